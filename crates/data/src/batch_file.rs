@@ -27,18 +27,20 @@ impl BatchFile {
         let header = match read_header(&file) {
             Ok(header) => header,
             Err(reason) => {
-                let file = file.name;
-                return Err(DataError::NotSafetensors { file, reason });
+                return Err(DataError::Unusable(format!(
+                    "data file {} is not a whole safetensors file: {reason}; copy or write it again, or check data.format",
+                    file.name
+                )));
             }
         };
         let (input_ids, shape) = matrix(&file, &header, "input_ids")?;
         let (targets, targets_shape) = matrix(&file, &header, "targets")?;
         if shape != targets_shape {
-            return Err(DataError::ShapesDiffer {
-                file: file.name,
-                input_ids: shape.to_vec(),
-                targets: targets_shape.to_vec(),
-            });
+            return Err(DataError::Unusable(format!(
+                "data file {}: `input_ids` has shape {shape:?} but `targets` has {targets_shape:?}; write them with one target for \
+                 each input",
+                file.name
+            )));
         }
         let [rows, seq] = shape;
         Ok(Self {
@@ -114,32 +116,36 @@ fn matrix(
         .tensors
         .iter()
         .find(|tensor| tensor.name == name)
-        .ok_or_else(|| DataError::MissingTensor {
-            file: file.name.clone(),
-            tensor: name,
-            found: match names().collect::<Vec<_>>() {
+        .ok_or_else(|| {
+            let found = match names().collect::<Vec<_>>() {
                 names if names.is_empty() => "nothing".to_owned(),
                 names => names.join(", "),
-            },
+            };
+            DataError::Unusable(format!(
+                "data file {} has no tensor `{name}` (it holds: {found}); a batch file needs `input_ids` and `targets`",
+                file.name
+            ))
         })?;
+    let refused = |what: String| {
+        DataError::Unusable(format!("data file {}: tensor `{name}` {what}", file.name))
+    };
     let entry_bytes = match info.dtype {
         Dtype::I32 => 4,
         Dtype::I64 => 8,
         found => {
-            return Err(DataError::TensorDtype {
-                file: file.name.clone(),
-                tensor: name,
-                found: format!("{found:?}"),
-            });
+            return Err(refused(format!(
+                "is {found:?}; a batch file needs I32 or I64, so convert it"
+            )));
         }
     };
     let shape = <[usize; 2]>::try_from(info.shape.as_slice())
         .ok()
         .filter(|shape| !shape.contains(&0))
-        .ok_or_else(|| DataError::TensorShape {
-            file: file.name.clone(),
-            tensor: name,
-            found: info.shape.clone(),
+        .ok_or_else(|| {
+            refused(format!(
+                "has shape {:?}; a batch file needs [rows, seq], both 1 or more",
+                info.shape
+            ))
         })?;
     let matrix = Matrix {
         start: info.data.start,

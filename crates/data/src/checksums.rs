@@ -77,13 +77,13 @@ impl Verified {
             let held = &file[offset..file.len().min(offset + size)];
             let found = crc32fast::hash(held);
             if found != self.checksums[block] {
-                return Err(DataError::Corrupt {
-                    file: file.name.clone(),
-                    offset,
-                    bytes: held.len(),
-                    expected: self.checksums[block],
-                    found,
-                });
+                return Err(DataError::Unusable(format!(
+                    "data file {} is corrupt: the {} bytes at offset {offset} have checksum {found:08x}, but {:08x} was written; \
+                     copy or write it again",
+                    file.name,
+                    held.len(),
+                    self.checksums[block]
+                )));
             }
             self.whole[block].store(true, Ordering::Relaxed);
         }

@@ -54,12 +54,13 @@ impl Dataset {
         let sources: Vec<DataSource> = sources.collect::<Result<_, _>>()?;
         let seq = sources[0].seq(options);
         if let Some(other) = sources.iter().find(|source| source.seq(options) != seq) {
-            return Err(DataError::SeqsDiffer {
-                first: sources[0].name().to_owned(),
-                first_seq: seq,
-                other: other.name().to_owned(),
-                other_seq: other.seq(options),
-            });
+            return Err(DataError::Setting(format!(
+                "data inputs {} and {} do not go together: rows of the one have {seq} tokens, of the other {}; the rows of a batch \
+                 file stay as long as they are, those of token files and text are as long as data.seq",
+                sources[0].name(),
+                other.name(),
+                other.seq(options)
+            )));
         }
         options.check_step_size(seq)?;
         let sizes = sources.iter().map(|source| source.samples() as u64);

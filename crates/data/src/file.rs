@@ -38,10 +38,14 @@ impl DataFile {
             _ => unreadable(error),
         })?;
         if !metadata.is_file() {
-            return Err(DataError::NotAFile { file: name });
+            return Err(DataError::Unusable(format!(
+                "data path {name} is not a file; set data.path to a file, or to a folder of shards"
+            )));
         }
         if metadata.len() == 0 {
-            return Err(DataError::Empty { file: name });
+            return Err(DataError::Unusable(format!(
+                "data file {name} is empty; write it again, or check data.path"
+            )));
         }
         let file = File::open(path).map_err(unreadable)?;
         // SAFETY: the map is read-only, and read as plain bytes, for which any value is valid. It

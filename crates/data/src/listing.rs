@@ -119,11 +119,11 @@ impl Listing {
         let vocab = self.origin.tokenizer.vocab;
         match vocab > model {
             false => Ok(()),
-            true => Err(DataError::VocabTooSmall {
-                file: self.file.display().to_string(),
-                vocab,
-                model,
-            }),
+            true => Err(DataError::Unusable(format!(
+                "{}: this data was prepared with a tokenizer of {vocab} tokens, and the model knows {model}; raise model.vocab, or \
+                 prepare it with the model's own tokenizer",
+                self.file.display()
+            ))),
         }
     }
 
@@ -158,10 +158,11 @@ impl Listing {
 }
 
 fn bad(file: &Path, reason: String) -> DataError {
-    DataError::BadListing {
-        file: file.display().to_string(),
-        reason,
-    }
+    DataError::Unusable(format!(
+        "{} {reason}; copy the folder again, or write the data again with `trainer prepare`, or remove that file to read the .bin \
+         files that are there",
+        file.display()
+    ))
 }
 
 /// What is wrong with it, as the rest of a sentence that begins with the file's name.

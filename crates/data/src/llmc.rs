@@ -31,39 +31,39 @@ pub(crate) fn header(width: Width, tokens: i32) -> Vec<u8> {
 
 /// Reads the header, and checks it against the length of the file.
 pub(crate) fn open(file: DataFile) -> Result<TokenFile, DataError> {
-    let truncated = || DataError::HeaderTruncated {
-        file: file.name.clone(),
-        bytes: file.len(),
-        needed: HEADER_BYTES,
+    let refused = |what: String| DataError::Unusable(format!("data file {} {what}", file.name));
+    let truncated = || {
+        refused(format!(
+            "holds {} bytes, less than the {HEADER_BYTES} of an llm.c header; write it again, or set data.format=\"u16\" if it holds \
+             bare u16 tokens",
+            file.len()
+        ))
     };
     // The magic first: a short file of another kind should hear of its magic, not of its length.
     let magic = header_field(&file, 0).ok_or_else(truncated)?;
     let Some(&(_, expected, width)) = LAYOUTS.iter().find(|layout| layout.0 == magic) else {
-        return Err(DataError::WrongMagic {
-            file: file.name,
-            found: magic,
-        });
+        return Err(refused(format!(
+            "begins with magic {magic}, which is not llm.c's (20240520, or 20240801 for u32 tokens); if it holds bare u16 tokens, \
+             set data.format=\"u16\""
+        )));
     };
     let bytes = file.len().checked_sub(HEADER_BYTES).ok_or_else(truncated)?;
     let version = header_field(&file, 1).ok_or_else(truncated)?;
     let header = header_field(&file, 2).ok_or_else(truncated)?;
     if version != expected {
-        return Err(DataError::WrongVersion {
-            file: file.name,
-            magic,
-            found: version,
-            expected,
-        });
+        return Err(refused(format!(
+            "has magic {magic} and version {version}, but that magic is read in version {expected} only; write it again in version \
+             {expected}"
+        )));
     }
-    let held = bytes / width as usize;
-    if usize::try_from(header) != Ok(held) || !bytes.is_multiple_of(width as usize) {
-        return Err(DataError::TokenCount {
-            file: file.name,
-            header,
-            held,
-            width: width as usize,
-            bytes,
-        });
+    let token_bytes = width as usize;
+    let held = bytes / token_bytes;
+    if usize::try_from(header) != Ok(held) || !bytes.is_multiple_of(token_bytes) {
+        return Err(DataError::Unusable(format!(
+            "data file {}: its header says {header} tokens of {token_bytes} bytes, but the file holds {held} ({bytes} bytes after \
+             the header); it was cut short or changed, so copy or write it again",
+            file.name
+        )));
     }
     Ok(TokenFile::new(file, HEADER_BYTES, width))
 }

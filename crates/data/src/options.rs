@@ -57,11 +57,12 @@ impl Options {
             .and_then(|rows| rows.checked_mul(seq))
             .filter(|&tokens| tokens <= MAX_STEP_TOKENS)
             .map(drop)
-            .ok_or(DataError::StepTooLarge {
-                micro_batch: self.micro_batch,
-                accum: self.accum,
-                seq,
-                limit: MAX_STEP_TOKENS,
+            .ok_or_else(|| {
+                DataError::Setting(format!(
+                    "a step of {} micro-batches of {} rows of {seq} tokens is more than {MAX_STEP_TOKENS} tokens; lower batch.accum, \
+                     batch.micro or data.seq",
+                    self.accum, self.micro_batch
+                ))
             })
     }
 }

@@ -67,12 +67,14 @@ impl Prefetched {
     ///
     /// # Errors
     ///
-    /// Those of [`Batches::next_step`], at the same step; and [`DataError::ReaderStopped`] where
-    /// there is no thread.
+    /// Those of [`Batches::next_step`], at the same step, and that there is no thread.
     pub fn next_step(&mut self) -> Result<StepBatch, DataError> {
         let read = self.receive();
-        let (step, position) = read.ok_or_else(|| DataError::ReaderStopped {
-            reason: self.stopped.clone(),
+        let (step, position) = read.ok_or_else(|| {
+            DataError::Unusable(format!(
+                "the thread that reads data ahead {}; run again, and report it if it recurs",
+                self.stopped
+            ))
         })?;
         self.position = position;
         step

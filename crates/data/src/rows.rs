@@ -49,12 +49,12 @@ impl Rows {
             .iter()
             .max_by_key(|file| file.tokens)
             .expect("there is a shard");
-        Err(DataError::TooShort {
-            file: longest.file.name.clone(),
-            tokens: longest.tokens,
-            seq,
-            needed: seq.saturating_add(1),
-        })
+        Err(DataError::Unusable(format!(
+            "data file {} holds {} tokens, but a sample of data.seq={seq} needs {}; lower data.seq or use a larger file",
+            longest.file.name,
+            longest.tokens,
+            seq.saturating_add(1)
+        )))
     }
 
     pub(crate) fn samples(&self) -> usize {

@@ -51,11 +51,10 @@ impl TokenShards {
             Format::Auto => Format::LlmC,
             Format::LlmC | Format::U16 => options.format,
             other => {
-                let format = other.name();
-                return Err(DataError::FolderFormat {
-                    folder: name,
-                    format,
-                });
+                return Err(DataError::Setting(format!(
+                    "data.format is \"{other}\" but {name} is a folder, whose .bin files are read as \"llmc\" or \"u16\"; leave \
+                     data.format at \"auto\", or set data.path to a file"
+                )));
             }
         };
         let paths = shards_of(folder, options.split)?;
@@ -85,25 +84,26 @@ impl TokenShards {
     /// All shards have one width, and an index each or none.
     fn check_alike(&self) -> Result<(), DataError> {
         let [first, others @ ..] = &self.files[..] else {
-            return Err(DataError::NoShards {
-                folder: self.name.clone(),
-            });
+            return Err(DataError::Unusable(format!(
+                "data folder {} holds no .bin shards to train on (those named validation* or *_val_* are for evaluation); set \
+                 data.path to a folder that `trainer prepare` wrote, or to a file",
+                self.name
+            )));
         };
         if let Some(other) = others.iter().find(|other| other.width != first.width) {
-            return Err(DataError::WidthsDiffer {
-                file: other.file.name.clone(),
-                width: other.width as usize,
-                first: first.file.name.clone(),
-                first_width: first.width as usize,
-            });
+            return Err(DataError::Unusable(format!(
+                "data file {} has tokens of {} bytes, but {} has tokens of {}; keep shards that were made together in a folder of \
+                 their own",
+                other.file.name, other.width as usize, first.file.name, first.width as usize
+            )));
         }
         let bare = self.files.iter().find(|file| file.index.is_none());
         let indexed = self.files.iter().find(|file| file.index.is_some());
         match (bare, indexed) {
-            (Some(bare), Some(indexed)) => Err(DataError::IndexMissing {
-                file: bare.file.name.clone(),
-                with: indexed.file.name.clone(),
-            }),
+            (Some(bare), Some(indexed)) => Err(DataError::Unusable(format!(
+                "data file {} has no .idx beside it, but {} has; copy the folder again, or write the data again",
+                bare.file.name, indexed.file.name
+            ))),
             _ => Ok(()),
         }
     }
@@ -210,8 +210,10 @@ fn shards_of(folder: &Path, split: Split) -> Result<Vec<PathBuf>, DataError> {
     let chosen = match split {
         Split::Validation | Split::HeldOut if !validation.is_empty() => validation,
         Split::HeldOut => {
-            let folder = folder.display().to_string();
-            return Err(DataError::NoValidation { folder });
+            return Err(DataError::Setting(format!(
+                "{} has no validation part to evaluate on; name other data with --eval-data, or prepare it with --validation",
+                folder.display()
+            )));
         }
         _ => train,
     };

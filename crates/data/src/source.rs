@@ -138,9 +138,10 @@ fn open_tokens(path: Option<&Path>, options: &Options) -> Result<Option<TokenSha
     let Some(path) = path else {
         return match options.format {
             Format::Auto | Format::Text => Ok(Some(TokenShards::builtin())),
-            format => Err(DataError::FormatNeedsPath {
-                format: format.name(),
-            }),
+            format => Err(DataError::Setting(format!(
+                "data.format is \"{format}\" but data.path is not set, and the built-in data is text; set data.path, or leave \
+                 data.format at \"auto\""
+            ))),
         };
     };
     if path.is_dir() {
@@ -172,11 +173,10 @@ fn format_of(path: &Path) -> Result<Format, DataError> {
 fn open_batches(path: &Path, options: &Options) -> Result<BatchFile, DataError> {
     let batches = BatchFile::open(DataFile::open(path)?)?;
     if let Some(wanted) = options.seq.filter(|&seq| seq != batches.seq) {
-        return Err(DataError::SeqDiffers {
-            file: batches.file.name,
-            found: batches.seq,
-            wanted,
-        });
+        let (file, found) = (batches.file.name, batches.seq);
+        return Err(DataError::Setting(format!(
+            "data file {file} holds rows of {found} tokens, but data.seq={wanted}; leave data.seq unset, or set it to {found}"
+        )));
     }
     if options.packing == Packing::FirstFit {
         return Err(DataError::NoDocuments {

@@ -50,10 +50,11 @@ impl TokenFile {
     pub(crate) fn bare_u16(file: DataFile) -> Result<Self, DataError> {
         let bytes = file.len();
         if !bytes.is_multiple_of(2) {
-            return Err(DataError::OddLength {
-                file: file.name,
-                bytes,
-            });
+            return Err(DataError::Unusable(format!(
+                "data file {} holds {bytes} bytes, an odd number, so its last u16 token is cut in half; copy or write it again, or \
+                 check data.format",
+                file.name
+            )));
         }
         Ok(Self::new(file, 0, Width::U16))
     }
@@ -118,13 +119,13 @@ impl TokenFile {
         let targets = into.targets.len();
         for position in first..=last {
             let token = self.token(position);
-            let id =
-                token_id(i64::from(token), vocab).ok_or_else(|| DataError::TokenOutOfRange {
-                    file: self.file.name.clone(),
-                    token,
-                    position,
-                    vocab,
-                })?;
+            let id = token_id(i64::from(token), vocab).ok_or_else(|| {
+                DataError::Unusable(format!(
+                    "data file {}: token {token} at position {position} is outside the vocabulary of {vocab}; raise model.vocab, or \
+                     use data made with this model's tokenizer",
+                    self.file.name
+                ))
+            })?;
             if position < last {
                 into.input_ids.push(id);
             }

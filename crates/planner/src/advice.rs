@@ -266,7 +266,7 @@ impl Advice {
         if on_host {
             columns.insert(4, ("on the host", Align::Right));
         }
-        let mut table = Table::new(&columns);
+        let mut table = Table::of(&columns);
         for rung in &self.rungs {
             let mut cells = vec![
                 rung.what.clone(),

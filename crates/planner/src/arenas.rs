@@ -1,6 +1,6 @@
 //! The arenas that live across steps, with what each costs a parameter.
 
-use report::{Align, Table};
+use report::Table;
 use serde::Serialize;
 
 /// One arena.
@@ -32,11 +32,7 @@ pub const HOST_ARENAS: &str = "in pinned host memory";
 
 /// The arenas as a table, with their sum.
 pub fn arena_table(title: &str, arenas: &[PlannedArena]) -> Table {
-    let mut table = Table::new(&[
-        (title, Align::Left),
-        ("bytes", Align::Right),
-        ("a parameter", Align::Right),
-    ]);
+    let mut table = Table::new(&[title], &["bytes", "a parameter"]);
     let mut row = |name: &str, bytes: u64, per_parameter: f64| {
         table.row([
             name.to_string(),

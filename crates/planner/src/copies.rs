@@ -1,8 +1,8 @@
 //! What offload moves, and whether that hides behind computation.
 
-use crate::crossing::Crossing;
 use crate::on_paper::{Paper, UTILISATION};
 use crate::ranks::tokens_a_step;
+use crate::traffic::Crossing;
 use kernels::timeline::Measured;
 use kernels::{Target, Traffic};
 use memory::{Home, Homes, Window, format_bytes};

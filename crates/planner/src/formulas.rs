@@ -1,7 +1,5 @@
-//! What the field's rules of thumb say, beside what the plan says.
+//! What the field's rules of thumb say of bytes a parameter, beside what the plan says.
 
-use crate::activations::PlannedActivation;
-use crate::korthikanti::korthikanti;
 use memory::DType;
 use optim::{MasterFormat, MomentFormat};
 use serde::Serialize;
@@ -22,13 +20,8 @@ pub struct Formula {
     pub difference: String,
 }
 
-/// The rules for weights, gradients and optimizer states (`arena_bytes` in the plan), and for activations.
-pub(crate) fn formulas(
-    settings: &Settings,
-    parameters: usize,
-    arena_bytes: u64,
-    activations: &[PlannedActivation],
-) -> Vec<Formula> {
+/// The rules for weights, gradients and optimizer states (`arena_bytes` in the plan).
+pub(crate) fn anatomies(settings: &Settings, parameters: usize, arena_bytes: u64) -> [Formula; 2] {
     let anatomy = |name, formula, bytes: u64, difference: String| Formula {
         name,
         formula,
@@ -38,7 +31,7 @@ pub(crate) fn formulas(
     };
     let here = recipe(settings);
     let padding = "; tensors are padded to 256 elements";
-    let mut formulas = vec![
+    [
         anatomy(
             "18 bytes a parameter (Megatron-LM)",
             "2 weight + 4 gradient + 4 master + 8 moments",
@@ -51,9 +44,7 @@ pub(crate) fn formulas(
             16,
             format!("it counts 16-bit gradients; {here}{padding}"),
         ),
-    ];
-    formulas.extend(korthikanti(settings, activations));
-    formulas
+    ]
 }
 
 /// What this run keeps of a parameter, in words.

@@ -7,9 +7,10 @@ use crate::arenas::{PlannedArena, planned_arenas};
 use crate::auto::Frontier;
 use crate::copies::PlannedOffload;
 use crate::figures::figures;
-use crate::formulas::{Formula, formulas};
+use crate::formulas::{Formula, anatomies};
 use crate::freeze::PlannedFreeze;
 use crate::host_phases::HostPhases;
+use crate::korthikanti::korthikanti;
 use crate::largest::Largest;
 use crate::levers::Setup;
 use crate::ranks::PlannedRanks;
@@ -253,7 +254,10 @@ impl Plan {
             fits: gpus::fits(target, settings, figures.reserved_bytes),
             strategies: Vec::new(),
             effects: Vec::new(),
-            formulas: formulas(settings, parameters, arena_bytes, &activations),
+            formulas: anatomies(settings, parameters, arena_bytes)
+                .into_iter()
+                .chain(korthikanti(settings, &activations))
+                .collect(),
             largest_at_peak: figures.largest_at_peak,
             labels: settings.policy.labels(),
             activations,

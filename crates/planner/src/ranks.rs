@@ -130,7 +130,7 @@ impl PlannedRanks {
                 ("tokens/s of all", Align::Right),
             ]);
         }
-        let mut table = Table::new(&columns);
+        let mut table = Table::of(&columns);
         for stage in &self.stages {
             let is_this = if stage.zero == self.zero { " *" } else { "" };
             let mut cells = vec![format!("{}{is_this}", stage.zero.stage())];

@@ -152,11 +152,7 @@ impl Plan {
     }
 
     fn largest_table(&self) -> Table {
-        let mut table = Table::new(&[
-            ("largest at the peak", Align::Left),
-            ("", Align::Left),
-            ("bytes", Align::Right),
-        ]);
+        let mut table = Table::new(&["largest at the peak", ""], &["bytes"]);
         for lease in self.largest_at_peak.iter().take(LARGEST) {
             let place = lease
                 .layer
@@ -184,7 +180,7 @@ impl Plan {
         if offloads {
             columns.insert(3, ("on the host", Align::Right));
         }
-        let mut table = Table::new(&columns);
+        let mut table = Table::of(&columns);
         let mut row = |name: &str, label: Option<Label>| {
             let total = total_bytes(&self.activations, label);
             let layers = bytes_by_layer(&self.activations, label);
@@ -214,7 +210,7 @@ impl Plan {
         if offloads {
             columns.insert(1, ("--offload-activations", Align::Left));
         }
-        let mut table = Table::new(&columns);
+        let mut table = Table::of(&columns);
         for strategy in &self.strategies {
             let mut cells = vec![
                 strategy.recompute.clone(),
@@ -231,11 +227,10 @@ impl Plan {
     }
 
     fn effect_table(&self) -> Table {
-        let mut table = Table::new(&[
-            ("what another setting would change", Align::Left),
-            ("peak", Align::Right),
-            ("difference", Align::Right),
-        ]);
+        let mut table = Table::new(
+            &["what another setting would change"],
+            &["peak", "difference"],
+        );
         for effect in &self.effects {
             let sign = if effect.difference_bytes < 0 {
                 "-"
@@ -256,12 +251,7 @@ impl Plan {
     }
 
     fn formula_table(&self) -> Table {
-        let mut table = Table::new(&[
-            ("rule of thumb", Align::Left),
-            ("formula", Align::Left),
-            ("says", Align::Right),
-            ("plan", Align::Right),
-        ]);
+        let mut table = Table::new(&["rule of thumb", "formula"], &["says", "plan"]);
         for formula in &self.formulas {
             table.row([
                 formula.name.to_string(),

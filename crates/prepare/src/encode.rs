@@ -1,7 +1,7 @@
 //! Documents to tokens.
 
 use crate::PrepareError;
-use crate::items::{Content, Item};
+use crate::item::{Content, Item};
 use crate::json_lines;
 use crate::records::{Chat, Completion, Document, Instruction};
 use std::ops::Range;

@@ -1,11 +1,11 @@
-//! What is encoded at once: a document, or a piece of a long text.
+//! Reads all inputs, each by what it is.
 
 use crate::PrepareError;
 use crate::inputs::{Input, is_named_json};
+use crate::item::Item;
 use crate::json_lines::{self, JsonLines};
 use crate::json_list::JsonList;
 use crate::parquet_rows::ParquetRows;
-use crate::records::Document;
 use crate::text_pieces::TextPieces;
 use data::FileKind;
 use std::path::Path;
@@ -13,53 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::IntoIter;
 use tokenization::Tokenizer;
-
-/// A document, or a piece of it, as it was read.
-#[derive(Debug)]
-pub(crate) struct Item {
-    pub(crate) file: Arc<str>,
-    pub(crate) content: Content,
-    /// Whether a document begins with it.
-    pub(crate) starts: bool,
-    /// Whether a document ends with it.
-    pub(crate) ends: bool,
-}
-
-/// What was read.
-#[derive(Debug)]
-pub(crate) enum Content {
-    Text(String),
-    /// An object: `line` or `element`, and its number.
-    Json {
-        place: (&'static str, u64),
-        json: Vec<u8>,
-    },
-    Row {
-        number: u64,
-        document: Document,
-    },
-}
-
-impl Item {
-    pub(crate) fn whole(file: &Arc<str>, content: Content) -> Item {
-        Item {
-            file: Arc::clone(file),
-            content,
-            starts: true,
-            ends: true,
-        }
-    }
-
-    /// About as many bytes as it takes.
-    pub(crate) fn bytes(&self) -> usize {
-        let content = match &self.content {
-            Content::Text(text) => text.len(),
-            Content::Json { json, .. } => json.len(),
-            Content::Row { document, .. } => document.bytes(),
-        };
-        size_of::<Item>() + content
-    }
-}
 
 /// All items of all inputs, in order.
 pub(crate) struct Items<'a> {

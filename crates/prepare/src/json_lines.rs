@@ -1,7 +1,7 @@
 //! JSONL: a document a line.
 
 use crate::PrepareError;
-use crate::items::{Content, Item};
+use crate::item::{Content, Item};
 use crate::records::{DOCUMENTS, Document, Record};
 use data::{BYTE_ORDER_MARK, FileKind};
 use std::io::{self, BufRead, Cursor, Read};

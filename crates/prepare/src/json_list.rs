@@ -1,7 +1,7 @@
 //! A list of objects in JSON, which many data sets of instructions are: a document an element.
 
 use crate::PrepareError;
-use crate::items::{Content, Item};
+use crate::item::{Content, Item};
 use data::BYTE_ORDER_MARK;
 use std::io::{self, BufRead, ErrorKind};
 use std::sync::Arc;

@@ -11,6 +11,7 @@ mod encode;
 mod error;
 mod held;
 mod inputs;
+mod item;
 mod items;
 mod json_lines;
 mod json_list;

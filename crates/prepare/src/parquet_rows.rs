@@ -1,7 +1,7 @@
 //! Parquet: a document a row, its columns being the fields of a line of JSONL.
 
 use crate::PrepareError;
-use crate::items::{Content, Item};
+use crate::item::{Content, Item};
 use crate::records::{DOCUMENTS, Document, FIELDS, LISTS, Record};
 use parquet::errors::ParquetError;
 use parquet::file::reader::FileReader;

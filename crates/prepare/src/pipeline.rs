@@ -3,7 +3,8 @@
 use crate::PrepareError;
 use crate::encode::{Encoded, Encoder};
 use crate::inputs::{self, Input};
-use crate::items::{Item, Items};
+use crate::item::Item;
+use crate::items::Items;
 use crate::split::Splits;
 use crate::summary::{Summary, TokenizerSummary};
 use crate::unfinished::{Unfinished, check_free};

@@ -1,7 +1,7 @@
 //! A text file, which is one document, in pieces that have the tokens of the whole.
 
 use crate::PrepareError;
-use crate::items::{Content, Item};
+use crate::item::{Content, Item};
 use data::BYTE_ORDER_MARK;
 use std::io::{BufRead, Read};
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 //!
 //! This crate reads records of [`memory`] and [`model`]; it never changes anything of a run.
 
+mod axes;
 mod growth;
 mod metrics;
 mod numbers;
@@ -10,6 +11,8 @@ pub mod page;
 pub mod pictures;
 mod process;
 mod progress;
+mod scatter;
+mod svg;
 mod tables;
 mod tensorboard;
 
@@ -20,5 +23,6 @@ pub use metrics::{
 };
 pub use process::{Fate, OomKills, ProcessRecord};
 pub use progress::{Busy, Progress};
+pub use scatter::{Scatter, ScatterPoint, unit_of_bytes};
 pub use tables::{Align, Table, memory_table};
 pub use tensorboard::TensorBoard;

@@ -21,8 +21,15 @@ pub struct Table {
 }
 
 impl Table {
+    /// A table with columns of words, and behind them columns of numbers.
+    pub fn new(words: &[&str], numbers: &[&str]) -> Table {
+        let words = words.iter().map(|name| (*name, Align::Left));
+        let numbers = numbers.iter().map(|name| (*name, Align::Right));
+        Table::of(&words.chain(numbers).collect::<Vec<_>>())
+    }
+
     /// A table with these column heads.
-    pub fn new(columns: &[(&str, Align)]) -> Table {
+    pub fn of(columns: &[(&str, Align)]) -> Table {
         Table {
             columns: columns
                 .iter()
@@ -98,7 +105,7 @@ pub fn memory_table(
     if measured.is_some() {
         columns.extend([("measured", Align::Right), ("difference", Align::Right)]);
     }
-    let mut table = Table::new(&columns);
+    let mut table = Table::of(&columns);
     let mut row = |name: String, planned: u64, measured: Option<u64>| {
         let mut cells = vec![name, format_bytes(planned)];
         if let Some(measured) = measured {
@@ -141,7 +148,7 @@ mod tests {
 
     #[test]
     fn columns_are_aligned() {
-        let mut table = Table::new(&[("name", Align::Left), ("bytes", Align::Right)]);
+        let mut table = Table::new(&["name"], &["bytes"]);
         table.row(["gate", "1"]);
         table.row(["attention", "12345678"]);
         assert_eq!(

@@ -3,7 +3,6 @@
 use crate::cuts;
 use crate::error::TokenizerError;
 use crate::special_tokens::SpecialTokens;
-use crate::tokenizer::{Kind, Tokenizer};
 use crate::words::Words;
 use serde_json::{Map, Value};
 use std::ops::Range;
@@ -123,27 +122,19 @@ impl HuggingFace {
         self.vocab_size
     }
 
-    pub(crate) fn end_of_text(&self) -> Option<u32> {
-        self.end_of_text
-    }
-}
-
-impl Tokenizer {
     /// The tokens of `text`, and the bytes of it that each stands for.
     pub(crate) fn encode_with_offsets(
         &self,
         text: &str,
     ) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
-        let Kind::HuggingFace(own) = &self.kind else {
-            let bytes = text.bytes().enumerate();
-            return Ok(bytes.map(|(at, byte)| (byte.into(), at..at + 1)).collect());
-        };
-        let encoding = shielded(|| own.inner.encode(text, false))?;
-        let offsets = encoding
-            .get_offsets()
-            .iter()
-            .map(|(start, end)| *start..*end);
+        let encoding = shielded(|| self.inner.encode(text, false))?;
+        let offsets = encoding.get_offsets().iter();
+        let offsets = offsets.map(|(start, end)| *start..*end);
         Ok(encoding.get_ids().iter().copied().zip(offsets).collect())
+    }
+
+    pub(crate) fn end_of_text(&self) -> Option<u32> {
+        self.end_of_text
     }
 }
 

@@ -18,8 +18,23 @@ pub struct TextStream<'a> {
     shown: usize,
 }
 
+impl Tokenizer {
+    /// The text that `tokens` add to that of `prompt`. Decoded alone they may lack the space before their first word: some
+    /// decoders drop it at the beginning of a text.
+    pub fn decode_after(&self, prompt: &[u32], tokens: &[u32]) -> String {
+        let mut stream = self.stream_after(prompt);
+        let text: String = tokens.iter().map(|token| stream.push(*token)).collect();
+        text + &stream.finish()
+    }
+
+    /// Decodes token by token what follows `prompt`, which may be empty.
+    pub fn stream_after(&self, prompt: &[u32]) -> TextStream<'_> {
+        TextStream::new(self, prompt)
+    }
+}
+
 impl<'a> TextStream<'a> {
-    pub(crate) fn new(tokenizer: &'a Tokenizer, prompt: &[u32]) -> TextStream<'a> {
+    fn new(tokenizer: &'a Tokenizer, prompt: &[u32]) -> TextStream<'a> {
         // The end of a long prompt says as much as the whole, and is decoded again for every token.
         let context = &prompt[prompt.len().saturating_sub(CONTEXT)..];
         TextStream {

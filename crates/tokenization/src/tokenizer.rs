@@ -1,8 +1,9 @@
 //! A tokenizer: Hugging Face's, or bytes.
 
-use crate::TextStream;
 use crate::error::TokenizerError;
 use crate::hugging_face::HuggingFace;
+#[cfg(feature = "hugging-face")]
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// The files that belong to a tokenizer, in its folder; each but the first may be missing.
@@ -85,6 +86,21 @@ impl Tokenizer {
         }
     }
 
+    /// The tokens of `text`, and the bytes of it that each stands for.
+    #[cfg(feature = "hugging-face")]
+    pub(crate) fn encode_with_offsets(
+        &self,
+        text: &str,
+    ) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
+        match &self.kind {
+            Kind::Bytes => {
+                let bytes = text.bytes().enumerate();
+                Ok(bytes.map(|(at, byte)| (byte.into(), at..at + 1)).collect())
+            }
+            Kind::HuggingFace(own) => own.encode_with_offsets(text),
+        }
+    }
+
     /// The last place in `text` where it may be cut: its two sides have the tokens of the whole, whatever comes after.
     /// None where there is none, or where it cannot be known of this tokenizer.
     pub fn safe_cut(&self, text: &str) -> Option<usize> {
@@ -106,19 +122,6 @@ impl Tokenizer {
             }
             Kind::HuggingFace(own) => own.decode(tokens),
         }
-    }
-
-    /// The text that `tokens` add to that of `prompt`. Decoded alone they may lack the space before their first word: some
-    /// decoders drop it at the beginning of a text.
-    pub fn decode_after(&self, prompt: &[u32], tokens: &[u32]) -> String {
-        let mut stream = self.stream_after(prompt);
-        let text: String = tokens.iter().map(|token| stream.push(*token)).collect();
-        text + &stream.finish()
-    }
-
-    /// Decodes token by token what follows `prompt`, which may be empty.
-    pub fn stream_after(&self, prompt: &[u32]) -> TextStream<'_> {
-        TextStream::new(self, prompt)
     }
 
     /// One more than the largest token.

@@ -1,7 +1,7 @@
 //! The flags that `train`, `plan` and `profile` share.
 
+use crate::checkpoints::configuration_to_resume;
 use crate::key_flags::KeyFlags;
-use crate::train::resumed_configuration;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use memory::Rank;
@@ -32,6 +32,17 @@ pub struct RunArgs {
     /// What is gone on with.
     #[command(flatten)]
     pub resume: ResumeArgs,
+}
+
+/// Flags of a command that measures a run and prints what it found.
+#[derive(Debug, Default, Args)]
+pub struct MeasuringArgs {
+    /// Print JSON to standard output
+    #[arg(long)]
+    pub json: bool,
+    /// The flags of `train`.
+    #[command(flatten)]
+    pub run: RunArgs,
 }
 
 /// Where the configuration comes from.
@@ -194,7 +205,15 @@ impl RunArgs {
     /// The configuration of the run that goes on, for settings that the command line leaves open.
     fn resumed_configuration(&self) -> Option<String> {
         let resume = Resume::from(self.resume.resume.clone()?);
-        let file = resumed_configuration(&resume, self.output.out.as_deref())?;
+        let file = configuration_to_resume(&resume, self.output.out.as_deref())?;
         file.to_str().map(str::to_owned)
     }
+}
+
+/// Flags with the keys that they set, where they are given.
+pub(crate) fn overrides(flags: &[(&str, &str, &Option<String>)]) -> Vec<Override> {
+    let flags = flags.iter();
+    flags
+        .filter_map(|(flag, key, text)| Some(Override::from_flag(flag, key, text.as_deref()?)))
+        .collect()
 }

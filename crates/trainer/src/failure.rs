@@ -1,6 +1,6 @@
 //! Why a command ended early, and with which exit code (`docs/reference/exit-codes.md`).
 
-use crate::job::LastWords;
+use crate::last_words::LastWords;
 use checkpoint::{CheckpointError, Damage, LockError};
 use collectives::GroupError;
 use data::DataError;
@@ -429,14 +429,7 @@ fn told(rank: &Option<usize>) -> String {
 fn is_usage(error: &DataError) -> bool {
     matches!(
         error,
-        DataError::Zero { .. }
-            | DataError::StepTooLarge { .. }
-            | DataError::FormatNeedsPath { .. }
-            | DataError::NoValidation { .. }
-            | DataError::SeqDiffers { .. }
-            | DataError::SeqsDiffer { .. }
-            | DataError::FolderFormat { .. }
-            | DataError::NoDocuments { .. }
+        DataError::Zero { .. } | DataError::Setting(_) | DataError::NoDocuments { .. }
     )
 }
 
@@ -454,6 +447,12 @@ fn hint_of_changes(changes: &[String]) -> String {
              `trainer export` the run, and start anew with --init-from"
         ),
         false => hint.into(),
+    }
+}
+
+impl From<LastWords> for Failure {
+    fn from(words: LastWords) -> Failure {
+        Failure::OtherRank(Box::new(words))
     }
 }
 

@@ -20,11 +20,11 @@ mod tensors;
 
 pub use configuration::{configuration, configuration_from_text};
 
+use crate::decisions;
 use crate::failure::Failure;
 use crate::limits::{limit, refuse_without_room};
 use crate::model_tokens::ModelTokens;
 use crate::samples::data_options;
-use crate::settled;
 use candle_core::Tensor;
 use configuration::{of_pretrained, resolved};
 use data::Dataset;
@@ -88,7 +88,7 @@ impl Trainer {
         // A loop of one's own evaluates and saves as it likes: nothing is leased for a run's doing so.
         config.without_between_steps();
         let mut resolved = resolved(config);
-        let (config, device) = settled::on_device(&resolved, None)?;
+        let (config, device) = decisions::on_device(&resolved, None)?;
         resolved.config = config;
         let step = device.step(Settings::new(&resolved.config)?)?;
         let plan = Plan::new(&step.settings, device.target())?;

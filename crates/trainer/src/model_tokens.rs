@@ -1,7 +1,7 @@
 //! Which tokens a model knows, and whether data has them: the one place that says what a model may read.
 
-use crate::advise::quoted;
 use crate::failure::Failure;
+use crate::shell::quoted;
 use checkpoint::STATE_FILE;
 use data::{DataError, Dataset, ListedOrigin, Options, TokensOf};
 use serde_json::Value;

@@ -1,7 +1,8 @@
 //! The directory that a run writes into.
 
 use crate::failure::Failure;
-use crate::job::{Job, forget_last_words, hostname};
+use crate::job::Job;
+use crate::last_words::{forget, hostname};
 use crate::leftovers::Leftovers;
 use crate::log;
 use checkpoint::RunLock;
@@ -71,7 +72,7 @@ impl RunDir {
     /// The directory of a run that goes on.
     fn reopen(run: &Path) -> Result<RunDir, Failure> {
         let lock = RunLock::take(run)?;
-        forget_last_words(run);
+        forget(run);
         Ok(RunDir {
             path: run.into(),
             own: None,

@@ -1,8 +1,8 @@
 //! What a configuration says of the data.
 
 use crate::failure::Failure;
-use crate::run::warn_of_warmup;
 use data::{Dataset, Format, Inputs, Options, Split};
+use session::Evaluation;
 use settings::{Config, Resolved, TrainConfig, check};
 use std::path::Path;
 
@@ -68,6 +68,17 @@ pub(crate) fn held_out_options(resolved: &Resolved) -> Result<Options, Failure> 
     })
 }
 
+/// Refuses data without a single target.
+pub(crate) fn refuse_nothing(evaluation: &Evaluation, dataset: &Dataset) -> Result<(), Failure> {
+    match evaluation.targets {
+        0 => Err(Failure::Usage(format!(
+            "nothing to evaluate on: no token is a target ({})",
+            dataset.describe()
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Where the length of the run is given in epochs, sets `train.steps`: as many as read every sample that often. The last step is
 /// filled up from the next pass.
 ///
@@ -95,6 +106,16 @@ pub(crate) fn settle_epochs(resolved: &mut Resolved, data: &Dataset) -> Result<(
     warn_of_warmup(config);
     resolved.options.check_steps(resolved.config.train.steps)?;
     Ok(())
+}
+
+/// Says that a run ends before its warmup does.
+pub(crate) fn warn_of_warmup(config: &Config) {
+    let (warmup, steps) = (config.lr.warmup_steps, config.train.steps);
+    if warmup > steps {
+        tracing::warn!(
+            "the learning rate never reaches lr.peak: lr.warmup_steps is {warmup}, and the run has {steps} steps"
+        );
+    }
 }
 
 /// More steps than any run makes; an `f64` holds the number exactly.

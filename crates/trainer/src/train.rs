@@ -1,17 +1,18 @@
 //! The `train` command: plan, load, loop, summary.
 
-mod alike;
-mod between;
 mod ending;
+mod evaluating;
+mod evaluation_inputs;
 mod loading;
-mod made;
 mod preparing;
+mod rank_facts;
 mod recording;
+mod records;
 mod resuming;
 mod room;
+mod saver;
 mod saving;
-
-pub(crate) use resuming::configuration as resumed_configuration;
+mod totals;
 
 use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
@@ -21,32 +22,32 @@ use crate::model_tokens::{ModelTokens, describe};
 use crate::run_dir::{RunDir, make_folder};
 use crate::stdout::print;
 use crate::tracer::Tracer;
-use between::Between;
 use collectives::Launch;
 use data::{Batches, DataError, Dataset, Inputs, Position, Prefetched, prefetch};
-use made::{Asked, Made};
+use evaluation_inputs::EvaluationInputs;
 use planner::{Plan, StepPeaks};
 use preparing::Prepared;
-use recording::Records;
+use records::RunRecords;
 use report::{ProcessRecord, ResumeRecord};
 use resuming::Resumed;
-use saving::Saver;
+use saver::Saver;
 use session::{Session, SessionError, StepOutcome};
 use settings::{GRAPHS_FROM_ACCUM, Resolved};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
+use totals::{Asked, Totals};
 
 /// Trains a model, or goes on with it; as one of several ranks, if a launcher started this process so.
 pub(crate) fn train(resolved: Resolved, launch: Option<&Launch>) -> Result<(), Ended> {
-    // By its own wish a process is alone, whatever started it.
+    // `collectives.engine = "alone"` overrides the launcher.
     let launch = launch.filter(|_| resolved.config.rank.is_some());
     let job = Job::start(&resolved.config, resolved.device(), launch)?;
     together(Rc::new(job), |job| train_in(job, resolved))
 }
 
 fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
-    job.compare(&alike::asked_for(&resolved.options))?;
+    job.compare(&rank_facts::asked_for(&resolved.options))?;
     let prepared = job.agree(Prepared::new(job, resolved))?;
     job.compare(&prepared.facts(job)?)?;
     let (mut run, step, dataset, resumed) = Run::open(job, prepared)?;
@@ -90,10 +91,10 @@ struct Run {
     /// The limit on live device bytes.
     limit: Option<u64>,
     directory: RunDir,
-    records: Records,
+    records: RunRecords,
     interrupt: Interrupt,
     saver: Saver,
-    between: Between,
+    evaluation_inputs: EvaluationInputs,
     /// The first sample after the last step.
     position: Position,
     data_fingerprint: String,
@@ -111,7 +112,7 @@ struct Run {
     tracer: Option<Tracer>,
     /// It was said that the driver makes no graphs.
     is_told_of_graphs: bool,
-    made: Made,
+    made: Totals,
 }
 
 impl Run {
@@ -120,8 +121,8 @@ impl Run {
         job: &Rc<Job>,
         mut prepared: Prepared,
     ) -> Result<(Run, DeviceStep, Dataset, Option<Resumed>), Failure> {
-        let (between, mut saver) = job.agree(prepared.open_companions(job))?;
-        let evaluated = between.fingerprint();
+        let (evaluation_inputs, mut saver) = job.agree(prepared.open_companions(job))?;
+        let evaluated = evaluation_inputs.fingerprint();
         let evaluated = evaluated.map(|data| ("the evaluation data".into(), data));
         job.compare(&evaluated.into_iter().collect())?;
         prepared.settle_final_model(job, saver.origin())?;
@@ -137,11 +138,11 @@ impl Run {
             limit,
         } = prepared;
         let state = resumed.as_ref().map(Resumed::state);
-        let made = Made::after(state);
+        let made = Totals::after(state);
         let run = resumed.as_ref().and_then(Resumed::run);
         let directory = RunDir::open(job, &resolved, &plan, run)?;
         let goes_on = run.is_some();
-        let records = Records::open(job, &directory, &resolved, (made.steps, goes_on));
+        let records = RunRecords::open(job, &directory, &resolved, (made.steps, goes_on));
         let interrupt = Interrupt::new().map_err(|error| Failure::Device(error.to_string()));
         let mut run = Run {
             records: job.agree(records)?,
@@ -161,7 +162,7 @@ impl Run {
             limit,
             directory,
             saver,
-            between,
+            evaluation_inputs,
             tracer: None,
             is_told_of_graphs: false,
             made,

@@ -1,12 +1,17 @@
-//! Curves and points, laid out for the template to draw. One size serves a phone and half of a wide page.
+//! Curves over steps, and strategies as points, drawn for a page. One size serves a phone and half of a wide page.
 
+use crate::axes::{Axis, Dot, Frame};
 use crate::numbers::grouped;
+use crate::scatter::Scatter;
+use crate::svg::{Svg, escaped};
 use serde::Serialize;
 
-const SIZE: (f64, f64) = (400.0, 240.0);
-/// Where the axes cross, and the opposite corner.
-const CROSS: (f64, f64) = (58.0, 206.0);
-const CORNER: (f64, f64) = (390.0, 12.0);
+pub(crate) const FRAME: Frame = Frame {
+    size: (400.0, 240.0),
+    cross: (58.0, 206.0),
+    corner: (390.0, 12.0),
+    letter: (6.7, 11.0),
+};
 /// Buckets of a curve; each shows its least and its most, so that no spike gets lost.
 const BUCKETS: usize = 200;
 /// More evaluations than these are a line without marks.
@@ -18,68 +23,19 @@ pub(super) struct Chart {
     title: String,
     /// What stands below it until something is pointed at.
     caption: String,
-    size: (f64, f64),
-    cross: (f64, f64),
-    corner: (f64, f64),
-    x_label: String,
-    x_ticks: Vec<Tick>,
-    y_ticks: Vec<Tick>,
-    curves: Vec<Curve>,
-    dots: Vec<Dot>,
-    /// Where runs were resumed, across.
-    resumed: Vec<Mark>,
+    /// What its curves show, if there are several.
+    names: Vec<CurveName>,
+    /// Whether a run was resumed.
+    is_resumed: bool,
+    svg: String,
 }
 
-/// A line from bottom to top.
+/// The name of a curve beside a piece of it.
 #[derive(Serialize)]
-struct Mark {
-    at: f64,
-    step: u64,
-}
-
-#[derive(Serialize)]
-struct Tick {
-    at: f64,
-    /// The middle of its text, if it stands below the picture: no letter is cut off at the edges.
-    middle: f64,
-    text: String,
-}
-
-/// Room that a letter is taken to need, at the least.
-const LETTER: f64 = 6.7;
-/// Letters that have room before the picture.
-const LETTERS_BEFORE: usize = 7;
-
-impl Tick {
-    fn new(at: f64, text: String) -> Tick {
-        let half = 0.5 * LETTER * text.chars().count() as f64;
-        let middle = at.clamp(half, SIZE.0 - half);
-        Tick { at, middle, text }
-    }
-}
-
-/// A line; broken where values are missing.
-#[derive(Serialize)]
-struct Curve {
+struct CurveName {
     name: String,
-    class: String,
-    pieces: Vec<String>,
-    /// Its values, where each is to be seen.
-    marks: Vec<(f64, f64)>,
-    /// Place and text of each point, for the script.
-    points: String,
-}
-
-/// A point with a name.
-#[derive(Serialize)]
-struct Dot {
-    at: (f64, f64),
-    class: String,
-    name: String,
-    /// Where its name goes, and which way; none where there is no room.
-    label: Option<(f64, f64, &'static str)>,
-    is_chosen: bool,
-    is_dominated: bool,
+    class: &'static str,
+    has_marks: bool,
 }
 
 /// Values over steps.
@@ -99,19 +55,15 @@ pub(super) enum Look {
 }
 
 impl Look {
-    fn class(self) -> String {
+    /// The class of its colour; a page is about two runs at the most.
+    fn class(self) -> &'static str {
         match self {
-            Look::Steps(run) => format!("n{run}"),
-            Look::Evaluations(run) => format!("e{run}"),
+            Look::Steps(0) => "n0",
+            Look::Steps(_) => "n1",
+            Look::Evaluations(0) => "e0",
+            Look::Evaluations(_) => "e1",
         }
     }
-}
-
-/// A named point of a scatter plot; less is better both ways.
-pub(super) struct NamedPoint {
-    pub(super) name: String,
-    pub(super) at: (f64, f64),
-    pub(super) is_chosen: bool,
 }
 
 /// Curves over steps; none where there is nothing to draw. `decimals` are those of values that are pointed at, and after the
@@ -124,14 +76,9 @@ pub(super) fn curves(
     resumed: &[u64],
 ) -> Option<Chart> {
     let all: Vec<(f64, f64)> = lines.iter().flat_map(finite).collect();
-    let (x, mut y) = (
-        Axis::over(all.iter().map(|at| at.0))?,
-        Axis::over(all.iter().map(|at| at.1))?,
-    );
-    if from_zero {
-        y = Axis::new(0.0, y.most.max(f64::MIN_POSITIVE));
-    }
-    let y = y.widened();
+    let x = Axis::over(all.iter().map(|at| at.0))?;
+    let y = Axis::over(all.iter().map(|at| at.1))?;
+    let y = if from_zero { y.from_zero() } else { y }.widened();
     let named = lines.len() > 1;
     let text = |line: &Line, (step, value): (f64, f64)| {
         let name = if named {
@@ -143,220 +90,105 @@ pub(super) fn curves(
     };
     let last = |line: &Line| finite(line).last().map(|at| text(line, *at));
     let captions: Vec<String> = lines.iter().filter_map(last).collect();
-    let curve = |line: &Line| Curve {
+    let seen = |step: &&u64| (x.least..=x.most).contains(&(**step as f64));
+    let resumed: Vec<u64> = resumed.iter().filter(seen).copied().collect();
+
+    let mut svg = Svg::new("", FRAME.size, &format!("{title} over step"));
+    let axes = (&x, &y);
+    FRAME.draw(&mut svg, axes, "step");
+    let upright = format!("y1=\"{}\" y2=\"{}\"", FRAME.corner.1, FRAME.cross.1);
+    for step in &resumed {
+        let at = FRAME.pixel(axes, (*step as f64, y.least)).0;
+        let line = format!("class=\"resumed\" x1=\"{at}\" x2=\"{at}\" {upright}");
+        let title = format!("resumed after step {step}");
+        svg.element("line", &line, Some(&title));
+    }
+    svg.element("line", &format!("class=\"cursor\" {upright}"), None);
+    for line in lines {
+        draw_curve(&mut svg, axes, line, |at| text(line, at));
+    }
+    let best: Vec<Dot> = lines.iter().filter_map(|line| best(line, axes)).collect();
+    FRAME.draw_dots(&mut svg, &best, &[]);
+    let name = |line: &Line| CurveName {
         name: line.name.clone(),
         class: line.look.class(),
-        pieces: pieces(line, &x, &y),
-        marks: marks(line, &x, &y),
-        points: points(line, |at| (pixel(&x, &y, at), text(line, at))),
+        has_marks: has_marks(line),
     };
-    let mut dots: Vec<Dot> = lines.iter().filter_map(|line| best(line, &x, &y)).collect();
-    label(&mut dots);
     Some(Chart {
-        curves: lines.iter().map(curve).collect(),
-        dots,
-        resumed: resumed.iter().filter_map(|step| mark(*step, &x)).collect(),
-        ..Chart::empty(title, &captions.join("\n"), ("step", &x), &y)
+        title: title.into(),
+        caption: captions.join("\n"),
+        names: lines.iter().filter(|_| named).map(name).collect(),
+        is_resumed: !resumed.is_empty(),
+        svg: svg.finish(),
     })
 }
 
-fn finite(line: &Line) -> Vec<(f64, f64)> {
-    let values = line.values.iter();
-    let values = values.filter_map(|(x, y)| Some((*x, y.filter(|y| y.is_finite())?)));
-    values.collect()
+/// Draws a line, with what the script says of its points.
+fn draw_curve(
+    svg: &mut Svg,
+    axes: (&Axis, &Axis),
+    line: &Line,
+    text: impl Fn((f64, f64)) -> String,
+) {
+    let thin = thinned(&line.values);
+    let shown = thin.iter().filter_map(is_finite);
+    let points: Vec<_> = shown.map(|at| (FRAME.pixel(axes, at), text(at))).collect();
+    let points = serde_json::to_string(&points).unwrap_or_default();
+    let class = line.look.class();
+    svg.group(&format!(
+        "class=\"curve {class}\" data-points=\"{}\"",
+        escaped(&points)
+    ));
+    for piece in pieces(&thin, axes) {
+        svg.element("polyline", &format!("points=\"{piece}\""), None);
+    }
+    for at in finite(line).into_iter().filter(|_| has_marks(line)) {
+        svg.circle("", FRAME.pixel(axes, at), 2.6);
+    }
+    svg.end();
 }
 
-/// The places of a few evaluations.
-fn marks(line: &Line, x: &Axis, y: &Axis) -> Vec<(f64, f64)> {
-    match line.look {
-        Look::Evaluations(_) if line.values.len() <= MARKS => {
-            finite(line).into_iter().map(|at| pixel(x, y, at)).collect()
-        }
-        _ => Vec::new(),
+/// Strategies as points of a page.
+pub(super) fn scatter(title: &str, caption: &str, scatter: &Scatter) -> Chart {
+    let label = format!("{title} over {}", scatter.x_label);
+    let mut svg = Svg::new("", FRAME.size, &label);
+    scatter.draw(&mut svg, &FRAME);
+    Chart {
+        title: title.into(),
+        caption: caption.into(),
+        names: Vec::new(),
+        is_resumed: false,
+        svg: svg.finish(),
     }
 }
 
-/// The line of a step; none where it is beyond the picture.
-fn mark(step: u64, x: &Axis) -> Option<Mark> {
-    let value = step as f64;
-    let at = pixel(x, x, (value, x.least)).0;
-    (x.least..=x.most)
-        .contains(&value)
-        .then_some(Mark { at, step })
+fn is_finite((x, y): &(f64, Option<f64>)) -> Option<(f64, f64)> {
+    Some((*x, y.filter(|y| y.is_finite())?))
+}
+
+fn finite(line: &Line) -> Vec<(f64, f64)> {
+    line.values.iter().filter_map(is_finite).collect()
+}
+
+/// Whether each value is marked: those of a few evaluations are.
+fn has_marks(line: &Line) -> bool {
+    matches!(line.look, Look::Evaluations(_)) && line.values.len() <= MARKS
 }
 
 /// The least evaluation, the first of them.
-fn best(line: &Line, x: &Axis, y: &Axis) -> Option<Dot> {
+fn best(line: &Line, axes: (&Axis, &Axis)) -> Option<Dot> {
     let Look::Evaluations(_) = line.look else {
         return None;
     };
     let values = finite(line).into_iter();
     let least = values.min_by(|one, other| one.1.total_cmp(&other.1))?;
     Some(Dot {
-        at: pixel(x, y, least),
+        at: FRAME.pixel(axes, least),
         class: line.look.class(),
         name: "best".into(),
-        label: None,
         is_chosen: true,
         is_dominated: false,
     })
-}
-
-/// Named points, of which the front that nothing dominates is told apart.
-pub(super) fn scatter(
-    title: &str,
-    caption: &str,
-    x_label: &str,
-    points: &[NamedPoint],
-) -> Option<Chart> {
-    let x = Axis::over(points.iter().map(|point| point.at.0))?.widened();
-    let y = Axis::over(points.iter().map(|point| point.at.1))?.widened();
-    let mut dots: Vec<Dot> = points
-        .iter()
-        .map(|point| Dot {
-            at: pixel(&x, &y, point.at),
-            class: "n0".into(),
-            name: point.name.clone(),
-            label: None,
-            is_chosen: point.is_chosen,
-            is_dominated: points.iter().any(|other| dominates(other.at, point.at)),
-        })
-        .collect();
-    // Names of what matters most find room first.
-    dots.sort_by_key(|dot| (!dot.is_chosen, dot.is_dominated));
-    label(&mut dots);
-    Some(Chart {
-        dots,
-        ..Chart::empty(title, caption, (x_label, &x), &y)
-    })
-}
-
-fn dominates(one: (f64, f64), other: (f64, f64)) -> bool {
-    one.0 <= other.0 && one.1 <= other.1 && one != other
-}
-
-/// Finds room for names beside their points; lines are taken to be 11 high.
-fn label(dots: &mut [Dot]) {
-    let mut taken: Vec<[f64; 4]> = dots
-        .iter()
-        .map(|dot| {
-            [
-                dot.at.0 - 4.0,
-                dot.at.0 + 4.0,
-                dot.at.1 - 4.0,
-                dot.at.1 + 4.0,
-            ]
-        })
-        .collect();
-    for dot in dots {
-        let ((x, y), width) = (dot.at, LETTER * dot.name.chars().count() as f64);
-        let beside = if dot.is_chosen { 12.0 } else { 7.0 };
-        let places = [0.0, -9.0, 9.0].into_iter().flat_map(|down| {
-            let y = y + down;
-            [
-                (x + beside, y, "start", x + beside),
-                (x - beside, y, "end", x - beside - width),
-            ]
-        });
-        let free = places.into_iter().find_map(|(at, y, anchor, left)| {
-            let [right, top, bottom] = [left + width, y - 5.5, y + 5.5];
-            let inside = left > CROSS.0 && right < CORNER.0 && top > CORNER.1 && bottom < CROSS.1;
-            let is_free = taken
-                .iter()
-                .all(|[l, r, t, b]| right < *l || left > *r || bottom < *t || top > *b);
-            (inside && is_free).then_some(((at, y + 4.0, anchor), [left, right, top, bottom]))
-        });
-        if let Some((place, area)) = free {
-            dot.label = Some(place);
-            taken.push(area);
-        }
-    }
-}
-
-impl Chart {
-    fn empty(title: &str, caption: &str, (x_label, x): (&str, &Axis), y: &Axis) -> Chart {
-        let across = |value| pixel(x, y, (value, y.least)).0;
-        let up = |value| pixel(x, y, (x.least, value)).1;
-        Chart {
-            title: title.into(),
-            caption: caption.into(),
-            size: SIZE,
-            cross: CROSS,
-            corner: CORNER,
-            x_label: x_label.into(),
-            x_ticks: x.ticks(5.0, across),
-            y_ticks: y.ticks(4.0, up),
-            curves: Vec::new(),
-            dots: Vec::new(),
-            resumed: Vec::new(),
-        }
-    }
-}
-
-/// What an axis spans.
-struct Axis {
-    least: f64,
-    most: f64,
-}
-
-impl Axis {
-    fn new(least: f64, most: f64) -> Axis {
-        Axis { least, most }
-    }
-
-    fn over(values: impl Iterator<Item = f64>) -> Option<Axis> {
-        let of_two =
-            |(least, most): (f64, f64), (value, _): (f64, f64)| (least.min(value), most.max(value));
-        let (least, most) = values.map(|value| (value, value)).reduce(of_two)?;
-        Some(Axis { least, most })
-    }
-
-    /// A little more at both ends, but not below zero where nothing is.
-    fn widened(self) -> Axis {
-        let more = match self.most - self.least {
-            0.0 => self.most.abs().max(1e-9) * 0.1,
-            span => span * 0.06,
-        };
-        let least = self.least - more;
-        Axis {
-            least: if self.least >= 0.0 {
-                least.max(0.0)
-            } else {
-                least
-            },
-            most: self.most + more,
-        }
-    }
-
-    /// Round values, about `count` of them.
-    fn ticks(&self, count: f64, at: impl Fn(f64) -> f64) -> Vec<Tick> {
-        let raw = (self.most - self.least) / count;
-        if raw <= 0.0 || !raw.is_finite() {
-            return vec![Tick::new(at(self.least), short(self.least, 0))];
-        }
-        let magnitude = 10f64.powf(raw.log10().floor());
-        let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * magnitude);
-        let step = steps.into_iter().find(|step| *step >= raw).unwrap_or(raw);
-        let decimals = (-step.log10().floor()).max(0.0) as usize;
-        let (first, last) = ((self.least / step).ceil(), (self.most / step).floor());
-        let values = (first as i64..=last as i64).map(|index| index as f64 * step);
-        values
-            .map(|value| Tick::new(at(value), short(value, decimals)))
-            .collect()
-    }
-}
-
-fn pixel(x: &Axis, y: &Axis, (at_x, at_y): (f64, f64)) -> (f64, f64) {
-    let share = |axis: &Axis, value: f64| match axis.most - axis.least {
-        0.0 => 0.5,
-        span => (value - axis.least) / span,
-    };
-    let place =
-        |from: f64, to: f64, share: f64| (10.0 * (from + (to - from) * share)).round() / 10.0;
-    (
-        place(CROSS.0, CORNER.0, share(x, at_x)),
-        place(CROSS.1, CORNER.1, share(y, at_y)),
-    )
 }
 
 /// The extremes of each bucket of steps, in their order; gaps stay.
@@ -386,12 +218,11 @@ fn thinned(values: &[(f64, Option<f64>)]) -> Vec<(f64, Option<f64>)> {
 }
 
 /// Lines between gaps, as SVG has them. A value that stands alone becomes a line of no length, drawn as a dot.
-fn pieces(line: &Line, x: &Axis, y: &Axis) -> Vec<String> {
-    let values = thinned(&line.values);
-    let runs = values.split(|(_, value)| !value.is_some_and(f64::is_finite));
+fn pieces(values: &[(f64, Option<f64>)], axes: (&Axis, &Axis)) -> Vec<String> {
+    let runs = values.split(|value| is_finite(value).is_none());
     let piece = |run: &[(f64, Option<f64>)]| {
-        let places = run.iter().map(|(at, value)| {
-            let (x, y) = pixel(x, y, (*at, value.unwrap_or(0.0)));
+        let places = run.iter().filter_map(is_finite).map(|at| {
+            let (x, y) = FRAME.pixel(axes, at);
             format!("{x},{y}")
         });
         let mut places: Vec<String> = places.collect();
@@ -403,87 +234,9 @@ fn pieces(line: &Line, x: &Axis, y: &Axis) -> Vec<String> {
     runs.filter(|run| !run.is_empty()).map(piece).collect()
 }
 
-fn points(line: &Line, place: impl Fn((f64, f64)) -> ((f64, f64), String)) -> String {
-    let values = thinned(&line.values);
-    let finite = values
-        .iter()
-        .filter_map(|(x, y)| Some((*x, y.filter(|y| y.is_finite())?)));
-    let places: Vec<((f64, f64), String)> = finite.map(place).collect();
-    serde_json::to_string(&places).unwrap_or_default()
-}
-
-/// A number for an axis: what has no room is written with a unit, or as a power of ten.
-fn short(value: f64, decimals: usize) -> String {
-    let plain = grouped(value, decimals);
-    if plain.chars().count() <= LETTERS_BEFORE {
-        return plain;
-    }
-    let units = [("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)];
-    match units.into_iter().find(|(_, size)| value.abs() >= *size) {
-        Some((unit, size)) => {
-            let text = format!("{:.3}", value / size);
-            format!("{}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
-        }
-        // Ticks are one or two digits and a power of ten.
-        None => format!("{:e}", format!("{value:.1e}").parse().unwrap_or(value)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ticks_are_round_and_within() {
-        let texts = |least, most| {
-            let ticks = Axis::new(least, most).ticks(5.0, |value| value);
-            ticks.into_iter().map(|tick| tick.text).collect::<Vec<_>>()
-        };
-        assert_eq!(texts(1.0, 20.0), ["5", "10", "15", "20"]);
-        assert_eq!(texts(2.05, 2.45), ["2.1", "2.2", "2.3", "2.4"]);
-        assert_eq!(texts(3.0, 3.0), ["3"]);
-    }
-
-    /// Labels of any values stay within the picture: those of x below it, those of y before it.
-    #[test]
-    fn no_label_is_cut_off() {
-        let half = |tick: &Tick| 0.5 * LETTER * tick.text.chars().count() as f64;
-        for (x, y) in [
-            (1000.0, 1.0),
-            (100_000.0, 2e-7),
-            (12_345_678.0, 3e12),
-            (7.0, 1_234_567.0),
-        ] {
-            let line = Line {
-                name: "values".into(),
-                values: vec![(0.0, Some(0.0)), (x, Some(y))],
-                look: Look::Steps(0),
-            };
-            let chart = curves("", 2, false, &[line], &[]).unwrap();
-            assert!(chart.x_ticks.len() > 1 && chart.y_ticks.len() > 1);
-            for tick in &chart.x_ticks {
-                let (left, right) = (tick.middle - half(tick), tick.middle + half(tick));
-                assert!(
-                    left >= 0.0 && right <= SIZE.0,
-                    "{} at {}",
-                    tick.text,
-                    tick.middle
-                );
-            }
-            for tick in &chart.y_ticks {
-                assert!(2.0 * half(tick) <= CROSS.0 - 6.0, "{}", tick.text);
-            }
-        }
-        let texts = [
-            (1_234_567.0, 0),
-            (2_500_000_000.0, 0),
-            (0.000_000_5, 7),
-            (-0.000_25, 5),
-            (0.25, 2),
-        ];
-        let short = texts.map(|(value, decimals)| short(value, decimals));
-        assert_eq!(short, ["1.235M", "2.5G", "5e-7", "-2.5e-4", "0.25"]);
-    }
 
     /// A million steps become a few hundred points, and the one spike among them is still there.
     #[test]
@@ -499,13 +252,8 @@ mod tests {
         let thin = thinned(&values);
         assert!(thin.len() <= 3 * BUCKETS, "{}", thin.len());
         assert!(thin.contains(&(777_777.0, Some(99.0))) && thin.contains(&(500_000.0, None)));
-        let line = Line {
-            name: "loss".into(),
-            values,
-            look: Look::Steps(0),
-        };
-        let (x, y) = (Axis::new(0.0, 1e6), Axis::new(0.0, 100.0));
-        assert_eq!(pieces(&line, &x, &y).len(), 2);
+        let axis = |most| Axis { least: 0.0, most };
+        assert_eq!(pieces(&thin, (&axis(1e6), &axis(100.0))).len(), 2);
     }
 
     /// The scale is for all lines; of equal evaluations the first is the best, and one that is not finite is none.
@@ -524,49 +272,25 @@ mod tests {
             line(&[5.0, 4.0, 4.0, 4.0, 4.5], Look::Steps(0)),
             line(&[f64::NAN, 3.0, 2.0, 2.0, 9.0], Look::Evaluations(0)),
         ];
-        let chart = curves("loss", 4, false, &lines, &[3, 9]).unwrap();
-        let [steps, evaluations] = &chart.curves[..] else {
-            unreachable!("two lines are two curves")
+        let svg = curves("loss", 4, false, &lines, &[3, 9]).unwrap().svg;
+        let groups: Vec<&str> = svg.split("<g class=").skip(1).collect();
+        let [steps, evaluations, best] = groups[..] else {
+            unreachable!("two lines are two curves, and only evaluations have a best one")
         };
-        assert_eq!((steps.class.as_str(), steps.marks.len()), ("n0", 0));
-        assert_eq!(
-            (evaluations.class.as_str(), evaluations.marks.len()),
-            ("e0", 4)
-        );
-        let [best] = &chart.dots[..] else {
-            unreachable!("only evaluations have a best one")
+        let circles = |group: &str| -> Vec<String> {
+            let circles = group.split("<circle ").skip(1);
+            let place = |circle: &str| circle.split('"').skip(3).step_by(2).take(2).collect();
+            circles.map(place).collect()
         };
-        assert_eq!((best.class.as_str(), best.at), ("e0", evaluations.marks[1]));
-        let resumed: Vec<(u64, f64)> = chart
-            .resumed
-            .iter()
-            .map(|mark| (mark.step, mark.at))
-            .collect();
-        assert_eq!(resumed, [(3, best.at.0)], "step 9 is beyond the picture");
-    }
-
-    #[test]
-    fn names_do_not_lie_on_one_another() {
-        let point = |name: &str, at| NamedPoint {
-            name: name.into(),
-            at,
-            is_chosen: name == "full",
-        };
-        let points = [
-            point("none", (0.0, 10.0)),
-            point("full", (30.0, 4.0)),
-            point("the same place", (30.0, 4.01)),
-            point("nearly the same place", (30.1, 4.02)),
-        ];
-        let chart = scatter("", "", "", &points).unwrap();
-        assert_eq!(
-            (chart.dots[0].name.as_str(), chart.dots[0].is_dominated),
-            ("full", false)
-        );
-        let labels: Vec<_> = chart.dots.iter().filter_map(|dot| dot.label).collect();
-        assert!(labels.len() >= 2);
-        for (index, one) in labels.iter().enumerate() {
-            assert!(labels[..index].iter().all(|other| one != other));
-        }
+        assert!(steps.starts_with("\"curve n0\"") && circles(steps).is_empty());
+        assert!(evaluations.starts_with("\"curve e0\""));
+        let marks = circles(evaluations);
+        assert_eq!(marks.len(), 4);
+        assert!(best.starts_with("\"dot e0 chosen\""));
+        assert_eq!(circles(best), [marks[1].clone(), marks[1].clone()]);
+        let resumed: Vec<&str> = svg.split("class=\"resumed\" x1=\"").skip(1).collect();
+        assert_eq!(resumed.len(), 1, "step 9 is beyond the picture");
+        let at = resumed[0].split_once('"').unwrap().0;
+        assert!(best.contains(&format!("cx=\"{:.1}\"", at.parse::<f64>().unwrap())));
     }
 }

@@ -8,8 +8,8 @@ use super::records::EvaluationSummary;
 use super::run_files::RunFiles;
 use super::single::{about, course};
 use super::view::{Page, Section, SectionItem};
+use crate::Table;
 use crate::numbers::grouped;
-use crate::{Align, Table};
 use serde_json::Value;
 
 /// The page of two runs, differences first.
@@ -105,12 +105,7 @@ fn same_losses(a: &RunFiles, b: &RunFiles) -> Option<String> {
 
 /// Figures of both runs, with B less A.
 fn side_by_side(heads: [&str; 2], a: &RunFiles, b: &RunFiles) -> Table {
-    let mut table = Table::new(&[
-        ("", Align::Left),
-        (heads[0], Align::Right),
-        (heads[1], Align::Right),
-        ("difference", Align::Right),
-    ]);
+    let mut table = Table::new(&[""], &[heads[0], heads[1], "difference"]);
     let count = |run: &RunFiles| run.steps.last().map(|step| step.step);
     bytes(&mut table, "steps", [count(a), count(b)]);
     number(&mut table, "last loss", 4, [a.last_loss(), b.last_loss()]);

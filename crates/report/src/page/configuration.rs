@@ -1,6 +1,6 @@
 //! Resolved configurations, key by key.
 
-use crate::{Align, Table};
+use crate::Table;
 use settings::Config;
 use toml::Value;
 
@@ -23,11 +23,7 @@ pub(super) fn differing(heads: [&str; 2], one: &toml::Table, other: &toml::Table
     let mut names: Vec<&String> = one.iter().chain(&other).map(|(name, _)| name).collect();
     names.sort();
     names.dedup();
-    let mut table = Table::new(&[
-        ("setting", Align::Left),
-        (heads[0], Align::Left),
-        (heads[1], Align::Left),
-    ]);
+    let mut table = Table::new(&["setting", heads[0], heads[1]], &[]);
     let mut is_empty = true;
     for name in names {
         let (one, other) = (find(&one, name), find(&other, name));

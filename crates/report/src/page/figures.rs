@@ -64,13 +64,7 @@ pub(super) fn memory_beside(
     other: &Value,
     evaluation: [&Value; 2],
 ) -> Table {
-    let mut table = Table::new(&[
-        ("bytes", Align::Left),
-        (heads[0], Align::Right),
-        (heads[1], Align::Right),
-        ("difference", Align::Right),
-        (heads[2], Align::Right),
-    ]);
+    let mut table = Table::new(&["bytes"], &[heads[0], heads[1], "difference", heads[2]]);
     let cell = |bytes: Option<u64>| bytes.map_or(String::new(), exact);
     let rows = memory_rows(one).into_iter().zip(memory_rows(other));
     let evaluation = evaluation.map(|peak| ("peak in an evaluation".to_string(), peak.as_u64()));
@@ -101,11 +95,7 @@ pub(super) fn device_account(step: &Value) -> Option<Table> {
             "used on the whole device, other processes too",
         ),
     ];
-    let mut table = Table::new(&[
-        ("the device's own account", Align::Left),
-        ("bytes", Align::Right),
-        ("rounded", Align::Right),
-    ]);
+    let mut table = Table::new(&["the device's own account"], &["bytes", "rounded"]);
     let marks = MARKS
         .iter()
         .filter_map(|(field, name)| Some((name, step[*field].as_u64()?)));
@@ -119,13 +109,7 @@ pub(super) fn device_account(step: &Value) -> Option<Table> {
 /// Tensors that are live at once, largest first.
 pub(super) fn largest(leases: &Value) -> Option<Table> {
     let leases = leases.as_array().filter(|leases| !leases.is_empty())?;
-    let mut table = Table::new(&[
-        ("tensor", Align::Left),
-        ("category", Align::Left),
-        ("leased in", Align::Left),
-        ("bytes", Align::Right),
-        ("rounded", Align::Right),
-    ]);
+    let mut table = Table::new(&["tensor", "category", "leased in"], &["bytes", "rounded"]);
     for lease in leases.iter().take(LARGEST) {
         let bytes = lease["bytes"].as_u64().unwrap_or(0);
         table.row([
@@ -171,7 +155,7 @@ pub(super) fn bar(name: &'static str, record: &Value, longest: u64) -> Option<Ba
 /// Other recompute specifications, as the plan has them.
 pub(super) fn strategies(run: &RunFiles) -> Option<Table> {
     let strategies = run.plan["strategies"].as_array()?;
-    let mut table = Table::new(&[
+    let mut table = Table::of(&[
         ("recompute", Align::Left),
         ("offload", Align::Left),
         ("planned peak", Align::Right),
@@ -217,11 +201,10 @@ pub(super) fn effects(run: &RunFiles) -> Option<Table> {
     let effects = run.plan["effects"]
         .as_array()
         .filter(|effects| !effects.is_empty())?;
-    let mut table = Table::new(&[
-        ("one other setting", Align::Left),
-        ("planned peak", Align::Right),
-        ("against this run, bytes", Align::Right),
-    ]);
+    let mut table = Table::new(
+        &["one other setting"],
+        &["planned peak", "against this run, bytes"],
+    );
     let own = run.plan["peak_bytes"].as_u64().unwrap_or(0);
     for effect in effects {
         let bytes = effect["peak_bytes"].as_u64().unwrap_or(0);
@@ -237,7 +220,7 @@ pub(super) fn effects(run: &RunFiles) -> Option<Table> {
 /// Fixes of an out-of-memory error, cheapest first.
 pub(super) fn fixes(oom: &Value) -> Option<Table> {
     let fixes = oom["fixes"].as_array().filter(|fixes| !fixes.is_empty())?;
-    let mut table = Table::new(&[
+    let mut table = Table::of(&[
         ("add to the command", Align::Left),
         ("peak", Align::Right),
         ("saves", Align::Right),

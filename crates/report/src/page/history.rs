@@ -43,7 +43,7 @@ pub(super) fn facts(run: &RunFiles) -> impl Iterator<Item = Fact> {
 
 /// The best evaluation and the last ones.
 pub(super) fn evaluations(run: &RunFiles) -> Section {
-    let mut table = Table::new(&[
+    let mut table = Table::of(&[
         ("evaluation", Align::Left),
         ("loss", Align::Right),
         ("perplexity", Align::Right),
@@ -104,11 +104,7 @@ pub(super) fn samples(samples: Vec<Sample>) -> Section {
 
 /// Where a run was resumed, and what was changed then.
 pub(super) fn resumes(run: &RunFiles) -> Section {
-    let mut table = Table::new(&[
-        ("resumed after", Align::Left),
-        ("changed by --allow-change", Align::Left),
-        ("from", Align::Left),
-    ]);
+    let mut table = Table::new(&["resumed after", "changed by --allow-change", "from"], &[]);
     for resume in &run.resumes {
         let changes = match resume.changes.is_empty() {
             true => "nothing".into(),

@@ -16,6 +16,8 @@ mod single;
 mod timeline;
 mod view;
 
+#[cfg(test)]
+pub(crate) use chart::FRAME as PAGE_FRAME;
 pub use error::PageError;
 use run_files::RunFiles;
 use serde_json::Value;
@@ -25,24 +27,13 @@ use view::Page;
 /// The page's name in a run directory.
 const NAME: &str = "report.html";
 
-/// Writes the page of a run into its directory; returns where.
-///
-/// # Errors
-/// [`PageError`].
-pub fn write(run_dir: &Path) -> Result<PathBuf, PageError> {
-    put(
-        &single::page(&RunFiles::read(run_dir)?),
-        &run_dir.join(NAME),
-    )
-}
-
-/// Writes the page of a run to a file, or to where [`write()`] does, with what other settings would need; returns where.
+/// Writes the page of a run to a file, or into its directory, with what other settings would need; returns where.
 /// `others` plans them for a configuration and the plan of its run; the fields `strategies` and `effects` are taken of what
 /// it says.
 ///
 /// # Errors
 /// [`PageError`].
-pub fn write_with(
+pub fn write(
     run_dir: &Path,
     file: Option<&Path>,
     others: impl FnOnce(&str, &Value) -> Option<Value>,
@@ -113,7 +104,7 @@ mod tests {
     #[test]
     fn everything_is_escaped() {
         let evil = "\"><script>alert('x')</script>";
-        let mut table = crate::Table::new(&[(evil, crate::Align::Left)]);
+        let mut table = crate::Table::new(&[evil], &[]);
         table.row([evil]);
         let line = chart::Line {
             name: evil.into(),

@@ -1,6 +1,6 @@
 //! The page of one run.
 
-use super::chart::{Line, Look, NamedPoint, curves, scatter};
+use super::chart::{Chart, Line, Look, curves, scatter};
 use super::ending::ending;
 use super::figures::{
     bar, device_account, effects, exact, fixes, is_own, largest, memory_beside, place, strategies,
@@ -11,6 +11,7 @@ use super::run_files::RunFiles;
 use super::view::{Fact, Page, Section, SectionItem};
 use super::{configuration, timeline};
 use crate::numbers::grouped;
+use crate::scatter::{Scatter, ScatterPoint, unit_of_bytes};
 use memory::format_bytes;
 use serde_json::{Value, json};
 
@@ -324,15 +325,11 @@ fn alternatives(run: &RunFiles) -> Section {
     }
 }
 
-fn picture(run: &RunFiles) -> Option<super::chart::Chart> {
+/// Which strategies are better in peak and in FLOPs.
+fn picture(run: &RunFiles) -> Option<Chart> {
     let strategies = run.plan["strategies"].as_array()?;
-    let peaks = strategies
-        .iter()
-        .filter_map(|strategy| strategy["peak_bytes"].as_f64());
-    let (unit, unit_bytes) = match peaks.fold(0.0, f64::max) {
-        most if most >= 4.0 * (1u64 << 30) as f64 => ("GiB", (1u64 << 30) as f64),
-        _ => ("MiB", (1u64 << 20) as f64),
-    };
+    let peak = |strategy: &Value| strategy["peak_bytes"].as_f64();
+    let (unit, unit_bytes) = unit_of_bytes(strategies.iter().filter_map(peak));
     let point = |strategy: &Value| {
         let cost = 100.0 * strategy["recompute_flops_fraction"].as_f64()?;
         let offload = word(&strategy["offload_activations"]);
@@ -341,18 +338,27 @@ fn picture(run: &RunFiles) -> Option<super::chart::Chart> {
         } else {
             format!(" + offload {offload}")
         };
-        Some(NamedPoint {
+        Some(ScatterPoint {
             name: word(&strategy["recompute"]) + &with,
-            at: (cost, strategy["peak_bytes"].as_f64()? / unit_bytes),
+            at: (cost, peak(strategy)? / unit_bytes),
             is_chosen: is_own(run, strategy),
+            is_dominated: false,
         })
     };
-    let points: Vec<NamedPoint> = strategies.iter().filter_map(point).collect();
+    let mut points: Vec<ScatterPoint> = strategies.iter().filter_map(point).collect();
+    let places: Vec<(f64, f64)> = points.iter().map(|point| point.at).collect();
+    for point in &mut points {
+        let (x, y) = point.at;
+        let is_better = |other: &(f64, f64)| other.0 <= x && other.1 <= y && *other != point.at;
+        point.is_dominated = places.iter().any(is_better);
+    }
+    let picture = Scatter {
+        x_label: "extra FLOPs, %".into(),
+        y_label: format!("planned peak, {unit}"),
+        from_zero: false,
+        points,
+    };
     let caption = "a ring marks this run; where a point is faint, another one is better";
-    scatter(
-        &format!("planned peak, {unit}"),
-        caption,
-        "extra FLOPs, %",
-        &points,
-    )
+    let title = picture.y_label.clone();
+    (!picture.points.is_empty()).then(|| scatter(&title, caption, &picture))
 }

@@ -3,8 +3,8 @@
 use super::Trace;
 use super::slices::{Slice, Track, slices};
 use crate::numbers::grouped;
+use crate::svg::{Svg, round_step, tenths};
 use memory::{Category, Phase, Playback, format_bytes};
-use std::fmt::Write;
 
 /// Readable in light and in dark; every selector begins with the picture's own class, so that it can stand in a page. The
 /// hues of categories are those of PyTorch's memory timeline.
@@ -28,34 +28,23 @@ const COLUMNS: usize = 200;
 
 /// The picture, as a file of its own.
 pub(super) fn draw(trace: &Trace, playback: &Playback) -> String {
-    let mut svg = String::new();
-    // Writing to a string cannot fail.
-    let _ = picture(&mut svg, trace, playback);
-    svg
-}
-
-fn picture(svg: &mut String, trace: &Trace, playback: &Playback) -> std::fmt::Result {
     let rows = Category::ALL.len().max(LARGEST) as f64;
     let height = BELOW + LINE * (rows + 0.5) + 8.0;
-    write!(
-        svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"memory-timeline\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
-         aria-label=\"Device memory over one step\"><style>{STYLE}</style><rect class=\"paper\" width=\"{WIDTH}\" \
-         height=\"{height}\"/>"
-    )?;
-    titles(svg, trace, playback)?;
+    let label = "Device memory over one step";
+    let mut svg = Svg::new("memory-timeline", (WIDTH, height), label);
+    svg.style(STYLE, (WIDTH, height));
+    titles(&mut svg, trace, playback);
     if let Some(scale) = Scale::new(playback) {
-        grid(svg, &scale)?;
-        areas(svg, &scale, &outline(&scale))?;
-        phases(svg, &scale, &slices(&trace.history))?;
-        times(svg, &scale)?;
-        mark_peak(svg, &scale)?;
-        hovers(svg, &scale)?;
-        legend(svg, &scale)?;
-        largest(svg, trace, playback)?;
+        grid(&mut svg, &scale);
+        areas(&mut svg, &scale, &outline(&scale));
+        phases(&mut svg, &scale, &slices(&trace.history));
+        times(&mut svg, &scale);
+        mark_peak(&mut svg, &scale);
+        hovers(&mut svg, &scale);
+        legend(&mut svg, &scale);
+        largest(&mut svg, trace, playback);
     }
-    svg.push_str("</svg>\n");
-    Ok(())
+    svg.finish()
 }
 
 /// Where things are in the picture.
@@ -104,37 +93,9 @@ impl Scale<'_> {
     }
 }
 
-fn text(
-    svg: &mut String,
-    at: (f64, f64),
-    class: &str,
-    anchor: &str,
-    words: &str,
-) -> std::fmt::Result {
-    let words = words.replace('&', "&amp;").replace('<', "&lt;");
-    write!(
-        svg,
-        "<text x=\"{:.1}\" y=\"{:.1}\" class=\"{class}\" text-anchor=\"{anchor}\">{words}</text>",
-        at.0, at.1
-    )
-}
-
-fn rect(
-    svg: &mut String,
-    class: &str,
-    (x, y): (f64, f64),
-    (width, height): (f64, f64),
-    title: &str,
-) -> std::fmt::Result {
-    write!(
-        svg,
-        "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\"><title>{title}</title></rect>"
-    )
-}
-
-fn titles(svg: &mut String, trace: &Trace, playback: &Playback) -> std::fmt::Result {
+fn titles(svg: &mut Svg, trace: &Trace, playback: &Playback) {
     let title = format!("Memory of one step, {}", trace.device);
-    text(svg, (16.0, 26.0), "title", "start", &title)?;
+    svg.text((16.0, 26.0), "title", "start", &title);
     let peak = playback
         .peak()
         .map_or("nothing happened".to_string(), |peak| {
@@ -146,9 +107,9 @@ fn titles(svg: &mut String, trace: &Trace, playback: &Playback) -> std::fmt::Res
                 peak.place.layer
             )
         });
-    text(svg, (16.0, 46.0), "", "start", &peak)?;
+    svg.text((16.0, 46.0), "", "start", &peak);
     let Some(refused) = &trace.refused else {
-        return Ok(());
+        return;
     };
     let words = format!(
         "refused: {} for `{}` ({})",
@@ -156,20 +117,19 @@ fn titles(svg: &mut String, trace: &Trace, playback: &Playback) -> std::fmt::Res
         refused.name,
         refused.place
     );
-    text(svg, (RIGHT, 26.0), "", "end", &words)
+    svg.text((RIGHT, 26.0), "", "end", &words)
 }
 
 /// Lines at round numbers of bytes, four to eight of them.
-fn grid(svg: &mut String, scale: &Scale) -> std::fmt::Result {
+fn grid(svg: &mut Svg, scale: &Scale) {
     let step = (scale.top_bytes / 4).max(1);
     let step = 1_u64 << step.ilog2();
     for line in 0..=scale.top_bytes / step {
         let (bytes, y) = (line * step, scale.y(line * step));
-        write!(svg, "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{RIGHT}\"/>")?;
+        svg.path("grid", &format!("M{LEFT} {y:.1}H{RIGHT}"));
         let at = (LEFT - 8.0, y + 4.0);
-        text(svg, at, "quiet", "end", &format_bytes(bytes))?;
+        svg.text(at, "quiet", "end", &format_bytes(bytes));
     }
-    Ok(())
 }
 
 /// The events that can be seen: of each pixel's the highest, the lowest and the last.
@@ -201,36 +161,27 @@ fn outline(scale: &Scale) -> Vec<usize> {
 }
 
 /// Each category on those before it, as a staircase.
-fn areas(svg: &mut String, scale: &Scale, events: &[usize]) -> std::fmt::Result {
+fn areas(svg: &mut Svg, scale: &Scale, events: &[usize]) {
     for count in (1..=Category::ALL.len()).rev() {
-        let category = Category::ALL[count - 1];
-        let tenths = |pixels: f64| (10.0 * pixels).round() / 10.0;
-        write!(
-            svg,
-            "<path class=\"{}\" d=\"M{LEFT} {BOTTOM}",
-            category.name()
-        )?;
+        let name = Category::ALL[count - 1].name();
+        let mut stairs = String::new();
         let mut y = BOTTOM;
         for &event in events {
             let live = &scale.playback.instants[event].live;
             let below = Category::ALL[..count].iter();
             let top = tenths(scale.y(below.map(|category| live.get(*category)).sum()));
             if top != y {
-                write!(svg, "H{}V{top}", tenths(scale.x(event)))?;
+                stairs += &format!("H{}V{top}", tenths(scale.x(event)));
                 y = top;
             }
         }
-        write!(
-            svg,
-            "H{RIGHT}V{BOTTOM}Z\"><title>{}</title></path>",
-            category.name()
-        )?;
+        let area = format!("class=\"{name}\" d=\"M{LEFT} {BOTTOM}{stairs}H{RIGHT}V{BOTTOM}Z\"");
+        svg.element("path", &area, Some(name));
     }
-    Ok(())
 }
 
 /// A row of phases, and one of replays.
-fn phases(svg: &mut String, scale: &Scale, slices: &[Slice]) -> std::fmt::Result {
+fn phases(svg: &mut Svg, scale: &Scale, slices: &[Slice]) {
     for (is_replay, y, height) in [(false, PHASES, 18.0), (true, REPLAYS, 8.0)] {
         let of_row = slices.iter().filter(|slice| {
             let is_phase = slice.track == Track::Phases && slice.is_replay == is_replay;
@@ -253,22 +204,21 @@ fn phases(svg: &mut String, scale: &Scale, slices: &[Slice]) -> std::fmt::Result
             let (name, width) = (phase.name(), (end - start).max(least));
             if width > 0.05 {
                 let class = format!("phase {name}");
-                rect(svg, &class, (*start, y), (width, height), name)?;
+                svg.rect(&class, (*start, y), (width, height), name);
             }
             if !is_replay && width > 8.0 * name.len() as f64 {
                 let at = ((start + end) / 2.0, y + 13.0);
-                text(svg, at, "on-phase", "middle", name)?;
+                svg.text(at, "on-phase", "middle", name);
             }
         }
         if is_replay && !stretches.is_empty() {
-            text(svg, (LEFT - 8.0, y + 8.0), "quiet", "end", "replays")?;
+            svg.text((LEFT - 8.0, y + 8.0), "quiet", "end", "replays");
         }
     }
-    Ok(())
 }
 
 /// Round times, or numbers of events where no time passed.
-fn times(svg: &mut String, scale: &Scale) -> std::fmt::Result {
+fn times(svg: &mut Svg, scale: &Scale) {
     let (unit, of_unit) = match scale.seconds {
         _ if !scale.playback.is_timed => ("events", 1e-6),
         seconds if seconds >= 1.0 => ("s", 1.0),
@@ -276,35 +226,23 @@ fn times(svg: &mut String, scale: &Scale) -> std::fmt::Result {
         _ => ("µs", 1e-6),
     };
     let range = scale.seconds / of_unit;
-    let power = 10_f64.powf((range / 5.0).log10().floor());
-    let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * power);
-    let step = steps.into_iter().find(|step| range / step <= 8.0);
-    let step = step.unwrap_or(range);
-    let decimals = (-step.log10().floor()).max(0.0) as usize;
+    let (step, decimals) = round_step(range, 8.0);
     let mut at = 0.0;
     // The last place is the unit's.
     while at < 0.94 * range {
         let x = scale.x_at(scale.start_s + at * of_unit);
-        text(
-            svg,
-            (x, TIMES),
-            "quiet",
-            "middle",
-            &format!("{at:.decimals$}"),
-        )?;
+        svg.text((x, TIMES), "quiet", "middle", &format!("{at:.decimals$}"));
         at += step;
     }
-    text(svg, (RIGHT, TIMES), "quiet", "end", unit)
+    svg.text((RIGHT, TIMES), "quiet", "end", unit)
 }
 
-fn mark_peak(svg: &mut String, scale: &Scale) -> std::fmt::Result {
+fn mark_peak(svg: &mut Svg, scale: &Scale) {
     let peak = scale.playback.peak;
     let (x, y) = (scale.x(peak), scale.y(scale.total(peak)));
-    write!(
-        svg,
-        "<path class=\"mark\" d=\"M{x:.1} {y:.1}V{BOTTOM}\" stroke-dasharray=\"3 3\"/><circle class=\"mark\" cx=\"{x:.1}\" \
-         cy=\"{y:.1}\" r=\"4\"/>"
-    )?;
+    let line = format!("class=\"mark\" d=\"M{x:.1} {y:.1}V{BOTTOM}\" stroke-dasharray=\"3 3\"");
+    svg.element("path", &line, None);
+    svg.circle("mark", (x, y), 4.0);
     let is_left = x < (LEFT + RIGHT) / 2.0;
     let (anchor, aside) = if is_left {
         ("start", 8.0)
@@ -318,11 +256,11 @@ fn mark_peak(svg: &mut String, scale: &Scale) -> std::fmt::Result {
         instant.place.phase.name(),
         instant.place.layer
     );
-    text(svg, (x + aside, y - 8.0), "", anchor, &words)
+    svg.text((x + aside, y - 8.0), "", anchor, &words)
 }
 
 /// Columns that are seen when they are pointed at, and say what was live at their highest.
-fn hovers(svg: &mut String, scale: &Scale) -> std::fmt::Result {
+fn hovers(svg: &mut Svg, scale: &Scale) {
     let width = (RIGHT - LEFT) / COLUMNS as f64;
     let mut events = scale.events().peekable();
     // What was live before a column is live at its beginning.
@@ -348,55 +286,40 @@ fn hovers(svg: &mut String, scale: &Scale) -> std::fmt::Result {
         for category in Category::ALL {
             let bytes = instant.live.get(category);
             if bytes > 0 {
-                write!(title, "\n{} {}", category.name(), format_bytes(bytes))?;
+                title += &format!("\n{} {}", category.name(), format_bytes(bytes));
             }
         }
         let at = (LEFT + column as f64 * width, TOP);
-        rect(svg, "hover", at, (width, BOTTOM - TOP), &title)?;
+        svg.rect("hover", at, (width, BOTTOM - TOP), &title);
     }
-    Ok(())
 }
 
 /// The categories of the step from the top of the picture down, with their bytes at the peak.
-fn legend(svg: &mut String, scale: &Scale) -> std::fmt::Result {
-    text(
-        svg,
-        (16.0, BELOW),
-        "quiet",
-        "start",
-        "At the peak, by category",
-    )?;
+fn legend(svg: &mut Svg, scale: &Scale) {
+    svg.text((16.0, BELOW), "quiet", "start", "At the peak, by category");
     let live = &scale.playback.instants[scale.playback.peak].live;
     for (row, category) in (1..).zip(Category::ALL.into_iter().rev()) {
         let y = BELOW + LINE * f64::from(row);
         let name = category.name();
-        rect(svg, name, (16.0, y - 11.0), (12.0, 12.0), name)?;
-        text(svg, (36.0, y), "", "start", &name.replace('_', " "))?;
-        text(
-            svg,
-            (250.0, y),
-            "",
-            "end",
-            &format_bytes(live.get(category)),
-        )?;
+        svg.rect(name, (16.0, y - 11.0), (12.0, 12.0), name);
+        svg.text((36.0, y), "", "start", &name.replace('_', " "));
+        svg.text((250.0, y), "", "end", &format_bytes(live.get(category)));
     }
-    Ok(())
 }
 
-fn largest(svg: &mut String, trace: &Trace, playback: &Playback) -> std::fmt::Result {
+fn largest(svg: &mut Svg, trace: &Trace, playback: &Playback) {
     let leases = playback.largest_at_peak(&trace.history);
     let of = format!("Largest at the peak, of {}", leases.len());
-    text(svg, (300.0, BELOW), "quiet", "start", &of)?;
+    svg.text((300.0, BELOW), "quiet", "start", &of);
     for (row, lease) in (1..).zip(leases.iter().take(LARGEST)) {
         let y = BELOW + LINE * f64::from(row);
-        text(svg, (370.0, y), "", "end", &format_bytes(lease.bytes))?;
+        svg.text((370.0, y), "", "end", &format_bytes(lease.bytes));
         let words = format!(
             "{} ({}, {})",
             lease.name,
             lease.place.layer,
             lease.category.name().replace('_', " ")
         );
-        text(svg, (382.0, y), "", "start", &words)?;
+        svg.text((382.0, y), "", "start", &words);
     }
-    Ok(())
 }

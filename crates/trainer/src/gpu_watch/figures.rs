@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 /// What a GPU does at a moment.
 #[derive(Clone, Debug)]
-pub(super) struct Reading {
+pub(super) struct GpuReading {
     pub(super) sm_clock_mhz: Option<u32>,
     pub(super) memory_clock_mhz: Option<u32>,
     pub(super) power_w: Option<u32>,
@@ -78,14 +78,14 @@ impl Spread {
 
 impl GpuFigures {
     /// Sums a run up, from its readings and from who was on the GPU before it began and after it had ended.
-    pub(super) fn new(limits: Limits, readings: &[Reading], tenants: &[Tenants]) -> GpuFigures {
+    pub(super) fn new(limits: Limits, readings: &[GpuReading], tenants: &[Tenants]) -> GpuFigures {
         // The clock of a GPU that waits for its work is low, and means nothing.
-        let is_busy = |reading: &&Reading| !reading.reasons.contains("gpu_idle");
-        let mut counted: Vec<&Reading> = readings.iter().filter(is_busy).collect();
+        let is_busy = |reading: &&GpuReading| !reading.reasons.contains("gpu_idle");
+        let mut counted: Vec<&GpuReading> = readings.iter().filter(is_busy).collect();
         if counted.is_empty() {
             counted = readings.iter().collect();
         }
-        let of = |figure: fn(&Reading) -> Option<u32>| {
+        let of = |figure: fn(&GpuReading) -> Option<u32>| {
             Spread::new(counted.iter().filter_map(|reading| figure(reading)))
         };
         let reasons = counted.iter().flat_map(|reading| &reading.reasons);
@@ -147,8 +147,8 @@ pub(super) mod tests {
         GpuFigures::new(limits, &[reading(sm_clock_mhz, reasons)], &[])
     }
 
-    fn reading(sm_clock_mhz: u32, reasons: &[&str]) -> Reading {
-        Reading {
+    fn reading(sm_clock_mhz: u32, reasons: &[&str]) -> GpuReading {
+        GpuReading {
             sm_clock_mhz: Some(sm_clock_mhz),
             memory_clock_mhz: None,
             power_w: Some(sm_clock_mhz / 3),
@@ -178,7 +178,7 @@ pub(super) mod tests {
         };
         let idle = reading(345, &["gpu_idle"]);
         let busy = |clock| reading(clock, &["sw_power_cap"]);
-        let figures = |readings: &[Reading]| GpuFigures::new(limits, readings, &[]);
+        let figures = |readings: &[GpuReading]| GpuFigures::new(limits, readings, &[]);
         let run = figures(&[
             idle.clone(),
             busy(1980),

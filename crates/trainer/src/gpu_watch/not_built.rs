@@ -1,6 +1,6 @@
 //! What stands for NVML in a build without CUDA, which uses no GPU.
 
-use super::figures::{Limits, Reading};
+use super::figures::{GpuReading, Limits};
 use super::tenants::Tenants;
 
 /// A GPU that no such build has.
@@ -15,7 +15,7 @@ impl Gpu {
         match *self {}
     }
 
-    pub(super) fn read(&self) -> Reading {
+    pub(super) fn read(&self) -> GpuReading {
         match *self {}
     }
 

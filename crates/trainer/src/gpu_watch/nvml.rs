@@ -1,6 +1,6 @@
 //! Asks NVML about a GPU. What a GPU or a driver does not tell is left out.
 
-use super::figures::{Limits, Reading};
+use super::figures::{GpuReading, Limits};
 use super::tenants::Tenants;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
@@ -63,10 +63,10 @@ impl Gpu {
     }
 
     /// What it does now.
-    pub(super) fn read(&self) -> Reading {
+    pub(super) fn read(&self) -> GpuReading {
         let milliwatts = self.device.power_usage().ok();
         let reasons = self.device.current_throttle_reasons();
-        Reading {
+        GpuReading {
             sm_clock_mhz: self.device.clock_info(Clock::SM).ok(),
             memory_clock_mhz: self.device.clock_info(Clock::Memory).ok(),
             power_w: milliwatts.map(|milliwatts| milliwatts / 1000),

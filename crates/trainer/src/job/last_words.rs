@@ -1,43 +1,9 @@
-//! What a rank leaves behind that fails: a file in the run directory, for the other ranks and for people.
+//! How a rank leaves its last words, and finds those of others.
 
 use super::Rank;
 use crate::failure::Failure;
-use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
+use crate::last_words::{LastWords, file, hostname};
 use std::sync::atomic::Ordering;
-
-/// Why a rank failed: `rank-R.json`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LastWords {
-    /// Which one.
-    pub rank: usize,
-    /// Why, in a sentence.
-    pub reason: String,
-    /// The exit code that goes with it.
-    pub exit_code: u8,
-    /// Steps made.
-    pub step: usize,
-    /// Where it ran.
-    pub hostname: String,
-    /// It only saw that other ranks are lost.
-    pub lost_others: bool,
-}
-
-impl From<LastWords> for Failure {
-    fn from(words: LastWords) -> Failure {
-        Failure::OtherRank(Box::new(words))
-    }
-}
-
-impl std::fmt::Display for LastWords {
-    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(
-            f,
-            "rank {} ({}) failed: {}",
-            self.rank, self.hostname, self.reason
-        )
-    }
-}
 
 impl Rank {
     /// What there is to say of a failure.
@@ -75,32 +41,5 @@ impl Rank {
             serde_json::from_str::<LastWords>(&text).ok()
         });
         words.into_iter().find(|words| !words.lost_others)
-    }
-}
-
-/// Forgets what ranks of an earlier attempt left.
-pub(crate) fn forget(directory: &Path) {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    for entry in entries {
-        let name = entry.file_name();
-        let rank = name
-            .to_str()
-            .and_then(|name| name.strip_prefix("rank-")?.strip_suffix(".json"));
-        if rank.is_some_and(|rank| rank.parse::<usize>().is_ok()) {
-            let _ = std::fs::remove_file(entry.path());
-        }
-    }
-}
-
-fn file(directory: &Path, rank: usize) -> PathBuf {
-    directory.join(format!("rank-{rank}.json"))
-}
-
-/// What the system calls this machine.
-pub(crate) fn hostname() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    match name.trim() {
-        "" => "a machine without a name".into(),
-        name => name.into(),
     }
 }

@@ -6,11 +6,10 @@ mod last_words;
 mod steps;
 
 pub use ended::Ended;
-pub use last_words::LastWords;
-pub(crate) use last_words::{forget as forget_last_words, hostname};
 pub(crate) use steps::Begun;
 
 use crate::failure::Failure;
+use crate::last_words::{LastWords, hostname};
 use collectives::{Alone, Group, GroupError, Launch};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use settings::{Config, Device, RankEngine};
@@ -292,7 +291,7 @@ fn start(config: &Config, device: Device, launch: &Launch) -> Result<Arc<dyn Gro
         "rank {} of {} on {}, over {}",
         launch.rank,
         launch.size,
-        last_words::hostname(),
+        hostname(),
         group.engine()
     );
     Ok(group)

@@ -1,7 +1,7 @@
 //! Configurations from code.
 
 use crate::failure::Failure;
-use crate::run::adopt_model;
+use crate::initial_model::adopt_model;
 use settings::load::{Source, load};
 use settings::{Config, Given, Resolved, RunOptions, Task, resolve};
 use std::path::Path;

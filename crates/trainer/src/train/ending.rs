@@ -59,7 +59,7 @@ impl Run {
         if !self.job.leads() {
             return;
         }
-        if let Err(error) = page::write(folder) {
+        if let Err(error) = page::write(folder, None, |_, _| None) {
             tracing::warn!("the run's page is missing: {error}");
         }
         if let (Some(Failure::OutOfMemory { .. }), Ok(tables), false) =

@@ -1,9 +1,10 @@
 //! Everything that a run reads, opened, settled and planned before anything is written of it.
 
-use super::between::Between;
+use super::evaluation_inputs::EvaluationInputs;
 use super::resuming::Resumed;
-use super::saving::{Saver, origin};
+use super::saver::{Saver, origin};
 use crate::attention::cudnn_version;
+use crate::decisions::{self, planning};
 use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
 use crate::job::Job;
@@ -11,7 +12,6 @@ use crate::limits::{limit, refuse_without_room};
 use crate::model_tokens::ModelTokens;
 use crate::run_dir::refuse_model;
 use crate::samples::{data_options, settle_epochs};
-use crate::settled::{self, planning};
 use data::{Dataset, Inputs};
 use model::Origin;
 use planner::Plan;
@@ -51,7 +51,7 @@ impl Prepared {
         }
         let tokens = tokens.after(&dataset);
         settle_epochs(&mut resolved, &dataset)?;
-        let (config, device) = settled::on_device(&resolved, job.group())?;
+        let (config, device) = decisions::on_device(&resolved, job.group())?;
         resolved.config = config;
         let step = device.step(Settings::new(&resolved.config)?)?;
         let cudnn_version = cudnn_version(step.settings.attention);
@@ -87,7 +87,7 @@ impl Prepared {
     }
 
     /// What evaluates and what saves, with all that they read.
-    pub(super) fn open_companions(&self, job: &Job) -> Result<(Between, Saver), Failure> {
+    pub(super) fn open_companions(&self, job: &Job) -> Result<(EvaluationInputs, Saver), Failure> {
         let (config, options) = (&self.resolved.config, &self.resolved.options);
         let resumed = self.resumed.as_ref();
         let from = resumed
@@ -95,10 +95,14 @@ impl Prepared {
             .or(options.init_from.as_deref());
         let mut data = config.data.path.iter().flat_map(Inputs::paths);
         let data = data.find(|path| path.join("tokenizer.json").is_file());
-        let between = Between::open(&self.resolved, &self.step.settings, &self.tokens)?;
-        let evaluated = between.fingerprint();
+        let evaluation_inputs =
+            EvaluationInputs::open(&self.resolved, &self.step.settings, &self.tokens)?;
+        let evaluated = evaluation_inputs.fingerprint();
         let best = resumed.and_then(|resumed| resumed.best(evaluated.as_deref()));
-        Ok((between, Saver::new(origin(from, data)?, best, job.group())))
+        Ok((
+            evaluation_inputs,
+            Saver::new(origin(from, data)?, best, job.group()),
+        ))
     }
 
     /// Refuses on the first rank to write the trained model where there is one already. If all steps were made before, that may

@@ -1,10 +1,10 @@
 //! A run that goes on from a checkpoint.
 
+use crate::checkpoints::{newest_if_any, newest_together};
 use crate::failure::Failure;
+use crate::initial_model::adopt_model;
 use crate::job::Job;
-use crate::run::adopt_model;
-use crate::trained::{newest_if_any, newest_together};
-use checkpoint::{Best, Checkpoint, glance, set_aside_after};
+use checkpoint::{Best, Checkpoint, set_aside_after};
 use collectives::Alone;
 use data::{Batches, Dataset};
 use files::Disk;
@@ -237,14 +237,4 @@ fn going_on(checkpoint: &Path, out: Option<&Path>) -> Result<Option<PathBuf>, Fa
             checkpoint.display()
         ))),
     }
-}
-
-/// The configuration of the checkpoint that is to go on, for settings that the command line leaves open: of a run, that of
-/// the newest.
-pub(crate) fn configuration(resume: &Resume, out: Option<&Path>) -> Option<PathBuf> {
-    let folder = match resume {
-        Resume::Folder(folder) => folder,
-        Resume::Latest | Resume::Auto => out?,
-    };
-    Some(glance(folder, SETTINGS)?.join(SETTINGS))
 }

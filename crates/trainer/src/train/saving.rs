@@ -1,186 +1,14 @@
-//! Checkpoints of a run: written in the background from a copy on the host, or while training waits; by one process, or by all
-//! ranks.
+//! When and how a run saves its state.
 
 use super::Run;
+use super::saver::{Checkpointing, Old};
 use crate::failure::Failure;
-use checkpoint::{
-    BackgroundWriter, Best, CheckpointError, Contents, FORMAT_VERSION, FORMAT_VERSION_OF_RANKS,
-    JointCheckpoint, JointSaver, OptimizerForm, TrainerState, keep, save,
-};
-use collectives::Group;
-use files::Disk;
+use checkpoint::{FORMAT_VERSION, FORMAT_VERSION_OF_RANKS, OptimizerForm, TrainerState};
 use memory::format_bytes;
-use model::{MAX_SHARD_BYTES, Origin};
 use report::{CheckpointRecord, milliseconds};
-use session::{Session, SessionState};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use session::Session;
+use std::path::PathBuf;
 use std::time::Instant;
-
-/// What saves a run.
-pub(super) struct Saver {
-    writer: BackgroundWriter<Outcome>,
-    /// Where several ranks save together; then the writer has nothing to do.
-    joint: Option<JointSaver>,
-    /// What came with the model, and goes out with it.
-    origin: Origin,
-    /// The last step that was saved, or is being saved.
-    last: Option<usize>,
-    /// Why the last save failed.
-    failure: Option<CheckpointError>,
-    /// The last checkpoint that is whole.
-    newest: Option<PathBuf>,
-    /// The evaluation with the lowest loss.
-    pub(super) best: Option<Best>,
-    /// Bytes of the tensors of a checkpoint, of all ranks.
-    pub(super) checkpoint_bytes: u64,
-}
-
-/// How a save ended.
-type Outcome = Result<PathBuf, CheckpointError>;
-
-/// One checkpoint, but for its tensors.
-struct Checkpointing {
-    run: PathBuf,
-    state: TrainerState,
-    files: Vec<(String, Vec<u8>)>,
-    old: Old,
-}
-
-/// Checkpoints that a new one makes superfluous.
-struct Old {
-    run: PathBuf,
-    /// The step of the new one.
-    step: u64,
-    /// How many are kept; none: all.
-    keep_last: Option<usize>,
-    /// The step of one that is kept in any case.
-    best: Option<u64>,
-}
-
-impl Saver {
-    pub(super) fn new(origin: Origin, best: Option<Best>, group: Option<Arc<dyn Group>>) -> Saver {
-        let several = group.filter(|group| group.size() > 1);
-        Saver {
-            writer: BackgroundWriter::new(),
-            joint: several.map(|group| JointSaver::new(group, Arc::new(Disk))),
-            origin,
-            last: None,
-            failure: None,
-            newest: None,
-            best,
-            checkpoint_bytes: 0,
-        }
-    }
-
-    /// What came with the model.
-    pub(super) fn origin(&self) -> &Origin {
-        &self.origin
-    }
-
-    /// The last checkpoint that is whole.
-    pub(super) fn newest(&self) -> Option<&Path> {
-        self.newest.as_deref()
-    }
-
-    /// Notes how a save ended. One that failed is told of, and training goes on without it.
-    ///
-    /// # Errors
-    /// If ranks are lost.
-    fn note(&mut self, outcome: Option<Outcome>) -> Result<(), Failure> {
-        match outcome {
-            None => {}
-            Some(Ok(folder)) => (self.newest, self.failure) = (Some(folder), None),
-            Some(Err(CheckpointError::Group(error))) => return Err(error.into()),
-            Some(Err(error)) => {
-                let why = if error.is_full() {
-                    ", for want of room"
-                } else {
-                    ""
-                };
-                if self.joint.as_ref().is_none_or(JointSaver::leads) {
-                    tracing::warn!(
-                        "no checkpoint was written{why}: {error}; earlier ones are whole, and training goes on"
-                    );
-                }
-                self.failure = Some(error);
-            }
-        }
-        Ok(())
-    }
-
-    /// Notes how the save that is under way ended, if it has.
-    fn poll(&mut self) -> Result<(), Failure> {
-        let outcome = match &mut self.joint {
-            Some(joint) => joint.poll(),
-            None => self.writer.take_outcome(),
-        };
-        self.note(outcome)
-    }
-
-    /// Waits for the save that is under way, and notes how it ended.
-    fn wait(&mut self) -> Result<(), Failure> {
-        let outcome = match &mut self.joint {
-            Some(joint) => joint.wait(),
-            None => self.writer.wait(),
-        };
-        self.note(outcome)
-    }
-
-    /// Waits for the save that is under way.
-    ///
-    /// # Errors
-    /// If the last one failed: none comes after it that could make up for it.
-    pub(super) fn finish(&mut self) -> Result<(), Failure> {
-        self.wait()?;
-        let Some(error) = self.failure.take() else {
-            return Ok(());
-        };
-        // The step is not saved, whatever checkpoint there is.
-        self.last = None;
-        Err(error.into())
-    }
-}
-
-impl Checkpointing {
-    fn write(&self, state: &SessionState) -> Outcome {
-        let contents = Contents {
-            state: &self.state,
-            model: &state.weights(),
-            optimizer: &state.optimizer(),
-            files: &self.files,
-            max_shard_bytes: MAX_SHARD_BYTES,
-        };
-        let folder = save(&Disk, &self.run, &contents)?;
-        self.old.remove();
-        Ok(folder)
-    }
-
-    /// The same of several ranks.
-    fn of_ranks(self) -> JointCheckpoint {
-        let Checkpointing {
-            run,
-            state,
-            files,
-            old,
-        } = self;
-        JointCheckpoint {
-            run,
-            state,
-            files,
-            published: Box::new(move || old.remove()),
-        }
-    }
-}
-
-impl Old {
-    fn remove(&self) {
-        let Some(last) = self.keep_last else { return };
-        if let Err(error) = keep(&Disk, &self.run, self.step, last, self.best) {
-            tracing::warn!("an old checkpoint could not be removed: {error}");
-        }
-    }
-}
 
 impl Run {
     /// Saves the state after the last step, in the background where there is a copy for it. A save that fails is told of, and
@@ -308,7 +136,7 @@ impl Run {
     fn checkpointing(&self, session: &Session) -> Result<Checkpointing, Failure> {
         let config = &self.resolved.config;
         let dtype = session.model().dtype();
-        let origin = &self.saver.origin;
+        let origin = self.saver.origin();
         let mut files = origin.files(&config.model, config.data.seq, dtype);
         files.push(("config.toml".into(), config.to_toml()?.into_bytes()));
         let (run, state) = (self.directory.path(), self.trainer_state(session));
@@ -358,32 +186,5 @@ impl Run {
             reads_bytes: self.reads_bytes,
             ranks,
         }
-    }
-}
-
-/// What goes out with the model of a run: what came with the model that it starts from, and the tokenizer of its data where
-/// that has none.
-pub(super) fn origin(from: Option<&Path>, data: Option<&Path>) -> Result<Origin, Failure> {
-    let origin = from.map(Origin::read).transpose()?.unwrap_or_default();
-    match data {
-        Some(folder) => Ok(origin.with_tokenizer_from(folder)?),
-        None => Ok(origin),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Or else the checkpoint before would be taken for that of the last step.
-    #[test]
-    fn a_step_whose_save_failed_is_not_saved() {
-        let mut saver = Saver::new(Origin::default(), None, None);
-        (saver.last, saver.newest) = (Some(4), Some("step-2".into()));
-        let error = CheckpointError::Thread(std::io::Error::other("none is left"));
-        saver.note(Some(Err(error))).unwrap();
-        saver.finish().unwrap_err();
-        assert_eq!(saver.last, None);
-        saver.finish().unwrap();
     }
 }

@@ -1,0 +1,49 @@
+//! What comes first in every command that has a configuration.
+
+use crate::checkpoints::configuration_to_resume;
+use crate::failure::Failure;
+use crate::initial_model::adopt_model;
+use crate::samples::warn_of_warmup;
+use crate::threads::start_threads;
+use settings::load::{Source, load};
+use settings::{AutoOr, Resolved, Resume, Task};
+
+/// Starts the threads, warns of settings without effect, and takes what a folder says of the model or of the run that goes on.
+pub(crate) fn begin(resolved: &mut Resolved) -> Result<(), Failure> {
+    start_threads(resolved.config.train.threads)?;
+    for (key, needs) in resolved.config.unused() {
+        tracing::warn!("{key} has no effect on the run: it is for {needs}");
+    }
+    // How many steps some epochs are is known once the data is open.
+    if resolved.config.train.epochs.is_none() {
+        warn_of_warmup(&resolved.config);
+    }
+    keep_head_chunk(resolved)?;
+    match resolved.options.init_from.clone() {
+        Some(folder) => adopt_model(resolved, &folder),
+        None => Ok(()),
+    }
+}
+
+/// What is said of a run that goes on has the chunk of the output head that the run keeps, where that is left to a choice.
+/// Without such a run, it would be about another one. Training looks for itself, with all ranks and checksums
+/// (`train/resuming.rs`).
+fn keep_head_chunk(resolved: &mut Resolved) -> Result<(), Failure> {
+    let (options, chunk) = (&resolved.options, &mut resolved.config.memory.head_chunk);
+    let (Some(resume), false) = (&options.resume, resolved.task == Task::Train) else {
+        return Ok(());
+    };
+    let Some(file) = configuration_to_resume(resume, options.out.as_deref()) else {
+        if *resume == Resume::Auto {
+            return Ok(());
+        }
+        return Err(Failure::Usage(
+            "--resume names no run with a checkpoint, so there is nothing to plan; name one, or leave it out".into(),
+        ));
+    };
+    if *chunk == AutoOr::Auto {
+        let source = Source::open(&file.to_string_lossy())?;
+        *chunk = load(&source, &[], false)?.config.memory.head_chunk;
+    }
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! Finds the checkpoint that a command is about.
+
+use crate::failure::Failure;
+use checkpoint::{Checkpoint, Found, find_any_together, find_together, glance};
+use collectives::{Alone, Group};
+use settings::Resume;
+use std::path::{Path, PathBuf};
+
+/// The checkpoint in a folder, or the newest whole one of a run.
+pub(crate) fn newest_checkpoint(folder: &Path) -> Result<Checkpoint, Failure> {
+    newest_together(folder, &Alone)
+}
+
+/// The same for all ranks of a group, of which the first one tells.
+pub(crate) fn newest_together(folder: &Path, group: &dyn Group) -> Result<Checkpoint, Failure> {
+    Ok(tell_passed_over(find_together(folder, group)?, group))
+}
+
+/// The newest whole checkpoint of a run, if it has any, for all ranks of a group.
+pub(crate) fn newest_if_any(run: &Path, group: &dyn Group) -> Result<Option<Checkpoint>, Failure> {
+    let found = find_any_together(run, group)?;
+    Ok(found.map(|found| tell_passed_over(found, group)))
+}
+
+fn tell_passed_over(found: Found, group: &dyn Group) -> Checkpoint {
+    let Found {
+        checkpoint,
+        passed_over,
+    } = found;
+    if group.rank() == 0 {
+        for newer in passed_over {
+            tracing::warn!("{newer}; an earlier one is taken");
+        }
+    }
+    checkpoint
+}
+
+/// The folder of that checkpoint, or the folder itself if it is a model's.
+pub(crate) fn model_folder(folder: &Path) -> Result<PathBuf, Failure> {
+    let has = |name| folder.join(name).exists();
+    match has("config.json") && !has("manifest.json") {
+        true => Ok(folder.into()),
+        false => Ok(newest_checkpoint(folder)?.path),
+    }
+}
+
+/// The configuration of the checkpoint that is to go on, for settings that the command line leaves open: of a run, that of
+/// the newest.
+pub(crate) fn configuration_to_resume(resume: &Resume, out: Option<&Path>) -> Option<PathBuf> {
+    let folder = match resume {
+        Resume::Folder(folder) => folder,
+        Resume::Latest | Resume::Auto => out?,
+    };
+    Some(glance(folder, "config.toml")?.join("config.toml"))
+}

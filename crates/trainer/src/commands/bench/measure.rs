@@ -1,0 +1,174 @@
+//! One run of a strategy, in a process of its own: nothing of it, memory or caches, meets the next.
+
+use crate::failure::Failure;
+use crate::gpu_watch::{GpuFigures, watched};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use settings::{RankEngine, Resolved};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// What a run told.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct BenchRun {
+    /// How it ended.
+    pub(crate) result: RunEnd,
+    /// Medians and peaks over the steps that count; nothing where there are none.
+    #[serde(flatten)]
+    pub(crate) figures: Option<RunFigures>,
+    /// Why there are none.
+    pub(crate) reason: Option<String>,
+    /// What the GPU did meanwhile; none without NVML.
+    #[serde(default)]
+    pub(crate) gpu: Option<GpuFigures>,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum RunEnd {
+    /// It made all its steps.
+    Ok,
+    /// It ran out of memory.
+    Oom,
+    /// It failed otherwise.
+    Failed,
+}
+
+/// The figures of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RunFigures {
+    /// Most live bytes of the device.
+    pub(crate) peak_bytes: u64,
+    /// Median time of a step.
+    pub(crate) step_ms: f64,
+    /// Median over steps, masked tokens included.
+    pub(crate) tokens_per_s: f64,
+    /// Model FLOPs in units of 10^12 a second; replays do not count.
+    pub(crate) tflops: Option<f64>,
+    /// Share of the device's peak; none where that is unknown.
+    pub(crate) mfu: Option<f64>,
+    /// Loss of the last step.
+    pub(crate) loss: f64,
+}
+
+/// Runs `train` with a configuration for `warmup` and `steps` more steps, in a folder that is not there yet.
+///
+/// # Errors
+/// The configuration cannot be written or the program not be started.
+pub(crate) fn measure(
+    resolved: &Resolved,
+    (warmup, steps): (usize, usize),
+    folder: &Path,
+) -> Result<BenchRun, Failure> {
+    let mut config = resolved.config.clone();
+    config.train.steps = warmup + steps;
+    // A traced run waits for every operation; what happens between steps is no part of a strategy.
+    config.log.trace = false;
+    config.without_between_steps();
+    // Whatever launched bench, a run of it is no rank of that; a group of one it may be.
+    config.collectives.zero = config.ranks().map(|ranks| ranks.zero);
+    config.collectives.engine = RankEngine::Alone;
+    let file = folder.with_extension("toml");
+    std::fs::write(&file, config.to_toml()?).map_err(Failure::file(&file))?;
+    let program = std::env::current_exe().map_err(Failure::file("the path of this program"))?;
+    let mut command = Command::new(&program);
+    command
+        .arg("train")
+        .arg("--quiet")
+        .arg("--config")
+        .arg(&file);
+    command.arg("--out").arg(folder);
+    if let Some(model) = &resolved.options.init_from {
+        command.arg("--init-from").arg(model);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let (ended, gpu) = watched(resolved.device(), || command.output());
+    let ended = ended.map_err(Failure::file(&program))?;
+    let said = String::from_utf8_lossy(&ended.stderr);
+    let reason = || {
+        let error = said.lines().find_map(|line| line.strip_prefix("error: "));
+        error
+            .or(said.lines().last())
+            .unwrap_or("it said nothing")
+            .to_string()
+    };
+    let run = match ended.status.code() {
+        Some(0) => match figures(folder, warmup) {
+            Some(figures) => BenchRun {
+                result: RunEnd::Ok,
+                figures: Some(figures),
+                reason: None,
+                gpu: None,
+            },
+            None => failed("its metrics have no steps".into()),
+        },
+        Some(3) => BenchRun {
+            result: RunEnd::Oom,
+            figures: None,
+            reason: Some(reason()),
+            gpu: None,
+        },
+        _ => failed(reason()),
+    };
+    Ok(BenchRun { gpu, ..run })
+}
+
+fn failed(reason: String) -> BenchRun {
+    BenchRun {
+        result: RunEnd::Failed,
+        figures: None,
+        reason: Some(reason),
+        gpu: None,
+    }
+}
+
+/// Reads the metrics of a run, less its first steps.
+fn figures(folder: &Path, warmup: usize) -> Option<RunFigures> {
+    let text = std::fs::read_to_string(folder.join("metrics.jsonl")).ok()?;
+    let lines = text
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
+    let steps: Vec<Value> = lines
+        .filter(|line: &Value| line["kind"] == "step")
+        .collect();
+    let counted = steps.get(warmup..).filter(|counted| !counted.is_empty())?;
+    let of = |name: &str| {
+        let values = counted.iter().filter_map(|step| step[name].as_f64());
+        median(values.collect())
+    };
+    Some(RunFigures {
+        peak_bytes: steps
+            .iter()
+            .filter_map(|step| step["peak_bytes"].as_u64())
+            .max()?,
+        step_ms: of("step_ms")?,
+        tokens_per_s: of("tokens_per_s")?,
+        tflops: of("tflops"),
+        mfu: of("mfu"),
+        loss: counted.last()?["loss"].as_f64()?,
+    })
+}
+
+/// The middle of some values, or the mean of the two in the middle; none of none.
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        count if count % 2 == 1 => Some(values[middle]),
+        _ => Some((values[middle - 1] + values[middle]) / 2.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(vec![]), None);
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 9.0]), Some(3.0));
+    }
+}

@@ -1,0 +1,341 @@
+//! The `bench` command: strategies measured side by side, and a guard for their peaks.
+//!
+//! Every strategy is planned first, then trained in a process of its own, in rounds: each round has every strategy once, so
+//! that a machine that gets slower gets slower for all.
+
+mod args;
+mod folded;
+mod golden;
+mod journal;
+mod matrix;
+mod measure;
+mod output;
+mod plot;
+mod rows;
+
+pub use args::BenchArgs;
+
+use crate::decisions;
+use crate::failure::Failure;
+use crate::gpu_watch::warnings;
+use crate::interrupt::Interrupt;
+use crate::limits::{limit_of_plan, refuse_without_room};
+use crate::model_tokens::{ModelTokens, describe};
+use crate::samples::data_options;
+use crate::stdout::{print, print_json};
+use args::Shared;
+use golden::Golden;
+use indicatif::{ProgressBar, ProgressStyle};
+use journal::{Journal, JournalEntry};
+use matrix::BenchStrategy;
+use planner::Plan;
+use rows::{Outcome, Planned, Row, rows};
+use serde::Serialize;
+use settings::{Resolved, Settings};
+use std::path::PathBuf;
+
+/// Steps and rounds of a matrix that says nothing of them.
+const WARMUP: usize = 2;
+const STEPS: usize = 6;
+const ROUNDS: usize = 3;
+
+/// `bench --json`.
+#[derive(Serialize)]
+struct Report<'a> {
+    version: &'static str,
+    /// Where it was measured, or planned for.
+    device: String,
+    warmup: usize,
+    steps: usize,
+    rounds: usize,
+    /// Nothing was run.
+    plan_only: bool,
+    rows: &'a [Row],
+}
+
+/// Compares strategies.
+///
+/// # Errors
+/// [`Failure`]: a matrix that is none, files that cannot be read or written, peaks that changed, an interruption.
+pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
+    let shared = args.shared()?;
+    if shared.options().trace.is_some() {
+        return Err(Failure::Usage(
+            "a traced run waits for every operation, so bench does not trace; use `trainer train --trace`".into(),
+        ));
+    }
+    // Read before anything is measured, so that a missing file costs no time.
+    let was = args.check.as_deref().map(Golden::read).transpose()?;
+    let strategies = shared.matrix().strategies()?;
+    let planned = plan_all(&shared, &strategies)?;
+    let bench = Bench::new(args, &shared);
+    let (runs, interrupted) = match args.plan_only {
+        true => (Vec::new(), None),
+        false => {
+            planned.refuse_foreign_data()?;
+            bench.measure_all(&shared, &planned)?
+        }
+    };
+    let rows = rows(&planned.planned, &runs, args.plan_only);
+    warn_of_the_gpu(&runs);
+    bench.print(args, &planned.device, &rows)?;
+    if let Some(path) = &args.plot {
+        plot::draw(path, &rows)?;
+    }
+    if let Some(signal) = interrupted {
+        return Err(Failure::BenchInterrupted {
+            signal,
+            journal: args.journal.clone(),
+        });
+    }
+    let golden = Golden::new(&planned.planned, &rows);
+    match (&args.bless, was) {
+        (Some(path), _) => golden.write(path),
+        (None, Some(was)) => check(&was, &golden, args.tolerance),
+        (None, None) => match output::failures(&rows) {
+            0 => Ok(()),
+            failed => Err(Failure::StrategiesFailed { failed }),
+        },
+    }
+}
+
+/// Says what makes the measurements worth less, where that is known.
+fn warn_of_the_gpu(runs: &[JournalEntry]) {
+    let watched = runs
+        .iter()
+        .filter_map(|entry| Some((entry.strategy.as_str(), entry.run.gpu.as_ref()?)));
+    for warning in warnings(&watched.collect::<Vec<_>>()) {
+        tracing::warn!("{warning}");
+    }
+}
+
+/// Says what has changed, and fails on any byte.
+fn check(was: &Golden, now: &Golden, tolerance: f64) -> Result<(), Failure> {
+    let changes = was.changes(now, tolerance);
+    for warning in &changes.warnings {
+        tracing::warn!("{warning}");
+    }
+    match changes.failures.as_slice() {
+        [] => Ok(()),
+        failures => Err(Failure::PeaksChanged(failures.join("\n"))),
+    }
+}
+
+/// Every strategy with its plan.
+struct PlannedMatrix {
+    planned: Vec<Planned>,
+    /// Their configurations, where settings go together.
+    resolved: Vec<Option<Resolved>>,
+    device: String,
+}
+
+impl PlannedMatrix {
+    /// Refuses data that the model may not read before anything is measured: every strategy reads the same.
+    fn refuse_foreign_data(&self) -> Result<(), Failure> {
+        let strategies = self.planned.iter().zip(&self.resolved);
+        let mut measured = strategies.filter(|(planned, _)| planned.obstacle.is_none());
+        let Some(resolved) = measured.find_map(|(_, resolved)| resolved.as_ref()) else {
+            return Ok(());
+        };
+        let tokens = ModelTokens::of_run(resolved, resolved.options.init_from.as_deref());
+        let dataset = tokens.open_own(&data_options(resolved), resolved)?;
+        tracing::info!("training on {}", describe(&dataset));
+        Ok(())
+    }
+}
+
+/// Plans every strategy. One whose settings do not go together is no reason to stop; that all of them are is.
+fn plan_all(shared: &Shared, strategies: &[BenchStrategy]) -> Result<PlannedMatrix, Failure> {
+    let mut matrix = PlannedMatrix {
+        planned: Vec::new(),
+        resolved: Vec::new(),
+        device: String::new(),
+    };
+    let mut refused = None;
+    for strategy in strategies {
+        let planned = shared
+            .resolve(strategy)
+            .map_err(Failure::from)
+            .and_then(|mut resolved| {
+                let plan = plan(&mut resolved)?;
+                Ok((resolved, plan))
+            });
+        let (resolved, plan, obstacle) = match planned {
+            Ok((resolved, plan)) => {
+                matrix.device = resolved.device().to_string();
+                let obstacle = obstacle(&resolved, &plan, shared.plans_only());
+                (Some(resolved), Ok(plan), obstacle)
+            }
+            Err(failure) => {
+                let why = failure.to_string();
+                refused.get_or_insert(failure);
+                (None, Err(why), None)
+            }
+        };
+        matrix.planned.push(Planned {
+            strategy: strategy.clone(),
+            plan,
+            obstacle,
+        });
+        matrix.resolved.push(resolved);
+    }
+    match refused {
+        Some(failure) if matrix.resolved.iter().all(Option::is_none) => Err(failure),
+        _ => Ok(matrix),
+    }
+}
+
+/// Plans a strategy. Its run has the chunk of the output head that was planned, whatever its device would hold.
+fn plan(resolved: &mut Resolved) -> Result<Plan, Failure> {
+    let config = decisions::on_paper(resolved, None)?;
+    resolved.config.memory.head_chunk = config.memory.head_chunk;
+    Ok(Plan::new(
+        &Settings::new(&config)?,
+        resolved.device().target(),
+    )?)
+}
+
+/// Why a strategy is not worth a run: its plan is above a limit in bytes, or this host has no room for it.
+fn obstacle(resolved: &Resolved, plan: &Plan, plans_only: bool) -> Option<(Outcome, String)> {
+    if resolved.config.memory.force {
+        return None;
+    }
+    if let Some(limit) = limit_of_plan(resolved).filter(|limit| plan.peak_bytes > *limit) {
+        let over = memory::format_bytes(plan.peak_bytes - limit);
+        let largest = plan.largest_at_peak.first().map_or("", |lease| lease.name);
+        return Some((
+            Outcome::Oom,
+            format!("the plan's peak is {over} above the limit; the largest at it is `{largest}`"),
+        ));
+    }
+    if plans_only {
+        return None;
+    }
+    if let Some(rank) = resolved.config.rank.filter(|rank| rank.of > 1) {
+        return Some((
+            Outcome::Skipped,
+            format!(
+                "bench plans {} ranks and measures none: a launcher starts them, such as `mpirun -n {} trainer train`",
+                rank.of, rank.of
+            ),
+        ));
+    }
+    let (target, limit) = (resolved.device().target(), limit_of_plan(resolved));
+    let refused = refuse_without_room(&resolved.config, plan, target, limit).err()?;
+    Some((Outcome::Oom, refused.to_string()))
+}
+
+/// How a matrix is measured.
+struct Bench {
+    warmup: usize,
+    steps: usize,
+    rounds: usize,
+    journal: Option<PathBuf>,
+    quiet: bool,
+}
+
+impl Bench {
+    fn new(args: &BenchArgs, shared: &Shared) -> Bench {
+        let matrix = shared.matrix();
+        let rounds = args.rounds.map(|rounds| rounds as usize);
+        Bench {
+            warmup: matrix.warmup.unwrap_or(WARMUP),
+            steps: matrix.steps.unwrap_or(STEPS).max(1),
+            rounds: rounds.or(matrix.rounds).unwrap_or(ROUNDS).max(1),
+            journal: args.journal.clone(),
+            quiet: shared.options().quiet,
+        }
+    }
+
+    /// Runs every strategy that can be in every round. A signal ends it with what there is by then.
+    fn measure_all(
+        &self,
+        shared: &Shared,
+        matrix: &PlannedMatrix,
+    ) -> Result<(Vec<JournalEntry>, Option<i32>), Failure> {
+        let mut journal = Journal::open(self.journal.clone(), self.asked(shared, matrix)?)?;
+        let interrupt = Interrupt::new().map_err(|error| Failure::Device(error.to_string()))?;
+        let folder = tempfile::tempdir().map_err(Failure::file("a temporary folder"))?;
+        let bar = self.bar(matrix);
+        for round in 0..self.rounds {
+            for (planned, resolved) in matrix.planned.iter().zip(&matrix.resolved) {
+                bar.inc(1);
+                let Some(resolved) = resolved.as_ref().filter(|_| planned.obstacle.is_none())
+                else {
+                    continue;
+                };
+                if journal.has(&planned.strategy, round) {
+                    continue;
+                }
+                let strategy = planned.strategy.name.clone();
+                bar.set_message(strategy.clone());
+                let out = folder.path().join(format!("run-{}", bar.position()));
+                let run = measure::measure(resolved, (self.warmup, self.steps), &out)?;
+                // The signal reached the run too: what it made of it counts for nothing.
+                if let Some(signal) = interrupt.signal() {
+                    bar.finish_and_clear();
+                    return Ok((journal.runs().to_vec(), Some(signal)));
+                }
+                journal.add(JournalEntry {
+                    strategy,
+                    round,
+                    run,
+                })?;
+            }
+        }
+        bar.finish_and_clear();
+        Ok((journal.runs().to_vec(), None))
+    }
+
+    /// All that measurements depend on, but for the machine.
+    fn asked(&self, shared: &Shared, matrix: &PlannedMatrix) -> Result<String, Failure> {
+        let mut asked = format!(
+            "{} {} {}",
+            env!("CARGO_PKG_VERSION"),
+            self.warmup,
+            self.steps
+        );
+        let strategies = matrix.planned.iter().zip(&matrix.resolved);
+        for (planned, resolved) in strategies {
+            asked += &format!("\n[{}]\n", planned.strategy.name);
+            if let Some(resolved) = resolved {
+                asked += &resolved.config.to_toml()?;
+            }
+        }
+        asked += &format!("{:?}", shared.options().init_from);
+        Ok(asked)
+    }
+
+    /// A bar over the matrix on a terminal.
+    fn bar(&self, matrix: &PlannedMatrix) -> ProgressBar {
+        if self.quiet {
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::new((self.rounds * matrix.planned.len()) as u64);
+        let style = ProgressStyle::with_template("{bar:12} {pos}/{len}  {msg}  {eta}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar
+    }
+
+    fn print(&self, args: &BenchArgs, device: &str, rows: &[Row]) -> Result<(), Failure> {
+        if args.form.json {
+            return print_json(&Report {
+                version: env!("CARGO_PKG_VERSION"),
+                device: device.into(),
+                warmup: self.warmup,
+                steps: self.steps,
+                rounds: self.rounds,
+                plan_only: args.plan_only,
+                rows,
+            });
+        }
+        if args.form.csv {
+            return print(output::csv(rows));
+        }
+        let (table, reasons) = (output::table(rows), output::reasons(rows));
+        if args.form.markdown {
+            return print(table.markdown());
+        }
+        print(format_args!("{table}{reasons}"))
+    }
+}

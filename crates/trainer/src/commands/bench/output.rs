@@ -1,0 +1,143 @@
+//! The table of strategies: for a terminal, as Markdown, as comma-separated values.
+
+use super::rows::{Outcome, Row};
+use memory::format_bytes;
+use report::{Align, Table};
+
+/// Columns, and whether they are numbers.
+const COLUMNS: [(&str, Align); 13] = [
+    ("strategy", Align::Left),
+    ("result", Align::Left),
+    ("tokens/s", Align::Right),
+    ("spread", Align::Right),
+    ("TFLOP/s", Align::Right),
+    ("MFU", Align::Right),
+    ("speed", Align::Right),
+    ("planned peak", Align::Right),
+    ("measured peak", Align::Right),
+    ("saved", Align::Right),
+    ("sent a step", Align::Right),
+    ("ms/GiB", Align::Right),
+    ("dominated by", Align::Left),
+];
+
+/// All rows as a table; columns without an entry are left out.
+pub(crate) fn table(rows: &[Row]) -> Table {
+    let cells: Vec<[String; COLUMNS.len()]> = rows.iter().map(cells).collect();
+    let is_used = |column: &usize| cells.iter().any(|row| !row[*column].is_empty());
+    let used: Vec<usize> = (0..COLUMNS.len()).filter(is_used).collect();
+    let heads: Vec<(&str, Align)> = used.iter().map(|column| COLUMNS[*column]).collect();
+    let mut table = Table::of(&heads);
+    for row in &cells {
+        table.row(used.iter().map(|column| row[*column].clone()));
+    }
+    table
+}
+
+/// Why strategies have no measurements, a line each.
+pub(crate) fn reasons(rows: &[Row]) -> String {
+    let lines = rows.iter().filter_map(|row| {
+        let reason = row.reason.as_ref()?;
+        Some(format!(
+            "  {}: {}: {reason}\n",
+            row.strategy,
+            row.result.name()
+        ))
+    });
+    lines.collect()
+}
+
+fn cells(row: &Row) -> [String; COLUMNS.len()] {
+    let number = |value: Option<f64>, text: fn(f64) -> String| value.map_or(String::new(), text);
+    let bytes = |value: Option<u64>| value.map_or(String::new(), format_bytes);
+    let saved = row.saved_bytes.filter(|saved| *saved != 0);
+    [
+        row.strategy.clone(),
+        row.result.name().into(),
+        number(row.tokens_per_s, |speed| format!("{speed:.0}")),
+        number(row.spread, |spread| format!("{:.1} %", 100.0 * spread)),
+        number(row.tflops, |tflops| format!("{tflops:.3}")),
+        number(row.mfu, |mfu| format!("{:.1} %", 100.0 * mfu)),
+        number(row.against_baseline, |ratio| format!("{ratio:.3}")),
+        bytes(row.planned_peak_bytes),
+        bytes(row.peak_bytes),
+        saved.map_or(String::new(), signed_bytes),
+        bytes(row.planned_sent_bytes),
+        // No "-0".
+        number(row.ms_per_gib_saved, |ms| {
+            format!("{:.0}", ms.round() + 0.0)
+        }),
+        row.dominated_by.clone().unwrap_or_default(),
+    ]
+}
+
+fn signed_bytes(bytes: i64) -> String {
+    let sign = if bytes < 0 { "-" } else { "" };
+    format!("{sign}{}", format_bytes(bytes.unsigned_abs()))
+}
+
+/// Every field of every row that has one value, for spreadsheets: bytes as bytes.
+pub(crate) fn csv(rows: &[Row]) -> String {
+    let mut text = String::from(
+        "strategy,result,tokens_per_s,spread,step_ms,tflops,mfu,against_baseline,planned_peak_bytes,peak_bytes,\
+         saved_bytes,ms_per_gib_saved,planned_sent_bytes,recompute_flops_fraction,dominated_by,reason\n",
+    );
+    for row in rows {
+        let number = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
+        let whole = |value: Option<u64>| value.map_or(String::new(), |value| value.to_string());
+        let fields = [
+            quoted(&row.strategy),
+            row.result.name().to_string(),
+            number(row.tokens_per_s),
+            number(row.spread),
+            number(row.step_ms),
+            number(row.tflops),
+            number(row.mfu),
+            number(row.against_baseline),
+            whole(row.planned_peak_bytes),
+            whole(row.peak_bytes),
+            row.saved_bytes
+                .map_or(String::new(), |bytes| bytes.to_string()),
+            number(row.ms_per_gib_saved),
+            whole(row.planned_sent_bytes),
+            number(row.recompute_flops_fraction),
+            quoted(row.dominated_by.as_deref().unwrap_or_default()),
+            quoted(row.reason.as_deref().unwrap_or_default()),
+        ];
+        text += &fields.join(",");
+        text.push('\n');
+    }
+    text
+}
+
+/// A field by RFC 4180.
+fn quoted(text: &str) -> String {
+    match text.contains([',', '"', '\n']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.into(),
+    }
+}
+
+/// Whether something that was to be measured was not.
+pub(crate) fn failures(rows: &[Row]) -> usize {
+    rows.iter()
+        .filter(|row| row.result == Outcome::Failed)
+        .count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_with_commas_are_quoted() {
+        assert_eq!(quoted("core_attn,mlp"), "\"core_attn,mlp\"");
+        assert_eq!(quoted("none"), "none");
+        assert_eq!(quoted("a \"b\""), "\"a \"\"b\"\"\"");
+    }
+
+    #[test]
+    fn what_grows_is_negative() {
+        assert_eq!(signed_bytes(-2048), "-2.00 KiB");
+    }
+}

@@ -1,0 +1,346 @@
+//! The table's rows: what was planned and measured of each strategy, beside the baseline of its model.
+
+use super::journal::JournalEntry;
+use super::matrix::BenchStrategy;
+use super::measure::{RunEnd, RunFigures, median};
+use crate::gpu_watch::GpuFigures;
+use planner::Plan;
+use serde::Serialize;
+
+/// A strategy's row.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    /// The strategy's name.
+    pub(crate) strategy: String,
+    /// Its model, where the matrix has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) model: Option<String>,
+    /// How many ranks train together, where its plan is one of several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ranks: Option<usize>,
+    /// Its settings, as `--set` takes them.
+    pub(crate) set: Vec<String>,
+    /// How it went.
+    pub(crate) result: Outcome,
+    /// Why there are no measurements.
+    pub(crate) reason: Option<String>,
+    /// Most live device bytes of a step, measured.
+    pub(crate) peak_bytes: Option<u64>,
+    /// The same, planned; none for settings that do not go together.
+    pub(crate) planned_peak_bytes: Option<u64>,
+    /// What the plan reserves of a device.
+    pub(crate) planned_reserved_bytes: Option<u64>,
+    /// Pinned host memory, planned.
+    pub(crate) planned_host_bytes: Option<u64>,
+    /// Scratch files on the disk, planned.
+    pub(crate) planned_disk_bytes: Option<u64>,
+    /// Bytes that a rank sends to others in a step, planned; none of a process alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) planned_sent_bytes: Option<u64>,
+    /// FLOPs of replays over those of forward and backward, planned.
+    pub(crate) recompute_flops_fraction: Option<f64>,
+    /// The planned peak less than the baseline's.
+    pub(crate) saved_bytes: Option<i64>,
+    /// Median over rounds, each the median of its steps.
+    pub(crate) tokens_per_s: Option<f64>,
+    /// The largest less the smallest of the rounds, over the median; none of a single round.
+    pub(crate) spread: Option<f64>,
+    /// Median time of a step.
+    pub(crate) step_ms: Option<f64>,
+    /// Model FLOPs in units of 10^12 a second.
+    pub(crate) tflops: Option<f64>,
+    /// Share of the device's peak.
+    pub(crate) mfu: Option<f64>,
+    /// Speed over the baseline's, the median over rounds of both in one round.
+    pub(crate) against_baseline: Option<f64>,
+    /// How much longer the baseline's step would take at this speed (`against_baseline`), for a GiB that is saved.
+    pub(crate) ms_per_gib_saved: Option<f64>,
+    /// A strategy that needs no more memory, and is faster by more than the spread of either.
+    pub(crate) dominated_by: Option<String>,
+    /// Loss of the last step.
+    pub(crate) loss: Option<f64>,
+    /// What the GPU did meanwhile; none without NVML.
+    pub(crate) gpu: Option<GpuFigures>,
+}
+
+/// How a strategy went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Outcome {
+    /// It was measured; or only planned, and fits.
+    Ok,
+    /// It does not fit.
+    Oom,
+    /// It ended in another way.
+    Failed,
+    /// It was not tried.
+    Skipped,
+}
+
+impl Outcome {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Outcome::Ok => "ok",
+            Outcome::Oom => "oom",
+            Outcome::Failed => "failed",
+            Outcome::Skipped => "skipped",
+        }
+    }
+}
+
+/// What is known of a strategy before its first run.
+pub(crate) struct Planned {
+    pub(crate) strategy: BenchStrategy,
+    /// The plan, or why there is none.
+    pub(crate) plan: Result<Plan, String>,
+    /// Why it is not tried although there is a plan.
+    pub(crate) obstacle: Option<(Outcome, String)>,
+}
+
+/// All rows, in the matrix's order.
+pub(crate) fn rows(planned: &[Planned], runs: &[JournalEntry], plan_only: bool) -> Vec<Row> {
+    let mut rows: Vec<Row> = planned
+        .iter()
+        .map(|one| row(one, runs, plan_only))
+        .collect();
+    for index in 0..rows.len() {
+        let baseline = rows
+            .iter()
+            .position(|other| other.model == rows[index].model);
+        let baseline = baseline.expect("a row has its own model");
+        compare(&mut rows, index, baseline, runs);
+    }
+    let dominators: Vec<Option<String>> = rows.iter().map(|row| dominator(row, &rows)).collect();
+    for (row, dominated_by) in rows.iter_mut().zip(dominators) {
+        row.dominated_by = dominated_by;
+    }
+    rows
+}
+
+fn row(planned: &Planned, runs: &[JournalEntry], plan_only: bool) -> Row {
+    let Planned {
+        strategy,
+        plan,
+        obstacle,
+    } = planned;
+    let of_strategy: Vec<&JournalEntry> = runs
+        .iter()
+        .filter(|entry| entry.strategy == strategy.name)
+        .collect();
+    let unlucky = of_strategy.iter().find(|entry| entry.run.figures.is_none());
+    let (result, reason) = match (plan, obstacle, unlucky) {
+        (Err(why), ..) => (Outcome::Skipped, Some(why.clone())),
+        (_, Some((outcome, why)), _) => (*outcome, Some(why.clone())),
+        (.., Some(entry)) if entry.run.result == RunEnd::Oom => {
+            (Outcome::Oom, entry.run.reason.clone())
+        }
+        (.., Some(entry)) => (Outcome::Failed, entry.run.reason.clone()),
+        _ if of_strategy.is_empty() && !plan_only => {
+            (Outcome::Skipped, Some("it was not reached".into()))
+        }
+        _ => (Outcome::Ok, None),
+    };
+    let figures: Vec<&RunFigures> = of_strategy
+        .iter()
+        .filter_map(|entry| entry.run.figures.as_ref())
+        .collect();
+    let of = |figure: fn(&RunFigures) -> Option<f64>| {
+        median(figures.iter().filter_map(|one| figure(one)).collect())
+    };
+    let gpu: Vec<&GpuFigures> = of_strategy
+        .iter()
+        .filter_map(|entry| entry.run.gpu.as_ref())
+        .collect();
+    let speeds = || figures.iter().map(|figures| figures.tokens_per_s);
+    let (most, least) = (
+        speeds().fold(0.0, f64::max),
+        speeds().fold(f64::INFINITY, f64::min),
+    );
+    let tokens_per_s = of(|figures| Some(figures.tokens_per_s));
+    let plan = plan.as_ref().ok();
+    Row {
+        strategy: strategy.name.clone(),
+        model: strategy.config.clone(),
+        ranks: plan.and_then(|plan| Some(plan.ranks.as_ref()?.ranks)),
+        set: strategy.set.clone(),
+        result,
+        reason,
+        peak_bytes: figures.iter().map(|figures| figures.peak_bytes).max(),
+        planned_peak_bytes: plan.map(|plan| plan.peak_bytes),
+        planned_reserved_bytes: plan.map(|plan| plan.reserved_bytes),
+        planned_host_bytes: plan.map(|plan| plan.host_pinned_bytes),
+        planned_disk_bytes: plan.map(|plan| plan.disk_bytes),
+        planned_sent_bytes: plan.and_then(|plan| Some(plan.ranks.as_ref()?.sent_bytes)),
+        recompute_flops_fraction: plan.map(|plan| plan.recompute_flops_fraction),
+        saved_bytes: None,
+        tokens_per_s,
+        spread: tokens_per_s
+            .filter(|_| figures.len() > 1)
+            .map(|median| (most - least) / median),
+        step_ms: of(|figures| Some(figures.step_ms)),
+        tflops: of(|figures| figures.tflops),
+        mfu: of(|figures| figures.mfu),
+        against_baseline: None,
+        ms_per_gib_saved: None,
+        dominated_by: None,
+        loss: figures.last().map(|figures| figures.loss),
+        gpu: GpuFigures::of_runs(&gpu),
+    }
+}
+
+/// Fills in what stands beside the baseline.
+fn compare(rows: &mut [Row], index: usize, baseline: usize, runs: &[JournalEntry]) {
+    let base = &rows[baseline];
+    let row = &rows[index];
+    let saved = row.planned_peak_bytes.zip(base.planned_peak_bytes);
+    let saved = saved.map(|(bytes, of_base)| of_base as i64 - bytes as i64);
+    let speed_in = |strategy: &str, round: usize| {
+        let mut of_round = runs
+            .iter()
+            .filter(|entry| entry.strategy == strategy && entry.round == round);
+        of_round.find_map(|entry| Some(entry.run.figures.as_ref()?.tokens_per_s))
+    };
+    let rounds = runs.iter().map(|entry| entry.round + 1).max().unwrap_or(0);
+    let ratio = |round| Some(speed_in(&row.strategy, round)? / speed_in(&base.strategy, round)?);
+    let against_baseline = median((0..rounds).filter_map(ratio).collect());
+    let slower = base.step_ms.zip(against_baseline);
+    let slower = slower.map(|(of_base, speed)| of_base / speed - of_base);
+    let gib = saved
+        .filter(|saved| *saved > 0)
+        .map(|saved| saved as f64 / (1u64 << 30) as f64);
+    let row = &mut rows[index];
+    row.saved_bytes = saved;
+    row.against_baseline = against_baseline;
+    row.ms_per_gib_saved = slower.zip(gib).map(|(ms, gib)| ms / gib);
+}
+
+/// The smallest strategy of the same model that needs no more memory and is faster by more than the spread of either: a smaller
+/// difference may turn round in the next measurement. A single round has no spread, so nothing dominates after it.
+fn dominator(row: &Row, rows: &[Row]) -> Option<String> {
+    let score = |row: &Row| Some((row.peak_bytes?, row.tokens_per_s?, row.spread?));
+    let (peak, speed, spread) = score(row)?;
+    let others = rows.iter().filter(|other| other.model == row.model);
+    let better = others.filter_map(|other| {
+        let (other_peak, other_speed, other_spread) = score(other)?;
+        let is_faster = other_speed > speed * (1.0 + spread.max(other_spread));
+        (other_peak <= peak && is_faster).then_some((other_peak, other))
+    });
+    better
+        .min_by_key(|(peak, _)| *peak)
+        .map(|(_, other)| other.strategy.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::bench::measure::BenchRun;
+
+    fn planned(names: &[&str]) -> Vec<Planned> {
+        let planned = names.iter().map(|name| Planned {
+            strategy: BenchStrategy {
+                name: (*name).into(),
+                config: None,
+                ranks: None,
+                set: Vec::new(),
+            },
+            plan: Err("not planned here".into()),
+            obstacle: None,
+        });
+        planned.collect()
+    }
+
+    fn entry(strategy: &str, round: usize, peak_bytes: u64, tokens_per_s: f64) -> JournalEntry {
+        let figures = RunFigures {
+            peak_bytes,
+            step_ms: 1e6 / tokens_per_s,
+            tokens_per_s,
+            tflops: None,
+            mfu: None,
+            loss: 1.0,
+        };
+        let run = BenchRun {
+            result: RunEnd::Ok,
+            figures: Some(figures),
+            reason: None,
+            gpu: None,
+        };
+        JournalEntry {
+            strategy: strategy.into(),
+            round,
+            run,
+        }
+    }
+
+    /// The machine is half as fast in the second round: that is nobody's fault.
+    #[test]
+    fn drift_hits_all_alike() {
+        let runs = [
+            entry("none", 0, 100, 1000.0),
+            entry("full", 0, 50, 800.0),
+            entry("none", 1, 100, 500.0),
+            entry("full", 1, 50, 400.0),
+        ];
+        let rows = rows(&planned(&["none", "full"]), &runs, false);
+        assert_eq!(rows[0].against_baseline, Some(1.0));
+        assert_eq!(rows[1].against_baseline, Some(0.8));
+        assert_eq!(rows[1].tokens_per_s, Some(600.0));
+    }
+
+    fn dominated(names: &[&str], runs: &[JournalEntry]) -> Vec<Option<String>> {
+        let rows = rows(&planned(names), runs, false);
+        rows.into_iter().map(|row| row.dominated_by).collect()
+    }
+
+    /// `near` is as fast as `none` within what either of them varies, in both directions.
+    #[test]
+    fn what_is_faster_beyond_the_spread_dominates() {
+        let names = ["none", "slow", "full", "bad", "near", "small"];
+        let round = |round, drift: f64| {
+            [
+                entry("none", round, 100, 1000.0 + drift),
+                entry("slow", round, 100, 900.0),
+                entry("full", round, 50, 800.0),
+                entry("bad", round, 90, 700.0),
+                entry("near", round, 100, 985.0 - drift),
+                entry("small", round, 40, 790.0 + drift),
+            ]
+        };
+        let runs = [round(0, 10.0), round(1, -10.0)].concat();
+        let expected = [None, Some("none"), None, Some("small"), None, None];
+        assert_eq!(
+            dominated(&names, &runs),
+            expected.map(|name| name.map(String::from))
+        );
+        let once = round(0, 0.0);
+        assert_eq!(dominated(&names, &once), vec![None; names.len()]);
+    }
+
+    /// The medians of both columns are from other rounds, but they say the same: who is faster saves time too.
+    #[test]
+    fn speed_and_time_for_a_gib_agree() {
+        let gib = 1 << 30;
+        let speeds = [(1000.0, 1010.0), (900.0, 890.0), (800.0, 816.0)];
+        let runs: Vec<JournalEntry> = speeds
+            .iter()
+            .enumerate()
+            .flat_map(|(round, (none, full))| {
+                [
+                    entry("none", round, 2 * gib, *none),
+                    entry("full", round, gib, *full),
+                ]
+            })
+            .collect();
+        let mut rows = rows(&planned(&["none", "full"]), &runs, false);
+        for (row, bytes) in rows.iter_mut().zip([2 * gib, gib]) {
+            row.planned_peak_bytes = Some(bytes);
+        }
+        // Medians apart would have the opposite: 890 tokens/s beside 900.
+        assert!(rows[1].step_ms > rows[0].step_ms);
+        compare(&mut rows, 1, 0, &runs);
+        let (speed, ms) = (rows[1].against_baseline, rows[1].ms_per_gib_saved);
+        assert_eq!(speed, Some(1.01));
+        let of_base = 1e6 / 900.0;
+        assert_eq!(ms, Some(of_base / 1.01 - of_base));
+        assert!(ms < Some(0.0));
+    }
+}

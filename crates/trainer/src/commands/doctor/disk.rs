@@ -1,0 +1,182 @@
+//! How fast a disk is, read and written as training does it.
+
+use super::rates::random_bytes;
+use super::rows;
+use crate::failure::Failure;
+use kernels::cpu::Cpu;
+use kernels::{BlockFile, KernelError, Kernels, Queue};
+use memory::{Buffer, Category, DType, Memory, format_bytes};
+use report::Table;
+use scratch::ScratchFolder;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A folder's disk.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct DiskRates {
+    /// The folder.
+    path: PathBuf,
+    /// Bytes that may be written there.
+    free_bytes: u64,
+    /// What carries reads and writes out: `io_uring` or `threads`.
+    engine: &'static str,
+    /// Whether they go past the page cache.
+    direct: bool,
+    /// Bytes that were written and read.
+    file_bytes: u64,
+    /// Reads, in units of 10^9 bytes a second.
+    read_gbps: f64,
+    /// Writes.
+    write_gbps: f64,
+    /// Both at a time, added up, as an update reads and writes states: `hardware.disk_gbps`.
+    disk_gbps: f64,
+}
+
+/// What is read or written at a time.
+const CHUNK_BYTES: usize = 64 << 20;
+
+/// Most bytes of the file.
+const FILE_BYTES: u64 = 1 << 30;
+
+/// How long each measurement takes at least, and how long the file may take to be filled.
+const TIME: Duration = Duration::from_secs(2);
+
+/// What is measured on.
+struct Bench {
+    cpu: Kernels<Cpu>,
+    file: Arc<dyn BlockFile>,
+    incoming: Buffer,
+    outgoing: Buffer,
+    /// Chunks that were written at least once: others cost less to read and more to write.
+    chunks: usize,
+}
+
+impl DiskRates {
+    /// Measures a folder's disk, within ten seconds. What is made there goes again.
+    ///
+    /// # Errors
+    /// [`Failure`] if the folder cannot be used, or its disk fails or has no room.
+    pub(super) fn measure(path: &Path) -> Result<DiskRates, Failure> {
+        let folder = ScratchFolder::open(path)?;
+        let free_bytes = folder.free_bytes()?;
+        // Half of what is free is left to others.
+        let chunks = (FILE_BYTES.min(free_bytes / 2) / CHUNK_BYTES as u64) as usize;
+        if chunks == 0 {
+            return Err(Failure::Usage(format!(
+                "`{}` has {} free, which is too little to measure its disk",
+                path.display(),
+                format_bytes(free_bytes)
+            )));
+        }
+        let file = folder.create("measured", (chunks * CHUNK_BYTES) as u64)?;
+        let (engine, direct) = (file.engine().name(), file.is_direct());
+        let mut bench = Bench::new(file)?;
+        bench.fill(chunks)?;
+        Ok(DiskRates {
+            path: path.into(),
+            free_bytes,
+            engine,
+            direct,
+            file_bytes: (bench.chunks * CHUNK_BYTES) as u64,
+            read_gbps: bench.rate(&[Queue::DiskRead])?,
+            write_gbps: bench.rate(&[Queue::DiskWrite])?,
+            disk_gbps: bench.rate(&[Queue::DiskRead, Queue::DiskWrite])?,
+        })
+    }
+
+    pub(super) fn table(&self) -> Table {
+        let way = match self.direct {
+            true => "past the page cache",
+            false => "through the page cache, which this file system has no way past",
+        };
+        let rate = |gbps: f64| Some(format!("{gbps:.2} GB/s"));
+        let table = vec![
+            ("free", Some(format_bytes(self.free_bytes))),
+            ("engine", Some(format!("{}, {way}", self.engine))),
+            ("reads", rate(self.read_gbps)),
+            ("writes", rate(self.write_gbps)),
+            ("both at once", rate(self.disk_gbps)),
+            (
+                "for plans",
+                Some(format!("--set hardware.disk_gbps={:.2}", self.disk_gbps)),
+            ),
+        ];
+        rows(&format!("disk of {}", self.path.display()), table)
+    }
+}
+
+impl Bench {
+    fn new(file: Arc<dyn BlockFile>) -> Result<Bench, Failure> {
+        let memory = Memory::host();
+        let cpu = Cpu::new(&memory, DType::F32)?;
+        let pinned =
+            |name| memory.lease_pinned(Category::Temporary, name, [CHUNK_BYTES], DType::U8);
+        let (incoming, mut outgoing) = (pinned("incoming")?, pinned("outgoing")?);
+        // Some disks store zeros, and what repeats, faster than states.
+        cpu.upload(
+            outgoing.view_mut(),
+            &random_bytes(CHUNK_BYTES / 4, DType::F32),
+        )?;
+        Ok(Bench {
+            cpu,
+            file,
+            incoming,
+            outgoing,
+            chunks: 0,
+        })
+    }
+
+    /// Writes the file for the first time, or as much of it as there is time for.
+    fn fill(&mut self, chunks: usize) -> Result<(), KernelError> {
+        let start = Instant::now();
+        while self.chunks == 0 || (self.chunks < chunks && start.elapsed() < TIME) {
+            self.chunks += 1;
+            self.copy(&[Queue::DiskWrite], self.chunks - 1..self.chunks)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes a second, in units of 10^9, while the queues work through the file side by side.
+    fn rate(&mut self, queues: &[Queue]) -> Result<f64, KernelError> {
+        let (start, mut rounds) = (Instant::now(), 0);
+        while rounds == 0 || start.elapsed() < TIME {
+            self.copy(queues, 0..self.chunks)?;
+            rounds += 1;
+        }
+        let bytes = rounds * queues.len() * self.chunks * CHUNK_BYTES;
+        Ok(bytes as f64 / start.elapsed().as_secs_f64() / 1e9)
+    }
+
+    /// Works through chunks of the file in each of the queues: reads from the first on, writes from the last on.
+    fn copy(
+        &mut self,
+        queues: &[Queue],
+        chunks: std::ops::Range<usize>,
+    ) -> Result<(), KernelError> {
+        let offset = |chunk: usize| (chunk * CHUNK_BYTES) as u64;
+        for (from_start, from_end) in chunks.clone().zip(chunks.rev()) {
+            for queue in queues {
+                let (cpu, file) = (&self.cpu, &self.file);
+                // SAFETY: the buffers live on, are different ones, and are left alone until all copies are over; what
+                // reads leave in theirs does not matter.
+                unsafe {
+                    match queue {
+                        Queue::DiskRead => {
+                            let out = self.incoming.view_mut();
+                            cpu.start_disk_read(out, file, offset(from_start))?;
+                        }
+                        _ => {
+                            let x = self.outgoing.view();
+                            cpu.start_disk_write(file, offset(from_end), x)?;
+                        }
+                    }
+                }
+            }
+        }
+        let cpu = &self.cpu;
+        let finish = |queue: &Queue| cpu.finish(cpu.record(*queue)?);
+        queues.iter().try_for_each(finish)
+    }
+}

@@ -1,0 +1,193 @@
+//! The GPUs of this machine.
+
+use super::overhead::Overhead;
+use super::rates::DeviceRates;
+use super::rows;
+use memory::{DeviceBytes, format_bytes};
+use report::Table;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// A GPU that can be used.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct FoundGpu {
+    /// Its number, as in `cuda:N`.
+    index: usize,
+    /// NVIDIA's name for it.
+    name: String,
+    /// Compute capability.
+    capability: String,
+    /// Multiprocessors.
+    multiprocessors: i32,
+    /// Most shared memory of a block.
+    shared_bytes_max: i32,
+    /// CUDA version of the driver.
+    driver_version: String,
+    /// Version of cuBLASLt.
+    library_version: usize,
+    /// The file of the cuBLASLt that was loaded; null where the system does not tell.
+    library_path: Option<PathBuf>,
+    /// The version of cuDNN, where its attention works on this GPU.
+    cudnn_version: Option<String>,
+    /// Why it does not.
+    cudnn_missing: Option<String>,
+    /// Its memory when this process had a context and nothing else.
+    memory: DeviceBytes,
+    /// What this process takes beside its leases.
+    #[serde(flatten)]
+    overhead: Overhead,
+    /// The unit in which the driver maps memory.
+    allocation_granularity_bytes: u64,
+    /// What the pool sets aside for its first and smallest block.
+    pool_page_bytes: u64,
+    /// Copies from page-locked host memory, in units of 10^9 bytes a second: `hardware.h2d_gbps`.
+    h2d_gbps: f64,
+    /// Copies to page-locked host memory: `hardware.d2h_gbps`.
+    d2h_gbps: f64,
+    /// Both at a time, added up: `hardware.both_ways_gbps`.
+    both_ways_gbps: f64,
+    /// Dense bf16 peak by NVIDIA's data sheets, in units of 10^12 operations a second; null where it is not known.
+    peak_tflops: Option<f64>,
+    /// Rates in bf16, the GPU's training type.
+    bf16: DeviceRates,
+}
+
+impl FoundGpu {
+    pub(super) fn table(&self) -> Table {
+        let memory = format!(
+            "{}, of which {} free",
+            format_bytes(self.memory.total),
+            format_bytes(self.memory.free),
+        );
+        let units = format!(
+            "mapped by {}, pooled by {}",
+            format_bytes(self.allocation_granularity_bytes),
+            format_bytes(self.pool_page_bytes),
+        );
+        let pinned = format!(
+            "{:.1} GB/s up, {:.1} GB/s down, {:.1} GB/s both ways at once",
+            self.h2d_gbps, self.d2h_gbps, self.both_ways_gbps
+        );
+        let peak = self.peak_tflops.map(|peak| format!("{peak} TFLOP/s"));
+        let library = match &self.library_path {
+            Some(path) => format!("{} in {}", self.library_version, path.display()),
+            None => self.library_version.to_string(),
+        };
+        let cudnn = match (&self.cudnn_version, &self.cudnn_missing) {
+            (Some(version), _) => Some(format!("{version}, computes what our own does")),
+            (None, reason) => reason.as_ref().map(|reason| format!("not used: {reason}")),
+        };
+        let table = vec![
+            ("name", Some(self.name.clone())),
+            ("compute capability", Some(self.capability.clone())),
+            ("multiprocessors", Some(self.multiprocessors.to_string())),
+            ("driver's CUDA", Some(self.driver_version.clone())),
+            ("cuBLASLt", Some(library)),
+            ("cuDNN's attention", cudnn),
+            ("memory", Some(memory)),
+            ("beside leases", Some(self.overhead.to_string())),
+            ("units of memory", Some(units)),
+            ("peak, bf16", peak),
+            (
+                "matrix products, bf16",
+                Some(self.bf16.products(self.peak_tflops)),
+            ),
+            ("copies", Some(self.bf16.copies())),
+            ("copies, page-locked", Some(pinned)),
+            ("uploads, downloads", Some(self.bf16.transfers())),
+        ];
+        rows(&format!("cuda:{}", self.index), table)
+    }
+}
+
+/// All GPUs that can be used, and what others lack.
+#[cfg(feature = "cuda")]
+pub(super) fn gpus() -> (Vec<FoundGpu>, Vec<String>) {
+    let (mut gpus, mut missing) = (Vec::new(), Vec::new());
+    let count = kernels::cuda::device_count();
+    let library = kernels::cuda::look_for_library();
+    match (&count, &library) {
+        (Ok(count), Ok(())) => {
+            for index in 0..*count {
+                match gpu(index) {
+                    Ok(gpu) => gpus.push(gpu),
+                    Err(failure) => missing.push(format!("cuda:{index}: {failure}")),
+                }
+            }
+        }
+        _ => missing.extend(
+            [count.err(), library.err()]
+                .into_iter()
+                .flatten()
+                .map(|error| error.message),
+        ),
+    }
+    (gpus, missing)
+}
+
+/// No GPU can be used.
+#[cfg(not(feature = "cuda"))]
+pub(super) fn gpus() -> (Vec<FoundGpu>, Vec<String>) {
+    let found = match std::path::Path::new("/proc/driver/nvidia/version").exists() {
+        true => "there is an NVIDIA driver, but this binary was built without CUDA",
+        false => "this binary was built without CUDA, and there is no NVIDIA driver",
+    };
+    let build = "`cargo build --release --features cuda`, after `eval \"$(scripts/cuda-toolkit)\"` where there is no \
+                 toolkit, builds one that trains on GPUs of compute capability 8.0 (Ampere) and newer";
+    (Vec::new(), vec![format!("{found}: {build}")])
+}
+
+/// The preset whose step is rehearsed: the smallest model of those that GPUs are bought for.
+#[cfg(feature = "cuda")]
+const REHEARSED: &str = "qwen2.5-0.5b";
+
+#[cfg(feature = "cuda")]
+fn gpu(index: usize) -> Result<FoundGpu, crate::failure::Failure> {
+    use crate::device::{listed, rehearsed};
+    use kernels::cuda::CudaDevice;
+    use memory::{DType, Memory};
+    use settings::load::{Source, load};
+    use settings::{Device, Settings};
+
+    let device = CudaDevice::open(index)?;
+    let with_context = device.memory_bytes()?;
+    let mut config = load(&Source::open(REHEARSED)?, &[], false)?.config;
+    config.train.device = Some(Device::Cuda { index });
+    let library = device.library();
+    let memory = Memory::device(device.clone());
+    let step = listed(&device, Settings::new(&config)?)?;
+    let kernels = rehearsed(&device, &None, &step, &memory)?;
+    let bf16 = DeviceRates::measure(
+        &kernels,
+        &memory,
+        DType::BF16,
+        super::RateWork::of(kernels::Target::Cuda),
+    )?;
+    let overhead = Overhead::new(with_context, device.memory_bytes()?);
+    let copies = device.copy_rates()?;
+    let cudnn = device.check_cudnn(settings::cudnn_shape(&config));
+    let facts = device.facts();
+    let (major, minor) = facts.capability;
+    let version = facts.driver_version;
+    Ok(FoundGpu {
+        index,
+        name: facts.name.clone(),
+        capability: format!("{major}.{minor}"),
+        multiprocessors: facts.multiprocessors,
+        shared_bytes_max: facts.shared_bytes_max,
+        driver_version: format!("{}.{}", version / 1000, version % 1000 / 10),
+        library_version: library.version,
+        library_path: library.path,
+        cudnn_version: cudnn.as_ref().ok().map(ToString::to_string),
+        cudnn_missing: cudnn.err().map(|error| error.message),
+        memory: with_context,
+        overhead,
+        allocation_granularity_bytes: device.allocation_granularity_bytes()?,
+        pool_page_bytes: with_context.page,
+        h2d_gbps: copies.h2d_gbps,
+        d2h_gbps: copies.d2h_gbps,
+        both_ways_gbps: copies.both_ways_gbps,
+        peak_tflops: crate::device::bf16_tflops(&facts.name),
+        bf16,
+    })
+}

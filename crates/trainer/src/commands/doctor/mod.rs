@@ -1,0 +1,160 @@
+//! The `doctor` command: what this machine offers for training, and what it lacks.
+
+mod copies;
+mod disk;
+mod gpus;
+mod host;
+mod overhead;
+mod ranks;
+mod rates;
+
+pub(crate) use rates::{DeviceRates, RateWork};
+
+use crate::args::overrides;
+use crate::failure::Failure;
+use crate::job::{Ended, together};
+use crate::stdout::{print, print_json};
+use clap::Args;
+use collectives::Launch;
+use memory::format_bytes;
+use report::Table;
+use serde::Serialize;
+use settings::{ConfigError, Given, Resolved, RunOptions, Task, resolve};
+use std::path::{Path, PathBuf};
+
+/// Flags of `doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print JSON to standard output
+    #[arg(long)]
+    pub json: bool,
+    /// CPU threads
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub threads: Option<String>,
+    /// Measure the disk of this folder too, with a file of up to 1 GiB that is removed
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
+}
+
+impl DoctorArgs {
+    pub(crate) fn resolve(&self) -> Result<Resolved, ConfigError> {
+        let given = Given {
+            flags: overrides(&[("--threads", "train.threads", &self.threads)]),
+            ..Given::default()
+        };
+        let options = RunOptions {
+            json: self.json,
+            ..RunOptions::default()
+        };
+        resolve(Task::Doctor, given, options)
+    }
+}
+
+/// What this machine offers. `doctor --json`.
+#[derive(Clone, Debug, Serialize)]
+struct Diagnosis {
+    /// Version of the trainer.
+    version: &'static str,
+    /// The processor and its memory.
+    host: host::Host,
+    /// The disk of `--path`; null without it.
+    disk: Option<disk::DiskRates>,
+    /// The ranks that a launcher started; null without one.
+    ranks: Option<ranks::RankLinks>,
+    /// Whether this binary can use GPUs.
+    cuda_built: bool,
+    /// What it has of every kernel, as the code itself says: `sm_90` for machine code, `compute_80 ptx 8.8` for what the
+    /// driver of another GPU compiles. Empty if it was built without CUDA.
+    carries: Vec<String>,
+    /// GPUs that can be used.
+    gpus: Vec<gpus::FoundGpu>,
+    /// What is missing, and what to do.
+    missing: Vec<String>,
+}
+
+/// Looks at the machine and measures it, within seconds; so too the disk of a folder, if one is given, and the links between
+/// ranks, if a launcher started some.
+pub(crate) fn doctor(
+    resolved: &Resolved,
+    path: Option<&Path>,
+    launch: Option<&Launch>,
+) -> Result<(), Ended> {
+    let Some(launch) = launch else {
+        return Ok(diagnose(resolved, path, None)?);
+    };
+    let (job, ranks) = ranks::RankLinks::measure(&resolved.config, launch)?;
+    together(job, |job| {
+        // One looks at the machine, and the others wait: they would be in its way.
+        let told = match job.leads() {
+            true => diagnose(resolved, path, Some(ranks)),
+            false => Ok(()),
+        };
+        job.agree(told)
+    })
+}
+
+fn diagnose(
+    resolved: &Resolved,
+    path: Option<&Path>,
+    ranks: Option<ranks::RankLinks>,
+) -> Result<(), Failure> {
+    let (gpus, missing) = gpus::gpus();
+    let diagnosis = Diagnosis {
+        version: env!("CARGO_PKG_VERSION"),
+        host: host::Host::new()?,
+        disk: path.map(disk::DiskRates::measure).transpose()?,
+        ranks,
+        cuda_built: cfg!(feature = "cuda"),
+        #[cfg(feature = "cuda")]
+        carries: kernels::cuda::carried(),
+        #[cfg(not(feature = "cuda"))]
+        carries: Vec::new(),
+        gpus,
+        missing,
+    };
+    if resolved.options.json {
+        return print_json(&diagnosis);
+    }
+    print(format_args!("{diagnosis}"))
+}
+
+impl std::fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.host.table())?;
+        if let Some(disk) = &self.disk {
+            write!(f, "\n{}", disk.table())?;
+        }
+        for gpu in &self.gpus {
+            write!(f, "\n{}", gpu.table())?;
+        }
+        if let Some(ranks) = &self.ranks {
+            write!(f, "\n{}", ranks.table())?;
+        }
+        if !self.carries.is_empty() {
+            writeln!(f, "\nkernels in this binary: {}", self.carries.join(", "))?;
+        }
+        if !self.missing.is_empty() {
+            writeln!(f)?;
+        }
+        for missing in &self.missing {
+            writeln!(f, "missing: {missing}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Rows of a name and a value; rows without a value are left out.
+fn rows(title: &str, rows: Vec<(&str, Option<String>)>) -> Table {
+    let mut table = Table::new(&[title, ""], &[]);
+    for (name, value) in rows {
+        if let Some(value) = value {
+            table.row([name.to_string(), value]);
+        }
+    }
+    table
+}
+
+/// Bytes for people, where they are known and limited.
+fn bytes(bytes: Option<u64>) -> Option<String> {
+    bytes.map(format_bytes)
+}

@@ -1,0 +1,109 @@
+//! The `eval` command: loss, perplexity and bits per byte of a model on data.
+
+use super::trained::{Trained, TrainedArgs, settings};
+use crate::args::overrides;
+use crate::device::OpenDevice;
+use crate::failure::Failure;
+use crate::samples::{evaluation_options, refuse_nothing};
+use crate::stdout::{print, print_json};
+use clap::Args;
+use data::Packing;
+use planner::InferencePlan;
+use serde::Serialize;
+use settings::load::Override;
+use std::path::{Path, PathBuf};
+
+/// Flags of `eval`.
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    /// The model.
+    #[command(flatten)]
+    pub trained: TrainedArgs,
+    /// Token, batch or text file, or a folder of token files, of which the validation part is taken
+    #[arg(long, value_name = "PATH")]
+    pub data: String,
+    /// Sequences in a micro-batch [default: 1]
+    #[arg(long, value_name = "B", allow_negative_numbers = true)]
+    pub micro_batch: Option<String>,
+    /// Sequence length [default: that of the run's training, or at most 1024]
+    #[arg(long, value_name = "S", allow_negative_numbers = true)]
+    pub seq: Option<String>,
+}
+
+/// What `eval --json` prints.
+#[derive(Serialize)]
+struct Record {
+    model: PathBuf,
+    data: String,
+    loss: f64,
+    perplexity: f64,
+    /// Null where nobody says how many bytes of text a token stands for.
+    bits_per_byte: Option<f64>,
+    targets: usize,
+    samples: usize,
+    seq: usize,
+    peak_bytes: u64,
+    planned_peak_bytes: u64,
+}
+
+/// Evaluates a model.
+pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
+    let mut flags = overrides(&[
+        ("--micro-batch", "batch.micro", &args.micro_batch),
+        ("--seq", "data.seq", &args.seq),
+    ]);
+    flags.push(Override::from_flag("--data", "data.path", &args.data));
+    let mut trained = Trained::open(&args.trained, flags)?;
+    if !trained.resolved.seq_is_explicit {
+        trained.resolved.config.data.seq = trained.seq();
+    }
+    // Elsewhere the packing of training may mean nothing: only prepared folders have documents.
+    let (packing, prepared) = (trained.packing(), Path::new(&args.data).is_dir());
+    let is_default = trained.resolved.config.data.packing == Packing::Concatenate;
+    if let (Some(packing), true, true) = (packing, prepared, is_default) {
+        trained.resolved.config.data.packing = packing;
+    }
+    let config = &trained.resolved.config;
+    let options = evaluation_options(&trained.resolved);
+    let dataset = trained.tokens().open_own(&options, &trained.resolved)?;
+    let samples = dataset
+        .samples()
+        .min(config.eval.samples.unwrap_or(usize::MAX));
+    let settings = settings(&trained.resolved, dataset.seq())?;
+    let device = OpenDevice::open(trained.resolved.device())?;
+    let rows = config.batch.micro.min(samples);
+    let plan = InferencePlan::of_evaluation(&settings, device.target(), rows)?;
+    let mut inference = trained.load(&settings, &device, &plan)?;
+    let batches = dataset.once(config.eval.samples);
+    let evaluation = inference.evaluate(batches.map(|micro| micro.map_err(Failure::from)))?;
+    refuse_nothing(&evaluation, &dataset)?;
+    let record = Record {
+        loss: evaluation.loss(),
+        perplexity: evaluation.perplexity(),
+        bits_per_byte: dataset
+            .bytes_per_token()
+            .map(|bytes| evaluation.bits_per_byte(bytes)),
+        targets: evaluation.targets,
+        samples,
+        seq: dataset.seq(),
+        peak_bytes: evaluation.peak_bytes,
+        planned_peak_bytes: plan.peak_bytes,
+        model: trained.folder,
+        data: args.data.clone(),
+    };
+    match args.trained.json {
+        true => print_json(&record),
+        false => print(in_words(&record)),
+    }
+}
+
+fn in_words(record: &Record) -> String {
+    let bits = match record.bits_per_byte {
+        Some(bits) => format!("  bits per byte {bits:.4}"),
+        None => String::new(),
+    };
+    format!(
+        "loss {:.4}  perplexity {:.3}{bits}  ({} targets in {} sequences of {})\n",
+        record.loss, record.perplexity, record.targets, record.samples, record.seq
+    )
+}

@@ -1,0 +1,212 @@
+//! The `generate` command: text from a model.
+
+mod prompts;
+
+use super::trained::{Trained, TrainedArgs, settings};
+use crate::device::OpenDevice;
+use crate::failure::Failure;
+use crate::stdout::{print, print_json};
+use clap::Args;
+use planner::{InferencePlan, PlannedCache};
+use prompts::{Prompt, PromptArgs};
+use serde::Serialize;
+use session::{Generation, Sampling};
+use std::path::PathBuf;
+use tokenization::{TextStream, Tokenizer};
+
+/// Flags of `generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// The model.
+    #[command(flatten)]
+    pub trained: TrainedArgs,
+    /// What to go on with.
+    #[command(flatten)]
+    pub prompts: PromptArgs,
+    /// Tokens to make of each prompt, at most
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub max_tokens: usize,
+    /// What logits are divided by; 0: the likeliest token every time
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = temperature, allow_negative_numbers = true)]
+    pub temperature: f32,
+    /// Draw among the K likeliest tokens
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..))]
+    pub top_k: Option<u64>,
+    /// Draw among the likeliest tokens that together have this probability
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability, allow_negative_numbers = true)]
+    pub top_p: f32,
+    /// Seed of the draws
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Read the whole sequence again for every token, instead of keeping keys and values: the same text in f32, while bf16
+    /// rounds in another order and the text may differ
+    #[arg(long)]
+    pub no_cache: bool,
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    let value = text.parse::<f32>().ok();
+    let value = value.filter(|value| value.is_finite() && *value >= 0.0);
+    value.ok_or_else(|| "a temperature is a number from 0 on".into())
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    let value = text.parse::<f32>().ok();
+    let value = value.filter(|value| *value > 0.0 && *value <= 1.0);
+    value.ok_or_else(|| "a probability is above 0 and at most 1".into())
+}
+
+/// What `generate --json` prints.
+#[derive(Serialize)]
+struct Record<'a> {
+    model: PathBuf,
+    generations: Vec<Continuation<'a>>,
+    kv_cache: Option<PlannedCache>,
+    peak_bytes: u64,
+    planned_peak_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Continuation<'a> {
+    prompt: &'a str,
+    text: String,
+    prompt_tokens: usize,
+    tokens: Vec<u32>,
+    /// `end`: the model ended it; `length`: there was room for no more.
+    finish_reason: &'static str,
+}
+
+/// Generates text.
+pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
+    let trained = Trained::open(&args.trained, Vec::new())?;
+    let tokenizer = trained.tokenizer()?;
+    let vocab = trained.resolved.config.model.vocab;
+    let prompts = args.prompts.read((&trained.folder, vocab), &tokenizer)?;
+    let tokens: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
+    let longest = tokens.iter().map(Vec::len).max().unwrap_or(0);
+    let wanted = Generation {
+        max_tokens: args.max_tokens,
+        window: window(args.max_tokens, longest, trained.positions())?,
+        ends: trained.ends(&tokenizer),
+        sampling: Sampling {
+            temperature: args.temperature,
+            top_k: args.top_k.map(|k| k as usize),
+            top_p: args.top_p,
+            seed: args.seed,
+        },
+        uses_cache: !args.no_cache,
+    };
+    let settings = settings(&trained.resolved, wanted.window)?;
+    let device = OpenDevice::open(trained.resolved.device())?;
+    let lengths: Vec<usize> = tokens.iter().map(Vec::len).collect();
+    let plan = InferencePlan::of_generation(&settings, device.target(), &lengths, &wanted)?;
+    let mut inference = trained.load(&settings, &device, &plan)?;
+    let mut shown = Shown::new(&prompts, &tokenizer, args.trained.json)?;
+    let made = inference.generate(&tokens, &wanted, |prompt, token| shown.show(prompt, token))?;
+    shown.finish()?;
+    if !args.trained.json {
+        return Ok(());
+    }
+    let peak = inference.memory().step_memory().peak;
+    let generations = prompts.iter().zip(made).map(|(prompt, made)| Continuation {
+        prompt: &prompt.said,
+        text: tokenizer.decode_after(&prompt.tokens, &made.tokens),
+        prompt_tokens: prompt.tokens.len(),
+        finish_reason: if made.is_ended { "end" } else { "length" },
+        tokens: made.tokens,
+    });
+    print_json(&Record {
+        generations: generations.collect(),
+        model: trained.folder,
+        kv_cache: plan.kv_cache,
+        peak_bytes: peak.bytes,
+        planned_peak_bytes: plan.peak_bytes,
+    })
+}
+
+/// Tokens of a sequence, at most: as many as are asked for, if the model has the positions.
+fn window(max_tokens: usize, longest: usize, positions: Option<usize>) -> Result<usize, Failure> {
+    let wanted = longest.saturating_add(max_tokens);
+    let Some(positions) = positions.filter(|positions| wanted > *positions) else {
+        return Ok(wanted);
+    };
+    if longest >= positions {
+        return Err(Failure::Usage(format!(
+            "a prompt has {longest} tokens, and the model {positions} positions, so none is left to go on; shorten it"
+        )));
+    }
+    tracing::warn!(
+        "the model has {positions} positions: texts end there, before --max-tokens {max_tokens}"
+    );
+    Ok(positions)
+}
+
+/// The text as it is made. Of several prompts, all but the first are shown when it is done.
+struct Shown<'a> {
+    prompts: &'a [Prompt],
+    tokenizer: &'a Tokenizer,
+    stream: Option<TextStream<'a>>,
+    later: Vec<Vec<u32>>,
+    outcome: Result<(), Failure>,
+}
+
+impl<'a> Shown<'a> {
+    fn new(
+        prompts: &'a [Prompt],
+        tokenizer: &'a Tokenizer,
+        is_json: bool,
+    ) -> Result<Shown<'a>, Failure> {
+        if !is_json {
+            print(prompts[0].heading())?;
+        }
+        Ok(Shown {
+            prompts,
+            tokenizer,
+            stream: (!is_json).then(|| tokenizer.stream_after(&prompts[0].tokens)),
+            later: vec![Vec::new(); prompts.len()],
+            outcome: Ok(()),
+        })
+    }
+
+    fn show(&mut self, prompt: usize, token: u32) {
+        match &mut self.stream {
+            Some(stream) if prompt == 0 => {
+                let text = stream.push(token);
+                if self.outcome.is_ok() {
+                    self.outcome = print(text);
+                }
+            }
+            _ => self.later[prompt].push(token),
+        }
+    }
+
+    fn finish(self) -> Result<(), Failure> {
+        self.outcome?;
+        let Some(stream) = self.stream else {
+            return Ok(());
+        };
+        print(format_args!("{}\n", stream.finish()))?;
+        for (prompt, tokens) in self.prompts.iter().zip(&self.later).skip(1) {
+            let text = self.tokenizer.decode_after(&prompt.tokens, tokens);
+            print(format_args!("\n{}{text}\n", prompt.heading()))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_ends_where_the_positions_do() {
+        assert_eq!(window(10, 5, None).unwrap(), 15);
+        assert_eq!(window(10, 5, Some(15)).unwrap(), 15);
+        assert_eq!(window(11, 5, Some(15)).unwrap(), 15);
+        let error = window(1, 15, Some(15)).unwrap_err().to_string();
+        assert!(
+            error.contains("15 tokens") && error.contains("15 positions"),
+            "{error}"
+        );
+    }
+}

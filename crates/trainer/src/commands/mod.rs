@@ -1,0 +1,151 @@
+//! The commands beside training, a file or a folder each. They use what trains, which uses none of them.
+
+mod bench;
+mod doctor;
+mod eval;
+mod export;
+mod generate;
+mod init;
+mod plan;
+mod prepare;
+mod profile;
+mod report;
+mod trained;
+mod tune;
+
+use crate::args::{MeasuringArgs, RunArgs};
+use crate::begin::begin;
+use crate::failure::Failure;
+use bench::BenchArgs;
+use clap::Subcommand;
+use collectives::Launch;
+use doctor::DoctorArgs;
+use eval::EvalArgs;
+use export::ExportArgs;
+use generate::GenerateArgs;
+use init::InitArgs;
+use plan::PlanArgs;
+use prepare::PrepareArgs;
+use report::ReportArgs;
+use settings::{ConfigError, Resolved, preset};
+
+pub(crate) use doctor::doctor;
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a model (default command)
+    #[command(after_help = preset::help())]
+    Train(Box<RunArgs>),
+    /// Predict the memory of a run, without its device
+    ///
+    /// Takes the flags of `train`, so that a command can be planned as it is; those that only say what a run writes
+    /// have no effect.
+    #[command(after_help = preset::help())]
+    Plan(Box<PlanArgs>),
+    /// Time every operation of a step, beside the least that the device could take
+    ///
+    /// Takes the flags of `train`; the step is that of a run, on random tokens and weights, but every operation is waited
+    /// for. Nothing is written.
+    #[command(after_help = preset::help())]
+    Profile(Box<MeasuringArgs>),
+    /// Time the algorithms of a run's matrix products on this GPU once, and keep the fastest
+    ///
+    /// Takes the flags of `train`; the products are those of a step of that run. Later runs on such a GPU, with the same cuBLASLt,
+    /// take what is kept (`hardware.algorithms`). --out names another file than the one that they look for. Nothing is trained.
+    #[command(after_help = preset::help())]
+    Tune(Box<MeasuringArgs>),
+    /// Write a freshly initialised model in Hugging Face layout
+    #[command(after_help = preset::help())]
+    Init(InitArgs),
+    /// Measure strategies side by side: one table, and a guard for their peaks
+    ///
+    /// Takes the flags of `train`: what all strategies share.
+    #[command(after_help = preset::help())]
+    Bench(Box<BenchArgs>),
+    /// Make token files of text, conversations or parquet, for --data
+    ///
+    /// Each text ends with the tokenizer's end-of-text token (of bytes: 0), each conversation as its template ends it; of
+    /// conversations only the assistant's turns are learnt, of instructions and prompts only the answers. The same inputs give
+    /// the same files.
+    Prepare(PrepareArgs),
+    /// Measure loss, perplexity and bits per byte of a model on data
+    Eval(EvalArgs),
+    /// Write text with a model
+    Generate(GenerateArgs),
+    /// Make a model in Hugging Face layout of a checkpoint
+    ///
+    /// With its tokenizer, chat template and every key of its config.json that training does not change. Needs no device.
+    Export(ExportArgs),
+    /// Tell what this machine offers for training, and what it lacks
+    Doctor(DoctorArgs),
+    /// Build the page of a run, or compare two
+    ///
+    /// Settings, curves, memory as planned and as measured, and how the run ended: one file that needs no network.
+    Report(ReportArgs),
+}
+
+impl Command {
+    /// Carries out what one process does, whose configuration is `resolve`d where there is one.
+    pub(crate) fn carry_out(
+        &self,
+        launch: Option<Launch>,
+        resolve: impl FnOnce() -> Result<Resolved, ConfigError>,
+    ) -> Result<(), Failure> {
+        self.refuse_several(launch)?;
+        let begun = || -> Result<Resolved, Failure> {
+            let mut resolved = resolve()?;
+            begin(&mut resolved)?;
+            Ok(resolved)
+        };
+        match self {
+            Command::Train(_) | Command::Doctor(_) => {
+                unreachable!("a launcher may start several of these: the caller carries them out")
+            }
+            Command::Plan(args) => plan::plan(&begun()?, args),
+            Command::Profile(_) => profile::profile(&begun()?),
+            Command::Tune(_) => tune::tune(&begun()?),
+            Command::Init(_) => init::init(&begun()?),
+            // It resolves a configuration for each strategy.
+            Command::Bench(args) => bench::bench(args),
+            Command::Prepare(args) => prepare::prepare(args),
+            Command::Eval(args) => eval::eval(args),
+            Command::Generate(args) => generate::generate(args),
+            Command::Export(args) => export::export(args),
+            Command::Report(args) => report::report(args),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Command::Train(_) => "train",
+            Command::Plan(_) => "plan",
+            Command::Profile(_) => "profile",
+            Command::Tune(_) => "tune",
+            Command::Init(_) => "init",
+            Command::Bench(_) => "bench",
+            Command::Prepare(_) => "prepare",
+            Command::Eval(_) => "eval",
+            Command::Generate(_) => "generate",
+            Command::Export(_) => "export",
+            Command::Doctor(_) => "doctor",
+            Command::Report(_) => "report",
+        }
+    }
+
+    /// Refuses what a launcher started several times: each process would do all of it.
+    fn refuse_several(&self, launch: Option<Launch>) -> Result<(), Failure> {
+        let instead = match self {
+            Command::Plan(_) | Command::Bench(_) => " and give it --ranks N",
+            _ => "",
+        };
+        match launch {
+            Some(launch) if launch.size > 1 => Err(Failure::Usage(format!(
+                "`trainer {}` runs in one process, and {} of them were started: leave out the launcher{instead}",
+                self.name(),
+                launch.size
+            ))),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! What `plan` answers beside the plan: `--device-memory` and `--largest`.
+
+use crate::args::RunArgs;
+use crate::failure::Failure;
+use crate::limits::limit_of_plan;
+use crate::shell::quoted;
+use clap::Args;
+use planner::{Advice, Largest, Plan, Room, Sought, gpu_memory_bytes};
+use settings::load::Override;
+use settings::{AutoOr, Config, DEFAULT_HEAD_CHUNK, Resolved, Size};
+use std::collections::BTreeSet;
+
+/// Flags of `plan` that look for other settings.
+#[derive(Debug, Default, Args)]
+pub struct AdviceArgs {
+    /// Say what makes the run fit so much memory, or a GPU such as h100 or rtx-4090
+    #[arg(long, value_name = "SIZE|NAME", allow_hyphen_values = true)]
+    pub device_memory: Option<String>,
+    /// Find the largest that fits --device-memory, or else --memory-limit
+    #[arg(long, value_name = "micro-batch|seq", value_parser = ["micro-batch", "seq"])]
+    pub largest: Option<String>,
+}
+
+impl AdviceArgs {
+    /// The bytes of `--device-memory`: what has to hold the run.
+    pub(crate) fn device_bytes(&self) -> Result<Option<u64>, Failure> {
+        let bytes = self.device_memory.as_deref().map(device_memory_bytes);
+        bytes.transpose()
+    }
+}
+
+/// Adds to a plan what the flags ask for: of both, `--largest` is what is looked for, within `--device-memory`.
+pub(crate) fn answer(
+    asked: &AdviceArgs,
+    run: &RunArgs,
+    resolved: &Resolved,
+    config: &Config,
+    mut plan: Plan,
+) -> Result<Plan, Failure> {
+    let target = resolved.device().target();
+    let device_memory = asked.device_bytes()?;
+    let largest = asked.largest.as_deref().and_then(Sought::named);
+    if (largest.is_some() || device_memory.is_some()) && resolved.config.chooses() {
+        return Err(Failure::Usage(
+            "--device-memory and --largest look for settings, and so does --recompute auto: give --memory-budget with \
+             auto, or a specification"
+                .into(),
+        ));
+    }
+    // The largest is looked for with the smallest chunk that a choice would take: it takes that where a larger one does not fit.
+    let mut smallest = config.clone();
+    if resolved.config.memory.head_chunk == AutoOr::Auto {
+        smallest.memory.head_chunk = AutoOr::Number(DEFAULT_HEAD_CHUNK);
+    }
+    match (largest, device_memory, limit_of_plan(resolved)) {
+        (None, None, _) => {}
+        (None, Some(bytes), _) => {
+            let mut advice = Advice::new(config, target, bytes)?;
+            if advice.fits {
+                advice.command = Some(train_command(run, resolved, advice.set()));
+            }
+            plan.advice = Some(advice);
+        }
+        (Some(what), Some(bytes), _) => {
+            plan.largest = Some(Largest::new(&smallest, target, what, Room::Device(bytes))?);
+        }
+        (Some(what), None, Some(bytes)) => {
+            plan.largest = Some(Largest::new(&smallest, target, what, Room::Limit(bytes))?);
+        }
+        (Some(_), None, None) => {
+            return Err(Failure::Usage(
+                "--largest needs to know what has to hold the run: add --device-memory SIZE|NAME, or --memory-limit SIZE \
+                 in bytes"
+                    .into(),
+            ));
+        }
+    }
+    Ok(plan)
+}
+
+/// A size in bytes, or the memory of a GPU.
+fn device_memory_bytes(text: &str) -> Result<u64, Failure> {
+    let names_a_gpu = text.starts_with(|first: char| first.is_alphabetic());
+    let usage = |error: &dyn std::fmt::Display| Failure::Usage(format!("--device-memory: {error}"));
+    if names_a_gpu {
+        return gpu_memory_bytes(text).map_err(|error| usage(&error));
+    }
+    match text.parse() {
+        Ok(Size::Bytes(bytes)) => Ok(bytes),
+        Ok(Size::Percent(_)) => Err(usage(&format!(
+            "`{text}` is a share of a device that is not there; write bytes, such as 80GiB, or a GPU, such as h100"
+        ))),
+        Err(error) => Err(usage(&error)),
+    }
+}
+
+/// The command that trains with these flags and further settings. Of what sets the same key, the last is left.
+fn train_command(args: &RunArgs, resolved: &Resolved, set: Vec<String>) -> String {
+    let given = args.given();
+    let mut words = vec!["trainer".to_string(), "train".to_string()];
+    if let Some(rank) = resolved.config.rank.filter(|rank| rank.of > 1) {
+        let ranks = rank.of.to_string();
+        words.splice(0..0, ["mpirun".into(), "-n".into(), ranks]);
+    }
+    let mut pair = |flag: &str, value: String| words.extend([flag.to_string(), value]);
+    if let Some(config) = given.config.as_ref().or(given.resumed.as_ref()) {
+        pair("--config", config.clone());
+    }
+    let output = &args.output;
+    let folders = [
+        ("--init-from", &args.weights.init_from),
+        ("--out", &output.out),
+        ("--save-final", &output.save_final),
+    ];
+    for (flag, folder) in folders {
+        if let Some(folder) = folder {
+            pair(flag, folder.display().to_string());
+        }
+    }
+    if let Some(step) = output.dump_gradients {
+        pair("--dump-gradients", step.to_string());
+    }
+    words.extend(output.quiet.then(|| "--quiet".to_string()));
+
+    let mut settings = Vec::new();
+    if resolved.config.train.device.is_none() {
+        // Training takes what is there; the plan is for this.
+        let device = resolved.device().to_string();
+        settings.push(("train.device".into(), vec!["--device".into(), device]));
+    }
+    if let Ok(Some(spec)) = given.megatron.spec() {
+        settings.push(("recompute.spec".into(), vec!["--recompute".into(), spec]));
+    }
+    let flags = given.flags.into_iter();
+    settings.extend(flags.map(|flag| (flag.key, words_of(&flag.place))));
+    for one in given.set.into_iter().chain(set) {
+        let key = Override::from_set(&one).map_or_else(|_| one.clone(), |set| set.key);
+        settings.push((key, vec!["--set".into(), one]));
+    }
+    words.extend(last_of_each(settings));
+    let quoted: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    quoted.join(" ")
+}
+
+/// A flag, and its value if it has one; of one that was repeated, each time.
+fn words_of(place: &str) -> Vec<String> {
+    let Some((flag, values)) = place.split_once(' ') else {
+        return vec![place.into()];
+    };
+    let again = format!(" {flag} ");
+    let values = values.split(&again);
+    values
+        .flat_map(|value| [flag.into(), value.into()])
+        .collect()
+}
+
+/// The words of the last setting of each key, in their order; once for a flag that sets several keys.
+fn last_of_each(settings: Vec<(String, Vec<String>)>) -> impl Iterator<Item = String> {
+    let mut seen = BTreeSet::new();
+    let last = settings.into_iter().rev();
+    let mut last: Vec<_> = last.filter(|(key, _)| seen.insert(key.clone())).collect();
+    last.reverse();
+    last.dedup_by(|(_, next), (_, before)| next == before);
+    last.into_iter().flat_map(|(_, words)| words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn command(flags: &[&str], set: &[&str]) -> String {
+        let words = ["trainer", "plan"].iter().chain(flags);
+        let cli = Cli::try_parse_from(words).unwrap();
+        let resolved = cli.resolve().unwrap();
+        let Some(Command::Plan(args)) = &cli.command else {
+            panic!("{cli:?}")
+        };
+        let set = set.iter().map(|one| one.to_string()).collect();
+        train_command(&args.run, &resolved, set)
+    }
+
+    #[test]
+    fn the_last_setting_of_a_key_is_left() {
+        let flags = [
+            "--micro-batch",
+            "8",
+            "--seq",
+            "64",
+            "--set",
+            "optim.beta1=0.8",
+        ];
+        assert_eq!(
+            command(
+                &flags,
+                &[
+                    "batch.micro=4",
+                    "batch.accum=4",
+                    "batch.micro=2",
+                    "batch.accum=8"
+                ]
+            ),
+            "trainer train --device cuda --seq 64 --set optim.beta1=0.8 --set batch.micro=2 --set batch.accum=8"
+        );
+        let flags = [
+            "--device",
+            "cpu",
+            "--optimizer",
+            "adamw8bit",
+            "--no-shuffle",
+            "--json",
+        ];
+        assert_eq!(
+            command(&flags, &[]),
+            "trainer train --no-shuffle --device cpu --optimizer adamw8bit"
+        );
+    }
+
+    #[test]
+    fn ranks_are_launched() {
+        let flags = [
+            "--ranks",
+            "8",
+            "--rank",
+            "3",
+            "--device",
+            "cpu",
+            "--reshard-after-forward=false",
+        ];
+        assert_eq!(
+            command(&flags, &["collectives.zero=3"]),
+            "mpirun -n 8 trainer train --device cpu --reshard-after-forward=false --set collectives.zero=3"
+        );
+    }
+
+    #[test]
+    fn a_flag_that_was_repeated_is_again() {
+        assert_eq!(
+            command(&["--data", "a b:1", "--data", "c:2"], &[]),
+            "trainer train --device cuda --data 'a b:1' --data c:2"
+        );
+    }
+
+    #[test]
+    fn what_a_shell_would_read_is_quoted() {
+        let full = [
+            "--recompute-granularity",
+            "full",
+            "--recompute-method",
+            "uniform",
+        ];
+        let flags = [
+            &["--out", "it's here"],
+            &full[..],
+            &["--recompute-num-layers", "1"],
+        ]
+        .concat();
+        let layers = "recompute.layers={\"0\"=\"full\"}";
+        assert_eq!(
+            command(&flags, &[layers]),
+            "trainer train --out 'it'\\''s here' --device cuda --recompute full:uniform:1 --set \
+             'recompute.layers={\"0\"=\"full\"}'"
+        );
+    }
+}

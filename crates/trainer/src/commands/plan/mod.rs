@@ -1,0 +1,105 @@
+//! The `plan` command: the memory of a run, without its device.
+
+mod advice;
+mod generation;
+mod pareto;
+
+use crate::args::{RankArgs, RunArgs};
+use crate::attention;
+use crate::decisions::{self, planning};
+use crate::failure::Failure;
+use crate::stdout::{print, print_json};
+use crate::tracer::{draw_plan, trace_folder};
+use advice::{AdviceArgs, answer};
+use clap::Args;
+use generation::{GenerationArgs, print_generation_plan};
+use memory::format_bytes;
+use pareto::ParetoArgs;
+use planner::Plan;
+use settings::{Config, Resolved, Size};
+
+/// Flags of `plan`.
+#[derive(Debug, Default, Args)]
+pub struct PlanArgs {
+    /// Print plan.json to standard output
+    #[arg(long)]
+    pub json: bool,
+    /// What is looked for beside the plan.
+    #[command(flatten)]
+    pub advice: AdviceArgs,
+    /// What budgets buy.
+    #[command(flatten)]
+    pub pareto: ParetoArgs,
+    /// What generation needs.
+    #[command(flatten)]
+    pub generation: GenerationArgs,
+    /// Whose plan is made, of several ranks.
+    #[command(flatten)]
+    pub rank: RankArgs,
+    /// The flags of `train`.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// Prints the plan of a run, or of generation.
+pub(crate) fn plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
+    match args.generation.generate {
+        Some(tokens) => print_generation_plan(resolved, tokens, args.generation.batch),
+        None => print_plan(resolved, args),
+    }
+}
+
+fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
+    let folder = trace_folder(resolved)?;
+    let target = resolved.device().target();
+    let config = decisions::on_paper(resolved, args.advice.device_bytes()?)?;
+    let busy = planning(resolved.options.quiet);
+    let mut plan = Plan::with_alternatives(&config, target)?;
+    plan.notes.extend(attention::note(&config));
+    let mut plan = answer(&args.advice, &args.run, resolved, &config, plan)?;
+    // What budgets buy is chosen for each anew.
+    let open = Config {
+        recompute: resolved.config.recompute.clone(),
+        offload: resolved.config.offload.clone(),
+        ..config.clone()
+    };
+    plan.pareto = args.pareto.answer(&open, target)?;
+    drop(busy);
+    match resolved.options.json {
+        true => print_json(&plan)?,
+        false => print(in_words(&plan, resolved))?,
+    }
+    args.pareto.draw(&plan)?;
+    match folder {
+        Some(folder) => draw_plan(folder, resolved, &config),
+        None => Ok(()),
+    }
+}
+
+/// The plan, and what was asked for beside it.
+fn in_words(plan: &Plan, resolved: &Resolved) -> String {
+    let verdict = verdict(resolved, plan.most_bytes());
+    let pareto = plan.pareto.as_ref().map(pareto::tables);
+    let largest = plan.largest.as_ref().map(|largest| format!("\n{largest}"));
+    let advice = plan.advice.as_ref().map(ToString::to_string);
+    let asked = [pareto, largest, advice].into_iter().flatten();
+    format!("{plan}{verdict}{}", asked.collect::<String>())
+}
+
+/// Whether the plan's peak fits a limit in bytes; a share of a device that is not there says nothing.
+fn verdict(resolved: &Resolved, peak_bytes: u64) -> String {
+    match resolved.config.memory.limit {
+        Some(Size::Bytes(limit)) => {
+            let fits = if peak_bytes <= limit {
+                "fits"
+            } else {
+                "does not fit"
+            };
+            format!(
+                "\nthe peak {fits} the limit of {} ({limit} bytes)\n",
+                format_bytes(limit)
+            )
+        }
+        _ => String::new(),
+    }
+}

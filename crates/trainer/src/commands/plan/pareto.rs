@@ -1,0 +1,131 @@
+//! `plan --pareto`: what a budget buys, beside the presets.
+
+use crate::failure::Failure;
+use clap::Args;
+use kernels::Target;
+use memory::format_bytes;
+use planner::{Frontier, Plan};
+use report::{Align, Scatter, ScatterPoint, Table, unit_of_bytes};
+use settings::Config;
+use std::path::{Path, PathBuf};
+
+/// Flags of `plan` that compare budgets.
+#[derive(Debug, Default, Args)]
+pub struct ParetoArgs {
+    /// Say what --recompute auto chooses for budgets, beside the presets: peak against time on paper
+    #[arg(long)]
+    pub pareto: bool,
+    /// Draw that, too
+    #[arg(long, value_name = "FILE.svg", requires = "pareto")]
+    pub plot: Option<PathBuf>,
+}
+
+impl ParetoArgs {
+    /// What is asked for.
+    pub(crate) fn answer(
+        &self,
+        config: &Config,
+        target: Target,
+    ) -> Result<Option<Frontier>, Failure> {
+        let frontier = self.pareto.then(|| Frontier::new(config, target));
+        Ok(frontier.transpose()?)
+    }
+
+    /// Draws it where that is asked for: chosen policies are the front, presets have names.
+    pub(crate) fn draw(&self, plan: &Plan) -> Result<(), Failure> {
+        match (&plan.pareto, &self.plot) {
+            (Some(frontier), Some(path)) => draw(frontier, path),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The frontier in tables.
+pub(crate) fn tables(frontier: &Frontier) -> String {
+    let right = |name| (name, Align::Right);
+    let mut chosen = Table::of(&[
+        right("peak"),
+        right("step on paper"),
+        ("recompute auto", Align::Left),
+    ]);
+    for choice in &frontier.chosen {
+        chosen.row([
+            format_bytes(choice.peak_bytes),
+            five_digits(choice.step_ms),
+            choice.policy(),
+        ]);
+    }
+    let mut presets = Table::of(&[
+        right("peak"),
+        right("step on paper"),
+        ("preset", Align::Left),
+        ("auto with as much", Align::Left),
+    ]);
+    for preset in &frontier.presets {
+        let within = frontier.chosen.iter().rev();
+        let mut within = within.filter(|choice| choice.peak_bytes <= preset.peak_bytes);
+        let saves = within.next().map_or(String::new(), |choice| {
+            format!(
+                "{:+.1} % time",
+                100.0 * (choice.step_ms / preset.step_ms - 1.0)
+            )
+        });
+        presets.row([
+            format_bytes(preset.peak_bytes),
+            five_digits(preset.step_ms),
+            preset.recompute.clone(),
+            saves,
+        ]);
+    }
+    format!("\n{chosen}\n{presets}")
+}
+
+/// Milliseconds, short or long, so that rows that differ look different.
+fn five_digits(ms: f64) -> String {
+    let whole = (ms.abs().log10().floor() as i32).saturating_add(1);
+    // Of 0 the logarithm is below all integers.
+    let decimals = 5i32.saturating_sub(whole).clamp(0, 9) as usize;
+    format!("{ms:.decimals$} ms")
+}
+
+fn draw(frontier: &Frontier, path: &Path) -> Result<(), Failure> {
+    let chosen = frontier.chosen.iter();
+    let chosen = chosen.map(|choice| (String::new(), choice.peak_bytes, choice.step_ms));
+    let presets = frontier.presets.iter();
+    let presets =
+        presets.map(|preset| (preset.recompute.clone(), preset.peak_bytes, preset.step_ms));
+    let points: Vec<(String, u64, f64)> = chosen.chain(presets).collect();
+    let (unit, unit_bytes) = unit_of_bytes(points.iter().map(|point| point.1 as f64));
+    let point = |(name, peak_bytes, step_ms): (String, u64, f64)| ScatterPoint {
+        at: (peak_bytes as f64 / unit_bytes, step_ms),
+        is_chosen: false,
+        is_dominated: !name.is_empty(),
+        name,
+    };
+    let scatter = Scatter {
+        x_label: format!("peak memory, {unit}"),
+        y_label: "step on paper, ms".into(),
+        from_zero: false,
+        points: points.into_iter().map(point).collect(),
+    };
+    std::fs::write(path, scatter.svg()).map_err(Failure::file(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_five_digits() {
+        let times = [25.0514, 0.0456789, 123_456.7, 9.999_96, 0.0];
+        let shown = times.map(five_digits);
+        let expected = [
+            "25.051 ms",
+            "0.045679 ms",
+            "123457 ms",
+            "10.0000 ms",
+            "0.000000000 ms",
+        ];
+        assert_eq!(shown, expected);
+    }
+}

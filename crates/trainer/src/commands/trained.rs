@@ -1,0 +1,185 @@
+//! Folders of models that were trained: what `eval` and `generate` compute with, `export` copies, and a run goes on from.
+
+use crate::args::overrides;
+use crate::checkpoints::model_folder;
+use crate::device::OpenDevice;
+use crate::failure::Failure;
+use crate::initial_model::adopt_model;
+use crate::limits::refuse_inference_without_room;
+use crate::model_tokens::{ModelTokens, json};
+use crate::threads::start_threads;
+use clap::Args;
+use data::Packing;
+use memory::{Layer, Phase};
+use planner::InferencePlan;
+use serde_json::Value;
+use session::Inference;
+use settings::load::Override;
+use settings::{AttentionBackend, Given, Resolved, RunOptions, Settings, Task, resolve};
+use std::path::PathBuf;
+use tokenization::Tokenizer;
+
+/// Flags of what takes a model that was trained.
+#[derive(Debug, Args)]
+pub struct TrainedArgs {
+    /// Model in Hugging Face layout, checkpoint, or run directory, of which the newest whole checkpoint is taken
+    #[arg(value_name = "MODEL_OR_RUN_DIR")]
+    pub from: PathBuf,
+    /// Where to compute [default: cuda if built and present, else cpu]
+    #[arg(long, value_name = "cpu|cuda[:N]")]
+    pub device: Option<String>,
+    /// Data type of weights and activations [default: f32 on cpu, bf16 on cuda]
+    #[arg(long, value_name = "f32|bf16")]
+    pub dtype: Option<String>,
+    /// CPU threads; never changes results
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub threads: Option<String>,
+    /// Set a key of the configuration
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Print JSON to standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A model's folder, and how it is to be computed.
+pub(crate) struct Trained {
+    pub(crate) folder: PathBuf,
+    pub(crate) resolved: Resolved,
+    /// Its `config.json`.
+    description: Value,
+}
+
+impl Trained {
+    /// Looks at a model's folder; `flags` are settings of the command's own.
+    pub(crate) fn open(args: &TrainedArgs, flags: Vec<Override>) -> Result<Trained, Failure> {
+        let shared = [
+            ("--device", "train.device", &args.device),
+            ("--dtype", "train.dtype", &args.dtype),
+            ("--threads", "train.threads", &args.threads),
+        ];
+        let given = Given {
+            flags: [overrides(&shared), flags].concat(),
+            set: args.set.clone(),
+            ..Given::default()
+        };
+        let options = RunOptions {
+            init_from: Some(args.from.clone()),
+            ..RunOptions::default()
+        };
+        let mut resolved = resolve(Task::Train, given, options)?;
+        // First, since a checkpoint's checksums are computed by them.
+        start_threads(resolved.config.train.threads)?;
+        let folder = model_folder(&args.from)?;
+        adopt_model(&mut resolved, &folder)?;
+        let description = json(&folder.join("config.json"));
+        Ok(Trained {
+            folder,
+            resolved,
+            description,
+        })
+    }
+
+    /// Positions that it was made for, if it says so.
+    pub(crate) fn positions(&self) -> Option<usize> {
+        let keys = ["max_position_embeddings", "n_positions"];
+        let said = keys
+            .into_iter()
+            .find_map(|key| self.description[key].as_u64());
+        said.map(|positions| positions as usize)
+    }
+
+    /// Tokens in the sequences that it was trained on, if the folder is of a run; else at most as many as it has positions.
+    pub(crate) fn seq(&self) -> usize {
+        let said = self.of_training("seq").and_then(|seq| seq.as_integer());
+        let seq = said.map_or(self.resolved.config.data.seq, |seq| seq as usize);
+        seq.min(self.positions().unwrap_or(seq))
+    }
+
+    /// How documents became the sequences that it was trained on, if the folder is of a run.
+    pub(crate) fn packing(&self) -> Option<Packing> {
+        self.of_training("packing")?.try_into().ok()
+    }
+
+    /// A key of `[data]` of the run that it comes from.
+    fn of_training(&self, key: &str) -> Option<toml::Value> {
+        let text = std::fs::read_to_string(self.folder.join("config.toml")).ok()?;
+        let config: toml::Table = text.parse().ok()?;
+        config.get("data")?.get(key).cloned()
+    }
+
+    /// What its tokens stand for.
+    pub(crate) fn tokens(&self) -> ModelTokens {
+        ModelTokens::of_folder(&self.folder, self.resolved.config.model.vocab)
+    }
+
+    /// Its tokenizer: that of its folder, or bytes.
+    pub(crate) fn tokenizer(&self) -> Result<Tokenizer, Failure> {
+        match self.tokens() {
+            ModelTokens::Tokenizer(folder) => Ok(Tokenizer::open(&folder)?),
+            tokens if tokens.reads_bytes() => Ok(Tokenizer::bytes()),
+            _ => Err(Failure::Usage(format!(
+                "{} has no tokenizer.json, and its {} tokens are not bytes; copy the tokenizer's files into the model's folder, or \
+                 that of the run",
+                self.folder.display(),
+                self.resolved.config.model.vocab
+            ))),
+        }
+    }
+
+    /// The tokens that end its texts: as `generation_config.json`, else `config.json`, else the tokenizer has it.
+    pub(crate) fn ends(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let generation = json(&self.folder.join("generation_config.json"));
+        let said = [&generation, &self.description].into_iter();
+        let mut said = said.filter_map(|json| tokens(&json["eos_token_id"]));
+        match said.next() {
+            Some(ends) => ends.collect(),
+            None => tokenizer.end_of_text().into_iter().collect(),
+        }
+    }
+
+    /// Leases the model on its device, loads its weights, and reserves what the plan says that computing takes.
+    pub(crate) fn load(
+        &self,
+        settings: &Settings,
+        device: &OpenDevice,
+        plan: &InferencePlan,
+    ) -> Result<Inference, Failure> {
+        refuse_inference_without_room(&self.resolved.config, plan, device.target())?;
+        device.warn_if_full(plan.reserved_bytes)?;
+        let memory = device.memory();
+        let kernels = device.kernels(&device.step(settings.clone())?, &memory)?;
+        let mut inference = Inference::on_kernels(settings, &memory, kernels)?;
+        {
+            let _place = memory.enter(Phase::Load, Layer::Whole);
+            inference.import(&self.folder)?;
+        }
+        memory.reserve_slab(plan.slab_bytes)?;
+        Ok(inference)
+    }
+}
+
+/// Settings for sequences of `seq` tokens.
+pub(crate) fn settings(resolved: &Resolved, seq: usize) -> Result<Settings, Failure> {
+    let mut config = resolved.decided(seq);
+    // What a run was trained by need not be here, or fit other lengths.
+    if config.attention.backend == AttentionBackend::Cudnn {
+        config.attention.backend = AttentionBackend::Auto;
+    }
+    Ok(Settings::new(&config)?)
+}
+
+/// A token, or a list of tokens; none where there is neither.
+fn tokens(json: &Value) -> Option<impl Iterator<Item = u32>> {
+    let listed = match json {
+        Value::Array(listed) => listed.as_slice(),
+        Value::Number(_) => std::slice::from_ref(json),
+        _ => return None,
+    };
+    let tokens: Vec<u32> = listed
+        .iter()
+        .filter_map(Value::as_u64)
+        .map(|token| token as u32)
+        .collect();
+    Some(tokens.into_iter())
+}

@@ -1,0 +1,34 @@
+//! The `tune` command: times the algorithms of a run's matrix products once, and keeps the fastest for later runs.
+
+#[cfg(feature = "cuda")]
+mod on_gpu;
+
+use crate::decisions;
+use crate::device::OpenDevice;
+use crate::failure::Failure;
+use settings::Resolved;
+
+#[cfg(feature = "cuda")]
+use {
+    crate::stdout::{print, print_json},
+    settings::Settings,
+};
+
+/// Times the algorithms of the products of a run, and prints what was chosen.
+pub(crate) fn tune(resolved: &Resolved) -> Result<(), Failure> {
+    let (config, device) = decisions::on_device(resolved, None)?;
+    match &device {
+        OpenDevice::Cpu(_) => Err(Failure::Usage(format!(
+            "`trainer tune` times products on a GPU, and the device is {}; leave --device out, or name cuda",
+            config.device()
+        ))),
+        #[cfg(feature = "cuda")]
+        OpenDevice::Cuda(gpu, _) => {
+            let tuned = on_gpu::tune(gpu, resolved, &Settings::new(&config)?)?;
+            match resolved.options.json {
+                true => print_json(&tuned),
+                false => print(tuned),
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What `tune` does on a GPU that is there.
+
+use crate::algorithms::{kept_at, read, write};
+use crate::device::explained;
+use crate::failure::Failure;
+use kernels::cuda::{Algorithms, Cuda, CudaDevice, CudaDriver, TunedProduct};
+use memory::Memory;
+use report::Table;
+use serde::Serialize;
+use session::library_calls;
+use settings::{Resolved, Settings};
+use std::fmt;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+/// What was chosen for the products of a run. `tune --json`.
+#[derive(Debug, Serialize)]
+pub(super) struct Tuned {
+    /// The GPU's name.
+    gpu: String,
+    /// The version of cuBLASLt.
+    library_version: usize,
+    /// Where the choice is kept, beside what is known of other runs.
+    file: PathBuf,
+    /// Those of the run, in the order in which a step asks for them.
+    products: Vec<TunedRow>,
+}
+
+/// A product with the fastest of its algorithms.
+#[derive(Debug, Serialize)]
+struct TunedRow {
+    /// m, k, n of `[m, k] [k, n]`.
+    sizes: [u64; 3],
+    /// How many of them at once.
+    batch: i32,
+    /// The type of the operands.
+    dtype: &'static str,
+    /// The type of the result.
+    out_dtype: &'static str,
+    /// Algorithms that were timed.
+    measured: usize,
+    /// Which one was taken, in the order of the library's heuristic, from 0.
+    taken: usize,
+    /// Its time.
+    microseconds: f64,
+    /// That of the heuristic's first.
+    first_microseconds: f64,
+}
+
+impl From<&TunedProduct> for TunedRow {
+    fn from(product: &TunedProduct) -> TunedRow {
+        let (sizes, batch) = product.sizes();
+        let [dtype, out_dtype] = product.types();
+        let (taken, measured) = product.place();
+        let [microseconds, first_microseconds] = product.microseconds();
+        TunedRow {
+            sizes,
+            batch,
+            dtype,
+            out_dtype,
+            measured,
+            taken,
+            microseconds,
+            first_microseconds,
+        }
+    }
+}
+
+/// Times the algorithms of the products of a run, and keeps the fastest.
+pub(super) fn tune(
+    device: &Rc<CudaDevice>,
+    resolved: &Resolved,
+    settings: &Settings,
+) -> Result<Tuned, Failure> {
+    // What is in the way of keeping the choice is told before minutes are spent on it.
+    let (file, mut kept) = match &resolved.options.out {
+        Some(file) => (file.clone(), read(file, device)?),
+        None => kept_by_default(device)?,
+    };
+    let products = timed(device, settings)?;
+    let rows = products.iter().map(TunedRow::from).collect();
+    let kept = kept.get_or_insert_with(|| Algorithms::of(device));
+    kept.merge(products);
+    write(&file, kept)?;
+    Ok(Tuned {
+        gpu: device.facts().name.clone(),
+        library_version: device.library().version,
+        file,
+        products: rows,
+    })
+}
+
+/// Every product of a run with the fastest of its algorithms.
+fn timed(device: &Rc<CudaDevice>, settings: &Settings) -> Result<Vec<TunedProduct>, Failure> {
+    let products = library_calls(settings)?.products;
+    let memory = Memory::device(device.clone());
+    let driver = CudaDriver::new(device)?;
+    let cuda = Cuda::new(driver, &memory, settings.narrowest_dtype())?;
+    let tuned = cuda.tune(&products);
+    tuned.map_err(|error| explained(error, device, &memory))
+}
+
+/// The file of this GPU and library, with what is in it. One that is not to be used is replaced: it is a cache.
+fn kept_by_default(device: &CudaDevice) -> Result<(PathBuf, Option<Algorithms>), Failure> {
+    let Some(file) = kept_at(device) else {
+        return Err(Failure::Usage(
+            "there is no folder for caches to keep algorithms in: set HOME or XDG_CACHE_HOME, or name a file with --out".into(),
+        ));
+    };
+    let kept = read(&file, device).unwrap_or_else(|failure| {
+        tracing::warn!("{failure}; it is replaced");
+        None
+    });
+    Ok((file, kept))
+}
+
+impl fmt::Display for Tuned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new(
+            &["product", "types"],
+            &["algorithms", "taken", "us", "heuristic's us"],
+        );
+        for row in &self.products {
+            let [m, k, n] = row.sizes;
+            let batch = match row.batch {
+                1 => String::new(),
+                batch => format!("{batch} of "),
+            };
+            table.row([
+                format!("{batch}{m} x {k} x {n}"),
+                format!("{} to {}", row.dtype, row.out_dtype),
+                row.measured.to_string(),
+                row.taken.to_string(),
+                format!("{:.1}", row.microseconds),
+                format!("{:.1}", row.first_microseconds),
+            ]);
+        }
+        let other = self.products.iter().filter(|row| row.taken > 0).count();
+        writeln!(
+            f,
+            "algorithms of {} products on {}, with cuBLASLt {}; {other} are others than the heuristic's first\n",
+            self.products.len(),
+            self.gpu,
+            self.library_version
+        )?;
+        writeln!(f, "{table}\n{} has them", self.file.display())
+    }
+}

@@ -1,0 +1,65 @@
+//! The model that `--init-from` names.
+
+use crate::failure::Failure;
+use model::ModelConfig;
+use settings::{ConfigError, Resolved, check};
+use std::path::Path;
+
+/// Keys of `[model]` that no weight's shape depends on: a run may change them for a model that it starts from.
+const FREE_OF_SHAPES: [&str; 7] = [
+    "dropout",
+    "norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "sliding_window",
+    "full_attention_layers",
+    "init_std",
+];
+
+/// `--init-from` sets the model; what the user said about the shapes of its weights must agree, and the rest is taken.
+pub(crate) fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), Failure> {
+    let path = folder.join("config.json");
+    let text = std::fs::read_to_string(&path).map_err(|source| Failure::Unreadable {
+        path: path.clone(),
+        source,
+    })?;
+    let model = ModelConfig::from_hf(&text).map_err(|source| Failure::HfConfig {
+        path: path.clone(),
+        source,
+    })?;
+    let as_toml = |model: &ModelConfig| {
+        toml::Table::try_from(model).map_err(|error| Failure::Usage(error.to_string()))
+    };
+    let (given, mut taken) = (as_toml(&resolved.config.model)?, as_toml(&model)?);
+    for key in &resolved.explicit_model_keys {
+        let name = key.trim_start_matches("model.");
+        // A key of a section of its own goes with the whole section.
+        let name = name.split('.').next().unwrap_or(name);
+        if given.get(name) == taken.get(name) {
+            continue;
+        }
+        let show = |value: Option<&toml::Value>| value.map_or("absent".into(), ToString::to_string);
+        let (ours, theirs) = (show(given.get(name)), show(taken.get(name)));
+        if !FREE_OF_SHAPES.contains(&name) {
+            return Err(Failure::Usage(format!(
+                "{key} is {ours}, but {} says {theirs}; leave the setting out, or start from another model",
+                path.display(),
+            )));
+        }
+        tracing::warn!(
+            "model.{name} is {ours}, where {} says {theirs}",
+            path.display()
+        );
+        match given.get(name) {
+            Some(value) => taken.insert(name.into(), value.clone()),
+            None => taken.remove(name),
+        };
+    }
+    let model: ModelConfig = toml::Value::Table(taken)
+        .try_into()
+        .expect("each value was one of a model's before");
+    model.validate().map_err(ConfigError::from)?;
+    resolved.config.model = model;
+    check::contradictions(&resolved.config)?;
+    Ok(())
+}

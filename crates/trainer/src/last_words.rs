@@ -1,0 +1,59 @@
+//! What a rank that fails leaves in the run directory, for the other ranks and for people.
+
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// Why a rank failed: `rank-R.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LastWords {
+    /// Which one.
+    pub rank: usize,
+    /// Why, in a sentence.
+    pub reason: String,
+    /// The exit code that goes with it.
+    pub exit_code: u8,
+    /// Steps made.
+    pub step: usize,
+    /// Where it ran.
+    pub hostname: String,
+    /// It only saw that other ranks are lost.
+    pub lost_others: bool,
+}
+
+impl std::fmt::Display for LastWords {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(
+            f,
+            "rank {} ({}) failed: {}",
+            self.rank, self.hostname, self.reason
+        )
+    }
+}
+
+/// Forgets what ranks of an earlier attempt left.
+pub(crate) fn forget(directory: &Path) {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    for entry in entries {
+        let name = entry.file_name();
+        let rank = name
+            .to_str()
+            .and_then(|name| name.strip_prefix("rank-")?.strip_suffix(".json"));
+        if rank.is_some_and(|rank| rank.parse::<usize>().is_ok()) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Where a rank leaves them.
+pub(crate) fn file(directory: &Path, rank: usize) -> PathBuf {
+    directory.join(format!("rank-{rank}.json"))
+}
+
+/// What the system calls this machine.
+pub(crate) fn hostname() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "a machine without a name".into(),
+        name => name.into(),
+    }
+}

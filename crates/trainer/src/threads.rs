@@ -1,0 +1,31 @@
+//! Worker threads.
+
+use crate::failure::Failure;
+
+/// The threads that are asked for, at most one for each processor that this process may use: more would wait for each other.
+pub(crate) fn threads_of(asked: Option<usize>) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    match asked {
+        Some(asked) if asked > processors => {
+            tracing::warn!(
+                "{asked} threads are asked for, and this process may use {processors} {}: it takes one thread for each",
+                if processors == 1 {
+                    "processor"
+                } else {
+                    "processors"
+                }
+            );
+            processors
+        }
+        asked => asked.unwrap_or(processors),
+    }
+}
+
+/// The main thread is one of the pool's: operations start without handing over.
+pub(crate) fn start_threads(threads: Option<usize>) -> Result<(), Failure> {
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads_of(threads))
+        .use_current_thread();
+    pool.build_global()
+        .map_err(|error| Failure::Usage(format!("the worker threads did not start: {error}")))
+}

@@ -1,0 +1,91 @@
+//! What a run opens for its evaluations and samples.
+
+use crate::failure::Failure;
+use crate::model_tokens::ModelTokens;
+use crate::samples::held_out_options;
+use data::{DataError, Dataset};
+use settings::{Resolved, Settings};
+use tokenization::Tokenizer;
+
+/// What evaluations and samples need beside the model.
+pub(super) struct EvaluationInputs {
+    pub(super) evaluation: Option<Dataset>,
+    pub(super) sample: Option<SampleInputs>,
+}
+
+/// What the model's own text is made with.
+pub(super) struct SampleInputs {
+    pub(super) tokenizer: Tokenizer,
+    /// What it begins with.
+    pub(super) prompt: Vec<u32>,
+    /// Tokens that are planned for, the prompt included.
+    pub(super) window: usize,
+}
+
+impl EvaluationInputs {
+    /// A fingerprint of what evaluations read.
+    pub(super) fn fingerprint(&self) -> Option<String> {
+        self.evaluation.as_ref().map(Dataset::fingerprint)
+    }
+
+    /// Opens what the settings ask for, for a model whose tokens stand for `tokens`.
+    pub(super) fn open(
+        resolved: &Resolved,
+        settings: &Settings,
+        tokens: &ModelTokens,
+    ) -> Result<EvaluationInputs, Failure> {
+        let config = &resolved.config;
+        let evaluation = config.eval.every.map(|_| {
+            let opened = tokens.open_own(&held_out_options(resolved)?, resolved);
+            opened.map_err(|error| match (error, &config.eval.path) {
+                (Failure::Data(DataError::Missing { .. }), Some(path)) => Failure::Malformed {
+                    path: path.clone(),
+                    reason: "there is no such file; check --eval-data (eval.path)".into(),
+                },
+                (error, _) => error,
+            })
+        });
+        let window = settings.between.sample;
+        let sample = window.map(|window| SampleInputs::open(resolved, window, tokens));
+        Ok(EvaluationInputs {
+            evaluation: evaluation.transpose()?,
+            sample: sample.transpose()?,
+        })
+    }
+}
+
+impl SampleInputs {
+    fn open(
+        resolved: &Resolved,
+        window: usize,
+        tokens: &ModelTokens,
+    ) -> Result<SampleInputs, Failure> {
+        let (model, log) = (&resolved.config.model, &resolved.config.log);
+        let tokenizer = match tokens {
+            ModelTokens::Tokenizer(folder) => Tokenizer::open(folder)?,
+            _ if tokens.reads_bytes() => Tokenizer::bytes(),
+            _ => {
+                return Err(Failure::Usage(
+                    "--sample-every has to know which text the model's tokens stand for, and files of bare tokens do not say: \
+                     train on a folder that `trainer prepare` wrote with the tokenizer, start from a model that has \
+                     tokenizer.json, or leave --sample-every out"
+                        .into(),
+                ));
+            }
+        };
+        let mut prompt = tokenizer.encode_prompt(&log.sample_prompt)?;
+        prompt.truncate(window);
+        let known = |token: &u32| (*token as usize) < model.vocab;
+        if prompt.is_empty() || !prompt.iter().all(known) {
+            return Err(Failure::Usage(format!(
+                "log.sample_prompt = {:?} gives no tokens that the model knows; a sample has to begin with some",
+                log.sample_prompt
+            )));
+        }
+        Ok(SampleInputs {
+            tokenizer,
+            prompt,
+            window,
+        })
+    }
+}
