@@ -1,7 +1,7 @@
 //! Adafactor on ranges of a tensor.
 
 use super::adamw::{beside, in_rounds};
-use super::driver::Argument;
+use super::calls::Argument;
 use super::extent::{Extent, WARP};
 use super::{Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::operation::{

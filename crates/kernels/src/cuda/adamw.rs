@@ -1,6 +1,6 @@
 //! AdamW on ranges, in every form of its states.
 
-use super::driver::Argument;
+use super::calls::Argument;
 use super::extent::Extent;
 use super::{Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::quantise::BLOCK;

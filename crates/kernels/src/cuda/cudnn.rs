@@ -1,89 +1,12 @@
-//! Attention by cuDNN: what a driver is asked for, and where in the scratch the library finds what.
+//! Attention by cuDNN: where in the scratch the library finds what.
 
-use super::{Cuda, Driver, Workspace};
+use super::{
+    AttentionPass, AttentionTensors, BackwardTensors, Cuda, Driver, LibraryAttention, Workspace,
+};
 use crate::operation::flash::CudnnScratch;
 use crate::operation::{FlashAttention, FlashAttentionBackward};
 use crate::{AttentionShape, KernelError};
 use memory::Out;
-
-/// Causal attention as a library computes it: bf16, no documents, nothing dropped.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LibraryAttention {
-    /// Its sizes.
-    pub shape: AttentionShape,
-    /// What is read and written.
-    pub tensors: AttentionTensors,
-    /// What the library may use beside that.
-    pub workspace: Workspace,
-}
-
-/// A direction of attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AttentionPass {
-    /// Output and log-sum-exp.
-    Forward,
-    /// Gradients.
-    Backward,
-}
-
-/// The first elements of the tensors of an attention; each as its operation has it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum AttentionTensors {
-    /// `out` and `lse` are written.
-    Forward {
-        /// `[b, s, heads, d]` bf16.
-        q: *const u8,
-        /// `[b, s, kv_heads, d]` bf16.
-        k: *const u8,
-        /// Like `k`.
-        v: *const u8,
-        /// Like `q`.
-        out: *const u8,
-        /// `[b, heads, s]` f32.
-        lse: *const u8,
-    },
-    /// The gradients are written.
-    Backward(BackwardTensors),
-}
-
-/// Tensors of the backward pass: `dq`, `dk` and `dv` are written, and what is needed for them.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(missing_docs, reason = "they are those of `FlashAttentionBackward`")]
-pub struct BackwardTensors {
-    pub q: *const u8,
-    pub k: *const u8,
-    pub v: *const u8,
-    pub out: *const u8,
-    pub lse: *const u8,
-    pub dout: *const u8,
-    pub dq: *const u8,
-    pub dk: *const u8,
-    pub dv: *const u8,
-    /// f32 sums of `dq`, `[b, heads, s, d]`.
-    pub dq_sums: *const u8,
-    /// Row sums of `dout * out`, `[b, heads, s]` f32.
-    pub row_sums: *const u8,
-}
-
-impl LibraryAttention {
-    /// Its direction.
-    pub fn pass(&self) -> AttentionPass {
-        match self.tensors {
-            AttentionTensors::Forward { .. } => AttentionPass::Forward,
-            AttentionTensors::Backward(_) => AttentionPass::Backward,
-        }
-    }
-}
-
-impl AttentionPass {
-    /// The name of its operation.
-    pub fn operation(self) -> &'static str {
-        match self {
-            AttentionPass::Forward => "flash_attention",
-            AttentionPass::Backward => "flash_attention_backward",
-        }
-    }
-}
 
 /// Bytes that are leased for the library's own workspace, beside what it is handed by name.
 pub fn cudnn_workspace_bytes(shape: AttentionShape, pass: AttentionPass) -> usize {

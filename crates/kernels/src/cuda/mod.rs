@@ -8,6 +8,7 @@ mod adafactor;
 mod adamw;
 mod attention;
 mod cache;
+mod calls;
 mod columns;
 mod cross_entropy;
 mod cudnn;
@@ -33,16 +34,18 @@ mod rotary;
 mod sum_in_order;
 mod swiglu;
 
-pub use cudnn::{
-    AttentionPass, AttentionTensors, BackwardTensors, LibraryAttention, cudnn_workspace_bytes,
+pub use calls::{
+    Argument, AttentionPass, AttentionTensors, BIAS_ALIGNMENT_BYTES, BackwardTensors, Gemm, Kernel,
+    Launch, LibraryAttention, Matrix, Workspace,
 };
+pub use cudnn::cudnn_workspace_bytes;
 #[cfg(feature = "cuda")]
 pub use device::{
     Algorithms, CopyRates, CudaDevice, CudaDriver, CudnnVersion, DeviceFacts, LoadedLibrary,
     PaperPlan, Rehearsal, TunedProduct, capability, carried, device_count, look_for_library,
     pci_bus_id, plan_on_paper, separate_connections,
 };
-pub use driver::{Argument, BIAS_ALIGNMENT_BYTES, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
+pub use driver::Driver;
 pub use listing::{Call, Listed, Listing};
 
 use crate::queue::bytes_of;

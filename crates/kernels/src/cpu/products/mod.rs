@@ -20,10 +20,9 @@ use crate::Init;
 use memory::{DType, In, Out};
 use pack::{Operand, PackRight, Part, Side, pack};
 use rayon::prelude::*;
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use store::Output;
-use tiles::{DEPTH, Job, Left, Right, SIDE, STRIP_TILES, Square, Tiles};
+use tiles::{DEPTH, Job, Left, OnStack, Right, SIDE, STRIP_TILES, Square, Tiles};
 
 pub use instructions::Instructions;
 pub(super) use store::Added;
@@ -296,22 +295,6 @@ struct Strip<'a> {
     index: usize,
 }
 
-/// Squares on the stack, which are written before they are read.
-#[repr(C, align(64))]
-struct Room<const N: usize>(MaybeUninit<[Square; N]>);
-
-impl<const N: usize> Room<N> {
-    #[inline(always)]
-    fn new() -> Room<N> {
-        Room(MaybeUninit::uninit())
-    }
-
-    #[inline(always)]
-    fn pointer(&mut self) -> *mut Square {
-        self.0.as_mut_ptr().cast()
-    }
-}
-
 impl Job for Strip<'_> {
     #[inline(always)]
     fn run<S: Tiles>(self) {
@@ -330,8 +313,8 @@ impl Job for Strip<'_> {
             panels: panels.len(),
             ..right
         };
-        let mut on_stack = Room::<{ STRIP_TILES * RIGHT_PANELS }>::new();
-        let mut packed = Room::<{ 2 * STRIP_TILES * LEFT_BLOCKS }>::new();
+        let mut on_stack = OnStack::<{ STRIP_TILES * RIGHT_PANELS }>::new();
+        let mut packed = OnStack::<{ 2 * STRIP_TILES * LEFT_BLOCKS }>::new();
         let sums = match piece.is_first() && piece.is_last() {
             true => on_stack.pointer(),
             false => product.workspace.at(self.kept_sums()),

@@ -1,7 +1,6 @@
 //! Operands, and how their tiles are packed.
 
-use super::Room;
-use super::tiles::{DEPTH, Job, Left, SIDE, STRIP_TILES, Square, Tiles};
+use super::tiles::{DEPTH, Job, Left, OnStack, SIDE, STRIP_TILES, Square, Tiles};
 use crate::cpu::Shared;
 use crate::cpu::simd::Real;
 use half::bf16;
@@ -121,7 +120,7 @@ unsafe fn pack_rows<S: Tiles, T: Real>(
     side: Side,
     to: *mut Square,
 ) {
-    let mut room = Room::<2>::new();
+    let mut room = OnStack::<2>::new();
     let lines = match side {
         Side::Left => to,
         Side::Right => room.pointer(),
@@ -154,7 +153,7 @@ unsafe fn pack_places<S: Tiles, T: Real>(
             prefetch(first.wrapping_add(place * stride).cast());
         }
     }
-    let mut room = Room::<2>::new();
+    let mut room = OnStack::<2>::new();
     let lines = match side {
         Side::Left => room.pointer(),
         Side::Right => to,

@@ -7,6 +7,7 @@
 
 use crate::cpu::simd::Real;
 use half::bf16;
+use std::mem::MaybeUninit;
 
 /// Rows of a tile of either operand.
 pub(super) const SIDE: usize = 16;
@@ -19,6 +20,22 @@ pub(super) const STRIP_TILES: usize = 2;
 
 /// 16 lines of 16 words: pairs of bf16, or f32.
 pub(super) type Square = [[u32; SIDE]; SIDE];
+
+/// Squares on the stack, which are written before they are read.
+#[repr(C, align(64))]
+pub(super) struct OnStack<const N: usize>(MaybeUninit<[Square; N]>);
+
+impl<const N: usize> OnStack<N> {
+    #[inline(always)]
+    pub(super) fn new() -> OnStack<N> {
+        OnStack(MaybeUninit::uninit())
+    }
+
+    #[inline(always)]
+    pub(super) fn pointer(&mut self) -> *mut Square {
+        self.0.as_mut_ptr().cast()
+    }
+}
 
 /// Where the tiles of a strip's left operand are, as bytes.
 #[derive(Clone, Copy)]

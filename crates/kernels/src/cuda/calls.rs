@@ -1,0 +1,240 @@
+//! What a driver is asked to compute: launches, matrix products, attention by a library.
+
+use crate::{AttentionShape, Queue};
+use memory::{DType, In, Out};
+use std::ffi::c_void;
+
+/// A kernel of `kernels/*.cu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kernel {
+    /// Its file, without `.cu`.
+    pub source: &'static str,
+    /// Its unmangled name.
+    pub name: &'static str,
+}
+
+/// A launch of a kernel.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// Where it runs: [`Queue::Compute`] or [`Queue::Update`].
+    pub queue: Queue,
+    /// What is launched.
+    pub kernel: Kernel,
+    /// Blocks along x, y and z; at least one.
+    pub grid: [u32; 3],
+    /// Threads of a block along x, y and z: whole warps.
+    pub block: [u32; 3],
+    /// Dynamic shared memory of a block. Above 48 KB a device wants to be told before the launch: a driver sets the
+    /// function's `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES` when it loads it or when the need first comes.
+    /// 163 KB fit on an A100, 227 KB on an H100, less what the kernel declares itself.
+    pub shared_bytes: u32,
+    /// One for each parameter, in their order.
+    pub arguments: &'a [Argument],
+}
+
+/// An argument of a kernel, by its type in CUDA C++.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Argument {
+    /// A pointer; null for an optional tensor that was left out.
+    Pointer(*const u8),
+    /// `size_t`.
+    Size(usize),
+    /// `int`; 0 or 1 where it says yes or no.
+    Int(i32),
+    /// `float`.
+    Float(f32),
+}
+
+impl Argument {
+    /// No tensor.
+    pub const NULL: Argument = Argument::Pointer(std::ptr::null());
+
+    /// A tensor that may have been left out.
+    pub fn optional(out: &Option<Out>) -> Argument {
+        out.as_ref().map_or(Argument::NULL, Argument::from)
+    }
+
+    /// The address of the value, as a launch takes it.
+    pub fn address(&self) -> *mut c_void {
+        match self {
+            Argument::Pointer(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Argument::Size(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Argument::Int(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Argument::Float(value) => std::ptr::from_ref(value).cast_mut().cast(),
+        }
+    }
+}
+
+impl From<&In<'_>> for Argument {
+    fn from(view: &In) -> Argument {
+        assert!(!view.pointer().is_null(), "a shape has no data");
+        Argument::Pointer(view.pointer())
+    }
+}
+
+impl From<&Out<'_>> for Argument {
+    fn from(view: &Out) -> Argument {
+        assert!(!view.pointer().is_null(), "a shape has no data");
+        Argument::Pointer(view.pointer())
+    }
+}
+
+impl From<usize> for Argument {
+    fn from(value: usize) -> Argument {
+        Argument::Size(value)
+    }
+}
+
+impl From<bool> for Argument {
+    fn from(value: bool) -> Argument {
+        Argument::Int(value.into())
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(value: f32) -> Argument {
+        Argument::Float(value)
+    }
+}
+
+/// `batch` matrices in device memory, each `batch_stride` elements after the one before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Matrix {
+    /// The first element.
+    pub pointer: *const u8,
+    /// f32 or bf16.
+    pub dtype: DType,
+    /// Elements from a row to the next. This or `column_stride` is 1, but for matrices of one row or column.
+    pub row_stride: usize,
+    /// Elements from a column to the next.
+    pub column_stride: usize,
+    /// Elements from a matrix to the next; 0 repeats one.
+    pub batch_stride: usize,
+}
+
+impl Matrix {
+    /// Rows exchanged with columns.
+    pub fn t(self) -> Matrix {
+        Matrix {
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+}
+
+/// `out [m, n] = init + alpha a [m, k] b [k, n] + bias [n]` on every row, for every matrix of a batch. Sums are f32 and
+/// rounded once.
+///
+/// Deterministic: the algorithm follows from sizes, types, strides and the alignment of the pointers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gemm {
+    /// m, k, n.
+    pub sizes: [usize; 3],
+    /// Number of products; at least 1.
+    pub batch: usize,
+    /// Factor on the product.
+    pub alpha: f32,
+    /// The left matrix, of the type of `b`.
+    pub a: Matrix,
+    /// The right matrix, of the type of `a`.
+    pub b: Matrix,
+    /// What the product is added to, of the type of `out`: another matrix, or `out` itself.
+    pub init: Option<Matrix>,
+    /// What is added to every row of every product: `n` elements of the type of `out`, one after the other, from a multiple
+    /// of [`BIAS_ALIGNMENT_BYTES`] on.
+    pub bias: Option<*const u8>,
+    /// Row-major and written; f32, or of the type of `a`.
+    pub out: Matrix,
+}
+
+/// What the address of a [`Gemm::bias`] is a multiple of.
+pub const BIAS_ALIGNMENT_BYTES: usize = 16;
+
+/// Device memory that the matrix library may use during a product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Workspace {
+    /// Its first byte.
+    pub pointer: *const u8,
+    /// Its size.
+    pub bytes: usize,
+}
+
+/// Causal attention as a library computes it: bf16, no documents, nothing dropped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LibraryAttention {
+    /// Its sizes.
+    pub shape: AttentionShape,
+    /// What is read and written.
+    pub tensors: AttentionTensors,
+    /// What the library may use beside that.
+    pub workspace: Workspace,
+}
+
+/// A direction of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttentionPass {
+    /// Output and log-sum-exp.
+    Forward,
+    /// Gradients.
+    Backward,
+}
+
+/// The first elements of the tensors of an attention; each as its operation has it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum AttentionTensors {
+    /// `out` and `lse` are written.
+    Forward {
+        /// `[b, s, heads, d]` bf16.
+        q: *const u8,
+        /// `[b, s, kv_heads, d]` bf16.
+        k: *const u8,
+        /// Like `k`.
+        v: *const u8,
+        /// Like `q`.
+        out: *const u8,
+        /// `[b, heads, s]` f32.
+        lse: *const u8,
+    },
+    /// The gradients are written.
+    Backward(BackwardTensors),
+}
+
+/// Tensors of the backward pass: `dq`, `dk` and `dv` are written, and what is needed for them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs, reason = "they are those of `FlashAttentionBackward`")]
+pub struct BackwardTensors {
+    pub q: *const u8,
+    pub k: *const u8,
+    pub v: *const u8,
+    pub out: *const u8,
+    pub lse: *const u8,
+    pub dout: *const u8,
+    pub dq: *const u8,
+    pub dk: *const u8,
+    pub dv: *const u8,
+    /// f32 sums of `dq`, `[b, heads, s, d]`.
+    pub dq_sums: *const u8,
+    /// Row sums of `dout * out`, `[b, heads, s]` f32.
+    pub row_sums: *const u8,
+}
+
+impl LibraryAttention {
+    /// Its direction.
+    pub fn pass(&self) -> AttentionPass {
+        match self.tensors {
+            AttentionTensors::Forward { .. } => AttentionPass::Forward,
+            AttentionTensors::Backward(_) => AttentionPass::Backward,
+        }
+    }
+}
+
+impl AttentionPass {
+    /// The name of its operation.
+    pub fn operation(self) -> &'static str {
+        match self {
+            AttentionPass::Forward => "flash_attention",
+            AttentionPass::Backward => "flash_attention_backward",
+        }
+    }
+}
