@@ -42,9 +42,9 @@ pub mod meta;
 mod numerics;
 pub mod operation;
 mod queue;
+pub mod timed;
 mod workers;
 mod workspace;
-mod wrappers;
 
 pub use backend::Backend;
 pub use block_file::{BlockFile, DiskCopy, HostSide, NoFile};
@@ -56,4 +56,3 @@ pub use numerics::{quantise, random, split};
 pub use operation::*;
 pub use queue::{Event, Queue, READING_BYTES_MAX, READINGS_MAX, Reading, Section, Traffic};
 pub use workspace::{Target, workspace_bytes};
-pub use wrappers::{scheduled, timed};
