@@ -26,7 +26,9 @@
 
 mod faulty_files;
 mod full_disk;
+mod hazards;
 mod power_cut;
+pub mod scheduled;
 mod threads;
 
 pub use faulty_files::{DiskFault, Faults};

@@ -38,6 +38,16 @@ impl<B: Backend> Kernels<B> {
     pub fn new(backend: B) -> Kernels<B> {
         Kernels { backend }
     }
+
+    /// The backend without the checks: what only this device has.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// The backend without the checks, for a wrapper around it.
+    pub fn into_backend(self) -> B {
+        self.backend
+    }
 }
 
 impl<B: Backend + ?Sized> Kernels<B> {

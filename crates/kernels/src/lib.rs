@@ -43,9 +43,9 @@ mod numerics;
 pub mod operation;
 mod queue;
 mod request;
+pub mod timed;
 mod workers;
 mod workspace;
-mod wrappers;
 
 pub use backend::Backend;
 pub use block_file::{BlockFile, DiskCopy, HostSide, NoFile};
@@ -58,4 +58,3 @@ pub use operation::*;
 pub use queue::{Event, Queue, READING_BYTES_MAX, READINGS_MAX, Reading, Section, Traffic};
 pub use request::Request;
 pub use workspace::{Target, workspace_bytes};
-pub use wrappers::{scheduled, timed};

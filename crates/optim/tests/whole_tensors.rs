@@ -115,14 +115,15 @@ fn queues_may_run_in_any_order_that_the_waits_allow() {
         for home in all_homes() {
             let mut here = Training::by(by(kind), formats, &home);
             here.steps(1..=2);
-            for seed in 0..12 {
+            for seed in 0..4 {
                 let schedule = (seed, None);
-                let (mut there, _) = Training::scheduled_by(schedule, by(kind), formats, &home);
+                let (mut there, waits) = Training::scheduled_by(schedule, by(kind), formats, &home);
                 there.steps(1..=2);
                 assert!(
                     there.weights() == here.weights(),
                     "{kind} seed {seed} {home:?}"
                 );
+                assert!(waits.unordered().is_empty(), "{:?}", waits.unordered());
             }
         }
     }

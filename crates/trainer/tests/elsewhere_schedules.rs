@@ -17,8 +17,8 @@ use tempfile::TempDir;
 
 const STEPS: usize = 4;
 
-/// Schedules of each run: with all waits none is wrong, without those for one reason some is.
-const SEEDS: u64 = 25;
+/// Schedules of each run.
+const SEEDS: u64 = 6;
 
 /// What is elsewhere, what is recomputed, activations that are offloaded, and micro-batches.
 struct Way {
@@ -149,42 +149,42 @@ fn any_schedule_gives_the_same_bits() {
         let settings = settings(&way);
         let (planned, expected) = (plan(&settings), expected(&settings));
         for seed in 0..SEEDS {
-            let (mut session, _) = on_schedule(&settings, seed, None);
+            let (mut session, waits) = on_schedule(&settings, seed, None);
             let actual = run(&mut session, &settings, 0..STEPS, |outcome| {
                 assert_as_planned(way.name, &planned, outcome);
             });
+            assert_eq!(waits.unordered(), BTreeSet::new(), "{}", way.name);
             assert_eq!(actual.steps, expected.steps, "{}, seed {seed}", way.name);
             assert!(actual.state == expected.state, "{}, seed {seed}", way.name);
         }
     }
 }
 
-/// Whatever waited in some run, for whatever reason: without the waits for it, some schedule of some run is wrong.
+/// Whatever waited in some run, for whatever reason: without the waits for it, work of some run that touches the same
+/// bytes is unordered.
 #[test]
 fn every_wait_is_needed() {
     let folder = tempfile::tempdir().unwrap();
     let ways = ways(&folder);
-    let mut waiting: BTreeMap<&'static str, Vec<(Settings, Bits)>> = BTreeMap::new();
+    let mut waiting: BTreeMap<&'static str, Vec<Settings>> = BTreeMap::new();
     for way in &ways {
         let settings = settings(way);
-        let (mut session, reasons) = on_schedule(&settings, 0, None);
+        let (mut session, waits) = on_schedule(&settings, 0, None);
         run(&mut session, &settings, 0..STEPS, |_| {});
-        for reason in reasons.counts().into_keys() {
-            let runs = waiting.entry(reason).or_default();
-            runs.push((settings.clone(), expected(&settings)));
+        for reason in waits.counts().into_keys() {
+            waiting.entry(reason).or_default().push(settings.clone());
         }
     }
     assert_eq!(waiting.len(), 19, "{:?}", waiting.keys());
     for (reason, runs) in waiting {
-        let is_wrong = |seed: u64| {
-            runs.iter().any(|(settings, expected)| {
-                let (mut session, _) = on_schedule(settings, seed, Some(reason));
-                let run = || run(&mut session, settings, 0..STEPS, |_| {});
-                let actual = catch_unwind(AssertUnwindSafe(run));
-                actual.map_or(true, |actual| actual != *expected)
-            })
+        let is_unordered = |settings: &Settings| {
+            let (mut session, waits) = on_schedule(settings, 0, Some(reason));
+            let run = || run(&mut session, settings, 0..STEPS, |_| {});
+            // What comes out wrong may end the run.
+            let _ = catch_unwind(AssertUnwindSafe(run));
+            !waits.unordered().is_empty()
         };
-        assert!((0..SEEDS).any(is_wrong), "nothing needs: {reason}");
+        assert!(runs.iter().any(is_unordered), "nothing needs: {reason}");
     }
 }
 

@@ -78,31 +78,28 @@ fn late_bits(session: &mut Session, settings: &Settings) -> Vec<(u32, u32)> {
 fn every_schedule_gives_the_same_bits() {
     for (number, case) in CASES.into_iter().enumerate() {
         let (settings, expected) = small(case);
-        for seed in 0..20 {
+        for seed in 0..6 {
             let seed = 100 * number as u64 + seed;
-            let (mut session, reasons) = on_schedule(&settings, seed, None);
+            let (mut session, waits) = on_schedule(&settings, seed, None);
             let actual = late_bits(&mut session, &settings);
             assert_eq!(actual, expected, "{case:?}, seed {seed}");
-            assert_eq!(reasons.counts().len(), 4, "{:?}", reasons.counts());
+            assert_eq!(waits.counts().len(), 4, "{:?}", waits.counts());
+            assert_eq!(waits.unordered(), BTreeSet::new(), "{case:?}");
         }
     }
 }
 
-/// Without the waits for one reason, some schedule gives other bits, whatever the reason.
+/// Without the waits for one reason, work that touches the same bytes is unordered, whatever the reason.
 #[test]
 fn every_wait_is_needed() {
-    let (settings, expected) = small(CASES[0]);
-    let (mut session, reasons) = on_schedule(&settings, 0, None);
+    let (settings, _) = small(CASES[0]);
+    let (mut session, waits) = on_schedule(&settings, 0, None);
     late_bits(&mut session, &settings);
-    for reason in reasons.counts().into_keys() {
-        let is_wrong = |seed: u64| {
-            let (mut session, _) = on_schedule(&settings, seed, Some(reason));
-            let run = AssertUnwindSafe(|| late_bits(&mut session, &settings));
-            catch_unwind(run).map_or(true, |actual| actual != expected)
-        };
-        let wrong = (0..20).filter(|seed| is_wrong(*seed)).count();
-        println!("without `{reason}`: {wrong} of 20 schedules are wrong");
-        assert!(wrong > 0, "nothing needs `{reason}`");
+    for reason in waits.counts().into_keys() {
+        let (mut session, waits) = on_schedule(&settings, 0, Some(reason));
+        // What comes out wrong may end the run.
+        let _ = catch_unwind(AssertUnwindSafe(|| late_bits(&mut session, &settings)));
+        assert!(!waits.unordered().is_empty(), "nothing needs `{reason}`");
     }
 }
 

@@ -54,35 +54,55 @@ pub struct Cost {
     pub bytes: u64,
 }
 
+/// What an operation does with a tensor.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum OperandAccess {
+    Read,
+    Written,
+    /// Read and written.
+    Changed,
+}
+
 /// A tensor that an operation reads, writes or both.
 pub(crate) struct Operand<'a> {
     /// The tensor, or the part of it that is touched.
     pub(crate) view: In<'a>,
-    /// How often it crosses between memory and processor.
-    pub(crate) crossings: u64,
+    pub(crate) access: OperandAccess,
 }
 
 impl Operand<'_> {
+    /// Bytes that cross between memory and processor.
     fn bytes(&self) -> u64 {
-        self.crossings * (self.view.elements() * self.view.dtype().size_in_bytes()) as u64
+        let crossings = if self.access == OperandAccess::Changed {
+            2
+        } else {
+            1
+        };
+        crossings * (self.view.elements() * self.view.dtype().size_in_bytes()) as u64
     }
 }
 
 /// A tensor that is read.
 pub(crate) fn reads(view: In<'_>) -> Operand<'_> {
-    Operand { view, crossings: 1 }
+    Operand {
+        view,
+        access: OperandAccess::Read,
+    }
 }
 
 /// A tensor that is written.
 pub(crate) fn writes<'a>(out: &'a Out) -> Operand<'a> {
-    reads(out.as_in())
+    Operand {
+        view: out.as_in(),
+        access: OperandAccess::Written,
+    }
 }
 
 /// A tensor that is read and written.
 pub(crate) fn changes<'a>(out: &'a Out) -> Operand<'a> {
     Operand {
         view: out.as_in(),
-        crossings: 2,
+        access: OperandAccess::Changed,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Init;
 use super::check::{Check, Checked};
-use super::contract::{Contract, Operand, changes, reads, writes};
+use super::contract::{Contract, Operand, OperandAccess, changes, reads, writes};
 use memory::{DType, In, Out};
 
 /// `out [t, h]` = rows of `table [v, h]` named by `ids [t]` (i32).
@@ -61,7 +61,7 @@ impl Contract for EmbeddingBackward<'_> {
             // Rows that no token names stay as they are, so only as many as there are tokens are touched.
             Init::Accumulate | Init::Add(_) => Operand {
                 view: self.dtable.as_in().rows(0..rows),
-                crossings: 2,
+                access: OperandAccess::Changed,
             },
         };
         vec![reads(self.dout), reads(self.ids), dtable]

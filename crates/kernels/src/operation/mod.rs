@@ -63,7 +63,8 @@ pub use swiglu::{Swiglu, SwigluBackward};
 
 use crate::{KernelError, Target};
 use check::Check;
-use contract::Contract;
+use contract::{Contract, OperandAccess};
+use memory::In;
 
 /// Defines [`Operation`] from the structs of the families.
 macro_rules! operations {
@@ -157,6 +158,13 @@ impl Operation<'_> {
     /// Whether it may run in [`crate::Queue::Update`], beside the computation.
     pub fn runs_beside(&self) -> bool {
         self.contract().runs_beside()
+    }
+
+    /// The tensors that it reads and writes, and whether each is written. Scratch is left out, and so is what
+    /// [`Init::Add`] reads.
+    pub fn operands(&self) -> impl Iterator<Item = (In<'_>, bool)> {
+        let operands = self.contract().operands().into_iter();
+        operands.map(|operand| (operand.view, operand.access != OperandAccess::Read))
     }
 
     /// Multiplications of its matrix products, attention's without regard to causality.

@@ -2,7 +2,7 @@
 
 use super::Init;
 use super::check::{Check, Checked};
-use super::contract::{Contract, Operand, changes, reads, writes};
+use super::contract::{Contract, Operand, OperandAccess, changes, reads, writes};
 use memory::{DType, In, Out};
 
 /// Where each token stands in its sequence or document.
@@ -113,7 +113,7 @@ impl Contract for AddPositionsBackward<'_> {
             Init::Overwrite => writes(&self.dtable),
             Init::Accumulate | Init::Add(_) => Operand {
                 view: self.dtable.as_in().rows(0..rows),
-                crossings: 2,
+                access: OperandAccess::Changed,
             },
         };
         let given = self.positions.given().map(reads);

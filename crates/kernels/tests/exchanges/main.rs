@@ -7,10 +7,10 @@ mod step;
 use collectives::{Alone, Group};
 use emulation::Emulation;
 use fakes::Threads;
+use fakes::scheduled::Scheduled;
 use kernels::cpu::Cpu;
 use kernels::cuda::Cuda;
 use kernels::meta::{FlopCounter, Meta};
-use kernels::scheduled::Scheduled;
 use kernels::timeline::{Rates, Timeline};
 use kernels::{
     Event, Exchange, ExchangeBytes, Fault, Fill, KernelError, Kernels, Queue, Target, Traffic,

@@ -2,9 +2,9 @@
 
 //! An optimizer with weights and gradients that live wherever a test says, and steps made of noise.
 
+use fakes::scheduled::{Scheduled, Waits};
 use files::Parts;
 use kernels::cpu::Cpu;
-use kernels::scheduled::{Reasons, Scheduled};
 use kernels::{BiasBackward, BlockFile, Kernels};
 use memory::{Buffer, Category, DType, Home, Homes, Layer, Layout, LayoutBuilder, Memory};
 use optim::{
@@ -155,7 +155,7 @@ impl Training {
         schedule: (u64, Option<&'static str>),
         formats: Formats,
         homes: &Homes,
-    ) -> (Training, Reasons) {
+    ) -> (Training, Waits) {
         Training::scheduled_by(schedule, Hyperparameters::default(), formats, homes)
     }
 
@@ -165,13 +165,13 @@ impl Training {
         hyperparameters: Hyperparameters,
         formats: Formats,
         homes: &Homes,
-    ) -> (Training, Reasons) {
+    ) -> (Training, Waits) {
         let memory = Memory::host();
         let cpu = Cpu::new(&memory, DType::BF16).unwrap();
         let kernels = Scheduled::new(cpu, seed, ignored);
-        let reasons = kernels.reasons();
+        let waits = kernels.backend().waits();
         let training = Training::on(Box::new(kernels), memory, hyperparameters, (formats, homes));
-        (training, reasons)
+        (training, waits)
     }
 
     fn on(

@@ -11,8 +11,8 @@ pub mod ranks;
 pub mod side_by_side;
 
 use data::{MASKED, MicroBatch, StepBatch};
+use fakes::scheduled::{Scheduled, Waits};
 use kernels::cpu::Cpu;
-use kernels::scheduled::{Reasons, Scheduled};
 use kernels::{Target, Traffic};
 use memory::{DType, Homes, Memory};
 use model::{
@@ -272,15 +272,15 @@ pub fn on_schedule(
     settings: &Settings,
     seed: u64,
     ignored: Option<&'static str>,
-) -> (Session, Reasons) {
+) -> (Session, Waits) {
     let memory = Memory::host();
     let cpu = Cpu::new(&memory, settings.narrowest_dtype()).unwrap();
     let kernels = Scheduled::new(cpu, seed, ignored);
-    let reasons = kernels.reasons();
+    let waits = kernels.backend().waits();
     let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels)).unwrap();
     session.initialise(7).unwrap();
     memory.reserve_slab(plan(settings).slab_bytes).unwrap();
-    (session, reasons)
+    (session, waits)
 }
 
 /// A session with fresh weights, in a slab of exactly the planned bytes.

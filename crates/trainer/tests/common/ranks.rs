@@ -6,13 +6,13 @@ use super::{assert_as_planned, plan, step_batch};
 use collectives::Group;
 use data::StepBatch;
 use fakes::Threads;
+use fakes::scheduled::Waits;
 use files::PieceSource;
 use kernels::cpu::Cpu;
-use kernels::scheduled::Reasons;
 use memory::{Home, Memory, Rank};
 use session::Session;
 use settings::Settings;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,16 +82,18 @@ pub struct OfRank {
     pub sent_bytes: u64,
     /// Why its queues waited for one another, where that is known, and how often.
     pub waits: BTreeMap<&'static str, usize>,
+    /// As of [`Waits::unordered`].
+    pub unordered: BTreeSet<String>,
 }
 
 /// Makes a rank's session, with fresh weights in a slab of exactly the planned bytes.
-pub fn on_cpu(settings: &Settings, group: &Arc<dyn Group>) -> (Session, Reasons) {
+pub fn on_cpu(settings: &Settings, group: &Arc<dyn Group>) -> (Session, Waits) {
     let memory = Memory::host();
     let cpu = Cpu::in_group(&memory, settings.narrowest_dtype(), group.clone()).unwrap();
     let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(cpu)).unwrap();
     session.initialise(7).unwrap();
     memory.reserve_slab(plan(settings).slab_bytes).unwrap();
-    (session, Reasons::default())
+    (session, Waits::default())
 }
 
 /// Runs some steps on every rank; each rank's memory and traffic are what was planned for it.
@@ -99,13 +101,13 @@ pub fn each(
     name: &str,
     settings: &Settings,
     steps: usize,
-    session: impl Fn(&Settings, &Arc<dyn Group>) -> (Session, Reasons) + Sync,
+    session: impl Fn(&Settings, &Arc<dyn Group>) -> (Session, Waits) + Sync,
 ) -> Vec<OfRank> {
     let size = settings.ranks.as_ref().map_or(1, |ranks| ranks.rank.of);
     let run = |group: Arc<dyn Group>| {
         let settings = of_rank(settings, group.rank());
         let planned = plan(&settings);
-        let (mut session, reasons) = session(&settings, &group);
+        let (mut session, waits) = session(&settings, &group);
         let mut outcomes = Vec::new();
         for step in 0..steps {
             session.start_step(&whole_batch(&settings, step)).unwrap();
@@ -131,7 +133,8 @@ pub fn each(
             counted_bytes: sent.sum(),
             pieces: pieces.collect(),
             sent_bytes,
-            waits: reasons.counts(),
+            waits: waits.counts(),
+            unordered: waits.unordered(),
         }
     };
     std::thread::scope(|scope| {

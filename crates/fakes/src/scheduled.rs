@@ -3,17 +3,20 @@
 //! On a GPU, a queue may be ahead of another by any distance that the events between them allow. [`Scheduled`] keeps
 //! every operation and copy in its queue until the scheduler picks that queue, in any order that the events allow, and
 //! runs it then. Whatever is not ordered by an event comes out wrong under some seed: it reads too early, or what it
-//! reads has been replaced.
+//! reads has been replaced. [`Waits::unordered`] needs no unlucky seed: it names work that touches the same bytes as
+//! other work while no event orders the two.
 
-use crate::queue::bytes_of;
-use crate::random::random_u32;
-use crate::{
-    Backend, Event, Exchange, KernelError, Kernels, Queue, Reading, Request, Target, Traffic,
+use crate::hazards::{Hazards, Touch};
+use kernels::random::random_u32;
+use kernels::{
+    Backend, Event, Exchange, HostSide, KernelError, Kernels, Queue, Reading, Request, Target,
+    Traffic,
 };
 use memory::{DType, In, Out};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Kernels that run later, on the processor. What is left in the queues when they are dropped never runs: nobody waits
 /// for it, and its memory may be gone.
@@ -21,7 +24,8 @@ pub struct Scheduled<B> {
     backend: B,
     ignored: Option<&'static str>,
     schedule: RefCell<Schedule>,
-    reasons: Reasons,
+    waits: Waits,
+    hazards: RefCell<Hazards>,
     traffic: Cell<Traffic>,
     /// Why a file was not read or written, or an exchange failed, after which nothing runs any more.
     failed: RefCell<Option<KernelError>>,
@@ -29,18 +33,23 @@ pub struct Scheduled<B> {
     readings: RefCell<Vec<Box<[u8]>>>,
 }
 
-/// Why queues have waited for one another so far, and how often. Clones count together.
+/// How queues have waited for one another so far. Clones note together.
 #[derive(Clone, Default)]
-pub struct Reasons(Rc<RefCell<BTreeMap<&'static str, usize>>>);
+pub struct Waits {
+    reasons: Rc<RefCell<BTreeMap<&'static str, usize>>>,
+    unordered: Rc<RefCell<BTreeSet<String>>>,
+}
 
-impl Reasons {
-    /// The number of waits for each reason.
+impl Waits {
+    /// The number of waits for each reason, those that were left out included.
     pub fn counts(&self) -> BTreeMap<&'static str, usize> {
-        self.0.borrow().clone()
+        self.reasons.borrow().clone()
     }
 
-    fn add(&self, reason: &'static str) {
-        *self.0.borrow_mut().entry(reason).or_default() += 1;
+    /// Work that touches the same bytes as earlier work of another queue without waiting for it. Empty if no wait is
+    /// missing.
+    pub fn unordered(&self) -> BTreeSet<String> {
+        self.unordered.borrow().clone()
     }
 }
 
@@ -49,6 +58,46 @@ enum Task {
     Request(Box<Request<'static>>),
     Write(Out<'static>, Vec<u8>),
     Wait(Event),
+}
+
+impl Task {
+    /// What it is called, and the bytes that it reads and writes.
+    fn touches(&self) -> (&'static str, Vec<Touch>) {
+        let request = match self {
+            Task::Write(out, _) => return ("upload", vec![Touch::written(out)]),
+            Task::Wait(_) => return ("wait", Vec::new()),
+            Task::Request(request) => request,
+        };
+        match &**request {
+            Request::Operation(operation) => {
+                let touches = operation.operands().map(|(view, is_written)| Touch {
+                    is_written,
+                    ..Touch::read(&view)
+                });
+                (operation.name(), touches.collect())
+            }
+            Request::Copy(out, x) => ("copy", vec![Touch::written(out), Touch::read(x)]),
+            Request::Disk(copy) => {
+                let (name, host) = match &copy.host {
+                    HostSide::Read(out) => ("disk read", Touch::written(out)),
+                    HostSide::Write(x) => ("disk write", Touch::read(x)),
+                };
+                let start = copy.offset as usize;
+                let file = Touch {
+                    space: Arc::as_ptr(&copy.file).cast::<u8>() as usize,
+                    bytes: start..start + copy.bytes(),
+                    is_written: !host.is_written,
+                };
+                (name, vec![host, file])
+            }
+            Request::Exchange(exchange) => {
+                let sends = exchange.sends.iter().map(|(_, x)| Touch::read(x));
+                let receives = exchange.receives.iter();
+                let receives = receives.map(|(_, out)| Touch::written(out));
+                ("exchange", sends.chain(receives).collect())
+            }
+        }
+    }
 }
 
 /// The queues, and who is next.
@@ -131,19 +180,28 @@ impl<B: Backend> Scheduled<B> {
         ignored: Option<&'static str>,
     ) -> Kernels<Scheduled<B>> {
         Kernels::new(Scheduled {
-            backend: kernels.backend,
+            backend: kernels.into_backend(),
             ignored,
             schedule: RefCell::new(Schedule::new(seed)),
-            reasons: Reasons::default(),
+            waits: Waits::default(),
+            hazards: RefCell::default(),
             traffic: Cell::default(),
             failed: RefCell::default(),
             readings: RefCell::default(),
         })
     }
 
+    /// How queues wait for one another, also after these kernels have been given away.
+    pub fn waits(&self) -> Waits {
+        self.waits.clone()
+    }
+
     /// Puts a task into a queue, and runs some of what the queues hold.
     fn hold(&self, queue: Queue, task: Task) -> Result<(), KernelError> {
         self.check()?;
+        let (name, touches) = task.touches();
+        let hazard = self.hazards.borrow_mut().command(queue, name, &touches);
+        self.waits.unordered.borrow_mut().extend(hazard);
         let tasks = {
             let mut schedule = self.schedule.borrow_mut();
             schedule.ask(queue, task);
@@ -207,6 +265,7 @@ impl<B: Backend> Scheduled<B> {
 
     fn run_until(&self, event: Event) -> Result<(), KernelError> {
         self.check()?;
+        self.hazards.borrow_mut().finish(event);
         while !self.schedule.borrow().is_over(event) {
             assert!(self.run_one()?, "queues wait for one another for ever");
         }
@@ -218,13 +277,6 @@ impl<B: Backend> Scheduled<B> {
             queue,
             position: self.schedule.borrow().asked[queue as usize],
         }
-    }
-}
-
-impl<B: Backend> Kernels<Scheduled<B>> {
-    /// Why queues wait for one another, also after these kernels have been given away.
-    pub fn reasons(&self) -> Reasons {
-        self.backend.reasons.clone()
     }
 }
 
@@ -288,8 +340,10 @@ impl<B: Backend> Backend for Scheduled<B> {
 
     fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError> {
         self.check()?;
-        self.reasons.add(reason);
+        let mut reasons = self.waits.reasons.borrow_mut();
+        *reasons.entry(reason).or_default() += 1;
         if self.ignored != Some(reason) {
+            self.hazards.borrow_mut().wait(queue, event);
             self.schedule.borrow_mut().ask(queue, Task::Wait(event));
         }
         Ok(())
@@ -298,4 +352,8 @@ impl<B: Backend> Backend for Scheduled<B> {
     fn finish(&self, event: Event) -> Result<(), KernelError> {
         self.run_until(event)
     }
+}
+
+fn bytes_of(x: &In) -> usize {
+    x.elements() * x.dtype().size_in_bytes()
 }
