@@ -1,9 +1,9 @@
 //! Loads, stores, and what turns an address of one space into one of another.
 
-use crate::action::{Action, Decoded, Opcodes, Reach};
-use crate::error::{FaultKind, Wrong};
-use crate::operands::{Address, Operands, Place, value_at};
-use crate::registers::{LANES, Mask, Registers, lanes};
+use crate::error::{MistakeKind, Wrong};
+use crate::executable::{Decoded, Executable, Opcodes, Outside};
+use crate::operands::{AnyRegister, PtxOperands, RegisterAddress, value_at};
+use crate::registers::{LANES, LaneMask, Registers, lanes};
 use crate::shadow::Touch;
 use crate::warp::Warp;
 
@@ -120,7 +120,7 @@ fn resolve(space: Named, address: u64) -> Result<(Named, u64), Wrong> {
     match (window, space) {
         _ if !is_fitting => {
             let message = format!("out of bounds: {address:#x} is no {space:?} address");
-            Err(Wrong::new(FaultKind::OutOfBounds, message))
+            Err(Wrong::new(MistakeKind::OutOfBounds, message))
         }
         (VARIABLES_WINDOW, _) => Ok((Named::Constant, address)),
         (SHARED_WINDOW, _) => Ok((Named::Shared, inside)),
@@ -129,7 +129,7 @@ fn resolve(space: Named, address: u64) -> Result<(Named, u64), Wrong> {
         (0, space) => Ok((space, address)),
         _ => {
             let message = format!("out of bounds: {address:#x} is no generic address");
-            Err(Wrong::new(FaultKind::OutOfBounds, message))
+            Err(Wrong::new(MistakeKind::OutOfBounds, message))
         }
     }
 }
@@ -140,11 +140,15 @@ pub(crate) fn check_alignment(address: u64, bytes: usize) -> Result<(), Wrong> {
         return Ok(());
     }
     let message = format!("not aligned: {bytes} bytes at {address:#x}");
-    Err(Wrong::new(FaultKind::Misaligned, message))
+    Err(Wrong::new(MistakeKind::Misaligned, message))
 }
 
 /// Where each lane of a mask accesses.
-pub(crate) fn addresses(address: Address, registers: &Registers, mask: Mask) -> [u64; LANES] {
+pub(crate) fn addresses(
+    address: RegisterAddress,
+    registers: &Registers,
+    mask: LaneMask,
+) -> [u64; LANES] {
     let mut addresses = [0; LANES];
     for lane in lanes(mask) {
         addresses[lane] = address.of_lane(registers, lane);
@@ -153,25 +157,31 @@ pub(crate) fn addresses(address: Address, registers: &Registers, mask: Mask) -> 
 }
 
 /// Counts what an access of all lanes of a mask costs.
-fn count(reach: &mut Reach, space: Named, addresses: &[u64; LANES], mask: Mask, bytes: usize) {
+fn count(
+    outside: &mut Outside,
+    space: Named,
+    addresses: &[u64; LANES],
+    mask: LaneMask,
+    bytes: usize,
+) {
     match space {
-        Named::Global | Named::ReadOnly => reach.traffic.count_global(addresses, mask, bytes),
-        Named::Shared => reach.traffic.count_shared(addresses, mask, bytes),
+        Named::Global | Named::ReadOnly => outside.counts.count_global(addresses, mask, bytes),
+        Named::Shared => outside.counts.count_shared(addresses, mask, bytes),
         Named::Generic | Named::Local | Named::Constant => {}
     }
 }
 
-fn load(o: &mut Operands, space: Named, element: Element, elements: usize) -> Decoded {
+fn load(o: &mut PtxOperands, space: Named, element: Element, elements: usize) -> Decoded {
     o.exactly(2)?;
     o.goes_to_registers(0)?;
     let (places, address) = (o.places(0, elements)?, o.address(1)?);
-    Ok(Action::access(move |warp, reach, mask| {
+    Ok(Executable::access(move |warp, outside, mask| {
         let addresses = addresses(address, &warp.registers, mask);
-        count(reach, space, &addresses, mask, element.bytes * elements);
+        count(outside, space, &addresses, mask, element.bytes * elements);
         for lane in lanes(mask) {
             let value = load_lane(
                 warp,
-                reach,
+                outside,
                 space,
                 addresses[lane],
                 lane,
@@ -191,25 +201,25 @@ fn load(o: &mut Operands, space: Named, element: Element, elements: usize) -> De
 
 fn load_lane(
     warp: &mut Warp,
-    reach: &mut Reach,
+    outside: &mut Outside,
     space: Named,
     address: u64,
     lane: usize,
     bytes: usize,
 ) -> Result<[u8; 16], Wrong> {
     check_alignment(address, bytes)?;
-    let who = reach.who(warp, lane);
+    let who = outside.who(warp, lane);
     match resolve(space, address)? {
-        (Named::Shared, address) => reach.shared.load(address, bytes, Touch::Read, &who),
+        (Named::Shared, address) => outside.shared.load(address, bytes, Touch::Read, &who),
         (Named::Local, address) => warp.local[lane].peek(address, bytes),
-        (Named::Constant, address) => reach.variables.peek(address, bytes),
-        (Named::ReadOnly, address) => reach.global.load(address, bytes, Touch::ReadOnly, &who),
-        (_, address) => reach.global.load(address, bytes, Touch::Read, &who),
+        (Named::Constant, address) => outside.variables.peek(address, bytes),
+        (Named::ReadOnly, address) => outside.global.load(address, bytes, Touch::ReadOnly, &who),
+        (_, address) => outside.global.load(address, bytes, Touch::Read, &who),
     }
 }
 
 /// Writes an element into a register, which may be wider.
-fn set(registers: &mut Registers, place: Place, lane: usize, element: Element, bytes: &[u8]) {
+fn set(registers: &mut Registers, place: AnyRegister, lane: usize, element: Element, bytes: &[u8]) {
     let mut wide = [0; 8];
     wide[..bytes.len()].copy_from_slice(bytes);
     let mut value = u64::from_le_bytes(wide);
@@ -218,25 +228,25 @@ fn set(registers: &mut Registers, place: Place, lane: usize, element: Element, b
         value = ((value << unused) as i64 >> unused) as u64;
     }
     match place {
-        Place::Word(slot) => registers.set(slot, lane, value as u32),
-        Place::Double(slot) => registers.set(slot, lane, value),
+        AnyRegister::Word(slot) => registers.set(slot, lane, value as u32),
+        AnyRegister::Double(slot) => registers.set(slot, lane, value),
     }
 }
 
-fn store(o: &mut Operands, space: Named, element: Element, elements: usize) -> Decoded {
+fn store(o: &mut PtxOperands, space: Named, element: Element, elements: usize) -> Decoded {
     o.exactly(2)?;
     let (address, places) = (o.address(0)?, o.places(1, elements)?);
-    Ok(Action::access(move |warp, reach, mask| {
+    Ok(Executable::access(move |warp, outside, mask| {
         let addresses = addresses(address, &warp.registers, mask);
         let bytes = element.bytes * elements;
-        count(reach, space, &addresses, mask, bytes);
+        count(outside, space, &addresses, mask, bytes);
         for lane in lanes(mask) {
             let mut value = [0; 16];
             for (place, value) in places.iter().zip(value.chunks_exact_mut(element.bytes)) {
                 let wide = value_at(&warp.registers, *place, lane).to_le_bytes();
                 value.copy_from_slice(&wide[..element.bytes]);
             }
-            store_lane(warp, reach, space, addresses[lane], lane, &value[..bytes])
+            store_lane(warp, outside, space, addresses[lane], lane, &value[..bytes])
                 .map_err(|wrong| wrong.of_lane(lane))?;
         }
         Ok(())
@@ -245,39 +255,39 @@ fn store(o: &mut Operands, space: Named, element: Element, elements: usize) -> D
 
 fn store_lane(
     warp: &mut Warp,
-    reach: &mut Reach,
+    outside: &mut Outside,
     space: Named,
     address: u64,
     lane: usize,
     value: &[u8],
 ) -> Result<(), Wrong> {
     check_alignment(address, value.len())?;
-    let who = reach.who(warp, lane);
+    let who = outside.who(warp, lane);
     match resolve(space, address)? {
-        (Named::Shared, address) => reach.shared.store(address, value, &who),
+        (Named::Shared, address) => outside.shared.store(address, value, &who),
         (Named::Local, address) => warp.local[lane].poke(address, value),
-        (Named::Global, address) => reach.global.store(address, value, &who),
+        (Named::Global, address) => outside.global.store(address, value, &who),
         (space, address) => {
             let message = format!("out of bounds: a write to {address:#x}, which is {space:?}");
-            Err(Wrong::new(FaultKind::OutOfBounds, message))
+            Err(Wrong::new(MistakeKind::OutOfBounds, message))
         }
     }
 }
 
 /// A parameter, whose place the parser has found.
-fn parameter(o: &mut Operands, bytes: usize) -> Decoded {
+fn parameter(o: &mut PtxOperands, bytes: usize) -> Decoded {
     o.exactly(2)?;
     o.goes_to_registers(0)?;
     let (place, offset) = (o.places(0, 1)?[0], o.parameter(1)?);
-    Ok(Action::access(move |warp, reach, mask| {
+    Ok(Executable::access(move |warp, outside, mask| {
         check_alignment(offset as u64, bytes)?;
         let found = offset
             .checked_add(bytes)
-            .and_then(|end| reach.parameters.get(offset..end));
+            .and_then(|end| outside.parameters.get(offset..end));
         let value = found.ok_or_else(|| {
             let message =
                 format!("out of bounds: {bytes} bytes at byte {offset} of the parameters");
-            Wrong::new(FaultKind::OutOfBounds, message)
+            Wrong::new(MistakeKind::OutOfBounds, message)
         })?;
         for lane in lanes(mask) {
             set(&mut warp.registers, place, lane, unsigned(bytes), value);
@@ -286,14 +296,14 @@ fn parameter(o: &mut Operands, bytes: usize) -> Decoded {
     }))
 }
 
-fn into_window(o: &mut Operands, window: u64) -> Decoded {
-    crate::action::unary(o, move |address: u64| address | window)
+fn into_window(o: &mut PtxOperands, window: u64) -> Decoded {
+    crate::executable::unary(o, move |address: u64| address | window)
 }
 
-fn out_of_window(o: &mut Operands, space: Named) -> Decoded {
+fn out_of_window(o: &mut PtxOperands, space: Named) -> Decoded {
     o.exactly(2)?;
     let (target, a) = (o.target::<u64>(0)?, o.source::<u64>(1)?);
-    Ok(Action::access(move |warp, _, mask| {
+    Ok(Executable::access(move |warp, _, mask| {
         for lane in lanes(mask) {
             let address = warp.registers.get(a, lane);
             let converted = match (address, resolve(Named::Generic, address)) {
@@ -304,7 +314,7 @@ fn out_of_window(o: &mut Operands, space: Named) -> Decoded {
                 _ if space == Named::Global && address >> WINDOW == 0 => address,
                 _ => {
                     let message = format!("{address:#x} is no address in {space:?} memory");
-                    return Err(Wrong::new(FaultKind::OutOfBounds, message).of_lane(lane));
+                    return Err(Wrong::new(MistakeKind::OutOfBounds, message).of_lane(lane));
                 }
             };
             warp.registers.set(target, lane, converted);

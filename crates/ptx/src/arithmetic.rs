@@ -1,7 +1,7 @@
 //! Arithmetic of integers and floats: each operation is rounded as its modifier says, in IEEE's arithmetic.
 
-use crate::action::{Decode, Opcodes, binary, partial, ternary, ternary_lanes, unary};
-use crate::operands::Operands;
+use crate::executable::{Decode, Opcodes, binary, partial, ternary, ternary_lanes, unary};
+use crate::operands::PtxOperands;
 use crate::registers::LANES;
 
 /// What arithmetic of f32 gives for all that is no number.
@@ -92,9 +92,9 @@ pub(crate) const OPCODES: Opcodes = &[
 ];
 
 const ZERO: &str = "a division by zero";
-const ADD: Decode = |o: &mut Operands| binary(o, |a: f32, b: f32| canonical(a + b));
-const SUBTRACT: Decode = |o: &mut Operands| binary(o, |a: f32, b: f32| canonical(a - b));
-const MULTIPLY: Decode = |o: &mut Operands| binary(o, |a: f32, b: f32| canonical(a * b));
+const ADD: Decode = |o: &mut PtxOperands| binary(o, |a: f32, b: f32| canonical(a + b));
+const SUBTRACT: Decode = |o: &mut PtxOperands| binary(o, |a: f32, b: f32| canonical(a - b));
+const MULTIPLY: Decode = |o: &mut PtxOperands| binary(o, |a: f32, b: f32| canonical(a * b));
 
 /// A result, with the one pattern that the device has for what is no number.
 #[inline(always)]

@@ -1,15 +1,15 @@
 //! What the lanes of a warp do together: shuffles, votes, and waiting for each other.
 
-use crate::action::{Action, Decoded, Opcodes};
-use crate::error::{FaultKind, Wrong};
-use crate::operands::Operands;
-use crate::registers::{Mask, lanes};
+use crate::error::{MistakeKind, Wrong};
+use crate::executable::{Decoded, Executable, Opcodes};
+use crate::operands::PtxOperands;
+use crate::registers::{LaneMask, lanes};
 
 pub(crate) const OPCODES: Opcodes = &[
     ("bar.warp.sync", |o| {
         o.exactly(1)?;
         let members = o.source::<u32>(0)?;
-        Ok(Action::together(Some(members), |warp, _, _| {
+        Ok(Executable::together(Some(members), |warp, _, _| {
             warp.seen[warp.index] += 1;
             Ok(())
         }))
@@ -44,7 +44,7 @@ pub(crate) const OPCODES: Opcodes = &[
         o.exactly(3)?;
         let (target, condition) = (o.target::<u32>(0)?, o.condition(1)?);
         let members = o.source::<u32>(2)?;
-        Ok(Action::together(Some(members), move |warp, _, mask| {
+        Ok(Executable::together(Some(members), move |warp, _, mask| {
             let votes = condition.lanes(&warp.registers) & mask;
             warp.registers.write(target, mask, [votes; 32]);
             Ok(())
@@ -67,7 +67,7 @@ struct Shuffle {
 
 /// `d|p, a, b, c, members`: each lane reads the lane that `source` names, or itself where that says no.
 fn shuffle(
-    o: &mut Operands,
+    o: &mut PtxOperands,
     source: impl Fn(Shuffle) -> (u32, bool) + Send + Sync + 'static,
 ) -> Decoded {
     o.exactly(5)?;
@@ -75,7 +75,7 @@ fn shuffle(
     let found = o.predicate_target(0).ok();
     let (b, c) = (o.source::<u32>(2)?, o.source::<u32>(3)?);
     let members = o.source::<u32>(4)?;
-    Ok(Action::together(Some(members), move |warp, _, mask| {
+    Ok(Executable::together(Some(members), move |warp, _, mask| {
         let values = warp.registers.read(a);
         let (mut results, mut holds) = (values, 0);
         for lane in lanes(mask) {
@@ -94,10 +94,10 @@ fn shuffle(
                 let message = format!(
                     "lane {lane} reads lane {from}, which does not take part ({mask:#010x} do)"
                 );
-                return Err(Wrong::new(FaultKind::Lanes, message).of_lane(lane));
+                return Err(Wrong::new(MistakeKind::Lanes, message).of_lane(lane));
             }
             results[lane] = values[from as usize];
-            holds |= Mask::from(is_inside) << lane;
+            holds |= LaneMask::from(is_inside) << lane;
         }
         warp.registers.write(target, mask, results);
         if let Some(found) = found {
@@ -108,15 +108,15 @@ fn shuffle(
 }
 
 fn vote_predicate(
-    o: &mut Operands,
-    holds: impl Fn(Mask, Mask) -> bool + Send + Sync + 'static,
+    o: &mut PtxOperands,
+    holds: impl Fn(LaneMask, LaneMask) -> bool + Send + Sync + 'static,
 ) -> Decoded {
     o.exactly(3)?;
     let (target, condition) = (o.predicate_target(0)?, o.condition(1)?);
     let members = o.source::<u32>(2)?;
-    Ok(Action::together(Some(members), move |warp, _, mask| {
+    Ok(Executable::together(Some(members), move |warp, _, mask| {
         let votes = condition.lanes(&warp.registers) & mask;
-        let result = if holds(votes, mask) { Mask::MAX } else { 0 };
+        let result = if holds(votes, mask) { LaneMask::MAX } else { 0 };
         warp.registers.write_predicate(target, mask, result);
         Ok(())
     }))

@@ -1,7 +1,7 @@
 //! Comparisons. Of floats, an ordered one is false and an unordered one true where an operand is no number.
 
-use crate::action::{Action, Decoded, Opcodes};
-use crate::operands::{Constant, Operands};
+use crate::executable::{Decoded, Executable, Opcodes};
+use crate::operands::{Constant, PtxOperands};
 use crate::registers::LANES;
 
 macro_rules! table {
@@ -41,12 +41,12 @@ pub(crate) const OPCODES: Opcodes = table! {
 };
 
 fn compare<T: Constant>(
-    o: &mut Operands,
+    o: &mut PtxOperands,
     f: impl Fn(T, T) -> bool + Send + Sync + 'static,
 ) -> Decoded {
     o.exactly(3)?;
     let (target, a, b) = (o.predicate_target(0)?, o.source::<T>(1)?, o.source::<T>(2)?);
-    Ok(Action::compute(move |registers, mask| {
+    Ok(Executable::compute(move |registers, mask| {
         let (a, b) = (registers.read(a), registers.read(b));
         let holds = (0..LANES).fold(0, |holds, lane| {
             holds | u32::from(f(a[lane], b[lane])) << lane

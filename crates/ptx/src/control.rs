@@ -1,7 +1,7 @@
 //! Branches, barriers and ends.
 
-use crate::action::{Action, Barrier, Decode, Opcodes};
-use crate::operands::Operands;
+use crate::executable::{Barrier, Decode, Executable, Opcodes};
+use crate::operands::PtxOperands;
 
 pub(crate) const OPCODES: Opcodes = &[
     ("bar.red.or.pred", |o| {
@@ -14,7 +14,7 @@ pub(crate) const OPCODES: Opcodes = &[
         };
         let condition = o.condition(2 + usize::from(counted))?;
         let any = Some((o.predicate_target(0)?, condition));
-        Ok(Action::Barrier(Barrier {
+        Ok(Executable::Barrier(Barrier {
             number,
             threads,
             any,
@@ -29,7 +29,7 @@ pub(crate) const OPCODES: Opcodes = &[
             false => None,
         };
         let any = None;
-        Ok(Action::Barrier(Barrier {
+        Ok(Executable::Barrier(Barrier {
             number,
             threads,
             any,
@@ -41,12 +41,12 @@ pub(crate) const OPCODES: Opcodes = &[
     ("ret", END),
 ];
 
-const BRANCH: Decode = |o: &mut Operands| {
+const BRANCH: Decode = |o: &mut PtxOperands| {
     o.exactly(1)?;
-    o.label(0).map(Action::Branch)
+    o.label(0).map(Executable::Branch)
 };
 
-const END: Decode = |o: &mut Operands| {
+const END: Decode = |o: &mut PtxOperands| {
     o.exactly(0)?;
-    Ok(Action::End)
+    Ok(Executable::End)
 };

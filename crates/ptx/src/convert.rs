@@ -1,7 +1,7 @@
 //! Moves and conversions.
 
-use crate::action::{Action, Decoded, Opcodes, binary, unary};
-use crate::operands::{Constant, Operand, Operands};
+use crate::executable::{Decoded, Executable, Opcodes, binary, unary};
+use crate::operands::{Constant, PtxOperand, PtxOperands};
 
 pub(crate) const OPCODES: Opcodes = &[
     ("cvt.f64.f32", |o| unary(o, |a: f32| f64::from(a))),
@@ -48,7 +48,7 @@ pub(crate) const OPCODES: Opcodes = &[
     ("mov.pred", |o| {
         o.exactly(2)?;
         let (target, a) = (o.predicate_target(0)?, o.condition(1)?);
-        Ok(Action::compute(move |registers, mask| {
+        Ok(Executable::compute(move |registers, mask| {
             let result = a.lanes(registers);
             registers.write_predicate(target, mask, result);
         }))
@@ -70,23 +70,23 @@ pub(crate) fn bf16(value: f32) -> u16 {
 
 /// A move of all bits: of a register, from two halves, or to two; the first one is the lower half.
 fn packed<T: Constant, H: Constant>(
-    o: &mut Operands,
+    o: &mut PtxOperands,
     join: impl Fn(H, H) -> T + Send + Sync + 'static,
     split: impl Fn(T) -> [H; 2] + Send + Sync + 'static,
 ) -> Decoded {
     o.exactly(2)?;
-    if let Operand::Vector(_) = o.operand(1)? {
+    if let PtxOperand::Vector(_) = o.operand(1)? {
         let (target, [low, high]) = (o.target::<T>(0)?, o.sources::<H, 2>(1)?);
-        return Ok(Action::compute(move |registers, mask| {
+        return Ok(Executable::compute(move |registers, mask| {
             let (low, high) = (registers.read(low), registers.read(high));
             let join = |lane: usize| join(low[lane], high[lane]);
             registers.write(target, mask, crate::operands::by_lane(join));
         }));
     }
-    if let Operand::Vector(_) = o.operand(0)? {
+    if let PtxOperand::Vector(_) = o.operand(0)? {
         o.goes_to_registers(0)?;
         let ([low, high], a) = (o.sources::<H, 2>(0)?, o.source::<T>(1)?);
-        return Ok(Action::compute(move |registers, mask| {
+        return Ok(Executable::compute(move |registers, mask| {
             let halves = registers.read(a).map(&split);
             registers.write(low, mask, halves.map(|[low, _]| low));
             registers.write(high, mask, halves.map(|[_, high]| high));

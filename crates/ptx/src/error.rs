@@ -14,7 +14,7 @@ pub struct ParseError {
 
 /// A launch failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Error {
+pub enum LaunchError {
     /// A device would refuse the launch, or the arguments are not those of the kernel.
     #[error("{kernel}: {message}")]
     Launch {
@@ -25,7 +25,7 @@ pub enum Error {
     },
     /// A kernel did what has no meaning.
     #[error(transparent)]
-    Fault(#[from] Box<Fault>),
+    Mistake(#[from] Box<Mistake>),
 }
 
 /// What a kernel did wrong, and where.
@@ -33,7 +33,7 @@ pub enum Error {
 #[error(
     "{kernel}, line {line} of the PTX, block {block:?}, thread {thread:?}: {message}\n    {text}"
 )]
-pub struct Fault {
+pub struct Mistake {
     /// The kernel's name.
     pub kernel: String,
     /// The line of the instruction, from 1.
@@ -45,14 +45,14 @@ pub struct Fault {
     /// The thread, as `%tid`; of several the first.
     pub thread: [u32; 3],
     /// What it is.
-    pub kind: FaultKind,
+    pub kind: MistakeKind,
     /// What it is, with the numbers.
     pub message: String,
 }
 
 /// What a kernel can do wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FaultKind {
+pub enum MistakeKind {
     /// An access outside of every allocation, shared array, variable or parameter, or in the wrong space.
     OutOfBounds,
     /// An access whose address is no multiple of its size.
@@ -61,14 +61,14 @@ pub enum FaultKind {
     Uninitialised,
     /// Two accesses, one of them a write, that nothing orders.
     Race,
-    /// A barrier that not all threads reach.
+    /// A barrier that not all threads outside.
     Barrier,
     /// An instruction of several lanes in which some do not take part, or that reads a lane that does not.
     Lanes,
     /// An asynchronous copy that its thread never waited for.
     Unfinished,
     /// A division by zero, or an operand without meaning.
-    Operand,
+    Meaningless,
     /// More instructions than any kernel of a test takes.
     Endless,
 }
@@ -76,14 +76,14 @@ pub enum FaultKind {
 /// What is wrong, before the machine adds where.
 #[derive(Clone, Debug)]
 pub(crate) struct Wrong {
-    pub(crate) kind: FaultKind,
+    pub(crate) kind: MistakeKind,
     /// The lane that did it; the first active one if there is no single one.
     pub(crate) lane: Option<usize>,
     pub(crate) message: String,
 }
 
 impl Wrong {
-    pub(crate) fn new(kind: FaultKind, message: impl Into<String>) -> Wrong {
+    pub(crate) fn new(kind: MistakeKind, message: impl Into<String>) -> Wrong {
         Wrong {
             kind,
             lane: None,

@@ -1,10 +1,10 @@
 //! Runs PTX on the processor, for tests: what NVRTC makes of the CUDA sources, which is what a binary carries.
 //!
 //! A [`Module`] is read from the text, and [`Module::launch`] runs one of its kernels on a [`GlobalMemory`]. Every access is
-//! checked; [`FaultKind`] lists what is found. Instructions compute what the PTX manual documents, to the bit where it does.
+//! checked; [`MistakeKind`] lists what is found. Instructions compute what the PTX manual documents, to the bit where it does.
 //!
 //! ```
-//! use ptx::{Argument, GlobalMemory, Module, Shape};
+//! use ptx::{ArgumentValue, GlobalMemory, Module, Shape};
 //!
 //! let module = Module::parse(
 //!     ".visible .entry add_one(.param .u64 at)
@@ -25,19 +25,22 @@
 //! let mut memory = GlobalMemory::new();
 //! let at = memory.allocate_with("numbers", &[0; 128]);
 //! let shape = Shape { grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
-//! module.launch("add_one", shape, &[Argument::U64(at)], &mut memory).unwrap();
+//! module.launch("add_one", shape, &[ArgumentValue::U64(at)], &mut memory).unwrap();
 //! assert_eq!(memory.read(at + 124, 4).unwrap(), [1, 0, 0, 0]);
 //! ```
 
 mod access;
-mod action;
 mod arithmetic;
+mod async_copy;
 mod collective;
 mod compare;
 mod control;
 mod convert;
-mod copy;
+mod copies;
+mod driver;
 mod error;
+mod executable;
+mod kernel;
 mod logic;
 mod machine;
 mod matrix;
@@ -52,8 +55,10 @@ mod shadow;
 mod text;
 mod warp;
 
-pub use error::{Error, Fault, FaultKind, ParseError};
+pub use driver::{Interpreter, Sources};
+pub use error::{LaunchError, Mistake, MistakeKind, ParseError};
+pub use kernel::{ArgumentValue, PtxKernel, PtxParameter, Shape};
 pub use memory::GlobalMemory;
-pub use module::{Argument, Kernel, Module, Parameter, Shape};
+pub use module::Module;
 pub use opcodes::supported;
-pub use report::{LineTraffic, Report, Traffic};
+pub use report::{AccessCounts, LineCounts, Report};

@@ -1,8 +1,8 @@
 //! Bits: logic, shifts, fields, permutations.
 
-use crate::action::{Action, Decode, Decoded, Opcodes, binary, ternary, unary};
-use crate::operands::Operands;
-use crate::registers::{Mask, lanes};
+use crate::executable::{Decode, Decoded, Executable, Opcodes, binary, ternary, unary};
+use crate::operands::PtxOperands;
+use crate::registers::{LaneMask, lanes};
 
 pub(crate) const OPCODES: Opcodes = &[
     ("and.b32", |o| binary(o, |a: u32, b: u32| a & b)),
@@ -32,7 +32,7 @@ pub(crate) const OPCODES: Opcodes = &[
     ("not.pred", |o| {
         o.exactly(2)?;
         let (target, a) = (o.predicate_target(0)?, o.condition(1)?);
-        Ok(Action::compute(move |registers, mask| {
+        Ok(Executable::compute(move |registers, mask| {
             let result = !a.lanes(registers);
             registers.write_predicate(target, mask, result);
         }))
@@ -69,25 +69,28 @@ pub(crate) const OPCODES: Opcodes = &[
     ("selp.u64", SELECT_64),
 ];
 
-const SELECT_16: Decode = |o: &mut Operands| select::<u16>(o);
-const SELECT_32: Decode = |o: &mut Operands| select::<u32>(o);
-const SELECT_64: Decode = |o: &mut Operands| select::<u64>(o);
+const SELECT_16: Decode = |o: &mut PtxOperands| select::<u16>(o);
+const SELECT_32: Decode = |o: &mut PtxOperands| select::<u32>(o);
+const SELECT_64: Decode = |o: &mut PtxOperands| select::<u64>(o);
 
-fn predicates(o: &mut Operands, f: impl Fn(Mask, Mask) -> Mask + Send + Sync + 'static) -> Decoded {
+fn predicates(
+    o: &mut PtxOperands,
+    f: impl Fn(LaneMask, LaneMask) -> LaneMask + Send + Sync + 'static,
+) -> Decoded {
     o.exactly(3)?;
     let (target, a, b) = (o.predicate_target(0)?, o.condition(1)?, o.condition(2)?);
-    Ok(Action::compute(move |registers, mask| {
+    Ok(Executable::compute(move |registers, mask| {
         let result = f(a.lanes(registers), b.lanes(registers));
         registers.write_predicate(target, mask, result);
     }))
 }
 
 /// `d, a, b, p`: `a` where the predicate holds, or else `b`.
-fn select<T: crate::operands::Constant>(o: &mut Operands) -> Decoded {
+fn select<T: crate::operands::Constant>(o: &mut PtxOperands) -> Decoded {
     o.exactly(4)?;
     let (target, a, b) = (o.target::<T>(0)?, o.source::<T>(1)?, o.source::<T>(2)?);
     let condition = o.condition(3)?;
-    Ok(Action::compute(move |registers, mask| {
+    Ok(Executable::compute(move |registers, mask| {
         let holds = condition.lanes(registers);
         let (a, b) = (registers.read(a), registers.read(b));
         let select = |lane: usize| match holds >> lane & 1 {
@@ -100,14 +103,14 @@ fn select<T: crate::operands::Constant>(o: &mut Operands) -> Decoded {
 
 /// `f, a, b, c, d`: `b` with `d` bits from bit `c` on taken from `a`. `f` is told the bits that are replaced.
 fn insert<T: crate::operands::Constant>(
-    o: &mut Operands,
+    o: &mut PtxOperands,
     width: u32,
     f: impl Fn(T, T, u64, u32) -> T + Send + Sync + 'static,
 ) -> Decoded {
     o.exactly(5)?;
     let (target, a, b) = (o.target::<T>(0)?, o.source::<T>(1)?, o.source::<T>(2)?);
     let (position, length) = (o.source::<u32>(3)?, o.source::<u32>(4)?);
-    Ok(Action::access(move |warp, _, mask| {
+    Ok(Executable::access(move |warp, _, mask| {
         for lane in lanes(mask) {
             let registers = &mut warp.registers;
             // Both count in their lowest eight bits.

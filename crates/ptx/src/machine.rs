@@ -4,35 +4,36 @@
 //! to where others are; so they meet again at the end of a branch or loop. What lanes do together waits until all have come
 //! that it names. When nobody can go on, that is an error.
 
-use crate::action::{Action, Barrier, Reach};
-use crate::error::{Fault, FaultKind, Wrong};
-use crate::memory::Space;
-use crate::module::{Kernel, Module};
+use crate::error::{Mistake, MistakeKind, Wrong};
+use crate::executable::{Barrier, Executable, Outside};
+use crate::kernel::PtxKernel;
+use crate::memory::AddressSpace;
 use crate::operands::by_lane;
-use crate::registers::{LANES, Mask, Slot, lanes};
-use crate::report::{LineTraffic, Report, Traffic};
-use crate::warp::{Arrival, Group, Warp};
+use crate::registers::{LANES, LaneMask, Register, lanes};
+use crate::report::{AccessCounts, LineCounts, Report};
+use crate::warp::{Arrival, LaneGroup, Warp};
 
 /// Instructions of a warp before it counts as endless.
 const INSTRUCTIONS_MAX: u64 = 1 << 28;
 
 /// A launch that was checked.
 pub(crate) struct Machine<'a> {
-    pub(crate) module: &'a Module,
-    pub(crate) kernel: &'a Kernel,
+    pub(crate) text: &'a str,
+    pub(crate) variables: &'a AddressSpace,
+    pub(crate) kernel: &'a PtxKernel,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) parameters: Vec<u8>,
-    pub(crate) global: &'a mut Space,
-    pub(crate) shared: Space,
-    pub(crate) traffic: Vec<Traffic>,
+    pub(crate) global: &'a mut AddressSpace,
+    pub(crate) shared: AddressSpace,
+    pub(crate) counts: Vec<AccessCounts>,
     pub(crate) instructions: u64,
 }
 
 /// What stopped a warp: at which instruction, and for which lanes.
 struct Stopped {
     at: usize,
-    lanes: Mask,
+    lanes: LaneMask,
     wrong: Wrong,
 }
 
@@ -47,7 +48,7 @@ struct Running {
 
 impl Machine<'_> {
     /// Runs all blocks.
-    pub(crate) fn run(mut self) -> Result<Report, Box<Fault>> {
+    pub(crate) fn run(mut self) -> Result<Report, Box<Mistake>> {
         self.global.begin_launch();
         let threads = self.block.iter().product::<u32>() as usize;
         let mut warps: Vec<Warp> = (0..threads.div_ceil(LANES))
@@ -71,14 +72,14 @@ impl Machine<'_> {
     }
 
     fn report(self) -> Report {
-        let lines = self.kernel.code.iter().zip(self.traffic);
-        let lines = lines.filter(|(_, traffic)| *traffic != Traffic::default());
+        let lines = self.kernel.code.iter().zip(self.counts);
+        let lines = lines.filter(|(_, counts)| *counts != AccessCounts::default());
         Report {
             instructions: self.instructions,
             lines: lines
-                .map(|(instruction, traffic)| LineTraffic {
+                .map(|(instruction, counts)| LineCounts {
                     line: instruction.line,
-                    traffic,
+                    counts,
                 })
                 .collect(),
         }
@@ -89,7 +90,7 @@ impl Machine<'_> {
         Warp {
             index,
             registers: self.kernel.registers.clone(),
-            whole: Mask::MAX >> (LANES - threads_here),
+            whole: LaneMask::MAX >> (LANES - threads_here),
             groups: Vec::new(),
             arrival: None,
             copies: Default::default(),
@@ -114,7 +115,7 @@ impl Machine<'_> {
             words[9 + axis] = [self.grid[axis]; LANES];
         }
         words[12] = by_lane(|lane| lane as u32);
-        warp.groups = vec![Group {
+        warp.groups = vec![LaneGroup {
             at: 0,
             lanes: warp.whole,
             is_waiting: false,
@@ -125,14 +126,14 @@ impl Machine<'_> {
         if self.kernel.local_bytes > 0 {
             warp.local.clear();
             warp.local.resize_with(LANES, || {
-                let mut local = Space::default();
+                let mut local = AddressSpace::default();
                 local.add(0, "local memory", self.kernel.local_bytes);
                 local
             });
         }
     }
 
-    fn run_block(&mut self, running: &mut Running, warps: &mut [Warp]) -> Result<(), Box<Fault>> {
+    fn run_block(&mut self, running: &mut Running, warps: &mut [Warp]) -> Result<(), Box<Mistake>> {
         loop {
             for warp in warps.iter_mut() {
                 if warp.arrival.is_none() {
@@ -147,16 +148,16 @@ impl Machine<'_> {
         }
     }
 
-    fn fault(&self, running: &Running, warp: usize, stopped: Stopped) -> Box<Fault> {
+    fn fault(&self, running: &Running, warp: usize, stopped: Stopped) -> Box<Mistake> {
         let Stopped { at, lanes, wrong } = stopped;
         let lane = wrong.lane.unwrap_or(lanes.trailing_zeros() as usize);
         let thread = (warp * LANES + lane) as u32;
         let [width, height, _] = self.block;
         let line = self.kernel.code[at].line;
-        Box::new(Fault {
+        Box::new(Mistake {
             kernel: self.kernel.name.clone(),
             line,
-            text: self.module.line(line).into(),
+            text: line_of(self.text, line).into(),
             block: running.index,
             thread: [
                 thread % width,
@@ -169,7 +170,7 @@ impl Machine<'_> {
     }
 
     /// Lets those warps go on whose barrier is complete: at least one, when all others wait or have ended.
-    fn release(&self, running: &mut Running, warps: &mut [Warp]) -> Result<(), Box<Fault>> {
+    fn release(&self, running: &mut Running, warps: &mut [Warp]) -> Result<(), Box<Mistake>> {
         let mut has_released = false;
         for number in 0..16 {
             let is_there =
@@ -179,7 +180,7 @@ impl Machine<'_> {
             let Some(first) = there.first() else { continue };
             let (index, arrival) = (first.index, first.arrival.expect("it is there"));
             let refuse = |message: String| {
-                let wrong = Wrong::new(FaultKind::Barrier, message);
+                let wrong = Wrong::new(MistakeKind::Barrier, message);
                 let (at, lanes) = (first.groups[0].at, first.whole);
                 Err(self.fault(running, index, Stopped { at, lanes, wrong }))
             };
@@ -234,7 +235,7 @@ impl Machine<'_> {
         let stopped = Stopped {
             at: first.groups[0].at,
             lanes: first.whole,
-            wrong: Wrong::new(FaultKind::Barrier, message),
+            wrong: Wrong::new(MistakeKind::Barrier, message),
         };
         Err(self.fault(running, first.index, stopped))
     }
@@ -256,12 +257,12 @@ impl Machine<'_> {
             warp.seen.clone_from(&seen);
             warp.arrival = None;
             let group = &mut warp.groups[0];
-            if let Action::Barrier(Barrier {
+            if let Executable::Barrier(Barrier {
                 any: Some((target, _)),
                 ..
             }) = self.kernel.code[group.at].action
             {
-                let lanes = if any { Mask::MAX } else { 0 };
+                let lanes = if any { LaneMask::MAX } else { 0 };
                 warp.registers.write_predicate(target, group.lanes, lanes);
             }
             group.at += 1;
@@ -291,7 +292,7 @@ impl Machine<'_> {
         &mut self,
         running: &Running,
         warp: &mut Warp,
-        mut group: Group,
+        mut group: LaneGroup,
         stop: usize,
     ) -> Result<(), Stopped> {
         let kernel = self.kernel;
@@ -310,16 +311,16 @@ impl Machine<'_> {
             };
             budget -= 1;
             if budget == 0 {
-                return Err(stopped(Wrong::new(FaultKind::Endless, "it does not end")));
+                return Err(stopped(Wrong::new(MistakeKind::Endless, "it does not end")));
             }
             self.instructions += u64::from(mask.count_ones());
             match &instruction.action {
-                Action::Compute(run) => run(&mut warp.registers, mask),
-                Action::Access(run) => {
-                    let mut reach = self.reach(running, group.at);
-                    run(warp, &mut reach, mask).map_err(stopped)?;
+                Executable::Compute(run) => run(&mut warp.registers, mask),
+                Executable::Access(run) => {
+                    let mut outside = self.outside(running, group.at);
+                    run(warp, &mut outside, mask).map_err(stopped)?;
                 }
-                Action::Together { members, run } => {
+                Executable::Together { members, run } => {
                     let mut left = mask;
                     while left != 0 {
                         let together = members_of(warp, *members, left).map_err(stopped)?;
@@ -333,14 +334,14 @@ impl Machine<'_> {
                     self.run_together(running, warp, group.at, mask, *members, run.as_ref())
                         .map_err(stopped)?;
                 }
-                Action::Branch(target) => {
+                Executable::Branch(target) => {
                     let stays = group.lanes & !mask;
                     if stays == 0 {
                         group.at = *target;
                     } else {
                         group.at += 1;
                         if mask != 0 {
-                            warp.groups.push(Group {
+                            warp.groups.push(LaneGroup {
                                 lanes: mask,
                                 at: *target,
                                 ..group
@@ -354,7 +355,7 @@ impl Machine<'_> {
                         false => break,
                     }
                 }
-                Action::Barrier(barrier) => {
+                Executable::Barrier(barrier) => {
                     match group.lanes == warp.whole {
                         true => {
                             warp.arrival = Some(self.arrival(warp, barrier, mask).map_err(stopped)?)
@@ -364,13 +365,13 @@ impl Machine<'_> {
                     warp.groups.push(group);
                     return Ok(());
                 }
-                Action::End => {
+                Executable::End => {
                     let copies = warp.copies.count(mask);
                     if copies > 0 {
                         let message = format!(
                             "ended with {copies} asynchronous copies that were not waited for"
                         );
-                        return Err(stopped(Wrong::new(FaultKind::Unfinished, message)));
+                        return Err(stopped(Wrong::new(MistakeKind::Unfinished, message)));
                     }
                     group.lanes &= !mask;
                     if group.lanes == 0 {
@@ -384,15 +385,15 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn reach(&mut self, running: &Running, at: usize) -> Reach<'_> {
-        Reach {
+    fn outside(&mut self, running: &Running, at: usize) -> Outside<'_> {
+        Outside {
             global: self.global,
             shared: &mut self.shared,
-            variables: &self.module.variables,
+            variables: self.variables,
             parameters: &self.parameters,
             block: running.number,
             barriers: running.barriers,
-            traffic: &mut self.traffic[at],
+            counts: &mut self.counts[at],
         }
     }
 
@@ -402,14 +403,14 @@ impl Machine<'_> {
         running: &Running,
         warp: &mut Warp,
         at: usize,
-        mask: Mask,
-        members: Option<Slot<u32>>,
-        run: &dyn Fn(&mut Warp, &mut Reach, Mask) -> Result<(), Wrong>,
+        mask: LaneMask,
+        members: Option<Register<u32>>,
+        run: &dyn Fn(&mut Warp, &mut Outside, LaneMask) -> Result<(), Wrong>,
     ) -> Result<(), Wrong> {
-        let sets: Vec<Mask> = match members {
+        let sets: Vec<LaneMask> = match members {
             None => vec![mask],
             Some(members) => {
-                let mut sets: Vec<Mask> = lanes(mask)
+                let mut sets: Vec<LaneMask> = lanes(mask)
                     .map(|lane| warp.registers.get(members, lane))
                     .collect();
                 sets.sort_unstable();
@@ -417,14 +418,14 @@ impl Machine<'_> {
                 sets
             }
         };
-        let mut reach = self.reach(running, at);
+        let mut outside = self.outside(running, at);
         sets.into_iter()
             .filter(|set| *set != 0)
-            .try_for_each(|set| run(warp, &mut reach, set))
+            .try_for_each(|set| run(warp, &mut outside, set))
     }
 
-    fn arrival(&self, warp: &Warp, barrier: &Barrier, mask: Mask) -> Result<Arrival, Wrong> {
-        let refuse = |message: String| Err(Wrong::new(FaultKind::Barrier, message));
+    fn arrival(&self, warp: &Warp, barrier: &Barrier, mask: LaneMask) -> Result<Arrival, Wrong> {
+        let refuse = |message: String| Err(Wrong::new(MistakeKind::Barrier, message));
         if mask != warp.whole {
             return refuse(format!("of a warp only {mask:#010x} come to this barrier"));
         }
@@ -455,10 +456,20 @@ impl Machine<'_> {
     }
 }
 
+/// A line of a text, by its number from 1.
+fn line_of(text: &str, line: u32) -> &str {
+    let found = text.lines().nth(line as usize - 1);
+    found.unwrap_or_default().trim()
+}
+
 /// The lanes with which the first lane of a mask does something together.
-fn members_of(warp: &Warp, members: Option<Slot<u32>>, mask: Mask) -> Result<Mask, Wrong> {
+fn members_of(
+    warp: &Warp,
+    members: Option<Register<u32>>,
+    mask: LaneMask,
+) -> Result<LaneMask, Wrong> {
     let Some(members) = members else {
-        return Ok(Mask::MAX);
+        return Ok(LaneMask::MAX);
     };
     let first = mask.trailing_zeros() as usize;
     let together = warp.registers.get(members, first);
@@ -472,12 +483,12 @@ fn members_of(warp: &Warp, members: Option<Slot<u32>>, mask: Mask) -> Result<Mas
     let message = format!(
         "the mask {together:#010x} of lane {first} leaves it out, or is not that of all its lanes"
     );
-    Err(Wrong::new(FaultKind::Lanes, message).of_lane(first))
+    Err(Wrong::new(MistakeKind::Lanes, message).of_lane(first))
 }
 
 /// Every group of a warp waits for lanes that will not come.
 fn stuck(warp: &Warp) -> Stopped {
-    let Group { at, lanes, .. } = warp.groups[0];
+    let LaneGroup { at, lanes, .. } = warp.groups[0];
     let others: Vec<String> = warp.groups[1..]
         .iter()
         .map(|group| format!("{:#010x} wait elsewhere", group.lanes))
@@ -488,6 +499,6 @@ fn stuck(warp: &Warp) -> Stopped {
         if others.is_empty() { "" } else { ", " },
         others.join(", ")
     );
-    let wrong = Wrong::new(FaultKind::Lanes, message);
+    let wrong = Wrong::new(MistakeKind::Lanes, message);
     Stopped { at, lanes, wrong }
 }

@@ -1,10 +1,10 @@
 //! Tensor cores: loads of 8 x 8 matrices, and products of fragments.
 
 use crate::access::{addresses, check_alignment};
-use crate::action::{Action, Decoded, Opcodes};
 use crate::arithmetic::canonical;
-use crate::operands::Operands;
-use crate::registers::{LANES, Mask};
+use crate::executable::{Decoded, Executable, Opcodes};
+use crate::operands::PtxOperands;
+use crate::registers::{LANES, LaneMask};
 use crate::shadow::Touch;
 
 pub(crate) const OPCODES: Opcodes = &[
@@ -26,21 +26,21 @@ const ROWS: usize = 8;
 /// Bytes of a row: eight elements of 16 bits.
 const ROW_BYTES: usize = 16;
 
-/// `{d0, d1, d2, d3}, [address]`: lane `8 m + r` has the address of row `r` of matrix `m`. Lane `l` gets two neighbours of
+/// `{d0, d1, d2, d3}, [address]`: lane `8 m + r` has the address of row `r` of matrix `m`. LaneValue `l` gets two neighbours of
 /// row `l / 4` of each matrix, or of its transpose.
-fn load_matrices(o: &mut Operands, is_transposed: bool) -> Decoded {
+fn load_matrices(o: &mut PtxOperands, is_transposed: bool) -> Decoded {
     o.exactly(2)?;
     o.goes_to_registers(0)?;
     let (targets, address) = (o.sources::<u32, MATRICES>(0)?, o.address(1)?);
-    Ok(Action::together(None, move |warp, reach, mask| {
+    Ok(Executable::together(None, move |warp, outside, mask| {
         let addresses = addresses(address, &warp.registers, mask);
-        reach.traffic.count_shared(&addresses, mask, ROW_BYTES);
+        outside.counts.count_shared(&addresses, mask, ROW_BYTES);
         let mut rows = [[0; ROW_BYTES]; LANES];
         for (lane, row) in rows.iter_mut().enumerate() {
-            let who = reach.who(warp, lane);
+            let who = outside.who(warp, lane);
             *row = check_alignment(addresses[lane], ROW_BYTES)
                 .and_then(|()| {
-                    reach
+                    outside
                         .shared
                         .load(addresses[lane], ROW_BYTES, Touch::Read, &who)
                 })
@@ -59,7 +59,7 @@ fn load_matrices(o: &mut Operands, is_transposed: bool) -> Decoded {
                 }
             };
             warp.registers
-                .write(*target, Mask::MAX, crate::operands::by_lane(pair));
+                .write(*target, LaneMask::MAX, crate::operands::by_lane(pair));
         }
         Ok(())
     }))
@@ -70,10 +70,10 @@ const M: usize = 16;
 const N: usize = 8;
 const K: usize = 16;
 
-/// `{d}, {a}, {b}, {c}`: `d [16, 8] = a [16, 16] b [16, 8] + c`. Lane `l` holds of `a` and of `c` rows `l / 4` and eight
+/// `{d}, {a}, {b}, {c}`: `d [16, 8] = a [16, 16] b [16, 8] + c`. LaneValue `l` holds of `a` and of `c` rows `l / 4` and eight
 /// later, of `b` column `l / 4`, and of each the columns, or of `b` the rows, `2 (l % 4)` and the next; in `a` and `b` also
 /// those eight later. A sum is rounded once, where a device may round or truncate in between.
-fn multiply(o: &mut Operands) -> Decoded {
+fn multiply(o: &mut PtxOperands) -> Decoded {
     o.exactly(4)?;
     o.goes_to_registers(0)?;
     let d = o.sources::<f32, 4>(0)?;
@@ -82,7 +82,7 @@ fn multiply(o: &mut Operands) -> Decoded {
         o.sources::<u32, 2>(2)?,
         o.sources::<f32, 4>(3)?,
     );
-    Ok(Action::together(None, move |warp, _, mask| {
+    Ok(Executable::together(None, move |warp, _, mask| {
         let registers = &mut warp.registers;
         let (a, b) = (a.map(|a| registers.read(a)), b.map(|b| registers.read(b)));
         let c = c.map(|c| registers.read(c));

@@ -1,6 +1,6 @@
 //! Memory in allocations whose every access is checked: bounds, alignment, what was written, and races.
 
-use crate::error::{FaultKind, Wrong};
+use crate::error::{MistakeKind, Wrong};
 use crate::shadow::{Shadow, Touch, Who};
 
 /// Most bytes of an access.
@@ -58,7 +58,7 @@ impl Region {
 
 /// Regions of one address space, in the order of their addresses.
 #[derive(Default)]
-pub(crate) struct Space {
+pub(crate) struct AddressSpace {
     regions: Vec<Region>,
     /// Where the last access was.
     recent: usize,
@@ -66,7 +66,7 @@ pub(crate) struct Space {
     launch: u64,
 }
 
-impl Space {
+impl AddressSpace {
     /// Adds a region behind the others.
     pub(crate) fn add(&mut self, base: u64, name: &str, bytes: usize) {
         self.regions.push(Region {
@@ -124,7 +124,7 @@ impl Space {
             Some(nearest) => format!("out of bounds: {}", nearest.describe(address, bytes)),
             None => format!("out of bounds: {bytes} bytes at {address:#x}; there is nothing"),
         };
-        Wrong::new(FaultKind::OutOfBounds, message)
+        Wrong::new(MistakeKind::OutOfBounds, message)
     }
 
     /// Reads bytes for a thread, or for nobody in particular.
@@ -149,7 +149,7 @@ impl Space {
         let offset = (address - region.base) as usize;
         if !region.is_written(offset, bytes) {
             let message = format!("never written: {}", region.describe(address, bytes));
-            return Err(Wrong::new(FaultKind::Uninitialised, message));
+            return Err(Wrong::new(MistakeKind::Uninitialised, message));
         }
         let mut value = [0; ACCESS_BYTES_MAX];
         value[..bytes].copy_from_slice(&region.bytes[offset..offset + bytes]);
@@ -188,7 +188,7 @@ impl Space {
             let what = region.describe(address, bytes);
             let message =
                 format!("a race: {touch:?} of {what}, though {other} and nothing orders the two");
-            Wrong::new(FaultKind::Race, message)
+            Wrong::new(MistakeKind::Race, message)
         })
     }
 
@@ -210,7 +210,7 @@ impl Space {
 /// A device's global memory: allocations at made-up addresses, far from each other. What nobody wrote is not to be read.
 #[derive(Default)]
 pub struct GlobalMemory {
-    pub(crate) space: Space,
+    pub(crate) space: AddressSpace,
 }
 
 impl GlobalMemory {
@@ -280,6 +280,19 @@ impl GlobalMemory {
         Ok((0..bytes)
             .find(|byte| !region.is_written(offset + byte, 1))
             .unwrap_or(bytes))
+    }
+
+    /// Where the processor finds bytes of an allocation, as long as that is not taken back.
+    pub(crate) fn pointer(&mut self, address: u64, bytes: usize) -> Result<*mut u8, String> {
+        let located = self.space.locate(address, bytes);
+        let (region, offset) = located.map_err(|wrong| wrong.message)?;
+        Ok(region.bytes[offset..].as_mut_ptr())
+    }
+
+    /// From now on these bytes are written, by whoever had their pointer.
+    pub(crate) fn set_written(&mut self, address: u64, bytes: usize) -> Result<(), String> {
+        let written = self.space.bytes_mut(address, bytes);
+        written.map(drop).map_err(|wrong| wrong.message)
     }
 
     /// From now on nobody has written these bytes, which hold `value`.

@@ -1,7 +1,7 @@
 //! All opcodes that there are.
 
-use crate::action::{Decode, Opcodes};
-use crate::{access, arithmetic, collective, compare, control, convert, copy, logic, matrix};
+use crate::executable::{Decode, Opcodes};
+use crate::{access, arithmetic, async_copy, collective, compare, control, convert, logic, matrix};
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
@@ -14,7 +14,7 @@ const FAMILIES: [Opcodes; 11] = [
     compare::OPCODES,
     control::OPCODES,
     convert::OPCODES,
-    copy::OPCODES,
+    async_copy::OPCODES,
     logic::OPCODES,
     matrix::OPCODES,
 ];

@@ -1,12 +1,12 @@
 //! An instruction's operands, and the registers and constants that they stand for.
 
-use crate::registers::{Condition, LANES, Lane, Registers, Slot};
+use crate::registers::{Condition, LANES, LaneValue, Register, Registers};
 use std::array;
 use std::collections::HashMap;
 
 /// An operand as it is written.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Operand<'t> {
+pub(crate) enum PtxOperand<'t> {
     /// A register, a special register, a variable or a label.
     Name(&'t str),
     /// `!%p1`.
@@ -15,11 +15,11 @@ pub(crate) enum Operand<'t> {
     Float(u32),
     Double(u64),
     /// `{%f1, %f2}`.
-    Vector(Vec<Operand<'t>>),
+    Vector(Vec<PtxOperand<'t>>),
     /// `%r1|%p1`.
     Pair(&'t str, &'t str),
     /// `[%rd1+16]`.
-    Address(&'t str, i64),
+    Indirect(&'t str, i64),
 }
 
 /// Registers that nothing writes, at the start of the words: in this order.
@@ -60,23 +60,23 @@ struct Family {
 
 /// A place for a value of either width.
 #[derive(Clone, Copy)]
-pub(crate) enum Place {
-    Word(Slot<u32>),
-    Double(Slot<u64>),
+pub(crate) enum AnyRegister {
+    Word(Register<u32>),
+    Double(Register<u64>),
 }
 
 /// An address in a register plus a constant.
 #[derive(Clone, Copy)]
-pub(crate) struct Address {
-    base: Place,
+pub(crate) struct RegisterAddress {
+    base: AnyRegister,
     offset: i64,
 }
 
-impl Address {
+impl RegisterAddress {
     pub(crate) fn of_lane(self, registers: &Registers, lane: usize) -> u64 {
         let base = match self.base {
-            Place::Word(slot) => u64::from(registers.get(slot, lane)),
-            Place::Double(slot) => registers.get(slot, lane),
+            AnyRegister::Word(slot) => u64::from(registers.get(slot, lane)),
+            AnyRegister::Double(slot) => registers.get(slot, lane),
         };
         base.wrapping_add_signed(self.offset)
     }
@@ -161,7 +161,7 @@ impl<'t> Names<'t> {
         })
     }
 
-    fn constant<T: Lane<Bits: Into<u64>>>(&mut self, value: T) -> Slot<T> {
+    fn constant<T: LaneValue<Bits: Into<u64>>>(&mut self, value: T) -> Register<T> {
         let bits = value.bits();
         let file = T::file_mut(&mut self.registers);
         let key = (size_of::<T::Bits>() == 8, bits.into());
@@ -169,7 +169,7 @@ impl<'t> Names<'t> {
             file.push([bits; LANES]);
             file.len() - 1
         });
-        Slot::new(index)
+        Register::new(index)
     }
 
     /// The number of a label.
@@ -180,13 +180,13 @@ impl<'t> Names<'t> {
 }
 
 /// The operands of one instruction.
-pub(crate) struct Operands<'a, 't> {
+pub(crate) struct PtxOperands<'a, 't> {
     pub(crate) names: &'a mut Names<'t>,
-    pub(crate) list: Vec<Operand<'t>>,
+    pub(crate) list: Vec<PtxOperand<'t>>,
 }
 
 /// Types of lanes whose constants can be written.
-pub(crate) trait Constant: Lane<Bits: Into<u64>> {
+pub(crate) trait Constant: LaneValue<Bits: Into<u64>> {
     /// A written integer.
     fn of_integer(value: u64) -> Option<Self>;
     /// A written float, by its bits.
@@ -247,7 +247,7 @@ impl Constant for f64 {
     }
 }
 
-impl<'t> Operands<'_, 't> {
+impl<'t> PtxOperands<'_, 't> {
     /// Refuses any other number of operands.
     pub(crate) fn exactly(&self, count: usize) -> Result<(), String> {
         match self.list.len() {
@@ -256,18 +256,18 @@ impl<'t> Operands<'_, 't> {
         }
     }
 
-    pub(crate) fn operand(&self, index: usize) -> Result<Operand<'t>, String> {
+    pub(crate) fn operand(&self, index: usize) -> Result<PtxOperand<'t>, String> {
         let operand = self.list.get(index).cloned();
         operand.ok_or_else(|| format!("operand {} is missing", index + 1))
     }
 
-    fn slot<T: Lane>(&self, name: &str) -> Result<Slot<T>, String> {
+    fn slot<T: LaneValue>(&self, name: &str) -> Result<Register<T>, String> {
         let file = match size_of::<T::Bits>() {
             8 => File::Doubles,
             _ => File::Words,
         };
         match self.names.register(name) {
-            Some((found, index)) if found == file => Ok(Slot::new(index)),
+            Some((found, index)) if found == file => Ok(Register::new(index)),
             Some((found, _)) => Err(format!(
                 "`{name}` is one of the {found:?}, not the {file:?}"
             )),
@@ -276,9 +276,9 @@ impl<'t> Operands<'_, 't> {
     }
 
     /// Where a result goes.
-    pub(crate) fn target<T: Lane>(&self, index: usize) -> Result<Slot<T>, String> {
+    pub(crate) fn target<T: LaneValue>(&self, index: usize) -> Result<Register<T>, String> {
         let name = match self.operand(index)? {
-            Operand::Name(name) | Operand::Pair(name, _) => name,
+            PtxOperand::Name(name) | PtxOperand::Pair(name, _) => name,
             other => return Err(format!("{other:?} is no register")),
         };
         match SPECIAL.contains(&name) {
@@ -288,29 +288,29 @@ impl<'t> Operands<'_, 't> {
     }
 
     /// What is read: a register, a constant or a variable's address.
-    pub(crate) fn source<T: Constant>(&mut self, index: usize) -> Result<Slot<T>, String> {
+    pub(crate) fn source<T: Constant>(&mut self, index: usize) -> Result<Register<T>, String> {
         let operand = self.operand(index)?;
         self.source_of(&operand)
     }
 
-    fn source_of<T: Constant>(&mut self, operand: &Operand<'t>) -> Result<Slot<T>, String> {
+    fn source_of<T: Constant>(&mut self, operand: &PtxOperand<'t>) -> Result<Register<T>, String> {
         let constant = match *operand {
-            Operand::Name(name) => match self.names.variables.get(name) {
+            PtxOperand::Name(name) => match self.names.variables.get(name) {
                 Some(address) => T::of_integer(*address),
                 None => return self.slot(name),
             },
-            Operand::Integer(value) => T::of_integer(value),
-            Operand::Float(bits) => T::of_float(bits),
-            Operand::Double(bits) => T::of_double(bits),
+            PtxOperand::Integer(value) => T::of_integer(value),
+            PtxOperand::Float(bits) => T::of_float(bits),
+            PtxOperand::Double(bits) => T::of_double(bits),
             _ => None,
         };
         let constant = constant.ok_or_else(|| format!("{operand:?} has another type"))?;
         Ok(self.names.constant(constant))
     }
 
-    fn vector(&self, index: usize) -> Result<Vec<Operand<'t>>, String> {
+    fn vector(&self, index: usize) -> Result<Vec<PtxOperand<'t>>, String> {
         match self.operand(index)? {
-            Operand::Vector(elements) => Ok(elements),
+            PtxOperand::Vector(elements) => Ok(elements),
             other => Err(format!("{other:?} is no vector")),
         }
     }
@@ -319,12 +319,12 @@ impl<'t> Operands<'_, 't> {
     pub(crate) fn sources<T: Constant, const N: usize>(
         &mut self,
         index: usize,
-    ) -> Result<[Slot<T>; N], String> {
+    ) -> Result<[Register<T>; N], String> {
         let elements = self.vector(index)?;
         if elements.len() != N {
             return Err(format!("a vector of {} in place of {N}", elements.len()));
         }
-        let mut slots = [Slot::new(0); N];
+        let mut slots = [Register::new(0); N];
         for (slot, element) in slots.iter_mut().zip(&elements) {
             *slot = self.source_of(element)?;
         }
@@ -335,11 +335,11 @@ impl<'t> Operands<'_, 't> {
     pub(crate) fn goes_to_registers(&self, index: usize) -> Result<(), String> {
         let operand = self.operand(index)?;
         let elements = match &operand {
-            Operand::Vector(elements) => elements.as_slice(),
+            PtxOperand::Vector(elements) => elements.as_slice(),
             one => std::slice::from_ref(one),
         };
-        let is_register = |element: &Operand| match element {
-            Operand::Name(name) => {
+        let is_register = |element: &PtxOperand| match element {
+            PtxOperand::Name(name) => {
                 !self.names.variables.contains_key(name) && !SPECIAL.contains(name)
             }
             _ => false,
@@ -351,7 +351,11 @@ impl<'t> Operands<'_, 't> {
     }
 
     /// The places of a vector of so many elements, or of one element alone.
-    pub(crate) fn places(&mut self, index: usize, count: usize) -> Result<Vec<Place>, String> {
+    pub(crate) fn places(
+        &mut self,
+        index: usize,
+        count: usize,
+    ) -> Result<Vec<AnyRegister>, String> {
         let elements = match count {
             1 => vec![self.operand(index)?],
             _ => self.vector(index)?,
@@ -362,22 +366,24 @@ impl<'t> Operands<'_, 't> {
         elements.iter().map(|element| self.place(element)).collect()
     }
 
-    fn place(&mut self, element: &Operand<'t>) -> Result<Place, String> {
+    fn place(&mut self, element: &PtxOperand<'t>) -> Result<AnyRegister, String> {
         match element {
-            Operand::Name(name) => match self.names.register(name) {
-                Some((File::Words, index)) => Ok(Place::Word(Slot::new(index))),
-                Some((File::Doubles, index)) => Ok(Place::Double(Slot::new(index))),
+            PtxOperand::Name(name) => match self.names.register(name) {
+                Some((File::Words, index)) => Ok(AnyRegister::Word(Register::new(index))),
+                Some((File::Doubles, index)) => Ok(AnyRegister::Double(Register::new(index))),
                 _ => Err(format!("`{name}` is no register that memory takes")),
             },
-            Operand::Double(_) => self.source_of(element).map(Place::Double),
-            constant => self.source_of(constant).map(Place::Word),
+            PtxOperand::Double(_) => self.source_of(element).map(AnyRegister::Double),
+            constant => self.source_of(constant).map(AnyRegister::Word),
         }
     }
 
     /// Where a predicate goes: the operand itself, or behind its `|`.
-    pub(crate) fn predicate_target(&self, index: usize) -> Result<Slot<bool>, String> {
+    pub(crate) fn predicate_target(&self, index: usize) -> Result<Register<bool>, String> {
         match self.operand(index)? {
-            Operand::Name(name) | Operand::Pair(_, name) => self.predicate(name).map(Slot::new),
+            PtxOperand::Name(name) | PtxOperand::Pair(_, name) => {
+                self.predicate(name).map(Register::new)
+            }
             other => Err(format!("{other:?} is no predicate")),
         }
     }
@@ -385,9 +391,9 @@ impl<'t> Operands<'_, 't> {
     /// A predicate that is read.
     pub(crate) fn condition(&mut self, index: usize) -> Result<Condition, String> {
         let (index, is_negated) = match self.operand(index)? {
-            Operand::Name(name) => (self.predicate(name)?, false),
-            Operand::Not(name) => (self.predicate(name)?, true),
-            Operand::Integer(value) => {
+            PtxOperand::Name(name) => (self.predicate(name)?, false),
+            PtxOperand::Not(name) => (self.predicate(name)?, true),
+            PtxOperand::Integer(value) => {
                 let constants = &mut self.names.registers.predicates;
                 constants.push(if value == 0 { 0 } else { u32::MAX });
                 (constants.len() - 1, false)
@@ -405,22 +411,22 @@ impl<'t> Operands<'_, 't> {
     }
 
     /// A place in memory.
-    pub(crate) fn address(&mut self, index: usize) -> Result<Address, String> {
-        let Operand::Address(name, offset) = self.operand(index)? else {
+    pub(crate) fn address(&mut self, index: usize) -> Result<RegisterAddress, String> {
+        let PtxOperand::Indirect(name, offset) = self.operand(index)? else {
             return Err(format!("operand {} is no address", index + 1));
         };
         let variable = self.names.variables.get(name).copied();
         let base = match variable {
-            Some(address) => Place::Double(self.names.constant(address)),
-            None => self.place(&Operand::Name(name))?,
+            Some(address) => AnyRegister::Double(self.names.constant(address)),
+            None => self.place(&PtxOperand::Name(name))?,
         };
-        Ok(Address { base, offset })
+        Ok(RegisterAddress { base, offset })
     }
 
     /// The offset of a parameter.
     pub(crate) fn parameter(&self, index: usize) -> Result<usize, String> {
         match self.operand(index)? {
-            Operand::Address(name, offset) => match self.names.parameters.get(name) {
+            PtxOperand::Indirect(name, offset) => match self.names.parameters.get(name) {
                 Some(start) => Ok(start.wrapping_add_signed(offset as isize)),
                 None => Err(format!("`{name}` is no parameter")),
             },
@@ -431,7 +437,7 @@ impl<'t> Operands<'_, 't> {
     /// An integer that is written out.
     pub(crate) fn integer(&self, index: usize) -> Result<u64, String> {
         match self.operand(index)? {
-            Operand::Integer(value) => Ok(value),
+            PtxOperand::Integer(value) => Ok(value),
             other => Err(format!("{other:?} is no integer constant")),
         }
     }
@@ -439,17 +445,17 @@ impl<'t> Operands<'_, 't> {
     /// The number of a label.
     pub(crate) fn label(&mut self, index: usize) -> Result<usize, String> {
         match self.operand(index)? {
-            Operand::Name(name) => Ok(self.names.label(name)),
+            PtxOperand::Name(name) => Ok(self.names.label(name)),
             other => Err(format!("{other:?} is no label")),
         }
     }
 }
 
 /// The value of a lane's place, of either width.
-pub(crate) fn value_at(registers: &Registers, place: Place, lane: usize) -> u64 {
+pub(crate) fn value_at(registers: &Registers, place: AnyRegister, lane: usize) -> u64 {
     match place {
-        Place::Word(slot) => registers.get(slot, lane).into(),
-        Place::Double(slot) => registers.get(slot, lane),
+        AnyRegister::Word(slot) => registers.get(slot, lane).into(),
+        AnyRegister::Double(slot) => registers.get(slot, lane),
     }
 }
 

@@ -1,12 +1,12 @@
 //! Reads a module: directives, declarations, and the instructions of each kernel.
 
 use crate::access::VARIABLES_WINDOW;
-use crate::action::Action;
 use crate::error::ParseError;
-use crate::memory::Space;
-use crate::module::{DYNAMIC_SHARED, Instruction, Kernel, Parameter};
+use crate::executable::Executable;
+use crate::kernel::{DYNAMIC_SHARED, PtxInstruction, PtxKernel, PtxParameter};
+use crate::memory::AddressSpace;
 use crate::opcodes;
-use crate::operands::{Names, Operand, Operands};
+use crate::operands::{Names, PtxOperand, PtxOperands};
 use crate::registers::Condition;
 use crate::text::{Token, tokens};
 use std::collections::{HashMap, HashSet};
@@ -30,12 +30,12 @@ fn add_shared(arrays: &mut Shared, first: u64, declaration: &Declaration) -> u64
 }
 
 /// Reads a text: its kernels and its variables.
-pub(crate) fn parse(text: &str) -> Result<(Vec<Kernel>, Space), ParseError> {
+pub(crate) fn parse(text: &str) -> Result<(Vec<PtxKernel>, AddressSpace), ParseError> {
     let mut parser = Parser {
         tokens: tokens(text)?,
         at: 0,
         names: HashMap::new(),
-        variables: Space::default(),
+        variables: AddressSpace::default(),
         variables_end: VARIABLES_WINDOW,
         shared: Vec::new(),
     };
@@ -78,7 +78,7 @@ struct Parser<'t> {
     at: usize,
     /// Addresses of the module's variables.
     names: HashMap<&'t str, u64>,
-    variables: Space,
+    variables: AddressSpace,
     variables_end: u64,
     /// Shared arrays that belong to no kernel: a block has those that its kernel names.
     shared: Shared,
@@ -244,7 +244,7 @@ impl<'t> Parser<'t> {
         self.expect(b';')
     }
 
-    fn kernel(&mut self) -> Result<Kernel, ParseError> {
+    fn kernel(&mut self) -> Result<PtxKernel, ParseError> {
         self.at += 1;
         let name = self.word()?;
         let mut names = Names::new(self.names.clone());
@@ -270,7 +270,7 @@ impl<'t> Parser<'t> {
         } = body;
         let named = |array: &&(u64, String, usize)| named.contains(&array.0);
         shared.extend(self.shared.iter().filter(named).cloned());
-        Ok(Kernel {
+        Ok(PtxKernel {
             name: name.into(),
             parameters,
             code,
@@ -282,8 +282,8 @@ impl<'t> Parser<'t> {
     }
 
     /// `(.param .u64 a, .param .align 8 .b8 b[24])`, each at the next multiple of its alignment.
-    fn parameters(&mut self, names: &mut Names<'t>) -> Result<Vec<Parameter>, ParseError> {
-        let mut parameters: Vec<Parameter> = Vec::new();
+    fn parameters(&mut self, names: &mut Names<'t>) -> Result<Vec<PtxParameter>, ParseError> {
+        let mut parameters: Vec<PtxParameter> = Vec::new();
         if !self.passes(b'(') {
             return Ok(parameters);
         }
@@ -297,7 +297,7 @@ impl<'t> Parser<'t> {
             let offset = end.next_multiple_of(declaration.alignment as usize);
             names.parameters.insert(declaration.name, offset);
             let bytes = declaration.bytes();
-            parameters.push(Parameter { offset, bytes });
+            parameters.push(PtxParameter { offset, bytes });
             self.passes(b',');
         }
         Ok(parameters)
@@ -326,7 +326,7 @@ impl<'t> Parser<'t> {
 struct Body<'p, 't> {
     parser: &'p mut Parser<'t>,
     names: Names<'t>,
-    code: Vec<Instruction>,
+    code: Vec<PtxInstruction>,
     /// Where each label is, by its number.
     places: Vec<(usize, usize)>,
     shared: Shared,
@@ -358,10 +358,10 @@ impl<'t> Body<'_, 't> {
                 _ => self.statement()?,
             }
         }
-        self.code.push(Instruction {
+        self.code.push(PtxInstruction {
             line: self.parser.line(),
             guard: None,
-            action: Action::End,
+            action: Executable::End,
         });
         self.resolve_branches()
     }
@@ -411,9 +411,9 @@ impl<'t> Body<'_, 't> {
             let is_negated = self.parser.passes(b'!');
             let name = self.parser.word()?;
             guard = Some(if is_negated {
-                Operand::Not(name)
+                PtxOperand::Not(name)
             } else {
-                Operand::Name(name)
+                PtxOperand::Name(name)
             });
         }
         let word = self.parser.word()?;
@@ -427,7 +427,7 @@ impl<'t> Body<'_, 't> {
             return Err(refuse(format!("unknown opcode `{word}`")));
         };
         let list = self.operands()?;
-        let mut operands = Operands {
+        let mut operands = PtxOperands {
             names: &mut self.names,
             list,
         };
@@ -438,7 +438,7 @@ impl<'t> Body<'_, 't> {
             operands.condition(0)
         });
         let guard: Option<Condition> = guard.transpose().map_err(refuse)?;
-        self.code.push(Instruction {
+        self.code.push(PtxInstruction {
             line,
             guard,
             action,
@@ -446,7 +446,7 @@ impl<'t> Body<'_, 't> {
         Ok(())
     }
 
-    fn operands(&mut self) -> Result<Vec<Operand<'t>>, ParseError> {
+    fn operands(&mut self) -> Result<Vec<PtxOperand<'t>>, ParseError> {
         let mut list = Vec::new();
         if self.parser.passes(b';') {
             return Ok(list);
@@ -464,14 +464,14 @@ impl<'t> Body<'_, 't> {
         self.named.extend(self.names.variables.get(name));
     }
 
-    fn operand(&mut self) -> Result<Operand<'t>, ParseError> {
+    fn operand(&mut self) -> Result<PtxOperand<'t>, ParseError> {
         if self.parser.passes(b'{') {
             let mut elements = Vec::new();
             loop {
                 elements.push(self.operand()?);
                 if !self.parser.passes(b',') {
                     self.parser.expect(b'}')?;
-                    return Ok(Operand::Vector(elements));
+                    return Ok(PtxOperand::Vector(elements));
                 }
             }
         }
@@ -484,29 +484,29 @@ impl<'t> Body<'_, 't> {
                     false => 0,
                 };
             self.parser.expect(b']')?;
-            return Ok(Operand::Address(base, offset));
+            return Ok(PtxOperand::Indirect(base, offset));
         }
         if self.parser.passes(b'!') {
-            return self.parser.word().map(Operand::Not);
+            return self.parser.word().map(PtxOperand::Not);
         }
         match self.parser.peek() {
             Some(Token::Word(first)) => {
                 self.parser.at += 1;
                 self.note(first);
                 match self.parser.passes(b'|') {
-                    true => Ok(Operand::Pair(first, self.parser.word()?)),
-                    false => Ok(Operand::Name(first)),
+                    true => Ok(PtxOperand::Pair(first, self.parser.word()?)),
+                    false => Ok(PtxOperand::Name(first)),
                 }
             }
             Some(Token::Float(bits)) => {
                 self.parser.at += 1;
-                Ok(Operand::Float(bits))
+                Ok(PtxOperand::Float(bits))
             }
             Some(Token::Double(bits)) => {
                 self.parser.at += 1;
-                Ok(Operand::Double(bits))
+                Ok(PtxOperand::Double(bits))
             }
-            _ => self.parser.integer().map(Operand::Integer),
+            _ => self.parser.integer().map(PtxOperand::Integer),
         }
     }
 
@@ -514,7 +514,7 @@ impl<'t> Body<'_, 't> {
     fn resolve_branches(&mut self) -> Result<(), ParseError> {
         let places: HashMap<usize, usize> = self.places.iter().copied().collect();
         for instruction in &mut self.code {
-            if let Action::Branch(target) = &mut instruction.action {
+            if let Executable::Branch(target) = &mut instruction.action {
                 *target = *places.get(target).ok_or_else(|| ParseError {
                     line: instruction.line,
                     message: "the label is not in this kernel".into(),

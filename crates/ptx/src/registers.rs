@@ -7,10 +7,10 @@ use std::marker::PhantomData;
 pub(crate) const LANES: usize = 32;
 
 /// A set of lanes: bit `l` stands for lane `l`.
-pub(crate) type Mask = u32;
+pub(crate) type LaneMask = u32;
 
 /// The lanes of a mask, in order.
-pub(crate) fn lanes(mask: Mask) -> impl Iterator<Item = usize> {
+pub(crate) fn lanes(mask: LaneMask) -> impl Iterator<Item = usize> {
     (0..LANES).filter(move |lane| mask >> lane & 1 == 1)
 }
 
@@ -22,29 +22,29 @@ pub(crate) struct Registers {
     /// Registers of 64 bits.
     pub(crate) doubles: Vec<[u64; LANES]>,
     /// Predicates.
-    pub(crate) predicates: Vec<Mask>,
+    pub(crate) predicates: Vec<LaneMask>,
 }
 
 /// A register that holds a `T` for each lane.
-pub(crate) struct Slot<T> {
+pub(crate) struct Register<T> {
     pub(crate) index: usize,
     of: PhantomData<fn() -> T>,
 }
 
-impl<T> Slot<T> {
-    pub(crate) fn new(index: usize) -> Slot<T> {
+impl<T> Register<T> {
+    pub(crate) fn new(index: usize) -> Register<T> {
         let of = PhantomData;
-        Slot { index, of }
+        Register { index, of }
     }
 }
 
-impl<T> Clone for Slot<T> {
-    fn clone(&self) -> Slot<T> {
+impl<T> Clone for Register<T> {
+    fn clone(&self) -> Register<T> {
         *self
     }
 }
 
-impl<T> Copy for Slot<T> {}
+impl<T> Copy for Register<T> {}
 
 /// A predicate that is read, or its opposite.
 #[derive(Clone, Copy, Debug)]
@@ -55,14 +55,14 @@ pub(crate) struct Condition {
 
 impl Condition {
     /// The lanes in which it holds.
-    pub(crate) fn lanes(self, registers: &Registers) -> Mask {
+    pub(crate) fn lanes(self, registers: &Registers) -> LaneMask {
         let lanes = registers.predicates[self.index];
         if self.is_negated { !lanes } else { lanes }
     }
 }
 
 /// What a lane's register can hold.
-pub(crate) trait Lane: Copy + 'static {
+pub(crate) trait LaneValue: Copy + 'static {
     /// The register's own type.
     type Bits: Copy + Default + 'static;
     fn of(bits: Self::Bits) -> Self;
@@ -73,7 +73,7 @@ pub(crate) trait Lane: Copy + 'static {
 
 macro_rules! lane {
     ($($type:ty: $bits:ty, $file:ident, $of:expr, $to:expr;)*) => {
-        $(impl Lane for $type {
+        $(impl LaneValue for $type {
             type Bits = $bits;
             #[inline(always)]
             fn of(bits: $bits) -> $type {
@@ -107,23 +107,28 @@ lane! {
 impl Registers {
     /// All lanes of a register.
     #[inline(always)]
-    pub(crate) fn read<T: Lane>(&self, slot: Slot<T>) -> [T; LANES] {
+    pub(crate) fn read<T: LaneValue>(&self, slot: Register<T>) -> [T; LANES] {
         T::file(self)[slot.index].map(T::of)
     }
 
     /// One lane of a register.
     #[inline(always)]
-    pub(crate) fn get<T: Lane>(&self, slot: Slot<T>, lane: usize) -> T {
+    pub(crate) fn get<T: LaneValue>(&self, slot: Register<T>, lane: usize) -> T {
         T::of(T::file(self)[slot.index][lane])
     }
 
     /// Writes the lanes of a mask.
     #[inline(always)]
-    pub(crate) fn write<T: Lane>(&mut self, slot: Slot<T>, mask: Mask, values: [T; LANES]) {
+    pub(crate) fn write<T: LaneValue>(
+        &mut self,
+        slot: Register<T>,
+        mask: LaneMask,
+        values: [T; LANES],
+    ) {
         let values = values.map(T::bits);
         let register = &mut T::file_mut(self)[slot.index];
         *register = match mask {
-            Mask::MAX => values,
+            LaneMask::MAX => values,
             _ => array::from_fn(|lane| match mask >> lane & 1 {
                 1 => values[lane],
                 _ => register[lane],
@@ -133,13 +138,18 @@ impl Registers {
 
     /// Writes one lane of a register.
     #[inline(always)]
-    pub(crate) fn set<T: Lane>(&mut self, slot: Slot<T>, lane: usize, value: T) {
+    pub(crate) fn set<T: LaneValue>(&mut self, slot: Register<T>, lane: usize, value: T) {
         T::file_mut(self)[slot.index][lane] = value.bits();
     }
 
     /// Writes the lanes of a mask of a predicate.
     #[inline(always)]
-    pub(crate) fn write_predicate(&mut self, slot: Slot<bool>, mask: Mask, lanes: Mask) {
+    pub(crate) fn write_predicate(
+        &mut self,
+        slot: Register<bool>,
+        mask: LaneMask,
+        lanes: LaneMask,
+    ) {
         let register = &mut self.predicates[slot.index];
         *register = *register & !mask | lanes & mask;
     }

@@ -1,6 +1,6 @@
 //! What a launch did: instructions, and what its accesses cost.
 
-use crate::registers::{LANES, Mask, lanes};
+use crate::registers::{LANES, LaneMask, lanes};
 
 /// Bytes that global memory moves at a time.
 const SECTOR_BYTES: u64 = 32;
@@ -14,21 +14,21 @@ pub struct Report {
     /// Instructions, counted once for each thread that took part.
     pub instructions: u64,
     /// Every line that accessed global or shared memory, in the order of the text.
-    pub lines: Vec<LineTraffic>,
+    pub lines: Vec<LineCounts>,
 }
 
 /// The accesses of one instruction of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LineTraffic {
+pub struct LineCounts {
     /// The line, from 1.
     pub line: u32,
     /// What its accesses cost.
-    pub traffic: Traffic,
+    pub counts: AccessCounts,
 }
 
 /// What accesses of warps cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct AccessCounts {
     /// Accesses of warps to global memory.
     pub global: u64,
     /// Sectors of 32 bytes that these touch, each access by itself.
@@ -41,8 +41,8 @@ pub struct Traffic {
     pub conflicts: u64,
 }
 
-impl Traffic {
-    pub(crate) fn count_global(&mut self, addresses: &[u64; LANES], mask: Mask, bytes: usize) {
+impl AccessCounts {
+    pub(crate) fn count_global(&mut self, addresses: &[u64; LANES], mask: LaneMask, bytes: usize) {
         let mut sectors = [0; LANES];
         let mut count = 0;
         for lane in lanes(mask) {
@@ -56,7 +56,7 @@ impl Traffic {
         self.sectors += distinct(&mut sectors[..count]) * (bytes as u64).div_ceil(SECTOR_BYTES);
     }
 
-    pub(crate) fn count_shared(&mut self, addresses: &[u64; LANES], mask: Mask, bytes: usize) {
+    pub(crate) fn count_shared(&mut self, addresses: &[u64; LANES], mask: LaneMask, bytes: usize) {
         self.shared += u64::from(mask != 0);
         let words = (bytes as u64).div_ceil(BANK_BYTES) as usize;
         let lanes_at_a_time = LANES / words;

@@ -1,15 +1,15 @@
 //! A warp: its registers, and where its lanes are.
 
-use crate::copy::Copies;
-use crate::memory::Space;
-use crate::registers::{Mask, Registers};
+use crate::copies::AsyncCopies;
+use crate::memory::AddressSpace;
+use crate::registers::{LaneMask, Registers};
 
 /// Lanes that are at the same instruction.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Group {
+pub(crate) struct LaneGroup {
     /// The instruction that is next.
     pub(crate) at: usize,
-    pub(crate) lanes: Mask,
+    pub(crate) lanes: LaneMask,
     /// Whether it can only go on when others of the warp have come there too.
     pub(crate) is_waiting: bool,
 }
@@ -30,13 +30,13 @@ pub(crate) struct Warp {
     pub(crate) index: usize,
     pub(crate) registers: Registers,
     /// The lanes that it began with.
-    pub(crate) whole: Mask,
+    pub(crate) whole: LaneMask,
     /// Its lanes that have not ended.
-    pub(crate) groups: Vec<Group>,
+    pub(crate) groups: Vec<LaneGroup>,
     pub(crate) arrival: Option<Arrival>,
-    pub(crate) copies: Copies,
+    pub(crate) copies: AsyncCopies,
     /// Local memory, by lane.
-    pub(crate) local: Vec<Space>,
+    pub(crate) local: Vec<AddressSpace>,
     /// For each warp of the block, the time of its clock before which its accesses precede those of this one. Its own is the
     /// time now.
     pub(crate) seen: Vec<u32>,
@@ -60,7 +60,7 @@ impl Warp {
     }
 
     /// The lanes that have not ended.
-    pub(crate) fn running(&self) -> Mask {
+    pub(crate) fn running(&self) -> LaneMask {
         self.groups
             .iter()
             .fold(0, |running, group| running | group.lanes)

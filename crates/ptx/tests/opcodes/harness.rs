@@ -1,6 +1,6 @@
 //! Runs single instructions, and small programs.
 
-use ptx::{Argument, Error, Fault, GlobalMemory, Module, Report, Shape};
+use ptx::{ArgumentValue, GlobalMemory, LaunchError, Mistake, Module, Report, Shape};
 
 /// A value of a lane, with the type of the register that holds it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -127,7 +127,7 @@ impl Case {
         let mut memory = GlobalMemory::new();
         let input = memory.allocate_with("input", &input);
         let output = memory.allocate_with("output", &[0; 32 * 32]);
-        let arguments = [Argument::U64(input), Argument::U64(output)];
+        let arguments = [ArgumentValue::U64(input), ArgumentValue::U64(output)];
         run(&text, 32, &arguments, &mut memory).unwrap_or_else(|error| panic!("{text}\n{error}"));
         for (lane, (row, expected)) in self.rows.iter().enumerate() {
             let bytes = memory.read(output + 32 * lane as u64, 8).unwrap();
@@ -170,9 +170,9 @@ pub type Program = fn() -> String;
 pub fn run(
     text: &str,
     threads: u32,
-    arguments: &[Argument],
+    arguments: &[ArgumentValue],
     memory: &mut GlobalMemory,
-) -> Result<Report, Error> {
+) -> Result<Report, LaunchError> {
     run_grid(text, [1, 1, 1], threads, arguments, memory)
 }
 
@@ -181,9 +181,9 @@ pub fn run_grid(
     text: &str,
     grid: [u32; 3],
     threads: u32,
-    arguments: &[Argument],
+    arguments: &[ArgumentValue],
     memory: &mut GlobalMemory,
-) -> Result<Report, Error> {
+) -> Result<Report, LaunchError> {
     let module = Module::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let shape = Shape {
         grid,
@@ -199,7 +199,7 @@ pub fn words(text: &str, threads: u32, input: &[u32], output_words: usize) -> Ve
     let bytes: Vec<u8> = input.iter().flat_map(|word| word.to_le_bytes()).collect();
     let first = memory.allocate_with("first", &bytes);
     let second = memory.allocate_with("second", &vec![0xee; 4 * output_words]);
-    let arguments = [Argument::U64(first), Argument::U64(second)];
+    let arguments = [ArgumentValue::U64(first), ArgumentValue::U64(second)];
     run(text, threads, &arguments, &mut memory).unwrap_or_else(|error| panic!("{text}\n{error}"));
     let bytes = memory.read(second, 4 * output_words).unwrap();
     let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
@@ -207,13 +207,13 @@ pub fn words(text: &str, threads: u32, input: &[u32], output_words: usize) -> Ve
 }
 
 /// What a kernel `test` of so many threads and blocks does wrong on two arrays of 1 KiB that are written.
-pub fn fault(text: &str, blocks: u32, threads: u32) -> Fault {
+pub fn fault(text: &str, blocks: u32, threads: u32) -> Mistake {
     let mut memory = GlobalMemory::new();
     let first = memory.allocate_with("first", &[0; 1024]);
     let second = memory.allocate_with("second", &[0; 1024]);
-    let arguments = [Argument::U64(first), Argument::U64(second)];
+    let arguments = [ArgumentValue::U64(first), ArgumentValue::U64(second)];
     match run_grid(text, [blocks, 1, 1], threads, &arguments, &mut memory) {
-        Err(Error::Fault(fault)) => *fault,
+        Err(LaunchError::Mistake(fault)) => *fault,
         other => panic!("{other:?}\n{text}"),
     }
 }

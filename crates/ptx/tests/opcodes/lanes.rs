@@ -1,7 +1,7 @@
 //! Shuffles, votes, branches and barriers: what lanes do together, and what is found where they do not.
 
 use crate::harness::{Program, by_lane, fault, kernel, words, words_by_lane};
-use ptx::FaultKind;
+use ptx::MistakeKind;
 
 pub const PROGRAMS: &[(&str, Program)] = &[
     ("bar.red.or.pred", bar_red),
@@ -181,12 +181,12 @@ fn bar_sync() -> String {
     let race = fault(&exchange("", 64), 1, 64);
     assert_eq!(
         race.kind,
-        FaultKind::Uninitialised,
+        MistakeKind::Uninitialised,
         "the second warp has not written yet"
     );
     // The barrier of one warp alone orders nothing for the other.
     let one = fault(&exchange("bar.sync 1, 32;", 64), 1, 64);
-    assert_eq!(one.kind, FaultKind::Barrier, "{one}");
+    assert_eq!(one.kind, MistakeKind::Barrier, "{one}");
     text
 }
 
@@ -195,12 +195,12 @@ fn bar_warp_sync() -> String {
     let expected: Vec<u32> = (0..32).map(|thread| 100 + 31 - thread).collect();
     assert_eq!(words(&text, 32, &[0], 32), expected);
     let race = fault(&exchange("", 32), 1, 32);
-    assert_eq!(race.kind, FaultKind::Race);
+    assert_eq!(race.kind, MistakeKind::Race);
     assert!(race.text.starts_with("ld.shared.u32"), "{race}");
     let shuffled = fault(&exchange("shfl.sync.idx.b32 %n, %n, 0, 31, -1;", 32), 1, 32);
     assert_eq!(
         shuffled.kind,
-        FaultKind::Race,
+        MistakeKind::Race,
         "a shuffle orders no accesses"
     );
     text
@@ -248,7 +248,7 @@ fn lanes_that_do_not_take_part_are_found() {
         "bar.warp.sync -1;",
     ] {
         let found = fault(&skipped(16, instruction), 1, 32);
-        assert_eq!(found.kind, FaultKind::Lanes, "{found}");
+        assert_eq!(found.kind, MistakeKind::Lanes, "{found}");
         assert!(
             instruction.starts_with(found.text.trim_end_matches(';')),
             "{found}"
@@ -268,7 +268,7 @@ fn a_mask_that_leaves_out_its_own_lane_is_found() {
     );
     assert_eq!(
         (found.kind, found.thread),
-        (FaultKind::Lanes, [31, 0, 0]),
+        (MistakeKind::Lanes, [31, 0, 0]),
         "{found}"
     );
 }
@@ -280,7 +280,7 @@ fn a_shuffle_from_a_lane_outside_of_its_mask_is_found() {
         1,
         32,
     );
-    assert_eq!(found.kind, FaultKind::Lanes);
+    assert_eq!(found.kind, MistakeKind::Lanes);
     assert!(found.message.contains("reads lane 20"), "{found}");
 }
 
@@ -308,7 +308,7 @@ fn a_barrier_that_not_all_threads_reach_is_found() {
         over:",
     );
     let found = fault(&partly, 1, 64);
-    assert_eq!(found.kind, FaultKind::Barrier);
+    assert_eq!(found.kind, MistakeKind::Barrier);
     assert!(
         found
             .message
@@ -317,15 +317,15 @@ fn a_barrier_that_not_all_threads_reach_is_found() {
     );
     let divergent = partly.replace("%p, %t, 32", "%p, %t, 48");
     let found = fault(&divergent, 1, 64);
-    assert_eq!(found.kind, FaultKind::Lanes, "{found}");
+    assert_eq!(found.kind, MistakeKind::Lanes, "{found}");
     let twice = partly.replace("over:", "bra end;\nover:\nbar.sync 0, 32;\nend:");
-    assert_eq!(fault(&twice, 1, 64).kind, FaultKind::Barrier);
+    assert_eq!(fault(&twice, 1, 64).kind, MistakeKind::Barrier);
 }
 
 #[test]
 fn what_does_not_end_is_found() {
     let found = fault(&kernel("again:\nbra again;"), 1, 32);
-    assert_eq!(found.kind, FaultKind::Endless);
+    assert_eq!(found.kind, MistakeKind::Endless);
 }
 
 #[test]
@@ -337,7 +337,7 @@ fn a_division_by_zero_is_found() {
     );
     assert_eq!(
         (found.kind, found.thread),
-        (FaultKind::Operand, [5, 0, 0]),
+        (MistakeKind::Meaningless, [5, 0, 0]),
         "{found}"
     );
 }

@@ -1,7 +1,7 @@
 //! Tensor cores, against the tables of fragments in the PTX manual, which are written down here as they stand there.
 
 use crate::harness::{Program, by_lane, fault, words};
-use ptx::FaultKind;
+use ptx::MistakeKind;
 
 pub const PROGRAMS: &[(&str, Program)] = &[
     ("ldmatrix.sync.aligned.m8n8.x4.shared.b16", || load(false)),
@@ -70,7 +70,7 @@ fn load(is_transposed: bool) -> String {
                 } else {
                     [row, column]
                 };
-                // Lane 8 m + r names the rows of the matrix whose number differs in its lowest bit.
+                // LaneValue 8 m + r names the rows of the matrix whose number differs in its lowest bit.
                 let expected = element(8 * (matrix ^ 1) + of_row, at);
                 assert_eq!(
                     half, expected,
@@ -87,7 +87,7 @@ fn load(is_transposed: bool) -> String {
         1,
         32,
     );
-    assert_eq!(crooked.kind, FaultKind::Misaligned, "{crooked}");
+    assert_eq!(crooked.kind, MistakeKind::Misaligned, "{crooked}");
     let half = fault(
         &text
             .replace(
@@ -100,7 +100,7 @@ fn load(is_transposed: bool) -> String {
         1,
         32,
     );
-    assert_eq!(half.kind, FaultKind::Lanes, "{half}");
+    assert_eq!(half.kind, MistakeKind::Lanes, "{half}");
     text
 }
 
@@ -176,6 +176,6 @@ fn multiply() -> String {
     let partly = text
         .replace("mma.sync", "setp.eq.s32 %p, %lane, 3;\n@%p ret;\nmma.sync")
         .replace(".reg .b32 %a<4>", ".reg .pred %p;\n.reg .b32 %a<4>");
-    assert_eq!(fault(&partly, 1, 32).kind, FaultKind::Lanes);
+    assert_eq!(fault(&partly, 1, 32).kind, MistakeKind::Lanes);
     text
 }

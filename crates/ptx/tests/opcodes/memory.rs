@@ -1,7 +1,7 @@
 //! Loads, stores, address spaces and asynchronous copies, and every mistake with them.
 
 use crate::harness::{Program, by_lane, fault, kernel, run, run_grid, words, words_by_lane};
-use ptx::{Argument, Error, FaultKind, GlobalMemory, Module, Parameter, Shape};
+use ptx::{ArgumentValue, GlobalMemory, LaunchError, MistakeKind, Module, PtxParameter, Shape};
 
 pub const PROGRAMS: &[(&str, Program)] = &[
     ("ld.const.f32", || constant("f32")),
@@ -198,7 +198,7 @@ fn read_only(kind: &str) -> String {
     check_copied(&words(&text, 32, &pattern(), 256), 4);
     // What is read so is written by nobody: not even later by the thread itself.
     let found = fault(&by_lane(&body.replace("[%out]", "[%in]")), 1, 32);
-    assert_eq!(found.kind, FaultKind::Race);
+    assert_eq!(found.kind, MistakeKind::Race);
     text
 }
 
@@ -230,11 +230,11 @@ fn variable() -> String {
     assert_eq!(words(&text, 32, &pattern(), 256)[0], 0x0807_0605);
     let beyond = text.replace("[%g+4]", "[%g+8]");
     let found = fault(&beyond, 1, 32);
-    assert_eq!(found.kind, FaultKind::OutOfBounds);
+    assert_eq!(found.kind, MistakeKind::OutOfBounds);
     assert!(found.message.contains("`TABLE`"), "{found}");
     assert_eq!(
         fault(&text.replace("[%out], %v", "[%g], %v"), 1, 32).kind,
-        FaultKind::OutOfBounds
+        MistakeKind::OutOfBounds
     );
     text
 }
@@ -258,9 +258,9 @@ fn local(kind: &str) -> String {
         &format!("ld.local.{kind} %v, [%l+4]"),
         &format!("ld.local.{kind} %v, [%l]"),
     );
-    assert_eq!(fault(&unwritten, 1, 32).kind, FaultKind::Uninitialised);
+    assert_eq!(fault(&unwritten, 1, 32).kind, MistakeKind::Uninitialised);
     let beyond = text.replace("[%l+4], %v", "[%l+8], %v");
-    assert_eq!(fault(&beyond, 1, 32).kind, FaultKind::OutOfBounds);
+    assert_eq!(fault(&beyond, 1, 32).kind, MistakeKind::OutOfBounds);
     text
 }
 
@@ -279,7 +279,7 @@ fn generic_local() -> String {
     );
     check_copied(&words(&text, 32, &pattern(), 256), 4);
     let other = text.replace("cvta.to.local", "cvta.to.shared");
-    assert_eq!(fault(&other, 1, 32).kind, FaultKind::OutOfBounds);
+    assert_eq!(fault(&other, 1, 32).kind, MistakeKind::OutOfBounds);
     text
 }
 
@@ -300,7 +300,7 @@ fn generic_shared() -> String {
     check_copied(&words(&text, 32, &pattern(), 256), 4);
     // A generic address is none of shared memory before it is converted.
     let unconverted = text.replace("cvta.to.shared.u64 %s, %s;", "");
-    assert_eq!(fault(&unconverted, 1, 32).kind, FaultKind::OutOfBounds);
+    assert_eq!(fault(&unconverted, 1, 32).kind, MistakeKind::OutOfBounds);
     text
 }
 
@@ -347,7 +347,7 @@ fn parameters() -> String {
     let places: Vec<(usize, usize)> = module.kernels()[0]
         .parameters()
         .iter()
-        .map(|Parameter { offset, bytes }| (*offset, *bytes))
+        .map(|PtxParameter { offset, bytes }| (*offset, *bytes))
         .collect();
     assert_eq!(places, [(0, 4), (8, 8), (16, 4), (24, 16), (40, 4)]);
     let mut memory = GlobalMemory::new();
@@ -357,11 +357,11 @@ fn parameters() -> String {
         .flat_map(|word| word.to_le_bytes())
         .collect();
     let arguments = [
-        Argument::I32(-5),
-        Argument::U64(at),
-        Argument::F32(1.5),
-        Argument::Bytes(structure),
-        Argument::I32(9),
+        ArgumentValue::I32(-5),
+        ArgumentValue::U64(at),
+        ArgumentValue::F32(1.5),
+        ArgumentValue::Bytes(structure),
+        ArgumentValue::I32(9),
     ];
     let shape = Shape {
         grid: [1; 3],
@@ -382,7 +382,7 @@ fn parameters() -> String {
         .unwrap_err();
     assert_eq!(wrong.to_string(), "test: 4 arguments for 5 parameters");
     let mut other = arguments.clone();
-    other[2] = Argument::U64(0);
+    other[2] = ArgumentValue::U64(0);
     let wrong = module
         .launch("test", shape, &other, &mut memory)
         .unwrap_err();
@@ -420,16 +420,16 @@ fn copy() -> String {
         assert_eq!(output[8 * lane..8 * lane + 4], expected, "lane {lane}");
     }
     let early = fault(&text.replace("cp.async.wait_all;\n", ""), 1, 32);
-    assert_eq!(early.kind, FaultKind::Uninitialised, "{early}");
+    assert_eq!(early.kind, MistakeKind::Uninitialised, "{early}");
     assert!(early.text.starts_with("ld.shared.v4.u32"), "{early}");
     let load = "ld.shared.v4.u32 {%v0, %v1, %v2, %v3}, [%to];";
     let never = text.replace("cp.async.wait_all;\n", "").replace(load, "");
-    assert_eq!(fault(&never, 1, 32).kind, FaultKind::Unfinished);
+    assert_eq!(fault(&never, 1, 32).kind, MistakeKind::Unfinished);
     let crooked = fault(&text.replace("[%in], 16", "[%in+4], 16"), 1, 32);
-    assert_eq!(crooked.kind, FaultKind::Misaligned);
+    assert_eq!(crooked.kind, MistakeKind::Misaligned);
     // Another lane does not see what this lane waited for.
     let of_others = text.replace("ld.shared", "xor.b32 %to, %to, 16;\nld.shared");
-    assert_eq!(fault(&of_others, 1, 32).kind, FaultKind::Race);
+    assert_eq!(fault(&of_others, 1, 32).kind, MistakeKind::Race);
     // The source is read until the wait.
     let source = text.replace(
         "cp.async.wait_all;",
@@ -479,9 +479,9 @@ fn copy_groups() -> String {
     );
     check_copied(&words(&text, 32, &pattern(), 256), 8);
     let early = text.replace("wait_group 1", "wait_group 2");
-    assert_eq!(fault(&early, 1, 32).kind, FaultKind::Uninitialised);
+    assert_eq!(fault(&early, 1, 32).kind, MistakeKind::Uninitialised);
     let second = text.replace("ld.shared.u32 %v, [%to];", "ld.shared.u32 %v, [%to+4];");
-    assert_eq!(fault(&second, 1, 32).kind, FaultKind::Uninitialised);
+    assert_eq!(fault(&second, 1, 32).kind, MistakeKind::Uninitialised);
     // A copy that belongs to no group yet is not waited for.
     let uncommitted = text
         .replacen(
@@ -494,7 +494,7 @@ fn copy_groups() -> String {
             "ld.shared.u32 %v, [%to+4];",
             1,
         );
-    assert_eq!(fault(&uncommitted, 1, 32).kind, FaultKind::Uninitialised);
+    assert_eq!(fault(&uncommitted, 1, 32).kind, MistakeKind::Uninitialised);
     text
 }
 
@@ -504,7 +504,7 @@ fn accesses_outside_of_allocations_are_found() {
     let found = fault(&store("32"), 1, 32);
     assert_eq!(
         (found.kind, found.thread),
-        (FaultKind::OutOfBounds, [31, 0, 0])
+        (MistakeKind::OutOfBounds, [31, 0, 0])
     );
     assert!(
         found.message.contains("byte 1024 of `second` (1024 bytes)"),
@@ -516,14 +516,14 @@ fn accesses_outside_of_allocations_are_found() {
     let wide = by_lane(
         ".reg .b64 %v;\nmov.u64 %v, 0;\nadd.s64 %out, %out, 996;\nst.global.u64 [%out], %v;",
     );
-    assert_eq!(fault(&wide, 1, 1).kind, FaultKind::Misaligned);
+    assert_eq!(fault(&wide, 1, 1).kind, MistakeKind::Misaligned);
     let null = by_lane(".reg .b64 %z;\nmov.u64 %z, 0;\nst.global.u32 [%z], %lane;");
-    assert_eq!(fault(&null, 1, 1).kind, FaultKind::OutOfBounds);
+    assert_eq!(fault(&null, 1, 1).kind, MistakeKind::OutOfBounds);
     let shared = by_lane(
         ".shared .align 4 .b8 a[4];\n.shared .align 4 .b8 b[4];\nst.shared.u32 [a+4], %lane;",
     );
     let found = fault(&shared, 1, 1);
-    assert_eq!(found.kind, FaultKind::OutOfBounds, "between two arrays");
+    assert_eq!(found.kind, MistakeKind::OutOfBounds, "between two arrays");
 }
 
 #[test]
@@ -532,12 +532,12 @@ fn accesses_that_are_not_aligned_are_found() {
         let text = by_lane(&format!(
             ".reg {register} %v;\nld.global.{kind} %v, [%in+{off}];"
         ));
-        assert_eq!(fault(&text, 1, 1).kind, FaultKind::Misaligned, "{kind}");
+        assert_eq!(fault(&text, 1, 1).kind, MistakeKind::Misaligned, "{kind}");
     }
     let text = by_lane(".reg .b32 %v<2>;\nld.global.v2.u32 {%v0, %v1}, [%in+4];");
     assert_eq!(
         fault(&text, 1, 1).kind,
-        FaultKind::Misaligned,
+        MistakeKind::Misaligned,
         "a vector as a whole"
     );
 }
@@ -548,9 +548,9 @@ fn reads_of_what_nobody_wrote_are_found() {
     let mut memory = GlobalMemory::new();
     let first = memory.allocate("first", 1024);
     memory.write(first, &[0; 999]).unwrap();
-    let arguments = [Argument::U64(first), Argument::U64(0)];
+    let arguments = [ArgumentValue::U64(first), ArgumentValue::U64(0)];
     run(&load, 31, &arguments, &mut memory).unwrap();
-    let Error::Fault(found) = run(
+    let LaunchError::Mistake(found) = run(
         &load.replace("[%in]", "[%in+4]"),
         32,
         &arguments,
@@ -561,7 +561,7 @@ fn reads_of_what_nobody_wrote_are_found() {
     };
     assert_eq!(
         (found.kind, found.thread),
-        (FaultKind::Uninitialised, [31, 0, 0])
+        (MistakeKind::Uninitialised, [31, 0, 0])
     );
     assert!(
         found.message.contains("byte 996"),
@@ -584,12 +584,12 @@ fn reads_of_what_nobody_wrote_are_found() {
     let found = fault(&shared, 2, 1);
     assert_eq!(
         (found.kind, found.block),
-        (FaultKind::Uninitialised, [1, 0, 0])
+        (MistakeKind::Uninitialised, [1, 0, 0])
     );
 }
 
 /// Accesses `[%at]` by `first` and then by `second`, in one of several ways that order them or do not.
-fn race(body: &str, blocks: u32, threads: u32) -> Option<FaultKind> {
+fn race(body: &str, blocks: u32, threads: u32) -> Option<MistakeKind> {
     let text = kernel(&format!(
         ".reg .b32 %t, %b, %v;
         .reg .b16 %h;
@@ -608,17 +608,17 @@ fn race(body: &str, blocks: u32, threads: u32) -> Option<FaultKind> {
     ));
     let mut memory = GlobalMemory::new();
     let first = memory.allocate_with("first", &[0; 1024]);
-    let arguments = [Argument::U64(first), Argument::U64(0)];
+    let arguments = [ArgumentValue::U64(first), ArgumentValue::U64(0)];
     match run_grid(&text, [blocks, 1, 1], threads, &arguments, &mut memory) {
         Ok(_) => None,
-        Err(Error::Fault(fault)) => Some(fault.kind),
+        Err(LaunchError::Mistake(fault)) => Some(fault.kind),
         Err(other) => panic!("{other}"),
     }
 }
 
 #[test]
 fn races_are_found_and_ordered_accesses_are_not() {
-    let found = Some(FaultKind::Race);
+    let found = Some(MistakeKind::Race);
     let (read, write) = ("ld.global.u32 %v, [%at];", "st.global.u32 [%at], %v;");
     // Between blocks, in either order; both may read.
     assert_eq!(
@@ -734,22 +734,22 @@ fn sectors_and_conflicts_are_counted_by_line() {
             31 => text.replace("setp.eq.s32 %never, 0, 1", "setp.ne.s32 %never, %t, 0"),
             _ => text,
         };
-        let arguments = [Argument::U64(first), Argument::U64(0)];
+        let arguments = [ArgumentValue::U64(first), ArgumentValue::U64(0)];
         let report = run(&text, 32, &arguments, &mut memory).unwrap();
         let [global, shared] = report.lines[..] else {
             panic!("{report:?}");
         };
         assert_eq!(
-            (global.traffic.global, global.traffic.sectors),
+            (global.counts.global, global.counts.sectors),
             (1, sectors),
             "{shift}"
         );
         assert_eq!(
-            (shared.traffic.shared, shared.traffic.rounds),
+            (shared.counts.shared, shared.counts.rounds),
             (1, rounds),
             "{shift}"
         );
-        assert_eq!(shared.traffic.conflicts, rounds - 1, "{shift}");
+        assert_eq!(shared.counts.conflicts, rounds - 1, "{shift}");
     }
 }
 
@@ -759,7 +759,7 @@ fn launches_that_a_device_refuses_are_refused() {
         kernel(".shared .align 16 .b8 array[49152];").replace(")\n{", ")\n.maxntid 128, 1, 1\n{");
     let module = Module::parse(&text).unwrap();
     let mut memory = GlobalMemory::new();
-    let arguments = [Argument::U64(0), Argument::U64(0)];
+    let arguments = [ArgumentValue::U64(0), ArgumentValue::U64(0)];
     let good = Shape {
         grid: [1; 3],
         block: [128, 1, 1],
@@ -836,7 +836,7 @@ fn a_block_knows_its_place_in_the_grid() {
     );
     let mut memory = GlobalMemory::new();
     let second = memory.allocate("second", 4 * 24);
-    let arguments = [Argument::U64(0), Argument::U64(second)];
+    let arguments = [ArgumentValue::U64(0), ArgumentValue::U64(second)];
     run_grid(&text, [4, 3, 2], 1, &arguments, &mut memory).unwrap();
     let last = memory.read(second + 4 * 23, 4).unwrap();
     assert_eq!(u32::from_le_bytes(last.try_into().unwrap()), 321);

@@ -4,10 +4,11 @@
 //! it is asked for and again when it is made, which is at the wait, and in between nobody has written the target.
 
 use crate::access::{addresses, check_alignment};
-use crate::action::{Action, Decoded, Opcodes, Reach};
+use crate::copies::AsyncCopy;
 use crate::error::Wrong;
-use crate::operands::Operands;
-use crate::registers::{LANES, Mask, lanes};
+use crate::executable::{Decoded, Executable, Opcodes, Outside};
+use crate::operands::PtxOperands;
+use crate::registers::{LaneMask, lanes};
 use crate::shadow::{Touch, Who};
 use crate::warp::Warp;
 
@@ -16,7 +17,7 @@ pub(crate) const OPCODES: Opcodes = &[
     ("cp.async.cg.shared.global", |o| copy(o, &[16])),
     ("cp.async.commit_group", |o| {
         o.exactly(0)?;
-        Ok(Action::access(|warp, _, mask| {
+        Ok(Executable::access(|warp, _, mask| {
             for lane in lanes(mask) {
                 warp.copies.commit(lane);
             }
@@ -25,62 +26,24 @@ pub(crate) const OPCODES: Opcodes = &[
     }),
     ("cp.async.wait_all", |o| {
         o.exactly(0)?;
-        Ok(Action::access(|warp, reach, mask| {
+        Ok(Executable::access(|warp, outside, mask| {
             for lane in lanes(mask) {
                 warp.copies.commit(lane);
             }
-            finish(warp, reach, mask, 0)
+            finish(warp, outside, mask, 0)
         }))
     }),
     ("cp.async.wait_group", |o| {
         o.exactly(1)?;
         let under_way = o.integer(0)? as u32;
-        Ok(Action::access(move |warp, reach, mask| {
-            finish(warp, reach, mask, under_way)
+        Ok(Executable::access(move |warp, outside, mask| {
+            finish(warp, outside, mask, under_way)
         }))
     }),
 ];
 
-/// A copy that was asked for.
-struct Copy {
-    lane: usize,
-    /// The number of its lane's group; none before it is committed.
-    group: Option<u32>,
-    from: u64,
-    to: u64,
-    bytes: usize,
-    /// Bytes that are read; the others become zero.
-    read_bytes: usize,
-}
-
-/// A warp's copies that were not waited for.
-#[derive(Default)]
-pub(crate) struct Copies {
-    under_way: Vec<Copy>,
-    /// How many groups each lane has committed.
-    groups: [u32; LANES],
-}
-
-impl Copies {
-    fn commit(&mut self, lane: usize) {
-        let group = Some(self.groups[lane]);
-        self.groups[lane] += 1;
-        for copy in &mut self.under_way {
-            if copy.lane == lane && copy.group.is_none() {
-                copy.group = group;
-            }
-        }
-    }
-
-    /// How many copies of these lanes are under way.
-    pub(crate) fn count(&self, mask: Mask) -> usize {
-        let belongs = |copy: &&Copy| mask >> copy.lane & 1 == 1;
-        self.under_way.iter().filter(belongs).count()
-    }
-}
-
 /// `[to], [from], bytes`, and how many of them are read.
-fn copy(o: &mut Operands, sizes: &'static [u64]) -> Decoded {
+fn copy(o: &mut PtxOperands, sizes: &'static [u64]) -> Decoded {
     let (to, from, bytes) = (o.address(0)?, o.address(1)?, o.integer(2)?);
     let read_bytes = match o.list.len() {
         3 => None,
@@ -91,13 +54,13 @@ fn copy(o: &mut Operands, sizes: &'static [u64]) -> Decoded {
         return Err(format!("a copy of {bytes} bytes; possible are {sizes:?}"));
     }
     let bytes = bytes as usize;
-    Ok(Action::access(move |warp, reach, mask| {
+    Ok(Executable::access(move |warp, outside, mask| {
         let targets = addresses(to, &warp.registers, mask);
-        reach.traffic.count_shared(&targets, mask, bytes);
+        outside.counts.count_shared(&targets, mask, bytes);
         let mut readers = 0;
         for lane in lanes(mask) {
             let asked = read_bytes.map_or(bytes, |slot| warp.registers.get(slot, lane) as usize);
-            let copy = Copy {
+            let copy = AsyncCopy {
                 lane,
                 group: None,
                 from: from.of_lane(&warp.registers, lane),
@@ -105,35 +68,37 @@ fn copy(o: &mut Operands, sizes: &'static [u64]) -> Decoded {
                 bytes,
                 read_bytes: asked.min(bytes),
             };
-            readers |= Mask::from(copy.read_bytes > 0) << lane;
-            let who = reach.who(warp, lane);
-            begin(reach, &copy, &who).map_err(|wrong| wrong.of_lane(lane))?;
+            readers |= LaneMask::from(copy.read_bytes > 0) << lane;
+            let who = outside.who(warp, lane);
+            begin(outside, &copy, &who).map_err(|wrong| wrong.of_lane(lane))?;
             warp.copies.under_way.push(copy);
         }
         let sources = addresses(from, &warp.registers, readers);
-        reach.traffic.count_global(&sources, readers, bytes);
+        outside.counts.count_global(&sources, readers, bytes);
         Ok(())
     }))
 }
 
-fn begin(reach: &mut Reach, copy: &Copy, who: &Who) -> Result<(), Wrong> {
+fn begin(outside: &mut Outside, copy: &AsyncCopy, who: &Who) -> Result<(), Wrong> {
     check_alignment(copy.to, copy.bytes)?;
     check_alignment(copy.from, copy.bytes)?;
     if copy.read_bytes > 0 {
-        read(reach, copy, who)?;
+        read(outside, copy, who)?;
     }
-    reach.shared.note(copy.to, copy.bytes, Touch::Write, who)?;
-    reach.shared.forget(copy.to, copy.bytes)
+    outside
+        .shared
+        .note(copy.to, copy.bytes, Touch::Write, who)?;
+    outside.shared.forget(copy.to, copy.bytes)
 }
 
 /// What a copy reads, as far as it reads.
-fn read(reach: &mut Reach, copy: &Copy, who: &Who) -> Result<[u8; 16], Wrong> {
+fn read(outside: &mut Outside, copy: &AsyncCopy, who: &Who) -> Result<[u8; 16], Wrong> {
     let mut value = [0; 16];
     let mut at = 0;
     while at < copy.read_bytes {
         // The largest power of two that is left, so that every piece is aligned.
         let piece = 1 << (copy.read_bytes - at).ilog2();
-        let read = reach
+        let read = outside
             .global
             .load(copy.from + at as u64, piece, Touch::Read, who)?;
         value[at..at + piece].copy_from_slice(&read[..piece]);
@@ -143,9 +108,14 @@ fn read(reach: &mut Reach, copy: &Copy, who: &Who) -> Result<[u8; 16], Wrong> {
 }
 
 /// Makes the copies of all groups of a lane but the last ones.
-fn finish(warp: &mut Warp, reach: &mut Reach, mask: Mask, under_way: u32) -> Result<(), Wrong> {
+fn finish(
+    warp: &mut Warp,
+    outside: &mut Outside,
+    mask: LaneMask,
+    under_way: u32,
+) -> Result<(), Wrong> {
     let groups = warp.copies.groups;
-    let is_due = |copy: &Copy| {
+    let is_due = |copy: &AsyncCopy| {
         let is_old = |group| group + under_way < groups[copy.lane];
         mask >> copy.lane & 1 == 1 && copy.group.is_some_and(is_old)
     };
@@ -153,12 +123,12 @@ fn finish(warp: &mut Warp, reach: &mut Reach, mask: Mask, under_way: u32) -> Res
         .into_iter()
         .partition(is_due);
     warp.copies.under_way = left;
-    let due: Vec<Copy> = due;
+    let due: Vec<AsyncCopy> = due;
     for copy in due {
-        let who = reach.who(warp, copy.lane);
-        let value = read(reach, &copy, &who);
+        let who = outside.who(warp, copy.lane);
+        let value = read(outside, &copy, &who);
         let written =
-            value.and_then(|value| reach.shared.store(copy.to, &value[..copy.bytes], &who));
+            value.and_then(|value| outside.shared.store(copy.to, &value[..copy.bytes], &who));
         written.map_err(|wrong| wrong.of_lane(copy.lane))?;
     }
     Ok(())
