@@ -23,17 +23,17 @@ struct SourceText {
 }
 
 /// The PTX texts of a binary. Interpreters share them, and what was decoded of them.
-pub struct Sources(Vec<SourceText>);
+pub struct PtxTexts(Vec<SourceText>);
 
-impl Sources {
+impl PtxTexts {
     /// Texts by the name of their source, without `.cu`: `kernels::cuda::ptx()`.
-    pub fn new(texts: impl IntoIterator<Item = (impl Into<String>, String)>) -> Arc<Sources> {
+    pub fn new(texts: impl IntoIterator<Item = (impl Into<String>, String)>) -> Arc<PtxTexts> {
         let texts = texts.into_iter().map(|(name, text)| SourceText {
             name: name.into(),
             text,
             module: OnceLock::new(),
         });
-        Arc::new(Sources(texts.collect()))
+        Arc::new(PtxTexts(texts.collect()))
     }
 
     fn module(&self, name: &str) -> Result<&Module, String> {
@@ -52,7 +52,7 @@ impl Sources {
 pub struct Interpreter(Rc<State>);
 
 struct State {
-    sources: Arc<Sources>,
+    sources: Arc<PtxTexts>,
     memory: RefCell<GlobalMemory>,
     pinned: RefCell<HashMap<usize, Layout>>,
     instructions: Cell<u64>,
@@ -60,7 +60,7 @@ struct State {
 
 impl Interpreter {
     /// A device that has these kernels. It is the driver, and `Memory::device` takes it for its blocks.
-    pub fn new(sources: &Arc<Sources>) -> Interpreter {
+    pub fn new(sources: &Arc<PtxTexts>) -> Interpreter {
         Interpreter(Rc::new(State {
             sources: sources.clone(),
             memory: RefCell::default(),

@@ -32,6 +32,7 @@
 mod access;
 mod arithmetic;
 mod async_copy;
+mod barrier;
 mod collective;
 mod compare;
 mod control;
@@ -55,7 +56,7 @@ mod shadow;
 mod text;
 mod warp;
 
-pub use driver::{Interpreter, Sources};
+pub use driver::{Interpreter, PtxTexts};
 pub use error::{LaunchError, Mistake, MistakeKind, ParseError};
 pub use kernel::{ArgumentValue, PtxKernel, PtxParameter, Shape};
 pub use memory::GlobalMemory;

@@ -4,16 +4,17 @@
 //! to where others are; so they meet again at the end of a branch or loop. What lanes do together waits until all have come
 //! that it names. When nobody can go on, that is an error.
 
+use crate::barrier;
 use crate::error::{Mistake, MistakeKind, Wrong};
-use crate::executable::{Barrier, Executable, Outside};
+use crate::executable::{Executable, Outside};
 use crate::kernel::PtxKernel;
 use crate::memory::AddressSpace;
 use crate::operands::by_lane;
 use crate::registers::{LANES, LaneMask, Register, lanes};
 use crate::report::{AccessCounts, LineCounts, Report};
-use crate::warp::{Arrival, LaneGroup, Warp};
+use crate::warp::{LaneGroup, Warp};
 
-/// Instructions of a warp before it counts as endless.
+/// Instructions of the warps of a block before it counts as endless.
 const INSTRUCTIONS_MAX: u64 = 1 << 28;
 
 /// A launch that was checked.
@@ -28,6 +29,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) shared: AddressSpace,
     pub(crate) counts: Vec<AccessCounts>,
     pub(crate) instructions: u64,
+    /// Instructions that the warps of a block may still take.
+    pub(crate) budget: u64,
 }
 
 /// What stopped a warp: at which instruction, and for which lanes.
@@ -63,6 +66,7 @@ impl Machine<'_> {
                 barriers: 0,
             };
             self.shared.begin_block();
+            self.budget = INSTRUCTIONS_MAX;
             for warp in &mut warps {
                 self.begin(warp, index);
             }
@@ -144,7 +148,12 @@ impl Machine<'_> {
             if warps.iter().all(|warp| warp.groups.is_empty()) {
                 return Ok(());
             }
-            self.release(running, warps)?;
+            let released = barrier::release(&self.kernel.code, warps);
+            running.barriers += released.map_err(|(index, wrong)| {
+                let warp = &warps[index];
+                let (at, lanes) = (warp.groups[0].at, warp.whole);
+                self.fault(running, index, Stopped { at, lanes, wrong })
+            })?;
         }
     }
 
@@ -167,106 +176,6 @@ impl Machine<'_> {
             kind: wrong.kind,
             message: wrong.message,
         })
-    }
-
-    /// Lets those warps go on whose barrier is complete: at least one, when all others wait or have ended.
-    fn release(&self, running: &mut Running, warps: &mut [Warp]) -> Result<(), Box<Mistake>> {
-        let mut has_released = false;
-        for number in 0..16 {
-            let is_there =
-                |warp: &&mut Warp| warp.arrival.is_some_and(|arrival| arrival.number == number);
-            let count = warps.len();
-            let mut there: Vec<&mut Warp> = warps.iter_mut().filter(is_there).collect();
-            let Some(first) = there.first() else { continue };
-            let (index, arrival) = (first.index, first.arrival.expect("it is there"));
-            let refuse = |message: String| {
-                let wrong = Wrong::new(MistakeKind::Barrier, message);
-                let (at, lanes) = (first.groups[0].at, first.whole);
-                Err(self.fault(running, index, Stopped { at, lanes, wrong }))
-            };
-            let like = |other: &Arrival| {
-                (other.threads, other.any.is_some()) == (arrival.threads, arrival.any.is_some())
-            };
-            if !there
-                .iter()
-                .filter_map(|warp| warp.arrival.as_ref())
-                .all(like)
-            {
-                return refuse(format!(
-                    "barrier {number}: other threads wait there otherwise"
-                ));
-            }
-            let arrived = (there.len() * LANES) as u32;
-            if arrived > arrival.threads {
-                let threads = arrival.threads;
-                return refuse(format!(
-                    "barrier {number}: {arrived} threads came, of {threads}"
-                ));
-            }
-            if arrived < arrival.threads {
-                continue;
-            }
-            let is_whole = there.len() == count;
-            self.pass(&mut there);
-            running.barriers += u32::from(is_whole);
-            has_released = true;
-        }
-        if has_released {
-            return Ok(());
-        }
-        let waiting = warps.iter().find(|warp| warp.arrival.is_some());
-        let first = waiting.expect("a warp that has not ended is at a barrier");
-        let arrival = first.arrival.expect("it is there");
-        let arrived = warps.iter().filter(|warp| {
-            warp.arrival
-                .is_some_and(|other| other.number == arrival.number)
-        });
-        let (arrived, ended) = (
-            arrived.count(),
-            warps.iter().filter(|warp| warp.groups.is_empty()).count(),
-        );
-        let message = format!(
-            "a barrier that waits for ever: of {} threads {} came to barrier {}, {} ended",
-            arrival.threads,
-            arrived * LANES,
-            arrival.number,
-            ended * LANES,
-        );
-        let stopped = Stopped {
-            at: first.groups[0].at,
-            lanes: first.whole,
-            wrong: Wrong::new(MistakeKind::Barrier, message),
-        };
-        Err(self.fault(running, first.index, stopped))
-    }
-
-    /// All warps of a barrier go on, and know of each other's accesses.
-    fn pass(&self, there: &mut [&mut Warp]) {
-        let any = there.iter().any(|warp| {
-            warp.arrival
-                .is_some_and(|arrival| arrival.any == Some(true))
-        });
-        let mut seen = vec![0; there[0].seen.len()];
-        for warp in there.iter_mut() {
-            warp.seen[warp.index] += 1;
-            for (all, one) in seen.iter_mut().zip(&warp.seen) {
-                *all = (*all).max(*one);
-            }
-        }
-        for warp in there {
-            warp.seen.clone_from(&seen);
-            warp.arrival = None;
-            let group = &mut warp.groups[0];
-            if let Executable::Barrier(Barrier {
-                any: Some((target, _)),
-                ..
-            }) = self.kernel.code[group.at].action
-            {
-                let lanes = if any { LaneMask::MAX } else { 0 };
-                warp.registers.write_predicate(target, group.lanes, lanes);
-            }
-            group.at += 1;
-        }
     }
 
     /// Runs a warp until it ends or is at a barrier.
@@ -297,7 +206,6 @@ impl Machine<'_> {
     ) -> Result<(), Stopped> {
         let kernel = self.kernel;
         let is_alone = warp.groups.is_empty();
-        let mut budget = INSTRUCTIONS_MAX;
         while group.at != stop {
             let instruction = &kernel.code[group.at];
             let mask = match instruction.guard {
@@ -309,8 +217,8 @@ impl Machine<'_> {
                 lanes: mask,
                 wrong,
             };
-            budget -= 1;
-            if budget == 0 {
+            self.budget -= 1;
+            if self.budget == 0 {
                 return Err(stopped(Wrong::new(MistakeKind::Endless, "it does not end")));
             }
             self.instructions += u64::from(mask.count_ones());
@@ -321,58 +229,33 @@ impl Machine<'_> {
                     run(warp, &mut outside, mask).map_err(stopped)?;
                 }
                 Executable::Together { members, run } => {
-                    let mut left = mask;
-                    while left != 0 {
-                        let together = members_of(warp, *members, left).map_err(stopped)?;
-                        if together & mask != together {
-                            group.is_waiting = true;
-                            warp.groups.push(group);
-                            return Ok(());
-                        }
-                        left &= !together;
+                    let Some(sets) = sets(warp, *members, mask).map_err(stopped)? else {
+                        group.is_waiting = true;
+                        break;
+                    };
+                    let mut outside = self.outside(running, group.at);
+                    for set in sets {
+                        run(warp, &mut outside, set).map_err(stopped)?;
                     }
-                    self.run_together(running, warp, group.at, mask, *members, run.as_ref())
-                        .map_err(stopped)?;
                 }
                 Executable::Branch(target) => {
-                    let stays = group.lanes & !mask;
-                    if stays == 0 {
-                        group.at = *target;
-                    } else {
-                        group.at += 1;
-                        if mask != 0 {
-                            warp.groups.push(LaneGroup {
-                                lanes: mask,
-                                at: *target,
-                                ..group
-                            });
-                            group.lanes = stays;
-                            break;
-                        }
-                    }
-                    match is_alone {
+                    let has_parted = branch(warp, &mut group, *target, mask);
+                    // A jump may have led past others.
+                    match is_alone && !has_parted {
                         true => continue,
                         false => break,
                     }
                 }
                 Executable::Barrier(barrier) => {
-                    match group.lanes == warp.whole {
-                        true => {
-                            warp.arrival = Some(self.arrival(warp, barrier, mask).map_err(stopped)?)
-                        }
-                        false => group.is_waiting = true,
+                    group.is_waiting = group.lanes != warp.whole;
+                    if !group.is_waiting {
+                        let arrival = barrier::arrive(warp, barrier, mask);
+                        warp.arrival = Some(arrival.map_err(stopped)?);
                     }
-                    warp.groups.push(group);
-                    return Ok(());
+                    break;
                 }
                 Executable::End => {
-                    let copies = warp.copies.count(mask);
-                    if copies > 0 {
-                        let message = format!(
-                            "ended with {copies} asynchronous copies that were not waited for"
-                        );
-                        return Err(stopped(Wrong::new(MistakeKind::Unfinished, message)));
-                    }
+                    check_copies(warp, mask).map_err(stopped)?;
                     group.lanes &= !mask;
                     if group.lanes == 0 {
                         return Ok(());
@@ -396,70 +279,58 @@ impl Machine<'_> {
             counts: &mut self.counts[at],
         }
     }
-
-    /// Runs what lanes do together, for each set of lanes that does it together.
-    fn run_together(
-        &mut self,
-        running: &Running,
-        warp: &mut Warp,
-        at: usize,
-        mask: LaneMask,
-        members: Option<Register<u32>>,
-        run: &dyn Fn(&mut Warp, &mut Outside, LaneMask) -> Result<(), Wrong>,
-    ) -> Result<(), Wrong> {
-        let sets: Vec<LaneMask> = match members {
-            None => vec![mask],
-            Some(members) => {
-                let mut sets: Vec<LaneMask> = lanes(mask)
-                    .map(|lane| warp.registers.get(members, lane))
-                    .collect();
-                sets.sort_unstable();
-                sets.dedup();
-                sets
-            }
-        };
-        let mut outside = self.outside(running, at);
-        sets.into_iter()
-            .filter(|set| *set != 0)
-            .try_for_each(|set| run(warp, &mut outside, set))
-    }
-
-    fn arrival(&self, warp: &Warp, barrier: &Barrier, mask: LaneMask) -> Result<Arrival, Wrong> {
-        let refuse = |message: String| Err(Wrong::new(MistakeKind::Barrier, message));
-        if mask != warp.whole {
-            return refuse(format!("of a warp only {mask:#010x} come to this barrier"));
-        }
-        let alike = |slot| {
-            let values = warp.registers.read(slot);
-            lanes(mask)
-                .all(|lane| values[lane] == values[0])
-                .then_some(values[0])
-        };
-        let block = (warp.seen.len() * LANES) as u32;
-        let threads = barrier.threads.map_or(Some(block), alike);
-        let (Some(number), Some(threads)) = (alike(barrier.number), threads) else {
-            return refuse("lanes of a warp name different barriers".into());
-        };
-        if number >= 16 || threads == 0 || threads % LANES as u32 != 0 || threads > block {
-            return refuse(format!(
-                "there is no barrier {number} of {threads} threads in a block of {block}"
-            ));
-        }
-        let any = barrier
-            .any
-            .map(|(_, condition)| condition.lanes(&warp.registers) & mask != 0);
-        Ok(Arrival {
-            number,
-            threads,
-            any,
-        })
-    }
 }
 
 /// A line of a text, by its number from 1.
 fn line_of(text: &str, line: u32) -> &str {
     let found = text.lines().nth(line as usize - 1);
     found.unwrap_or_default().trim()
+}
+
+/// Goes on at a label with some lanes of a group, and behind the branch with the others; whether there are both.
+fn branch(warp: &mut Warp, group: &mut LaneGroup, target: usize, mask: LaneMask) -> bool {
+    let stays = group.lanes & !mask;
+    if stays == 0 {
+        group.at = target;
+        return false;
+    }
+    if mask != 0 {
+        warp.groups.push(LaneGroup {
+            lanes: mask,
+            at: target,
+            is_waiting: false,
+        });
+    }
+    group.lanes = stays;
+    group.at += 1;
+    mask != 0
+}
+
+fn check_copies(warp: &Warp, mask: LaneMask) -> Result<(), Wrong> {
+    let copies = warp.copies.count(mask);
+    if copies == 0 {
+        return Ok(());
+    }
+    let message = format!("ended with {copies} asynchronous copies that were not waited for");
+    Err(Wrong::new(MistakeKind::Unfinished, message))
+}
+
+/// The sets of lanes that do something together, if all of them have come; `members` says for each lane with which.
+fn sets(
+    warp: &Warp,
+    members: Option<Register<u32>>,
+    mask: LaneMask,
+) -> Result<Option<Vec<LaneMask>>, Wrong> {
+    let (mut sets, mut left) = (Vec::new(), mask);
+    while left != 0 {
+        let together = members_of(warp, members, left)?;
+        if together & mask != together {
+            return Ok(None);
+        }
+        sets.push(together);
+        left &= !together;
+    }
+    Ok(Some(sets))
 }
 
 /// The lanes with which the first lane of a mask does something together.

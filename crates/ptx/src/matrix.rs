@@ -26,7 +26,7 @@ const ROWS: usize = 8;
 /// Bytes of a row: eight elements of 16 bits.
 const ROW_BYTES: usize = 16;
 
-/// `{d0, d1, d2, d3}, [address]`: lane `8 m + r` has the address of row `r` of matrix `m`. LaneValue `l` gets two neighbours of
+/// `{d0, d1, d2, d3}, [address]`: lane `8 m + r` has the address of row `r` of matrix `m`. Lane `l` gets two neighbours of
 /// row `l / 4` of each matrix, or of its transpose.
 fn load_matrices(o: &mut PtxOperands, is_transposed: bool) -> Decoded {
     o.exactly(2)?;
@@ -70,7 +70,7 @@ const M: usize = 16;
 const N: usize = 8;
 const K: usize = 16;
 
-/// `{d}, {a}, {b}, {c}`: `d [16, 8] = a [16, 16] b [16, 8] + c`. LaneValue `l` holds of `a` and of `c` rows `l / 4` and eight
+/// `{d}, {a}, {b}, {c}`: `d [16, 8] = a [16, 16] b [16, 8] + c`. Lane `l` holds of `a` and of `c` rows `l / 4` and eight
 /// later, of `b` column `l / 4`, and of each the columns, or of `b` the rows, `2 (l % 4)` and the next; in `a` and `b` also
 /// those eight later. A sum is rounded once, where a device may round or truncate in between.
 fn multiply(o: &mut PtxOperands) -> Decoded {

@@ -48,6 +48,43 @@ impl Region {
         }
     }
 
+    /// The value of an access.
+    #[inline]
+    fn value(&self, offset: usize, bytes: usize) -> Result<[u8; ACCESS_BYTES_MAX], Wrong> {
+        if !self.is_written(offset, bytes) {
+            let what = self.describe(self.base + offset as u64, bytes);
+            let message = format!("never written: {what}");
+            return Err(Wrong::new(MistakeKind::Uninitialised, message));
+        }
+        let mut value = [0; ACCESS_BYTES_MAX];
+        value[..bytes].copy_from_slice(&self.bytes[offset..offset + bytes]);
+        Ok(value)
+    }
+
+    #[inline]
+    fn set(&mut self, offset: usize, value: &[u8]) {
+        self.bytes[offset..offset + value.len()].copy_from_slice(value);
+        self.written[offset / 16] |= bits(offset, value.len());
+    }
+
+    #[inline]
+    fn note(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        touch: Touch,
+        launch: u64,
+        who: &Who,
+    ) -> Result<(), Wrong> {
+        let noted = self.shadow.note(offset, bytes, touch, launch, who);
+        noted.map_err(|other| {
+            let what = self.describe(self.base + offset as u64, bytes);
+            let message =
+                format!("a race: {touch:?} of {what}, though {other} and nothing orders the two");
+            Wrong::new(MistakeKind::Race, message)
+        })
+    }
+
     /// Says which bytes of the region these are.
     fn describe(&self, address: u64, bytes: usize) -> String {
         let offset = address.wrapping_sub(self.base) as i64;
@@ -127,7 +164,7 @@ impl AddressSpace {
         Wrong::new(MistakeKind::OutOfBounds, message)
     }
 
-    /// Reads bytes for a thread, or for nobody in particular.
+    /// Reads bytes for a thread.
     #[inline]
     pub(crate) fn load(
         &mut self,
@@ -136,44 +173,37 @@ impl AddressSpace {
         touch: Touch,
         who: &Who,
     ) -> Result<[u8; ACCESS_BYTES_MAX], Wrong> {
-        self.note(address, bytes, touch, who)?;
-        self.peek(address, bytes)
+        let launch = self.launch;
+        let (region, offset) = self.locate(address, bytes)?;
+        region.note(offset, bytes, touch, launch, who)?;
+        region.value(offset, bytes)
     }
 
     /// Reads what cannot race.
-    #[inline]
     pub(crate) fn peek(&self, address: u64, bytes: usize) -> Result<[u8; ACCESS_BYTES_MAX], Wrong> {
         let index = self.holder(address, bytes);
-        let index = index.ok_or_else(|| self.outside(address, bytes))?;
-        let region = &self.regions[index];
-        let offset = (address - region.base) as usize;
-        if !region.is_written(offset, bytes) {
-            let message = format!("never written: {}", region.describe(address, bytes));
-            return Err(Wrong::new(MistakeKind::Uninitialised, message));
-        }
-        let mut value = [0; ACCESS_BYTES_MAX];
-        value[..bytes].copy_from_slice(&region.bytes[offset..offset + bytes]);
-        Ok(value)
+        let region = &self.regions[index.ok_or_else(|| self.outside(address, bytes))?];
+        region.value((address - region.base) as usize, bytes)
     }
 
     /// Writes bytes for a thread.
     #[inline]
     pub(crate) fn store(&mut self, address: u64, value: &[u8], who: &Who) -> Result<(), Wrong> {
-        self.note(address, value.len(), Touch::Write, who)?;
-        self.poke(address, value)
+        let launch = self.launch;
+        let (region, offset) = self.locate(address, value.len())?;
+        region.note(offset, value.len(), Touch::Write, launch, who)?;
+        region.set(offset, value);
+        Ok(())
     }
 
     /// Writes what cannot race.
-    #[inline]
     pub(crate) fn poke(&mut self, address: u64, value: &[u8]) -> Result<(), Wrong> {
         let (region, offset) = self.locate(address, value.len())?;
-        region.bytes[offset..offset + value.len()].copy_from_slice(value);
-        region.written[offset / 16] |= bits(offset, value.len());
+        region.set(offset, value);
         Ok(())
     }
 
     /// Notes an access without making it.
-    #[inline]
     pub(crate) fn note(
         &mut self,
         address: u64,
@@ -183,13 +213,7 @@ impl AddressSpace {
     ) -> Result<(), Wrong> {
         let launch = self.launch;
         let (region, offset) = self.locate(address, bytes)?;
-        let noted = region.shadow.note(offset, bytes, touch, launch, who);
-        noted.map_err(|other| {
-            let what = region.describe(address, bytes);
-            let message =
-                format!("a race: {touch:?} of {what}, though {other} and nothing orders the two");
-            Wrong::new(MistakeKind::Race, message)
-        })
+        region.note(offset, bytes, touch, launch, who)
     }
 
     /// From now on nobody has written these bytes.

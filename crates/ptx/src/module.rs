@@ -70,6 +70,7 @@ impl Module {
             shared,
             counts: vec![AccessCounts::default(); kernel.code.len()],
             instructions: 0,
+            budget: 0,
         };
         Ok(machine.run()?)
     }
