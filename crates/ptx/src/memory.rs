@@ -13,6 +13,9 @@ const GLOBAL_ALIGNMENT: u64 = 512;
 
 /// An allocation, a shared array or a variable of a module.
 pub(crate) struct Region {
+    /// The first address.
+    start: u64,
+    /// The multiple of 16 at or below it, with which `bytes` begins: so an access lies within 16 bytes of `written`.
     base: u64,
     name: String,
     bytes: Vec<u8>,
@@ -87,8 +90,8 @@ impl Region {
 
     /// Says which bytes of the region these are.
     fn describe(&self, address: u64, bytes: usize) -> String {
-        let offset = address.wrapping_sub(self.base) as i64;
-        let (name, size) = (&self.name, self.bytes.len());
+        let offset = address.wrapping_sub(self.start) as i64;
+        let (name, size) = (&self.name, self.end() - self.start);
         format!("{bytes} bytes at {address:#x}, byte {offset} of `{name}` ({size} bytes)")
     }
 }
@@ -105,8 +108,11 @@ pub(crate) struct AddressSpace {
 
 impl AddressSpace {
     /// Adds a region behind the others.
-    pub(crate) fn add(&mut self, base: u64, name: &str, bytes: usize) {
+    pub(crate) fn add(&mut self, start: u64, name: &str, bytes: usize) {
+        let base = start / 16 * 16;
+        let bytes = (start - base) as usize + bytes;
         self.regions.push(Region {
+            start,
             base,
             name: name.into(),
             bytes: vec![0; bytes],
@@ -131,14 +137,14 @@ impl AddressSpace {
     fn holder(&self, address: u64, bytes: usize) -> Option<usize> {
         let holds = |index: &usize| {
             let region = &self.regions[*index];
-            region.base <= address && address.saturating_add(bytes as u64) <= region.end()
+            region.start <= address && address.saturating_add(bytes as u64) <= region.end()
         };
         if !self.regions.is_empty() && holds(&self.recent) {
             return Some(self.recent);
         }
         let after = self
             .regions
-            .partition_point(|region| region.base <= address);
+            .partition_point(|region| region.start <= address);
         after.checked_sub(1).filter(holds)
     }
 
@@ -156,7 +162,7 @@ impl AddressSpace {
 
     fn outside(&self, address: u64, bytes: usize) -> Wrong {
         let distance =
-            |region: &&Region| (region.base.abs_diff(address)).min(region.end().abs_diff(address));
+            |region: &&Region| (region.start.abs_diff(address)).min(region.end().abs_diff(address));
         let message = match self.regions.iter().min_by_key(distance) {
             Some(nearest) => format!("out of bounds: {}", nearest.describe(address, bytes)),
             None => format!("out of bounds: {bytes} bytes at {address:#x}; there is nothing"),
@@ -267,7 +273,7 @@ impl GlobalMemory {
     /// If none starts at this address.
     pub fn free(&mut self, address: u64) -> Result<(), String> {
         let regions = &mut self.space.regions;
-        let index = regions.iter().position(|region| region.base == address);
+        let index = regions.iter().position(|region| region.start == address);
         let index = index.ok_or_else(|| format!("no allocation starts at {address:#x}"))?;
         regions.remove(index);
         self.space.recent = 0;

@@ -154,7 +154,7 @@ fn exchange(between: &str, threads: u32) -> String {
     kernel(&format!(
         ".reg .b32 %t, %o, %v, %n;
         .reg .b64 %out, %at;
-        .shared .align 4 .b8 words[512];
+        .shared .align 16 .b8 words[512];
         ld.param.u64 %out, [second];
         mov.u32 %t, %tid.x;
         mov.u32 %n, {};

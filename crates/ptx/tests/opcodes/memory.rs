@@ -540,6 +540,20 @@ fn accesses_that_are_not_aligned_are_found() {
         MistakeKind::Misaligned,
         "a vector as a whole"
     );
+    // An array is no better aligned than it is declared.
+    for alignment in [4, 8, 16] {
+        let text = by_lane(&format!(
+            ".reg .b64 %v;
+            .shared .align {alignment} .b8 array[16];
+            mov.u64 %v, 0;
+            st.shared.v4.f32 [array], {{%f, %f, %f, %f}};"
+        ));
+        let text = text.replace(".reg .b64 %v;", ".reg .b64 %v;\n.reg .f32 %f;");
+        let mut memory = GlobalMemory::new();
+        let arguments = [ArgumentValue::U64(0), ArgumentValue::U64(0)];
+        let done = run(&text, 1, &arguments, &mut memory);
+        assert_eq!(done.is_ok(), alignment == 16, "{alignment}");
+    }
 }
 
 #[test]
