@@ -8,9 +8,14 @@ use memory::DType;
 /// Rows of the output that share a pass over `b`.
 const ROWS: usize = 4;
 
+/// Computes products of matrices that the processor can read and write, in f32, and rounds once.
+///
 /// # Safety
-/// As for `Driver::gemm`.
-pub(crate) unsafe fn gemm(gemm: &Gemm) -> Result<(), KernelError> {
+/// As for [`kernels::cuda::Driver::gemm`].
+///
+/// # Errors
+/// [`KernelError`] if cuBLASLt does not take such products.
+pub unsafe fn gemm(gemm: &Gemm) -> Result<(), KernelError> {
     check(gemm)?;
     let [m, k, n] = gemm.sizes;
     for index in 0..gemm.batch {

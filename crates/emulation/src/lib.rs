@@ -19,6 +19,7 @@
 mod gemm;
 mod stand_in;
 
+pub use gemm::gemm;
 pub use stand_in::{cudnn_folder, load_stand_in, stand_in_folder};
 
 use collectives::Group;

@@ -23,7 +23,7 @@ pub struct Device {
 type Implementation = (&'static str, fn(DType) -> Option<Device>);
 
 /// What computes. The first is what others are compared with.
-const IMPLEMENTATIONS: [Implementation; 3] = [
+const IMPLEMENTATIONS: [Implementation; 4] = [
     ("cpu", |dtype| {
         Some(on_host("cpu", dtype, |memory| {
             Box::new(Cpu::new(memory, dtype).unwrap())
@@ -34,6 +34,7 @@ const IMPLEMENTATIONS: [Implementation; 3] = [
             Box::new(Cuda::new(Emulation::default(), memory, dtype).unwrap())
         }))
     }),
+    ("ptx", interpreted),
     ("gpu", gpu),
 ];
 
@@ -83,6 +84,30 @@ pub fn by_instructions(instructions: Instructions) -> Device {
         let cpu = Cpu::new(memory, DType::BF16).unwrap();
         Box::new(cpu.multiplying_by(instructions))
     })
+}
+
+/// The PTX that the build script made, interpreted; none in a build without it.
+#[cfg(feature = "cuda")]
+fn interpreted(dtype: DType) -> Option<Device> {
+    use kernels::cuda::ptx;
+    use ptx::{Interpreter, PtxTexts};
+    use std::rc::Rc;
+    use std::sync::{Arc, LazyLock};
+    static SOURCES: LazyLock<Arc<PtxTexts>> = LazyLock::new(|| PtxTexts::new(ptx()));
+    let interpreter = Interpreter::new(&SOURCES);
+    let memory = Memory::device(Rc::new(interpreter.clone()));
+    let kernels = Box::new(Cuda::new(interpreter, &memory, dtype).unwrap());
+    Some(Device {
+        name: format!("interpreted PTX for {dtype:?}"),
+        memory,
+        kernels,
+        shift: 0,
+    })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn interpreted(_dtype: DType) -> Option<Device> {
+    None
 }
 
 /// The first GPU, on a machine that has one.

@@ -36,6 +36,7 @@ pub use driver::CudaDriver;
 pub use facts::{DeviceFacts, capability, device_count, pci_bus_id};
 pub use library::LoadedLibrary;
 pub use modules::carried;
+pub use modules::ptx;
 pub use rehearsal::Rehearsal;
 pub use streams::separate_connections;
 pub use survey::CopyRates;

@@ -67,6 +67,15 @@ pub fn carried() -> Vec<String> {
     carried
 }
 
+/// The PTX of every source by its name, without `.cu`: what this binary has for GPUs of which it has no machine code.
+pub fn ptx() -> impl Iterator<Item = (&'static str, String)> {
+    EMBEDDED.sources.iter().map(|source| {
+        let image = source.images.last().expect("PTX is the last image");
+        let text = String::from_utf8(image.bytes()).expect("PTX is text");
+        (source.name, text)
+    })
+}
+
 /// The share of a multiprocessor's memory that shared memory may have, where blocks ask for more of it than by default.
 const CARVEOUT_PERCENT: i32 = 100;
 

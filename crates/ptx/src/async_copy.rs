@@ -1,0 +1,135 @@
+//! Asynchronous copies from global to shared memory.
+//!
+//! A copy reads its source and writes its target at any time until its thread waits for it: so both accesses are noted when
+//! it is asked for and again when it is made, which is at the wait, and in between nobody has written the target.
+
+use crate::access::{addresses, check_alignment};
+use crate::copies::AsyncCopy;
+use crate::error::Wrong;
+use crate::executable::{Decoded, Executable, Opcodes, Outside};
+use crate::operands::PtxOperands;
+use crate::registers::{LaneMask, lanes};
+use crate::shadow::{LastTouch, Who};
+use crate::warp::Warp;
+
+pub(crate) const OPCODES: Opcodes = &[
+    ("cp.async.ca.shared.global", |o| copy(o, &[4, 8, 16])),
+    ("cp.async.cg.shared.global", |o| copy(o, &[16])),
+    ("cp.async.commit_group", |o| {
+        o.exactly(0)?;
+        Ok(Executable::access(|warp, _, mask| {
+            for lane in lanes(mask) {
+                warp.copies.commit(lane);
+            }
+            Ok(())
+        }))
+    }),
+    ("cp.async.wait_all", |o| {
+        o.exactly(0)?;
+        Ok(Executable::access(|warp, outside, mask| {
+            for lane in lanes(mask) {
+                warp.copies.commit(lane);
+            }
+            finish(warp, outside, mask, 0)
+        }))
+    }),
+    ("cp.async.wait_group", |o| {
+        o.exactly(1)?;
+        let under_way = o.integer(0)? as u32;
+        Ok(Executable::access(move |warp, outside, mask| {
+            finish(warp, outside, mask, under_way)
+        }))
+    }),
+];
+
+/// `[to], [from], bytes`, and how many of them are read.
+fn copy(o: &mut PtxOperands, sizes: &'static [u64]) -> Decoded {
+    let (to, from, bytes) = (o.address(0)?, o.address(1)?, o.integer(2)?);
+    let read_bytes = match o.list.len() {
+        3 => None,
+        _ => Some(o.source::<u32>(3)?),
+    };
+    o.exactly(3 + usize::from(read_bytes.is_some()))?;
+    if !sizes.contains(&bytes) {
+        return Err(format!("a copy of {bytes} bytes; possible are {sizes:?}"));
+    }
+    let bytes = bytes as usize;
+    Ok(Executable::access(move |warp, outside, mask| {
+        let targets = addresses(to, &warp.registers, mask);
+        outside.counts.count_shared(&targets, mask, bytes);
+        let mut readers = 0;
+        for lane in lanes(mask) {
+            let asked = read_bytes.map_or(bytes, |slot| warp.registers.get(slot, lane) as usize);
+            let copy = AsyncCopy {
+                lane,
+                group: None,
+                from: from.of_lane(&warp.registers, lane),
+                to: targets[lane],
+                bytes,
+                read_bytes: asked.min(bytes),
+            };
+            readers |= LaneMask::from(copy.read_bytes > 0) << lane;
+            let who = outside.who(warp, lane);
+            begin(outside, &copy, &who).map_err(|wrong| wrong.of_lane(lane))?;
+            warp.copies.under_way.push(copy);
+        }
+        let sources = addresses(from, &warp.registers, readers);
+        outside.counts.count_global(&sources, readers, bytes);
+        Ok(())
+    }))
+}
+
+fn begin(outside: &mut Outside, copy: &AsyncCopy, who: &Who) -> Result<(), Wrong> {
+    check_alignment(copy.to, copy.bytes)?;
+    check_alignment(copy.from, copy.bytes)?;
+    if copy.read_bytes > 0 {
+        read(outside, copy, who)?;
+    }
+    outside
+        .shared
+        .note(copy.to, copy.bytes, LastTouch::Write, who)?;
+    outside.shared.forget(copy.to, copy.bytes)
+}
+
+/// What a copy reads, as far as it reads.
+fn read(outside: &mut Outside, copy: &AsyncCopy, who: &Who) -> Result<[u8; 16], Wrong> {
+    let mut value = [0; 16];
+    let mut at = 0;
+    while at < copy.read_bytes {
+        // The largest power of two that is left, so that every piece is aligned.
+        let piece = 1 << (copy.read_bytes - at).ilog2();
+        let read = outside
+            .global
+            .load(copy.from + at as u64, piece, LastTouch::Read, who)?;
+        value[at..at + piece].copy_from_slice(&read[..piece]);
+        at += piece;
+    }
+    Ok(value)
+}
+
+/// Makes the copies of all groups of a lane but the last ones.
+fn finish(
+    warp: &mut Warp,
+    outside: &mut Outside,
+    mask: LaneMask,
+    under_way: u32,
+) -> Result<(), Wrong> {
+    let groups = warp.copies.groups;
+    let is_due = |copy: &AsyncCopy| {
+        let is_old = |group| group + under_way < groups[copy.lane];
+        mask >> copy.lane & 1 == 1 && copy.group.is_some_and(is_old)
+    };
+    let (due, left) = std::mem::take(&mut warp.copies.under_way)
+        .into_iter()
+        .partition(is_due);
+    warp.copies.under_way = left;
+    let due: Vec<AsyncCopy> = due;
+    for copy in due {
+        let who = outside.who(warp, copy.lane);
+        let value = read(outside, &copy, &who);
+        let written =
+            value.and_then(|value| outside.shared.store(copy.to, &value[..copy.bytes], &who));
+        written.map_err(|wrong| wrong.of_lane(copy.lane))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! Barriers: who comes to one, and when it lets them go on.
+
+use crate::error::{MistakeKind, Wrong};
+use crate::executable::{Barrier, Executable};
+use crate::kernel::PtxInstruction;
+use crate::registers::{LANES, LaneMask, lanes};
+use crate::warp::{Arrival, Warp};
+
+/// Barriers of a block.
+const BARRIERS: u32 = 16;
+
+fn refuse<T>(message: String) -> Result<T, Wrong> {
+    Err(Wrong::new(MistakeKind::Barrier, message))
+}
+
+/// A warp comes to a barrier with the lanes of a mask.
+pub(crate) fn arrive(warp: &Warp, barrier: &Barrier, mask: LaneMask) -> Result<Arrival, Wrong> {
+    if mask != warp.whole {
+        return refuse(format!("of a warp only {mask:#010x} come to this barrier"));
+    }
+    let alike = |slot| {
+        let values = warp.registers.read(slot);
+        let is_alike = lanes(mask).all(|lane| values[lane] == values[0]);
+        is_alike.then_some(values[0])
+    };
+    let block = (warp.seen.len() * LANES) as u32;
+    let threads = barrier.threads.map_or(Some(block), alike);
+    let (Some(number), Some(threads)) = (alike(barrier.number), threads) else {
+        return refuse("lanes of a warp name different barriers".into());
+    };
+    if number >= BARRIERS || threads == 0 || threads % LANES as u32 != 0 || threads > block {
+        return refuse(format!(
+            "there is no barrier {number} of {threads} threads in a block of {block}"
+        ));
+    }
+    let any = barrier
+        .any
+        .map(|(_, condition)| condition.lanes(&warp.registers) & mask != 0);
+    Ok(Arrival {
+        number,
+        threads,
+        any,
+    })
+}
+
+/// Lets those warps go on whose barrier is complete, when all others wait or have ended. Gives how many barriers of the
+/// whole block these were; or the warp that waits for ever, or at a barrier where others wait otherwise.
+pub(crate) fn release(code: &[PtxInstruction], warps: &mut [Warp]) -> Result<u32, (usize, Wrong)> {
+    let (mut has_released, mut of_all) = (false, 0);
+    let count = warps.len();
+    for number in 0..BARRIERS {
+        let is_there =
+            |warp: &&mut Warp| warp.arrival.is_some_and(|arrival| arrival.number == number);
+        let mut there: Vec<&mut Warp> = warps.iter_mut().filter(is_there).collect();
+        if there.is_empty() {
+            continue;
+        }
+        if is_complete(&there).map_err(|wrong| (there[0].index, wrong))? {
+            pass(code, &mut there);
+            has_released = true;
+            of_all += u32::from(there.len() == count);
+        }
+    }
+    match warps.iter().find(|warp| warp.arrival.is_some()) {
+        Some(first) if !has_released => Err((first.index, stuck(first, warps))),
+        _ => Ok(of_all),
+    }
+}
+
+/// Whether all have come to a barrier that it waits for.
+fn is_complete(there: &[&mut Warp]) -> Result<bool, Wrong> {
+    let mut arrivals = there.iter().filter_map(|warp| warp.arrival);
+    let first = arrivals.next().expect("they are there");
+    let (number, threads) = (first.number, first.threads);
+    if arrivals.any(|other| (other.threads, other.any.is_some()) != (threads, first.any.is_some()))
+    {
+        return refuse(format!(
+            "barrier {number}: other threads wait there otherwise"
+        ));
+    }
+    let arrived = (there.len() * LANES) as u32;
+    match arrived > threads {
+        true => refuse(format!(
+            "barrier {number}: {arrived} threads came, of {threads}"
+        )),
+        false => Ok(arrived == threads),
+    }
+}
+
+/// All warps of a barrier go on, and know of each other's accesses.
+fn pass(code: &[PtxInstruction], there: &mut [&mut Warp]) {
+    let holds = |warp: &&mut Warp| {
+        warp.arrival
+            .is_some_and(|arrival| arrival.any == Some(true))
+    };
+    let any = if there.iter().any(holds) {
+        LaneMask::MAX
+    } else {
+        0
+    };
+    let mut seen = vec![0; there[0].seen.len()];
+    for warp in there.iter_mut() {
+        warp.seen[warp.index] += 1;
+        for (all, one) in seen.iter_mut().zip(&warp.seen) {
+            *all = (*all).max(*one);
+        }
+    }
+    for warp in there {
+        warp.seen.clone_from(&seen);
+        warp.arrival = None;
+        let group = &mut warp.groups[0];
+        if let Executable::Barrier(barrier) = &code[group.at].action
+            && let Some((target, _)) = barrier.any
+        {
+            warp.registers.write_predicate(target, group.lanes, any);
+        }
+        group.at += 1;
+    }
+}
+
+/// No barrier is complete, and nobody else can come.
+fn stuck(first: &Warp, warps: &[Warp]) -> Wrong {
+    let Arrival {
+        number, threads, ..
+    } = first.arrival.expect("it is there");
+    let is_there = |warp: &&Warp| warp.arrival.is_some_and(|arrival| arrival.number == number);
+    let arrived = LANES * warps.iter().filter(is_there).count();
+    let ended = LANES * warps.iter().filter(|warp| warp.groups.is_empty()).count();
+    let message = format!(
+        "a barrier that waits for ever: of {threads} threads {arrived} came to barrier {number}, {ended} ended"
+    );
+    Wrong::new(MistakeKind::Barrier, message)
+}

@@ -1,0 +1,52 @@
+//! Branches, barriers and ends.
+
+use crate::executable::{Barrier, Decode, Executable, Opcodes};
+use crate::operands::PtxOperands;
+
+pub(crate) const OPCODES: Opcodes = &[
+    ("bar.red.or.pred", |o| {
+        let number = o.source::<u32>(1)?;
+        let counted = o.list.len() == 4;
+        o.exactly(3 + usize::from(counted))?;
+        let threads = match counted {
+            true => Some(o.source::<u32>(2)?),
+            false => None,
+        };
+        let condition = o.condition(2 + usize::from(counted))?;
+        let any = Some((o.predicate_target(0)?, condition));
+        Ok(Executable::Barrier(Barrier {
+            number,
+            threads,
+            any,
+        }))
+    }),
+    ("bar.sync", |o| {
+        let number = o.source::<u32>(0)?;
+        let counted = o.list.len() == 2;
+        o.exactly(1 + usize::from(counted))?;
+        let threads = match counted {
+            true => Some(o.source::<u32>(1)?),
+            false => None,
+        };
+        let any = None;
+        Ok(Executable::Barrier(Barrier {
+            number,
+            threads,
+            any,
+        }))
+    }),
+    ("bra", BRANCH),
+    ("bra.uni", BRANCH),
+    ("exit", END),
+    ("ret", END),
+];
+
+const BRANCH: Decode = |o: &mut PtxOperands| {
+    o.exactly(1)?;
+    o.label(0).map(Executable::Branch)
+};
+
+const END: Decode = |o: &mut PtxOperands| {
+    o.exactly(0)?;
+    Ok(Executable::End)
+};

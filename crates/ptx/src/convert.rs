@@ -1,0 +1,96 @@
+//! Moves and conversions.
+
+use crate::executable::{Decoded, Executable, Opcodes, binary, unary};
+use crate::operands::{Constant, PtxOperand, PtxOperands};
+
+pub(crate) const OPCODES: Opcodes = &[
+    ("cvt.f64.f32", |o| unary(o, |a: f32| f64::from(a))),
+    ("cvt.rn.bf16.f32", |o| unary(o, bf16)),
+    // The first operand becomes the upper half.
+    ("cvt.rn.bf16x2.f32", |o| {
+        binary(o, |a: f32, b: f32| {
+            u32::from(bf16(a)) << 16 | u32::from(bf16(b))
+        })
+    }),
+    ("cvt.rn.f32.f64", |o| {
+        unary(o, |a: f64| crate::arithmetic::canonical(a as f32))
+    }),
+    ("cvt.rn.f32.s32", |o| unary(o, |a: i32| a as f32)),
+    ("cvt.rn.f32.u64", |o| unary(o, |a: u64| a as f32)),
+    ("cvt.rn.f64.u64", |o| unary(o, |a: u64| a as f64)),
+    ("cvt.s32.s16", |o| unary(o, |a: i16| i32::from(a))),
+    ("cvt.s64.s32", |o| unary(o, |a: i32| i64::from(a))),
+    // What is no number becomes 0.
+    ("cvt.sat.f32.f32", |o| {
+        unary(o, |a: f32| if a > 0.0 { a.min(1.0) } else { 0.0 })
+    }),
+    ("cvt.u16.u32", |o| unary(o, |a: u32| a as u16)),
+    ("cvt.u16.u64", |o| unary(o, |a: u64| a as u16)),
+    ("cvt.u32.u16", |o| unary(o, |a: u16| u32::from(a))),
+    ("cvt.u32.u64", |o| unary(o, |a: u64| a as u32)),
+    ("cvt.u64.u32", |o| unary(o, |a: u32| u64::from(a))),
+    ("mov.b32", |o| {
+        packed::<u32, u16>(
+            o,
+            |low, high| u32::from(high) << 16 | u32::from(low),
+            |both| [both as u16, (both >> 16) as u16],
+        )
+    }),
+    ("mov.b64", |o| {
+        packed::<u64, u32>(
+            o,
+            |low, high| u64::from(high) << 32 | u64::from(low),
+            |both| [both as u32, (both >> 32) as u32],
+        )
+    }),
+    ("mov.f32", |o| unary(o, |a: f32| a)),
+    ("mov.f64", |o| unary(o, |a: f64| a)),
+    ("mov.pred", |o| {
+        o.exactly(2)?;
+        let (target, a) = (o.predicate_target(0)?, o.condition(1)?);
+        Ok(Executable::compute(move |registers, mask| {
+            let result = a.lanes(registers);
+            registers.write_predicate(target, mask, result);
+        }))
+    }),
+    ("mov.u16", |o| unary(o, |a: u16| a)),
+    ("mov.u32", |o| unary(o, |a: u32| a)),
+    ("mov.u64", |o| unary(o, |a: u64| a)),
+];
+
+/// The nearest bf16, the even one of two; 0x7fff for what is no number.
+pub(crate) fn bf16(value: f32) -> u16 {
+    if value.is_nan() {
+        return 0x7fff;
+    }
+    let bits = value.to_bits();
+    let is_odd = bits >> 16 & 1;
+    ((bits + 0x7fff + is_odd) >> 16) as u16
+}
+
+/// A move of all bits: of a register, from two halves, or to two; the first one is the lower half.
+fn packed<T: Constant, H: Constant>(
+    o: &mut PtxOperands,
+    join: impl Fn(H, H) -> T + Send + Sync + 'static,
+    split: impl Fn(T) -> [H; 2] + Send + Sync + 'static,
+) -> Decoded {
+    o.exactly(2)?;
+    if let PtxOperand::Vector(_) = o.operand(1)? {
+        let (target, [low, high]) = (o.target::<T>(0)?, o.sources::<H, 2>(1)?);
+        return Ok(Executable::compute(move |registers, mask| {
+            let (low, high) = (registers.read(low), registers.read(high));
+            let join = |lane: usize| join(low[lane], high[lane]);
+            registers.write(target, mask, crate::operands::by_lane(join));
+        }));
+    }
+    if let PtxOperand::Vector(_) = o.operand(0)? {
+        o.goes_to_registers(0)?;
+        let ([low, high], a) = (o.sources::<H, 2>(0)?, o.source::<T>(1)?);
+        return Ok(Executable::compute(move |registers, mask| {
+            let halves = registers.read(a).map(&split);
+            registers.write(low, mask, halves.map(|[low, _]| low));
+            registers.write(high, mask, halves.map(|[_, high]| high));
+        }));
+    }
+    unary(o, |a: T| a)
+}

@@ -1,0 +1,326 @@
+//! A driver for [`kernels::cuda::Cuda`]: its launches are interpreted, its products computed by the emulation's code.
+
+use crate::{ArgumentValue, GlobalMemory, Module, ParseError, Shape};
+use kernels::cuda::{Argument, Driver, Gemm, Launch, Matrix, Workspace};
+use kernels::{DiskCopy, Event, Exchange, KernelError, Queue, Reading};
+use memory::{Blocks, DeviceMarks, Refused, Space, Stamp};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// What page-locked memory is aligned to.
+const PINNED_ALIGNMENT: usize = 4096;
+
+/// One PTX text, and the module that it becomes when a kernel of it is first launched.
+struct SourceText {
+    name: String,
+    text: String,
+    module: OnceLock<Result<Module, ParseError>>,
+}
+
+/// The PTX texts of a binary. Interpreters share them, and what was decoded of them.
+pub struct PtxTexts(Vec<SourceText>);
+
+impl PtxTexts {
+    /// Texts by the name of their source, without `.cu`: `kernels::cuda::ptx()`.
+    pub fn new(texts: impl IntoIterator<Item = (impl Into<String>, String)>) -> Arc<PtxTexts> {
+        let texts = texts.into_iter().map(|(name, text)| SourceText {
+            name: name.into(),
+            text,
+            module: OnceLock::new(),
+        });
+        Arc::new(PtxTexts(texts.collect()))
+    }
+
+    fn module(&self, name: &str) -> Result<&Module, String> {
+        let source = self.0.iter().find(|source| source.name == name);
+        let source = source.ok_or_else(|| format!("there is no PTX of `{name}.cu`"))?;
+        let module = source.module.get_or_init(|| Module::parse(&source.text));
+        module
+            .as_ref()
+            .map_err(|error| format!("{name}.cu: {error}"))
+    }
+}
+
+/// A CUDA device whose kernels are interpreted; everything is done when it is asked for. Device memory lies at made-up
+/// addresses: nothing but the interpreter reads it.
+#[derive(Clone)]
+pub struct Interpreter(Rc<State>);
+
+struct State {
+    sources: Arc<PtxTexts>,
+    memory: RefCell<GlobalMemory>,
+    pinned: RefCell<HashMap<usize, Layout>>,
+    instructions: Cell<u64>,
+}
+
+impl Interpreter {
+    /// A device that has these kernels. It is the driver, and `Memory::device` takes it for its blocks.
+    pub fn new(sources: &Arc<PtxTexts>) -> Interpreter {
+        Interpreter(Rc::new(State {
+            sources: sources.clone(),
+            memory: RefCell::default(),
+            pinned: RefCell::default(),
+            instructions: Cell::new(0),
+        }))
+    }
+
+    /// Instructions of all launches so far, counted for each thread that took part.
+    pub fn instructions(&self) -> u64 {
+        self.0.instructions.get()
+    }
+
+    fn write(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError> {
+        let mut memory = self.0.memory.borrow_mut();
+        let written = memory.write(to.addr() as u64, bytes);
+        written.map_err(|message| KernelError::misfit("upload", message))
+    }
+
+    fn read(&self, from: *const u8, bytes: usize) -> Result<Vec<u8>, KernelError> {
+        let mut memory = self.0.memory.borrow_mut();
+        let read = memory.read(from.addr() as u64, bytes);
+        read.map(<[u8]>::to_vec)
+            .map_err(|message| KernelError::misfit("download", message))
+    }
+
+    /// Launches, or says why not.
+    fn interpret(&self, launch: &Launch) -> Result<u64, String> {
+        let module = self.0.sources.module(launch.kernel.source)?;
+        let value = |argument: &Argument| match *argument {
+            Argument::Pointer(pointer) => ArgumentValue::U64(pointer.addr() as u64),
+            Argument::Size(size) => ArgumentValue::U64(size as u64),
+            Argument::Int(int) => ArgumentValue::I32(int),
+            Argument::Float(float) => ArgumentValue::F32(float),
+        };
+        let arguments: Vec<ArgumentValue> = launch.arguments.iter().map(value).collect();
+        let shape = Shape {
+            grid: launch.grid,
+            block: launch.block,
+            shared_bytes: launch.shared_bytes as usize,
+        };
+        let mut memory = self.0.memory.borrow_mut();
+        let report = module.launch(launch.kernel.name, shape, &arguments, &mut memory);
+        report
+            .map(|report| report.instructions)
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// Where a matrix's rows, or its columns, lie one after the other: how many bytes each has, and where it starts.
+fn runs(matrix: &Matrix, batch: usize, [rows, columns]: [usize; 2]) -> (usize, Vec<usize>) {
+    let size = matrix.dtype.size_in_bytes();
+    let (length, strides, count) = match matrix.column_stride {
+        1 => (columns, matrix.row_stride, rows),
+        _ if matrix.row_stride == 1 => (rows, matrix.column_stride, columns),
+        // A matrix of one row or one column has no neighbours: its elements, one by one.
+        stride => (1, stride.max(matrix.row_stride), rows.max(columns)),
+    };
+    let starts = (0..batch).flat_map(|index| {
+        (0..count).map(move |run| (index * matrix.batch_stride + run * strides) * size)
+    });
+    (length * size, starts.collect())
+}
+
+/// The same matrix where the processor finds it. What a product reads of it must have been written.
+fn on_host(
+    memory: &mut GlobalMemory,
+    matrix: &Matrix,
+    batch: usize,
+    sizes: [usize; 2],
+    is_read: bool,
+) -> Result<Matrix, String> {
+    let address = matrix.pointer.addr() as u64;
+    let (bytes, starts) = runs(matrix, batch, sizes);
+    for start in starts.iter().filter(|_| is_read) {
+        let written = memory.written(address + *start as u64, bytes)?;
+        if written < bytes {
+            let at = start + written;
+            return Err(format!(
+                "a product reads byte {at} of a matrix, which nobody wrote"
+            ));
+        }
+    }
+    let end = starts.iter().max().map_or(0, |start| start + bytes);
+    let pointer = memory.pointer(address, end)?;
+    Ok(Matrix {
+        pointer: pointer.cast_const(),
+        ..*matrix
+    })
+}
+
+/// Computes products in device memory.
+fn multiply(memory: &mut GlobalMemory, gemm: &Gemm) -> Result<(), KernelError> {
+    let refuse = |message: String| KernelError::misfit("gemm", message);
+    let [m, k, n] = gemm.sizes;
+    let batch = gemm.batch;
+    let mut host = *gemm;
+    host.a = on_host(memory, &gemm.a, batch, [m, k], true).map_err(refuse)?;
+    host.b = on_host(memory, &gemm.b, batch, [k, n], true).map_err(refuse)?;
+    host.out = on_host(memory, &gemm.out, batch, [m, n], false).map_err(refuse)?;
+    if let Some(init) = &gemm.init {
+        host.init = Some(on_host(memory, init, batch, [m, n], true).map_err(refuse)?);
+    }
+    if let Some(bias) = gemm.bias {
+        let row = Matrix {
+            pointer: bias,
+            row_stride: n,
+            column_stride: 1,
+            batch_stride: 0,
+            ..gemm.out
+        };
+        host.bias = Some(
+            on_host(memory, &row, 1, [1, n], true)
+                .map_err(refuse)?
+                .pointer,
+        );
+    }
+    // SAFETY: every matrix lies within an allocation, where the bytes of an allocation stay.
+    unsafe { emulation::gemm(&host)? };
+    let (bytes, starts) = runs(&gemm.out, batch, [m, n]);
+    for start in starts {
+        let row = gemm.out.pointer.addr() as u64 + start as u64;
+        memory.set_written(row, bytes).map_err(refuse)?;
+    }
+    Ok(())
+}
+
+impl Driver for Interpreter {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
+        let done = self.interpret(launch);
+        let instructions =
+            done.map_err(|message| KernelError::misfit(launch.kernel.name, message))?;
+        let before = self.0.instructions.get();
+        self.0.instructions.set(before + instructions);
+        Ok(())
+    }
+
+    unsafe fn gemm(&self, gemm: &Gemm, _workspace: Workspace) -> Result<(), KernelError> {
+        multiply(&mut self.0.memory.borrow_mut(), gemm)
+    }
+
+    unsafe fn copy_to_device(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError> {
+        self.write(to, bytes)
+    }
+
+    unsafe fn copy_to_host(&self, bytes: &mut [u8], from: *const u8) -> Result<(), KernelError> {
+        bytes.copy_from_slice(&self.read(from, bytes.len())?);
+        Ok(())
+    }
+
+    unsafe fn clear(&self, to: *mut u8, bytes: usize) -> Result<(), KernelError> {
+        self.write(to, &vec![0; bytes])
+    }
+
+    unsafe fn start_copy(
+        &self,
+        queue: Queue,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<(), KernelError> {
+        if queue == Queue::Upload {
+            // SAFETY: the caller's promise: an upload comes from host memory.
+            return self.write(to, unsafe { std::slice::from_raw_parts(from, bytes) });
+        }
+        let read = self.read(from, bytes)?;
+        // SAFETY: the caller's promise: a download goes to host memory.
+        unsafe { std::ptr::copy_nonoverlapping(read.as_ptr(), to, bytes) };
+        Ok(())
+    }
+
+    unsafe fn start_disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise: a disk's copies are of host memory.
+        unsafe { copy.carry_out() }
+    }
+
+    fn rank(&self) -> usize {
+        0
+    }
+
+    unsafe fn start_exchange(&self, _exchange: Exchange) -> Result<(), KernelError> {
+        let message = "an interpreter is alone";
+        Err(KernelError::misfit("exchange", message))
+    }
+
+    unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading, KernelError> {
+        self.read(from, bytes).map(Reading::done)
+    }
+
+    fn record(&self, _queue: Queue) -> Result<Event, KernelError> {
+        Ok(Event::PAST)
+    }
+
+    fn wait(&self, _queue: Queue, _event: Event) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn finish(&self, _event: Event) -> Result<(), KernelError> {
+        Ok(())
+    }
+}
+
+impl Blocks for Interpreter {
+    fn device(&self) -> &'static str {
+        "PTX"
+    }
+
+    fn allocate(&self, space: Space, bytes: u64) -> Result<NonNull<u8>, Refused> {
+        let bytes = bytes as usize;
+        let pointer = match space {
+            Space::Device => {
+                let address = self.0.memory.borrow_mut().allocate("block", bytes);
+                std::ptr::without_provenance_mut(address as usize)
+            }
+            _ => {
+                let layout = Layout::from_size_align(bytes, PINNED_ALIGNMENT);
+                let layout = layout.expect("a block is no larger than the address space");
+                // SAFETY: blocks are not empty.
+                let pointer = unsafe { alloc_zeroed(layout) };
+                self.0.pinned.borrow_mut().insert(pointer.addr(), layout);
+                pointer
+            }
+        };
+        NonNull::new(pointer).ok_or(Refused {
+            device_bytes: None,
+            error: None,
+        })
+    }
+
+    unsafe fn free(&self, space: Space, block: NonNull<u8>) {
+        let address = block.as_ptr().addr();
+        if space == Space::Device {
+            let freed = self.0.memory.borrow_mut().free(address as u64);
+            return freed.expect("`allocate` gave it");
+        }
+        let layout = self.0.pinned.borrow_mut().remove(&address);
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(block.as_ptr(), layout.expect("`allocate` gave it")) }
+    }
+
+    /// Memory is filled where a lease begins, so that what reads it too early shows: here it does by itself.
+    unsafe fn fill(&self, pointer: *mut u8, value: u8, bytes: u64) {
+        let mut memory = self.0.memory.borrow_mut();
+        let forgotten = memory.forget(pointer.addr() as u64, bytes as usize, value);
+        forgotten.expect("the caller's promise: it lies in a block");
+    }
+
+    fn reset_marks(&self) {}
+
+    fn marks(&self) -> DeviceMarks {
+        DeviceMarks::default()
+    }
+
+    fn stamp(&self) -> Option<Stamp> {
+        None
+    }
+
+    fn elapsed(&self, _from: Stamp, _to: Stamp) -> Option<Duration> {
+        None
+    }
+
+    fn give_back_stamp(&self, _stamp: Stamp) {}
+}

@@ -1,0 +1,167 @@
+//! What a decoded instruction does.
+
+use crate::error::{MistakeKind, Wrong};
+use crate::memory::AddressSpace;
+use crate::operands::{Constant, PtxOperands, by_lane};
+use crate::registers::{Condition, LANES, LaneMask, LaneValue, Register, Registers};
+use crate::report::AccessCounts;
+use crate::shadow::Who;
+use crate::warp::Warp;
+
+/// What an instruction reaches beside its warp.
+pub(crate) struct Outside<'a> {
+    pub(crate) global: &'a mut AddressSpace,
+    pub(crate) shared: &'a mut AddressSpace,
+    /// Variables of the module.
+    pub(crate) variables: &'a AddressSpace,
+    pub(crate) parameters: &'a [u8],
+    pub(crate) block: u64,
+    pub(crate) barriers: u32,
+    /// What the instruction's accesses cost.
+    pub(crate) counts: &'a mut AccessCounts,
+}
+
+impl Outside<'_> {
+    /// A lane of a warp, as one that accesses memory.
+    pub(crate) fn who<'w>(&self, warp: &'w Warp, lane: usize) -> Who<'w> {
+        Who {
+            block: self.block,
+            thread: warp.index * LANES + lane,
+            seen: &warp.seen,
+            barriers: self.barriers,
+        }
+    }
+}
+
+type Compute = Box<dyn Fn(&mut Registers, LaneMask) + Send + Sync>;
+type Access = Box<dyn Fn(&mut Warp, &mut Outside, LaneMask) -> Result<(), Wrong> + Send + Sync>;
+
+/// What a barrier does beside waiting.
+#[derive(Clone, Copy)]
+pub(crate) struct Barrier {
+    /// Its number.
+    pub(crate) number: Register<u32>,
+    /// How many threads it waits for; all of the block if it does not say.
+    pub(crate) threads: Option<Register<u32>>,
+    /// Whether the condition holds in any thread, and where that goes.
+    pub(crate) any: Option<(Register<bool>, Condition)>,
+}
+
+/// What an instruction does, for the lanes of a mask.
+pub(crate) enum Executable {
+    /// Computes in registers, and cannot fail.
+    Compute(Compute),
+    /// Everything else that a lane does without others.
+    Access(Access),
+    /// What the lanes do together that a mask names: all of the warp if there is none.
+    Together {
+        members: Option<Register<u32>>,
+        run: Access,
+    },
+    /// Goes on at a label; in a finished kernel, at an instruction.
+    Branch(usize),
+    Barrier(Barrier),
+    /// Ends the thread.
+    End,
+}
+
+/// An action, or why the operands are none of the opcode's.
+pub(crate) type Decoded = Result<Executable, String>;
+
+/// Decodes the operands of one opcode.
+pub(crate) type Decode = fn(&mut PtxOperands) -> Decoded;
+
+/// Opcodes with all their modifiers, and who decodes their operands.
+pub(crate) type Opcodes = &'static [(&'static str, Decode)];
+
+impl Executable {
+    pub(crate) fn compute(
+        run: impl Fn(&mut Registers, LaneMask) + Send + Sync + 'static,
+    ) -> Executable {
+        Executable::Compute(Box::new(run))
+    }
+
+    pub(crate) fn access(
+        run: impl Fn(&mut Warp, &mut Outside, LaneMask) -> Result<(), Wrong> + Send + Sync + 'static,
+    ) -> Executable {
+        Executable::Access(Box::new(run))
+    }
+
+    pub(crate) fn together(
+        members: Option<Register<u32>>,
+        run: impl Fn(&mut Warp, &mut Outside, LaneMask) -> Result<(), Wrong> + Send + Sync + 'static,
+    ) -> Executable {
+        let run = Box::new(run);
+        Executable::Together { members, run }
+    }
+}
+
+/// `d, a`: one function for every lane.
+pub(crate) fn unary<A: Constant, R: LaneValue>(
+    o: &mut PtxOperands,
+    f: impl Fn(A) -> R + Send + Sync + 'static,
+) -> Decoded {
+    o.exactly(2)?;
+    let (target, a) = (o.target::<R>(0)?, o.source::<A>(1)?);
+    Ok(Executable::compute(move |registers, mask| {
+        let a = registers.read(a);
+        registers.write(target, mask, a.map(&f));
+    }))
+}
+
+/// `d, a, b`.
+pub(crate) fn binary<A: Constant, B: Constant, R: LaneValue>(
+    o: &mut PtxOperands,
+    f: impl Fn(A, B) -> R + Send + Sync + 'static,
+) -> Decoded {
+    o.exactly(3)?;
+    let (target, a, b) = (o.target::<R>(0)?, o.source::<A>(1)?, o.source::<B>(2)?);
+    Ok(Executable::compute(move |registers, mask| {
+        let (a, b) = (registers.read(a), registers.read(b));
+        registers.write(target, mask, by_lane(|lane| f(a[lane], b[lane])));
+    }))
+}
+
+/// `d, a, b`, where some operands have no result: for those of the active lanes, `what` is an error.
+pub(crate) fn partial<A: Constant>(
+    o: &mut PtxOperands,
+    what: &'static str,
+    f: impl Fn(A, A) -> Option<A> + Send + Sync + 'static,
+) -> Decoded {
+    o.exactly(3)?;
+    let (target, a, b) = (o.target::<A>(0)?, o.source::<A>(1)?, o.source::<A>(2)?);
+    Ok(Executable::access(move |warp, _, mask| {
+        for lane in crate::registers::lanes(mask) {
+            let (a, b) = (warp.registers.get(a, lane), warp.registers.get(b, lane));
+            let result = f(a, b);
+            let result =
+                result.ok_or_else(|| Wrong::new(MistakeKind::Meaningless, what).of_lane(lane))?;
+            warp.registers.set(target, lane, result);
+        }
+        Ok(())
+    }))
+}
+
+/// `d, a, b, c`, for all lanes at once.
+pub(crate) fn ternary_lanes<A: Constant, C: Constant>(
+    o: &mut PtxOperands,
+    f: impl Fn([A; LANES], [A; LANES], [C; LANES]) -> [C; LANES] + Send + Sync + 'static,
+) -> Decoded {
+    o.exactly(4)?;
+    let (target, a, b) = (o.target::<C>(0)?, o.source::<A>(1)?, o.source::<A>(2)?);
+    let c = o.source::<C>(3)?;
+    Ok(Executable::compute(move |registers, mask| {
+        let result = f(registers.read(a), registers.read(b), registers.read(c));
+        registers.write(target, mask, result);
+    }))
+}
+
+/// `d, a, b, c`.
+pub(crate) fn ternary<A: Constant, C: Constant>(
+    o: &mut PtxOperands,
+    f: impl Fn(A, A, C) -> C + Send + Sync + 'static,
+) -> Decoded {
+    ternary_lanes(o, move |a, b, c| {
+        by_lane(|lane| f(a[lane], b[lane], c[lane]))
+    })
+}

@@ -1,0 +1,375 @@
+//! Runs a grid: block after block, in each the warps in turn until they wait or end.
+//!
+//! The lanes of a warp run in lockstep. Where they part, those go first that are furthest behind in the text, until they come
+//! to where others are; so they meet again at the end of a branch or loop. What lanes do together waits until all have come
+//! that it names. When nobody can go on, that is an error.
+
+use crate::barrier;
+use crate::error::{Mistake, MistakeKind, Wrong};
+use crate::executable::{Executable, Outside};
+use crate::kernel::PtxKernel;
+use crate::memory::AddressSpace;
+use crate::operands::by_lane;
+use crate::registers::{LANES, LaneMask, Register, lanes};
+use crate::report::{AccessCounts, LineCounts, Report};
+use crate::warp::{LaneGroup, Warp};
+
+/// Instructions of the warps of a block before it counts as endless.
+const INSTRUCTIONS_MAX: u64 = 1 << 28;
+
+/// A launch that was checked.
+pub(crate) struct Machine<'a> {
+    pub(crate) text: &'a str,
+    pub(crate) variables: &'a AddressSpace,
+    pub(crate) kernel: &'a PtxKernel,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) parameters: Vec<u8>,
+    pub(crate) global: &'a mut AddressSpace,
+    pub(crate) shared: AddressSpace,
+    pub(crate) counts: Vec<AccessCounts>,
+    pub(crate) instructions: u64,
+    /// Instructions that the warps of a block may still take.
+    pub(crate) budget: u64,
+}
+
+/// What stopped a warp: at which instruction, and for which lanes.
+struct Stopped {
+    at: usize,
+    lanes: LaneMask,
+    wrong: Wrong,
+}
+
+/// The block that runs.
+struct Running {
+    index: [u32; 3],
+    /// Its number in the grid.
+    number: u64,
+    /// How many barriers of all its threads there were.
+    barriers: u32,
+}
+
+impl Machine<'_> {
+    /// Runs all blocks.
+    pub(crate) fn run(mut self) -> Result<Report, Box<Mistake>> {
+        self.global.begin_launch();
+        let threads = self.block.iter().product::<u32>() as usize;
+        let mut warps: Vec<Warp> = (0..threads.div_ceil(LANES))
+            .map(|index| self.warp(index, threads))
+            .collect();
+        let [x, y, z] = self.grid;
+        let blocks = (0..z).flat_map(|z| (0..y).flat_map(move |y| (0..x).map(move |x| [x, y, z])));
+        for (number, index) in blocks.enumerate() {
+            let mut running = Running {
+                index,
+                number: number as u64,
+                barriers: 0,
+            };
+            self.shared.begin_block();
+            self.budget = INSTRUCTIONS_MAX;
+            for warp in &mut warps {
+                self.begin(warp, index);
+            }
+            self.run_block(&mut running, &mut warps)?;
+        }
+        Ok(self.report())
+    }
+
+    fn report(self) -> Report {
+        let lines = self.kernel.code.iter().zip(self.counts);
+        let lines = lines.filter(|(_, counts)| *counts != AccessCounts::default());
+        Report {
+            instructions: self.instructions,
+            lines: lines
+                .map(|(instruction, counts)| LineCounts {
+                    line: instruction.line,
+                    counts,
+                })
+                .collect(),
+        }
+    }
+
+    fn warp(&self, index: usize, threads: usize) -> Warp {
+        let threads_here = (threads - index * LANES).min(LANES);
+        Warp {
+            index,
+            registers: self.kernel.registers.clone(),
+            whole: LaneMask::MAX >> (LANES - threads_here),
+            groups: Vec::new(),
+            arrival: None,
+            copies: Default::default(),
+            local: Vec::new(),
+            seen: vec![0; threads.div_ceil(LANES)],
+        }
+    }
+
+    /// A warp as it is before its first instruction. Clocks start at 1: what precedes time 0 is nothing.
+    fn begin(&self, warp: &mut Warp, block: [u32; 3]) {
+        warp.registers.clone_from(&self.kernel.registers);
+        let [width, height, _] = self.block;
+        let first = (warp.index * LANES) as u32;
+        let thread = |lane: usize| first + lane as u32;
+        let words = &mut warp.registers.words;
+        words[0] = by_lane(|lane| thread(lane) % width);
+        words[1] = by_lane(|lane| thread(lane) / width % height);
+        words[2] = by_lane(|lane| thread(lane) / (width * height));
+        for axis in 0..3 {
+            words[3 + axis] = [self.block[axis]; LANES];
+            words[6 + axis] = [block[axis]; LANES];
+            words[9 + axis] = [self.grid[axis]; LANES];
+        }
+        words[12] = by_lane(|lane| lane as u32);
+        warp.groups = vec![LaneGroup {
+            at: 0,
+            lanes: warp.whole,
+            is_waiting: false,
+        }];
+        warp.copies = Default::default();
+        warp.seen.fill(0);
+        warp.seen[warp.index] = 1;
+        if self.kernel.local_bytes > 0 {
+            warp.local.clear();
+            warp.local.resize_with(LANES, || {
+                let mut local = AddressSpace::default();
+                local.add(0, "local memory", self.kernel.local_bytes);
+                local
+            });
+        }
+    }
+
+    fn run_block(&mut self, running: &mut Running, warps: &mut [Warp]) -> Result<(), Box<Mistake>> {
+        loop {
+            for warp in warps.iter_mut() {
+                if warp.arrival.is_none() {
+                    let ran = self.run_warp(running, warp);
+                    ran.map_err(|stopped| self.fault(running, warp.index, stopped))?;
+                }
+            }
+            if warps.iter().all(|warp| warp.groups.is_empty()) {
+                return Ok(());
+            }
+            let released = barrier::release(&self.kernel.code, warps);
+            running.barriers += released.map_err(|(index, wrong)| {
+                let warp = &warps[index];
+                let (at, lanes) = (warp.groups[0].at, warp.whole);
+                self.fault(running, index, Stopped { at, lanes, wrong })
+            })?;
+        }
+    }
+
+    fn fault(&self, running: &Running, warp: usize, stopped: Stopped) -> Box<Mistake> {
+        let Stopped { at, lanes, wrong } = stopped;
+        let lane = wrong.lane.unwrap_or(lanes.trailing_zeros() as usize);
+        let thread = (warp * LANES + lane) as u32;
+        let [width, height, _] = self.block;
+        let line = self.kernel.code[at].line;
+        Box::new(Mistake {
+            kernel: self.kernel.name.clone(),
+            line,
+            text: line_of(self.text, line).into(),
+            block: running.index,
+            thread: [
+                thread % width,
+                thread / width % height,
+                thread / (width * height),
+            ],
+            kind: wrong.kind,
+            message: wrong.message,
+        })
+    }
+
+    /// Runs a warp until it ends or is at a barrier.
+    fn run_warp(&mut self, running: &Running, warp: &mut Warp) -> Result<(), Stopped> {
+        while !warp.groups.is_empty() && warp.arrival.is_none() {
+            warp.merge();
+            // They are in the order of the text.
+            let Some(next) = warp.groups.iter().position(|group| !group.is_waiting) else {
+                return Err(stuck(warp));
+            };
+            let stop = warp
+                .groups
+                .get(next + 1)
+                .map_or(usize::MAX, |group| group.at);
+            let group = warp.groups.swap_remove(next);
+            self.run_group(running, warp, group, stop)?;
+        }
+        Ok(())
+    }
+
+    /// Runs lanes that are together, until they part, wait, end, or come to `stop`, where others are.
+    fn run_group(
+        &mut self,
+        running: &Running,
+        warp: &mut Warp,
+        mut group: LaneGroup,
+        stop: usize,
+    ) -> Result<(), Stopped> {
+        let kernel = self.kernel;
+        let is_alone = warp.groups.is_empty();
+        while group.at != stop {
+            let instruction = &kernel.code[group.at];
+            let mask = match instruction.guard {
+                None => group.lanes,
+                Some(guard) => group.lanes & guard.lanes(&warp.registers),
+            };
+            let stopped = |wrong| Stopped {
+                at: group.at,
+                lanes: mask,
+                wrong,
+            };
+            self.budget -= 1;
+            if self.budget == 0 {
+                return Err(stopped(Wrong::new(MistakeKind::Endless, "it does not end")));
+            }
+            self.instructions += u64::from(mask.count_ones());
+            match &instruction.action {
+                Executable::Compute(run) => run(&mut warp.registers, mask),
+                Executable::Access(run) => {
+                    let mut outside = self.outside(running, group.at);
+                    run(warp, &mut outside, mask).map_err(stopped)?;
+                }
+                Executable::Together { members, run } => {
+                    let Some(sets) = sets(warp, *members, mask).map_err(stopped)? else {
+                        group.is_waiting = true;
+                        break;
+                    };
+                    let mut outside = self.outside(running, group.at);
+                    for set in sets {
+                        run(warp, &mut outside, set).map_err(stopped)?;
+                    }
+                }
+                Executable::Branch(target) => {
+                    let has_parted = branch(warp, &mut group, *target, mask);
+                    // A jump may have led past others.
+                    match is_alone && !has_parted {
+                        true => continue,
+                        false => break,
+                    }
+                }
+                Executable::Barrier(barrier) => {
+                    group.is_waiting = group.lanes != warp.whole;
+                    if !group.is_waiting {
+                        let arrival = barrier::arrive(warp, barrier, mask);
+                        warp.arrival = Some(arrival.map_err(stopped)?);
+                    }
+                    break;
+                }
+                Executable::End => {
+                    check_copies(warp, mask).map_err(stopped)?;
+                    group.lanes &= !mask;
+                    if group.lanes == 0 {
+                        return Ok(());
+                    }
+                }
+            }
+            group.at += 1;
+        }
+        warp.groups.push(group);
+        Ok(())
+    }
+
+    fn outside(&mut self, running: &Running, at: usize) -> Outside<'_> {
+        Outside {
+            global: self.global,
+            shared: &mut self.shared,
+            variables: self.variables,
+            parameters: &self.parameters,
+            block: running.number,
+            barriers: running.barriers,
+            counts: &mut self.counts[at],
+        }
+    }
+}
+
+/// A line of a text, by its number from 1.
+fn line_of(text: &str, line: u32) -> &str {
+    let found = text.lines().nth(line as usize - 1);
+    found.unwrap_or_default().trim()
+}
+
+/// Goes on at a label with some lanes of a group, and behind the branch with the others; whether there are both.
+fn branch(warp: &mut Warp, group: &mut LaneGroup, target: usize, mask: LaneMask) -> bool {
+    let stays = group.lanes & !mask;
+    if stays == 0 {
+        group.at = target;
+        return false;
+    }
+    if mask != 0 {
+        warp.groups.push(LaneGroup {
+            lanes: mask,
+            at: target,
+            is_waiting: false,
+        });
+    }
+    group.lanes = stays;
+    group.at += 1;
+    mask != 0
+}
+
+fn check_copies(warp: &Warp, mask: LaneMask) -> Result<(), Wrong> {
+    let copies = warp.copies.count(mask);
+    if copies == 0 {
+        return Ok(());
+    }
+    let message = format!("ended with {copies} asynchronous copies that were not waited for");
+    Err(Wrong::new(MistakeKind::Unfinished, message))
+}
+
+/// The sets of lanes that do something together, if all of them have come; `members` says for each lane with which.
+fn sets(
+    warp: &Warp,
+    members: Option<Register<u32>>,
+    mask: LaneMask,
+) -> Result<Option<Vec<LaneMask>>, Wrong> {
+    let (mut sets, mut left) = (Vec::new(), mask);
+    while left != 0 {
+        let together = members_of(warp, members, left)?;
+        if together & mask != together {
+            return Ok(None);
+        }
+        sets.push(together);
+        left &= !together;
+    }
+    Ok(Some(sets))
+}
+
+/// The lanes with which the first lane of a mask does something together.
+fn members_of(
+    warp: &Warp,
+    members: Option<Register<u32>>,
+    mask: LaneMask,
+) -> Result<LaneMask, Wrong> {
+    let Some(members) = members else {
+        return Ok(LaneMask::MAX);
+    };
+    let first = mask.trailing_zeros() as usize;
+    let together = warp.registers.get(members, first);
+    if together >> first & 1 == 1 {
+        let same =
+            |lane: &usize| mask >> lane & 1 == 0 || warp.registers.get(members, *lane) == together;
+        if lanes(together).all(|lane| same(&lane)) {
+            return Ok(together);
+        }
+    }
+    let message = format!(
+        "the mask {together:#010x} of lane {first} leaves it out, or is not that of all its lanes"
+    );
+    Err(Wrong::new(MistakeKind::Lanes, message).of_lane(first))
+}
+
+/// Every group of a warp waits for lanes that will not come.
+fn stuck(warp: &Warp) -> Stopped {
+    let LaneGroup { at, lanes, .. } = warp.groups[0];
+    let others: Vec<String> = warp.groups[1..]
+        .iter()
+        .map(|group| format!("{:#010x} wait elsewhere", group.lanes))
+        .collect();
+    let ended = warp.whole & !warp.running();
+    let message = format!(
+        "lanes {lanes:#010x} wait here for lanes that do not come: {ended:#010x} ended{}{}",
+        if others.is_empty() { "" } else { ", " },
+        others.join(", ")
+    );
+    let wrong = Wrong::new(MistakeKind::Lanes, message);
+    Stopped { at, lanes, wrong }
+}

@@ -1,0 +1,32 @@
+//! All opcodes that there are.
+
+use crate::executable::{Decode, Opcodes};
+use crate::{access, arithmetic, async_copy, collective, compare, control, convert, logic, matrix};
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+const FAMILIES: [Opcodes; 11] = [
+    access::OPCODES,
+    access::PARAMETERS,
+    access::WINDOWS,
+    arithmetic::OPCODES,
+    collective::OPCODES,
+    compare::OPCODES,
+    control::OPCODES,
+    convert::OPCODES,
+    async_copy::OPCODES,
+    logic::OPCODES,
+    matrix::OPCODES,
+];
+
+/// Every opcode that is supported, with all its modifiers, in no order that matters.
+pub fn supported() -> impl Iterator<Item = &'static str> {
+    FAMILIES.into_iter().flatten().map(|(name, _)| *name)
+}
+
+/// Who decodes an opcode.
+pub(crate) fn find(opcode: &str) -> Option<Decode> {
+    static TABLE: OnceLock<HashMap<&'static str, Decode>> = OnceLock::new();
+    let table = TABLE.get_or_init(|| FAMILIES.into_iter().flatten().copied().collect());
+    table.get(opcode).copied()
+}

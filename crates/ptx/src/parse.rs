@@ -1,0 +1,527 @@
+//! Reads a module: directives, declarations, and the instructions of each kernel.
+
+use crate::access::VARIABLES_WINDOW;
+use crate::error::ParseError;
+use crate::executable::Executable;
+use crate::kernel::{DYNAMIC_SHARED, PtxInstruction, PtxKernel, PtxParameter};
+use crate::memory::AddressSpace;
+use crate::opcodes;
+use crate::operands::{Names, PtxOperand, PtxOperands};
+use crate::registers::Condition;
+use crate::text::{Token, tokens};
+use std::collections::{HashMap, HashSet};
+
+/// What lies between two variables, or two shared arrays: a whole row of banks, so that it does not change who conflicts.
+const GAP_BYTES: u64 = 128;
+
+/// Where shared arrays of the module lie, behind those of kernels.
+const MODULE_SHARED: u64 = 1 << 19;
+
+/// Arrays in shared memory: address, name, bytes.
+type Shared = Vec<(u64, String, usize)>;
+
+/// Adds an array to others, the first of which lies at `first`, and gives its address.
+fn add_shared(arrays: &mut Shared, first: u64, declaration: &Declaration) -> u64 {
+    let last = arrays.last();
+    let end = last.map_or(first, |(base, _, bytes)| base + *bytes as u64 + GAP_BYTES);
+    // No better aligned than it is declared, so that an access that asks for more shows.
+    let base = end.next_multiple_of(declaration.alignment.max(16)) + declaration.alignment % 16;
+    arrays.push((base, declaration.name.into(), declaration.bytes()));
+    base
+}
+
+/// Reads a text: its kernels and its variables.
+pub(crate) fn parse(text: &str) -> Result<(Vec<PtxKernel>, AddressSpace), ParseError> {
+    let mut parser = Parser {
+        tokens: tokens(text)?,
+        at: 0,
+        names: HashMap::new(),
+        variables: AddressSpace::default(),
+        variables_end: VARIABLES_WINDOW,
+        shared: Vec::new(),
+    };
+    let mut kernels = Vec::new();
+    while let Some(token) = parser.peek() {
+        match token {
+            Token::Word(".version" | ".target" | ".address_size") => parser.skip_line(),
+            Token::Word(".visible" | ".extern" | ".weak") => parser.at += 1,
+            Token::Word(".entry") => kernels.push(parser.kernel()?),
+            Token::Word(".global" | ".const") => parser.variable()?,
+            Token::Word(".shared") => parser.shared()?,
+            other => return parser.refuse(format!("{other:?} is not supported here")),
+        }
+    }
+    Ok((kernels, parser.variables))
+}
+
+/// Bytes of a type such as `.f32`.
+fn type_bytes(name: &str) -> Option<usize> {
+    let digits = name.trim_start_matches(|first: char| !first.is_ascii_digit());
+    digits.parse().ok().map(|bits: usize| bits / 8)
+}
+
+/// A declared variable: alignment, bytes of an element, its name, and how many elements if it is an array.
+struct Declaration<'t> {
+    alignment: u64,
+    element_bytes: usize,
+    name: &'t str,
+    elements: Option<usize>,
+}
+
+impl Declaration<'_> {
+    fn bytes(&self) -> usize {
+        self.element_bytes * self.elements.unwrap_or(1)
+    }
+}
+
+struct Parser<'t> {
+    tokens: Vec<(Token<'t>, u32)>,
+    at: usize,
+    /// Addresses of the module's variables.
+    names: HashMap<&'t str, u64>,
+    variables: AddressSpace,
+    variables_end: u64,
+    /// Shared arrays that belong to no kernel: a block has those that its kernel names.
+    shared: Shared,
+}
+
+impl<'t> Parser<'t> {
+    fn peek(&self) -> Option<Token<'t>> {
+        self.tokens.get(self.at).map(|(token, _)| *token)
+    }
+
+    fn line(&self) -> u32 {
+        let at = self.at.min(self.tokens.len().saturating_sub(1));
+        self.tokens.get(at).map_or(1, |(_, line)| *line)
+    }
+
+    fn refuse<T>(&self, message: impl Into<String>) -> Result<T, ParseError> {
+        Err(ParseError {
+            line: self.line(),
+            message: message.into(),
+        })
+    }
+
+    fn next(&mut self) -> Result<Token<'t>, ParseError> {
+        match self.peek() {
+            Some(token) => {
+                self.at += 1;
+                Ok(token)
+            }
+            None => self.refuse("the text ends too early"),
+        }
+    }
+
+    /// Whether the next token is this mark, which is then passed.
+    fn passes(&mut self, mark: u8) -> bool {
+        let is_next = self.peek() == Some(Token::Mark(mark));
+        self.at += usize::from(is_next);
+        is_next
+    }
+
+    fn expect(&mut self, mark: u8) -> Result<(), ParseError> {
+        match self.passes(mark) {
+            true => Ok(()),
+            false => self.refuse(format!("`{}` is missing", mark as char)),
+        }
+    }
+
+    fn word(&mut self) -> Result<&'t str, ParseError> {
+        match self.peek() {
+            Some(Token::Word(word)) => {
+                self.at += 1;
+                Ok(word)
+            }
+            other => self.refuse(format!("{other:?} in place of a word")),
+        }
+    }
+
+    fn integer(&mut self) -> Result<u64, ParseError> {
+        let is_negative = self.passes(b'-');
+        match self.peek() {
+            Some(Token::Integer(value)) => {
+                self.at += 1;
+                Ok(if is_negative {
+                    value.wrapping_neg()
+                } else {
+                    value
+                })
+            }
+            other => self.refuse(format!("{other:?} in place of an integer")),
+        }
+    }
+
+    fn skip_line(&mut self) {
+        let line = self.line();
+        while self.peek().is_some() && self.line() == line {
+            self.at += 1;
+        }
+    }
+
+    fn skip_statement(&mut self) -> Result<(), ParseError> {
+        while !self.passes(b';') {
+            self.next()?;
+        }
+        Ok(())
+    }
+
+    /// `.align 4 .b8 name[16]`, behind the word that names the space.
+    fn declaration(&mut self) -> Result<Declaration<'t>, ParseError> {
+        let mut alignment = None;
+        if self.peek() == Some(Token::Word(".align")) {
+            self.at += 1;
+            alignment = Some(self.integer()?);
+        }
+        let kind = self.word()?;
+        let Some(element_bytes) = type_bytes(kind) else {
+            return self.refuse(format!("`{kind}` is no type"));
+        };
+        let name = self.word()?;
+        let mut elements = None;
+        if self.passes(b'[') {
+            elements = match self.peek() {
+                Some(Token::Mark(b']')) => Some(0),
+                _ => Some(self.integer()? as usize),
+            };
+            self.expect(b']')?;
+        }
+        Ok(Declaration {
+            alignment: alignment.unwrap_or(element_bytes as u64),
+            element_bytes,
+            name,
+            elements,
+        })
+    }
+
+    /// `.global .align 4 .u32 NAME = 8;`, with all elements behind the `=` or zeros.
+    fn variable(&mut self) -> Result<(), ParseError> {
+        self.at += 1;
+        let declaration = self.declaration()?;
+        let mut bytes = Vec::with_capacity(declaration.bytes());
+        if self.passes(b'=') {
+            let is_list = self.passes(b'{');
+            loop {
+                let value = match self.peek() {
+                    Some(Token::Float(bits)) => u64::from(bits),
+                    Some(Token::Double(bits)) => bits,
+                    _ => self.integer()?,
+                };
+                if let Some(Token::Float(_) | Token::Double(_)) = self.peek() {
+                    self.at += 1;
+                }
+                bytes.extend(&value.to_le_bytes()[..declaration.element_bytes]);
+                if !(is_list && self.passes(b',')) {
+                    break;
+                }
+            }
+            if is_list {
+                self.expect(b'}')?;
+            }
+        }
+        self.expect(b';')?;
+        bytes.resize(declaration.bytes(), 0);
+        let base = self
+            .variables_end
+            .next_multiple_of(declaration.alignment.max(16));
+        self.variables.add(base, declaration.name, bytes.len());
+        let place = self.variables.bytes_mut(base, bytes.len());
+        place
+            .expect("it has just been added")
+            .copy_from_slice(&bytes);
+        self.variables_end = base + bytes.len() as u64 + GAP_BYTES;
+        self.names.insert(declaration.name, base);
+        Ok(())
+    }
+
+    /// `.extern .shared .align 128 .b8 name[];`, which is dynamic, or `.shared .align 4 .b8 name[128];`
+    fn shared(&mut self) -> Result<(), ParseError> {
+        self.at += 1;
+        let declaration = self.declaration()?;
+        let base = match declaration.elements {
+            Some(0) => DYNAMIC_SHARED,
+            _ => add_shared(&mut self.shared, MODULE_SHARED, &declaration),
+        };
+        self.names.insert(declaration.name, base);
+        self.expect(b';')
+    }
+
+    fn kernel(&mut self) -> Result<PtxKernel, ParseError> {
+        self.at += 1;
+        let name = self.word()?;
+        let mut names = Names::new(self.names.clone());
+        let parameters = self.parameters(&mut names)?;
+        let threads_max = self.tuning()?;
+        let mut body = Body {
+            parser: self,
+            names,
+            code: Vec::new(),
+            places: Vec::new(),
+            shared: Vec::new(),
+            local_bytes: 0,
+            named: HashSet::new(),
+        };
+        body.read()?;
+        let Body {
+            names,
+            code,
+            mut shared,
+            local_bytes,
+            named,
+            ..
+        } = body;
+        let named = |array: &&(u64, String, usize)| named.contains(&array.0);
+        shared.extend(self.shared.iter().filter(named).cloned());
+        Ok(PtxKernel {
+            name: name.into(),
+            parameters,
+            code,
+            registers: names.registers,
+            shared,
+            local_bytes,
+            threads_max,
+        })
+    }
+
+    /// `(.param .u64 a, .param .align 8 .b8 b[24])`, each at the next multiple of its alignment.
+    fn parameters(&mut self, names: &mut Names<'t>) -> Result<Vec<PtxParameter>, ParseError> {
+        let mut parameters: Vec<PtxParameter> = Vec::new();
+        if !self.passes(b'(') {
+            return Ok(parameters);
+        }
+        while !self.passes(b')') {
+            if self.word()? != ".param" {
+                return self.refuse("a parameter is missing");
+            }
+            let declaration = self.declaration()?;
+            let last = parameters.last();
+            let end = last.map_or(0, |last| last.offset + last.bytes);
+            let offset = end.next_multiple_of(declaration.alignment as usize);
+            names.parameters.insert(declaration.name, offset);
+            let bytes = declaration.bytes();
+            parameters.push(PtxParameter { offset, bytes });
+            self.passes(b',');
+        }
+        Ok(parameters)
+    }
+
+    /// What stands between a kernel's parameters and its body; gives the most threads of a block.
+    fn tuning(&mut self) -> Result<Option<u64>, ParseError> {
+        let mut threads_max = None;
+        while self.peek() != Some(Token::Mark(b'{')) {
+            let directive = self.word()?;
+            let mut product = self.integer()?;
+            while self.passes(b',') {
+                product *= self.integer()?;
+            }
+            match directive {
+                ".maxntid" => threads_max = Some(product),
+                ".minnctapersm" => {}
+                other => return self.refuse(format!("`{other}` is not supported")),
+            }
+        }
+        Ok(threads_max)
+    }
+}
+
+/// A kernel's body while it is read.
+struct Body<'p, 't> {
+    parser: &'p mut Parser<'t>,
+    names: Names<'t>,
+    code: Vec<PtxInstruction>,
+    /// Where each label is, by its number.
+    places: Vec<(usize, usize)>,
+    shared: Shared,
+    local_bytes: usize,
+    /// Addresses of the variables that instructions name.
+    named: HashSet<u64>,
+}
+
+impl<'t> Body<'_, 't> {
+    fn read(&mut self) -> Result<(), ParseError> {
+        self.parser.expect(b'{')?;
+        self.names.open_scope();
+        loop {
+            if self.parser.passes(b'{') {
+                self.names.open_scope();
+                continue;
+            }
+            if self.parser.passes(b'}') {
+                if self.names.close_scope() {
+                    break;
+                }
+                continue;
+            }
+            match self.parser.peek() {
+                Some(Token::Word(".pragma")) => self.parser.skip_statement()?,
+                Some(Token::Word(".reg")) => self.registers()?,
+                Some(Token::Word(".shared")) => self.shared()?,
+                Some(Token::Word(".local")) => self.local()?,
+                _ => self.statement()?,
+            }
+        }
+        self.code.push(PtxInstruction {
+            line: self.parser.line(),
+            guard: None,
+            action: Executable::End,
+        });
+        self.resolve_branches()
+    }
+
+    /// `.reg .f32 %f<36>, %x;`
+    fn registers(&mut self) -> Result<(), ParseError> {
+        self.parser.at += 1;
+        let kind = self.parser.word()?;
+        loop {
+            let name = self.parser.word()?;
+            let mut count = None;
+            if self.parser.passes(b'<') {
+                count = Some(self.parser.integer()? as usize);
+                self.parser.expect(b'>')?;
+            }
+            self.names.declare(kind, name, count);
+            if !self.parser.passes(b',') {
+                return self.parser.expect(b';');
+            }
+        }
+    }
+
+    fn shared(&mut self) -> Result<(), ParseError> {
+        self.parser.at += 1;
+        let declaration = self.parser.declaration()?;
+        let base = add_shared(&mut self.shared, 0, &declaration);
+        self.names.variables.insert(declaration.name, base);
+        self.parser.expect(b';')
+    }
+
+    fn local(&mut self) -> Result<(), ParseError> {
+        self.parser.at += 1;
+        let declaration = self.parser.declaration()?;
+        let base = self
+            .local_bytes
+            .next_multiple_of(declaration.alignment as usize);
+        self.local_bytes = base + declaration.bytes();
+        self.names.variables.insert(declaration.name, base as u64);
+        self.parser.expect(b';')
+    }
+
+    /// A label, or an instruction.
+    fn statement(&mut self) -> Result<(), ParseError> {
+        let line = self.parser.line();
+        let mut guard = None;
+        if self.parser.passes(b'@') {
+            let is_negated = self.parser.passes(b'!');
+            let name = self.parser.word()?;
+            guard = Some(if is_negated {
+                PtxOperand::Not(name)
+            } else {
+                PtxOperand::Name(name)
+            });
+        }
+        let word = self.parser.word()?;
+        if guard.is_none() && self.parser.passes(b':') {
+            let label = self.names.label(word);
+            self.places.push((label, self.code.len()));
+            return Ok(());
+        }
+        let refuse = |message| ParseError { line, message };
+        let Some(decode) = opcodes::find(word) else {
+            return Err(refuse(format!("unknown opcode `{word}`")));
+        };
+        let list = self.operands()?;
+        let mut operands = PtxOperands {
+            names: &mut self.names,
+            list,
+        };
+        let action =
+            decode(&mut operands).map_err(|message| refuse(format!("{word}: {message}")))?;
+        let guard = guard.map(|guard| {
+            operands.list = vec![guard];
+            operands.condition(0)
+        });
+        let guard: Option<Condition> = guard.transpose().map_err(refuse)?;
+        self.code.push(PtxInstruction {
+            line,
+            guard,
+            action,
+        });
+        Ok(())
+    }
+
+    fn operands(&mut self) -> Result<Vec<PtxOperand<'t>>, ParseError> {
+        let mut list = Vec::new();
+        if self.parser.passes(b';') {
+            return Ok(list);
+        }
+        loop {
+            list.push(self.operand()?);
+            if !self.parser.passes(b',') {
+                self.parser.expect(b';')?;
+                return Ok(list);
+            }
+        }
+    }
+
+    fn note(&mut self, name: &str) {
+        self.named.extend(self.names.variables.get(name));
+    }
+
+    fn operand(&mut self) -> Result<PtxOperand<'t>, ParseError> {
+        if self.parser.passes(b'{') {
+            let mut elements = Vec::new();
+            loop {
+                elements.push(self.operand()?);
+                if !self.parser.passes(b',') {
+                    self.parser.expect(b'}')?;
+                    return Ok(PtxOperand::Vector(elements));
+                }
+            }
+        }
+        if self.parser.passes(b'[') {
+            let base = self.parser.word()?;
+            self.note(base);
+            let offset =
+                match self.parser.passes(b'+') || self.parser.peek() == Some(Token::Mark(b'-')) {
+                    true => self.parser.integer()? as i64,
+                    false => 0,
+                };
+            self.parser.expect(b']')?;
+            return Ok(PtxOperand::Indirect(base, offset));
+        }
+        if self.parser.passes(b'!') {
+            return self.parser.word().map(PtxOperand::Not);
+        }
+        match self.parser.peek() {
+            Some(Token::Word(first)) => {
+                self.parser.at += 1;
+                self.note(first);
+                match self.parser.passes(b'|') {
+                    true => Ok(PtxOperand::Pair(first, self.parser.word()?)),
+                    false => Ok(PtxOperand::Name(first)),
+                }
+            }
+            Some(Token::Float(bits)) => {
+                self.parser.at += 1;
+                Ok(PtxOperand::Float(bits))
+            }
+            Some(Token::Double(bits)) => {
+                self.parser.at += 1;
+                Ok(PtxOperand::Double(bits))
+            }
+            _ => self.parser.integer().map(PtxOperand::Integer),
+        }
+    }
+
+    /// Puts instructions in the place of labels.
+    fn resolve_branches(&mut self) -> Result<(), ParseError> {
+        let places: HashMap<usize, usize> = self.places.iter().copied().collect();
+        for instruction in &mut self.code {
+            if let Executable::Branch(target) = &mut instruction.action {
+                *target = *places.get(target).ok_or_else(|| ParseError {
+                    line: instruction.line,
+                    message: "the label is not in this kernel".into(),
+                })?;
+            }
+        }
+        Ok(())
+    }
+}

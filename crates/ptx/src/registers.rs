@@ -1,0 +1,156 @@
+//! A warp's registers: a value for each lane.
+
+use std::array;
+use std::marker::PhantomData;
+
+/// Lanes of a warp.
+pub(crate) const LANES: usize = 32;
+
+/// A set of lanes: bit `l` stands for lane `l`.
+pub(crate) type LaneMask = u32;
+
+/// The lanes of a mask, in order.
+pub(crate) fn lanes(mask: LaneMask) -> impl Iterator<Item = usize> {
+    (0..LANES).filter(move |lane| mask >> lane & 1 == 1)
+}
+
+/// Registers of a warp, by width. Constants and special registers are registers that nothing writes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Registers {
+    /// Registers of 32 bits, and those of 16 bits, whose upper half is zero.
+    pub(crate) words: Vec<[u32; LANES]>,
+    /// Registers of 64 bits.
+    pub(crate) doubles: Vec<[u64; LANES]>,
+    /// Predicates.
+    pub(crate) predicates: Vec<LaneMask>,
+}
+
+/// A register that holds a `T` for each lane.
+pub(crate) struct Register<T> {
+    pub(crate) index: usize,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T> Register<T> {
+    pub(crate) fn new(index: usize) -> Register<T> {
+        let of = PhantomData;
+        Register { index, of }
+    }
+}
+
+impl<T> Clone for Register<T> {
+    fn clone(&self) -> Register<T> {
+        *self
+    }
+}
+
+impl<T> Copy for Register<T> {}
+
+/// A predicate that is read, or its opposite.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Condition {
+    pub(crate) index: usize,
+    pub(crate) is_negated: bool,
+}
+
+impl Condition {
+    /// The lanes in which it holds.
+    pub(crate) fn lanes(self, registers: &Registers) -> LaneMask {
+        let lanes = registers.predicates[self.index];
+        if self.is_negated { !lanes } else { lanes }
+    }
+}
+
+/// What a lane's register can hold.
+pub(crate) trait LaneValue: Copy + 'static {
+    /// The register's own type.
+    type Bits: Copy + Default + 'static;
+    fn of(bits: Self::Bits) -> Self;
+    fn bits(self) -> Self::Bits;
+    fn file(registers: &Registers) -> &[[Self::Bits; LANES]];
+    fn file_mut(registers: &mut Registers) -> &mut Vec<[Self::Bits; LANES]>;
+}
+
+macro_rules! lane {
+    ($($type:ty: $bits:ty, $file:ident, $of:expr, $to:expr;)*) => {
+        $(impl LaneValue for $type {
+            type Bits = $bits;
+            #[inline(always)]
+            fn of(bits: $bits) -> $type {
+                $of(bits)
+            }
+            #[inline(always)]
+            fn bits(self) -> $bits {
+                $to(self)
+            }
+            fn file(registers: &Registers) -> &[[$bits; LANES]] {
+                &registers.$file
+            }
+            fn file_mut(registers: &mut Registers) -> &mut Vec<[$bits; LANES]> {
+                &mut registers.$file
+            }
+        })*
+    };
+}
+
+lane! {
+    u16: u32, words, |bits| bits as u16, |value: u16| u32::from(value);
+    i16: u32, words, |bits| bits as i16, |value: i16| u32::from(value as u16);
+    u32: u32, words, |bits| bits, |value: u32| value;
+    i32: u32, words, |bits| bits as i32, |value: i32| value as u32;
+    f32: u32, words, f32::from_bits, f32::to_bits;
+    u64: u64, doubles, |bits| bits, |value: u64| value;
+    i64: u64, doubles, |bits| bits as i64, |value: i64| value as u64;
+    f64: u64, doubles, f64::from_bits, f64::to_bits;
+}
+
+impl Registers {
+    /// All lanes of a register.
+    #[inline(always)]
+    pub(crate) fn read<T: LaneValue>(&self, slot: Register<T>) -> [T; LANES] {
+        T::file(self)[slot.index].map(T::of)
+    }
+
+    /// One lane of a register.
+    #[inline(always)]
+    pub(crate) fn get<T: LaneValue>(&self, slot: Register<T>, lane: usize) -> T {
+        T::of(T::file(self)[slot.index][lane])
+    }
+
+    /// Writes the lanes of a mask.
+    #[inline(always)]
+    pub(crate) fn write<T: LaneValue>(
+        &mut self,
+        slot: Register<T>,
+        mask: LaneMask,
+        values: [T; LANES],
+    ) {
+        let values = values.map(T::bits);
+        let register = &mut T::file_mut(self)[slot.index];
+        *register = match mask {
+            LaneMask::MAX => values,
+            _ => array::from_fn(|lane| match mask >> lane & 1 {
+                1 => values[lane],
+                _ => register[lane],
+            }),
+        };
+    }
+
+    /// Writes one lane of a register.
+    #[inline(always)]
+    pub(crate) fn set<T: LaneValue>(&mut self, slot: Register<T>, lane: usize, value: T) {
+        T::file_mut(self)[slot.index][lane] = value.bits();
+    }
+
+    /// Writes the lanes of a mask of a predicate.
+    #[inline(always)]
+    pub(crate) fn write_predicate(
+        &mut self,
+        slot: Register<bool>,
+        mask: LaneMask,
+        lanes: LaneMask,
+    ) {
+        let register = &mut self.predicates[slot.index];
+        *register = *register & !mask | lanes & mask;
+    }
+}

@@ -1,0 +1,68 @@
+//! A warp: its registers, and where its lanes are.
+
+use crate::copies::AsyncCopies;
+use crate::memory::AddressSpace;
+use crate::registers::{LaneMask, Registers};
+
+/// Lanes that are at the same instruction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaneGroup {
+    /// The instruction that is next.
+    pub(crate) at: usize,
+    pub(crate) lanes: LaneMask,
+    /// Whether it can only go on when others of the warp have come there too.
+    pub(crate) is_waiting: bool,
+}
+
+/// A warp at a barrier.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Arrival {
+    pub(crate) number: u32,
+    /// How many threads the barrier waits for.
+    pub(crate) threads: u32,
+    /// Whether the barrier's condition holds in any lane, if it has one.
+    pub(crate) any: Option<bool>,
+}
+
+/// A warp of the block that runs.
+pub(crate) struct Warp {
+    /// Its number in the block.
+    pub(crate) index: usize,
+    pub(crate) registers: Registers,
+    /// The lanes that it began with.
+    pub(crate) whole: LaneMask,
+    /// Its lanes that have not ended.
+    pub(crate) groups: Vec<LaneGroup>,
+    pub(crate) arrival: Option<Arrival>,
+    pub(crate) copies: AsyncCopies,
+    /// Local memory, by lane.
+    pub(crate) local: Vec<AddressSpace>,
+    /// For each warp of the block, the time of its clock before which its accesses precede those of this one. Its own is the
+    /// time now.
+    pub(crate) seen: Vec<u32>,
+}
+
+impl Warp {
+    /// Brings groups together that are at the same instruction. One that waits there looks again who has come.
+    pub(crate) fn merge(&mut self) {
+        if self.groups.len() < 2 {
+            return;
+        }
+        self.groups.sort_by_key(|group| group.at);
+        self.groups.dedup_by(|later, earlier| {
+            let is_same = later.at == earlier.at;
+            if is_same {
+                earlier.lanes |= later.lanes;
+                earlier.is_waiting = false;
+            }
+            is_same
+        });
+    }
+
+    /// The lanes that have not ended.
+    pub(crate) fn running(&self) -> LaneMask {
+        self.groups
+            .iter()
+            .fold(0, |running, group| running | group.lanes)
+    }
+}

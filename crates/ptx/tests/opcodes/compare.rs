@@ -1,0 +1,95 @@
+//! Comparisons: of each, a pair in either order, and an equal pair; of floats also what is no number.
+
+use crate::harness::Value::{D, F, H, L, P, U};
+use crate::harness::{Case, Value, case};
+
+/// What a comparison says of two numbers in either order, and of equal ones.
+struct Says {
+    less: bool,
+    equal: bool,
+    greater: bool,
+}
+
+fn says(name: &str) -> Says {
+    let [less, equal, greater] = match name {
+        "eq" => [false, true, false],
+        "ne" | "neu" => [true, false, true],
+        "lt" => [true, false, false],
+        "le" | "leu" => [true, true, false],
+        "gt" => [false, false, true],
+        "ge" | "geu" => [false, true, true],
+        "num" => [true, true, true],
+        other => panic!("{other}"),
+    };
+    Says {
+        less,
+        equal,
+        greater,
+    }
+}
+
+pub fn table() -> Vec<Case> {
+    let opcodes = [
+        "setp.eq.b32",
+        "setp.eq.f32",
+        "setp.eq.s16",
+        "setp.eq.s32",
+        "setp.eq.s64",
+        "setp.ge.s32",
+        "setp.ge.u32",
+        "setp.ge.u64",
+        "setp.geu.f32",
+        "setp.gt.f32",
+        "setp.gt.f64",
+        "setp.gt.s16",
+        "setp.gt.s32",
+        "setp.gt.u32",
+        "setp.gt.u64",
+        "setp.le.u64",
+        "setp.leu.f32",
+        "setp.lt.f32",
+        "setp.lt.s32",
+        "setp.lt.s64",
+        "setp.lt.u32",
+        "setp.lt.u64",
+        "setp.ne.s32",
+        "setp.ne.s64",
+        "setp.ne.u32",
+        "setp.neu.f32",
+        "setp.num.f32",
+    ];
+    opcodes.map(compare).into()
+}
+
+fn compare(opcode: &'static str) -> Case {
+    let parts: Vec<&str> = opcode.split('.').collect();
+    let Says {
+        less,
+        equal,
+        greater,
+    } = says(parts[1]);
+    // Of the signed types -1 is the smaller one, of the unsigned ones the larger.
+    let [low, high]: [Value; 2] = match parts[2] {
+        "b32" | "u32" => [U(1), U(u32::MAX)],
+        "s32" => [U(u32::MAX), U(1)],
+        "u64" => [L(1), L(u64::MAX)],
+        "s64" => [L(u64::MAX), L(1)],
+        "s16" => [H(u16::MAX), H(1)],
+        "f32" => [F(-2.0), F(1.0)],
+        "f64" => [D(-2.0), D(1.0)],
+        other => panic!("{other}"),
+    };
+    let mut rows = vec![
+        ([low, high], P(less)),
+        ([high, low], P(greater)),
+        ([high, high], P(equal)),
+    ];
+    if parts[2] == "f32" {
+        // Names that end in u are true where the operands have no order.
+        let unordered = parts[1].ends_with('u');
+        rows.push(([F(f32::NAN), F(1.0)], P(unordered)));
+        rows.push(([F(1.0), F(f32::NAN)], P(unordered)));
+        rows.push(([F(-0.0), F(0.0)], P(equal)));
+    }
+    case(opcode, &rows)
+}
