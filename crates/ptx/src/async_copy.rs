@@ -5,7 +5,7 @@
 
 use crate::access::{addresses, check_alignment};
 use crate::copies::AsyncCopy;
-use crate::error::Wrong;
+use crate::error::{MistakeKind, Wrong};
 use crate::executable::{Decoded, Executable, Opcodes, Outside};
 use crate::operands::PtxOperands;
 use crate::registers::{LaneMask, lanes};
@@ -60,13 +60,17 @@ fn copy(o: &mut PtxOperands, sizes: &'static [u64]) -> Decoded {
         let mut readers = 0;
         for lane in lanes(mask) {
             let asked = read_bytes.map_or(bytes, |slot| warp.registers.get(slot, lane) as usize);
+            if asked > bytes {
+                let message = format!("a copy of {bytes} bytes that reads {asked}");
+                return Err(Wrong::new(MistakeKind::Meaningless, message).of_lane(lane));
+            }
             let copy = AsyncCopy {
                 lane,
                 group: None,
                 from: from.of_lane(&warp.registers, lane),
                 to: targets[lane],
                 bytes,
-                read_bytes: asked.min(bytes),
+                read_bytes: asked,
             };
             readers |= LaneMask::from(copy.read_bytes > 0) << lane;
             let who = outside.who(warp, lane);

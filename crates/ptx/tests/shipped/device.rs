@@ -11,6 +11,7 @@ use std::sync::Arc;
 pub struct Device {
     pub memory: Memory,
     pub kernels: Cuda<Interpreter>,
+    pub interpreter: Interpreter,
 }
 
 impl Device {
@@ -18,8 +19,12 @@ impl Device {
         let interpreter = Interpreter::new(sources);
         let memory = Memory::device(Rc::new(interpreter.clone()));
         memory.set_poison(true);
-        let kernels = Cuda::new(interpreter, &memory, dtype).unwrap();
-        Device { memory, kernels }
+        let kernels = Cuda::new(interpreter.clone(), &memory, dtype).unwrap();
+        Device {
+            memory,
+            kernels,
+            interpreter,
+        }
     }
 }
 
