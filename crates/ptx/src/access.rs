@@ -4,7 +4,7 @@ use crate::error::{MistakeKind, Wrong};
 use crate::executable::{Decoded, Executable, Opcodes, Outside};
 use crate::operands::{AnyRegister, PtxOperands, RegisterAddress, value_at};
 use crate::registers::{LANES, LaneMask, Registers, lanes};
-use crate::shadow::LastTouch;
+use crate::shadow::AccessKind;
 use crate::warp::Warp;
 
 /// Where a window of the generic address space begins: its number, in the upper byte of an address. Global allocations are
@@ -210,11 +210,15 @@ fn load_lane(
     check_alignment(address, bytes)?;
     let who = outside.who(warp, lane);
     match resolve(space, address)? {
-        (Named::Shared, address) => outside.shared.load(address, bytes, LastTouch::Read, &who),
+        (Named::Shared, address) => outside.shared.load(address, bytes, AccessKind::Read, &who),
         (Named::Local, address) => warp.local[lane].peek(address, bytes),
         (Named::Constant, address) => outside.variables.peek(address, bytes),
-        (Named::ReadOnly, address) => outside.global.load(address, bytes, LastTouch::ReadOnly, &who),
-        (_, address) => outside.global.load(address, bytes, LastTouch::Read, &who),
+        (Named::ReadOnly, address) => {
+            outside
+                .global
+                .load(address, bytes, AccessKind::ReadOnly, &who)
+        }
+        (_, address) => outside.global.load(address, bytes, AccessKind::Read, &who),
     }
 }
 

@@ -5,11 +5,11 @@
 
 use crate::access::{addresses, check_alignment};
 use crate::copies::AsyncCopy;
-use crate::error::Wrong;
+use crate::error::{MistakeKind, Wrong};
 use crate::executable::{Decoded, Executable, Opcodes, Outside};
 use crate::operands::PtxOperands;
 use crate::registers::{LaneMask, lanes};
-use crate::shadow::{LastTouch, Who};
+use crate::shadow::{AccessKind, Who};
 use crate::warp::Warp;
 
 pub(crate) const OPCODES: Opcodes = &[
@@ -60,13 +60,17 @@ fn copy(o: &mut PtxOperands, sizes: &'static [u64]) -> Decoded {
         let mut readers = 0;
         for lane in lanes(mask) {
             let asked = read_bytes.map_or(bytes, |slot| warp.registers.get(slot, lane) as usize);
+            if asked > bytes {
+                let message = format!("a copy of {bytes} bytes that reads {asked}");
+                return Err(Wrong::new(MistakeKind::Meaningless, message).of_lane(lane));
+            }
             let copy = AsyncCopy {
                 lane,
                 group: None,
                 from: from.of_lane(&warp.registers, lane),
                 to: targets[lane],
                 bytes,
-                read_bytes: asked.min(bytes),
+                read_bytes: asked,
             };
             readers |= LaneMask::from(copy.read_bytes > 0) << lane;
             let who = outside.who(warp, lane);
@@ -87,7 +91,7 @@ fn begin(outside: &mut Outside, copy: &AsyncCopy, who: &Who) -> Result<(), Wrong
     }
     outside
         .shared
-        .note(copy.to, copy.bytes, LastTouch::Write, who)?;
+        .note(copy.to, copy.bytes, AccessKind::Write, who)?;
     outside.shared.forget(copy.to, copy.bytes)
 }
 
@@ -100,7 +104,7 @@ fn read(outside: &mut Outside, copy: &AsyncCopy, who: &Who) -> Result<[u8; 16], 
         let piece = 1 << (copy.read_bytes - at).ilog2();
         let read = outside
             .global
-            .load(copy.from + at as u64, piece, LastTouch::Read, who)?;
+            .load(copy.from + at as u64, piece, AccessKind::Read, who)?;
         value[at..at + piece].copy_from_slice(&read[..piece]);
         at += piece;
     }

@@ -100,7 +100,7 @@ fn pass(code: &[PtxInstruction], there: &mut [&mut Warp]) {
     };
     let mut seen = vec![0; there[0].seen.len()];
     for warp in there.iter_mut() {
-        warp.seen[warp.index] += 1;
+        warp.synchronise();
         for (all, one) in seen.iter_mut().zip(&warp.seen) {
             *all = (*all).max(*one);
         }

@@ -10,7 +10,7 @@ pub(crate) const OPCODES: Opcodes = &[
         o.exactly(1)?;
         let members = o.source::<u32>(0)?;
         Ok(Executable::together(Some(members), |warp, _, _| {
-            warp.seen[warp.index] += 1;
+            warp.synchronise();
             Ok(())
         }))
     }),
@@ -46,6 +46,7 @@ pub(crate) const OPCODES: Opcodes = &[
         let members = o.source::<u32>(2)?;
         Ok(Executable::together(Some(members), move |warp, _, mask| {
             let votes = condition.lanes(&warp.registers) & mask;
+            warp.exchange(mask);
             warp.registers.write(target, mask, [votes; 32]);
             Ok(())
         }))
@@ -99,6 +100,7 @@ fn shuffle(
             results[lane] = values[from as usize];
             holds |= LaneMask::from(is_inside) << lane;
         }
+        warp.exchange(mask);
         warp.registers.write(target, mask, results);
         if let Some(found) = found {
             warp.registers.write_predicate(found, mask, holds);
@@ -116,6 +118,7 @@ fn vote_predicate(
     let members = o.source::<u32>(2)?;
     Ok(Executable::together(Some(members), move |warp, _, mask| {
         let votes = condition.lanes(&warp.registers) & mask;
+        warp.exchange(mask);
         let result = if holds(votes, mask) { LaneMask::MAX } else { 0 };
         warp.registers.write_predicate(target, mask, result);
         Ok(())

@@ -27,6 +27,7 @@ impl Outside<'_> {
         Who {
             block: self.block,
             thread: warp.index * LANES + lane,
+            time: warp.time,
             seen: &warp.seen,
             barriers: self.barriers,
         }

@@ -99,11 +99,12 @@ impl Machine<'_> {
             arrival: None,
             copies: Default::default(),
             local: Vec::new(),
+            time: 0,
             seen: vec![0; threads.div_ceil(LANES)],
         }
     }
 
-    /// A warp as it is before its first instruction. Clocks start at 1: what precedes time 0 is nothing.
+    /// A warp as it is before its first instruction.
     fn begin(&self, warp: &mut Warp, block: [u32; 3]) {
         warp.registers.clone_from(&self.kernel.registers);
         let [width, height, _] = self.block;
@@ -126,7 +127,7 @@ impl Machine<'_> {
         }];
         warp.copies = Default::default();
         warp.seen.fill(0);
-        warp.seen[warp.index] = 1;
+        warp.time = 0;
         if self.kernel.local_bytes > 0 {
             warp.local.clear();
             warp.local.resize_with(LANES, || {

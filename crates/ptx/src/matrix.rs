@@ -5,7 +5,7 @@ use crate::arithmetic::canonical;
 use crate::executable::{Decoded, Executable, Opcodes};
 use crate::operands::PtxOperands;
 use crate::registers::{LANES, LaneMask};
-use crate::shadow::LastTouch;
+use crate::shadow::AccessKind;
 
 pub(crate) const OPCODES: Opcodes = &[
     ("ldmatrix.sync.aligned.m8n8.x4.shared.b16", |o| {
@@ -42,7 +42,7 @@ fn load_matrices(o: &mut PtxOperands, is_transposed: bool) -> Decoded {
                 .and_then(|()| {
                     outside
                         .shared
-                        .load(addresses[lane], ROW_BYTES, LastTouch::Read, &who)
+                        .load(addresses[lane], ROW_BYTES, AccessKind::Read, &who)
                 })
                 .map_err(|wrong| wrong.of_lane(lane))?;
         }

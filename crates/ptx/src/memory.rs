@@ -1,7 +1,7 @@
 //! Memory in allocations whose every access is checked: bounds, alignment, what was written, and races.
 
 use crate::error::{MistakeKind, Wrong};
-use crate::shadow::{Shadow, LastTouch, Who};
+use crate::shadow::{AccessKind, Shadow, Who};
 
 /// Most bytes of an access.
 pub(crate) const ACCESS_BYTES_MAX: usize = 16;
@@ -75,7 +75,7 @@ impl Region {
         &mut self,
         offset: usize,
         bytes: usize,
-        touch: LastTouch,
+        touch: AccessKind,
         launch: u64,
         who: &Who,
     ) -> Result<(), Wrong> {
@@ -176,7 +176,7 @@ impl AddressSpace {
         &mut self,
         address: u64,
         bytes: usize,
-        touch: LastTouch,
+        touch: AccessKind,
         who: &Who,
     ) -> Result<[u8; ACCESS_BYTES_MAX], Wrong> {
         let launch = self.launch;
@@ -197,7 +197,7 @@ impl AddressSpace {
     pub(crate) fn store(&mut self, address: u64, value: &[u8], who: &Who) -> Result<(), Wrong> {
         let launch = self.launch;
         let (region, offset) = self.locate(address, value.len())?;
-        region.note(offset, value.len(), LastTouch::Write, launch, who)?;
+        region.note(offset, value.len(), AccessKind::Write, launch, who)?;
         region.set(offset, value);
         Ok(())
     }
@@ -214,7 +214,7 @@ impl AddressSpace {
         &mut self,
         address: u64,
         bytes: usize,
-        touch: LastTouch,
+        touch: AccessKind,
         who: &Who,
     ) -> Result<(), Wrong> {
         let launch = self.launch;

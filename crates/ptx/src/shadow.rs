@@ -1,7 +1,10 @@
 //! Who accessed each byte, to find accesses that nothing orders.
 //!
-//! A warp has a clock, which goes on at every barrier, and knows of each warp of its block up to which time of that warp's
-//! clock its accesses come before its own: a barrier brings what its warps know together. Blocks are never ordered.
+//! A warp has a clock, and knows of each warp of its block up to which time of that warp's clock its accesses come before its
+//! own: a barrier brings what its warps know together. Blocks are never ordered.
+//!
+//! Within a warp, a shuffle or vote of all lanes orders what they have read before what they write afterwards, since a lane gives
+//! what it made of the values. It does not make their writes visible: for that the clock goes on, but not what is known of it.
 
 /// Bytes of a page: an access lies in one.
 const PAGE_BYTES: usize = 1024;
@@ -9,8 +12,9 @@ const PAGE_BYTES: usize = 1024;
 /// Fields of a [`Cell`].
 const CLOCK_BITS: u32 = 29;
 const THREAD_BITS: u32 = 11;
-/// In the place of a thread: several of the block.
+/// In the place of a thread: several of the block, or, from the second on, several of one warp.
 const SEVERAL: u64 = (1 << THREAD_BITS) - 1;
+const OF_WARP: u64 = 1024;
 /// In the place of a block: several.
 const BLOCKS: u64 = (1 << (64 - CLOCK_BITS - THREAD_BITS)) - 1;
 
@@ -24,8 +28,9 @@ pub(crate) struct Who<'a> {
     pub(crate) block: u64,
     /// The number of the thread in its block.
     pub(crate) thread: usize,
-    /// For each warp of the block, the time of its clock before which its accesses precede this one. For the thread's own
-    /// warp, this is the time now.
+    /// The time of its warp's clock.
+    pub(crate) time: u32,
+    /// For each warp of the block, the time of its clock before which its accesses precede this one.
     pub(crate) seen: &'a [u32],
     /// How many barriers of the whole block there were.
     pub(crate) barriers: u32,
@@ -43,8 +48,7 @@ impl Cell {
     }
 
     fn of(who: &Who) -> Cell {
-        let time = who.seen[who.thread / 32];
-        Cell::new(who.block + 1, who.thread as u64, time)
+        Cell::new(who.block + 1, who.thread as u64, who.time)
     }
 
     fn block(self) -> u64 {
@@ -55,35 +59,62 @@ impl Cell {
         self.0 >> CLOCK_BITS & SEVERAL
     }
 
-    /// Whether the access comes before what `who` does now, in every order that the device may choose.
-    fn is_before(self, who: &Who) -> bool {
+    fn time(self) -> u32 {
+        (self.0 & ((1 << CLOCK_BITS) - 1)) as u32
+    }
+
+    /// The warp in the block, if the access is of one.
+    fn warp(self) -> Option<usize> {
+        match self.thread() {
+            SEVERAL => None,
+            thread if thread >= OF_WARP => Some((thread - OF_WARP) as usize),
+            thread => Some(thread as usize / 32),
+        }
+    }
+
+    /// Whether the access comes before what `who` does now, in every order that the device may choose, where accesses of the
+    /// own warp do up to a time.
+    fn is_before_since(self, who: &Who, own: u32) -> bool {
         if self.0 == 0 {
             return true;
         }
-        let time = (self.0 & ((1 << CLOCK_BITS) - 1)) as u32;
         self.block() == who.block + 1
-            && match self.thread() {
-                SEVERAL => time < who.barriers,
-                thread if thread == who.thread as u64 => true,
-                thread => time < who.seen[thread as usize / 32],
+            && match self.warp() {
+                None => self.time() < who.barriers,
+                Some(_) if self.thread() == who.thread as u64 => true,
+                Some(warp) if warp == who.thread / 32 => self.time() < own,
+                Some(warp) => self.time() < who.seen[warp],
             }
+    }
+
+    /// Of a write.
+    fn is_visible(self, who: &Who) -> bool {
+        self.is_before_since(who, who.seen[who.thread / 32])
+    }
+
+    /// Of a read.
+    fn is_over(self, who: &Who) -> bool {
+        self.is_before_since(who, who.time)
     }
 
     /// This read, and one more.
     fn and(self, who: &Who) -> Cell {
-        if self.is_before(who) {
+        let warp = who.thread / 32;
+        if self.is_over(who) {
             Cell::of(who)
-        } else if self.block() == who.block + 1 {
-            Cell::new(who.block + 1, SEVERAL, who.barriers)
-        } else {
+        } else if self.block() != who.block + 1 {
             Cell::BY_SEVERAL_BLOCKS
+        } else if self.warp() == Some(warp) {
+            Cell::new(who.block + 1, OF_WARP + warp as u64, who.time)
+        } else {
+            Cell::new(who.block + 1, SEVERAL, who.barriers)
         }
     }
 
     fn describe(self) -> String {
         match (self.block(), self.thread()) {
             (BLOCKS, _) => "several blocks".into(),
-            (block, SEVERAL) => format!("several threads of block number {}", block - 1),
+            (block, OF_WARP..) => format!("several threads of block number {}", block - 1),
             (block, thread) => format!("thread number {thread} of block number {}", block - 1),
         }
     }
@@ -91,7 +122,7 @@ impl Cell {
 
 /// What an access does.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum LastTouch {
+pub(crate) enum AccessKind {
     Read,
     /// A read of what nothing writes during the launch.
     ReadOnly,
@@ -149,7 +180,7 @@ impl Shadow {
         &mut self,
         offset: usize,
         bytes: usize,
-        touch: LastTouch,
+        touch: AccessKind,
         launch: u64,
         who: &Who,
     ) -> Result<(), String> {
@@ -162,15 +193,15 @@ impl Shadow {
         let first = offset % PAGE_BYTES / page.piece_bytes;
         for index in first..first + bytes / page.piece_bytes {
             let (read, write) = (&mut page.reads[index], &mut page.writes[index]);
-            if !write.is_before(who) {
+            if !write.is_visible(who) {
                 return Err(format!("{} wrote it", write.describe()));
             }
             match touch {
-                LastTouch::Read => *read = read.and(who),
-                LastTouch::ReadOnly if write.0 == 0 => *read = Cell::BY_SEVERAL_BLOCKS,
-                LastTouch::ReadOnly => return Err("this launch wrote it".into()),
-                LastTouch::Write if read.is_before(who) => *write = Cell::of(who),
-                LastTouch::Write => return Err(format!("{} read it", read.describe())),
+                AccessKind::Read => *read = read.and(who),
+                AccessKind::ReadOnly if write.0 == 0 => *read = Cell::BY_SEVERAL_BLOCKS,
+                AccessKind::ReadOnly => return Err("this launch wrote it".into()),
+                AccessKind::Write if read.is_over(who) => *write = Cell::of(who),
+                AccessKind::Write => return Err(format!("{} read it", read.describe())),
             }
         }
         Ok(())

@@ -37,8 +37,9 @@ pub(crate) struct Warp {
     pub(crate) copies: AsyncCopies,
     /// Local memory, by lane.
     pub(crate) local: Vec<AddressSpace>,
-    /// For each warp of the block, the time of its clock before which its accesses precede those of this one. Its own is the
-    /// time now.
+    /// The time of its clock.
+    pub(crate) time: u32,
+    /// For each warp of the block, the time of its clock before which its accesses precede those of this one.
     pub(crate) seen: Vec<u32>,
 }
 
@@ -57,6 +58,17 @@ impl Warp {
             }
             is_same
         });
+    }
+
+    /// From now on what its lanes did is known to all of them.
+    pub(crate) fn synchronise(&mut self) {
+        self.time += 1;
+        self.seen[self.index] = self.time;
+    }
+
+    /// From now on what its lanes have read is over.
+    pub(crate) fn exchange(&mut self, mask: LaneMask) {
+        self.time += u32::from(mask == self.whole);
     }
 
     /// The lanes that have not ended.

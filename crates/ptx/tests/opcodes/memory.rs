@@ -427,6 +427,8 @@ fn copy() -> String {
     assert_eq!(fault(&never, 1, 32).kind, MistakeKind::Unfinished);
     let crooked = fault(&text.replace("[%in], 16", "[%in+4], 16"), 1, 32);
     assert_eq!(crooked.kind, MistakeKind::Misaligned);
+    let more = fault(&text.replace("%read, 16, 4", "%read, 20, 4"), 1, 32);
+    assert_eq!(more.kind, MistakeKind::Meaningless, "{more}");
     // Another lane does not see what this lane waited for.
     let of_others = text.replace("ld.shared", "xor.b32 %to, %to, 16;\nld.shared");
     assert_eq!(fault(&of_others, 1, 32).kind, MistakeKind::Race);
@@ -680,6 +682,22 @@ fn races_are_found_and_ordered_accesses_are_not() {
         race(&format!("{of_warp} 32;\n@%other {read}"), 1, 64),
         found
     );
+    // A shuffle of all lanes orders what they read before what they write afterwards, and nothing else.
+    let shuffle = "shfl.sync.idx.b32 %v, %v, 0, 31, -1;";
+    let last = "setp.eq.s32 %other, %t, 31;";
+    let after = |first: &str, then: &str, mask: &str| {
+        let shuffle = shuffle.replace("-1", mask);
+        race(
+            &format!("{first}\n{shuffle}\n{last}\n@%other {then}"),
+            1,
+            32,
+        )
+    };
+    assert_eq!(after(read, write, "-1"), None);
+    assert_eq!(after(&format!("@%first {write}"), read, "-1"), found);
+    assert_eq!(after(&format!("@%first {write}"), write, "-1"), found);
+    let warps = format!("{read}\n{shuffle}\n@%first {write}");
+    assert_eq!(race(&warps, 1, 64), found, "another warp reads too");
     // A barrier of two of three warps orders these alone.
     let of_two = "setp.lt.u32 %first, %t, 64;\n@!%first bra over;\nbar.sync 1, 64;\nover:\nsetp.eq.s32 %other, %t, ";
     assert_eq!(
