@@ -56,7 +56,7 @@ impl Touch {
 
 /// A command in its queue.
 #[derive(Clone, Copy, PartialEq)]
-struct Done {
+struct Command {
     queue: Queue,
     /// Its number in the queue, from 1.
     position: u64,
@@ -67,9 +67,9 @@ struct Done {
 #[derive(Clone)]
 struct Touched {
     end: usize,
-    writer: Option<Done>,
+    writer: Option<Command>,
     /// The last command of each queue that has read them since.
-    readers: [Option<Done>; QUEUES],
+    readers: [Option<Command>; QUEUES],
 }
 
 impl Touched {
@@ -82,18 +82,18 @@ impl Touched {
     }
 
     /// The commands that have to be done before the bytes are read, or written.
-    fn before(&self, is_written: bool) -> impl Iterator<Item = Done> {
+    fn before(&self, is_written: bool) -> impl Iterator<Item = Command> {
         let readers = self.readers.iter().filter(move |_| is_written);
         self.writer.iter().chain(readers.flatten()).copied()
     }
 
-    fn mark(&mut self, done: Done, is_written: bool) {
+    fn mark(&mut self, command: Command, is_written: bool) {
         match is_written {
             true => {
                 self.readers = [None; QUEUES];
-                self.writer = Some(done);
+                self.writer = Some(command);
             }
-            false => self.readers[done.queue as usize] = Some(done),
+            false => self.readers[command.queue as usize] = Some(command),
         }
     }
 }
@@ -110,7 +110,7 @@ pub(crate) struct Hazards {
 }
 
 impl Hazards {
-    /// Notes the next command of a queue. Returns what it does without waiting for.
+    /// Notes the next command of a queue. Returns a sentence about the first earlier command that it should have waited for.
     pub(crate) fn command(
         &mut self,
         queue: Queue,
@@ -118,7 +118,7 @@ impl Hazards {
         touches: &[Touch],
     ) -> Option<String> {
         let clock = self.advance(queue, self.host);
-        let done = Done {
+        let command = Command {
             queue,
             position: clock[queue as usize],
             name,
@@ -134,7 +134,7 @@ impl Hazards {
         }
         for touch in touches {
             for touched in self.ranges(touch) {
-                touched.mark(done, touch.is_written);
+                touched.mark(command, touch.is_written);
             }
         }
         hazard.map(|early| {

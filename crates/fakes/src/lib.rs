@@ -1,6 +1,6 @@
 //! Stand-ins that tests of several crates use, kept out of the libraries that they stand in for.
 //!
-//! [`PowerCut`] and [`FullDisk`] are file systems that stop at a chosen operation or byte, [`Faults`] makes a chosen read or
+//! [`scheduled::Scheduled`] is a device whose queues run in any order that their events allow. [`PowerCut`] and [`FullDisk`] are file systems that stop at a chosen operation or byte, [`Faults`] makes a chosen read or
 //! write of a scratch file fail, and [`Threads`] makes ranks of threads:
 //!
 //! ```

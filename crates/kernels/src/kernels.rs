@@ -61,7 +61,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     /// # Errors
     /// [`KernelError`] if they do not fit, or the device fails.
     pub fn upload(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
-        transfer("upload", &out.as_in(), bytes.len())?;
+        check_transfer("upload", &out.as_in(), bytes.len())?;
         self.count(Queue::Upload, bytes.len());
         // SAFETY: the tensor is contiguous and has as many bytes.
         unsafe { self.backend.write(out, bytes) }
@@ -72,7 +72,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     /// # Errors
     /// [`KernelError`] if they do not fit, or the device fails or failed in earlier work.
     pub fn download(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
-        transfer("download", &x, bytes.len())?;
+        check_transfer("download", &x, bytes.len())?;
         self.count(Queue::Download, bytes.len());
         // SAFETY: as in `upload`.
         unsafe { self.backend.read(bytes, x) }
@@ -130,7 +130,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     /// # Errors
     /// [`KernelError`] if the sides do not fit, or the device fails.
     pub unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError> {
-        start_copy("start_upload", &out, &x)?;
+        check_copy("start_upload", &out, &x)?;
         self.count(Queue::Upload, bytes_of(&x));
         // SAFETY: the caller's promise, and the sides fit.
         unsafe { self.backend.ask(Queue::Upload, Request::Copy(out, x)) }
@@ -145,7 +145,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     /// # Errors
     /// As for [`Kernels::start_upload`].
     pub unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError> {
-        start_copy("start_download", &out, &x)?;
+        check_copy("start_download", &out, &x)?;
         self.count(Queue::Download, bytes_of(&x));
         // SAFETY: the caller's promise, and the sides fit.
         unsafe { self.backend.ask(Queue::Download, Request::Copy(out, x)) }
@@ -347,7 +347,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
 }
 
 /// Refuses a tensor that is strided or has not as many bytes as the host side.
-fn transfer(operation: &'static str, tensor: &In, host: usize) -> Result<(), KernelError> {
+fn check_transfer(operation: &'static str, tensor: &In, host: usize) -> Result<(), KernelError> {
     KernelError::unless(tensor.is_contiguous(), operation, || {
         "the tensor is strided, expected contiguous".into()
     })?;
@@ -358,7 +358,7 @@ fn transfer(operation: &'static str, tensor: &In, host: usize) -> Result<(), Ker
 }
 
 /// Refuses sides of a copy that are strided, or not of one type and number of elements.
-fn start_copy(operation: &'static str, out: &Out, x: &In) -> Result<(), KernelError> {
+fn check_copy(operation: &'static str, out: &Out, x: &In) -> Result<(), KernelError> {
     let contiguous = out.is_contiguous() && x.is_contiguous();
     KernelError::unless(contiguous, operation, || {
         "a side is strided, expected contiguous".into()

@@ -1,4 +1,4 @@
-//! What reports tell apart by name, and a value for each.
+//! The macro `each!`: an enum with names for files, and a struct with one value for each variant.
 
 /// Makes an enum whose values have names in files, and a struct with a value for each, under the same names.
 macro_rules! each {

@@ -7,9 +7,6 @@ use std::ops::Range;
 /// restart at each tensor.
 pub const PARAMETER_PADDING: usize = 256;
 
-/// Every entry starts at a multiple of this many bytes, whatever the dtype: the padding guarantees it.
-pub const PARAMETER_ALIGNMENT_BYTES: usize = PARAMETER_PADDING;
-
 /// Elements of a grain: the pieces of gradients whose squares are added up on their own, so that the norm has the same bits
 /// wherever gradients live and in whatever pieces they come. Grains begin anew with every unit and with the vectors.
 pub const GRAIN_ELEMENTS: usize = 4096;

@@ -61,7 +61,7 @@ pub use clock::PhaseTime;
 pub use cover::Cover;
 pub use dims::Dims;
 pub use dtype::{DType, Element};
-pub use entry::{Entry, GRAIN_ELEMENTS, PARAMETER_ALIGNMENT_BYTES, PARAMETER_PADDING};
+pub use entry::{Entry, GRAIN_ELEMENTS, PARAMETER_PADDING};
 pub use history::{Address, History, MemoryChange, MemoryEvent};
 pub use home::{Home, Homes, Window};
 pub use layout::{Layout, LayoutBuilder, Unit};

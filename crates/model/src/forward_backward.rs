@@ -236,8 +236,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Starts everything that a block has on the host on its way back, what its backward pass reads first first: at
-    /// the start of the backward pass of the block after it, so that the copies have as long.
+    /// Starts fetching what a block has on the host, in the order in which its backward pass reads it. This happens at the
+    /// start of the next block's backward pass, so that the copies have that long.
     fn fetch_block(&mut self, layer: usize) -> Result<(), ModelError> {
         let block = &self.model.architecture().blocks()[layer];
         let work = &mut self.work;

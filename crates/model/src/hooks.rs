@@ -27,8 +27,8 @@ pub trait PassHooks {
         Ok(())
     }
 
-    /// Where gradients are released: when those of a part's unit are there for the whole step, whose losses add up to `loss`
-    /// (`[1]` f32). The part's weights are on the device, and not read again in the step.
+    /// Called only where gradients are released, once those of a part's unit are complete for the step. `loss` (`[1]` f32) is
+    /// the step's sum of losses. The part's weights are on the device, and not read again in the step.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.

@@ -125,7 +125,7 @@ impl Linear {
             }
             return Ok(());
         }
-        // Biases may be apart where weights are not: what is short of a multiple of the padding is padded.
+        // Padding can separate biases even when their weights are contiguous.
         let bias = pass.parameters(&self.biases);
         kernels.run(Matmul {
             out: y.reborrow(),

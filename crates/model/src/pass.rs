@@ -399,7 +399,7 @@ impl<'a> Pass<'a> {
             Some(_) => Layer::Block(at.layer),
         };
         let _place = self.enter(Phase::Recompute, layer);
-        // However many tiles it has.
+        // Counts one replay per stage, not one per tile.
         if self.first_token() == 0 {
             self.replayed.add(self.stage(at).stage.name());
         }

@@ -188,7 +188,8 @@ impl Climb {
         Ok(climb)
     }
 
-    /// The same without what takes time or host memory and was made needless by the last, the dearest first.
+    /// The same without changes that the last one made unnecessary and that cost time or host memory. The latest, which cost
+    /// most, are undone first.
     fn without_needless(self, start: &Run, room: u64) -> Result<Climb, SessionError> {
         let (mut needed, mut seconds) = (self.taken.clone(), self.run.seconds);
         for place in (0..needed.len().saturating_sub(1)).rev() {

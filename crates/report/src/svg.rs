@@ -6,10 +6,20 @@ use std::fmt::Write;
 pub(crate) struct Svg(String);
 
 impl Svg {
-    /// Begins a picture of a class, which the selectors of its style begin with: so it can stand in a page.
-    pub(crate) fn new(class: &str, (width, height): (f64, f64), label: &str) -> Svg {
+    /// Begins a picture for a file of its own. The selectors of its style begin with its class, so it can stand in a page too.
+    pub(crate) fn new(class: &str, size: (f64, f64), label: &str) -> Svg {
+        let attributes = format!("xmlns=\"http://www.w3.org/2000/svg\" class=\"{class}\"");
+        Svg::with(&attributes, size, label)
+    }
+
+    /// Begins a picture that is part of a page.
+    pub(crate) fn in_page(size: (f64, f64), label: &str) -> Svg {
+        Svg::with("class=\"plot\"", size, label)
+    }
+
+    fn with(attributes: &str, (width, height): (f64, f64), label: &str) -> Svg {
         Svg(format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"{class}\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
+            "<svg {attributes} viewBox=\"0 0 {width} {height}\" role=\"img\" \
              aria-label=\"{}\">",
             escaped(label)
         ))

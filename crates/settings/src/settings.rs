@@ -44,7 +44,7 @@ pub struct Settings {
     pub tile_tokens: Option<usize>,
     /// How documents become sequences.
     pub packing: Packing,
-    /// What beside training steps is computed between them; planned with them.
+    /// Evaluations and samples that run between steps; planned with them.
     pub between: BetweenSteps,
     /// A copy of the state waits in host memory to be written.
     pub checkpoint_copy: bool,

@@ -1,4 +1,4 @@
-//! What comes first in every command that has a configuration.
+//! What training and the commands that plan do first with their configuration.
 
 use crate::checkpoints::configuration_to_resume;
 use crate::failure::Failure;
@@ -25,8 +25,8 @@ pub(crate) fn begin(resolved: &mut Resolved) -> Result<(), Failure> {
     }
 }
 
-/// What is said of a run that goes on has the chunk of the output head that the run keeps, where that is left to a choice.
-/// Without such a run, it would be about another one. Training looks for itself, with all ranks and checksums
+/// Commands about a resumed run use the chunk of the output head that the run keeps, if the configuration leaves it open:
+/// else they would be about another run. Training looks for itself, with all ranks and checksums
 /// (`train/resuming.rs`).
 fn keep_head_chunk(resolved: &mut Resolved) -> Result<(), Failure> {
     let (options, chunk) = (&resolved.options, &mut resolved.config.memory.head_chunk);

@@ -178,7 +178,7 @@ impl CoreAttention {
 
     fn eager_backward(&self, pass: &mut Pass) -> Result<[Buffer; 3], ModelError> {
         let dout = pass.gradient(Self::O);
-        // First what may have to be replayed.
+        // Pull replayable inputs first: a replay leases memory.
         let probs = pass.pull(Self::PROBS)?;
         let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
         let [mut dq, mut dk, mut dv] = self.gradients(pass)?;
@@ -201,7 +201,7 @@ impl CoreAttention {
 
     fn flash_backward(&self, pass: &mut Pass) -> Result<[Buffer; 3], ModelError> {
         let dout = pass.gradient(Self::O);
-        // First what may have to be replayed.
+        // Pull replayable inputs first: a replay leases memory.
         let (lse, o) = (pass.pull(Self::LSE)?, pass.pull(Self::O)?);
         let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
         let [mut dq, mut dk, mut dv] = self.gradients(pass)?;

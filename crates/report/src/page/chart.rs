@@ -93,7 +93,7 @@ pub(super) fn curves(
     let seen = |step: &&u64| (x.least..=x.most).contains(&(**step as f64));
     let resumed: Vec<u64> = resumed.iter().filter(seen).copied().collect();
 
-    let mut svg = Svg::new("", FRAME.size, &format!("{title} over step"));
+    let mut svg = Svg::in_page(FRAME.size, &format!("{title} over step"));
     let axes = (&x, &y);
     FRAME.draw(&mut svg, axes, "step");
     let upright = format!("y1=\"{}\" y2=\"{}\"", FRAME.corner.1, FRAME.cross.1);
@@ -151,7 +151,7 @@ fn draw_curve(
 /// Strategies as points of a page.
 pub(super) fn scatter(title: &str, caption: &str, scatter: &Scatter) -> Chart {
     let label = format!("{title} over {}", scatter.x_label);
-    let mut svg = Svg::new("", FRAME.size, &label);
+    let mut svg = Svg::in_page(FRAME.size, &label);
     scatter.draw(&mut svg, &FRAME);
     Chart {
         title: title.into(),
