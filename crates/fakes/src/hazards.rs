@@ -5,8 +5,8 @@
 //! touches a byte must know those to be done with it, or it is a hazard: on some device, in some run, it comes too early.
 //! So a wait that is missing is found in a single run, whatever order that run took.
 //!
-//! Operations do not declare their scratch, nor what [`kernels::Init::Add`] reads: random schedules have to show mistakes
-//! there.
+//! Operations do not declare their scratch, single numbers, or what [`kernels::Init::Add`] reads: random schedules have to
+//! show mistakes there.
 
 use kernels::{Event, Queue};
 use memory::{In, Out};

@@ -160,8 +160,8 @@ impl Operation<'_> {
         self.contract().runs_beside()
     }
 
-    /// The tensors that it reads and writes, and whether each is written. Scratch is left out, and so is what
-    /// [`Init::Add`] reads.
+    /// The tensors that it reads and writes, and whether each is written. Scratch and single numbers are left out, and so is
+    /// what [`Init::Add`] reads.
     pub fn operands(&self) -> impl Iterator<Item = (In<'_>, bool)> {
         let operands = self.contract().operands().into_iter();
         operands.map(|operand| (operand.view, operand.access != OperandAccess::Read))
