@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// An interpreter of some texts, with its memory.
 pub struct Device {
     pub memory: Memory,
-    pub kernels: Cuda<Interpreter>,
+    pub kernels: Kernels<Cuda<Interpreter>>,
     pub interpreter: Interpreter,
 }
 

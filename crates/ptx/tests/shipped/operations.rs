@@ -6,7 +6,7 @@ use kernels::cpu::Cpu;
 use kernels::quantise::{BLOCK, SIGNED, UNSIGNED};
 use kernels::{
     AdamW, AttentionShape, CrossEntropy, FlashAttention, FlashOptions, KernelError, Kernels,
-    MasterOperand, MomentOperand, RmsNorm, Run, Swiglu,
+    MasterOperand, MomentOperand, RmsNorm, Swiglu,
 };
 use memory::{DType, Memory};
 use ptx::PtxTexts;
