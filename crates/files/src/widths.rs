@@ -43,10 +43,12 @@ mod tests {
 
     #[test]
     fn what_is_narrowed_is_widened_again_to_the_nearest() {
-        let values = [1.0, -2.5, 1.00390625, 1.01171875, 0.0];
+        // Halfway between two of bf16: to the even one.
+        let halfway = 1.0 + 1.5 / 128.0;
+        let values = [1.0, -2.5, 3.0, halfway, 0.0];
         for (dtype, size, expected) in [
             (Dtype::F32, 4, values),
-            (Dtype::BF16, 2, [1.0, -2.5, 1.0, 1.015625, 0.0]),
+            (Dtype::BF16, 2, [1.0, -2.5, 3.0, 1.015625, 0.0]),
         ] {
             let bytes = narrow(&values, dtype);
             assert_eq!(bytes.len(), size * values.len());

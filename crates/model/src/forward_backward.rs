@@ -37,7 +37,7 @@ impl Pass<'_> {
         let Work {
             weights, kernels, ..
         } = &mut self.work;
-        weights.end_pass(*kernels)?;
+        weights.end_pass(kernels)?;
         assert!(
             self.work.saved.is_empty(),
             "every activation is released by the last stage that needs it"

@@ -136,7 +136,7 @@ fn resolve(space: Named, address: u64) -> Result<(Named, u64), Wrong> {
 
 /// Refuses what is not a multiple of the size.
 pub(crate) fn check_alignment(address: u64, bytes: usize) -> Result<(), Wrong> {
-    if address % bytes as u64 == 0 {
+    if address.is_multiple_of(bytes as u64) {
         return Ok(());
     }
     let message = format!("not aligned: {bytes} bytes at {address:#x}");

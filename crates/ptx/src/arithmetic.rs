@@ -31,7 +31,7 @@ pub(crate) const OPCODES: Opcodes = &[
             a.wrapping_mul(b).wrapping_add(c)
         })
     }),
-    ("max.f32", |o| binary(o, |a, b| largest(a, b))),
+    ("max.f32", |o| binary(o, largest)),
     ("max.f64", |o| {
         binary(o, |a: f64, b: f64| match (a.is_nan(), b.is_nan()) {
             (true, _) => b,

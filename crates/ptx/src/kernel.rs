@@ -137,4 +137,4 @@ impl PtxKernel {
 }
 
 /// Warps are whole but for the last.
-const _: () = assert!(THREADS_MAX as usize % LANES == 0);
+const _: () = assert!((THREADS_MAX as usize).is_multiple_of(LANES));

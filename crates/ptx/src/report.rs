@@ -63,9 +63,10 @@ impl AccessCounts {
         for first in (0..LANES).step_by(lanes_at_a_time) {
             let mut starts = [0; LANES];
             let mut count = 0;
-            for lane in first..first + lanes_at_a_time {
+            let lanes = addresses.iter().enumerate().skip(first);
+            for (lane, address) in lanes.take(lanes_at_a_time) {
                 if mask >> lane & 1 == 1 {
-                    starts[count] = addresses[lane] / BANK_BYTES;
+                    starts[count] = address / BANK_BYTES;
                     count += 1;
                 }
             }

@@ -42,7 +42,7 @@ impl Axis {
     }
 
     /// The same from zero.
-    pub(crate) fn from_zero(self) -> Axis {
+    pub(crate) fn starting_at_zero(self) -> Axis {
         Axis {
             least: 0.0,
             most: self.most.max(f64::MIN_POSITIVE),

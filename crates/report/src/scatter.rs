@@ -61,7 +61,7 @@ impl Scatter {
         let axis = |of: fn(&ScatterPoint) -> f64| {
             let axis = Axis::over(self.points.iter().map(of))?;
             let axis = if self.from_zero {
-                axis.from_zero()
+                axis.starting_at_zero()
             } else {
                 axis
             };

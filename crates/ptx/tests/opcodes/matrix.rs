@@ -61,9 +61,8 @@ fn load(is_transposed: bool) -> String {
         .collect();
     let output = words(&text, 32, &input, 256);
     for matrix in 0..4 {
-        for row in 0..8 {
-            for column in 0..8 {
-                let thread = THREAD_OF_ELEMENT[row][column];
+        for (row, threads) in THREAD_OF_ELEMENT.iter().enumerate() {
+            for (column, &thread) in threads.iter().enumerate() {
                 let half = output[8 * thread + matrix] >> (16 * (column % 2)) & 0xffff;
                 let [of_row, at] = if is_transposed {
                     [column, row]
@@ -129,7 +128,7 @@ fn c_place(lane: usize, i: usize) -> (usize, usize) {
 
 /// A small integer, which bf16 holds exactly.
 fn number(row: usize, column: usize, seed: usize) -> i32 {
-    ((row * 31 + column * 17 + seed * 13) * 2_654_435_761 >> 7) as i32 % 9 - 4
+    (((row * 31 + column * 17 + seed * 13) * 2_654_435_761) >> 7) as i32 % 9 - 4
 }
 
 fn bf16(value: i32) -> u32 {

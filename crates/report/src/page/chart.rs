@@ -78,7 +78,7 @@ pub(super) fn curves(
     let all: Vec<(f64, f64)> = lines.iter().flat_map(finite).collect();
     let x = Axis::over(all.iter().map(|at| at.0))?;
     let y = Axis::over(all.iter().map(|at| at.1))?;
-    let y = if from_zero { y.from_zero() } else { y }.widened();
+    let y = if from_zero { y.starting_at_zero() } else { y }.widened();
     let named = lines.len() > 1;
     let text = |line: &Line, (step, value): (f64, f64)| {
         let name = if named {
