@@ -42,8 +42,8 @@ class Tile:
     copies: int
     copy_instructions: int = 0
     copy_bytes: int = 0
-    # What the shortest path with as many products has less than this one. If warps have different parts, that is all
-    # the parts.
+    # The instructions that this path has beyond the shortest path with as many products. If warps have different parts,
+    # these are all the parts.
     of_parts: int = 0
     bytes_of_parts: int = 0
 

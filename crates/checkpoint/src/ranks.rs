@@ -10,7 +10,7 @@ use files::{
 };
 use std::path::PathBuf;
 
-/// What a checkpoint of several ranks has beside what each of them writes.
+/// A checkpoint that several ranks write together, apart from each rank's pieces.
 pub struct JointCheckpoint {
     /// The run's folder.
     pub run: PathBuf,
@@ -18,7 +18,7 @@ pub struct JointCheckpoint {
     pub state: TrainerState,
     /// Further files, as in [`crate::Contents`].
     pub files: Vec<(String, Vec<u8>)>,
-    /// What the first rank does when the checkpoint has its name.
+    /// The first rank calls this once the checkpoint has its final name.
     pub published: Box<dyn FnOnce() + Send>,
 }
 

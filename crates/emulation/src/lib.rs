@@ -24,7 +24,7 @@ pub use stand_in::{cudnn_folder, load_stand_in, stand_in_folder};
 
 use collectives::Group;
 use kernels::cuda::{Argument, Driver, Gemm, Launch, Workspace};
-use kernels::{DiskCopy, Event, Exchange, KernelError, Queue, Reading};
+use kernels::{DiskCopy, Exchange, KernelError, Queue, Reading};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
 
@@ -148,17 +148,5 @@ impl Driver for Emulation {
         // SAFETY: the caller's promise.
         let read = unsafe { std::slice::from_raw_parts(from, bytes) };
         Ok(Reading::done(read.to_vec()))
-    }
-
-    fn record(&self, _queue: Queue) -> Result<Event, KernelError> {
-        Ok(Event::PAST)
-    }
-
-    fn wait(&self, _queue: Queue, _event: Event) -> Result<(), KernelError> {
-        Ok(())
-    }
-
-    fn finish(&self, _event: Event) -> Result<(), KernelError> {
-        Ok(())
     }
 }

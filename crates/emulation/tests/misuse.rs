@@ -255,7 +255,7 @@ fn blocks_may_share_a_word() {
     }
 }
 
-/// What orders two accesses of different threads.
+/// Ways to order two accesses of different threads.
 const NONE: i32 = 0;
 const WARPS: i32 = 1;
 const BLOCK: i32 = 2;

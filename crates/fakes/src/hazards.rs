@@ -63,7 +63,7 @@ struct Command {
     name: &'static str,
 }
 
-/// Who has touched some bytes, up to `end`.
+/// The last accesses to a range of bytes, which ends before `end`.
 #[derive(Clone)]
 struct Touched {
     end: usize,
@@ -98,12 +98,12 @@ impl Touched {
     }
 }
 
-/// What all queues have touched, and in which order events put it.
+/// The accesses of all queues so far, and the order that events give them.
 #[derive(Default)]
 pub(crate) struct Hazards {
-    /// What the host knew to be done when it asked for what comes next.
+    /// The commands that the host has waited for. Every later command comes after them.
     host: Clock,
-    /// What each queue knew after each of its commands.
+    /// The clock of each queue after each of its commands.
     clocks: [Vec<Clock>; QUEUES],
     /// By space and first byte; ranges do not overlap.
     touched: BTreeMap<(usize, usize), Touched>,
@@ -172,7 +172,7 @@ impl Hazards {
         clock
     }
 
-    /// What is known of some bytes, in ranges that cover them exactly.
+    /// The known ranges that make up these bytes. Cuts ranges at both ends and adds missing ones first.
     fn ranges(&mut self, touch: &Touch) -> impl Iterator<Item = &mut Touched> {
         let (space, Range { start, end }) = (touch.space, touch.bytes.clone());
         self.cut(space, start);
@@ -204,7 +204,7 @@ impl Hazards {
     }
 }
 
-/// What either of two clocks knows.
+/// The later of two clocks, queue by queue.
 fn later(one: Clock, other: Clock) -> Clock {
     std::array::from_fn(|queue| one[queue].max(other[queue]))
 }

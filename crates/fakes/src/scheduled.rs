@@ -61,7 +61,7 @@ enum Task {
 }
 
 impl Task {
-    /// What it is called, and the bytes that it reads and writes.
+    /// Its name, and the bytes that it reads and writes.
     fn touches(&self) -> (&'static str, Vec<Touch>) {
         let request = match self {
             Task::Write(out, _) => return ("upload", vec![Touch::written(out)]),
@@ -231,7 +231,7 @@ impl<B: Backend> Scheduled<B> {
                 Task::Wait(_) => {}
                 Task::Request(request) => match *request {
                     Request::Copy(out, x) => {
-                        std::ptr::copy(x.pointer(), out.pointer(), bytes_of(&x));
+                        std::ptr::copy(x.pointer(), out.pointer(), x.bytes());
                     }
                     Request::Disk(copy) => self.noted(copy.carry_out())?,
                     Request::Exchange(exchange) => self.noted(self.exchange_now(exchange))?,
@@ -321,7 +321,7 @@ impl<B: Backend> Backend for Scheduled<B> {
     }
 
     unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
-        let bytes = bytes_of(&x);
+        let bytes = x.bytes();
         let mut landing = vec![0u8; bytes].into_boxed_slice();
         let pointer = landing.as_mut_ptr();
         self.readings.borrow_mut().push(landing);
@@ -352,8 +352,4 @@ impl<B: Backend> Backend for Scheduled<B> {
     fn finish(&self, event: Event) -> Result<(), KernelError> {
         self.run_until(event)
     }
-}
-
-fn bytes_of(x: &In) -> usize {
-    x.elements() * x.dtype().size_in_bytes()
 }

@@ -68,7 +68,7 @@ pub struct FolderEntry {
 /// Removes a file, or a folder with all that is in it.
 ///
 /// # Errors
-/// What the system says; part of the folder may be removed by then.
+/// The system's error. Part of the folder may be removed by then.
 pub fn remove_tree(disk: &dyn FileSystem, path: &Path) -> io::Result<()> {
     for entry in disk.list(path)? {
         let path = path.join(entry.name);

@@ -35,7 +35,7 @@ pub struct TensorEntry {
 /// refuses a header with the same name twice.
 ///
 /// # Errors
-/// What is wrong with the file: a text to put after the file's name and a colon.
+/// A text that says what is wrong with the file, to put after the file's name and a colon.
 pub fn read_header(bytes: &[u8]) -> Result<Header, String> {
     let length = header_length(bytes, bytes.len())?;
     parse_header(&bytes[8..8 + length], bytes.len())

@@ -1,4 +1,4 @@
-//! What a device is to [`Kernels`](crate::Kernels).
+//! The interface of a device to [`Kernels`](crate::Kernels).
 
 use crate::{Event, ExchangeBytes, KernelError, Queue, Reading, Request, Section, Target, Traffic};
 use memory::{In, Out};

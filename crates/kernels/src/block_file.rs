@@ -73,8 +73,8 @@ impl DiskCopy<'_> {
     /// The number of bytes.
     pub fn bytes(&self) -> usize {
         match &self.host {
-            HostSide::Read(out) => out.elements() * out.dtype().size_in_bytes(),
-            HostSide::Write(x) => x.elements() * x.dtype().size_in_bytes(),
+            HostSide::Read(out) => out.bytes(),
+            HostSide::Write(x) => x.bytes(),
         }
     }
 

@@ -1,6 +1,5 @@
 //! What goes to other ranks, and what comes from them.
 
-use crate::queue::bytes_of;
 use crate::{Fault, KernelError};
 use collectives::{Group, GroupError, Incoming, Outgoing};
 use memory::{In, Out};
@@ -41,8 +40,8 @@ impl Exchange<'_> {
         let sends = self.sends.iter().filter(|(to, _)| *to != rank);
         let receives = self.receives.iter().filter(|(from, _)| *from != rank);
         ExchangeBytes {
-            sent: sends.map(|(_, x)| bytes_of(x) as u64).sum(),
-            received: receives.map(|(_, out)| bytes_of(&out.as_in()) as u64).sum(),
+            sent: sends.map(|(_, x)| x.bytes() as u64).sum(),
+            received: receives.map(|(_, out)| out.bytes() as u64).sum(),
         }
     }
 
@@ -90,12 +89,12 @@ impl Exchange<'_> {
 
     fn own_sends(&self, rank: usize) -> Vec<usize> {
         let own = self.sends.iter().filter(|(to, _)| *to == rank);
-        own.map(|(_, x)| bytes_of(x)).collect()
+        own.map(|(_, x)| x.bytes()).collect()
     }
 
     fn own_receives(&self, rank: usize) -> Vec<usize> {
         let own = self.receives.iter().filter(|(from, _)| *from == rank);
-        own.map(|(_, out)| bytes_of(&out.as_in())).collect()
+        own.map(|(_, out)| out.bytes()).collect()
     }
 
     /// Exchanges, in this thread.
@@ -129,12 +128,12 @@ impl Exchange<'_> {
         let sends = self.sends.iter().map(|(to, x)| Outgoing {
             to: *to,
             pointer: x.pointer(),
-            bytes: bytes_of(x),
+            bytes: x.bytes(),
         });
         let receives = self.receives.iter().map(|(from, out)| Incoming {
             from: *from,
             pointer: out.pointer(),
-            bytes: bytes_of(&out.as_in()),
+            bytes: out.bytes(),
         });
         Ok((sends.collect(), receives.collect()))
     }

@@ -1,6 +1,5 @@
 //! What everybody calls: every call is checked and counted here, then handed to a [`Backend`].
 
-use crate::queue::bytes_of;
 use crate::{
     Backend, BlockFile, DiskCopy, Event, Exchange, ExchangeBytes, HostSide, KernelError, Operation,
     Queue, READING_BYTES_MAX, Reading, Request, Section, Target, Traffic,
@@ -131,7 +130,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     /// [`KernelError`] if the sides do not fit, or the device fails.
     pub unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError> {
         check_copy("start_upload", &out, &x)?;
-        self.count(Queue::Upload, bytes_of(&x));
+        self.count(Queue::Upload, x.bytes());
         // SAFETY: the caller's promise, and the sides fit.
         unsafe { self.backend.ask(Queue::Upload, Request::Copy(out, x)) }
     }
@@ -146,7 +145,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     /// As for [`Kernels::start_upload`].
     pub unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError> {
         check_copy("start_download", &out, &x)?;
-        self.count(Queue::Download, bytes_of(&x));
+        self.count(Queue::Download, x.bytes());
         // SAFETY: the caller's promise, and the sides fit.
         unsafe { self.backend.ask(Queue::Download, Request::Copy(out, x)) }
     }
@@ -239,7 +238,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     /// # Errors
     /// [`KernelError`] if the tensor is strided or larger than [`READING_BYTES_MAX`], or the device fails.
     pub fn start_read(&self, x: In) -> Result<Reading, KernelError> {
-        let bytes = bytes_of(&x);
+        let bytes = x.bytes();
         let fits = x.is_contiguous() && bytes <= READING_BYTES_MAX;
         KernelError::unless(fits, "start_read", || {
             format!("a reading is contiguous and at most {READING_BYTES_MAX} bytes, not {bytes}")
@@ -288,11 +287,11 @@ impl<B: Backend + ?Sized> Kernels<B> {
         self.backend.finish(event)
     }
 
-    /// What is asked for from here on, until [`Kernels::end_section`], will be asked for again, under the same name: the same
-    /// operations and copies, in the same order, on the same addresses. A device may keep it back until the end, and ask
-    /// for all of it at once where it was asked for before. Whether it is the same is compared, so what differs is slower
-    /// and never wrong. What cannot be kept back (uploads from memory that may change, readings, disks, exchanges, waits of
-    /// the caller) ends that for the section, and is carried out in its place.
+    /// Begins a section: the calls from here to [`Kernels::end_section`] will be made again under the same name, in the same
+    /// order, with the same addresses. A device may hold them back until the end, and launch them all at once when they come
+    /// again. It compares them first, so a section that differs is slower and never wrong. Calls that cannot be held back
+    /// (uploads from memory that may change, readings, disks, exchanges, waits of the caller) are made in their place, and the
+    /// section is not held back any more.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -313,7 +312,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         self.backend.section_refusal()
     }
 
-    /// What has crossed, uploads and downloads included.
+    /// Bytes copied so far, uploads and downloads included.
     pub fn traffic(&self) -> Traffic {
         self.backend.traffic().get()
     }
@@ -351,7 +350,7 @@ fn check_transfer(operation: &'static str, tensor: &In, host: usize) -> Result<(
     KernelError::unless(tensor.is_contiguous(), operation, || {
         "the tensor is strided, expected contiguous".into()
     })?;
-    let bytes = bytes_of(tensor);
+    let bytes = tensor.bytes();
     KernelError::unless(bytes == host, operation, || {
         format!("the tensor has {bytes} bytes, the host side {host}")
     })

@@ -1,7 +1,5 @@
 //! The queues of a device, and what orders them.
 
-use memory::In;
-
 /// Where work runs in the order in which it was asked for. Between queues nothing is ordered but by events.
 ///
 /// On CUDA, streams, and a worker thread for each direction of the disk. On the CPU a worker thread for each direction
@@ -185,9 +183,4 @@ impl Reading {
             },
         }
     }
-}
-
-/// Bytes that a view covers.
-pub(crate) fn bytes_of(x: &In) -> usize {
-    x.elements() * x.dtype().size_in_bytes()
 }

@@ -1,9 +1,9 @@
-//! What a device is asked for in a queue.
+//! Requests to a device, in a queue.
 
 use crate::{DiskCopy, Exchange, Operation};
 use memory::{In, Out};
 
-/// What [`Kernels`](crate::Kernels) asks a [`Backend`](crate::Backend) for, in a queue.
+/// A request of [`Kernels`](crate::Kernels) to a [`Backend`](crate::Backend), in a queue.
 #[allow(
     clippy::large_enum_variant,
     reason = "it is handed on, thousands of times a step, and a box would allocate each time"

@@ -36,7 +36,7 @@ pub struct Timings(Rc<RefCell<Vec<Timing>>>);
 pub struct Timing {
     /// Its name.
     pub operation: &'static str,
-    /// What tells it from others of its name: [`crate::Operation::sizes`].
+    /// Its sizes, which tell it from others of its name: [`crate::Operation::sizes`].
     pub sizes: Vec<usize>,
     /// What it takes at least.
     pub cost: Cost,

@@ -1,7 +1,6 @@
 //! Queues that are threads of the host: a worker for each, started by the first thing that it is asked for.
 
 use crate::exchange::{group_failed, without_group};
-use crate::queue::bytes_of;
 use crate::{DiskCopy, Event, Exchange, KernelError, Queue};
 use collectives::{Group, Incoming, Outgoing};
 use memory::{In, Out};
@@ -125,7 +124,7 @@ fn work(queue: Queue, tasks: &Receiver<Task>, progress: &Progress) {
             // SAFETY: whoever asked for the copy keeps both sides alive and alone until it is done; the sizes were
             // compared before.
             Task::Copy(out, x) => unsafe {
-                std::ptr::copy_nonoverlapping(x.pointer(), out.pointer(), bytes_of(&x));
+                std::ptr::copy_nonoverlapping(x.pointer(), out.pointer(), x.bytes());
             },
             Task::Disk(_) if progress.failed.get().is_some() => {}
             // SAFETY: as above.

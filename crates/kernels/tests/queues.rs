@@ -65,7 +65,7 @@ fn worker_threads_keep_the_order_that_events_ask_for() {
     assert_eq!((traffic.h2d_bytes, traffic.d2h_bytes), (bytes, bytes));
 }
 
-/// What comes back, and whether events ordered all work that touches the same bytes.
+/// The numbers that come back, and whether events ordered all work that touches the same bytes.
 fn scheduled(seed: u64, ignored: Option<&'static str>) -> (Vec<f32>, bool) {
     let memory = Memory::host();
     let cpu = Cpu::new(&memory, DType::F32).unwrap();

@@ -34,20 +34,26 @@ pub trait Blocks {
     unsafe fn fill(&self, pointer: *mut u8, value: u8, bytes: u64);
 
     /// Marks and counts from here.
-    fn reset_marks(&self);
+    fn reset_marks(&self) {}
 
     /// What the device saw since [`Blocks::reset_marks`].
-    fn marks(&self) -> DeviceMarks;
+    fn marks(&self) -> DeviceMarks {
+        DeviceMarks::default()
+    }
 
     /// Stamps the stream: the time at which all work that was asked for before is done. It does not wait. Nothing if
     /// the device refuses, after a failure.
-    fn stamp(&self) -> Option<Stamp>;
+    fn stamp(&self) -> Option<Stamp> {
+        None
+    }
 
     /// The device's time from one stamp to a later one, for which it waits. Nothing if earlier work failed.
-    fn elapsed(&self, from: Stamp, to: Stamp) -> Option<Duration>;
+    fn elapsed(&self, _from: Stamp, _to: Stamp) -> Option<Duration> {
+        None
+    }
 
     /// Takes a stamp back, to be put into the stream again.
-    fn give_back_stamp(&self, stamp: Stamp);
+    fn give_back_stamp(&self, _stamp: Stamp) {}
 
     /// A place has been entered: for profilers.
     fn enter(&self, _place: Place) {}

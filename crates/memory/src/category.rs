@@ -4,7 +4,7 @@ use crate::each::each;
 use serde::{Deserialize, Serialize};
 
 each! {
-    /// What a lease is for. The names of PyTorch's memory timeline.
+    /// The purpose of a lease, by the names of PyTorch's memory timeline.
     Category,
     /// A value for each category.
     EachCategory {

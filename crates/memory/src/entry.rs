@@ -20,7 +20,7 @@ pub struct Entry {
     pub offset: usize,
     /// Shape, of one to four dimensions: with two or more it is a matrix, or several of one kind.
     pub shape: Vec<usize>,
-    /// What training does to it.
+    /// How training treats it.
     pub role: Role,
     /// The type that it is stored in; none: the one that the model computes in.
     pub dtype: Option<DType>,

@@ -4,7 +4,7 @@ use crate::each::each;
 use serde::{Serialize, Serializer};
 
 each! {
-    /// What the trainer is doing.
+    /// The phase that the trainer is in.
     Phase,
     /// One value for each phase.
     ByPhase {
@@ -69,7 +69,7 @@ impl Serialize for Layer {
 /// A phase and a part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// What the trainer is doing.
+    /// The phase that the trainer is in.
     pub phase: Phase,
     /// Where in the model.
     pub layer: Layer,

@@ -65,6 +65,11 @@ macro_rules! geometry {
             self.dims.elements()
         }
 
+        /// Bytes of all elements, without those that lie between them in a strided view.
+        pub fn bytes(&self) -> usize {
+            self.elements() * self.dtype.size_in_bytes()
+        }
+
         /// Whether the elements lie one after the other in row-major order.
         pub fn is_contiguous(&self) -> bool {
             self.strides == self.dims.row_major_strides()
@@ -76,7 +81,7 @@ macro_rules! geometry {
         /// If the view is strided, or its bytes are no whole number of aligned elements.
         pub fn cast(self, dtype: DType) -> Self {
             assert!(self.is_contiguous(), "only a contiguous view can be cast");
-            let bytes = self.elements() * self.dtype.size_in_bytes();
+            let bytes = self.bytes();
             let size = dtype.size_in_bytes();
             assert!(
                 bytes % size == 0 && (self.pointer as usize) % size == 0,

@@ -121,7 +121,7 @@ impl Architecture {
         embedding.into_iter().chain(of_blocks).collect()
     }
 
-    /// What a cache keeps of each token.
+    /// The keys and values that a cache keeps of each token.
     ///
     /// # Panics
     /// If layers differ in the widths of their keys or values.
@@ -143,7 +143,7 @@ impl Architecture {
         }
     }
 
-    /// What stages count over a step: the stage, its name, and how many numbers.
+    /// The statistics that stages keep over a step: the stage, their name, and how many numbers.
     pub(crate) fn statistics(&self) -> Vec<(StagePosition, &'static str, usize)> {
         let blocks = self.blocks.iter().enumerate();
         let of_blocks = blocks.flat_map(|(layer, block)| {

@@ -1,9 +1,9 @@
 //! Stages that run on a tile of tokens at a time.
 //!
-//! What the stages of a run alone make and read exists for the tile on which they run. What leaves the run, an output or
-//! a gradient, is leased whole before its first tile, which is lent its own rows of it ([`Windows`]); what the run reads of
-//! others is there whole, or is made again so, and a tile sees its rows. The backward pass of a tile makes again all
-//! that it needs and that its forward pass made: nothing outlives a tile.
+//! Tensors that only the stages of a run make and read exist for one tile at a time. Outputs and gradients that leave the
+//! run are leased whole before its first tile, and each tile writes its own rows ([`Windows`]). Tensors that the run reads
+//! from other stages are there whole, or are replayed whole, and a tile reads its rows. The backward pass of a tile makes
+//! again everything that it needs from its forward pass: nothing outlives a tile.
 
 use crate::block::StageRun;
 use crate::pass::Pass;

@@ -1,4 +1,4 @@
-//! What stages on a tile of tokens share, and what is a tile's own ([`crate::on_tiles`]).
+//! The tensors of one tile, and those that all tiles of a run of stages share ([`crate::on_tiles`]).
 
 use crate::position::StagePosition;
 use crate::{BatchShape, LayerActivation, ModelError};

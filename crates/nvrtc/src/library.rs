@@ -56,7 +56,7 @@ pub struct Nvrtc {
     _libraries: [Library; 2],
 }
 
-/// What a source was compiled to.
+/// The result of compiling a source.
 pub struct Compiled {
     /// An ELF file for the target.
     pub machine_code: Vec<u8>,

@@ -5,10 +5,10 @@ use crate::segment::{Round, Segment, rounds};
 use memory::{Cover, DType, Home, Homes, Layer, Layout, PARAMETER_PADDING, Rank, Unit};
 use std::ops::Range;
 
-/// What files are read and written in multiples of.
+/// Files are read and written in multiples of this.
 pub(crate) const BLOCK_BYTES: usize = 4096;
 
-/// What comes to the device at a time.
+/// The states, gradients and weights that come to the device together.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Chunk {
     pub(crate) part: Layer,

@@ -68,7 +68,7 @@ pub(crate) struct Form {
     groups: Vec<ParameterGroup>,
     /// The types that parameters are stored in.
     types: Types,
-    /// What stands beside bf16 parameters; nothing if they are all there is.
+    /// The master weights of bf16 parameters; none if they have no master.
     master: Option<StateTensor>,
     /// The type of moments that are not quantised.
     plain: DType,
@@ -130,7 +130,7 @@ impl Form {
         self.quantised.start <= range.start && range.end <= self.quantised.end
     }
 
-    /// What stands beside the parameters of a range, all stored in one type: f32 ones are exact.
+    /// The master weights of a range whose parameters are stored in one type. f32 ones need none: they are exact.
     pub(crate) fn master(&self, range: &Range<usize>) -> Option<StateTensor> {
         let is_exact = self.types.of(range.start) == DType::F32;
         self.master.filter(|_| !is_exact)
@@ -141,7 +141,7 @@ impl Form {
         &self.types
     }
 
-    /// What stands beside those parameters of a cover that are not exact, with their elements.
+    /// The master weights of a cover, and the elements that have one: those that are not stored in f32.
     pub(crate) fn masters(&self, cover: &Cover) -> Option<(StateTensor, Cover)> {
         let runs = self.types.runs(cover).into_iter();
         let inexact = runs.filter(|(_, dtype)| *dtype != DType::F32);

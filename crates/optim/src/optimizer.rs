@@ -37,7 +37,7 @@ pub struct Optimizer {
     memory: Memory,
     pub(crate) layout: Rc<Layout>,
     pub(crate) states: States,
-    /// What is updated with the computation.
+    /// The segments that are updated in the computation's queue.
     rounds: Vec<Round>,
     /// What is updated in chunks.
     pub(crate) streamed: Option<Streamed>,

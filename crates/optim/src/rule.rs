@@ -239,7 +239,7 @@ impl<'a> Asking<'a> {
     /// Asks in a queue.
     ///
     /// # Safety
-    /// What is asked for keeps the promise of [`kernels::Kernels::start`].
+    /// The caller keeps the promise of [`kernels::Kernels::start`] for every operation that it asks for.
     pub(crate) unsafe fn new(kernels: &'a Kernels, queue: Queue) -> Asking<'a> {
         Asking { kernels, queue }
     }

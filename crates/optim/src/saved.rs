@@ -31,11 +31,11 @@ pub enum RestoreError {
     Misfit {
         /// The parameter.
         name: String,
-        /// What was saved.
+        /// Bytes that were saved.
         bytes: usize,
         /// Its type.
         dtype: DType,
-        /// What is needed.
+        /// Elements that are needed.
         elements: usize,
         /// Its type.
         expected: DType,

@@ -30,12 +30,12 @@ pub(crate) struct Whole {
     pub(crate) tensor: WholeTensor,
     /// The grains of the norm that its gradients are in.
     pub(crate) grains: Range<usize>,
-    /// What ranks update of it, without padding, in order: one range for each rank that has something of it.
+    /// The range that each rank updates, without padding, in the order of ranks; ranks without any are left out.
     pub(crate) pieces: Vec<Piece>,
 }
 
 impl Whole {
-    /// What a rank updates of it.
+    /// The range that a rank updates; none if it has nothing of it.
     pub(crate) fn piece(&self, rank: Rank) -> Option<Range<usize>> {
         let mut pieces = self.pieces.iter();
         let own = pieces.find(|(number, _)| *number == rank.number);
@@ -50,8 +50,8 @@ impl Segment {
     }
 }
 
-/// What to update of a cover, group by group: this rank's own ranges where a rule updates ranges; every tensor where it updates
-/// whole ones, since ranks do these together.
+/// The segments to update of a cover, group by group. A rule that updates ranges gets this rank's own ranges. A rule that
+/// updates whole tensors gets every tensor, since ranks update these together.
 pub(crate) fn rounds(layout: &Layout, form: &Form, cover: &Cover, rank: Rank) -> Vec<Round> {
     let groups = form.groups().iter().enumerate();
     let of_group = groups.flat_map(|(number, group)| {
@@ -106,7 +106,8 @@ fn tensors_of(
     tensors
 }
 
-/// What each of so many ranks has of a tensor, without padding. A rank has a part of its bundle, so at most one range of it.
+/// The range of a tensor that each rank has, without padding. A rank has one piece of the tensor's bundle, so at most one
+/// range.
 fn pieces(layout: &Layout, entry: usize, ranks: usize) -> Vec<Piece> {
     let bundle = match layout.unit_of(entry) {
         Some(unit) => layout.units()[unit].trained.clone(),

@@ -1,4 +1,4 @@
-//! What updates read and write, wherever that is.
+//! The buffers that updates read and write, on the device for good or there with a chunk.
 
 use crate::chunks::Chunk;
 use crate::form::Form;
@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use units::{Gradients, Weights};
 
-/// What an optimizer has on the device for good, and what describes it.
+/// The states that an optimizer has on the device for good, and their description.
 pub(crate) struct States {
     pub(crate) form: Rc<Form>,
     pub(crate) numbers: Numbers,
@@ -24,7 +24,7 @@ pub(crate) struct States {
 }
 
 impl States {
-    /// What updates read and write. `clip` is the norm and the factor on gradients; none: those of the step.
+    /// The buffers that updates read and write. `clip` is the norm and the factor on gradients; none: those of the step.
     pub(crate) fn sources<'a>(
         &'a mut self,
         weights: &'a mut Weights,
@@ -45,7 +45,7 @@ impl States {
     }
 }
 
-/// What updates read and write, but for what a tensor has as a whole.
+/// The buffers that updates read and write, except the states that a tensor has as a whole.
 pub(crate) struct Sources<'a> {
     pub(crate) form: &'a Form,
     pub(crate) numbers: &'a Numbers,
@@ -56,11 +56,11 @@ pub(crate) struct Sources<'a> {
     pub(crate) resident: &'a mut Resident,
     pub(crate) weights: &'a mut Weights,
     pub(crate) gradients: &'a Gradients,
-    /// What is not on the device for good.
+    /// The chunk, where it came to the device for this update.
     pub(crate) came: Option<Came<'a>>,
 }
 
-/// What came to the device with a chunk, u8.
+/// The bytes that came to the device with a chunk, as u8.
 pub(crate) struct Came<'a> {
     pub(crate) chunk: &'a Chunk,
     pub(crate) states: Out<'a>,
@@ -78,7 +78,7 @@ impl Sources<'_> {
         }
     }
 
-    /// What the update of a range of a segment reads and writes.
+    /// The buffers that the update of a range of a segment reads and writes.
     pub(crate) fn update(&mut self, segment: &Segment, range: &Range<usize>) -> Update<'_> {
         let (form, numbers, gradients) = (self.form, self.numbers, self.gradients);
         let gradients = match (gradients.on_host(range), &self.came) {

@@ -76,7 +76,7 @@ impl Slot {
         (states, gradients.rows(0..chunk.gradient_bytes))
     }
 
-    /// What a chunk's update finds in it.
+    /// The states and gradients of the chunk that it holds.
     fn came<'a>(&'a mut self, chunk: &'a Chunk) -> Came<'a> {
         let (states, gradients) = self.halves(chunk);
         Came {

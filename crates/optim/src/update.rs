@@ -9,7 +9,7 @@ use crate::{matrices, sums};
 use kernels::KernelError;
 use memory::{Out, Rank};
 
-/// What scratch of an update is called.
+/// The name of leases for an update's scratch.
 pub(crate) const SCRATCH: &str = "update_scratch";
 
 /// Bytes of room that the update of a round needs.

@@ -37,7 +37,7 @@ macro_rules! set {
 pub(crate) use set;
 
 impl Change {
-    /// What [`set`] makes.
+    /// Called by [`set`].
     pub(crate) fn new(
         key: &'static str,
         value: String,
@@ -55,7 +55,7 @@ impl Change {
     /// A configuration with the change.
     ///
     /// # Errors
-    /// What the command line would refuse.
+    /// [`ConfigError`] where the command line would refuse the changed configuration.
     pub(crate) fn applied_to(&self, config: &Config) -> Result<Config, ConfigError> {
         let mut config = config.clone();
         self.0.iter().for_each(|one| (one.put)(&mut config));

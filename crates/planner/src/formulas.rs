@@ -1,4 +1,4 @@
-//! What the field's rules of thumb say of bytes a parameter, beside what the plan says.
+//! Rules of thumb for bytes a parameter, beside the plan's own figures.
 
 use memory::DType;
 use optim::{MasterFormat, MomentFormat};

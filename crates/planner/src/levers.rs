@@ -18,7 +18,7 @@ use std::iter::successors;
 use std::path::Path;
 use units::Zero;
 
-/// What full recompute keeps, and host memory can hold.
+/// The label that full recompute keeps, and that can be offloaded.
 const BLOCK_INPUT: &str = "block_input";
 
 /// Tokens of a tile: so many rows still fill a GPU in every product.
@@ -35,13 +35,13 @@ pub(crate) struct Setup {
     pub(crate) target: Target,
 }
 
-/// What may be changed of a run.
+/// A change that may make a run smaller.
 pub(crate) struct Lever {
-    /// What it is called as a step of the advice, once it is made, with figures of the run then; empty: it saves nothing.
+    /// Its name as a step of the advice, with figures of the run after it; empty if it saves nothing.
     pub(crate) rung: String,
-    /// What it is called as another setting that a plan compares; empty: it is not compared.
+    /// Its name as another setting that a plan compares; empty if it is not compared.
     pub(crate) effect: &'static str,
-    /// What it would change of a run; none where that changes nothing, or makes no run.
+    /// Makes the change to a run; none if it changes nothing, or the result cannot run.
     pub(crate) pull: Pull,
 }
 
@@ -137,7 +137,7 @@ impl Setup {
         Setup::new(config, self.target).ok()
     }
 
-    /// What a lever changes, in words, with figures of the run that is changed.
+    /// The change of a lever in words, with figures of the run that is changed.
     pub(crate) fn words(&self, words: &str) -> String {
         let settings = &self.settings;
         let figures = [
@@ -154,7 +154,7 @@ impl Setup {
         })
     }
 
-    /// What may make a run fit, in the order in which an out-of-memory error tries it.
+    /// Changes that may make a run fit, in the order in which an out-of-memory error tries them.
     pub(crate) fn smaller(&self) -> Vec<Change> {
         let settings = &self.settings;
         let specs = recompute_specs(&settings.policy);
@@ -246,7 +246,7 @@ impl Setup {
         self.changes_policy(&change).then_some(change)
     }
 
-    /// What the run recomputes, and one label more; none where that changes nothing.
+    /// Recomputes one label more; none if the run recomputes it already.
     fn recompute_too(&self, label: &str) -> Option<Change> {
         self.recompute_anew(&match self.config.recompute.spec.trim() {
             "none" => label.to_string(),
@@ -254,7 +254,7 @@ impl Setup {
         })
     }
 
-    /// What to recompute chosen within a budget; that decides for every layer.
+    /// Chooses what to recompute within a budget, for every layer.
     pub(crate) fn automatic_recompute(&self, budget: u64) -> Change {
         let budget = set!(memory.budget = Some(Size::Bytes(budget)), budget);
         let auto = set!(recompute.spec = "auto".to_string()).and(&budget);
@@ -412,7 +412,7 @@ mod tests {
     use super::{Config, Policy, Setup, Target, levers, recompute_specs};
     use memory::Rank;
 
-    /// What a lever puts into a configuration is what a command line reads from the words that are printed for it.
+    /// A lever changes a configuration exactly as the flags do that are printed for it.
     #[test]
     fn levers_do_what_they_say() {
         let many = ["batch.micro=6", "data.seq=512", "eval.every=5"];

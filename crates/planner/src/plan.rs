@@ -119,7 +119,7 @@ pub struct Plan {
     /// Other recompute specifications under the same settings, with the offload that goes with them; none in the plan of a run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub strategies: Vec<Strategy>,
-    /// What single other settings would change; none in the plan of a run.
+    /// The effect of single other settings; none in the plan of a run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub effects: Vec<Effect>,
     /// Rules of thumb beside the plan.

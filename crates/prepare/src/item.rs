@@ -1,4 +1,4 @@
-//! What is encoded at once: a document, or a piece of a long text.
+//! A document, or a piece of a long text, which is encoded at once.
 
 use crate::records::Document;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(crate) struct Item {
     pub(crate) ends: bool,
 }
 
-/// What was read.
+/// The content that was read.
 #[derive(Debug)]
 pub(crate) enum Content {
     Text(String),

@@ -2,15 +2,14 @@
 
 use crate::{ArgumentValue, GlobalMemory, Module, ParseError, Shape};
 use kernels::cuda::{Argument, Driver, Gemm, Launch, Matrix, Workspace};
-use kernels::{DiskCopy, Event, Exchange, KernelError, Queue, Reading};
-use memory::{Blocks, DeviceMarks, Refused, Space, Stamp};
+use kernels::{DiskCopy, Exchange, KernelError, Queue, Reading};
+use memory::{Blocks, Refused, Space};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 /// What page-locked memory is aligned to.
 const PINNED_ALIGNMENT: usize = 4096;
@@ -249,18 +248,6 @@ impl Driver for Interpreter {
     unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading, KernelError> {
         self.read(from, bytes).map(Reading::done)
     }
-
-    fn record(&self, _queue: Queue) -> Result<Event, KernelError> {
-        Ok(Event::PAST)
-    }
-
-    fn wait(&self, _queue: Queue, _event: Event) -> Result<(), KernelError> {
-        Ok(())
-    }
-
-    fn finish(&self, _event: Event) -> Result<(), KernelError> {
-        Ok(())
-    }
 }
 
 impl Blocks for Interpreter {
@@ -307,20 +294,4 @@ impl Blocks for Interpreter {
         let forgotten = memory.forget(pointer.addr() as u64, bytes as usize, value);
         forgotten.expect("the caller's promise: it lies in a block");
     }
-
-    fn reset_marks(&self) {}
-
-    fn marks(&self) -> DeviceMarks {
-        DeviceMarks::default()
-    }
-
-    fn stamp(&self) -> Option<Stamp> {
-        None
-    }
-
-    fn elapsed(&self, _from: Stamp, _to: Stamp) -> Option<Duration> {
-        None
-    }
-
-    fn give_back_stamp(&self, _stamp: Stamp) {}
 }

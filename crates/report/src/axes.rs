@@ -21,7 +21,7 @@ pub(crate) struct Frame {
     pub(crate) letter: (f64, f64),
 }
 
-/// What an axis spans.
+/// The range of an axis.
 #[derive(Clone, Copy)]
 pub(crate) struct Axis {
     pub(crate) least: f64,
@@ -185,7 +185,7 @@ impl Frame {
     /// Draws points with their names, which keep off a line.
     pub(crate) fn draw_dots(&self, svg: &mut Svg, dots: &[Dot], line: &[(f64, f64)]) {
         for (dot, label) in dots.iter().zip(self.place_names(dots, line)) {
-            let dominated = if dot.is_dominated { " dominated" } else { "" };
+            let dominated = if dot.is_off_front { " dominated" } else { "" };
             let chosen = if dot.is_chosen { " chosen" } else { "" };
             svg.group(&format!("class=\"dot {}{dominated}{chosen}\"", dot.class));
             svg.title(&dot.name);
@@ -219,7 +219,7 @@ pub(crate) struct Dot {
     pub(crate) class: &'static str,
     pub(crate) name: String,
     pub(crate) is_chosen: bool,
-    pub(crate) is_dominated: bool,
+    pub(crate) is_off_front: bool,
 }
 
 /// A number for an axis: what has no room is written with a unit, or as a power of ten.

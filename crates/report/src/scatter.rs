@@ -27,14 +27,14 @@ pub struct Scatter {
 /// A strategy.
 #[derive(Clone)]
 pub struct ScatterPoint {
-    /// What stands beside it.
+    /// Its label, which stands beside it.
     pub name: String,
     /// Where it is.
     pub at: (f64, f64),
     /// Whether it is marked by a ring.
     pub is_chosen: bool,
-    /// Whether another is better in both figures.
-    pub is_dominated: bool,
+    /// Whether it is faint and the line passes it by: another is better in both figures, or it stands there for comparison.
+    pub is_off_front: bool,
 }
 
 /// The unit in which to show numbers of bytes, and its size.
@@ -75,17 +75,17 @@ impl Scatter {
             class: "n0",
             name: point.name.clone(),
             is_chosen: point.is_chosen,
-            is_dominated: point.is_dominated,
+            is_off_front: point.is_off_front,
         };
         let mut dots: Vec<Dot> = self.points.iter().map(dot).collect();
         frame.draw(svg, (&x, &y), &self.x_label);
-        let front = dots.iter().filter(|dot| !dot.is_dominated);
+        let front = dots.iter().filter(|dot| !dot.is_off_front);
         let mut front: Vec<(f64, f64)> = front.map(|dot| dot.at).collect();
         front.sort_by(|one, other| one.0.total_cmp(&other.0));
         let places: Vec<String> = front.iter().map(|(x, y)| format!("{x},{y}")).collect();
         svg.path("front", &format!("M{}", places.join("L")));
         // Names of what matters most find room first.
-        dots.sort_by_key(|dot| (!dot.is_chosen, dot.is_dominated));
+        dots.sort_by_key(|dot| (!dot.is_chosen, dot.is_off_front));
         frame.draw_dots(svg, &dots, &front);
     }
 }
@@ -100,7 +100,7 @@ mod tests {
             name: name.into(),
             at,
             is_chosen: name == "full",
-            is_dominated: name == "nearly the same place",
+            is_off_front: name == "nearly the same place",
         };
         let points = [
             point("none", (0.0, 10.0)),

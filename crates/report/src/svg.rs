@@ -48,7 +48,7 @@ impl Svg {
         let _ = write!(self.0, "<g {attributes}>");
     }
 
-    /// What the group that was begun shows when it is pointed at.
+    /// A text that the group shows when it is pointed at.
     pub(crate) fn title(&mut self, title: &str) {
         let _ = write!(self.0, "<title>{}</title>", escaped(title));
     }

@@ -40,7 +40,7 @@ struct Item {
     bytes: Range<usize>,
 }
 
-/// What holds the state between steps.
+/// The owners of the state between steps.
 #[derive(Clone, Copy)]
 pub(crate) struct StateOnDevice<'a> {
     pub(crate) kernels: &'a Kernels,
@@ -259,7 +259,7 @@ impl SessionState<'_> {
     }
 }
 
-/// What of weights and states is this rank's to save.
+/// The pieces of weights and states that this rank saves.
 impl PieceSource for SessionState<'_> {
     fn pieces(&self) -> &[PieceSpec] {
         &self.inventory.specs

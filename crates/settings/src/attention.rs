@@ -20,7 +20,7 @@ pub(crate) fn attention(config: &Config) -> Attention {
     }
 }
 
-/// What `auto` stands for without a device to ask, and why: flash for packed documents and from 256 tokens on, else eager.
+/// The choice of `auto` without a device to ask, and its reason: flash for packed documents and from 256 tokens on, else eager.
 pub fn auto_attention(config: &Config) -> (Attention, String) {
     let (seq, packing) = (config.data.seq, config.data.packing);
     if packing == Packing::FirstFit {

@@ -80,7 +80,7 @@ choices! {
 }
 
 choices! {
-    /// What moves bytes between ranks.
+    /// The library that moves bytes between ranks.
     RankEngine {
         /// NCCL between GPUs, MPI between processors.
         Auto = "auto",
@@ -135,7 +135,7 @@ impl From<OptimizerPlace> for String {
     }
 }
 
-/// What asks for an automatic choice, of [`crate::RecomputeConfig::spec`], of [`crate::OffloadConfig::activations`], and of numbers.
+/// Asks for an automatic choice: a value of [`crate::RecomputeConfig::spec`], [`crate::OffloadConfig::activations`] and numbers.
 pub(crate) const AUTO: &str = "auto";
 
 /// A number, or `auto` for one that is chosen where it is used.

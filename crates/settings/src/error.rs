@@ -100,7 +100,7 @@ pub enum ConfigError {
     NotBuilt {
         /// The setting or flag, as given.
         what: String,
-        /// What to do; ends the sentence.
+        /// The end of the sentence, which says what to do.
         rest: &'static str,
     },
     /// fp16 was asked for.

@@ -16,14 +16,14 @@ pub struct Key {
     /// The flag that stands for it.
     pub flag: Option<Flag>,
     marks: &'static [Mark],
-    /// What it is for, if not for every run.
+    /// The setting without which the key has no effect, if there is one.
     pub(crate) needs: Option<Need>,
     about: &'static str,
     /// What only the reference says.
     details: &'static str,
 }
 
-/// What a row says of its key in a word.
+/// A property of a key, which its row states in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
     /// No value changes a bit of what a run computes: a resumed run may have another one.
@@ -123,7 +123,7 @@ impl Key {
         self.marks.contains(&mark)
     }
 
-    /// What it is for: set without that, it says nothing.
+    /// Names the setting without which the key has no effect.
     pub(crate) const fn needs(self, need: Need) -> Key {
         let needs = Some(need);
         Key { needs, ..self }

@@ -320,7 +320,7 @@ impl Config {
     /// The configuration itself, after values of it were changed.
     ///
     /// # Errors
-    /// What the command line would refuse.
+    /// [`ConfigError`] where the command line would refuse it.
     pub fn accepted(self) -> Result<Config, ConfigError> {
         check::contradictions(&self)?;
         self.model.validate()?;

@@ -7,14 +7,14 @@ use memory::{Home, Homes};
 use optim::{OptimizerKind, ScheduleKind};
 use units::Zero;
 
-/// What a key is for.
+/// The setting that a key needs to have an effect.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Need {
     is_met: fn(&Config, &Homes) -> bool,
     without: Without,
 }
 
-/// What becomes of a key whose need is not met.
+/// The treatment of a key whose need is not met.
 #[derive(Clone, Copy, Debug)]
 enum Without {
     /// A warning, with what the key is for: another setting of the same command line may have taken its place.

@@ -37,7 +37,7 @@ impl Config {
         self.rank.or(asked.then_some(Rank::ALONE))
     }
 
-    /// What ranks that train together divide; none: this process trains alone.
+    /// The ZeRO stage of ranks that train together; none if this process trains alone.
     pub(crate) fn zero(&self) -> Option<Zero> {
         let zero = self.collectives.zero.unwrap_or(Zero::States);
         self.rank_in_group().map(|_| zero)

@@ -45,7 +45,7 @@ impl Config {
         Ok(apart.chain(decided).collect())
     }
 
-    /// What follows from keys that are not compared themselves.
+    /// Changes that follow from keys which are not compared one by one.
     fn compared_apart(&self, before: &Config) -> Vec<ResumedChange> {
         let has_ranks = self.rank.is_some() || before.rank.is_some();
         let change = |key, of: &dyn Fn(&Config) -> String| ResumedChange {

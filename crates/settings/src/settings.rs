@@ -383,7 +383,7 @@ fn check_patterns<'a>(
     })
 }
 
-/// What `memory.head_chunk = "auto"` stands for where nothing was chosen: on the processor, and where no chunk is known to fit.
+/// The chunk of `memory.head_chunk = "auto"` on the processor, and wherever no chunk is known to fit.
 pub const DEFAULT_HEAD_CHUNK: usize = 512;
 
 /// Fewest micro-batches of a step of which some become graphs: the first is none, and one that is captured is worth it when

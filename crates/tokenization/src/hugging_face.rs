@@ -13,14 +13,14 @@ use std::path::Path;
 /// of bytes of memory for each byte of a text.
 const PIECE: usize = 16 << 10;
 
-/// What a text without a configured end-of-text token ends with: the names in use, of which a tokenizer has one at most.
+/// Names of end-of-text tokens, for tokenizers that configure none. A tokenizer has at most one of them.
 const ENDS_OF_TEXT: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"];
 
 /// A tokenizer of the library's.
 #[derive(Debug)]
 pub(crate) struct HuggingFace {
     inner: Box<tokenizers::Tokenizer>,
-    /// What is faster for most texts, where the tokenizer is known.
+    /// A faster way to split most texts, for tokenizers that we know.
     words: Option<Box<Words>>,
     end_of_text: Option<u32>,
     vocab_size: usize,
@@ -147,7 +147,7 @@ fn shielded<T>(encode: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, Toke
     })
 }
 
-/// What is configured beside a `tokenizer.json`.
+/// The settings in the files beside a `tokenizer.json`.
 pub(crate) struct Configuration {
     pub(crate) special: SpecialTokens,
     pub(crate) chat_template: Value,

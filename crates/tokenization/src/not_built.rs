@@ -1,4 +1,4 @@
-//! What stands for Hugging Face's tokenizers and chat templates in a build without them: opening either is refused.
+//! Stand-ins for Hugging Face's tokenizers and chat templates in a build without them: opening either is refused.
 
 use crate::TokenizerError;
 use serde_json::Value;

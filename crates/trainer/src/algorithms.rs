@@ -30,7 +30,7 @@ pub(crate) fn kept_at(device: &CudaDevice) -> Option<PathBuf> {
 /// # Errors
 /// [`Failure::Algorithms`] for a file that the settings name and that is none for this device; one that is merely kept for it
 /// is passed over with a warning.
-pub(crate) fn settle(
+pub(crate) fn use_algorithms(
     device: &CudaDevice,
     settings: &Settings,
     products: &[Gemm],

@@ -12,7 +12,7 @@ use settings::{AttentionBackend, Config, Device, Task, auto_attention, cudnn_fit
 /// # Errors
 /// [`Failure::NoCudnn`] where cuDNN's attention is asked for and cannot be had, [`Failure::CudnnUntried`] where a full device does
 /// not tell, [`Failure::NoDevice`] where there is none.
-pub(crate) fn settle(task: Task, config: &mut Config) -> Result<Option<String>, Failure> {
+pub(crate) fn choose_attention(task: Task, config: &mut Config) -> Result<Option<String>, Failure> {
     // Plans are the same on every machine and ask no device; with another length of sequences, which they try, `auto` may stand
     // for another kind.
     if matches!(task, Task::Plan | Task::Init | Task::Doctor) {

@@ -1,4 +1,4 @@
-//! What training and the commands that plan do first with their configuration.
+//! The first steps of training, and of the commands that plan, with their configuration.
 
 use crate::checkpoints::configuration_to_resume;
 use crate::failure::Failure;
@@ -38,7 +38,7 @@ fn keep_head_chunk(resolved: &mut Resolved) -> Result<(), Failure> {
             return Ok(());
         }
         return Err(Failure::Usage(
-            "--resume names no run with a checkpoint, so there is nothing to plan; name one, or leave it out".into(),
+            "--resume names no run with a checkpoint; name one, or leave it out".into(),
         ));
     };
     if *chunk == AutoOr::Auto {

@@ -1,8 +1,8 @@
-//! What a configuration leaves open, settled in the one order that there is: the data's length of sequences; attention, while no
+//! Chooses what a configuration leaves open, in one order: the data's length of sequences; attention, while no
 //! device is open, since trying cuDNN opens it; micro-batches of evaluations; the chunk of the output head; and at last what is
 //! recomputed, which is chosen for all of these.
 
-use crate::attention;
+use crate::attention::choose_attention;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::samples::{data_options, fit_evaluation};
@@ -71,7 +71,7 @@ fn without_device(resolved: &Resolved) -> Result<(Config, Option<String>), Failu
         None => Dataset::open(&options)?.seq(),
     };
     let mut config = resolved.decided(seq);
-    let attention = attention::settle(resolved.task, &mut config)?;
+    let attention = choose_attention(resolved.task, &mut config)?;
     fit_evaluation(resolved, &mut config);
     Ok((config, attention))
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 #[cfg(feature = "cuda")]
 use {
-    crate::algorithms::settle,
+    crate::algorithms::use_algorithms,
     kernels::cuda::{Cuda, CudaDevice, CudaDriver, Rehearsal},
     kernels::{Fault, KernelError},
     memory::Refused,
@@ -368,7 +368,7 @@ pub(crate) fn listed(device: &CudaDevice, settings: Settings) -> Result<DeviceSt
     tracing::debug!("listed a step: {products} products, {attentions} attentions of cuDNN");
     let named = all_products(&settings)?;
     let named = named.as_ref().unwrap_or(&calls);
-    let algorithms = Some(settle(device, &settings, named.products_of_step())?);
+    let algorithms = Some(use_algorithms(device, &settings, named.products_of_step())?);
     Ok(DeviceStep {
         settings,
         algorithms,

@@ -408,7 +408,7 @@ impl Failure {
     }
 }
 
-/// What builds a trainer that reads text by tokenizers, and keeps what this one has.
+/// The command that builds a trainer which reads text by tokenizers, with the features of this one.
 const WITH_TEXT: &str = match cfg!(feature = "cuda") {
     false => "cargo build --release --features text",
     true => "cargo build --release --features cuda,text",

@@ -1,4 +1,4 @@
-//! What a rank that fails leaves in the run directory, for the other ranks and for people.
+//! The file that a failing rank leaves in the run directory, for the other ranks and for people.
 
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ pub(crate) fn file(directory: &Path, rank: usize) -> PathBuf {
     directory.join(format!("rank-{rank}.json"))
 }
 
-/// What the system calls this machine.
+/// The name of this machine.
 pub(crate) fn hostname() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match name.trim() {

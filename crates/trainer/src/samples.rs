@@ -84,7 +84,10 @@ pub(crate) fn refuse_nothing(evaluation: &Evaluation, dataset: &Dataset) -> Resu
 ///
 /// # Errors
 /// Settings that ask for more steps than there are.
-pub(crate) fn settle_epochs(resolved: &mut Resolved, data: &Dataset) -> Result<(), Failure> {
+pub(crate) fn set_steps_from_epochs(
+    resolved: &mut Resolved,
+    data: &Dataset,
+) -> Result<(), Failure> {
     let config = &mut resolved.config;
     let Some(epochs) = config.train.epochs else {
         return Ok(());

@@ -125,7 +125,7 @@ impl Run {
         let evaluated = evaluation_inputs.fingerprint();
         let evaluated = evaluated.map(|data| ("the evaluation data".into(), data));
         job.compare(&evaluated.into_iter().collect())?;
-        prepared.settle_final_model(job, saver.origin())?;
+        prepared.keep_or_refuse_final_model(job, saver.origin())?;
         saver.checkpoint_bytes = prepared.refuse_without_room_to_save(job, saver.origin())?;
         let Prepared {
             resolved,

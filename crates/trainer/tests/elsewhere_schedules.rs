@@ -180,7 +180,7 @@ fn every_wait_is_needed() {
         let is_unordered = |settings: &Settings| {
             let (mut session, waits) = on_schedule(settings, 0, Some(reason));
             let run = || run(&mut session, settings, 0..STEPS, |_| {});
-            // What comes out wrong may end the run.
+            // Wrong numbers may end the run.
             let _ = catch_unwind(AssertUnwindSafe(run));
             !waits.unordered().is_empty()
         };

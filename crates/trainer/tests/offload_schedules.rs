@@ -97,7 +97,7 @@ fn every_wait_is_needed() {
     late_bits(&mut session, &settings);
     for reason in waits.counts().into_keys() {
         let (mut session, waits) = on_schedule(&settings, 0, Some(reason));
-        // What comes out wrong may end the run.
+        // Wrong numbers may end the run.
         let _ = catch_unwind(AssertUnwindSafe(|| late_bits(&mut session, &settings)));
         assert!(!waits.unordered().is_empty(), "nothing needs `{reason}`");
     }

@@ -166,7 +166,7 @@ fn what_is_frozen_and_buffers_stay_as_they_are() {
     assert_eq!((seen["Frozen"], seen["Buffer"]), (FROZEN.len(), 2));
 }
 
-/// What a router's matrix has that bf16 has not is kept, in weights and by an update.
+/// A router's matrix keeps bits that bf16 does not have, in weights and through an update.
 #[test]
 fn a_matrix_may_be_f32_where_the_model_computes_in_bf16() {
     let settings = keeps_everything(OptimizerKind::AdamW, 2, 2);

@@ -102,7 +102,7 @@ fn settings(way: &Way) -> Settings {
     }
 }
 
-/// What all ranks come to on schedules that begin with a seed.
+/// The outcome of all ranks on schedules that begin with a seed.
 fn on_schedules(settings: &Settings, seed: u64, ignored: Option<&'static str>) -> Vec<OfRank> {
     let session = |settings: &Settings, group: &Arc<dyn Group>| {
         let memory = Memory::host();
@@ -173,7 +173,7 @@ fn every_wait_is_needed() {
     let is_needed = |reason: &'static str| {
         let is_wrong = |settings: &Settings, seed: u64| {
             let run = || on_schedules(settings, seed, Some(reason));
-            // What comes out wrong may end a rank.
+            // Wrong numbers may end a rank.
             let ranks = catch_unwind(AssertUnwindSafe(run));
             ranks.map_or(true, |ranks| {
                 !unordered(&ranks).is_empty() || together(&ranks) != expected(settings)

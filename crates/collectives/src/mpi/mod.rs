@@ -121,7 +121,7 @@ impl Mpi {
     }
 }
 
-/// What the thread does, from its start to its end.
+/// The body of the thread.
 fn work<H: Copy>(
     calls: MpiCalls<H>,
     launch: &Launch,

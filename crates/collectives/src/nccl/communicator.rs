@@ -58,12 +58,12 @@ impl Communicator {
             timeout,
             asking,
         };
-        made.settle("ncclCommInitRankConfig")?;
+        made.wait_until_queued("ncclCommInitRankConfig")?;
         Ok(made)
     }
 
     /// Waits until the last call is complete: its work is queued.
-    fn settle(&self, what: &str) -> Result<(), GroupError> {
+    fn wait_until_queued(&self, what: &str) -> Result<(), GroupError> {
         let begun = Instant::now();
         while !self.nccl.is_settled(self.handle, what)? {
             if begun.elapsed() > self.timeout {
@@ -96,7 +96,7 @@ impl Communicator {
                 (functions.all_gather)(from.cast(), to.cast(), bytes, INT8, self.handle, stream)
             };
             self.nccl.checked(self.handle, "ncclAllGather", code)?;
-            self.settle("ncclAllGather")?;
+            self.wait_until_queued("ncclAllGather")?;
             return Ok((bytes * (self.size - 1)) as u64);
         }
         // SAFETY: the group that begins here ends below, also after an error in between.
@@ -108,7 +108,7 @@ impl Communicator {
         let ended = unsafe { (functions.group_end)() };
         let sent = asked?;
         self.nccl.checked(self.handle, "ncclGroupEnd", ended)?;
-        self.settle("an exchange")?;
+        self.wait_until_queued("an exchange")?;
         Ok(sent)
     }
 
@@ -155,7 +155,7 @@ impl Communicator {
         unsafe {
             let code = (self.nccl.functions.comm_finalize)(self.handle);
             self.nccl.checked(self.handle, "ncclCommFinalize", code)?;
-            self.settle("ncclCommFinalize")?;
+            self.wait_until_queued("ncclCommFinalize")?;
             let code = (self.nccl.functions.comm_destroy)(self.handle);
             self.nccl
                 .checked(std::ptr::null_mut(), "ncclCommDestroy", code)

@@ -42,7 +42,7 @@ pub(crate) struct Nccl {
     sent_bytes: AtomicU64,
 }
 
-/// What the thread that ends the communicator needs.
+/// Handles that the thread needs to end the communicator.
 struct Parts {
     exchanges: Communicator,
     carrier: Carrier,

@@ -30,7 +30,6 @@ mod states;
 mod sum_in_order;
 mod swiglu;
 
-use crate::queue::bytes_of;
 use crate::workers::Workers;
 use crate::workspace::lease_workspace;
 use crate::{
@@ -227,7 +226,7 @@ impl Backend for Cpu {
     }
 
     unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
-        let mut bytes = vec![0; bytes_of(&x)];
+        let mut bytes = vec![0; x.bytes()];
         // SAFETY: the caller's promise, and there are as many bytes.
         unsafe { self.read(&mut bytes, x)? };
         Ok(Reading::done(bytes))

@@ -1,4 +1,4 @@
-//! What a driver is asked to compute: launches, matrix products, attention by a library.
+//! The calls by which a driver computes: launches, matrix products, attention by a library.
 
 use crate::{AttentionShape, Queue};
 use memory::{DType, In, Out};
@@ -18,7 +18,7 @@ pub struct Kernel {
 pub struct Launch<'a> {
     /// Where it runs: [`Queue::Compute`] or [`Queue::Update`].
     pub queue: Queue,
-    /// What is launched.
+    /// The kernel.
     pub kernel: Kernel,
     /// Blocks along x, y and z; at least one.
     pub grid: [u32; 3],
@@ -139,16 +139,16 @@ pub struct Gemm {
     pub a: Matrix,
     /// The right matrix, of the type of `a`.
     pub b: Matrix,
-    /// What the product is added to, of the type of `out`: another matrix, or `out` itself.
+    /// The product is added to this: another matrix, or `out` itself. Has the type of `out`.
     pub init: Option<Matrix>,
-    /// What is added to every row of every product: `n` elements of the type of `out`, one after the other, from a multiple
+    /// Added to every row of every product: `n` elements of the type of `out`, one after the other, from a multiple
     /// of [`BIAS_ALIGNMENT_BYTES`] on.
     pub bias: Option<*const u8>,
     /// Row-major and written; f32, or of the type of `a`.
     pub out: Matrix,
 }
 
-/// What the address of a [`Gemm::bias`] is a multiple of.
+/// The address of a [`Gemm::bias`] is a multiple of this.
 pub const BIAS_ALIGNMENT_BYTES: usize = 16;
 
 /// Device memory that the matrix library may use during a product.
@@ -165,9 +165,9 @@ pub struct Workspace {
 pub struct LibraryAttention {
     /// Its sizes.
     pub shape: AttentionShape,
-    /// What is read and written.
+    /// The tensors that it reads and writes.
     pub tensors: AttentionTensors,
-    /// What the library may use beside that.
+    /// Scratch of the library.
     pub workspace: Workspace,
 }
 

@@ -30,7 +30,7 @@ pub(super) fn embedding_backward<D: Driver>(
         init,
     } = operation;
     if matches!(init, Init::Overwrite) {
-        let bytes = dtable.elements() * dtable.dtype().size_in_bytes();
+        let bytes = dtable.bytes();
         // SAFETY: the view covers these bytes.
         unsafe { cuda.driver.clear(dtable.pointer(), bytes)? };
     }

@@ -5,12 +5,11 @@
 //! memory behind them, so that blocks and threads, sizes, strides and alignments are those of the run.
 
 use super::{Argument, Driver, Gemm, Kernel, Launch, LibraryAttention, Workspace};
-use crate::{Cost, DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading};
-use memory::{Blocks, DeviceMarks, Memory, Place, Refused, Space, Stamp};
+use crate::{Cost, DiskCopy, Exchange, KernelError, Operation, Queue, Reading};
+use memory::{Blocks, Memory, Place, Refused, Space};
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::time::Duration;
 
 /// A driver that does nothing, and keeps what it is asked to compute. Clones share one list.
 #[derive(Clone)]
@@ -162,18 +161,6 @@ impl Driver for Listing {
     unsafe fn start_read(&self, _from: *const u8, bytes: usize) -> Result<Reading, KernelError> {
         Ok(Reading::done(vec![0; bytes]))
     }
-
-    fn record(&self, _queue: Queue) -> Result<Event, KernelError> {
-        Ok(Event::PAST)
-    }
-
-    fn wait(&self, _queue: Queue, _event: Event) -> Result<(), KernelError> {
-        Ok(())
-    }
-
-    fn finish(&self, _event: Event) -> Result<(), KernelError> {
-        Ok(())
-    }
 }
 
 /// Addresses that nobody may read or write, aligned like a device's. Page-locked memory has none behind it either: a
@@ -197,20 +184,4 @@ impl Blocks for Addresses {
     unsafe fn free(&self, _space: Space, _block: NonNull<u8>) {}
 
     unsafe fn fill(&self, _pointer: *mut u8, _value: u8, _bytes: u64) {}
-
-    fn reset_marks(&self) {}
-
-    fn marks(&self) -> DeviceMarks {
-        DeviceMarks::default()
-    }
-
-    fn stamp(&self) -> Option<Stamp> {
-        None
-    }
-
-    fn elapsed(&self, _from: Stamp, _to: Stamp) -> Option<Duration> {
-        None
-    }
-
-    fn give_back_stamp(&self, _stamp: Stamp) {}
 }

@@ -48,7 +48,6 @@ pub use device::{
 pub use driver::Driver;
 pub use listing::{Call, Listed, Listing};
 
-use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
 use crate::{
     Backend, Event, Flash, Init, KernelError, Kernels, Operation, Queue, Reading, Request, Section,
@@ -264,7 +263,7 @@ impl<D: Driver> Backend for Cuda<D> {
                 Request::Operation(operation) => self.launch_operation(queue, operation),
                 Request::Copy(out, x) => {
                     let (to, from) = (out.pointer(), x.pointer());
-                    self.driver.start_copy(queue, to, from, bytes_of(&x))
+                    self.driver.start_copy(queue, to, from, x.bytes())
                 }
                 Request::Disk(copy) => self.driver.start_disk(copy),
                 Request::Exchange(exchange) => self.driver.start_exchange(exchange),
@@ -286,7 +285,7 @@ impl<D: Driver> Backend for Cuda<D> {
 
     unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
         // SAFETY: the view covers as many bytes.
-        unsafe { self.driver.start_read(x.pointer(), bytes_of(&x)) }
+        unsafe { self.driver.start_read(x.pointer(), x.bytes()) }
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

@@ -2,7 +2,6 @@
 
 pub mod timeline;
 
-use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
 use crate::{
     Backend, Event, ExchangeBytes, KernelError, Kernels, Queue, Reading, Request, Target, Traffic,
@@ -117,7 +116,7 @@ impl Backend for Meta {
             let place = self.memory.place();
             match request {
                 Request::Operation(operation) => timeline.execute(queue, &operation, place),
-                Request::Copy(_, x) => timeline.copy(queue, bytes_of(&x), place),
+                Request::Copy(_, x) => timeline.copy(queue, x.bytes(), place),
                 Request::Disk(copy) => timeline.copy(queue, copy.bytes(), place),
                 Request::Exchange(exchange) => {
                     self.counts_exchange(exchange.bytes(self.rank));
@@ -136,7 +135,7 @@ impl Backend for Meta {
     }
 
     unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
-        Ok(Reading::done(vec![0; bytes_of(&x)]))
+        Ok(Reading::done(vec![0; x.bytes()]))
     }
 
     fn counts_exchange(&self, bytes: ExchangeBytes) -> bool {

@@ -54,7 +54,7 @@ pub struct Cost {
     pub bytes: u64,
 }
 
-/// What an operation does with a tensor.
+/// How an operation uses a tensor.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum OperandAccess {
     Read,
@@ -78,7 +78,7 @@ impl Operand<'_> {
         } else {
             1
         };
-        crossings * (self.view.elements() * self.view.dtype().size_in_bytes()) as u64
+        crossings * self.view.bytes() as u64
     }
 }
 

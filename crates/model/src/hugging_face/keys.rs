@@ -22,11 +22,11 @@ pub enum HfConfigError {
         "architectures has `{found}`, which is not supported; a {family} model is trained as {known}"
     )]
     Architecture {
-        /// What the file says.
+        /// The value in the file.
         found: String,
         /// The model type.
         family: String,
-        /// What it would have to say.
+        /// The value that would be accepted.
         known: &'static str,
     },
     /// A feature that would change the arithmetic.

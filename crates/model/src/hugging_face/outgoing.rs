@@ -69,7 +69,7 @@ where
     }
 }
 
-/// What files of this type say of the parameters, in the order of their layout.
+/// The parameters as tensors of a file of this type, in the order of their layout.
 pub fn file_specs(parameters: &Parameters, dtype: DType) -> Vec<TensorSpec> {
     let spec = |parameter: &Parameter| TensorSpec {
         name: parameter.name.clone(),

@@ -19,7 +19,7 @@ impl MlpActivation {
     pub const GATE_UP: Activation = Activation::new("gate_up", "d_gate_up", Label::MLP);
     /// `[b s, f]`: what the first product of a feed-forward layer without a gate writes.
     pub const FC: Activation = Activation::new("fc", "d_fc", Label::MLP);
-    /// What comes of either.
+    /// The output of either function.
     pub const ACT: Activation = Activation::new("act", "d_act", Label::MLP_ACT);
 
     fn input(&self) -> Activation {

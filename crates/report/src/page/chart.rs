@@ -23,7 +23,7 @@ pub(super) struct Chart {
     title: String,
     /// What stands below it until something is pointed at.
     caption: String,
-    /// What its curves show, if there are several.
+    /// The names of its curves, if there are several.
     names: Vec<CurveName>,
     /// Whether a run was resumed.
     is_resumed: bool,
@@ -187,7 +187,7 @@ fn best(line: &Line, axes: (&Axis, &Axis)) -> Option<Dot> {
         class: line.look.class(),
         name: "best".into(),
         is_chosen: true,
-        is_dominated: false,
+        is_off_front: false,
     })
 }
 

@@ -1,4 +1,4 @@
-//! What a run did between its steps: evaluations, and texts of the model's own.
+//! The evaluations of a run and its samples of text, made between steps.
 
 use super::records::{EvaluationSummary, Sample};
 use super::run_files::RunFiles;

@@ -342,7 +342,7 @@ fn picture(run: &RunFiles) -> Option<Chart> {
             name: word(&strategy["recompute"]) + &with,
             at: (cost, peak(strategy)? / unit_bytes),
             is_chosen: is_own(run, strategy),
-            is_dominated: false,
+            is_off_front: false,
         })
     };
     let mut points: Vec<ScatterPoint> = strategies.iter().filter_map(point).collect();
@@ -350,7 +350,7 @@ fn picture(run: &RunFiles) -> Option<Chart> {
     for point in &mut points {
         let (x, y) = point.at;
         let is_better = |other: &(f64, f64)| other.0 <= x && other.1 <= y && *other != point.at;
-        point.is_dominated = places.iter().any(is_better);
+        point.is_off_front = places.iter().any(is_better);
     }
     let picture = Scatter {
         x_label: "extra FLOPs, %".into(),

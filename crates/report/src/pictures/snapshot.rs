@@ -255,7 +255,7 @@ impl Allocator {
         self.entries.push(entry);
     }
 
-    /// What all entries have at this time; the caller adds the rest.
+    /// The fields that all entries have at this time; the caller adds the rest.
     fn entry(
         &self,
         action: &'static str,

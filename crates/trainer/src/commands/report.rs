@@ -55,8 +55,8 @@ pub(crate) fn report(args: &ReportArgs) -> Result<(), Failure> {
     print(format_args!("{}\n", written.display()))
 }
 
-/// What other settings of a run would need, as `trainer plan` says it; none where its configuration makes no plan here, which is
-/// said.
+/// The needs of a run's other settings, as `trainer plan` prints them. None, with a warning, if the run's configuration makes no
+/// plan here.
 fn others(config: &str, plan: &Value) -> Option<Value> {
     let planned = plan_others(config, plan).inspect_err(|reason| {
         tracing::warn!("the page does not say what other settings would need: {reason:#}");

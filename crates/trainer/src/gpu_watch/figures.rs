@@ -13,7 +13,7 @@ pub(super) struct GpuReading {
     pub(super) memory_clock_mhz: Option<u32>,
     pub(super) power_w: Option<u32>,
     pub(super) temperature_c: Option<u32>,
-    /// What holds its clocks back, in NVML's words.
+    /// The reasons that hold its clocks back, in NVML's words.
     pub(super) reasons: BTreeSet<String>,
 }
 

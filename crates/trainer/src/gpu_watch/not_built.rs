@@ -1,4 +1,4 @@
-//! What stands for NVML in a build without CUDA, which uses no GPU.
+//! A stand-in for NVML in a build without CUDA, which uses no GPU.
 
 use super::figures::{GpuReading, Limits};
 use super::tenants::Tenants;

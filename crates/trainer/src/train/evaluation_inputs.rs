@@ -1,4 +1,4 @@
-//! What a run opens for its evaluations and samples.
+//! The data, tokenizer and prompt that a run opens for its evaluations and samples.
 
 use crate::failure::Failure;
 use crate::model_tokens::ModelTokens;
@@ -7,16 +7,16 @@ use data::{DataError, Dataset};
 use settings::{Resolved, Settings};
 use tokenization::Tokenizer;
 
-/// What evaluations and samples need beside the model.
+/// Inputs of evaluations and samples, apart from the model.
 pub(super) struct EvaluationInputs {
     pub(super) evaluation: Option<Dataset>,
     pub(super) sample: Option<SampleInputs>,
 }
 
-/// What the model's own text is made with.
+/// Inputs of the model's own text.
 pub(super) struct SampleInputs {
     pub(super) tokenizer: Tokenizer,
-    /// What it begins with.
+    /// Tokens that it begins with.
     pub(super) prompt: Vec<u32>,
     /// Tokens that are planned for, the prompt included.
     pub(super) window: usize,

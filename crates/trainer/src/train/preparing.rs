@@ -11,7 +11,7 @@ use crate::job::Job;
 use crate::limits::{limit, refuse_without_room};
 use crate::model_tokens::ModelTokens;
 use crate::run_dir::refuse_model;
-use crate::samples::{data_options, settle_epochs};
+use crate::samples::{data_options, set_steps_from_epochs};
 use data::{Dataset, Inputs};
 use model::Origin;
 use planner::Plan;
@@ -50,7 +50,7 @@ impl Prepared {
             tokens.check(&dataset)?;
         }
         let tokens = tokens.after(&dataset);
-        settle_epochs(&mut resolved, &dataset)?;
+        set_steps_from_epochs(&mut resolved, &dataset)?;
         let (config, device) = decisions::on_device(&resolved, job.group())?;
         resolved.config = config;
         let step = device.step(Settings::new(&resolved.config)?)?;
@@ -107,7 +107,11 @@ impl Prepared {
 
     /// Refuses on the first rank to write the trained model where there is one already. If all steps were made before, that may
     /// be this run's own model: it stays as it is, and none is written.
-    pub(super) fn settle_final_model(&mut self, job: &Job, origin: &Origin) -> Result<(), Failure> {
+    pub(super) fn keep_or_refuse_final_model(
+        &mut self,
+        job: &Job,
+        origin: &Origin,
+    ) -> Result<(), Failure> {
         let Some(folder) = &self.resolved.options.save_final else {
             return Ok(());
         };

@@ -1,4 +1,4 @@
-//! What a run writes down of its steps.
+//! The records that a run writes of its steps.
 
 use super::Run;
 use super::totals::Asked;

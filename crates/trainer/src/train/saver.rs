@@ -1,4 +1,4 @@
-//! What writes checkpoints: in the background from a copy on the host, or while training waits; one process, or all ranks.
+//! Writes checkpoints: in the background from a copy on the host, or while training waits; in one process, or on all ranks.
 
 use crate::failure::Failure;
 use checkpoint::{
@@ -12,12 +12,12 @@ use session::SessionState;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What saves a run.
+/// Saves a run.
 pub(super) struct Saver {
     pub(super) writer: BackgroundWriter<Outcome>,
     /// Where several ranks save together; then the writer has nothing to do.
     pub(super) joint: Option<JointSaver>,
-    /// What came with the model, and goes out with it.
+    /// The files that came with the model and are saved with it.
     origin: Origin,
     /// The last step that was saved, or is being saved.
     pub(super) last: Option<usize>,
@@ -68,7 +68,7 @@ impl Saver {
         }
     }
 
-    /// What came with the model.
+    /// The files that came with the model.
     pub(super) fn origin(&self) -> &Origin {
         &self.origin
     }
@@ -177,8 +177,8 @@ impl Old {
     }
 }
 
-/// What goes out with the model of a run: what came with the model that it starts from, and the tokenizer of its data where
-/// that has none.
+/// The files to save with the model of a run: those that came with the model that it starts from, and the tokenizer of its
+/// data if that model has none.
 pub(super) fn origin(from: Option<&Path>, data: Option<&Path>) -> Result<Origin, Failure> {
     let origin = from.map(Origin::read).transpose()?.unwrap_or_default();
     match data {

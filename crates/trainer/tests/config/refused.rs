@@ -188,7 +188,8 @@ fn contradictions_are_refused() {
             seq
         );
     }
-    // What a file says of an optimizer, or of a rate that falls, goes with it; what the command line says of it does not.
+    // If the command line picks another optimizer or a constant rate, the file's keys for the old one are ignored, and keys of
+    // the command line are not.
     let muon = "[optim]\nkind = \"muon\"\nns_steps = 3\n";
     let (_folder, path) = file(&format!(
         "{muon}[lr]\nschedule = \"wsd\"\ndecay_steps = 5\n"

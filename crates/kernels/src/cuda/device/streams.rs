@@ -9,7 +9,6 @@
 use super::calls::Records;
 use super::{error, handles};
 use crate::exchange::{group_failed, without_group};
-use crate::queue::bytes_of;
 use crate::workers::Workers;
 use crate::{DiskCopy, Event, Exchange, KernelError, Queue};
 use collectives::{Group, GroupError};
@@ -193,7 +192,7 @@ impl Streams {
     unsafe fn copy_own(&self, exchange: &Exchange) -> Result<(), DriverError> {
         let stream = self.of(Queue::Collective);
         for ((_, x), (_, out)) in exchange.sends.iter().zip(&exchange.receives) {
-            let (to, from, bytes) = (out.pointer() as u64, x.pointer() as u64, bytes_of(x));
+            let (to, from, bytes) = (out.pointer() as u64, x.pointer() as u64, x.bytes());
             if bytes > 0 {
                 // SAFETY: the caller's promise: both have as many bytes.
                 unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream) }.result()?;

@@ -18,7 +18,7 @@ pub(crate) fn draw(path: &Path, rows: &[Row]) -> Result<(), Failure> {
             name: row.strategy.clone(),
             at: (peak_bytes / unit_bytes, tokens_per_s),
             is_chosen: false,
-            is_dominated: row.dominated_by.is_some(),
+            is_off_front: row.dominated_by.is_some(),
         })
     };
     let points: Vec<ScatterPoint> = rows.iter().filter_map(point).collect();

@@ -24,16 +24,16 @@ pub struct PlanArgs {
     /// Print plan.json to standard output
     #[arg(long)]
     pub json: bool,
-    /// What is looked for beside the plan.
+    /// Flags for advice beside the plan.
     #[command(flatten)]
     pub advice: AdviceArgs,
-    /// What budgets buy.
+    /// Flags for the best policy at each budget.
     #[command(flatten)]
     pub pareto: ParetoArgs,
-    /// What generation needs.
+    /// Flags for the memory of generation.
     #[command(flatten)]
     pub generation: GenerationArgs,
-    /// Whose plan is made, of several ranks.
+    /// The rank whose plan is made.
     #[command(flatten)]
     pub rank: RankArgs,
     /// The flags of `train`.
@@ -57,7 +57,7 @@ fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
     let mut plan = Plan::with_alternatives(&config, target)?;
     plan.notes.extend(attention::note(&config));
     let mut plan = answer(&args.advice, &args.run, resolved, &config, plan)?;
-    // What budgets buy is chosen for each anew.
+    // The policy is chosen anew for each budget.
     let open = Config {
         recompute: resolved.config.recompute.clone(),
         offload: resolved.config.offload.clone(),

@@ -99,7 +99,7 @@ fn draw(frontier: &Frontier, path: &Path) -> Result<(), Failure> {
     let point = |(name, peak_bytes, step_ms): (String, u64, f64)| ScatterPoint {
         at: (peak_bytes as f64 / unit_bytes, step_ms),
         is_chosen: false,
-        is_dominated: !name.is_empty(),
+        is_off_front: !name.is_empty(),
         name,
     };
     let scatter = Scatter {

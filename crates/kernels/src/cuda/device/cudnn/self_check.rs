@@ -177,7 +177,7 @@ impl Trial {
             options,
         })?;
         let read = |x: &Buffer| {
-            let mut bytes = vec![0; x.view().elements() * x.view().dtype().size_in_bytes()];
+            let mut bytes = vec![0; x.view().bytes()];
             kernels.download(&mut bytes, x.view())?;
             Ok(bytes)
         };
