@@ -7,14 +7,14 @@ use std::ptr::NonNull;
 ///
 /// Untyped on purpose: one slab serves every dtype. Pages cost nothing until they are written.
 #[derive(Debug)]
-pub(crate) struct HostBlock {
+pub struct HostBlock {
     pointer: NonNull<u8>,
     layout: Layout,
 }
 
 impl HostBlock {
     /// A block of `bytes`, or nothing if the system refuses.
-    pub(crate) fn new(bytes: u64) -> Option<HostBlock> {
+    pub fn new(bytes: u64) -> Option<HostBlock> {
         let size = usize::try_from(bytes).ok()?.max(1);
         let layout = Layout::from_size_align(size, 4096).ok()?;
         // SAFETY: the layout's size is at least 1.
@@ -22,8 +22,9 @@ impl HostBlock {
         Some(HostBlock { pointer, layout })
     }
 
-    pub(crate) fn pointer(&self) -> *mut u8 {
-        self.pointer.as_ptr()
+    /// Its first byte.
+    pub fn pointer(&self) -> NonNull<u8> {
+        self.pointer
     }
 }
 

@@ -64,6 +64,7 @@ pub use dtype::{DType, Element};
 pub use entry::{Entry, GRAIN_ELEMENTS, PARAMETER_PADDING};
 pub use history::{Address, History, MemoryChange, MemoryEvent};
 pub use home::{Home, Homes, Window};
+pub use host::HostBlock;
 pub use layout::{Layout, LayoutBuilder, Unit};
 pub use ledger::{Lease, Ledger, LiveLease, Peak};
 pub use memory::{Memory, PlaceGuard, StepMemory};

@@ -96,7 +96,7 @@ pub(crate) enum OwnedBlock {
 impl OwnedBlock {
     fn pointer(&self) -> *mut u8 {
         match self {
-            OwnedBlock::Host(block) => block.pointer(),
+            OwnedBlock::Host(block) => block.pointer().as_ptr(),
             OwnedBlock::Device(block) => block.pointer(),
         }
     }

@@ -1,4 +1,4 @@
-//! Loads, stores, and what turns an address of one space into one of another.
+//! Loads, stores and address-space conversions.
 
 use crate::error::{MistakeKind, Wrong};
 use crate::executable::{Decoded, Executable, Opcodes, Outside};
@@ -7,8 +7,7 @@ use crate::registers::{LANES, LaneMask, Registers, lanes};
 use crate::shadow::AccessKind;
 use crate::warp::Warp;
 
-/// Where a window of the generic address space begins: its number, in the upper byte of an address. Global allocations are
-/// in the first; variables of a module have one of their own, in both the generic and the global space.
+/// The upper byte of a generic address selects its space. Module variables keep it in global addresses too.
 const WINDOW: u32 = 56;
 pub(crate) const SHARED_WINDOW: u64 = 1 << WINDOW;
 pub(crate) const LOCAL_WINDOW: u64 = 2 << WINDOW;
@@ -19,7 +18,7 @@ pub(crate) const VARIABLES_WINDOW: u64 = 3 << WINDOW;
 pub(crate) enum Named {
     Generic,
     Global,
-    /// Global, and written by nobody during the launch.
+    /// Global memory that nothing writes during the launch (`ld.global.nc`).
     ReadOnly,
     Shared,
     Local,
@@ -134,7 +133,7 @@ fn resolve(space: Named, address: u64) -> Result<(Named, u64), Wrong> {
     }
 }
 
-/// Refuses what is not a multiple of the size.
+/// Errors unless the address is a multiple of the access size.
 pub(crate) fn check_alignment(address: u64, bytes: usize) -> Result<(), Wrong> {
     if address.is_multiple_of(bytes as u64) {
         return Ok(());

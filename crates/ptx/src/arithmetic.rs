@@ -4,7 +4,7 @@ use crate::executable::{Decode, Opcodes, binary, partial, ternary, ternary_lanes
 use crate::operands::PtxOperands;
 use crate::registers::LANES;
 
-/// What arithmetic of f32 gives for all that is no number.
+/// The NaN that f32 arithmetic returns.
 pub(crate) const NAN: f32 = f32::from_bits(0x7fff_ffff);
 
 pub(crate) const OPCODES: Opcodes = &[
@@ -96,10 +96,10 @@ const ADD: Decode = |o: &mut PtxOperands| binary(o, |a: f32, b: f32| canonical(a
 const SUBTRACT: Decode = |o: &mut PtxOperands| binary(o, |a: f32, b: f32| canonical(a - b));
 const MULTIPLY: Decode = |o: &mut PtxOperands| binary(o, |a: f32, b: f32| canonical(a * b));
 
-/// A result, with the one pattern that the device has for what is no number.
+/// Replaces any NaN by the device's canonical NaN.
 #[inline(always)]
 pub(crate) fn canonical(value: f32) -> f32 {
-    // Of the bits: the compiler takes any two floats that are no numbers for the same.
+    // Compares bits, because the compiler may treat all NaNs as equal.
     let bits = value.to_bits();
     let is_number = bits & 0x7fff_ffff <= f32::INFINITY.to_bits();
     f32::from_bits(if is_number { bits } else { NAN.to_bits() })
@@ -117,7 +117,7 @@ fn approximate(value: f32, f: impl Fn(f64) -> f64) -> f32 {
     canonical(f(value.into()) as f32)
 }
 
-/// The larger one; the number if only one is one; +0 is larger than -0.
+/// The larger operand; if one is NaN, the other. +0 counts as larger than -0.
 fn largest(a: f32, b: f32) -> f32 {
     match (a.is_nan(), b.is_nan()) {
         (true, _) => canonical(b),
@@ -165,7 +165,7 @@ fn fused_down(a: f32, b: f32, c: f32) -> f32 {
     let of_c = sum - product;
     let rest = (product - (sum - of_c)) + (c - of_c);
     if sum == 0.0 {
-        // Zeros of both signs, and what cancels, add up to -0.
+        // In this rounding, exact cancellation gives -0.
         let both_positive = product.is_sign_positive() && c.is_sign_positive();
         return if both_positive { 0.0 } else { -0.0 };
     }

@@ -95,7 +95,7 @@ fn begin(outside: &mut Outside, copy: &AsyncCopy, who: &Who) -> Result<(), Wrong
     outside.shared.forget(copy.to, copy.bytes)
 }
 
-/// What a copy reads, as far as it reads.
+/// The source bytes of a copy; the rest of the destination becomes 0.
 fn read(outside: &mut Outside, copy: &AsyncCopy, who: &Who) -> Result<[u8; 16], Wrong> {
     let mut value = [0; 16];
     let mut at = 0;
@@ -111,7 +111,7 @@ fn read(outside: &mut Outside, copy: &AsyncCopy, who: &Who) -> Result<[u8; 16], 
     Ok(value)
 }
 
-/// Makes the copies of all groups of a lane but the last ones.
+/// Completes all committed groups except each lane's `under_way` newest.
 fn finish(
     warp: &mut Warp,
     outside: &mut Outside,

@@ -1,4 +1,4 @@
-//! Barriers: who comes to one, and when it lets them go on.
+//! Barriers: which warps have arrived, and when they may continue.
 
 use crate::error::{MistakeKind, Wrong};
 use crate::executable::{Barrier, Executable};
@@ -67,7 +67,7 @@ pub(crate) fn release(code: &[PtxInstruction], warps: &mut [Warp]) -> Result<u32
     }
 }
 
-/// Whether all have come to a barrier that it waits for.
+/// Whether every thread that the barrier waits for has arrived.
 fn is_complete(there: &[&mut Warp]) -> Result<bool, Wrong> {
     let mut arrivals = there.iter().filter_map(|warp| warp.arrival);
     let first = arrivals.next().expect("they are there");

@@ -1,4 +1,4 @@
-//! What the lanes of a warp do together: shuffles, votes, and waiting for each other.
+//! Instructions that the lanes of a warp execute together: shuffles, votes, and waiting for each other.
 
 use crate::error::{MistakeKind, Wrong};
 use crate::executable::{Decoded, Executable, Opcodes};
@@ -9,8 +9,11 @@ pub(crate) const OPCODES: Opcodes = &[
     ("bar.warp.sync", |o| {
         o.exactly(1)?;
         let members = o.source::<u32>(0)?;
-        Ok(Executable::together(Some(members), |warp, _, _| {
-            warp.synchronise();
+        Ok(Executable::together(Some(members), |warp, _, mask| {
+            // Order among some lanes is not tracked: races between them are reported, ordered or not.
+            if mask == warp.whole {
+                warp.synchronise();
+            }
             Ok(())
         }))
     }),
@@ -72,8 +75,7 @@ fn shuffle(
     source: impl Fn(Shuffle) -> (u32, bool) + Send + Sync + 'static,
 ) -> Decoded {
     o.exactly(5)?;
-    let (target, a) = (o.target::<u32>(0)?, o.source::<u32>(1)?);
-    let found = o.predicate_target(0).ok();
+    let ((target, found), a) = (o.shuffle_target(0)?, o.source::<u32>(1)?);
     let (b, c) = (o.source::<u32>(2)?, o.source::<u32>(3)?);
     let members = o.source::<u32>(4)?;
     Ok(Executable::together(Some(members), move |warp, _, mask| {

@@ -1,4 +1,4 @@
-//! Comparisons. Of floats, an ordered one is false and an unordered one true where an operand is no number.
+//! Comparisons. With a NaN operand, ordered ones are false and unordered ones true.
 
 use crate::executable::{Decoded, Executable, Opcodes};
 use crate::operands::{Constant, PtxOperands};

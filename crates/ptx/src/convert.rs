@@ -20,7 +20,7 @@ pub(crate) const OPCODES: Opcodes = &[
     ("cvt.rn.f64.u64", |o| unary(o, |a: u64| a as f64)),
     ("cvt.s32.s16", |o| unary(o, |a: i16| i32::from(a))),
     ("cvt.s64.s32", |o| unary(o, |a: i32| i64::from(a))),
-    // What is no number becomes 0.
+    // NaN becomes 0.
     ("cvt.sat.f32.f32", |o| {
         unary(o, |a: f32| if a > 0.0 { a.min(1.0) } else { 0.0 })
     }),
@@ -58,7 +58,7 @@ pub(crate) const OPCODES: Opcodes = &[
     ("mov.u64", |o| unary(o, |a: u64| a)),
 ];
 
-/// The nearest bf16, the even one of two; 0x7fff for what is no number.
+/// The nearest bf16, ties to even; NaN becomes 0x7fff.
 pub(crate) fn bf16(value: f32) -> u16 {
     if value.is_nan() {
         return 0x7fff;

@@ -1,18 +1,14 @@
-//! A driver for [`kernels::cuda::Cuda`]: its launches are interpreted, its products computed by the emulation's code.
+//! A `Driver` that interprets kernels and computes matrix products with the emulation's code.
 
 use crate::{ArgumentValue, GlobalMemory, Module, ParseError, Shape};
 use kernels::cuda::{Argument, Driver, Gemm, Launch, Matrix, Workspace};
 use kernels::{DiskCopy, Exchange, KernelError, Queue, Reading};
-use memory::{Blocks, Refused, Space};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::cell::{Cell, RefCell};
+use memory::{Blocks, HostBlock, Refused, Space};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
-
-/// What page-locked memory is aligned to.
-const PINNED_ALIGNMENT: usize = 4096;
 
 /// One PTX text, and the module that it becomes when a kernel of it is first launched.
 struct SourceText {
@@ -53,8 +49,7 @@ pub struct Interpreter(Rc<State>);
 struct State {
     sources: Arc<PtxTexts>,
     memory: RefCell<GlobalMemory>,
-    pinned: RefCell<HashMap<usize, Layout>>,
-    instructions: Cell<u64>,
+    pinned: RefCell<HashMap<NonNull<u8>, HostBlock>>,
 }
 
 impl Interpreter {
@@ -64,13 +59,7 @@ impl Interpreter {
             sources: sources.clone(),
             memory: RefCell::default(),
             pinned: RefCell::default(),
-            instructions: Cell::new(0),
         }))
-    }
-
-    /// Instructions of all launches so far, counted for each thread that took part.
-    pub fn instructions(&self) -> u64 {
-        self.0.instructions.get()
     }
 
     fn write(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError> {
@@ -87,7 +76,7 @@ impl Interpreter {
     }
 
     /// Launches, or says why not.
-    fn interpret(&self, launch: &Launch) -> Result<u64, String> {
+    fn interpret(&self, launch: &Launch) -> Result<(), String> {
         let module = self.0.sources.module(launch.kernel.source)?;
         let value = |argument: &Argument| match *argument {
             Argument::Pointer(pointer) => ArgumentValue::U64(pointer.addr() as u64),
@@ -103,19 +92,17 @@ impl Interpreter {
         };
         let mut memory = self.0.memory.borrow_mut();
         let report = module.launch(launch.kernel.name, shape, &arguments, &mut memory);
-        report
-            .map(|report| report.instructions)
-            .map_err(|error| error.to_string())
+        report.map(|_| ()).map_err(|error| error.to_string())
     }
 }
 
-/// Where a matrix's rows, or its columns, lie one after the other: how many bytes each has, and where it starts.
+/// The contiguous runs of a matrix: the bytes of each, and their start offsets.
 fn runs(matrix: &Matrix, batch: usize, [rows, columns]: [usize; 2]) -> (usize, Vec<usize>) {
     let size = matrix.dtype.size_in_bytes();
     let (length, strides, count) = match matrix.column_stride {
         1 => (columns, matrix.row_stride, rows),
         _ if matrix.row_stride == 1 => (rows, matrix.column_stride, columns),
-        // A matrix of one row or one column has no neighbours: its elements, one by one.
+        // A single row or column with a stride has no contiguous run: one element per run.
         stride => (1, stride.max(matrix.row_stride), rows.max(columns)),
     };
     let starts = (0..batch).flat_map(|index| {
@@ -124,7 +111,7 @@ fn runs(matrix: &Matrix, batch: usize, [rows, columns]: [usize; 2]) -> (usize, V
     (length * size, starts.collect())
 }
 
-/// The same matrix where the processor finds it. What a product reads of it must have been written.
+/// The matrix at its host address. Errors if a product would read unwritten bytes.
 fn on_host(
     memory: &mut GlobalMemory,
     matrix: &Matrix,
@@ -189,12 +176,8 @@ fn multiply(memory: &mut GlobalMemory, gemm: &Gemm) -> Result<(), KernelError> {
 
 impl Driver for Interpreter {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
-        let done = self.interpret(launch);
-        let instructions =
-            done.map_err(|message| KernelError::misfit(launch.kernel.name, message))?;
-        let before = self.0.instructions.get();
-        self.0.instructions.set(before + instructions);
-        Ok(())
+        let launched = self.interpret(launch);
+        launched.map_err(|message| KernelError::misfit(launch.kernel.name, message))
     }
 
     unsafe fn gemm(&self, gemm: &Gemm, _workspace: Workspace) -> Result<(), KernelError> {
@@ -255,40 +238,38 @@ impl Blocks for Interpreter {
         "PTX"
     }
 
+    /// Device memory counts as unwritten, although a device's blocks are zero: kernels must not rely on that.
     fn allocate(&self, space: Space, bytes: u64) -> Result<NonNull<u8>, Refused> {
-        let bytes = bytes as usize;
         let pointer = match space {
             Space::Device => {
-                let address = self.0.memory.borrow_mut().allocate("block", bytes);
-                std::ptr::without_provenance_mut(address as usize)
+                let mut memory = self.0.memory.borrow_mut();
+                let address = memory.allocate("block", bytes as usize);
+                NonNull::new(std::ptr::without_provenance_mut(address as usize))
             }
-            _ => {
-                let layout = Layout::from_size_align(bytes, PINNED_ALIGNMENT);
-                let layout = layout.expect("a block is no larger than the address space");
-                // SAFETY: blocks are not empty.
-                let pointer = unsafe { alloc_zeroed(layout) };
-                self.0.pinned.borrow_mut().insert(pointer.addr(), layout);
+            Space::Host => HostBlock::new(bytes).map(|block| {
+                let pointer = block.pointer();
+                self.0.pinned.borrow_mut().insert(pointer, block);
                 pointer
-            }
+            }),
         };
-        NonNull::new(pointer).ok_or(Refused {
+        pointer.ok_or(Refused {
             device_bytes: None,
             error: None,
         })
     }
 
     unsafe fn free(&self, space: Space, block: NonNull<u8>) {
-        let address = block.as_ptr().addr();
-        if space == Space::Device {
-            let freed = self.0.memory.borrow_mut().free(address as u64);
-            return freed.expect("`allocate` gave it");
+        match space {
+            Space::Device => {
+                let address = block.as_ptr().addr() as u64;
+                let freed = self.0.memory.borrow_mut().free(address);
+                freed.expect("`allocate` gave it");
+            }
+            Space::Host => drop(self.0.pinned.borrow_mut().remove(&block)),
         }
-        let layout = self.0.pinned.borrow_mut().remove(&address);
-        // SAFETY: allocated with this layout.
-        unsafe { dealloc(block.as_ptr(), layout.expect("`allocate` gave it")) }
     }
 
-    /// Memory is filled where a lease begins, so that what reads it too early shows: here it does by itself.
+    /// Other devices fill new leases with a pattern. This one marks them unwritten instead, so that early reads are errors.
     unsafe fn fill(&self, pointer: *mut u8, value: u8, bytes: u64) {
         let mut memory = self.0.memory.borrow_mut();
         let forgotten = memory.forget(pointer.addr() as u64, bytes as usize, value);

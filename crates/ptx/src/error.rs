@@ -1,4 +1,4 @@
-//! What is wrong with a text, a launch or a kernel.
+//! Errors in a text, a launch or a kernel.
 
 use thiserror::Error;
 
@@ -8,7 +8,7 @@ use thiserror::Error;
 pub struct ParseError {
     /// The line, from 1.
     pub line: u32,
-    /// What is wrong there.
+    /// The message.
     pub message: String,
 }
 
@@ -18,17 +18,17 @@ pub enum LaunchError {
     /// A device would refuse the launch, or the arguments are not those of the kernel.
     #[error("{kernel}: {message}")]
     Launch {
-        /// What was to be launched.
+        /// The kernel of the launch.
         kernel: String,
         /// Why it is refused.
         message: String,
     },
-    /// A kernel did what has no meaning.
+    /// The kernel did something undefined.
     #[error(transparent)]
     Mistake(#[from] Box<Mistake>),
 }
 
-/// What a kernel did wrong, and where.
+/// A mistake of a kernel, and its place.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "{kernel}, line {line} of the PTX, block {block:?}, thread {thread:?}: {message}\n    {text}"
@@ -42,15 +42,15 @@ pub struct Mistake {
     pub text: String,
     /// The block, as `%ctaid`.
     pub block: [u32; 3],
-    /// The thread, as `%tid`; of several the first.
+    /// The thread, as `%tid`; the first if there are several.
     pub thread: [u32; 3],
-    /// What it is.
+    /// Its kind.
     pub kind: MistakeKind,
-    /// What it is, with the numbers.
+    /// The message, with its numbers.
     pub message: String,
 }
 
-/// What a kernel can do wrong.
+/// Kinds of mistakes of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MistakeKind {
     /// An access outside of every allocation, shared array, variable or parameter, or in the wrong space.
@@ -61,7 +61,7 @@ pub enum MistakeKind {
     Uninitialised,
     /// Two accesses, one of them a write, that nothing orders.
     Race,
-    /// A barrier that not all threads outside.
+    /// A barrier that not all threads reach.
     Barrier,
     /// An instruction of several lanes in which some do not take part, or that reads a lane that does not.
     Lanes,
@@ -73,7 +73,7 @@ pub enum MistakeKind {
     Endless,
 }
 
-/// What is wrong, before the machine adds where.
+/// A mistake before the machine adds its place.
 #[derive(Clone, Debug)]
 pub(crate) struct Wrong {
     pub(crate) kind: MistakeKind,

@@ -1,4 +1,4 @@
-//! What a decoded instruction does.
+//! Decoded instructions.
 
 use crate::error::{MistakeKind, Wrong};
 use crate::memory::AddressSpace;
@@ -8,7 +8,7 @@ use crate::report::AccessCounts;
 use crate::shadow::Who;
 use crate::warp::Warp;
 
-/// What an instruction reaches beside its warp.
+/// The state outside its warp that an instruction uses.
 pub(crate) struct Outside<'a> {
     pub(crate) global: &'a mut AddressSpace,
     pub(crate) shared: &'a mut AddressSpace,
@@ -17,7 +17,7 @@ pub(crate) struct Outside<'a> {
     pub(crate) parameters: &'a [u8],
     pub(crate) block: u64,
     pub(crate) barriers: u32,
-    /// What the instruction's accesses cost.
+    /// Counts the cost of the instruction's accesses.
     pub(crate) counts: &'a mut AccessCounts,
 }
 
@@ -37,7 +37,7 @@ impl Outside<'_> {
 type Compute = Box<dyn Fn(&mut Registers, LaneMask) + Send + Sync>;
 type Access = Box<dyn Fn(&mut Warp, &mut Outside, LaneMask) -> Result<(), Wrong> + Send + Sync>;
 
-/// What a barrier does beside waiting.
+/// The reduction of a barrier, if it has one.
 #[derive(Clone, Copy)]
 pub(crate) struct Barrier {
     /// Its number.
@@ -48,13 +48,13 @@ pub(crate) struct Barrier {
     pub(crate) any: Option<(Register<bool>, Condition)>,
 }
 
-/// What an instruction does, for the lanes of a mask.
+/// The effect of an instruction on the lanes of a mask.
 pub(crate) enum Executable {
     /// Computes in registers, and cannot fail.
     Compute(Compute),
     /// Everything else that a lane does without others.
     Access(Access),
-    /// What the lanes do together that a mask names: all of the warp if there is none.
+    /// An effect that the lanes of a mask have together; without a mask, the whole warp.
     Together {
         members: Option<Register<u32>>,
         run: Access,
@@ -66,7 +66,7 @@ pub(crate) enum Executable {
     End,
 }
 
-/// An action, or why the operands are none of the opcode's.
+/// The decoded instruction, or why its operands do not fit the opcode.
 pub(crate) type Decoded = Result<Executable, String>;
 
 /// Decodes the operands of one opcode.
@@ -123,7 +123,7 @@ pub(crate) fn binary<A: Constant, B: Constant, R: LaneValue>(
     }))
 }
 
-/// `d, a, b`, where some operands have no result: for those of the active lanes, `what` is an error.
+/// `d, a, b`, where `f` may be undefined: an active lane without a result is an error named `what`.
 pub(crate) fn partial<A: Constant>(
     o: &mut PtxOperands,
     what: &'static str,

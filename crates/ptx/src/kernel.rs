@@ -136,5 +136,5 @@ impl PtxKernel {
     }
 }
 
-/// Warps are whole but for the last.
+/// Blocks of the maximal size consist of whole warps.
 const _: () = assert!((THREADS_MAX as usize).is_multiple_of(LANES));

@@ -1,4 +1,4 @@
-//! Runs PTX on the processor, for tests: what NVRTC makes of the CUDA sources, which is what a binary carries.
+//! Interprets PTX on the CPU, for tests: the PTX that NVRTC makes and the binary carries.
 //!
 //! A [`Module`] is read from the text, and [`Module::launch`] runs one of its kernels on a [`GlobalMemory`]. Every access is
 //! checked; [`MistakeKind`] lists what is found. Instructions compute what the PTX manual documents, to the bit where it does.

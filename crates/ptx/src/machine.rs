@@ -14,7 +14,7 @@ use crate::registers::{LANES, LaneMask, Register, lanes};
 use crate::report::{AccessCounts, LineCounts, Report};
 use crate::warp::{LaneGroup, Warp};
 
-/// Instructions of the warps of a block before it counts as endless.
+/// A block that executes more warp instructions than this counts as endless.
 const INSTRUCTIONS_MAX: u64 = 1 << 28;
 
 /// A launch that was checked.
@@ -33,7 +33,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) budget: u64,
 }
 
-/// What stopped a warp: at which instruction, and for which lanes.
+/// The stop of a warp: its instruction, and the lanes that stopped.
 struct Stopped {
     at: usize,
     lanes: LaneMask,
@@ -241,12 +241,14 @@ impl Machine<'_> {
                 }
                 Executable::Branch(target) => {
                     let has_parted = branch(warp, &mut group, *target, mask);
-                    // A jump may have led past others.
+                    // The jump may have passed other groups, so return and pick again.
                     match is_alone && !has_parted {
                         true => continue,
                         false => break,
                     }
                 }
+                // No lane comes: its predicate is false in all of them.
+                Executable::Barrier(_) if mask == 0 => {}
                 Executable::Barrier(barrier) => {
                     group.is_waiting = group.lanes != warp.whole;
                     if !group.is_waiting {
@@ -288,7 +290,7 @@ fn line_of(text: &str, line: u32) -> &str {
     found.unwrap_or_default().trim()
 }
 
-/// Goes on at a label with some lanes of a group, and behind the branch with the others; whether there are both.
+/// Sends the lanes of `mask` to `target` and the others to the next instruction; returns whether the group split.
 fn branch(warp: &mut Warp, group: &mut LaneGroup, target: usize, mask: LaneMask) -> bool {
     let stays = group.lanes & !mask;
     if stays == 0 {
@@ -316,7 +318,7 @@ fn check_copies(warp: &Warp, mask: LaneMask) -> Result<(), Wrong> {
     Err(Wrong::new(MistakeKind::Unfinished, message))
 }
 
-/// The sets of lanes that do something together, if all of them have come; `members` says for each lane with which.
+/// Splits the arrived lanes by member mask; `None` while some member is missing.
 fn sets(
     warp: &Warp,
     members: Option<Register<u32>>,

@@ -6,7 +6,7 @@ use crate::shadow::{AccessKind, Shadow, Who};
 /// Most bytes of an access.
 pub(crate) const ACCESS_BYTES_MAX: usize = 16;
 
-/// Where the first global allocation lies, and what lies between two of them at least.
+/// Address of the first allocation, and the least gap between two.
 const GLOBAL_BASE: u64 = 0x10_0000_0000;
 const GAP_BYTES: u64 = 4096;
 const GLOBAL_ALIGNMENT: u64 = 512;
@@ -24,7 +24,7 @@ pub(crate) struct Region {
     shadow: Shadow,
 }
 
-/// Those of some of 16 bytes.
+/// The bits of `bytes` bytes at `offset` within one element of `written`.
 fn bits(offset: usize, bytes: usize) -> u16 {
     (((1u32 << bytes) - 1) << (offset % 16)) as u16
 }
@@ -185,7 +185,7 @@ impl AddressSpace {
         region.value(offset, bytes)
     }
 
-    /// Reads what cannot race.
+    /// Reads memory that only one thread can reach, without a race check.
     pub(crate) fn peek(&self, address: u64, bytes: usize) -> Result<[u8; ACCESS_BYTES_MAX], Wrong> {
         let index = self.holder(address, bytes);
         let region = &self.regions[index.ok_or_else(|| self.outside(address, bytes))?];
@@ -202,7 +202,7 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Writes what cannot race.
+    /// Writes memory that only one thread can reach, without a race check.
     pub(crate) fn poke(&mut self, address: u64, value: &[u8]) -> Result<(), Wrong> {
         let (region, offset) = self.locate(address, value.len())?;
         region.set(offset, value);
@@ -222,14 +222,14 @@ impl AddressSpace {
         region.note(offset, bytes, touch, launch, who)
     }
 
-    /// From now on nobody has written these bytes.
+    /// Marks these bytes as unwritten.
     pub(crate) fn forget(&mut self, address: u64, bytes: usize) -> Result<(), Wrong> {
         let (region, offset) = self.locate(address, bytes)?;
         region.set_written(offset, bytes, false);
         Ok(())
     }
 
-    /// Bytes that are written from now on.
+    /// These bytes, marked as written.
     pub(crate) fn bytes_mut(&mut self, address: u64, bytes: usize) -> Result<&mut [u8], Wrong> {
         let (region, offset) = self.locate(address, bytes)?;
         region.set_written(offset, bytes, true);
@@ -300,7 +300,7 @@ impl GlobalMemory {
         Ok(&region.bytes[offset..offset + bytes])
     }
 
-    /// Bytes within an allocation that nobody wrote, before the first of them; all of them if there are none.
+    /// The number of written bytes before the first unwritten one.
     ///
     /// # Errors
     /// If they are not within one allocation.

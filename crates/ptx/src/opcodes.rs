@@ -1,4 +1,4 @@
-//! All opcodes that there are.
+//! The table of supported opcodes.
 
 use crate::executable::{Decode, Opcodes};
 use crate::{access, arithmetic, async_copy, collective, compare, control, convert, logic, matrix};
@@ -24,7 +24,7 @@ pub fn supported() -> impl Iterator<Item = &'static str> {
     FAMILIES.into_iter().flatten().map(|(name, _)| *name)
 }
 
-/// Who decodes an opcode.
+/// The function that decodes an opcode.
 pub(crate) fn find(opcode: &str) -> Option<Decode> {
     static TABLE: OnceLock<HashMap<&'static str, Decode>> = OnceLock::new();
     let table = TABLE.get_or_init(|| FAMILIES.into_iter().flatten().copied().collect());

@@ -22,7 +22,7 @@ pub(crate) enum PtxOperand<'t> {
     Indirect(&'t str, i64),
 }
 
-/// Registers that nothing writes, at the start of the words: in this order.
+/// Special registers, stored first among the words, in this order.
 pub(crate) const SPECIAL: [&str; 13] = [
     "%tid.x",
     "%tid.y",
@@ -39,7 +39,7 @@ pub(crate) const SPECIAL: [&str; 13] = [
     "%laneid",
 ];
 
-/// What a register has before it is written: as a float no number, and no address.
+/// The value of a register before it is written: a NaN as a float, and no valid address.
 const UNWRITTEN: u64 = u64::MAX;
 const UNWRITTEN_PREDICATE: u32 = 0xaaaa_aaaa;
 
@@ -115,13 +115,13 @@ impl<'t> Names<'t> {
         self.scopes.push(HashMap::new());
     }
 
-    /// Whether there is none left.
+    /// Leaves the innermost scope; true if it was the last.
     pub(crate) fn close_scope(&mut self) -> bool {
         self.scopes.pop();
         self.scopes.is_empty()
     }
 
-    /// Declares a register, or `count` that end in a number.
+    /// Declares one register, or `name0` to `name{count-1}`.
     pub(crate) fn declare(&mut self, kind: &str, name: &'t str, count: Option<usize>) {
         let added = count.unwrap_or(1);
         let registers = &mut self.registers;
@@ -278,16 +278,34 @@ impl<'t> PtxOperands<'_, 't> {
     /// Where a result goes.
     pub(crate) fn target<T: LaneValue>(&self, index: usize) -> Result<Register<T>, String> {
         let name = match self.operand(index)? {
-            PtxOperand::Name(name) | PtxOperand::Pair(name, _) => name,
+            PtxOperand::Name(name) => name,
             other => return Err(format!("{other:?} is no register")),
         };
+        self.written(name)
+    }
+
+    /// Where the result of a shuffle goes: a register, and the predicate behind its `|`, if there is one.
+    pub(crate) fn shuffle_target(
+        &self,
+        index: usize,
+    ) -> Result<(Register<u32>, Option<Register<bool>>), String> {
+        match self.operand(index)? {
+            PtxOperand::Pair(name, predicate) => {
+                let predicate = self.predicate(predicate).map(Register::new)?;
+                Ok((self.written(name)?, Some(predicate)))
+            }
+            _ => Ok((self.target(index)?, None)),
+        }
+    }
+
+    fn written<T: LaneValue>(&self, name: &str) -> Result<Register<T>, String> {
         match SPECIAL.contains(&name) {
             true => Err(format!("`{name}` cannot be written")),
             false => self.slot(name),
         }
     }
 
-    /// What is read: a register, a constant or a variable's address.
+    /// A source operand: a register, a constant or a variable's address.
     pub(crate) fn source<T: Constant>(&mut self, index: usize) -> Result<Register<T>, String> {
         let operand = self.operand(index)?;
         self.source_of(&operand)
@@ -331,7 +349,7 @@ impl<'t> PtxOperands<'_, 't> {
         Ok(slots)
     }
 
-    /// Refuses a result that goes elsewhere than to registers.
+    /// Errors if the destination is not made of writable registers.
     pub(crate) fn goes_to_registers(&self, index: usize) -> Result<(), String> {
         let operand = self.operand(index)?;
         let elements = match &operand {
@@ -378,12 +396,10 @@ impl<'t> PtxOperands<'_, 't> {
         }
     }
 
-    /// Where a predicate goes: the operand itself, or behind its `|`.
+    /// Where a predicate goes.
     pub(crate) fn predicate_target(&self, index: usize) -> Result<Register<bool>, String> {
         match self.operand(index)? {
-            PtxOperand::Name(name) | PtxOperand::Pair(_, name) => {
-                self.predicate(name).map(Register::new)
-            }
+            PtxOperand::Name(name) => self.predicate(name).map(Register::new),
             other => Err(format!("{other:?} is no predicate")),
         }
     }

@@ -11,7 +11,7 @@ use crate::registers::Condition;
 use crate::text::{Token, tokens};
 use std::collections::{HashMap, HashSet};
 
-/// What lies between two variables, or two shared arrays: a whole row of banks, so that it does not change who conflicts.
+/// The gap between two variables or shared arrays: a whole row of banks, so that it does not change which lanes conflict.
 const GAP_BYTES: u64 = 128;
 
 /// Where shared arrays of the module lie, behind those of kernels.
@@ -81,7 +81,7 @@ struct Parser<'t> {
     names: HashMap<&'t str, u64>,
     variables: AddressSpace,
     variables_end: u64,
-    /// Shared arrays that belong to no kernel: a block has those that its kernel names.
+    /// Shared arrays declared outside kernels; a block gets those that its kernel mentions.
     shared: Shared,
 }
 
@@ -304,7 +304,7 @@ impl<'t> Parser<'t> {
         Ok(parameters)
     }
 
-    /// What stands between a kernel's parameters and its body; gives the most threads of a block.
+    /// Reads the directives between a kernel's parameters and its body. Returns the most threads of a block.
     fn tuning(&mut self) -> Result<Option<u64>, ParseError> {
         let mut threads_max = None;
         while self.peek() != Some(Token::Mark(b'{')) {

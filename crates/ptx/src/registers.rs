@@ -14,7 +14,7 @@ pub(crate) fn lanes(mask: LaneMask) -> impl Iterator<Item = usize> {
     (0..LANES).filter(move |lane| mask >> lane & 1 == 1)
 }
 
-/// Registers of a warp, by width. Constants and special registers are registers that nothing writes.
+/// Constants and special registers live here too; no instruction writes them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Registers {
     /// Registers of 32 bits, and those of 16 bits, whose upper half is zero.
@@ -61,7 +61,7 @@ impl Condition {
     }
 }
 
-/// What a lane's register can hold.
+/// Types of values that a lane's register can hold.
 pub(crate) trait LaneValue: Copy + 'static {
     /// The register's own type.
     type Bits: Copy + Default + 'static;

@@ -1,4 +1,4 @@
-//! What a launch did: instructions, and what its accesses cost.
+//! Counts of a launch: its instructions, and the cost of its accesses.
 
 use crate::registers::{LANES, LaneMask, lanes};
 
@@ -8,7 +8,7 @@ const SECTOR_BYTES: u64 = 32;
 const BANKS: usize = 32;
 const BANK_BYTES: u64 = 4;
 
-/// What a launch did.
+/// Counts of a launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Instructions, counted once for each thread that took part.
@@ -22,11 +22,11 @@ pub struct Report {
 pub struct LineCounts {
     /// The line, from 1.
     pub line: u32,
-    /// What its accesses cost.
+    /// The cost of its accesses.
     pub counts: AccessCounts,
 }
 
-/// What accesses of warps cost.
+/// The cost of the accesses of warps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AccessCounts {
     /// Accesses of warps to global memory.

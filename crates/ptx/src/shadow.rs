@@ -1,4 +1,4 @@
-//! Who accessed each byte, to find accesses that nothing orders.
+//! The last accesses of each byte, to find accesses that nothing orders.
 //!
 //! A warp has a clock, and knows of each warp of its block up to which time of that warp's clock its accesses come before its
 //! own: a barrier brings what its warps know together. Blocks are never ordered.
@@ -12,7 +12,7 @@ const PAGE_BYTES: usize = 1024;
 /// Fields of a [`Cell`].
 const CLOCK_BITS: u32 = 29;
 const THREAD_BITS: u32 = 11;
-/// In the place of a thread: several of the block, or, from the second on, several of one warp.
+/// Thread-field values for several threads: `SEVERAL` for the block, `OF_WARP + w` for warp w.
 const SEVERAL: u64 = (1 << THREAD_BITS) - 1;
 const OF_WARP: u64 = 1024;
 /// In the place of a block: several.
@@ -21,7 +21,7 @@ const BLOCKS: u64 = (1 << (64 - CLOCK_BITS - THREAD_BITS)) - 1;
 /// Most blocks of a launch.
 pub(crate) const BLOCKS_MAX: u64 = BLOCKS - 1;
 
-/// Who accesses.
+/// The thread that accesses.
 #[derive(Clone, Copy)]
 pub(crate) struct Who<'a> {
     /// The number of the block in its grid.
@@ -72,8 +72,7 @@ impl Cell {
         }
     }
 
-    /// Whether the access comes before what `who` does now, in every order that the device may choose, where accesses of the
-    /// own warp do up to a time.
+    /// Whether the access is ordered before `who`'s current one; `own` is the limit for its own warp.
     fn is_before_since(self, who: &Who, own: u32) -> bool {
         if self.0 == 0 {
             return true;
@@ -87,17 +86,17 @@ impl Cell {
             }
     }
 
-    /// Of a write.
+    /// For writes: visible to `who`.
     fn is_visible(self, who: &Who) -> bool {
         self.is_before_since(who, who.seen[who.thread / 32])
     }
 
-    /// Of a read.
+    /// For reads: finished before `who` writes.
     fn is_over(self, who: &Who) -> bool {
         self.is_before_since(who, who.time)
     }
 
-    /// This read, and one more.
+    /// Combines this read with one by `who`.
     fn and(self, who: &Who) -> Cell {
         let warp = who.thread / 32;
         if self.is_over(who) {
@@ -120,7 +119,7 @@ impl Cell {
     }
 }
 
-/// What an access does.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum AccessKind {
     Read,
@@ -129,7 +128,7 @@ pub(crate) enum AccessKind {
     Write,
 }
 
-/// The accesses of a kilobyte, in pieces as small as the smallest of them.
+/// Access records of 1 KiB, at the granularity of the smallest access so far.
 #[derive(Default)]
 struct Page {
     /// The launch that the rest is of.

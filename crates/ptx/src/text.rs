@@ -13,7 +13,7 @@ pub(crate) enum Token<'t> {
     Float(u32),
     /// `0d3FF0000000000000`.
     Double(u64),
-    /// What stands between quotes.
+    /// The text between quotes.
     Quoted,
     /// One character of punctuation.
     Mark(u8),

@@ -10,7 +10,7 @@ pub(crate) struct LaneGroup {
     /// The instruction that is next.
     pub(crate) at: usize,
     pub(crate) lanes: LaneMask,
-    /// Whether it can only go on when others of the warp have come there too.
+    /// Whether it waits here for other lanes of the warp.
     pub(crate) is_waiting: bool,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Warp {
 }
 
 impl Warp {
-    /// Brings groups together that are at the same instruction. One that waits there looks again who has come.
+    /// Merges groups at the same instruction; a waiting group is checked again.
     pub(crate) fn merge(&mut self) {
         if self.groups.len() < 2 {
             return;
@@ -60,13 +60,13 @@ impl Warp {
         });
     }
 
-    /// From now on what its lanes did is known to all of them.
+    /// Makes the accesses of all lanes visible to the whole warp.
     pub(crate) fn synchronise(&mut self) {
         self.time += 1;
         self.seen[self.index] = self.time;
     }
 
-    /// From now on what its lanes have read is over.
+    /// Orders earlier reads of the whole warp before its later writes.
     pub(crate) fn exchange(&mut self, mask: LaneMask) {
         self.time += u32::from(mask == self.whole);
     }

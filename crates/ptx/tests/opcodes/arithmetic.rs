@@ -3,7 +3,7 @@
 use crate::harness::Value::{D, F, L, U};
 use crate::harness::{Case, Value, case};
 
-/// What an operation of f32 gives for what is no number.
+/// The NaN that operations of f32 return.
 const NAN: Value = F(f32::from_bits(0x7fff_ffff));
 const INF: f32 = f32::INFINITY;
 /// The least numbers above 1.
@@ -77,7 +77,7 @@ fn floats() -> Vec<Case> {
         ([F(1.0), F(-1e-30), F(1.0)], F(1.0 - HALF)),
         ([F(1e-30), F(1e-30), F(-1.0)], F(-1.0)),
         ([F(-1e-30), F(1e-30), F(-1.0)], F(-NEXT)),
-        // What cancels gives -0.
+        // A sum that cancels gives -0.
         ([F(1.0), F(-1.0), F(1.0)], F(-0.0)),
         ([F(0.0), F(1.0), F(0.0)], F(0.0)),
         ([F(f32::MAX), F(2.0), F(0.0)], F(f32::MAX)),
@@ -248,8 +248,7 @@ fn integers() -> Vec<Case> {
     ]
 }
 
-/// At points where the exact result is an f32, which the documented error then allows no other than a few neighbours of; the
-/// interpreter gives the nearest.
+/// At points where the exact result is an f32; the interpreter returns the nearest f32.
 fn approximations() -> Vec<Case> {
     let subnormal = f32::from_bits(0x0000_ffff);
     vec![

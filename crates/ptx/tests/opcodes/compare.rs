@@ -3,7 +3,7 @@
 use crate::harness::Value::{D, F, H, L, P, U};
 use crate::harness::{Case, Value, case};
 
-/// What a comparison says of two numbers in either order, and of equal ones.
+/// The results of a comparison of two numbers in either order, and of equal ones.
 struct Says {
     less: bool,
     equal: bool,

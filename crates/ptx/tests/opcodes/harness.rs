@@ -92,7 +92,7 @@ impl Case {
 const NAMES: [&str; 4] = ["%a", "%b", "%c", "%e"];
 
 impl Case {
-    /// Every row in a lane of its own; the other lanes repeat the first.
+    /// One row per lane; spare lanes repeat the first row.
     pub fn check(&self) {
         let (first, result) = &self.rows[0];
         let mut body = format!(".reg {} %d;\n{}\n", result.kind().0, self.declared);
@@ -163,7 +163,7 @@ pub fn kernel(body: &str) -> String {
     )
 }
 
-/// What a program's test gives back: the text that it ran.
+/// The text that a test ran.
 pub type Program = fn() -> String;
 
 /// Runs the kernel `test` in one block.
@@ -206,7 +206,7 @@ pub fn words(text: &str, threads: u32, input: &[u32], output_words: usize) -> Ve
     bytes.chunks_exact(4).map(word).collect()
 }
 
-/// What a kernel `test` of so many threads and blocks does wrong on two arrays of 1 KiB that are written.
+/// The mistake of a kernel `test` of so many threads and blocks, on two arrays of 1 KiB that are written.
 pub fn fault(text: &str, blocks: u32, threads: u32) -> Mistake {
     let mut memory = GlobalMemory::new();
     let first = memory.allocate_with("first", &[0; 1024]);

@@ -255,6 +255,9 @@ fn lanes_that_do_not_take_part_are_found() {
         );
         assert!(found.message.contains("lanes 0x0000ffff wait"), "{found}");
     }
+    // An instruction that no lane executes is skipped: no barrier waits for it.
+    let none = by_lane(".reg .pred %p;\nsetp.gt.u32 %p, %lane, 99;\n@%p bar.sync 0;");
+    crate::harness::words(&none, 64, &[0; 512], 512);
     // With the mask of those that are there it is right.
     crate::harness::words(&skipped(16, "bar.warp.sync 0xffff;"), 32, &[0; 256], 256);
 }

@@ -20,7 +20,7 @@ const TABLES: [Table; 4] = [
     logic::table,
 ];
 
-/// All others: a test each, which gives the text that it ran.
+/// Every other opcode has a test that returns the program that it ran.
 const PROGRAMS: [&[(&str, Program)]; 3] = [lanes::PROGRAMS, matrix::PROGRAMS, memory::PROGRAMS];
 
 #[test]
@@ -43,7 +43,7 @@ fn programs_do_what_the_manual_says() {
     }
 }
 
-/// Who adds an opcode adds a test of it.
+/// Every supported opcode has a test.
 #[test]
 fn every_opcode_has_a_test() {
     let computed = TABLES.into_iter().flat_map(|table| table());
@@ -77,6 +77,12 @@ fn operands_of_another_number_width_or_kind_are_refused() {
         ),
         ("add.s32 %r1, %r2, %r9;", "`%r9` is not declared"),
         ("add.f32 %r1, %r2, 1;", "Integer(1) has another type"),
+        ("add.s32 %r1|%p1, %r2, 1;", "is no register"),
+        ("setp.lt.s32 %p1|%p2, %r1, %r2;", "is no predicate"),
+        (
+            "shfl.sync.idx.b32 %r1|%p9, %r2, 0, 31, -1;",
+            "`%p9` is no predicate",
+        ),
         ("mov.u32 %tid.x, %r1;", "`%tid.x` cannot be written"),
         ("ld.global.v2.u32 {%r1, 4}, [%rd1];", "cannot be written"),
         ("bra away;", "the label is not in this kernel"),
@@ -86,10 +92,10 @@ fn operands_of_another_number_width_or_kind_are_refused() {
         ),
     ] {
         let text = format!(
-            ".entry none()\n{{\n.reg .b32 %r<3>;\n.reg .b64 %rd<3>;\n{instruction}\nret;\n}}\n"
+            ".entry none()\n{{\n.reg .b32 %r<3>;\n.reg .b64 %rd<3>;\n.reg .pred %p<3>;\n{instruction}\nret;\n}}\n"
         );
         let error = ptx::Module::parse(&text).err().unwrap();
-        assert_eq!(error.line, 5, "{instruction}");
+        assert_eq!(error.line, 6, "{instruction}");
         assert!(
             error.message.contains(message),
             "{instruction}: {}",

@@ -69,7 +69,7 @@ fn load(is_transposed: bool) -> String {
                 } else {
                     [row, column]
                 };
-                // LaneValue 8 m + r names the rows of the matrix whose number differs in its lowest bit.
+                // Lane 8 m + r gives the address of row r of matrix m ^ 1.
                 let expected = element(8 * (matrix ^ 1) + of_row, at);
                 assert_eq!(
                     half, expected,

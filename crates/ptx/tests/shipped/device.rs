@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 /// An interpreter of some texts, with its memory.
 pub struct Device {
+    pub dtype: DType,
     pub memory: Memory,
     pub kernels: Kernels<Cuda<Interpreter>>,
-    pub interpreter: Interpreter,
 }
 
 impl Device {
@@ -19,79 +19,55 @@ impl Device {
         let interpreter = Interpreter::new(sources);
         let memory = Memory::device(Rc::new(interpreter.clone()));
         memory.set_poison(true);
-        let kernels = Cuda::new(interpreter.clone(), &memory, dtype).unwrap();
+        let kernels = Cuda::new(interpreter, &memory, dtype).unwrap();
         Device {
+            dtype,
             memory,
             kernels,
-            interpreter,
         }
     }
 }
 
 /// A tensor that nobody wrote.
-pub fn room(memory: &Memory, dtype: DType, dims: impl Into<Dims>) -> Buffer {
-    memory
+pub fn room(device: &Device, dtype: DType, dims: impl Into<Dims>) -> Buffer {
+    device
+        .memory
         .lease(Category::Temporary, "tensor", dims.into(), dtype)
         .unwrap()
 }
 
-/// A tensor with these bytes.
-pub fn put_bytes(
-    kernels: &Kernels,
-    memory: &Memory,
-    dtype: DType,
-    dims: impl Into<Dims>,
-    bytes: &[u8],
-) -> Buffer {
-    let mut tensor = room(memory, dtype, dims);
-    kernels.upload(tensor.view_mut(), bytes).unwrap();
+/// A tensor with these values, which its type has.
+pub fn put(device: &Device, dims: impl Into<Dims>, values: &[f32]) -> Buffer {
+    let mut tensor = room(device, device.dtype, dims);
+    let bits = values.iter().map(|value| value.to_bits());
+    let bytes: Vec<u8> = match device.dtype {
+        DType::F32 => bits.flat_map(u32::to_le_bytes).collect(),
+        _ => bits
+            .flat_map(|bits| ((bits >> 16) as u16).to_le_bytes())
+            .collect(),
+    };
+    device.kernels.upload(tensor.view_mut(), &bytes).unwrap();
     tensor
 }
 
-/// A tensor with these values, which its type has.
-pub fn put(
-    kernels: &Kernels,
-    memory: &Memory,
-    dtype: DType,
-    dims: impl Into<Dims>,
-    values: &[f32],
-) -> Buffer {
-    let bytes: Vec<u8> = match dtype {
-        DType::F32 => values
-            .iter()
-            .flat_map(|value| value.to_le_bytes())
-            .collect(),
-        DType::BF16 => values
-            .iter()
-            .flat_map(|value| ((value.to_bits() >> 16) as u16).to_le_bytes())
-            .collect(),
-        _ => values
-            .iter()
-            .flat_map(|value| (*value as i32).to_le_bytes())
-            .collect(),
-    };
-    put_bytes(kernels, memory, dtype, dims, &bytes)
-}
-
-/// A tensor's bytes.
-pub fn take_bytes(kernels: &Kernels, tensor: &Buffer) -> Vec<u8> {
-    let mut bytes = vec![0; tensor.dims().elements() * tensor.dtype().size_in_bytes()];
-    kernels.download(&mut bytes, tensor.view()).unwrap();
-    bytes
-}
-
 /// A tensor's values.
-pub fn take(kernels: &Kernels, tensor: &Buffer) -> Vec<f32> {
-    let bytes = take_bytes(kernels, tensor);
+pub fn take(device: &Device, tensor: &Buffer) -> Vec<f32> {
+    let mut bytes = vec![0; tensor.view().bytes()];
+    device.kernels.download(&mut bytes, tensor.view()).unwrap();
     match tensor.dtype() {
         DType::F32 => bytes
-            .chunks_exact(4)
-            .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+            .as_chunks()
+            .0
+            .iter()
+            .copied()
+            .map(f32::from_le_bytes)
             .collect(),
-        _ => bytes
-            .chunks_exact(2)
-            .map(|bytes| f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16))
-            .collect(),
+        _ => {
+            let halves = bytes.as_chunks().0.iter().copied().map(u16::from_le_bytes);
+            halves
+                .map(|half| f32::from_bits(u32::from(half) << 16))
+                .collect()
+        }
     }
 }
 
@@ -116,7 +92,7 @@ pub fn worst(found: &[f32], expected: &[f64]) -> f64 {
         .iter()
         .zip(expected)
         .map(|(found, expected)| (f64::from(*found) - expected).abs());
-    // What is no number is infinitely wrong.
+    // A NaN is infinitely wrong.
     differences.fold(0f64, |worst, difference| {
         if difference <= worst {
             worst

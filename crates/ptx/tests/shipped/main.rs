@@ -1,9 +1,9 @@
-//! The kernels of a binary: each is decoded, some run against plain loops, and what is broken in them shows.
+//! The kernels of a binary: each is decoded, and a break in one shows.
 #![cfg(feature = "cuda")]
 
 mod device;
 mod mutations;
-mod operations;
+mod references;
 
 use ptx::Module;
 use std::collections::BTreeSet;

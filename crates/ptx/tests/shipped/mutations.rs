@@ -1,6 +1,6 @@
-//! Kernels whose PTX is broken in one place: each run fails, or is wrong.
+//! Breaks one place of a kernel's PTX; each run must fail or give a wrong result.
 
-use crate::operations::{flash_attention, rms_norm};
+use crate::references::{flash_attention, rms_norm};
 use crate::texts;
 use kernels::KernelError;
 use memory::DType;
