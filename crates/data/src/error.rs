@@ -4,8 +4,8 @@ use std::io;
 
 use crate::FileKind;
 
-/// Why there is no dataset, or no next step. Each message says what was wrong, where, and what to do about it. Reasons that no
-/// caller tells apart share [`Setting`](Self::Setting) and [`Unusable`](Self::Unusable).
+/// Why there is no dataset, or no next step. Each message says what was wrong, where, and what to do about it. Most
+/// reasons share [`Setting`](Self::Setting) and [`Unusable`](Self::Unusable).
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum DataError {
@@ -13,7 +13,7 @@ pub enum DataError {
     #[error("{key} is 0; set it to 1 or more")]
     Zero { key: &'static str },
 
-    /// Another setting that no data can satisfy, or not these.
+    /// A setting that no data, or not this data, can satisfy.
     #[error("{0}")]
     Setting(String),
 

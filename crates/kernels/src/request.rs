@@ -23,7 +23,7 @@ pub enum Request<'a> {
 }
 
 impl Request<'_> {
-    /// The same request, for as long as one likes.
+    /// Extends the lifetime of the request.
     ///
     /// # Safety
     /// As for [`Out::outliving`].

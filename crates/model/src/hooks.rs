@@ -49,7 +49,7 @@ pub trait PassHooks {
     }
 }
 
-/// Nothing else happens.
+/// Hooks that do nothing.
 pub struct NoHooks;
 
 impl PassHooks for NoHooks {}

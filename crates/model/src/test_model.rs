@@ -27,7 +27,7 @@ pub(crate) struct TestModel {
 }
 
 impl TestModel {
-    /// One that recomputes by this specification.
+    /// Makes a model that recomputes by this specification.
     pub(crate) fn new(recompute: &str) -> TestModel {
         let text = r#"{"hidden": 8, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 12, "vocab": 17}"#;
         let config: ModelConfig = serde_json::from_str(text).unwrap();
@@ -80,7 +80,7 @@ impl TestModel {
         }
     }
 
-    /// Does something with the work of a training step, beside which these hooks run.
+    /// Runs a function with the work of a training step; `hooks` run beside it.
     pub(crate) fn train<T>(
         &mut self,
         hooks: &mut dyn PassHooks,
@@ -109,7 +109,7 @@ impl TestModel {
         run(&self.model, work)
     }
 
-    /// The same with the work of a forward pass alone.
+    /// Runs a function with the work of a forward pass.
     pub(crate) fn infer<T>(&mut self, run: impl for<'w> FnOnce(&'w Model, Work<'w>) -> T) -> T {
         let cached: Option<CachedSequences> = None;
         let work = Work {

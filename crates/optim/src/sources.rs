@@ -68,7 +68,7 @@ pub(crate) struct Came<'a> {
 }
 
 impl Sources<'_> {
-    /// The same, with what came.
+    /// These sources, with the chunk that came.
     pub(crate) fn with<'b>(&'b mut self, came: Option<Came<'b>>) -> Sources<'b> {
         Sources {
             resident: &mut *self.resident,

@@ -8,10 +8,10 @@ const LETTERS_BEFORE: usize = 7;
 /// Pixels for each tick, across and up.
 const TICK: (f64, f64) = (66.0, 48.0);
 
-/// Places on each stretch of a line that names keep off.
+/// Samples of each stretch of a line, to keep names off it.
 const STEPS_OF_A_LINE: u32 = 50;
 
-/// Where a picture has its axes.
+/// The places of a picture's axes.
 pub(crate) struct Frame {
     pub(crate) size: (f64, f64),
     /// Where the axes cross, and the opposite corner.
@@ -41,7 +41,7 @@ impl Axis {
         })
     }
 
-    /// The same from zero.
+    /// This axis, begun at zero.
     pub(crate) fn starting_at_zero(self) -> Axis {
         Axis {
             least: 0.0,
@@ -49,7 +49,7 @@ impl Axis {
         }
     }
 
-    /// A little more at both ends, but not below zero where nothing is.
+    /// This axis with a margin at both ends; it does not go below zero if no value does.
     pub(crate) fn widened(self) -> Axis {
         let more = match self.most - self.least {
             0.0 => self.most.abs().max(1e-9) * 0.1,
@@ -65,7 +65,7 @@ impl Axis {
         }
     }
 
-    /// Where a value is between two places.
+    /// The pixel of a value, between those of both ends.
     fn place(&self, value: f64, from: f64, to: f64) -> f64 {
         let share = match self.most - self.least {
             0.0 => 0.5,
@@ -90,7 +90,7 @@ impl Axis {
 }
 
 impl Frame {
-    /// Where a point is.
+    /// The pixel of a point.
     pub(crate) fn pixel(&self, (x, y): (&Axis, &Axis), (at_x, at_y): (f64, f64)) -> (f64, f64) {
         (
             x.place(at_x, self.cross.0, self.corner.0),
@@ -156,7 +156,7 @@ impl Frame {
         placed
     }
 
-    /// Where a name may go, the best places first, and the area that it then takes; nowhere if it is empty.
+    /// Candidate places of a name, the best first, each with its area; none for an empty name.
     fn places_of_name(&self, dot: &Dot) -> Vec<(NamePlace, Area)> {
         let (letter, height) = self.letter;
         let ((x, y), width) = (dot.at, letter * dot.name.chars().count() as f64);
@@ -201,7 +201,7 @@ impl Frame {
     }
 }
 
-/// Where a text goes, and which way.
+/// A text's place and its anchor.
 type NamePlace = (f64, f64, &'static str);
 
 /// Left, right, top and bottom.
@@ -222,7 +222,7 @@ pub(crate) struct Dot {
     pub(crate) is_off_front: bool,
 }
 
-/// A number for an axis: what has no room is written with a unit, or as a power of ten.
+/// Formats a number for an axis. A number that is too long gets a unit, or is a power of ten.
 fn short(value: f64, decimals: usize) -> String {
     let plain = grouped(value, decimals);
     if plain.chars().count() <= LETTERS_BEFORE {

@@ -1,9 +1,9 @@
-//! Points with names in a picture, those that no other dominates joined by a line.
+//! A scatter plot: points with names, and a line through those that no other dominates.
 
 use crate::axes::{Axis, Dot, Frame};
 use crate::svg::Svg;
 
-/// Of a picture that is a file of its own.
+/// The frame of a file.
 const FRAME: Frame = Frame {
     size: (760.0, 480.0),
     cross: (72.0, 424.0),
@@ -29,7 +29,7 @@ pub struct Scatter {
 pub struct ScatterPoint {
     /// Its label, which stands beside it.
     pub name: String,
-    /// Where it is.
+    /// Its coordinates.
     pub at: (f64, f64),
     /// Whether it is marked by a ring.
     pub is_chosen: bool,

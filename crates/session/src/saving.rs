@@ -9,7 +9,7 @@ use model::MAX_SHARD_BYTES;
 /// Bytes of the files of tensors that a session saves. Small files come beside them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedBytes {
-    /// Of a checkpoint; of several ranks, of the file that this one writes.
+    /// Bytes of a checkpoint; with several ranks, of this rank's file.
     pub checkpoint: u64,
     /// Of the model in Hugging Face layout, which the first rank writes.
     pub model: u64,
@@ -36,7 +36,7 @@ impl Session {
         Ok(Some(copy?))
     }
 
-    /// How large what is saved of it is. No update may be pending: see [`Session::finish_step`].
+    /// Sizes of the files that saving this session writes. No update may be pending: see [`Session::finish_step`].
     pub fn saved_bytes(&self) -> SavedBytes {
         let state = self.state();
         let whole = |source: &dyn TensorSource, stem| {

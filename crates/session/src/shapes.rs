@@ -1,4 +1,4 @@
-//! Steps with nothing in them, for sessions that compute nothing.
+//! Steps whose tokens are all zero, for sessions that compute nothing.
 
 use data::{MicroBatch, Packing, StepBatch, padded_lengths};
 use settings::Settings;

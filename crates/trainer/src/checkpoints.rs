@@ -11,7 +11,7 @@ pub(crate) fn newest_checkpoint(folder: &Path) -> Result<Checkpoint, Failure> {
     newest_together(folder, &Alone)
 }
 
-/// The same for all ranks of a group, of which the first one tells.
+/// The same, agreed by all ranks of a group; the first one warns.
 pub(crate) fn newest_together(folder: &Path, group: &dyn Group) -> Result<Checkpoint, Failure> {
     Ok(tell_passed_over(find_together(folder, group)?, group))
 }
@@ -44,8 +44,8 @@ pub(crate) fn model_folder(folder: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// The configuration of the checkpoint that is to go on, for settings that the command line leaves open: of a run, that of
-/// the newest.
+/// The configuration of the checkpoint to resume, for settings that the command line leaves open. For a run, that of its
+/// newest checkpoint.
 pub(crate) fn configuration_to_resume(resume: &Resume, out: Option<&Path>) -> Option<PathBuf> {
     let folder = match resume {
         Resume::Folder(folder) => folder,

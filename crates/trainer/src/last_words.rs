@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// Why a rank failed: `rank-R.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LastWords {
-    /// Which one.
+    /// The rank.
     pub rank: usize,
     /// Why, in a sentence.
     pub reason: String,
@@ -14,9 +14,9 @@ pub struct LastWords {
     pub exit_code: u8,
     /// Steps made.
     pub step: usize,
-    /// Where it ran.
+    /// Its host.
     pub hostname: String,
-    /// It only saw that other ranks are lost.
+    /// It failed only because other ranks were lost.
     pub lost_others: bool,
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn forget(directory: &Path) {
     }
 }
 
-/// Where a rank leaves them.
+/// The path of a rank's file.
 pub(crate) fn file(directory: &Path, rank: usize) -> PathBuf {
     directory.join(format!("rank-{rank}.json"))
 }

@@ -7,6 +7,7 @@ use data::{DataError, Dataset, ListedOrigin, Options, TokensOf};
 use serde_json::Value;
 use settings::Resolved;
 use std::path::{Path, PathBuf};
+use tokenization::Tokenizer;
 
 /// A model of so many tokens has one for each byte.
 const BYTES: usize = 256;
@@ -31,6 +32,18 @@ pub(crate) enum ModelTokens {
 }
 
 impl ModelTokens {
+    /// The tokenizer that makes these tokens of text; none if no file names it.
+    ///
+    /// # Errors
+    /// The tokenizer's files cannot be read.
+    pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>, Failure> {
+        Ok(match self {
+            ModelTokens::Tokenizer(folder) => Some(Tokenizer::open(folder)?),
+            _ if self.reads_bytes() => Some(Tokenizer::bytes()),
+            _ => None,
+        })
+    }
+
     /// The tokens of the model in a folder, which may be a checkpoint's.
     pub(crate) fn of_folder(folder: &Path, vocab: usize) -> ModelTokens {
         // Files that are put into a checkpoint would make it another one; a run's folder may have them.

@@ -21,7 +21,7 @@ pub(crate) fn threads_of(asked: Option<usize>) -> usize {
     }
 }
 
-/// The main thread is one of the pool's: operations start without handing over.
+/// Makes the main thread a worker of the pool, so that operations start without a hand-over.
 pub(crate) fn start_threads(threads: Option<usize>) -> Result<(), Failure> {
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads_of(threads))

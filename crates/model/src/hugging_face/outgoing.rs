@@ -28,7 +28,7 @@ impl<'a, F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>> OutgoingWeight
         }
     }
 
-    /// The same, where `bytes` has all parameters as files have them.
+    /// As `new`, if `bytes` gives parameters in the layout of files.
     pub(super) fn as_stored(parameters: &Parameters, dtype: DType, bytes: F) -> Self {
         let specs = file_specs(parameters, dtype);
         OutgoingWeights {

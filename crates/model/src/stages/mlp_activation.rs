@@ -8,16 +8,16 @@ use kernels::operation::{Gelu, GeluBackward, Swiglu, SwigluBackward};
 
 /// act `[b s, f]` = silu(gate) up, or gelu(fc).
 pub struct MlpActivation {
-    /// Which of the two.
+    /// SwiGLU or GELU.
     pub function: ActivationFunction,
     /// Width of act.
     pub width: usize,
 }
 
 impl MlpActivation {
-    /// `[b s, 2 f]`: the gate, and beside it what it lets through.
+    /// `[b s, 2 f]`: gate and up, side by side.
     pub const GATE_UP: Activation = Activation::new("gate_up", "d_gate_up", Label::MLP);
-    /// `[b s, f]`: what the first product of a feed-forward layer without a gate writes.
+    /// `[b s, f]`: the first product of a feed-forward layer without a gate.
     pub const FC: Activation = Activation::new("fc", "d_fc", Label::MLP);
     /// The output of either function.
     pub const ACT: Activation = Activation::new("act", "d_act", Label::MLP_ACT);
@@ -61,7 +61,7 @@ impl Stage for MlpActivation {
         Ok(())
     }
 
-    /// The gradient takes the place of what was read.
+    /// The gradient overwrites the stage's input.
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let gradient = pass.gradient(MlpActivation::ACT);
         let mut input = pass.take(self.input())?;

@@ -115,16 +115,14 @@ impl Trained {
 
     /// Its tokenizer: that of its folder, or bytes.
     pub(crate) fn tokenizer(&self) -> Result<Tokenizer, Failure> {
-        match self.tokens() {
-            ModelTokens::Tokenizer(folder) => Ok(Tokenizer::open(&folder)?),
-            tokens if tokens.reads_bytes() => Ok(Tokenizer::bytes()),
-            _ => Err(Failure::Usage(format!(
+        self.tokens().tokenizer()?.ok_or_else(|| {
+            Failure::Usage(format!(
                 "{} has no tokenizer.json, and its {} tokens are not bytes; copy the tokenizer's files into the model's folder, or \
                  that of the run",
                 self.folder.display(),
                 self.resolved.config.model.vocab
-            ))),
-        }
+            ))
+        })
     }
 
     /// The tokens that end its texts: as `generation_config.json`, else `config.json`, else the tokenizer has it.

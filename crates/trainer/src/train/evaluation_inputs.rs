@@ -61,18 +61,15 @@ impl SampleInputs {
         tokens: &ModelTokens,
     ) -> Result<SampleInputs, Failure> {
         let (model, log) = (&resolved.config.model, &resolved.config.log);
-        let tokenizer = match tokens {
-            ModelTokens::Tokenizer(folder) => Tokenizer::open(folder)?,
-            _ if tokens.reads_bytes() => Tokenizer::bytes(),
-            _ => {
-                return Err(Failure::Usage(
-                    "--sample-every has to know which text the model's tokens stand for, and files of bare tokens do not say: \
-                     train on a folder that `trainer prepare` wrote with the tokenizer, start from a model that has \
-                     tokenizer.json, or leave --sample-every out"
-                        .into(),
-                ));
-            }
+        let unknown = || {
+            Failure::Usage(
+                "--sample-every has to know which text the model's tokens stand for, and files of bare tokens do not say: \
+                 train on a folder that `trainer prepare` wrote with the tokenizer, start from a model that has \
+                 tokenizer.json, or leave --sample-every out"
+                    .into(),
+            )
         };
+        let tokenizer = tokens.tokenizer()?.ok_or_else(unknown)?;
         let mut prompt = tokenizer.encode_prompt(&log.sample_prompt)?;
         prompt.truncate(window);
         let known = |token: &u32| (*token as usize) < model.vocab;

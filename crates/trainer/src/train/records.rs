@@ -21,7 +21,7 @@ pub(super) struct RunRecords {
     board: Option<TensorBoard>,
     pub(super) progress: Rc<Progress>,
     pub(super) growth: MemoryGrowth,
-    /// It was said that something cannot be written.
+    /// The user was told that a file cannot be written.
     is_told: bool,
 }
 
@@ -48,8 +48,8 @@ impl Metrics {
 }
 
 impl RunRecords {
-    /// Begins the metrics of a run, or opens those of one that goes on after `made` steps. What a run has once is written and
-    /// told by the first rank.
+    /// Begins the metrics of a run, or opens those of one that goes on after `made` steps. The first rank writes the records
+    /// that a run has once.
     pub(super) fn open(
         job: &Job,
         directory: &RunDir,
@@ -72,7 +72,7 @@ impl RunRecords {
         })
     }
 
-    /// Forgets what was written of steps after so many: they are made once more.
+    /// Removes the records of steps after `made`: these steps are made once more.
     pub(super) fn cut(&mut self, made: usize) -> Result<(), Failure> {
         self.files().try_for_each(|metrics| {
             let file = MetricsFile::resume(&metrics.path, made);
@@ -94,7 +94,7 @@ impl RunRecords {
         Ok(())
     }
 
-    /// Writes a line without which the file would not be one.
+    /// Writes a line that the file cannot do without.
     pub(super) fn write(&mut self, record: &impl Serialize) -> Result<(), Failure> {
         self.files().try_for_each(|metrics| metrics.write(record))
     }
@@ -106,7 +106,7 @@ impl RunRecords {
             .try_for_each(|metrics| metrics.write(record))
     }
 
-    /// Writes a line that training does not end for: where there is no room, it is written when there is.
+    /// Writes a line whose failure does not end training; it is kept until there is room.
     pub(super) fn note(&mut self, record: &impl Serialize) {
         let written = self.write(record);
         self.tell(written);

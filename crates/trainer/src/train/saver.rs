@@ -14,9 +14,7 @@ use std::sync::Arc;
 
 /// Saves a run.
 pub(super) struct Saver {
-    pub(super) writer: BackgroundWriter<Outcome>,
-    /// Where several ranks save together; then the writer has nothing to do.
-    pub(super) joint: Option<JointSaver>,
+    pub(super) writer: Writer,
     /// The files that came with the model and are saved with it.
     origin: Origin,
     /// The last step that was saved, or is being saved.
@@ -29,6 +27,12 @@ pub(super) struct Saver {
     pub(super) best: Option<Best>,
     /// Bytes of the tensors of a checkpoint, of all ranks.
     pub(super) checkpoint_bytes: u64,
+}
+
+/// Writes checkpoints of one process, or of several ranks together.
+pub(super) enum Writer {
+    Alone(BackgroundWriter<Outcome>),
+    Ranks(Box<JointSaver>),
 }
 
 /// How a save ended.
@@ -55,10 +59,12 @@ pub(super) struct Old {
 
 impl Saver {
     pub(super) fn new(origin: Origin, best: Option<Best>, group: Option<Arc<dyn Group>>) -> Saver {
-        let several = group.filter(|group| group.size() > 1);
+        let writer = match group.filter(|group| group.size() > 1) {
+            Some(group) => Writer::Ranks(Box::new(JointSaver::new(group, Arc::new(Disk)))),
+            None => Writer::Alone(BackgroundWriter::new()),
+        };
         Saver {
-            writer: BackgroundWriter::new(),
-            joint: several.map(|group| JointSaver::new(group, Arc::new(Disk))),
+            writer,
             origin,
             last: None,
             failure: None,
@@ -78,7 +84,7 @@ impl Saver {
         self.newest.as_deref()
     }
 
-    /// Notes how a save ended. One that failed is told of, and training goes on without it.
+    /// Notes how a save ended. A failure is a warning, and training goes on.
     ///
     /// # Errors
     /// If ranks are lost.
@@ -93,7 +99,11 @@ impl Saver {
                 } else {
                     ""
                 };
-                if self.joint.as_ref().is_none_or(JointSaver::leads) {
+                let leads = match &self.writer {
+                    Writer::Alone(_) => true,
+                    Writer::Ranks(joint) => joint.leads(),
+                };
+                if leads {
                     tracing::warn!(
                         "no checkpoint was written{why}: {error}; earlier ones are whole, and training goes on"
                     );
@@ -106,18 +116,18 @@ impl Saver {
 
     /// Notes how the save that is under way ended, if it has.
     pub(super) fn poll(&mut self) -> Result<(), Failure> {
-        let outcome = match &mut self.joint {
-            Some(joint) => joint.poll(),
-            None => self.writer.take_outcome(),
+        let outcome = match &mut self.writer {
+            Writer::Alone(writer) => writer.take_outcome(),
+            Writer::Ranks(joint) => joint.poll(),
         };
         self.note(outcome)
     }
 
     /// Waits for the save that is under way, and notes how it ended.
     pub(super) fn wait(&mut self) -> Result<(), Failure> {
-        let outcome = match &mut self.joint {
-            Some(joint) => joint.wait(),
-            None => self.writer.wait(),
+        let outcome = match &mut self.writer {
+            Writer::Alone(writer) => writer.wait(),
+            Writer::Ranks(joint) => joint.wait(),
         };
         self.note(outcome)
     }
@@ -151,7 +161,7 @@ impl Checkpointing {
         Ok(folder)
     }
 
-    /// The same of several ranks.
+    /// The same checkpoint, for several ranks to write together.
     pub(super) fn of_ranks(self) -> JointCheckpoint {
         let Checkpointing {
             run,
@@ -191,7 +201,7 @@ pub(super) fn origin(from: Option<&Path>, data: Option<&Path>) -> Result<Origin,
 mod tests {
     use super::*;
 
-    /// Or else the checkpoint before would be taken for that of the last step.
+    /// Otherwise the checkpoint before would be taken for the last step's.
     #[test]
     fn a_step_whose_save_failed_is_not_saved() {
         let mut saver = Saver::new(Origin::default(), None, None);

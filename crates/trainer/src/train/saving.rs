@@ -1,7 +1,7 @@
 //! When and how a run saves its state.
 
 use super::Run;
-use super::saver::{Checkpointing, Old};
+use super::saver::{Checkpointing, Old, Writer};
 use crate::failure::Failure;
 use checkpoint::{FORMAT_VERSION, FORMAT_VERSION_OF_RANKS, OptimizerForm, TrainerState};
 use memory::format_bytes;
@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 impl Run {
-    /// Saves the state after the last step, in the background where there is a copy for it. A save that fails is told of, and
-    /// costs no more than itself.
+    /// Saves the state after the last step, in the background where there is a copy for it. If the save fails, the run warns and
+    /// goes on.
     pub(super) fn save(&mut self, session: &mut Session) -> Result<(), Failure> {
         let begun = Instant::now();
         self.begin_save(session)?;
@@ -28,63 +28,43 @@ impl Run {
         if self.saver.last == Some(self.made.steps) {
             return Ok(());
         }
+        if let Writer::Ranks(_) = self.saver.writer {
+            // A save under way would take this one's folder for a leftover.
+            self.saver.wait()?;
+        }
         let checkpointing = self.checkpointing(session)?;
         self.saver.last = Some(self.made.steps);
-        match &self.saver.joint {
-            Some(_) => self.begin_joint(session, checkpointing),
-            None => self.begin_alone(session, checkpointing),
-        }
-    }
-
-    fn begin_alone(
-        &mut self,
-        session: &mut Session,
-        checkpointing: Checkpointing,
-    ) -> Result<(), Failure> {
-        let Some(copy) = session.copy_state()? else {
-            let state = session.state();
-            let outcome = checkpointing.write(&state);
-            return self.saver.note(Some(outcome));
-        };
-        let job = move || checkpointing.write(&copy.state());
-        if let Ok(before) = self.saver.writer.start(job) {
-            return self.saver.note(before);
-        }
-        // Where the system has no thread left, training waits.
-        self.saver.wait()?;
-        let (checkpointing, state) = (self.checkpointing(session)?, session.state());
-        let outcome = checkpointing.write(&state);
-        self.saver.note(Some(outcome))
-    }
-
-    fn begin_joint(
-        &mut self,
-        session: &mut Session,
-        checkpointing: Checkpointing,
-    ) -> Result<(), Failure> {
-        // Its folder would be taken for a leftover.
-        self.saver.wait()?;
         let copy = session.copy_state()?;
-        let joint = self.saver.joint.as_mut();
-        let (joint, checkpoint) = (
-            joint.expect("ranks save together"),
-            checkpointing.of_ranks(),
-        );
-        let outcome = match copy {
-            Some(copy) => {
+        let outcome = match (&mut self.saver.writer, copy) {
+            (Writer::Ranks(joint), Some(copy)) => {
+                let checkpoint = checkpointing.of_ranks();
                 let begun = joint.begin(checkpoint, move |part| part.write(&copy.state()));
                 begun.err().map(Err)
             }
-            None => Some(joint.save(checkpoint, &session.state())),
+            (Writer::Ranks(joint), None) => {
+                Some(joint.save(checkpointing.of_ranks(), &session.state()))
+            }
+            (Writer::Alone(_), None) => Some(checkpointing.write(&session.state())),
+            (Writer::Alone(writer), Some(copy)) => {
+                match writer.start(move || checkpointing.write(&copy.state())) {
+                    Ok(before) => before,
+                    // The system has no thread left, so training waits.
+                    Err(_) => {
+                        self.saver.wait()?;
+                        let checkpointing = self.checkpointing(session)?;
+                        Some(checkpointing.write(&session.state()))
+                    }
+                }
+            }
         };
         self.saver.note(outcome)
     }
 
     /// Goes on with a save that ranks make beside their steps: after each of these.
     pub(super) fn go_on_saving(&mut self) -> Result<(), Failure> {
-        match &self.saver.joint {
-            Some(_) => self.saver.poll(),
-            None => Ok(()),
+        match &self.saver.writer {
+            Writer::Ranks(_) => self.saver.poll(),
+            Writer::Alone(_) => Ok(()),
         }
     }
 
@@ -107,9 +87,9 @@ impl Run {
         }
         let checkpointing = self.checkpointing(session)?;
         let state = session.state();
-        let outcome = match &mut self.saver.joint {
-            Some(joint) => joint.save(checkpointing.of_ranks(), &state),
-            None => checkpointing.write(&state),
+        let outcome = match &mut self.saver.writer {
+            Writer::Ranks(joint) => joint.save(checkpointing.of_ranks(), &state),
+            Writer::Alone(_) => checkpointing.write(&state),
         };
         Ok(outcome?)
     }
