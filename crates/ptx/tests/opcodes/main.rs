@@ -1,13 +1,17 @@
 //! Every opcode, against values that follow from the PTX manual's description of it, not from any kernel.
 
 mod arithmetic;
+mod async_copy;
 mod compare;
 mod convert;
 mod harness;
 mod lanes;
+mod launches;
 mod logic;
 mod matrix;
 mod memory;
+mod mistakes;
+mod races;
 
 use harness::{Program, Table};
 use std::collections::BTreeSet;
@@ -21,7 +25,12 @@ const TABLES: [Table; 4] = [
 ];
 
 /// Every other opcode has a test that returns the program that it ran.
-const PROGRAMS: [&[(&str, Program)]; 3] = [lanes::PROGRAMS, matrix::PROGRAMS, memory::PROGRAMS];
+const PROGRAMS: [&[(&str, Program)]; 4] = [
+    async_copy::PROGRAMS,
+    lanes::PROGRAMS,
+    matrix::PROGRAMS,
+    memory::PROGRAMS,
+];
 
 #[test]
 fn lanes_compute_what_the_manual_says() {
