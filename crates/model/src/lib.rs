@@ -48,7 +48,7 @@ mod tiles;
 
 pub use activation::{Activation, BatchShape, Extent, LayerActivation, Size};
 pub use architecture::Architecture;
-pub use batch::Batch;
+pub use batch::{Batch, Tokens};
 pub use beside::{Beside, Nothing};
 pub use block::Block;
 pub use block_spec::{AttentionSpec, BlockSpec, FeedForwardSpec};

@@ -48,3 +48,4 @@ pub use outcome::StepOutcome;
 pub use sampling::Sampling;
 pub use session::Session;
 pub use snapshot::{SavedBytes, State, StateOnHost};
+pub use upload::LentTokens;

@@ -1,9 +1,10 @@
-// Streams that capture, and what comes of it.
+// Streams that capture or are late, and what comes of it.
 #pragma once
 
 #include "state.h"
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 
@@ -24,8 +25,14 @@ struct Capture {
     std::set<CUstream> streams;
 };
 
-// Makes work that a stream is asked for a node, where the stream captures. Whether it does.
+// Keeps work that a stream is asked for: as a node where the stream captures, for later where it is late. False where it is neither,
+// and the work is to be done now.
 bool captures(CUstream stream, std::function<CUresult()> work);
+
+// What was asked of late streams is done when somebody waits for it: of one, of all, or up to where an event was recorded.
+CUresult catch_up(CUstream stream);
+CUresult catch_up_all();
+CUresult catch_up(CUevent event);
 
 // For a call that may wait, or that no graph can hold: an error, which spoils the capture, where this thread captures.
 CUresult not_captured(const char *function);
@@ -37,6 +44,12 @@ struct CUstream_st {
     std::shared_ptr<stand_in::Capture> capture;
     // What its next node comes after.
     std::vector<size_t> tail;
+    // A late stream does nothing until somebody waits for it. What it was asked for and has not done, and how much it has.
+    bool is_late;
+    std::deque<std::function<CUresult()>> later;
+    uint64_t done;
+
+    uint64_t asked() const { return done + later.size(); }
 };
 
 struct CUevent_st {
@@ -47,6 +60,9 @@ struct CUevent_st {
     // Where it was recorded in a stream that captured: it stands for these nodes, and never comes.
     std::shared_ptr<stand_in::Capture> capture;
     std::vector<size_t> tail;
+    // Where it was recorded in a late stream: it comes when the stream has done so much. Null where it comes at once.
+    CUstream late;
+    uint64_t position;
 };
 
 struct CUgraph_st {
