@@ -142,7 +142,7 @@ impl Trainer {
     /// which asks for none. `rows` are `batch.micro` for each micro-batch, of which there are `batch.accum` or fewer; `seq` is
     /// `data.seq`. They may be on any device of candle's, and are copied to the host, which checks and counts them. With the feature
     /// `candle-cuda` the step reads them where they are if they are contiguous tensors of I32 or U32 on the GPU that trains; others
-    /// it uploads. The loss is the mean over all targets of the step. Loss or gradients that are not finite skip the update
+    /// it uploads, and those of micro-batches that are a CUDA graph. The loss is the mean over all targets of the step. Loss or gradients that are not finite skip the update
     /// ([`StepOutcome::is_finite`]), where gradients are released that of the parts that have them.
     ///
     /// # Errors

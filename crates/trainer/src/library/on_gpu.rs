@@ -138,7 +138,8 @@ pub(super) fn filled(
     let mut slice = allocated.map_err(|error| {
         let bytes = memory::format_bytes((elements * size_of::<f32>()) as u64);
         Failure::Usage(format!(
-            "candle cannot allocate {bytes} for a copy on the GPU ({error}): the trainer's own memory is planned, what candle takes              comes on top; give_on(&Device::Cpu) has copies made on the host"
+            "candle cannot allocate {bytes} for a copy on the GPU ({error}): the trainer's own memory is planned, what candle takes \
+             comes on top; give_on(&Device::Cpu) has copies made on the host"
         ))
     })?;
     {

@@ -40,7 +40,7 @@ values! {
     u8 => CUDNN_TYPE_CHAR,
     Raw => CUDNN_TYPE_BACKEND_DESCRIPTOR,
     Pointer => CUDNN_TYPE_VOID_PTR,
-    sys::Handle => CUDNN_TYPE_HANDLE,
+    sys::CudnnHandle => CUDNN_TYPE_HANDLE,
     sys::DataType => CUDNN_TYPE_DATA_TYPE,
     sys::Pointwise => CUDNN_TYPE_POINTWISE_MODE,
     sys::Reduction => CUDNN_TYPE_REDUCTION_OPERATOR_TYPE,

@@ -9,10 +9,10 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 /// The library at work on a device (`cudnnHandle_t`).
-pub(super) type Handle = *mut Context;
+pub(super) type CudnnHandle = *mut CudnnContext;
 
-/// What a [`Handle`] points to.
-pub(super) enum Context {}
+/// What a [`CudnnHandle`] points to.
+pub(super) enum CudnnContext {}
 
 /// A descriptor (`cudnnBackendDescriptor_t`).
 pub(super) type Raw = *mut c_void;
@@ -47,15 +47,15 @@ functions! {
     cudnnGetCudartVersion() -> usize;
     cudnnGetErrorString(status: Status) -> *const c_char;
     cudnnGetLastErrorString(text: *mut c_char, bytes: usize) -> ();
-    cudnnCreate(handle: *mut Handle) -> Status;
-    cudnnDestroy(handle: Handle) -> Status;
-    cudnnSetStream(handle: Handle, stream: CUstream) -> Status;
+    cudnnCreate(handle: *mut CudnnHandle) -> Status;
+    cudnnDestroy(handle: CudnnHandle) -> Status;
+    cudnnSetStream(handle: CudnnHandle, stream: CUstream) -> Status;
     cudnnBackendCreateDescriptor(kind: Kind, descriptor: *mut Raw) -> Status;
     cudnnBackendDestroyDescriptor(descriptor: Raw) -> Status;
     cudnnBackendFinalize(descriptor: Raw) -> Status;
     cudnnBackendSetAttribute(descriptor: Raw, name: Name, of: Type, count: i64, values: *const c_void) -> Status;
     cudnnBackendGetAttribute(descriptor: Raw, name: Name, of: Type, room: i64, count: *mut i64, values: *mut c_void) -> Status;
-    cudnnBackendExecute(handle: Handle, plan: Raw, pack: Raw) -> Status;
+    cudnnBackendExecute(handle: CudnnHandle, plan: Raw, pack: Raw) -> Status;
 }
 
 /// Makes types of numbers, each with the names of those that are used. cuDNN may answer others.

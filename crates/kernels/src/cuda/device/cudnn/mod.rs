@@ -26,7 +26,7 @@ use std::rc::Rc;
 
 /// The library at work in one stream, with a plan for each shape seen so far.
 pub(super) struct Cudnn {
-    handle: sys::Handle,
+    handle: sys::CudnnHandle,
     plans: RefCell<HashMap<(AttentionShape, AttentionPass), Rc<Plan>>>,
 }
 

@@ -3,7 +3,7 @@
 use super::attention;
 use super::descriptor::{Descriptor, Pointer, Refused};
 use super::graph::{Graph, Uid};
-use super::interface::{self as sys, Handle, Kind, Knob, Mode, Name, Status};
+use super::interface::{self as sys, CudnnHandle, Kind, Knob, Mode, Name, Status};
 use crate::AttentionShape;
 use crate::cuda::AttentionPass;
 
@@ -27,7 +27,7 @@ const CHOICES_MAX: usize = 8;
 #[derive(Clone, Copy)]
 pub(super) enum Device<'a> {
     /// The device of a handle.
-    Handle(Handle),
+    Handle(CudnnHandle),
     /// A device that need not be there, by its properties.
     Described(&'a Descriptor),
 }
@@ -77,7 +77,7 @@ impl Plan {
     /// written; scalars are on the host. `workspace` starts as many bytes as the plan takes.
     pub(super) unsafe fn run(
         &self,
-        handle: Handle,
+        handle: CudnnHandle,
         tensors: &[(Uid, *const u8)],
         workspace: *mut u8,
     ) -> Result<(), Refused> {
