@@ -212,14 +212,7 @@ fn work_on_another_gpu_comes_between() {
     let (_, expected) = trained(&[], &first);
     let mut trainer = Trainer::new(config(&[])).unwrap();
     for step in 0..3 {
-        let (ids, targets) = batch(&first, step);
-        let (ids, targets) = match step {
-            1 => (
-                ids.to_device(&second).unwrap(),
-                targets.to_device(&second).unwrap(),
-            ),
-            _ => (ids, targets),
-        };
+        let (ids, targets) = batch(if step == 1 { &second } else { &first }, step);
         let _elsewhere = Tensor::zeros(100, DType::F32, &second).unwrap();
         let outcome = trainer.step(&ids, &targets).unwrap();
         assert_eq!(
