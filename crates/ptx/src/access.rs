@@ -213,7 +213,11 @@ fn load_lane(
         (Named::Shared, address) => outside.shared.load(address, bytes, LastTouch::Read, &who),
         (Named::Local, address) => warp.local[lane].peek(address, bytes),
         (Named::Constant, address) => outside.variables.peek(address, bytes),
-        (Named::ReadOnly, address) => outside.global.load(address, bytes, LastTouch::ReadOnly, &who),
+        (Named::ReadOnly, address) => {
+            outside
+                .global
+                .load(address, bytes, LastTouch::ReadOnly, &who)
+        }
         (_, address) => outside.global.load(address, bytes, LastTouch::Read, &who),
     }
 }

@@ -1,7 +1,7 @@
 //! Memory in allocations whose every access is checked: bounds, alignment, what was written, and races.
 
 use crate::error::{MistakeKind, Wrong};
-use crate::shadow::{Shadow, LastTouch, Who};
+use crate::shadow::{LastTouch, Shadow, Who};
 
 /// Most bytes of an access.
 pub(crate) const ACCESS_BYTES_MAX: usize = 16;

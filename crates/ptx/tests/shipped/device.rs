@@ -32,7 +32,7 @@ pub fn room(memory: &Memory, dtype: DType, dims: impl Into<Dims>) -> Buffer {
 
 /// A tensor with these bytes.
 pub fn put_bytes(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     memory: &Memory,
     dtype: DType,
     dims: impl Into<Dims>,
@@ -45,7 +45,7 @@ pub fn put_bytes(
 
 /// A tensor with these values, which its type has.
 pub fn put(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     memory: &Memory,
     dtype: DType,
     dims: impl Into<Dims>,
@@ -69,14 +69,14 @@ pub fn put(
 }
 
 /// A tensor's bytes.
-pub fn take_bytes(kernels: &dyn Kernels, tensor: &Buffer) -> Vec<u8> {
+pub fn take_bytes(kernels: &Kernels, tensor: &Buffer) -> Vec<u8> {
     let mut bytes = vec![0; tensor.dims().elements() * tensor.dtype().size_in_bytes()];
     kernels.download(&mut bytes, tensor.view()).unwrap();
     bytes
 }
 
 /// A tensor's values.
-pub fn take(kernels: &dyn Kernels, tensor: &Buffer) -> Vec<f32> {
+pub fn take(kernels: &Kernels, tensor: &Buffer) -> Vec<f32> {
     let bytes = take_bytes(kernels, tensor);
     match tensor.dtype() {
         DType::F32 => bytes

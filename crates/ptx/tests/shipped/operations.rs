@@ -6,7 +6,7 @@ use kernels::cpu::Cpu;
 use kernels::quantise::{BLOCK, SIGNED, UNSIGNED};
 use kernels::{
     AdamW, AttentionShape, CrossEntropy, FlashAttention, FlashOptions, KernelError, Kernels,
-    MasterOperand, MomentOperand, RmsNorm, Run, Swiglu,
+    MasterOperand, MomentOperand, RmsNorm, Swiglu,
 };
 use memory::{DType, Memory};
 use ptx::PtxTexts;
@@ -207,7 +207,7 @@ fn attention_by_tensor_cores() {
 }
 
 /// A step of AdamW with 8-bit moments: weights, codes and largest values, as bytes.
-fn adamw_8bit(kernels: &dyn Kernels, memory: &Memory) -> Vec<Vec<u8>> {
+fn adamw_8bit(kernels: &Kernels, memory: &Memory) -> Vec<Vec<u8>> {
     let n = 3 * BLOCK + 40;
     let values = |range, seed| numbers(n, range, seed);
     let mut parameters = put(kernels, memory, DType::F32, [n], &values(1.0, 8));
