@@ -22,6 +22,10 @@ mod cuda {
     /// that was not tried may warn of more.
     const DENY_WARNINGS: &str = "KERNELS_DENY_WARNINGS";
 
+    /// For a build that runs on one kind of GPU alone: the targets of machine code, separated by commas. The one whose PTX is kept
+    /// is always among them.
+    const TARGETS: &str = "KERNELS_TARGETS";
+
     /// What the compilers warned of, by source.
     type Warnings = BTreeMap<String, String>;
 
@@ -32,6 +36,7 @@ mod cuda {
         println!("cargo::rerun-if-changed={}", folder.display());
         println!("cargo::rerun-if-env-changed=CUDA_HOME");
         println!("cargo::rerun-if-env-changed={DENY_WARNINGS}");
+        println!("cargo::rerun-if-env-changed={TARGETS}");
         let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
         let kind = match embed(&folder, &out) {
             Err(error) => Some((
@@ -52,14 +57,25 @@ mod cuda {
         }
     }
 
+    fn targets() -> Vec<&'static str> {
+        let named = std::env::var(TARGETS).ok();
+        let is_named = |target: &&str| {
+            let named = named.as_ref();
+            *target == PTX_OF
+                || named.is_none_or(|named| named.split(',').any(|name| name == *target))
+        };
+        MACHINE_CODE.into_iter().filter(is_named).collect()
+    }
+
     /// Compiles what has changed, and lists everything.
     fn embed(folder: &Path, out: &Path) -> Result<Warnings, Error> {
         let home = std::env::var_os("CUDA_HOME").map(PathBuf::from);
         let nvrtc = Nvrtc::load(home.as_deref())?;
         let sources = nvrtc::read_sources(folder)?;
         let common = format!(
-            "{} {:?}\n{}",
+            "{} {:?} {:?}\n{}",
             nvrtc.version(),
+            targets(),
             script_time(),
             headers(folder)?
         );
@@ -122,7 +138,7 @@ mod cuda {
             }
             write(target, &compiled.machine_code)
         };
-        nvrtc::compile_all(nvrtc, nvrtc::jobs(sources, &MACHINE_CODE), threads, done)?;
+        nvrtc::compile_all(nvrtc, nvrtc::jobs(sources, &targets()), threads, done)?;
         Ok(warnings.into_inner().expect("no thread panics"))
     }
 
@@ -139,8 +155,8 @@ mod cuda {
             let ptx = read(&image(out, source, "ptx"))?;
             let ptx = decompress_to_vec_zlib(&ptx).expect("it was compressed above");
             let ptx = String::from_utf8_lossy(&ptx);
-            let targets = MACHINE_CODE.map(|target| source.target(target));
-            let images = targets.iter().chain(&["ptx"]);
+            let targets = targets().into_iter().map(|target| source.target(target));
+            let images = targets.chain(["ptx"]);
             let images = images.map(|kind| {
                 let path = image(out, source, kind);
                 format!("Image(include_bytes!({path:?})), ")

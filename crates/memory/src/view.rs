@@ -199,6 +199,15 @@ impl<'a> In<'a> {
         }
     }
 
+    /// A row-major view of device memory that another library has.
+    ///
+    /// # Safety
+    /// `pointer` starts `dims` elements of `dtype` in memory of the device, which nothing writes during `'a`.
+    pub unsafe fn of_device(pointer: *const u8, dtype: DType, dims: impl Into<Dims>) -> In<'a> {
+        // SAFETY: the caller's promise.
+        unsafe { In::new(pointer, Reach::Device, dtype, dims.into()) }
+    }
+
     /// A view of host data.
     pub fn of_slice<T: Element>(data: &'a [T], dims: impl Into<Dims>) -> In<'a> {
         let dims = dims.into();
@@ -290,6 +299,15 @@ impl<'a> Out<'a> {
             strides: dims.row_major_strides(),
             lifetime: PhantomData,
         }
+    }
+
+    /// A row-major view of device memory that another library has.
+    ///
+    /// # Safety
+    /// `pointer` starts `dims` elements of `dtype` in memory of the device, which nothing else touches during `'a`.
+    pub unsafe fn of_device(pointer: *mut u8, dtype: DType, dims: impl Into<Dims>) -> Out<'a> {
+        // SAFETY: the caller's promise.
+        unsafe { Out::new(pointer, Reach::Device, dtype, dims.into()) }
     }
 
     /// A view of host data.

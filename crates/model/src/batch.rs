@@ -1,17 +1,17 @@
-//! The tokens of a micro-batch, uploaded.
+//! The tokens of a micro-batch on the device.
 
 use crate::{BatchShape, DropoutKeys, DropoutSite, ModelError, Randomness};
 use kernels::{Kernels, Positions};
-use memory::{Buffer, Category, DType, Dims, Memory};
+use memory::{Buffer, Category, DType, Dims, In, Memory};
 
 /// Token ids and targets of a micro-batch, in device memory.
 pub struct Batch {
     /// Its sequences.
     pub shape: BatchShape,
     /// `[rows seq]` i32, each within the vocabulary.
-    pub input_ids: Buffer,
+    pub input_ids: Tokens,
     /// `[rows seq]` i32; negative: masked.
-    pub targets: Buffer,
+    pub targets: Tokens,
     /// Where documents are packed: `[rows, seq]` i32, for each token the position, within its sequence, of the first token
     /// of its document.
     pub documents: Option<Buffer>,
@@ -19,6 +19,24 @@ pub struct Batch {
     pub positions: Option<Buffer>,
     /// What dropout draws from; none: nothing is dropped.
     pub dropout: Option<DropoutKeys>,
+}
+
+/// Tokens on the device.
+pub enum Tokens {
+    /// Uploaded into a lease.
+    Sent(Buffer),
+    /// Where another library has them, beside the lease that they would be uploaded into.
+    Lent(In<'static>, Buffer),
+}
+
+impl Tokens {
+    /// Reads them.
+    pub fn view(&self) -> In<'_> {
+        match self {
+            Tokens::Sent(buffer) => buffer.view(),
+            Tokens::Lent(tokens, _) => *tokens,
+        }
+    }
 }
 
 impl Batch {
@@ -36,8 +54,38 @@ impl Batch {
         let tokens = [shape.tokens()];
         Ok(Batch {
             shape,
-            input_ids: send(memory, kernels, "input_ids", tokens, input_ids)?,
-            targets: send(memory, kernels, "targets", tokens, targets)?,
+            input_ids: Tokens::Sent(send(memory, kernels, "input_ids", tokens, input_ids)?),
+            targets: Tokens::Sent(send(memory, kernels, "targets", tokens, targets)?),
+            documents: None,
+            positions: None,
+            dropout: None,
+        })
+    }
+
+    /// A micro-batch whose tokens, `[rows seq]` i32, are on the device already. Their room is leased all the same: what a step takes
+    /// does not depend on where its tokens come from.
+    ///
+    /// # Errors
+    /// [`ModelError`] if memory is refused.
+    pub fn lent(
+        memory: &Memory,
+        shape: BatchShape,
+        input_ids: In<'static>,
+        targets: In<'static>,
+    ) -> Result<Batch, ModelError> {
+        let lent = |name, tokens: In<'static>| -> Result<Tokens, ModelError> {
+            assert_eq!(
+                (tokens.dims(), tokens.dtype()),
+                (&[shape.tokens()][..], DType::I32),
+                "tokens that are lent are those of the micro-batch"
+            );
+            let room = memory.lease(Category::Input, name, [shape.tokens()], DType::I32)?;
+            Ok(Tokens::Lent(tokens, room))
+        };
+        Ok(Batch {
+            shape,
+            input_ids: lent("input_ids", input_ids)?,
+            targets: lent("targets", targets)?,
             documents: None,
             positions: None,
             dropout: None,
@@ -58,8 +106,8 @@ impl Batch {
         let tokens = [shape.tokens()];
         Ok(Batch {
             shape,
-            input_ids: send(memory, kernels, "input_ids", tokens, input_ids)?,
-            targets: memory.lease(Category::Input, "targets", [0], DType::I32)?,
+            input_ids: Tokens::Sent(send(memory, kernels, "input_ids", tokens, input_ids)?),
+            targets: Tokens::Sent(memory.lease(Category::Input, "targets", [0], DType::I32)?),
             documents: None,
             positions: Some(send(memory, kernels, "positions", tokens, positions)?),
             dropout: None,

@@ -52,7 +52,7 @@ mod tiles;
 
 pub use activation::{Activation, BatchShape, Dimension, Extent};
 pub use architecture::Architecture;
-pub use batch::Batch;
+pub use batch::{Batch, Tokens};
 pub use block::Block;
 pub use block_spec::{AttentionSpec, BlockSpec, FeedForwardSpec};
 pub use config::{

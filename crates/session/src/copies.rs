@@ -3,7 +3,8 @@
 use crate::error::SessionError;
 use crate::session::Session;
 use crate::weights::widened;
-use memory::DType;
+use kernels::Copy;
+use memory::{DType, In, Out};
 use std::ops::Range;
 
 /// A state that the optimizer keeps of a parameter, copied.
@@ -35,6 +36,17 @@ impl Session {
         elements: Range<usize>,
     ) -> Result<Vec<f32>, SessionError> {
         let layout = self.model.layout();
+        self.has_gradient(index)?;
+        let first = layout.entries()[index].offset;
+        let range = first + elements.start..first + elements.end;
+        Ok(widened(self.gradients.dtype(), range.len(), |bytes| {
+            self.gradients.read(&*self.kernels, &range, bytes)
+        })?)
+    }
+
+    /// Nothing, or why a parameter has no gradient between steps.
+    fn has_gradient(&self, index: usize) -> Result<(), SessionError> {
+        let layout = self.model.layout();
         let entry = &layout.entries()[index];
         if !entry.role.is_trained() {
             return Err(SessionError::Frozen(entry.name.clone()));
@@ -42,11 +54,41 @@ impl Session {
         if self.gradients.is_released() && layout.unit_of(index).is_some() {
             return Err(SessionError::Released);
         }
-        let first = entry.offset;
-        let range = first + elements.start..first + elements.end;
-        Ok(widened(self.gradients.dtype(), range.len(), |bytes| {
-            self.gradients.read(&*self.kernels, &range, bytes)
-        })?)
+        Ok(())
+    }
+
+    /// Copies the values of one parameter, as f32, to memory of the device: from there where it is there, else by way of the host.
+    ///
+    /// # Errors
+    /// [`SessionError::Kernel`] if the device fails.
+    pub fn copy_parameter(&self, index: usize, out: Out) -> Result<(), SessionError> {
+        let range = self.weights.layout().entries()[index].range();
+        match self.weights.on_device(&range) {
+            Some(x) => self.copy(out, x),
+            None => self.send(out, &self.parameter(index)?),
+        }
+    }
+
+    /// As [`Session::copy_parameter`], of what [`Session::gradient`] gives.
+    ///
+    /// # Errors
+    /// As [`Session::gradient`].
+    pub fn copy_gradient(&self, index: usize, out: Out) -> Result<(), SessionError> {
+        let range = self.model.layout().entries()[index].range();
+        self.has_gradient(index)?;
+        match self.gradients.on_host(&range) {
+            None => self.copy(out, self.gradients.flat(&range)),
+            Some(_) => self.send(out, &self.gradient(index)?),
+        }
+    }
+
+    fn copy(&self, out: Out, x: In) -> Result<(), SessionError> {
+        let out = out.reshape([x.elements()]);
+        Ok(self.kernels.run(Copy { out, x })?)
+    }
+
+    fn send(&self, out: Out, values: &[f32]) -> Result<(), SessionError> {
+        Ok(self.kernels.upload(out, bytemuck::cast_slice(values))?)
     }
 
     /// The optimizer's states of one parameter, in the formats that this run keeps them in; none if it is not trained. The last

@@ -52,3 +52,4 @@ pub use shapes::{
 };
 pub use snapshot::{SessionState, StateOnHost};
 pub use step_traffic::StepTraffic;
+pub use upload::LentTokens;

@@ -10,7 +10,7 @@ use crate::read_back::PendingResults;
 use crate::snapshot::CopyPlace;
 use crate::step_traffic::{Count, StepTraffic, UpdateTraffic};
 use crate::updating::Updating;
-use crate::upload::upload;
+use crate::upload::{LentTokens, upload};
 use data::{MicroBatch, StepBatch};
 use kernels::Kernels;
 use memory::{Layer, Memory, Phase, Rank};
@@ -50,6 +50,8 @@ pub struct Session {
     pub(crate) in_flight: Option<InFlight>,
     /// The outcome of the last step that is known to be done, until somebody takes it.
     pub(crate) finished: Option<StepOutcome>,
+    /// Where the tokens of the step that is being made are on the device, if another library has them there.
+    pub(crate) lent: Option<LentTokens>,
     /// Whether a step that releases gradients failed in its backward pass: some weights are a step ahead of others.
     pub(crate) is_half_updated: bool,
     /// Where optimizer states are on a disk; removed with all that is in it.
@@ -67,6 +69,23 @@ impl Session {
         self.start_step(batch)?;
         let outcome = self.finish_step()?;
         Ok(outcome.expect("a step was started"))
+    }
+
+    /// As [`Session::step`], for tokens that another library has on the device. They are read where they are, but where
+    /// micro-batches are asked for at once ([`kernels::Section`]), which takes the same addresses every time: there the batch's are
+    /// uploaded.
+    ///
+    /// # Errors
+    /// As [`Session::step`].
+    pub fn step_lent(
+        &mut self,
+        batch: &StepBatch,
+        lent: LentTokens,
+    ) -> Result<StepOutcome, SessionError> {
+        self.lent = Some(lent);
+        let made = self.step(batch);
+        self.lent = None;
+        made
     }
 
     /// Asks for one training step, while the device may still be at the one before. Where the host computes, the step
@@ -227,8 +246,11 @@ impl Session {
                 step: self.step as u64 + 1,
                 micro_batch: number as u64,
             };
+            let section = section(&self.settings, (index, count), micro);
+            let lent = self.lent.filter(|_| section.is_none());
+            let lent = lent.map(|lent| lent.of(index, micro));
             let (memory, kernels) = (&self.memory, &*self.kernels);
-            let batch = upload(memory, kernels, micro)?;
+            let batch = upload(memory, kernels, micro, lent)?;
             let batch = batch.with_dropout(memory, kernels, &dropout_sites, randomness)?;
             let mut updating = Updating {
                 kernels: &*self.kernels,
@@ -255,7 +277,6 @@ impl Session {
                     hooks: &mut updating,
                 }),
             };
-            let section = section(&self.settings, (index, count), micro);
             if let Some(section) = section {
                 self.kernels.begin_section(section)?;
             }

@@ -174,6 +174,15 @@ impl OpenDevice {
         }
     }
 
+    /// The GPU; none for the processor.
+    #[cfg(all(feature = "cuda", feature = "candle"))]
+    pub(crate) fn gpu(&self) -> Option<&Rc<CudaDevice>> {
+        match self {
+            OpenDevice::Cpu(_) => None,
+            OpenDevice::Cuda(device, _) => Some(device),
+        }
+    }
+
     /// What NVIDIA calls it; none for the processor.
     fn gpu_name(&self) -> Option<&str> {
         match self {

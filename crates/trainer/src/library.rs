@@ -16,6 +16,8 @@
 //! ```
 
 mod configuration;
+#[cfg(feature = "candle-cuda")]
+mod on_gpu;
 mod tensors;
 
 pub use configuration::{configuration, configuration_from_text};
@@ -25,10 +27,10 @@ use crate::failure::Failure;
 use crate::limits::{limit, refuse_without_room};
 use crate::model_tokens::ModelTokens;
 use crate::samples::data_options;
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use configuration::{of_pretrained, resolved};
 use data::Dataset;
-use memory::{Layer, Phase};
+use memory::{Layer, Out, Phase};
 use model::{Origin, Parameter};
 use planner::Plan;
 use session::{Session, SessionError, StepOutcome};
@@ -36,12 +38,22 @@ use settings::{Config, Settings};
 use std::collections::BTreeMap;
 use std::path::Path;
 
+#[cfg(feature = "candle-cuda")]
+use model::Stored;
+#[cfg(feature = "cuda")]
+use {kernels::cuda::CudaDevice, std::rc::Rc};
+
 /// A model with its optimizer, trained a step at a time.
 ///
-/// All that it holds lives in memory of its own, planned to the byte. Tensors that it takes and gives are therefore copies, on
-/// candle's CPU device where it gives them; changing one changes nothing of the trainer.
+/// All that it holds lives in memory of its own, planned to the byte. Tensors that it gives are therefore copies, on
+/// candle's CPU device unless [`Trainer::give_on`] says otherwise; changing one changes nothing of the trainer. Tensors that it takes
+/// may be on any device of candle's.
 pub struct Trainer {
     session: Session,
+    /// Where tensors are given.
+    given_on: Device,
+    #[cfg(feature = "cuda")]
+    gpu: Option<Rc<CudaDevice>>,
     config: Config,
     plan: Plan,
     /// What the model came with.
@@ -105,6 +117,9 @@ impl Trainer {
         memory.reserve_slab(plan.slab_bytes)?;
         Ok(Trainer {
             session,
+            given_on: Device::Cpu,
+            #[cfg(feature = "cuda")]
+            gpu: device.gpu().cloned(),
             config: resolved.config,
             plan,
             origin,
@@ -125,7 +140,9 @@ impl Trainer {
     ///
     /// `ids` and `targets` are whole numbers `[rows, seq]`. Each target is the token wanted after the id at its place, or -100,
     /// which asks for none. `rows` are `batch.micro` for each micro-batch, of which there are `batch.accum` or fewer; `seq` is
-    /// `data.seq`. The loss is the mean over all targets of the step. Loss or gradients that are not finite skip the update
+    /// `data.seq`. They may be on any device of candle's, and are copied to the host, which checks and counts them. With the feature
+    /// `candle-cuda` the step reads them where they are if they are contiguous tensors of I32 or U32 on the GPU that trains; others
+    /// it uploads, and those of micro-batches that are a CUDA graph. The loss is the mean over all targets of the step. Loss or gradients that are not finite skip the update
     /// ([`StepOutcome::is_finite`]), where gradients are released that of the parts that have them.
     ///
     /// # Errors
@@ -134,6 +151,14 @@ impl Trainer {
     /// (`optim.release`), only if they come before the backward pass, and no step can be made after others.
     pub fn step(&mut self, ids: &Tensor, targets: &Tensor) -> Result<StepOutcome, Failure> {
         let batch = tensors::step_batch(&self.config, ids, targets)?;
+        self.enter()?;
+        #[cfg(feature = "candle-cuda")]
+        if let Some(gpu) = self.gpu.clone() {
+            return on_gpu::with_tokens(&gpu, (ids, targets), |lent| match lent {
+                Some(lent) => Ok(self.session.step_lent(&batch, lent)?),
+                None => Ok(self.session.step(&batch)?),
+            })?;
+        }
         Ok(self.session.step(&batch)?)
     }
 
@@ -143,8 +168,22 @@ impl Trainer {
     /// As [`Trainer::step`].
     pub fn loss(&mut self, ids: &Tensor, targets: &Tensor) -> Result<f64, Failure> {
         let batch = tensors::step_batch(&self.config, ids, targets)?;
+        self.enter()?;
         let micro_batches = batch.micro.into_iter().map(Ok::<_, SessionError>);
         Ok(self.session.evaluate(micro_batches)?.loss())
+    }
+
+    /// From now on gives tensors on a device of candle's: the CPU, or with the feature `candle-cuda` the GPU that trains, where the
+    /// device is best one of `Device::new_cuda_with_stream`. There parameters and gradients are copied within the GPU, in the
+    /// order of the device's stream; by way of the host go optimizer states, what lives on the host, and parameters that files have
+    /// transposed. Such copies are memory of candle's, which no plan counts.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] for another device.
+    pub fn give_on(&mut self, device: &Device) -> Result<(), Failure> {
+        self.check_gives_on(device)?;
+        self.given_on = device.clone();
+        Ok(())
     }
 
     /// The names of all parameters, as Hugging Face's files have them.
@@ -167,7 +206,9 @@ impl Trainer {
     /// [`Failure::Usage`] names the nearest parameter where none has this name.
     pub fn parameter(&self, name: &str) -> Result<Tensor, Failure> {
         let (index, parameter) = self.find(name)?;
-        tensors::in_files_shape(self.session.parameter(index)?, parameter)
+        let session = &self.session;
+        let values = || session.parameter(index);
+        self.give(parameter, values, |out| session.copy_parameter(index, out))
     }
 
     /// A copy of a parameter's gradient over the last step, before clipping, as f32 in the shape of the parameter. Before the
@@ -177,7 +218,9 @@ impl Trainer {
     /// As [`Trainer::parameter`].
     pub fn gradient(&self, name: &str) -> Result<Tensor, Failure> {
         let (index, parameter) = self.find(name)?;
-        tensors::in_files_shape(self.session.gradient(index)?, parameter)
+        let session = &self.session;
+        let values = || session.gradient(index);
+        self.give(parameter, values, |out| session.copy_gradient(index, out))
     }
 
     /// Copies of what the optimizer keeps of a parameter, in the types in which it does: `first_moment` and `second_moment`, or
@@ -188,9 +231,13 @@ impl Trainer {
     /// As [`Trainer::parameter`].
     pub fn states(&self, name: &str) -> Result<BTreeMap<String, Tensor>, Failure> {
         let (index, parameter) = self.find(name)?;
+        self.enter()?;
         let states = self.session.states(index)?.into_iter();
-        let tensors =
-            states.map(|state| Ok((state.name.clone(), tensors::state(state, parameter)?)));
+        let tensors = states.map(|state| {
+            let name = state.name.clone();
+            let tensor = tensors::state(state, parameter)?;
+            Ok((name, tensors::moved(tensor, &self.given_on, parameter)?))
+        });
         tensors.collect()
     }
 
@@ -202,6 +249,7 @@ impl Trainer {
     pub fn set_parameter(&mut self, name: &str, values: &Tensor) -> Result<(), Failure> {
         let (index, parameter) = self.find(name)?;
         let values = tensors::values_of(values, parameter)?;
+        self.enter()?;
         let offset = self.session.model().layout().entries()[index].offset;
         Ok(self.session.set_values(offset, &values)?)
     }
@@ -212,6 +260,7 @@ impl Trainer {
     /// # Errors
     /// [`Failure::File`] or [`Failure::Weights`].
     pub fn save(&mut self, folder: impl AsRef<Path>) -> Result<(), Failure> {
+        self.enter()?;
         Ok(self.session.export(folder.as_ref(), &self.origin)?)
     }
 
@@ -223,6 +272,55 @@ impl Trainer {
     /// The configuration, with what it left open decided.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    fn check_gives_on(&self, device: &Device) -> Result<(), Failure> {
+        let is_known = match device {
+            Device::Cpu => true,
+            #[cfg(feature = "candle-cuda")]
+            Device::Cuda(device) => self
+                .gpu
+                .as_ref()
+                .is_some_and(|gpu| on_gpu::is_same(gpu, device)),
+            _ => false,
+        };
+        if is_known {
+            return Ok(());
+        }
+        Err(Failure::Usage(format!(
+            "tensors cannot be given on {:?}: give_on takes the CPU, or with the feature `candle-cuda` the GPU that trains \
+             (train.device)",
+            device.location()
+        )))
+    }
+
+    /// A tensor of f32 in the shape of files, on the device where tensors are given: `copy` fills memory of the GPU, and `values` are the
+    /// same on the host.
+    #[cfg_attr(not(feature = "candle-cuda"), allow(unused_variables))]
+    fn give(
+        &self,
+        parameter: &Parameter,
+        values: impl FnOnce() -> Result<Vec<f32>, SessionError>,
+        copy: impl FnOnce(Out) -> Result<(), SessionError>,
+    ) -> Result<Tensor, Failure> {
+        self.enter()?;
+        #[cfg(feature = "candle-cuda")]
+        if let (Some(gpu), Device::Cuda(device)) = (&self.gpu, &self.given_on)
+            && parameter.stored == Stored::AsUsed
+        {
+            return on_gpu::filled(gpu, device, &parameter.shape, |out| Ok(copy(out)?));
+        }
+        let tensor = tensors::in_files_shape(values()?, parameter)?;
+        tensors::moved(tensor, &self.given_on, parameter)
+    }
+
+    /// Makes the GPU's context that of this thread, which candle leaves in that of the GPU that it used last.
+    fn enter(&self) -> Result<(), Failure> {
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = &self.gpu {
+            gpu.enter()?;
+        }
+        Ok(())
     }
 
     /// A parameter and its place in the layout.
@@ -237,5 +335,12 @@ impl Trainer {
         let mut parameters = model.architecture().parameters().in_layout();
         let parameter = parameters.nth(index);
         Ok((index, parameter.expect("the layout is of these parameters")))
+    }
+}
+
+impl Drop for Trainer {
+    fn drop(&mut self) {
+        // What is given back is given back in this context. A failure here is one of earlier work.
+        let _ = self.enter();
     }
 }

@@ -175,12 +175,20 @@ impl Weights {
         range: Range<usize>,
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
-        match (self.host(), self.comes_with(&range)) {
-            (Some(host), Some(_)) => {
+        match (self.host(), self.on_device(&range)) {
+            (Some(host), None) => {
                 bytes.copy_from_slice(host_bytes(kernels, host.flat(range))?);
                 Ok(())
             }
             _ => kernels.download(bytes, self.resident.flat(range)),
+        }
+    }
+
+    /// Reads a range of one tensor that is on the device between steps too; none if it is in host memory.
+    pub fn on_device(&self, range: &Range<usize>) -> Option<In<'_>> {
+        match (self.host(), self.comes_with(range)) {
+            (Some(_), Some(_)) => None,
+            _ => Some(self.resident.flat(range.clone())),
         }
     }
 

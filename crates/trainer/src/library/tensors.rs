@@ -120,6 +120,17 @@ pub(super) fn in_files_shape(values: Vec<f32>, parameter: &Parameter) -> Result<
         .map_err(unreadable(&parameter.name))
 }
 
+/// A tensor of a parameter on a device.
+pub(super) fn moved(
+    tensor: Tensor,
+    device: &Device,
+    parameter: &Parameter,
+) -> Result<Tensor, Failure> {
+    tensor
+        .to_device(device)
+        .map_err(unreadable(&parameter.name))
+}
+
 /// A state as files would have the parameter; flat where it is no value for each of the parameter's.
 pub(super) fn state(state: NamedStateCopy, parameter: &Parameter) -> Result<Tensor, Failure> {
     let elements = state.bytes.len() / state.dtype.size_in_bytes();

@@ -93,7 +93,10 @@ CUresult upload(CUgraphExec graph) {
 bool captures(CUstream stream, std::function<CUresult()> work) {
     const std::lock_guard<std::recursive_mutex> entered(lock());
     if (stream->capture == nullptr) {
-        return false;
+        if (stream->is_late) {
+            stream->later.push_back(std::move(work));
+        }
+        return stream->is_late;
     }
     std::vector<Node> &nodes = stream->capture->nodes;
     nodes.push_back({stream->tail, std::move(work)});
@@ -200,5 +203,6 @@ extern "C" CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream) {
         STAND_IN_CHECK(upload(graph));
     }
     note("launched " + std::to_string(graph->nodes.size()));
-    return run(graph->nodes);
+    const auto work = [nodes = graph->nodes] { return run(nodes); };
+    return captures(stream, work) ? CUDA_SUCCESS : work();
 }

@@ -1,9 +1,10 @@
-// Streams that capture, and the graphs that they capture.
+// Streams that capture or are late, and the graphs that they capture.
 #pragma once
 
 #include "state.h"
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 
@@ -24,8 +25,14 @@ struct Capture {
     std::set<CUstream> streams;
 };
 
-// If the stream captures, makes the work a node, and returns true.
+// Keeps the work that a stream is asked for, and returns true: as a node if the stream captures, for later if it is late.
+// Else returns false, and the caller does the work now.
 bool captures(CUstream stream, std::function<CUresult()> work);
+
+// Does what late streams were asked for, because somebody waits for it: of one stream, of all, or up to an event.
+CUresult catch_up(CUstream stream);
+CUresult catch_up_all();
+CUresult catch_up(CUevent event);
 
 // For a call that may wait, or that no graph can hold: if this thread captures, an error, which invalidates the
 // capture.
@@ -38,6 +45,12 @@ struct CUstream_st {
     std::shared_ptr<stand_in::Capture> capture;
     // The nodes that its next node depends on.
     std::vector<size_t> tail;
+    // A late stream does nothing until somebody waits for it. What it was asked for and has not done, and how much it has.
+    bool is_late;
+    std::deque<std::function<CUresult()>> later;
+    uint64_t done;
+
+    uint64_t asked() const { return done + later.size(); }
 };
 
 struct CUevent_st {
@@ -48,6 +61,9 @@ struct CUevent_st {
     // If it was recorded in a capturing stream, the nodes that it stands for; it is then never complete.
     std::shared_ptr<stand_in::Capture> capture;
     std::vector<size_t> tail;
+    // Where it was recorded in a late stream: it comes when the stream has done so much. Null where it comes at once.
+    CUstream late;
+    uint64_t position;
 };
 
 struct CUgraph_st {

@@ -73,6 +73,11 @@ static std::map<uintptr_t, Block> &blocks() {
     return blocks;
 }
 
+static std::map<CUdevice, CUmemoryPool> &default_pools() {
+    static std::map<CUdevice, CUmemoryPool> pools;
+    return pools;
+}
+
 static const Block *block_of(const void *address, size_t bytes) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(address);
     auto next = blocks().upper_bound(at);
@@ -174,7 +179,7 @@ void release_unused() {
 
 void report_what_is_left() {
     const size_t left[] = {blocks().size(),
-                           alive<CUmemPoolHandle_st>().size(),
+                           alive<CUmemPoolHandle_st>().size() - default_pools().size(),
                            alive<CUstream_st>().size(),
                            alive<CUevent_st>().size(),
                            alive<CUgraph_st>().size() + alive<CUgraphExec_st>().size(),
@@ -308,6 +313,17 @@ extern "C" CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, 
     return CUDA_SUCCESS;
 }
 
+// From the pool that a device has without anybody's making one. It lives as long as the process.
+extern "C" CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
+    STAND_IN_ENTER(ready_on("cuMemAllocAsync", stream));
+    CUmemoryPool &pool = default_pools()[current_context()->device];
+    if (pool == nullptr) {
+        pool = new CUmemPoolHandle_st{current_context()->device, 0, {}, {}};
+        alive<CUmemPoolHandle_st>().insert(pool);
+    }
+    return cuMemAllocFromPoolAsync(address, bytes, pool, stream);
+}
+
 extern "C" CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     STAND_IN_ENTER(ready_on("cuMemFreeAsync", stream));
     STAND_IN_CHECK(not_captured("cuMemFreeAsync"));
@@ -316,9 +332,12 @@ extern "C" CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
         say("cuMemFreeAsync", "the address is not that of a block");
         return CUDA_ERROR_INVALID_VALUE;
     }
-    found->second.pool->used.now -= counted(found->second.bytes);
-    remove_block(uintptr_t(address));
-    return CUDA_SUCCESS;
+    const auto work = [address, pool = found->second.pool] {
+        pool->used.now -= counted(blocks()[uintptr_t(address)].bytes);
+        remove_block(uintptr_t(address));
+        return CUDA_SUCCESS;
+    };
+    return captures(stream, work) ? CUDA_SUCCESS : work();
 }
 
 extern "C" CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned int) {
@@ -336,6 +355,7 @@ extern "C" CUresult cuMemAllocHost_v2(void **address, size_t bytes) { return cuM
 extern "C" CUresult cuMemFreeHost(void *address) {
     STAND_IN_ENTER(ready("cuMemFreeHost"));
     STAND_IN_CHECK(not_captured("cuMemFreeHost"));
+    STAND_IN_CHECK(catch_up_all());
     const auto found = blocks().find(reinterpret_cast<uintptr_t>(address));
     if (found == blocks().end() || found->second.pool != nullptr) {
         say("cuMemFreeHost", "the address is not that of page-locked memory");

@@ -190,6 +190,7 @@ extern "C" CUresult cuModuleLoadData(CUmodule *module, const void *image) {
 
 extern "C" CUresult cuModuleUnload(CUmodule module) {
     STAND_IN_ENTER(ready("cuModuleUnload", module));
+    STAND_IN_CHECK(catch_up_all());
     for (const auto &[name, function] : module->functions) {
         alive<CUfunc_st>().erase(function.get());
     }

@@ -1,5 +1,6 @@
 // Streams and events. Every call is done at once, in the order of the calls, on whatever stream, unless it is captured
-// (graphs.cpp). That is one of the orders that streams allow; so a missing wait for an event is not found here.
+// (graphs.cpp). That is one of the orders that streams allow. To find a missing wait for an event, set
+// STAND_IN_LATE_STREAMS: streams then do nothing until somebody waits for them.
 #include "graphs.h"
 #include "memory.h"
 
@@ -44,6 +45,65 @@ static CUresult wait_in_capture(CUstream stream, CUevent event) {
     return CUDA_SUCCESS;
 }
 
+// Does what a late stream was asked for, up to a position.
+static CUresult catch_up_to(CUstream stream, uint64_t position) {
+    while (stream->done < position && !stream->later.empty()) {
+        const std::function<CUresult()> work = std::move(stream->later.front());
+        stream->later.pop_front();
+        stream->done++;
+        STAND_IN_CHECK(work());
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult catch_up(CUstream stream) { return catch_up_to(stream, stream->asked()); }
+
+CUresult catch_up_all() {
+    const std::set<CUstream> streams = alive<CUstream_st>();
+    for (const CUstream stream : streams) {
+        STAND_IN_CHECK(catch_up(stream));
+    }
+    return CUDA_SUCCESS;
+}
+
+// Whether an event is still to come. What a stream that is gone was asked for is done.
+static bool is_to_come(CUevent event) {
+    return event->late != nullptr && alive<CUstream_st>().count(event->late) != 0 && event->late->done < event->position;
+}
+
+CUresult catch_up(CUevent event) { return is_to_come(event) ? catch_up_to(event->late, event->position) : CUDA_SUCCESS; }
+
+// A wait outside of captures: a late stream waits later, for where the event is now.
+static CUresult wait_for_late(CUstream stream, CUevent event) {
+    if (!is_to_come(event)) {
+        return CUDA_SUCCESS;
+    }
+    const auto work = [of = event->late, position = event->position] {
+        return alive<CUstream_st>().count(of) != 0 ? catch_up_to(of, position) : CUDA_SUCCESS;
+    };
+    if (stream->is_late) {
+        stream->later.push_back(work);
+        return CUDA_SUCCESS;
+    }
+    return work();
+}
+
+// Whether STAND_IN_LATE_STREAMS names streams of this kind.
+static bool are_late(const char *kind) {
+    static const std::string late = setting("STAND_IN_LATE_STREAMS", "");
+    return late == kind;
+}
+
+static CUresult create(CUstream *stream, unsigned int flags, int priority, const char *kind) {
+    STAND_IN_ENTER(ready("cuStreamCreate"));
+    if (flags > CU_STREAM_NON_BLOCKING) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *stream = new CUstream_st{priority, nullptr, {}, are_late(kind), {}, 0};
+    alive<CUstream_st>().insert(*stream);
+    return CUDA_SUCCESS;
+}
+
 // For a call that asks whether an event has come, or waits for it.
 static CUresult may_come(const char *function, CUevent event) {
     STAND_IN_CHECK(not_captured(function));
@@ -69,21 +129,14 @@ Clock::time_point now() {
 extern "C" void stand_in_pass_time(double microseconds) { passed_ns += int64_t(1e3 * microseconds); }
 
 extern "C" CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {
-    STAND_IN_ENTER(ready("cuStreamCreate"));
-    if (flags > CU_STREAM_NON_BLOCKING) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    *stream = new CUstream_st{priority, nullptr, {}};
-    alive<CUstream_st>().insert(*stream);
-    return CUDA_SUCCESS;
+    return create(stream, flags, priority, "with priority");
 }
 
-extern "C" CUresult cuStreamCreate(CUstream *stream, unsigned int flags) {
-    return cuStreamCreateWithPriority(stream, flags, 0);
-}
+extern "C" CUresult cuStreamCreate(CUstream *stream, unsigned int flags) { return create(stream, flags, 0, "plain"); }
 
 extern "C" CUresult cuStreamDestroy_v2(CUstream stream) {
     STAND_IN_ENTER(ready_on("cuStreamDestroy", stream));
+    STAND_IN_CHECK(catch_up(stream));
     alive<CUstream_st>().erase(stream);
     delete stream;
     return CUDA_SUCCESS;
@@ -92,12 +145,13 @@ extern "C" CUresult cuStreamDestroy_v2(CUstream stream) {
 extern "C" CUresult cuStreamQuery(CUstream stream) {
     STAND_IN_ENTER(ready_on("cuStreamQuery", stream));
     STAND_IN_CHECK(not_captured("cuStreamQuery"));
-    return CUDA_SUCCESS;
+    return stream->later.empty() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 extern "C" CUresult cuStreamSynchronize(CUstream stream) {
     STAND_IN_ENTER(ready_on("cuStreamSynchronize", stream));
     STAND_IN_CHECK(not_captured("cuStreamSynchronize"));
+    STAND_IN_CHECK(catch_up(stream));
     release_unused();
     return CUDA_SUCCESS;
 }
@@ -105,6 +159,7 @@ extern "C" CUresult cuStreamSynchronize(CUstream stream) {
 extern "C" CUresult cuCtxSynchronize() {
     STAND_IN_ENTER(ready("cuCtxSynchronize"));
     STAND_IN_CHECK(not_captured("cuCtxSynchronize"));
+    STAND_IN_CHECK(catch_up_all());
     release_unused();
     return CUDA_SUCCESS;
 }
@@ -112,7 +167,8 @@ extern "C" CUresult cuCtxSynchronize() {
 extern "C" CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     STAND_IN_ENTER(ready_on("cuStreamWaitEvent", stream));
     STAND_IN_CHECK(ready("cuStreamWaitEvent", event));
-    return flags == 0 ? wait_in_capture(stream, event) : CUDA_ERROR_INVALID_VALUE;
+    STAND_IN_CHECK(flags == 0 ? wait_in_capture(stream, event) : CUDA_ERROR_INVALID_VALUE);
+    return wait_for_late(stream, event);
 }
 
 // Waits in this thread, where a device would make the stream wait. It does not hold the lock, since the thread that
@@ -129,6 +185,7 @@ extern "C" CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address,
             return CUDA_ERROR_INVALID_VALUE;
         }
         STAND_IN_CHECK(not_captured("cuStreamWaitValue32"));
+        STAND_IN_CHECK(catch_up(stream));
     }
     while (static_cast<int32_t>(__atomic_load_n(number, __ATOMIC_ACQUIRE) - value) < 0) {
         std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -141,7 +198,7 @@ extern "C" CUresult cuEventCreate(CUevent *event, unsigned int flags) {
     if (flags > (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    *event = new CUevent_st{(flags & CU_EVENT_DISABLE_TIMING) == 0, false, {}, 0, nullptr, {}};
+    *event = new CUevent_st{(flags & CU_EVENT_DISABLE_TIMING) == 0, false, {}, 0, nullptr, {}, nullptr, 0};
     alive<CUevent_st>().insert(*event);
     return CUDA_SUCCESS;
 }
@@ -161,6 +218,8 @@ extern "C" CUresult cuEventRecord(CUevent event, CUstream stream) {
     event->queries = 0;
     event->capture = stream->capture;
     event->tail = stream->tail;
+    event->late = stream->is_late && stream->capture == nullptr ? stream : nullptr;
+    event->position = stream->asked();
     return CUDA_SUCCESS;
 }
 
@@ -169,12 +228,13 @@ extern "C" CUresult cuEventQuery(CUevent event) {
     STAND_IN_ENTER(ready("cuEventQuery", event));
     STAND_IN_CHECK(may_come("cuEventQuery", event));
     const bool late = event->recorded && event->queries++ < number_setting("STAND_IN_LATE_EVENTS", 0);
-    return late ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+    return late || is_to_come(event) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 extern "C" CUresult cuEventSynchronize(CUevent event) {
     STAND_IN_ENTER(ready("cuEventSynchronize", event));
     STAND_IN_CHECK(may_come("cuEventSynchronize", event));
+    STAND_IN_CHECK(catch_up(event));
     release_unused();
     return CUDA_SUCCESS;
 }

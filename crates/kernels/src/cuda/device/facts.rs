@@ -1,7 +1,7 @@
 //! Which GPUs there are, and what they are.
 
-use super::error;
 use super::image::Code;
+use super::{error, loading};
 use crate::KernelError;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute};
@@ -34,8 +34,7 @@ pub struct DeviceFacts {
 /// # Errors
 /// [`KernelError`] if there is no driver, or it finds no GPU.
 pub fn device_count() -> Result<usize, KernelError> {
-    // SAFETY: only looks for the library.
-    if !unsafe { sys::is_culib_present() } {
+    if !loading::DRIVER.is_there() {
         return Err(KernelError::device(
             "cuda",
             "there is no NVIDIA driver (libcuda.so.1): install one, and in a container start it with the GPU \

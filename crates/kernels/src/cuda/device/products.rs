@@ -12,8 +12,8 @@
 
 use super::algorithms::Algorithms;
 use super::choices::ChosenBy;
-use super::error;
 use super::problem::{Layout, Pointers, Problem};
+use super::{error, loading};
 use crate::KernelError;
 use crate::cuda::{BIAS_ALIGNMENT_BYTES, Gemm, Workspace};
 use cudarc::cublaslt::result::{self, CublasError};
@@ -55,8 +55,7 @@ pub(super) struct Products {
 impl Products {
     /// Looks for the library, so that a device is not opened in vain.
     pub(super) fn look_for_library() -> Result<(), KernelError> {
-        // SAFETY: only looks for the library.
-        if unsafe { sys::is_culib_present() } {
+        if loading::CUBLASLT.is_there() {
             return Ok(());
         }
         Err(KernelError::device(

@@ -113,6 +113,11 @@ impl Streams {
         })
     }
 
+    /// Makes their context that of this thread.
+    pub(super) fn enter(&self) -> Result<(), DriverError> {
+        self.context.set()
+    }
+
     /// The stream of a queue that is no worker's.
     pub(super) fn of(&self, queue: Queue) -> sys::CUstream {
         self.streams[queue as usize].handle()
@@ -320,9 +325,18 @@ impl Streams {
     /// Has a stream wait for the present end of another. What waits does so for where the event is now, so that it can be
     /// put elsewhere at once.
     fn order(&self, first: Queue, then: Queue) -> Result<(), DriverError> {
+        self.order_streams(self.of(first), self.of(then))
+    }
+
+    /// The same for any two streams of the context.
+    pub(super) fn order_streams(
+        &self,
+        first: sys::CUstream,
+        then: sys::CUstream,
+    ) -> Result<(), DriverError> {
         let event = self.idle_event()?;
-        event.record(self.of(first))?;
-        event.hold_back(self.of(then))?;
+        event.record(first)?;
+        event.hold_back(then)?;
         self.idle.borrow_mut().push(event);
         Ok(())
     }

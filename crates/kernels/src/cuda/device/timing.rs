@@ -1,6 +1,7 @@
 //! Points of a stream whose times can be told apart.
 
 use super::handles::Event;
+use super::loading::DRIVER;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUresult};
 use memory::Stamp;
@@ -61,9 +62,8 @@ type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) ->
 fn elapsed_ms(from: &Event, to: &Event) -> Result<f32, DriverError> {
     static FOUND: OnceLock<Option<ElapsedTime>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
-        // SAFETY: the library is loaded, or there were no events; the function has this type in every version of CUDA.
-        let found = unsafe { sys::culib().get::<ElapsedTime>(b"cuEventElapsedTime\0") };
-        found.ok().map(|function| *function)
+        // SAFETY: the function has this type in every version of CUDA.
+        unsafe { DRIVER.function("cuEventElapsedTime\0") }
     });
     let elapsed = found.ok_or(DriverError(CUresult::CUDA_ERROR_NOT_FOUND))?;
     let mut ms = 0.0;

@@ -6,11 +6,8 @@
 
 use super::descriptor::{Descriptor, Refused};
 use super::graph::{BF16, F32, Graph, Lay, Sizes, Tensor, Uid};
+use super::interface::{Kind, Name, Pointwise, Raw};
 use crate::AttentionShape;
-use cudarc::cudnn::sys::{
-    cudnnBackendAttributeName_t as Name, cudnnBackendDescriptor_t as Raw,
-    cudnnBackendDescriptorType_t as Kind, cudnnPointwiseMode_t as Pointwise,
-};
 
 /// `out` and `lse` from `q`, `k`, `v`.
 pub(super) fn forward(shape: AttentionShape) -> Result<Graph, Refused> {
@@ -80,10 +77,10 @@ fn mask_graph(graph: &mut Graph, sizes: Sizes) -> Result<MaskGraph, Refused> {
 /// `dq`, `dk`, `dv` from `dout`, `q`, `k`, `v`, `out` and `lse`. Sums of dq are f32 in memory that is handed over, where blocks add
 /// to them in the order that the engine's knobs ask for.
 pub(super) fn backward(shape: AttentionShape) -> Result<Graph, Refused> {
-    use Pointwise::{
-        CUDNN_POINTWISE_EXP as EXP, CUDNN_POINTWISE_IDENTITY as IDENTITY,
-        CUDNN_POINTWISE_MUL as MUL, CUDNN_POINTWISE_SUB as SUB,
-    };
+    const EXP: Pointwise = Pointwise::CUDNN_POINTWISE_EXP;
+    const IDENTITY: Pointwise = Pointwise::CUDNN_POINTWISE_IDENTITY;
+    const MUL: Pointwise = Pointwise::CUDNN_POINTWISE_MUL;
+    const SUB: Pointwise = Pointwise::CUDNN_POINTWISE_SUB;
     let (sizes, mut graph) = (Sizes::of(shape), Graph::default());
     let (like_q, scores, rows) = (sizes.q(), sizes.scores(), sizes.rows());
     let q = graph.tensor(Uid::Q, BF16, like_q)?;

@@ -1,10 +1,7 @@
 //! Descriptors of cuDNN's backend interface: what a graph, an engine and a plan are made of.
 
+use super::interface::{self as sys, Kind, Name, Raw, Status, Type};
 use crate::KernelError;
-use cudarc::cudnn::sys::{
-    self, cudnnBackendAttributeName_t as Name, cudnnBackendAttributeType_t as Type,
-    cudnnBackendDescriptor_t as Raw, cudnnBackendDescriptorType_t as Kind, cudnnStatus_t as Status,
-};
 use std::ffi::{CStr, c_char, c_void};
 
 /// A descriptor, which is destroyed when it is dropped.
@@ -43,12 +40,12 @@ values! {
     u8 => CUDNN_TYPE_CHAR,
     Raw => CUDNN_TYPE_BACKEND_DESCRIPTOR,
     Pointer => CUDNN_TYPE_VOID_PTR,
-    sys::cudnnHandle_t => CUDNN_TYPE_HANDLE,
-    sys::cudnnDataType_t => CUDNN_TYPE_DATA_TYPE,
-    sys::cudnnPointwiseMode_t => CUDNN_TYPE_POINTWISE_MODE,
-    sys::cudnnReduceTensorOp_t => CUDNN_TYPE_REDUCTION_OPERATOR_TYPE,
-    sys::cudnnBackendHeurMode_t => CUDNN_TYPE_HEUR_MODE,
-    sys::cudnnBackendKnobType_t => CUDNN_TYPE_KNOB_TYPE,
+    sys::CudnnHandle => CUDNN_TYPE_HANDLE,
+    sys::DataType => CUDNN_TYPE_DATA_TYPE,
+    sys::Pointwise => CUDNN_TYPE_POINTWISE_MODE,
+    sys::Reduction => CUDNN_TYPE_REDUCTION_OPERATOR_TYPE,
+    sys::Mode => CUDNN_TYPE_HEUR_MODE,
+    sys::Knob => CUDNN_TYPE_KNOB_TYPE,
 }
 
 /// The address of a tensor; a type of its own, since descriptors are addresses too.
@@ -191,7 +188,10 @@ impl Refused {
 
 impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "cuDNN answers {:?} ({})", self.status, self.call)?;
+        // SAFETY: the library is there, and its texts stay.
+        let name = unsafe { CStr::from_ptr(sys::cudnnGetErrorString(self.status)) };
+        let name = name.to_string_lossy();
+        write!(f, "cuDNN answers {name} ({})", self.call)?;
         match self.details.is_empty() {
             true => Ok(()),
             false => write!(f, ": {}", self.details),

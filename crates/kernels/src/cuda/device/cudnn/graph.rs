@@ -4,12 +4,8 @@
 //! never exists in memory.
 
 use super::descriptor::{Descriptor, Refused, Value};
+use super::interface::{DataType, Kind, Name, Pointwise, Raw, Reduction};
 use crate::AttentionShape;
-use cudarc::cudnn::sys::{
-    cudnnBackendAttributeName_t as Name, cudnnBackendDescriptor_t as Raw,
-    cudnnBackendDescriptorType_t as Kind, cudnnDataType_t as DataType,
-    cudnnPointwiseMode_t as Pointwise, cudnnReduceTensorOp_t as Reduction,
-};
 
 /// Operands are aligned at least so; what is leased is at 256 bytes.
 const ALIGNMENT_BYTES: i64 = 16;

@@ -3,10 +3,11 @@
 //! Loading has an order: cuDNN ends the process where cuBLASLt of its own CUDA cannot be loaded, so that is looked for first.
 //! Its version can be asked for before it loads anything else.
 
+use super::interface as sys;
 use crate::KernelError;
 use crate::cuda::device::library::LoadedLibrary;
+use crate::cuda::device::loading::CUDNN;
 use crate::cuda::device::products::Products;
-use cudarc::cudnn::sys;
 
 /// The first version with a backward pass that adds to dq in order and takes memory linear in the sequence.
 const VERSION_MIN: usize = 92_500;
@@ -29,8 +30,7 @@ impl CudnnVersion {
             let message = format!("{reason}; {ADVICE}");
             Err(KernelError::device("cudnn", message))
         };
-        // SAFETY: only looks for the library.
-        if !unsafe { sys::is_culib_present() } {
+        if !CUDNN.is_there() {
             return refused("cuDNN (libcudnn.so.9) was not found".into());
         }
         // SAFETY: takes nothing; loads none of the parts of cuDNN that need cuBLASLt.

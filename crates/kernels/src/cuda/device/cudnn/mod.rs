@@ -3,6 +3,7 @@
 mod attention;
 mod descriptor;
 mod graph;
+mod interface;
 mod library;
 mod on_paper;
 mod plan;
@@ -14,10 +15,10 @@ pub use on_paper::{PaperPlan, plan_on_paper};
 
 use crate::cuda::{AttentionPass, AttentionTensors, LibraryAttention, cudnn_workspace_bytes};
 use crate::{AttentionShape, KernelError};
-use cudarc::cudnn::sys;
 use cudarc::driver::sys::CUstream;
 use descriptor::{Refused, accepted};
 use graph::Uid;
+use interface as sys;
 use plan::{Device, Plan};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -25,7 +26,7 @@ use std::rc::Rc;
 
 /// The library at work in one stream, with a plan for each shape seen so far.
 pub(super) struct Cudnn {
-    handle: sys::cudnnHandle_t,
+    handle: sys::CudnnHandle,
     plans: RefCell<HashMap<(AttentionShape, AttentionPass), Rc<Plan>>>,
 }
 
@@ -46,7 +47,7 @@ impl Cudnn {
                 plans: RefCell::default(),
             };
             // SAFETY: the stream belongs to the current context, and outlives this.
-            let status = unsafe { sys::cudnnSetStream(handle, stream.cast()) };
+            let status = unsafe { sys::cudnnSetStream(handle, stream) };
             accepted(status, || "taking a stream".into())?;
             Ok(opened)
         };

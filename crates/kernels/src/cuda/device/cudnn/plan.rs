@@ -3,13 +3,9 @@
 use super::attention;
 use super::descriptor::{Descriptor, Pointer, Refused};
 use super::graph::{Graph, Uid};
+use super::interface::{self as sys, CudnnHandle, Kind, Knob, Mode, Name, Status};
 use crate::AttentionShape;
 use crate::cuda::AttentionPass;
-use cudarc::cudnn::sys::{
-    self, cudnnBackendAttributeName_t as Name, cudnnBackendDescriptorType_t as Kind,
-    cudnnBackendHeurMode_t as Mode, cudnnBackendKnobType_t as Knob, cudnnHandle_t as Handle,
-    cudnnStatus_t as Status,
-};
 
 /// The engine of the backward pass on Hopper, and how it is set: in tiles of 64 queries and 64 keys (`TILE_M`, `TILE_N`,
 /// `KERNEL_CFG`), with sums of dq that blocks add to in turn (`STAGES` 4), so that the result has the same bits every time and
@@ -31,7 +27,7 @@ const CHOICES_MAX: usize = 8;
 #[derive(Clone, Copy)]
 pub(super) enum Device<'a> {
     /// The device of a handle.
-    Handle(Handle),
+    Handle(CudnnHandle),
     /// A device that need not be there, by its properties.
     Described(&'a Descriptor),
 }
@@ -81,7 +77,7 @@ impl Plan {
     /// written; scalars are on the host. `workspace` starts as many bytes as the plan takes.
     pub(super) unsafe fn run(
         &self,
-        handle: Handle,
+        handle: CudnnHandle,
         tensors: &[(Uid, *const u8)],
         workspace: *mut u8,
     ) -> Result<(), Refused> {
