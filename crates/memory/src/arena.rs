@@ -4,9 +4,9 @@ use crate::{Buffer, Category, Cover, DType, In, Layout, Memory, Out, OutOfMemory
 use std::ops::Range;
 use std::rc::Rc;
 
-/// One buffer that holds the elements of a layout, or some of them, each in its type.
+/// One buffer that holds all elements of a layout, or some, each in its type.
 pub struct Arena {
-    /// Bytes.
+    /// Leased as bytes (u8).
     buffer: Buffer,
     layout: Rc<Layout>,
     held: Cover,
@@ -14,7 +14,7 @@ pub struct Arena {
     runs: Vec<Run>,
 }
 
-/// Elements that lie in one piece and have one type.
+/// Consecutive elements of one type.
 struct Run {
     elements: Range<usize>,
     dtype: DType,
@@ -98,12 +98,12 @@ impl Arena {
         })
     }
 
-    /// The elements of the layout that are held.
+    /// The elements of the layout that this arena holds.
     pub fn held(&self) -> &Cover {
         &self.held
     }
 
-    /// Where each tensor lies.
+    /// The layout, which says where each tensor lies.
     pub fn layout(&self) -> &Rc<Layout> {
         &self.layout
     }
@@ -131,7 +131,7 @@ impl Arena {
         self.flat_mut(range).reshape(dims)
     }
 
-    /// Writes several ranges of the layout's elements, in the order in which they lie, each of one type.
+    /// Views to write several ranges of the layout's elements, given in ascending order. Each range has one type.
     pub fn disjoint_mut(&mut self, ranges: &[Range<usize>]) -> Vec<Out<'_>> {
         let typed = ranges.iter().map(|range| self.place(range));
         let (places, types): (Vec<_>, Vec<_>) = typed.unzip();
@@ -142,47 +142,47 @@ impl Arena {
             .collect()
     }
 
-    /// Reads a range of the layout's elements, of one type.
+    /// Views a range of the layout's elements for reading. All of them have one type.
     pub fn flat(&self, range: Range<usize>) -> In<'_> {
         let (bytes, dtype) = self.place(&range);
         self.buffer.view().rows(bytes).cast(dtype)
     }
 
-    /// Writes a range of the layout's elements, of one type.
+    /// Views a range of the layout's elements for writing. All of them have one type.
     pub fn flat_mut(&mut self, range: Range<usize>) -> Out<'_> {
         let (bytes, dtype) = self.place(&range);
         self.buffer.view_mut().rows(bytes).cast(dtype)
     }
 
-    /// Reads the bytes (u8) of a range of the layout's elements, of any types.
+    /// Views the bytes (u8) of a range of the layout's elements for reading. The range may mix types.
     pub fn raw(&self, range: &Range<usize>) -> In<'_> {
         self.buffer.view().rows(self.raw_place(range))
     }
 
-    /// Writes the bytes (u8) of a range of the layout's elements, of any types.
+    /// Views the bytes (u8) of a range of the layout's elements for writing. The range may mix types.
     pub fn raw_mut(&mut self, range: &Range<usize>) -> Out<'_> {
         let bytes = self.raw_place(range);
         self.buffer.view_mut().rows(bytes)
     }
 
-    /// Writes the bytes (u8) of several ranges, in the order in which they lie.
+    /// Views to write the bytes (u8) of several ranges, given in ascending order.
     pub fn disjoint_raw_mut(&mut self, ranges: &[Range<usize>]) -> Vec<Out<'_>> {
         let places = ranges.iter().map(|range| self.raw_place(range));
         let places: Vec<Range<usize>> = places.collect();
         self.buffer.view_mut().disjoint_rows(&places)
     }
 
-    /// The bytes of a range of one type, and that type.
+    /// Where a range of one type lies in the buffer, in bytes, and its type.
     fn place(&self, range: &Range<usize>) -> (Range<usize>, DType) {
         let run = self.run_of(range.start);
         let run = run.filter(|run| range.end <= run.elements.end);
-        let run = run.unwrap_or_else(|| panic!("{range:?} is held, in one type"));
+        let run = run.unwrap_or_else(|| panic!("{range:?} must be held, and have one type"));
         (run.bytes(range), run.dtype)
     }
 
     fn raw_place(&self, range: &Range<usize>) -> Range<usize> {
         let lies_in_one_piece = self.held.rows(range).is_some();
-        assert!(lies_in_one_piece, "{range:?} is held, in one piece");
+        assert!(lies_in_one_piece, "{range:?} must be held without a gap");
         let byte = |element| {
             let run = self.run_of(element).expect("it is held");
             run.bytes(&(element..element + 1))
@@ -208,7 +208,7 @@ impl Arena {
 }
 
 impl Run {
-    /// Where some of its elements lie, in bytes.
+    /// Where some of the run's elements lie in the buffer, in bytes.
     fn bytes(&self, range: &Range<usize>) -> Range<usize> {
         let size = self.dtype.size_in_bytes();
         let byte = |element| self.first_byte + (element - self.elements.start) * size;

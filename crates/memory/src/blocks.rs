@@ -1,4 +1,4 @@
-//! What a device offers a memory: blocks.
+//! The trait [`Blocks`]: what a device has to offer a memory.
 
 use crate::{Place, Space};
 use serde::Serialize;
@@ -8,23 +8,23 @@ use std::time::Duration;
 
 /// A device's memory, handed out in few, large blocks.
 ///
-/// Blocks come and go between steps: a new one is zero when it is handed out, for whatever queue of the device, and one is
-/// taken back when all work that was asked for before is done.
+/// Blocks are allocated and freed between steps. A new block is zero for every queue of the device. A block is freed
+/// only after all work that was enqueued earlier is done.
 pub trait Blocks {
-    /// What a person calls the device: `CUDA`.
+    /// The device's name in messages, such as `CUDA`.
     fn device(&self) -> &'static str;
 
-    /// A zeroed block of `bytes`, a multiple of the granularity and more than 0: in the device's memory, which the
-    /// processor cannot read, or in page-locked host memory, which it can.
+    /// Allocates a zeroed block of `bytes`, a multiple of the granularity and more than 0. Device memory cannot be read
+    /// by the processor; page-locked host memory can.
     ///
     /// # Errors
     /// [`Refused`] if there is no room.
     fn allocate(&self, space: Space, bytes: u64) -> Result<NonNull<u8>, Refused>;
 
-    /// Takes a block back: never while calls that were asked for are kept back, to be made as one.
+    /// Frees a block. Not to be called while calls are being captured to be launched together.
     ///
     /// # Safety
-    /// `block` comes from [`Blocks::allocate`] with this `space`, and is used by nothing that is asked for later.
+    /// `block` comes from [`Blocks::allocate`] with this `space`, and no work that is enqueued later uses it.
     unsafe fn free(&self, space: Space, block: NonNull<u8>);
 
     /// Sets `bytes` bytes of device memory to `value`.
@@ -33,97 +33,98 @@ pub trait Blocks {
     /// `pointer` starts as many bytes of a live block, which nothing else uses.
     unsafe fn fill(&self, pointer: *mut u8, value: u8, bytes: u64);
 
-    /// Marks and counts from here.
+    /// Restarts the figures that [`Blocks::marks`] returns.
     fn reset_marks(&self) {}
 
-    /// What the device saw since [`Blocks::reset_marks`].
+    /// The device's own figures since [`Blocks::reset_marks`].
     fn marks(&self) -> DeviceMarks {
         DeviceMarks::default()
     }
 
-    /// Stamps the stream: the time at which all work that was asked for before is done. It does not wait. Nothing if
-    /// the device refuses, after a failure.
+    /// Puts a stamp into the stream, which records when all earlier work is done. Does not wait. None if the device
+    /// refuses after a failure.
     fn stamp(&self) -> Option<Stamp> {
         None
     }
 
-    /// The device's time from one stamp to a later one, for which it waits. Nothing if earlier work failed.
+    /// The device's time between two stamps. Waits for the later one. None if earlier work failed.
     fn elapsed(&self, _from: Stamp, _to: Stamp) -> Option<Duration> {
         None
     }
 
-    /// Takes a stamp back, to be put into the stream again.
+    /// Returns a stamp, which the device may then use again.
     fn give_back_stamp(&self, _stamp: Stamp) {}
 
-    /// A place has been entered: for profilers.
+    /// Tells profilers that a place has been entered.
     fn enter(&self, _place: Place) {}
 
-    /// The place that was entered last has been left: for profilers.
+    /// Tells profilers that the place entered last has been left.
     fn leave(&self) {}
 }
 
-/// The number that a device gave to a point of its stream.
+/// A point in a device's stream, by the number that the device gave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp(pub usize);
 
-/// Memory of a whole device, whoever uses it.
+/// Memory of a whole device, for all processes together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceBytes {
-    /// The device's memory, whoever uses it.
+    /// The device's memory in bytes.
     pub total: u64,
-    /// Used by nobody.
+    /// Bytes that no process uses.
     pub free: u64,
     /// Held by the blocks of this process.
     pub held: u64,
-    /// What is set aside for blocks at a time: all of them together take whole pages.
+    /// The page size of the device: it sets memory aside for all blocks together in whole pages.
     pub page: u64,
 }
 
-/// What context, modules and libraries of a process stay under: more than that beside our blocks is someone else's.
+/// The context, modules and libraries of one process take less than this. More memory than that outside our blocks
+/// belongs to another process.
 const OVERHEAD_BYTES_MAX: u64 = 2 << 30;
 
 impl DeviceBytes {
-    /// Neither free nor in our blocks: the context and libraries of this process, and other processes.
+    /// Bytes that are neither free nor in our blocks: this process's context and libraries, and other processes.
     pub fn beside(&self) -> u64 {
         self.total.saturating_sub(self.free + self.held)
     }
 
-    /// What blocks could have in all, in the whole pages that a device hands out.
+    /// The most that blocks could have in all, in whole pages.
     pub fn room(&self) -> u64 {
         (self.free + self.held) / self.page * self.page
     }
 
-    /// Whether other processes hold part of the memory: this one alone stays under that beside its blocks.
+    /// Whether other processes hold part of the memory: this process alone would use less outside its blocks.
     pub fn is_shared(&self) -> bool {
         self.beside() > OVERHEAD_BYTES_MAX
     }
 
-    /// Whether a refused request would have fitted on a card of our own.
+    /// Whether a refused request would have fitted if no other process used the device.
     pub fn others_are_in_the_way(&self, requested: u64) -> bool {
         let alone = self.total.saturating_sub(self.held + OVERHEAD_BYTES_MAX);
         self.is_shared() && requested <= alone
     }
 }
 
-/// A block could not be had.
+/// The device or the host refused a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// What the device says about its memory; nothing if host memory was asked for.
+    /// The device's figures for its memory; none if host memory was requested.
     pub device_bytes: Option<DeviceBytes>,
-    /// The driver's error, if it is another than that memory is short.
+    /// The driver's error, unless it only reports a lack of memory.
     pub error: Option<String>,
 }
 
-/// What a device itself says about a stretch of time.
+/// The device's own figures for a stretch of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceMarks {
-    /// Most bytes that blocks had at a time, by the device's own count.
+    /// Most bytes in blocks at one time, by the device's count.
     pub device_used_high_bytes: u64,
-    /// Most bytes that the device set aside for blocks: whole pages.
+    /// Most bytes that the device set aside for blocks, in whole pages.
     pub device_reserved_high_bytes: u64,
-    /// Used on the whole device now, by whomever.
+    /// Bytes used on the whole device now, by all processes.
     pub device_total_used_bytes: u64,
-    /// Blocks asked for, pinned ones too.
+    /// Blocks requested, pinned ones included.
     pub driver_allocations: u64,
 }
 
@@ -154,7 +155,7 @@ impl DeviceBlock {
 
 impl Drop for DeviceBlock {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` in this very space; whoever leased it has given it back.
+        // SAFETY: `new` allocated the block in this space, and its lease has ended.
         unsafe { self.blocks.free(self.space, self.pointer) }
     }
 }

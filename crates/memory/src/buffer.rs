@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 /// A leased, row-major tensor; dropping it gives the lease back.
 ///
-/// Written through `&mut`, read through `&`: shared in an `Rc` it is frozen.
+/// It is written through `&mut` and read through `&`, so a tensor in an `Rc` is frozen.
 pub struct Buffer {
     pointer: *mut u8,
     reach: Reach,
@@ -19,9 +19,9 @@ pub struct Buffer {
 
 /// What keeps the memory of a tensor leased.
 enum Hold {
-    /// The lease; shared with nobody but the one window that [`Windows`] lend.
+    /// The lease. Only the window that [`Windows`] lends shares it.
     Lease(Rc<HeldLease>),
-    /// The tensor of which these are rows, and which nobody writes as long as there are any.
+    /// The tensor that these rows belong to. Nobody writes it while such rows exist.
     Frozen(Rc<Buffer>),
 }
 
@@ -38,15 +38,15 @@ impl Buffer {
 
     /// Reads the tensor.
     pub fn view(&self) -> In<'_> {
-        // SAFETY: the lease covers `dims` elements of `dtype`, and lives as long as the borrow. Of a tensor and its
-        // windows only one can be reached, but for rows of a frozen one, which nobody writes.
+        // SAFETY: the lease covers `dims` elements of `dtype`, and lives as long as the borrow. Either a tensor or its
+        // window can be reached, never both. Rows of a frozen tensor are an exception, but nobody writes it.
         unsafe { In::new(self.pointer, self.reach, self.dtype, self.dims) }
     }
 
     /// Writes the tensor.
     ///
     /// # Panics
-    /// If these are rows of a frozen one.
+    /// If this buffer is rows of a frozen tensor.
     pub fn view_mut(&mut self) -> Out<'_> {
         assert!(
             matches!(self.hold, Hold::Lease(_)),
@@ -56,7 +56,8 @@ impl Buffer {
         unsafe { Out::new(self.pointer, self.reach, self.dtype, self.dims) }
     }
 
-    /// Some rows of the first dimension as a tensor of their own, for reading. The whole stays as it is until it goes.
+    /// Some rows of the first dimension as a tensor of its own, for reading. The whole tensor cannot be written any
+    /// more.
     pub fn frozen_rows(self: &Rc<Buffer>, rows: Range<usize>) -> Rc<Buffer> {
         Rc::new(self.part(rows, Hold::Frozen(self.clone())))
     }
@@ -95,12 +96,12 @@ impl Buffer {
         self.held().bytes()
     }
 
-    /// Whether there is no memory behind the shape.
+    /// Whether this is only a shape, without memory.
     pub fn is_shape(&self) -> bool {
         self.held().is_shape()
     }
 
-    /// Changes what the lease is for in every report from now on.
+    /// Changes the lease's category in every later report.
     pub fn recategorize(&mut self, category: Category) {
         self.held().recategorize(category);
     }
@@ -112,18 +113,18 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
-/// A tensor of which some rows at a time are lent, to be read and written as a tensor of their own.
+/// A tensor that lends one range of its rows at a time, to be read and written as a tensor of its own.
 #[derive(Debug)]
 pub struct Windows {
-    /// Nobody reads or writes it while rows of it are lent.
+    /// Nobody reads or writes it while some of its rows are lent.
     whole: Buffer,
 }
 
 impl Windows {
-    /// A tensor to lend rows of.
+    /// Makes windows of a tensor.
     ///
     /// # Panics
-    /// If these are rows of another, frozen or lent.
+    /// If the tensor is rows of a frozen one, or some of its rows are lent.
     pub fn of(whole: Buffer) -> Windows {
         assert!(
             matches!(whole.hold, Hold::Lease(_)),
@@ -138,30 +139,30 @@ impl Windows {
         assert_eq!(
             Rc::strong_count(self.whole.held()),
             1,
-            "of {:?} rows are lent already",
+            "rows of {:?} are lent already",
             self.whole
         );
     }
 
-    /// Some rows of the first dimension, until they are dropped.
+    /// Lends some rows of the first dimension until the returned buffer is dropped.
     ///
     /// # Panics
-    /// If the ones that were lent before are still there.
+    /// If rows that were lent before have not been dropped.
     pub fn lend(&self, rows: Range<usize>) -> Buffer {
         self.assert_none_is_lent();
         let held = self.whole.held().clone();
         self.whole.part(rows, Hold::Lease(held))
     }
 
-    /// Whether these are the rows that are lent.
+    /// Whether `rows` are the ones lent now.
     pub fn lent(&self, rows: &Buffer) -> bool {
         Rc::ptr_eq(self.whole.held(), rows.held())
     }
 
-    /// The tensor, when nothing of it is lent.
+    /// Returns the tensor.
     ///
     /// # Panics
-    /// If something is.
+    /// If some of its rows are lent.
     pub fn into_whole(self) -> Buffer {
         self.assert_none_is_lent();
         self.whole

@@ -1,12 +1,12 @@
-//! What a lease is for, and which memory it is in.
+//! What a lease is for, and in which memory it lies.
 
 use crate::each::each;
 use serde::{Deserialize, Serialize};
 
 each! {
-    /// The purpose of a lease, by the names of PyTorch's memory timeline.
+    /// The purpose of a lease. The names are those of PyTorch's memory timeline.
     Category,
-    /// A value for each category.
+    /// One value per category.
     EachCategory {
         /// Weights.
         Parameter = parameter,
@@ -14,16 +14,16 @@ each! {
         Gradient = gradient,
         /// Moments and master weights.
         OptimizerState = optimizer_state,
-        /// Kept for backward by the recompute policy.
+        /// Activations that the recompute policy keeps for the backward pass.
         Activation = activation,
-        /// All else within a step, a dropped activation included, in forward and in replay.
+        /// Everything else within a step. Dropped activations count here, in the forward pass and in a replay.
         Temporary = temporary,
         /// Token ids and targets.
         Input = input,
     }
 }
 
-/// Bytes for each category.
+/// Bytes per category.
 pub type ByCategory = EachCategory<u64>;
 
 impl ByCategory {

@@ -5,10 +5,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Time spent in each phase of a step, without what was spent in phases entered from it.
+/// Time spent in each phase of a step. A phase does not count the time of phases that were entered from it.
 ///
-/// On a device it is the device's own time, which is known when the step's work is done: [`PhaseTime::read`] waits for
-/// that, and may be called when later steps are under way.
+/// On a device it is the device's own time, known once the step's work is done. [`PhaseTime::read`] waits for that. It
+/// may be called while later steps run.
 #[derive(Clone)]
 pub struct PhaseTime(Source);
 
@@ -19,7 +19,7 @@ enum Source {
 }
 
 impl PhaseTime {
-    /// The time by phase; on a device, waits until it is known. What earlier failures hide counts as nothing.
+    /// The time by phase. On a device, waits until it is known. Time that a failed device cannot tell counts as zero.
     pub fn read(&self) -> ByPhase<Duration> {
         match &self.0 {
             Source::Spent(spent) => *spent,
@@ -29,25 +29,25 @@ impl PhaseTime {
 }
 
 impl std::fmt::Debug for PhaseTime {
-    /// Leaves the times out: they may not be known yet.
+    /// Omits the times, which may not be known yet.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PhaseTime").finish_non_exhaustive()
     }
 }
 
-/// Takes the time of a step, phase by phase.
+/// Measures the time of a step, phase by phase.
 pub(crate) enum PhaseClock {
-    /// The processor's clock tells the time.
+    /// Uses the processor's clock.
     Host {
         since: Instant,
         spent: ByPhase<Duration>,
     },
-    /// Stamps in a device's stream tell the time.
+    /// Uses stamps in a device's stream.
     Device(Rc<Stamps>),
 }
 
 impl PhaseClock {
-    /// A clock of the processor, from now on.
+    /// Starts a clock of the processor.
     pub(crate) fn host() -> PhaseClock {
         PhaseClock::Host {
             since: Instant::now(),
@@ -55,7 +55,7 @@ impl PhaseClock {
         }
     }
 
-    /// A clock of a device, from the work on that is asked for now.
+    /// Starts a clock of a device. It measures the work that is enqueued from now on.
     pub(crate) fn device(blocks: &Rc<dyn Blocks>) -> PhaseClock {
         PhaseClock::Device(Rc::new(Stamps {
             first: blocks.stamp(),
@@ -64,7 +64,7 @@ impl PhaseClock {
         }))
     }
 
-    /// One phase is left for another.
+    /// Ends one phase and begins another.
     pub(crate) fn change(&mut self, left: Phase, entered: Phase) {
         if left == entered {
             return;
@@ -79,7 +79,7 @@ impl PhaseClock {
         }
     }
 
-    /// What was spent until now; on a device, until the next clock starts.
+    /// The time since the clock started. On a device it ends when the next clock starts.
     pub(crate) fn time(&self) -> PhaseTime {
         PhaseTime(match self {
             PhaseClock::Host { spent, .. } => Source::Spent(*spent),
@@ -92,7 +92,7 @@ impl PhaseClock {
 pub(crate) struct Stamps {
     blocks: Rc<dyn Blocks>,
     first: Option<Stamp>,
-    /// Each phase with the stamp at its end; none where the device is asked for several phases at once.
+    /// Each phase with the stamp at its end. No stamp if the device got the work of several phases in one launch.
     left: RefCell<Vec<(Phase, Option<Stamp>)>>,
 }
 
@@ -125,7 +125,8 @@ impl Stamps {
     }
 }
 
-/// Adds time that phases took at once, each its share by what it took alone; where none did, all of it is the last one's.
+/// Adds the time of phases that ran in one launch. Each phase gets a share in proportion to its time alone. If none ran
+/// alone, the last phase gets all of it.
 fn shared_out(alone: ByPhase<Duration>, at_once: &[(Vec<Phase>, Duration)]) -> ByPhase<Duration> {
     let mut spent = alone;
     for (phases, time) in at_once {

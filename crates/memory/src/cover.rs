@@ -1,17 +1,17 @@
-//! Which elements of a layout a buffer holds, where it does not hold all.
+//! Which elements of a layout a buffer holds, if it does not hold all.
 
 use crate::Rank;
 use std::ops::Range;
 
-/// Ranges of a layout that lie one after the other in a buffer. All begin and end at multiples of the padding.
+/// Ranges of a layout that lie one after the other in a buffer. Every bound is a multiple of the padding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cover {
-    /// The elements that are held, in order, apart from one another, none empty.
+    /// The ranges in ascending order. None is empty, and no two touch.
     ranges: Vec<Range<usize>>,
 }
 
 impl Cover {
-    /// Ranges in any order, which may touch but not overlap.
+    /// Makes a cover of ranges in any order. They may touch but not overlap.
     pub fn new(ranges: impl IntoIterator<Item = Range<usize>>) -> Cover {
         let mut sorted: Vec<Range<usize>> = ranges.into_iter().collect();
         sorted.retain(|range| !range.is_empty());
@@ -26,7 +26,7 @@ impl Cover {
         Cover { ranges }
     }
 
-    /// The elements of several, which have none in common.
+    /// Joins covers that have no element in common.
     pub fn joined(covers: impl IntoIterator<Item = Cover>) -> Cover {
         Cover::new(covers.into_iter().flat_map(|cover| cover.ranges))
     }
@@ -36,30 +36,30 @@ impl Cover {
         &self.ranges
     }
 
-    /// The number of elements that are held.
+    /// Number of elements in all ranges.
     pub fn elements(&self) -> usize {
         self.ranges.iter().map(Range::len).sum()
     }
 
-    /// What lies within a range.
+    /// The elements that lie within `range`.
     pub fn within(&self, range: &Range<usize>) -> Cover {
         let clipped = |own: &Range<usize>| own.start.max(range.start)..own.end.min(range.end);
         Cover::new(self.ranges.iter().map(clipped))
     }
 
-    /// What another holds too.
+    /// The elements that lie within the other cover too.
     pub fn within_all(&self, other: &Cover) -> Cover {
         let ranges = other.ranges.iter();
         Cover::joined(ranges.map(|range| self.within(range)))
     }
 
-    /// A rank's piece: as many elements as every other's, which must divide it.
+    /// A rank's piece. All ranks have equally many elements, so their number must divide this cover.
     pub fn piece(&self, rank: Rank) -> Cover {
         let elements = self.elements() / rank.of;
         self.lying_at(&(rank.number * elements..(rank.number + 1) * elements))
     }
 
-    /// The elements that lie at some places of the buffer.
+    /// The elements at the rows `rows` of the buffer.
     pub fn lying_at(&self, rows: &Range<usize>) -> Cover {
         let mut start = 0;
         let clipped = self.ranges.iter().map(|own| {
@@ -71,7 +71,7 @@ impl Cover {
         Cover::new(clipped)
     }
 
-    /// What lies outside of all ranges of another.
+    /// The elements that the other cover does not have.
     pub fn without(&self, other: &Cover) -> Cover {
         let mut rest = self.clone();
         for hole in &other.ranges {
@@ -82,7 +82,8 @@ impl Cover {
         rest
     }
 
-    /// Where a range of the layout lies in the buffer; none unless all of it is held. An empty range lies nowhere.
+    /// Where a range of the layout lies in the buffer. None unless the buffer holds all of it, or if the range is
+    /// empty.
     pub fn rows(&self, range: &Range<usize>) -> Option<Range<usize>> {
         let mut start = 0;
         for own in &self.ranges {

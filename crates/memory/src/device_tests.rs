@@ -1,4 +1,4 @@
-//! A memory of a device, with a device that counts and refuses.
+//! Tests of a memory on a device. The device is a stand-in that counts and refuses.
 
 use crate::{
     Blocks, ByPhase, Category, Cause, DType, DeviceBytes, DeviceMarks, Layer, Memory, OutOfMemory,
@@ -14,15 +14,15 @@ use std::time::Duration;
 /// A device whose memory is the process's own.
 struct Card {
     total: u64,
-    /// Held by other processes.
+    /// Bytes that other processes hold.
     foreign: u64,
     live: RefCell<HashMap<NonNull<u8>, (Space, u64)>>,
     allocations: Cell<u64>,
-    /// Milliseconds of work that was asked for.
+    /// Milliseconds of work enqueued so far.
     asked_ms: Cell<u64>,
-    /// When stamps come, in milliseconds; nothing for those that were given back.
+    /// The time of each stamp in milliseconds; none for those that were given back.
     stamps: RefCell<Vec<Option<u64>>>,
-    /// Places entered and not left.
+    /// Places that have been entered but not left.
     places: RefCell<Vec<String>>,
 }
 
@@ -90,12 +90,12 @@ impl Blocks for Card {
     unsafe fn free(&self, space: Space, block: NonNull<u8>) {
         let (allocated, bytes) = self.live.borrow_mut().remove(&block).unwrap();
         assert_eq!(space, allocated);
-        // SAFETY: allocated above with this very layout.
+        // SAFETY: `allocate` used the same layout.
         unsafe { dealloc(block.as_ptr(), layout(bytes)) }
     }
 
     unsafe fn fill(&self, pointer: *mut u8, value: u8, bytes: u64) {
-        // SAFETY: the caller's promise, and this device's memory is the process's own.
+        // SAFETY: the caller promises a live block, and this device's memory is the process's own.
         unsafe { std::ptr::write_bytes(pointer, value, bytes as usize) }
     }
 
@@ -215,7 +215,7 @@ fn other_processes_are_named() {
     );
 }
 
-/// Fixes leave room for what is still to come.
+/// The suggested fixes leave room for memory that libraries will still take.
 #[test]
 fn a_shortage_beside_leases_is_explained_and_takes_of_the_room() {
     let card = Card::new(64 << 20, 0);
@@ -260,7 +260,7 @@ fn passes_ms(time: ByPhase<Duration>) -> [u128; 3] {
     [time.forward, time.recompute, time.backward].map(|time| time.as_millis())
 }
 
-/// Work for a step: two layers forward, two backward with a replay each.
+/// Enqueues a step's work: two layers forward, then two backward with a replay each.
 fn passes(card: &Card, memory: &Memory, ms: u64) {
     for layer in 0..2 {
         let _place = memory.enter(Phase::Forward, Layer::Block(layer));
@@ -312,7 +312,7 @@ fn the_time_of_a_step_is_the_devices_and_can_be_read_a_step_later() {
     assert_eq!(card.stamps_out(), 0);
 }
 
-/// A stamp costs a launch.
+/// A stamp costs a launch, so only a change of phase makes one.
 #[test]
 fn only_a_change_of_phase_is_stamped() {
     let card = Card::new(1 << 20, 0);

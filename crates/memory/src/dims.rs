@@ -20,7 +20,7 @@ impl Dims {
         self.as_slice().iter().product()
     }
 
-    /// Bytes of a tensor of this shape; none if no address reaches that far.
+    /// Bytes of a tensor of this shape; none if the number does not fit.
     pub fn bytes(&self, dtype: DType) -> Option<u64> {
         let sizes = self.as_slice().iter().map(|size| *size as u64);
         let bytes = sizes

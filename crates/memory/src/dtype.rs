@@ -4,7 +4,7 @@ use safetensors::Dtype;
 
 /// A plain number type that a tensor can hold.
 pub trait Element: bytemuck::Pod + Send + Sync {
-    /// Its name among the types of elements.
+    /// Its [`DType`].
     const DTYPE: DType;
 }
 
@@ -45,7 +45,7 @@ macro_rules! element_types {
         }
 
         impl TryFrom<Dtype> for DType {
-            /// The type, where no tensor here can have it.
+            /// The type of a safetensors file, if no tensor here can have it.
             type Error = Dtype;
 
             fn try_from(dtype: Dtype) -> Result<DType, Dtype> {
@@ -59,18 +59,18 @@ macro_rules! element_types {
 }
 
 element_types! {
-    /// Bytes: codes of 8-bit states.
+    /// Bytes, such as the codes of 8-bit states.
     U8 = "u8", u8;
-    /// Whole numbers from 0 on.
+    /// Unsigned integers.
     U32 = "u32", u32;
-    /// Remainders of weights in two halves.
+    /// Remainders of weights: the lower halves of split f32 values.
     I16 = "i16", i16;
-    /// Tokens.
+    /// Token ids.
     I32 = "i32", i32;
     /// The upper half of an f32.
     BF16 = "bf16", half::bf16;
     /// Single precision.
     F32 = "f32", f32;
-    /// Double precision, of sums and oracles.
+    /// Double precision, for sums and for reference results in tests.
     F64 = "f64", f64;
 }

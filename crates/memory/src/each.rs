@@ -1,6 +1,6 @@
 //! The macro `each!`: an enum with names for files, and a struct with one value for each variant.
 
-/// Makes an enum whose values have names in files, and a struct with a value for each, under the same names.
+/// Makes an enum whose variants have names in files, and a struct with one value per variant, under the same names.
 macro_rules! each {
     (
         $(#[$about:meta])*
@@ -18,10 +18,10 @@ macro_rules! each {
         }
 
         impl $Kind {
-            /// All of them, in the order of every report.
+            /// All variants, in the order of every report.
             pub const ALL: [$Kind; [$($Kind::$One),+].len()] = [$($Kind::$One),+];
 
-            /// The name used in files.
+            /// The name in files.
             pub fn name(self) -> &'static str {
                 match self {
                     $($Kind::$One => stringify!($one),)+
@@ -36,14 +36,14 @@ macro_rules! each {
         }
 
         impl<T: Copy> $Values<T> {
-            /// The value of one of them.
+            /// The value of one variant.
             pub fn get(&self, of: $Kind) -> T {
                 match of {
                     $($Kind::$One => self.$one,)+
                 }
             }
 
-            /// The value of one of them, to change.
+            /// The value of one variant, to change.
             pub fn get_mut(&mut self, of: $Kind) -> &mut T {
                 match of {
                     $($Kind::$One => &mut self.$one,)+

@@ -1,32 +1,33 @@
-//! What happened to memory, event by event: what pictures of it are drawn from.
+//! The history of a memory: every event, as pictures need it.
 
 use crate::{Category, Lease, Place};
 
-/// The events since [`crate::Memory::keep_history`], but of the steps only the last: what lives across steps, then one
-/// step, whole or up to where it failed. No lease of a step outlives it, so what was left out changes nothing.
+/// The events since [`crate::Memory::keep_history`], without those of earlier steps. It has what lives across steps,
+/// then the last step, whole or up to its failure. A step's leases end with it, so omitting earlier steps changes
+/// nothing that is live.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// In the order in which they happened; times never fall.
+    /// In the order in which they happened; times never decrease.
     pub events: Vec<MemoryEvent>,
 }
 
-/// Something happened.
+/// One event.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryEvent {
-    /// Seconds, by the clock that [`crate::Memory::keep_history`] was given.
+    /// Time in seconds, by the clock given to [`crate::Memory::keep_history`].
     pub at_s: f64,
-    /// What.
+    /// What changed.
     pub change: MemoryChange,
 }
 
-/// A change of what is live, or of where the run is. A lease's number is its own until it is given back.
+/// A change of what is live, or of where the run is. No two live leases have the same number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MemoryChange {
     /// A lease was granted.
     Take {
-        /// Tells it from all that are live.
+        /// Identifies the lease among all live ones.
         number: usize,
-        /// What it is.
+        /// The lease.
         lease: Lease,
         /// Where its bytes are.
         address: Address,
@@ -36,19 +37,19 @@ pub enum MemoryChange {
         /// Its number.
         number: usize,
     },
-    /// A lease is for something else from now on.
+    /// A lease got another category.
     Recategorize {
         /// Its number.
         number: usize,
-        /// What it is for.
+        /// The new category.
         category: Category,
     },
-    /// The range of addresses for the leases of steps was reserved.
+    /// The slab for the leases of steps was reserved.
     ReserveSlab {
         /// Its size.
         bytes: u64,
     },
-    /// A phase, or a part of the model, began or was returned to.
+    /// A phase or a part of the model was entered, or returned to.
     Enter(Place),
     /// A step began.
     BeginStep,
@@ -57,18 +58,18 @@ pub enum MemoryChange {
 /// Where the bytes of a lease are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// In the slab, or, before that is reserved, where they would be in it.
+    /// In the slab. Before the slab is reserved, where they would be in it.
     Slab {
         /// Bytes from the slab's beginning.
         offset: u64,
     },
-    /// In a block of device memory of its own.
+    /// In a block of device memory that only this lease has.
     Own,
     /// In a block of pinned host memory.
     Pinned,
 }
 
-/// Keeps a history.
+/// Records events.
 pub(crate) struct Recorder {
     clock: Box<dyn Fn() -> f64>,
     before_steps: Vec<MemoryEvent>,

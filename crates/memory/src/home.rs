@@ -1,9 +1,9 @@
-//! Where a run keeps what lives across steps, and how what is not on the device comes to it.
+//! Where a run keeps weights, gradients and states between steps, and how they come to the device.
 
 use choices::choices;
 use std::path::PathBuf;
 
-/// Where something lives.
+/// Where something lives between steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Home {
     /// On the device.
@@ -12,12 +12,12 @@ pub enum Home {
     Pinned,
     /// In files in this folder on a disk.
     Disk(PathBuf),
-    /// Nowhere: it is used as soon as it is there, and its memory is given back.
+    /// Nowhere. It is used as soon as it is complete, and then its memory is given back.
     Released,
 }
 
 choices! {
-    /// When what is not on the device is updated.
+    /// When states and weights that live elsewhere are updated.
     Window {
         /// During the next forward pass, each part of the model just before it runs.
         Forward = "forward",
@@ -26,32 +26,32 @@ choices! {
     }
 }
 
-/// Where the matrices of a run live, and how what is not on the device comes to it. Vectors, which are small, stay on the
-/// device.
+/// Where the matrices of a run live, and how those that live elsewhere come to the device. Vectors are small and stay
+/// on the device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Homes {
-    /// The weights': the device, or pinned host memory.
+    /// Home of the weights: the device, or pinned host memory.
     pub weights: Home,
-    /// Units of weights that are on the device at a time, where they come from the host or from other ranks: the one in use,
-    /// and those that come meanwhile.
+    /// Number of units of weights on the device at one time, if they come from the host or from other ranks. One is in
+    /// use while the others arrive.
     pub unit_slots: usize,
-    /// The gradients': the device, pinned host memory, or none.
+    /// Home of the gradients: the device, pinned host memory, or nowhere.
     pub gradients: Home,
-    /// The optimizer states': the device, pinned host memory, or a disk.
+    /// Home of the optimizer states: the device, pinned host memory, or a disk.
     pub states: Home,
-    /// Share of the blocks whose states live there, from the last one on: the forward pass leaves those the most time. 1
-    /// takes the embedding too.
+    /// Share of the blocks whose states live there, counted from the last block, since the forward pass reaches these
+    /// last. 1 includes the embedding.
     pub fraction: f64,
-    /// When what is not on the device is updated.
+    /// When states and weights that live elsewhere are updated.
     pub window: Window,
-    /// Most bytes of a chunk of an update.
+    /// Upper limit for the bytes of an update's chunk.
     pub chunk_bytes: usize,
-    /// Chunks that are on the device at a time.
+    /// Number of chunks on the device at one time.
     pub chunk_slots: usize,
 }
 
 impl Default for Homes {
-    /// Everything on the device; the numbers are those of a configuration that names none.
+    /// Everything lives on the device. The numbers are the defaults of settings.
     fn default() -> Homes {
         Homes {
             weights: Home::Device,
@@ -67,19 +67,21 @@ impl Default for Homes {
 }
 
 impl Homes {
-    /// Whether anything that an update needs is not on the device.
+    /// Whether something that an update needs lives elsewhere than on the device.
     pub fn streams_updates(&self) -> bool {
         self.states != Home::Device
             || self.weights != Home::Device
             || self.gradients == Home::Pinned
     }
 
-    /// Whether updates wait for the next forward pass: an outcome of a step is complete only when that has been asked for.
+    /// Whether updates run in the next forward pass. If so, the results of a step are complete only once that pass has
+    /// been enqueued.
     pub fn updates_in_forward(&self) -> bool {
         self.streams_updates() && self.window == Window::Forward && self.gradients != Home::Released
     }
 
-    /// Names what is not on the device, to end a sentence with: empty, or phrases that each begin with a comma.
+    /// Phrases for the end of a sentence that name what lives elsewhere. Each begins with a comma; the text may be
+    /// empty.
     pub fn words(&self) -> String {
         let states = match &self.states {
             Home::Pinned => ", optimizer states offloaded",

@@ -1,4 +1,4 @@
-//! Where each tensor lies in the buffers that share a layout: which of them belong together, and what of it each rank has.
+//! Where each tensor lies in the buffers that share a layout, which tensors form a unit, and each rank's piece.
 
 use crate::entry::dims;
 use crate::placing::{Placed, place};
@@ -8,39 +8,39 @@ use std::iter;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// The matrices of one part of the model, by what reads them first: what is fetched, released and sent as one.
+/// The matrices of one part of the model. A matrix belongs to the part that reads it first. They are fetched, released
+/// and sent together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// The part.
+    /// The part of the model.
     pub part: Layer,
     /// Its matrices, by their index in the layout.
     pub entries: Vec<usize>,
-    /// The elements that they take, padding included.
+    /// The elements of these matrices, padding included.
     pub cover: Cover,
-    /// Those that are trained: one range, or two where some of them must stay precise.
+    /// Its trained elements: one range, or two if some matrices must stay precise.
     pub trained: Cover,
-    /// The others: one range, or none.
+    /// Its frozen elements: one range, or none.
     pub frozen: Cover,
 }
 
 impl Unit {
-    /// What of it is divided among ranks, each by itself.
+    /// Its bundles, each of which is divided among ranks separately.
     pub fn bundles(&self) -> impl Iterator<Item = &Cover> {
         let bundles = [&self.trained, &self.frozen].into_iter();
         bundles.filter(|bundle| bundle.elements() > 0)
     }
 }
 
-/// Where each tensor lies in every arena that shares the layout: matrices first, in forward order, then vectors (so
-/// that weight decay is two ranges), then buffers. What is frozen stands at both
-/// ends of matrices and vectors, so that what is trained is one range: that of gradients and optimizer states. Within it,
-/// tensors that must stay precise (see [`LayoutBuilder::build_precise`]) stand at both ends, so that the others, which may be
-/// quantised, are one range too.
+/// Where each tensor lies in every arena that shares the layout. Matrices come first, in forward order, then vectors,
+/// then buffers; so weight decay applies to one range. Frozen tensors lie at both ends of matrices and vectors, so
+/// trained ones form one range, which gradients and optimizer states cover. Within it, tensors that must stay precise
+/// (see [`LayoutBuilder::build_precise`]) lie at both ends. So those that may be quantised form one range too.
 ///
-/// A layout for several ranks divides its *bundles*, which are the units and, as one more, all vectors, of each what is
-/// trained and what is frozen apart. Each is padded by a *tail* to as many grains for every rank, and the rank's piece is its
-/// part of each. Tail padding gets no element numbers ([`Layout::untailed`]), so grains of the norm and random numbers are the same
-/// for any number of ranks.
+/// A layout for several ranks divides its *bundles*: the trained and the frozen matrices of each unit, and the trained
+/// and the frozen vectors. A *tail* pads each bundle so that every rank's piece of it has the same number of grains.
+/// Tail padding gets no element numbers ([`Layout::untailed`]), so the norm's grains and random numbers do not depend
+/// on the rank count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     entries: Vec<Entry>,
@@ -53,18 +53,18 @@ pub struct Layout {
     quantisable: Range<usize>,
     weights: usize,
     elements: usize,
-    /// What pads bundles, in order.
+    /// The padding of bundles, in order.
     tails: Vec<Range<usize>>,
     /// The ranges that are stored in a type of their own, in order.
     typed: Rc<[(Range<usize>, DType)]>,
 }
 
-/// What is looked up in a layout, which may have tens of thousands of entries.
+/// Indexes for fast lookup: a layout may have tens of thousands of entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Finding {
     entries: HashMap<String, usize>,
     units: HashMap<Layer, usize>,
-    /// Where the ranges of units begin, in order, with the unit of each.
+    /// The first element of each range of a unit, in order, with the unit's index.
     starts: Vec<(usize, usize)>,
 }
 
@@ -96,12 +96,12 @@ pub struct LayoutBuilder {
 }
 
 impl LayoutBuilder {
-    /// Adds a trained tensor of a part of the model.
+    /// Adds a trained tensor to a part of the model.
     pub fn add(&mut self, part: Layer, name: impl Into<String>, shape: &[usize]) {
         self.add_as((Role::Trained, None), part, name, shape);
     }
 
-    /// Adds any tensor of a part of the model, in a type of its own if one is given.
+    /// Adds a tensor of any role to a part of the model, with its own type if one is given.
     pub fn add_as(
         &mut self,
         (role, dtype): (Role, Option<DType>),
@@ -124,15 +124,14 @@ impl LayoutBuilder {
         self.build_precise(|_, _| false)
     }
 
-    /// Divides the layout among so many ranks; none: it is not divided.
+    /// Divides the layout among this many ranks. With `None` it is not divided.
     pub fn for_ranks(self, ranks: Option<usize>) -> LayoutBuilder {
         LayoutBuilder { ranks, ..self }
     }
 
-    /// Places frozen matrices, precise matrices, other matrices, other vectors, precise vectors, frozen vectors, buffers, each in
-    /// the order added.
-    /// `is_precise(name, elements)` says which tensors must never be quantised. Entries are numbered as
-    /// [`LayoutBuilder::build`] numbers them, wherever they lie.
+    /// Places frozen matrices, precise matrices, other matrices, other vectors, precise vectors, frozen vectors and
+    /// buffers, each in the order added. `is_precise(name, elements)` says which tensors must never be quantised.
+    /// Indexes of entries are those of [`LayoutBuilder::build`], wherever the entries lie.
     pub fn build_precise(self, is_precise: impl Fn(&str, usize) -> bool) -> Layout {
         let mut tensors = self.tensors;
         tensors.sort_by_key(|(_, entry)| (entry.role == Role::Buffer, !entry.is_matrix()));
@@ -167,7 +166,7 @@ impl LayoutBuilder {
     }
 }
 
-/// The elements of entries that have a type of their own.
+/// The elements of entries that have their own type.
 fn typed(entries: &[Entry]) -> Rc<[(Range<usize>, DType)]> {
     let own = entries.iter();
     let own = own.filter_map(|entry| Some((entry.padded_range(), entry.dtype?)));
@@ -216,12 +215,12 @@ fn units(parts: &[Layer], entries: &[Entry], placed: &Placed) -> Vec<Unit> {
 }
 
 impl Layout {
-    /// The matrices by the parts of the model that read them first, in forward order; vectors belong to no unit.
+    /// The units, in forward order. Vectors belong to none.
     pub fn units(&self) -> &[Unit] {
         &self.units
     }
 
-    /// The unit that a matrix belongs to, by its index among [`Layout::units`]; none for vectors.
+    /// The index in [`Layout::units`] of the unit that a matrix belongs to; none for vectors.
     pub fn unit_of(&self, entry: usize) -> Option<usize> {
         self.unit_of[entry]
     }
@@ -231,7 +230,7 @@ impl Layout {
         self.finding.units.get(&part).copied()
     }
 
-    /// The unit that holds a range of elements; none unless one holds all of it.
+    /// The unit that holds all elements of a range; none if no unit does.
     pub fn locate(&self, range: &Range<usize>) -> Option<usize> {
         let starts = &self.finding.starts;
         let before = starts.partition_point(|(start, _)| *start <= range.start);
@@ -239,8 +238,8 @@ impl Layout {
         self.units[unit].cover.rows(range).map(|_| unit)
     }
 
-    /// The ranges that grains ([`GRAIN_ELEMENTS`]) are counted from, each with its first grain: those of one unit after the
-    /// other, then the vectors, all without their tails.
+    /// The ranges in which grains ([`GRAIN_ELEMENTS`]) are counted, each with the number of its first grain. Units come
+    /// first, then the vectors, all without their tails.
     pub fn grained(&self) -> Vec<(Range<usize>, usize)> {
         let bundles = self.bundles().into_iter();
         let ranges = bundles.flat_map(|bundle| bundle.ranges().to_vec());
@@ -260,12 +259,12 @@ impl Layout {
         Cover::new(iter::once(0..self.elements))
     }
 
-    /// All but buffers.
+    /// All elements but those of buffers.
     pub fn weights(&self) -> Cover {
         Cover::new(iter::once(0..self.weights))
     }
 
-    /// The types that parameters are stored in, where the model computes in this one.
+    /// The types that parameters are stored in if the model computes in `compute`.
     pub fn types(&self, compute: DType) -> Types {
         Types::new(self.typed.clone(), compute)
     }
@@ -280,20 +279,21 @@ impl Layout {
         Cover::new([self.trained.clone()])
     }
 
-    /// What is trained, as it is divided among ranks: the elements of each unit, then those of the vectors, tails included.
+    /// The trained bundles, in the order in which they are divided among ranks: each unit's, then the vectors'. Tails
+    /// are included.
     pub fn bundles(&self) -> Vec<Cover> {
         let units = self.units.iter().map(|unit| unit.trained.clone());
         let vectors = self.trained().within(&self.vectors());
         units.chain([vectors]).collect()
     }
 
-    /// A rank's pieces of all that is trained.
+    /// A rank's pieces of all trained bundles.
     pub fn own_trained(&self, rank: Rank) -> Cover {
         let bundles = self.bundles();
         Cover::joined(bundles.iter().map(|bundle| bundle.piece(rank)))
     }
 
-    /// A rank's pieces of all bundles; the first one's are all buffers too.
+    /// A rank's pieces of all bundles. The first rank's include all buffers.
     pub fn own(&self, rank: Rank) -> Cover {
         let buffers = (rank.number == 0).then(|| self.buffers());
         let vectors = Cover::new([self.vectors()]).without(&self.trained());
@@ -302,12 +302,12 @@ impl Layout {
         Cover::joined(pieces.chain([self.own_trained(rank)]).chain(buffers))
     }
 
-    /// What pads bundles to whole grains for every rank.
+    /// The padding that gives every rank whole grains of each bundle.
     pub fn tails(&self) -> &[Range<usize>] {
         &self.tails
     }
 
-    /// The number of an element without those of tails before it.
+    /// An element's number, without counting elements of the tails before it.
     pub fn untailed(&self, element: usize) -> usize {
         let before = self.tails.partition_point(|tail| tail.end <= element);
         element - self.tails[..before].iter().map(Range::len).sum::<usize>()
@@ -323,8 +323,9 @@ impl Layout {
         self.finding.entries.get(name).copied()
     }
 
-    /// Several tensors of one unit, or several vectors, of the same role and type, as one tensor: its elements and its shape, the rows
-    /// of each below those of the one before. None unless they lie so, in this order and with no padding between.
+    /// Several tensors as one: its elements, and its shape, with each tensor's rows below those of the one before. They
+    /// must be of one role and type, in one unit or all vectors. None unless they lie in this order with no padding
+    /// between them.
     pub fn joined(&self, entries: &[usize]) -> Option<(Range<usize>, Dims)> {
         let of = |entry: &usize| &self.entries[*entry];
         let lie_together = entries.windows(2).all(|pair| {
@@ -340,12 +341,12 @@ impl Layout {
         lie_together.then(|| (first.offset..last.range().end, dims(&shape)))
     }
 
-    /// Elements of an arena, padding included.
+    /// Number of elements of an arena, padding included.
     pub fn elements(&self) -> usize {
         self.elements
     }
 
-    /// Elements without padding: the number of parameters, buffers not counted.
+    /// Number of parameters, without padding and buffers.
     pub fn parameters(&self) -> usize {
         let weights = self
             .entries
@@ -354,7 +355,7 @@ impl Layout {
         weights.map(Entry::elements).sum()
     }
 
-    /// The same of what is trained.
+    /// Number of trained parameters, without padding.
     pub fn trained_parameters(&self) -> usize {
         let trained = self.entries.iter().filter(|entry| entry.role.is_trained());
         trained.map(Entry::elements).sum()
@@ -370,7 +371,8 @@ impl Layout {
         self.matrix_elements..self.weights
     }
 
-    /// The range of all trained tensors that may be quantised, padding included: all, unless some must stay precise.
+    /// The range of all trained tensors that may be quantised, padding included. Without precise tensors this is the
+    /// whole trained range.
     pub fn quantisable(&self) -> Range<usize> {
         self.quantisable.clone()
     }
@@ -460,7 +462,7 @@ mod tests {
         );
     }
 
-    /// Every so many-th tensor is frozen; none for one.
+    /// Every `frozen_every`-th tensor is frozen; at 0 or 1 none is.
     fn role(index: usize, frozen_every: usize) -> Role {
         match frozen_every > 1 && index.is_multiple_of(frozen_every) {
             true => Role::Frozen,

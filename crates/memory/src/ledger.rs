@@ -3,16 +3,16 @@
 use crate::{ByCategory, ByPhase, Category, Layer, Phase, Place, Space};
 use serde::Serialize;
 
-/// One lease as the ledger knows it.
+/// A lease in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// The tensor's name; with the place it is unique among live leases of one kind.
     pub name: &'static str,
     /// What it is for.
     pub category: Category,
-    /// Where it was taken.
+    /// Where in the step it was leased.
     pub place: Place,
-    /// Which memory.
+    /// In which memory it lies.
     pub space: Space,
     /// Size, rounded to the granularity.
     pub bytes: u64,
@@ -25,7 +25,7 @@ pub struct LiveLease {
     pub name: &'static str,
     /// The block it belongs to; none outside the blocks.
     pub layer: Layer,
-    /// What was going on when it was leased.
+    /// The phase in which it was leased.
     pub phase: Phase,
     /// What it was for.
     pub category: Category,
@@ -38,9 +38,9 @@ pub struct LiveLease {
 pub struct Peak {
     /// Live bytes at that instant.
     pub bytes: u64,
-    /// The same by category; sums to `bytes`.
+    /// The same bytes by category.
     pub by_category: ByCategory,
-    /// What was going on.
+    /// Where the step was.
     pub place: Place,
 }
 
@@ -52,8 +52,8 @@ struct Record {
 
 /// Live and peak bytes, in total, by category and by phase.
 ///
-/// Peaks count from the last [`Ledger::begin_step`]. A phase's peak also counts what is live on entering it or
-/// returning to it.
+/// Peaks count from the last [`Ledger::begin_step`]. A phase's peak also counts what is live whenever the phase is
+/// entered or returned to.
 #[derive(Debug)]
 pub struct Ledger {
     records: Vec<Option<Record>>,
@@ -134,7 +134,7 @@ impl Ledger {
         }
     }
 
-    /// Strikes a lease out.
+    /// Removes a lease.
     pub fn give_back(&mut self, number: usize) {
         let record = self.records[number]
             .take()
@@ -152,7 +152,8 @@ impl Ledger {
         }
     }
 
-    /// Changes what a live lease is for: a kept activation that backward overwrites is a temporary from then on.
+    /// Changes the category of a live lease. A kept activation that the backward pass overwrites is a temporary from
+    /// then on.
     pub fn recategorize(&mut self, number: usize, category: Category) {
         let record = self.records[number]
             .as_mut()
@@ -161,7 +162,7 @@ impl Ledger {
             *self.live.get_mut(record.lease.category) -= record.lease.bytes;
             *self.live.get_mut(category) += record.lease.bytes;
             if record.sequence <= self.peak_sequence {
-                // At the peak it was what it was; from now on it is a lease after the peak.
+                // The peak keeps the old category. From now on this counts as a lease taken after the peak.
                 self.freed_since_peak.push(record.lease);
                 self.sequence += 1;
                 record.sequence = self.sequence;
@@ -170,14 +171,14 @@ impl Ledger {
         record.lease.category = category;
     }
 
-    /// Enters a place; returns the one left.
+    /// Enters a place, and returns the one that was left.
     pub fn enter(&mut self, place: Place) -> Place {
         let left = std::mem::replace(&mut self.place, place);
         self.note_phase_peak();
         left
     }
 
-    /// Peaks count from here. The peak of [`Phase::Load`] stays: it is over, and part of every report.
+    /// Restarts the peaks. The peak of [`Phase::Load`] stays, since loading is over and every report shows it.
     pub fn begin_step(&mut self) {
         self.phase_peaks = ByPhase {
             load: self.phase_peaks.load,
@@ -230,7 +231,7 @@ impl Ledger {
         self.peak
     }
 
-    /// Highest host use ever; pinned memory is allocated once.
+    /// Highest use of host memory since the beginning. Pinned memory is allocated only once.
     pub fn host_peak_bytes(&self) -> u64 {
         self.host_peak_bytes
     }
@@ -240,12 +241,12 @@ impl Ledger {
         self.phase_peaks
     }
 
-    /// What is live in the device now, largest first; equals are ordered by name and layer.
+    /// Live leases in device memory, largest first. Equal sizes are ordered by name and layer.
     pub fn live_largest(&self) -> Vec<LiveLease> {
         largest_first(self.records.iter().flatten().map(|record| record.lease))
     }
 
-    /// What was live in the device at the peak, largest first; equals are ordered by name and layer.
+    /// Leases in device memory that were live at the peak, largest first. Equal sizes are ordered by name and layer.
     pub fn largest_at_peak(&self) -> Vec<LiveLease> {
         let still_live = self
             .records
@@ -380,7 +381,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that keeps every instant.
+        /// Compares the ledger with a model that keeps every instant.
         #[test]
         fn live_and_peak_follow_a_list_of_all_instants(
             operations in proptest::collection::vec((any::<bool>(), 0usize..8, 1u64..50, 0usize..6), 1..120),

@@ -1,10 +1,9 @@
 //! Every byte of device memory has a name.
 //!
-//! All memory that a training step touches is leased from one [`Memory`], with a [`Category`], a name and a
-//! [`Place`]. The [`Ledger`] behind it knows, at any instant, what is live and what was live at the peak. What
-//! lives across steps sits in an [`Arena`]; what lives within a step sits in a slab, where a deterministic
-//! allocator ([`Slab`]) places it. [`Memory::shapes`] runs the same ledger and the same allocator without any
-//! memory behind them: that is how a plan is made.
+//! All memory that a training step touches is leased from one [`Memory`], with a [`Category`], a name and a [`Place`].
+//! The [`Ledger`] knows what is live now, and what was live at the peak. Memory that lives across steps is in an
+//! [`Arena`]. A step's leases are in a slab, where a deterministic allocator ([`Slab`]) places them. [`Memory::shapes`]
+//! runs the same ledger and the same allocator without memory: plans are made with it.
 //!
 //! This crate never computes anything on the data, never decides what to keep or drop, and never allocates
 //! device memory other than through a lease.
@@ -77,8 +76,8 @@ pub use slab::Slab;
 pub use types::Types;
 pub use view::{In, Out};
 
-/// Every lease is rounded up to a multiple of this many bytes, on every target: enough for any vector load, for
-/// tensor-core tiles and for NVIDIA's libraries, which ask for 256-byte alignment.
+/// Every lease is rounded up to a multiple of this many bytes, on every target. It suits any vector load, tensor-core
+/// tiles, and NVIDIA's libraries, which need 256-byte alignment.
 pub const GRANULARITY_BYTES: u64 = 256;
 
 /// `bytes` rounded up to the granularity of a lease.
@@ -86,7 +85,7 @@ pub fn round_up(bytes: u64) -> u64 {
     bytes.next_multiple_of(GRANULARITY_BYTES)
 }
 
-/// Where tensors of so many bytes lie in a buffer, each at a multiple of the granularity.
+/// Where tensors of these sizes lie in one buffer. Each begins at a multiple of the granularity.
 pub fn one_behind_another(bytes: impl IntoIterator<Item = usize>) -> Vec<std::ops::Range<usize>> {
     let mut next = 0;
     let place = |bytes: usize| {

@@ -10,30 +10,29 @@ use crate::{
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Hands out all memory that a training step touches, and knows what is live.
+/// Hands out all memory that a training step touches, and records what is live.
 ///
-/// Cheap to clone: every clone is the same memory. Single-threaded: one thread takes and gives back leases;
-/// kernels work on views in as many threads as they like.
+/// Clones are cheap and share one state. One thread takes and gives back leases; kernels may use views in any number of
+/// threads.
 #[derive(Clone)]
 pub struct Memory {
     state: Rc<RefCell<MemoryState>>,
 }
 
-/// What the ledger saw since [`Memory::begin_step`].
+/// What the ledger recorded since [`Memory::begin_step`].
 #[derive(Clone, Debug)]
 pub struct StepMemory {
     /// The instant of the highest device use.
     pub peak: Peak,
     /// Highest device use in each phase.
     pub phase_peaks: ByPhase<u64>,
-    /// Bytes of addresses that are reserved for the leases of a step; until [`Memory::reserve_slab`], those that they have
-    /// needed so far.
+    /// Bytes reserved for the slab. Before [`Memory::reserve_slab`], the bytes that a step's leases have needed so far.
     pub slab_bytes: u64,
     /// Highest use of pinned host memory.
     pub host_pinned_bytes: u64,
     /// Time spent in each phase; zero on [`Memory::shapes`].
     pub phase_time: PhaseTime,
-    /// What the device itself says; none on [`Memory::host`] and [`Memory::shapes`].
+    /// The device's own figures; none on [`Memory::host`] and [`Memory::shapes`].
     pub device: Option<DeviceMarks>,
 }
 
@@ -44,18 +43,18 @@ impl Memory {
         }
     }
 
-    /// The process's own memory: what the CPU device works in. Until [`Memory::reserve_slab`], every lease has an
-    /// allocation of its own.
+    /// Leases the process's own memory, for the CPU device. Until [`Memory::reserve_slab`], every lease has its own
+    /// allocation.
     pub fn host() -> Memory {
         Memory::new(Backing::Host)
     }
 
-    /// A device's memory. Until [`Memory::reserve_slab`], every lease has a block of its own.
+    /// Leases a device's memory. Until [`Memory::reserve_slab`], every lease has its own block.
     pub fn device(blocks: Rc<dyn Blocks>) -> Memory {
         Memory::new(Backing::Device(blocks))
     }
 
-    /// No memory at all: the same ledger and the same placement, for planning.
+    /// Leases no memory at all, with the same ledger and the same placement, for plans.
     pub fn shapes() -> Memory {
         Memory::new(Backing::Shapes)
     }
@@ -70,41 +69,42 @@ impl Memory {
         self.state.borrow_mut().limit = limit;
     }
 
-    /// Grants `leases` leases, then refuses one as if the limit had been reached. For tests: whatever lease fails
-    /// must be explained, and nothing may be lost.
+    /// Grants `leases` leases, then refuses one as if the limit had been reached. Tests use it to show that any failed
+    /// lease is explained and leaks nothing.
     pub fn refuse_after(&self, leases: usize) {
         self.state.borrow_mut().refuse_after = Some(leases);
     }
 
-    /// Fills every lease with NaN (all bits set) before handing it out. For tests: it must change nothing.
+    /// Fills every lease with NaN (all bits set) before granting it. Tests use it to show that no result depends on a
+    /// lease's old contents.
     pub fn set_poison(&self, poison: bool) {
         self.state.borrow_mut().poison = poison;
     }
 
-    /// Reserves the addresses in which the leases of every step will be placed, once, before step 1.
+    /// Reserves the slab, which holds the leases of every step. Called once, before step 1.
     ///
     /// # Errors
     /// [`OutOfMemory`] if the system refuses.
     ///
     /// # Panics
-    /// If a lease of a step is live, or a slab is reserved already: leases would lie on one another.
+    /// If a lease of a step is live, or a slab is reserved already: leases would overlap.
     pub fn reserve_slab(&self, bytes: u64) -> Result<(), OutOfMemory> {
         self.state.borrow_mut().reserve_slab(bytes)
     }
 
-    /// Keeps a history from here on, before the first lease, by a clock in seconds that never goes back.
+    /// Records a history from now on. Call it before the first lease. `clock` returns seconds and never goes back.
     pub fn keep_history(&self, clock: impl Fn() -> f64 + 'static) {
         self.state.borrow_mut().recorder = Some(Recorder::new(Box::new(clock)));
     }
 
-    /// What happened since [`Memory::keep_history`]; none without it.
+    /// The events since [`Memory::keep_history`]; none if it was not called.
     pub fn history(&self) -> Option<History> {
         let state = self.state.borrow();
         state.recorder.as_ref().map(Recorder::history)
     }
 
-    /// Explains a shortage beside leases, such as of what a library takes when it is first used: as if a lease of
-    /// `bytes`, what is still to come at the most, had been refused.
+    /// Explains a lack of memory outside of leases, such as a library's on its first use. The error reads as if a lease
+    /// of `bytes` had been refused; `bytes` is the most that is still to come.
     pub fn shortage(&self, name: &'static str, bytes: u64, refused: Refused) -> OutOfMemory {
         self.state.borrow().shortage(name, bytes, refused)
     }
@@ -123,7 +123,7 @@ impl Memory {
         self.take(category, name, shape.into(), dtype, Life::Step)
     }
 
-    /// Leases memory that lives across steps, before step 1. It is zeroed.
+    /// Leases zeroed memory that lives across steps, before step 1.
     ///
     /// # Errors
     /// [`OutOfMemory`] if the limit or the system refuses.
@@ -137,8 +137,8 @@ impl Memory {
         self.take(category, name, shape.into(), dtype, Life::Run)
     }
 
-    /// Leases pinned host memory that lives across steps, before step 1. It is zeroed, and counts in a space of its
-    /// own. On the CPU device it is ordinary memory.
+    /// Leases zeroed, pinned host memory that lives across steps, before step 1. It counts in [`Space::Host`]. On the
+    /// CPU device it is ordinary memory.
     ///
     /// # Errors
     /// [`OutOfMemory`] if the system refuses.
@@ -171,7 +171,7 @@ impl Memory {
         Ok(Buffer::new(held, pointer, dims, dtype))
     }
 
-    /// Enters a phase and a part of the model until the guard is dropped; opens a `tracing` span of the same name.
+    /// Enters a phase and a part of the model until the guard is dropped. Opens a `tracing` span of the same name.
     #[must_use = "the place is left when the guard is dropped"]
     pub fn enter(&self, phase: Phase, layer: Layer) -> PlaceGuard {
         let place = Place { phase, layer };
@@ -188,7 +188,7 @@ impl Memory {
         }
     }
 
-    /// Peaks and phase times count from here.
+    /// Restarts peaks and phase times.
     pub fn begin_step(&self) {
         let mut state = self.state.borrow_mut();
         state.ledger.begin_step();
@@ -202,7 +202,7 @@ impl Memory {
         };
     }
 
-    /// What happened since [`Memory::begin_step`].
+    /// What was recorded since [`Memory::begin_step`].
     pub fn step_memory(&self) -> StepMemory {
         let state = self.state.borrow();
         StepMemory {
@@ -242,7 +242,7 @@ impl Memory {
     }
 }
 
-/// Leaves the place it entered when dropped.
+/// Leaves the place that it entered, when dropped.
 pub struct PlaceGuard {
     memory: Memory,
     left: Place,
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!(run(Memory::host()), run(Memory::shapes()));
     }
 
-    /// Earlier steps are forgotten, and what lives across steps is not.
+    /// A history forgets earlier steps, but keeps what lives across steps.
     #[test]
     fn a_history_has_what_lives_across_steps_and_the_last_step() {
         let memory = Memory::shapes();

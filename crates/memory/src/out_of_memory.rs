@@ -1,4 +1,4 @@
-//! A refused lease, with everything a person or a program needs to act on it.
+//! The error of a refused lease, with all that a person or a program needs to act on it.
 
 use crate::{ByCategory, Category, DeviceBytes, LiveLease, Place, Space, format_bytes};
 use serde::Serialize;
@@ -9,15 +9,15 @@ use serde::Serialize;
 pub enum Cause {
     /// Live leases and the request exceed the limit, or the device.
     Capacity,
-    /// The slab has room in all, but no hole that is large enough.
+    /// The slab has enough free bytes, but no hole is large enough.
     Fragmentation,
-    /// The device would have had room, but for what other processes hold.
+    /// The device would have room if other processes held none of its memory.
     OtherProcess,
-    /// The host refuses the memory.
+    /// The host refused the memory.
     Host,
 }
 
-/// A lease was refused. One pointer wide, since it is the error of every lease.
+/// A lease was refused. The error is one pointer wide, because every lease returns it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub struct OutOfMemory(Box<Refusal>);
 
@@ -28,7 +28,7 @@ impl From<Refusal> for OutOfMemory {
 }
 
 impl OutOfMemory {
-    /// What was asked for lies beside leases, and is still to come.
+    /// Marks the request as memory outside of leases, of which `bytes` are still to come.
     pub(crate) fn set_beside(&mut self, bytes: u64) {
         self.0.beside_bytes = bytes;
     }
@@ -45,38 +45,38 @@ impl std::ops::Deref for OutOfMemory {
 /// The facts about a refused lease.
 #[derive(Clone, Debug)]
 pub struct Refusal {
-    /// Device, as a person calls it: `CPU`, `CUDA`.
+    /// Device name in messages: `CPU`, `CUDA`.
     pub device: &'static str,
     /// Size of the refused lease, rounded to the granularity.
     pub requested_bytes: u64,
-    /// Its name.
+    /// Name of the refused lease.
     pub name: &'static str,
-    /// What it was for.
+    /// Its category.
     pub category: Category,
-    /// Where it was asked for.
+    /// Where in the step it was requested.
     pub place: Place,
-    /// Which memory.
+    /// The memory that it was requested from.
     pub space: Space,
-    /// What was live in the device, by category.
+    /// Live device bytes, by category.
     pub live_by_category: ByCategory,
-    /// What was live in the device, largest first.
+    /// Live leases in device memory, largest first.
     pub live_largest: Vec<LiveLease>,
     /// Bytes of the slab reserved for leases of a step; 0 before it is reserved.
     pub reserved_bytes: u64,
-    /// The limit that refused it; none where the system itself refused.
+    /// The limit that refused it; none if the system itself refused.
     pub limit_bytes: Option<u64>,
-    /// What the device said about its memory, where it refused.
+    /// The device's figures for its memory, if it refused.
     pub device_bytes: Option<DeviceBytes>,
-    /// What libraries would still have taken of that memory, beside leases.
+    /// What libraries would still have taken of the device's memory, outside of leases.
     pub beside_bytes: u64,
-    /// The driver's error, if it is another than that memory is short.
+    /// The driver's error, unless it only reports a lack of memory.
     pub driver_error: Option<String>,
-    /// Why.
+    /// The cause.
     pub cause: Cause,
 }
 
 impl Refusal {
-    /// What leases may have in all, where that is known: the limit, or what the device has for this process.
+    /// The most that leases may have in all, if it is known: the limit, or what the device has for this process.
     pub fn room(&self) -> Option<u64> {
         let of_device = self.device_bytes.as_ref().map(DeviceBytes::room);
         let of_device = of_device.map(|room| room.saturating_sub(self.beside_bytes));

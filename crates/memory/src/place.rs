@@ -1,4 +1,4 @@
-//! Where in a step, and where in the model, something happens.
+//! The phase of a step, and the part of the model.
 
 use crate::each::each;
 use serde::{Serialize, Serializer};
@@ -6,13 +6,13 @@ use serde::{Serialize, Serializer};
 each! {
     /// The phase that the trainer is in.
     Phase,
-    /// One value for each phase.
+    /// One value per phase.
     ByPhase {
         /// Arenas are leased and filled, before step 1.
         Load = load,
         /// Forward pass.
         Forward = forward,
-        /// A dropped activation is made again.
+        /// A dropped activation is replayed.
         Recompute = recompute,
         /// Backward pass.
         Backward = backward,
@@ -39,7 +39,7 @@ pub enum Layer {
 }
 
 impl Layer {
-    /// The block's number; nothing for other layers.
+    /// The block's number; none for other layers.
     pub fn block(self) -> Option<usize> {
         match self {
             Layer::Block(block) => Some(block),

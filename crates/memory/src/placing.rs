@@ -1,10 +1,10 @@
-//! Where each tensor of a layout is placed, and what pads bundles for ranks.
+//! Where each tensor of a layout is placed, and how bundles are padded for ranks.
 
 use crate::{Entry, GRAIN_ELEMENTS, Layer, Role};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Tensors that lie together, in the order of the layout.
+/// Tensors that lie together. Sections are listed in the order of the layout.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Section {
     FrozenMatrices,
@@ -40,20 +40,20 @@ impl Section {
     }
 }
 
-/// Where sections lie, and what pads them.
+/// Where sections lie, and the padding between them.
 pub(crate) struct Placed {
     /// Elements of all matrices.
     pub(crate) matrices: usize,
     pub(crate) trained: Range<usize>,
     pub(crate) quantisable: Range<usize>,
-    /// Elements of all but buffers.
+    /// Elements of everything but buffers.
     pub(crate) weights: usize,
     pub(crate) elements: usize,
-    /// What pads the matrices of a part, or the vectors of the whole, in order.
+    /// The padding of each part's matrices, or of the vectors ([`Layer::Whole`]), in order.
     pub(crate) tails: Vec<(Layer, Range<usize>)>,
 }
 
-/// Gives every entry its offset. `parts` are those of the matrices, which come first among the entries.
+/// Gives every entry its offset. `parts` has the part of each matrix; matrices are the first entries.
 pub(crate) fn place(
     entries: &mut [Entry],
     parts: &[Layer],
@@ -91,16 +91,16 @@ pub(crate) fn place(
     }
 }
 
-/// Tensors on their way into a layout.
+/// The state of placing tensors into a layout.
 struct Placing<'a> {
     /// The part of each matrix.
     parts: &'a [Layer],
     ranks: Option<usize>,
-    /// The first element that is free.
+    /// The first free element.
     next: usize,
     /// Where the section before the trained vectors ended.
     matrices_end: usize,
-    /// Trained elements that each part has of precise matrices, and of others.
+    /// Trained elements of each part: in precise matrices, and in others.
     placed: HashMap<Layer, [usize; 2]>,
     tails: Vec<(Layer, Range<usize>)>,
 }
@@ -131,7 +131,7 @@ impl<'a> Placing<'a> {
         }
     }
 
-    /// Places a section, and pads what ends in it.
+    /// Places a section, and pads the bundles that end in it.
     fn place(&mut self, entries: &mut [Entry], section: Section, members: &[usize]) {
         let start = self.next;
         let part = |index: &usize| self.parts.get(*index).copied();
@@ -157,7 +157,8 @@ impl<'a> Placing<'a> {
         }
     }
 
-    /// Pads what ends the matrices of a part; where other trained ones follow elsewhere, so that grains begin with them.
+    /// Pads the end of a part's matrices. Precise ones are padded to whole grains if the part has other trained
+    /// matrices in a later section.
     fn end_matrices(&mut self, part: Layer, section: Section, elements: usize) {
         let [precise, others] = self.placed[&part];
         let whole_grains = precise.next_multiple_of(GRAIN_ELEMENTS);
@@ -171,7 +172,7 @@ impl<'a> Placing<'a> {
         }
     }
 
-    /// Pads a bundle of so many elements to as many grains for each rank.
+    /// Pads a bundle of `elements` so that every rank gets the same number of grains.
     fn pad(&mut self, part: Layer, elements: usize) {
         if let Some(ranks) = self.ranks {
             let tail = elements.next_multiple_of(ranks * GRAIN_ELEMENTS) - elements;

@@ -2,25 +2,25 @@
 
 use crate::{ByCategory, History, Layer, Lease, MemoryChange, Peak, Phase, Place, Space};
 
-/// A history with what was live after each event.
+/// A history, with what was live after each event.
 #[derive(Clone, Debug)]
 pub struct Playback {
-    /// One for each event.
+    /// One per event.
     pub instants: Vec<AfterEvent>,
-    /// The first event of the step; 0 where the history ended before one began.
+    /// The index of the event that began the step; 0 if none began.
     pub step: usize,
-    /// The event of the step after which most device memory was leased: the first of equals.
+    /// The index of the step's event after which most device memory was leased; the first one of several.
     pub peak: usize,
     /// Whether time passed in the step. If not, [`AfterEvent::at_s`] counts events, a microsecond each.
     pub is_timed: bool,
-    /// What times of the history become in [`AfterEvent::at_s`] by adding it, within the step.
+    /// Within the step, the difference between [`AfterEvent::at_s`] and the history's times.
     pub shift_s: f64,
 }
 
 /// The state after an event.
 #[derive(Clone, Copy, Debug)]
 pub struct AfterEvent {
-    /// Seconds since the first event, without the time between loading and the step, in which other steps were made.
+    /// Seconds since the first event. The time between loading and the step is left out, because other steps ran then.
     pub at_s: f64,
     /// Where the run was.
     pub place: Place,
@@ -29,7 +29,7 @@ pub struct AfterEvent {
 }
 
 impl Playback {
-    /// Replays a history, as the ledger kept it.
+    /// Replays the events of a history.
     pub fn new(history: &History) -> Playback {
         let events = &history.events;
         let begins = |change: &MemoryChange| *change == MemoryChange::BeginStep;
@@ -79,7 +79,7 @@ impl Playback {
         }
     }
 
-    /// The peak of the step, as the ledger had it; nothing where nothing happened.
+    /// The peak of the step, as the ledger had it; none if the history is empty.
     pub fn peak(&self) -> Option<Peak> {
         let instant = self.instants.get(self.peak)?;
         Some(Peak {
@@ -89,7 +89,7 @@ impl Playback {
         })
     }
 
-    /// What was live in the device at the peak, largest first; equals by name and layer.
+    /// Leases in device memory that were live at the peak, largest first. Equal sizes are ordered by name and layer.
     pub fn largest_at_peak(&self, history: &History) -> Vec<Lease> {
         let mut leases = Slots::default();
         for event in history.events.iter().take(self.peak + 1) {
@@ -107,7 +107,7 @@ impl Playback {
         live
     }
 
-    /// The last event after which so many bytes were live: the end where there was none.
+    /// The last event after which `live_bytes` were live; the last event of all if there was none.
     pub fn last_with(&self, live_bytes: u64) -> usize {
         let mut instants = self.instants.iter();
         let found = instants.rposition(|instant| instant.live.total() == live_bytes);
@@ -120,7 +120,7 @@ impl Playback {
 struct Slots(Vec<Option<Lease>>);
 
 impl Slots {
-    /// Follows a change of leases; what was and what is, of the lease it changes.
+    /// Applies an event. Returns the lease that it changed, before and after; none if it changed no lease.
     fn follow(&mut self, change: &MemoryChange) -> Option<(Option<Lease>, Option<Lease>)> {
         let (number, became) = match *change {
             MemoryChange::Take { number, lease, .. } => (number, Some(lease)),

@@ -3,17 +3,17 @@
 /// One of the ranks that train together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rank {
-    /// Which one, from 0.
+    /// Its number, from 0.
     pub number: usize,
-    /// How many there are.
+    /// The number of ranks.
     pub of: usize,
 }
 
 impl Rank {
-    /// The only one.
+    /// The only rank of a run without others.
     pub const ALONE: Rank = Rank { number: 0, of: 1 };
 
-    /// All of so many, in order.
+    /// All of `of` ranks, in order.
     pub fn all(of: usize) -> impl Iterator<Item = Rank> {
         (0..of).map(move |number| Rank { number, of })
     }

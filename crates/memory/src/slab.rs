@@ -2,13 +2,13 @@
 
 /// Places leases in one range of addresses: address-ordered best fit.
 ///
-/// A lease goes into the smallest hole that holds it (the lowest of equals); only when none does, it goes on top.
-/// The space above the top is never weighed against the holes, so placement does not depend on the capacity, and
-/// a plan without memory finds the same addresses as the run with it. Freed neighbours merge; a hole at the top
+/// A lease goes into the smallest hole that is large enough, and of equal holes into the lowest. Only if there is none
+/// does it go on top. The space above the top does not count as a hole, so placement does not depend on the capacity. A
+/// plan without memory therefore gets the same addresses as the run. Adjacent free ranges merge; a hole at the top
 /// lowers the top.
 #[derive(Debug)]
 pub struct Slab {
-    /// Free ranges below the top, (offset, bytes), by offset, never adjacent.
+    /// Free ranges below the top, as (offset, bytes), ordered by offset. No two are adjacent.
     holes: Vec<(u64, u64)>,
     top: u64,
     high_water: u64,
@@ -16,7 +16,7 @@ pub struct Slab {
 }
 
 impl Slab {
-    /// An empty slab of `capacity` bytes (`u64::MAX`: unlimited).
+    /// An empty slab of `capacity` bytes; `u64::MAX` means unlimited.
     pub fn new(capacity: u64) -> Slab {
         Slab {
             holes: Vec::with_capacity(256),
@@ -26,7 +26,7 @@ impl Slab {
         }
     }
 
-    /// Finds a place for `bytes` (a multiple of the granularity); nothing if no hole and not the top has room.
+    /// Finds a place for `bytes`, a multiple of the granularity. None if neither a hole nor the top has room.
     pub fn place(&mut self, bytes: u64) -> Option<u64> {
         let fitting = self
             .holes
@@ -50,7 +50,7 @@ impl Slab {
         Some(offset)
     }
 
-    /// Gives a placed range back.
+    /// Frees a range that was placed.
     pub fn free(&mut self, offset: u64, bytes: u64) {
         if bytes == 0 {
             return;
@@ -88,12 +88,12 @@ impl Slab {
         self.top == 0
     }
 
-    /// The largest top so far: what a run must reserve.
+    /// The highest top so far: the bytes that a run must reserve.
     pub fn high_water(&self) -> u64 {
         self.high_water
     }
 
-    /// Bytes that a lease may reach.
+    /// Bytes that leases may use in all.
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     proptest! {
-        /// Live ranges never overlap, everything comes back, and capacity does not change placement.
+        /// Live ranges never overlap, all are freed at the end, and the capacity does not change placement.
         #[test]
         fn placements_are_disjoint_and_independent_of_capacity(
             operations in proptest::collection::vec((any::<bool>(), 0usize..8, 1u64..20), 1..200),

@@ -1,4 +1,4 @@
-//! What is leased, and what stands behind it.
+//! The state of a memory: what is leased, and the memory behind it.
 
 use crate::blocks::DeviceBlock;
 use crate::clock::PhaseClock;
@@ -17,7 +17,7 @@ use std::rc::Rc;
 pub(crate) struct MemoryState {
     pub(crate) ledger: Ledger,
     pub(crate) slab: Slab,
-    /// What lies behind the slab, once it is reserved.
+    /// The slab's memory, once it is reserved.
     slab_block: Option<OwnedBlock>,
     pub(crate) backing: Backing,
     pub(crate) limit: Option<u64>,
@@ -25,11 +25,11 @@ pub(crate) struct MemoryState {
     pub(crate) refuse_after: Option<usize>,
     pub(crate) poison: bool,
     pub(crate) clock: PhaseClock,
-    /// Where somebody wants pictures.
+    /// Present if somebody asked for a history.
     pub(crate) recorder: Option<Recorder>,
 }
 
-/// What stands behind leases.
+/// The memory behind leases.
 pub(crate) enum Backing {
     /// Host memory.
     Host,
@@ -40,7 +40,7 @@ pub(crate) enum Backing {
 }
 
 impl Backing {
-    /// What a person calls the device.
+    /// The device's name in messages.
     fn name(&self) -> &'static str {
         match self {
             Backing::Device(blocks) => blocks.device(),
@@ -48,7 +48,7 @@ impl Backing {
         }
     }
 
-    /// Whether the processor can read what is leased in a space.
+    /// Whether the processor can read leases in a space.
     fn reach(&self, space: Space) -> Reach {
         match (self, space) {
             (Backing::Device(_), Space::Device) => Reach::Device,
@@ -56,7 +56,7 @@ impl Backing {
         }
     }
 
-    /// A zeroed block; none behind shapes.
+    /// A zeroed block; none for shapes.
     fn block(&self, space: Space, bytes: u64) -> Result<Option<OwnedBlock>, Refused> {
         match self {
             Backing::Host => match HostBlock::new(bytes) {
@@ -67,7 +67,7 @@ impl Backing {
                 }),
             },
             Backing::Device(blocks) => {
-                // A device has no blocks without a size.
+                // A device has no blocks of 0 bytes.
                 let block = DeviceBlock::new(blocks, space, round_up(bytes.max(1)))?;
                 Ok(Some(OwnedBlock::Device(block)))
             }
@@ -102,14 +102,14 @@ impl OwnedBlock {
     }
 }
 
-/// How long a lease lives, and in which memory.
+/// How long a lease lives, and in which memory it lies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Life {
     /// In the slab, within a step.
     Step,
-    /// Alone in device memory, across steps.
+    /// In a block of device memory of its own, across steps.
     Run,
-    /// Alone in pinned host memory, across steps.
+    /// In a block of pinned host memory of its own, across steps.
     RunPinned,
 }
 
@@ -121,7 +121,7 @@ impl Life {
         }
     }
 
-    /// Where the bytes are, once they are placed.
+    /// Where the lease's bytes are.
     fn address(self, offset: Option<u64>) -> Address {
         match (self, offset) {
             (_, Some(offset)) => Address::Slab { offset },
@@ -131,27 +131,27 @@ impl Life {
     }
 }
 
-/// Where the physical bytes of a lease are, and how they are given back.
+/// How a lease's memory is held and given back.
 enum Storage {
     /// A range of the slab.
     Slab,
     /// A block of its own, freed with the lease.
     Own { _block: OwnedBlock },
-    /// None: shapes only.
+    /// None: only shapes.
     Nothing,
 }
 
 /// A granted lease.
 pub(crate) struct Grant {
     number: usize,
-    /// Offset in the slab; none for what lives across steps.
+    /// Offset in the slab; none for a lease that lives across steps.
     offset: Option<u64>,
     bytes: u64,
     reach: Reach,
     storage: Storage,
 }
 
-/// A live lease: gives itself back when dropped. Owned by a [`crate::Buffer`].
+/// A live lease, owned by a [`crate::Buffer`]. It ends when dropped.
 pub(crate) struct HeldLease {
     pub(crate) state: Rc<RefCell<MemoryState>>,
     pub(crate) grant: Grant,
@@ -199,14 +199,14 @@ impl MemoryState {
         }
     }
 
-    /// Notes what happened, where somebody wants to know.
+    /// Records an event, if a history is kept.
     pub(crate) fn note(&mut self, change: MemoryChange) {
         if let Some(recorder) = &mut self.recorder {
             recorder.note(change);
         }
     }
 
-    /// Enters a place; returns the one left.
+    /// Enters a place, and returns the one that was left.
     pub(crate) fn enter(&mut self, place: Place) -> Place {
         let left = self.ledger.enter(place);
         self.note(MemoryChange::Enter(place));
@@ -216,7 +216,7 @@ impl MemoryState {
         left
     }
 
-    /// Grants a lease: records it, places it, and finds its memory. Returns what gives it back and its address.
+    /// Grants a lease: records it, places it, and finds its memory. Returns the grant and the address.
     pub(crate) fn take(
         &mut self,
         category: Category,
@@ -275,7 +275,7 @@ impl MemoryState {
         Ok((grant, pointer))
     }
 
-    /// The memory of a lease: in the slab, or a block of its own.
+    /// Finds the memory of a lease: in the slab, or a block of its own.
     fn find(
         &self,
         space: Space,
@@ -319,7 +319,7 @@ impl MemoryState {
         Ok(())
     }
 
-    /// Takes a lease back.
+    /// Ends a lease.
     pub(crate) fn give_back(&mut self, grant: &Grant) {
         self.ledger.give_back(grant.number);
         self.note(MemoryChange::GiveBack {
@@ -342,14 +342,14 @@ impl MemoryState {
         self.limit(space).is_some_and(|limit| needed > limit)
     }
 
-    /// Counts a lease towards [`Memory::refuse_after`].
+    /// Counts a lease for [`Memory::refuse_after`].
     fn injects_refusal(&mut self) -> bool {
         let left = self.refuse_after.take();
         self.refuse_after = left.and_then(|leases| leases.checked_sub(1));
         left == Some(0)
     }
 
-    /// The device or the system refused a block.
+    /// The error for a block that the device or the system refused.
     fn refuse_block(&self, lease: Lease, refused: Refused) -> OutOfMemory {
         let cause = match refused.device_bytes {
             None => Cause::Host,
@@ -359,7 +359,7 @@ impl MemoryState {
         self.refuse(lease, cause, Some(refused))
     }
 
-    /// Explains a shortage beside leases: [`crate::Memory::shortage`].
+    /// Explains a lack of memory outside of leases: [`crate::Memory::shortage`].
     pub(crate) fn shortage(&self, name: &'static str, bytes: u64, refused: Refused) -> OutOfMemory {
         let lease = Lease {
             name,

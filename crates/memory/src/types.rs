@@ -1,13 +1,13 @@
-//! In which type each element of a layout is stored.
+//! The type in which each element of a layout is stored.
 
 use crate::{Cover, DType};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// The types of a layout's elements: some tensors have their own, all others share one.
+/// The types of a layout's elements. Some tensors have their own type; all others share one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Types {
-    /// Ranges of elements whose tensors have a type of their own, in order.
+    /// Ranges of tensors that have their own type, in order.
     own: Rc<[(Range<usize>, DType)]>,
     common: DType,
 }
@@ -24,7 +24,7 @@ impl Types {
         Types { own, common }
     }
 
-    /// The type of all tensors that have none of their own.
+    /// The type of all tensors without their own.
     pub fn common(&self) -> DType {
         self.common
     }
@@ -37,7 +37,7 @@ impl Types {
         own.map_or(self.common, |(_, dtype)| *dtype)
     }
 
-    /// The elements of a cover, in order, cut where their type changes.
+    /// The elements of a cover, in order, split where their type changes.
     pub fn runs(&self, cover: &Cover) -> Vec<(Range<usize>, DType)> {
         let runs = cover.ranges().iter().flat_map(|range| self.cut(range));
         runs.collect()

@@ -4,10 +4,10 @@ use crate::{DType, Dims, Element};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Whether the processor can follow a view's pointer.
+/// Whether the processor can read through a view's pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// It can: memory of this process.
+    /// The processor can: it is memory of this process.
     Host,
     /// Only the device's kernels and copies can.
     Device,
@@ -34,7 +34,7 @@ pub struct Out<'a> {
     lifetime: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a view is a borrow of plain numbers; `In` is shared and never written through, `Out` is exclusive.
+// SAFETY: a view is a borrow of plain numbers. `In` is shared and never written through; `Out` is exclusive.
 unsafe impl Send for In<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for In<'_> {}
@@ -65,7 +65,7 @@ macro_rules! geometry {
             self.dims.elements()
         }
 
-        /// Bytes of all elements, without those that lie between them in a strided view.
+        /// Bytes of all elements, without gaps between them in a strided view.
         pub fn bytes(&self) -> usize {
             self.elements() * self.dtype.size_in_bytes()
         }
@@ -78,14 +78,14 @@ macro_rules! geometry {
         /// The same memory as elements of another type, in one dimension.
         ///
         /// # Panics
-        /// If the view is strided, or its bytes are no whole number of aligned elements.
+        /// If the view is strided, or its bytes are not a whole number of aligned elements.
         pub fn cast(self, dtype: DType) -> Self {
             assert!(self.is_contiguous(), "only a contiguous view can be cast");
             let bytes = self.bytes();
             let size = dtype.size_in_bytes();
             assert!(
                 bytes % size == 0 && (self.pointer as usize) % size == 0,
-                "{bytes} bytes are no whole number of aligned {dtype:?}"
+                "{bytes} bytes are not a whole number of aligned {dtype:?}"
             );
             let dims = Dims::from([bytes / size]);
             Self {
@@ -96,7 +96,7 @@ macro_rules! geometry {
             }
         }
 
-        /// Bytes from the first element to a row; none in a shape, whose pointer stays null.
+        /// Bytes from the first element to a row. 0 for a shape, whose pointer stays null.
         fn offset_of_row(&self, row: usize) -> usize {
             if self.pointer.is_null() {
                 return 0;
@@ -104,13 +104,13 @@ macro_rules! geometry {
             row * self.strides[0] * self.dtype.size_in_bytes()
         }
 
-        /// Some columns of a view of rows and columns, the former as far apart as they were.
+        /// Some columns of a view of rows and columns. The distance between rows stays the same.
         ///
         /// # Panics
-        /// If there are other dimensions, or no such columns.
+        /// If the view does not have two dimensions, or `columns` goes beyond them.
         pub fn columns(self, columns: Range<usize>) -> Self {
             let &[rows, all] = self.dims() else {
-                panic!("{:?} has other dimensions than rows and columns", self.dims);
+                panic!("{:?} must have two dimensions", self.dims);
             };
             assert!(
                 columns.start <= columns.end && columns.end <= all,
@@ -128,7 +128,7 @@ macro_rules! geometry {
             }
         }
 
-        /// Whether the elements of each row lie side by side, and no two rows overlap, in a view of rows and columns.
+        /// Whether the view has two dimensions, each row is contiguous, and no two rows overlap.
         pub fn is_by_rows(&self) -> bool {
             match (self.dims(), self.strides()) {
                 (&[rows, columns], &[row, column]) => {
@@ -163,14 +163,14 @@ macro_rules! geometry {
             assert_eq!(self.dtype, T::DTYPE, "the view holds {:?}", self.dtype);
             assert!(
                 self.is_contiguous(),
-                "a strided view is no slice: {:?} by {:?}",
+                "a strided view is not a slice: {:?} by {:?}",
                 self.dims,
                 self.strides
             );
             self.check_host();
         }
 
-        /// Panics where the processor cannot follow the pointer.
+        /// Panics if the processor cannot read through the pointer.
         pub(crate) fn check_host(&self) {
             assert!(!self.pointer.is_null(), "a shape has no data");
             assert_eq!(
@@ -199,7 +199,7 @@ impl<'a> In<'a> {
         }
     }
 
-    /// A row-major view of device memory that another library has.
+    /// A row-major view of device memory that another library owns.
     ///
     /// # Safety
     /// `pointer` starts `dims` elements of `dtype` in memory of the device, which nothing writes during `'a`.
@@ -223,7 +223,7 @@ impl<'a> In<'a> {
         self.pointer
     }
 
-    /// The view without its lifetime, for work that goes on after the call that asked for it.
+    /// The view without its lifetime, for work that goes on after the call that enqueued it.
     ///
     /// # Safety
     /// What is viewed stays alive, and nothing writes it, for as long as the view is used.
@@ -301,7 +301,7 @@ impl<'a> Out<'a> {
         }
     }
 
-    /// A row-major view of device memory that another library has.
+    /// A row-major view of device memory that another library owns.
     ///
     /// # Safety
     /// `pointer` starts `dims` elements of `dtype` in memory of the device, which nothing else touches during `'a`.
@@ -325,7 +325,7 @@ impl<'a> Out<'a> {
         self.pointer
     }
 
-    /// The view without its lifetime, for work that goes on after the call that asked for it.
+    /// The view without its lifetime, for work that goes on after the call that enqueued it.
     ///
     /// # Safety
     /// What is viewed stays alive, and nothing else touches it, for as long as the view is used.
@@ -344,7 +344,7 @@ impl<'a> Out<'a> {
         }
     }
 
-    /// The same view for reading, as long as nobody writes through this one.
+    /// The same view for reading. It cannot be written through while that view is used.
     pub fn as_in(&self) -> In<'_> {
         In {
             pointer: self.pointer,
@@ -356,7 +356,7 @@ impl<'a> Out<'a> {
         }
     }
 
-    /// The same view for reading, for as long: nobody writes through this one any more.
+    /// The same view for reading, with the same lifetime. It cannot be written through any more.
     pub fn into_in(self) -> In<'a> {
         In {
             lifetime: PhantomData,
@@ -364,10 +364,10 @@ impl<'a> Out<'a> {
         }
     }
 
-    /// The rows of the first dimension before `row`, and the others.
+    /// Splits the view before `row` of the first dimension.
     pub fn split_at(self, row: usize) -> (Out<'a>, Out<'a>) {
         let rows = self.dims[0];
-        // Two views of one tensor for a moment; the halves have no element in common.
+        // Both views have the same dims for a moment; the halves returned share no element.
         let first = Out {
             lifetime: PhantomData,
             ..self
@@ -375,7 +375,7 @@ impl<'a> Out<'a> {
         (first.rows(0..row), self.rows(row..rows))
     }
 
-    /// Several ranges of rows, in order and apart from one another.
+    /// Several ranges of rows, in ascending order, without overlap.
     pub fn disjoint_rows(self, ranges: &[Range<usize>]) -> Vec<Out<'a>> {
         let (mut rest, mut first) = (Some(self), 0);
         let view = |range: &Range<usize>| {
