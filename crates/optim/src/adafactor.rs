@@ -1,5 +1,5 @@
-//! Adafactor (Shazeer and Stern 2018), as `torch.optim.Adafactor`: the variance of a matrix is kept by rows and columns, and
-//! weights move by a part of their own size.
+//! Adafactor (Shazeer and Stern 2018), as `torch.optim.Adafactor`. The variance of a matrix is kept by rows and
+//! columns, and a tensor's step is relative to the size of its weights.
 
 use crate::moment::Moment;
 use crate::rule::{
@@ -13,16 +13,16 @@ use kernels::{
 use memory::{Cover, DType, In, Layout, Out, one_behind_another};
 use std::ops::Range;
 
-/// The numbers of Adafactor that stay the same over a run.
+/// Adafactor's numbers that do not change during a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adafactor {
-    /// Variances move by t^this towards the squares of step t: below 0.
+    /// Exponent of the decay, below 0: at step t, variances move towards the squares by t^beta2_decay.
     pub beta2_decay: f64,
-    /// The least root of a variance, and the least mean of the rows' variances.
+    /// Lower bounds: of a variance's root, and of the mean of the rows' variances.
     pub eps: f64,
-    /// The least root mean square of a tensor's weights that steps are measured by.
+    /// Lower bound of the root mean square of weights that a tensor's step is relative to.
     pub least_rms: f64,
-    /// Updates whose root mean square is larger are scaled down to it.
+    /// Updates with a larger root mean square are scaled down to it.
     pub clip_threshold: f64,
 }
 
@@ -37,7 +37,7 @@ impl Default for Adafactor {
     }
 }
 
-/// The variance of vectors, an element each. Never quantised by settings.
+/// The variance of vectors, with one element per parameter. Settings never quantise it.
 static VARIANCE: [Moment; 1] = [Moment {
     plain: "variance",
     codes: "variance.codes",
@@ -45,15 +45,15 @@ static VARIANCE: [Moment; 1] = [Moment {
     map: &UNSIGNED,
 }];
 
-/// Adafactor for tensors whose variance is kept in one way.
+/// Adafactor for tensors that keep their variance in the same form.
 struct Kept {
     numbers: Adafactor,
-    /// By rows and columns, or else an element each.
+    /// Whether the variance is kept by rows and columns, rather than one per element.
     is_factored: bool,
 }
 
 impl Adafactor {
-    /// Matrices, and vectors.
+    /// The groups of matrices and of vectors.
     pub(crate) fn groups(self, layout: &Layout) -> Vec<ParameterGroup> {
         let entries = layout.entries();
         let trained = entries.iter().enumerate();
@@ -109,7 +109,7 @@ impl Keeps for Kept {
         3
     }
 
-    /// How far variances move, the largest step, the learning rate.
+    /// The rate of the variances, the largest step, and the learning rate.
     fn rates(&self, step: &StepNumbers) -> Vec<f32> {
         let update = step.update as f64;
         let rates = [
@@ -121,7 +121,7 @@ impl Keeps for Kept {
     }
 }
 
-/// Where the parts of the scratch are, in bytes: an f64 that scales gradients, an f32 that is the rate, and an f32 for each row.
+/// Where the parts of the scratch are, in bytes: an f64 factor on gradients, an f32 learning rate, and an f32 per row.
 fn places(rows: usize) -> Vec<Range<usize>> {
     one_behind_another([8, 4, 4 * rows])
 }
@@ -179,7 +179,7 @@ impl Kept {
         }
     }
 
-    /// The sums of squares of a range's updates, and of its weights.
+    /// The sums of squares of a range's updates and of its weights.
     fn sum_squares(
         &self,
         on: &Asking,

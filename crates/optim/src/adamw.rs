@@ -5,7 +5,7 @@ use crate::rule::{Asking, ByRange, Keeps, StepNumbers, Update};
 use kernels::KernelError;
 use kernels::quantise::{SIGNED, UNSIGNED};
 
-/// The numbers of AdamW that stay the same over a run.
+/// AdamW's numbers that do not change during a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// Decay of the first moment.
@@ -51,7 +51,7 @@ impl Keeps for AdamW {
         3
     }
 
-    /// Learning rate and bias corrections.
+    /// The learning rate and the bias corrections.
     fn rates(&self, step: &StepNumbers) -> Vec<f32> {
         let update = step.update as i32;
         let rates = [

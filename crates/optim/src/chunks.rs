@@ -1,34 +1,34 @@
-//! The chunks in which an update goes over what is not on the device: which there are, and where their states lie.
+//! The chunks of an update, and where their states lie.
 
 use crate::form::{Form, holding};
 use crate::segment::{Round, Segment, rounds};
 use memory::{Cover, DType, Home, Homes, Layer, Layout, PARAMETER_PADDING, Rank, Unit};
 use std::ops::Range;
 
-/// Files are read and written in multiples of this.
+/// Files are read and written in multiples of this many bytes.
 pub(crate) const BLOCK_BYTES: usize = 4096;
 
-/// The states, gradients and weights that come to the device together.
+/// A part of an update whose states, gradients and weights are on the device together.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Chunk {
     pub(crate) part: Layer,
     /// The round that is updated when it is on the device.
     pub(crate) round: Round,
-    /// This rank's ranges of it, padding included. Empty if it has no piece of the round's tensors; it still takes part in the
-    /// exchange.
+    /// This rank's ranges of the round, padding included. Empty if this rank has no piece of the round's tensors; it
+    /// still takes part in the exchange.
     pub(crate) ranges: Vec<Range<usize>>,
-    /// States that are not on the device.
+    /// Its states that live elsewhere than on the device.
     pub(crate) away: Option<Away>,
-    /// Bytes of the gradients that come with it.
+    /// Bytes of the gradients that come to the device with it.
     pub(crate) gradient_bytes: usize,
 }
 
 /// Where the states of a chunk are.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Away {
-    /// Bytes of the store.
+    /// Their bytes in the store.
     pub(crate) place: Range<usize>,
-    /// Its number among the chunks whose states are not on the device.
+    /// The chunk's number among those whose states live elsewhere.
     pub(crate) ordinal: usize,
 }
 
@@ -43,7 +43,7 @@ impl Chunk {
         self.state_bytes() + self.gradient_bytes
     }
 
-    /// Where a range lies among the elements of its ranges.
+    /// Where `range` lies among the elements of the chunk's ranges.
     pub(crate) fn rows(&self, range: &Range<usize>) -> Range<usize> {
         let (before, own) = holding(&self.ranges, range);
         let first = before.iter().map(Range::len).sum::<usize>() + range.start - own.start;
@@ -67,7 +67,7 @@ pub(crate) struct Chunks {
 }
 
 impl Chunks {
-    /// Those of what a rank updates, of parameters with gradients of this type.
+    /// The chunks that a rank updates, of parameters whose gradients have this type.
     pub(crate) fn new(
         layout: &Layout,
         homes: &Homes,
@@ -120,7 +120,7 @@ impl Chunks {
         chunks
     }
 
-    /// Adds one, with so many bytes of the store, and so many of the gradient of each element.
+    /// Adds a chunk. It takes `state_bytes` of the store, and `gradient_size` bytes of gradient per element.
     fn push(
         &mut self,
         part: Layer,
@@ -149,30 +149,30 @@ impl Chunks {
         });
     }
 
-    /// The chunk that comes at some place, counted over all updates.
+    /// The chunk of a number that counts the chunks of all updates.
     pub(crate) fn at(&self, number: usize) -> &Chunk {
         &self.all[number % self.all.len()]
     }
 
-    /// Its number among those with states that are not on the device, counted over all updates.
+    /// The turn of a chunk: its number among those whose states live elsewhere, counted over all updates.
     pub(crate) fn turn(&self, number: usize) -> usize {
         let ordinal = self.at(number).away.as_ref().map_or(0, |away| away.ordinal);
         number / self.all.len() * self.away + ordinal
     }
 
-    /// Whether it is the first of its part that has this in common with it.
+    /// Whether it is the first chunk of its part for which `of` gives this value.
     pub(crate) fn begins_run<T: PartialEq>(&self, number: usize, of: impl Fn(&Chunk) -> T) -> bool {
         let index = number % self.all.len();
         let of = |index: usize| (self.all[index].part, of(&self.all[index]));
         index == 0 || of(index - 1) != of(index)
     }
 
-    /// The elements whose states are not on the device.
+    /// The elements whose states live elsewhere than on the device.
     pub(crate) fn away_cover(&self) -> Cover {
         Cover::new(self.by_start.iter().map(|(range, _)| range.clone()))
     }
 
-    /// The chunks with states that are not on the device that hold some of a range, each with what it holds.
+    /// The chunks whose states live elsewhere and that hold some of a range, each with the part that it holds.
     pub(crate) fn holding(
         &self,
         range: &Range<usize>,
@@ -185,8 +185,7 @@ impl Chunks {
     }
 }
 
-/// The units of which something is trained, in the order in which they are updated, and whether their states are not on the
-/// device.
+/// The units with trained matrices, in the order of updates, each with whether its states live elsewhere.
 fn parts<'a>(layout: &'a Layout, homes: &Homes) -> Vec<(&'a Unit, bool)> {
     let units = layout.units().iter();
     let blocks = units.clone().filter_map(|unit| match unit.part {
@@ -210,8 +209,8 @@ fn parts<'a>(layout: &'a Layout, homes: &Homes) -> Vec<(&'a Unit, bool)> {
     parts
 }
 
-/// Cuts a segment into parts of about equal size. `most` gives the most blocks that a part may have (at least one is taken; none:
-/// no limit). Whole tensors, and rounds of several, are not cut.
+/// Cuts a segment into parts of about equal size. `most` gives the largest number of quantised blocks of a part; a part
+/// has at least one block. None means no limit. Whole tensors, and rounds of several segments, are not cut.
 fn cut(round: Round, most: impl Fn(Range<usize>) -> Option<usize>) -> Vec<Round> {
     let [segment] = &round[..] else {
         return vec![round];
@@ -239,7 +238,7 @@ mod tests {
     use memory::LayoutBuilder;
     use std::slice;
 
-    /// One part of three matrices, the first of which is precise.
+    /// A part with one matrix, and a part with two, of which the first matrix is precise.
     fn layout() -> Layout {
         let mut builder = LayoutBuilder::default();
         for (block, name, rows) in [(0, "embed", 1), (1, "first", 3), (1, "second", 2)] {
@@ -325,7 +324,7 @@ mod tests {
         assert_eq!(all.holding(&(1536..1700)).count(), 0);
     }
 
-    /// Ranks update whole matrices together, so all have the same rounds, whatever they have of them.
+    /// Ranks update whole matrices together, so every rank has the same rounds, even if it has no piece of some.
     #[test]
     fn ranks_have_chunks_of_the_same_rounds() {
         let mut builder = LayoutBuilder::default();
@@ -355,7 +354,7 @@ mod tests {
         let sizes: Vec<usize> = rounds(&ranks[0]).iter().map(Vec::len).collect();
         assert_eq!(sizes, [2, 1, 1]);
         assert_eq!(rounds(&ranks[0]), rounds(&ranks[1]));
-        // The first rank has the large matrix and the beginning of the wide one, and nothing of the small one.
+        // The first rank has the large matrix and the beginning of the wide one, but nothing of the small one.
         let ranges = |rank: usize, chunk: usize| &ranks[rank].all[chunk].ranges[..];
         let [large, wide] = [0..40 * 256, 40 * 256..48 * 256];
         assert_eq!(ranges(0, 0), [large.clone(), wide.clone()]);

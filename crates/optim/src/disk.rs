@@ -1,5 +1,6 @@
-//! States in a file. During an update its chunks pass through buffers of pinned host memory, which are used in turn: read
-//! ahead of the uploads, written behind the downloads. Three waits order this, beside those of [`crate::streamed`]:
+//! States in a file. During an update, chunks pass through buffers of pinned host memory, which are used in turn. Reads
+//! run ahead of the uploads, and writes follow the downloads. Three waits order them, besides those of
+//! [`crate::streamed`]:
 //!
 //! | who waits | for what | otherwise |
 //! |---|---|---|
@@ -7,8 +8,9 @@
 //! | the upload | the read ([`READ`]) | it sends what was in the buffer before |
 //! | the write | the download ([`BACK`]) | it writes states as they were |
 //!
-//! No more are. The download into a buffer waits for the update, so for the upload out of it. And a chunk is not read before
-//! it has been written: its buffer, or one that was used later, has been written by then, and writes keep their order.
+//! No other wait is needed. The download into a buffer waits for the update, and so for the upload from that buffer. A
+//! chunk is also written before it is read again: its buffer, or one used later, has been written by then, and writes
+//! keep their order.
 //!
 //! Between updates the host reads and changes states through one more buffer.
 
@@ -23,27 +25,27 @@ const WRITTEN: &str = "states are in the file before others come into their buff
 const READ: &str = "states have been read before they go to the device";
 const BACK: &str = "states are back on the host before they are written";
 
-/// Chunks that are read before there are slots for them on the device, and as many that are written behind.
+/// Chunks that are read before they have slots on the device. As many may wait to be written.
 const AHEAD: usize = 2;
 
-/// A file of chunks.
+/// A file of chunks, and its buffers.
 pub(crate) struct DiskStore {
     file: Arc<dyn BlockFile>,
     bytes: u64,
-    /// Pinned, `chunk_bytes` for each buffer.
+    /// Pinned host memory, `chunk_bytes` for each buffer.
     staging: Buffer,
     chunk_bytes: usize,
     in_turn: Vec<InTurn>,
     between: RefCell<Between>,
 }
 
-/// What a buffer is busy with.
+/// The events of a buffer's work.
 struct InTurn {
     read: Event,
     written: Event,
 }
 
-/// A part of the file that the host reads and changes.
+/// A part of the file that the host reads and changes between updates.
 struct Between {
     buffer: Buffer,
     place: Range<usize>,
@@ -96,7 +98,7 @@ impl DiskStore {
         self.staging.bytes() + self.between.borrow().buffer.bytes()
     }
 
-    /// How many chunks may be asked for beside those that have slots.
+    /// How many chunks may be fetched besides those that have slots.
     pub(crate) fn ahead(&self) -> usize {
         AHEAD
     }
@@ -110,8 +112,8 @@ impl DiskStore {
         let index = turn % self.in_turn.len();
         kernels.wait(Queue::DiskRead, self.in_turn[index].written, WRITTEN)?;
         let (file, offset) = (self.file.clone(), place.start as u64);
-        // SAFETY: the buffer lives as long as kernels have work (`Optimizer::lease`), its last write is over before, and it is
-        // read by an upload that waits for `read`.
+        // SAFETY: the buffer lives as long as kernels have work (`Optimizer::lease`). Its last write is over before
+        // this read. The upload that reads the buffer waits for `read`.
         unsafe { kernels.start_disk_read(self.on_host(turn, place), &file, offset) }?;
         self.in_turn[index].read = kernels.record(Queue::DiskRead)?;
         Ok(())
@@ -137,14 +139,14 @@ impl DiskStore {
         kernels.wait(Queue::DiskWrite, downloaded, BACK)?;
         let (file, offset) = (self.file.clone(), place.start as u64);
         let bytes = self.on_host(turn, place);
-        // SAFETY: as in `fetch`; the buffer is written again by a read that waits for `written`.
+        // SAFETY: as in `fetch`. The next read into this buffer waits for `written`.
         unsafe { kernels.start_disk_write(&file, offset, bytes.as_in()) }?;
         let index = turn % self.in_turn.len();
         self.in_turn[index].written = kernels.record(Queue::DiskWrite)?;
         Ok(())
     }
 
-    /// Writes what the host has changed, and forgets what it has read: updates change the file.
+    /// Writes what the host changed, and discards the copy, since updates change the file.
     pub(crate) fn end_host_access(&mut self) -> Result<(), KernelError> {
         let between = self.between.get_mut();
         between.write(&self.file)?;
@@ -152,7 +154,7 @@ impl DiskStore {
         Ok(())
     }
 
-    /// Copies some bytes of the file. No writes are under way.
+    /// Copies a range of the file. No write may be running.
     pub(crate) fn read(&self, range: &Range<usize>, bytes: &mut [u8]) -> Result<(), KernelError> {
         let mut between = self.between.borrow_mut();
         let first = range.start / BLOCK_BYTES * BLOCK_BYTES;
@@ -163,7 +165,7 @@ impl DiskStore {
         Ok(())
     }
 
-    /// Some bytes of the file, whole blocks, to be changed. No writes are under way.
+    /// A range of whole blocks of the file, for the host to change. No write may be running.
     pub(crate) fn change(&mut self, place: &Range<usize>) -> Result<Out<'_>, KernelError> {
         let between = self.between.get_mut();
         between.load(&self.file, place.clone())?;
@@ -174,20 +176,20 @@ impl DiskStore {
 }
 
 impl Between {
-    /// Brings a part of the file, unless it is there.
+    /// Reads a part of the file, unless the buffer holds it.
     fn load(&mut self, file: &Arc<dyn BlockFile>, place: Range<usize>) -> Result<(), KernelError> {
         if self.place.start <= place.start && place.end <= self.place.end {
             return Ok(());
         }
         self.write(file)?;
-        // Of a read that fails, nothing is there.
+        // If the read fails, the buffer holds no part.
         self.place = 0..0;
         let copy = DiskCopy {
             file: file.clone(),
             offset: place.start as u64,
             host: HostSide::Read(self.buffer.view_mut().rows(0..place.len())),
         };
-        // SAFETY: nobody else knows the buffer, which is host memory.
+        // SAFETY: nobody else uses the buffer, which is host memory.
         unsafe { copy.carry_out() }?;
         self.place = place;
         Ok(())

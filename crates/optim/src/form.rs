@@ -1,4 +1,4 @@
-//! What states a run keeps of its parameters, and how those of a range lie one behind the other.
+//! Which states a run keeps of its parameters, and how those of a range lie one after the other.
 
 use crate::moment::Moment;
 use crate::rule::ParameterGroup;
@@ -8,7 +8,7 @@ use kernels::{MasterOperand, MomentOperand};
 use memory::{Cover, DType, GRANULARITY_BYTES, Layout, Out, Types};
 use std::ops::Range;
 
-/// One state: what it is called, its type, and how many parameters share an element of it.
+/// One state: its name, its type, and how many parameters share one of its elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct StateTensor {
     pub(crate) kind: &'static str,
@@ -26,7 +26,7 @@ impl StateTensor {
         }
     }
 
-    /// One element for each block of quantised values.
+    /// A state with one element per block of quantised values.
     pub(crate) const fn of_blocks(kind: &'static str, dtype: DType) -> StateTensor {
         let sharing = BLOCK;
         StateTensor {
@@ -36,31 +36,32 @@ impl StateTensor {
         }
     }
 
-    /// The elements for so many parameters.
+    /// The number of elements for `parameters` parameters.
     pub(crate) fn elements(&self, parameters: usize) -> usize {
         parameters.div_ceil(self.sharing)
     }
 
-    /// The elements of some parameters, of which the first begins a block.
+    /// The elements of a range of parameters that begins with a block.
     pub(crate) fn rows(&self, parameters: &Range<usize>) -> Range<usize> {
         parameters.start / self.sharing..self.elements(parameters.end)
     }
 
-    /// The bytes for so many parameters.
+    /// The bytes for `parameters` parameters.
     pub(crate) fn bytes(&self, parameters: usize) -> usize {
         self.elements(parameters) * self.dtype.size_in_bytes()
     }
 
-    /// The same with what keeps the next tensor aligned: kernels want 16 bytes, and device memory is leased in these.
+    /// The same, padded so that the next tensor is aligned: kernels need 16 bytes, and leases of device memory have
+    /// that alignment too.
     fn placed_bytes(&self, parameters: usize) -> usize {
         let granule = GRANULARITY_BYTES as usize;
         self.bytes(parameters).next_multiple_of(granule)
     }
 }
 
-/// The exact weights behind bf16 ones.
+/// The exact f32 weights of bf16 parameters.
 pub(crate) const MASTER: StateTensor = StateTensor::new("master", DType::F32);
-/// What bf16 weights leave out of exact ones.
+/// The bits of the exact weights that bf16 weights do not have.
 pub(crate) const REMAINDER: StateTensor = StateTensor::new("remainder", DType::I16);
 
 /// The states of a run.
@@ -68,11 +69,11 @@ pub(crate) struct Form {
     groups: Vec<ParameterGroup>,
     /// The types that parameters are stored in.
     types: Types,
-    /// The master weights of bf16 parameters; none if they have no master.
+    /// The master weights of bf16 parameters, if they have any.
     master: Option<StateTensor>,
     /// The type of moments that are not quantised.
     plain: DType,
-    /// The elements of the layout whose moments are.
+    /// The elements of the layout whose moments are quantised.
     quantised: Range<usize>,
 }
 
@@ -109,7 +110,7 @@ impl Form {
         }
     }
 
-    /// The parameters by what updates them.
+    /// The groups of parameters, one per rule.
     pub(crate) fn groups(&self) -> &[ParameterGroup] {
         &self.groups
     }
@@ -121,7 +122,7 @@ impl Form {
         group.map_or(&[], |group| group.rule.moments())
     }
 
-    /// The elements whose moments are quantised: what is updated in one call lies within them, or outside.
+    /// The elements whose moments are quantised. One call updates a range that is either inside or outside of it.
     pub(crate) fn quantised(&self) -> Range<usize> {
         self.quantised.clone()
     }
@@ -130,7 +131,7 @@ impl Form {
         self.quantised.start <= range.start && range.end <= self.quantised.end
     }
 
-    /// The master weights of a range whose parameters are stored in one type. f32 ones need none: they are exact.
+    /// The master state of a range whose parameters have one type. None for f32 parameters, which are exact.
     pub(crate) fn master(&self, range: &Range<usize>) -> Option<StateTensor> {
         let is_exact = self.types.of(range.start) == DType::F32;
         self.master.filter(|_| !is_exact)
@@ -141,14 +142,14 @@ impl Form {
         &self.types
     }
 
-    /// The master weights of a cover, and the elements that have one: those that are not stored in f32.
+    /// The master state of a cover's parameters, and the elements that have one: those not stored in f32.
     pub(crate) fn masters(&self, cover: &Cover) -> Option<(StateTensor, Cover)> {
         let runs = self.types.runs(cover).into_iter();
         let inexact = runs.filter(|(_, dtype)| *dtype != DType::F32);
         Some((self.master?, Cover::new(inexact.map(|(run, _)| run))))
     }
 
-    /// The states of one moment, in their order.
+    /// The states of one moment, in order.
     pub(crate) fn moment(
         &self,
         moment: &Moment,
@@ -164,7 +165,7 @@ impl Form {
         tensors.into_iter().flatten()
     }
 
-    /// The states of a range of one group that is quantised as a whole or not at all, in their order.
+    /// The states, in order, of a range of one group that is quantised wholly or not at all.
     pub(crate) fn tensors(&self, range: &Range<usize>) -> Vec<StateTensor> {
         let is_quantised = self.is_quantised(range);
         let moments = self.moments(range).iter();
@@ -172,7 +173,7 @@ impl Form {
         self.master(range).into_iter().chain(moments).collect()
     }
 
-    /// Views of these states of a range, in their order.
+    /// Views of these states for a range, in order.
     pub(crate) fn views<'a>(
         &self,
         range: &Range<usize>,
@@ -204,7 +205,7 @@ impl Form {
         tensors.map(|tensor| tensor.bytes(range.len())).sum()
     }
 
-    /// The bytes of a chunk: of all states of its ranges, one behind the other.
+    /// The bytes of a chunk: all states of its ranges, one after the other.
     pub(crate) fn chunk_bytes(&self, chunk: &[Range<usize>]) -> usize {
         let tensors = chunk.iter().flat_map(|range| {
             let tensors = self.tensors(range).into_iter();
@@ -213,8 +214,8 @@ impl Form {
         tensors.sum()
     }
 
-    /// The states of some of a chunk's parameters, within one of its ranges, each with its bytes in the chunk. The first of
-    /// them begins a block.
+    /// Where the states of `parameters` lie in a chunk's bytes. The parameters are within one of the chunk's ranges,
+    /// and begin with a block.
     pub(crate) fn places(
         &self,
         chunk: &[Range<usize>],
@@ -232,7 +233,7 @@ impl Form {
         self.tensors(own).into_iter().map(place).collect()
     }
 
-    /// Views of the states of some of a chunk's parameters in the chunk's bytes (u8).
+    /// Views of the states of `parameters` in the chunk's bytes (u8).
     pub(crate) fn carve<'a>(
         &self,
         chunk: &[Range<usize>],
@@ -252,7 +253,7 @@ impl Form {
     }
 }
 
-/// The range of a chunk that holds another, and those before it.
+/// The range of a chunk that contains another range, and the ranges before it.
 pub(crate) fn holding<'a>(
     chunk: &'a [Range<usize>],
     range: &Range<usize>,

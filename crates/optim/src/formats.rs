@@ -1,4 +1,4 @@
-//! The forms in which the optimizer keeps its states; names are those of settings.
+//! The formats in which the optimizer keeps its states, with their names in settings.
 
 use choices::choices;
 
@@ -11,25 +11,25 @@ choices! {
         F32 = "f32",
         /// 2 bytes a value, rounded stochastically.
         Bf16 = "bf16",
-        /// 1 byte a value and 4 for each 256, in the part of the layout that may be quantised; f32 elsewhere.
+        /// 1 byte a value and 4 bytes per 256 values, for the tensors that may be quantised. The others keep f32.
         Quantised = "8bit",
     }
 }
 
 choices! {
-    /// How the exact weights behind bf16 weights are kept. f32 weights are their own master.
+    /// How the exact values of bf16 weights are kept. f32 weights are exact themselves.
     #[derive(Default)]
     MasterFormat {
         /// An f32 copy.
         #[default]
         F32 = "f32",
-        /// The 16 bits that the bf16 weight leaves out of an exact f32.
+        /// The 16 bits of the exact f32 that the bf16 weight does not have.
         Remainder = "bf16-split",
-        /// Not at all: updated weights are rounded stochastically.
+        /// The exact values are not kept: updated weights are rounded stochastically.
         None = "none",
     }
 }
 
-/// Tensors with fewer elements keep f32 moments where others are quantised, as in bitsandbytes: they cost little, and a
-/// block that ends early is coarse.
+/// Tensors with fewer elements keep f32 moments when others are quantised, as in bitsandbytes. They need little memory,
+/// and a short block is quantised coarsely.
 pub const SMALLEST_QUANTISED: usize = 4096;

@@ -1,4 +1,4 @@
-//! Values from the host into states, wherever these are.
+//! Copies values from the host into states, wherever these live.
 
 use files::narrow;
 use kernels::{KernelError, Kernels};
@@ -20,7 +20,7 @@ pub(crate) fn store(
     }
 }
 
-/// Writes f32 values into an f32 tensor, or rounded to nearest into one of bf16.
+/// Writes f32 values into a tensor of f32, or of bf16 with rounding to nearest.
 pub(crate) fn store_f32(
     kernels: &Kernels,
     space: Space,

@@ -1,4 +1,4 @@
-//! The exact weights behind the parameters, in their format.
+//! The exact values of parameters, in each [`crate::MasterFormat`].
 
 use crate::form::{MASTER, REMAINDER};
 use crate::host::{store, store_f32};
@@ -11,7 +11,7 @@ use memory::{DType, Entry, Space};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// The bytes of exact weights as parameters in f32 or bf16, rounded as updates round them.
+/// The bytes of exact weights as f32 or bf16 parameters, rounded as updates round them.
 pub fn weight_bytes(dtype: DType, values: &[f32]) -> Cow<'_, [u8]> {
     if dtype == DType::F32 {
         return Cow::Borrowed(bytemuck::cast_slice(values));
@@ -24,7 +24,7 @@ pub fn weight_bytes(dtype: DType, values: &[f32]) -> Cow<'_, [u8]> {
     Cow::Owned(bytes)
 }
 
-/// Sets what stands beside the parameters of exact weights: the first ones, as many as there are values.
+/// Sets the master state of the first parameters, one per exact weight in `values`.
 pub(crate) fn set_master(
     kernels: &Kernels,
     space: Space,
@@ -42,9 +42,9 @@ pub(crate) fn set_master(
     }
 }
 
-/// What was saved beside a parameter.
+/// The master state that was saved with a parameter.
 pub(crate) enum SavedMaster<'a> {
-    /// Nothing: the parameters are exact.
+    /// None: the saved parameters are exact.
     Parameters,
     Exact(SavedState<'a>),
     Remainder(SavedState<'a>),
@@ -65,13 +65,14 @@ impl<'a> SavedMaster<'a> {
         })
     }
 
-    /// Whether parameters that were saved beside it and are kept in this type now are not what they are to be: the exact
-    /// weights are.
+    /// Whether parameters kept in the type `weights` must be set from the exact weights, rather than from the saved
+    /// parameters.
     pub(crate) fn refines(&self, weights: DType) -> bool {
         !matches!(self, SavedMaster::Parameters) && weights == DType::F32
     }
 
-    /// The exact weights of some of the parameter's elements, whose parameters, widened, are these.
+    /// The exact weights of some of the parameter's elements. `weights` are the saved parameters of these elements,
+    /// widened.
     pub(crate) fn values(
         &self,
         elements: &Range<usize>,
@@ -85,7 +86,7 @@ impl<'a> SavedMaster<'a> {
     }
 }
 
-/// bf16 weights, here as f32, with their little-endian remainders.
+/// Joins bf16 weights, given as f32, with their little-endian remainders.
 fn joined(weights: &[f32], remainders: &[u8]) -> Vec<f32> {
     let remainders = remainders
         .chunks_exact(2)

@@ -1,5 +1,5 @@
-//! Updates of whole matrices. Where ranks hold pieces, matrices are updated in rounds of one matrix a rank. Each rank owns one: the
-//! others send it their parts of the direction, it runs the iteration, and sends each its part of the result.
+//! Updates of whole matrices. If ranks hold pieces, a round updates one matrix per rank. Each rank owns one matrix: the
+//! others send it their parts of the direction, it runs the iteration, and sends each rank its part of the result.
 
 use crate::rule::{Asking, ByMatrix};
 use crate::segment::{Segment, Whole};
@@ -8,13 +8,13 @@ use kernels::{Exchange, ExchangeBytes, KernelError};
 use memory::{DType, GRANULARITY_BYTES, In, Out, Rank};
 use std::ops::Range;
 
-/// Bytes of room for [`update`].
+/// Bytes of scratch for [`update`].
 pub(crate) fn room_bytes(rule: &dyn ByMatrix, round: &[Segment], rank: Rank) -> usize {
     room(rule, round, rank).iter().sum()
 }
 
-/// Bytes for the direction of this rank's matrix, and for what there is besides: what it sends of the others', or the scratch
-/// of the iteration, which are never there at once.
+/// Bytes for the direction of this rank's matrix, and for a second part. That part holds either what this rank sends of
+/// the other matrices, or the iteration's scratch, never both at once.
 fn room(rule: &dyn ByMatrix, round: &[Segment], rank: Rank) -> [usize; 2] {
     let size = rule.dtype().size_in_bytes();
     let pieces = round.iter().filter_map(|one| one.whole().piece(rank));
@@ -27,12 +27,12 @@ fn room(rule: &dyn ByMatrix, round: &[Segment], rank: Rank) -> [usize; 2] {
     [direction, scratch.max(staged)]
 }
 
-/// The first elements of some bytes.
+/// Views the first `elements` elements of some bytes.
 fn first(bytes: Out<'_>, dtype: DType, elements: usize) -> Out<'_> {
     bytes.rows(0..elements * dtype.size_in_bytes()).cast(dtype)
 }
 
-/// Asks for the update of this rank's pieces of the matrices of a round, in `room` (u8).
+/// Enqueues the update of this rank's pieces of a round's matrices. `room` is the scratch (u8).
 pub(crate) fn update(
     on: &Asking,
     rule: &dyn ByMatrix,
@@ -66,8 +66,8 @@ pub(crate) fn update(
     Ok(())
 }
 
-/// A matrix of a round, and the rank that makes what its weights move along. There its direction is whole; other ranks stage
-/// their pieces.
+/// A matrix of a round, and its owner: the rank that transforms its direction. The owner has the whole direction; other
+/// ranks stage their pieces.
 #[derive(Clone, Copy)]
 struct Owned<'a> {
     rule: &'a dyn ByMatrix,
@@ -82,14 +82,14 @@ impl Owned<'_> {
         self.owner == self.rank.number
     }
 
-    /// Where a range is in the whole direction, in bytes.
+    /// Where a range lies in the whole direction, in bytes.
     fn place(&self, range: &Range<usize>) -> Range<usize> {
         let size = self.rule.dtype().size_in_bytes();
         let first = self.segment.range.start;
         size * (range.start - first)..size * (range.end - first)
     }
 
-    /// Where this rank's piece is, in the whole direction or among what is staged.
+    /// Where this rank's piece lies, in bytes: in the whole direction, or in the staged bytes.
     fn own_place(&self, piece: &Range<usize>) -> Range<usize> {
         match self.is_own() {
             true => self.place(piece),
@@ -97,7 +97,7 @@ impl Owned<'_> {
         }
     }
 
-    /// Makes the direction of this rank's piece.
+    /// Computes the direction of this rank's piece.
     fn direct(
         &self,
         on: &Asking,
@@ -113,7 +113,7 @@ impl Owned<'_> {
         self.rule.direct(on, &mut update, out)
     }
 
-    /// Updates this rank's piece along what has become of its direction.
+    /// Updates this rank's piece along its transformed direction.
     fn apply(
         &self,
         on: &Asking,
@@ -129,7 +129,7 @@ impl Owned<'_> {
         self.rule.apply(on, update, &self.whole.tensor, direction)
     }
 
-    /// The owner gets what the others staged of the direction.
+    /// Sends the staged pieces of the direction to the owner.
     fn gather(&self, on: &Asking, whole: Out, staged: In) -> Result<(), KernelError> {
         let [sent, received] = self.bytes();
         self.exchange(on, ExchangeBytes { sent, received }, || {
@@ -145,7 +145,7 @@ impl Owned<'_> {
         })
     }
 
-    /// The others get from the owner what their pieces move along.
+    /// Sends the other ranks' pieces of the transformed direction from the owner.
     fn scatter(&self, on: &Asking, whole: In, staged: Out) -> Result<(), KernelError> {
         let [received, sent] = self.bytes();
         self.exchange(on, ExchangeBytes { sent, received }, || {
@@ -159,7 +159,7 @@ impl Owned<'_> {
         })
     }
 
-    /// Asks for an exchange, where there is anybody to exchange with.
+    /// Starts an exchange, if there is any other rank in it.
     fn exchange<'b>(
         &self,
         on: &Asking,
@@ -172,13 +172,14 @@ impl Owned<'_> {
         }
     }
 
-    /// Where this rank's piece is staged, in bytes; none where it is the owner.
+    /// Where this rank's piece is staged, in bytes; none if this rank is the owner.
     fn staged(&self) -> Option<Range<usize>> {
         let piece = self.whole.piece(self.rank).filter(|_| !self.is_own())?;
         Some(self.own_place(&piece))
     }
 
-    /// The other ranks, and where their pieces are in the whole direction, in bytes; none where another rank is the owner.
+    /// The other ranks, and where their pieces lie in the whole direction, in bytes. Empty if this rank is not the
+    /// owner.
     fn others(&self) -> (Vec<usize>, Vec<Range<usize>>) {
         let pieces = self.whole.pieces.iter();
         let others = pieces.filter(|(rank, _)| self.is_own() && *rank != self.owner);
@@ -187,7 +188,7 @@ impl Owned<'_> {
             .unzip()
     }
 
-    /// Bytes of the direction that this rank sends to the owner, and that it gets as the owner.
+    /// Bytes of the direction that this rank sends to the owner, and that it receives as the owner.
     fn bytes(&self) -> [u64; 2] {
         let staged = self.staged().map_or(0, |bytes| bytes.len());
         let others: usize = self.others().1.iter().map(Range::len).sum();

@@ -1,4 +1,4 @@
-//! A moment's values into its states, in whatever format they were saved.
+//! Restores a moment's values into its states, from any saved format.
 
 use crate::host::{store, store_f32};
 use crate::saved::{RestoreError, SavedState, state_name};
@@ -8,7 +8,8 @@ use kernels::{Kernels, MomentOperand};
 use memory::{DType, Entry, Space};
 use std::ops::Range;
 
-/// A moment: an average with an element for each parameter. What its states are called in each format, and its map of codes.
+/// A moment: an average with one element per parameter. Has the names of its states in each format, and its map of
+/// codes.
 pub(crate) struct Moment {
     pub(crate) plain: &'static str,
     pub(crate) codes: &'static str,
@@ -16,7 +17,7 @@ pub(crate) struct Moment {
     pub(crate) map: &'static Map,
 }
 
-/// What was saved of one moment of a parameter.
+/// A moment of a parameter, as it was saved.
 pub(crate) struct SavedMoment<'a> {
     map: &'static Map,
     values: Saved<'a>,
@@ -25,7 +26,7 @@ pub(crate) struct SavedMoment<'a> {
 enum Saved<'a> {
     /// f32 or bf16.
     Plain(SavedState<'a>),
-    /// A code each, and an f32 for each block.
+    /// One code per element, and one f32 per block.
     Quantised {
         codes: SavedState<'a>,
         absmax: SavedState<'a>,
@@ -58,8 +59,8 @@ impl<'a> SavedMoment<'a> {
         Ok(SavedMoment { map, values })
     }
 
-    /// Sets the states of some of the parameter's elements, of which the first begins a block, and of the padding behind
-    /// them: bit by bit if they were saved in their format, else through f32.
+    /// Sets the states of some of the parameter's elements, which begin with a block, and of the padding behind them.
+    /// Values saved in the same format are copied; others are converted through f32.
     pub(crate) fn store(
         &self,
         kernels: &Kernels,
@@ -104,12 +105,12 @@ impl<'a> SavedMoment<'a> {
     }
 }
 
-/// The blocks of elements of which the first begins one.
+/// The blocks of a range of elements that begins with a block.
 fn blocks(elements: &Range<usize>) -> Range<usize> {
     elements.start / BLOCK..elements.end.div_ceil(BLOCK)
 }
 
-/// Codes of values, and the bytes of their scales.
+/// The codes of values, and the bytes of the blocks' scales.
 fn quantise(map: &Map, values: &[f32]) -> (Vec<u8>, Vec<u8>) {
     let mut codes = vec![0; values.len()];
     let blocks = values.chunks(BLOCK).zip(codes.chunks_mut(BLOCK));
@@ -119,7 +120,7 @@ fn quantise(map: &Map, values: &[f32]) -> (Vec<u8>, Vec<u8>) {
     (codes, bytemuck::cast_slice(&absmax).to_vec())
 }
 
-/// The values of codes, with one scale for each block.
+/// The values of codes, with one scale per block.
 fn dequantise(map: &Map, codes: &[u8], absmax: &[f32]) -> Vec<f32> {
     let mut values = vec![0.0; codes.len()];
     let blocks = values.chunks_mut(BLOCK).zip(codes.chunks(BLOCK));

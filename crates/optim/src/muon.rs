@@ -1,5 +1,5 @@
-//! Muon (Jordan et al. 2024), as `torch.optim.Muon`: the momentum of a matrix, made nearly orthogonal by Newton-Schulz's
-//! iteration, is what its weights move along.
+//! Muon (Jordan et al. 2024), as `torch.optim.Muon`: weights move along the momentum of their matrix, which
+//! Newton-Schulz's iteration makes nearly orthogonal.
 
 use crate::moment::Moment;
 use crate::rule::{Asking, ByMatrix, Keeps, StepNumbers, Update, WholeTensor};
@@ -13,7 +13,7 @@ use memory::{DType, GRAIN_ELEMENTS, In, Out, one_behind_another};
 use std::ops::Range;
 
 choices! {
-    /// How the learning rate of a matrix follows from its shape.
+    /// How the learning rate of a matrix depends on its shape.
     #[derive(Default)]
     LrAdjust {
         /// 0.2 x the root of its longer side: updates as large as AdamW's.
@@ -24,20 +24,20 @@ choices! {
     }
 }
 
-/// The numbers of Muon that stay the same over a run.
+/// Muon's numbers that do not change during a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Muon {
     /// Decay of the momentum.
     pub momentum: f64,
-    /// Whether the direction is a step ahead of the momentum.
+    /// Whether the direction is one step ahead of the momentum (Nesterov).
     pub nesterov: bool,
     /// Iterations of Newton-Schulz.
     pub ns_steps: usize,
-    /// Its coefficients: of X, X X' X and (X X')^2 X.
+    /// The iteration's coefficients: of X, X X' X and (X X')^2 X.
     pub ns_coefficients: [f64; 3],
-    /// The least norm that a direction is divided by.
+    /// Lower bound of the norm that a direction is divided by.
     pub ns_eps: f64,
-    /// The type that it computes in: f32 or bf16.
+    /// The type in which the iteration computes: f32 or bf16.
     pub ns_dtype: DType,
     /// How learning rates follow from shapes.
     pub lr_adjust: LrAdjust,
@@ -78,8 +78,8 @@ impl Keeps for Muon {
     }
 }
 
-/// Where the parts of the iteration's scratch are, in bytes, for a matrix of this shape: f64 sums of squares by grains, `[2]` f32
-/// for the norm, a product in f32 before it is rounded, and the Gram matrix of the shorter side.
+/// Where the parts of the iteration's scratch are, in bytes, for a matrix of this shape. They are f64 sums of squares
+/// by grains, `[2]` f32 for the norm, an f32 product before rounding, and the Gram matrix of the shorter side.
 fn places(shape: [usize; 2], dtype: DType) -> Vec<Range<usize>> {
     let elements = shape[0] * shape[1];
     let side = shape[0].min(shape[1]);
@@ -112,7 +112,7 @@ impl Muon {
             grains: grains.reborrow(),
             x: direction.as_in(),
         })?;
-        // Of the two results only the norm is used. Rates are finite, as the loss has to be.
+        // Only the norm is used, so `loss` can be any finite value: rates are always finite.
         on.run(NormAndClip {
             out: norm.reborrow(),
             grains: grains.as_in(),

@@ -1,29 +1,30 @@
-//! States by parameter and name, on their way into a checkpoint.
+//! States by parameter and name, as they are saved into a checkpoint.
 
 use crate::store::Store;
 use kernels::{KernelError, Kernels};
 use memory::{DType, In};
 use std::ops::Range;
 
-/// One state of a parameter, or of some of its elements, for saving.
+/// A state of a parameter, or of some of its elements, to be saved.
 pub struct NamedState<'a> {
-    /// The parameter's name, a dot, and the state's: `first_moment`, `second_moment`, `momentum` (f32 or bf16), their `.codes`
-    /// (u8) and `.absmax` (f32, one for each 256 values), `master` (f32), `remainder` (i16).
+    /// The parameter's name, a dot, and the state's name. State names are `first_moment`, `second_moment`, `momentum`
+    /// (f32 or bf16), their `.codes` (u8) and `.absmax` (f32, one per 256 values), `master` (f32), and `remainder`
+    /// (i16).
     pub name: String,
     /// Element type.
     pub dtype: DType,
-    /// Which elements of the parameter's state these are.
+    /// The range of the parameter's state that this is.
     pub elements: Range<usize>,
-    /// How many elements the state has for the whole parameter.
+    /// The number of elements of the state for the whole parameter.
     pub whole: usize,
     pub(crate) from: ReadFrom<'a>,
 }
 
-/// What a state is read from.
+/// Where a state is read from.
 pub(crate) enum ReadFrom<'a> {
     /// On the device.
     Device(In<'a>),
-    /// In ranges of bytes that lie in chunks.
+    /// Ranges of bytes in the store.
     Chunks(&'a Store, Vec<Range<usize>>),
 }
 

@@ -1,4 +1,4 @@
-//! The numbers of an update, which all calls of a step share.
+//! The numbers of an update that all calls of a step share.
 
 use crate::adafactor::Adafactor;
 use crate::adamw::AdamW;
@@ -11,7 +11,7 @@ use kernels::{KernelError, Kernels};
 use memory::{Buffer, Category, Cover, DType, In, Layout, Memory, OutOfMemory};
 
 choices! {
-    /// The optimizers: a new one is a line here, and in [`Hyperparameters::groups`] what it updates.
+    /// The optimizers. A new one is a line here, and in [`Hyperparameters::groups`] the parameters that it updates.
     #[derive(Default)]
     OptimizerKind {
         /// [`AdamW`] for all parameters.
@@ -24,7 +24,7 @@ choices! {
     }
 }
 
-/// The optimizer and what stays the same over a run.
+/// The optimizer, and its numbers that do not change during a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyperparameters {
     /// Which optimizer.
@@ -37,7 +37,7 @@ pub struct Hyperparameters {
     pub adafactor: Adafactor,
     /// Decoupled weight decay of matrices; vectors have none.
     pub weight_decay: f64,
-    /// Gradients are scaled down to this global norm; infinite: never.
+    /// Gradients are scaled down to this global norm. Infinity turns clipping off.
     pub clip_norm: f64,
 }
 
@@ -55,7 +55,7 @@ impl Default for Hyperparameters {
 }
 
 impl Hyperparameters {
-    /// Which parameters are updated by which rule; `hidden` are those matrices that some optimizers update as a whole.
+    /// Which rule updates which parameters. `hidden` are the matrices that some optimizers update as a whole.
     pub(crate) fn groups(&self, layout: &Layout, hidden: &[WholeTensor]) -> Vec<ParameterGroup> {
         let adamw = |cover| ParameterGroup {
             rule: Rule::Ranges(Box::new(self.adamw)),
@@ -82,7 +82,7 @@ impl Hyperparameters {
         }
     }
 
-    /// What its moments are of, for a sentence, where these are not two of every parameter.
+    /// Says which moments there are, for a sentence; empty for two per parameter.
     pub fn moments_of(&self) -> &'static str {
         match self.kind {
             OptimizerKind::AdamW => "",
@@ -93,7 +93,7 @@ impl Hyperparameters {
         }
     }
 
-    /// The type of what its matrix products read and write, where it has any.
+    /// The type that its matrix products read and write; none if it has no products.
     pub fn product_dtype(&self) -> Option<DType> {
         match self.kind {
             OptimizerKind::AdamW | OptimizerKind::Adafactor => None,
@@ -102,11 +102,11 @@ impl Hyperparameters {
     }
 }
 
-/// What all updates of a step share, on the device.
+/// The numbers that all updates of a step share, on the device.
 pub(crate) struct Numbers {
     weight_decay: f64,
     clip_norm: f64,
-    /// f32: the rates of each group's rule.
+    /// f32: the rates of each group.
     rates: Vec<Buffer>,
     /// `[2]` f32: gradient norm and clipping factor of the step.
     pub(crate) clip: Buffer,
@@ -135,12 +135,12 @@ impl Numbers {
         })
     }
 
-    /// The global norm to which gradients are scaled down.
+    /// The global norm that gradients are scaled down to.
     pub(crate) fn clip_norm(&self) -> f64 {
         self.clip_norm
     }
 
-    /// Sends what changes from step to step.
+    /// Uploads the numbers that change from step to step.
     pub(crate) fn upload(
         &mut self,
         kernels: &Kernels,
@@ -175,5 +175,5 @@ impl Numbers {
     }
 }
 
-/// The stream of random numbers that states and weights are rounded with.
+/// The stream of random numbers for stochastic rounding of states and weights.
 const ROUNDING: u32 = 1;

@@ -1,4 +1,4 @@
-//! The optimizer of a run: its states, in any of their formats and wherever they live, and the updates of a step.
+//! The optimizer of a run: its states in any format and home, and the updates of a step.
 
 use crate::form::Form;
 use crate::numbers::{Hyperparameters, Numbers};
@@ -16,13 +16,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use units::{Gradients, Ranks, UnitError, Weights};
 
-/// What an optimizer is made of.
+/// What [`Optimizer::lease`] builds an optimizer from.
 pub struct Recipe {
-    /// Which one, and its numbers.
+    /// The optimizer, and its numbers.
     pub hyperparameters: Hyperparameters,
-    /// The matrices that are updated as a whole, where it has such.
+    /// The matrices that are updated as a whole; empty if the optimizer has none.
     pub matrices: Vec<WholeTensor>,
-    /// How moments are kept, and what stands beside bf16 weights.
+    /// How moments are kept, and the exact values of bf16 weights.
     pub formats: (MomentFormat, MasterFormat),
     /// The type of the weights.
     pub weights: DType,
@@ -39,19 +39,19 @@ pub struct Optimizer {
     pub(crate) states: States,
     /// The segments that are updated in the computation's queue.
     rounds: Vec<Round>,
-    /// What is updated in chunks.
+    /// The updates in chunks.
     pub(crate) streamed: Option<Streamed>,
     /// Bytes of scratch for what is updated with the computation, leased for the update.
     room_bytes: usize,
     /// `[parts, 2]` f32, where gradients are released: norm and clipping factor of each part, in the order of updates.
     clips: Option<Buffer>,
-    /// Whether something still has to be updated with the gradients of the last step.
+    /// Whether some parameters still have to be updated with the gradients of the last step.
     is_pending: bool,
 }
 
 impl Optimizer {
-    /// Leases the states of what this rank updates, zeroed: moments, and whatever bf16 weights have beside them. Work on what
-    /// is not on the device may be under way when the optimizer is dropped: the kernels must be dropped before it.
+    /// Leases the states of what this rank updates, zeroed: moments, and the master states of bf16 weights. When the
+    /// optimizer is dropped, chunks may still be on their way, so drop the kernels first.
     ///
     /// # Errors
     /// [`OutOfMemory`] if they do not fit.
@@ -118,13 +118,13 @@ impl Optimizer {
         store.map(|store| store.arena()).into_iter().collect()
     }
 
-    /// Bytes of the file that states need; none where they are in memory.
+    /// Bytes of the file for the states; none if they are in memory.
     pub fn disk_bytes(&self) -> Option<u64> {
         self.streamed.as_ref()?.store()?.disk_bytes()
     }
 
-    /// Takes a file of [`Optimizer::disk_bytes`] zeros for the states, before anything else: the states are zero, as leased.
-    /// On shapes none is needed.
+    /// Takes a file of [`Optimizer::disk_bytes`] zeros for the states, which are zero after a lease. Call it before
+    /// anything else. Shapes need no file.
     pub fn use_file(&mut self, file: Arc<dyn BlockFile>) {
         if let Some(streamed) = &mut self.streamed {
             streamed.use_file(file);
@@ -136,12 +136,12 @@ impl Optimizer {
         self.states.numbers.clip.view()
     }
 
-    /// Whether something still has to be updated with the gradients of the last step.
+    /// Whether some parameters still have to be updated with the gradients of the last step.
     pub fn is_pending(&self) -> bool {
         self.is_pending
     }
 
-    /// Starts to bring what the coming update needs, as far as there is room.
+    /// Starts to bring what the next update needs, as far as the slots have room.
     ///
     /// # Errors
     /// [`KernelError`] if the device or a disk fails.
@@ -152,10 +152,10 @@ impl Optimizer {
         }
     }
 
-    /// Begins an update with the gradients of a step whose losses add up to `loss` (`[1]` f32): norm, clipping factor,
-    /// and all that is on the device for good. Where loss or gradients are not finite, weights and states stay as they are.
-    /// What is updated in chunks is pending: gradients must stay as they are until [`Optimizer::update_part`] or
-    /// [`Optimizer::finish`] has updated them.
+    /// Begins an update with the gradients of a step whose losses add up to `loss` (`[1]` f32). Computes the norm and
+    /// the clipping factor, and updates whatever lives on the device. If loss or gradients are not finite, weights and
+    /// states stay as they are. Updates in chunks are pending: their gradients must not change until
+    /// [`Optimizer::update_part`] or [`Optimizer::finish`] has updated them.
     ///
     /// # Errors
     /// [`UnitError`] if the scratch of an update is refused, or the device or a disk fails.
@@ -182,8 +182,8 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Scratch for what is updated with the computation, if that needs any. Leased before anything else of an update, so that
-    /// one that is refused has changed nothing.
+    /// Leases scratch for updates in the queue of the computation, if they need any. It comes first in an update, so
+    /// that a refused lease has changed nothing.
     fn lease_room(&self) -> Result<Option<Buffer>, OutOfMemory> {
         let (category, dims) = (Category::OptimizerState, [self.room_bytes]);
         let needs_room = self.room_bytes > 0;
@@ -191,7 +191,8 @@ impl Optimizer {
         room.transpose()
     }
 
-    /// Norm and clipping factor of all gradients, and what is updated with the computation.
+    /// Computes the norm and the clipping factor of all gradients, and updates what is updated in the queue of the
+    /// computation.
     fn update_at_once(
         &mut self,
         kernels: &Kernels,
@@ -216,9 +217,9 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Updates what is pending of the parts up to this one, in the order of the layout's units, before the computation goes
-    /// on; nothing if nothing is pending. The part's weights are on the device; for [`Layer::Whole`], which stands for all
-    /// parts, those of all are.
+    /// Runs the pending updates of all parts up to this one, in the order of the layout's units, before the computation
+    /// goes on. Does nothing if none is pending. The part's weights must be on the device. [`Layer::Whole`] stands for
+    /// all parts and needs the weights of all.
     ///
     /// # Errors
     /// [`KernelError`] if the device or a disk fails.
@@ -241,7 +242,7 @@ impl Optimizer {
         }
     }
 
-    /// Updates all that is pending.
+    /// Runs all pending updates.
     ///
     /// # Errors
     /// [`KernelError`] if the device or a disk fails.
@@ -255,10 +256,10 @@ impl Optimizer {
     }
 }
 
-/// Updates of gradients that are released part by part. A step is [`Optimizer::begin_released`], for each part
-/// [`Optimizer::update_released`], and [`Optimizer::end_released`].
+/// Updates of gradients that are released part by part. A step calls [`Optimizer::begin_released`], then
+/// [`Optimizer::update_released`] for each part, then [`Optimizer::end_released`].
 impl Optimizer {
-    /// Begins an update that is made during the backward pass.
+    /// Begins an update that runs during the backward pass.
     ///
     /// # Errors
     /// [`KernelError`] if the device or a disk fails.
@@ -274,10 +275,11 @@ impl Optimizer {
         self.prefetch(kernels)
     }
 
-    /// Asks for the update of a part, in the reverse order of the layout's units, whose gradients the computation has been asked
-    /// for. They are not clipped; where they or the step's `loss` (`[1]` f32) are not finite, the part stays as it is.
-    /// Its weights are on the device. They and its gradients stay until the next part's update has been asked for, so that this
-    /// one has as long; the gradients are released then.
+    /// Enqueues the update of a part, whose gradients have been enqueued in the computation. Parts come in the reverse
+    /// order of the layout's units. Gradients are not clipped. If they or the step's `loss` (`[1]` f32) are not finite,
+    /// the part stays as it is. The part's weights must be on the device. They and its gradients must stay there until
+    /// the next part's update has been enqueued, which gives this update time to finish. Then the gradients are
+    /// released.
     ///
     /// # Errors
     /// [`KernelError`] if the device or a disk fails.
@@ -311,7 +313,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Ends an update whose parts have all been updated: the vectors, and the norm of all gradients.
+    /// Ends an update after all its parts: updates the vectors, and computes the norm of all gradients.
     ///
     /// # Errors
     /// As [`Optimizer::begin`].

@@ -1,4 +1,4 @@
-//! Weights and states of single parameters into the optimizer, and states out of it.
+//! Sets weights and states of single parameters, and reads their states.
 
 use crate::form::{StateTensor, StateViews};
 use crate::master::{SavedMaster, set_master, weight_bytes};
@@ -14,8 +14,8 @@ use std::ops::Range;
 use units::Weights;
 
 impl Optimizer {
-    /// Sets weights from the layout's element `offset` on, within one tensor: the parameters, and what stands beside them; of
-    /// both what is kept here.
+    /// Sets weights of one tensor from the layout's element `offset` on: the parameters and their master states, as far
+    /// as this rank keeps them.
     ///
     /// # Errors
     /// [`KernelError`] if the device or a disk fails.
@@ -38,17 +38,17 @@ impl Optimizer {
         })
     }
 
-    /// The states of some of a parameter's elements, which are a range of the layout: whole blocks, up to the parameter's end.
-    /// No update may be pending: see [`Optimizer::finish`].
+    /// The states of some of a parameter's elements. The range has whole blocks, or ends with the parameter. No update
+    /// may be pending: see [`Optimizer::finish`].
     ///
     /// # Panics
-    /// If not all of them are kept here.
+    /// If this rank does not keep all of them.
     pub fn named_states(&self, index: usize, range: &Range<usize>) -> Vec<NamedState<'_>> {
         let states = self.states_by_element(index, range).into_iter();
         states.chain(self.states_of_tensor(index, range)).collect()
     }
 
-    /// The share of these elements in what the parameter has as a whole.
+    /// The part of the tensor's own states that is saved with these elements.
     fn states_of_tensor(
         &self,
         index: usize,
@@ -69,7 +69,7 @@ impl Optimizer {
         })
     }
 
-    /// Those that have an element for each of the parameter's, or for each block.
+    /// The states that have one element per parameter or per block.
     fn states_by_element(&self, index: usize, range: &Range<usize>) -> Vec<NamedState<'_>> {
         assert!(!self.is_pending(), "an update is pending");
         let entry = &self.layout.entries()[index];
@@ -107,8 +107,9 @@ impl Optimizer {
         states.collect()
     }
 
-    /// Sets the states of a parameter, as far as they are kept here, from those that `find` has by name, saved in any format.
-    /// What has the format of this run is restored bit by bit; the rest is converted. `weights` hold the saved ones.
+    /// Sets the states of a parameter, as far as this rank keeps them. `find` returns saved states by name, in any
+    /// format. A state in the format of this run is restored bit by bit; others are converted. `weights` already hold
+    /// the saved weights.
     ///
     /// # Errors
     /// [`RestoreError`] if a moment is missing, something has another size, or a file cannot be read.
@@ -141,7 +142,7 @@ impl Optimizer {
             .tensor_states
             .restore(kernels, (index, entry), find)?;
         if master.refines(weights.dtype_of(&entry.range())) {
-            // Weights whose states other ranks keep.
+            // The weights held here may be more than the states: other ranks keep the others' states.
             let held = weights.held().within(&entry.range());
             let others = held.without(&Cover::new(restored));
             for own in others.ranges().iter().cloned().flat_map(in_chunks) {
@@ -151,8 +152,8 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Hands the states of a range, of one tensor, to the host a chunk at a time, as far as they are kept here. Every chunk but
-    /// the first begins at a block.
+    /// Gives the host the states of a range of one tensor, one chunk at a time, as far as this rank keeps them. Every
+    /// chunk but the first begins with a block.
     fn each_chunk<E: From<KernelError>>(
         &mut self,
         kernels: &Kernels,
@@ -185,7 +186,8 @@ impl Optimizer {
     }
 }
 
-/// Sets the parameters of some of a tensor's elements from the exact weights that were saved; returns these.
+/// Sets the parameters of some of a tensor's elements from the exact weights that were saved. Returns the exact
+/// weights.
 fn set_exact(
     kernels: &Kernels,
     weights: &mut Weights,
@@ -200,7 +202,7 @@ fn set_exact(
     Ok(values)
 }
 
-/// What of a range is the tensor's own.
+/// The part of a range that is not padding.
 fn without_padding(entry: &Entry, range: Range<usize>) -> Range<usize> {
     range.start..range.end.min(entry.range().end)
 }

@@ -1,11 +1,11 @@
-//! States on the device: a buffer each, of some of the parameters.
+//! States on the device: one buffer per state, for some of the parameters.
 
 use crate::form::{Form, StateTensor, StateViews};
 use memory::{Buffer, Category, Cover, In, Memory, OutOfMemory};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// The states of the elements that a cover names.
+/// The states of the elements of a cover.
 pub(crate) struct Resident {
     form: Rc<Form>,
     cover: Cover,
@@ -13,7 +13,7 @@ pub(crate) struct Resident {
     held: Vec<Held>,
 }
 
-/// A state, and which elements of the layout it is of.
+/// A state, and the elements of the layout that it is for.
 struct Held {
     tensor: StateTensor,
     cover: Cover,
@@ -59,7 +59,7 @@ impl Resident {
         })
     }
 
-    /// The elements whose states are here.
+    /// The elements whose states are on the device.
     pub(crate) fn cover(&self) -> &Cover {
         &self.cover
     }
@@ -70,7 +70,7 @@ impl Resident {
         held.map(|held| (held.tensor.kind, held.buffer.bytes()))
     }
 
-    /// All states of a range that is here as a whole, and quantised as a whole or not at all.
+    /// Views of all states of a range. The range must be on the device, and quantised wholly or not at all.
     pub(crate) fn views(&mut self, range: &Range<usize>) -> StateViews<'_> {
         let held = self.held.iter_mut();
         let views = held.filter_map(|held| {

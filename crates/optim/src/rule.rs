@@ -1,5 +1,5 @@
-//! What an optimizer is: which states it keeps of a parameter, and how it updates a range of them. Where states live, and how
-//! they come and go, is the same for all.
+//! What an optimizer is: which states it keeps of a parameter, and how it updates a range of them. Where states live,
+//! and how they reach the device, is the same for all optimizers.
 
 use crate::moment::Moment;
 use kernels::{
@@ -14,30 +14,30 @@ const CAME: &str = "what other ranks have of a tensor has come before it is used
 /// The numbers of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepNumbers {
-    /// The step, from 1: with `seed` the key of the step's random numbers.
+    /// The step, from 1. With `seed` it is the key of the step's random numbers.
     pub step: usize,
-    /// The update, from 1: unlike `step` it does not count skipped steps. Decides bias corrections.
+    /// The update, from 1. Unlike `step` it does not count skipped steps. Bias corrections depend on it.
     pub update: usize,
     /// The learning rate.
     pub learning_rate: f64,
-    /// That of matrices that are updated as a whole.
+    /// The learning rate of matrices that are updated as a whole.
     pub matrix_rate: f64,
     /// The run's seed.
     pub seed: u64,
 }
 
-/// What an optimizer keeps of the parameters of its group.
+/// The states and numbers that an optimizer keeps for the parameters of its group.
 pub(crate) trait Keeps {
-    /// The states that it keeps of every parameter, beside what stands beside the weights.
+    /// The states that it keeps of every parameter, besides the master states.
     fn moments(&self) -> &'static [Moment];
 
-    /// The states that it keeps of a tensor as a whole, f32: what they are called, and how many elements they have. Every rank
-    /// has them on its device.
+    /// The f32 states that it keeps of a tensor as a whole, each with its name and its number of elements. Every rank
+    /// has all of them on its device.
     fn tensor_states(&self, _tensor: &WholeTensor) -> Vec<(&'static str, usize)> {
         Vec::new()
     }
 
-    /// How many numbers of a step it needs on the device.
+    /// The number of f32 numbers that it needs on the device in each step.
     fn rate_count(&self) -> usize;
 
     /// These numbers.
@@ -50,19 +50,20 @@ pub(crate) trait ByRange: Keeps {
     fn update(&self, on: &Asking, update: Update) -> Result<(), KernelError>;
 }
 
-/// An optimizer that updates a matrix as a whole, in three steps. The first and the last may be made of ranges of it, wherever
-/// they are: the one in the middle needs all of it in one place.
+/// An optimizer that updates a matrix as a whole, in three steps. The first and the last may run on ranges of the
+/// matrix, wherever they are. The middle one needs the whole matrix in one place.
 pub(crate) trait ByMatrix: Keeps {
     /// The type of directions.
     fn dtype(&self) -> DType;
 
-    /// Scratch that [`ByMatrix::transform`] needs for a matrix of this shape, in bytes.
+    /// Bytes of scratch that [`ByMatrix::transform`] needs for a matrix of this shape.
     fn scratch_bytes(&self, shape: [usize; 2]) -> usize;
 
-    /// Asks for the moments' step, and for the direction of a range, `out [n]`. It takes the moments out of the update.
+    /// Enqueues the update of the moments and the direction of a range, `out [n]`. Takes the moments out of `update`.
     fn direct(&self, on: &Asking, update: &mut Update, out: Out) -> Result<(), KernelError>;
 
-    /// Asks for the direction of a whole matrix to be made what weights move along. `rates` are those of the step.
+    /// Enqueues the transformation of a whole direction, in place, into what weights move along. `rates` are those of
+    /// the step.
     fn transform(
         &self,
         on: &Asking,
@@ -72,7 +73,7 @@ pub(crate) trait ByMatrix: Keeps {
         rates: In,
     ) -> Result<(), KernelError>;
 
-    /// Asks for the step of a range's weights. If the clipping factor is not finite, they stay as they are.
+    /// Enqueues the update of a range's weights. If the clipping factor is not finite, they stay as they are.
     fn apply(
         &self,
         on: &Asking,
@@ -82,22 +83,22 @@ pub(crate) trait ByMatrix: Keeps {
     ) -> Result<(), KernelError>;
 }
 
-/// Sums over a tensor, f64, to which every range of it adds its own.
+/// f64 sums over a tensor, to which every range of it adds its own.
 pub(crate) enum Sums {
-    /// So many, which add up exactly in any order.
+    /// This many sums, which are exact in any order.
     Exact(usize),
-    /// So many of each block of [`kernels::quantise::BLOCK`] elements of the tensor, which no range divides.
+    /// This many sums for each block of [`kernels::quantise::BLOCK`] elements of the tensor. No range divides a block.
     OfBlocks(usize),
 }
 
-/// What the update of a tensor by its sums goes by, beside its ranges.
+/// What the update of a tensor by sums reads and writes, besides its ranges.
 pub(crate) struct Summed<'a> {
     pub(crate) tensor: &'a WholeTensor,
     /// In the order of [`Keeps::tensor_states`].
     pub(crate) states: Vec<Out<'a>>,
-    /// [`BySums::scratch_bytes`] of u8, which stay over all sweeps.
+    /// [`BySums::scratch_bytes`] of u8, which keep their contents over all sweeps.
     pub(crate) scratch: Out<'a>,
-    /// f64: sums of squares of its gradients, before clipping, by grains of the norm.
+    /// f64: sums of squares of the tensor's gradients by grains of the norm, before clipping.
     pub(crate) norm_grains: In<'a>,
     /// As in [`Update`].
     pub(crate) rates: In<'a>,
@@ -105,19 +106,20 @@ pub(crate) struct Summed<'a> {
     pub(crate) clip: In<'a>,
 }
 
-/// An optimizer whose update of a tensor goes by sums over all of it. A sweep goes over all ranges, wherever they are, and adds up
-/// some of the sums; the next one may go by these.
+/// An optimizer whose update of a tensor depends on sums over all of it. A sweep goes over all ranges, wherever they
+/// are, and computes some of the sums. The next sweep may use them.
 pub(crate) trait BySums: Keeps {
     /// The sums of each sweep.
     fn sweeps(&self, tensor: &WholeTensor) -> Vec<Sums>;
 
-    /// Bytes of scratch for a tensor, beside its sums.
+    /// Bytes of scratch for a tensor, besides its sums.
     fn scratch_bytes(&self, tensor: &WholeTensor) -> usize;
 
-    /// Before the first sweep.
+    /// Prepares the first sweep.
     fn begin(&self, on: &Asking, summed: &mut Summed) -> Result<(), KernelError>;
 
-    /// Asks for the sums (f64) of a range, which begins at this element of the tensor: all exact ones, or each of those of its blocks.
+    /// Enqueues the sums (f64) of a range that begins at this element of the tensor: all exact sums, or those of each
+    /// of its blocks.
     fn sum(
         &self,
         on: &Asking,
@@ -127,7 +129,7 @@ pub(crate) trait BySums: Keeps {
         sums: Vec<Out>,
     ) -> Result<(), KernelError>;
 
-    /// Ends a sweep, with all sums: exact ones in a row for each range, those of blocks in a row each.
+    /// Ends a sweep, given all sums. Exact sums have one row per range; sums of blocks have one row per sum.
     fn end_sweep(
         &self,
         on: &Asking,
@@ -136,7 +138,7 @@ pub(crate) trait BySums: Keeps {
         sums: In,
     ) -> Result<(), KernelError>;
 
-    /// Asks for the step of a range. If the clipping factor is not finite, it stays as it is.
+    /// Enqueues the update of a range. If the clipping factor is not finite, it stays as it is.
     fn apply(
         &self,
         on: &Asking,
@@ -145,7 +147,7 @@ pub(crate) trait BySums: Keeps {
     ) -> Result<(), KernelError>;
 }
 
-/// An optimizer. Implemented in a file of its own, and listed in [`crate::OptimizerKind`].
+/// An optimizer. Each has its own file, and a line in [`crate::OptimizerKind`].
 pub(crate) enum Rule {
     Ranges(Box<dyn ByRange>),
     Matrices(Box<dyn ByMatrix>),
@@ -164,16 +166,16 @@ impl Deref for Rule {
     }
 }
 
-/// A tensor that is updated as a whole: a matrix, several of one shape, or a vector, which is one row.
+/// A tensor that is updated as a whole: a matrix, several of one shape, or a vector, which counts as one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WholeTensor {
     /// Its index in the layout.
     pub entry: usize,
-    /// How many matrices it is.
+    /// The number of matrices.
     pub count: usize,
-    /// The shape of each, as the layout has it.
+    /// The shape of each matrix in the layout.
     pub shape: [usize; 2],
-    /// That shape in files, where the optimizer goes by it: the same, or transposed.
+    /// The shape that optimizers use, as files have it: the same or transposed.
     pub stored: [usize; 2],
 }
 
@@ -199,11 +201,11 @@ impl WholeTensor {
     }
 }
 
-/// Parameters that are updated by one rule.
+/// Parameters that one rule updates.
 pub(crate) struct ParameterGroup {
     pub(crate) rule: Rule,
     pub(crate) cover: Cover,
-    /// The tensors of which the cover is, padding included, where the rule updates these as a whole.
+    /// The tensors of the cover, padding included, if the rule updates tensors as a whole.
     pub(crate) tensors: Vec<WholeTensor>,
 }
 
@@ -211,7 +213,7 @@ pub(crate) struct ParameterGroup {
 pub(crate) struct Update<'a> {
     /// `[n]` f32 or bf16.
     pub(crate) weights: Out<'a>,
-    /// What stands beside the weights.
+    /// The master state of the weights.
     pub(crate) master: MasterOperand<'a>,
     /// The states, in the order of [`Keeps::moments`].
     pub(crate) moments: Vec<MomentOperand<'a>>,
@@ -219,44 +221,44 @@ pub(crate) struct Update<'a> {
     pub(crate) gradients: In<'a>,
     /// f32: [`Keeps::rates`].
     pub(crate) rates: In<'a>,
-    /// `[2]` f32: the norm of all gradients, and the factor on them.
+    /// `[2]` f32: the norm of all gradients, and the clipping factor.
     pub(crate) clip: In<'a>,
     /// `[2]` u32: the key of the step's random numbers.
     pub(crate) key: In<'a>,
-    /// What the range's first element counts as in random numbers.
+    /// The number of the range's first element for random numbers.
     pub(crate) first_index: u64,
     /// Decoupled weight decay of these parameters.
     pub(crate) weight_decay: f32,
 }
 
-/// Whom the operations of an update are asked of.
+/// The kernels and the queue that an update's operations go to.
 pub(crate) struct Asking<'a> {
     kernels: &'a Kernels,
     queue: Queue,
 }
 
 impl<'a> Asking<'a> {
-    /// Asks in a queue.
+    /// Enqueues in `queue`.
     ///
     /// # Safety
-    /// The caller keeps the promise of [`kernels::Kernels::start`] for every operation that it asks for.
+    /// The caller keeps the promise of [`kernels::Kernels::start`] for every operation.
     pub(crate) unsafe fn new(kernels: &'a Kernels, queue: Queue) -> Asking<'a> {
         Asking { kernels, queue }
     }
 
-    /// Asks in the queue of the computation.
+    /// Enqueues in the queue of the computation.
     pub(crate) fn in_computation(kernels: &'a Kernels) -> Asking<'a> {
-        // SAFETY: there is nothing to promise there.
+        // SAFETY: that queue asks for no promise.
         unsafe { Asking::new(kernels, Queue::Compute) }
     }
 
-    /// Asks for an operation.
+    /// Enqueues an operation.
     pub(crate) fn run<'b>(&self, operation: impl Into<Operation<'b>>) -> Result<(), KernelError> {
-        // SAFETY: the promise of whoever made this.
+        // SAFETY: the caller of `new` promised it.
         unsafe { self.kernels.start(self.queue, operation) }
     }
 
-    /// Asks for an exchange, after what was asked for in this queue, and before what will be.
+    /// Enqueues an exchange, in the order of this queue.
     pub(crate) fn exchange<'b>(
         &self,
         bytes: ExchangeBytes,
@@ -264,7 +266,7 @@ impl<'a> Asking<'a> {
     ) -> Result<(), KernelError> {
         let (kernels, queue) = (self.kernels, self.queue);
         kernels.wait(Queue::Collective, kernels.record(queue)?, COMPLETE)?;
-        // SAFETY: this queue, which alone reads and writes the pieces, waits for them, and their memory lives as long.
+        // SAFETY: only this queue reads and writes the pieces. It waits for them, and their memory lives long enough.
         unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }?;
         kernels.wait(queue, kernels.record(Queue::Collective)?, CAME)
     }

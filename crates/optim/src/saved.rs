@@ -55,7 +55,7 @@ impl RestoreError {
 }
 
 impl<'a> SavedState<'a> {
-    /// The same, if it is `elements` of this type.
+    /// Returns this state if it has `elements` elements of this type.
     pub(crate) fn exactly(
         self,
         entry: &Entry,
@@ -74,7 +74,7 @@ impl<'a> SavedState<'a> {
         })
     }
 
-    /// The same, if it has so many elements of f32 or bf16.
+    /// Returns this state if it has `elements` elements of f32 or bf16.
     pub(crate) fn real(
         self,
         entry: &Entry,

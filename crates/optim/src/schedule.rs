@@ -12,7 +12,8 @@ choices! {
         Linear = "linear",
         /// It falls along half a cosine wave.
         Cosine = "cosine",
-        /// It stays, and falls in a straight line over the last steps: warmup, stable, decay (Hu et al. 2024).
+        /// It stays at its peak, and falls in a straight line over the last steps: warmup, stable, decay (Hu et al.
+        /// 2024).
         Wsd = "wsd",
     }
 }
@@ -28,7 +29,7 @@ pub struct Schedule {
     pub warmup_steps: usize,
     /// Steps over which it falls. Absent: the rest of the run; for WSD the last tenth.
     pub decay_steps: Option<usize>,
-    /// Where it ends, as a part of `peak`.
+    /// The last learning rate, as a fraction of `peak`.
     pub min_ratio: f64,
     /// Steps of the whole run.
     pub total_steps: usize,

@@ -1,4 +1,4 @@
-//! What one call updates.
+//! Segments: the ranges that one call updates.
 
 use crate::form::Form;
 use crate::rule::{ParameterGroup, Rule, WholeTensor};
@@ -6,36 +6,36 @@ use memory::{Cover, GRAIN_ELEMENTS, Layout, Rank};
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// A range of the arenas that is updated at once: all matrices or all vectors of a group, with moments of one format, or a
-/// single tensor that is updated as a whole, with the padding behind it.
+/// A range of the arenas that is updated at once. It is all matrices or all vectors of a group, with moments of one
+/// format, or a single tensor that is updated as a whole, with the padding behind it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Segment {
     pub(crate) range: Range<usize>,
     pub(crate) decays: bool,
-    /// The group that it is of.
+    /// The index of its group.
     pub(crate) group: usize,
-    /// The tensor that it is, where that is updated as a whole.
+    /// The tensor, if it is updated as a whole.
     pub(crate) whole: Option<Whole>,
 }
 
-/// Segments that are updated at once: one, or, of matrices that ranks have pieces of, one for each rank.
+/// Segments that are updated at once: one, or one matrix per rank if ranks have pieces of matrices.
 pub(crate) type Round = Vec<Segment>;
 
-/// A rank, and the range that is its own.
+/// A rank, and the range that it has.
 pub(crate) type Piece = (usize, Range<usize>);
 
 /// A tensor that is updated as a whole.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Whole {
     pub(crate) tensor: WholeTensor,
-    /// The grains of the norm that its gradients are in.
+    /// The grains of the norm that contain its gradients.
     pub(crate) grains: Range<usize>,
-    /// The range that each rank updates, without padding, in the order of ranks; ranks without any are left out.
+    /// The range that each rank updates, without padding, in the order of ranks. Ranks that have none are left out.
     pub(crate) pieces: Vec<Piece>,
 }
 
 impl Whole {
-    /// The range that a rank updates; none if it has nothing of it.
+    /// The range that a rank updates; none if it has no part of the tensor.
     pub(crate) fn piece(&self, rank: Rank) -> Option<Range<usize>> {
         let mut pieces = self.pieces.iter();
         let own = pieces.find(|(number, _)| *number == rank.number);
@@ -44,14 +44,14 @@ impl Whole {
 }
 
 impl Segment {
-    /// The tensor that it is.
+    /// The tensor of a segment that is updated as a whole.
     pub(crate) fn whole(&self) -> &Whole {
         self.whole.as_ref().expect("its rule updates whole tensors")
     }
 }
 
-/// The segments to update of a cover, group by group. A rule that updates ranges gets this rank's own ranges. A rule that
-/// updates whole tensors gets every tensor, since ranks update these together.
+/// The rounds that update a cover, group by group. A rule that updates ranges gets only this rank's own ranges. A rule
+/// that updates whole tensors gets every tensor, since ranks update these together.
 pub(crate) fn rounds(layout: &Layout, form: &Form, cover: &Cover, rank: Rank) -> Vec<Round> {
     let groups = form.groups().iter().enumerate();
     let of_group = groups.flat_map(|(number, group)| {
@@ -71,8 +71,8 @@ pub(crate) fn rounds(layout: &Layout, form: &Form, cover: &Cover, rank: Rank) ->
     of_group.collect()
 }
 
-/// The tensors of a group that a cover has. Where ranks make one each at a time, the largest come first, so that all have about
-/// as much to do.
+/// The tensors of a group that are in a cover. If each rank owns one at a time, the largest come first, so that ranks
+/// have about equal work.
 fn tensors_of(
     layout: &Layout,
     (number, group): (usize, &ParameterGroup),
@@ -106,8 +106,8 @@ fn tensors_of(
     tensors
 }
 
-/// The range of a tensor that each rank has, without padding. A rank has one piece of the tensor's bundle, so at most one
-/// range.
+/// The range of a tensor that each rank has, without padding. A rank has one piece of the tensor's bundle, so at most
+/// one range of the tensor.
 fn pieces(layout: &Layout, entry: usize, ranks: usize) -> Vec<Piece> {
     let bundle = match layout.unit_of(entry) {
         Some(unit) => layout.units()[unit].trained.clone(),
@@ -121,7 +121,7 @@ fn pieces(layout: &Layout, entry: usize, ranks: usize) -> Vec<Piece> {
     Rank::all(ranks).filter_map(of).collect()
 }
 
-/// The grains that a range has something of, among those that ranges are counted in ([`Layout::grained`]).
+/// The grains that a range overlaps, given the ranges of [`Layout::grained`].
 fn grains_of(grained: &[(Range<usize>, usize)], range: &Range<usize>) -> Range<usize> {
     let holds =
         |(all, _): &&(Range<usize>, usize)| all.start <= range.start && range.end <= all.end;
@@ -133,8 +133,8 @@ fn grains_of(grained: &[(Range<usize>, usize)], range: &Range<usize>) -> Range<u
     grain(range.start)..grain(range.end - 1) + 1
 }
 
-/// Matrices and vectors of a cover, cut where their type changes, where quantised moments begin and end, and where elements that
-/// are not numbered do.
+/// The matrices and vectors of a cover, split where their type changes, where quantised moments begin or end, and at
+/// elements without numbers.
 fn segments_of(layout: &Layout, form: &Form, cover: &Cover, group: usize) -> Vec<Segment> {
     let (mut segments, quantised) = (Vec::new(), form.quantised());
     for (all, decays) in [(layout.matrices(), true), (layout.vectors(), false)] {
@@ -154,7 +154,7 @@ fn segments_of(layout: &Layout, form: &Form, cover: &Cover, group: usize) -> Vec
     segments
 }
 
-/// The parts of a range within which elements are numbered one after the other.
+/// The parts of a range in which element numbers are consecutive.
 fn numbered(layout: &Layout, range: &Range<usize>) -> Vec<Range<usize>> {
     let tails = layout.tails().iter().map(|tail| tail.end);
     let cuts = tails.filter(|cut| range.start < *cut && *cut < range.end);

@@ -1,4 +1,4 @@
-//! The buffers that updates read and write, on the device for good or there with a chunk.
+//! The buffers that updates read and write: those that stay on the device, and those that come with a chunk.
 
 use crate::chunks::Chunk;
 use crate::form::Form;
@@ -12,19 +12,20 @@ use std::ops::Range;
 use std::rc::Rc;
 use units::{Gradients, Weights};
 
-/// The states that an optimizer has on the device for good, and their description.
+/// The states that stay on the device, and the form of all states.
 pub(crate) struct States {
     pub(crate) form: Rc<Form>,
     pub(crate) numbers: Numbers,
-    /// States with an element for each parameter, or for each block of them.
+    /// States with one element per parameter or per block.
     pub(crate) resident: Resident,
     pub(crate) tensor_states: TensorStates,
-    /// This rank, of those that divide what is updated; the only one where each updates everything.
+    /// This rank, of the ranks that divide the update. The only rank if each one updates everything.
     pub(crate) rank: Rank,
 }
 
 impl States {
-    /// The buffers that updates read and write. `clip` is the norm and the factor on gradients; none: those of the step.
+    /// The buffers that updates read and write. `clip` is the norm and the clipping factor; none means those of the
+    /// step.
     pub(crate) fn sources<'a>(
         &'a mut self,
         weights: &'a mut Weights,
@@ -49,14 +50,14 @@ impl States {
 pub(crate) struct Sources<'a> {
     pub(crate) form: &'a Form,
     pub(crate) numbers: &'a Numbers,
-    /// This rank, of those that divide what is updated.
+    /// This rank, of the ranks that divide the update.
     pub(crate) rank: Rank,
-    /// `[2]` f32: the norm and the factor on gradients.
+    /// `[2]` f32: the norm and the clipping factor.
     pub(crate) clip: In<'a>,
     pub(crate) resident: &'a mut Resident,
     pub(crate) weights: &'a mut Weights,
     pub(crate) gradients: &'a Gradients,
-    /// The chunk, where it came to the device for this update.
+    /// The chunk that came to the device for this update, if any.
     pub(crate) came: Option<Came<'a>>,
 }
 

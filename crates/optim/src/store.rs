@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 /// What holds the chunks of a run.
 pub(crate) enum Store {
-    /// One behind the other in pinned host memory.
+    /// All chunks, one after the other, in pinned host memory.
     Pinned(Buffer),
-    /// In a file, from where they pass through pinned host memory.
+    /// In a file. Chunks pass through pinned host memory on their way.
     Disk(DiskStore),
 }
 
 impl Store {
-    /// Leases host memory: for all states, zeroed, or for those on their way from and to a file.
+    /// Leases host memory, zeroed: for all states, or for those on their way to and from a file.
     pub(crate) fn lease(
         memory: &Memory,
         chunks: &Chunks,
@@ -34,7 +34,7 @@ impl Store {
         Ok(Store::Pinned(all))
     }
 
-    /// Name and bytes of what is leased.
+    /// Name and bytes of the lease.
     pub(crate) fn arena(&self) -> (&'static str, u64) {
         match self {
             Store::Pinned(all) => ("offloaded_states", all.bytes()),
@@ -42,7 +42,7 @@ impl Store {
         }
     }
 
-    /// Bytes of the file, if there is to be one.
+    /// Bytes of the file; none if the states are in memory.
     pub(crate) fn disk_bytes(&self) -> Option<u64> {
         match self {
             Store::Pinned(_) => None,
@@ -50,7 +50,7 @@ impl Store {
         }
     }
 
-    /// Takes a file of so many zeros.
+    /// Takes a file of [`Store::disk_bytes`] zeros.
     pub(crate) fn use_file(&mut self, file: Arc<dyn BlockFile>) {
         match self {
             Store::Pinned(_) => unreachable!("states in memory need no file"),
@@ -58,7 +58,7 @@ impl Store {
         }
     }
 
-    /// How many chunks may be on their way to the host beside those that have slots on the device.
+    /// How many chunks may be on their way to the host besides those that have slots on the device.
     pub(crate) fn ahead(&self) -> usize {
         match self {
             Store::Pinned(_) => 0,
@@ -66,8 +66,8 @@ impl Store {
         }
     }
 
-    /// Asks for a chunk to come into host memory. Turns count all chunks with states that are not on the device, in every
-    /// update; they come in turn.
+    /// Starts to read a chunk into host memory. Turns count the chunks whose states live elsewhere, over all updates,
+    /// and are taken in order.
     pub(crate) fn fetch(
         &mut self,
         kernels: &Kernels,
@@ -80,7 +80,7 @@ impl Store {
         }
     }
 
-    /// Lets the upload queue wait until a chunk has come into host memory.
+    /// Makes the upload queue wait until a chunk is in host memory.
     pub(crate) fn fetched(&self, kernels: &Kernels, turn: usize) -> Result<(), KernelError> {
         match self {
             Store::Pinned(_) => Ok(()),
@@ -96,7 +96,7 @@ impl Store {
         }
     }
 
-    /// Ends a chunk's turn: it goes where it belongs when the downloads that have been asked for are over.
+    /// Ends a chunk's turn. The chunk is stored when the downloads enqueued so far are done.
     pub(crate) fn put_back(
         &mut self,
         kernels: &Kernels,
@@ -109,7 +109,7 @@ impl Store {
         }
     }
 
-    /// Ends what the host did between updates: before the first turn of one.
+    /// Ends the host's access between updates. Call it before the first turn of an update.
     pub(crate) fn end_host_access(&mut self) -> Result<(), KernelError> {
         match self {
             Store::Pinned(_) => Ok(()),
@@ -117,7 +117,7 @@ impl Store {
         }
     }
 
-    /// Copies ranges of the store, one behind the other, between updates.
+    /// Copies ranges of the store, one after the other, between updates.
     pub(crate) fn read(
         &self,
         kernels: &Kernels,
@@ -157,7 +157,7 @@ impl Store {
         }
     }
 
-    /// Waits until all that was put back is where it belongs.
+    /// Waits until all chunks that were put back are stored.
     fn finish(&self, kernels: &Kernels) -> Result<(), KernelError> {
         let queue = match self {
             Store::Pinned(_) => Queue::Download,

@@ -1,10 +1,11 @@
-//! Updates in chunks: what is not on the device comes to it for its update, and goes back.
+//! Updates in chunks: states, gradients and weights that live elsewhere come to the device for their update, and go
+//! back.
 //!
-//! A chunk is a range of one part's matrices, or what this rank has of tensors that ranks update together. What of its states
-//! and gradients is not on the device is uploaded into a slot, updated there and, but for gradients, downloaded, each in a
-//! queue of its own, so that copies each way and updates run beside one another and beside the computation. Its weights are
-//! on the device by then: whoever asks for a part's update sees to that. Six waits order this, and each is needed; states in
-//! a file need those of [`crate::disk`] too:
+//! A chunk is a range of one part's matrices, or this rank's pieces of tensors that ranks update together. Its states
+//! and gradients that live elsewhere are uploaded into a slot and updated there. States are then downloaded. Each of
+//! these has its own queue, so that copies both ways and updates run beside one another and beside the computation. A
+//! chunk's weights are already on the device: the caller that updates a part brings them. Six waits order this, and
+//! each is needed; states in a file need those of [`crate::disk`] too:
 //!
 //! | who waits | for what | otherwise |
 //! |---|---|---|
@@ -15,8 +16,8 @@
 //! | the download | the chunk's update ([`UPDATED`]) | it sends states and weights as they were |
 //! | the computation, once a part | the part's last update ([`WRITTEN`]) | it reads weights as they were, and writes over gradients |
 //!
-//! No more are. Slots are used in turn, and queues keep their order, so a chunk's last download is over before it is
-//! uploaded again: its slot, or one that was used later, has been emptied by then. And the next gradients are written
+//! No other wait is needed. Slots are used in turn, and queues keep their order, so a chunk's last download is over
+//! before it is uploaded again: its slot, or one used later, has been emptied by then. The next gradients are written
 //! after the forward pass, in which the computation has waited for every update.
 
 use crate::chunks::{Chunk, Chunks};
@@ -39,26 +40,26 @@ const CAME: &str = "states have come before they are updated";
 const UPDATED: &str = "states are updated before they go back";
 const WRITTEN: &str = "weights are written before they are read";
 
-/// What is updated in chunks, and where its updates are.
+/// The chunks of a run, and the progress of their updates.
 pub(crate) struct Streamed {
     chunks: Chunks,
-    /// States that are not on the device.
+    /// States that live elsewhere than on the device.
     store: Option<Store>,
-    /// None where chunks bring nothing.
+    /// Empty if chunks bring nothing to the device.
     slots: Vec<Slot>,
     /// Whether gradients come from the host.
     brings_gradients: bool,
-    /// Since the beginning, chunks that were asked to come into host memory, and onto the device; those whose update was
-    /// asked for; and those of them that the computation was told to wait for.
+    /// Numbers of chunks since the beginning: fetched into host memory, brought onto the device, updated, and waited
+    /// for by the computation. Each counts what has been enqueued.
     fetched: usize,
     brought: usize,
     updated: usize,
     awaited: usize,
-    /// Scratch for the updates of chunks that are whole tensors.
+    /// Scratch for updates of whole tensors.
     room: Option<Buffer>,
-    /// When each chunk's last update that was asked for is over.
+    /// An event after each chunk's latest update.
     updates: Vec<Event>,
-    /// Chunks that may come: those of the update that is under way or next.
+    /// Number of chunks that may come to the device, up to the end of the current or next update.
     due: usize,
 }
 
@@ -70,13 +71,13 @@ struct Slot {
 }
 
 impl Slot {
-    /// Room for a chunk's states, and for its gradients.
+    /// Memory in the slot for a chunk's states, and for its gradients.
     fn halves(&mut self, chunk: &Chunk) -> (Out<'_>, Out<'_>) {
         let (states, gradients) = self.bytes.view_mut().split_at(chunk.state_bytes());
         (states, gradients.rows(0..chunk.gradient_bytes))
     }
 
-    /// The states and gradients of the chunk that it holds.
+    /// The states and gradients of the chunk in this slot.
     fn came<'a>(&'a mut self, chunk: &'a Chunk) -> Came<'a> {
         let (states, gradients) = self.halves(chunk);
         Came {
@@ -88,7 +89,7 @@ impl Slot {
 }
 
 impl Streamed {
-    /// Leases room for states that are not on the device, and slots on it.
+    /// Leases the store for states that live elsewhere, and slots on the device.
     pub(crate) fn lease(
         memory: &Memory,
         layout: &Layout,
@@ -132,17 +133,17 @@ impl Streamed {
         })
     }
 
-    /// Which chunks there are.
+    /// The chunks of the run.
     pub(crate) fn chunks(&self) -> &Chunks {
         &self.chunks
     }
 
-    /// The states that are not on the device, for reading between updates.
+    /// The store of states that live elsewhere, for reading between updates.
     pub(crate) fn store(&self) -> Option<&Store> {
         self.store.as_ref()
     }
 
-    /// The same for writing, with the chunks, between updates. What was fetched ahead for a step that was broken off is
+    /// The store for writing between updates, and the chunks. If an aborted step had fetched chunks ahead, they are
     /// fetched again.
     pub(crate) fn at_rest(
         &mut self,
@@ -155,7 +156,7 @@ impl Streamed {
         Ok((&self.chunks, self.store.as_mut()))
     }
 
-    /// Takes a file for states that are to be on a disk, before anything else.
+    /// Takes a file for states on a disk. Call it before anything else.
     pub(crate) fn use_file(&mut self, file: Arc<dyn BlockFile>) {
         if let Some(store) = &mut self.store {
             store.use_file(file);
@@ -167,7 +168,7 @@ impl Streamed {
         self.slots.iter().map(|slot| slot.bytes.bytes()).sum()
     }
 
-    /// Asks for the first chunks of the next update.
+    /// Enqueues the fetches of the next update's first chunks.
     pub(crate) fn prefetch(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         if let Some(store) = &mut self.store {
             store.end_host_access()?;
@@ -177,7 +178,7 @@ impl Streamed {
         self.advance(kernels, None)
     }
 
-    /// Begins an update with gradients and numbers that the computation has been asked for.
+    /// Begins an update. The computation has been given all gradients and numbers.
     pub(crate) fn begin(
         &mut self,
         kernels: &Kernels,
@@ -193,14 +194,13 @@ impl Streamed {
         self.advance(kernels, Some(gradients))
     }
 
-    /// Begins the update of a part whose gradients the computation has been asked for.
+    /// Begins the update of a part. The computation has been given its gradients.
     pub(crate) fn begin_part(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let asked = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Update, asked, FINAL)
     }
 
-    /// Asks for the updates of the chunks up to the end of a part, of those that have not been updated; of all for
-    /// [`Layer::Whole`].
+    /// Enqueues the updates of the remaining chunks up to the end of a part; of all chunks for [`Layer::Whole`].
     pub(crate) fn update_part(
         &mut self,
         kernels: &Kernels,
@@ -215,14 +215,15 @@ impl Streamed {
         Ok(())
     }
 
-    /// Lets the computation wait for the updates of the chunks up to the end of a part, which have been asked for.
+    /// Makes the computation wait for the updates, already enqueued, of the chunks up to the end of a part.
     pub(crate) fn wait_for(&mut self, kernels: &Kernels, part: Layer) -> Result<(), KernelError> {
         let end = self.end_of(part);
         assert!(end <= self.updated, "the part's update has been asked for");
         if self.awaited < end {
             let mut updates =
                 (self.awaited..end).map(|number| self.updates[number % self.updates.len()]);
-            // The queue of updates keeps its order, and what was computed is there already.
+            // The queue of updates keeps its order, so its last event is enough. The computation need not wait for its
+            // own updates.
             if let Some(last) = updates.rfind(|update| update.queue == Queue::Update) {
                 kernels.wait(Queue::Compute, last, WRITTEN)?;
             }
@@ -231,7 +232,7 @@ impl Streamed {
         Ok(())
     }
 
-    /// The number of a part in the order of updates.
+    /// The index of a part in the order of updates.
     pub(crate) fn number_of(&self, part: Layer) -> usize {
         let number = self
             .chunks
@@ -241,17 +242,17 @@ impl Streamed {
         number.expect("all parts are updated")
     }
 
-    /// The part whose update was asked for last, unless the computation was told to wait for it.
+    /// The part that was updated last, unless the computation already waits for it.
     pub(crate) fn under_way(&self) -> Option<Layer> {
         (self.awaited < self.updated).then(|| self.chunks.at(self.updated - 1).part)
     }
 
-    /// Whether the computation sees every chunk updated.
+    /// Whether every chunk is updated before what the computation does next.
     pub(crate) fn is_updated(&self) -> bool {
         self.awaited == self.due
     }
 
-    /// The number of chunks up to the end of a part; of those that have been updated for a part without any.
+    /// The number of chunks up to the end of a part. For a part without chunks, the number of updated ones.
     fn end_of(&self, part: Layer) -> usize {
         let mut ends = self.chunks.part_ends.iter();
         let end = match part {
@@ -261,7 +262,7 @@ impl Streamed {
         end.map_or(self.awaited, |end| self.due - self.chunks.all.len() + end)
     }
 
-    /// Asks for chunks to come as far as there is room. Gradients can come only when they are final.
+    /// Enqueues the uploads of chunks, as far as slots have room. Gradients can come only when they are final.
     fn advance(
         &mut self,
         kernels: &Kernels,
@@ -280,7 +281,7 @@ impl Streamed {
         Ok(())
     }
 
-    /// Asks for the next chunk's states in host memory.
+    /// Enqueues the fetch of the next chunk's states into host memory.
     fn fetch(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let turn = self.chunks.turn(self.fetched);
         let away = &self.chunks.at(self.fetched).away;
@@ -291,7 +292,7 @@ impl Streamed {
         Ok(())
     }
 
-    /// Asks for what the next chunk needs to come onto the device.
+    /// Enqueues the uploads that the next chunk needs.
     fn bring(
         &mut self,
         kernels: &Kernels,
@@ -305,15 +306,16 @@ impl Streamed {
             if let (Some(away), Some(store)) = (&chunk.away, &mut self.store) {
                 store.fetched(kernels, turn)?;
                 let (to, from) = (slot.halves(chunk).0, store.on_host(turn, away));
-                // SAFETY: both live as long as the optimizer, and kernels are dropped, with all their work, before it
-                // (`Optimizer::lease`); the slot is read after `filled`, and the host's copy written by a later download.
+                // SAFETY: both live as long as the optimizer, and kernels are dropped with all their work before it
+                // (`Optimizer::lease`). The slot is read after `filled`, and a later download writes the host's copy.
                 unsafe { kernels.start_upload(to, from.as_in()) }?;
             }
             for range in &chunk.ranges {
                 if let Some(from) = gradients.and_then(|gradients| gradients.on_host(range)) {
                     let to = slot.halves(chunk).1.cast(from.dtype());
                     let to = to.rows(chunk.rows(range));
-                    // SAFETY: as above; the host's copy is written after the next forward pass, which waits for `WRITTEN`.
+                    // SAFETY: as above. The host's copy is written after the next forward pass, which waits for
+                    // `WRITTEN`.
                     unsafe { kernels.start_upload(to, from) }?;
                 }
             }
@@ -323,7 +325,7 @@ impl Streamed {
         Ok(())
     }
 
-    /// Asks for the next chunk's update, and for what it wrote to go back.
+    /// Enqueues the next chunk's update, and the download of what it wrote.
     fn update_chunk(
         &mut self,
         kernels: &Kernels,
@@ -343,8 +345,8 @@ impl Streamed {
         }
         let room = self.room.as_mut().map(Buffer::view_mut);
         let came = slot.map(|slot| slot.came(chunk));
-        // SAFETY: all of it lives as long as the optimizer or, like weights and gradients, is kept by whoever keeps that. The
-        // computation goes on with the weights after `WRITTEN`, and with the gradients after the last of them.
+        // SAFETY: the caller keeps weights and gradients, and the rest lives as long as the optimizer. The computation
+        // uses the weights after `WRITTEN`, and the gradients after the last such wait.
         let asking = unsafe { Asking::new(kernels, queue) };
         update(
             &asking,
@@ -363,7 +365,7 @@ impl Streamed {
         Ok(())
     }
 
-    /// Asks for what the update of a chunk wrote to go back.
+    /// Enqueues the download of what a chunk's update wrote.
     fn send_back(&mut self, kernels: &Kernels, weights: &mut Weights) -> Result<(), KernelError> {
         let turn = self.chunks.turn(self.updated);
         let chunk = self.chunks.at(self.updated);
@@ -376,7 +378,7 @@ impl Streamed {
         };
         if let (Some(away), Some(store)) = (&chunk.away, &mut self.store) {
             let from = slot.halves(chunk).0;
-            // SAFETY: as in `bring`; the slot is written again after `emptied`.
+            // SAFETY: as in `bring`. The slot is written again after `emptied`.
             unsafe { kernels.start_download(store.on_host(turn, away), from.as_in()) }?;
             store.put_back(kernels, turn, away)?;
         }
@@ -385,8 +387,8 @@ impl Streamed {
     }
 }
 
-/// Where a chunk is updated. Tensors that are updated as a whole share one scratch and may take products: they are updated in the
-/// queue of the computation, one after the other.
+/// The queue of a chunk's update. Whole tensors share one scratch and may run matrix products, so they are updated in
+/// the queue of the computation, one after the other.
 fn queue(chunk: &Chunk) -> Queue {
     match chunk.round[0].whole {
         Some(_) => Queue::Compute,

@@ -1,4 +1,4 @@
-//! Updates of tensors by sums over all of each: ranks that have pieces of one exchange their sums alone.
+//! Updates of tensors by sums over each whole tensor. Ranks that have pieces of a tensor exchange only their sums.
 
 use crate::rule::{Asking, BySums, Summed, Sums, WholeTensor};
 use crate::segment::{Piece, Segment, Whole};
@@ -10,7 +10,7 @@ use memory::{DType, Out, Rank, one_behind_another};
 use std::ops::Range;
 
 impl Sums {
-    /// The shape of all sums of a tensor in so many pieces.
+    /// The shape of all sums of a tensor that is divided into `pieces`.
     fn shape(&self, tensor: &WholeTensor, pieces: usize) -> [usize; 2] {
         match *self {
             Sums::Exact(count) => [pieces, count],
@@ -18,7 +18,7 @@ impl Sums {
         }
     }
 
-    /// Which of all sums are each piece's.
+    /// The sums that each piece has.
     fn parts(&self, segment: &Segment, whole: &Whole) -> Vec<Piece> {
         let all = &whole.pieces;
         let [rows, columns] = self.shape(&whole.tensor, all.len());
@@ -39,7 +39,7 @@ impl Sums {
     }
 }
 
-/// Where the sums of each sweep are in the room for an update, in bytes, and behind them the rule's scratch.
+/// Where the sums of each sweep are in the scratch of an update, in bytes. The rule's own scratch comes last.
 fn places(rule: &dyn BySums, whole: &Whole) -> Vec<Range<usize>> {
     let tensor = &whole.tensor;
     let sweeps = rule.sweeps(tensor).into_iter();
@@ -50,13 +50,13 @@ fn places(rule: &dyn BySums, whole: &Whole) -> Vec<Range<usize>> {
     one_behind_another(sizes.chain([rule.scratch_bytes(tensor)]))
 }
 
-/// Bytes of room for [`update`].
+/// Bytes of scratch for [`update`].
 pub(crate) fn room_bytes(rule: &dyn BySums, whole: &Whole) -> usize {
     let last = places(rule, whole).pop();
     last.map_or(0, |last| last.end)
 }
 
-/// Asks for the update of this rank's piece of a tensor, in `room` (u8).
+/// Enqueues the update of this rank's piece of a tensor. `room` is the scratch (u8).
 pub(crate) fn update(
     on: &Asking,
     (rule, segment): (&dyn BySums, &Segment),
@@ -105,7 +105,7 @@ pub(crate) fn update(
     rule.apply(on, &mut summed, (first(&range), update))
 }
 
-/// All ranks get what each has of some sums: rows of them, each with its rank.
+/// Gives all ranks the sums of each. `rows` are the rows of sums of each rank.
 fn gather(on: &Asking, sums: Out, rows: Vec<Piece>, rank: Rank) -> Result<(), KernelError> {
     let size = sums.dtype().size_in_bytes();
     let of_own = rows.iter().filter(|(owner, _)| *owner == rank.number);
@@ -118,7 +118,7 @@ fn gather(on: &Asking, sums: Out, rows: Vec<Piece>, rank: Rank) -> Result<(), Ke
     on.exchange(bytes, || to_all(sums, rows, rank))
 }
 
-/// Every rank's rows to all other ranks.
+/// Sends every rank's rows to all other ranks.
 fn to_all(sums: Out<'_>, mut rows: Vec<Piece>, rank: Rank) -> Exchange<'_> {
     rows.sort_by_key(|(_, rows)| rows.start);
     let (owners, rows): (Vec<usize>, Vec<Range<usize>>) = rows.into_iter().unzip();

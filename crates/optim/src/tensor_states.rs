@@ -1,4 +1,5 @@
-//! States that a tensor has as a whole, such as one for each row: small, on the device of every rank, f32 in every format.
+//! States of a tensor as a whole, such as one per row. They are small, f32 in every format, and on the device of every
+//! rank.
 
 use crate::form::Form;
 use crate::rule::WholeTensor;
@@ -10,13 +11,13 @@ use memory::{
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What the arena is called.
+/// The arena's name.
 const NAME: &str = "tensor_states";
 
-/// What a state of a tensor is called, and its elements of the arena.
+/// A state's name, and its elements of the arena.
 type Place = (&'static str, Range<usize>);
 
-/// The states of all tensors that have such.
+/// The states of all tensors that have such states.
 pub(crate) struct TensorStates {
     /// By the tensors' index in the layout.
     places: BTreeMap<usize, Vec<Place>>,
@@ -25,7 +26,7 @@ pub(crate) struct TensorStates {
 }
 
 impl TensorStates {
-    /// Leases them, zeroed.
+    /// Leases the states, zeroed.
     pub(crate) fn lease(memory: &Memory, form: &Form) -> Result<TensorStates, OutOfMemory> {
         let tensors = form.groups().iter().flat_map(|group| {
             let states = |tensor: &WholeTensor| (tensor.entry, group.rule.tensor_states(tensor));
@@ -62,7 +63,7 @@ impl TensorStates {
         self.places.get(&entry).map_or(&[], Vec::as_slice)
     }
 
-    /// The states of a tensor.
+    /// Views of the states of a tensor.
     pub(crate) fn views(&mut self, entry: usize) -> Vec<Out<'_>> {
         let places = self.places.get(&entry);
         let ranges = places.into_iter().flatten().map(|(_, range)| range.clone());
@@ -80,7 +81,7 @@ impl TensorStates {
         })
     }
 
-    /// Sets the states of a tensor from those that `find` has by name.
+    /// Sets the states of a tensor from saved ones, which `find` returns by name.
     pub(crate) fn restore<'s>(
         &mut self,
         kernels: &Kernels,
@@ -99,7 +100,8 @@ impl TensorStates {
     }
 }
 
-/// Which of a state's elements are saved with some of the tensor's: each with as many as any other.
+/// The elements of a state that are saved with some of the tensor's elements. A part of the tensor gets a share in
+/// proportion.
 pub(crate) fn share(entry: &Entry, own: &Range<usize>, state: usize) -> Range<usize> {
     let of = |element: usize| (element as u128 * state as u128 / entry.elements() as u128) as usize;
     of(own.start)..of(own.end)

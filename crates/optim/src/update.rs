@@ -1,4 +1,4 @@
-//! Updates, each by its rule.
+//! Runs an update by its rule.
 
 use crate::form::Form;
 use crate::rule::{Asking, Rule};
@@ -12,7 +12,7 @@ use memory::{Out, Rank};
 /// The name of leases for an update's scratch.
 pub(crate) const SCRATCH: &str = "update_scratch";
 
-/// Bytes of room that the update of a round needs.
+/// Bytes of scratch for the update of a round.
 pub(crate) fn room_bytes(form: &Form, round: &[Segment], rank: Rank) -> usize {
     match &form.groups()[round[0].group].rule {
         Rule::Ranges(_) => 0,
@@ -21,8 +21,8 @@ pub(crate) fn room_bytes(form: &Form, round: &[Segment], rank: Rank) -> usize {
     }
 }
 
-/// Asks for the update of this rank's ranges of a round, which all ranks ask for if it is of whole tensors. `room` (u8) is for
-/// these.
+/// Enqueues the update of this rank's ranges of a round. For a round of whole tensors, every rank must call it. `room`
+/// is scratch (u8) for whole tensors.
 pub(crate) fn update(
     on: &Asking,
     round: &[Segment],
@@ -31,7 +31,7 @@ pub(crate) fn update(
     room: Option<Out>,
 ) -> Result<(), KernelError> {
     let (first, mut none) = (&round[0], []);
-    // A rank that has nothing of a round's matrices needs no room, and still takes part in the exchanges.
+    // A rank without a piece of a round's matrices needs no scratch, but still takes part in the exchanges.
     let room = room.unwrap_or_else(|| Out::of_slice::<u8>(&mut none, [0]));
     match &sources.form.groups()[first.group].rule {
         Rule::Ranges(rule) => rule.update(on, sources.update(first, &first.range)),
