@@ -12,7 +12,7 @@ pub(crate) const BLOCK_BYTES: usize = 4096;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Chunk {
     pub(crate) part: Layer,
-    /// The round that is updated when it is on the device.
+    /// The round that this chunk updates.
     pub(crate) round: Round,
     /// This rank's ranges of the round, padding included. Empty if this rank has no piece of the round's tensors; it
     /// still takes part in the exchange.
@@ -23,7 +23,7 @@ pub(crate) struct Chunk {
     pub(crate) gradient_bytes: usize,
 }
 
-/// Where the states of a chunk are.
+/// Where a chunk's states are, if they live elsewhere than on the device.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Away {
     /// Their bytes in the store.
@@ -55,13 +55,13 @@ impl Chunk {
 pub(crate) struct Chunks {
     /// In the order of updates.
     pub(crate) all: Vec<Chunk>,
-    /// Every part, with the number of chunks up to its end.
+    /// Every part of the model, with the number of chunks up to its end.
     pub(crate) part_ends: Vec<(Layer, usize)>,
-    /// The elements of all chunks, those of other ranks too.
+    /// The elements of all chunks, those of other ranks included.
     pub(crate) cover: Cover,
-    /// The ranges of those with states that are not on the device, each with its chunk, in the order of the layout.
+    /// The ranges of chunks whose states live elsewhere, each with its chunk's index, in the order of the layout.
     by_start: Vec<(Range<usize>, usize)>,
-    /// How many these are, and the bytes of their states.
+    /// The number of these chunks, and below it the bytes of their states.
     pub(crate) away: usize,
     pub(crate) away_bytes: usize,
 }

@@ -19,7 +19,7 @@ choices! {
         /// 0.2 x the root of its longer side: updates as large as AdamW's.
         #[default]
         MatchRmsAdamw = "match_rms_adamw",
-        /// The root of rows / columns as files have them, at least 1.
+        /// The root of rows / columns in the shape that files have, at least 1.
         Original = "original",
     }
 }

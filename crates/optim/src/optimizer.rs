@@ -37,13 +37,14 @@ pub struct Optimizer {
     memory: Memory,
     pub(crate) layout: Rc<Layout>,
     pub(crate) states: States,
-    /// The segments that are updated in the computation's queue.
+    /// The segments that are updated in the queue of the computation.
     rounds: Vec<Round>,
     /// The updates in chunks.
     pub(crate) streamed: Option<Streamed>,
-    /// Bytes of scratch for what is updated with the computation, leased for the update.
+    /// Bytes of scratch for updates in the queue of the computation. Leased at each update.
     room_bytes: usize,
-    /// `[parts, 2]` f32, where gradients are released: norm and clipping factor of each part, in the order of updates.
+    /// `[parts, 2]` f32, if gradients are released: the norm and the clipping factor of each part, in the order of
+    /// updates.
     clips: Option<Buffer>,
     /// Whether some parameters still have to be updated with the gradients of the last step.
     is_pending: bool,

@@ -46,7 +46,7 @@ pub(crate) trait Keeps {
 
 /// An optimizer that updates any range of its group by itself.
 pub(crate) trait ByRange: Keeps {
-    /// Asks for the update of a range. If the clipping factor is not finite, nothing is changed.
+    /// Enqueues the update of a range. If the clipping factor is not finite, nothing changes.
     fn update(&self, on: &Asking, update: Update) -> Result<(), KernelError>;
 }
 
