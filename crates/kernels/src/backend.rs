@@ -6,33 +6,32 @@ use std::cell::Cell;
 
 /// A device that carries out what [`Kernels`](crate::Kernels) has checked.
 ///
-/// It is made inside a `Kernels`, where every call is checked and counted, once, whichever the device. A backend checks
-/// nothing again. It refuses what the device cannot do, and reports what
-/// fails; both are [`crate::Fault::Device`], but for a file that fails, [`crate::Fault::Disk`], and for other ranks that
-/// cannot be reached, [`crate::Fault::Collective`].
+/// It is made inside a `Kernels`, which checks and counts every call once, for all devices. A backend does not check
+/// again. It refuses what the device cannot do, and reports failures: [`crate::Fault::Device`], for a file
+/// [`crate::Fault::Disk`], and for ranks that cannot be reached [`crate::Fault::Collective`].
 ///
-/// All but what [`Backend::ask`] asks for in another queue runs in [`Queue::Compute`], in the order in which it was asked for. What an operation writes is borrowed exclusively, so
-/// it overlaps nothing else that the operation views; what it reads may overlap.
+/// Requests run in [`Queue::Compute`], in the order of the calls, unless [`Backend::ask`] names another queue. An
+/// operation's outputs are borrowed exclusively, so they overlap none of its other views. Its inputs may overlap.
 ///
-/// A device that runs ahead uses these views after the call is over. It may: leases are given out in the order of
-/// [`Queue::Compute`], so what an operation was handed is its own until it has run.
+/// A device that runs ahead uses these views after the call has returned. It may, since leases are granted in the order
+/// of [`Queue::Compute`]: until an operation has run, later ones in that queue do not change its memory.
 pub trait Backend {
     /// The device whose scratch sizes apply.
     fn target(&self) -> Target;
 
-    /// Whether operations may still have to be done when the call that asks for them returns.
+    /// Whether operations may still be unfinished when the call that asks for them returns.
     fn runs_ahead(&self) -> bool;
 
-    /// Whether matrix products may have bf16 in them: on the processor they are widened in a workspace.
+    /// Whether the device widens bf16 operands of matrix products in a workspace, as the processor does.
     fn widens(&self) -> bool;
 
     /// This device's rank in its group; 0 without one.
     fn rank(&self) -> usize;
 
-    /// The count of what has crossed. A backend keeps it and does not change it.
+    /// The counts of bytes that crossed. A backend keeps the cell, but does not change it.
     fn traffic(&self) -> &Cell<Traffic>;
 
-    /// Asks for an operation, a copy or an exchange in the queue where it belongs.
+    /// Asks for an operation, a copy or an exchange in its queue.
     ///
     /// # Safety
     /// It was checked for this backend. In another queue than [`Queue::Compute`], until an event recorded after this in the
@@ -52,7 +51,7 @@ pub trait Backend {
     /// [`KernelError`] if the device fails.
     unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError>;
 
-    /// Copies a tensor to the host, when all work before is done.
+    /// Copies a tensor to the host after all earlier work is done.
     ///
     /// # Safety
     /// `x` is contiguous and has as many bytes.
@@ -61,7 +60,7 @@ pub trait Backend {
     /// [`KernelError`] if the device fails, or failed in earlier work.
     unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError>;
 
-    /// Asks for the contents of a tensor.
+    /// Starts to copy a tensor's contents to the host.
     ///
     /// # Safety
     /// `x` is contiguous and has at most [`crate::READING_BYTES_MAX`] bytes.
@@ -70,7 +69,7 @@ pub trait Backend {
     /// [`KernelError`] if the device fails.
     unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError>;
 
-    /// Notes an exchange of so many bytes without its pieces, of which none moves here. False for a backend that moves them.
+    /// Counts an exchange of this many bytes, if the backend moves no pieces itself. Returns false if it does.
     fn counts_exchange(&self, _bytes: ExchangeBytes) -> bool {
         false
     }

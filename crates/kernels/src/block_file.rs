@@ -1,4 +1,4 @@
-//! What a queue of a disk reads and writes.
+//! Files that the queues of a disk read and write.
 
 use crate::{KernelError, Queue};
 use memory::{In, Out};
@@ -7,25 +7,25 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A file of fixed size that is read and written in blocks, by several threads at a time.
+/// A file of fixed size. Several threads read and write its blocks at a time.
 pub trait BlockFile: Send + Sync + Debug {
-    /// What errors call it.
+    /// The path that errors show.
     fn path(&self) -> &Path;
 
-    /// Fills `bytes` with what the file has from `offset` on.
+    /// Reads the file from `offset` on into `bytes`.
     ///
     /// # Errors
-    /// [`io::Error`] if the system cannot, or the file ends before.
+    /// [`io::Error`] if the system fails, or the file ends too early.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
 
-    /// Replaces what the file has from `offset` on.
+    /// Writes `bytes` to the file from `offset` on.
     ///
     /// # Errors
-    /// [`io::Error`] if the system cannot, or takes fewer bytes.
+    /// [`io::Error`] if the system fails, or takes fewer bytes.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 }
 
-/// The file of a step on shapes: it has a name, and there is nothing in it.
+/// The file of a step on shapes: it has a name but no contents.
 #[derive(Debug)]
 pub struct NoFile;
 
@@ -43,26 +43,26 @@ impl BlockFile for NoFile {
     }
 }
 
-/// Bytes between pinned host memory and a file.
+/// A copy between pinned host memory and a file.
 pub struct DiskCopy<'a> {
     /// The file.
     pub file: Arc<dyn BlockFile>,
-    /// Where in it.
+    /// The offset in the file.
     pub offset: u64,
-    /// The other side.
+    /// The host memory.
     pub host: HostSide<'a>,
 }
 
-/// The side of a [`DiskCopy`] that is memory; it is contiguous.
+/// The host memory of a [`DiskCopy`]; it is contiguous.
 pub enum HostSide<'a> {
-    /// What is read into.
+    /// The memory that a read fills.
     Read(Out<'a>),
-    /// What is written.
+    /// The memory that a write takes its bytes from.
     Write(In<'a>),
 }
 
 impl DiskCopy<'_> {
-    /// The queue that it belongs to.
+    /// The queue that the copy belongs to.
     pub fn queue(&self) -> Queue {
         match self.host {
             HostSide::Read(_) => Queue::DiskRead,
@@ -78,7 +78,7 @@ impl DiskCopy<'_> {
         }
     }
 
-    /// The same copy, for as long as one likes.
+    /// The same copy without its lifetime.
     ///
     /// # Safety
     /// As for [`Out::outliving`].
@@ -97,10 +97,10 @@ impl DiskCopy<'_> {
         }
     }
 
-    /// Copies, in this thread.
+    /// Makes the copy in this thread.
     ///
     /// # Safety
-    /// The memory can be reached, and is as [`crate::Kernels::start_disk_read`] asks for.
+    /// The processor can reach the memory, and the promises of [`crate::Kernels::start_disk_read`] hold.
     ///
     /// # Errors
     /// [`KernelError`] of the disk, if the file cannot be read or written.

@@ -15,13 +15,13 @@ use memory::Out;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Neighbours that a thread of a CUDA kernel loads at once, which gives the order of sums.
+/// Neighbours that a thread of a CUDA kernel loads at once. The order of sums depends on it.
 const PACK: usize = 8;
 
 /// Columns that one task sums.
 const TILE: usize = 128;
 
-/// Lanes of the sum of a row: whole numbers, so their number does not show.
+/// Lanes of the sum of a row. The sum is of whole numbers, so the number of lanes changes no bit.
 const LANES: usize = 8;
 
 pub(super) fn variance_scale(operation: VarianceScale) {
@@ -32,7 +32,7 @@ pub(super) fn variance_scale(operation: VarianceScale) {
     operation.out.slice_mut::<f64>()[0] = above(bound);
 }
 
-/// The next power of two above a number; 1 for what is 0 or not finite.
+/// The next power of two above a number; 1 if the number is 0 or not finite.
 fn above(bound: f64) -> f64 {
     let exponent = bound.to_bits() >> 52 & 0x7ff;
     match exponent {
@@ -45,10 +45,10 @@ pub(super) fn variance_sums(operation: VarianceSums) {
     by_dtype!(operation.gradients.dtype(), variance_sums_of(operation));
 }
 
-/// Gradients of a range, and what makes squares of them.
+/// Gradients of a range, with the factors that their squares need.
 struct Gradients<'a, T> {
     values: &'a [T],
-    /// The tensor's element that they begin at.
+    /// The index in the tensor of their first element.
     first: usize,
     factor: f32,
     inverse: f64,
@@ -113,7 +113,7 @@ fn parts_of(sums: &mut [f64]) -> [&mut [f64]; SQUARE_PARTS] {
 }
 
 impl<T> Gradients<'_, T> {
-    /// The values of the range that lie in these columns of a row, and how many of the columns come before the first of them.
+    /// The values of the range that lie in these columns of a row, and how many of these columns come before the range.
     fn of_row(&self, row: usize, columns: Range<usize>, shape: &MatricesShape) -> (usize, &[T]) {
         let first = row * shape.columns;
         let wanted = first + columns.start..first + columns.end;
@@ -134,7 +134,7 @@ fn clamped(one: Range<usize>, other: Range<usize>) -> Range<usize> {
 }
 
 vectorized! {
-    /// The sum of some squares.
+    /// The sums of some squares.
     fn row_sums<T: Real>(run: &[T], gradients: &Gradients<T>) -> [f64; SQUARE_PARTS] {
         let mut lanes = [[0.0; LANES]; SQUARE_PARTS];
         let (chunks, rest) = run.as_chunks::<LANES>();
@@ -162,7 +162,8 @@ vectorized! {
     }
 }
 
-/// The square of a clipped gradient, in units of the scale's: in whole numbers, and what is below the last is left out.
+/// The square of a clipped gradient in units of the scale, as whole numbers. The remainder below the last unit is left
+/// out.
 #[inline(always)]
 fn square<T: Real>(value: T, gradients: &Gradients<T>) -> [f64; SQUARE_PARTS] {
     const PART: f64 = (1u64 << 26) as f64;
@@ -224,14 +225,14 @@ pub(super) fn factor_variance(operation: FactorVariance) {
     }
 }
 
-/// The mean of so many squares whose sum is in whole numbers.
+/// The mean of `terms` squares, whose sum is given in whole numbers.
 fn mean_of([one, other, last]: [f64; SQUARE_PARTS], scale: f64, terms: usize) -> f32 {
     const SMALLER: f64 = 1.0 / (1u64 << 26) as f64;
     let sum = ((last * SMALLER + other) * SMALLER + one) * SMALLER;
     (sum * scale * scale / terms as f64) as f32
 }
 
-/// The sum of some values in the order of CUDA's block of as many threads as there are lanes.
+/// The sum of some values, in the order of a CUDA block that has one thread per lane.
 fn sum_in_lanes(values: &[f32]) -> f64 {
     const THREADS: usize = 1024;
     let mut lanes = [0.0; THREADS];
@@ -242,7 +243,7 @@ fn sum_in_lanes(values: &[f32]) -> f64 {
     sum_of_groups::<32>(&lanes)
 }
 
-/// A range's variance, as tasks share it.
+/// A range's variance, which tasks share.
 enum VarianceAt<'a> {
     Factors {
         factors: &'a [f32],
@@ -273,7 +274,7 @@ impl<'a> VarianceAt<'a> {
         }
     }
 
-    /// The variances of some elements, of which these are the clipped gradients, after the step.
+    /// The variances of some elements after the step, given their clipped gradients.
     #[inline(always)]
     fn read(&self, start: usize, gradients: &[f32], rate: f32, variances: &mut [f32]) {
         match self {
@@ -308,7 +309,7 @@ impl<'a> VarianceAt<'a> {
         }
     }
 
-    /// Keeps the variances that were read.
+    /// Stores the variances that `read` returned.
     #[inline(always)]
     fn write(&self, start: usize, variances: &[f32]) {
         if let VarianceAt::Elements(state) = self {
@@ -319,7 +320,7 @@ impl<'a> VarianceAt<'a> {
     }
 }
 
-/// The updates of a range, as tasks share what they are made of.
+/// The operands of a range's updates, which tasks share.
 struct Updates<'a> {
     gradients: Values<'a>,
     variance: VarianceAt<'a>,
@@ -360,7 +361,7 @@ impl Updates<'_> {
     }
 }
 
-/// The sum of a block's squares, in the order of CUDA's warp.
+/// The sum of a block's squares, in the order of a CUDA warp.
 #[inline(always)]
 fn sum_of_squares(values: &[f32]) -> f64 {
     let mut squares = [0.0; BLOCK];

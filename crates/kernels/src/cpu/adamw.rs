@@ -1,7 +1,7 @@
-//! AdamW on ranges, in every form of its states.
+//! AdamW on ranges, for every format of its states.
 //!
-//! A block of 256 elements is read from whatever form its states have into f32 that stay in the first-level cache,
-//! updated, and written back. Arithmetic is f32 throughout.
+//! A block of 256 elements is read from its states' format into f32, updated and written back. The f32 values stay in
+//! the first-level cache. All arithmetic is f32.
 
 use super::quantise::Codec;
 use super::states::{
@@ -26,7 +26,7 @@ struct Rates {
 }
 
 impl Rates {
-    /// Reads the step's rates; none where the step is to be skipped.
+    /// Reads the step's rates; none if the step is to be skipped.
     fn read(update: &AdamW) -> Option<Rates> {
         let gradient_scale = update.clip.slice::<f32>()[1];
         let given = update.rates.slice::<f32>();
@@ -42,7 +42,7 @@ impl Rates {
     }
 }
 
-/// Everything of an update, as tasks share it.
+/// The operands of an update, which tasks share.
 struct Update<'a> {
     weights: WeightsAt,
     first: MomentAt,

@@ -1,11 +1,11 @@
 //! Causal attention with stored probabilities.
 //!
-//! One task is one key-value head of one sequence: it walks its query heads in order and their rows in blocks, so
-//! sums into dk and dv have a fixed order and no two tasks write the same element. Of a row, only the keys that some
-//! query of its block sees are computed.
+//! A task computes one key-value head of one sequence. It goes over its query heads in order, and over their rows in
+//! blocks. So sums into dk and dv have a fixed order, and no two tasks write the same element. For a block of rows,
+//! only keys that some query of the block sees are computed.
 //!
-//! Stored probabilities are not dropped. The forward pass drops a copy, a tile at a time on the stack; the backward pass
-//! drops one where the gradients of the probabilities will be.
+//! Stored probabilities have no dropout applied. The forward pass drops elements of a copy, one tile at a time on the
+//! stack. The backward pass drops elements of a copy in the place of the probabilities' gradients.
 
 use super::Shared;
 use super::dispatch::by_dtype;
@@ -21,7 +21,7 @@ use std::ops::Range;
 /// Keys of a tile of dropped probabilities.
 const TILE_KEYS: usize = 64;
 
-/// Where a task is: its sequence, its key-value head, and widths.
+/// A task's sequence, its key-value head, and the widths.
 #[derive(Clone, Copy)]
 pub(super) struct Task {
     pub(super) shape: AttentionShape,
@@ -83,7 +83,7 @@ struct RowBlock {
 }
 
 impl RowBlock {
-    /// Keys that some of its queries see.
+    /// The keys that at least one of its queries sees.
     fn visible(&self) -> Range<usize> {
         self.task.shape.first_in_window(self.row)..self.row + self.rows
     }
@@ -99,7 +99,7 @@ impl RowBlock {
     }
 }
 
-/// Runs one task for every key-value head of every sequence, each with its part of the scratch.
+/// Runs one task per key-value head of every sequence, each with its own part of the scratch.
 fn for_each_task(
     shape: AttentionShape,
     scratch: &mut [f32],
@@ -121,7 +121,7 @@ fn for_each_task(
     });
 }
 
-/// Scratch handed out piece by piece.
+/// Scratch from which parts are taken one after the other.
 pub(super) struct Pieces<'a>(pub(super) &'a mut [f32]);
 
 impl<'a> Pieces<'a> {
@@ -131,7 +131,7 @@ impl<'a> Pieces<'a> {
         piece
     }
 
-    /// A piece that only widened types need.
+    /// A part that only widened types need; empty for others.
     pub(super) fn take_if(&mut self, needed: bool, elements: usize) -> &'a mut [f32] {
         self.take(if needed { elements } else { 0 })
     }
@@ -161,7 +161,7 @@ pub(super) unsafe fn panel<T: Real>(
     Matrix::rows(copy.as_ptr(), columns)
 }
 
-/// Where f32 results of `rows` rows go: the tensor itself, or a copy that [`narrow`] rounds into it.
+/// Where `rows` rows of f32 results go: the tensor itself, or a copy that [`narrow`] later rounds into it.
 fn target<T: Real>(tensor: *mut T, stride: usize, columns: usize, copy: &mut [f32]) -> Output {
     if T::WIDEN {
         Output::rows(copy.as_mut_ptr(), columns)
@@ -170,7 +170,7 @@ fn target<T: Real>(tensor: *mut T, stride: usize, columns: usize, copy: &mut [f3
     }
 }
 
-/// Rounds a copy into the tensor it stands for.
+/// Rounds the copy into its tensor.
 ///
 /// # Safety
 /// The rows must lie in a live tensor that only this task touches.
@@ -222,7 +222,7 @@ fn attention_of<T: Real>(operation: Attention) {
     });
 }
 
-/// What the tasks of a forward pass read and write.
+/// The operands of a forward pass, which tasks share.
 struct Forward<'a, T> {
     mask: Option<Mask>,
     out: Option<Shared<T>>,
@@ -441,7 +441,7 @@ fn attention_backward_of<T: Real>(operation: AttentionBackward) {
     });
 }
 
-/// What the tasks of a backward pass read and write.
+/// The operands of a backward pass, which tasks share.
 struct Backward<'a, T> {
     mask: Option<Mask>,
     dq: Shared<T>,

@@ -9,14 +9,14 @@ use memory::In;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Columns of a head whose values are summed at a time. Wider heads' scores are made again for the next ones.
+/// Columns of a head whose values are summed at a time. A wider head computes its scores again for each further part.
 const COLUMNS: usize = 256;
 
-/// Where the tokens of sequences lie in a cache.
+/// Where the tokens of all sequences lie in a cache.
 #[derive(Clone, Copy)]
 struct Places<'a> {
     table: &'a [i32],
-    /// Blocks of a sequence in the table.
+    /// Blocks per sequence in the table.
     blocks: usize,
     lengths: &'a [i32],
     /// New tokens of each sequence.
@@ -33,7 +33,8 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// The blocks of the sequence that a new token's row belongs to, and its position, if it is not before the first.
+    /// The blocks of the sequence that row `row` of the new tokens belongs to, and the token's position. None if the
+    /// position is negative.
     fn of_row(&self, row: usize) -> Option<(&'a [i32], usize)> {
         let sequence = row / self.new;
         let position = self.lengths[sequence] as usize + row % self.new;
@@ -72,7 +73,7 @@ pub(super) fn cached_attention(operation: CachedAttention) {
     by_dtype!(operation.q.dtype(), cached_attention_of(operation));
 }
 
-/// A task is a head of a new token.
+/// A task computes one head of one new token.
 fn cached_attention_of<T: Real>(operation: CachedAttention) {
     let CachedAttention {
         out,
@@ -114,12 +115,12 @@ fn cached_attention_of<T: Real>(operation: CachedAttention) {
     });
 }
 
-/// What a query of one head sees.
+/// The keys and values that a query of one head sees.
 struct Keys<'a, T> {
     k: &'a [T],
     v: &'a [T],
     blocks: &'a [i32],
-    /// Keys up to the query's own, and the first of them that it sees.
+    /// The number of keys up to the query's own, and the first key that it sees.
     count: usize,
     first: usize,
     /// Heads of a token in the cache, which of them it is, and its widths in k and in v.
@@ -129,14 +130,14 @@ struct Keys<'a, T> {
 }
 
 impl<T> Keys<'_, T> {
-    /// Where the head's elements of a token begin in the caches of keys and values.
+    /// Where the head's elements of a token begin, in the cache of keys and in that of values.
     #[inline(always)]
     fn at(&self, slot: usize) -> [usize; 2] {
         self.dims
             .map(|dim| (slot * self.kv_heads + self.head) * dim)
     }
 
-    /// The first slot of the `index`-th block, and which of its tokens are seen.
+    /// The first slot of the block `index`, and the tokens in it that the query sees.
     #[inline(always)]
     fn block(&self, index: usize) -> (usize, Range<usize>) {
         let start = self.blocks[index] as usize * CACHE_BLOCK;

@@ -1,4 +1,4 @@
-//! From the type that a view holds to a function made for that type.
+//! Calls generic functions for the element type of a view.
 
 /// Calls a function generic over the element type with the type that a view holds.
 macro_rules! by_dtype {

@@ -7,7 +7,7 @@ use crate::operation::{BiasDropoutAdd, DropoutBackward};
 use crate::random::random_u32;
 use rayon::prelude::*;
 
-/// What a [`Dropout`] that can drop anything amounts to.
+/// The numbers of a [`Dropout`] that can drop elements.
 #[derive(Clone, Copy)]
 pub(super) struct Mask {
     threshold: u32,
@@ -116,7 +116,7 @@ vectorized! {
         }
     }
 
-    /// `out` becomes `x`, dropped as by [`drop_elements`].
+    /// Sets `out` to `x` with elements dropped as in [`drop_elements`].
     fn drop_copy<T: Real>(out: &mut [T], x: &[T], first: u64, mask: Mask) {
         let Mask { threshold, scale, key } = mask;
         for (index, (out, x)) in (first..).zip(out.iter_mut().zip(x)) {

@@ -38,7 +38,7 @@ pub(super) fn add_bias(AddBias { out, bias }: AddBias) {
     by_dtype!(out.dtype(), add_bias_of(out, bias));
 }
 
-/// Adds a bias to every row of an output whose rows may lie apart.
+/// Adds a bias to every row of an output. There may be gaps between rows.
 pub(super) fn add_bias_of<T: Real>(out: Out, bias: In) {
     let (bias, stride) = (bias.slice::<T>(), out.strides()[0]);
     let rows = (CHUNK / bias.len().max(1)).max(1);

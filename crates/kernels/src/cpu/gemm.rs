@@ -1,4 +1,4 @@
-//! The library `gemm`, of which we use the crate that multiplies f32.
+//! Products of f32 matrices by the library `gemm`.
 
 use gemm_common::Parallelism;
 use memory::In;
@@ -39,13 +39,13 @@ impl Matrix {
         }
     }
 
-    /// The same from a row on.
+    /// The same matrix from `row` on.
     pub(super) fn starting_at_row(self, row: usize) -> Matrix {
         let pointer = self.pointer.wrapping_offset(row as isize * self.row_stride);
         Matrix { pointer, ..self }
     }
 
-    /// The same from a column on.
+    /// The same matrix from `column` on.
     pub(super) fn starting_at_column(self, column: usize) -> Matrix {
         self.t().starting_at_row(column).t()
     }
@@ -62,7 +62,7 @@ impl Matrix {
     }
 }
 
-/// Where a product goes: rows of f32, which it overwrites or is added to.
+/// The output of a product: rows of f32 that it overwrites or adds to.
 #[derive(Clone, Copy)]
 pub(super) struct Output {
     pub(super) pointer: *mut f32,
@@ -86,7 +86,7 @@ impl Output {
         Output { pointer, ..self }
     }
 
-    /// The same rows: whether what is there stays, and the product is added to it.
+    /// The same rows, to which the product is added if `accumulate` is set.
     pub(super) fn accumulating(self, accumulate: bool) -> Output {
         Output { accumulate, ..self }
     }
@@ -107,7 +107,7 @@ pub(super) unsafe fn product(
     unsafe { multiply(sizes, out, [a, b], scale, Parallelism::None) }
 }
 
-/// As [`product`], unscaled and by all threads.
+/// As [`product`], without a scale, and by all threads.
 ///
 /// # Safety
 /// As for [`product`].

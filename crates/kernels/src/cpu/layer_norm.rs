@@ -10,7 +10,7 @@ use rayon::prelude::*;
 /// Columns of a weight gradient that one task sums.
 const COLUMNS: usize = 32;
 
-/// Rows that are summed before they are added to the total, so that long sums lose little.
+/// Rows that are summed before their sum is added to the total, so that long sums lose little precision.
 const ROWS: usize = 64;
 
 pub(super) fn layer_norm(operation: LayerNorm) {
@@ -59,8 +59,8 @@ unsafe fn part<'a, T>(out: Shared<T>, first: usize, elements: usize) -> &'a mut 
 }
 
 vectorized! {
-    /// The variance is summed after the mean is known: of squares and squared sums little would be left where a mean
-    /// is large.
+    /// Computes the variance after the mean. The difference of the mean square and the squared mean would lose
+    /// precision if the mean is large.
     fn normalise<T: Real>(
         y: Option<&mut [T]>,
         mean: Option<&mut [f32]>,

@@ -1,4 +1,4 @@
-//! Matrix products: the library's where all is f32, ours where anything is bf16.
+//! Matrix products: by the library if all operands are f32, by `products` if any is bf16.
 
 use super::Shared;
 use super::elementwise::add_bias_of;
@@ -10,7 +10,7 @@ use memory::{Buffer, DType, In, Out};
 use rayon::prelude::*;
 use std::cell::RefCell;
 
-/// `workspace` is what operands are packed in, if any are bf16.
+/// Operands are packed in `workspace` if any of them is bf16.
 pub(super) fn matmul(
     workspace: Option<&RefCell<Buffer>>,
     instructions: Instructions,
@@ -59,7 +59,7 @@ fn matmul_f32(mut out: Out, a: In, b: In, init: Init) {
     }
 }
 
-/// Copies contiguous rows into those of an output, which may lie apart.
+/// Copies contiguous rows into the rows of an output, which may have gaps between them.
 fn copy_rows(out: Out, x: &[f32]) {
     let (width, stride) = (out.dims()[1], out.strides()[0]);
     let out = Shared(out.pointer().cast::<f32>());
@@ -71,7 +71,8 @@ fn copy_rows(out: Out, x: &[f32]) {
     });
 }
 
-/// Products of the rows of a matrix with one another: bands of rows up to the diagonal, and what lies across from them.
+/// The products of a matrix's rows with one another. Computes bands of rows up to the diagonal, and copies them across
+/// it.
 pub(super) fn gram(
     workspace: Option<&RefCell<Buffer>>,
     instructions: Instructions,
@@ -87,8 +88,8 @@ pub(super) fn gram(
     }
 }
 
-/// Rows of a band: a multiple of the library's register blocks. The more bands there are, the less is computed above the diagonal,
-/// and the more often the other rows are read.
+/// Rows of a band: a multiple of the library's register blocks. More bands compute less above the diagonal, but read
+/// the other rows more often.
 fn band_rows(rows: usize) -> usize {
     48 * (rows / 768).clamp(1, 8)
 }

@@ -1,7 +1,7 @@
 //! The operations on the processor, f32 and bf16.
 //!
-//! Work is cut into pieces of fixed size, so results do not depend on the number of threads. Loops are written for
-//! vectorisation with explicit lanes and compiled for several instruction sets.
+//! Work is split into parts of fixed size, so results do not depend on the number of threads. Loops have explicit lanes
+//! for the vectoriser, and are compiled for several instruction sets.
 
 mod adafactor;
 mod adamw;
@@ -45,9 +45,9 @@ pub use products::Instructions;
 /// Kernels on the processor, in the current rayon pool.
 pub struct Cpu {
     workspace: Option<RefCell<Buffer>>,
-    /// What multiplies bf16.
+    /// The instructions for products with bf16.
     instructions: Instructions,
-    /// The queues of copies and exchanges, a thread each. Operations run in the thread that asks for them.
+    /// One thread per queue of copies and exchanges. Operations run in the calling thread.
     workers: Workers,
     traffic: Cell<Traffic>,
 }
@@ -61,7 +61,7 @@ impl Cpu {
         Cpu::with(memory, dtype, None)
     }
 
-    /// As [`Cpu::new`], for a rank that exchanges what it has with others.
+    /// As [`Cpu::new`], for a rank of a group that exchanges pieces.
     ///
     /// # Errors
     /// As for [`Cpu::new`].
@@ -73,7 +73,7 @@ impl Cpu {
         Cpu::with(memory, dtype, Some(group))
     }
 
-    /// Carries out an operation that was checked, in this thread.
+    /// Runs an operation, already checked, in this thread.
     fn compute(&self, operation: Operation) {
         match operation {
             Operation::Fill(operation) => elementwise::fill(operation),
@@ -148,7 +148,7 @@ impl Cpu {
 }
 
 impl Kernels<Cpu> {
-    /// The same kernels with other instructions for products with bf16, which this processor must have
+    /// The same kernels with other instructions for products with bf16. The processor must have them
     /// ([`Instructions::are_here`]). [`Cpu::new`] takes the best.
     ///
     /// # Panics
@@ -170,8 +170,8 @@ impl Kernels<Cpu> {
     }
 }
 
-/// The most bytes of packing buffers that the GEMM library allocates behind the ledger's back, for `threads`
-/// threads: the one exception to the rule that no operation allocates. Held by a test.
+/// Upper limit for the packing buffers that the GEMM library allocates outside the ledger, for `threads` threads. It is
+/// the only allocation of an operation on the CPU, and a test checks the limit.
 pub fn untracked_bytes_max(threads: usize) -> u64 {
     gemm::packing_bytes_max(threads)
 }
@@ -256,13 +256,13 @@ fn overwrites(init: &Init) -> bool {
 #[derive(Clone, Copy)]
 struct Shared<T>(*mut T);
 
-// SAFETY: whoever makes one sees to it that no two tasks touch the same element.
+// SAFETY: the code that makes one ensures that no two tasks touch the same element.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
-    /// The pointer `offset` elements on. A method, so that a closure captures the wrapper.
+    /// The pointer moved by `offset` elements. It is a method so that a closure captures the whole wrapper.
     fn at(self, offset: usize) -> *mut T {
         self.0.wrapping_add(offset)
     }

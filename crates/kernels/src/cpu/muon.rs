@@ -1,4 +1,4 @@
-//! The step of a momentum, Newton-Schulz's sums, and the step of the weights.
+//! Muon's momentum update, the sums of Newton-Schulz's iteration, and the update of the weights.
 
 use super::Shared;
 use super::dispatch::by_dtype;
@@ -11,7 +11,7 @@ use crate::operation::{Combine, DivideByNorm, Momentum, StepAlong};
 use crate::quantise::{BLOCK, SIGNED};
 use rayon::prelude::*;
 
-/// The step of a momentum, as tasks share it.
+/// The operands of a momentum update, which tasks share.
 struct MomentumStep<'a, T> {
     out: Shared<T>,
     momentum: MomentAt,
@@ -133,7 +133,7 @@ vectorized! {
     }
 }
 
-/// The step of weights, as tasks share it.
+/// The operands of an update of weights, which tasks share.
 struct WeightsStep<'a> {
     weights: WeightsAt,
     direction: Values<'a>,

@@ -7,7 +7,8 @@ use crate::operation::{NormAndClip, NormGrains, Sum};
 use memory::GRAIN_ELEMENTS;
 use rayon::prelude::*;
 
-/// What gives the order of sums, here as in CUDA's kernels: threads of a warp, and the neighbours that each loads at once.
+/// These set the order of sums, here as in CUDA's kernels: the threads of a warp, and the neighbours that each loads at
+/// once.
 const WARP: usize = 32;
 const PACK: usize = 8;
 
@@ -53,7 +54,7 @@ pub(super) fn norm_and_clip(operation: NormAndClip) {
 }
 
 vectorized! {
-    /// Exact squares in the lanes of a warp whose threads load `PACK` neighbours at a time.
+    /// The sum of exact squares, in the lanes of a warp whose threads load `PACK` neighbours at a time.
     fn sum_of_squares<T: Real>(x: &[T]) -> f64 {
         let mut lanes = [0.0f64; WARP * PACK];
         let mut add = |row: &[T]| {
@@ -68,7 +69,8 @@ vectorized! {
         sum_of_groups::<PACK>(&lanes)
     }
 
-    /// Adds grains up in the order of CUDA's block of as many warps as a warp has threads, each of which loads one at a time.
+    /// Adds grains in the order of a CUDA block with as many warps as a warp has threads. Each thread loads one grain
+    /// at a time.
     pub(super) fn sum_of_grains(grains: &[f64]) -> f64 {
         let mut lanes = [0.0f64; WARP * WARP];
         for row in grains.chunks(lanes.len()) {
@@ -78,7 +80,7 @@ vectorized! {
     }
 }
 
-/// Adds each group of neighbouring lanes up, then their sums.
+/// Adds the lanes of each group, then the groups' sums.
 #[inline(always)]
 pub(super) fn sum_of_groups<const GROUP: usize>(lanes: &[f64]) -> f64 {
     let (groups, _) = lanes.as_chunks::<GROUP>();
@@ -86,7 +88,7 @@ pub(super) fn sum_of_groups<const GROUP: usize>(lanes: &[f64]) -> f64 {
     by_halves(groups.map(by_halves))
 }
 
-/// Adds the second half to the first until one is left, as the threads of a warp exchange theirs.
+/// Adds the second half of the lanes to the first until one is left, as the threads of a warp do.
 #[inline(always)]
 fn by_halves<const LANES: usize>(mut lanes: [f64; LANES]) -> f64 {
     let mut width = LANES / 2;

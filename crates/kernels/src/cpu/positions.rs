@@ -50,7 +50,7 @@ pub(super) fn add_positions_backward(operation: AddPositionsBackward) {
     } = operation;
     let seq = match positions {
         Positions::Sequences(seq) => seq,
-        // Positions that are given are the ids of rows, like tokens.
+        // Given positions are row numbers, so this is a lookup as for tokens.
         Positions::Given(ids) => {
             return embedding_backward(EmbeddingBackward {
                 dtable,
@@ -67,7 +67,7 @@ pub(super) fn add_positions_backward(operation: AddPositionsBackward) {
     );
 }
 
-/// A task sums rows of some positions, each over the sequences in their order.
+/// A task sums the rows of some positions, each over the sequences in order.
 fn add_positions_backward_of<G: Real, T: Real>(dtable: Out, dx: &[T], seq: usize, overwrite: bool) {
     let width = dtable.dims()[1];
     let rows = (CHUNK / width).max(1);

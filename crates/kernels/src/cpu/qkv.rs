@@ -1,4 +1,4 @@
-//! Queries, keys and values of one product: apart for attention, and their gradients together again.
+//! Splits the product for queries, keys and values for attention, and joins their gradients.
 
 use super::dispatch::by_dtype;
 use super::rotary::turn_row;
@@ -7,7 +7,7 @@ use crate::operation::{JoinQkv, SplitQkv, Turn};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The columns of queries, keys and values, each with whether it is turned.
+/// The columns of queries, keys and values, each with whether rotary embedding turns it.
 fn parts(width: usize, [k_width, v_width]: [usize; 2]) -> [(Range<usize>, bool); 3] {
     let values = width - v_width;
     let keys = values - k_width;

@@ -1,12 +1,12 @@
 //! Quantising and dequantising a block, with AVX-512 where the processor has it: the same bits either way.
 //!
-//! A map's entries lie on straight lines, one a decade, so a value's code is nearly the value of a line; which line follows
-//! from the value's binary exponent. Values of codes are looked up byte by byte, 64 codes at a time, since a register holds
-//! 64 bytes but only 16 floats. Both are several times faster than gathers.
+//! A map's entries lie on straight lines, one per decade, so a value's code is nearly the value of a line. The value's
+//! binary exponent tells which line. The values of codes are looked up byte by byte, 64 codes at a time, since a
+//! register holds 64 bytes but only 16 floats. Both are several times faster than gathers.
 
 use crate::quantise::Map;
 
-/// How blocks are quantised and dequantised; every implementation gives the same.
+/// How blocks are quantised and dequantised. Every implementation gives the same bits.
 pub(super) trait Codec {
     /// As [`Map::quantise`].
     fn quantise(map: &'static Map, values: &[f32], codes: &mut [u8]) -> f32;
@@ -68,7 +68,7 @@ mod avx512 {
                     let (b, b_doubt) = nearest(map, &values[LANES..2 * LANES], scale);
                     let (c, c_doubt) = nearest(map, &values[2 * LANES..3 * LANES], scale);
                     let (d, d_doubt) = nearest(map, &values[3 * LANES..], scale);
-                    // Packing works within quarters of a register; the exchange puts the codes in order.
+                    // Packing works within quarters of a register, so the exchange restores the order of codes.
                     let (low, high) = (_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d));
                     let packed =
                         _mm512_permutexvar_epi32(quarters(), _mm512_packus_epi16(low, high));
@@ -222,7 +222,7 @@ mod avx512 {
                 lines.set(slot, 0, piece, extra);
                 let last = last_code(piece, extra);
                 lines.last[slot] = last as f32 + 0.5;
-                // Beyond the last piece there is nothing.
+                // There is no piece after the last.
                 if piece < 8 {
                     let bound = map.thresholds[map.zero as usize + last];
                     if (bound as f64) < end {
@@ -274,7 +274,8 @@ mod avx512 {
         if exponent < 0 { 1.0 / result } else { result }
     }
 
-    /// Where a line's value is this close to an integer, rounding errors could decide; the search decides instead.
+    /// If a line's value is this close to an integer, rounding errors could change the code; the search decides
+    /// instead.
     const NEAR_INTEGER: f32 = 2.5e-4;
 
     /// [`Map::code`] of 16 values, and the lanes that may be off by one.
@@ -313,7 +314,7 @@ mod avx512 {
         }
     }
 
-    /// Signed codes of magnitudes' codes: what is below zero stays below.
+    /// Adds signs to the codes of magnitudes: values below zero get codes below the map's zero.
     #[inline(always)]
     unsafe fn with_sign(code: __m512i, values: __m512) -> __m512i {
         // SAFETY: as for `lookup`.
@@ -327,7 +328,8 @@ mod avx512 {
         }
     }
 
-    /// Searches for the codes of doubtful lanes. In memory, so that no register has to be saved where there are none.
+    /// Searches for the codes of doubtful lanes. Works in memory, so that no register has to be saved if there are
+    /// none.
     #[cold]
     #[inline(never)]
     fn search(

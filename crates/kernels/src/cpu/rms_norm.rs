@@ -9,7 +9,7 @@ use rayon::prelude::*;
 /// Columns of a weight gradient that one task sums.
 const COLUMNS: usize = 32;
 
-/// Rows that are summed before they are added to the total, so that long sums lose little.
+/// Rows that are summed before their sum is added to the total, so that long sums lose little precision.
 const ROWS: usize = 64;
 
 pub(super) fn rms_norm(operation: RmsNorm) {

@@ -1,4 +1,4 @@
-//! What makes loops over floats fast without changing a bit.
+//! Tools for fast loops over floats whose bits do not depend on the instruction set.
 //!
 //! [`vectorized!`] compiles one body for AVX-512, AVX2 and the baseline and chooses at run time. Sums run in
 //! [`LANES`] explicit lanes, and products are never fused with additions, so every instruction set gives the same
@@ -138,8 +138,8 @@ pub(super) fn exp(x: f32) -> f32 {
     sum * f32::from_bits(exponent.wrapping_shl(23))
 }
 
-/// The lanes of every slice at `start`. Fixed-size arrays, so that no bounds check stands in a loop over lanes;
-/// plain loops, since `map` on arrays was not inlined here.
+/// The lanes of every slice at `start`. Arrays of fixed size avoid bounds checks in loops over lanes. Loops are plain
+/// because `map` on arrays was not inlined here.
 #[inline(always)]
 fn lanes_at<T: Real, const N: usize>(slices: &[&[T]; N], start: usize) -> [[f32; LANES]; N] {
     let mut lanes = [[0.0; LANES]; N];
@@ -190,7 +190,7 @@ pub(super) fn lane_sum<T: Real, const N: usize>(
     sums[0]
 }
 
-/// Largest element; negative infinity of an empty slice. NaN is passed over.
+/// Largest element; negative infinity for an empty slice. NaN is ignored.
 #[inline(always)]
 pub(super) fn lane_max<T: Real>(x: &[T]) -> f32 {
     let mut largest = [f32::NEG_INFINITY; LANES];

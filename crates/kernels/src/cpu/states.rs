@@ -1,4 +1,4 @@
-//! Weights and moments in the forms that optimizers keep them in, read into f32 and written back a block at a time.
+//! Weights and moments in the optimizer's formats, read into f32 and written back one block at a time.
 
 use super::Shared;
 use super::quantise::{Codec, Portable};
@@ -14,16 +14,16 @@ use rayon::prelude::*;
 /// Elements that one task updates.
 const CHUNK: usize = 64 * BLOCK;
 
-/// An update that goes over blocks of 256 elements, each by itself.
+/// An update of blocks of 256 elements, each independent of the others.
 pub(super) trait ByBlock: Sync {
-    /// What a task needs room for, beside the tensors: made once a chunk, since clearing it for every block would show.
+    /// A task's buffers. Made once per chunk, since clearing them for every block would take measurable time.
     type Room: Default;
 
-    /// Updates `elements` elements from `start` on: a block, or what there is of the last.
+    /// Updates `elements` elements from `start` on: a whole block, or the rest in the last one.
     fn update<C: Codec>(&self, start: usize, elements: usize, room: &mut Self::Room);
 }
 
-/// Goes over all blocks of some elements.
+/// Updates all blocks of `elements` elements.
 pub(super) fn in_blocks<U: ByBlock>(update: &U, elements: usize) {
     let chunks = (0..elements.div_ceil(CHUNK)).into_par_iter();
     chunks.for_each(|chunk| {
@@ -32,7 +32,7 @@ pub(super) fn in_blocks<U: ByBlock>(update: &U, elements: usize) {
     });
 }
 
-/// Updates a chunk with the widest instructions that the processor has: the bits are the same with any.
+/// Updates a chunk with the widest instructions of the processor. All instructions give the same bits.
 fn update_chunk<U: ByBlock>(update: &U, start: usize, elements: usize) {
     #[cfg(target_arch = "x86_64")]
     {
@@ -85,20 +85,20 @@ impl Random {
         }
     }
 
-    /// Those that weights are rounded with, from an element on.
+    /// Random numbers for rounding weights, from an element on.
     #[inline(always)]
     fn of_weights(self, start: usize, out: &mut [u32]) {
         random_run(!self.key, self.first_index + start as u64, out);
     }
 
-    /// Those that moments are rounded with.
+    /// Random numbers for rounding moments.
     #[inline(always)]
     pub(super) fn of_moments(self, start: usize, out: &mut [u32]) {
         random_run(self.key, self.first_index + start as u64, out);
     }
 }
 
-/// A moment as pointers that tasks share.
+/// A moment as pointers, which tasks share.
 #[derive(Clone, Copy)]
 pub(super) enum MomentAt {
     F32(Shared<f32>),
@@ -115,7 +115,7 @@ pub(super) enum WeightsAt {
     Rounded(Shared<bf16>),
 }
 
-/// Values that are read.
+/// Values to read.
 #[derive(Clone, Copy)]
 pub(super) enum Values<'a> {
     F32(&'a [f32]),
@@ -174,7 +174,7 @@ pub(super) unsafe fn part<'a, T>(tensor: Shared<T>, start: usize, elements: usiz
     unsafe { std::slice::from_raw_parts_mut(tensor.at(start), elements) }
 }
 
-/// Rounds values by 16 bits of each random number, those from `shift` on.
+/// Rounds values with 16 bits of each random number, from bit `shift` on.
 #[inline(always)]
 fn round(out: &mut [bf16], values: &[f32], random: &[u32], shift: u32) {
     for ((out, value), random) in out.iter_mut().zip(values).zip(random) {
@@ -199,7 +199,7 @@ impl MomentAt {
         }
     }
 
-    /// `random` and `shift` are what bf16 are rounded with.
+    /// Uses `random` and `shift` for rounding to bf16.
     #[inline(always)]
     pub(super) fn write<C: Codec>(
         self,

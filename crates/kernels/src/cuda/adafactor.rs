@@ -11,14 +11,14 @@ use crate::operation::{
 use crate::{KernelError, MasterOperand};
 use memory::DType;
 
-/// Threads of a block that is alone, as in `adafactor.cu`: they are the lanes of its sums, on the CPU too.
+/// Threads of a block that runs alone, as in `adafactor.cu`. They are the lanes of its sums, on the CPU too.
 const BLOCK_THREADS: usize = 1024;
 
 /// Columns and rows of the threads of a block that sums columns: as in `adafactor.cu`.
 const COLUMN_THREADS: usize = 32;
 const ROW_THREADS: usize = 32;
 
-/// So many blocks of [`BLOCK_THREADS`].
+/// A number of blocks of [`BLOCK_THREADS`].
 fn blocks(count: usize) -> Extent {
     Extent {
         grid: [count, 1, 1],

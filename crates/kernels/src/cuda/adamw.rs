@@ -1,4 +1,4 @@
-//! AdamW on ranges, in every form of its states.
+//! AdamW on ranges, for every format of its states.
 
 use super::calls::Argument;
 use super::extent::Extent;
@@ -13,7 +13,7 @@ const ROUNDS: usize = 8;
 
 const WARP: usize = 32;
 
-/// Blocks of threads for an update of so many elements.
+/// Blocks of threads for an update of `n` elements.
 pub(super) fn in_rounds(n: usize) -> Extent {
     Extent {
         grid: [n.div_ceil(THREADS / WARP * BLOCK * ROUNDS), 1, 1],
@@ -55,7 +55,7 @@ pub(super) fn moment(moment: &MomentOperand) -> (Argument, Argument) {
     }
 }
 
-/// What stands beside the weights.
+/// The tensor of the exact weights: a master, a remainder, or none.
 pub(super) fn beside(master: &MasterOperand) -> Argument {
     match master {
         MasterOperand::Parameters => Argument::NULL,
@@ -63,7 +63,7 @@ pub(super) fn beside(master: &MasterOperand) -> Argument {
     }
 }
 
-/// The kernel for the form of a moment, by its name for f32, bf16 and codes.
+/// The kernel for the format of a moment, by its name for f32, bf16 and codes.
 macro_rules! by_moment {
     ($update:expr, $f32:literal, $bf16:literal, $codes:literal) => {{
         let gradients = $update.gradients.dtype();

@@ -1,8 +1,9 @@
-//! Causal attention with stored probabilities, a sequence at a time.
+//! Causal attention with stored probabilities, one sequence at a time.
 //!
-//! Scores of all heads of a sequence are f32 in the scratch; their softmax, and its gradient, take their place in the
-//! compute type. What is multiplied is always what lies there, so that leaving an output out changes no bit. Dropped
-//! probabilities lie there too; stored ones are not dropped, so the backward pass drops them there again.
+//! The scores of all heads of a sequence are f32 in the scratch. Their softmax and its gradient replace them there in
+//! the compute type. Products always read these, so that leaving an output out changes no bit. Dropped probabilities
+//! are in the scratch too. Stored ones have no dropout applied, so the backward pass drops elements in the scratch
+//! again.
 //!
 //! A key-value head serves `group` query heads. Products run for one member of each group at a time, batched over
 //! key-value heads, so that sums into dk and dv have a fixed order.
@@ -57,7 +58,7 @@ impl Member {
         }
     }
 
-    /// Matrices `[seq, seq]` in the scratch: f32, or what took its place.
+    /// Matrices `[seq, seq]` in the scratch: the f32 scores, or what replaced them.
     fn scores(&self, scratch: &Out, dtype: DType) -> Matrix {
         let seq = self.shape.seq;
         let row_stride = seq * DType::F32.size_in_bytes() / dtype.size_in_bytes();
@@ -97,7 +98,7 @@ impl Member {
         }
     }
 
-    /// Adds products up over the members of a group.
+    /// Adds up products over the members of a group.
     fn sum(&self, sizes: [usize; 3], a: Matrix, b: Matrix, out: Matrix) -> Gemm {
         Gemm {
             init: (self.member > 0).then_some(out),
@@ -253,7 +254,7 @@ fn launch_rows<D: Driver>(
     cuda.launch(kernel, extent, &[first, &of_rows].concat())
 }
 
-/// Where dk and dv of a sequence are added up: in the tensors, or in f32 beside them where bf16 would round every
+/// Where dk and dv of a sequence are summed. It is in the tensors, or in separate f32 sums if bf16 would round every
 /// member's part.
 struct GradientSums {
     shape: AttentionShape,

@@ -6,7 +6,7 @@ use crate::KernelError;
 use crate::operation::{CachedAttention, StoreInCache};
 use memory::DType;
 
-/// Widest head, a thread for each of whose columns makes the sum over warps: as in `cache.cu`.
+/// Widest head: one thread per column sums over warps, as in `cache.cu`.
 const THREADS: usize = 256;
 
 pub(super) fn store_in_cache<D: Driver>(

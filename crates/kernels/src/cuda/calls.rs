@@ -1,4 +1,4 @@
-//! The calls by which a driver computes: launches, matrix products, attention by a library.
+//! The calls that a driver gets for computation: launches, matrix products, and attention by a library.
 
 use crate::{AttentionShape, Queue};
 use memory::{DType, In, Out};
@@ -24,11 +24,11 @@ pub struct Launch<'a> {
     pub grid: [u32; 3],
     /// Threads of a block along x, y and z: whole warps.
     pub block: [u32; 3],
-    /// Dynamic shared memory of a block. Above 48 KB a device wants to be told before the launch: a driver sets the
-    /// function's `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES` when it loads it or when the need first comes.
-    /// 163 KB fit on an A100, 227 KB on an H100, less what the kernel declares itself.
+    /// Dynamic shared memory of a block. For more than 48 KB a driver sets the function's
+    /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES` before the launch. 163 KB fit on an A100, 227 KB on an H100,
+    /// less what the kernel declares itself.
     pub shared_bytes: u32,
-    /// One for each parameter, in their order.
+    /// One per parameter, in order.
     pub arguments: &'a [Argument],
 }
 
@@ -39,7 +39,7 @@ pub enum Argument {
     Pointer(*const u8),
     /// `size_t`.
     Size(usize),
-    /// `int`; 0 or 1 where it says yes or no.
+    /// `int`; a flag is 0 or 1.
     Int(i32),
     /// `float`.
     Float(f32),
@@ -54,7 +54,7 @@ impl Argument {
         out.as_ref().map_or(Argument::NULL, Argument::from)
     }
 
-    /// The address of the value, as a launch takes it.
+    /// The address of the value, in the form that a launch needs.
     pub fn address(&self) -> *mut c_void {
         match self {
             Argument::Pointer(value) => std::ptr::from_ref(value).cast_mut().cast(),
@@ -104,16 +104,17 @@ pub struct Matrix {
     pub pointer: *const u8,
     /// f32 or bf16.
     pub dtype: DType,
-    /// Elements from a row to the next. This or `column_stride` is 1, but for matrices of one row or column.
+    /// Elements from one row to the next. Either this or `column_stride` is 1, except for matrices of one row or
+    /// column.
     pub row_stride: usize,
-    /// Elements from a column to the next.
+    /// Elements from one column to the next.
     pub column_stride: usize,
-    /// Elements from a matrix to the next; 0 repeats one.
+    /// Elements from one matrix to the next; 0 repeats one matrix.
     pub batch_stride: usize,
 }
 
 impl Matrix {
-    /// Rows exchanged with columns.
+    /// The transposed matrices.
     pub fn t(self) -> Matrix {
         Matrix {
             row_stride: self.column_stride,
@@ -123,8 +124,8 @@ impl Matrix {
     }
 }
 
-/// `out [m, n] = init + alpha a [m, k] b [k, n] + bias [n]` on every row, for every matrix of a batch. Sums are f32 and
-/// rounded once.
+/// `out [m, n] = init + alpha a [m, k] b [k, n] + bias [n]`, with the bias added to every row, for every matrix of a
+/// batch. Sums are f32 and rounded once.
 ///
 /// Deterministic: the algorithm follows from sizes, types, strides and the alignment of the pointers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -141,17 +142,17 @@ pub struct Gemm {
     pub b: Matrix,
     /// The product is added to this: another matrix, or `out` itself. Has the type of `out`.
     pub init: Option<Matrix>,
-    /// Added to every row of every product: `n` elements of the type of `out`, one after the other, from a multiple
-    /// of [`BIAS_ALIGNMENT_BYTES`] on.
+    /// Added to every row of every product: `n` contiguous elements of the type of `out`. The address is a multiple of
+    /// [`BIAS_ALIGNMENT_BYTES`].
     pub bias: Option<*const u8>,
-    /// Row-major and written; f32, or of the type of `a`.
+    /// Row-major output; f32, or the type of `a`.
     pub out: Matrix,
 }
 
 /// The address of a [`Gemm::bias`] is a multiple of this.
 pub const BIAS_ALIGNMENT_BYTES: usize = 16;
 
-/// Device memory that the matrix library may use during a product.
+/// Device memory that the matrix library may use for a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Workspace {
     /// Its first byte.
@@ -160,7 +161,7 @@ pub struct Workspace {
     pub bytes: usize,
 }
 
-/// Causal attention as a library computes it: bf16, no documents, nothing dropped.
+/// Causal attention by a library: bf16, without documents or dropout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LibraryAttention {
     /// Its sizes.
@@ -171,7 +172,7 @@ pub struct LibraryAttention {
     pub workspace: Workspace,
 }
 
-/// A direction of attention.
+/// A pass of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttentionPass {
     /// Output and log-sum-exp.
@@ -180,7 +181,7 @@ pub enum AttentionPass {
     Backward,
 }
 
-/// The first elements of the tensors of an attention; each as its operation has it.
+/// Pointers to the first elements of the tensors of an attention, with the shapes of its operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AttentionTensors {
     /// `out` and `lse` are written.
@@ -220,7 +221,7 @@ pub struct BackwardTensors {
 }
 
 impl LibraryAttention {
-    /// Its direction.
+    /// The pass that these tensors belong to.
     pub fn pass(&self) -> AttentionPass {
         match self.tensors {
             AttentionTensors::Forward { .. } => AttentionPass::Forward,

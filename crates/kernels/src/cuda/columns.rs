@@ -1,21 +1,22 @@
-//! Sums over the rows of a matrix, column by column: parts of the rows in the constant workspace, then their sum.
+//! Sums over the rows of a matrix, column by column. Parts of the rows are summed in the constant workspace, then their
+//! sums are added.
 
 use super::extent::Extent;
 use super::{Argument, Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
 use crate::{Init, KernelError};
 use memory::{DType, Out};
 
-/// How the rows of a matrix are parted.
+/// How the rows of a matrix are divided into parts.
 pub(super) struct Parting {
-    /// Rows of a part, at least.
+    /// Fewest rows of a part.
     pub(super) rows_min: usize,
     /// The rows of a part are a multiple of this.
     pub(super) rows_multiple: usize,
-    /// Parts, at most.
+    /// Most parts.
     pub(super) parts_max: usize,
 }
 
-/// Parts of the rows of a matrix, and where their sums go: into matrices of a row a part, in the workspace of the products.
+/// The parts of a matrix's rows, and where their sums go: matrices with one row per part, in the workspace of products.
 pub(super) struct Parts {
     rows: usize,
     width: usize,
@@ -23,7 +24,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Parts by the matrix's shape, and by how many fit the workspace where each has `sums` rows of sums.
+    /// Chooses parts by the matrix's shape, and by how many fit the workspace if each has `sums` rows of sums.
     pub(super) fn new<D: Driver>(
         cuda: &Cuda<D>,
         operation: &'static str,
@@ -49,19 +50,19 @@ impl Parts {
         self.rows.div_ceil(self.part_rows)
     }
 
-    /// Rows of every part but the last.
+    /// Rows of every part except the last.
     pub(super) fn part_rows(&self) -> usize {
         self.part_rows
     }
 
-    /// Where the parts of a sum go: the first one's, or of another, which follows it.
+    /// Where the parts of the `sum`-th sum go. Sums follow one another.
     pub(super) fn place<D: Driver>(&self, cuda: &Cuda<D>, sum: usize) -> Argument {
         let elements = self.count() * self.width;
         let place = sum * elements..(sum + 1) * elements;
         (&cuda.workspace.view().rows(place)).into()
     }
 
-    /// Sets `out`, or adds to it, the parts of a sum.
+    /// Adds up the parts of a sum, into `out` or onto it.
     pub(super) fn add<D: Driver>(
         &self,
         cuda: &Cuda<D>,

@@ -1,8 +1,8 @@
-//! The backward pass: probabilities made again from q, k and the statistics (Dao et al. 2022).
+//! The backward pass: it recomputes probabilities from q, k and the statistics (Dao et al. 2022).
 //!
-//! One task is one key-value head of one sequence. It walks blocks of keys, within each its query heads, and their
-//! blocks of queries: sums into dk and dv stay in a block of scratch, and those into dq get their terms in the order
-//! of the keys.
+//! A task computes one key-value head of one sequence. It goes over blocks of keys, for each over its query heads, and
+//! for each of those over blocks of queries. Sums of dk and dv stay in one block of scratch. Sums of dq add their terms
+//! in the order of the keys.
 
 use super::{Block, Inputs, drop_elements, for_each_item, transpose};
 use crate::AttentionShape;
@@ -62,7 +62,7 @@ fn flash_attention_backward_of<T: Real>(operation: FlashAttentionBackward) {
     });
 }
 
-/// What the pass reads, and the gradient whose sums need no scratch in f32.
+/// The pass's inputs, and the gradient whose sums need no f32 scratch.
 struct Operands<'a, T> {
     inputs: Inputs<'a, T>,
     dout: &'a [T],
@@ -75,14 +75,14 @@ struct Operands<'a, T> {
 struct Room<'a> {
     /// Probabilities, `[queries, keys]`.
     probs: &'a mut [f32],
-    /// Their gradients, then those of the scores.
+    /// Gradients of the probabilities, later of the scores.
     dscores: &'a mut [f32],
     /// Sums of a block of keys, `[keys, d]` and `[keys, e]`.
     dk: &'a mut [f32],
     dv: &'a mut [f32],
     /// Sums of `dout * out` of every query, `[group, seq]`.
     row_sums: &'a mut [f32],
-    /// Sums of dq, `[group, seq, d]`, where the tensor cannot hold them.
+    /// Sums of dq, `[group, seq, d]`, if the tensor's type cannot hold them.
     dq: &'a mut [f32],
     q_copy: &'a mut [f32],
     dout_copy: &'a mut [f32],
@@ -113,7 +113,8 @@ impl<'a> Room<'a> {
     }
 }
 
-/// The sums of `dout * out` over each row: of the probabilities times their gradients, dropped or not.
+/// The sums of `dout * out` over each row. They equal the sums of the probabilities times their gradients, with or
+/// without dropout.
 fn row_sums<T: Real>(operands: &Operands<T>, task: Task, room: &mut Room) {
     let (seq, dim) = (task.shape.seq, task.shape.v_head_dim);
     for (head, sums) in task.heads().zip(room.row_sums.chunks_exact_mut(seq)) {
@@ -128,7 +129,7 @@ fn row_sums<T: Real>(operands: &Operands<T>, task: Task, room: &mut Room) {
     }
 }
 
-/// What all queries that see a block of keys add to its dk and dv, and the keys to the queries' dq.
+/// Adds the part of all queries that see a block of keys to its dk and dv, and the keys' part to the queries' dq.
 fn key_block<T: Real>(operands: &Operands<T>, task: Task, keys: (usize, usize), room: &mut Room) {
     let (seq, dims) = (task.shape.seq, task.shape.head_dims());
     let (first, end) = (keys.0, keys.0 + keys.1);
@@ -148,10 +149,10 @@ fn key_block<T: Real>(operands: &Operands<T>, task: Task, keys: (usize, usize), 
     };
     room.dk.fill(0.0);
     room.dv.fill(0.0);
-    // The block of the first key's own query is the first that sees any of these keys.
+    // Earlier query blocks see none of these keys: the first that does is the block with the first key's own query.
     let first_queries = first / CPU_QUERIES * CPU_QUERIES;
     for head in task.heads() {
-        // Beyond these, all windows begin after the keys.
+        // For later queries, the window begins after these keys.
         let end_queries = seq.min(end - 1 + task.shape.reach());
         for query in (first_queries..end_queries).step_by(CPU_QUERIES) {
             let queries = (query, CPU_QUERIES.min(seq - query));
@@ -179,7 +180,7 @@ struct KeyBlock {
 }
 
 impl KeyBlock {
-    /// Keys, and both transposed, from a key on.
+    /// The keys, and both transposed, from `key` on.
     fn from(&self, key: usize) -> [Matrix; 3] {
         let skipped = key - self.first;
         [
@@ -190,7 +191,7 @@ impl KeyBlock {
     }
 }
 
-/// One block of scores: its part of dq, dk and dv.
+/// Computes one block of scores, and its part of dq, dk and dv.
 fn block_pair<T: Real>(operands: &Operands<T>, block: Block, kv: &KeyBlock, room: &mut Room) {
     let (task, dims) = (block.task, block.task.shape.head_dims());
     let ((query, queries), (key, keys)) = (block.queries, block.keys);
@@ -216,7 +217,7 @@ fn block_pair<T: Real>(operands: &Operands<T>, block: Block, kv: &KeyBlock, room
         let sums = sums[row * dim..].as_mut_ptr();
         Output::rows(sums, dim).accumulating(true)
     });
-    // The first keys that any of the queries sees are the first to add to their dq.
+    // The first keys that any of the queries sees overwrite their dq; later ones add to it.
     let is_later = operands.inputs.first_key(block) != key;
     let dq = dq_rows(operands, block, room).accumulating(is_later);
     // SAFETY: the block's keys lie within the sums, and its rows and columns of dq belong to this task.
@@ -227,7 +228,7 @@ fn block_pair<T: Real>(operands: &Operands<T>, block: Block, kv: &KeyBlock, room
     }
 }
 
-/// Where the sums of dq of a block's queries are.
+/// Where the sums of dq for a block's queries are.
 fn dq_rows<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room) -> Output {
     let (task, query) = (block.task, block.queries.0);
     let dim = task.shape.qk_head_dim;
@@ -240,8 +241,8 @@ fn dq_rows<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room) -> Ou
     }
 }
 
-/// Scores become probabilities, and the gradients of these those of the scores before scaling; then what forward
-/// dropped of the probabilities is dropped.
+/// Turns scores into probabilities, and gradients of probabilities into gradients of the scores before scaling. Then
+/// drops the probabilities that the forward pass dropped.
 fn differentiate<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room) {
     let ((query, queries), (key, keys)) = (block.queries, block.keys);
     let inputs = &operands.inputs;

@@ -32,7 +32,7 @@ fn flash_attention_of<T: Real>(operation: FlashAttention) {
     let blocks = shape.seq.div_ceil(CPU_QUERIES);
     for_each_item(heads * blocks, scratch.slice_mut(), |item, scratch| {
         let task = inputs.task(item % heads);
-        // The last queries see the most keys: they go first, so that no thread is left with them at the end.
+        // The last queries see the most keys. They go first, so that no thread has a long item left at the end.
         let first = (blocks - 1 - item / heads) * CPU_QUERIES;
         let queries = CPU_QUERIES.min(shape.seq - first);
         let mut room = Room::new::<T>(shape, scratch);
@@ -52,7 +52,7 @@ fn flash_attention_of<T: Real>(operation: FlashAttention) {
     });
 }
 
-/// A task's scratch: a block of scores, what its queries have gathered so far, and widened copies.
+/// A task's scratch: a block of scores, the sums of its queries so far, and widened copies.
 struct Room<'a> {
     /// `[keys, queries]`.
     scores: &'a mut [f32],
@@ -115,7 +115,7 @@ impl<'a> Room<'a> {
     }
 }
 
-/// Gathers what a block of queries sees, key block after key block, and stores the output if it is wanted.
+/// Goes over the key blocks that a block of queries sees, and stores the output if it is wanted.
 fn attend<T: Real>(inputs: &Inputs<T>, block: Block, out: Option<Shared<T>>, room: &mut Room) {
     let (task, [qk_dim, v_dim]) = (block.task, block.task.shape.head_dims());
     let (first_query, queries) = block.queries;
@@ -147,7 +147,7 @@ fn attend<T: Real>(inputs: &Inputs<T>, block: Block, out: Option<Shared<T>>, roo
     }
 }
 
-/// The block's scores, and their weights in their place; brings the statistics up to date.
+/// Computes the block's scores, replaces them by their weights, and updates the statistics.
 fn weigh<T: Real>(inputs: &Inputs<T>, block: Block, q: Matrix, room: &mut Room) {
     let (task, dim) = (block.task, block.task.shape.qk_head_dim);
     let ((key, keys), columns) = (block.keys, room.largest.len());
@@ -187,7 +187,7 @@ fn hide<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
     }
 }
 
-/// Drops weights, which are counted in the totals by now.
+/// Drops weights. The totals count them already, as dropout comes after the softmax.
 fn drop_weights<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
     let ((query, queries), (key, keys)) = (block.queries, block.keys);
     let rows = room.scores.chunks_exact_mut(room.largest.len());
@@ -231,7 +231,7 @@ fn weight(score: f32, largest: f32) -> f32 {
     }
 }
 
-/// A vector of a row, as an array so that loops over lanes have no bounds checks.
+/// `LANES` elements of a row, as an array so that loops over lanes have no bounds checks.
 #[inline(always)]
 fn lanes(row: &mut [f32], start: usize) -> &mut [f32; LANES] {
     let lanes = row[start..].first_chunk_mut();

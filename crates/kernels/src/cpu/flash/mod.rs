@@ -1,11 +1,11 @@
 //! Causal attention that never stores the scores, in blocks of queries by blocks of keys.
 //!
-//! The GEMM library reads the left operand of a product anywhere, and the right one best row by row; else it copies.
-//! So the one operand that a product needs transposed is what stays while blocks go by: the forward pass walks over
-//! keys with the transposed queries, and its scores are `[keys, queries]`; the backward pass walks over queries with
-//! transposed keys and values, and its scores are `[queries, keys]`.
+//! The GEMM library reads the left operand of a product in any layout. The right one it reads in place only if rows are
+//! contiguous; otherwise it copies. So the operand that must be transposed is the one that stays the same over many
+//! blocks. The forward pass transposes queries, goes over keys, and has scores `[keys, queries]`. The backward pass
+//! transposes keys and values, goes over queries, and has scores `[queries, keys]`.
 //!
-//! What a task computes depends on its place in the tensors alone, never on the thread or the piece of scratch.
+//! A task's results depend only on its place in the tensors, not on the thread or the part of the scratch.
 
 mod backward;
 mod forward;
@@ -23,7 +23,7 @@ use crate::{AttentionShape, FlashOptions};
 use memory::In;
 use rayon::prelude::*;
 
-/// What both passes read.
+/// The inputs of both passes.
 #[derive(Clone, Copy)]
 struct Inputs<'a, T> {
     shape: AttentionShape,
@@ -55,7 +55,7 @@ impl<'a, T: Real> Inputs<'a, T> {
         }
     }
 
-    /// The first key that each query of a block sees, where it is another than 0: that of its document, or of its window.
+    /// The first key that each query of a block sees, by its document or its window. None if it is 0 for all.
     fn first_keys(&self, block: Block) -> Option<[i32; CPU_QUERIES]> {
         let (query, queries) = block.queries;
         if self.documents.is_none() && !self.shape.is_windowed() {
@@ -88,7 +88,7 @@ impl<'a, T: Real> Inputs<'a, T> {
     }
 }
 
-/// Where a block of scores is: its query head, and its queries and keys by the first and their number.
+/// A block of scores: its query head, and the first and the number of its queries and of its keys.
 #[derive(Clone, Copy)]
 struct Block {
     task: Task,
@@ -105,7 +105,7 @@ impl Block {
     }
 }
 
-/// Runs every item with a piece of the scratch: item `i` with piece `i` modulo the number of pieces.
+/// Runs every item with a part of the scratch: item `i` gets part `i` modulo the number of parts.
 fn for_each_item(items: usize, scratch: &mut [f32], run: impl Fn(usize, &mut [f32]) + Sync) {
     let slots = cpu_slots(items);
     let each = scratch.len() / slots.max(1);
@@ -130,7 +130,7 @@ unsafe fn transpose<T: Real>(
     copy: &mut [f32],
     stride: usize,
 ) -> Matrix {
-    // Tiles, so that every cache line is read while it is there.
+    // Goes by tiles, so that each cache line is used up while it is in the cache.
     const TILE: usize = 16;
     for first_column in (0..columns).step_by(TILE) {
         for first_row in (0..rows).step_by(TILE) {

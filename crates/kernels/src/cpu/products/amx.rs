@@ -1,6 +1,7 @@
-//! AMX: eight registers of 16 rows of 64 bytes, and an instruction that multiplies two of them of bf16 into a third of f32.
+//! AMX: eight tile registers of 16 rows of 64 bytes. One instruction multiplies two registers of bf16 and adds to a
+//! third of f32.
 //!
-//! Written in assembly, since stable Rust has no names for it yet.
+//! Written in assembly, because stable Rust has no intrinsics for it yet.
 
 use super::tiles::{Job, Left, Right, SIDE, Square, Tiles};
 use super::words::{narrow_avx512, pairs, transpose_avx512};
@@ -10,8 +11,8 @@ use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
-/// Whether the processor has AMX for bf16, and Linux lets this process use it: it has to be asked, once, because the
-/// registers make every thread's saved state larger.
+/// Whether the processor has AMX for bf16 and Linux lets this process use it. A process must request it once, because
+/// the registers enlarge every thread's saved state.
 pub(super) fn is_permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
@@ -22,7 +23,7 @@ pub(super) fn is_permitted() -> bool {
         if __cpuid_count(7, 0).edx & BF16_AND_TILES != BF16_AND_TILES {
             return false;
         }
-        // SAFETY: the call changes nothing but this permission. A kernel that does not know it refuses it.
+        // SAFETY: the call changes only this permission. A kernel without AMX support refuses it.
         let answer = unsafe {
             libc::syscall(
                 libc::SYS_arch_prctl,
@@ -34,7 +35,7 @@ pub(super) fn is_permitted() -> bool {
     })
 }
 
-/// Runs a job with the registers set up.
+/// Runs a job with the tile registers configured.
 ///
 /// # Safety
 /// The processor must have AMX and AVX-512, and [`is_permitted`] must have said so.
@@ -44,7 +45,7 @@ pub(super) unsafe fn run<J: Job>(job: J) {
     // SAFETY: the caller's promise; the registers are this thread's, and nothing else in the program uses them.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly)) };
     job.run::<Amx>();
-    // SAFETY: as above. Registers that are released need not be saved when threads take turns.
+    // SAFETY: as above. Released registers need not be saved at a thread switch.
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
@@ -126,7 +127,8 @@ impl Tiles for Amx {
     }
 }
 
-/// Sums of two panels: registers 0 to 3 hold them, 4 and 5 tiles of the left operand, 6 and 7 of the right.
+/// Adds products to the sums of two panels. Registers 0 to 3 hold sums, 4 and 5 tiles of the left operand, 6 and 7 of
+/// the right.
 #[inline(always)]
 unsafe fn two_panels(
     sums: *mut Square,
@@ -180,7 +182,7 @@ unsafe fn two_panels(
     }
 }
 
-/// As [`two_panels`], for one.
+/// As [`two_panels`], for one panel.
 #[inline(always)]
 unsafe fn one_panel(
     sums: *mut Square,
@@ -221,7 +223,7 @@ unsafe fn one_panel(
     }
 }
 
-/// The sums of the first panel, in registers 0 and 1.
+/// Loads the sums of the first panel into registers 0 and 1.
 #[inline(always)]
 unsafe fn load_sums(sums: *mut Square, fresh: bool) {
     // SAFETY: the caller's promise.

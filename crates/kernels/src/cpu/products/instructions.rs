@@ -1,12 +1,12 @@
-//! Which instructions multiply bf16.
+//! The sets of instructions that multiply bf16.
 
 use super::tiles::Job;
 use super::vectors::Baseline;
 #[cfg(target_arch = "x86_64")]
 use super::vectors::{WithAvx2, WithAvx512, WithAvx512Bf16};
 
-/// Instructions that multiply matrices of bf16, best first. All sum in the same order, so all give the same bits,
-/// as long as no product or sum is smaller than the least normal f32 (1.2e-38), which the first two take for zero.
+/// Instructions that multiply matrices of bf16, best first. All sum in the same order, so all give the same bits. The
+/// exception: the first two treat products and sums below the least normal f32 (1.2e-38) as zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Instructions {
     /// Intel's matrix extension: tiles of 16 rows by 32.
@@ -17,12 +17,12 @@ pub enum Instructions {
     Avx512,
     /// AVX2 and fused multiplication, on operands widened to f32.
     Avx2,
-    /// What every processor has, on operands widened to f32.
+    /// Instructions of every processor, on operands widened to f32.
     Baseline,
 }
 
 impl Instructions {
-    /// All, best first.
+    /// All of them, best first.
     pub const ALL: [Instructions; 5] = [
         Instructions::Amx,
         Instructions::Avx512Bf16,
@@ -31,14 +31,14 @@ impl Instructions {
         Instructions::Baseline,
     ];
 
-    /// The best that this processor has.
+    /// The best ones that this processor has.
     pub fn best() -> Instructions {
         let mut all = Instructions::ALL.into_iter();
         all.find(|instructions| instructions.are_here())
             .expect("every processor has the baseline")
     }
 
-    /// Whether this processor has them, and the operating system lets this process use them.
+    /// Whether this processor has them and the operating system permits them.
     pub fn are_here(self) -> bool {
         match self {
             Instructions::Amx => detection::has_amx(),
@@ -49,7 +49,7 @@ impl Instructions {
         }
     }
 
-    /// The instructions for operands that are not all bf16: these if they widen operands, else the best that do.
+    /// The instructions for operands of which some are f32: `self` if it widens operands, otherwise the best that do.
     pub(super) fn widening(self) -> Instructions {
         match self {
             Instructions::Amx | Instructions::Avx512Bf16 => Instructions::Avx512,
@@ -78,7 +78,7 @@ impl Instructions {
     }
 }
 
-/// What the processor and its operating system offer.
+/// Detects what the processor and its operating system offer.
 #[cfg(target_arch = "x86_64")]
 mod detection {
     pub(super) use crate::cpu::simd::has_avx512;

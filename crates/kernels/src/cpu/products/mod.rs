@@ -1,9 +1,9 @@
-//! Products with bf16 in them, by the best instructions that the processor has.
+//! Products with bf16 operands, by the best instructions that the processor has.
 //!
-//! One operand is the left one: AMX reads its tiles where they lie. The other is packed into the workspace, at most
-//! [`RIGHT_PANELS`] panels of 16 columns at a time, by all threads. Then each thread takes strips of 32 rows of the left
-//! operand, packs what cannot be read in place on its stack, multiplies it by all panels, and stores the sums. Which
-//! operand is the left one, and how large blocks are, changes no bit: see [`tiles`].
+//! One operand is the left one; AMX reads its tiles in place. All threads pack the other into the workspace, at most
+//! [`RIGHT_PANELS`] panels of 16 columns at a time. Then each thread takes strips of 32 rows of the left operand, and
+//! packs on its stack those that cannot be read in place. It multiplies a strip by all panels and stores the sums. The
+//! choice of the left operand and the block sizes change no bit: see [`tiles`].
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
@@ -36,13 +36,14 @@ const RIGHT_PANELS: usize = 32;
 /// Rows of a strip.
 const STRIP: usize = STRIP_TILES * SIDE;
 
-/// Blocks of the depth for which a strip is multiplied by all panels: its part of them stays in the first-level cache.
+/// Blocks of the depth for which a strip is multiplied by all panels. The strip's part of them stays in the first-level
+/// cache.
 const LEFT_BLOCKS: usize = 16;
 
-/// Products below this many multiplications are left to the calling thread.
+/// Products with fewer multiplications run in the calling thread.
 const SMALL: usize = 1 << 14;
 
-/// `out = init + a b + bias`, where not all are f32.
+/// `out = init + a b + bias`, if some operands are not f32.
 pub(super) fn multiply(
     out: Out,
     operands: [In; 2],
@@ -53,7 +54,8 @@ pub(super) fn multiply(
     product(out, operands, added, workspace, instructions).run();
 }
 
-/// `out = x x'`, where not both are f32. The bits are those of the whole product: a sum has the same order across the diagonal.
+/// `out = x x'`, if not both are f32. The bits are those of the whole product, since a sum has the same order on both
+/// sides of the diagonal.
 pub(super) fn multiply_by_itself(
     out: Out,
     x: In,
@@ -85,7 +87,7 @@ fn product<'a>(
         false => instructions.widening(),
     };
     let [rows, columns] = [a, b.t()].map(Operand::of);
-    // The larger operand is worth reading in place.
+    // Reading in place saves more for the larger operand.
     let is_turned = match (rows.has_contiguous_rows(), columns.has_contiguous_rows()) {
         (true, false) => false,
         (false, true) => true,
@@ -108,7 +110,7 @@ fn product<'a>(
     }
 }
 
-/// A product, its operands by rows.
+/// A product, with its operands given by rows.
 struct Product<'a> {
     left: Operand,
     right: Operand,
@@ -116,12 +118,12 @@ struct Product<'a> {
     out: Output<'a>,
     instructions: Instructions,
     is_parallel: bool,
-    /// Whether tiles above the diagonal are copied from below it.
+    /// Whether tiles above the diagonal are copied from those below it.
     is_symmetric: bool,
     workspace: Shared<Square>,
 }
 
-/// How a product is cut: panels of the right operand, strips of the left one, blocks of the depth.
+/// How a product is divided: panels of the right operand, strips of the left one, blocks of the depth.
 #[derive(Debug, PartialEq)]
 struct Cut {
     panels: usize,
@@ -130,7 +132,8 @@ struct Cut {
 }
 
 impl Cut {
-    /// Panels of the whole depth if enough of them fit: then sums need not be kept. Else half of the workspace is for sums.
+    /// Takes panels of the whole depth if enough of them fit, so that no sums need to be kept. Otherwise half of the
+    /// workspace is for sums.
     fn new(panels: usize, strips: usize, blocks: usize, squares: usize) -> Cut {
         let fit = WORKSPACE / (blocks * squares).max(1);
         let enough = RIGHT_PANELS.min(panels);
@@ -149,13 +152,13 @@ impl Cut {
     }
 }
 
-/// Squares of a strip's sums: one for each of its tiles and each panel. A single panel may change places with the strip, whose
-/// tiles are then two panels.
+/// Squares for a strip's sums: one per tile of the strip and panel. A single panel may be exchanged with the strip,
+/// whose tiles are then two panels.
 fn kept_squares(panels: usize) -> usize {
     STRIP_TILES * panels.max(STRIP_TILES)
 }
 
-/// A part of a product that is computed at once.
+/// A part of a product that is computed at one time.
 struct Piece {
     panels: Range<usize>,
     strips: Range<usize>,
@@ -225,7 +228,7 @@ impl Product<'_> {
         });
     }
 
-    /// A task packs a panel, or a block of all panels: whatever lies side by side.
+    /// Each task packs one panel, or one block of all panels, whichever is contiguous in memory.
     fn pack_right(&self, piece: &Piece, squares: usize) {
         let (operand, panel) = (&self.right, piece.blocks.len() * squares);
         let run = |panels: Range<usize>, blocks: Range<usize>| {
@@ -280,14 +283,14 @@ impl SharedRight {
     }
 }
 
-/// A range in steps, the last of which may be shorter.
+/// Divides a range into steps. The last one may be shorter.
 fn ranges(all: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
     let end = all.end;
     all.step_by(step)
         .map(move |start| start..end.min(start + step))
 }
 
-/// A strip of the left operand by the packed panels of the right one.
+/// The product of a strip of the left operand and the packed panels of the right one.
 struct Strip<'a> {
     product: &'a Product<'a>,
     piece: &'a Piece,
@@ -340,7 +343,7 @@ impl Job for Strip<'_> {
                     let (row, column) = (index * STRIP + tile * SIDE, panel * SIDE);
                     let is_above = product.is_symmetric && column > row;
                     if row < product.left.rows && !is_above {
-                        // Exchanged, the only panel's sums are those of the first tile.
+                        // After an exchange, the only panel's sums are those of the first tile.
                         let at = match is_thin {
                             true => STRIP_TILES * tile,
                             false => STRIP_TILES * place + tile,
@@ -361,7 +364,7 @@ impl Job for Strip<'_> {
 }
 
 impl Strip<'_> {
-    /// The panels that are multiplied: of a symmetric product those up to the diagonal.
+    /// The panels to multiply. For a symmetric product, those up to the diagonal.
     #[inline(always)]
     fn panels(&self) -> Range<usize> {
         let all = self.piece.panels.clone();
@@ -371,7 +374,7 @@ impl Strip<'_> {
         }
     }
 
-    /// The strip as panels, and the only panel as rows. They were packed for that.
+    /// The strip as panels, and the only panel as rows; both were packed for that.
     #[inline(always)]
     fn exchanged(&self, left: Left, right: Right) -> (Left, Right) {
         let rows = Left {
@@ -402,7 +405,7 @@ impl Strip<'_> {
         let operand = &self.product.left;
         let part = |rows| self.product.part(operand, rows, blocks);
         let first = self.index * STRIP;
-        // Rows that lie apart take longer to read: worth it where they are read once.
+        // Rows with gaps between them take longer to read, so this is worth it only if they are read once.
         if self.piece.panels.len() <= 2 {
             let in_place = operand.in_place::<S>(part(first..first + STRIP));
             if let Some(left) = in_place {

@@ -21,7 +21,7 @@ pub(super) trait Vector: Copy {
     unsafe fn add_product(self, left: *const u32, right: Self) -> Self;
 }
 
-/// Adds a strip's products with `P` panels to their sums, of which those of `ROWS` rows are in registers at a time.
+/// Adds a strip's products with `P` panels to their sums. The sums of `ROWS` rows at a time are in registers.
 ///
 /// # Safety
 /// As for `Tiles::multiply`.

@@ -1,4 +1,4 @@
-//! Operands, and how their tiles are packed.
+//! Operands of products, and how their tiles are packed.
 
 use super::tiles::{DEPTH, Job, Left, OnStack, SIDE, STRIP_TILES, Square, Tiles};
 use crate::cpu::Shared;
@@ -6,7 +6,7 @@ use crate::cpu::simd::Real;
 use half::bf16;
 use memory::{DType, In};
 
-/// An operand, by its rows: the left one's are the product's rows, the right one's its columns.
+/// An operand by its rows. The left operand's rows are the product's rows; the right one's are its columns.
 #[derive(Clone, Copy)]
 pub(super) struct Operand {
     pointer: Shared<u8>,
@@ -16,7 +16,7 @@ pub(super) struct Operand {
     depth_stride: usize,
 }
 
-/// Part of an operand: from its `row` and `place` of the depth on, so many rows and places.
+/// Part of an operand: this many rows and places of the depth, from `row` and `place` on.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     pub(super) row: usize,
@@ -48,7 +48,7 @@ impl Operand {
         first.wrapping_add(row * self.row_stride + place * self.depth_stride)
     }
 
-    /// Tiles of bf16 where they lie, if instructions can read them there: whole ones.
+    /// The tiles of bf16 in place, if the instructions can read them there. All tiles must be whole.
     pub(super) fn in_place<S: Tiles>(&self, part: Part) -> Option<Left> {
         let is_whole = part.rows == STRIP_TILES * SIDE && part.places.is_multiple_of(DEPTH);
         let is_readable = S::READS_ROWS && self.has_contiguous_rows();
@@ -62,14 +62,14 @@ impl Operand {
     }
 }
 
-/// Which operand a square is for: the left one's has a row a line, the right one's is transposed.
+/// Which operand a square is for. A line of the left one's is a row; the right one's is transposed.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Side {
     Left,
     Right,
 }
 
-/// Packs at most 16 rows of an operand: the squares of one block after those of the one before, zeros where it ends.
+/// Packs at most 16 rows of an operand, block by block, with zeros beyond its end.
 ///
 /// # Safety
 /// The part must lie in the operand, which must be live, and nothing else may touch the squares.
@@ -86,7 +86,7 @@ pub(super) unsafe fn pack<S: Tiles>(operand: &Operand, part: Part, side: Side, t
 
 #[inline(always)]
 unsafe fn pack_as<S: Tiles, T: Real>(operand: &Operand, part: Part, side: Side, to: *mut Square) {
-    // No place at all is a block of zeros.
+    // A depth of 0 is one block of zeros.
     for (block, start) in (0..part.places.max(1)).step_by(DEPTH).enumerate() {
         let to = to.wrapping_add(block * S::SQUARES);
         let places = DEPTH.min(part.places - start);
@@ -138,7 +138,7 @@ unsafe fn pack_rows<S: Tiles, T: Real>(
     }
 }
 
-/// Packs a tile of rows that lie side by side at each place of the depth.
+/// Packs a tile whose rows are contiguous at each place of the depth.
 #[inline(always)]
 unsafe fn pack_places<S: Tiles, T: Real>(
     first: *const T,
@@ -147,7 +147,7 @@ unsafe fn pack_places<S: Tiles, T: Real>(
     to: *mut Square,
     is_last: bool,
 ) {
-    // Places may lie so far apart that the processor does not see where the next ones will be.
+    // Places may be so far apart that the processor does not prefetch the next ones.
     for place in DEPTH..2 * DEPTH {
         if !is_last {
             prefetch(first.wrapping_add(place * stride).cast());
@@ -171,7 +171,7 @@ unsafe fn pack_places<S: Tiles, T: Real>(
     }
 }
 
-/// Asks for a line of memory that will be read soon. Harmless where there is none.
+/// Prefetches a line of memory. Harmless for an invalid address.
 #[inline(always)]
 pub(super) fn prefetch(place: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -190,7 +190,7 @@ pub(super) struct PackRight<'a> {
     pub(super) part: Part,
     /// The first square of its first panel.
     pub(super) to: *mut Square,
-    /// Squares from a panel to the next.
+    /// Squares from one panel to the next.
     pub(super) panel: usize,
 }
 

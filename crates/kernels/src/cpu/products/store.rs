@@ -1,4 +1,4 @@
-//! From sums to the output.
+//! Stores sums into the output.
 
 use super::tiles::{SIDE, Square, Tiles};
 use crate::Init;
@@ -7,7 +7,7 @@ use crate::cpu::simd::Real;
 use half::bf16;
 use memory::{DType, In, Out};
 
-/// What products are added to on their way into the output.
+/// What a product's result is added to, before it is stored.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Added<'a> {
     pub(in crate::cpu) bias: Option<In<'a>>,
@@ -39,8 +39,8 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Writes a tile of sums, which starts at a row of the left operand and one of the right. Its lines are rows of the left
-    /// one, or if it is `exchanged`, of the right one.
+    /// Writes a tile of sums, given its first row of the left operand and of the right one. Its lines are rows of the
+    /// left one, or, if `exchanged`, of the right one.
     ///
     /// # Safety
     /// The place must be in the output, and nothing else may touch it.
@@ -77,7 +77,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Whether sums go into the output as they are.
+    /// Whether sums are stored without an addition.
     fn is_plain(&self) -> bool {
         self.added.bias.is_none() && matches!(self.added.init, Init::Overwrite)
     }
@@ -131,7 +131,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// A whole line of the output, to which nothing else is added.
+/// A whole line of the output, without other terms.
 #[inline(always)]
 fn store_line<T: Real>(out: &mut [T; SIDE], sums: &[f32; SIDE], accumulate: bool) {
     if accumulate {
@@ -145,7 +145,7 @@ fn store_line<T: Real>(out: &mut [T; SIDE], sums: &[f32; SIDE], accumulate: bool
     }
 }
 
-/// A line of the output with what is added to it, in this order.
+/// A line of the output with other terms, added in this order.
 #[inline(always)]
 fn store_added<T: Real>(
     out: &mut [T],

@@ -1,9 +1,9 @@
-//! What a set of instructions has to offer: tiles of a fixed size, packed as it wants them, and their product.
+//! The trait [`Tiles`] of a set of instructions: tiles of a fixed size, their packing, and their product.
 //!
-//! The order of every sum is that of AMX, whatever the instructions: the depth is taken in blocks of [`DEPTH`]; in each
-//! the products of even places are added up one after another from zero, those of odd places too, and the sum of both
-//! is added to what the blocks before gave. A product of two bf16 is exact in f32, so fused and separate multiplication
-//! give the same bits. The order depends on the depth alone: not on rows, columns, threads or blocks.
+//! Every set of instructions sums in AMX's order. The depth is divided into blocks of [`DEPTH`]. In each block the
+//! products of even places are added one after another from zero, and so are those of odd places. Then the sum of both
+//! is added to the sum of the blocks before. A product of two bf16 is exact in f32, so fused and separate
+//! multiplication give the same bits. The order depends only on the depth, not on rows, columns, threads or blocks.
 
 use crate::cpu::simd::Real;
 use half::bf16;
@@ -37,15 +37,15 @@ impl<const N: usize> OnStack<N> {
     }
 }
 
-/// Where the tiles of a strip's left operand are, as bytes.
+/// Where the tiles of a strip's left operand are. Distances are in bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
     pub(super) pointer: *const u8,
-    /// From a row of a tile to the next.
+    /// From one row of a tile to the next.
     pub(super) row: usize,
-    /// From a block of the depth to the next.
+    /// From one block of the depth to the next.
     pub(super) block: usize,
-    /// From a tile to the one below.
+    /// From one tile to the one below.
     pub(super) tile: usize,
     /// Rows that need sums.
     pub(super) rows: usize,
@@ -55,24 +55,24 @@ pub(super) struct Left {
 #[derive(Clone, Copy)]
 pub(super) struct Right {
     pub(super) pointer: *const Square,
-    /// Squares from a panel to the next.
+    /// Squares from one panel to the next.
     pub(super) panel: usize,
     pub(super) panels: usize,
 }
 
 /// Instructions that multiply tiles.
 ///
-/// A tile of 16 rows of 32 elements is [`Tiles::SQUARES`] squares of words. The left operand's squares have a row of the
-/// tile a line; the right operand's are transposed.
+/// A tile of 16 rows of 32 elements is [`Tiles::SQUARES`] squares of words. A line of the left operand's squares is a
+/// row of the tile; the right operand's are transposed.
 pub(super) trait Tiles {
-    /// One, of pairs of bf16, or two, of f32.
+    /// 1 for pairs of bf16, or 2 for f32.
     const SQUARES: usize;
 
-    /// Whether the left operand may stay where it is, if it is bf16 whose rows are contiguous.
+    /// Whether a left operand of bf16 with contiguous rows can be read in place.
     const READS_ROWS: bool;
 
-    /// Up to so many columns of the right operand, operands change places within a strip: rows of the left one are then
-    /// worked on side by side in a register, which those few columns would leave half empty.
+    /// With at most this many columns of the right operand, operands are exchanged within a strip. Then a register
+    /// works on rows of the left one; the few columns would leave it half empty.
     const THIN: usize;
 
     /// Writes the words of 32 contiguous elements of a row into a line of each square.
@@ -81,7 +81,7 @@ pub(super) trait Tiles {
     /// The elements and the lines must lie in live memory; the processor must have the instructions.
     unsafe fn along<T: Real>(row: *const T, squares: *mut Square, line: usize);
 
-    /// Writes a line of a square: its word of 16 rows that are contiguous at each place of the depth.
+    /// Writes a line of a square: its word for 16 rows, which are contiguous at each place of the depth.
     ///
     /// # Safety
     /// As for [`Tiles::along`].
@@ -104,16 +104,16 @@ pub(super) trait Tiles {
     /// As for [`Tiles::along`].
     unsafe fn narrow(to: *mut [bf16; SIDE], sums: *const [f32; SIDE]);
 
-    /// Adds the product of a strip's tiles and some panels, over a number of blocks, to f32 sums: two squares a panel, one
-    /// for each of the strip's tiles. Sums that are `fresh` start from zero.
+    /// Adds the product of a strip's tiles and some panels, over a number of blocks, to f32 sums. A panel has two
+    /// squares of sums, one per tile of the strip. If `fresh`, sums start from zero.
     ///
     /// # Safety
     /// As for [`Tiles::along`]; nothing else may touch the sums.
     unsafe fn multiply(sums: *mut Square, left: Left, right: Right, blocks: usize, fresh: bool);
 }
 
-/// Work compiled for each set of instructions. Its function must be `#[inline(always)]`, to end up in one that was compiled
-/// for them.
+/// Work that is compiled for each set of instructions. Its function must be `#[inline(always)]`, so that it becomes
+/// part of a function compiled for them.
 pub(super) trait Job {
     fn run<S: Tiles>(self);
 }

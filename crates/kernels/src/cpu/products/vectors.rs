@@ -64,7 +64,7 @@ macro_rules! widening {
     };
 }
 
-/// What every processor has.
+/// The instructions of every processor.
 pub(super) struct Baseline;
 
 impl Vector for [f32; SIDE] {
@@ -168,7 +168,7 @@ pub(super) struct WithAvx512Bf16;
 #[derive(Clone, Copy)]
 struct Sixteen(__m512);
 
-/// As [`Sixteen`], whose words are pairs of bf16 where they are multiplied.
+/// As [`Sixteen`], but multiplication takes the words as pairs of bf16.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct SixteenOfPairs(__m512);

@@ -1,4 +1,4 @@
-//! From elements to words and lines of words, and back.
+//! Converts elements to words and lines of words, and back.
 
 use super::tiles::{SIDE, Square};
 use crate::cpu::simd::Real;
