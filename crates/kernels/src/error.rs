@@ -1,6 +1,6 @@
-//! Why an operation was not carried out.
+//! Why an operation failed.
 
-/// An operation was not carried out.
+/// An operation failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{operation}: {message}")]
 pub struct KernelError {
@@ -8,30 +8,29 @@ pub struct KernelError {
     pub operation: &'static str,
     /// What does not fit, or what failed.
     pub message: String,
-    /// Who has to change.
+    /// The cause of the failure.
     pub fault: Fault,
 }
 
-/// Why an operation was not carried out.
+/// The cause of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It was called with tensors that do not fit: a defect of the caller.
+    /// It was called with tensors that do not fit: a bug in the caller.
     Caller,
     /// The device, its driver or its library is missing or failed.
     Device,
-    /// The device has no memory left beside what is leased.
+    /// The device has no memory left besides what is leased.
     DeviceFull,
-    /// A file that the step reads and writes failed. Nothing is under way in any queue any more, and what is asked for
-    /// later is refused.
+    /// A file that the step reads or writes failed. No queue has running work any more, and later calls are refused.
     Disk,
-    /// Other ranks cannot be reached, or do not answer. What is asked for later is refused.
+    /// Other ranks cannot be reached or do not answer. Later calls are refused.
     Collective,
-    /// The operation is larger than the device can do it: a head too wide, too little memory for a block.
+    /// The operation is too large for the device: a head is too wide, or a block has too little memory.
     TooLarge,
 }
 
 impl KernelError {
-    /// A defect of the caller, unless a condition holds.
+    /// A misuse by the caller, unless a condition holds.
     pub(crate) fn unless(
         condition: bool,
         operation: &'static str,
@@ -43,7 +42,7 @@ impl KernelError {
         Err(KernelError::misfit(operation, message()))
     }
 
-    /// A defect of the caller.
+    /// A misuse by the caller.
     pub fn misfit(operation: &'static str, message: impl Into<String>) -> KernelError {
         KernelError {
             operation,

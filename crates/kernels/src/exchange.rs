@@ -1,11 +1,11 @@
-//! What goes to other ranks, and what comes from them.
+//! Exchanges of memory with other ranks.
 
 use crate::{Fault, KernelError};
 use collectives::{Group, GroupError, Incoming, Outgoing};
 use memory::{In, Out};
 
-/// Pieces that go to ranks and come from them. Each is contiguous, of any type. What two ranks send each other arrives in
-/// the order of their lists, each piece in one of as many bytes; what a rank sends itself is copied.
+/// Pieces that go to ranks and come from them. Each is contiguous, of any type. Pieces between two ranks arrive in the
+/// order of their lists, each in a piece of the same size. What a rank sends to itself is copied.
 pub struct Exchange<'a> {
     /// The rank that each piece goes to.
     pub sends: Vec<(usize, In<'a>)>,
@@ -13,7 +13,7 @@ pub struct Exchange<'a> {
     pub receives: Vec<(usize, Out<'a>)>,
 }
 
-/// Bytes of an exchange without those that a rank sends to itself.
+/// Bytes of an exchange, without those that a rank sends to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExchangeBytes {
     /// Those that go to other ranks.
@@ -35,7 +35,7 @@ impl ExchangeBytes {
 const EXCHANGE: &str = "exchange";
 
 impl Exchange<'_> {
-    /// Bytes that go to other ranks than this one, and come from them.
+    /// Bytes sent to and received from other ranks.
     pub fn bytes(&self, rank: usize) -> ExchangeBytes {
         let sends = self.sends.iter().filter(|(to, _)| *to != rank);
         let receives = self.receives.iter().filter(|(from, _)| *from != rank);
@@ -45,7 +45,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// The same exchange, for as long as one likes.
+    /// The same exchange without its lifetime.
     ///
     /// # Safety
     /// As for [`Out::outliving`].
@@ -64,7 +64,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// Refuses pieces that are strided, and what this rank sends itself where it does not receive it so.
+    /// Refuses strided pieces, and pieces that this rank sends to itself but does not receive in the same sizes.
     pub(crate) fn check(&self, rank: usize) -> Result<(), KernelError> {
         let contiguous = self.sends.iter().all(|(_, x)| x.is_contiguous())
             && self.receives.iter().all(|(_, out)| out.is_contiguous());
@@ -79,7 +79,7 @@ impl Exchange<'_> {
         })
     }
 
-    /// Refuses pieces that do not add up to the bytes that were announced.
+    /// Refuses pieces whose bytes differ from those announced.
     pub(crate) fn check_bytes(&self, rank: usize, said: ExchangeBytes) -> Result<(), KernelError> {
         let listed = self.bytes(rank);
         KernelError::unless(listed == said, EXCHANGE, || {
@@ -97,10 +97,10 @@ impl Exchange<'_> {
         own.map(|(_, out)| out.bytes()).collect()
     }
 
-    /// Exchanges, in this thread.
+    /// Runs the exchange in this thread.
     ///
     /// # Safety
-    /// The memory can be reached, and is as [`crate::Kernels::start_exchange`] asks for.
+    /// The processor can reach the memory, and the promises of [`crate::Kernels::start_exchange`] hold.
     ///
     /// # Errors
     /// [`KernelError`] if there is no group or no such rank, or the exchange fails.
@@ -111,10 +111,10 @@ impl Exchange<'_> {
         unsafe { group.exchange(&sends, &receives) }.map_err(group_failed)
     }
 
-    /// The pieces as a group takes them.
+    /// The pieces in the form that a group needs.
     ///
     /// # Errors
-    /// [`KernelError`] if they are for ranks that the group lacks.
+    /// [`KernelError`] if a piece is for a rank that the group does not have.
     pub(crate) fn pieces(
         &self,
         group: &dyn Group,
@@ -139,7 +139,7 @@ impl Exchange<'_> {
     }
 }
 
-/// An exchange on a device that was made without a group.
+/// The error of an exchange on a device without a group.
 pub(crate) fn without_group() -> KernelError {
     KernelError::misfit(EXCHANGE, "the device was made without a group of ranks")
 }

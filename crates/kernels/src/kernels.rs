@@ -1,4 +1,4 @@
-//! What everybody calls: every call is checked and counted here, then handed to a [`Backend`].
+//! [`Kernels`], through which callers use a device. It checks and counts every call, then hands it to a [`Backend`].
 
 use crate::{
     Backend, BlockFile, DiskCopy, Event, Exchange, ExchangeBytes, HostSide, KernelError, Operation,
@@ -7,23 +7,24 @@ use crate::{
 use memory::{In, Out};
 use std::sync::Arc;
 
-/// A device, behind the one place where every call is checked and counted.
+/// A device, behind the one place that checks and counts every call.
 ///
-/// [`cpu::Cpu`](crate::cpu::Cpu), [`cuda::Cuda`](crate::cuda::Cuda) and [`meta::Meta`](crate::meta::Meta) are made as one of
-/// these. `Kernels` without a type is whichever device it is: `&Kernels<Cpu>` becomes `&Kernels`, and so do `Box` and `Rc`.
+/// [`cpu::Cpu`](crate::cpu::Cpu), [`cuda::Cuda`](crate::cuda::Cuda) and [`meta::Meta`](crate::meta::Meta) are created
+/// inside one of these. `Kernels` without a type is any of them: `&Kernels<Cpu>` becomes `&Kernels`, and so do `Box`
+/// and `Rc`.
 ///
 /// # Operations
-/// Each is a value of [`crate::operation`], which [`Kernels::run`] carries out.
+/// Each is a value of [`crate::operation`]. [`Kernels::run`] runs it.
 ///
 /// # Copies beside the computation, and the events that order them
-/// A copy reads and writes at any time between the call that asks for it and the end of an event recorded after it in
-/// its queue. Leases are given out in the order of [`Queue::Compute`]: device memory of a copy may be given back only
-/// after that queue was told to wait for such an event, and newly leased memory may be copied into only after the
-/// copy's queue was told to wait for an event of [`Queue::Compute`] that is later than the lease.
+/// A copy reads and writes at any time between its call and the end of an event recorded later in its queue. Leases are
+/// granted in the order of [`Queue::Compute`]. So device memory of a copy may be given back only after that queue has
+/// been told to wait for such an event. Newly leased memory may be copied into only after the copy's queue has been
+/// told to wait for an event of [`Queue::Compute`] recorded after the lease.
 ///
-/// When a file fails, every later call here returns that error ([`crate::Fault::Disk`]), and by then nothing is under way in
-/// any queue. When an exchange fails, so does every later call ([`crate::Fault::Collective`]), but what other ranks send may
-/// still come: its memory must stay until the process ends.
+/// When a file fails, every later call returns that error ([`crate::Fault::Disk`]), and no queue has running work by
+/// then. When an exchange fails, every later call fails too ([`crate::Fault::Collective`]). But data of other ranks may
+/// still arrive, so the exchange's memory must stay until the process ends.
 ///
 /// # Errors
 /// Every call returns [`KernelError`] if a shape or type does not fit ([`crate::Fault::Caller`]), before anything is
@@ -33,12 +34,12 @@ pub struct Kernels<B: Backend + ?Sized = dyn Backend> {
 }
 
 impl<B: Backend> Kernels<B> {
-    /// Kernels of a device that carries out what has been checked.
+    /// Kernels of a device that runs checked calls.
     pub fn new(backend: B) -> Kernels<B> {
         Kernels { backend }
     }
 
-    /// The backend without the checks: what only this device has.
+    /// The backend without the checks, for methods that only this device has.
     pub fn backend(&self) -> &B {
         &self.backend
     }
@@ -66,7 +67,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         unsafe { self.backend.write(out, bytes) }
     }
 
-    /// Copies a contiguous tensor into as many host bytes, when all work before it is done.
+    /// Copies a contiguous tensor into as many host bytes, after all earlier work is done.
     ///
     /// # Errors
     /// [`KernelError`] if they do not fit, or the device fails or failed in earlier work.
@@ -77,7 +78,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         unsafe { self.backend.read(bytes, x) }
     }
 
-    /// Checks an operation and carries it out.
+    /// Checks an operation and runs it.
     ///
     /// # Errors
     /// [`KernelError`] if a shape or type does not fit, before anything is written, or if the device fails.
@@ -86,8 +87,8 @@ impl<B: Backend + ?Sized> Kernels<B> {
         unsafe { self.start(Queue::Compute, operation) }
     }
 
-    /// Asks for an operation in a queue: in [`Queue::Update`] one that may run beside the computation
-    /// ([`Operation::runs_beside`]); else as [`Kernels::run`].
+    /// Enqueues an operation. In [`Queue::Update`] it must be one that may run beside the computation
+    /// ([`Operation::runs_beside`]); otherwise this is [`Kernels::run`].
     ///
     /// # Safety
     /// In [`Queue::Compute`] there is nothing to promise. In [`Queue::Update`], until an event recorded after this in it is
@@ -114,13 +115,13 @@ impl<B: Backend + ?Sized> Kernels<B> {
         unsafe { self.backend.ask(queue, Request::Operation(operation)) }
     }
 
-    /// Whether operations may still have to be done when the call that asks for them returns.
+    /// Whether operations may still be unfinished when the call that asks for them returns.
     pub fn runs_ahead(&self) -> bool {
         self.backend.runs_ahead()
     }
 
-    /// Asks for a copy of pinned host memory to the device, in [`Queue::Upload`]. Both sides are contiguous and of
-    /// one type and number of elements.
+    /// Enqueues a copy of pinned host memory to the device, in [`Queue::Upload`]. Both sides are contiguous, of the
+    /// same type and number of elements.
     ///
     /// # Safety
     /// Until an event recorded after this in the queue is over, `out` and `x` stay alive, nothing else writes either,
@@ -135,7 +136,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         unsafe { self.backend.ask(Queue::Upload, Request::Copy(out, x)) }
     }
 
-    /// Asks for a copy of device memory to pinned host memory, in [`Queue::Download`]; else as
+    /// Enqueues a copy of device memory to pinned host memory, in [`Queue::Download`]; otherwise as
     /// [`Kernels::start_upload`].
     ///
     /// # Safety
@@ -150,7 +151,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         unsafe { self.backend.ask(Queue::Download, Request::Copy(out, x)) }
     }
 
-    /// Asks for bytes of a file, from `offset` on, in [`Queue::DiskRead`]. `out` is contiguous pinned host memory.
+    /// Enqueues a read of a file from `offset` on, in [`Queue::DiskRead`]. `out` is contiguous pinned host memory.
     ///
     /// # Safety
     /// Until an event recorded after this in the queue is over, `out` stays alive, and nothing else reads or writes it.
@@ -168,8 +169,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         unsafe { self.start_disk(file, offset, (HostSide::Read(out), contiguous)) }
     }
 
-    /// Asks for bytes of a file to be replaced, from `offset` on, in [`Queue::DiskWrite`]. `x` is contiguous pinned host
-    /// memory.
+    /// Enqueues a write to a file from `offset` on, in [`Queue::DiskWrite`]. `x` is contiguous pinned host memory.
     ///
     /// # Safety
     /// Until an event recorded after this in the queue is over, `x` stays alive, and nothing writes it.
@@ -187,8 +187,8 @@ impl<B: Backend + ?Sized> Kernels<B> {
         unsafe { self.start_disk(file, offset, (HostSide::Write(x), contiguous)) }
     }
 
-    /// Asks for an exchange with other ranks, in [`Queue::Collective`]. All ranks ask for the same exchanges in the same
-    /// order, each for its part.
+    /// Enqueues an exchange with other ranks, in [`Queue::Collective`]. All ranks enqueue the same exchanges in the
+    /// same order, each with its own pieces.
     ///
     /// # Safety
     /// Until an event recorded after this in the queue is over, all pieces stay alive, nothing else writes them, and
@@ -210,14 +210,14 @@ impl<B: Backend + ?Sized> Kernels<B> {
         Ok(())
     }
 
-    /// As [`Kernels::start_exchange`], where it is known beforehand how many bytes cross. `list` names the pieces, and is called
-    /// only where they move: a plan counts bytes, and takes no longer for more ranks.
+    /// As [`Kernels::start_exchange`], with the number of bytes known beforehand. `list` names the pieces. It is called
+    /// only on devices that move them: a plan only counts bytes, so its time does not depend on the rank count.
     ///
     /// # Safety
     /// As for [`Kernels::start_exchange`].
     ///
     /// # Errors
-    /// As for [`Kernels::start_exchange`], and if the pieces have other bytes.
+    /// As for [`Kernels::start_exchange`], and if the pieces have other byte counts.
     pub unsafe fn start_exchange_of<'a>(
         &self,
         bytes: ExchangeBytes,
@@ -233,7 +233,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         unsafe { self.start_exchange(exchange) }
     }
 
-    /// Asks for the contents of a small contiguous tensor, in [`Queue::Compute`].
+    /// Enqueues a read of a small contiguous tensor, in [`Queue::Compute`].
     ///
     /// # Errors
     /// [`KernelError`] if the tensor is strided or larger than [`READING_BYTES_MAX`], or the device fails.
@@ -248,7 +248,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         unsafe { self.backend.start_reading(x) }
     }
 
-    /// Waits for what [`Kernels::start_read`] asked for. At most [`crate::READINGS_MAX`] may be under way.
+    /// Waits for the result of [`Kernels::start_read`]. At most [`crate::READINGS_MAX`] readings may be running.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or failed in earlier work.
@@ -257,7 +257,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         Ok(reading.bytes())
     }
 
-    /// The present end of a queue.
+    /// Records the present end of a queue as an event.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -265,8 +265,8 @@ impl<B: Backend + ?Sized> Kernels<B> {
         self.backend.record(queue)
     }
 
-    /// Everything that is asked for in `queue` from now on waits for an event; the caller does not. `reason` says
-    /// what would go wrong otherwise, for traces and tests.
+    /// Makes everything enqueued in `queue` from now on wait for an event; the caller does not wait. `reason` says what
+    /// the wait ensures, for traces and tests.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -287,10 +287,11 @@ impl<B: Backend + ?Sized> Kernels<B> {
         self.backend.finish(event)
     }
 
-    /// Begins a section: the calls from here to [`Kernels::end_section`] will be made again under the same name, in the same
-    /// order, with the same addresses. A device may hold them back until the end, and launch them all at once when they come
-    /// again. It compares them first, so a section that differs is slower and never wrong. Calls that cannot be held back
-    /// (uploads from memory that may change, readings, disks, exchanges, waits of the caller) are made in their place, and the
+    /// Begins a section: the calls up to [`Kernels::end_section`] will be made again under the same name, in the same
+    /// order, with the same addresses. A device may keep them back until the end, and launch them all together when
+    /// they come again. It compares them first, so a section that differs is slower but never wrong. Some calls cannot
+    /// be kept back: uploads from memory that may change, readings, disks, exchanges, and waits of the caller. Such a
+    /// call is made at once, and nothing more of the section is kept back.
     /// section is not held back any more.
     ///
     /// # Errors
@@ -299,7 +300,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         self.backend.begin_section(section)
     }
 
-    /// The end of the section that was begun last; not whole if it was broken off, and is not to be kept.
+    /// Ends the current section. `is_whole` is false if it was aborted and must not be kept.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or failed in earlier work.
@@ -307,7 +308,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         self.backend.end_section(is_whole)
     }
 
-    /// Why the device has given up asking for sections at once, if it has. They are carried out as if they were none.
+    /// Why the device no longer launches sections as a whole, if so. Their calls are then made one by one.
     pub fn section_refusal(&self) -> Option<String> {
         self.backend.section_refusal()
     }
@@ -316,7 +317,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     pub fn traffic(&self) -> Traffic {
         self.backend.traffic().get()
     }
-    /// Refuses host memory that is strided, then counts the copy and asks for it.
+    /// Refuses strided host memory, then counts the copy and enqueues it.
     ///
     /// # Safety
     /// As for [`Kernels::start_disk_read`] or [`Kernels::start_disk_write`].
@@ -345,7 +346,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     }
 }
 
-/// Refuses a tensor that is strided or has not as many bytes as the host side.
+/// Refuses a tensor that is strided, or whose byte count differs from the host side's.
 fn check_transfer(operation: &'static str, tensor: &In, host: usize) -> Result<(), KernelError> {
     KernelError::unless(tensor.is_contiguous(), operation, || {
         "the tensor is strided, expected contiguous".into()
@@ -356,7 +357,7 @@ fn check_transfer(operation: &'static str, tensor: &In, host: usize) -> Result<(
     })
 }
 
-/// Refuses sides of a copy that are strided, or not of one type and number of elements.
+/// Refuses a copy whose sides are strided, or differ in type or number of elements.
 fn check_copy(operation: &'static str, out: &Out, x: &In) -> Result<(), KernelError> {
     let contiguous = out.is_contiguous() && x.is_contiguous();
     KernelError::unless(contiguous, operation, || {

@@ -1,4 +1,4 @@
-//! The operations that a training step is made of, and the devices that carry them out.
+//! The operations of a training step, and the devices that run them.
 //!
 //! An operation is a value with named operands ([`operation`]), which is run by [`Kernels`]:
 //!
@@ -17,17 +17,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! It is checked and then handed to a [`Backend`]: to [`cpu::Cpu`] or [`cuda::Cuda`], which compute, or to
-//! [`meta::Meta`], which counts operations, no more; that is how a step is planned for a device that is not there. A
-//! backend is made inside [`Kernels`], so nothing reaches it unchecked, and it has no check of its own.
+//! [`Kernels`] checks it and hands it to a [`Backend`]. [`cpu::Cpu`] and [`cuda::Cuda`] compute. [`meta::Meta`] only
+//! counts operations, so a step can be planned for a device that is not there. A backend is made inside [`Kernels`], so
+//! nothing reaches it unchecked, and it has no check of its own.
 //!
-//! An operation writes into what it is handed and never allocates device memory; scratch comes from one constant
-//! workspace, leased when the kernels are made, or is leased by the caller in the size that
-//! `scratch_elements` of that operation tells. Operations are deterministic: the order of every
-//! sum is fixed, for any number of threads. Nothing returns a number to the host but [`Kernels::download`] and
-//! [`Kernels::finish_read`]. Copies between device and pinned host memory, between that and
-//! files ([`BlockFile`]), and to and from other ranks ([`Exchange`]), run beside the operations, in queues of their own
-//! ([`Queue`]).
+//! An operation writes into its operands and never allocates device memory. Scratch comes from one constant workspace,
+//! leased when the kernels are made, or from the caller, in the size that the operation's `scratch_elements` tells.
+//! Operations are deterministic: the order of every sum is fixed, for any number of threads. Only [`Kernels::download`]
+//! and [`Kernels::finish_read`] return numbers to the host. Copies run beside the operations, in queues of their own
+//! ([`Queue`]): between device and pinned host memory, between that and files ([`BlockFile`]), and to and from other
+//! ranks ([`Exchange`]).
 //!
 //! This crate knows no model and no policy.
 

@@ -1,18 +1,19 @@
-//! What a CUDA device does for the launch code; the emulation does the same on the processor.
+//! The trait [`Driver`]: what a CUDA device, or its emulation on the processor, does for the launch code.
 
 use super::calls::{Gemm, Launch, LibraryAttention, Workspace};
 use crate::{DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Section};
 
-/// A device with a stream for each queue, but for those of a disk, which are threads. All but [`Driver::start_copy`],
-/// [`Driver::start_disk`], [`Driver::start_exchange`], and launches that name another queue, runs in
-/// the stream of computation, in the order in which it was asked for.
+/// A device with a stream per queue, except a disk's queues, which are threads. Calls run in the stream of computation,
+/// in order. Exceptions are [`Driver::start_copy`], [`Driver::start_disk`], [`Driver::start_exchange`], and launches
+/// that name another queue.
 ///
-/// Only [`Driver::copy_to_host`] and [`Driver::finish`] wait, and [`Driver::copy_to_device`] where many uploads are under
-/// way. An error may belong to earlier work.
+/// Only [`Driver::copy_to_host`] and [`Driver::finish`] wait, and [`Driver::copy_to_device`] if many uploads are
+/// running. An error may belong to earlier work.
 ///
-/// A driver that does everything when it is asked leaves out [`Driver::record`], [`Driver::wait`] and [`Driver::finish`].
+/// A driver that finishes every call before it returns needs no [`Driver::record`], [`Driver::wait`] or
+/// [`Driver::finish`].
 pub trait Driver {
-    /// Told of each operation before what is asked for to carry it out: for a driver that lists calls.
+    /// Announces an operation before its calls, for drivers that list calls.
     fn begin_operation(&self, _operation: &Operation) {}
 
     /// Launches a kernel.
@@ -47,7 +48,7 @@ pub trait Driver {
         Err(KernelError::device(attention.pass().operation(), message))
     }
 
-    /// Copies host bytes to the device; they may be changed when this returns.
+    /// Copies host bytes to the device. The caller may change them when this returns.
     ///
     /// # Safety
     /// `to` starts as many bytes on the device.
@@ -56,7 +57,7 @@ pub trait Driver {
     /// [`KernelError`] if the device refuses.
     unsafe fn copy_to_device(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError>;
 
-    /// Copies bytes to the host, when all work before is done.
+    /// Copies bytes to the host after all earlier work is done.
     ///
     /// # Safety
     /// `from` starts as many bytes on the device.
@@ -74,7 +75,7 @@ pub trait Driver {
     /// [`KernelError`] if the device refuses.
     unsafe fn clear(&self, to: *mut u8, bytes: usize) -> Result<(), KernelError>;
 
-    /// Asks for a copy between the device and pinned host memory in a copy queue: the queue says which side is which.
+    /// Starts a copy between the device and pinned host memory. The queue tells the direction.
     ///
     /// # Safety
     /// As for [`crate::Kernels::start_upload`]; both pointers start as many bytes.
@@ -89,31 +90,31 @@ pub trait Driver {
         bytes: usize,
     ) -> Result<(), KernelError>;
 
-    /// Asks for a copy between a file and pinned host memory, in the queue that it belongs to.
+    /// Starts a copy between a file and pinned host memory, in its queue.
     ///
     /// # Safety
     /// As for [`crate::Kernels::start_disk_read`] and [`crate::Kernels::start_disk_write`].
     ///
     /// # Errors
-    /// [`KernelError`] if the device refuses, or a file failed: then every later call that can wait fails too, when
-    /// nothing is under way any more.
+    /// [`KernelError`] if the device refuses or a file failed. After a failed file, every later call that can wait
+    /// fails too, once no work is running.
     unsafe fn start_disk(&self, copy: DiskCopy) -> Result<(), KernelError>;
 
     /// This device's rank in its group; 0 without one.
     fn rank(&self) -> usize;
 
-    /// Asks for an exchange of device memory with other ranks, in their queue.
+    /// Starts an exchange of device memory with other ranks, in its queue.
     ///
     /// # Safety
     /// As for [`crate::Backend::ask`].
     ///
     /// # Errors
-    /// [`KernelError`] if there is no group or no such rank, the device refuses, or an exchange failed: then every later
-    /// call that can wait fails too.
+    /// [`KernelError`] if there is no group or no such rank, the device refuses, or an exchange failed. After a failed
+    /// exchange, every later call that can wait fails too.
     unsafe fn start_exchange(&self, exchange: Exchange) -> Result<(), KernelError>;
 
-    /// Asks for a few bytes, at most [`crate::READING_BYTES_MAX`], in the queue of computation. They stay as they are
-    /// for [`crate::READINGS_MAX`] readings.
+    /// Starts to read a few bytes, at most [`crate::READING_BYTES_MAX`], in the queue of computation. They stay
+    /// unchanged for [`crate::READINGS_MAX`] further readings.
     ///
     /// # Safety
     /// `from` starts as many bytes on the device.
@@ -122,7 +123,7 @@ pub trait Driver {
     /// [`KernelError`] if the device refuses.
     unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading, KernelError>;
 
-    /// The present end of a queue.
+    /// Records the present end of a queue.
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses.
@@ -146,7 +147,7 @@ pub trait Driver {
         Ok(())
     }
 
-    /// As [`crate::Kernels::begin_section`]: on a driver without graphs, nothing.
+    /// As [`crate::Kernels::begin_section`]. Does nothing on a driver without graphs.
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses.

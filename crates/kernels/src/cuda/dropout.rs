@@ -6,7 +6,8 @@ use crate::operation::{BiasDropoutAdd, DropoutBackward};
 use crate::{Dropout, KernelError};
 use memory::{DType, In};
 
-/// Threshold, key and scale, as kernels take them: without dropout the threshold is 0, below which no number is.
+/// Threshold, key and scale, as kernels take them. Without dropout the threshold is 0, and no random number is below
+/// it.
 pub(super) fn dropout_arguments(dropout: Option<Dropout>) -> [Argument; 3] {
     let Some(dropout) = dropout else {
         return [0.into(), Argument::NULL, 1.0.into()];

@@ -38,8 +38,8 @@ pub(super) fn add_bias<D: Driver>(
     cuda.launch(kernel, Extent::rows(rows, width), &arguments)
 }
 
-/// Rows of a part, at least: some for each thread of a block. There are enough parts for every multiprocessor, and no more
-/// parts of few columns than are added quickly.
+/// Fewest rows of a part: some for each thread of a block. There are enough parts for every multiprocessor, but with
+/// few columns no more than can be added quickly.
 const PART_ROWS_MIN: usize = 256;
 const BLOCKS_MIN: usize = 1024;
 const PARTS_MAX: usize = 256;

@@ -1,4 +1,4 @@
-//! How many blocks of how many threads: functions of shapes alone, so that results are too.
+//! The number of blocks and threads of a launch. It depends only on shapes, so results do too.
 
 use crate::KernelError;
 
@@ -32,7 +32,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// A pack a thread.
+    /// One pack per thread.
     pub(super) fn flat(elements: usize) -> Extent {
         Extent {
             grid: [elements.div_ceil(FLAT_THREADS * PACK), 1, 1],
@@ -41,7 +41,7 @@ impl Extent {
         }
     }
 
-    /// A row a block, a pack a thread as far as threads go.
+    /// One row per block, and one pack per thread up to the most threads of a block.
     pub(super) fn rows(rows: usize, width: usize) -> Extent {
         let threads = width.div_ceil(PACK).next_multiple_of(WARP);
         Extent {
@@ -51,7 +51,7 @@ impl Extent {
         }
     }
 
-    /// A row a block, or several a block where they are narrow: a pack a lane, a power of two of lanes a row.
+    /// One row per block, or several if they are narrow. A lane has one pack; a row has a power of two of lanes.
     pub(super) fn narrow_rows(rows: usize, width: usize) -> Extent {
         if width > WARP * PACK {
             return Extent::rows(rows, width);
@@ -59,7 +59,7 @@ impl Extent {
         Extent::lanes(rows, width.div_ceil(PACK).next_power_of_two())
     }
 
-    /// So many lanes of a warp, a power of two, for each of `rows` rows.
+    /// `lanes` lanes of a warp, a power of two, for each of `rows` rows.
     pub(super) fn lanes(rows: usize, lanes: usize) -> Extent {
         let at_a_time = NARROW_THREADS / lanes;
         Extent {
@@ -74,7 +74,7 @@ impl Extent {
         width.div_ceil(COLUMN_PACKS * PACK)
     }
 
-    /// Sums over `rows` rows at a time, in so many parts, for `column_sums` of `columns.cuh`.
+    /// Sums over `rows` rows in `parts` parts, for `column_sums` of `columns.cuh`.
     pub(super) fn columns(rows: usize, width: usize, parts: usize) -> Extent {
         let lanes = rows.next_power_of_two();
         Extent {
@@ -88,7 +88,7 @@ impl Extent {
         }
     }
 
-    /// Blocks of `threads` threads, each working on `rows` by as many packs of columns as it has threads.
+    /// Blocks of `threads` threads. Each block works on `rows` rows, with one pack of columns per thread.
     pub(super) fn rows_by_columns(rows: usize, width: usize, threads: usize) -> Extent {
         Extent {
             grid: [rows, width.div_ceil(threads * PACK), 1],
@@ -101,7 +101,7 @@ impl Extent {
         self.grid.contains(&0)
     }
 
-    /// Grid and block as a launch takes them, unless they are more than it may have.
+    /// Grid and block of the launch; an error if they exceed its limits.
     pub(super) fn checked(
         &self,
         operation: &'static str,

@@ -1,7 +1,7 @@
 //! Attention that never stores the scores.
 //!
-//! A block of threads keeps rows of one head and lets tiles of others go by. Heads are padded to the next of a few
-//! widths, for which the kernels are made.
+//! A block of threads keeps rows of one head, and goes over tiles of other rows. Heads are padded to one of a few
+//! widths that kernels exist for.
 
 use super::dropout::dropout_arguments;
 use super::extent::Extent;
@@ -11,7 +11,7 @@ use crate::operation::{FlashAttention, FlashAttentionBackward};
 use crate::{AttentionShape, FlashOptions, KernelError};
 use memory::{DType, In, Out};
 
-/// Threads of a block that makes the sums of rows.
+/// Threads of a block that computes sums of rows.
 const SUM_THREADS: usize = 128;
 
 /// Elements of a row that a thread reads at a time: `PACK` in `pack.cuh`.
@@ -19,10 +19,10 @@ const PACK: usize = 8;
 
 const WARP: usize = 32;
 
-/// What stands for no window: `NO_WINDOW` in `flash_attention.cu`.
+/// The window of attention without a window: `NO_WINDOW` in `flash_attention.cu`.
 const NO_WINDOW: i32 = 1 << 30;
 
-/// A kernel by its name, followed by the width and type that it is made for.
+/// A kernel by its name, the width and the type.
 macro_rules! kernel_of_width {
     ($name:literal, $width:expr, $dtype:expr) => {{
         use DType::{BF16, F32};
@@ -49,12 +49,12 @@ struct Sizes {
     dtype: DType,
     /// Rows that a warp owns.
     warp_rows: usize,
-    /// Rows that stay: queries, or keys.
+    /// Rows that a block keeps: queries, or keys.
     queries: usize,
     keys: usize,
     /// Warps that share keys.
     key_warps: usize,
-    /// Rows that go by.
+    /// Rows of a tile that a block goes over, in the forward pass.
     forward: usize,
     backward: usize,
 }
@@ -89,7 +89,7 @@ impl Sizes {
         })
     }
 
-    /// A block for each sequence, each query head and each block of queries; `tile_rows` are all rows that it keeps.
+    /// One block per sequence, query head and block of queries. `tile_rows` are all rows that it keeps.
     fn of_queries(&self, shape: AttentionShape, tile_rows: usize) -> Extent {
         Extent {
             grid: [shape.batch, shape.heads, shape.seq.div_ceil(self.queries)],
@@ -98,7 +98,8 @@ impl Sizes {
         }
     }
 
-    /// As `of_queries`, with a block for each part of a key-value head's query heads, and keys, which some warps share.
+    /// As `of_queries`, with one block per part of a key-value head's query heads and per block of keys, which some
+    /// warps share.
     fn of_keys(&self, shape: AttentionShape, parts: usize, tile_rows: usize) -> Extent {
         let heads = shape.kv_heads * parts;
         Extent {
@@ -108,7 +109,7 @@ impl Sizes {
         }
     }
 
-    /// Bytes of as many rows, each with a chunk of padding.
+    /// Bytes of `tile_rows` rows, each with a chunk of padding.
     fn shared_bytes(&self, tile_rows: usize) -> usize {
         const CHUNK: usize = 16;
         tile_rows * (self.width * self.dtype.size_in_bytes() + CHUNK)
@@ -191,7 +192,7 @@ pub(super) fn flash_attention_backward<D: Driver>(
     } = operation;
     let dtype = q.dtype();
     let sizes = Sizes::new("flash_attention_backward", shape, dtype)?;
-    // The partial sums first: of them are wide accesses.
+    // The partial sums come first, because they are accessed in wide words and need alignment.
     let parts = cuda_parts(shape, dtype);
     let (partial, sums) = scratch.split_at(cuda_partial_sums(shape, dtype));
     row_sums(cuda, &sums, &dout, &out, shape)?;
@@ -216,7 +217,7 @@ pub(super) fn flash_attention_backward<D: Driver>(
     cuda.launch(kernel, extent, &arguments)
 }
 
-/// Adds what parts of the query heads have left of dk and dv; `written` is what they were to write.
+/// Adds up the parts of dk and dv that parts of the query heads have computed. `written` are the outputs.
 fn add_parts<D: Driver>(
     cuda: &Cuda<D>,
     written: [Argument; 4],
@@ -239,7 +240,7 @@ fn row_sums<D: Driver>(
     out: &In,
     shape: AttentionShape,
 ) -> Result<(), KernelError> {
-    // Lanes of a row: as many as have something of it, and one reduction's.
+    // Lanes of a row: as many as have elements of it, at most one reduction's.
     let lanes = shape
         .v_head_dim
         .div_ceil(PACK)

@@ -1,8 +1,8 @@
-//! The calls of a step, listed without a device: the products that a rehearsal runs before memory is reserved, and what an
-//! estimate of a step's time counts.
+//! Lists the calls of a step without a device: the products that a rehearsal runs, and the calls that an estimate of a
+//! step's time counts.
 //!
-//! A step on shapes counts operations. Here it goes through the very launch code of the device, on addresses with no
-//! memory behind them, so that blocks and threads, sizes, strides and alignments are those of the run.
+//! A step on shapes counts operations. Here it goes through the launch code of the device, on addresses without memory.
+//! So blocks and threads, sizes, strides and alignments are those of the run.
 
 use super::{Argument, Driver, Gemm, Kernel, Launch, LibraryAttention, Workspace};
 use crate::{Cost, DiskCopy, Exchange, KernelError, Operation, Queue, Reading};
@@ -11,31 +11,31 @@ use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-/// A driver that does nothing, and keeps what it is asked to compute. Clones share one list.
+/// A driver that only keeps the calls that it gets. Clones share one list.
 #[derive(Clone)]
 pub struct Listing {
     calls: Rc<RefCell<Vec<Listed>>>,
-    /// The operation under way, and what is left to say of what it takes.
+    /// The current operation, and the part of its cost that no call has been given yet.
     operation: Rc<Cell<(&'static str, Cost)>>,
-    /// What knows where the step is.
+    /// The memory that knows where the step is.
     memory: Memory,
     rank: usize,
 }
 
-/// A call of the device, and what it is for. Pointers tell the alignment of a run's, and no more.
+/// A call of the device, and its purpose. Of its pointers only the alignment is that of a run.
 #[derive(Clone, Debug)]
 pub struct Listed {
     /// Where in the step, and where in the model.
     pub place: Place,
     /// The operation that it carries out, alone or with other calls.
     pub operation: &'static str,
-    /// What the operation takes at least, with the first of its calls; nothing with the others.
+    /// The operation's least cost, on its first call; zero on the others.
     pub cost: Cost,
-    /// What is asked for.
+    /// The call.
     pub call: Call,
 }
 
-/// What a device is asked to compute.
+/// A call that computes.
 #[derive(Clone, Debug)]
 pub enum Call {
     /// A kernel.
@@ -48,26 +48,26 @@ pub enum Call {
         block: [u32; 3],
         /// As in [`Launch`].
         shared_bytes: u32,
-        /// Its arguments that are whole numbers, in their order: sizes above all.
+        /// Its integer arguments in order, mostly sizes.
         numbers: Vec<i64>,
     },
     /// Matrix products by the library.
     Product(Gemm),
     /// Attention by a library.
     Attention(LibraryAttention),
-    /// So many bytes are set to 0.
+    /// Sets this many bytes to 0.
     Clear(usize),
 }
 
 impl Listing {
-    /// A memory to list calls in: leases have addresses, and nothing behind them.
+    /// A memory for listing: leases have addresses, but no memory behind them.
     pub fn memory() -> Memory {
         Memory::device(Rc::new(Addresses {
             next: Cell::new(memory::GRANULARITY_BYTES),
         }))
     }
 
-    /// What is listed for a rank of a group, or for the one that is alone, 0, in a memory like [`Listing::memory`]'s.
+    /// A listing for a rank of a group, or for a run without one (rank 0), in a memory like [`Listing::memory`]'s.
     pub fn of_rank(rank: usize, memory: &Memory) -> Listing {
         Listing {
             calls: Rc::default(),
@@ -77,7 +77,7 @@ impl Listing {
         }
     }
 
-    /// The calls since this was asked for last, in their order.
+    /// The calls since the last call of this, in order.
     pub fn take(&self) -> Vec<Listed> {
         self.calls.take()
     }
@@ -163,8 +163,8 @@ impl Driver for Listing {
     }
 }
 
-/// Addresses that nobody may read or write, aligned like a device's. Page-locked memory has none behind it either: a
-/// step copies it, and never looks at it.
+/// Addresses that nobody may read or write, aligned like a device's. Page-locked memory has no memory either, because a
+/// step only copies it.
 struct Addresses {
     next: Cell<u64>,
 }

@@ -1,4 +1,4 @@
-//! Matrix products: the library's, but for mixes of types that it does not take.
+//! Matrix products: by the library, except for mixes of types that it refuses.
 
 use super::elementwise::add_bias;
 use super::extent::Extent;
@@ -39,7 +39,7 @@ pub(super) fn matmul<D: Driver>(
     }
 }
 
-/// Both halves of a product that is symmetric: the library has none that leaves one out.
+/// Computes both halves of a symmetric product: the library cannot leave one out.
 pub(super) fn gram<D: Driver>(cuda: &Cuda<D>, Gram { out, x }: Gram) -> Result<(), KernelError> {
     matmul(
         cuda,
@@ -53,7 +53,7 @@ pub(super) fn gram<D: Driver>(cuda: &Cuda<D>, Gram { out, x }: Gram) -> Result<(
     )
 }
 
-/// What a product is added to, and the elements from a row of it to the next.
+/// What a product is added to, and the elements from one of its rows to the next.
 fn added(out: &Out, init: &Init) -> Option<(*const u8, usize)> {
     match init {
         Init::Overwrite => None,
@@ -90,7 +90,7 @@ fn product<D: Driver>(
     })
 }
 
-/// A product by a kernel of our own, slowly: cuBLASLt multiplies operands of one type alone.
+/// A product by our own, slow kernel: cuBLASLt multiplies only operands of one type.
 fn mixed<D: Driver>(
     cuda: &Cuda<D>,
     out: &mut Out,

@@ -1,8 +1,8 @@
-//! The operations on a CUDA device: launches, and arguments.
+//! The operations on a CUDA device: their launches and arguments.
 //!
-//! One file an operation family, named like the CPU's and like its source in `kernels/`. Each operation chooses blocks
-//! and threads from the shapes alone, then launches through a [`Driver`]: a device, or the emulation that runs the same
-//! sources on the processor in tests.
+//! Each operation family has a file, named like the CPU's and like its source in `kernels/`. Each operation chooses
+//! blocks and threads from shapes alone. It then launches through a [`Driver`]: a device, or the emulation that runs
+//! the same sources on the processor in tests.
 
 mod adafactor;
 mod adamw;
@@ -98,7 +98,7 @@ fn no_kernel(name: &str, dtypes: &[DType]) -> ! {
 pub struct Cuda<D> {
     driver: D,
     workspace: Buffer,
-    /// Where the operation that is being asked for runs.
+    /// The queue of the current operation.
     queue: Cell<Queue>,
     traffic: Cell<Traffic>,
 }
@@ -119,7 +119,7 @@ impl<D: Driver> Cuda<D> {
         }))
     }
 
-    /// Asks the driver for all that an operation takes, which was checked.
+    /// Makes all calls of an operation, already checked.
     fn launch_operation(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
         self.driver.begin_operation(&operation);
         self.queue.set(queue);
@@ -187,8 +187,8 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
-    /// Launches a kernel on tensors of an operation that was checked, in its queue: in another than the computation's, the
-    /// operation's caller answers for the order. Nothing if there are no blocks.
+    /// Launches a kernel of a checked operation, in the operation's queue. In queues other than the computation's, the
+    /// operation's caller is responsible for the order. Does nothing without blocks.
     fn launch(
         &self,
         kernel: Kernel,
@@ -212,7 +212,7 @@ impl<D: Driver> Cuda<D> {
         unsafe { self.driver.launch(&launch) }
     }
 
-    /// What products are given beside their matrices.
+    /// The workspace of products.
     fn workspace(&self) -> Workspace {
         Workspace {
             pointer: self.workspace.view().pointer(),
@@ -220,7 +220,7 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
-    /// Computes products of tensors of an operation that was checked.
+    /// Computes products of a checked operation's tensors.
     fn gemm(&self, gemm: &Gemm) -> Result<(), KernelError> {
         let workspace = self.workspace();
         // SAFETY: the matrices come from views, which borrow live tensors, the outputs exclusively; the workspace
@@ -228,7 +228,7 @@ impl<D: Driver> Cuda<D> {
         unsafe { self.driver.gemm(gemm, workspace) }
     }
 
-    /// Computes attention of tensors of an operation that was checked.
+    /// Computes attention of a checked operation's tensors.
     fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
         // SAFETY: the tensors come from views, which borrow live memory, the outputs and the scratch exclusively.
         unsafe { self.driver.attention(attention) }

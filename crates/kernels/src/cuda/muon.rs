@@ -1,4 +1,4 @@
-//! The step of a momentum, Newton-Schulz's sums, and the step of the weights.
+//! Muon's momentum update, the sums of Newton-Schulz's iteration, and the update of the weights.
 
 use super::adamw::{beside, in_rounds, moment};
 use super::extent::Extent;

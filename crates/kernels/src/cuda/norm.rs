@@ -9,7 +9,7 @@ use memory::DType;
 /// Threads of the block that sums losses.
 const SUM_THREADS: usize = 512;
 
-/// Threads of the block that sums grains: they are the lanes of that sum, on the CPU too.
+/// Threads of the block that sums grains. They are the lanes of that sum, on the CPU too.
 const NORM_THREADS: usize = 1024;
 
 pub(super) fn sum<D: Driver>(cuda: &Cuda<D>, Sum { out, x, init }: Sum) -> Result<(), KernelError> {
@@ -31,7 +31,7 @@ pub(super) fn norm_grains<D: Driver>(
     cuda: &Cuda<D>,
     NormGrains { grains, x }: NormGrains,
 ) -> Result<(), KernelError> {
-    // A warp a grain.
+    // One warp per grain.
     let extent = Extent::lanes(grains.elements(), WARP);
     let kernel = kernel!("norm", "norm_grains", x.dtype());
     let arguments = [(&grains).into(), (&x).into(), x.elements().into()];

@@ -1,5 +1,5 @@
-//! The backward pass of RMS and of layer normalisation: one pass over the rows makes the input's gradient, and parts of
-//! the weight's and the bias's.
+//! The backward pass of RMS and of layer normalisation. One pass over the rows computes the input's gradient, and
+//! partial sums of the weight's and the bias's gradients.
 
 use super::columns::{Parting, Parts};
 use super::extent::{Extent, PACK, ROW_THREADS_MAX, WARP};
@@ -7,19 +7,19 @@ use super::{Argument, Cuda, Driver, Kernel, accumulates};
 use crate::{Init, KernelError};
 use memory::{In, Out};
 
-/// Rows of a block, at least, and blocks at most: what a part costs to write and to add is little beside its rows then,
-/// and there are blocks for every multiprocessor.
+/// Fewest rows of a block, and most blocks. With these, writing and adding the partial sums costs little beside the
+/// rows, and every multiprocessor has blocks.
 const PART_ROWS_MIN: usize = 16;
 const PARTS_MAX: usize = 1024;
 
-/// Rows that lanes of a warp share are worked on several at a time: how often a block does so, at least.
+/// The fewest times that a block takes its next rows, if lanes of a warp share rows and work on several at a time.
 const TURNS_MIN: usize = 4;
 
 /// Packs of a wide row that a thread holds, and most threads of a block of such rows: as in `norm_backward.cuh`.
 const HELD: usize = 4;
 const HELD_THREADS_MAX: usize = 256;
 
-/// Widest rows whose threads hold a pack each, and HELD of them.
+/// Widest rows of which each thread holds one pack, and widest of which it holds HELD.
 const NARROW_MAX: usize = PACK * ROW_THREADS_MAX;
 const WIDE_MAX: usize = PACK * HELD * HELD_THREADS_MAX;
 
@@ -30,7 +30,7 @@ pub(super) struct ByWidth {
     pub(super) widest: Kernel,
 }
 
-/// What the rows are, and what is made of them. `gradients` are the weight's and, where there is one, the bias's.
+/// The rows, and what is computed of them. `gradients` are the weight's and, if there is one, the bias's.
 pub(super) struct NormBackward<'a, const GRADIENTS: usize> {
     pub(super) operation: &'static str,
     pub(super) kernels: ByWidth,
@@ -39,7 +39,7 @@ pub(super) struct NormBackward<'a, const GRADIENTS: usize> {
     pub(super) dy: In<'a>,
     pub(super) x: In<'a>,
     pub(super) weight: In<'a>,
-    /// What the forward pass kept of each row, in the order of the kernel's parameters.
+    /// What the forward pass kept per row, in the order of the kernel's parameters.
     pub(super) statistics: &'a [In<'a>],
 }
 
@@ -73,7 +73,7 @@ pub(super) fn norm_backward<D: Driver, const GRADIENTS: usize>(
 }
 
 impl ByWidth {
-    /// The kernel for rows of a width, and its blocks: threads of a row along x, rows at a time along y.
+    /// The kernel for rows of a width, and its blocks: threads per row along x, rows at a time along y.
     fn for_rows_of(self, width: usize) -> (Kernel, [usize; 3]) {
         if width <= NARROW_MAX {
             (self.narrow, Extent::narrow_rows(1, width).block)

@@ -7,7 +7,7 @@ use crate::KernelError;
 use crate::operation::{AddPositions, AddPositionsBackward, EmbeddingBackward, Positions};
 use memory::DType;
 
-/// What is given, or a null pointer and the length of sequences.
+/// The given positions, or a null pointer and the length of sequences.
 pub(super) fn position_arguments(positions: Positions) -> [Argument; 2] {
     match positions {
         Positions::Sequences(seq) => [Argument::NULL, seq.into()],

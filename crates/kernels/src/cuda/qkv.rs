@@ -1,4 +1,4 @@
-//! Queries, keys and values of one product: apart for attention, and their gradients together again.
+//! Splits the product for queries, keys and values for attention, and joins their gradients.
 
 use super::extent::Extent;
 use super::positions::position_arguments;
@@ -63,7 +63,7 @@ fn launch<D: Driver>(
         seq,
         Argument::Int(half as i32),
     ];
-    // A pack of pairs a thread where pairs are turned, else a pack.
+    // One pack of pairs per thread if pairs are turned, otherwise one pack.
     let turned = q_width + k_width;
     let elements = if turn.is_some() { turned / 2 } else { turned };
     cuda.launch(kernel, Extent::rows(tokens, elements + v_width), &arguments)

@@ -29,6 +29,6 @@ pub(super) fn rotary<D: Driver>(cuda: &Cuda<D>, operation: Rotary) -> Result<(),
         Argument::Int(half as i32),
         sign.into(),
     ];
-    // A pack of pairs a thread.
+    // One pack of pairs per thread.
     cuda.launch(kernel, Extent::rows(rows, width / 2), &arguments)
 }

@@ -11,8 +11,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 use timeline::Timeline;
 
-/// Kernels for planning: they take and refuse what the target's do, hold the same workspace, and count the
-/// floating-point operations of matrix products.
+/// Kernels for planning. They accept and refuse the same operations as the target's, hold the same workspace, and count
+/// the floating-point operations of matrix products.
 pub struct Meta {
     target: Target,
     memory: Memory,
@@ -23,8 +23,8 @@ pub struct Meta {
     timeline: Option<Timeline>,
 }
 
-/// Floating-point operations of matrix products (two for each multiplication), by the phase in which they were
-/// asked for; attention counts without regard to causality. Clones count together.
+/// Floating-point operations of matrix products (two per multiplication), by the phase in which they were called.
+/// Attention counts without regard to causality. Clones share one count.
 #[derive(Clone, Default)]
 pub struct FlopCounter {
     by_phase: Rc<Cell<ByPhase<u64>>>,
@@ -61,7 +61,7 @@ impl Meta {
 }
 
 impl Kernels<Meta> {
-    /// As a rank of a group, of which there is nothing else.
+    /// Acts as a rank of a group, whose other ranks do not exist.
     pub fn of_rank(self, rank: usize) -> Kernels<Meta> {
         Kernels::new(Meta {
             rank,
@@ -69,7 +69,7 @@ impl Kernels<Meta> {
         })
     }
 
-    /// Keeps time as well.
+    /// Also keeps time on a timeline.
     pub fn on(self, timeline: &Timeline) -> Kernels<Meta> {
         Kernels::new(Meta {
             timeline: Some(timeline.clone()),

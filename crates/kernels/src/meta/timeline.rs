@@ -1,5 +1,5 @@
-//! When the queues of a device would be done, by arithmetic on operations and bytes: what copies cost a step that has
-//! not run.
+//! Computes when the queues of a device would be done, from operations and bytes. It tells how much time copies cost in
+//! a step that has not run.
 
 use crate::{Cost, Event, Operation, Queue};
 use memory::Place;
@@ -7,42 +7,42 @@ use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-/// What time is counted by.
+/// The speeds that times are computed from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Operations of matrix products in a second.
+    /// Operations of matrix products per second.
     pub flops: f64,
-    /// Bytes in a second that an operation reads and writes on the device. It takes as long as its products or its bytes,
-    /// whichever is longer (Williams et al. 2009, the roofline).
+    /// Bytes per second that an operation reads and writes on the device. An operation takes the longer of the times
+    /// for its products and its bytes (Williams et al. 2009, the roofline).
     pub memory: f64,
-    /// Bytes in a second to the device, while nothing goes to the host.
+    /// Bytes per second to the device, while nothing goes to the host.
     pub upload: f64,
-    /// Bytes in a second to the host, while nothing goes to the device.
+    /// Bytes per second to the host, while nothing goes to the device.
     pub download: f64,
-    /// Bytes in a second both ways together, while both are busy: half of it each.
+    /// Bytes per second both ways together while both are busy; each way gets half.
     pub both_ways: f64,
-    /// Bytes in a second from and to the disk, both ways together: half of it each while both are busy.
+    /// Bytes per second from and to the disk together; each way gets half while both are busy.
     pub disk: f64,
-    /// Bytes in a second that a rank sends to others while as many come.
+    /// Bytes per second that a rank sends to others while it receives as many.
     pub link: f64,
 }
 
-/// The times at which queues are done with what they were asked for, twice: as it is, and as if copies and exchanges took
-/// no time. The host asks for everything in no time. Clones share one timeline.
+/// The times at which queues finish their work, computed twice: with copies and exchanges, and as if these took no
+/// time. The host enqueues everything in no time. Clones share one timeline.
 #[derive(Clone)]
 pub struct Timeline(Rc<RefCell<Times>>);
 
-/// Seconds that operations were measured to take, by name and sizes: they count instead of rates.
+/// Seconds measured for operations, by name and sizes. They replace the computed times.
 pub type Measured = HashMap<(String, Vec<usize>), f64>;
 
-/// Something that a queue was busy with.
+/// A stretch of time in which a queue was busy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
     /// The queue.
     pub queue: Queue,
     /// The operation's name, `copy` or `exchange`.
     pub name: &'static str,
-    /// What was going on when it was asked for.
+    /// Where the step was when the work was enqueued.
     pub place: Place,
     /// When it began, in seconds.
     pub start_s: f64,
@@ -50,29 +50,30 @@ pub struct Span {
     pub end_s: f64,
 }
 
-/// Events that are remembered: those of many steps, of which one waits for the one before at the most.
+/// Number of events that are remembered. They cover many steps, while a step waits at most for events of the one
+/// before.
 const EVENTS_MAX: usize = 1 << 20;
 
-/// What a copy is called among spans.
+/// The name of a copy among spans.
 pub(crate) const COPY: &str = "copy";
 
-/// What an exchange with other ranks is called among spans.
+/// The name of an exchange with other ranks among spans.
 pub(crate) const EXCHANGE: &str = "exchange";
 
 struct Times {
     rates: Rates,
     measured: Measured,
     queues: [Seconds; Queue::ALL.len()],
-    /// When the latest events were over, in their order.
+    /// The end times of the latest events, in order.
     events: VecDeque<Seconds>,
     /// Events before these, which are long over.
     forgotten: u64,
-    /// What queues were busy with, where somebody wants to know.
+    /// What queues were busy with, if somebody asked for it.
     spans: Option<Vec<Span>>,
 }
 
 impl Times {
-    /// A queue is busy with something that is no copy.
+    /// Adds work other than a copy to a queue.
     fn work(&mut self, queue: Queue, name: &'static str, place: Place, seconds: f64) {
         let times = &mut self.queues[queue as usize];
         let start_s = times.with_copies;
@@ -81,7 +82,7 @@ impl Times {
         self.note(queue, name, place, start_s);
     }
 
-    /// Notes what a queue was busy with until now.
+    /// Adds a span that ends now.
     fn note(&mut self, queue: Queue, name: &'static str, place: Place, start_s: f64) {
         let end_s = self.queues[queue as usize].with_copies;
         if let Some(spans) = self.spans.as_mut().filter(|_| end_s > start_s) {
@@ -110,9 +111,9 @@ impl Times {
 /// Seconds since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Seconds {
-    /// As the links of a device give them, copies and exchanges included.
+    /// With the time of copies and exchanges.
     pub with_copies: f64,
-    /// As if copies and exchanges took none: the difference is what waits for them.
+    /// Without the time of copies and exchanges. The difference is the time spent waiting for them.
     pub without_copies: f64,
 }
 
@@ -124,7 +125,7 @@ impl Seconds {
         }
     }
 
-    /// What passed since an earlier time.
+    /// The time that passed since an earlier one.
     pub fn since(self, earlier: Seconds) -> Seconds {
         Seconds {
             with_copies: self.with_copies - earlier.with_copies,
@@ -134,47 +135,47 @@ impl Seconds {
 }
 
 impl Timeline {
-    /// A timeline on which nothing has been asked for.
+    /// A timeline without any work.
     pub fn new(rates: Rates) -> Timeline {
         Timeline::with_measured(rates, Measured::new())
     }
 
-    /// A timeline on which some operations take what they were measured to take.
+    /// A timeline on which some operations take their measured time.
     pub fn with_measured(rates: Rates, measured: Measured) -> Timeline {
         Timeline(Rc::new(RefCell::new(Times {
             rates,
             measured,
             queues: Default::default(),
-            // The first stands for the past.
+            // The first event stands for everything before.
             events: [Seconds::default()].into(),
             forgotten: 0,
             spans: None,
         })))
     }
 
-    /// Forgets what queues were busy with so far, and notes it from here on.
+    /// Drops the spans so far, and keeps those from now on.
     pub fn keep_spans(&self) {
         self.0.borrow_mut().spans = Some(Vec::new());
     }
 
-    /// What queues were busy with since [`Timeline::keep_spans`], in the order in which it was asked for.
+    /// The spans since [`Timeline::keep_spans`], in the order in which their work was enqueued.
     pub fn take_spans(&self) -> Vec<Span> {
         self.0.borrow_mut().spans.take().unwrap_or_default()
     }
 
-    /// When the computation is done with what it was asked for.
+    /// When the computation finishes the work enqueued so far.
     pub fn computed(&self) -> Seconds {
         self.0.borrow().queues[Queue::Compute as usize]
     }
 
-    /// An operation is asked for.
+    /// Adds an operation.
     pub(crate) fn execute(&self, queue: Queue, operation: &Operation, place: Place) {
         let mut times = self.0.borrow_mut();
         let seconds = times.seconds(operation);
         times.work(queue, operation.name(), place, seconds);
     }
 
-    /// Something is asked for that was measured to take so long.
+    /// Adds work with a measured time.
     pub(crate) fn took(&self, queue: Queue, name: &'static str, place: Place, seconds: f64) {
         self.0.borrow_mut().work(queue, name, place, seconds);
     }
@@ -200,7 +201,7 @@ impl Timeline {
         times.note(queue, COPY, place, start_s);
     }
 
-    /// An exchange is asked for in which most bytes go or come: both ways are busy at once.
+    /// Adds an exchange. `bytes` is the larger of sent and received bytes; both ways are busy at once.
     pub(crate) fn exchange(&self, bytes: u64, place: Place) {
         let mut times = self.0.borrow_mut();
         let seconds = bytes as f64 / times.rates.link;

@@ -1,4 +1,4 @@
-//! What every implementation computes to the bit: 8-bit maps, bf16 weights with their remainders, random numbers.
+//! What every implementation computes with the same bits: 8-bit maps, bf16 weights with remainders, random numbers.
 
 pub mod quantise;
 pub mod random;

@@ -1,10 +1,10 @@
-//! bf16 weights of f32 masters: the weight, and what it leaves out.
+//! Splits f32 masters into bf16 weights and remainders.
 
 use half::bf16;
 
-/// An f32 as the nearest bf16, away from zero if two are equally near, and a 16-bit remainder that gives the f32 back
-/// exactly ([`join`]). (Ties to even cannot: 65,537 values would round to one weight.) Every form of master weights
-/// rounds like this, so that the form does not show in the weights.
+/// The nearest bf16 of an f32, away from zero if two are equally near, and a 16-bit remainder that restores the f32
+/// exactly ([`join`]). (Ties to even cannot: 65,537 values would round to one weight.) Every format of master weights
+/// rounds like this, so weights do not depend on the format.
 #[inline(always)]
 pub fn split(master: f32) -> (bf16, i16) {
     let bits = master.to_bits();
@@ -17,15 +17,15 @@ pub fn split(master: f32) -> (bf16, i16) {
     )
 }
 
-/// The f32 that was [`split`].
+/// Restores the f32 that was [`split`].
 #[inline(always)]
 pub fn join(weight: bf16, remainder: i16) -> f32 {
     let high = u32::from(weight.to_bits()) << 16;
     f32::from_bits(high.wrapping_add_signed(i32::from(remainder)))
 }
 
-/// An f32 rounded to one of the two bf16 around it, to the nearer with the greater probability, so that the mean is the
-/// f32: `random` has 16 uniformly distributed bits. NaN stays NaN, infinity infinity.
+/// Rounds an f32 to one of the two bf16 around it, so that the mean is the f32: the nearer one is more likely. `random`
+/// has 16 uniformly distributed bits. NaN stays NaN, infinity infinity.
 #[inline(always)]
 pub fn round_stochastically(value: f32, random: u16) -> bf16 {
     let rounded = value.to_bits().wrapping_add(u32::from(random)) >> 16;

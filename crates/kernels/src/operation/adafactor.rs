@@ -1,9 +1,9 @@
-//! Adafactor (Shazeer and Stern 2018) on ranges of a tensor. What it needs of the whole tensor is summed so that the bits do
-//! not depend on the ranges: squares by rows and columns as whole numbers, whose sums are exact in any order, and sums of
-//! squares by blocks of [`BLOCK`] elements.
+//! Adafactor (Shazeer and Stern 2018) on ranges of a tensor. Sums over the whole tensor have the same bits for any
+//! division into ranges. Squares by rows and columns are whole numbers, whose sums are exact in any order. Other sums
+//! of squares are by blocks of [`BLOCK`] elements.
 //!
-//! A tensor is `m` matrices of `r` rows and `c` columns each. Its elements are counted from 0, and every range of it begins at
-//! a multiple of [`BLOCK`].
+//! A tensor is `m` matrices of `r` rows and `c` columns each. Its elements are counted from 0, and every range begins
+//! at a multiple of [`BLOCK`].
 
 use super::adamw::MasterOperand;
 use super::check::{Check, Checked};
@@ -11,13 +11,15 @@ use super::contract::{Contract, Operand, changes, reads, writes};
 use crate::quantise::BLOCK;
 use memory::{DType, In, Out};
 
-/// Most squares that add up exactly: each part is at most 2^26, and f64 has all whole numbers up to 2^53.
+/// Most squares whose sum is exact: each part is at most 2^26, and f64 has all whole numbers up to 2^53.
 pub const SQUARES_MAX: usize = 1 << 27;
 
-/// Whole numbers that a square is kept as: its multiples of 2^-26, what is left in those of 2^-52, and of 2^-78.
+/// Whole numbers that hold a square: its multiples of 2^-26, the rest in multiples of 2^-52, and the rest of that in
+/// 2^-78.
 pub const SQUARE_PARTS: usize = 3;
 
-/// The shape of a tensor whose variance is kept by rows and columns: so many matrices, the rows and the columns of each.
+/// The shape of a tensor whose variance is kept by rows and columns: the number of matrices, and the rows and columns
+/// of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatricesShape {
     pub matrices: usize,
@@ -58,7 +60,7 @@ impl MatricesShape {
     }
 }
 
-/// The variance that a gradient is divided by the root of.
+/// The variance by whose root a gradient is divided.
 pub enum VarianceOperand<'a> {
     /// For element (i, j) of a matrix, `factors[i] columns[j]`, of a range that begins at the tensor's element `first`.
     Factors {
@@ -92,7 +94,7 @@ pub struct VarianceSums<'a> {
     /// `[2]` f32, as in [`super::AdamW`].
     pub clip: In<'a>,
     pub scale: In<'a>,
-    /// The tensor's element that the range begins at.
+    /// The index in the tensor of the range's first element.
     pub first: usize,
     pub shape: MatricesShape,
 }
@@ -161,7 +163,7 @@ pub struct AdafactorStep<'a> {
     pub master: MasterOperand<'a>,
     /// `[n]` f32 or bf16, before clipping.
     pub gradients: In<'a>,
-    /// Written where it has an element for each gradient.
+    /// Written if it has one element per gradient.
     pub variance: VarianceOperand<'a>,
     pub rate: In<'a>,
     /// As in [`FactorVariance`].
@@ -209,7 +211,8 @@ impl VarianceOperand<'_> {
         }
     }
 
-    /// The tensors behind the variance; `is_changed`: the operation also writes an elementwise one.
+    /// The tensors of the variance. `is_changed` says that the operation also writes a variance of one element per
+    /// gradient.
     fn operands(&self, is_changed: bool) -> Vec<Operand<'_>> {
         match self {
             VarianceOperand::Elements(variance) if is_changed => vec![changes(variance)],

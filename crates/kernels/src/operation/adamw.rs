@@ -1,4 +1,4 @@
-//! AdamW on a range of parameters, in each of the forms that its states can have.
+//! AdamW on a range of parameters, in every format of its states.
 
 use super::check::{Check, Checked};
 use super::contract::{Contract, Operand, changes, reads, writes};
@@ -7,8 +7,7 @@ use memory::{DType, In, Out};
 
 /// A moment of a range of `n` parameters.
 pub enum MomentOperand<'a> {
-    /// `[n]`, f32, or bf16 with stochastic rounding: a slowly moving average would stand still if it were rounded to
-    /// the nearest.
+    /// `[n]`, f32, or bf16 with stochastic rounding. Rounded to nearest, a slowly moving average would stand still.
     Plain(Out<'a>),
     /// 8 bits a value, in blocks of [`crate::quantise::BLOCK`] that start at the range's first element.
     Quantised {
@@ -19,13 +18,14 @@ pub enum MomentOperand<'a> {
     },
 }
 
-/// Where the exact weights are of which the parameters are the compute type's copy.
+/// Where the exact weights are, if the parameters are a copy in the compute type.
 pub enum MasterOperand<'a> {
     /// The parameters themselves: f32, or bf16 that are rounded stochastically after each update.
     Parameters,
     /// `[n]` f32, beside bf16 parameters, which are its [`crate::split::split`].
     F32(Out<'a>),
-    /// `[n]` i16, what bf16 parameters leave out ([`crate::split::join`]): an exact f32 master in 2 bytes.
+    /// `[n]` i16: the bits that bf16 parameters lack ([`crate::split::join`]). With them they are an exact f32 master
+    /// in 2 more bytes.
     Remainder(Out<'a>),
 }
 
@@ -35,21 +35,21 @@ pub struct AdamW<'a> {
     pub parameters: Out<'a>,
     /// The exact weights; read and written.
     pub master: MasterOperand<'a>,
-    /// First moment; read and written. Of the same form as the second.
+    /// First moment; read and written. Has the same format as the second.
     pub first_moment: MomentOperand<'a>,
     /// Second moment; read and written.
     pub second_moment: MomentOperand<'a>,
     /// Gradients `[n]`, f32 or bf16, before clipping.
     pub gradients: In<'a>,
-    /// `[3]` f32: learning rate, 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t). In device memory, so that a captured
-    /// step can be launched again with other values.
+    /// `[3]` f32: learning rate, 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t). They are in device memory, so that a
+    /// captured step can be launched again with other values.
     pub rates: In<'a>,
     /// `[2]` f32 from [`super::NormAndClip`]: the factor on gradients is the second. If it is not finite,
     /// nothing is changed.
     pub clip: In<'a>,
     /// `[2]` u32: low and high half of the step's key of random numbers ([`crate::random`]).
     pub key: In<'a>,
-    /// What the range's first element counts as in random numbers; a multiple of 256.
+    /// The number of the range's first element for random numbers; a multiple of 256.
     pub first_index: u64,
     /// Decay of the first moment.
     pub beta1: f32,
@@ -110,7 +110,7 @@ impl MomentOperand<'_> {
         }
     }
 
-    /// The type of its elements, which tells its form.
+    /// The type of its elements, which tells its format.
     fn form(&self) -> DType {
         match self {
             MomentOperand::Plain(moment) => moment.dtype(),
@@ -127,7 +127,7 @@ impl MomentOperand<'_> {
 }
 
 impl MasterOperand<'_> {
-    /// With the parameters that it is the master of.
+    /// The operands of the master, and of its parameters.
     pub(super) fn operands<'b>(&'b self, parameters: &'b Out) -> Vec<Operand<'b>> {
         match self {
             MasterOperand::Parameters => vec![changes(parameters)],

@@ -1,4 +1,4 @@
-//! Attention over keys and values that are kept, in blocks, while tokens are generated (Kwon et al. 2023).
+//! Attention over keys and values that a cache keeps in blocks while tokens are generated (Kwon et al. 2023).
 
 use super::AttentionShape;
 use super::check::{Check, Checked, View};
@@ -11,9 +11,10 @@ pub const CACHE_BLOCK: usize = 16;
 /// Stores the keys and values of the last tokens of each sequence: `k [b * n, w]`, `v [b * n, u]`, `n` rows for
 /// each of `b` sequences, into `k_cache [blocks, 16, w]`, `v_cache [blocks, 16, u]`.
 ///
-/// `table [b, m]` i32 names the blocks of each sequence, in order; `lengths [b]` i32 are its tokens, the new ones
-/// included. A sequence of fewer than `n` tokens has its rows last: those before its first token are stored nowhere. That
-/// the named blocks exist, are enough for the lengths, and that no two sequences write to one, is the caller's duty.
+/// `table [b, m]` i32 names the blocks of each sequence, in order; `lengths [b]` i32 are its tokens, including the new
+/// ones. If a sequence has fewer than `n` tokens, its rows come last, and rows before its first token are not stored.
+/// The caller ensures that the named blocks exist and suffice for the lengths, and that no two sequences write to the
+/// same block.
 pub struct StoreInCache<'a> {
     pub k_cache: Out<'a>,
     pub v_cache: Out<'a>,
@@ -28,8 +29,8 @@ pub struct StoreInCache<'a> {
 /// `q [b * n, heads * d]`; `out [b * n, heads * e]`; `k_cache [blocks, 16, kv_heads * d]`, `v_cache [blocks, 16, kv_heads * e]`,
 /// `table` and `lengths` as there. Rows before a sequence's first token become 0.
 ///
-/// A row of `out` depends on its query, its position and the keys and values up to there, to the bit: not on what else is
-/// in the batch, on the blocks that hold them, or on how many tokens are new.
+/// The bits of a row of `out` depend only on its query, its position, and the keys and values up to there. They do not
+/// depend on the rest of the batch, on the blocks in use, or on how many tokens are new.
 pub struct CachedAttention<'a> {
     pub out: Out<'a>,
     pub q: In<'a>,
@@ -48,7 +49,7 @@ fn check_table(check: &Check, sequences: usize, table: &In, lengths: &In) -> Che
     check.tensor("lengths", lengths, &[sequences], DType::I32)
 }
 
-/// The caches of keys and of values, whose tokens are so wide.
+/// Checks the caches of keys and of values against the widths of a token.
 fn check_caches(
     check: &Check,
     [k_cache, v_cache]: [&dyn View; 2],
@@ -83,14 +84,15 @@ impl Contract for StoreInCache<'_> {
 
     fn operands(&self) -> Vec<Operand<'_>> {
         let ins = [self.k, self.v, self.table, self.lengths].map(reads);
-        // As much is written as is read.
+        // It writes as many bytes as it reads.
         let written = [self.k, self.v].map(reads);
         ins.into_iter().chain(written).collect()
     }
 }
 
 impl CachedAttention<'_> {
-    /// Keys of a sequence whose blocks are all full. Lengths are on the device: costs are those of a full table.
+    /// Keys of a sequence whose blocks are all full. Lengths are only on the device, so costs are those of a full
+    /// table.
     fn most_keys(&self) -> usize {
         self.table.dims()[1] * CACHE_BLOCK
     }

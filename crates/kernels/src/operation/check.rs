@@ -1,13 +1,13 @@
-//! What the checks of operations are made of.
+//! The parts that checks of operations are made of.
 
 use super::Init;
 use crate::{KernelError, Target};
 use memory::{DType, In, Out};
 
-/// Nothing, or why an operation does not fit.
+/// Ok, or why an operation does not fit.
 pub(crate) type Checked = Result<(), KernelError>;
 
-/// A tensor that is checked, whether it is read or written.
+/// A tensor to check, for reading or writing.
 pub(crate) trait View {
     fn view(&self) -> In<'_>;
 }
@@ -30,7 +30,7 @@ pub(crate) struct Check {
     pub(crate) operation: &'static str,
     /// The device whose scratch sizes apply.
     pub(crate) target: Target,
-    /// Whether matrix products may have bf16 in them.
+    /// Whether matrix products may have bf16 operands.
     pub(crate) widens: bool,
 }
 
@@ -39,7 +39,7 @@ impl Check {
         KernelError::unless(condition, self.operation, message)
     }
 
-    /// A contiguous tensor of this shape and type.
+    /// Checks for a contiguous tensor of this shape and type.
     pub(crate) fn tensor(
         &self,
         name: &str,
@@ -57,7 +57,7 @@ impl Check {
         self.contiguous(name, &x)
     }
 
-    /// A contiguous tensor of this shape and type, if the caller wants it.
+    /// Checks for a contiguous tensor of this shape and type, unless it was left out.
     pub(crate) fn optional(
         &self,
         name: &str,
@@ -69,13 +69,13 @@ impl Check {
             .try_for_each(|x| self.tensor(name, x, shape, dtype))
     }
 
-    /// A contiguous tensor of this shape that holds f32 or bf16, whatever the compute type.
+    /// Checks for a contiguous tensor of this shape that holds f32 or bf16.
     pub(crate) fn real(&self, name: &str, x: &dyn View, shape: &[usize]) -> Checked {
         self.real_type(name, x)?;
         self.tensor(name, x, shape, x.view().dtype())
     }
 
-    /// A tensor of this shape that holds f32 or bf16, whose rows are contiguous and may lie apart.
+    /// Checks for a tensor of this shape that holds f32 or bf16 in contiguous rows. There may be gaps between rows.
     pub(crate) fn real_by_rows(&self, name: &str, x: &dyn View, shape: &[usize]) -> Checked {
         self.real_type(name, x)?;
         let x = x.view();
@@ -87,13 +87,13 @@ impl Check {
         })
     }
 
-    /// A contiguous tensor of any shape of `rank` dimensions that holds f32 or bf16.
+    /// Checks for a contiguous tensor of `rank` dimensions that holds f32 or bf16.
     pub(crate) fn real_of_rank(&self, name: &str, x: &dyn View, rank: usize) -> Checked {
         self.rank(name, x, rank)?;
         self.real(name, x, x.view().dims())
     }
 
-    /// A tensor that holds f32 or bf16.
+    /// Checks for a tensor that holds f32 or bf16.
     pub(crate) fn real_type(&self, name: &str, x: &dyn View) -> Checked {
         let dtype = x.view().dtype();
         self.that(matches!(dtype, DType::F32 | DType::BF16), || {
@@ -114,7 +114,7 @@ impl Check {
         })
     }
 
-    /// A result that is added to nothing or to what the output holds.
+    /// Checks that a result is added to nothing, or to the output's contents.
     pub(crate) fn no_residual(&self, init: &Init) -> Checked {
         self.that(!matches!(init, Init::Add(_)), || {
             "only matmul adds to another tensor".into()

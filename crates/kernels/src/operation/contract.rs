@@ -1,19 +1,19 @@
-//! What every operation says of itself: its name, what it refuses, and what it takes at least.
+//! What every operation tells about itself: its name, what it refuses, and its least cost.
 
 use super::Init;
 use super::check::{Check, Checked};
 use memory::{In, Out};
 
-/// The contract of an operation, beside its text.
+/// The contract of an operation, beside its documentation.
 pub(crate) trait Contract {
     /// Its name in messages and measurements.
     fn name(&self) -> &'static str;
 
-    /// Refuses what does not fit together or to the device.
+    /// Refuses operands that do not fit together or the device.
     fn check(&self, check: &Check) -> Checked;
 
-    /// What it reads and writes, without scratch and single numbers. The first has the sizes that tell the operation
-    /// from others of its name.
+    /// The tensors that it reads and writes, without scratch and single numbers. The first one's sizes distinguish
+    /// calls of the same name.
     fn operands(&self) -> Vec<Operand<'_>>;
 
     /// Whether it may run beside the computation, in [`crate::Queue::Update`]: it shares no scratch with other operations.
@@ -31,12 +31,12 @@ pub(crate) trait Contract {
         2 * self.multiplications() as u64
     }
 
-    /// The sizes that tell it from others of its name.
+    /// The sizes that distinguish it from other calls of its name.
     fn sizes(&self) -> Vec<usize> {
         self.operands()[0].view.dims().to_vec()
     }
 
-    /// What it takes at least.
+    /// Its least cost.
     fn cost(&self) -> Cost {
         Cost {
             flops: self.flops(),
@@ -48,7 +48,7 @@ pub(crate) trait Contract {
 /// The least that an operation takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Floating-point operations of matrix products, two for each multiplication; of attention, those below the diagonal.
+    /// Floating-point operations of matrix products, two per multiplication; for attention, those below the diagonal.
     pub flops: u64,
     /// Bytes, each operand read or written once. Scratch is left out.
     pub bytes: u64,
@@ -65,7 +65,7 @@ pub(crate) enum OperandAccess {
 
 /// A tensor that an operation reads, writes or both.
 pub(crate) struct Operand<'a> {
-    /// The tensor, or the part of it that is touched.
+    /// The tensor, or the part of it that is used.
     pub(crate) view: In<'a>,
     pub(crate) access: OperandAccess,
 }

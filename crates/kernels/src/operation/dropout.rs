@@ -1,4 +1,4 @@
-//! Elements that are dropped at random, by number rather than in order.
+//! Random dropout of elements, by their number rather than their order.
 
 use super::check::{Check, Checked};
 use super::contract::{Contract, Operand, changes, reads, writes};
@@ -26,12 +26,12 @@ impl Dropout<'_> {
         (f64::from(self.probability) * (1u64 << 32) as f64) as u32
     }
 
-    /// The factor on what is kept: 1 / (1 - probability).
+    /// The factor on kept elements: 1 / (1 - probability).
     pub fn scale(&self) -> f32 {
         1.0 / (1.0 - self.probability)
     }
 
-    /// Itself if it can drop anything: of probability 0 it leaves every bit as it is.
+    /// Itself if it can drop anything; none for probability 0, which changes no bit.
     pub(crate) fn effective(self) -> Option<Self> {
         (self.probability > 0.0).then_some(self)
     }
@@ -59,7 +59,7 @@ pub struct BiasDropoutAdd<'a> {
     pub residual: Option<In<'a>>,
 }
 
-/// `dx = dropout(dy)`, both `[t, h]`: what [`BiasDropoutAdd`] dropped is dropped of the gradient.
+/// `dx = dropout(dy)`, both `[t, h]`: drops the elements of the gradient that [`BiasDropoutAdd`] dropped.
 pub struct DropoutBackward<'a> {
     pub dx: Out<'a>,
     pub dy: In<'a>,

@@ -17,14 +17,14 @@ pub struct Copy<'a> {
     pub x: In<'a>,
 }
 
-/// `out [t, n] += bias [n]` on every row. Rows may lie apart (`.columns()`).
+/// `out [t, n] += bias [n]` on every row. There may be gaps between rows (`.columns()`).
 pub struct AddBias<'a> {
     pub out: Out<'a>,
     pub bias: In<'a>,
 }
 
-/// `out [n] = init + sum of the rows of dy [t, n]`, which may lie apart (`.columns()`). A gradient: f32 or bf16, summed in
-/// f32 and rounded once.
+/// `out [n] = init + sum of the rows of dy [t, n]`, which may have gaps between them (`.columns()`). A gradient: f32 or
+/// bf16, summed in f32 and rounded once.
 pub struct BiasBackward<'a> {
     pub out: Out<'a>,
     pub dy: In<'a>,

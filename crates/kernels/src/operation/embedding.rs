@@ -1,4 +1,4 @@
-//! Rows of a table by the ids of tokens.
+//! Looks up rows of a table by token ids.
 
 use super::Init;
 use super::check::{Check, Checked};
@@ -35,7 +35,7 @@ impl Contract for Embedding<'_> {
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        // A row of the table is read for each that is written.
+        // For each row that is written, a row of the table is read.
         vec![changes(&self.out), reads(self.ids)]
     }
 }
@@ -58,7 +58,7 @@ impl Contract for EmbeddingBackward<'_> {
         let rows = self.ids.elements().min(self.dtable.dims()[0]);
         let dtable = match self.init {
             Init::Overwrite => writes(&self.dtable),
-            // Rows that no token names stay as they are, so only as many as there are tokens are touched.
+            // Only rows that a token names are changed, at most as many as there are tokens.
             Init::Accumulate | Init::Add(_) => Operand {
                 view: self.dtable.as_in().rows(0..rows),
                 access: OperandAccess::Changed,

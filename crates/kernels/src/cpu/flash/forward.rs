@@ -239,7 +239,7 @@ fn lanes(row: &mut [f32], start: usize) -> &mut [f32; LANES] {
 }
 
 vectorized! {
-    /// Scores `[keys, stride]` become e^(score - largest), where `largest` takes them into account; so does `total`.
+    /// Replaces scores `[keys, stride]` by e^(score - largest), and updates `largest` and `total`.
     fn online_softmax(
         scores: &mut [f32],
         stride: usize,

@@ -1,6 +1,6 @@
-//! The algorithms that products take, as they were measured on a GPU and are kept from run to run.
+//! The algorithms that products use, as measured on a GPU and kept from run to run.
 //!
-//! An algorithm is 64 bytes whose meaning the library alone knows, and keeps within a version. So what was measured is for
+//! An algorithm is 64 bytes whose meaning only the library knows, and keeps within a version. So a measurement is for
 //! one GPU, by its name and compute capability, and for one version of cuBLASLt.
 
 use super::CudaDevice;
@@ -11,10 +11,10 @@ use crate::cuda::Gemm;
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
 use serde::{Deserialize, Serialize};
 
-/// The version of the form in which algorithms are kept. Those of version 1 were timed on zeros, which run faster than data does.
+/// The version of the file's form. Algorithms of version 1 were timed on zeros, which run faster than data does.
 const FORMAT: u32 = 2;
 
-/// The algorithms that were measured on one kind of GPU, with one version of cuBLASLt. It is serialised as it is kept.
+/// The algorithms measured on one kind of GPU with one version of cuBLASLt. Files hold it in serialised form.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Algorithms {
@@ -25,26 +25,26 @@ pub struct Algorithms {
     products: Vec<TunedProduct>,
 }
 
-/// A product with the fastest of its algorithms.
+/// A product, with its fastest algorithm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TunedProduct {
     pub(super) problem: Problem,
     pub(super) workspace_bytes: usize,
     pub(super) algorithm: Words,
-    /// Parts of its sums may be rounded: there is no algorithm that does not.
+    /// Whether parts of its sums may be rounded, since no algorithm avoids that.
     pub(super) is_rounded: bool,
-    /// Which one it is among those that the heuristic named, from 0.
+    /// The algorithm's index among those that the heuristic named.
     pub(super) place: usize,
-    /// How many were measured.
+    /// The number of measured algorithms.
     pub(super) measured: usize,
-    /// What it took.
+    /// The time that it took.
     pub(super) microseconds: f64,
-    /// What the heuristic's first took.
+    /// The time that the heuristic's first choice took.
     pub(super) first_microseconds: f64,
 }
 
-/// The words of an algorithm, in hexadecimal where they are kept: they are no numbers to anybody.
+/// The words of an algorithm, in hexadecimal in files because they are not numbers with a meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "[String; 8]", into = "[String; 8]")]
 pub(super) struct Words(pub(super) [u64; 8]);
@@ -129,24 +129,24 @@ impl TunedProduct {
         [self.problem.left.dtype, self.problem.d.dtype].map(|dtype| dtype.as_str())
     }
 
-    /// The algorithm, in words that mean something to its version of the library alone.
+    /// The algorithm, in words that only its version of the library understands.
     pub fn words(&self) -> [u64; 8] {
         self.algorithm.0
     }
 
-    /// Which of the algorithms that the heuristic names it is, from 0, of how many that were measured.
+    /// The algorithm's index among those that the heuristic names, and the number that were measured.
     pub fn place(&self) -> (usize, usize) {
         (self.place, self.measured)
     }
 
-    /// Microseconds that it took, and that the heuristic's first choice took.
+    /// Microseconds that the algorithm took, and that the heuristic's first choice took.
     pub fn microseconds(&self) -> [f64; 2] {
         [self.microseconds, self.first_microseconds]
     }
 }
 
 impl Algorithms {
-    /// None yet, for a device and the library that it uses.
+    /// An empty list for a device and its version of the library.
     pub fn of(device: &CudaDevice) -> Algorithms {
         let (major, minor) = device.facts().capability;
         Algorithms {
@@ -163,7 +163,7 @@ impl Algorithms {
         &self.products
     }
 
-    /// Takes in what was measured later, on the same GPU with the same library.
+    /// Merges later measurements on the same GPU with the same library.
     pub fn merge(&mut self, later: Vec<TunedProduct>) {
         for product in later {
             let is_same =
@@ -175,10 +175,10 @@ impl Algorithms {
         }
     }
 
-    /// Whether they are for a device and the library that it uses.
+    /// Whether the algorithms are for a device and its version of the library.
     ///
     /// # Errors
-    /// What they are for instead.
+    /// Says what they are for instead.
     pub fn check(&self, device: &CudaDevice) -> Result<(), String> {
         let Algorithms {
             format,
@@ -213,7 +213,7 @@ impl Algorithms {
         Ok(())
     }
 
-    /// What products take with a workspace, in their order, once for each problem; none for one that is not known.
+    /// The algorithms that products use with a workspace, in order, once per problem; none for a problem without one.
     ///
     /// # Errors
     /// As products.
@@ -229,7 +229,7 @@ impl Algorithms {
         distinct(products)?.iter().map(known).collect()
     }
 
-    /// The one for a problem. Asked once a problem.
+    /// The algorithm for a problem. Called once per problem.
     pub(super) fn find(&self, problem: &Problem, workspace_bytes: usize) -> Option<&TunedProduct> {
         let mut products = self.products.iter();
         products.find(|product| product.is_for(problem, workspace_bytes))

@@ -1,11 +1,11 @@
-//! A block beside the ledger, for as long as a rehearsal or a measurement takes.
+//! A block outside of the ledger, held during a rehearsal or a measurement.
 
 use super::CudaDevice;
 use crate::{Fault, KernelError};
 use memory::{Blocks, Space};
 use std::ptr::NonNull;
 
-/// A zeroed block that goes back when it is dropped.
+/// A zeroed block, freed when dropped.
 pub(super) struct Block<'a> {
     owner: &'a CudaDevice,
     space: Space,

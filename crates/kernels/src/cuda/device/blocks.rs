@@ -1,9 +1,9 @@
 //! The device's memory, for the ledger.
 //!
-//! Blocks come from a stream-ordered pool of our own. What a run leases across steps and its slab are few, so plain
-//! allocations would do as well; but a pool counts: its marks are the driver's own account of what this run used and
-//! held, and nothing else allocates from it. It keeps what it was given back (the release threshold is at its
-//! maximum) and reuses nothing by chance of timing.
+//! Blocks come from our own stream-ordered pool. A run needs few blocks: its slab, and the leases that live across
+//! steps. Plain allocations would do for them, but a pool counts: its marks are the driver's own account of what this
+//! run used and held, and nothing else allocates from it. It keeps freed memory (the release threshold is at its
+//! maximum), and never reuses memory depending on timing.
 
 use super::numa::Preference;
 use super::{CudaDevice, error};
@@ -14,15 +14,15 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-/// A pool of device memory, and how often it was asked.
+/// A pool of device memory, and the number of requests to it.
 pub(super) struct Pool {
     handle: sys::CUmemoryPool,
-    /// What it sets aside at a time.
+    /// Bytes that it sets aside at a time.
     page: u64,
     allocations: Cell<u64>,
 }
 
-/// What pools set aside at a time, where a card is too full to show it: so do those of most drivers.
+/// The page size to assume if a card is too full to find out: that of most drivers.
 const PAGE_BYTES: u64 = 2 << 20;
 
 impl Pool {
@@ -53,7 +53,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Looks at what the pool sets aside for its first and smallest block: 2 MiB by most drivers, 32 by some.
+    /// Finds what the pool sets aside for its first, smallest block: 2 MiB with most drivers, 32 with some.
     fn find_page(&mut self, stream: sys::CUstream) -> Result<(), DriverError> {
         // SAFETY: pool and stream live.
         let asked =
@@ -69,7 +69,7 @@ impl Pool {
         self.trim(stream)
     }
 
-    /// Gives the driver back what the pool holds beyond its blocks, when all work of the stream is done.
+    /// Returns the pool's free memory to the driver, after all work of the stream is done.
     fn trim(&self, stream: sys::CUstream) -> Result<(), DriverError> {
         // SAFETY: pool and stream live.
         unsafe {
@@ -85,7 +85,7 @@ impl Pool {
         unsafe { mem_pool::set_attribute(self.handle, attribute, value) }
     }
 
-    /// A size; 0 where the driver does not tell, after earlier work failed.
+    /// A size; 0 if the driver refuses to tell after a failure.
     fn get(&self, attribute: Attribute) -> u64 {
         let mut value = 0u64;
         let pointer = std::ptr::from_mut(&mut value).cast();
@@ -94,8 +94,8 @@ impl Pool {
         asked.map_or(0, |()| value)
     }
 
-    /// A high mark since it was reset. A driver that marks allocations alone has seen none since then, so what the
-    /// pool has now counts too.
+    /// The high mark since the last reset. Some drivers raise it only at an allocation, so the pool's present value
+    /// counts too.
     fn high(&self, mark: Attribute, now: Attribute) -> u64 {
         self.get(mark).max(self.get(now))
     }
@@ -150,7 +150,7 @@ impl CudaDevice {
             asked => asked?,
         };
         let pointer = block as *mut u8;
-        // Copies have streams of their own: they may start when this returns. Blocks are few.
+        // Copies use other streams and may start as soon as this returns. Waiting costs little, since blocks are few.
         // SAFETY: the block is new, and of this size.
         let zeroed = unsafe { self.set(pointer, 0, bytes as usize) };
         if let Err(error) = zeroed.and_then(|()| self.synchronize()) {
@@ -161,14 +161,14 @@ impl CudaDevice {
         NonNull::new(pointer).ok_or(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY))
     }
 
-    /// Gives the driver back what the pool holds beyond its blocks.
+    /// Returns the pool's free memory to the driver.
     pub(super) fn trim(&self) -> Result<(), DriverError> {
         self.pool.trim(self.stream)
     }
 
     fn allocate_pinned(&self, bytes: u64) -> Result<NonNull<u8>, DriverError> {
         let _preference = Preference::new(self.facts.host_node);
-        // Not write-combined: the processor reads it too.
+        // Not write-combined, because the processor reads it too.
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: nothing reads the memory before it is zeroed below.
         let block = unsafe { result::malloc_host(bytes as usize, flags) }?;
@@ -206,13 +206,13 @@ impl Blocks for CudaDevice {
     }
 
     unsafe fn free(&self, space: Space, block: NonNull<u8>) {
-        // No waiting reaches calls that have not been made. After a panic nobody makes them any more.
+        // Waiting does not reach calls that are kept back and not yet made. After a panic they are never made.
         assert!(
             !self.keeps_back.get() || std::thread::panicking(),
             "a block of memory goes within a section, whose calls may be about to use it"
         );
-        // Blocks are few and come and go between steps; copies beside the computation may still use one. A failure
-        // here is one of earlier work, and is told by the next operation.
+        // Blocks are few and are freed between steps; copies beside the computation may still use one. A failure here
+        // is one of earlier work, which the next operation reports.
         let _ = self.synchronize_all();
         let _ = match space {
             // SAFETY: the caller's promise, and nothing uses the block any more.
@@ -223,17 +223,17 @@ impl Blocks for CudaDevice {
     }
 
     unsafe fn fill(&self, pointer: *mut u8, value: u8, bytes: u64) {
-        // Poison is for tests; before calls that are kept back, it would be too early.
+        // Poison is for tests. It would run too early, before calls that are kept back.
         if self.keeps_back.get() {
             return;
         }
-        // A failure here is one of earlier work, and is told by the next operation.
+        // A failure here is one of earlier work, which the next operation reports.
         // SAFETY: the caller's promise.
         let _ = unsafe { self.set(pointer, value, bytes as usize) };
     }
 
     fn reset_marks(&self) {
-        // Marks that cannot be reset are those of earlier steps too: they show as too high, not as too low.
+        // If marks cannot be reset, they include earlier steps: they are too high, never too low.
         let _ = self
             .pool
             .set(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0u64);

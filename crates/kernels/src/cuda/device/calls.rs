@@ -1,13 +1,13 @@
-//! The calls of a section, in their order, as values: to be compared with those of the next time, and carried out later.
+//! The calls of a section in order, as values. They are compared with the next run of the section, or made later.
 
 use crate::cuda::{Argument, Gemm, Kernel, Launch, LibraryAttention, Workspace};
 use crate::{Event, Queue};
 use std::ops::Range;
 
-/// Something that a driver was asked for.
+/// A call that a driver got.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Call {
-    /// A launch; the arguments are a range of the list's.
+    /// A launch. Its arguments are a range of the list's arguments.
     Launch {
         queue: Queue,
         kernel: Kernel,
@@ -16,11 +16,11 @@ pub(super) enum Call {
         shared_bytes: u32,
         arguments: Range<usize>,
     },
-    /// Matrix products, by their place in the list's.
+    /// Matrix products, by index in the list.
     Gemm(usize),
-    /// Attention by a library, by its place in the list's.
+    /// Attention by a library, by index in the list.
     Attention(usize),
-    /// Bytes that become 0.
+    /// Sets bytes to 0.
     Clear { to: *mut u8, bytes: usize },
     /// A copy between the device and pinned host memory.
     Copy {
@@ -29,9 +29,9 @@ pub(super) enum Call {
         from: *const u8,
         bytes: usize,
     },
-    /// The present end of a queue: its next record in this section.
+    /// A record of the present end of a queue: its next record in this section.
     Record(Queue),
-    /// A queue waits for a record of this section, by its number in its queue.
+    /// A queue's wait for a record of this section, given by its number in its queue.
     Wait {
         queue: Queue,
         of: Queue,
@@ -39,7 +39,7 @@ pub(super) enum Call {
     },
 }
 
-/// Calls in their order. Once they are known, comparing takes no memory.
+/// Calls in order. Comparing with known calls allocates no memory.
 #[derive(Default)]
 pub(super) struct Calls {
     calls: Vec<Call>,
@@ -49,12 +49,12 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// How many there are.
+    /// The number of calls.
     pub(super) fn len(&self) -> usize {
         self.calls.len()
     }
 
-    /// The first so many of them.
+    /// The first `count` calls.
     pub(super) fn first(&self, count: usize) -> impl Iterator<Item = &Call> {
         self.calls[..count].iter()
     }
@@ -64,17 +64,17 @@ impl Calls {
         &self.arguments[range.clone()]
     }
 
-    /// What products compute.
+    /// The products at a place, and their workspace.
     pub(super) fn gemm(&self, place: usize) -> &(Gemm, Workspace) {
         &self.gemms[place]
     }
 
-    /// What attention a library computes.
+    /// The library attention at a place.
     pub(super) fn attention(&self, place: usize) -> &LibraryAttention {
         &self.attentions[place]
     }
 
-    /// Adds a call that is in none of the lists.
+    /// Adds a call whose operands are in none of the lists.
     pub(super) fn push(&mut self, call: Call) {
         self.calls.push(call);
     }
@@ -147,7 +147,8 @@ impl Calls {
     }
 }
 
-/// The records of a section, by queue: an event of it is known by its place among them, whenever the section runs.
+/// The records of a section, by queue. An event of the section is known by its place among them, in every run of the
+/// section.
 #[derive(Clone, Copy)]
 pub(super) struct Records {
     /// Records of each stream before the section.
@@ -157,7 +158,7 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// None yet, where streams had so many.
+    /// No records yet, after streams had this many before.
     pub(super) fn after(before: [u64; Queue::ALL.len()]) -> Records {
         Records {
             before,
@@ -165,7 +166,7 @@ impl Records {
         }
     }
 
-    /// Another one: the event that stands for it, once the section has been asked for.
+    /// Adds a record. Returns the event that it will have once the section has been launched.
     pub(super) fn add(&mut self, queue: Queue) -> Event {
         let within = &mut self.within[queue as usize];
         *within += 1;
@@ -175,7 +176,7 @@ impl Records {
         }
     }
 
-    /// The number of an event in its queue, from 1; none if it is older than the section.
+    /// The number of an event in its queue, from 1; none if it was recorded before the section.
     pub(super) fn number(&self, event: Event) -> Option<u64> {
         let number = event
             .position
@@ -191,7 +192,7 @@ impl Records {
         }
     }
 
-    /// How many there are in a queue.
+    /// The number of records in a queue.
     pub(super) fn count(&self, queue: Queue) -> u64 {
         self.within[queue as usize]
     }

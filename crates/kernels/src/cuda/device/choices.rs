@@ -1,4 +1,4 @@
-//! Which algorithms cuBLASLt has for a problem, and which one a product takes.
+//! The algorithms that cuBLASLt has for a problem, and the choice among them.
 
 use super::algorithms::TunedProduct;
 use super::problem::Problem;
@@ -7,26 +7,26 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use std::mem::MaybeUninit;
 
-/// Who has chosen the algorithm of a product.
+/// Who chose the algorithm of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChosenBy {
     /// The library's heuristic, which names it first.
     Heuristic,
     /// A measurement.
     Measuring,
-    /// The heuristic, since the library does not take what was measured.
+    /// The heuristic, because the library refused the measured algorithm.
     Refusal,
 }
 
-/// What the library's heuristic names for a problem, best first.
+/// The algorithms that the library's heuristic names for a problem, best first.
 pub(super) struct Choices {
     pub(super) algorithms: Vec<sys::cublasLtMatmulAlgo_t>,
-    /// The parts of a split sum may be rounded.
+    /// Whether the parts of a split sum may be rounded.
     pub(super) are_rounded: bool,
 }
 
 impl Plan {
-    /// The plan with the algorithm that was measured, where the library takes it, or else with the heuristic's first.
+    /// The plan with the measured algorithm, or, if the library refuses it, with the heuristic's first.
     pub(super) fn choose(
         mut self,
         handle: sys::cublasLtHandle_t,
@@ -48,7 +48,7 @@ impl Plan {
         Ok(self)
     }
 
-    /// Up to `most` algorithms: at least one, of which none may round parts of a sum if there is one that does not.
+    /// Up to `most` algorithms, at least one. They may round parts of a sum only if every algorithm does.
     pub(super) fn choices(
         &self,
         handle: sys::cublasLtHandle_t,
@@ -81,7 +81,7 @@ impl Plan {
         }
     }
 
-    /// What the heuristic names under a preference; at least one.
+    /// The algorithms that the heuristic names under a preference; at least one.
     fn named(
         &self,
         handle: sys::cublasLtHandle_t,
@@ -123,7 +123,7 @@ impl Plan {
         }
     }
 
-    /// Whether the library has this algorithm for the problem, within a workspace.
+    /// Whether the library can use this algorithm for the problem within a workspace.
     fn takes(
         &self,
         handle: sys::cublasLtHandle_t,

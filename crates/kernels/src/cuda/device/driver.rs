@@ -21,13 +21,13 @@ pub(super) const ARGUMENTS_MAX: usize = 21;
 
 /// Runs kernels, products and copies on an open GPU.
 ///
-/// What is called in a section is kept back until its end (`graphs.rs`): every call here asks first whether it is, or lets
-/// go of what was.
+/// Calls within a section are kept back until its end (`graphs.rs`). Every call here first asks whether it is kept
+/// back, or releases the calls that were.
 pub struct CudaDriver {
-    // Dropped first: graphs work on what is below.
+    // Dropped first, because graphs use the fields below.
     pub(super) sections: Sections,
     pub(super) products: Products,
-    /// Opened by the first attention that is computed by it.
+    /// Opened at the first attention that uses it.
     cudnn: OnceCell<Cudnn>,
     staging: Staging,
     pub(super) device: Rc<CudaDevice>,
@@ -48,7 +48,7 @@ impl CudaDriver {
         })
     }
 
-    /// As [`CudaDriver::new`], for a rank that exchanges what it has with others.
+    /// As [`CudaDriver::new`], for a rank of a group that exchanges pieces.
     ///
     /// # Errors
     /// As for [`CudaDriver::new`].
@@ -62,7 +62,7 @@ impl CudaDriver {
 }
 
 impl CudaDriver {
-    /// cuDNN, opened by who asks first.
+    /// cuDNN, opened at the first call.
     pub(super) fn cudnn(&self) -> Result<&Cudnn, KernelError> {
         if let Some(cudnn) = self.cudnn.get() {
             return Ok(cudnn);
@@ -71,14 +71,14 @@ impl CudaDriver {
         Ok(self.cudnn.get_or_init(|| opened))
     }
 
-    /// Launches a kernel, in a section too.
+    /// Launches a kernel at once, even in a section.
     ///
     /// # Safety
     /// As for [`Driver::launch`].
     pub(super) unsafe fn launch_now(&self, launch: &Launch) -> Result<(), KernelError> {
         let modules = &self.device.modules;
         let function = modules.function(launch.kernel, launch.shared_bytes)?;
-        // A step has thousands of launches: none of them allocates.
+        // Nothing is allocated here, because a step has thousands of launches.
         let mut addresses = [std::ptr::null_mut::<c_void>(); ARGUMENTS_MAX];
         let arguments = &mut addresses[..launch.arguments.len()];
         for (address, argument) in arguments.iter_mut().zip(launch.arguments) {
@@ -99,7 +99,7 @@ impl CudaDriver {
         launched.map_err(|error| error::of_driver(launch.kernel.name, error))
     }
 
-    /// Computes attention by cuDNN, in a section too.
+    /// Computes attention by cuDNN at once, even in a section.
     ///
     /// # Safety
     /// As for [`Driver::attention`].
@@ -111,7 +111,7 @@ impl CudaDriver {
         unsafe { self.cudnn()?.compute(attention) }
     }
 
-    /// Sets bytes to 0, in a section too.
+    /// Sets bytes to 0 at once, even in a section.
     ///
     /// # Safety
     /// As for [`Driver::clear`].
@@ -125,7 +125,7 @@ impl CudaDriver {
 impl Driver for CudaDriver {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
         if self.keeps_launch(launch)? {
-            // No code is loaded while a stream captures.
+            // Loads the code now, because none may be loaded while a stream captures.
             let modules = &self.device.modules;
             return modules
                 .function(launch.kernel, launch.shared_bytes)
@@ -145,7 +145,7 @@ impl Driver for CudaDriver {
 
     unsafe fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
         if self.keeps_attention(attention)? {
-            // No plan is made while a stream captures.
+            // Plans now, because no plan may be made while a stream captures.
             return self.cudnn()?.prepare(attention.shape);
         }
         // SAFETY: the caller's promise.
@@ -163,7 +163,8 @@ impl Driver for CudaDriver {
             return Ok(());
         }
         self.let_go()?;
-        // A copy to memory that is not page-locked waits for its stream, in a way that nothing ends if other ranks are gone.
+        // A copy to memory that is not page-locked blocks until its stream is done, without a deadline if other ranks
+        // are gone. So this waits first, with a deadline.
         self.finish(self.record(Queue::Compute)?)?;
         let (to, stream) = (bytes.as_mut_ptr().cast(), self.device.stream);
         // SAFETY: the caller's promise; `bytes` is borrowed until the copy is done.

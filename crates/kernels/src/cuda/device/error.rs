@@ -1,11 +1,11 @@
-//! What the driver and the library answer, as errors that say what to do.
+//! Turns errors of the driver and of cuBLASLt into errors that say what to do.
 
 use crate::{Fault, KernelError};
 use cudarc::cublaslt::result::CublasError;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
 
-/// A refusal of the driver.
+/// An error of the driver.
 pub(super) fn of_driver(operation: &'static str, error: DriverError) -> KernelError {
     let text = error.error_string().ok();
     let text = text.map_or_else(String::new, |text| format!(": {}", text.to_string_lossy()));
@@ -26,12 +26,12 @@ pub(super) fn name(error: DriverError) -> String {
     format!("{:?}", error.0)
 }
 
-/// A refusal of cuBLASLt.
+/// An error of cuBLASLt.
 pub(super) fn of_library(message: impl std::fmt::Display, error: CublasError) -> KernelError {
     KernelError::device("gemm", format!("{message}: {:?}", error.0))
 }
 
-/// What a person can do.
+/// What the user can do.
 fn advice(error: CUresult) -> &'static str {
     match error {
         CUresult::CUDA_ERROR_NO_DEVICE => {

@@ -1,4 +1,4 @@
-//! Which GPUs there are, and what they are.
+//! The GPUs of the machine, and their properties.
 
 use super::image::Code;
 use super::{error, loading};
@@ -23,13 +23,13 @@ pub struct DeviceFacts {
     pub multiprocessors: i32,
     /// Most shared memory of a block.
     pub shared_bytes_max: i32,
-    /// The machine's node of memory that is closest; -1 where it has no nodes.
+    /// The closest memory node of the machine; -1 without such nodes.
     pub host_node: i32,
     /// CUDA version of the driver, as 13000 for 13.0.
     pub driver_version: i32,
 }
 
-/// The number of GPUs. Asks the driver, so that a machine without one is told apart from a driver that fails.
+/// The number of GPUs. Asks the driver, so that a machine without a GPU differs from a driver that fails.
 ///
 /// # Errors
 /// [`KernelError`] if there is no driver, or it finds no GPU.
@@ -47,7 +47,7 @@ pub fn device_count() -> Result<usize, KernelError> {
     Ok(count.max(0) as usize)
 }
 
-/// Compute capability of a GPU, major and minor. Takes no memory of it.
+/// Compute capability of a GPU, major and minor. Takes no memory of the GPU.
 ///
 /// # Errors
 /// [`KernelError`] if there is no such GPU.
@@ -60,7 +60,7 @@ pub fn capability(index: usize) -> Result<(i32, i32), KernelError> {
     asked().map_err(|error| error::of_driver("cuda", error))
 }
 
-/// Where a GPU is on the machine's bus, as `0000:3B:00.0`: what other libraries know it by. Takes no memory of it.
+/// A GPU's place on the machine's bus, as `0000:3B:00.0`, which other libraries know it by. Takes no memory of the GPU.
 ///
 /// # Errors
 /// [`KernelError`] if there is no such GPU.
@@ -101,7 +101,7 @@ impl DeviceFacts {
         })
     }
 
-    /// Whether this GPU and its driver run `code`, which is what the GPU takes of the binary, compiled by a toolkit of
+    /// Checks that this GPU and its driver run `code`: the part of the binary for this GPU, compiled by a toolkit of
     /// this version (12090 for 12.9).
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl DeviceFacts {
     ) -> Result<(), KernelError> {
         let refuse = |message| Err(KernelError::device("cuda", message));
         let (name, (major, minor)) = (&self.name, self.capability);
-        // Asynchronous copies, and tensor cores for bf16, came with Ampere: the PTX is for that.
+        // The PTX is for Ampere, the first with asynchronous copies and tensor cores for bf16.
         let Some(code) = code else {
             return refuse(format!(
                 "{name} has compute capability {major}.{minor}; the kernels need 8.0 (Ampere) or newer"
@@ -134,12 +134,12 @@ impl DeviceFacts {
 
     /// The oldest driver that runs `code` on this GPU, by the CUDA version that the driver tells.
     ///
-    /// NVIDIA's rules ("CUDA Compatibility"): machine code runs on every driver of the toolkit's major version and later
-    /// that knows the GPU (minor version compatibility). PTX is newer than the compiler in any driver that is older than
-    /// its toolkit, even by a minor version.
+    /// NVIDIA's rules ("CUDA Compatibility"): machine code runs on every driver that knows the GPU and has at least the
+    /// toolkit's major version (minor version compatibility). PTX needs a driver that is at least as new as its
+    /// toolkit, down to the minor version.
     ///
-    /// That is CUDA 12.0 or more. Our own calls ask for less: pools of memory, 11.2. What came later they do without, the
-    /// closest node of host memory, 12.2.
+    /// So the answer is CUDA 12.0 or more. Our own calls need less: memory pools came with 11.2. The closest node of
+    /// host memory came with 12.2, and is optional.
     fn driver_needed(&self, code: Code, toolkit_version: i32) -> i32 {
         let oldest = match code {
             Code::MachineCode { .. } => toolkit_version / 1000 * 1000,

@@ -1,19 +1,18 @@
-//! Sections of a step as CUDA graphs: asked for once, launched as one from then on.
+//! Sections of a step as CUDA graphs: captured once, then launched as a whole.
 //!
-//! Within a section nothing is asked of the device. The calls are kept back, in order. At the end of a section that is new
-//! they go through the driver once more, into streams that capture; what comes of it is a graph, which is launched. When the
-//! section comes again, each call is compared with the one in its place, and the graph launched at the end if all are the
-//! same: kernels, sizes, addresses, every argument. So a graph never runs with other addresses than it was captured with,
-//! and the host goes through the same leases, counts and checks as without graphs. At the first difference what was kept
-//! back is carried out, and everything after it as it comes; so it is where a driver refuses to capture. Whatever happens,
-//! each call is carried out once.
+//! Within a section the device gets no calls: they are kept back, in order. At the end of a new section they are made
+//! into streams that capture, and the resulting graph is launched. When the section comes again, each call is compared
+//! with the one in its place. If all are the same (kernels, sizes, addresses, every argument), the graph is launched at
+//! the end. So a graph never runs with other addresses than it was captured with, and the host makes the same leases,
+//! counts and checks as without graphs. At the first difference, the calls kept back are made, and all later ones at
+//! once; the same happens if a driver refuses to capture. In any case each call is made exactly once.
 //!
-//! All streams are joined before a graph, forked from the computation's within it, and joined again at its end. So events
-//! that are older than the section have come when it begins, and those of the section when it is over; a wait for an older
+//! All streams are joined before a graph, forked from the computation's within it, and joined again at its end. So
+//! events from before the section are over when it begins, and the section's own when it ends. A wait for an older
 //! event needs no place in the graph, where CUDA would refuse it.
 //!
-//! The capture is of this thread alone (`CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`): threads of a disk go on with their events,
-//! while a call of this thread that must not be captured is refused, and not done at once, before what was captured.
+//! The capture is for this thread only (`CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`). Threads of a disk go on with their
+//! events. A call of this thread that must not be captured is refused, rather than made before the captured ones.
 
 use super::calls::{Call, Calls, Records};
 use super::handles::{Capture, Event, Graph};
@@ -24,13 +23,14 @@ use cudarc::driver::result::DriverError;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-/// Most graphs: micro-batches of so many shapes, as padded ones have at most. A graph takes memory of the driver's, some KiB a call.
+/// Most graphs. Padded micro-batches have at most this many shapes. A graph takes some KiB of the driver's memory per
+/// call.
 const GRAPHS_MAX: usize = 16;
 
-/// Most times that a section is captured: one that differs every time is not worth it.
+/// Most captures of one section: a section that differs every time is not worth more.
 const CAPTURES_MAX: usize = 4;
 
-/// What a driver keeps of sections.
+/// A driver's state of sections.
 #[derive(Default)]
 pub(super) struct Sections {
     state: RefCell<State>,
@@ -41,50 +41,50 @@ struct State {
     open: Option<Open>,
     known: HashMap<Section, Known>,
     captures: HashMap<Section, usize>,
-    /// Why no graph is made any more.
+    /// The reason why no more graphs are made, if so.
     refusal: Option<String>,
 }
 
-/// A graph, and the calls that it was made of.
+/// A graph, and the calls that it was captured from.
 struct Known {
     calls: Calls,
     graph: Graph,
 }
 
-/// The section that was begun and has not ended.
+/// The section that has begun and not ended.
 struct Open {
     section: Section,
     records: Records,
     kept: Kept,
 }
 
-/// What is kept back.
+/// The calls kept back.
 enum Kept {
-    /// Everything so far, of a section that is new.
+    /// All calls so far of a new section.
     New(Calls),
-    /// As many calls as there are before this place.
+    /// The calls before this place of a known section.
     Known(Known, usize),
-    /// Nothing any more: calls are carried out as they come.
+    /// None: calls are made at once.
     Nothing,
 }
 
-/// How records and waits are carried out.
+/// How records and waits are made.
 enum Order {
-    /// They go to the streams at once, and to the streams' histories.
+    /// At once, into the streams and their histories.
     Direct(Records),
-    /// They become edges of a graph: the events of each queue live as long as the capture, and no history knows them.
+    /// As edges of a graph. The events of each queue live only during the capture, and are in no history.
     Captured([Vec<Event>; Queue::ALL.len()]),
 }
 
 impl Sections {
-    /// Why no graph is made any more, if so.
+    /// The reason why no more graphs are made, if so.
     pub(super) fn refusal(&self) -> Option<String> {
         self.state.borrow().refusal.clone()
     }
 }
 
 impl CudaDriver {
-    /// A section begins. One that cannot have a graph is none.
+    /// Begins a section. It is ignored if it cannot have a graph.
     pub(super) fn open_section(&self, section: Section) {
         let mut state = self.sections.state.borrow_mut();
         assert!(state.open.is_none(), "sections lie one after the other");
@@ -107,7 +107,7 @@ impl CudaDriver {
         self.device.keeps_back.set(true);
     }
 
-    /// Whether a call that is neither a launch nor products is kept back for the end of the section.
+    /// Whether a call that is neither a launch nor a product is kept back until the end of the section.
     pub(super) fn keeps(&self, call: Call) -> Result<bool, KernelError> {
         self.keeps_call(
             |calls| calls.push(call.clone()),
@@ -115,7 +115,7 @@ impl CudaDriver {
         )
     }
 
-    /// Whether a launch is.
+    /// Whether a launch is kept back.
     pub(super) fn keeps_launch(&self, launch: &Launch) -> Result<bool, KernelError> {
         self.keeps_call(
             |calls| calls.push_launch(launch),
@@ -123,7 +123,7 @@ impl CudaDriver {
         )
     }
 
-    /// Whether products are.
+    /// Whether products are kept back.
     pub(super) fn keeps_gemm(
         &self,
         gemm: &Gemm,
@@ -135,7 +135,7 @@ impl CudaDriver {
         )
     }
 
-    /// Whether attention by a library is.
+    /// Whether attention by a library is kept back.
     pub(super) fn keeps_attention(
         &self,
         attention: &LibraryAttention,
@@ -146,8 +146,8 @@ impl CudaDriver {
         )
     }
 
-    /// Keeps a call back if it is one of a section that is new, or the next one of a section that is known. One that is
-    /// another ends that.
+    /// Keeps a call back if the section is new, or if the call is the next one of a known section. A different call
+    /// ends keeping back.
     fn keeps_call(
         &self,
         push: impl FnOnce(&mut Calls),
@@ -173,7 +173,7 @@ impl CudaDriver {
         self.let_go().map(|()| false)
     }
 
-    /// The event of a record that is kept back; none if it is to be carried out.
+    /// The event of a record that is kept back; none if the record is to be made at once.
     pub(super) fn keeps_record(&self, queue: Queue) -> Result<Option<crate::Event>, KernelError> {
         if !self.keeps(Call::Record(queue))? {
             return Ok(None);
@@ -183,8 +183,8 @@ impl CudaDriver {
         Ok(Some(open.records.add(queue)))
     }
 
-    /// Whether a wait of a stream for an event of another is kept back. For an event that is older than the section, nobody
-    /// has to wait: streams are joined before it.
+    /// Whether a stream's wait for another stream's event is kept back. A wait for an event from before the section is
+    /// not needed, because all streams are joined before it.
     pub(super) fn keeps_wait(
         &self,
         queue: Queue,
@@ -208,7 +208,7 @@ impl CudaDriver {
         }
     }
 
-    /// Carries out what is kept back; from here on, calls of the section are carried out as they come. For what cannot be
+    /// Makes the calls kept back. Later calls of the section are made at once. Called before anything that cannot be
     /// kept back.
     pub(super) fn let_go(&self) -> Result<(), KernelError> {
         let mut state = self.sections.state.borrow_mut();
@@ -222,7 +222,7 @@ impl CudaDriver {
         let (calls, count) = match &kept {
             Kept::Nothing => return Ok(()),
             Kept::New(calls) => (calls, calls.len()),
-            // The graph goes: the next time is captured anew.
+            // The graph is dropped; the next run of the section is captured anew.
             Kept::Known(known, at) => (&known.calls, *at),
         };
         self.device.streams.gather().map_err(refused)?;
@@ -230,7 +230,7 @@ impl CudaDriver {
         self.carry_out(calls, count, &mut Order::Direct(records))
     }
 
-    /// The end of a section: its graph is launched, or what is left of it carried out.
+    /// Ends a section: launches its graph, or makes the calls that are left.
     pub(super) fn close_section(&self, is_whole: bool) -> Result<(), KernelError> {
         let is_done = {
             let state = self.sections.state.borrow();
@@ -276,7 +276,7 @@ impl CudaDriver {
         launched
     }
 
-    /// Launches a graph after everything that was asked for, and has everything that follows wait for it.
+    /// Launches a graph after all earlier work, and makes all later work wait for it.
     fn launch_graph(&self, graph: &Graph, records: &Records) -> Result<(), KernelError> {
         let streams = &self.device.streams;
         streams.check()?;
@@ -286,7 +286,7 @@ impl CudaDriver {
         streams.all_recorded(records).map_err(refused)
     }
 
-    /// A graph of calls; none if the driver refuses, which is remembered.
+    /// Captures a graph of calls. None if the driver refuses, which is remembered.
     fn capture(&self, section: Section, calls: &Calls) -> Option<Graph> {
         let captured = self.capture_calls(calls);
         let mut state = self.sections.state.borrow_mut();
@@ -310,7 +310,7 @@ impl CudaDriver {
         capture.end().map_err(refused)
     }
 
-    /// Asks the driver for the first so many calls.
+    /// Makes the first `count` calls.
     fn carry_out(&self, calls: &Calls, count: usize, order: &mut Order) -> Result<(), KernelError> {
         calls.first(count).try_for_each(|call| match call {
             Call::Launch {

@@ -1,7 +1,6 @@
-//! What the driver hands out and wants back: each is given back when it is dropped, also where something after it
-//! was refused.
+//! Handles of the driver. Each is released when dropped, also if a later step of opening fails.
 //!
-//! A failure to give back is one of earlier work, and was or will be told there.
+//! Errors of a release are those of earlier work, which reports them itself.
 
 use cudarc::driver::result::stream::StreamKind;
 use cudarc::driver::result::{self, DriverError};
@@ -12,8 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Makes the primary context of a device current in this thread.
 ///
-/// It is retained when the first one asks for it, and never released: cuBLASLt and cuDNN load code into it, which they
-/// believe to be there for as long as the process lives, whatever is opened and closed in between.
+/// The context is retained at the first call and never released. cuBLASLt and cuDNN load code into it, and assume that
+/// it stays for the life of the process, even if devices are closed and opened in between.
 pub(super) fn enter_primary_context(device: sys::CUdevice) -> Result<(), DriverError> {
     static RETAINED: Mutex<Vec<(sys::CUdevice, Current)>> = Mutex::new(Vec::new());
     let mut retained = RETAINED.lock().expect("nobody panics over it");
@@ -51,7 +50,7 @@ impl Current {
     }
 }
 
-/// Numbers in page-locked memory, 0 at first, which the host raises and streams look at.
+/// Numbers in page-locked memory, 0 at first. The host raises them, and streams wait for them.
 pub(super) struct Counters {
     first: NonNull<AtomicU32>,
     count: usize,
@@ -63,12 +62,12 @@ unsafe impl Send for Counters {}
 unsafe impl Sync for Counters {}
 
 impl Counters {
-    /// What so many numbers take.
+    /// Bytes of `count` numbers.
     pub(super) const fn bytes(count: usize) -> usize {
         count * size_of::<AtomicU32>()
     }
 
-    /// So many numbers, for the current context.
+    /// Makes `count` numbers for the current context.
     pub(super) fn new(count: usize) -> Result<Counters, DriverError> {
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: nothing reads the memory before it is zeroed below.
@@ -88,19 +87,20 @@ impl Counters {
         unsafe { self.first.add(index).as_ref() }
     }
 
-    /// Raises a number, after everything that this thread has written.
+    /// Raises a number, after all writes that this thread made before.
     pub(super) fn set(&self, index: usize, value: u32) {
         self.get(index).store(value, Ordering::Release);
     }
 
-    /// Makes a stream wait until a number has come to a value, or beyond it by less than half of all numbers.
+    /// Makes a stream wait until a number has reached a value. A number that is ahead by less than half of its range
+    /// counts as having reached it.
     pub(super) fn wait(
         &self,
         stream: sys::CUstream,
         index: usize,
         value: u32,
     ) -> Result<(), DriverError> {
-        // With unified addresses, which every device has that is opened, the device knows it by the same one.
+        // All devices that we open have unified addresses, so the device uses the same address.
         let address = self.get(index).as_ptr() as u64;
         let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
         // SAFETY: the number outlives the streams of its device.
@@ -115,11 +115,11 @@ impl Drop for Counters {
     }
 }
 
-/// A stream that captures what it is asked for, until it is told to end.
+/// A stream in capture mode, until the capture ends.
 pub(super) struct Capture(sys::CUstream);
 
 impl Capture {
-    /// Has a stream, and those that wait for it, capture what this thread asks of them.
+    /// Starts a capture of what this thread enqueues in a stream, and in streams that wait for it.
     pub(super) fn begin(stream: sys::CUstream) -> Result<Capture, DriverError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: streams live as long as their device.
@@ -127,7 +127,7 @@ impl Capture {
         Ok(Capture(stream))
     }
 
-    /// What was captured, ready to be launched, with the device memory that it needs.
+    /// Ends the capture. The graph is ready to launch and has its device memory.
     pub(super) fn end(self) -> Result<Graph, DriverError> {
         let stream = self.0;
         std::mem::forget(self);
@@ -136,7 +136,7 @@ impl Capture {
         // SAFETY: writes one handle; what was captured lives until the end of this function.
         unsafe { sys::cuGraphInstantiateWithFlags(&mut ready, captured.0, 0) }.result()?;
         let graph = Graph(ready);
-        // Else the first launch would take that memory, where a refusal comes too late to do without a graph.
+        // Otherwise the first launch would take that memory, when it is too late to go on without a graph.
         // SAFETY: just instantiated; streams live as long as their device.
         unsafe { sys::cuGraphUpload(graph.0, stream) }.result()?;
         Ok(graph)
@@ -144,7 +144,7 @@ impl Capture {
 }
 
 impl Drop for Capture {
-    /// A capture that failed ends too, or the stream would never work again.
+    /// A failed capture must end too, or the stream would never work again.
     fn drop(&mut self) {
         let _ = Captured::of(self.0);
     }
@@ -172,11 +172,11 @@ impl Drop for Captured {
     }
 }
 
-/// Work that is asked for as one.
+/// Work that is launched as a whole.
 pub(super) struct Graph(sys::CUgraphExec);
 
 impl Graph {
-    /// Asks for all of it, in the order of a stream.
+    /// Launches all of it, in the order of a stream.
     pub(super) fn launch(&self, stream: sys::CUstream) -> Result<(), DriverError> {
         // SAFETY: instantiated in `Capture::end`; whoever captured it answers for what it works on.
         unsafe { sys::cuGraphLaunch(self.0, stream) }.result()
@@ -184,14 +184,14 @@ impl Graph {
 }
 
 impl Drop for Graph {
-    /// The driver keeps what is under way until it is done.
+    /// The driver keeps running work until it is done.
     fn drop(&mut self) {
         // SAFETY: instantiated in `Capture::end`.
         let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
     }
 }
 
-/// A stream that nothing orders with others but events.
+/// A stream that is ordered with others only by events.
 pub(super) struct Stream(sys::CUstream);
 
 impl Stream {
@@ -212,7 +212,7 @@ impl Stream {
         self.0
     }
 
-    /// Waits for everything that was asked for.
+    /// Waits for all work in the stream.
     pub(super) fn synchronize(&self) -> Result<(), DriverError> {
         // SAFETY: created in `new`.
         unsafe { result::stream::synchronize(self.0) }
@@ -220,7 +220,7 @@ impl Stream {
 }
 
 impl Drop for Stream {
-    /// Waits first: the memory that it works on may go next.
+    /// Waits first, because the memory that the work uses may be freed next.
     fn drop(&mut self) {
         let _ = self.synchronize();
         // SAFETY: created in `new`.
@@ -228,7 +228,7 @@ impl Drop for Stream {
     }
 }
 
-/// A point of a stream; one that was never recorded has come.
+/// A point of a stream. An event that was never recorded counts as over.
 pub(super) struct Event(sys::CUevent);
 
 // SAFETY: the driver may be asked about an event from any thread.
@@ -237,12 +237,12 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event of the current context that orders, and takes no time.
+    /// An event of the current context, without a time.
     pub(super) fn new() -> Result<Event, DriverError> {
         result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map(Event)
     }
 
-    /// An event of the current context that takes the time.
+    /// An event of the current context, with its time.
     pub(super) fn timed() -> Result<Event, DriverError> {
         result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map(Event)
     }
@@ -252,31 +252,31 @@ impl Event {
         self.0
     }
 
-    /// Puts it at the present end of a stream.
+    /// Records it at the present end of a stream.
     pub(super) fn record(&self, stream: sys::CUstream) -> Result<(), DriverError> {
         // SAFETY: created above; streams live as long as their device.
         unsafe { result::event::record(self.0, stream) }
     }
 
-    /// Has a stream wait for where it was put last.
+    /// Makes a stream wait for the event's last record.
     pub(super) fn hold_back(&self, stream: sys::CUstream) -> Result<(), DriverError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: created above; streams live as long as their device.
         unsafe { result::stream::wait_event(stream, self.0, flags) }
     }
 
-    /// Whether the event has come, which it never has where earlier work failed.
+    /// Whether the event is over. It never is if earlier work failed.
     pub(super) fn has_come(&self) -> bool {
         self.query().is_ok()
     }
 
-    /// Nothing if the event has come, `CUDA_ERROR_NOT_READY` if it will, and another error if it never does.
+    /// Ok if the event is over, `CUDA_ERROR_NOT_READY` if it will be, and another error if it never will.
     pub(super) fn query(&self) -> Result<(), DriverError> {
         // SAFETY: created above.
         unsafe { result::event::query(self.0) }
     }
 
-    /// Waits until it has come.
+    /// Waits until it is over.
     pub(super) fn synchronize(&self) -> Result<(), DriverError> {
         // SAFETY: created above.
         unsafe { result::event::synchronize(self.0) }

@@ -1,4 +1,4 @@
-//! What the build script made of a source for one kind of GPU, and what it is by its own header.
+//! The build script's output of a source for one kind of GPU, and what its header says.
 
 use miniz_oxide::inflate::{decompress_to_vec_zlib, decompress_to_vec_zlib_with_limit};
 use std::fmt;
@@ -12,7 +12,7 @@ const EM_CUDA: u8 = 190;
 /// Machine code or PTX, compressed.
 pub(super) struct Image(pub(super) &'static [u8]);
 
-/// What an image is. The greater one is the better one, where a GPU runs both.
+/// The kind of an image. If a GPU runs two, the greater one is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Code {
     /// Compiled by the driver when it is loaded.
@@ -34,22 +34,22 @@ impl Image {
     pub(super) fn code(&self) -> Code {
         let head = match decompress_to_vec_zlib_with_limit(self.0, HEAD_BYTES) {
             Ok(whole) => whole,
-            // As much as there was room for.
+            // The header may be cut off at the end of the buffer.
             Err(ended) => ended.output,
         };
         let code = machine_code(&head).or_else(|| ptx(&String::from_utf8_lossy(&head)));
         code.expect("the build script embeds machine code and PTX")
     }
 
-    /// As the driver takes it: machine code tells its own size, and PTX ends in a zero.
+    /// In the form that the driver needs: machine code has its size in it, and PTX ends in a zero.
     pub(super) fn bytes(&self) -> Vec<u8> {
         decompress_to_vec_zlib(self.0).expect("the build script compressed it")
     }
 }
 
 impl Code {
-    /// Whether a GPU runs it. Machine code runs on the same major compute capability, from the minor one on that it was
-    /// made for; PTX on all later ones.
+    /// Whether a GPU runs it. Machine code runs on the same major compute capability, with the same or a later minor
+    /// one. PTX runs on all later ones.
     pub(super) fn runs_on(self, gpu: (i32, i32)) -> bool {
         match self {
             Code::Ptx { capability, .. } => capability <= gpu,

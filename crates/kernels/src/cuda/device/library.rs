@@ -1,22 +1,22 @@
-//! Which cuBLASLt was loaded: the library's name without a version is tried first, so that one that a system installed can
-//! win over the one that was meant.
+//! Which cuBLASLt was loaded. The library's name without a version is tried first, so one installed by the system may
+//! be loaded instead of the intended one.
 
 use super::facts::version_text;
 use crate::KernelError;
 use cudarc::cublaslt::sys;
 use std::path::PathBuf;
 
-/// cuBLASLt, as it lies in this process.
+/// cuBLASLt as loaded in this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadedLibrary {
     /// Its version, as 130002 for 13.0.2.
     pub version: usize,
-    /// Its file; none where the system does not tell.
+    /// Its file; none if the system does not tell.
     pub path: Option<PathBuf>,
 }
 
 impl LoadedLibrary {
-    /// The library of this process. It must have been found before.
+    /// Finds the library of this process, which must be loaded already.
     pub(super) fn look_up() -> LoadedLibrary {
         LoadedLibrary {
             // SAFETY: takes nothing.
@@ -25,8 +25,8 @@ impl LoadedLibrary {
         }
     }
 
-    /// Whether it starts on a driver that is for this version of CUDA (12020 for 12.2): one of the same major version, or
-    /// a later one.
+    /// Whether it works with a driver for this version of CUDA (12020 for 12.2): one of the same major version, or a
+    /// later one.
     ///
     /// # Errors
     /// [`KernelError`], with what to do, where it does not.

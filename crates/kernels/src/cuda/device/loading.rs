@@ -1,12 +1,13 @@
-//! NVIDIA's libraries, found by their names and loaded when they are first asked for.
+//! Finds NVIDIA's libraries by name, and loads them at first use.
 //!
-//! cudarc loads the driver and cuBLASLt too. But in a build with candle's feature `cuda` it links them, and then it has no
-//! function that looks for a library. What is here works in both builds: a library that is linked is found as one that is loaded.
+//! cudarc loads the driver and cuBLASLt too. But a build with candle's feature `cuda` links them, and then cudarc has
+//! no function that looks for a library. The code here works in both builds, because it finds a linked library like a
+//! loaded one.
 
 use libloading::Library;
 use std::sync::OnceLock;
 
-/// A library by the names of its file, of which the first that there is counts: those that cudarc tries, in its order.
+/// A library by its possible file names. The first that exists is loaded. The names and their order are cudarc's.
 pub(super) struct Lib {
     names: &'static [&'static str],
     loaded: OnceLock<Option<Library>>,
@@ -34,12 +35,12 @@ impl Lib {
         self.loaded.get_or_init(load).as_ref()
     }
 
-    /// Whether it is there.
+    /// Whether the library can be loaded.
     pub(super) fn is_there(&self) -> bool {
         self.load().is_some()
     }
 
-    /// A function by its name, which ends in a zero; none if the library or the function is not there.
+    /// A function by its name, which ends in a zero. None if the library or the function does not exist.
     ///
     /// # Safety
     /// `F` is the type of a pointer to the function.

@@ -1,9 +1,9 @@
-//! A GPU through CUDA's driver interface and cuBLASLt, both loaded when the first device is asked for.
+//! A GPU through CUDA's driver interface and cuBLASLt, both loaded when the first device is opened.
 //!
-//! [`CudaDevice`] is the GPU itself: its context, its streams, its memory. [`CudaDriver`] runs kernels and products
-//! on it. There is a stream for each queue: computation, with small uploads and all blocks of memory in its order, copies
-//! each way, and exchanges with other ranks; files are read and written by threads. Nothing waits but a download, the end
-//! of an event, and an upload that finds all staging buffers on their way.
+//! [`CudaDevice`] is the GPU itself: its context, its streams, its memory. [`CudaDriver`] runs kernels and products on
+//! it. Each queue has a stream: computation, which also orders small uploads and blocks of memory, copies each way, and
+//! exchanges with other ranks. Threads read and write files. The host waits only for a download, for the end of an
+//! event, and for an upload if all staging buffers are in use.
 
 mod algorithms;
 mod block;
@@ -55,21 +55,21 @@ use std::rc::Rc;
 use streams::Streams;
 use timing::Stamps;
 
-/// A GPU, with a context, a stream and a pool of memory of its own.
+/// A GPU, with a context, a stream and its own pool of memory.
 ///
-/// It belongs to the thread that opened it, whose current context it stays: a thread opens one GPU at a time.
+/// It belongs to the thread that opened it, whose current context it stays. A thread opens one GPU at a time.
 pub struct CudaDevice {
     device: sys::CUdevice,
     facts: DeviceFacts,
     /// The stream of computation.
     stream: sys::CUstream,
-    /// Places are shown to profilers.
+    /// Whether places are shown to profilers.
     ranges: Cell<bool>,
-    /// What products take instead of the heuristic's first choice, once that is settled.
+    /// The algorithms that products use instead of the heuristic's first choice, once they are set.
     algorithms: OnceCell<Rc<Algorithms>>,
-    /// Calls of a section are kept back: what goes into the stream now would come before them.
+    /// Whether calls of a section are kept back. Work put into the stream meanwhile would run before them.
     keeps_back: Cell<bool>,
-    // Dropped in this order: what is under way goes before the code that it runs.
+    // Dropped in this order: running work before the code that it runs.
     stamps: Stamps,
     pool: Pool,
     streams: Streams,
@@ -135,7 +135,7 @@ impl CudaDevice {
         &self.facts
     }
 
-    /// Its memory, whoever uses it.
+    /// Its memory, as used by all processes.
     ///
     /// # Errors
     /// [`KernelError`] if the driver refuses, or earlier work failed.
@@ -144,8 +144,8 @@ impl CudaDevice {
             .map_err(|error| error::of_driver("cuda", error))
     }
 
-    /// Loads all kernels: a rehearsal does. It takes milliseconds where the binary has machine code for the GPU, and a minute where the
-    /// driver has to compile it.
+    /// Loads all kernels, for a rehearsal. It takes milliseconds if the binary has machine code for the GPU, and a
+    /// minute if the driver has to compile it.
     ///
     /// # Errors
     /// [`KernelError`] if the driver refuses one of them, or memory is short.
@@ -153,7 +153,8 @@ impl CudaDevice {
         self.modules.load_all()
     }
 
-    /// Shows profilers where a step is: phases and layers become NVTX ranges. To be called before the first is entered.
+    /// Shows profilers where a step is: phases and layers become NVTX ranges. Call it before the first place is
+    /// entered.
     pub fn show_ranges(&self) {
         self.ranges.set(true);
     }
@@ -163,28 +164,28 @@ impl CudaDevice {
         staging::STAGING_BYTES + handles::Counters::bytes(Queue::ALL.len()) as u64
     }
 
-    /// The algorithms that products of drivers of this device take, once that is settled.
+    /// The algorithms that products of this device's drivers use, once they are set.
     pub fn algorithms(&self) -> Option<&Algorithms> {
         self.algorithms.get().map(Rc::as_ref)
     }
 
-    /// Has products of all drivers that are made from here on take these algorithms where they have one, and the heuristic's
-    /// first choice elsewhere. The first word counts: the products of a run do not change while it runs.
+    /// Sets the algorithms for products of all drivers made later. Products without one use the heuristic's first
+    /// choice. Only the first call counts, so products do not change during a run.
     ///
     /// # Errors
-    /// Why they are not for this device or its library.
+    /// Says why they are not for this device or its library.
     pub fn use_algorithms(&self, algorithms: Algorithms) -> Result<(), String> {
         algorithms.check(self)?;
         self.algorithms.get_or_init(|| Rc::new(algorithms));
         Ok(())
     }
 
-    /// Waits for all computation that was asked for.
+    /// Waits for all computation enqueued so far.
     fn synchronize(&self) -> Result<(), DriverError> {
         self.streams.synchronize(Queue::Compute)
     }
 
-    /// Waits for everything that was asked for in any queue.
+    /// Waits for all work enqueued so far in any queue.
     fn synchronize_all(&self) -> Result<(), DriverError> {
         let waited = Queue::ALL.map(|queue| self.streams.synchronize(queue));
         waited.into_iter().collect()
@@ -193,7 +194,7 @@ impl CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // A failure here is one of earlier work, and was told there.
+        // A failure here is one of earlier work, which reported it.
         let _ = self.synchronize_all();
     }
 }

@@ -1,8 +1,8 @@
-//! A rehearsal: every kernel is loaded, and every product of a step planned and run once, before memory is reserved.
+//! A rehearsal: it loads every kernel, and plans and runs every product of a step once, before memory is reserved.
 //!
-//! cuBLASLt loads the code of a product when it is first computed. On a card that a run fills, that is refused in the
-//! middle of the first step, with a status that tells nothing of memory. After a rehearsal nothing is loaded any more,
-//! and what the driver says is free is free.
+//! cuBLASLt loads the code of a product when it first computes it. On a card filled by a run, that fails in the middle
+//! of the first step, with a status that does not mention memory. After a rehearsal no more code is loaded, so the
+//! memory that the driver calls free is free.
 
 use super::block::Block;
 use super::problem::Problem;
@@ -12,29 +12,28 @@ use crate::{Fault, KernelError, Kernels};
 use memory::{GRANULARITY_BYTES, Space, round_up};
 use std::collections::HashSet;
 
-/// With less than this free, a library that fails is taken to be short of memory: it does not say so itself, and no
-/// module of cuBLASLt's takes more.
+/// If a library fails with less than this free, the reason is taken to be a lack of memory. The library does not say so
+/// itself, and no module of cuBLASLt takes more.
 const FREE_BYTES_MIN: u64 = 128 << 20;
 
-/// What was rehearsed.
+/// The result of a rehearsal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rehearsal {
     /// Different products.
     pub products: usize,
-    /// Those of which no algorithm keeps the parts of a split sum in f32.
+    /// Those for which no algorithm keeps the parts of a split sum in f32.
     pub rounded: usize,
-    /// Those that take an algorithm that was measured.
+    /// Those that use a measured algorithm.
     pub tuned: usize,
-    /// Those that have one that the library does not take.
+    /// Those whose measured algorithm the library refused.
     pub refused: usize,
 }
 
 impl Kernels<Cuda<CudaDriver>> {
-    /// Loads all kernels, and runs each of `products` once, on zeros in a block of its own, which goes back to the
-    /// driver.
+    /// Loads all kernels, and runs each of `products` once on zeros. Their block is returned to the driver afterwards.
     ///
     /// # Errors
-    /// [`Fault::DeviceFull`] where memory is short; else as the products.
+    /// [`Fault::DeviceFull`] if memory is short; otherwise as for products.
     pub fn rehearse(&self, products: &[Gemm]) -> Result<Rehearsal, KernelError> {
         let device = &self.backend.driver.device;
         let rehearsed = device
@@ -46,7 +45,7 @@ impl Kernels<Cuda<CudaDriver>> {
         rehearsed
     }
 
-    /// Runs products that all differ.
+    /// Runs products that are all different.
     fn run_each(&self, products: &[Gemm]) -> Result<Rehearsal, KernelError> {
         let device = &self.backend.driver.device;
         let bytes = products.iter().map(|gemm| Operands::of(gemm).bytes()).max();
@@ -88,7 +87,7 @@ pub(super) fn distinct(products: &[Gemm]) -> Result<Vec<Gemm>, KernelError> {
     Ok(distinct)
 }
 
-/// A failure, as one of memory where the card is nearly full.
+/// Turns a failure into one of memory if the card is nearly full.
 pub(super) fn blamed_on_memory(device: &CudaDevice, error: KernelError) -> KernelError {
     let is_full = || {
         device
@@ -104,8 +103,8 @@ pub(super) fn blamed_on_memory(device: &CudaDevice, error: KernelError) -> Kerne
     }
 }
 
-/// Where the operands of a product lie in a block: what is read at its start, one matrix on the other, and what is
-/// written behind that. No larger than what a run holds at that moment.
+/// Where the operands of a product lie in a block: inputs overlap at its start, and the output lies behind them. No
+/// larger than what a run holds at that moment.
 pub(super) struct Operands {
     read_bytes: u64,
     written_bytes: u64,

@@ -1,4 +1,4 @@
-//! Host bytes on their way to the device, and a few on their way back.
+//! Buffers for host bytes on their way to the device, and for small readings on their way back.
 
 use super::handles::Event;
 use super::{CudaDevice, error};
@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-/// Copies that may be under way at a time.
+/// Copies that may run at the same time.
 const SLOTS: usize = 16;
 
 /// Bytes of one copy.
@@ -19,10 +19,10 @@ const SLOT_BYTES: usize = 1 << 20;
 pub(super) const STAGING_BYTES: u64 =
     (SLOTS * SLOT_BYTES + READINGS_MAX * READING_BYTES_MAX) as u64;
 
-/// A ring of page-locked buffers: what is copied may be changed as soon as it lies in one of them.
+/// A ring of page-locked buffers. The caller may change its bytes as soon as they are in a buffer.
 ///
-/// A buffer is written again when the copy out of it is done, which its event tells. So the processor runs at most
-/// [`SLOTS`] copies ahead of the device, and waits for nothing else.
+/// A buffer is used again after the copy from it, which its event tells. So the processor runs at most [`SLOTS`] copies
+/// ahead of the device, and waits for nothing else.
 pub(super) struct Staging {
     device: Rc<CudaDevice>,
     bytes: NonNull<u8>,
@@ -42,7 +42,7 @@ impl Staging {
             );
             KernelError::device("upload", message)
         })?;
-        // From here on, the bytes are given back when it is dropped.
+        // From here on, dropping it frees the bytes.
         let mut staging = Staging {
             device: device.clone(),
             bytes,
@@ -55,7 +55,7 @@ impl Staging {
         Ok(staging)
     }
 
-    /// Where the next reading lands: places after the slots, in turn.
+    /// Where the next reading goes: places after the slots, in turn.
     pub(super) fn reading(&self) -> *mut u8 {
         let next = self.next_reading.get();
         self.next_reading.set((next + 1) % READINGS_MAX);

@@ -1,10 +1,10 @@
-//! The device's queues, and the events that order them: a stream for each, and for those of a disk a thread.
+//! The device's queues, and the events that order them. Each queue is a stream, except a disk's, which are threads.
 //!
-//! A thread waits for a stream by looking at its event. A stream waits for a thread by looking at a number in pinned
-//! memory, which the thread raises; the host is not asked, so it may be far ahead. (A host function in the stream would
-//! do for one queue, but such functions may run one after the other, whatever streams they are in, and one that waits
-//! would keep back the one that it waits for.) Nothing here may make the driver wait for all streams while a file is
-//! read or written but [`Streams::synchronize`], which waits for the threads too.
+//! A thread waits for a stream by querying its event. A stream waits for a thread through a number in pinned memory,
+//! which the thread raises. The host takes no part, so it may be far ahead. (A host function in the stream would do for
+//! one queue. But such functions may run one after the other across all streams, so one that waits could block the one
+//! that it waits for.) Only [`Streams::synchronize`] may make the driver wait for all streams while a file is read or
+//! written, and it waits for the threads too.
 
 use super::calls::Records;
 use super::{error, handles};
@@ -19,35 +19,35 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A stream for each queue that is no worker's.
+/// A stream for each queue that is not a worker's.
 pub(super) struct Streams {
-    // Dropped first: a stream waits for its work, for which it may need the workers.
+    // Dropped first: a stream waits for its work, which may need the workers.
     streams: Vec<handles::Stream>,
     histories: [RefCell<History>; STREAMS],
-    /// CUDA's events that are over, to be recorded again.
+    /// CUDA events that are over, to be recorded again.
     idle: RefCell<Vec<handles::Event>>,
     /// The queues of the disk.
     workers: Workers,
-    /// How much of each of them is done, for streams to look at.
+    /// How much of each disk queue's work is done, for streams to wait on.
     done: Arc<handles::Counters>,
-    /// What exchanges go through, and why one failed, after which nothing is asked for any more.
+    /// The group for exchanges, and why one failed. After a failure nothing more is enqueued.
     group: RefCell<Option<Arc<dyn Group>>>,
     failed: OnceCell<KernelError>,
     context: handles::Current,
 }
 
-/// The queues that are streams: the first ones.
+/// The number of queues that are streams; they come first.
 const STREAMS: usize = 5;
 
-/// The streams that take part in a section beside the computation's: all others.
+/// The streams of a section besides the computation's: all others.
 fn beside() -> impl Iterator<Item = Queue> {
     let streams = Queue::ALL[..STREAMS].iter().copied();
     streams.filter(|queue| *queue != Queue::Compute)
 }
 
-/// Lets every stream reach the GPU by a connection of its own, unless the environment says how many there are: of the 8 that
-/// are the default, streams share some, and what waits in one stream then holds up what follows in another. The driver reads it
-/// when it starts.
+/// Gives every stream its own connection to the GPU, unless the environment sets their number. By default there are 8,
+/// which streams share, and then a wait in one stream holds up work in another. The driver reads the variable when it
+/// starts.
 ///
 /// # Safety
 /// No other thread of this process runs.
@@ -59,15 +59,15 @@ pub unsafe fn separate_connections() {
     }
 }
 
-/// How long a thread leaves an event alone that has not come: a hundredth of what a read or write takes.
+/// How long a thread waits between two queries of an event: a hundredth of a read's or write's time.
 const POLL: Duration = Duration::from_micros(50);
 
-/// What was recorded in a stream.
+/// The events recorded in a stream.
 #[derive(Default)]
 struct History {
     /// Number of events so far.
     recorded: u64,
-    /// Those that were not over when last looked at, in their order. Workers that wait for one have a share in it.
+    /// Events that were not over at the last query, in order. Workers that wait for one share it.
     pending: VecDeque<(u64, Arc<handles::Event>)>,
 }
 
@@ -86,9 +86,9 @@ pub(super) fn is_worker(queue: Queue) -> bool {
 }
 
 impl Streams {
-    /// Streams of the current context. That of the computation comes first wherever the device has to choose: an
-    /// update beside it may wait, and what waits for the computation may not. So do exchanges: a few blocks, for which all
-    /// other ranks wait.
+    /// Makes streams of the current context. The computation's stream has priority: an update beside it may wait, while
+    /// work that waits for the computation may not. Exchanges have priority too, since they are a few blocks and all
+    /// other ranks wait for them.
     pub(super) fn new() -> Result<Streams, DriverError> {
         let streams = Queue::ALL[..STREAMS].iter().map(|queue| match queue {
             Queue::Compute | Queue::Collective => handles::Stream::first(),
@@ -113,12 +113,12 @@ impl Streams {
         })
     }
 
-    /// Makes their context that of this thread.
+    /// Makes the streams' context current in this thread.
     pub(super) fn enter(&self) -> Result<(), DriverError> {
         self.context.set()
     }
 
-    /// The stream of a queue that is no worker's.
+    /// The stream of a queue that is not a worker's.
     pub(super) fn of(&self, queue: Queue) -> sys::CUstream {
         self.streams[queue as usize].handle()
     }
@@ -158,7 +158,7 @@ impl Streams {
         unsafe { self.workers.disk(copy) }
     }
 
-    /// From here on, exchanges go through a group.
+    /// Sets the group for later exchanges.
     pub(super) fn join(&self, group: Arc<dyn Group>) {
         self.group.replace(Some(group));
     }
@@ -190,7 +190,7 @@ impl Streams {
         asked.map_err(|error| self.note(error))
     }
 
-    /// Copies what the only rank sends itself: no library is needed for that.
+    /// Copies what the only rank sends to itself; that needs no library.
     ///
     /// # Safety
     /// As for [`crate::Backend::ask`].
@@ -206,12 +206,12 @@ impl Streams {
         Ok(())
     }
 
-    /// Remembers why an exchange failed: the first failure is the reason, and others may follow from it.
+    /// Remembers why an exchange failed. The first failure is kept, because others may follow from it.
     fn note(&self, error: GroupError) -> KernelError {
         self.failed.get_or_init(|| group_failed(error)).clone()
     }
 
-    /// Refuses to go on after a file has failed, when nothing is under way any more, or after an exchange has.
+    /// Refuses further calls after a failed exchange, or after a failed file once no work is running.
     pub(super) fn check(&self) -> Result<(), KernelError> {
         self.workers.check().inspect_err(|_| {
             for stream in &self.streams {
@@ -230,8 +230,8 @@ impl Streams {
         self.failed.get().cloned().map_or(Ok(()), Err)
     }
 
-    /// Waits until an event has come, which it never does where other ranks are gone: then until the group says so, or for
-    /// as long as it lets a host wait.
+    /// Waits until an event is over. If other ranks are gone it never is; then waits until the group reports that, or
+    /// its timeout ends.
     pub(super) fn come(
         &self,
         event: &handles::Event,
@@ -250,7 +250,7 @@ impl Streams {
         come.map_err(|error| error::of_driver(operation, error))
     }
 
-    /// How long the host may wait; none where no other rank is waited for.
+    /// How long the host may wait; none if it waits for no other rank.
     fn timeout(&self) -> Option<Duration> {
         let group = self.group.borrow();
         let on_device = group.as_deref()?.on_device()?;
@@ -266,7 +266,7 @@ impl Streams {
         ))
     }
 
-    /// The present end of a queue.
+    /// Records the present end of a queue.
     pub(super) fn record(&self, queue: Queue) -> Result<Event, KernelError> {
         self.check()?;
         if is_worker(queue) {
@@ -284,7 +284,7 @@ impl Streams {
         Ok(history.push(queue, Arc::new(event)))
     }
 
-    /// Lets go of the events of a queue that have come.
+    /// Drops the events of a queue that are over.
     fn forget_over(&self, queue: Queue) {
         let mut history = self.histories[queue as usize].borrow_mut();
         let over = |first: &(u64, Arc<handles::Event>)| first.1.has_come();
@@ -295,7 +295,7 @@ impl Streams {
         }
     }
 
-    /// An event that nobody waits for.
+    /// An event that nothing waits for.
     fn idle_event(&self) -> Result<handles::Event, DriverError> {
         match self.idle.borrow_mut().pop() {
             Some(event) => Ok(event),
@@ -303,7 +303,7 @@ impl Streams {
         }
     }
 
-    /// How often each stream was recorded.
+    /// The number of records of each stream.
     pub(super) fn recorded(&self) -> [u64; Queue::ALL.len()] {
         let of = |queue| match self.histories.get(queue as usize) {
             Some(history) => history.borrow().recorded,
@@ -312,18 +312,18 @@ impl Streams {
         Queue::ALL.map(of)
     }
 
-    /// Has the computation wait for all streams beside it.
+    /// Makes the computation wait for all other streams.
     pub(super) fn gather(&self) -> Result<(), DriverError> {
         beside().try_for_each(|queue| self.order(queue, Queue::Compute))
     }
 
-    /// Has all streams beside the computation wait for it.
+    /// Makes all other streams wait for the computation.
     pub(super) fn fork(&self) -> Result<(), DriverError> {
         beside().try_for_each(|queue| self.order(Queue::Compute, queue))
     }
 
-    /// Has a stream wait for the present end of another. What waits does so for where the event is now, so that it can be
-    /// put elsewhere at once.
+    /// Makes one stream wait for the present end of another. The wait keeps the event's present place, so the event can
+    /// be recorded elsewhere at once.
     fn order(&self, first: Queue, then: Queue) -> Result<(), DriverError> {
         self.order_streams(self.of(first), self.of(then))
     }
@@ -341,7 +341,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Everything that a section recorded comes with the present end of the computation, which all streams wait for.
+    /// All records of a section are over at the present end of the computation, which all streams wait for.
     pub(super) fn all_recorded(&self, records: &Records) -> Result<(), DriverError> {
         let end = self.idle_event()?;
         end.record(self.of(Queue::Compute))?;
@@ -356,7 +356,7 @@ impl Streams {
         Ok(())
     }
 
-    /// What stands for an event of a stream in CUDA; none if it is over.
+    /// The CUDA event of a stream's event; none if it is over.
     fn pending(&self, event: Event) -> Option<Arc<handles::Event>> {
         let history = self.histories[event.queue as usize].borrow();
         let first = history.pending.front()?.0;
@@ -392,7 +392,7 @@ impl Streams {
         }
     }
 
-    /// The event is kept from being recorded again until the worker is past it.
+    /// Keeps the event from being recorded again until the worker has passed it.
     fn worker_waits(&self, queue: Queue, event: Arc<handles::Event>) -> Result<(), KernelError> {
         let context = self.context;
         let wait = move || {
@@ -419,7 +419,7 @@ impl Streams {
         self.check().and(come)
     }
 
-    /// Waits for everything that was asked for in a queue.
+    /// Waits for all work enqueued in a queue.
     pub(super) fn synchronize(&self, queue: Queue) -> Result<(), DriverError> {
         match self.streams.get(queue as usize) {
             Some(stream) => stream.synchronize(),

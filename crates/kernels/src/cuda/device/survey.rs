@@ -1,4 +1,4 @@
-//! What `trainer doctor` asks of a GPU: in which units it hands out memory, and how fast it copies.
+//! What `trainer doctor` measures of a GPU: the unit in which it allocates memory, and how fast it copies.
 
 use super::block::Block;
 use super::handles::Stream;
@@ -9,13 +9,13 @@ use cudarc::driver::sys;
 use memory::Space;
 use std::time::{Duration, Instant};
 
-/// What failures are reported of.
+/// The operation named in errors.
 const OPERATION: &str = "doctor";
 
 /// Bytes of a measured copy: 5 ms over PCIe 5.
 const COPY_BYTES: u64 = 256 << 20;
 
-/// The best of so many copies counts.
+/// Copies per measurement; the fastest counts.
 const REPETITIONS: usize = 5;
 
 /// Copies between page-locked host memory and the device by its copy engines, in units of 10^9 bytes a second.
@@ -30,7 +30,7 @@ pub struct CopyRates {
 }
 
 impl CudaDevice {
-    /// The unit in which the driver maps memory of this device.
+    /// The unit in which the driver maps this device's memory.
     ///
     /// # Errors
     /// [`KernelError`] if the driver refuses.
@@ -58,10 +58,11 @@ impl CudaDevice {
         Ok(bytes as u64)
     }
 
-    /// Measures copies between page-locked host memory and the device, within a second. Takes 512 MiB of each.
+    /// Measures copies between page-locked host memory and the device. Takes less than a second, and 512 MiB of each
+    /// memory.
     ///
     /// # Errors
-    /// [`KernelError`] if the memory is not to be had or a copy fails.
+    /// [`KernelError`] if the memory is refused or a copy fails.
     pub fn copy_rates(&self) -> Result<CopyRates, KernelError> {
         let lane = || Lane::new(self);
         let (up, down) = (lane()?, lane()?);
@@ -70,7 +71,7 @@ impl CudaDevice {
         let best = |lanes: &[(&Lane, Way)]| -> Result<f64, KernelError> {
             let times = (0..=REPETITIONS).map(|_| timed(lanes).map_err(refused));
             let times: Vec<Duration> = times.collect::<Result<_, _>>()?;
-            // The first one wakes the copy engines.
+            // The first copy only wakes the copy engines.
             let best = times.into_iter().skip(1).min().unwrap_or_default();
             Ok((COPY_BYTES * lanes.len() as u64) as f64 / best.as_secs_f64() / 1e9)
         };

@@ -1,4 +1,4 @@
-//! Points of a stream whose times can be told apart.
+//! Stamps: points of a stream with a time.
 
 use super::handles::Event;
 use super::loading::DRIVER;
@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Events that take the time. A step needs a few hundred, so they are made once and used again.
+/// Events that record their time. A step needs a few hundred, so they are used again.
 #[derive(Default)]
 pub(super) struct Stamps {
     events: RefCell<Vec<Event>>,
@@ -35,7 +35,7 @@ impl Stamps {
         Ok(Stamp(events.len() - 1))
     }
 
-    /// The time between two stamps; waits for the later one if it has not come.
+    /// The time between two stamps. Waits for the later one.
     pub(super) fn elapsed(&self, from: Stamp, to: Stamp) -> Result<Duration, DriverError> {
         let events = self.events.borrow();
         let (from, to) = (&events[from.0], &events[to.0]);
@@ -49,7 +49,7 @@ impl Stamps {
         Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
     }
 
-    /// Lets a stamp be put again.
+    /// Lets a stamp be used again.
     pub(super) fn give_back(&self, stamp: Stamp) {
         self.vacant.borrow_mut().push(stamp);
     }
@@ -57,8 +57,8 @@ impl Stamps {
 
 type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
 
-/// `cuEventElapsedTime` as every driver has it. cudarc calls the function's second version, which came with CUDA
-/// 12.8, and panics where the driver is older.
+/// The first version of `cuEventElapsedTime`, which every driver has. cudarc calls the second version, which came with
+/// CUDA 12.8, and panics with an older driver.
 fn elapsed_ms(from: &Event, to: &Event) -> Result<f32, DriverError> {
     static FOUND: OnceLock<Option<ElapsedTime>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {

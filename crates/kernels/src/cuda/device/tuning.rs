@@ -1,4 +1,4 @@
-//! Which algorithm of a product is the fastest, by trying.
+//! Finds the fastest algorithm of a product by running several.
 
 use super::algorithms::{TunedProduct, Words};
 use super::block::Block;
@@ -12,10 +12,10 @@ use crate::{KernelError, Kernels};
 use memory::Space;
 use std::time::Duration;
 
-/// What failures are reported of.
+/// The operation named in errors.
 const OPERATION: &str = "tune";
 
-/// Most algorithms of a product that are measured: the heuristic names them best first.
+/// Most algorithms measured per product. The heuristic names the best ones first.
 const ALGORITHMS_MAX: usize = 16;
 
 /// Each algorithm's best time of so many counts.
@@ -84,7 +84,8 @@ impl Kernels<Cuda<CudaDriver>> {
                 times[place] = match unsafe { self.time(&plan, pointers, gemm) } {
                     Ok(_) if round == 0 => Some(best),
                     Ok(took) => Some(best.min(took)),
-                    // What the library names first has to work: runs without a file take it. Another is no choice then.
+                    // The library's first choice has to work, because runs without a file use it. Others are skipped if
+                    // they fail.
                     Err(error) if place == 0 => return Err(error),
                     Err(_) => None,
                 };
@@ -104,7 +105,7 @@ impl Kernels<Cuda<CudaDriver>> {
         })
     }
 
-    /// What a product takes.
+    /// The time of a product.
     ///
     /// # Safety
     /// As for `Driver::gemm`.
@@ -138,8 +139,7 @@ impl Kernels<Cuda<CudaDriver>> {
     }
 }
 
-/// The place of the fastest; of two that take as long, the earlier. The first stays where no other is faster by
-/// [`GAIN_MIN`].
+/// The index of the fastest; the earlier of two equal ones. The first is kept unless another is faster by [`GAIN_MIN`].
 fn fastest(times: &[Option<Duration>]) -> usize {
     let timed = times.iter().enumerate();
     let timed = timed.filter_map(|(place, time)| Some((place, (*time)?)));

@@ -1,8 +1,8 @@
 //! Block-wise dynamic quantisation to 8 bits (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization").
 //!
-//! A block of [`BLOCK`] values is stored as one code a value and the block's largest magnitude, `absmax`, in f32. A
-//! code names an entry of a map of 256 values in [-1, 1] or [0, 1] that is finest near zero; a value is its code's entry
-//! times `absmax`. A code is that of the nearest entry; of two equally near ones, the even code.
+//! A block of [`BLOCK`] values is stored as one code per value and the block's largest magnitude, `absmax`, in f32. A
+//! code names an entry of a map of 256 values in [-1, 1] or [0, 1], which is finest near zero. A value is its code's
+//! entry times `absmax`. Quantising takes the code of the nearest entry; of two equally near ones, the even code.
 
 mod map;
 
@@ -15,16 +15,16 @@ pub const BLOCK: usize = 256;
 pub struct Map {
     /// Values of the codes, ascending.
     pub values: [f32; 256],
-    /// The largest f32 whose nearest entry is the code's; of the last code, infinity.
+    /// The largest f32 whose nearest entry is the code's. It is infinity for the last code.
     pub thresholds: [f32; 256],
     /// The code of zero.
     pub zero: u8,
 }
 
-/// The map of values of either sign: first moments.
+/// The map for values of either sign, such as first moments.
 pub static SIGNED: Map = Map::new(&SIGNED_BITS, 127);
 
-/// The map of values that are never negative: second moments.
+/// The map for values that are never negative, such as second moments.
 pub static UNSIGNED: Map = Map::new(&UNSIGNED_BITS, 0);
 
 impl Map {
@@ -103,7 +103,7 @@ impl Map {
     }
 }
 
-/// The `absmax` that a block with this largest magnitude is stored with: one whose inverse is finite.
+/// The `absmax` stored for a block with this largest magnitude. Its inverse is finite.
 #[inline(always)]
 pub(crate) fn stored_absmax(largest: f32) -> f32 {
     if largest == 0.0 {

@@ -23,7 +23,8 @@ pub struct Attention<'a> {
     pub dropout: Option<Dropout<'a>>,
 }
 
-/// Gradients of [`Attention`]: `dq`, `dk`, `dv` from `dout` and `probs`, with the same dropout; all are replaced.
+/// Gradients of [`Attention`]: `dq`, `dk`, `dv` from `dout` and `probs`, with the same dropout. The outputs are
+/// overwritten.
 pub struct AttentionBackward<'a> {
     pub dq: Out<'a>,
     pub dk: Out<'a>,
@@ -77,8 +78,7 @@ impl ScoreScale {
 }
 
 impl AttentionShape {
-    /// Sequences and tokens in each, query heads and key-value heads, and the one width of their heads; with the usual scale, and
-    /// without a window.
+    /// A shape with equal widths of all heads, the usual scale, and no window.
     pub const fn new(
         [batch, seq]: [usize; 2],
         [heads, kv_heads]: [usize; 2],
@@ -101,7 +101,7 @@ impl AttentionShape {
         self.window.unwrap_or(self.seq).min(self.seq)
     }
 
-    /// Whether some query does not see all keys up to itself.
+    /// Whether the window hides keys from some query.
     pub fn is_windowed(&self) -> bool {
         self.reach() < self.seq
     }
@@ -152,14 +152,14 @@ impl AttentionShape {
         [self.batch, self.heads, self.seq, self.seq]
     }
 
-    /// Multiplications of products of all scores with a head, so many as wide as keys and so many as values, without regard to
-    /// causality: twice those of the keys up to the query. Of a window of `w` keys that is `w (2 s - w)` scores instead of `s s`.
+    /// Multiplications of products of all scores with heads of keys and of values, without regard to causality: twice
+    /// those of the keys up to the query. A window of `w` keys has `w (2 s - w)` scores instead of `s s`.
     pub(super) fn multiplications(&self, products: [usize; 2]) -> usize {
         self.multiplications_of_a_column(products) * (2 * self.seq - self.reach())
     }
 
-    /// The operations of these products that are needed: of `s` queries that see up to `w` keys, `w s - w (w - 1) / 2`
-    /// scores. As a sum, since the product would pass 2^64 where sequences are long.
+    /// The operations that these products need. `s` queries that see up to `w` keys have `w s - w (w - 1) / 2` scores.
+    /// It is added up in parts, since the product would exceed 2^64 for long sequences.
     pub(super) fn needed_flops(&self, products: [usize; 2]) -> u64 {
         (self.multiplications(products) + self.multiplications_of_a_column(products)) as u64
     }

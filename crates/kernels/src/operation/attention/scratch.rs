@@ -39,7 +39,7 @@ pub(crate) fn cuda_scores(shape: AttentionShape) -> usize {
     shape.heads * shape.seq * shape.seq
 }
 
-/// Sums of dk and dv of one sequence, which CUDA keeps in f32 where bf16 would round each query head's part.
+/// Sums of dk and dv of one sequence, which CUDA keeps in f32 if bf16 would round each query head's part.
 pub(crate) fn cuda_gradient_sums(shape: AttentionShape, dtype: DType) -> usize {
     match dtype {
         DType::BF16 if shape.group() > 1 => {
@@ -49,7 +49,7 @@ pub(crate) fn cuda_gradient_sums(shape: AttentionShape, dtype: DType) -> usize {
     }
 }
 
-/// Tasks on the CPU: a key-value head of a sequence each.
+/// Tasks on the CPU: one per key-value head of a sequence.
 fn cpu_tasks(shape: AttentionShape) -> usize {
     shape.batch * shape.kv_heads
 }

@@ -30,9 +30,9 @@ pub struct FlashAttention<'a> {
     pub options: FlashOptions<'a>,
 }
 
-/// Gradients of [`FlashAttention`]: `dq`, `dk`, `dv` from `dout`, and from `out` and `lse` as they were with these inputs
-/// and options; all are replaced. The probabilities are made again, so one more product is computed, and counted, than
-/// by [`super::AttentionBackward`].
+/// Gradients of [`FlashAttention`]: `dq`, `dk`, `dv` from `dout`, and from the `out` and `lse` of the same inputs and
+/// options. The outputs are overwritten. The probabilities are recomputed, so it computes, and counts, one more product
+/// than [`super::AttentionBackward`].
 pub struct FlashAttentionBackward<'a> {
     pub dq: Out<'a>,
     pub dk: Out<'a>,
@@ -48,16 +48,16 @@ pub struct FlashAttentionBackward<'a> {
     pub options: FlashOptions<'a>,
 }
 
-/// What a query may see and keep beyond the causal mask, and who computes it.
+/// What a query may see and keep beyond the causal mask, and which implementation computes it.
 #[derive(Clone, Copy, Default)]
 pub struct FlashOptions<'a> {
     /// `[b, s]` i32: for each token the position, within its row, of the first token of its document, at or before the
     /// token itself. A query sees keys from there up to itself, so several documents can be packed in one row. A window
-    /// hides more of them.
+    /// hides further keys.
     pub documents: Option<In<'a>>,
     /// Drops attention probabilities.
     pub dropout: Option<Dropout<'a>>,
-    /// Who computes it; the backward pass is by whoever made `out` and `lse`.
+    /// The implementation. The backward pass must use the one that computed `out` and `lse`.
     pub by: Flash,
 }
 

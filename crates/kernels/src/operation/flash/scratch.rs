@@ -11,7 +11,7 @@ pub(crate) const CPU_QUERIES: usize = 48;
 /// Keys in a block on the CPU: the block of scores and what it is multiplied with stay in the second-level cache.
 pub(crate) const CPU_KEYS: usize = 128;
 
-/// Pieces of scratch on the CPU, and so the most tasks at a time. A constant, since scratch must not depend on the
+/// Parts of scratch on the CPU, and so the most tasks at a time. It is a constant, since scratch must not depend on the
 /// number of threads.
 const CPU_SLOTS: usize = 32;
 
