@@ -1,12 +1,12 @@
-//! The queues of a device, and what orders them.
+//! The queues of a device, and the events that order them.
 
-/// Where work runs in the order in which it was asked for. Between queues nothing is ordered but by events.
+/// A queue runs its work in the order of the calls. Only events order work of different queues.
 ///
-/// On CUDA, streams, and a worker thread for each direction of the disk. On the CPU a worker thread for each direction
-/// of copies too, and for exchanges, while operations run in the thread that asks for them, those of [`Queue::Update`] too.
+/// On CUDA, queues are streams, with a worker thread for each direction of the disk. On the CPU, copies and exchanges
+/// have worker threads too. Operations run in the calling thread there, including those of [`Queue::Update`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Queue {
-    /// Every operation of [`crate::Kernels`] but those that are started in [`Queue::Update`].
+    /// Every operation of [`crate::Kernels`], except those started in [`Queue::Update`].
     Compute,
     /// Updates beside the computation.
     Update,
@@ -34,7 +34,7 @@ impl Queue {
         Queue::DiskWrite,
     ];
 
-    /// What pictures call it.
+    /// Its name in pictures.
     pub fn name(self) -> &'static str {
         match self {
             Queue::Compute => "compute",
@@ -48,12 +48,12 @@ impl Queue {
     }
 }
 
-/// A point in a queue: it is over when everything that was asked for in the queue before it is done.
+/// A point in a queue. It is over when all work enqueued before it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The queue.
     pub queue: Queue,
-    /// The number of things asked for in the queue before the point.
+    /// The number of requests to the queue before the point.
     pub position: u64,
 }
 
@@ -65,7 +65,7 @@ impl Event {
     };
 }
 
-/// What tells apart sections that are asked for again and again: numbers of the caller's choice.
+/// The identity of a section that comes again and again: numbers that the caller chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Section(pub [usize; 3]);
 
@@ -85,25 +85,25 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// What crossed since an earlier count.
+    /// The bytes that crossed since an earlier count.
     pub fn since(self, earlier: Traffic) -> Traffic {
         self.with(earlier, |now, earlier| now - earlier)
     }
 
-    /// What crosses in so many equal parts.
+    /// The bytes of this many equal parts.
     pub fn times(self, parts: usize) -> Traffic {
         self.with(self, |bytes, _| bytes * parts as u64)
     }
 
-    /// Both counts together.
+    /// The sum of both counts.
     pub fn plus(self, other: Traffic) -> Traffic {
         self.with(other, |bytes, more| bytes + more)
     }
 
-    /// So many bytes in a queue of copies.
+    /// This many bytes in a queue of copies.
     ///
     /// # Panics
-    /// In a queue that copies nothing.
+    /// If the queue copies nothing.
     pub fn of(queue: Queue, bytes: u64) -> Traffic {
         let mut traffic = Traffic::default();
         match queue {
@@ -131,7 +131,7 @@ impl Traffic {
 /// Most bytes of one reading.
 pub const READING_BYTES_MAX: usize = 64;
 
-/// Most readings that may be under way.
+/// Most readings that may be running.
 pub const READINGS_MAX: usize = 16;
 
 /// A few bytes on their way to the host.
@@ -148,12 +148,12 @@ enum Landed {
 }
 
 impl Reading {
-    /// When it can be read.
+    /// The event after which it can be read.
     pub(crate) fn event(&self) -> Event {
         self.event
     }
 
-    /// Bytes that have been read.
+    /// A reading whose bytes are already here.
     pub fn done(bytes: Vec<u8>) -> Reading {
         Reading {
             event: Event::PAST,
@@ -161,7 +161,7 @@ impl Reading {
         }
     }
 
-    /// Bytes that can be read when `event` is over.
+    /// A reading whose bytes can be read when `event` is over.
     ///
     /// # Safety
     /// `pointer` starts as many bytes of host memory, which stay as they are for [`READINGS_MAX`] readings after the

@@ -17,8 +17,8 @@ pub enum Request<'a> {
     Copy(Out<'a>, In<'a>),
     /// A copy between a file and pinned host memory, which is contiguous, in [`DiskCopy::queue`].
     Disk(DiskCopy<'a>),
-    /// An exchange with other ranks, in [`Queue::Collective`](crate::Queue::Collective). The pieces are contiguous, and those
-    /// of this rank to itself are as large where they go as where they come.
+    /// An exchange with other ranks, in [`Queue::Collective`](crate::Queue::Collective). The pieces are contiguous.
+    /// Pieces that this rank sends to itself have the same sizes on both sides.
     Exchange(Exchange<'a>),
 }
 

@@ -1,4 +1,4 @@
-//! A device that waits for every operation, and notes how long it took.
+//! A device that waits for every operation and measures its time.
 
 use crate::timeline::{COPY, EXCHANGE, Measured, Rates, Timeline};
 use crate::{Backend, Cost, Event, KernelError, Kernels, Queue, Reading, Request, Target, Traffic};
@@ -8,44 +8,44 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Kernels that time their operations: one after the other, each with its launch and a wait for its end.
+/// Kernels that time their operations one after the other. A time includes the launch and the wait for the end.
 pub struct Timed<B> {
     backend: B,
     timings: Timings,
     beside: Option<Beside>,
 }
 
-/// A timeline on which queues run side by side, as they would if nobody waited for every operation.
+/// A timeline on which queues run side by side, as they would without a wait for every operation.
 struct Beside {
     timeline: Timeline,
-    /// What knows where the step is.
+    /// The memory that knows where the step is.
     memory: Memory,
-    /// Events of the timeline by those of the device.
+    /// The timeline's events, by the device's.
     events: RefCell<HashMap<(Queue, u64), Event>>,
 }
 
-/// Events that are remembered; all others are taken to be long over.
+/// Number of events that are remembered. All others count as long over.
 const EVENTS_MAX: usize = 1 << 20;
 
-/// What was timed so far, in its order. Clones note together.
+/// The measurements so far, in order. Clones share one list.
 #[derive(Clone, Default)]
 pub struct Timings(Rc<RefCell<Vec<Timing>>>);
 
-/// An operation that was carried out.
+/// A measured operation.
 #[derive(Clone, Debug)]
 pub struct Timing {
     /// Its name.
     pub operation: &'static str,
-    /// Its sizes, which tell it from others of its name: [`crate::Operation::sizes`].
+    /// The sizes that distinguish it from other calls of its name: [`crate::Operation::sizes`].
     pub sizes: Vec<usize>,
-    /// What it takes at least.
+    /// Its least cost.
     pub cost: Cost,
-    /// What it took.
+    /// The time that it took.
     pub time: Duration,
 }
 
 impl Timings {
-    /// Takes what was timed since this was asked for last.
+    /// Returns the measurements since the last call, and removes them.
     pub fn take(&self) -> Vec<Timing> {
         self.0.take()
     }
@@ -61,14 +61,14 @@ impl<B: Backend> Timed<B> {
         })
     }
 
-    /// Waits for a queue, does something in it, and waits for that.
+    /// Waits for a queue, does something in it, and waits for the queue again.
     fn time(
         &self,
         queue: Queue,
         name: &'static str,
         work: impl FnOnce(&B) -> Result<(), KernelError>,
     ) -> Result<Duration, KernelError> {
-        // Whatever is under way in the queue does not count: uploads of a batch, or the wait for a copy.
+        // Earlier work in the queue does not count, such as uploads of a batch or the wait for a copy.
         self.backend.finish(self.backend.record(queue)?)?;
         let start = Instant::now();
         work(&self.backend)?;
@@ -85,7 +85,8 @@ impl<B: Backend> Timed<B> {
 }
 
 impl<B: Backend> Kernels<Timed<B>> {
-    /// Lays what is timed out on a timeline too, copies included; `memory` is what its operands are leased from.
+    /// Puts the measured times onto a timeline too, copies included. `memory` is the memory that operands are leased
+    /// from.
     pub fn beside(self, timeline: &Timeline, memory: &Memory) -> Kernels<Timed<B>> {
         Kernels::new(Timed {
             beside: Some(Beside {

@@ -1,4 +1,4 @@
-//! Queues that are threads of the host: a worker for each, started by the first thing that it is asked for.
+//! Queues that are threads of the host. Each has one worker, started at its first request.
 
 use crate::exchange::{group_failed, without_group};
 use crate::{DiskCopy, Event, Exchange, KernelError, Queue};
@@ -9,41 +9,41 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-/// Waits for a point of a queue that is no worker; fails where earlier work has failed, so that the point never comes.
+/// Waits for a point of a queue without a worker. Fails if earlier work failed, since then the point is never reached.
 #[cfg(feature = "cuda")]
 pub(crate) type WaitForPoint = Box<dyn FnOnce() -> Result<(), KernelError> + Send>;
 
-/// Told of every thing that a queue is done with: their number so far.
+/// Called after each task of a queue, with the number of tasks done so far.
 pub(crate) type Notify = Box<dyn Fn(Queue, u64) + Send + Sync>;
 
 /// The queues that have workers.
 ///
-/// When a file or an exchange fails, whatever is left in the queues is passed over but for copies and waits, so that nobody who waits
-/// for a worker waits for ever. Every method that can fail returns that error from then on, and only when all workers are
-/// done with what they were asked for: whoever has the error may give back the memory of copies.
+/// After a failed file or exchange, workers skip the remaining tasks, except copies and waits, so that no caller waits
+/// for ever. Every method that can fail returns that error from then on, but only once all workers are done. So a
+/// caller that gets the error may give back the memory of copies.
 pub(crate) struct Workers {
     progress: Arc<Progress>,
     workers: [RefCell<Option<Worker>>; Queue::ALL.len()],
 }
 
 struct Progress {
-    /// How much of each queue is done.
+    /// The number of tasks done in each queue.
     done: Mutex<[u64; Queue::ALL.len()]>,
     changed: Condvar,
     failed: OnceLock<KernelError>,
     notify: Notify,
-    /// What exchanges go through.
+    /// The group for exchanges.
     group: Option<Arc<dyn Group>>,
 }
 
-/// A thread that works its tasks off in their order.
+/// A thread that does its tasks in order.
 struct Worker {
     tasks: Option<SyncSender<Task>>,
     asked: u64,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Tasks that may wait in a queue before whoever asks for another one waits too: memory for them is allocated once.
+/// Tasks that may wait in a queue before a caller has to wait too. Memory for them is allocated once.
 const TASKS_MAX: usize = 256;
 
 enum Task {
@@ -90,7 +90,7 @@ impl Progress {
 
     fn note(&self, result: Result<(), KernelError>) {
         if let Err(error) = result {
-            // The first failure is the reason, and others may follow from it.
+            // The first failure is kept, because others may follow from it.
             let _ = self.failed.set(error);
         }
     }
@@ -181,7 +181,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Waits for all workers and refuses, if a file or an exchange has failed.
+    /// If a file or an exchange has failed, waits for all workers and returns the error.
     pub(crate) fn check(&self) -> Result<(), KernelError> {
         let Some(error) = self.progress.failed.get() else {
             return Ok(());
@@ -192,7 +192,7 @@ impl Workers {
         Err(error.clone())
     }
 
-    /// Waits for everything that the worker of a queue was asked for, whether it failed or not.
+    /// Waits for all requests to the worker of a queue, whether they failed or not.
     pub(crate) fn synchronize(&self, queue: Queue) {
         self.progress.wait_for(self.end_of(queue));
     }
@@ -227,7 +227,7 @@ impl Workers {
         Event { queue, position }
     }
 
-    /// The present end of a queue; that of a queue without a worker is over.
+    /// The present end of a queue. A queue without a worker is always over.
     pub(crate) fn record(&self, queue: Queue) -> Result<Event, KernelError> {
         self.check()?;
         Ok(self.end_of(queue))
@@ -246,7 +246,7 @@ impl Workers {
         }
     }
 
-    /// Makes the worker of a queue wait for a point of a queue that is none.
+    /// Makes the worker of a queue wait for a point of a queue without a worker.
     #[cfg(feature = "cuda")]
     pub(crate) fn wait_for_point(
         &self,

@@ -1,8 +1,8 @@
-//! The targets, and the constant workspace that kernels of each lease when they are made.
+//! The targets, and the constant workspace that kernels of each target lease when they are made.
 
 use memory::{Buffer, Category, DType, Memory, OutOfMemory};
 
-/// f32 in which the CPU packs operands of products with bf16, and keeps sums.
+/// f32 elements in which the CPU packs operands of products with bf16, and keeps sums.
 pub(crate) const CPU_WORKSPACE: usize = 512 * 1024;
 
 /// The device whose leases and scratch sizes apply.
@@ -24,10 +24,10 @@ impl Target {
     }
 }
 
-/// The number of bytes that kernels of a target keep as constant workspace, where `dtype` is the narrowest type of a
-/// matrix product's operands.
+/// The bytes that kernels of a target keep as constant workspace. `dtype` is the narrowest type of a matrix product's
+/// operands.
 ///
-/// On the CPU, operands of bf16 products are packed in this workspace; on CUDA it is what cuBLAS is given.
+/// On the CPU, operands of bf16 products are packed in this workspace. On CUDA it is the workspace of cuBLASLt.
 pub fn workspace_bytes(target: Target, dtype: DType) -> u64 {
     match (target, dtype) {
         (Target::Cpu, DType::F32) => 0,

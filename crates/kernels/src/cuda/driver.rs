@@ -114,7 +114,7 @@ pub trait Driver {
     unsafe fn start_exchange(&self, exchange: Exchange) -> Result<(), KernelError>;
 
     /// Starts to read a few bytes, at most [`crate::READING_BYTES_MAX`], in the queue of computation. They stay
-    /// unchanged for [`crate::READINGS_MAX`] further readings.
+    /// unchanged for [`crate::READINGS_MAX`] readings.
     ///
     /// # Safety
     /// `from` starts as many bytes on the device.

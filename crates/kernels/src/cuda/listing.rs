@@ -25,7 +25,7 @@ pub struct Listing {
 /// A call of the device, and its purpose. Of its pointers only the alignment is that of a run.
 #[derive(Clone, Debug)]
 pub struct Listed {
-    /// Where in the step, and where in the model.
+    /// Where in the step and in the model.
     pub place: Place,
     /// The operation that it carries out, alone or with other calls.
     pub operation: &'static str,

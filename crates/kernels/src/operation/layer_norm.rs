@@ -5,8 +5,8 @@ use super::check::{Check, Checked, View};
 use super::contract::{Contract, Operand, reads, sets, writes};
 use memory::{DType, In, Out};
 
-/// `y [t, h] = (x - mean) rstd weight + bias`, with the row's `mean [t]` and `rstd [t] = 1 / sqrt(variance + eps)`, both
-/// f32; the variance is the mean square of what the mean leaves. Any output may be left out.
+/// `y [t, h] = (x - mean) rstd weight + bias`, with the row's `mean [t]` and `rstd [t] = 1 / sqrt(variance + eps)`,
+/// both f32. The variance is the mean of `(x - mean)^2`. Any output may be left out.
 pub struct LayerNorm<'a> {
     pub y: Option<Out<'a>>,
     pub mean: Option<Out<'a>>,
@@ -18,7 +18,8 @@ pub struct LayerNorm<'a> {
 }
 
 /// `dx [t, h] = dx_init + ...`, `dweight [h] = dweight_init + ...`, `dbias [h] = dbias_init + ...` from `dy [t, h]` and
-/// what the forward pass read and made. `dweight` and `dbias` are gradients: f32 or bf16, summed in f32 and rounded once.
+/// the forward pass's inputs and statistics. `dweight` and `dbias` are gradients: f32 or bf16, summed in f32 and
+/// rounded once.
 pub struct LayerNormBackward<'a> {
     pub dx: Out<'a>,
     pub dx_init: Init<'a>,

@@ -5,9 +5,10 @@ use super::check::{Check, Checked, View};
 use super::contract::{Contract, Operand, reads, sets, writes};
 use memory::{DType, In, Out};
 
-/// `out [m, n] = init + a [m, k] b [k, n] + bias [n]` on every row, where there is one. `a` and `b` may be strided (`.t()`),
-/// rows of `out` apart (`.columns()`); types may differ, but for the bias, which has that of `out`: the sum is f32 and is
-/// rounded once, on its way into `out`. Where a device has no such product, it is rounded before the bias is added.
+/// `out [m, n] = init + a [m, k] b [k, n] + bias [n]`, with the bias, if there is one, added to every row. `a` and `b`
+/// may be strided (`.t()`), and rows of `out` may have gaps between them (`.columns()`). Types may differ, except that
+/// the bias has the type of `out`. The sum is f32 and is rounded once, when it is stored into `out`. If a device has no
+/// such product, it is rounded before the bias is added.
 pub struct Matmul<'a> {
     pub out: Out<'a>,
     pub a: In<'a>,
@@ -16,15 +17,16 @@ pub struct Matmul<'a> {
     pub init: Init<'a>,
 }
 
-/// `out [n, n] = x [n, k] x'`, the products of the rows of `x` with one another: f32 or bf16, of types that may differ; sums are
-/// f32 and rounded once. `x` may be strided (`.t()`). The CPU computes what is on and below the diagonal and copies the rest, so
-/// that the result is symmetric to the bit. CUDA computes all of it by cuBLASLt, and there both halves may differ by roundings.
+/// `out [n, n] = x [n, k] x'`, the products of the rows of `x` with one another. Both are f32 or bf16, of types that
+/// may differ; sums are f32 and rounded once. `x` may be strided (`.t()`). The CPU computes the part on and below the
+/// diagonal and copies the rest, so the result is symmetric to the bit. CUDA computes all of it by cuBLASLt, so its
+/// halves may differ by roundings.
 pub struct Gram<'a> {
     pub out: Out<'a>,
     pub x: In<'a>,
 }
 
-/// Refuses bf16 where there is no workspace to pack it in.
+/// Refuses bf16 if there is no workspace to pack it in.
 fn check_types(check: &Check, dtypes: &[DType]) -> Checked {
     let all_f32 = dtypes.iter().all(|dtype| *dtype == DType::F32);
     check.that(check.widens || all_f32, || {

@@ -1,11 +1,10 @@
-//! The operations as values: one file a family, with what each operation computes, what it refuses and what it takes at
-//! least.
+//! The operations as values, one file per family: what each operation computes, what it refuses, and its least cost.
 //!
-//! Shapes are in brackets; `t` tokens, `b` batch, `s` sequence, `h` hidden, `v` vocabulary. Outputs come first. Unless
-//! said otherwise, tensors hold the compute type (f32 or bf16), are contiguous, and statistics and sums are f32. Token
-//! ids lie within the vocabulary: whoever reads the data checks that.
+//! Shapes are in brackets: `t` tokens, `b` batch, `s` sequence, `h` hidden, `v` vocabulary. Outputs come first. Unless
+//! said otherwise, tensors hold the compute type (f32 or bf16) and are contiguous, and statistics and sums are f32.
+//! Token ids are within the vocabulary, which the code that reads the data checks.
 //!
-//! Everything that is added stands in the list of [`Operation`] and implements `Contract` (`contract.rs`).
+//! Every operation is in the list of [`Operation`], and implements `Contract` (`contract.rs`).
 #![expect(
     missing_docs,
     reason = "the text of an operation says what its fields are"
@@ -145,12 +144,13 @@ impl Operation<'_> {
         self.contract().name()
     }
 
-    /// What it takes at least.
+    /// Its least cost.
     pub fn cost(&self) -> Cost {
         self.contract().cost()
     }
 
-    /// The sizes that tell it from others of its name: m, k, n of a product, else the shape of its first operand.
+    /// The sizes that distinguish it from other calls of its name: m, k, n of a product, otherwise the shape of its
+    /// first operand.
     pub fn sizes(&self) -> Vec<usize> {
         self.contract().sizes()
     }
@@ -160,8 +160,8 @@ impl Operation<'_> {
         self.contract().runs_beside()
     }
 
-    /// The tensors that it reads and writes, and whether each is written. Scratch and single numbers are left out, and so is
-    /// what [`Init::Add`] reads.
+    /// The tensors that it reads and writes, and whether each is written. Scratch, single numbers, and the tensor that
+    /// [`Init::Add`] reads are left out.
     pub fn operands(&self) -> impl Iterator<Item = (In<'_>, bool)> {
         let operands = self.contract().operands().into_iter();
         operands.map(|operand| (operand.view, operand.access != OperandAccess::Read))
@@ -172,7 +172,7 @@ impl Operation<'_> {
         self.contract().multiplications()
     }
 
-    /// Refuses what does not fit. `widens`: whether matrix products may have bf16 in them.
+    /// Refuses operands that do not fit. `widens` says whether matrix products may have bf16 operands.
     pub(crate) fn check(&self, target: Target, widens: bool) -> Result<(), KernelError> {
         self.contract().check(&Check {
             operation: self.name(),
@@ -181,11 +181,11 @@ impl Operation<'_> {
         })
     }
 
-    /// The operation without the lifetime of what it views, for work that goes on after the call that asked for it.
+    /// The operation without the lifetime of its views, for work that goes on after the call that enqueued it.
     ///
     /// # Safety
-    /// What the operation reads and writes stays alive until it is carried out or dropped, nothing else touches what it
-    /// writes meanwhile, and nothing writes what it reads.
+    /// Until the operation has run or is dropped, its operands stay alive, nothing else uses its outputs, and nothing
+    /// writes its inputs.
     pub unsafe fn outliving(self) -> Operation<'static> {
         // SAFETY: nothing but the lifetime changes, by the caller's promise.
         unsafe { std::mem::transmute::<Operation<'_>, Operation<'static>>(self) }

@@ -1,4 +1,4 @@
-//! What Muon takes beside products of matrices: the step of a momentum, Newton-Schulz's sums, and the step of the weights.
+//! What Muon needs besides matrix products: the momentum update, Newton-Schulz's sums, and the update of the weights.
 
 use super::adamw::{MasterOperand, MomentOperand};
 use super::check::{Check, Checked};
@@ -6,9 +6,9 @@ use super::contract::{Contract, Operand, changes, reads, writes};
 use crate::quantise::BLOCK;
 use memory::{DType, In, Out};
 
-/// The step of a momentum: `momentum [n] = decay momentum + (1 - decay) g` for the clipped gradients g, and `out [n]` (f32 or
-/// bf16) = the momentum, or with Nesterov's `decay momentum + (1 - decay) g` of the new one. If the clipping factor is not
-/// finite, the momentum stays as it is, and `out` is zero.
+/// The update of a momentum: `momentum [n] = decay momentum + (1 - decay) g` for the clipped gradients g. `out [n]`
+/// (f32 or bf16) is the new momentum, or, with Nesterov, `decay momentum + (1 - decay) g` of the new momentum. If the
+/// clipping factor is not finite, the momentum stays as it is, and `out` is zero.
 pub struct Momentum<'a> {
     pub out: Out<'a>,
     /// Read and written.
@@ -40,8 +40,8 @@ pub struct Combine<'a> {
     pub beta: f32,
 }
 
-/// The step of weights along a direction (f32 or bf16): `weights [n]` lose rate x `weight_decay` of themselves, then rate x
-/// `scale` x `direction [n]`.
+/// The update of weights along a direction (f32 or bf16). Subtracts rate x `weight_decay` x `weights [n]` first, then
+/// rate x `scale` x `direction [n]`.
 pub struct StepAlong<'a> {
     /// Weights `[n]`, f32 or bf16; written.
     pub parameters: Out<'a>,

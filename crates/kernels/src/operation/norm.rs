@@ -12,9 +12,9 @@ pub struct Sum<'a> {
     pub init: Init<'a>,
 }
 
-/// `grains [ceil(n / GRAIN_ELEMENTS)] (f64)` = for each piece of [`GRAIN_ELEMENTS`] elements of `x [n]` (f32 or bf16), the
-/// last of which may be shorter, the sum of their squares. Squares and sums are f64, in an order that is the same for
-/// every piece and on every device: so the norm has the same bits in whatever pieces, and wherever, gradients come.
+/// `grains [ceil(n / GRAIN_ELEMENTS)] (f64)` = the sum of squares of each [`GRAIN_ELEMENTS`] elements of `x [n]` (f32
+/// or bf16); the last grain may be shorter. Squares and sums are f64, in the same order for every grain and on every
+/// device. So the norm has the same bits wherever gradients live and however they are divided.
 pub struct NormGrains<'a> {
     pub grains: Out<'a>,
     pub x: In<'a>,

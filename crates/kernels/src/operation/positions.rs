@@ -1,21 +1,21 @@
-//! Where tokens stand, and learned positions: a row of a table for each place.
+//! Positions of tokens, and learned positions: a row of a table per position.
 
 use super::Init;
 use super::check::{Check, Checked};
 use super::contract::{Contract, Operand, OperandAccess, changes, reads, writes};
 use memory::{DType, In, Out};
 
-/// Where each token stands in its sequence or document.
+/// The position of each token in its sequence or document.
 #[derive(Clone, Copy)]
 pub enum Positions<'a> {
-    /// In whole sequences of so many tokens, from 0 on.
+    /// Whole sequences of this many tokens, with positions from 0 on.
     Sequences(usize),
-    /// `[t]` i32, each within the table: whoever makes them checks that.
+    /// `[t]` i32, each within the table, which the code that makes them checks.
     Given(In<'a>),
 }
 
 impl<'a> Positions<'a> {
-    /// Refuses positions that are not those of `tokens` tokens, and sequences that are longer than a table of `rows` positions.
+    /// Refuses positions for another number than `tokens`, and sequences longer than a table of `rows` positions.
     pub(super) fn check(&self, check: &Check, tokens: usize, rows: usize) -> Checked {
         let seq = match self {
             Positions::Given(positions) => {
@@ -31,7 +31,7 @@ impl<'a> Positions<'a> {
         })
     }
 
-    /// Rows of a table that are touched, at most.
+    /// The most rows of a table that are used.
     pub(super) fn table_rows(&self, tokens: usize, rows: usize) -> usize {
         match self {
             Positions::Sequences(seq) => *seq,
@@ -39,7 +39,7 @@ impl<'a> Positions<'a> {
         }
     }
 
-    /// Those that are given.
+    /// The tensor of given positions, if any.
     pub(crate) fn given(&self) -> Option<In<'a>> {
         match self {
             Positions::Sequences(_) => None,
@@ -55,8 +55,8 @@ pub struct AddPositions<'a> {
     pub positions: Positions<'a>,
 }
 
-/// `dtable [p, h] = init + ` the rows of `dx [t, h]`, each added to that of its position, in their order. A gradient: f32
-/// or bf16, summed in f32 and rounded once. Rows of positions that no token has are replaced by zeros, or stay.
+/// `dtable [p, h] = init + ` the rows of `dx [t, h]`, each added to the row of its position, in order. A gradient: f32
+/// or bf16, summed in f32 and rounded once. Rows of positions without a token become zero, or, when accumulating, stay.
 pub struct AddPositionsBackward<'a> {
     pub dtable: Out<'a>,
     pub dx: In<'a>,

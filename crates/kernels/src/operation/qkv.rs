@@ -1,21 +1,21 @@
-//! Queries, keys and values of one product: apart for attention, and their gradients together again.
+//! Splits the product for queries, keys and values for attention, and joins their gradients.
 
 use super::Positions;
 use super::check::{Check, Checked};
 use super::contract::{Contract, Operand, reads, writes};
 use memory::{DType, In, Out};
 
-/// What queries and keys are turned by on their way: as [`super::Rotary`] turns.
+/// The rotation of queries and keys when they are split or joined, as by [`super::Rotary`].
 #[derive(Clone, Copy)]
 pub struct Turn<'a> {
     /// `[2, p, head_dim / 2]` f32: cosines, sines.
     pub table: In<'a>,
-    /// Where the tokens stand.
+    /// The positions of the tokens.
     pub positions: Positions<'a>,
 }
 
-/// Takes rows of `qkv [t, q + k + v]` apart: `q [t, q]`, `k [t, k]` and `v [t, v]`, the first two turned. Each of the three may
-/// be left out.
+/// Splits rows of `qkv [t, q + k + v]` into `q [t, q]`, `k [t, k]` and `v [t, v]`, and rotates the first two. Each of
+/// the three may be left out.
 pub struct SplitQkv<'a> {
     pub q: Option<Out<'a>>,
     pub k: Option<Out<'a>>,
@@ -26,7 +26,7 @@ pub struct SplitQkv<'a> {
     pub turn: Option<Turn<'a>>,
 }
 
-/// The other way, for gradients: rows of `q [t, q]` and `k [t, k]`, turned back, and of `v [t, v]`, side by side in
+/// The inverse, for gradients: joins rows of `q [t, q]` and `k [t, k]`, rotated back, and of `v [t, v]` into rows of
 /// `qkv [t, q + k + v]`.
 pub struct JoinQkv<'a> {
     pub qkv: Out<'a>,
@@ -37,7 +37,7 @@ pub struct JoinQkv<'a> {
 }
 
 impl<'a> Turn<'a> {
-    /// Refuses a turn that does not fit `tokens` tokens and rows of these widths.
+    /// Refuses a rotation that does not fit `tokens` tokens and rows of these widths.
     fn check(&self, check: &Check, tokens: usize, widths: [usize; 2]) -> Checked {
         let table = self.table.dims();
         check.rank("table", &self.table, 3)?;
@@ -50,7 +50,7 @@ impl<'a> Turn<'a> {
         self.positions.check(check, tokens, table[1])
     }
 
-    /// What is read of table and positions.
+    /// The parts of table and positions that are read.
     fn operands(&self, tokens: usize) -> impl Iterator<Item = Operand<'a>> {
         let &[parts, rows, half] = self.table.dims() else {
             unreachable!("the check asks for three dimensions");

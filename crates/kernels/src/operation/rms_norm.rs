@@ -14,8 +14,8 @@ pub struct RmsNorm<'a> {
     pub eps: f32,
 }
 
-/// `dx [t, h] = dx_init + ...`, `dweight [h] = dweight_init + ...` from `dy [t, h]` and what the forward pass read and
-/// made. `dweight` is a gradient: f32 or bf16, summed in f32 and rounded once.
+/// `dx [t, h] = dx_init + ...`, `dweight [h] = dweight_init + ...` from `dy [t, h]` and the forward pass's inputs and
+/// statistics. `dweight` is a gradient: f32 or bf16, summed in f32 and rounded once.
 pub struct RmsNormBackward<'a> {
     pub dx: Out<'a>,
     pub dx_init: Init<'a>,

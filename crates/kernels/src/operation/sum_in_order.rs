@@ -1,13 +1,13 @@
-//! Sums over ranks, whose bits do not depend on how ranks are counted.
+//! Sums over ranks in a fixed order, so that their bits do not depend on the exchange.
 
 use super::Init;
 use super::check::{Check, Checked};
 use super::contract::{Contract, Operand, reads, sets};
 use memory::{In, Out};
 
-/// `out [n] = init + x [0] + x [1] + ... + x [k - 1]` for the rows of `x [k, n]`, which has `out`'s type, f32 or bf16. One
-/// row after the other is added in f32 and rounded to that type at once, so the sum may be cut anywhere: whoever goes on with
-/// a later call continues the same sum. Without `init` it begins with `x [0]`.
+/// `out [n] = init + x [0] + x [1] + ... + x [k - 1]` for the rows of `x [k, n]`, which has `out`'s type, f32 or bf16.
+/// Each row is added in f32, and the sum is rounded to that type at once. So the sum may be split anywhere: a later
+/// call continues it with the same bits. Without `init` it begins with `x [0]`.
 pub struct SumInOrder<'a> {
     pub out: Out<'a>,
     pub x: In<'a>,

@@ -4,7 +4,7 @@ use super::check::{Check, Checked, View};
 use super::contract::{Contract, Operand, changes, reads, writes};
 use memory::{In, Out};
 
-/// `act [t, f] = silu(gate) up`, where `gate_up [t, 2 f]` has in each row those of gate, then those of up.
+/// `act [t, f] = silu(gate) up`. Each row of `gate_up [t, 2 f]` has the columns of gate, then those of up.
 pub struct Swiglu<'a> {
     pub act: Out<'a>,
     pub gate_up: In<'a>,
@@ -44,7 +44,7 @@ impl Contract for SwigluBackward<'_> {
     }
 }
 
-/// `gate_up`, and a tensor with half as many columns.
+/// Checks `gate_up`, and a tensor with half as many columns.
 fn half_as_wide(check: &Check, gate_up: &dyn View, (name, half): (&str, &dyn View)) -> Checked {
     check.real_of_rank("gate_up", gate_up, 2)?;
     check.real_of_rank(name, half, 2)?;

@@ -21,10 +21,11 @@ const CPU_SLOTS: usize = 32;
 const CUDA_BLOCKS: usize = 512;
 
 impl FlashAttention<'_> {
-    /// The f32 elements of scratch that it needs: a function of these alone, at most linear in the sequence.
+    /// The f32 elements of scratch that it needs. They depend only on the arguments, and grow at most linearly with the
+    /// sequence.
     ///
-    /// On CUDA it keeps its blocks in registers and shared memory and needs none. On the CPU every task keeps a block of
-    /// scores and of what is multiplied with it, and there are at most 32 tasks at a time.
+    /// On CUDA it keeps its blocks in registers and shared memory and needs no scratch. On the CPU every task keeps a
+    /// block of scores and of the operands multiplied with it, and at most 32 tasks run at a time.
     pub fn scratch_elements(target: Target, shape: AttentionShape, dtype: DType) -> usize {
         let tasks = shape.batch * shape.kv_heads * shape.seq.div_ceil(CPU_QUERIES);
         match target {
@@ -71,8 +72,9 @@ pub(crate) fn cuda_width(shape: AttentionShape) -> Option<usize> {
     WIDTHS.into_iter().find(fits)
 }
 
-/// Parts of the query heads of each key-value head, of as equal size as they can be, that sum `dk` and `dv` apart on CUDA:
-/// as few as are enough blocks. A function of the shape, never of the device, and so are the bits of the sums.
+/// Parts into which the query heads of each key-value head are divided on CUDA, as equally as possible. Each sums its
+/// own `dk` and `dv`. They are as few as give enough blocks. They depend on the shape and not on the device, and so do
+/// the bits of the sums.
 pub(crate) fn cuda_parts(shape: AttentionShape, dtype: DType) -> usize {
     let width = cuda_width(shape).unwrap_or(usize::MAX);
     let keys = shape.seq.div_ceil(cuda_keys(width, dtype));
@@ -80,7 +82,7 @@ pub(crate) fn cuda_parts(shape: AttentionShape, dtype: DType) -> usize {
     CUDA_BLOCKS.div_ceil(blocks.max(1)).min(shape.group())
 }
 
-/// The f32 elements of the sums that parts leave; none if one part has all query heads.
+/// The f32 elements of the sums of all parts; none if one part has all query heads.
 pub(crate) fn cuda_partial_sums(shape: AttentionShape, dtype: DType) -> usize {
     match cuda_parts(shape, dtype) {
         1 => 0,
@@ -92,7 +94,7 @@ fn elements([rows, width]: [usize; 2]) -> usize {
     rows * width
 }
 
-/// Pieces of scratch on the CPU: one for every task, up to a limit.
+/// Parts of scratch on the CPU: one per task, up to a limit.
 pub(crate) fn cpu_slots(tasks: usize) -> usize {
     tasks.min(CPU_SLOTS)
 }
@@ -103,7 +105,7 @@ pub(crate) fn cpu_block(shape: AttentionShape) -> (usize, usize) {
     (queries, CPU_KEYS.min(shape.seq))
 }
 
-/// Elements of copies in f32, which other types need.
+/// Elements of f32 copies, which only other types need.
 fn widened(dtype: DType, elements: usize) -> usize {
     if dtype == DType::F32 { 0 } else { elements }
 }
