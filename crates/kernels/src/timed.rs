@@ -99,7 +99,7 @@ impl<B: Backend> Kernels<Timed<B>> {
     }
 }
 
-/// A timeline for what is measured: nothing on it takes the time of rates.
+/// A timeline for measured times: it computes no time from rates.
 pub fn timeline() -> Timeline {
     let never_used = f64::INFINITY;
     let rates = Rates {

@@ -1,4 +1,5 @@
-//! States of ranks, each of which keeps some: whoever saved them, in whatever pieces, they are what one process has.
+//! States that are divided among ranks. Whichever ranks saved them, in any pieces, they equal the states of one
+//! process.
 
 mod common;
 
@@ -27,7 +28,7 @@ fn by(kind: OptimizerKind) -> Hyperparameters {
     }
 }
 
-/// A rank with all weights, and the states of what is its own.
+/// A rank with all weights, and the states of its own pieces.
 struct Rank {
     kernels: Kernels<Cpu>,
     layout: Rc<Layout>,
@@ -95,7 +96,7 @@ impl Rank {
         }
     }
 
-    /// Adds what is its own.
+    /// Adds the rank's own pieces.
     fn save(&self, pieces: &mut Pieces) {
         for (index, entry) in self.layout.entries().iter().enumerate() {
             for range in self.own.within(&entry.range()).ranges() {
@@ -133,7 +134,7 @@ fn in_one_piece(saved: Saved) -> Pieces {
         .collect()
 }
 
-/// What is put together of pieces that leave no gap.
+/// Joins pieces that leave no gap.
 fn whole(pieces: &Pieces) -> Saved {
     let join = |pieces: &Vec<(usize, usize, DType, Vec<u8>)>| {
         let (_, elements, dtype, _) = pieces[0];

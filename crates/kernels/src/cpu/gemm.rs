@@ -121,7 +121,7 @@ pub(super) unsafe fn parallel_product(
     unsafe { multiply(sizes, out, [a, b], 1.0, Parallelism::Rayon(0)) }
 }
 
-/// `out = factor a b`, or added to what is there, by as many threads as `parallelism` says.
+/// `out = factor a b`, or adds to `out`, by as many threads as `parallelism` says.
 ///
 /// # Safety
 /// As for [`product`].

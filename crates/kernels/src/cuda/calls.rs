@@ -201,7 +201,7 @@ pub enum AttentionTensors {
     Backward(BackwardTensors),
 }
 
-/// Tensors of the backward pass: `dq`, `dk` and `dv` are written, and what is needed for them.
+/// Tensors of the backward pass. `dq`, `dk` and `dv` are written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs, reason = "they are those of `FlashAttentionBackward`")]
 pub struct BackwardTensors {

@@ -66,7 +66,7 @@ struct Times {
     queues: [Seconds; Queue::ALL.len()],
     /// The end times of the latest events, in order.
     events: VecDeque<Seconds>,
-    /// Events before these, which are long over.
+    /// The number of older events, which are long over.
     forgotten: u64,
     /// What queues were busy with, if somebody asked for it.
     spans: Option<Vec<Span>>,

@@ -1,5 +1,4 @@
-//! Random numbers by counter: a pure function of a key and an index, so that whoever asks again, on any device, gets
-//! the same.
+//! Random numbers by counter: a pure function of a key and an index, so every device gets the same ones again.
 
 /// 32 random bits.
 ///

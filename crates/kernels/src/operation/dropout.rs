@@ -6,8 +6,8 @@ use memory::{DType, In, Out};
 
 /// Dropout (Srivastava et al. 2014): some elements become 0, the others are multiplied by [`Dropout::scale`].
 ///
-/// The number of an element is [`crate::random::random_u32`] of the key and of the element's index in its tensor; it is
-/// dropped if its number is below [`Dropout::threshold`]. Whoever asks again, in whatever order, drops the same elements.
+/// The number of an element is [`crate::random::random_u32`] of the key and of the element's index in its tensor. It is
+/// dropped if its number is below [`Dropout::threshold`]. So every computation drops the same elements, in any order.
 ///
 /// Attention drops probabilities after they are normalised, so the sum that normalises is not dropped, by their index in
 /// `[b, heads, s, s]`, `((sequence * heads + head) * s + query) * s + key_position`.
@@ -15,8 +15,8 @@ use memory::{DType, In, Out};
 pub struct Dropout<'a> {
     /// Share that is dropped, from 0 to below 1.
     pub probability: f32,
-    /// `[2]` u32: low and high half of the key that names the stream of random numbers, another one for every layer, site,
-    /// micro-batch and step. It lies on the device, so that what was asked for once can be asked for again as it is.
+    /// `[2]` u32: low and high half of the key that names the stream of random numbers. Every layer, site, micro-batch
+    /// and step has another key. It is in device memory, so that a captured section can be launched again.
     pub key: In<'a>,
 }
 

@@ -20,10 +20,11 @@ pub struct NormGrains<'a> {
     pub x: In<'a>,
 }
 
-/// `out [2] (f32)` = the Euclidean norm, which is the root of the sum of `grains [g]` (f64, see [`NormGrains`]; there may be
-/// none), and the clipping factor min(1, max_norm / (norm + 1e-6)); 1 where `max_norm` is none; NaN where the norm or `loss
-/// [1]` (f32) is not finite, so that [`super::AdamW`] skips the step. A norm whose square no f32 holds (1.8e19) counts as
-/// infinite: the update squares gradients in f32. The order of the sum follows from g alone.
+/// `out [2] (f32)` = the Euclidean norm and the clipping factor. The norm is the root of the sum of `grains [g]` (f64,
+/// see [`NormGrains`]; there may be none). The factor is min(1, max_norm / (norm + 1e-6)), or 1 if `max_norm` is none.
+/// It is NaN if the norm or `loss [1]` (f32) is not finite, so that [`super::AdamW`] skips the step. A norm whose
+/// square exceeds f32 (1.8e19) counts as infinite, because the update squares gradients in f32. The order of the sum
+/// depends only on g.
 pub struct NormAndClip<'a> {
     pub out: Out<'a>,
     pub grains: In<'a>,

@@ -18,7 +18,7 @@ pub struct FlashAttention {
     /// Lengths of the documents of every row, over and over; row `r` starts with the one after the `r`-th. Without
     /// lengths no documents are given.
     pub lengths: Vec<usize>,
-    /// Who computes it.
+    /// The implementation.
     pub by: Flash,
 }
 

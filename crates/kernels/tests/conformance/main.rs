@@ -1,4 +1,4 @@
-//! What every [`kernels::Backend`] must do, and what is refused before it, whatever the device.
+//! Tests of what every [`kernels::Backend`] must do, and of what [`kernels::Kernels`] refuses on every device.
 //!
 //! An operation is tested by cases ([`case::Case`]): inputs made from a seed, a call, and what an oracle in f64
 //! expects. The same cases are then run for planning, on pools of several sizes, and on poisoned memory. A new

@@ -77,7 +77,7 @@ pub fn homes(states: Home) -> Homes {
     }
 }
 
-/// A disk: what is to be a file on it is a [`MemoryFile`].
+/// A disk whose files are [`MemoryFile`]s.
 pub fn disk() -> Home {
     Home::Disk("memory".into())
 }

@@ -329,7 +329,7 @@ impl CudaDriver {
                     shared_bytes: *shared_bytes,
                     arguments: calls.arguments(arguments),
                 };
-                // SAFETY: whoever asked for it promised that of the place in the order of its queue that it has.
+                // SAFETY: the caller of `Driver::launch` promised it for the call's place in the order of its queue.
                 unsafe { self.launch_now(&launch) }
             }
             // SAFETY: as above.

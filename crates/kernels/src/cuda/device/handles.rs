@@ -178,7 +178,7 @@ pub(super) struct Graph(sys::CUgraphExec);
 impl Graph {
     /// Launches all of it, in the order of a stream.
     pub(super) fn launch(&self, stream: sys::CUstream) -> Result<(), DriverError> {
-        // SAFETY: instantiated in `Capture::end`; whoever captured it answers for what it works on.
+        // SAFETY: instantiated in `Capture::end`. The code that captured it ensures that its memory is alive.
         unsafe { sys::cuGraphLaunch(self.0, stream) }.result()
     }
 }

@@ -15,7 +15,7 @@ impl CudaDevice {
         entered.map_err(|error| error::of_driver("cuda", error))
     }
 
-    /// Has the computation wait for all that another library's stream was asked for so far.
+    /// Makes the computation wait for all work enqueued so far in another library's stream.
     ///
     /// # Safety
     /// `stream` is a stream of this GPU's primary context.
@@ -28,8 +28,8 @@ impl CudaDevice {
         ordered.map_err(|error| error::of_driver("cuda", error))
     }
 
-    /// Has another library's stream wait for all computation that was asked for so far. Where the driver refuses, the caller
-    /// waits for it.
+    /// Makes another library's stream wait for all computation enqueued so far. If the driver refuses, the caller waits
+    /// instead.
     ///
     /// # Safety
     /// As for [`CudaDevice::wait_for_stream`].

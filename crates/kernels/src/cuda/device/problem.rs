@@ -43,7 +43,7 @@ pub(super) struct Problem {
     pub(super) right: Layout,
     /// Whether rows and columns of `right` are to be exchanged.
     pub(super) right_transposed: bool,
-    /// What is added; `d` where nothing is.
+    /// The matrix that is added; `d` if there is none.
     pub(super) c: Layout,
     /// The result.
     pub(super) d: Layout,
@@ -147,7 +147,7 @@ fn operand(
     ))
 }
 
-/// What is written or added: row-major.
+/// The layout of a matrix that is written or added, which must be row-major.
 fn result(name: &str, matrix: &Matrix, [rows, columns]: [usize; 2]) -> Result<Layout, KernelError> {
     match leading(matrix.row_stride, matrix.column_stride, rows, columns) {
         Some(leading) => Ok(layout(matrix, [columns, rows], leading)),

@@ -1,9 +1,9 @@
 //! Matrix products by cuBLASLt.
 //!
-//! What is computed must depend on the problem alone, and on what is written down of a run. So the algorithm is the one that
-//! was measured beforehand and is kept in a file ([`super::algorithms`]), or else the first that the library's heuristic
-//! names for the problem, the workspace and the alignment of the matrices, without trying any; it is asked once a
-//! problem, and remembered. f32 stays f32 (no TF32).
+//! A product must depend only on the problem and on what is recorded of a run. So the algorithm is one measured
+//! beforehand and kept in a file ([`super::algorithms`]). Otherwise it is the first that the library's heuristic names
+//! for the problem, the workspace and the alignment of the matrices, without a trial. The heuristic is asked once per
+//! problem. f32 stays f32 (no TF32).
 //!
 //! A long sum may be split over blocks (split-K): a weight gradient of a narrow matrix, or the data gradient of a head
 //! with a large vocabulary, is a small matrix of long sums, and would keep few multiprocessors busy. In how many parts
@@ -207,7 +207,7 @@ fn data_type(dtype: DType) -> sys::cudaDataType {
     }
 }
 
-/// What kind of product: f32 sums and factors, what is transposed, and whether a bias is added.
+/// The kind of a product: f32 sums and factors, which operands are transposed, and whether a bias is added.
 pub(super) struct Description(pub(super) sys::cublasLtMatmulDesc_t);
 
 impl Description {

@@ -18,7 +18,7 @@ const OPERATION: &str = "tune";
 /// Most algorithms measured per product. The heuristic names the best ones first.
 const ALGORITHMS_MAX: usize = 16;
 
-/// Each algorithm's best time of so many counts.
+/// Number of timings of an algorithm; the best one counts.
 const ROUNDS: usize = 5;
 
 /// An algorithm must be faster than the heuristic's first by this share of its time to take its place: less is noise, and

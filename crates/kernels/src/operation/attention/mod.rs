@@ -170,7 +170,7 @@ impl AttentionShape {
         self.batch * self.heads * self.reach() * width
     }
 
-    /// Shapes of `q`, which comes first, and what is like it, of what is like k, like v, and like the output.
+    /// Checks the shapes of `q`, which comes first, and of tensors like q, like k, like v, and like the output.
     pub(super) fn check(&self, check: &Check, tensors: [&[(&str, &dyn View)]; 4]) -> Checked {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         check.that(kv_heads > 0 && heads.is_multiple_of(kv_heads), || {

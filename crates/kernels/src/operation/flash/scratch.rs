@@ -63,8 +63,8 @@ pub(crate) fn cuda_keys(width: usize, dtype: DType) -> usize {
     }
 }
 
-/// The width that CUDA's kernels pad heads to; none if no kernel is as wide. Of two widths those for the widest heads know
-/// alone.
+/// The width that CUDA's kernels pad heads to; none if no kernel is as wide. Only the kernels for the widest heads take
+/// different widths of keys and values.
 pub(crate) fn cuda_width(shape: AttentionShape) -> Option<usize> {
     const WIDTHS: [usize; 4] = [32, 64, 128, 256];
     let [qk, v] = shape.head_dims();
