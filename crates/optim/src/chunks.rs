@@ -160,7 +160,7 @@ impl Chunks {
         number / self.all.len() * self.away + ordinal
     }
 
-    /// Whether it is the first chunk of its part for which `of` gives this value.
+    /// Whether it begins a run of chunks of one part for which `of` gives the same value.
     pub(crate) fn begins_run<T: PartialEq>(&self, number: usize, of: impl Fn(&Chunk) -> T) -> bool {
         let index = number % self.all.len();
         let of = |index: usize| (self.all[index].part, of(&self.all[index]));
