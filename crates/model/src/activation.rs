@@ -1,4 +1,4 @@
-//! What stages read and write, by name, and what policies call it.
+//! Named activations that stages read and write, their shapes, and the labels that policies name them by.
 
 use crate::Label;
 use crate::label::fnv;
@@ -10,7 +10,7 @@ pub struct Activation {
     name: &'static str,
     gradient_name: &'static str,
     label: Label,
-    /// A hash of the name: a plan of a large model compares millions.
+    /// A hash of the name, so that comparing two is cheap: a plan of a large model compares millions.
     id: u64,
 }
 
@@ -29,14 +29,14 @@ impl std::hash::Hash for Activation {
 }
 
 impl Activation {
-    /// The block's input `[b s, h]`, the residual stream. The block before writes it as [`Activation::NEXT_X`], the
+    /// The block's input `[b s, h]`, the residual stream. The previous block writes it as [`Activation::NEXT_X`]. The
     /// embedding writes the first block's, and the head reads what the last block writes.
     pub const X: Activation = Activation::new("x", "d_x", Label::BLOCK_INPUT);
 
-    /// The [`Activation::X`] of the next block: what a block's last stage writes.
+    /// The [`Activation::X`] of the next block. A block's last stage writes it.
     pub const NEXT_X: Activation = Activation::new("next_x", "d_x", Label::BLOCK_INPUT);
 
-    /// An activation, the name of its gradient in reports, and the smallest group that a policy names it by.
+    /// An activation with the name of its gradient in reports, and the smallest label that covers it.
     pub const fn new(name: &'static str, gradient_name: &'static str, label: Label) -> Activation {
         Activation {
             name,
@@ -56,7 +56,7 @@ impl Activation {
         self.gradient_name
     }
 
-    /// The smallest group that a policy names it by.
+    /// The smallest label that covers it.
     pub fn label(self) -> Label {
         self.label
     }
@@ -77,8 +77,8 @@ impl BatchShape {
         self.rows * self.seq
     }
 
-    /// Cuts it into tiles of at most `tokens` tokens, each of some sequences or of a part of one: for each the number of its
-    /// first token and its shape.
+    /// Cuts the micro-batch into tiles of at most `tokens` tokens: several whole sequences, or a part of one. Gives
+    /// each tile's first token number and shape.
     pub(crate) fn tiles(self, tokens: usize) -> impl Iterator<Item = (usize, BatchShape)> {
         let (rows, seq) = ((tokens / self.seq).max(1), tokens.min(self.seq));
         let tile = move |row: usize, start: usize| {
@@ -102,13 +102,13 @@ impl BatchShape {
 pub enum Dimension {
     /// Tokens of the micro-batch.
     Tokens,
-    /// So many rows for each token of the micro-batch.
+    /// This many rows for each token of the micro-batch.
     TokensTimes(usize),
     /// Sequences of the micro-batch.
     Rows,
     /// Tokens of a sequence.
     Seq,
-    /// Whatever the micro-batch.
+    /// The same for every micro-batch.
     Fixed(usize),
 }
 
@@ -119,14 +119,14 @@ enum Element {
     Compute,
     /// Single precision, whatever the compute type: statistics.
     F32,
-    /// Whole numbers: tables of what goes where. They have no gradient.
+    /// Integers, for tables of indices. They have no gradient.
     I32,
 }
 
 /// Shape and type of an activation, before the micro-batch is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The dimensions there are; the others are [`Dimension::Fixed`] of 1.
+    /// The first `rank` are in use; the others are [`Dimension::Fixed`] of 1.
     sizes: [Dimension; 4],
     rank: usize,
     element: Element,
@@ -138,7 +138,7 @@ impl Extent {
         Extent::of(&[Dimension::Tokens, Dimension::Fixed(width)])
     }
 
-    /// Dimensions, four at most, of the compute type.
+    /// At most four dimensions, of the compute type.
     pub fn of(sizes: &[Dimension]) -> Extent {
         let mut all = [Dimension::Fixed(1); 4];
         all[..sizes.len()].copy_from_slice(sizes);
@@ -157,7 +157,7 @@ impl Extent {
         }
     }
 
-    /// Dimensions in i32: tables of what goes where.
+    /// Dimensions in i32, for tables of indices.
     pub fn of_i32(sizes: &[Dimension]) -> Extent {
         Extent {
             element: Element::I32,
@@ -165,7 +165,7 @@ impl Extent {
         }
     }
 
-    /// Whether it is a row for each token.
+    /// Whether it has one row for each token.
     pub(crate) fn is_by_token(&self) -> bool {
         let (first, others) = (self.sizes[0], &self.sizes[1..]);
         first == Dimension::Tokens
@@ -174,7 +174,7 @@ impl Extent {
                 .all(|size| matches!(size, Dimension::Fixed(_)))
     }
 
-    /// Elements for `rows` sequences of `seq` tokens, however many.
+    /// Elements for `rows` sequences of `seq` tokens, as a float, so that it cannot overflow.
     pub fn elements(&self, rows: usize, seq: usize) -> f64 {
         let size = |size: &Dimension| match *size {
             Dimension::Tokens => rows as f64 * seq as f64,

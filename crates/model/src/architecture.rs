@@ -1,4 +1,4 @@
-//! What a model is made of: an embedding, blocks, a head, and the parameters that they declared.
+//! The structure of a model: an embedding, blocks, a head, and the parameters that they declared.
 
 use crate::block::{Block, Facts, StageRun};
 use crate::needed::{frozen_flops, lowest_trained};
@@ -12,7 +12,7 @@ use crate::{Activation, CacheShape, DropoutSite, Extent, Labels, LayerActivation
 pub struct Architecture {
     labels: Labels,
     parameters: Parameters,
-    /// Writes the first block's [`Activation::X`], and keeps nothing.
+    /// Writes the first block's [`Activation::X`], and saves nothing for its backward pass.
     embedding: Declared,
     blocks: Vec<Block>,
     head: Head,
@@ -23,7 +23,8 @@ pub struct Architecture {
 }
 
 impl Architecture {
-    /// A model of these parts, which declared their parameters among `parameters`, and whose activations have these labels.
+    /// A model of these parts. The parts have declared their parameters in `parameters`; `labels` are those of their
+    /// activations.
     ///
     /// # Panics
     /// If there is no block.
@@ -49,7 +50,7 @@ impl Architecture {
         }
     }
 
-    /// The same model, with what its stages find as [`crate::Pass::rotary_table`].
+    /// The same model with a rotary embedding, whose table stages get from [`crate::Pass::rotary_table`].
     pub fn with_rotary(self, rotary: Rotary) -> Architecture {
         Architecture {
             rotary: Some(rotary),
@@ -57,13 +58,14 @@ impl Architecture {
         }
     }
 
-    /// What policies call its activations.
+    /// The labels that policies name its activations by.
     pub fn labels(&self) -> Labels {
         self.labels
     }
 
-    /// The same model, in whose blocks neighbouring stages that need no other token run on tiles of so many tokens, forward,
-    /// in replays and backward: what they alone read exists for a tile alone. None: on whole micro-batches.
+    /// The same model, with tiles of `tokens` tokens. Neighbouring stages that treat each token by itself run on one
+    /// tile after the other, forward, in replays and backward. Activations that only they read exist for one tile at a
+    /// time. `None` runs them on whole micro-batches.
     pub fn in_tiles(self, tokens: Option<usize>) -> Architecture {
         let Some(tokens) = tokens else {
             return self;
@@ -86,8 +88,8 @@ impl Architecture {
         &self.blocks
     }
 
-    /// The kind of each block: blocks of a kind have the same table of activations, and all or none of them a backward pass.
-    /// Kinds are numbered in the order of their first blocks.
+    /// The kind of each block, numbered in order of first appearance. Blocks of a kind have equal tables of
+    /// activations; either all of them have a backward pass, or none.
     pub fn kinds(&self) -> Vec<usize> {
         let lowest = self.lowest_trained.unwrap_or(0);
         let mut firsts: Vec<(bool, &Block)> = Vec::new();
@@ -103,13 +105,13 @@ impl Architecture {
         self.blocks.iter().enumerate().map(kind_of).collect()
     }
 
-    /// The first block with a trained parameter, or the number of blocks if none has one; none where the embedding is trained.
-    /// The backward pass goes no further down.
+    /// The first block with a trained parameter, or the number of blocks if none has one. `None` if the embedding is
+    /// trained. The backward pass ends at this block.
     pub(crate) fn lowest_trained(&self) -> Option<usize> {
         self.lowest_trained
     }
 
-    /// Where something is dropped, by layer, in forward order.
+    /// The sites of dropout with their layers, in forward order.
     pub fn dropout_sites(&self) -> Vec<(usize, DropoutSite)> {
         let embedding = self.embedding.stage.dropout().map(|site| (0, site));
         let blocks = self.blocks.iter().enumerate();
@@ -143,7 +145,7 @@ impl Architecture {
         }
     }
 
-    /// The statistics that stages keep over a step: the stage, their name, and how many numbers.
+    /// The statistics that stages count over a step: position and name of the stage, and how many numbers it counts.
     pub(crate) fn statistics(&self) -> Vec<(StagePosition, &'static str, usize)> {
         let blocks = self.blocks.iter().enumerate();
         let of_blocks = blocks.flat_map(|(layer, block)| {
@@ -161,7 +163,7 @@ impl Architecture {
         self.head.width()
     }
 
-    /// What follows the last block.
+    /// The final norm and output head, which follow the last block.
     pub(crate) fn head(&self) -> &Head {
         &self.head
     }
@@ -171,13 +173,14 @@ impl Architecture {
         self.rotary.as_ref()
     }
 
-    /// Whether stages that turn queries and keys run on parts of sequences of `seq` tokens.
+    /// Whether stages that apply the rotary embedding run on parts of sequences of `seq` tokens.
     pub(crate) fn turns_in_tiles(&self, seq: usize) -> bool {
         self.rotary.is_some() && self.tile_tokens.is_some_and(|tokens| tokens < seq)
     }
 
-    /// Model FLOPs of forward and backward for one token of a sequence of `seq`, replays not counted. Frozen weights get no
-    /// gradient, and blocks below what is trained have no backward pass, which is two thirds.
+    /// Model FLOPs of forward and backward for one token of a sequence of `seq`, without replays. Frozen matrices have
+    /// no gradient product. Blocks below the lowest trained one have no backward pass, which would be two thirds of
+    /// their FLOPs.
     pub fn flops_per_token(&self, seq: usize) -> u64 {
         let lowest = self.lowest_trained.unwrap_or(0);
         let frozen = |used: &[ParameterId]| frozen_flops(&self.parameters, used);
@@ -219,7 +222,7 @@ impl Architecture {
         names
     }
 
-    /// A stage.
+    /// The stage at a position; the embedding has one too.
     pub(crate) fn stage(&self, at: StagePosition) -> &Declared {
         match at.stage {
             None => &self.embedding,
@@ -227,7 +230,7 @@ impl Architecture {
         }
     }
 
-    /// What a stage of a block runs with; nothing of the embedding.
+    /// The run of stages that a stage belongs to; none for the embedding.
     pub(crate) fn run_of(&self, at: StagePosition) -> Option<&StageRun> {
         let mut runs = self.blocks[at.layer].runs().iter();
         runs.find(|run| at.stage.is_some_and(|stage| run.stages.contains(&stage)))
@@ -238,7 +241,7 @@ impl Architecture {
         &self.head_parameters
     }
 
-    /// What a stage means by an activation.
+    /// The activation of a certain block that a stage at `at` means by a name.
     pub(crate) fn of_block(&self, at: StagePosition, activation: Activation) -> LayerActivation {
         let is_next = activation == Activation::NEXT_X;
         LayerActivation {
@@ -259,12 +262,12 @@ impl Architecture {
         }
     }
 
-    /// Whether a forward pass reads an activation.
+    /// Whether any stage's forward pass reads an activation.
     pub(crate) fn is_read(&self, of: LayerActivation) -> bool {
         self.facts(of).is_none_or(|facts| facts.is_read)
     }
 
-    /// Whether an activation exists for a tile alone.
+    /// Whether an activation exists for one tile at a time.
     pub(crate) fn is_within(&self, of: LayerActivation) -> bool {
         self.facts(of).is_some_and(|facts| facts.is_within)
     }
@@ -281,12 +284,12 @@ impl Architecture {
         StagePosition::new(of.layer, stage)
     }
 
-    /// What no stage after this one has to do with in the forward pass.
+    /// The activations whose last use in the forward pass is this stage.
     pub(crate) fn last_used_by(&self, at: StagePosition) -> impl Iterator<Item = LayerActivation> {
         self.facts_where(at, |facts| facts.last_used_by)
     }
 
-    /// What is released after a stage's backward pass.
+    /// The activations that are released after a stage's backward pass.
     pub(crate) fn released_by(&self, at: StagePosition) -> impl Iterator<Item = LayerActivation> {
         self.facts_where(at, |facts| facts.released_after)
     }
@@ -306,7 +309,7 @@ impl Architecture {
         })
     }
 
-    /// What is known of an activation; nothing of the head's input, which is beyond the blocks.
+    /// The facts of an activation; none for the head's input, which belongs to no block.
     fn facts(&self, of: LayerActivation) -> Option<&Facts> {
         let block = self.blocks.get(of.layer);
         block.map(|block| block.facts(of.activation))

@@ -10,14 +10,14 @@ pub struct Batch {
     pub shape: BatchShape,
     /// `[rows seq]` i32, each within the vocabulary.
     pub input_ids: Tokens,
-    /// `[rows seq]` i32; negative: masked.
+    /// `[rows seq]` i32; negative where the loss leaves a token out.
     pub targets: Tokens,
-    /// Where documents are packed: `[rows, seq]` i32, for each token the position, within its sequence, of the first token
-    /// of its document.
+    /// `[rows, seq]` i32 where documents are packed: for each token, the position in its sequence at which its document
+    /// begins.
     pub documents: Option<Buffer>,
-    /// `[rows seq]` i32: the position of each token, where it is another than its place in its sequence.
+    /// `[rows seq]` i32: each token's position, if that is not its place in its sequence.
     pub positions: Option<Buffer>,
-    /// What dropout draws from; none: nothing is dropped.
+    /// The keys of dropout's random numbers; none: nothing is dropped.
     pub dropout: Option<DropoutKeys>,
 }
 
@@ -25,12 +25,12 @@ pub struct Batch {
 pub enum Tokens {
     /// Uploaded into a lease.
     Sent(Buffer),
-    /// Where another library has them, beside the lease that they would be uploaded into.
+    /// In another library's memory. The lease that they would be uploaded into is held as well.
     Lent(In<'static>, Buffer),
 }
 
 impl Tokens {
-    /// Reads them.
+    /// Their values.
     pub fn view(&self) -> In<'_> {
         match self {
             Tokens::Sent(buffer) => buffer.view(),
@@ -43,7 +43,7 @@ impl Batch {
     /// Leases and uploads a micro-batch.
     ///
     /// # Errors
-    /// [`ModelError`] if memory is refused or the slices have other lengths.
+    /// [`ModelError`] if memory is refused or a slice does not have `shape`'s number of tokens.
     pub fn upload(
         memory: &Memory,
         kernels: &Kernels,
@@ -62,8 +62,8 @@ impl Batch {
         })
     }
 
-    /// A micro-batch whose tokens, `[rows seq]` i32, are on the device already. Their room is leased all the same: what a step takes
-    /// does not depend on where its tokens come from.
+    /// A micro-batch whose tokens, `[rows seq]` i32, another library has on the device. Room for them is leased all the
+    /// same, so that a step's memory does not depend on where its tokens come from.
     ///
     /// # Errors
     /// [`ModelError`] if memory is refused.
@@ -92,7 +92,7 @@ impl Batch {
         })
     }
 
-    /// Leases and uploads tokens that stand at these positions and have no targets.
+    /// Leases and uploads tokens with the given positions and without targets.
     ///
     /// # Errors
     /// As [`Batch::upload`].
@@ -114,8 +114,8 @@ impl Batch {
         })
     }
 
-    /// Packs documents into the sequences: a token sees its own, and its position is that within it. `starts` has for
-    /// each token the position, within its sequence, of the first token of its document, at or before itself.
+    /// Packs documents into the sequences: a token sees only its own document, and its position counts from there.
+    /// `starts` has, for each token, the position in its sequence at which its document begins.
     ///
     /// # Errors
     /// As [`Batch::upload`].
@@ -137,7 +137,7 @@ impl Batch {
         })
     }
 
-    /// Drops out as in training, at the sites of a model ([`crate::Architecture::dropout_sites`]).
+    /// Adds keys of dropout for the sites of a model ([`crate::Architecture::dropout_sites`]), as training has them.
     ///
     /// # Errors
     /// As [`Batch::upload`].
@@ -154,7 +154,7 @@ impl Batch {
         })
     }
 
-    /// Where its tokens stand.
+    /// The positions of its tokens.
     pub fn positions(&self) -> Positions<'_> {
         match &self.positions {
             Some(positions) => Positions::Given(positions.view()),

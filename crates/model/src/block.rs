@@ -11,7 +11,7 @@ pub struct Block {
     runs: Vec<StageRun>,
 }
 
-/// Neighbouring stages that run together: on one tile of tokens after the other, or alone on whole micro-batches.
+/// Neighbouring stages that run together on one tile of tokens after the other, or one stage on whole micro-batches.
 #[derive(Clone, Debug)]
 pub(crate) struct StageRun {
     pub(crate) stages: Range<usize>,
@@ -19,7 +19,7 @@ pub(crate) struct StageRun {
     pub(crate) tile_tokens: Option<usize>,
 }
 
-/// What follows from the stages for one activation. Stages are numbers in forward order.
+/// What the stages of a block tell about one activation. Numbers of stages count in forward order.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     pub(crate) activation: Activation,
@@ -28,12 +28,12 @@ pub(crate) struct Facts {
     pub(crate) producer: Option<usize>,
     /// Whether a forward pass reads it.
     pub(crate) is_read: bool,
-    /// The last stage that has to do with it in the forward pass: the last that reads it, else the one that makes it.
+    /// The stage that uses it last in the forward pass: its last reader, or the stage that makes it if none reads it.
     pub(crate) last_used_by: usize,
-    /// The first stage that reads it, in whatever pass. Since backward runs in reverse, nobody can need it after that
-    /// stage's backward pass, whose own outputs may have to be made again until then.
+    /// The first stage that reads it, in either pass. The backward pass runs in reverse, so no later backward pass
+    /// needs the activation. The stage's own outputs may have to be replayed until its backward pass ends.
     pub(crate) released_after: usize,
-    /// Whether it exists for a tile alone: it is made and read within one run.
+    /// Whether it exists for one tile at a time, because one run of stages makes it and alone reads it.
     pub(crate) is_within: bool,
 }
 
@@ -41,8 +41,8 @@ impl Block {
     /// A block whose input is `width` wide.
     ///
     /// # Panics
-    /// If the stages make no block: each activation must be written by one stage, before any reads it, and
-    /// [`Activation::NEXT_X`] by the last.
+    /// If the stages do not fit together: one stage must write each activation before any stage reads it, and the last
+    /// must write [`Activation::NEXT_X`].
     pub fn new(width: usize, stages: impl IntoIterator<Item = Box<dyn Stage>>) -> Block {
         let stages: Vec<_> = stages.into_iter().map(Declared::of).collect();
         let ios: Vec<&Io> = stages.iter().map(|declared| &declared.io).collect();
@@ -80,11 +80,11 @@ impl Block {
         block
     }
 
-    /// The same block, of which neighbouring stages that need no other token run on tiles of `tokens`. A run ends where it
-    /// has written to the residual stream: that exists for whole micro-batches.
+    /// The same block with runs of neighbouring stages that treat each token by itself, on tiles of `tokens`. A stage
+    /// that writes to the residual stream ends its run, because the stream exists for whole micro-batches.
     ///
     /// # Panics
-    /// If such a stage writes anything but rows for each token.
+    /// If a stage on tiles writes anything but one row for each token.
     pub(crate) fn in_tiles(mut self, tokens: usize) -> Block {
         let run_on = |before: &usize, next: &usize| {
             let [before, next] = [*before, *next].map(|at| &self.stages[at]);
@@ -108,7 +108,7 @@ impl Block {
         self
     }
 
-    /// Its stages, by what runs together, in forward order.
+    /// The runs of its stages, in forward order.
     pub(crate) fn runs(&self) -> &[StageRun] {
         &self.runs
     }
@@ -133,8 +133,8 @@ impl Block {
         &self.stages
     }
 
-    /// Every activation of whole micro-batches but what the next block counts as its own, in the order in which they are
-    /// made: those that a policy decides about.
+    /// The activations that a policy decides about, in the order in which they are made: those that exist for whole
+    /// micro-batches, without [`Activation::NEXT_X`], which is the next block's.
     pub fn activations(&self) -> impl Iterator<Item = (Activation, &Extent)> {
         let table = self.table.iter().filter(|facts| !facts.is_within);
         table.map(|facts| (facts.activation, &facts.extent))
@@ -155,8 +155,8 @@ impl Block {
         facts.unwrap_or_else(|| panic!("this block has no {}", activation.name()))
     }
 
-    /// Whether another block has the same stages, which read and write the same, in the same extents, by the same labels.
-    /// Weights and times may differ.
+    /// Whether another block's stages read and write the same activations, in the same extents and with the same
+    /// labels. Weights and times may differ.
     pub(crate) fn is_like(&self, other: &Block) -> bool {
         let labels = |block: &Block| -> Vec<Label> {
             let table = block.table.iter();

@@ -1,10 +1,10 @@
-//! What each block of a model is made of, as its configuration says it: a family makes stages of it.
+//! What a model's configuration says of each block. A family makes stages from it.
 
 use crate::{ActivationFunction, ModelConfig, PositionKind};
 use kernels::{AttentionShape, ScoreScale};
 use std::rc::Rc;
 
-/// What a block is made of. Blocks of a model may differ in everything but the width of the residual stream.
+/// The parts of a block. Blocks of one model may differ in everything but the width of the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockSpec {
     /// Its attention.
@@ -13,7 +13,7 @@ pub struct BlockSpec {
     pub feed_forward: FeedForwardSpec,
 }
 
-/// What attention is made of.
+/// The shape and the features of attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
     /// Query heads.
@@ -24,9 +24,9 @@ pub struct AttentionSpec {
     pub qk_head_dim: usize,
     /// Width of a head of values, and of one of the output.
     pub v_head_dim: usize,
-    /// The factor on attention scores; `None` is 1 / sqrt(`qk_head_dim`).
+    /// Attention scores are multiplied by it; `None` means 1 / sqrt(`qk_head_dim`).
     pub scale: Option<f32>,
-    /// The most keys that a query sees, its own included; none: all up to itself.
+    /// The most keys that a query sees, its own included; none: its own and all before it.
     pub window: Option<usize>,
     /// Queries and keys are normalised per head.
     pub qk_norm: bool,
@@ -40,10 +40,10 @@ pub struct AttentionSpec {
     pub is_fused: bool,
 }
 
-/// What a feed-forward layer is made of.
+/// The shape and the features of a feed-forward layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FeedForwardSpec {
-    /// What it has between its products.
+    /// The function between its products.
     pub function: ActivationFunction,
     /// Its width.
     pub width: usize,
@@ -69,7 +69,7 @@ impl AttentionSpec {
         self.heads * self.v_head_dim
     }
 
-    /// Its shape for some sequences of so many tokens.
+    /// Its shape for `batch` sequences of `seq` tokens.
     pub fn shape(&self, batch: usize, seq: usize) -> AttentionShape {
         AttentionShape {
             v_head_dim: self.v_head_dim,
@@ -81,7 +81,7 @@ impl AttentionSpec {
 }
 
 impl ModelConfig {
-    /// What each block is made of; blocks that are alike share it.
+    /// The specification of each block; equal blocks share one.
     pub fn blocks(&self) -> Vec<Rc<BlockSpec>> {
         let mut distinct: Vec<Rc<BlockSpec>> = Vec::new();
         let of_layer = |layer| {
@@ -96,7 +96,7 @@ impl ModelConfig {
         (0..self.layers).map(of_layer).collect()
     }
 
-    /// A block of it whose queries see as many keys; none: all up to themselves.
+    /// The specification of a block with this window; none: a query sees its own key and all before it.
     pub fn block(&self, window: Option<usize>) -> BlockSpec {
         BlockSpec {
             attention: AttentionSpec {

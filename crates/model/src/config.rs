@@ -39,7 +39,7 @@ pub struct ModelConfig {
     /// q and k are normalised per head before the rotary embedding (Qwen3).
     #[serde(default)]
     pub qk_norm: bool,
-    /// The most keys that a query sees, its own included; absent: all up to itself.
+    /// The most keys that a query sees, its own included; absent: its own and all before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sliding_window: Option<usize>,
     /// Layers without the window, counted from 0 and in order.
@@ -48,10 +48,10 @@ pub struct ModelConfig {
     /// How the residual stream is normalised.
     #[serde(default)]
     pub norm: NormKind,
-    /// What the feed-forward layer has between its products.
+    /// The function between the feed-forward layer's products.
     #[serde(default)]
     pub activation: ActivationFunction,
-    /// How tokens know where they stand.
+    /// How tokens get their position.
     #[serde(default)]
     pub positions: PositionKind,
     /// Rows of the table of learned positions: the longest sequence.
@@ -89,7 +89,7 @@ pub enum NormKind {
     Layer,
 }
 
-/// What the feed-forward layer has between its products.
+/// The function between the feed-forward layer's products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationFunction {
@@ -100,7 +100,7 @@ pub enum ActivationFunction {
     GeluTanh,
 }
 
-/// How tokens know where they stand.
+/// How tokens get their position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PositionKind {
@@ -126,7 +126,7 @@ impl PositionKind {
     pub const NAMES: &'static [&'static str] = &["rotary", "learned"];
 }
 
-/// Which stages a model's blocks are made of.
+/// The family whose stages a model's blocks are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// RMSNorm, rotary embedding, SwiGLU.
@@ -147,10 +147,10 @@ fn default_init_std() -> f64 {
     0.02
 }
 
-/// Layers that a model may have.
+/// The most layers that a model may have.
 const MOST_LAYERS: usize = 1 << 16;
 
-/// Parameters that a model may have: their bytes in any arena can be counted.
+/// The most parameters that a model may have, so that their bytes in any arena fit into 64 bits.
 const MOST_PARAMETERS: f64 = (1_u64 << 48) as f64;
 
 /// What is wrong with a model's shape.
@@ -159,7 +159,7 @@ pub enum ModelConfigError {
     /// A size is zero.
     #[error("model.{0} is 0; every size of a model is at least 1")]
     Zero(&'static str),
-    /// More layers than anyone trains, which would take a while to list.
+    /// More layers than any model has; listing them would take long.
     #[error("model.layers = {0}; it must be at most {MOST_LAYERS}")]
     TooManyLayers(usize),
     /// More parameters than can be counted in bytes.
@@ -182,7 +182,7 @@ pub enum ModelConfigError {
         "model.head_dim = {0} is odd; the rotary embedding pairs its two halves, choose an even width"
     )]
     OddHeadDim(usize),
-    /// Features of different families.
+    /// A feature of one family in a model of another.
     #[error(
         "model.{key} does not go with the rest of the model, which is of the family of {family}: these models have \
          {expected}; this trainer has no family that mixes them"
@@ -192,13 +192,13 @@ pub enum ModelConfigError {
         key: &'static str,
         /// The family that has most of the model's features.
         family: &'static str,
-        /// What it has there.
+        /// What a model of this family has there.
         expected: &'static str,
     },
-    /// A list of layers without a window that fits no model.
+    /// The layers without a window do not fit the model.
     #[error("model.full_attention_layers = {0:?}: {1}")]
     FullLayers(Vec<usize>, String),
-    /// Features that no family has together.
+    /// Features that no one family has together.
     #[error(
         "no family that Hugging Face transformers knows has {0}; what is saved could not be loaded there. Llama has biases in \
          all of attention (model.qkv_bias and o_bias together) and in the feed-forward layer (mlp_bias), Qwen2 qkv_bias \
@@ -221,7 +221,7 @@ pub enum ModelConfigError {
 }
 
 impl ModelConfig {
-    /// Which stages its blocks are made of: those of the family that has most of its features.
+    /// The family whose stages its blocks are made of: the one that has most of its features.
     pub fn family(&self) -> Family {
         let of_gpt2 = [
             self.norm == NormKind::Layer,
@@ -313,7 +313,7 @@ impl ModelConfig {
         self.sliding_window.filter(|_| !is_full)
     }
 
-    /// Which of Llama and the families like it has these features, by Hugging Face's name.
+    /// Hugging Face's name of the family like Llama that has these features.
     pub(crate) fn llama_like(&self) -> Result<&'static str, ModelConfigError> {
         let (qkv, o, mlp) = (self.qkv_bias, self.o_bias, self.mlp_bias);
         let (window, some_full) = (self.sliding_window, !self.full_attention_layers.is_empty());
@@ -351,7 +351,8 @@ impl ModelConfig {
         })
     }
 
-    /// Refuses layers without a window where there is none, that do not exist, or that are not in order.
+    /// Refuses a list of layers without a window if the model has no window, if a layer does not exist, or if it is not
+    /// in order.
     fn check_full_layers(&self) -> Result<(), ModelConfigError> {
         let layers = &self.full_attention_layers;
         let wrong = match layers.last() {
@@ -381,7 +382,7 @@ impl ModelConfig {
         self.kv_heads * self.head_dim
     }
 
-    /// Refuses sizes whose products could not be counted.
+    /// Refuses sizes whose products are too large to count.
     fn check_extent(&self) -> Result<(), ModelConfigError> {
         if self.layers > MOST_LAYERS {
             return Err(ModelConfigError::TooManyLayers(self.layers));

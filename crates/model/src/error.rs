@@ -4,7 +4,7 @@ use kernels::KernelError;
 use memory::OutOfMemory;
 use units::UnitError;
 
-/// Why a pass could not be made.
+/// Why a pass failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// A lease was refused.
@@ -13,7 +13,7 @@ pub enum ModelError {
     /// An operation was called wrongly, or the device failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// It was broken off, as [`crate::PassHooks::is_stopped`] asked.
+    /// [`crate::PassHooks::is_stopped`] asked to break the pass off.
     #[error("the pass was broken off")]
     Stopped,
 }

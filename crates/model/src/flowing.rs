@@ -1,4 +1,4 @@
-//! Gradients of activations on their way back, from the stages that read these to the one that wrote them.
+//! Gradients of activations in the backward pass, from the stages that read an activation to the stage that wrote it.
 
 use crate::pass::Pass;
 use crate::{Activation, LayerActivation, ModelError};
@@ -6,7 +6,7 @@ use kernels::Init;
 use memory::Buffer;
 
 impl Pass<'_> {
-    /// Takes the gradient of what the stage wrote.
+    /// Takes the gradient of an activation that the stage wrote.
     ///
     /// # Panics
     /// If no later stage filed one.
@@ -17,8 +17,8 @@ impl Pass<'_> {
         gradient
     }
 
-    /// The gradient of what the stage read, and what to add its contribution to: to what later stages filed, or to
-    /// nothing, on a fresh lease.
+    /// The gradient of an activation that the stage read, and how to add to it: onto what other stages filed, or over a
+    /// fresh lease.
     ///
     /// # Errors
     /// [`ModelError::OutOfMemory`] if the lease is refused.
@@ -41,10 +41,10 @@ impl Pass<'_> {
         Ok((gradient, Init::Overwrite))
     }
 
-    /// Files the gradient of what the stage read.
+    /// Files the gradient of an activation that the stage read.
     ///
     /// # Panics
-    /// If there is one: [`Pass::gradient_to_add`] gives it, to be added to.
+    /// If one is filed already: take that by [`Pass::gradient_to_add`], and add to it.
     pub fn file_gradient(&mut self, of: Activation, gradient: Buffer) {
         let at = self.of_block(of);
         match &mut self.tiles {
@@ -59,7 +59,7 @@ impl Pass<'_> {
         self.flowing.push((at, gradient));
     }
 
-    /// The gradient of an activation, or a tile's rows of it, with what is already there.
+    /// Takes the filed gradient of an activation, or a tile's rows of it.
     fn take_gradient(&mut self, at: LayerActivation) -> Option<(Buffer, Init<'static>)> {
         if let Some(gradient) = self.tiles.as_mut().and_then(|tiles| tiles.gradient(at)) {
             return Some(gradient);
@@ -73,7 +73,7 @@ impl Pass<'_> {
         Some((gradient, Init::Accumulate))
     }
 
-    /// Whether every gradient of an activation has been taken.
+    /// Whether no filed gradient is left.
     pub(crate) fn gradients_are_taken(&self) -> bool {
         self.flowing.is_empty()
     }

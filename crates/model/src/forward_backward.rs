@@ -1,4 +1,4 @@
-//! A micro-batch through the whole model: embedding, blocks, head, and back.
+//! One micro-batch through the whole model, forward and backward: embedding, blocks, head.
 
 use crate::pass::{Pass, Work};
 use crate::position::StagePosition;
@@ -7,12 +7,12 @@ use memory::{Buffer, Layer, Phase};
 use units::OpenUnit;
 
 impl Model {
-    /// Forward and backward of one micro-batch: adds its loss and its gradients to those of `work`, and its replays to those
-    /// so far.
+    /// Forward and backward of one micro-batch. Adds its loss and gradients to those in `work`, and its replays to
+    /// those counted so far.
     ///
     /// # Errors
-    /// [`ModelError`] if a lease is refused; the step is then lost, the parameters are not. Copies that were under way
-    /// are done when it returns.
+    /// [`ModelError`] if a lease is refused or the device fails. The step is then lost, the parameters are not. Copies
+    /// under way have ended when it returns.
     pub fn forward_backward<'a>(
         &'a self,
         work: Work<'a>,
@@ -70,8 +70,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Has a part's weights on the device, updates them if that is due, and only then fetches what comes next: uploads keep
-    /// their order, and the update waits for some of its own.
+    /// Brings a part's weights to the device, has hooks update them if that is due, and only then fetches the next
+    /// weights. Uploads run in order, and the update waits for uploads of its own.
     fn before_forward(&mut self, part: Layer) -> Result<(), ModelError> {
         self.go_on()?;
         let unit = self.model.unit_of_part(part);
@@ -87,8 +87,8 @@ impl Pass<'_> {
         Ok(work.weights.look_ahead(work.memory, work.kernels)?)
     }
 
-    /// Drops everything: a pass ended early. Copies may be under way, so the host waits for them; a failure of that is the
-    /// device's.
+    /// Drops everything after a pass that ended early. The host waits for copies under way; it fails only if the device
+    /// does.
     pub(crate) fn abandon(&mut self) -> Result<(), ModelError> {
         let work = &mut self.work;
         let saved = work.saved.abandon(work.kernels);
@@ -100,7 +100,7 @@ impl Pass<'_> {
         Ok(saved.and(weights).and(gradients)?)
     }
 
-    /// Gradients of a unit can be added to until it is closed.
+    /// Opens the gradients of a unit, so that they can be added to until it is closed.
     fn open_gradients(&mut self, unit: Option<usize>) -> Result<Option<OpenUnit>, ModelError> {
         let work = &mut self.work;
         let gradients = &mut *work.purpose.training().gradients;
@@ -108,7 +108,8 @@ impl Pass<'_> {
         Ok(open.transpose()?)
     }
 
-    /// Starts what earlier micro-batches made of a part's gradients on its way: a part ahead, so that the copy has as long.
+    /// Starts fetching the gradients that earlier micro-batches made of a part. It is called one part ahead, so that
+    /// the copy has that long.
     fn fetch_gradients(&mut self, part: Layer) -> Result<(), ModelError> {
         let unit = self.model.unit_of_part(part);
         let work = &mut self.work;
@@ -119,7 +120,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A part has added to the gradients of a unit, its own or, of a tied head, the embedding's.
+    /// Closes the gradients of a unit that a part has added to: its own, or the embedding's if the head is tied to it.
     fn close_gradients(&mut self, part: Layer, open: Option<OpenUnit>) -> Result<(), ModelError> {
         let Some(open) = open else {
             return Ok(());
@@ -145,8 +146,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Breaks the micro-batch off if that is asked for. Where gradients are released, the backward pass is not: it has
-    /// updated some of the weights already.
+    /// Breaks the micro-batch off if a hook asks for that. The backward pass is not broken off where gradients are
+    /// released: it has updated some weights already.
     fn go_on(&self) -> Result<(), ModelError> {
         match &self.work.purpose {
             Purpose::Training(training) if training.hooks.is_stopped() => Err(ModelError::Stopped),
@@ -180,8 +181,8 @@ impl Pass<'_> {
         self.close_gradients(Layer::Head, open)
     }
 
-    /// All backward passes, from the gradient of the head's input to the embedding's, or to the first block with a trained
-    /// parameter.
+    /// The backward pass, from the gradient of the head's input down to the embedding, or to the lowest block with a
+    /// trained parameter.
     fn backward(&mut self) -> Result<(), ModelError> {
         let architecture = self.model.architecture();
         let lowest = architecture.lowest_trained();
@@ -221,8 +222,8 @@ impl Pass<'_> {
         Ok(training.gradients.end_micro_batch(work.kernels, is_last)?)
     }
 
-    /// Lets go of what has no backward pass to take it: the gradient of the lowest block's input, and what replays of the blocks
-    /// below have made.
+    /// Drops what no backward pass will take: the gradient of the lowest block's input, and what replays have made in
+    /// the blocks below.
     fn leave_below(&mut self, lowest: usize) {
         self.flowing.retain(|(of, _)| of.layer != lowest);
         for (layer, block) in self.model.architecture().blocks()[..lowest]
@@ -236,8 +237,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Starts fetching what a block has on the host, in the order in which its backward pass reads it. This happens at the
-    /// start of the next block's backward pass, so that the copies have that long.
+    /// Starts fetching a block's offloaded activations, in the order in which its backward pass reads them. It is
+    /// called at the start of the next block's backward pass, so that the copies have that long.
     fn fetch_block(&mut self, layer: usize) -> Result<(), ModelError> {
         let block = &self.model.architecture().blocks()[layer];
         let work = &mut self.work;
@@ -265,7 +266,7 @@ mod tests {
     use kernels::KernelError;
     use units::{Gradients, Weights};
 
-    /// Notes what it is told, and stops the micro-batch before so many parts have run.
+    /// Records the calls of its hooks, and stops the micro-batch after a number of parts.
     struct Noted {
         calls: Vec<String>,
         parts_until_stop: usize,
@@ -325,7 +326,7 @@ mod tests {
         assert_eq!(fixture.memory.live_leases(), live);
     }
 
-    /// Stopped in the forward pass, before the head, and before the first block goes backward.
+    /// Stops before the head, and before the first block's backward pass.
     #[test]
     fn a_micro_batch_that_is_stopped_leaves_nothing() {
         for parts in [1, 3, 5] {

@@ -1,12 +1,12 @@
-//! Hooks that run while micro-batches pass: by them the optimizer updates beside a pass.
+//! Hooks that run during a pass, so that the optimizer can update weights meanwhile.
 
 use kernels::KernelError;
 use memory::{In, Layer};
 use units::{Gradients, Weights};
 
-/// Hooks that run while a micro-batch passes through the model. By default they do nothing.
+/// Hooks that run while a micro-batch passes through the model. The default ones do nothing.
 pub trait PassHooks {
-    /// Just before a part of the model runs forward: its weights, which are on the device, may still be written.
+    /// Runs just before a part's forward pass. The part's weights are on the device, and may still be written.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -19,7 +19,8 @@ pub trait PassHooks {
         Ok(())
     }
 
-    /// When the forward pass is done, the head's gradients are there, and the blocks go backward.
+    /// Runs between the forward pass and the blocks' backward passes. The head's gradients are complete for this
+    /// micro-batch.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -27,8 +28,8 @@ pub trait PassHooks {
         Ok(())
     }
 
-    /// Called only where gradients are released, once those of a part's unit are complete for the step. `loss` (`[1]` f32) is
-    /// the step's sum of losses. The part's weights are on the device, and not read again in the step.
+    /// Runs only where gradients are released, once those of a part's unit are complete for the step. `loss` (`[1]`
+    /// f32) is the step's sum of losses. The part's weights are on the device, and the step does not read them again.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -42,8 +43,8 @@ pub trait PassHooks {
         Ok(())
     }
 
-    /// Whether the micro-batch is to be broken off: asked before each part of the model, in both directions; where gradients
-    /// are released, forward alone.
+    /// Whether to break the micro-batch off. It is asked before each part of the model, forward and backward; where
+    /// gradients are released, only forward.
     fn is_stopped(&self) -> bool {
         false
     }

@@ -6,29 +6,29 @@ use memory::{Buffer, Category, DType, Memory, OutOfMemory, round_up};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Device memory that is being copied to the host. It is given back only by `SavedActivations::give_back_left`, or when both
+/// Device memory that is being copied to the host. It is kept until `SavedActivations::give_back_left`, or until both
 /// copy queues are done.
 pub(crate) struct Leaving {
     pub(crate) _buffer: Buffer,
     pub(crate) event: Event,
 }
 
-/// Device memory that is being filled from the host. Nobody reads it before `SavedActivations::bring_back`.
+/// Device memory that is being filled from the host. It is not read before `SavedActivations::bring_back`.
 pub(crate) struct Arriving {
     pub(crate) buffer: Buffer,
     pub(crate) event: Event,
 }
 
-/// Where on the host each offloaded activation of a micro-batch has its place: one lease, exactly large enough.
+/// The place of each offloaded activation of a micro-batch in host memory: one lease, exactly large enough.
 pub(crate) struct HostPlaces {
     /// None if nothing is offloaded.
     arena: Option<Buffer>,
-    /// The bytes of the arena that each takes.
+    /// The bytes of the arena that each activation has.
     places: HashMap<LayerActivation, Range<usize>>,
 }
 
 impl HostPlaces {
-    /// Leases places for activations of so many bytes.
+    /// Leases places for activations of these sizes in bytes.
     pub(crate) fn lease(
         memory: &Memory,
         offloaded: impl Iterator<Item = (LayerActivation, usize)>,
@@ -54,12 +54,12 @@ impl HostPlaces {
         })
     }
 
-    /// Whether there is no place at all.
+    /// Whether there are no places, because nothing is offloaded.
     pub(crate) fn is_empty(&self) -> bool {
         self.arena.is_none()
     }
 
-    /// The arena and the bytes in it that an activation takes.
+    /// The arena, and the bytes in it that belong to an activation.
     fn of(&mut self, at: LayerActivation, x: &Buffer) -> (&mut Buffer, Range<usize>) {
         let place = self.places.get(&at);
         let place = place.expect("what is sent is offloaded by the policy");
@@ -72,10 +72,10 @@ impl HostPlaces {
         (arena, place.start..place.start + bytes)
     }
 
-    /// Asks for the copy of an activation to its place; the event is over when it is there.
+    /// Queues the copy of an activation to its place, and returns the event of its end.
     ///
     /// # Safety
-    /// `x` stays alive and as it is until the event is over, or the computation was told to wait for it.
+    /// `x` stays alive and unchanged until the event is over, or until the computation waits for it.
     pub(crate) unsafe fn send(
         &mut self,
         kernels: &Kernels,
@@ -84,16 +84,16 @@ impl HostPlaces {
     ) -> Result<Event, KernelError> {
         let (arena, place) = self.of(at, x);
         let out = arena.view_mut().rows(place).cast(x.dtype());
-        // SAFETY: the caller's promise for `x`. Places do not overlap, the arena lives as long as the table, and what
-        // was copied from this place before is over when this begins (the head of `offload.rs`).
+        // SAFETY: the caller's promise for `x`. Places do not overlap, and the arena lives as long as the table. The
+        // earlier copy from this place ends before this one begins (see the head of `offload.rs`).
         unsafe { kernels.start_download(out, x.view()) }?;
         kernels.record(Queue::Download)
     }
 
-    /// Asks for the copy of an activation from its place; the event is over when it is back.
+    /// Queues the copy of an activation from its place, and returns the event of its end.
     ///
     /// # Safety
-    /// `out` stays alive and untouched until the event is over, or the computation was told to wait for it.
+    /// `out` stays alive and untouched until the event is over, or until the computation waits for it.
     pub(crate) unsafe fn fetch(
         &mut self,
         kernels: &Kernels,
@@ -102,7 +102,7 @@ impl HostPlaces {
     ) -> Result<Event, KernelError> {
         let (arena, place) = self.of(at, out);
         let x = arena.view().rows(place).cast(out.dtype());
-        // SAFETY: the caller's promise for `out`; what was copied to this place is there (the head of `offload.rs`).
+        // SAFETY: the caller's promise for `out`. The copy to this place has ended (see the head of `offload.rs`).
         unsafe { kernels.start_upload(out.view_mut(), x) }?;
         kernels.record(Queue::Upload)
     }

@@ -5,8 +5,7 @@ use crate::{Model, ModelError};
 use memory::{Buffer, Layer, Phase};
 
 impl Model {
-    /// The sum of the losses of a micro-batch, `sum [1]` f32; of the head, too, nothing but the forward pass is made.
-    ///
+    /// The sum of the losses of a micro-batch, `sum [1]` f32, without any backward pass, the head's included.
     /// # Errors
     /// [`ModelError`] if a lease is refused or the device fails.
     ///
@@ -21,7 +20,8 @@ impl Model {
         })
     }
 
-    /// The logits `[b, v]` of what follows the last token of each sequence: of sequences of one token, or of one sequence.
+    /// The logits `[b, v]` for the token after the last one of each sequence. There may be several sequences of one
+    /// token, or one sequence of several.
     ///
     /// # Errors
     /// As [`Model::loss`].

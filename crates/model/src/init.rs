@@ -7,8 +7,8 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
-/// Hands every parameter's initial values to `set` in chunks: the first element's place in the arena, and values.
-/// The same seed gives the same weights on every machine: each tensor has a random stream of its own.
+/// Hands every parameter's initial values to `set` in chunks: the first element's place in the arena, and the values.
+/// Each tensor has a random stream of its own, so a seed gives the same weights on every machine.
 ///
 /// # Errors
 /// What `set` returns.
@@ -30,7 +30,7 @@ pub fn initialise<E>(
     Ok(())
 }
 
-/// Where fresh weights come from.
+/// The distribution of fresh weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Fresh {
     /// Standard deviation of matrices.
@@ -40,7 +40,7 @@ pub struct Fresh {
 }
 
 impl Fresh {
-    /// The endless values of the parameter at `index` of the layout.
+    /// The infinite sequence of values of the parameter at `index` of the layout.
     pub fn values(self, initial: Initial, index: usize) -> InitialValues {
         let mut random = ChaCha8Rng::seed_from_u64(self.seed);
         random.set_stream(index as u64);
@@ -52,7 +52,7 @@ impl Fresh {
     }
 }
 
-/// The endless initial values of one parameter.
+/// The infinite sequence of one parameter's initial values.
 pub struct InitialValues {
     random: ChaCha8Rng,
     deviation: f32,

@@ -7,36 +7,36 @@ use kernels::operation::CACHE_BLOCK;
 use memory::{Buffer, Category, DType, In, Memory, Out};
 use std::ops::Range;
 
-/// Keys and values of every layer: one lease, of which every sequence has as many blocks as its tokens need.
+/// Keys and values of every layer, in one lease. Each sequence has as many blocks of it as its tokens need.
 pub struct KvCache {
     /// `[layers, blocks 16 widths]`: the keys of layer 0, its values, the keys of layer 1, and so on.
     keys_and_values: Buffer,
     blocks: usize,
-    /// Of keys and of values.
+    /// Elements of a token's keys, and of its values.
     widths: [usize; 2],
     /// The blocks of each sequence, in order.
     tables: Vec<Vec<i32>>,
 }
 
-/// How much a cache keeps of each token.
+/// How much a cache holds for each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheShape {
     /// Blocks of the model.
     pub layers: usize,
-    /// Elements of the keys in one of them, and of its values.
+    /// Elements of a token's keys in one layer, and of its values.
     pub widths: [usize; 2],
 }
 
-/// The sequences of a cache that a micro-batch continues, a row each.
+/// The sequences of a cache that a micro-batch continues, one per row.
 pub struct CachedSequences<'a> {
     cache: &'a mut KvCache,
     /// `[b, m]` i32: the blocks of each.
     table: Buffer,
-    /// `[b]` i32: tokens of each, those of the micro-batch included.
+    /// `[b]` i32: tokens of each sequence, including those of the micro-batch.
     lengths: Buffer,
 }
 
-/// What the attention of one layer reads and writes of a cache.
+/// The part of a cache that one layer's attention reads and writes.
 pub struct LayerCache<'a> {
     /// `[blocks, 16, width of keys]`.
     pub k_cache: Out<'a>,
@@ -44,11 +44,11 @@ pub struct LayerCache<'a> {
     pub v_cache: Out<'a>,
     /// `[b, m]` i32: the blocks of each sequence.
     pub table: In<'a>,
-    /// `[b]` i32: tokens of each sequence, those of the micro-batch included.
+    /// `[b]` i32: tokens of each sequence, including those of the micro-batch.
     pub lengths: In<'a>,
 }
 
-/// Blocks that sequences of so many tokens take together.
+/// Blocks that sequences of `tokens` tokens each take together.
 fn blocks(tokens: &[usize]) -> usize {
     tokens
         .iter()
@@ -57,14 +57,14 @@ fn blocks(tokens: &[usize]) -> usize {
 }
 
 impl KvCache {
-    /// Bytes for sequences of so many tokens: layers x KV heads x widths of a head x tokens x bytes, the tokens of each rounded up
-    /// to blocks.
+    /// Bytes for sequences of `tokens` tokens each: layers x KV heads x widths of a head x tokens x bytes. The tokens
+    /// of each sequence are rounded up to whole blocks.
     pub fn bytes(shape: CacheShape, dtype: DType, tokens: &[usize]) -> u64 {
         let values = shape.layers * shape.widths.iter().sum::<usize>();
         (values * blocks(tokens) * CACHE_BLOCK * dtype.size_in_bytes()) as u64
     }
 
-    /// Leases room for sequences of so many tokens each, at most.
+    /// Leases room for sequences of at most `tokens` tokens each.
     ///
     /// # Errors
     /// [`ModelError::OutOfMemory`] if it is refused.
@@ -87,7 +87,8 @@ impl KvCache {
         })
     }
 
-    /// Some of its sequences for a micro-batch, with which they have `lengths` tokens.
+    /// The rows of a micro-batch: some of the cache's sequences. `lengths` are their tokens, including those of the
+    /// micro-batch.
     ///
     /// # Errors
     /// [`ModelError`] if a lease is refused or the device fails.
@@ -100,7 +101,7 @@ impl KvCache {
     ) -> Result<CachedSequences<'_>, ModelError> {
         let tables = &self.tables[sequences];
         let most = tables.iter().map(Vec::len).max().unwrap_or(0);
-        // What lies behind a sequence's last block is never read: it stands for tokens that it cannot have.
+        // Shorter tables are padded. Attention never reads the padding, because the sequence has no tokens there.
         let padded = |table: &Vec<i32>| {
             let padding = most - table.len();
             [table.as_slice(), &vec![0; padding]].concat()

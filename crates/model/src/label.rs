@@ -1,13 +1,13 @@
-//! What policies call activations: an architecture declares its labels.
+//! Labels, by which policies name groups of activations. Each architecture declares its own.
 
-/// What a recompute policy calls a group of activations; Megatron's module names where it has one.
+/// The name of a group of activations in policies. It is Megatron's module name where there is one.
 #[derive(Clone, Copy, Debug)]
 pub struct Label {
     name: &'static str,
     within: Option<&'static str>,
     is_named: bool,
     is_residual_stream: bool,
-    /// A hash of the name: a plan of a large model compares millions.
+    /// A hash of the name, so that comparing two is cheap: a plan of a large model compares millions.
     id: u64,
 }
 
@@ -20,26 +20,26 @@ impl PartialEq for Label {
 impl Eq for Label {}
 
 impl Label {
-    /// The block's input: dropped by `full:uniform:N` alone. Every architecture has it.
+    /// The block's input. Only `full:uniform:N` drops it. Every architecture has this label.
     pub const BLOCK_INPUT: Label = Label::new("block_input")
         .of_residual_stream()
         .dropped_by_full_alone();
-    /// Both norms' outputs and statistics.
+    /// Outputs and statistics of both norms.
     pub const LAYERNORM: Label = Label::new("layernorm");
     /// Queries, keys and values.
     pub const QKV: Label = Label::new("qkv");
-    /// Attention probabilities; under flash attention the log-sum-exp.
+    /// Attention probabilities; with flash attention the log-sum-exp.
     pub const CORE_ATTN: Label = Label::new("core_attn");
-    /// What attention hands to its projection: dropped by `full` alone.
+    /// Attention's output, the input of its projection. Only `full` drops it.
     pub const ATTN_VALUE: Label = Label::new("attn_value").dropped_by_full_alone();
     /// The residual stream between attention and feed-forward.
     pub const ATTN_OUT: Label = Label::new("attn_out").of_residual_stream();
-    /// What the feed-forward layer's first products write, and what its activation function makes of them.
+    /// What the feed-forward layer's first products write, and the output of its activation function.
     pub const MLP: Label = Label::new("mlp");
-    /// The latter alone.
+    /// Only the output of the activation function.
     pub const MLP_ACT: Label = Label::new("mlp_act").within("mlp");
 
-    /// A label that a comma list may name.
+    /// A label that a comma list of `--recompute` may name.
     pub const fn new(name: &'static str) -> Label {
         Label {
             name,
@@ -50,7 +50,7 @@ impl Label {
         }
     }
 
-    /// The same, as a part of a larger group: whoever names that one means this too.
+    /// The same label within a larger group: naming the group names this label too.
     pub const fn within(self, group: &'static str) -> Label {
         Label {
             within: Some(group),
@@ -58,7 +58,7 @@ impl Label {
         }
     }
 
-    /// The same, as a label that no comma list of `--recompute` may name.
+    /// The same label, which a comma list of `--recompute` may not name.
     pub const fn dropped_by_full_alone(self) -> Label {
         Label {
             is_named: false,
@@ -66,7 +66,7 @@ impl Label {
         }
     }
 
-    /// The same, of the residual stream, which exists for whole micro-batches whatever runs on tiles.
+    /// The same label, for the residual stream. It exists for whole micro-batches even where stages run on tiles.
     pub const fn of_residual_stream(self) -> Label {
         Label {
             is_residual_stream: true,
@@ -89,10 +89,10 @@ impl Label {
 pub struct Labels(&'static [Label]);
 
 impl Labels {
-    /// The most that an architecture may have.
+    /// The most labels that an architecture may have.
     pub const MAX: usize = 32;
 
-    /// Those of blocks with attention and a dense feed-forward layer.
+    /// The labels of blocks with attention and a dense feed-forward layer.
     pub const DENSE: Labels = Labels::new(&[
         Label::BLOCK_INPUT,
         Label::LAYERNORM,
@@ -123,12 +123,12 @@ impl Labels {
         self.iter().filter(|label| label.is_named)
     }
 
-    /// The label of a name.
+    /// The label with a name.
     pub fn find(self, name: &str) -> Option<Label> {
         self.iter().find(|label| label.name == name)
     }
 
-    /// What is named along with a label: itself, and what lies within it.
+    /// The labels that naming a label covers: itself, and those within it.
     pub fn covered(self, label: Label) -> impl Iterator<Item = Label> {
         self.iter().filter(move |inner| self.covers(label, *inner))
     }
@@ -138,12 +138,12 @@ impl Labels {
         std::iter::successors(Some(inner), group).any(|around| around == label)
     }
 
-    /// The smallest group around a label, if it lies within one.
+    /// The group that a label lies directly within, if there is one.
     pub(crate) fn around(self, label: Label) -> Option<Label> {
         label.within.and_then(|group| self.find(group))
     }
 
-    /// Where a label stands.
+    /// The number of a label in the table.
     ///
     /// # Panics
     /// If the architecture did not declare it.
@@ -169,7 +169,7 @@ pub(crate) fn names(labels: impl Iterator<Item = Label>) -> String {
     names.join(", ")
 }
 
-/// A clause that asks whether the nearest of some labels was meant; empty where none is near.
+/// A clause that asks whether the user meant the nearest of some labels; empty if none is near.
 pub(crate) fn hint(name: &str, labels: impl Iterator<Item = Label>) -> String {
     let distance = |label: &Label| strsim::damerau_levenshtein(label.name, name);
     let near = labels

@@ -1,4 +1,4 @@
-//! Linear layers: all that matrices of the model are used for, in both directions.
+//! Linear layers: every use of a model's matrices, forward and backward.
 
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::{Activation, ModelError, Pass};
@@ -7,11 +7,11 @@ use kernels::{Init, Kernels};
 use memory::{In, Out};
 use std::ops::Range;
 
-/// Most elements of a matrix product's result: cuBLASLt's algorithms count them in 32 bits.
+/// The most elements that a matrix product's result may have: cuBLASLt's algorithms count them in 32 bits.
 pub const PRODUCT_ELEMENTS_MAX: usize = 1 << 31;
 
-/// `y [t, outputs] = x [t, inputs] W^T + b`. The weight may be several parameters, each with some of the outputs: their
-/// products are one, where the layout has them side by side.
+/// `y [t, outputs] = x [t, inputs] W^T + b`. The weight may be several parameters, each with some of the outputs. They
+/// are computed as one product if they are contiguous in the layout.
 #[derive(Clone, Debug)]
 pub struct Linear {
     weights: Vec<ParameterId>,
@@ -23,7 +23,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Declares the parameters `name.weight [outputs, inputs]` and, where it has one, `name.bias [outputs]`.
+    /// Declares the parameters `name.weight [outputs, inputs]` and, with a bias, `name.bias [outputs]`.
     pub fn declare(
         parameters: &mut PartParameters,
         name: &str,
@@ -33,7 +33,8 @@ impl Linear {
         Linear::declare_together(parameters, [(name, outputs)], inputs, has_bias)
     }
 
-    /// Declares the parameters of several, by name and outputs, that read the same and write side by side.
+    /// Declares the parameters of several layers, by name and outputs. All read the same input, and their outputs lie
+    /// side by side.
     pub fn declare_together<'n>(
         parameters: &mut PartParameters,
         parts: impl IntoIterator<Item = (&'n str, usize)>,
@@ -58,7 +59,7 @@ impl Linear {
         all
     }
 
-    /// One that uses a matrix that is there already, without a bias.
+    /// A layer without a bias that uses a matrix declared elsewhere.
     pub fn tied(weight: ParameterId, [outputs, inputs]: [usize; 2]) -> Linear {
         Linear {
             weights: vec![weight],
@@ -83,7 +84,7 @@ impl Linear {
         [&self.weights[..], &self.biases].concat()
     }
 
-    /// What its backward pass reads of its input: nothing where all weights are frozen.
+    /// The activations that its backward pass reads: its input, or nothing if all weights are frozen.
     pub fn backward_reads(&self, input: Activation) -> Vec<Activation> {
         match self.trains_a_weight() {
             true => vec![input],
@@ -95,7 +96,7 @@ impl Linear {
         self.weights.iter().any(|weight| weight.is_trained())
     }
 
-    /// The bias of one weight, for operations that add it along with other things.
+    /// The bias of the only weight, for operations that add it together with other things.
     pub fn bias(&self) -> Option<ParameterId> {
         self.assert_one_weight();
         self.biases.first().copied()
@@ -144,7 +145,7 @@ impl Linear {
         Ok(())
     }
 
-    /// `y = residual + x W^T + b`, of one weight.
+    /// `y = residual + x W^T + b`, for a layer of one weight.
     ///
     /// # Errors
     /// As [`Linear::forward`].
@@ -159,7 +160,7 @@ impl Linear {
         })?)
     }
 
-    /// `y = init + x W^T`, of one weight, without the bias.
+    /// `y = init + x W^T`, for a layer of one weight, without the bias.
     ///
     /// # Errors
     /// As [`Linear::forward`].
@@ -174,8 +175,8 @@ impl Linear {
         })?)
     }
 
-    /// Both gradients of the product of an activation, whose own is filed. The input goes before its gradient is leased; where
-    /// all weights are frozen, it is not read ([`Linear::backward_reads`]).
+    /// Both gradients, from the output's gradient `dy`; files that of `input`. The input is released before its
+    /// gradient is leased. If all weights are frozen, the input is not read ([`Linear::backward_reads`]).
     ///
     /// # Errors
     /// As [`Linear::forward`], and as replays of the input.
@@ -226,7 +227,7 @@ impl Linear {
         Ok(())
     }
 
-    /// `dW += dy^T x`, `db += ` the sum of the rows of dy, of what is trained.
+    /// `dW += dy^T x`, `db += ` the sum of the rows of dy, for the parameters that are trained.
     ///
     /// # Errors
     /// As [`Linear::forward`].
@@ -260,20 +261,20 @@ impl Linear {
         Ok(())
     }
 
-    /// Whether its products for so many tokens are one: a function of the layout and of sizes, so that every replay and
-    /// every plan comes to the same.
+    /// Whether its weights are computed as one product for so many tokens. This depends only on the layout and on
+    /// sizes, so replays and plans decide the same.
     fn is_one_product(&self, pass: &Pass, tokens: usize) -> bool {
         let fits = tokens * self.outputs() <= PRODUCT_ELEMENTS_MAX;
         self.weights.len() == 1 || fits && pass.parameters(&self.weights).is_some()
     }
 
-    /// The weight, where it is one product's.
+    /// All weights as one matrix, if they are computed as one product.
     fn weight<'p>(&self, pass: &'p Pass) -> In<'p> {
         let weight = pass.parameters(&self.weights);
         weight.expect("whoever asks has seen that the weights lie together")
     }
 
-    /// The columns of each weight's outputs.
+    /// The columns of `y` that belong to each weight.
     fn columns(&self) -> impl Iterator<Item = Range<usize>> {
         let mut first = 0;
         self.outputs.iter().map(move |outputs| {

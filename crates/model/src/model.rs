@@ -56,7 +56,7 @@ impl Model {
         })
     }
 
-    /// What it is made of.
+    /// Its embedding, blocks, head and parameters.
     pub fn architecture(&self) -> &Architecture {
         &self.architecture
     }
@@ -66,7 +66,7 @@ impl Model {
         self.architecture.blocks().len()
     }
 
-    /// Where each parameter lies.
+    /// The place of each parameter in the arenas.
     pub fn layout(&self) -> &Rc<Layout> {
         &self.layout
     }
@@ -76,7 +76,7 @@ impl Model {
         self.computation.dtype
     }
 
-    /// A count of replays for its stages.
+    /// Counts of replays for its stages, all zero.
     pub fn no_replays(&self) -> ReplayCounts {
         self.no_replays.clone()
     }
@@ -85,15 +85,15 @@ impl Model {
         self.computation.head_chunk
     }
 
-    /// Where a parameter stands in the layout.
+    /// The index of a parameter in the layout.
     pub(crate) fn index(&self, id: ParameterId) -> usize {
         self.indices.of(id)
     }
 
-    /// The unit that matrices among some parameters are of; none if all are vectors.
+    /// The unit of the matrices among some parameters; none if all are vectors.
     ///
     /// # Panics
-    /// If they are of several: what one stage uses is on the device together.
+    /// If the matrices are of several units: a stage has only one on the device.
     pub(crate) fn unit_of(&self, parameters: &[ParameterId]) -> Option<usize> {
         let units = parameters.iter().map(|id| self.index(*id));
         let mut units = units.filter_map(|entry| self.layout.unit_of(entry));
@@ -124,7 +124,7 @@ impl Model {
         units
     }
 
-    /// The places of a sequence in order, `[s]` i32: of parts of one, the positions are some rows of it.
+    /// The positions of a sequence in order, `[s]` i32. The positions of a part of a sequence are some rows of it.
     pub(crate) fn places(&self) -> In<'_> {
         let places = self.places.as_ref();
         places
@@ -140,7 +140,7 @@ impl Model {
     }
 }
 
-/// The numbers of the tokens of a sequence, in memory that lives across steps.
+/// The numbers from 0 to `seq - 1`, in memory that lives across steps.
 fn places(memory: &Memory, kernels: &Kernels, seq: usize) -> Result<Buffer, ModelError> {
     let mut places = memory.lease_persistent(Category::Parameter, "places", [seq], DType::I32)?;
     if !places.is_shape() {

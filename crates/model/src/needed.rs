@@ -1,4 +1,4 @@
-//! What the backward pass has to do with: how far down it goes, and which activations it needs.
+//! How far down the backward pass goes, and which activations it needs.
 
 use crate::parameters::{ParameterId, Parameters};
 use crate::policy::{Action, Policy};
@@ -10,9 +10,9 @@ use crate::{
 use memory::{DType, Memory, OutOfMemory, Role};
 use std::collections::HashSet;
 
-/// The first block with a trained parameter, or with a stage that adds to the loss or counts, which it does in its backward pass:
-/// the backward pass ends there. All blocks if none has one, and none where the embedding is trained: the pass goes through
-/// everything.
+/// The block at which the backward pass ends: the first with a trained parameter, or with a stage that adds a loss or
+/// counts, since stages do both in their backward pass. The number of blocks if no block has one. `None` if the
+/// embedding is trained: the pass then covers everything.
 pub(crate) fn lowest_trained(embedding: &[ParameterId], blocks: &[Block]) -> Option<usize> {
     if embedding.iter().any(|id| id.is_trained()) {
         return None;
@@ -28,7 +28,7 @@ pub(crate) fn lowest_trained(embedding: &[ParameterId], blocks: &[Block]) -> Opt
     Some(lowest.unwrap_or(blocks.len()))
 }
 
-/// FLOPs for each token of the gradients that frozen matrices among some parameters do not get.
+/// FLOPs per token that frozen matrices among some parameters save, because their gradients are not computed.
 pub(crate) fn frozen_flops(parameters: &Parameters, used: &[ParameterId]) -> u64 {
     let used = used.iter().map(|id| parameters.get(*id));
     let frozen = used.filter(|parameter| parameter.role == Role::Frozen);
@@ -38,8 +38,8 @@ pub(crate) fn frozen_flops(parameters: &Parameters, used: &[ParameterId]) -> u64
 }
 
 impl Architecture {
-    /// What happens to the activations of each block ([`Block::activations`]) between forward and backward: what the policy
-    /// says, but that those are dropped which no backward pass reads, and no replay for one.
+    /// What happens to the activations of each block ([`Block::activations`]) between forward and backward. It is what
+    /// the policy says, except that activations which neither a backward pass nor a replay reads are dropped.
     pub fn actions(&self, policy: &Policy) -> Vec<Vec<Action>> {
         let needed = self.needed(policy);
         let action =
@@ -56,8 +56,8 @@ impl Architecture {
             .collect()
     }
 
-    /// An empty table of the activations of a model that computes in `dtype`, and of the head's input after them, with pinned
-    /// host memory for what the policy offloads of a micro-batch of this shape.
+    /// An empty table of a model's activations, with the head's input after those of the blocks. It leases pinned host
+    /// memory for what the policy offloads of a micro-batch of this shape.
     ///
     /// # Errors
     /// [`OutOfMemory`] if the host's memory is refused.
@@ -82,7 +82,7 @@ impl Architecture {
         SavedActivations::lease(memory, layers, statistics, dtype, batch)
     }
 
-    /// What backward passes read, and what replays of it read under a policy.
+    /// The activations that backward passes read, and those that their replays read under a policy.
     fn needed(&self, policy: &Policy) -> HashSet<LayerActivation> {
         let lowest = self.lowest_trained().unwrap_or(0);
         let mut needed = HashSet::new();

@@ -1,17 +1,17 @@
-//! Activations that wait in pinned host memory for their backward pass.
+//! Offloaded activations, which wait in pinned host memory for their backward pass.
 //!
 //! Four waits order the copies, and each is needed:
 //!
-//! | who waits | for what | otherwise |
+//! | who waits | for what | without the wait |
 //! |---|---|---|
-//! | the download | the computation so far ([`COMPUTED`]) | it copies what was there before |
-//! | the computation, a block later | the download ([`LEFT`]) | what is leased next is written over what is being sent |
-//! | the upload | the computation so far ([`FREE`]) | it writes over what is still being read there |
-//! | the computation | the upload ([`BACK`]) | it reads what was there before |
+//! | the download | the computation so far ([`COMPUTED`]) | it copies values from before the computation |
+//! | the computation, a block later | the download ([`LEFT`]) | the next lease there overwrites what is being sent |
+//! | the upload | the computation so far ([`FREE`]) | it overwrites what an operation still reads there |
+//! | the computation | the upload ([`BACK`]) | it reads values from before the upload |
 //!
-//! No more are. An upload needs no wait for the download of what it fetches, since the computation waited for that
-//! before the upload waits for the computation. And the next micro-batch may be sent to the same places on the host,
-//! since its downloads wait for computation that waited for the uploads of this one.
+//! No other waits are needed. An upload need not wait for the download of the same activation: the upload waits for
+//! computation that has waited for that download. The next micro-batch may reuse the same places on the host: its
+//! downloads wait for computation that has waited for this one's uploads.
 
 use crate::host_places::{Arriving, Leaving};
 use crate::saved::{SavedActivations, SlotState};
@@ -26,7 +26,7 @@ const FREE: &str = "memory is not in use when an activation returns into it";
 const BACK: &str = "an activation is back before it is read";
 
 impl SavedActivations {
-    /// Starts an activation on its way to the host, when no later stage of the forward pass reads it.
+    /// Starts sending an activation to the host. No later stage of the forward pass may read it.
     pub(crate) fn send(
         &mut self,
         kernels: &Kernels,
@@ -35,9 +35,10 @@ impl SavedActivations {
         let computed = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Download, computed, COMPUTED)?;
         let buffer = self.take_unread(at);
-        // SAFETY: nobody reads or writes what is not in the table as live, and `give_back_left` waits before it ends.
+        // SAFETY: nobody reads or writes an activation that is not live, and `give_back_left` waits before the buffer
+        // is dropped.
         let sent = unsafe { self.host.send(kernels, at, &buffer) };
-        // Filed even if the device failed: what was asked for is waited for before the buffer goes.
+        // Filed even if the device failed, so that the buffer outlives a copy that was started.
         self.slot_mut(at).state = SlotState::Leaving(Leaving {
             _buffer: buffer,
             event: *sent.as_ref().unwrap_or(&Event::PAST),
@@ -45,8 +46,8 @@ impl SavedActivations {
         Ok(sent.map(|_| ())?)
     }
 
-    /// Gives back the device memory of what a block has sent: at the end of the next block's forward pass, so that the
-    /// copies have had as long.
+    /// Gives back the device memory of the activations that a block has sent. It is called at the end of the next
+    /// block's forward pass, so that the copies have that long.
     pub(crate) fn give_back_left(
         &mut self,
         kernels: &Kernels,
@@ -69,7 +70,7 @@ impl SavedActivations {
         Ok(())
     }
 
-    /// Starts an activation on its way back.
+    /// Starts fetching an activation from the host.
     pub(crate) fn fetch(
         &mut self,
         memory: &Memory,
@@ -84,16 +85,16 @@ impl SavedActivations {
         let mut buffer = memory.lease(Category::Activation, name, dims, dtype)?;
         let leased = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Upload, leased, FREE)?;
-        // SAFETY: nobody reads or writes what is not in the table as live, and `bring_back` waits before it is.
+        // SAFETY: nobody reads or writes an activation that is not live, and `bring_back` waits before it becomes live.
         let fetched = unsafe { self.host.fetch(kernels, at, &mut buffer) };
-        // As in `send`.
+        // Filed even if the device failed, as in `send`.
         let event = *fetched.as_ref().unwrap_or(&Event::PAST);
         self.slot_mut(at).state = SlotState::Arriving(Arriving { buffer, event });
         Ok(fetched.map(|_| ())?)
     }
 
-    /// Makes an activation live that is on its way back, or still on the host: a replay may read one of a block that
-    /// is further from its backward pass.
+    /// Makes an activation live that is on its way back or still on the host. It may still be on the host if a replay
+    /// reads an activation of an earlier block, whose fetching has not begun.
     pub(crate) fn bring_back(
         &mut self,
         memory: &Memory,
@@ -115,8 +116,8 @@ impl SavedActivations {
         Ok(())
     }
 
-    /// Drops everything: a pass ended early. Copies may be under way, so the host waits for their queues; a failure of
-    /// that is the device's.
+    /// Drops everything after a pass that ended early. The host waits for the queues, since copies may be under way; it
+    /// fails only if the device does.
     pub(crate) fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let finish = |queue| kernels.finish(kernels.record(queue)?);
         let finished = match self.host.is_empty() {

@@ -1,9 +1,9 @@
 //! Stages that run on a tile of tokens at a time.
 //!
-//! Tensors that only the stages of a run make and read exist for one tile at a time. Outputs and gradients that leave the
-//! run are leased whole before its first tile, and each tile writes its own rows ([`Windows`]). Tensors that the run reads
-//! from other stages are there whole, or are replayed whole, and a tile reads its rows. The backward pass of a tile makes
-//! again everything that it needs from its forward pass: nothing outlives a tile.
+//! Tensors that only the stages of a run make and read exist for one tile at a time. Outputs and gradients that leave
+//! the run are leased whole before its first tile, and each tile writes its own rows ([`Windows`]). Tensors that the
+//! run reads from other stages exist or are replayed whole, and a tile reads its rows. The backward pass of a tile
+//! replays everything that it needs of its forward pass, because nothing outlives a tile.
 
 use crate::block::StageRun;
 use crate::pass::Pass;
@@ -15,7 +15,7 @@ use memory::Buffer;
 use std::rc::Rc;
 
 impl<'a> Pass<'a> {
-    /// Tokens of the tile on which the stage runs, or of the micro-batch.
+    /// Tokens of the tile on which the stage runs, or of the whole micro-batch.
     pub fn tokens(&self) -> usize {
         self.shape_of_tile().tokens()
     }
@@ -25,7 +25,7 @@ impl<'a> Pass<'a> {
         self.tiles.as_ref().map_or(0, |tiles| tiles.tokens.start)
     }
 
-    /// Where these tokens stand.
+    /// The positions of these tokens.
     pub fn positions(&self) -> Positions<'a> {
         let batch = self.work.batch;
         let Some(tiles) = &self.tiles else {
@@ -43,13 +43,13 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Sequences of the tile on which the stage runs, or of the micro-batch.
+    /// Sequences of the tile on which the stage runs, or of the whole micro-batch.
     pub(crate) fn shape_of_tile(&self) -> BatchShape {
         let tiles = self.tiles.as_ref();
         tiles.map_or(self.work.batch.shape, |tiles| tiles.shape)
     }
 
-    /// Runs neighbouring stages of the forward pass.
+    /// Runs the stages of a run forward.
     pub(crate) fn forward_run(&mut self, layer: usize, run: &StageRun) -> Result<(), ModelError> {
         let mut stages = run
             .stages
@@ -65,7 +65,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Runs the backward passes of neighbouring stages.
+    /// Runs the backward passes of a run's stages.
     pub(crate) fn backward_run(&mut self, layer: usize, run: &StageRun) -> Result<(), ModelError> {
         let stages = run.stages.clone().rev();
         let stages = stages.map(|stage| StagePosition::new(layer, stage));
@@ -78,7 +78,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Makes the outputs of a stage again, for whole micro-batches.
+    /// Replays a stage's outputs for the whole micro-batch.
     pub(crate) fn replay_whole(&mut self, at: StagePosition) -> Result<(), ModelError> {
         match self.model.architecture().run_of(at) {
             Some(run) => self.on_tiles(run, Some(at), |pass| pass.run(at, false)),
@@ -86,7 +86,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Does something on every tile, or once where a run has none; files what leaves them.
+    /// Calls `on_tile` for every tile, or once if the run has no tiles. Then files the run's whole outputs and
+    /// gradients.
     fn on_tiles(
         &mut self,
         run: &StageRun,
@@ -118,7 +119,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// An activation that is not the tile's own, whole, whatever that takes.
+    /// Pulls an activation that exists for the whole micro-batch, by replays outside the tile if needed.
     pub(crate) fn pull_outside(&mut self, at: LayerActivation) -> Result<Rc<Buffer>, ModelError> {
         let tiles = self.tiles.take();
         let whole = self.pull_whole(at);

@@ -1,9 +1,9 @@
-//! Which parameters a model has: declared once, by the stages that use them.
+//! The parameters of a model. The stages that use them declare them once.
 
 use crate::NamePatterns;
 use memory::{DType, Layer, Layout, LayoutBuilder, Role};
 
-/// A parameter, by the order of declaration.
+/// A parameter, numbered in the order of declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ParameterId {
     index: usize,
@@ -17,10 +17,10 @@ impl ParameterId {
     }
 }
 
-/// What a fresh parameter holds.
+/// The values of a fresh parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initial {
-    /// Normal values, of the model's standard deviation.
+    /// Normally distributed values with the model's standard deviation.
     Normal,
     /// Ones.
     One,
@@ -28,10 +28,10 @@ pub enum Initial {
     Zero,
 }
 
-/// How Hugging Face's files keep a matrix of two dimensions.
+/// How Hugging Face's files store a matrix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stored {
-    /// Outputs by inputs, as it is used.
+    /// Outputs by inputs, as the model uses it.
     #[default]
     AsUsed,
     /// Inputs by outputs.
@@ -43,7 +43,7 @@ pub enum Stored {
 pub struct Parameter {
     /// Its name in Hugging Face's files.
     pub name: String,
-    /// One to four sizes: with two or more it is a matrix, or several of one kind.
+    /// One to four sizes. With two or more it is a matrix, or several matrices of one kind.
     pub shape: Vec<usize>,
     /// What training does to it.
     pub role: Role,
@@ -51,9 +51,9 @@ pub struct Parameter {
     pub part: Layer,
     /// What it begins with.
     pub initial: Initial,
-    /// How files keep it.
+    /// How files store it.
     pub stored: Stored,
-    /// The type that it is stored in; none: the one that the model computes in.
+    /// The type that it is stored in; none: the type that the model computes in.
     pub dtype: Option<DType>,
 }
 
@@ -66,7 +66,7 @@ impl Parameter {
         }
     }
 
-    /// The type that it is stored in, where the model computes in this one.
+    /// The type that it is stored in, if the model computes in `compute`.
     pub fn dtype(&self, compute: DType) -> DType {
         self.dtype.unwrap_or(compute)
     }
@@ -88,7 +88,7 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// None so far. Those that will be declared under names that fit a pattern are frozen.
+    /// No parameters yet. Those that are declared later under a name that a pattern fits are frozen.
     pub fn freezing(frozen: NamePatterns) -> Parameters {
         Parameters {
             declared: Vec::new(),
@@ -96,7 +96,7 @@ impl Parameters {
         }
     }
 
-    /// Those of them that are trained.
+    /// Only the trained parameters.
     pub fn trained(&self) -> Parameters {
         let declared = self.declared.iter();
         let trained = declared.filter(|parameter| parameter.role.is_trained());
@@ -106,7 +106,7 @@ impl Parameters {
         }
     }
 
-    /// One of them.
+    /// The parameter with an id.
     pub fn get(&self, id: ParameterId) -> &Parameter {
         &self.declared[id.index]
     }
@@ -131,12 +131,12 @@ impl Parameters {
         (0..3).flat_map(of)
     }
 
-    /// Where each lies in the arenas. `is_precise(name, elements)` says which have states that must not be quantised.
+    /// The place of each in the arenas. `is_precise(name, elements)` says whose states must not be quantised.
     pub fn layout(&self, is_precise: impl Fn(&str, usize) -> bool) -> Layout {
         self.layout_for(None, is_precise)
     }
 
-    /// As [`Parameters::layout`], of arenas that are divided among so many ranks.
+    /// As [`Parameters::layout`], for arenas that are divided among `ranks`.
     pub fn layout_for(
         &self,
         ranks: Option<usize>,
@@ -157,7 +157,7 @@ impl Parameters {
         builder.for_ranks(ranks).build_precise(is_precise)
     }
 
-    /// The layout's index of each, by the order of declaration.
+    /// The layout's index of each parameter, in the order of declaration.
     pub(crate) fn layout_indices(&self) -> LayoutIndices {
         let mut order: Vec<usize> = (0..self.declared.len()).collect();
         order.sort_by_key(|declared| self.declared[*declared].kind());
@@ -189,12 +189,12 @@ pub struct PartParameters<'a> {
 }
 
 impl PartParameters<'_> {
-    /// The same, for matrices that files keep in this way.
+    /// The same, for matrices that files store in this way.
     pub fn stored(self, stored: Stored) -> Self {
         PartParameters { stored, ..self }
     }
 
-    /// The same part, for parameters that are stored in a type of their own, whatever the model computes in.
+    /// The same part, for parameters that are stored in a type of their own, whatever type the model computes in.
     ///
     /// # Panics
     /// If it is neither f32 nor bf16, the types in which weights are read and written.
@@ -219,14 +219,14 @@ impl PartParameters<'_> {
         self.declare(name, &[width], initial)
     }
 
-    /// A buffer, f32: what the model keeps and saves beside its weights, and no gradient changes ([`Role::Buffer`]).
+    /// An f32 buffer: values that the model saves beside its weights, and that no gradient changes ([`Role::Buffer`]).
     pub fn buffer(&mut self, name: &str, shape: &[usize], initial: Initial) -> ParameterId {
         let name = format!("{}{name}", self.prefix);
         self.in_type(DType::F32)
             .declare_as(Role::Buffer, name, shape, initial)
     }
 
-    /// Any weight.
+    /// A weight of any shape.
     pub fn declare(&mut self, name: &str, shape: &[usize], initial: Initial) -> ParameterId {
         let name = format!("{}{name}", self.prefix);
         let role = match self.all.frozen.fit(&name) {

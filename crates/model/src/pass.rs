@@ -1,4 +1,4 @@
-//! One micro-batch on its way through the model: what a stage computes with, pulling and replaying.
+//! One micro-batch on its way through the model: what stages compute with, pull and replay.
 
 use crate::position::StagePosition;
 use crate::stage::Declared;
@@ -13,36 +13,37 @@ use memory::{Buffer, Category, DType, Dims, In, Layer, Memory, Out, Phase, Place
 use std::rc::Rc;
 use units::Weights;
 
-/// Everything that a micro-batch passes through the model with.
+/// What a micro-batch needs to pass through the model.
 pub struct Work<'a> {
-    /// What leases come from.
+    /// Where leases come from.
     pub memory: &'a Memory,
-    /// What computes.
+    /// The device that computes.
     pub kernels: &'a Kernels,
     /// Weights.
     pub weights: &'a mut Weights,
-    /// In which order the pass uses units of them.
+    /// The order in which the pass uses the units of weights.
     pub order: &'a Rc<[usize]>,
-    /// The table of activations; empty before and after, whatever happens.
+    /// The table of activations. It is empty before and after a pass, even one that fails.
     pub saved: &'a mut SavedActivations,
     /// The micro-batch.
     pub batch: &'a Batch,
-    /// What it passes through the model for.
+    /// Why it passes through the model: to train, or to infer.
     pub purpose: Purpose<'a>,
 }
 
-/// The stage that runs, in which direction, and what it has pulled of what it declared.
+/// The stage that runs, its direction, and which of its declared reads it has pulled.
 struct Running<'a> {
     at: StagePosition,
     is_backward: bool,
     parameters: &'a [ParameterId],
-    /// A bit for each of what it declared.
+    /// A bit for each activation that the stage declares to read.
     pulled: u32,
 }
 
 /// The forward and backward pass of one micro-batch, as its stages see it.
 ///
-/// Methods that name an activation mean that of the block whose stage runs, [`Activation::NEXT_X`] that of the next.
+/// Methods that take an activation mean that of the block whose stage runs; [`Activation::NEXT_X`] means
+/// [`Activation::X`] of the next block.
 pub struct Pass<'a> {
     pub(crate) model: &'a Model,
     pub(crate) work: Work<'a>,
@@ -50,9 +51,9 @@ pub struct Pass<'a> {
     running: Running<'a>,
     /// The stage whose backward pass runs; none during forward.
     backward_at: Option<StagePosition>,
-    /// What that stage has let go of before its end.
+    /// The activations that this stage's backward pass has released before its end.
     let_go: Vec<Activation>,
-    /// Gradients of activations, until the stage that wrote these takes them.
+    /// Gradients of activations, until the stage that wrote the activation takes them.
     pub(crate) flowing: Vec<(LayerActivation, Buffer)>,
     /// The tile on which stages run; none: they run on the whole micro-batch.
     pub(crate) tiles: Option<Tiles>,
@@ -78,12 +79,12 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// What computes.
+    /// The device that computes.
     pub fn kernels(&self) -> &'a Kernels {
         self.work.kernels
     }
 
-    /// The micro-batch, whatever tile of it the stage runs on.
+    /// The whole micro-batch, even if the stage runs on a tile.
     pub fn batch(&self) -> &'a Batch {
         self.work.batch
     }
@@ -101,13 +102,14 @@ impl<'a> Pass<'a> {
         self.model.rotary_table()
     }
 
-    /// Dropout at a site of the block whose stage runs, the same in replays and in the backward pass; none in evaluation.
+    /// Dropout at a site of the block whose stage runs. It is the same in replays and in the backward pass; none in
+    /// evaluation.
     pub fn dropout(&self, site: DropoutSite) -> Option<Dropout<'a>> {
         let keys = self.work.batch.dropout.as_ref()?;
         keys.at(self.running.at.layer, site)
     }
 
-    /// Where the keys and values of earlier tokens are, and those of these tokens go; none where all tokens of a sequence
+    /// The keys and values of earlier tokens, with room for those of these tokens; none if all tokens of a sequence
     /// pass at once.
     pub fn cache(&mut self) -> Option<LayerCache<'_>> {
         let layer = self.running.at.layer;
@@ -117,8 +119,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// What happens to an activation between forward and backward. Where there is no backward, and on a tile, it goes after
-    /// its last reader.
+    /// What happens to an activation between forward and backward. Without a backward pass, and on a tile, it is
+    /// dropped after its last reader.
     fn action(&self, at: LayerActivation) -> Action {
         match self.work.purpose {
             Purpose::Training(_) if !self.is_within(at) => self.work.saved.action(at),
@@ -131,14 +133,13 @@ impl<'a> Pass<'a> {
         self.work.weights.view(self.index(id))
     }
 
-    /// Reads several parameters as one, the rows of each below those of the one before; none where the layout does not have
-    /// them so.
+    /// Reads several parameters as one, stacked by rows; none if they are not contiguous in the layout.
     pub fn parameters(&self, ids: &[ParameterId]) -> Option<In<'_>> {
         self.work.weights.joined(&self.indices(ids))
     }
 
     /// Where to write the next contribution to the gradients of several parameters as one, and what to add it to; none
-    /// where the layout does not have them so, or they are not trained.
+    /// if they are not contiguous in the layout, or not all trained.
     pub fn accumulate_joined(&mut self, ids: &[ParameterId]) -> Option<(Out<'_>, Init<'static>)> {
         let indices = self.indices(ids);
         if !ids.iter().all(|id| id.is_trained()) {
@@ -157,7 +158,8 @@ impl<'a> Pass<'a> {
         self.accumulate_joined(&[id])
     }
 
-    /// Room for the gradients of those of some vectors that are not trained, for operations that make those of all.
+    /// Leases room for the gradients of the untrained ones among some vectors, for operations that compute the
+    /// gradients of all.
     ///
     /// # Errors
     /// [`ModelError::OutOfMemory`] if it is refused.
@@ -178,8 +180,8 @@ impl<'a> Pass<'a> {
         Ok(unused)
     }
 
-    /// The first of some vectors, and where to write the next contributions to the gradients of all, which were
-    /// declared in this order; of those that are not trained, `unused` has the room.
+    /// The first of some vectors, and where to write the next contributions to the gradients of all. They were declared
+    /// in this order. `unused` has room for the gradients of untrained ones.
     pub fn parameter_and_gradients<'p, const N: usize>(
         &'p mut self,
         ids: [ParameterId; N],
@@ -197,7 +199,7 @@ impl<'a> Pass<'a> {
         (self.work.weights.view(first), gradients)
     }
 
-    /// Where a parameter that the stage declared stands in the layout.
+    /// The index in the layout of a parameter that the stage declared.
     fn index(&self, id: ParameterId) -> usize {
         assert!(
             self.running.parameters.contains(&id),
@@ -207,7 +209,7 @@ impl<'a> Pass<'a> {
         self.model.index(id)
     }
 
-    /// `[1]` f32: what the gradients of losses are multiplied by, 1 / targets of the whole step.
+    /// `[1]` f32: the factor on gradients of losses, 1 / targets of the whole step.
     ///
     /// # Panics
     /// If this is a forward pass alone.
@@ -218,8 +220,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Adds losses that a stage has of its own, f32 of any number, to the sum of those of all targets: what they add to the
-    /// step's loss is divided by its targets too. In a backward pass, which no replay repeats.
+    /// Adds a stage's own losses, any number of f32 values, to the sum of the targets' losses. The step's loss divides
+    /// this sum by the number of targets. Call it in a backward pass, because replays run forward passes again.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if the device fails.
@@ -248,8 +250,9 @@ impl<'a> Pass<'a> {
         })?)
     }
 
-    /// Where to write the next contribution of a micro-batch to what the running stage counts over a step
-    /// ([`crate::Stage::statistics`]), and what to add it to. In a backward pass, which no replay repeats.
+    /// Where to write a micro-batch's next contribution to what the running stage counts over a step
+    /// ([`crate::Stage::statistics`]), and what to add it to. Call it in a backward pass, because replays run forward
+    /// passes again.
     ///
     /// # Panics
     /// If the stage declares none, or no backward pass runs.
@@ -261,7 +264,7 @@ impl<'a> Pass<'a> {
         self.work.saved.statistics.accumulate(self.running.at)
     }
 
-    /// What happens from now on, until the guard is dropped, counts as of this phase and part of the model.
+    /// Until the guard is dropped, leases count for this phase and part of the model.
     pub(crate) fn enter(&self, phase: Phase, layer: Layer) -> PlaceGuard {
         self.work.memory.enter(phase, layer)
     }
@@ -300,7 +303,7 @@ impl<'a> Pass<'a> {
         Ok(self.work.memory.lease(category, name, shape, dtype)?)
     }
 
-    /// An activation that the stage reads. During backward, one that was dropped is made again.
+    /// An activation that the stage reads. In the backward pass, a dropped one is replayed.
     ///
     /// # Errors
     /// [`ModelError`] if a replay fails.
@@ -318,7 +321,7 @@ impl<'a> Pass<'a> {
         self.pull_at(self.of_block(activation))
     }
 
-    /// An output of the stage that is there already, in a replay that was asked for another.
+    /// An output of the stage that exists already, when a replay was asked for another one.
     ///
     /// # Errors
     /// As [`Pass::pull`].
@@ -344,7 +347,7 @@ impl<'a> Pass<'a> {
         self.model.architecture().is_within(at)
     }
 
-    /// The sequences for which an activation exists at a time.
+    /// The sequences whose rows an activation has: those of a tile, or of the whole micro-batch.
     pub(crate) fn shape_of(&self, at: LayerActivation) -> BatchShape {
         match self.is_within(at) {
             true => self.shape_of_tile(),
@@ -352,7 +355,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// An activation, or a tile's rows of it.
+    /// Pulls an activation, or a tile's rows of it.
     fn pull_at(&mut self, at: LayerActivation) -> Result<Rc<Buffer>, ModelError> {
         let Some(tiles) = &self.tiles else {
             return self.pull_whole(at);
@@ -387,7 +390,7 @@ impl<'a> Pass<'a> {
             .clone())
     }
 
-    /// Runs the stage again that makes an activation.
+    /// Replays the stage that makes an activation.
     fn replay(&mut self, of: LayerActivation) -> Result<(), ModelError> {
         assert!(
             self.backward_at.is_some(),
@@ -407,11 +410,11 @@ impl<'a> Pass<'a> {
             Some(_) => self.run(at, false),
             None => self.replay_whole(at),
         }?;
-        // The stage that asked for the replay goes on, and its unit may have had to go.
+        // The replay may have released the unit of the stage that asked for it, which goes on now.
         self.use_matrices(self.running.at, self.running.is_backward)
     }
 
-    /// Runs a stage in one direction, and sees to it that it reads what it declares.
+    /// Runs a stage in one direction, and checks that it pulls all that it declares to read.
     pub(crate) fn run(&mut self, at: StagePosition, is_backward: bool) -> Result<(), ModelError> {
         let Declared {
             stage,
@@ -439,7 +442,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// The parameters that may be asked for now, where no stage runs.
+    /// Sets the parameters that may be read where no stage runs, and brings their unit to the device.
     pub(crate) fn allow(&mut self, parameters: &'a [ParameterId]) -> Result<(), ModelError> {
         self.running.parameters = parameters;
         match self.unit_of(parameters) {
@@ -448,7 +451,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Sees to it that the matrices that a stage reads in one direction are on the device.
+    /// Brings the matrices that a stage reads in one direction to the device.
     fn use_matrices(&mut self, at: StagePosition, is_backward: bool) -> Result<(), ModelError> {
         let declared = self.stage(at);
         let reads = !is_backward || declared.stage.reads_matrices_backward();
@@ -458,7 +461,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Has a unit of weights on the device from here on, until another is used, and the next ones on their way.
+    /// Brings a unit of weights to the device, where it stays until another is used, and starts fetching the next
+    /// units.
     pub(crate) fn use_unit(&mut self, unit: usize) -> Result<(), ModelError> {
         let work = &mut self.work;
         if work.weights.use_unit(work.memory, work.kernels, unit)? {
@@ -467,7 +471,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// The unit that matrices among some parameters are of; none if all are vectors.
+    /// The unit of the matrices among some parameters; none if all are vectors.
     pub(crate) fn unit_of(&self, parameters: &[ParameterId]) -> Option<usize> {
         self.model.unit_of(parameters)
     }
@@ -476,8 +480,8 @@ impl<'a> Pass<'a> {
         self.model.architecture().stage(at)
     }
 
-    /// Leases an output of the stage, if anybody needs it and it is not there: forward needs what is kept and what a
-    /// later stage reads; a replay needs what the rest of backward reads.
+    /// Leases an output of the stage if it is needed and absent. The forward pass needs outputs that are kept or that a
+    /// later stage reads; a replay needs those that the rest of the backward pass reads.
     ///
     /// # Errors
     /// [`ModelError::OutOfMemory`] if it is refused.
@@ -514,9 +518,9 @@ impl<'a> Pass<'a> {
         };
         let replayed = self.tiles.as_ref().map(|tiles| tiles.replayed);
         match (replayed, self.is_within(at)) {
-            // A replay of whole outputs has tiles of its own, in which it begins anew.
+            // A replay of whole outputs has tiles of its own, in which every stage starts afresh.
             (Some(Some(_)), true) => return architecture.is_read(at) && self.is_absent(at),
-            // On tiles, whole outputs are made of the stage alone that is replayed for them.
+            // On tiles, whole outputs are made only by the stage that is replayed for them.
             (Some(replayed), false) if replayed != Some(self.running.at) => return false,
             _ => {}
         }
@@ -536,7 +540,7 @@ impl<'a> Pass<'a> {
         extent.expect("a stage asks for the shapes of what it writes")
     }
 
-    /// Files an output of the stage for those who read it.
+    /// Files an output of the stage, for the stages that read it.
     pub fn put(&mut self, activation: Activation, buffer: Option<Buffer>) {
         let at = self.of_block(activation);
         match (buffer, &mut self.tiles) {
@@ -546,14 +550,15 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Runs a stage of the forward pass; of what no later stage reads, drops what is recomputed and sends away what is
-    /// offloaded.
+    /// Runs a stage of the forward pass. If no later stage reads an activation, it is dropped if it is recomputed, or
+    /// sent to the host if it is offloaded.
     pub(crate) fn forward_stage(&mut self, at: StagePosition) -> Result<(), ModelError> {
         self.run(at, false)?;
         self.after_forward(at)
     }
 
-    /// On a tile this is for what exists there alone; after the last tile for everything else.
+    /// Handles activations after their last use. On a tile these are those of the tile; after the last tile, those of
+    /// the whole micro-batch.
     pub(crate) fn after_forward(&mut self, at: StagePosition) -> Result<(), ModelError> {
         for activation in self.model.architecture().last_used_by(at) {
             match self
@@ -568,7 +573,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Whether an activation is one of those that exist where stages run now: on a tile, or on the whole micro-batch.
+    /// Whether an activation exists where stages run now: on a tile, or on the whole micro-batch.
     fn exists_here(&self, at: LayerActivation) -> bool {
         self.tiles.is_some() == self.is_within(at)
     }
@@ -580,7 +585,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Runs the backward pass of a stage and releases what it was the last to need.
+    /// Runs the backward pass of a stage, and then releases the activations that no later one needs.
     pub(crate) fn backward_stage(&mut self, at: StagePosition) -> Result<(), ModelError> {
         self.backward_at = Some(at);
         self.let_go.clear();
@@ -598,7 +603,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Lets go of an activation before the end of the stage's backward pass, if no other stage needs it after that.
+    /// Releases an activation before the end of the stage's backward pass, if no other stage needs it any more.
     pub fn release(&mut self, activation: Activation, buffer: Rc<Buffer>) {
         drop(buffer);
         let at = self.of_block(activation);
@@ -609,7 +614,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Takes an activation in the stage after whose backward pass it is released anyway, to overwrite it.
+    /// Takes an activation, to overwrite it. Call it in the backward pass after which the activation is released.
     ///
     /// # Errors
     /// As [`Pass::pull`].
@@ -628,7 +633,7 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// The activation of the block whose stage runs, or of the next.
+    /// The activation of the block whose stage runs, or of the next block.
     pub(crate) fn of_block(&self, activation: Activation) -> LayerActivation {
         self.model
             .architecture()
@@ -648,7 +653,7 @@ mod tests {
         activation: NormStage::H1,
     };
 
-    /// The activation after the forward pass as bits, and how often a stage ran again for it.
+    /// The bits of an activation pulled after the forward pass, and the number of replays that this took.
     fn pulled(recompute: &str) -> (Vec<u32>, usize) {
         let mut fixture = TestModel::new(recompute);
         fixture.train(&mut NoHooks, |model, work| {
@@ -680,7 +685,7 @@ mod tests {
         [NormStage::H1, NormStage::RSTD1].map(|of| pass.wants(of))
     }
 
-    /// The backward pass alone reads statistics: without one, or where they are dropped, they are not made.
+    /// Only the backward pass reads statistics, so they are not made where there is none, or where they are dropped.
     #[test]
     fn an_output_that_nobody_needs_is_not_leased() {
         let train = |recompute| {

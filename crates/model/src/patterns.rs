@@ -1,8 +1,8 @@
-//! Patterns of parameters' names.
+//! Patterns of parameter names.
 
 use wildmatch::WildMatch;
 
-/// Patterns of parameters' names in Hugging Face's files: `*` stands for any characters, `?` for one.
+/// Patterns of parameter names in Hugging Face's files: `*` stands for any characters, `?` for one.
 #[derive(Clone, Debug, Default)]
 pub struct NamePatterns(Vec<(String, WildMatch)>);
 
@@ -22,7 +22,7 @@ impl NamePatterns {
         self.0.iter().any(|(_, pattern)| pattern.matches(name))
     }
 
-    /// Those that fit none of some names.
+    /// The patterns that fit none of some names.
     pub fn unfit<'a>(
         &self,
         names: impl Iterator<Item = &'a str> + Clone,

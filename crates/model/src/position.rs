@@ -2,7 +2,7 @@
 
 use crate::Activation;
 
-/// A stage of a certain block, by its number. The embedding, which has none, comes before block 0.
+/// A stage of a block, by its number. The embedding's stage has no number, and comes before block 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct StagePosition {
     pub(crate) layer: usize,
@@ -23,12 +23,12 @@ impl StagePosition {
     }
 }
 
-/// An activation of a certain block. The head's input counts as that of a block after the last.
+/// An activation of a block. The head's input counts as an activation of one more block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LayerActivation {
     /// The block, from 0.
     pub layer: usize,
-    /// Which of its activations.
+    /// Its activation.
     pub activation: Activation,
 }
 

@@ -1,10 +1,10 @@
-//! What a micro-batch passes through the model for.
+//! Why a micro-batch passes through the model.
 
 use crate::{CachedSequences, PassHooks};
 use memory::{In, Out, Phase};
 use units::Gradients;
 
-/// What a micro-batch passes through the model for.
+/// Why a micro-batch passes through the model.
 #[allow(
     clippy::large_enum_variant,
     reason = "there is one of it, and it lives as long as the pass"
@@ -12,35 +12,35 @@ use units::Gradients;
 pub enum Purpose<'a> {
     /// A training step: forward and backward.
     Training(Training<'a>),
-    /// A forward pass alone: nothing is dropped out, and every activation goes after its last reader. Where there is a
-    /// cache, the tokens of the micro-batch are the last ones of its sequences.
+    /// Only a forward pass: nothing is dropped out, and every activation is released after its last reader. With a
+    /// cache, the micro-batch's tokens are the last ones of its sequences.
     Inference(Option<CachedSequences<'a>>),
 }
 
-/// What a training step has beside the forward pass.
+/// What a training step needs beyond a forward pass.
 pub struct Training<'a> {
-    /// The gradients, which this micro-batch's are added to.
+    /// The gradients to which this micro-batch adds its own.
     pub gradients: &'a mut Gradients,
     /// Whether gradients are complete after this micro-batch.
     pub is_last_micro_batch: bool,
     /// The loss of the step so far.
     pub loss: StepLoss<'a>,
-    /// What else happens meanwhile.
+    /// Hooks that run during the pass.
     pub hooks: &'a mut dyn PassHooks,
 }
 
-/// The loss that the micro-batches of one step add up.
+/// The loss that a step's micro-batches sum up.
 pub struct StepLoss<'a> {
     /// `[1]` f32: sum of the losses of all targets so far.
     pub sum: Out<'a>,
     /// Whether nothing has been added yet.
     pub is_first: bool,
-    /// `[1]` f32: gradients are multiplied by this, 1 / targets of the whole step.
+    /// `[1]` f32: the factor on gradients, 1 / targets of the whole step.
     pub gradient_scale: In<'a>,
 }
 
 impl<'a> Purpose<'a> {
-    /// What a backward pass works on.
+    /// What the backward pass needs.
     ///
     /// # Panics
     /// If this is a forward pass alone.
@@ -51,7 +51,7 @@ impl<'a> Purpose<'a> {
         }
     }
 
-    /// What a forward pass counts as.
+    /// The phase that a forward pass counts as.
     pub(crate) fn forward_phase(&self) -> Phase {
         match self {
             Purpose::Training(_) => Phase::Forward,

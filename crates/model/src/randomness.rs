@@ -1,11 +1,11 @@
-//! Where dropout's random numbers come from.
+//! The source of dropout's random numbers.
 
 use crate::ModelError;
 use kernels::{Dropout, Kernels, random};
 use memory::{Buffer, Category, DType, Memory};
 
-/// What tells the random numbers of one micro-batch from those of others. A mask is a function of these, of the layer and
-/// of the site in it, so that a replay and a resumed run drop the same elements.
+/// What distinguishes a micro-batch's random numbers from those of others. A mask is a function of this, of the layer
+/// and of the site, so that replays and resumed runs drop the same elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Randomness {
     /// The run's seed.
@@ -16,7 +16,7 @@ pub struct Randomness {
     pub micro_batch: u64,
 }
 
-/// Names the stream among those that the seed serves: the optimizer's rounding has others.
+/// The stream of random numbers that dropout draws from. The optimizer's rounding draws from others with the same seed.
 const DROPOUT: u32 = 0x6472_6f70;
 
 impl Randomness {
@@ -28,8 +28,8 @@ impl Randomness {
     }
 }
 
-/// A place in a block where something is dropped, and how much of it. Sites of one block have different numbers: a mask
-/// is a function of seed, step, micro-batch, layer and site.
+/// A site of a block at which elements are dropped, and their share. The sites of a block have different numbers,
+/// because a mask is a function of seed, step, micro-batch, layer and site.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DropoutSite {
     /// Tells the sites of a block apart.
@@ -39,18 +39,18 @@ pub struct DropoutSite {
 }
 
 impl DropoutSite {
-    /// Where nothing is dropped.
+    /// A site at which nothing is dropped.
     pub const NONE: DropoutSite = DropoutSite { site: 0, rate: 0.0 };
 }
 
-/// A place of the model where something is dropped: its layer, and its number in it.
+/// A site of the model: its layer, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     layer: usize,
     site: u32,
 }
 
-/// The keys of a micro-batch, on the device: a micro-batch that is asked for again as it was finds its own there.
+/// The keys of a micro-batch, on the device, where a captured micro-batch finds its own each time.
 pub struct DropoutKeys {
     places: Vec<Place>,
     /// `[places, 2]` u32: low and high half of each.
@@ -58,7 +58,7 @@ pub struct DropoutKeys {
 }
 
 impl DropoutKeys {
-    /// Leases and uploads the keys of a micro-batch for these sites, each with its layer; none where nothing is dropped.
+    /// Leases and uploads a micro-batch's keys for these sites, each with its layer; none if nothing is dropped.
     ///
     /// # Errors
     /// [`ModelError`] if memory is refused, or the device fails.
@@ -84,7 +84,7 @@ impl DropoutKeys {
         Ok(Some(DropoutKeys { places, keys }))
     }
 
-    /// What is dropped at a site of a layer; none where its rate is 0.
+    /// Dropout at a site of a layer; none if its rate is 0.
     ///
     /// # Panics
     /// If no stage of the layer declared the site.

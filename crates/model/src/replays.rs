@@ -7,7 +7,7 @@ use serde::ser::{SerializeMap, Serializer};
 pub struct ReplayCounts(Vec<(&'static str, usize)>);
 
 impl ReplayCounts {
-    /// No replays of any of these stages.
+    /// Counts of zero for these stages.
     pub(crate) fn none(stages: Vec<&'static str>) -> ReplayCounts {
         ReplayCounts(stages.into_iter().map(|name| (name, 0)).collect())
     }
@@ -20,7 +20,7 @@ impl ReplayCounts {
             .1 += 1;
     }
 
-    /// Counts all replays of another micro-batch of the same model.
+    /// Adds the counts of another micro-batch of the same model.
     pub(crate) fn add_all(&mut self, other: &ReplayCounts) {
         let pairs = self.0.iter_mut().zip(&other.0);
         pairs.for_each(|(count, more)| count.1 += more.1);

@@ -1,19 +1,19 @@
-//! How the rotary embedding's wavelengths are changed for sequences longer than those of the original training.
+//! How the rotary embedding's wavelengths are stretched for sequences longer than those of the original training.
 
 use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;
 
-/// A way to stretch wavelengths, by its name in Hugging Face's files.
+/// A kind of stretching, by its name in Hugging Face's files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RopeScaling {
     /// All wavelengths by the same factor: positions are divided by it (Chen et al. 2023).
     Linear {
-        /// How far.
+        /// How far all wavelengths are stretched.
         factor: f64,
     },
-    /// Llama 3.1's: wavelengths longer than `original_max_position / low_freq_factor` are stretched by `factor`, those shorter
-    /// than `original_max_position / high_freq_factor` kept, those between blended.
+    /// Llama 3.1's kind. Wavelengths longer than `original_max_position / low_freq_factor` are stretched by `factor`,
+    /// those shorter than `original_max_position / high_freq_factor` are kept, and those between are blended.
     Llama3 {
         /// How far long wavelengths are stretched.
         factor: f64,
@@ -24,15 +24,15 @@ pub enum RopeScaling {
         /// Context length of the original training.
         original_max_position: usize,
     },
-    /// YaRN (Peng et al. 2023): pairs that turn more than `beta_fast` times within the original context are kept, those that
-    /// turn less than `beta_slow` times stretched, those between blended by their number; cosines and sines are multiplied
-    /// by a factor.
+    /// YaRN (Peng et al. 2023). Pairs that turn more than `beta_fast` times within the original context are kept, those
+    /// that turn less than `beta_slow` times are stretched, and those between are blended by their number. Cosines and
+    /// sines are multiplied by a factor.
     Yarn {
         /// How far long wavelengths are stretched.
         factor: f64,
         /// Context length of the original training.
         original_max_position: usize,
-        /// Turns from which on pairs are kept.
+        /// Pairs with at least this many turns are kept.
         #[serde(default = "default_beta_fast")]
         beta_fast: f64,
         /// Turns up to which pairs are stretched.
@@ -41,7 +41,7 @@ pub enum RopeScaling {
         /// Factor of cosines and sines; none: `0.1 ln(factor) + 1`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         attention_factor: Option<f64>,
-        /// The ends of the blended pairs are rounded outwards to whole pairs.
+        /// Whether the ends of the blended pairs are rounded outwards to whole pairs.
         #[serde(default = "default_truncate")]
         truncate: bool,
     },
@@ -59,7 +59,7 @@ fn default_truncate() -> bool {
     true
 }
 
-/// What the paper suggests as YaRN's factor of cosines and sines, where `weight` is 1.
+/// The factor on cosines and sines that the paper suggests for YaRN, if `weight` is 1.
 pub(crate) fn yarn_attention_factor(factor: f64, weight: f64) -> f64 {
     match factor > 1.0 {
         true => 0.1 * weight * factor.ln() + 1.0,
@@ -68,10 +68,10 @@ pub(crate) fn yarn_attention_factor(factor: f64, weight: f64) -> f64 {
 }
 
 impl RopeScaling {
-    /// The names of the ways.
+    /// The names of the kinds.
     pub const KINDS: &'static [&'static str] = &["llama3", "linear", "yarn"];
 
-    /// The keys that a way needs, and those that it may have beside them.
+    /// The keys that a kind needs, and its optional ones.
     pub fn keys(kind: &str) -> [&'static [&'static str]; 2] {
         match kind {
             "linear" => [&["factor"], &[]],
@@ -100,7 +100,7 @@ impl RopeScaling {
         }
     }
 
-    /// Context length of the original training, where the way says it.
+    /// Context length of the original training, if the kind has it.
     pub fn original_max_position(&self) -> Option<usize> {
         match self {
             RopeScaling::Linear { .. } => None,
@@ -115,7 +115,7 @@ impl RopeScaling {
         }
     }
 
-    /// Numbers that must be finite and above 0, by their keys.
+    /// The numbers that must be finite and above 0, by their keys.
     pub(crate) fn positive(&self) -> Vec<(&'static str, f64)> {
         let mut positive = vec![("rope_scaling.factor", self.factor())];
         let original = self.original_max_position();
@@ -150,7 +150,7 @@ impl RopeScaling {
         positive
     }
 
-    /// What cosines and sines are multiplied by.
+    /// The factor on cosines and sines.
     pub(crate) fn amplitude(&self) -> f64 {
         match self {
             RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => 1.0,
@@ -162,7 +162,7 @@ impl RopeScaling {
         }
     }
 
-    /// What becomes of `frequencies`, radians per position of each pair, made from the base `theta`.
+    /// Stretches `frequencies`, radians per position of each pair, which were made from the base `theta`.
     pub(crate) fn stretch(&self, frequencies: &mut [f64], theta: f64) {
         let pairs = frequencies.len() as f64;
         for (pair, frequency) in frequencies.iter_mut().enumerate() {
@@ -186,7 +186,8 @@ impl RopeScaling {
         }
     }
 
-    /// Between which pairs YaRN blends: those that turn `beta_fast` and `beta_slow` times within the original context.
+    /// The pairs between which YaRN blends: those that turn `beta_fast` and `beta_slow` times within the original
+    /// context.
     fn blended_pairs(&self, pairs: f64, theta: f64) -> [f64; 2] {
         let RopeScaling::Yarn {
             original_max_position,
@@ -204,13 +205,13 @@ impl RopeScaling {
             true => [pair(*beta_fast).floor(), pair(*beta_slow).ceil()],
             false => [pair(*beta_fast), pair(*beta_slow)],
         };
-        // As in transformers: the last may lie beyond the pairs, and the two always differ.
+        // As in transformers, the last may lie beyond the pairs, and the two always differ.
         let (first, last) = (first.max(0.0), last.min(2.0 * pairs - 1.0));
         [first, if first == last { last + 0.001 } else { last }]
     }
 }
 
-/// The factor of a frequency of which a share is kept, and the rest divided by `factor`.
+/// The factor on a frequency of which a share is kept, and the rest divided by `factor`.
 fn kept_and_stretched(share: f64, factor: f64) -> f64 {
     let kept = share.clamp(0.0, 1.0);
     kept + (1.0 - kept) / factor
@@ -220,7 +221,7 @@ fn kept_and_stretched(share: f64, factor: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// How far each of 16 pairs' wavelengths are stretched, with the base 10,000.
+    /// How far the wavelength of each of 16 pairs is stretched, with base 10,000.
     fn stretches(scaling: &RopeScaling) -> Vec<f64> {
         let plain = (0..16).map(|pair| 10_000f64.powf(-f64::from(pair) / 16.0));
         let plain: Vec<f64> = plain.collect();
@@ -230,7 +231,7 @@ mod tests {
         ratios.map(|(plain, stretched)| plain / stretched).collect()
     }
 
-    /// What `_compute_yarn_parameters` of transformers 5.23 gives.
+    /// The values of `_compute_yarn_parameters` of transformers 5.23.
     #[test]
     fn yarn_is_that_of_transformers() {
         let yarn = |beta_fast, beta_slow, truncate| RopeScaling::Yarn {

@@ -1,4 +1,4 @@
-//! The table of saved activations of one micro-batch, made once and used for every one.
+//! The table of saved activations of one micro-batch. It is made once, and every micro-batch uses it.
 
 use crate::host_places::{Arriving, HostPlaces, Leaving};
 use crate::policy::Action;
@@ -7,8 +7,8 @@ use crate::{Activation, BatchShape, Extent, LayerActivation};
 use memory::{Buffer, Category, DType, In, Memory, OutOfMemory};
 use std::rc::Rc;
 
-/// Activations by layer, with what becomes of each. A live one is frozen while it is here: it is read through
-/// `Rc`s and written by nobody.
+/// Activations by layer, each with its action. A live one is frozen while it is in the table: it is read through `Rc`s,
+/// and nobody writes it.
 pub struct SavedActivations {
     layers: Vec<Vec<Slot>>,
     pub(crate) host: HostPlaces,
@@ -34,14 +34,14 @@ pub(crate) enum SlotState {
     Live(Rc<Buffer>),
     /// Device memory holds it, and it is being copied to the host.
     Leaving(Leaving),
-    /// The host alone holds it.
+    /// Only the host holds it.
     Away,
-    /// Device memory into which it is copied from the host.
+    /// It is being copied from the host into device memory.
     Arriving(Arriving),
 }
 
 impl SavedActivations {
-    /// An empty table of activations by layer, with pinned host memory for what is offloaded of a micro-batch of this shape.
+    /// An empty table of activations by layer, with pinned host memory for what a micro-batch of this shape offloads.
     pub(crate) fn lease(
         memory: &Memory,
         layers: Vec<Vec<(Activation, Extent, Action)>>,
@@ -77,12 +77,12 @@ impl SavedActivations {
         })
     }
 
-    /// What stages count begins anew.
+    /// Starts the stages' counts afresh.
     pub fn begin_step(&mut self) {
         self.statistics.begin_step();
     }
 
-    /// What a stage of a layer has counted in the step, `[n]` f32; none if it counts nothing.
+    /// What a stage of a layer has counted in this step, `[n]` f32; none if it has counted nothing.
     pub fn statistics(&self, layer: usize, stage: &str) -> Option<In<'_>> {
         self.statistics.of(layer, stage)
     }
@@ -102,7 +102,7 @@ impl SavedActivations {
         slot.unwrap_or_else(|| panic!("there is no {at}"))
     }
 
-    /// The same, to be changed.
+    /// The slot of an activation, to be changed.
     pub(crate) fn slot_mut(&mut self, at: LayerActivation) -> &mut Slot {
         let mut slots = self.layers[at.layer].iter_mut();
         let slot = slots.find(|slot| slot.activation == at.activation);
@@ -113,7 +113,7 @@ impl SavedActivations {
         &self.slot(at).state
     }
 
-    /// Everything of a block.
+    /// All slots of a block.
     pub(crate) fn block(&mut self, layer: usize) -> &mut [Slot] {
         &mut self.layers[layer]
     }
@@ -123,7 +123,7 @@ impl SavedActivations {
         matches!(self.state(at), SlotState::Absent)
     }
 
-    /// Whether the activation is on the host alone; what exists on tiles alone never is.
+    /// Whether the activation is on the host alone. Activations of tiles never are.
     pub(crate) fn is_away(&self, at: LayerActivation) -> bool {
         let slot =
             |slot: &Slot| slot.activation == at.activation && matches!(slot.state, SlotState::Away);
@@ -148,17 +148,17 @@ impl SavedActivations {
     /// Drops an activation.
     ///
     /// # Panics
-    /// If somebody still reads or copies it: its memory would not come back when the plan says so.
+    /// If somebody still reads or copies it, since its memory would then come back later than planned.
     pub(crate) fn release(&mut self, at: LayerActivation) {
         if !self.is_absent(at) {
             drop(self.take_unread(at));
         }
     }
 
-    /// Takes an activation out, to be overwritten; it is a temporary from then on.
+    /// Takes a live activation out, to be overwritten. It is a temporary from then on.
     ///
     /// # Panics
-    /// As [`SavedActivations::release`], and if it is not here.
+    /// As [`SavedActivations::take_unread`].
     pub(crate) fn take(&mut self, at: LayerActivation) -> Buffer {
         let mut buffer = self.take_unread(at);
         buffer.recategorize(Category::Temporary);
@@ -166,6 +166,9 @@ impl SavedActivations {
     }
 
     /// Takes a live activation out.
+    ///
+    /// # Panics
+    /// If it is not live, or somebody still reads it.
     pub(crate) fn take_unread(&mut self, at: LayerActivation) -> Buffer {
         let live = match std::mem::take(&mut self.slot_mut(at).state) {
             SlotState::Live(buffer) => Rc::into_inner(buffer),
@@ -174,13 +177,13 @@ impl SavedActivations {
         live.unwrap_or_else(|| panic!("{at} leaves the table when it is live and nobody reads it"))
     }
 
-    /// Drops everything, when no copy is under way.
+    /// Drops everything. No copy may be under way.
     pub(crate) fn clear(&mut self) {
         let slots = self.layers.iter_mut().flatten();
         slots.for_each(|slot| slot.state = SlotState::Absent);
     }
 
-    /// Whether there is nothing in it.
+    /// Whether it holds no activation.
     pub fn is_empty(&self) -> bool {
         let mut slots = self.layers.iter().flatten();
         slots.all(|slot| matches!(slot.state, SlotState::Absent))

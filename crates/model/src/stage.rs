@@ -1,31 +1,32 @@
-//! A stage: a step of the forward pass that is run, and replayed, as one, with its backward pass.
+//! A stage: a step of the forward pass that is run and replayed as one, with its backward pass.
 
 use crate::{Activation, DropoutSite, Extent, ModelError, ParameterId, Pass};
 
 /// A step of a model, in both directions.
 ///
-/// Forward and replay are the same code, so a stage may read nothing but what [`Io`] names, its parameters, and what
-/// [`Pass`] offers besides. It leases each output by [`Pass::output`], which gives none where nobody needs it, and then
-/// leaves out what would compute it. The backward pass takes the gradients of what the stage wrote
-/// ([`Pass::gradient`]) and files those of what it read ([`Pass::file_gradient`]).
+/// A replay runs the forward pass again, so a stage may read only what [`Io`] names, its parameters, and what [`Pass`]
+/// offers besides. It leases each output by [`Pass::output`], which returns none if nobody needs the output; the stage
+/// then does not compute it. The backward pass takes the gradients of what the stage wrote ([`Pass::gradient`]) and
+/// files those of what it read ([`Pass::file_gradient`]).
 pub trait Stage {
     /// The name in reports.
     fn name(&self) -> &'static str;
 
-    /// What it reads and writes. What it pulls is held to it.
+    /// The activations that it reads and writes. [`Pass`] refuses others, and insists that it pulls all that it
+    /// declares to read.
     fn io(&self) -> Io;
 
-    /// The parameters that it uses. What it asks for is held to it.
+    /// The parameters that it uses. [`Pass`] refuses others.
     fn parameters(&self) -> Vec<ParameterId> {
         Vec::new()
     }
 
-    /// Whether its backward pass reads matrices; their gradients are another matter.
+    /// Whether its backward pass reads the values of its matrices.
     fn reads_matrices_backward(&self) -> bool {
         true
     }
 
-    /// Where it drops elements. What it asks for is held to it.
+    /// Where it drops elements. [`Pass::dropout`] refuses other sites.
     fn dropout(&self) -> Option<DropoutSite> {
         None
     }
@@ -36,30 +37,30 @@ pub trait Stage {
     }
 
     /// Model FLOPs of its forward and backward pass for one token of a sequence of `seq`, as the field counts them: 6
-    /// for each weight of a product, and for attention without regard to causality (Chowdhery et al. 2022).
+    /// for each weight of a product, and attention's without regard to causality (Chowdhery et al. 2022).
     fn flops_per_token(&self, _seq: usize) -> u64 {
         0
     }
 
-    /// How many numbers it counts over a step, if it counts something ([`Pass::accumulate_statistics`]).
+    /// How many numbers it counts over a step ([`Pass::accumulate_statistics`]), if any.
     fn statistics(&self) -> Option<usize> {
         None
     }
 
-    /// Whether what it makes of a token depends on that token alone, in both directions: such stages can run on tiles of
-    /// tokens. They see a tile as they would a micro-batch, and take positions and the first token's number from
+    /// Whether its results for a token depend on that token alone, in both directions. Such a stage can run on tiles of
+    /// tokens. It handles a tile like a micro-batch, and takes positions and the first token's number from
     /// [`Pass::positions`] and [`Pass::first_token`].
     fn is_by_token(&self) -> bool {
         false
     }
 
-    /// Makes those of its outputs that are needed.
+    /// Computes those of its outputs that are needed.
     ///
     /// # Errors
     /// [`ModelError`] if a lease is refused or the device fails.
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError>;
 
-    /// Adds its parameters' gradients, and makes those of what it read.
+    /// Adds to its parameters' gradients, and computes those of what it read.
     ///
     /// # Errors
     /// As [`Stage::forward`].
@@ -69,11 +70,11 @@ pub trait Stage {
 /// What a stage reads and writes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Io {
-    /// What its forward pass reads, all of it in every run.
+    /// What its forward pass reads. Every run of the stage pulls all of it.
     pub reads: Vec<Activation>,
     /// What its forward pass writes.
     pub writes: Vec<(Activation, Extent)>,
-    /// What its backward pass reads, all of it in every run; gradients are not named.
+    /// What its backward pass reads, without gradients. Every backward pass pulls all of it.
     pub backward_reads: Vec<Activation>,
 }
 
@@ -86,7 +87,7 @@ impl Io {
         }
     }
 
-    /// Whether it reads an activation, in whatever pass.
+    /// Whether it reads an activation, in either pass.
     pub(crate) fn uses(&self, activation: Activation) -> bool {
         self.reads.contains(&activation) || self.backward_reads.contains(&activation)
     }
@@ -104,7 +105,7 @@ impl Io {
     }
 }
 
-/// A stage with what it declared.
+/// A stage with its declarations.
 pub struct Declared {
     /// The stage.
     pub stage: Box<dyn Stage>,
@@ -115,7 +116,7 @@ pub struct Declared {
 }
 
 impl Declared {
-    /// Asks a stage for what it declares.
+    /// Collects a stage's declarations.
     pub(crate) fn of(stage: Box<dyn Stage>) -> Declared {
         Declared {
             io: stage.io(),
@@ -127,7 +128,7 @@ impl Declared {
     /// Whether it can run on tiles of tokens.
     ///
     /// # Panics
-    /// If it says so, and writes anything but rows for each token.
+    /// If it can, but writes anything but one row for each token.
     pub(crate) fn is_by_token(&self) -> bool {
         let is_by_token = self.stage.is_by_token();
         for (activation, extent) in self.io.writes.iter().filter(|_| is_by_token) {

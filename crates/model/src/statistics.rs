@@ -1,10 +1,10 @@
-//! What stages count over a step.
+//! Numbers that stages count over a step.
 
 use crate::position::StagePosition;
 use kernels::Init;
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 
-/// The counts of all stages that have some. Nothing is zeroed: the first contribution in a step overwrites.
+/// The counts of all stages that have some. They are never zeroed: the first contribution in a step overwrites.
 pub(crate) struct Statistics(Vec<Counts>);
 
 struct Counts {

@@ -1,4 +1,4 @@
-//! A small model on the processor, for tests of its passes.
+//! A small model on the CPU, for tests of its passes.
 
 use crate::{
     Architecture, Attention, Batch, BatchShape, CachedSequences, Computation, Fresh, Model,
@@ -13,7 +13,7 @@ use units::{Gradients, Weights};
 
 const SHAPE: BatchShape = BatchShape { rows: 2, seq: 5 };
 
-/// Two blocks of Llama, with all that a micro-batch needs.
+/// Two blocks of Llama, with everything that a micro-batch needs.
 pub(crate) struct TestModel {
     pub(crate) memory: Memory,
     pub(crate) model: Model,
@@ -80,7 +80,7 @@ impl TestModel {
         }
     }
 
-    /// Runs a function with the work of a training step; `hooks` run beside it.
+    /// Runs a function with the work of a training step and with `hooks`.
     pub(crate) fn train<T>(
         &mut self,
         hooks: &mut dyn PassHooks,

@@ -1,4 +1,4 @@
-//! The tensors of one tile, and those that all tiles of a run of stages share ([`crate::on_tiles`]).
+//! The tensors of one tile, and those that all tiles of a run of stages share (see `on_tiles.rs`).
 
 use crate::position::StagePosition;
 use crate::{BatchShape, LayerActivation, ModelError};
@@ -9,27 +9,27 @@ use std::rc::Rc;
 
 /// The tile on which stages run, and what it shares with the run's other tiles.
 pub(crate) struct Tiles {
-    /// The stage whose outputs are made again; none in a forward or backward pass.
+    /// The stage that is replayed; none in a forward or backward pass.
     pub(crate) replayed: Option<StagePosition>,
     pub(crate) tokens: Range<usize>,
     pub(crate) shape: BatchShape,
-    /// Activations of the tile: those that exist for it alone, and its rows of the run's outputs.
+    /// Activations of the tile: those that exist for one tile at a time, and its rows of the run's outputs.
     made: Vec<(LayerActivation, Rc<Buffer>)>,
     /// The run's outputs, whole.
     pub(crate) outputs: Vec<(LayerActivation, Windows)>,
-    /// Whole gradients of what enters and leaves the run.
+    /// Whole gradients of the activations that enter and leave the run.
     pub(crate) gradients: Vec<LentGradient>,
     /// Gradients that stages have filed for this tile.
     filed: Vec<(LayerActivation, Buffer)>,
 }
 
-/// A whole gradient of which tiles have their rows.
+/// A whole gradient whose rows are lent to tiles.
 pub(crate) struct LentGradient {
     of: LayerActivation,
     pub(crate) windows: Windows,
-    /// What the first contribution of a tile is added to.
+    /// What a tile's first contribution is added to.
     init: Init<'static>,
-    /// Whose gradient it has become after every tile; none if it has been used up.
+    /// The activation whose gradient it is after every tile; none if it has been used up.
     pub(crate) becomes: Option<LayerActivation>,
 }
 
@@ -51,7 +51,7 @@ impl Tiles {
         self.shape = shape;
     }
 
-    /// Lets go of everything that is the tile's own.
+    /// Releases everything that belongs to the tile.
     pub(crate) fn end(&mut self) {
         self.made.clear();
         for (at, window) in self.filed.drain(..) {
@@ -85,7 +85,7 @@ impl Tiles {
         Some(buffer.unwrap_or_else(|| panic!("{at} leaves its tile when nobody reads it")))
     }
 
-    /// The tile's rows of an output of the run, which the first tile leases.
+    /// The tile's rows of an output of the run. The first tile leases the output.
     pub(crate) fn output(
         &mut self,
         at: LayerActivation,
@@ -106,7 +106,7 @@ impl Tiles {
         self.filed.push((at, gradient));
     }
 
-    /// The gradient that a stage filed for this tile, or the tile's rows of one that was there before.
+    /// The gradient that a stage filed for this tile, or the tile's rows of a whole gradient.
     pub(crate) fn gradient(&mut self, at: LayerActivation) -> Option<(Buffer, Init<'static>)> {
         if let Some(place) = self.filed.iter().position(|(other, _)| *other == at) {
             return Some((self.filed.swap_remove(place).1, Init::Accumulate));
@@ -115,7 +115,7 @@ impl Tiles {
         Some((lent.windows.lend(self.tokens.clone()), lent.init))
     }
 
-    /// The tile's rows of a whole gradient, which was there before or has just been leased.
+    /// Adds a whole gradient to those that are lent, and lends the tile's rows of it.
     pub(crate) fn lend_gradient(
         &mut self,
         of: LayerActivation,

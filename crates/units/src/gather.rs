@@ -1,4 +1,4 @@
-//! Pieces of a bundle that come from the ranks that have them.
+//! Gathers the pieces of a bundle from the ranks that have them.
 
 use kernels::{Exchange, ExchangeBytes, KernelError, Kernels, Queue, Traffic};
 use memory::{Cover, In, Out, Rank, Types};
@@ -7,7 +7,7 @@ use std::ops::Range;
 const COMPLETE: &str = "what a rank has is complete before the others get it";
 const ALL_CAME: &str = "what all ranks have has come before it is read";
 
-/// Lets the computation wait for gatherings that `ask` asks for, and these for the computation so far.
+/// Starts gatherings by `ask`. They wait for the computation so far, and the computation then waits for them.
 pub(crate) fn gathered(
     kernels: &Kernels,
     ask: impl FnOnce() -> Result<(), KernelError>,
@@ -17,7 +17,7 @@ pub(crate) fn gathered(
     kernels.wait(Queue::Compute, kernels.record(Queue::Collective)?, ALL_CAME)
 }
 
-/// Where the pieces of a bundle lie in the layout, with the rank of each, in order.
+/// The ranges in which the pieces of a bundle lie in the layout, with the rank of each, in order.
 fn pieces(bundle: &Cover, rank: Rank) -> Vec<(usize, Range<usize>)> {
     let of = |rank: Rank| {
         let ranges = bundle.piece(rank).ranges().to_vec();
@@ -26,7 +26,8 @@ fn pieces(bundle: &Cover, rank: Rank) -> Vec<(usize, Range<usize>)> {
     Rank::all(rank.of).flat_map(of).collect()
 }
 
-/// Asks for everybody's pieces of a bundle, as bytes. `places` gives the places for ranges of the layout, in the same order.
+/// Starts gathering all ranks' pieces of a bundle, as bytes. `places` returns the places for ranges of the layout, in
+/// the same order.
 ///
 /// # Safety
 /// As for [`gather`].
@@ -51,12 +52,12 @@ pub(crate) unsafe fn gather_bundle<'a>(
     Ok(Traffic::of(Queue::Collective, bytes.sent))
 }
 
-/// Asks for everybody's pieces, each with its rank and where it is to lie. This rank's own comes from `own`, or is there
-/// already.
+/// Starts gathering all ranks' pieces, each with its rank and its place. This rank's own piece comes from `own`, or is
+/// in its place already.
 ///
 /// # Safety
-/// Until an event recorded after this in [`Queue::Collective`] is over, everything stays alive, nothing writes it, and nothing
-/// reads what comes.
+/// Until an event recorded after this in [`Queue::Collective`] is over, all of the memory stays alive, nothing writes
+/// it, and nothing reads the places.
 pub(crate) unsafe fn gather<'a>(
     kernels: &Kernels,
     rank: Rank,

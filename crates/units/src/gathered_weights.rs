@@ -1,4 +1,4 @@
-//! Weights that every rank has, of which each updates its pieces: these are sent to the others after an update.
+//! Weights that every rank holds whole. Each rank updates its pieces, and sends them to the others after the update.
 
 use crate::gather::gather_bundle;
 use kernels::{Event, KernelError, Kernels, Queue, Traffic};
@@ -7,19 +7,19 @@ use memory::{Arena, Cover, Rank};
 const UPDATED: &str = "a rank's pieces are updated before they are sent to the others";
 const GATHERED: &str = "the pieces of all ranks have come before they are read";
 
-/// Which bundles of an arena are gathered after an update, and when each has come.
+/// The bundles of an arena that are gathered after an update, and the event at which each is complete.
 pub(crate) struct GatheredWeights {
     rank: Rank,
-    /// Whether the computation goes on meanwhile, and waits for each bundle when it is used.
+    /// Whether bundles are gathered beside the computation, which then waits for each when it is used.
     is_overlapped: bool,
-    /// By the number of the bundle; empty covers are not gathered.
+    /// By the number of the bundle. Bundles that are not gathered are empty.
     bundles: Vec<Cover>,
     came: Vec<Option<Event>>,
     pub(crate) traffic: Traffic,
 }
 
 impl GatheredWeights {
-    /// Those bundles of an arena's layout that it holds as a whole.
+    /// The bundles of an arena's layout that it holds as a whole.
     pub(crate) fn of(arena: &Arena, rank: Rank, is_overlapped: bool) -> GatheredWeights {
         let is_held = |bundle: &Cover| bundle.within_all(arena.held()) == *bundle;
         let bundles = arena.layout().bundles().into_iter();
@@ -37,7 +37,7 @@ impl GatheredWeights {
         }
     }
 
-    /// Asks for all bundles, the vectors first, then units in the order of their use.
+    /// Starts gathering all bundles, the vectors first, then the units in the order of their use.
     pub(crate) fn start(
         &mut self,
         kernels: &Kernels,
@@ -51,8 +51,8 @@ impl GatheredWeights {
                 continue;
             }
             let types = arena.types().clone();
-            // SAFETY: the computation reads and writes the bundle after it waited for `came`, and the arena lives as long as
-            // kernels have work.
+            // SAFETY: the computation waits for `came` before it reads or writes the bundle, and the arena lives as
+            // long as kernels have work.
             let sent = unsafe {
                 gather_bundle(kernels, self.rank, (bundle, &types), None, |ranges| {
                     arena.disjoint_raw_mut(ranges)
@@ -67,7 +67,7 @@ impl GatheredWeights {
         }
     }
 
-    /// Lets the computation wait for a unit, and for the vectors.
+    /// Makes the computation wait for a unit and for the vectors.
     pub(crate) fn used(&mut self, kernels: &Kernels, unit: usize) -> Result<(), KernelError> {
         let vectors = self.came.len() - 1;
         for index in [vectors, unit] {
@@ -78,7 +78,7 @@ impl GatheredWeights {
         Ok(())
     }
 
-    /// Lets the computation wait for everything.
+    /// Makes the computation wait for all bundles.
     pub(crate) fn wait_until_gathered(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let mut came = self.came.iter_mut().filter_map(Option::take);
         came.try_for_each(|came| kernels.wait(Queue::Compute, came, GATHERED))

@@ -14,7 +14,7 @@ use memory::{
 use std::ops::Range;
 use std::rc::Rc;
 
-/// A unit that the backward pass contributes to, until it is closed.
+/// A unit that the backward pass adds to, until it is closed.
 #[must_use = "what is opened is closed"]
 pub struct OpenUnit(usize);
 
@@ -27,14 +27,15 @@ impl OpenUnit {
 
 /// The gradients, f32 or bf16.
 ///
-/// The first contribution of a step replaces what the last step left, later ones are added: nothing is ever
-/// zeroed as a whole, and a trained parameter that received nothing is noticed.
+/// The first contribution of a step overwrites what the last step left, and later ones are added. So nothing is zeroed
+/// as a whole, and a trained parameter without a contribution is noticed.
 ///
-/// The backward pass opens a unit before it contributes to it ([`Gradients::open`]), and closes it after that
-/// ([`Gradients::close`]): where units come and go, it is on the device in between. The squares of what is complete are
-/// summed by grains ([`memory::GRAIN_ELEMENTS`]), of units when they close, so that the norm needs nothing to come again.
+/// The backward pass opens a unit before it adds to it ([`Gradients::open`]), and closes it afterwards
+/// ([`Gradients::close`]). If units live elsewhere, they are on the device only in between. The squares of complete
+/// gradients are summed by grains ([`memory::GRAIN_ELEMENTS`]), those of a unit when it closes, so that the norm needs
+/// no unit on the device again.
 pub struct Gradients {
-    /// All of them, or the vectors.
+    /// All gradients, or only the vectors'.
     resident: Arena,
     streamed: Option<StreamedGradients>,
     reducing: Option<Reducing>,
@@ -43,7 +44,8 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    /// Leases what lives across steps. Ranks, if there are any, add up gradients; each makes so many micro-batches in a step.
+    /// Leases what lives across steps. `ranks` are those that add up gradients, if any, and how many micro-batches each
+    /// makes in a step.
     ///
     /// # Errors
     /// [`OutOfMemory`] if it does not fit.
@@ -61,7 +63,7 @@ impl Gradients {
         let trained = layout.trained();
         let (is_resident, host) = match home {
             Home::Device => (
-                !ranks.is_some_and(|(ranks, _)| ranks.stages_by_unit()),
+                !ranks.is_some_and(|(ranks, _)| ranks.divides_gradients()),
                 None,
             ),
             Home::Pinned => {
@@ -94,12 +96,12 @@ impl Gradients {
         })
     }
 
-    /// Where each tensor lies.
+    /// The place of each tensor in the arenas.
     pub fn layout(&self) -> &Rc<Layout> {
         self.resident.layout()
     }
 
-    /// Bytes on the device, across steps.
+    /// Bytes on the device that live across steps.
     pub fn bytes(&self) -> u64 {
         self.resident.bytes() + self.reducing.as_ref().map_or(0, Reducing::bytes)
     }
@@ -110,7 +112,8 @@ impl Gradients {
         Some(("offloaded_gradients", host.bytes()))
     }
 
-    /// What has crossed of them during passes; updates bring them with the states.
+    /// Bytes that were copied or sent during passes. Updates fetch gradients with the states, and count those
+    /// themselves.
     pub fn traffic(&self) -> Traffic {
         let streamed = self.streamed.as_ref().map(|streamed| streamed.traffic);
         let reducing = self.reducing.as_ref().map(|reducing| reducing.traffic);
@@ -118,13 +121,13 @@ impl Gradients {
         streamed.unwrap_or(none).plus(reducing.unwrap_or(none))
     }
 
-    /// Whether gradients of matrices are gone after a step.
+    /// Whether the gradients of matrices are released during the step.
     pub fn is_released(&self) -> bool {
         let is_nowhere = |streamed: &StreamedGradients| streamed.host.is_none();
         self.reducing.is_none() && self.streamed.as_ref().is_some_and(is_nowhere)
     }
 
-    /// A step begins: the next contribution to each parameter replaces its gradient.
+    /// Begins a step: the next contribution to each parameter overwrites its gradient.
     pub fn begin_step(&mut self) {
         self.touched.fill(false);
         if let Some(reducing) = &mut self.reducing {
@@ -132,8 +135,8 @@ impl Gradients {
         }
     }
 
-    /// A micro-batch begins. Where every one is added up over ranks, its contributions replace those of the one before, which
-    /// were sent.
+    /// Begins a micro-batch. If every micro-batch is added up over ranks, its contributions overwrite the previous
+    /// micro-batch's, which were sent.
     pub fn begin_micro_batch(&mut self) {
         let reducing = self.reducing.as_ref();
         if reducing.is_some_and(|reducing| reducing.ranks.adds_every_micro_batch()) {
@@ -141,16 +144,17 @@ impl Gradients {
         }
     }
 
-    /// Where to write the next contribution to a parameter, and what to add it to. Its unit is open.
+    /// Where to write the next contribution to a parameter's gradient, and what to add it to. The parameter's unit must
+    /// be open.
     pub fn accumulate(&mut self, parameter: usize) -> (Out<'_>, Init<'static>) {
         let gradient = self.accumulate_joined(&[parameter]);
         gradient.expect("a tensor lies with itself")
     }
 
-    /// The same for several parameters as one, where the layout has them so ([`Layout::joined`]).
+    /// The same for several parameters as one, if they are contiguous in the layout ([`Layout::joined`]).
     ///
     /// # Panics
-    /// If some of them have had contributions in this step, and some have not.
+    /// If only some of them have had contributions in this step.
     pub fn accumulate_joined(&mut self, parameters: &[usize]) -> Option<(Out<'_>, Init<'static>)> {
         let layout = self.resident.layout().clone();
         let (range, dims) = layout.joined(parameters)?;
@@ -168,7 +172,7 @@ impl Gradients {
         Some((flat.reshape(dims), init))
     }
 
-    /// The same for several vectors, in the order in which they lie.
+    /// The same for several vectors, in the layout's order.
     pub fn accumulate_all(&mut self, parameters: &[usize]) -> Vec<(Out<'_>, Init<'static>)> {
         let parameters = parameters.iter();
         let inits: Vec<_> = parameters.clone().map(|one| self.touch(*one)).collect();
@@ -185,7 +189,7 @@ impl Gradients {
         }
     }
 
-    /// The names of trained parameters that received nothing in this step.
+    /// The names of trained parameters without a contribution in this step.
     pub fn missing(&self) -> Vec<&str> {
         let entries = self.layout().entries().iter().zip(&self.touched);
         entries
@@ -194,8 +198,8 @@ impl Gradients {
             .collect()
     }
 
-    /// Makes room for a unit that the backward pass will contribute to next, and asks for what earlier contributions have
-    /// made of it.
+    /// Leases room for the unit that the backward pass adds to next, and starts fetching what earlier micro-batches
+    /// added to it.
     ///
     /// # Errors
     /// [`UnitError`] if the lease is refused or the device fails.
@@ -216,7 +220,7 @@ impl Gradients {
         }
     }
 
-    /// The backward pass contributes to a unit from here on.
+    /// Opens a unit: the backward pass may add to it from now on.
     ///
     /// # Errors
     /// As [`Gradients::fetch`].
@@ -228,7 +232,7 @@ impl Gradients {
     ) -> Result<OpenUnit, UnitError> {
         self.fetch(memory, kernels, unit)?;
         if let Some(reducing) = &mut self.reducing {
-            // Vectors of any part may be contributed to with the first unit.
+            // While a unit is open, the backward pass may add to vectors of any part.
             reducing.wait_until_sent(kernels, unit)?;
             reducing.wait_until_sent(kernels, reducing.vectors())?;
         }
@@ -239,10 +243,10 @@ impl Gradients {
         Ok(OpenUnit(unit))
     }
 
-    /// The backward pass has contributed to a unit: all that it will in this micro-batch if that `is_own`, else another part
-    /// has. If that was the step's last contribution, the squares are summed; where gradients are added up over ranks, that
-    /// begins. What is sent somewhere keeps its memory until the next unit is closed, so that the copies have had as long;
-    /// what is not, until [`Gradients::release`].
+    /// Closes a unit, after the unit's own part (`is_own`) or another part has added to it. If this was the step's last
+    /// contribution, the squares are summed. If gradients are added up over ranks, that begins. A unit that is sent
+    /// keeps its memory until the next unit is closed, so that the copy has that long; one that is not sent keeps it
+    /// until [`Gradients::release`].
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
@@ -258,7 +262,7 @@ impl Gradients {
         self.give_back(kernels, Some(unit))
     }
 
-    /// Sums what is complete of a unit, and sends it to the host or to other ranks.
+    /// Sums the squares of a unit if it is complete, and sends the unit to the host or to other ranks.
     fn send(
         &mut self,
         kernels: &Kernels,
@@ -285,7 +289,7 @@ impl Gradients {
         self.layout().units()[unit].trained.elements() > 0
     }
 
-    /// Begins to add up a bundle over ranks, if that is due.
+    /// Starts adding up a bundle over ranks, if that is due.
     fn add_up(
         &mut self,
         kernels: &Kernels,
@@ -306,8 +310,8 @@ impl Gradients {
         Ok(())
     }
 
-    /// The backward pass of a micro-batch is over: all vectors have been contributed to, and what was sent gives back its
-    /// memory. After the last one the sums over ranks are complete.
+    /// Ends a micro-batch's backward pass: all vectors are complete, and units that were sent give back their memory.
+    /// After the last micro-batch, the sums over ranks are complete.
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
@@ -321,7 +325,7 @@ impl Gradients {
         self.give_back(kernels, None)
     }
 
-    /// Gives back the memory of units that were sent, but of this one.
+    /// Gives back the memory of all sent units except `but`.
     fn give_back(&mut self, kernels: &Kernels, but: Option<usize>) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) => streamed.give_back(kernels, but),
@@ -329,8 +333,8 @@ impl Gradients {
         }
     }
 
-    /// Gives back the memory of a part's unit, or for [`Layer::Whole`] of all, when the computation was told to wait for the
-    /// update.
+    /// Gives back the memory of a part's unit, or of all for [`Layer::Whole`]. The computation must already wait for
+    /// the update.
     pub fn release(&mut self, part: Layer) {
         let units = self.resident.layout().units();
         if let Some(streamed) = &mut self.streamed {
@@ -339,17 +343,18 @@ impl Gradients {
         }
     }
 
-    /// Lets go of everything when a pass ended early and copies may be under way: the host waits for them.
+    /// Drops everything after a pass that ended early. The host waits for copies under way.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails. Nothing is on the device then either.
+    /// [`KernelError`] if the device fails. Nothing is left on the device then either.
     pub fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) if !streamed.here.is_empty() => {
                 let finished = finish_all(kernels);
                 match self.reducing {
                     None => streamed.here.clear(),
-                    // Other ranks may never take what they are sent, so nobody waits for it, and its memory is not used again.
+                    // Other ranks may never take what they are sent, so nobody waits for them. The memory is leaked,
+                    // and not used again.
                     Some(_) => streamed.here.drain(..).for_each(std::mem::forget),
                 }
                 finished
@@ -358,8 +363,9 @@ impl Gradients {
         }
     }
 
-    /// Sums the squares of what is on the device for good; those of other units were summed when they closed. Where ranks add
-    /// up gradients, all get all sums first if they need them; else each sums the squares of its own, and all get the grains.
+    /// Sums the squares of the gradients that stay on the device; those of other units were summed when they closed.
+    /// With ranks, all ranks either get all gradients first, or each sums the squares of its own and all get the
+    /// grains.
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
@@ -399,21 +405,21 @@ impl Gradients {
         self.grains.all()
     }
 
-    /// Those of the unit of one part, which lie together; none if it has no unit.
+    /// The sums of squares of the unit of a part, which are contiguous; none if the part has no unit.
     pub fn unit_grains(&self, part: Layer) -> In<'_> {
         let unit = self.layout().unit_of_part(part);
         let cover = unit.map(|unit| &self.layout().units()[unit].trained);
         self.grains.within(cover)
     }
 
-    /// Reads a range, within one unit or the vectors, that lives in pinned host memory; none of others.
+    /// Reads a range, within one unit or the vectors, from pinned host memory; none if it does not live there.
     pub fn on_host(&self, range: &Range<usize>) -> Option<In<'_>> {
         let host = self.streamed.as_ref()?.host.as_ref()?;
         self.layout().locate(range)?;
         Some(host.flat(range.clone()))
     }
 
-    /// Reads a range, within one unit or the vectors, on the device.
+    /// Reads a range on the device, within one unit or the vectors.
     pub fn flat(&self, range: &Range<usize>) -> In<'_> {
         if let Some(reducing) = &self.reducing {
             return reducing.sum(&self.resident, range.clone());
@@ -424,7 +430,7 @@ impl Gradients {
         }
     }
 
-    /// Copies the gradient of a range of one tensor, between steps. Those of matrices must not have been released.
+    /// Copies the gradient of a range of one tensor, between steps. A matrix's gradient must not have been released.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or `bytes` have another size.
@@ -443,7 +449,7 @@ impl Gradients {
         }
     }
 
-    /// Sets a range of one tensor's gradient on the device, as if a backward pass had.
+    /// Overwrites a range of one tensor's gradient on the device, as a backward pass would.
     ///
     /// # Errors
     /// As [`Gradients::read`].
@@ -456,7 +462,7 @@ impl Gradients {
         kernels.upload(self.resident.flat_mut(range), bytes)
     }
 
-    /// Reads a tensor's gradient that is on the device for good.
+    /// Reads the gradient of a tensor whose gradient stays on the device.
     pub fn view(&self, entry: usize) -> In<'_> {
         self.resident.view(entry)
     }
@@ -466,7 +472,7 @@ impl Gradients {
         self.resident.types().common()
     }
 
-    /// Whether the padding of what lives across steps is zero. Reads host memory.
+    /// Whether the padding of what lives across steps is zero. Only for arenas that the host can read.
     pub fn padding_is_zero(&self) -> bool {
         let host = self.streamed.iter().flat_map(|streamed| &streamed.host);
         [&self.resident]
@@ -483,7 +489,7 @@ mod tests {
     use kernels::cpu::Cpu;
     use memory::LayoutBuilder;
 
-    /// Two units of a matrix each.
+    /// Two units of one matrix each.
     fn layout() -> Rc<Layout> {
         let mut builder = LayoutBuilder::default();
         builder.add(Layer::Block(0), "first", &[2, 128]);
@@ -508,7 +514,8 @@ mod tests {
         gradients.close(kernels, open, (true, is_last)).unwrap();
     }
 
-    /// Two micro-batches that add 1 and 2 in the second of two steps: the gradients, and the sums of their squares by grains.
+    /// Runs two steps of two micro-batches; those of the second add 1 and 2. Returns the gradients, and the sums of
+    /// their squares by grains.
     fn accumulated(home: &Home) -> ([Vec<f32>; 2], Vec<f64>) {
         let memory = Memory::host();
         let kernels: Box<Kernels> = Box::new(Cpu::new(&memory, DType::F32).unwrap());

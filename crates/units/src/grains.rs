@@ -1,5 +1,5 @@
-//! Sums of squares of gradients, by grains of a fixed number of elements ([`GRAIN_ELEMENTS`]): the norm has the same bits
-//! wherever gradients are, and whichever rank sums them.
+//! Sums of squares of gradients, by grains of a fixed number of elements ([`GRAIN_ELEMENTS`]). So the norm has the same
+//! bits wherever gradients live, and whichever rank sums them.
 
 use crate::gather::gather;
 use kernels::{ExchangeBytes, KernelError, Kernels, NormGrains};
@@ -28,7 +28,7 @@ impl Grains {
         })
     }
 
-    /// Sums the squares of what a cover has; `of` says where a range of it is.
+    /// Sums the squares of a cover's gradients. `of` reads a range of them.
     pub(crate) fn sum<'a>(
         &mut self,
         kernels: &Kernels,
@@ -43,7 +43,7 @@ impl Grains {
         Ok(())
     }
 
-    /// All ranks get the grains of all, of which each has summed those of its own elements.
+    /// Gathers the sums of all ranks, each of which has summed the grains of its own elements.
     pub(crate) fn gather(&mut self, kernels: &Kernels, rank: Rank) -> Result<(), KernelError> {
         let layout = self.layout.clone();
         let of = move |rank| grains_of(&layout, &layout.own_trained(rank));
@@ -65,16 +65,17 @@ impl Grains {
                 .zip(sums.disjoint_rows(&ranges))
                 .collect()
         };
-        // SAFETY: whoever reads the grains, and writes them again, waits for this; they live as long as kernels have work.
+        // SAFETY: the caller waits for this before the sums are read or written again, and they live as long as kernels
+        // have work.
         unsafe { gather(kernels, rank, bytes, None, list) }
     }
 
-    /// All of them, `[g]` f64.
+    /// The sums of all grains, `[g]` f64.
     pub(crate) fn all(&self) -> In<'_> {
         self.sums.view()
     }
 
-    /// Those of a unit, which lie together.
+    /// The sums of a unit's grains, which are contiguous.
     pub(crate) fn within(&self, unit: Option<&Cover>) -> In<'_> {
         let all = unit.map_or(Vec::new(), |cover| grains_of(&self.layout, cover));
         let first = all.first().map_or(0, |(_, grains)| grains.start);
@@ -83,7 +84,7 @@ impl Grains {
     }
 }
 
-/// What of a layout's grained ranges a cover has, each with its grains.
+/// The parts of a layout's grained ranges within a cover, each with its grains.
 fn grains_of(layout: &Layout, cover: &Cover) -> Vec<(Range<usize>, Range<usize>)> {
     let grained = layout.grained().into_iter();
     let own = grained.flat_map(|(range, first)| {

@@ -1,23 +1,24 @@
-//! Where weights and gradients live: on the device for good, or in pinned host memory, from where the matrices of one
-//! part of the model at a time, a *unit* ([`memory::Unit`]), come to the device. Vectors, which are small, never leave it.
+//! Where weights and gradients live: on the device, or in pinned host memory. From there the matrices of one part of
+//! the model come to the device together, as a *unit* ([`memory::Unit`]). Vectors are small and stay on the device.
 //!
-//! A unit on the device is a lease of the step, so that what it takes is in the plan like everything else, and its place is
-//! anybody's when it has gone. [`Weights`] come before they are used and go when what comes next needs the room; they go back
-//! to the host only when an update wrote them. [`Gradients`] are leased before a part's backward pass, filled with what
-//! earlier micro-batches made, and sent to the host after it.
+//! A unit on the device is a lease of the step, so it is in the plan like everything else, and other leases may have
+//! its place afterwards. [`Weights`] are fetched before their use, and dropped when the next unit needs the room; they
+//! are sent back only if an update wrote them. [`Gradients`] are leased before a part's backward pass, filled with what
+//! earlier micro-batches added, and sent to the host after it.
 //!
 //! Copies run beside the computation, and these waits order them; each is needed:
 //!
-//! | who waits | for what | otherwise |
+//! | who waits | for what | without the wait |
 //! |---|---|---|
-//! | the upload | the computation so far (`FREE`) | a unit is written over what is still being read there |
-//! | the computation | the upload (`CAME`) | it reads what was there before |
-//! | the updates | the upload (`CAME_TO_BE_UPDATED`) | they change what has not come, and that is lost |
-//! | the download of gradients | the computation so far (`SUMMED`) | it sends what was there before |
-//! | the computation, before a lease ends | the download (`LEFT`) | what is leased next is written over what is being sent |
+//! | the upload | the computation so far (`FREE`) | it overwrites what an operation still reads there |
+//! | the computation | the upload (`CAME`) | it reads values from before the upload |
+//! | the updates | the upload (`CAME_TO_BE_UPDATED`) | the upload overwrites what they have updated |
+//! | the download of gradients | the computation so far (`SUMMED`) | it sends values from before the computation |
+//! | the computation, before a lease ends | the download (`LEFT`) | the next lease there overwrites what is being sent
+//! |
 //!
-//! No more are. A unit comes back only after the computation has waited for it to leave, because its lease had ended by then,
-//! and uploads wait for the computation. What ranks wait for is in `docs/concepts/ranks.md`.
+//! No other waits are needed. A unit is fetched again only after its lease ended, so after the computation has waited
+//! for its download, and uploads wait for the computation. `docs/concepts/ranks.md` says what ranks wait for.
 
 mod gather;
 mod gathered_weights;
@@ -37,7 +38,7 @@ pub use weights::Weights;
 use kernels::KernelError;
 use memory::OutOfMemory;
 
-/// A unit cannot come or go.
+/// A unit cannot be fetched or sent.
 #[derive(Debug, thiserror::Error)]
 pub enum UnitError {
     /// Its lease was refused.

@@ -1,46 +1,48 @@
-//! How ranks that train together divide what they hold.
+//! How the ranks that train together divide weights, gradients and states.
 
 use choices::choices;
 use memory::Rank;
 use serde::{Deserialize, Serialize};
 
-/// The ranks that train together, and how what they hold is divided. Micro-batch `a * n + r` of a step goes to rank `r` of `n`.
+/// The ranks that train together, and how they divide their work. Rank `r` of `n` gets the micro-batches `a * n + r` of
+/// a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ranks {
-    /// Which one this is, and how many there are. One, too, goes the way of many: its gradients are staged and then added.
+    /// This rank's number, and how many there are. A single rank adds up its gradients in the same way as many.
     pub rank: Rank,
-    /// What is divided.
+    /// What is divided among ranks.
     pub zero: Zero,
-    /// Most bytes that a reduction receives at a time, over all ranks.
+    /// The most bytes that a rank receives at a time to add up, from all ranks together.
     pub bucket_bytes: usize,
     /// When gradients are added up over ranks.
     pub reduce: Reduce,
-    /// Whether gradients are exchanged while the backward pass goes on.
+    /// Whether gradients are exchanged beside the backward pass.
     pub overlap_grad_reduce: bool,
     /// Whether weights are gathered ahead of their use, beside the computation.
     pub overlap_param_gather: bool,
-    /// Whether gathered weights go after the forward pass, and are gathered again for the backward pass (stage 3).
+    /// Whether gathered weights are dropped after the forward pass, and gathered again for the backward pass (ZeRO 3).
     pub reshard_after_forward: bool,
 }
 
 impl Ranks {
-    /// Whether a micro-batch's gradients are staged unit by unit, and the ranks have the sums of their pieces alone; else the
-    /// arena of all gradients is the stage.
-    pub(crate) fn stages_by_unit(&self) -> bool {
+    /// Whether gradients are divided: own gradients are leased unit by unit, and each rank keeps only the sums of its
+    /// pieces. Otherwise an arena has all own gradients.
+    pub(crate) fn divides_gradients(&self) -> bool {
         self.zero >= Zero::Gradients
     }
 
-    /// Whether all ranks get all sums of gradients.
+    /// Whether all ranks get the sums of all gradients.
     pub(crate) fn shares_sums(&self) -> bool {
         self.zero == Zero::Replicated
     }
 
-    /// Whether every micro-batch is added up over ranks; else each rank adds up its own first, once a step over ranks.
+    /// Whether every micro-batch is added up over ranks. Otherwise each rank first adds up its own, and ranks add up
+    /// once a step.
     pub(crate) fn adds_every_micro_batch(&self) -> bool {
         self.reduce == Reduce::MicroBatch
     }
 
-    /// This rank, of those that divide what is updated; the only one where each updates everything.
+    /// This rank among those that divide the update; [`Rank::ALONE`] if every rank updates everything.
     pub fn updating(&self) -> Rank {
         match self.zero {
             Zero::Replicated => Rank::ALONE,
@@ -49,11 +51,12 @@ impl Ranks {
     }
 }
 
-/// What ranks divide, each stage with what the one before divides (Rajbhandari et al. 2020). Written as its number.
+/// The stages of ZeRO (Rajbhandari et al. 2020), by what ranks divide: each stage divides also what the one before
+/// does. Written as its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub enum Zero {
-    /// Nothing: every rank has everything.
+    /// Nothing is divided: every rank has everything.
     Replicated,
     /// Optimizer states.
     States,
@@ -96,10 +99,10 @@ impl TryFrom<u8> for Zero {
 choices! {
     /// When gradients are added up over ranks.
     Reduce {
-        /// After every micro-batch, which continues one sum in the order of micro-batches: the bits do not depend on how many
-        /// ranks there are.
+        /// After every micro-batch: each is added to the same sum, in the order of micro-batches, so the bits do not
+        /// depend on the number of ranks.
         MicroBatch = "micro-batch",
-        /// Once a step: each rank adds up its own first. Sends less, with other bits.
+        /// Once a step: each rank first adds up its own. This sends less, with other bits.
         Step = "step",
     }
 }

@@ -1,6 +1,7 @@
-//! Gradients that are added up over ranks. A bundle's gradients of one micro-batch are staged; in buckets, every rank gets
-//! the others' of its piece into a slot, and adds them, with its own, in the order of ranks. So the sum has the same bits
-//! for any engine, size of buckets and number of ranks, and the one of the next micro-batch goes on with it.
+//! Adds up gradients over ranks. A rank's own gradients of one micro-batch lie in its arena, or in a unit's lease. A
+//! bundle is exchanged in buckets: each rank receives all ranks' gradients of a part of its piece into a slot, and adds
+//! them in the order of ranks. The next micro-batch is added to the same sum. So the sum has the same bits for any
+//! engine, size of buckets and number of ranks.
 
 use crate::Ranks;
 use crate::gather::gather_bundle;
@@ -16,41 +17,41 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 
-const STAGED: &str = "a bundle's gradients are staged before they are sent";
-const SENT: &str = "staged gradients have been sent before others are staged there";
+const COMPUTED: &str = "a bundle's gradients are computed before they are sent";
+const SENT: &str = "own gradients have been sent before others are written over them";
 const EMPTIED: &str = "what a slot received is added up before more comes into it";
 const RECEIVED: &str = "gradients of other ranks have come before they are added up";
 const SUMMED: &str = "gradients are added up over ranks before they are read";
 
-/// The sums of a step, and what of them is under way.
+/// The sums of a step, and the buckets under way.
 pub(crate) struct Reducing {
     pub(crate) ranks: Ranks,
     bundles: Vec<Cover>,
-    /// This rank's pieces; none where the sums are written over what it staged of them.
+    /// The sums of this rank's pieces; none if the sums overwrite this rank's own gradients in the arena.
     sums: Option<Arena>,
     slots: Vec<Slot>,
-    /// Buckets that have been asked for since the beginning.
+    /// Buckets that were exchanged since the run began.
     asked: usize,
     in_flight: VecDeque<Bucket>,
-    /// Whether this step's sum of each bundle has been begun.
+    /// Whether this step has begun the sum of each bundle.
     begun: Vec<bool>,
-    /// When what was staged of each bundle in the arena has been sent.
+    /// For each bundle, when the arena's own gradients of it have been sent.
     sent: Vec<Option<Event>>,
-    /// When the last sum that was asked for is there.
+    /// When the last sum that was started is complete.
     summed: Event,
     pub(crate) traffic: Traffic,
 }
 
-/// Room for a bucket: what each rank has of the same elements.
+/// Room for a bucket: all ranks' gradients of the same elements.
 struct Slot {
     place: Buffer,
     emptied: Event,
 }
 
-/// What is on its way into a slot.
+/// A bucket on its way into a slot.
 struct Bucket {
     came: Event,
-    /// The elements, each range with the ranks' one behind the other.
+    /// The elements. For each range, the slot has all ranks' gradients, one rank after the other.
     ranges: Vec<Range<usize>>,
     is_first: bool,
 }
@@ -77,8 +78,9 @@ impl Reducing {
             })
         };
         let slots = (0..1 + usize::from(ranks.overlap_grad_reduce)).map(slot);
-        // Sums are kept apart from what is staged where there are several micro-batches to add up, or no arena of all.
-        let are_apart = ranks.stages_by_unit() || (ranks.adds_every_micro_batch() && accum > 1);
+        // Own gradients must not be overwritten by sums if several micro-batches are added up over ranks, or if units
+        // come and go.
+        let are_apart = ranks.divides_gradients() || (ranks.adds_every_micro_batch() && accum > 1);
         let sums = are_apart.then(|| {
             let lease = ArenaLease::new(ArenaPlace::Device, category, "reduced_gradients");
             Arena::lease(memory, lease, layout, dtype, layout.own_trained(ranks.rank))
@@ -112,7 +114,7 @@ impl Reducing {
         self.begun.fill(false);
     }
 
-    /// Where the sum of a range is, when the step's gradients are there.
+    /// The sum of a range, once the step's gradients are complete.
     pub(crate) fn sum<'a>(&'a self, arena: &'a Arena, range: Range<usize>) -> In<'a> {
         match &self.sums {
             Some(sums) if !self.ranks.shares_sums() => sums.flat(range),
@@ -120,7 +122,7 @@ impl Reducing {
         }
     }
 
-    /// Lets the computation wait until what was staged of a bundle has been sent: others may be staged there.
+    /// Makes the computation wait until own gradients of a bundle have been sent, so that they may be overwritten.
     pub(crate) fn wait_until_sent(
         &mut self,
         kernels: &Kernels,
@@ -132,16 +134,16 @@ impl Reducing {
         }
     }
 
-    /// Asks for the sum of what is staged of a bundle, in a unit's lease or in the arena. The last event of it that reads the
-    /// stage; none where the computation was told to wait for it.
+    /// Starts adding up a bundle, whose own gradients are in a unit's lease or in the arena. Returns the event after
+    /// which they are no longer read.
     pub(crate) fn add(
         &mut self,
         kernels: &Kernels,
         bundle: usize,
         (arena, unit): (&mut Arena, Option<&OnDevice>),
     ) -> Result<Event, KernelError> {
-        let staged = kernels.record(Queue::Compute)?;
-        kernels.wait(Queue::Collective, staged, STAGED)?;
+        let computed = kernels.record(Queue::Compute)?;
+        kernels.wait(Queue::Collective, computed, COMPUTED)?;
         let piece = self.bundles[bundle].elements() / self.ranks.rank.of;
         let slot = self.slots[0].place.dims().elements() / self.ranks.rank.of;
         for start in (0..piece).step_by(slot.max(1)) {
@@ -149,11 +151,11 @@ impl Reducing {
                 self.sum_oldest(kernels, arena)?;
             }
             let rows = start..(start + slot).min(piece);
-            let stage = |range: &Range<usize>| match unit {
+            let own = |range: &Range<usize>| match unit {
                 Some(unit) => unit.flat(range),
                 None => arena.flat(range.clone()),
             };
-            self.exchange(kernels, bundle, &rows, stage)?;
+            self.exchange(kernels, bundle, &rows, own)?;
         }
         self.begun[bundle] = true;
         let sent = kernels.record(Queue::Collective)?;
@@ -166,13 +168,14 @@ impl Reducing {
         Ok(sent)
     }
 
-    /// Asks for some elements of every rank's piece to go where they are added up.
+    /// Starts an exchange: sends each rank this rank's own gradients of `rows` of its piece, and receives all ranks' of
+    /// this rank's piece.
     fn exchange<'a>(
         &mut self,
         kernels: &Kernels,
         bundle: usize,
         rows: &Range<usize>,
-        stage: impl Fn(&Range<usize>) -> In<'a>,
+        own: impl Fn(&Range<usize>) -> In<'a>,
     ) -> Result<(), KernelError> {
         let number = self.asked % self.slots.len();
         let slot = &mut self.slots[number];
@@ -187,7 +190,7 @@ impl Reducing {
         let list = || {
             let to = Rank::all(rank.of).map(|rank| (rank.number, of(rank)));
             let sends = to.flat_map(|(rank, cover)| {
-                let pieces: Vec<In> = cover.ranges().iter().map(&stage).collect();
+                let pieces: Vec<In> = cover.ranges().iter().map(&own).collect();
                 pieces.into_iter().map(move |piece| (rank, piece))
             });
             let mut receives = Vec::new();
@@ -203,8 +206,8 @@ impl Reducing {
                 receives,
             }
         };
-        // SAFETY: what is staged stays until the computation has waited for an event after this (`wait_until_sent`, or the
-        // end of a unit's lease), the slot until the sum has read it, and both as long as kernels have work.
+        // SAFETY: own gradients stay until the computation has waited for an event after this (`wait_until_sent`, or
+        // the end of a unit's lease). The slot stays until the sum has read it. Both live as long as kernels have work.
         unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }?;
         let sent = Traffic::of(Queue::Collective, bytes.sent);
         self.traffic = self.traffic.plus(sent);
@@ -217,7 +220,7 @@ impl Reducing {
         Ok(())
     }
 
-    /// Adds up the bucket that was asked for first.
+    /// Adds up the bucket that was exchanged first.
     fn sum_oldest(&mut self, kernels: &Kernels, arena: &mut Arena) -> Result<(), KernelError> {
         let number = (self.asked - self.in_flight.len()) % self.slots.len();
         let Some(bucket) = self.in_flight.pop_front() else {
@@ -238,8 +241,8 @@ impl Reducing {
                     false => Init::Accumulate,
                 },
             };
-            // SAFETY: the slot is written again after `emptied`, and sums are read after the computation has waited for
-            // `summed`; both live as long as kernels have work.
+            // SAFETY: the slot is written again only after `emptied`, and sums are read after the computation has
+            // waited for `summed`. Both live as long as kernels have work.
             unsafe { kernels.start(Queue::Update, sum) }?;
             first += elements;
         }
@@ -248,7 +251,7 @@ impl Reducing {
         Ok(())
     }
 
-    /// Lets the computation wait for all sums that were asked for.
+    /// Makes the computation wait for all sums that were started.
     pub(crate) fn finish(
         &mut self,
         kernels: &Kernels,
@@ -260,7 +263,7 @@ impl Reducing {
         kernels.wait(Queue::Compute, self.summed, SUMMED)
     }
 
-    /// The step's sums are complete, and the computation has been told to wait for them: gives them to all ranks.
+    /// Gives the step's sums to all ranks. They must be complete, and the computation must already wait for them.
     pub(crate) fn share(
         &mut self,
         kernels: &Kernels,
@@ -275,8 +278,8 @@ impl Reducing {
                 own.map(|range| sums.raw(range)).collect()
             });
             let types = arena.types().clone();
-            // SAFETY: whoever reads or writes the arena waits for this, and it lives as long as kernels have work; so do the
-            // sums, which are written again after the next backward pass.
+            // SAFETY: the caller waits for this before the arena is read or written. The arena and the sums live as
+            // long as kernels have work, and the sums are written again only after the next backward pass.
             let gathered = unsafe {
                 gather_bundle(kernels, self.ranks.rank, (bundle, &types), own, |ranges| {
                     arena.disjoint_raw_mut(ranges)

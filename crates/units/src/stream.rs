@@ -1,4 +1,4 @@
-//! A unit's matrices on the device, or some of their elements, and their copies from and to the host.
+//! A unit's matrices on the device, or some of their elements, and the copies from and to the host.
 
 use kernels::{Event, KernelError, Kernels, Queue};
 use memory::{Arena, ArenaLease, ArenaPlace, Category, Cover, DType, In, Memory, Out, OutOfMemory};
@@ -7,18 +7,18 @@ use std::ops::Range;
 pub(crate) const FREE: &str = "memory is not in use when a unit comes into it";
 pub(crate) const LEFT: &str = "a unit has left before its memory is used again";
 
-/// Elements of a unit on the device, one behind the other as they lie in the layout: all, or a rank's piece.
+/// Elements of a unit on the device, contiguous and in the layout's order: all of them, or a rank's piece.
 pub(crate) struct OnDevice {
     pub(crate) unit: usize,
     pub(crate) arena: Arena,
-    /// When what the host, or other ranks, had of it has come.
+    /// When its elements have arrived from the host or from other ranks.
     pub(crate) came: Event,
-    /// When what was sent of it has left.
+    /// When the last copy or exchange that reads it is over.
     left: Option<Event>,
 }
 
 impl OnDevice {
-    /// Leases room for some elements of a unit, in the types of another arena. Its contents are unspecified.
+    /// Leases room for some elements of a unit, in the types of another arena. The contents are unspecified.
     pub(crate) fn lease(
         memory: &Memory,
         (unit, cover): (usize, Cover),
@@ -44,7 +44,7 @@ impl OnDevice {
         self.arena.flat_mut(range.clone())
     }
 
-    /// Asks for what the host has of it, in a lease that was just taken.
+    /// Starts copying the host's elements into a lease that was just taken.
     pub(crate) fn fetch(
         &mut self,
         kernels: &Kernels,
@@ -53,50 +53,51 @@ impl OnDevice {
     ) -> Result<(), KernelError> {
         self.free(kernels, Queue::Upload)?;
         for range in cover.ranges() {
-            // SAFETY: nobody reads or writes the unit before it waited for `came`, or the host's copy before a download
-            // that waits for work which did; both live as long as kernels have work, or until the computation has
-            // waited for this.
+            // SAFETY: nobody reads or writes the unit before waiting for `came`. Nobody writes the host's copy before a
+            // download that waits for work which waited for `came`. Both live as long as kernels have work, or until
+            // the computation has waited for this.
             unsafe { kernels.start_upload(self.arena.raw_mut(range), host.raw(range)) }?;
         }
         self.came = kernels.record(Queue::Upload)?;
         Ok(())
     }
 
-    /// Lets a queue wait until the memory, which was just leased, is not in use any more.
+    /// Makes a queue wait until the computation so far no longer uses the memory, which was just leased.
     pub(crate) fn free(&self, kernels: &Kernels, queue: Queue) -> Result<(), KernelError> {
         kernels.wait(queue, kernels.record(Queue::Compute)?, FREE)
     }
 
-    /// Bytes of what is here.
+    /// Bytes of the elements on the device.
     pub(crate) fn bytes(&self) -> u64 {
         self.arena.types().bytes(self.arena.held()) as u64
     }
 
-    /// Asks for a range of the layout to be sent to the host, when what the download queue was told to wait for is over.
+    /// Starts copying a range of the layout to the host. The download queue must already wait for whatever wrote the
+    /// range.
     pub(crate) fn send(
         &mut self,
         kernels: &Kernels,
         host: &mut Arena,
         range: &Range<usize>,
     ) -> Result<(), KernelError> {
-        // SAFETY: the lease ends after the computation was told to wait for `left` (`leave`), the host's copy is read by
-        // uploads that wait for the computation after that, and by the host after the download queue is done.
+        // SAFETY: the lease ends after the computation waits for `left` (`leave`). The host's copy is read by uploads
+        // that wait for the computation after that, and by the host once the download queue is done.
         unsafe { kernels.start_download(host.raw_mut(range), self.arena.raw(range)) }?;
         self.leaves(kernels.record(Queue::Download)?);
         Ok(())
     }
 
-    /// Something that reads it will be over then.
+    /// Notes an event after which something no longer reads the unit.
     pub(crate) fn leaves(&mut self, then: Event) {
         self.left = Some(then);
     }
 
-    /// Whether some of it was sent, and nobody has been told to wait for that.
+    /// Whether some of it was sent, and the computation does not wait for that yet.
     pub(crate) fn has_been_sent(&self) -> bool {
         self.left.is_some()
     }
 
-    /// Lets the computation wait for what is being sent: the memory may be used again then.
+    /// Makes the computation wait for the copies that read the unit. The memory may be used again after that.
     pub(crate) fn wait_until_left(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match self.left.take() {
             Some(left) => kernels.wait(Queue::Compute, left, LEFT),
@@ -104,20 +105,20 @@ impl OnDevice {
         }
     }
 
-    /// Ends the lease. The computation has waited for what came, or everything was waited for.
+    /// Ends the lease. The computation must already wait for what arrives, or the host must have waited for all queues.
     pub(crate) fn leave(mut self, kernels: &Kernels) -> Result<(), KernelError> {
         self.wait_until_left(kernels)
     }
 }
 
-/// Waits for everything on this side of the links that may read or write units.
+/// Waits for all queues of this rank that may read or write units.
 pub(crate) fn finish_all(kernels: &Kernels) -> Result<(), KernelError> {
     let queues = [Queue::Update, Queue::Upload, Queue::Download];
     let finished = queues.map(|queue| kernels.finish(kernels.record(queue)?));
     finished.into_iter().collect()
 }
 
-/// The bytes of something on the host, between steps: when all that was sent has arrived.
+/// The bytes of a view of host memory, once all downloads have arrived. It is called between steps.
 pub(crate) fn host_bytes<'a>(kernels: &Kernels, x: In<'a>) -> Result<&'a [u8], KernelError> {
     kernels.finish(kernels.record(Queue::Download)?)?;
     Ok(x.cast(DType::U8).slice())

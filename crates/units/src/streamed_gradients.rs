@@ -1,4 +1,4 @@
-//! Units of gradients between host and device.
+//! Units of gradients on their way between host and device.
 
 use crate::UnitError;
 use crate::stream::OnDevice;
@@ -8,7 +8,7 @@ use memory::{Arena, Category, Cover, Memory};
 const CAME: &str = "a unit of gradients has come before it is added to";
 const SUMMED: &str = "a unit of gradients is summed before it leaves";
 
-/// The units of gradients that are on the device, and the rest of them on the host.
+/// The units of gradients on the device, and the arena on the host in which all live.
 pub(crate) struct StreamedGradients {
     /// None if gradients are released, or added up over ranks.
     pub(crate) host: Option<Arena>,
@@ -19,7 +19,8 @@ pub(crate) struct StreamedGradients {
 /// A unit on the device.
 pub(crate) struct Open {
     pub(crate) on_device: OnDevice,
-    /// Whether the computation has been told to wait for what has come, and nothing has been sent since.
+    /// Whether the backward pass may add to it: the computation waits for what was fetched, and nothing has been sent
+    /// since.
     is_open: bool,
 }
 
@@ -45,7 +46,7 @@ impl StreamedGradients {
             .on_device
     }
 
-    /// Leases room for a unit that has none, and asks for what the host has of it, or clears the padding.
+    /// Leases room for a unit that has none. Starts fetching what the host has of it, or zeroes its padding.
     pub(crate) fn lease(
         &mut self,
         memory: &Memory,
@@ -60,7 +61,7 @@ impl StreamedGradients {
         let kind = (Category::Gradient, "unit_gradients");
         let cover = like.layout().units()[unit].trained.clone();
         let on_device = OnDevice::lease(memory, (unit, cover.clone()), kind, like)?;
-        // Filed even if the device failed: what was asked for is waited for before the lease ends.
+        // Filed even if the device failed, so that the lease outlives a copy that was started.
         self.here.push(Open {
             on_device,
             is_open: false,
@@ -78,7 +79,7 @@ impl StreamedGradients {
         Ok(())
     }
 
-    /// Has room for a unit that the computation contributes to from here on.
+    /// Opens a unit: the computation may add to it from now on. Leases room for it if it has none.
     pub(crate) fn open(
         &mut self,
         memory: &Memory,
@@ -98,7 +99,7 @@ impl StreamedGradients {
         Ok(())
     }
 
-    /// Sends a unit to the host, if there is a place for it.
+    /// Sends a unit to the host, if gradients live there.
     pub(crate) fn send(&mut self, kernels: &Kernels, unit: usize) -> Result<(), KernelError> {
         let StreamedGradients {
             host,
@@ -120,14 +121,14 @@ impl StreamedGradients {
         Ok(())
     }
 
-    /// What was staged of a unit will have been sent to other ranks then.
+    /// Closes a unit whose gradients other ranks get. After the event `sent` they are no longer read.
     pub(crate) fn closed(&mut self, unit: usize, sent: Event) {
         let open = self.find(unit).expect("what is closed was opened");
         open.is_open = false;
         open.on_device.leaves(sent);
     }
 
-    /// Ends the leases of units that have been sent, but of this one.
+    /// Ends the leases of all sent units except `but`.
     pub(crate) fn give_back(
         &mut self,
         kernels: &Kernels,
@@ -144,7 +145,7 @@ impl StreamedGradients {
     }
 }
 
-/// Zeroes what stands behind a unit's tensors: the norm and the update read it.
+/// Zeroes the padding behind a unit's tensors, because the norm and the update read it.
 fn clear_padding(kernels: &Kernels, arena: &mut Arena) -> Result<(), KernelError> {
     let padding = Cover::new(arena.layout().padding()).within_all(arena.held());
     padding.ranges().iter().try_for_each(|range| {

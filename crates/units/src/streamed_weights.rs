@@ -1,4 +1,5 @@
-//! Units of weights that come to the device, from the host or from the ranks that have their pieces, and go.
+//! Units of weights that come to the device from the host, or from the ranks that have their pieces, and leave it
+//! again.
 
 use crate::gather::gather_bundle;
 use crate::stream::{OnDevice, finish_all};
@@ -12,21 +13,21 @@ const CAME: &str = "a unit of weights has come before it is read";
 const PIECE_CAME: &str = "a rank's piece has come before it is sent to the others";
 pub(crate) const CAME_TO_BE_UPDATED: &str = "a unit of weights has come before it is updated";
 
-/// The units that are on the device, and which come next.
+/// The units on the device, and the order in which others come.
 pub(crate) struct StreamedWeights {
-    /// What of them lives in pinned host memory: all, or this rank's pieces.
+    /// The weights in pinned host memory: all of them, or this rank's pieces.
     pub(crate) host: Option<Arena>,
-    /// This rank, where each has its piece of every unit.
+    /// This rank, if each rank has its piece of every unit.
     rank: Option<Rank>,
     layout: Rc<Layout>,
     here: Vec<OnDevice>,
     slots: usize,
-    /// Whether a unit stays until it is not used again in the pass.
+    /// Whether a unit stays until the pass does not use it any more.
     is_kept: bool,
     order: Rc<[usize]>,
-    /// How many of the order have been used.
+    /// How many units of the order have been used.
     used: usize,
-    /// Whether what comes is what this rank updates, no more.
+    /// Whether only the elements that this rank updates come to the device.
     only_updated: bool,
     pub(crate) traffic: Traffic,
 }
@@ -52,7 +53,7 @@ impl StreamedWeights {
         }
     }
 
-    /// Whether nothing is on the device.
+    /// Whether no unit is on the device.
     pub(crate) fn is_empty(&self) -> bool {
         self.here.is_empty()
     }
@@ -67,13 +68,14 @@ impl StreamedWeights {
         here.expect("a unit is written while somebody uses it")
     }
 
-    /// Begins a pass that uses units in this order; one of updates, where no rank needs what others update.
+    /// Begins a pass that uses units in this order. With `only_updated` it is a pass of updates, for which no rank
+    /// needs others' pieces.
     pub(crate) fn begin_pass(&mut self, order: &Rc<[usize]>, only_updated: bool) {
         (self.order, self.used) = (order.clone(), 0);
         self.only_updated = only_updated;
     }
 
-    /// A range goes back to the host, where it lives there.
+    /// Sends a range that was updated back to the host, if it lives there.
     pub(crate) fn updated(
         &mut self,
         kernels: &Kernels,
@@ -109,7 +111,7 @@ impl StreamedWeights {
         wanted
     }
 
-    /// As [`crate::Weights::use_unit`]; `resident` has what is on the device for good.
+    /// As [`crate::Weights::use_unit`]; `resident` has the weights that stay on the device.
     pub(crate) fn use_unit(
         &mut self,
         memory: &Memory,
@@ -157,7 +159,8 @@ impl StreamedWeights {
         let finished = finish_all(kernels);
         match self.rank {
             None => self.here.clear(),
-            // Other ranks may never send what was asked for, so nobody waits for it, and its memory is not used again.
+            // Other ranks may never send what was asked for, so nobody waits for them. The memory is leaked, and not
+            // used again.
             Some(_) => self.here.drain(..).for_each(std::mem::forget),
         }
         finished
@@ -175,7 +178,7 @@ impl StreamedWeights {
         Ok(())
     }
 
-    /// Leases room for a unit and asks for it.
+    /// Leases room for a unit and starts fetching it.
     fn bring(
         &mut self,
         memory: &Memory,
@@ -191,7 +194,7 @@ impl StreamedWeights {
         };
         let kind = (Category::Parameter, "unit_weights");
         let here = OnDevice::lease(memory, (unit, cover.clone()), kind, resident)?;
-        // Filed even if the device failed: what was asked for is waited for before the lease ends.
+        // Filed even if the device failed, so that the lease outlives a copy that was started.
         self.here.push(here);
         let here = self.here.last_mut().expect("one was pushed");
         let traffic = match (self.rank, &self.host) {
@@ -224,8 +227,8 @@ struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
-    /// Asks for a unit in a lease that was just taken: this rank's piece from where it lives, and the others' unless it comes
-    /// to be updated.
+    /// Starts fetching a unit into a lease that was just taken: this rank's piece from where it lives, and other ranks'
+    /// pieces unless the unit comes only to be updated.
     fn bring(
         &self,
         kernels: &Kernels,
@@ -253,7 +256,7 @@ impl Pieces<'_> {
         for bundle in unit.bundles() {
             let sent = self.host.is_none().then(|| self.resident_pieces(bundle));
             let whole = (bundle, self.resident.types());
-            // SAFETY: the computation reads the unit after it waited for `came`, and pieces are written by an update after
+            // SAFETY: the computation waits for `came` before it reads the unit, and updates write pieces only after
             // that.
             let gathered = unsafe {
                 gather_bundle(kernels, self.rank, whole, sent, |ranges| {

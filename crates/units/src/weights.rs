@@ -1,4 +1,4 @@
-//! The weights: all on the device, or a few units of them at a time.
+//! The weights: all on the device, or a few units at a time.
 
 use crate::gathered_weights::GatheredWeights;
 use crate::stream::host_bytes;
@@ -14,21 +14,21 @@ use std::rc::Rc;
 
 /// The weights of a model.
 ///
-/// Whoever computes with them says which unit comes next ([`Weights::use_unit`]), in an order that it gave before
-/// ([`Weights::begin_pass`]); from the order follows what is fetched ahead ([`Weights::look_ahead`]).
+/// Before a pass, the caller gives the order in which it uses units ([`Weights::begin_pass`]). In the pass it says
+/// which unit comes next ([`Weights::use_unit`]). The order tells which units to fetch ahead ([`Weights::look_ahead`]).
 pub struct Weights {
-    /// What is on the device for good.
+    /// The weights that stay on the device.
     resident: Arena,
     streamed: Option<StreamedWeights>,
-    /// What all ranks have on the device for good, and each updates its pieces of.
+    /// The bundles that every rank holds on the device, and of which each rank updates its pieces.
     gathered: Option<GatheredWeights>,
-    /// The units that were used, where that is recorded.
+    /// The units that were used, if that is recorded.
     record: Option<Vec<usize>>,
 }
 
 impl Weights {
-    /// Leases the weights of a model that computes in a type, zeroed: all of them, or under [`Zero::Weights`] the vectors, the
-    /// buffers and this rank's pieces of matrices.
+    /// Leases the weights of a model that computes in `dtype`, zeroed. Under [`Zero::Weights`] these are the vectors,
+    /// the buffers and this rank's pieces of matrices, else all.
     ///
     /// # Errors
     /// [`OutOfMemory`] if they do not fit.
@@ -56,7 +56,7 @@ impl Weights {
             Home::Disk(_) | Home::Released => unreachable!("no weights live there"),
         };
         let resident = lease(ArenaPlace::Device, "parameters", on_device)?;
-        // Who gathers nothing ahead of its use has one slot, and does not gather vectors ahead either.
+        // Without gathering ahead, one slot is enough, and vectors are not gathered ahead either.
         let slots = match divided {
             Some(ranks) if !ranks.overlap_param_gather => 1,
             _ => homes.unit_slots,
@@ -76,7 +76,7 @@ impl Weights {
         })
     }
 
-    /// Where each tensor lies.
+    /// The place of each tensor in the arenas.
     pub fn layout(&self) -> &Rc<Layout> {
         self.resident.layout()
     }
@@ -86,12 +86,12 @@ impl Weights {
         self.resident.types().common()
     }
 
-    /// The type that a range is stored in, of one tensor.
+    /// The type that a range of one tensor is stored in.
     pub fn dtype_of(&self, range: &Range<usize>) -> DType {
         self.resident.types().of(range.start)
     }
 
-    /// Whether matrices live in pinned host memory, and come to be updated.
+    /// Whether matrices live in pinned host memory, and come to the device to be updated.
     pub fn is_on_host(&self) -> bool {
         self.host().is_some()
     }
@@ -100,13 +100,13 @@ impl Weights {
         self.streamed.as_ref()?.host.as_ref()
     }
 
-    /// The elements that live here, on the device or in pinned host memory: all, or a rank's pieces and the vectors.
+    /// The elements that live on this rank, on the device or in pinned host memory: all, or its pieces and the vectors.
     pub fn held(&self) -> Cover {
         let arenas = [&self.resident].into_iter().chain(self.host());
         Cover::joined(arenas.map(|arena| arena.held().clone()))
     }
 
-    /// Bytes on the device, across steps.
+    /// Bytes on the device that live across steps.
     pub fn bytes(&self) -> u64 {
         self.resident.bytes()
     }
@@ -116,7 +116,7 @@ impl Weights {
         Some(("offloaded_parameters", self.host()?.bytes()))
     }
 
-    /// What has crossed of them during passes and after updates.
+    /// Bytes that were copied or sent during passes and after updates.
     pub fn traffic(&self) -> Traffic {
         let streamed = self.streamed.as_ref().map(|streamed| streamed.traffic);
         let gathered = self.gathered.as_ref().map(|gathered| gathered.traffic);
@@ -124,13 +124,14 @@ impl Weights {
         streamed.unwrap_or(none).plus(gathered.unwrap_or(none))
     }
 
-    /// Reads a tensor. Its unit is on the device: somebody uses it.
+    /// Reads a tensor. Its unit must be in use.
     pub fn view(&self, entry: usize) -> In<'_> {
         let view = self.joined(&[entry]);
         view.expect("a tensor lies with itself")
     }
 
-    /// Reads several tensors as one, where the layout has them so ([`Layout::joined`]). Their unit is on the device.
+    /// Reads several tensors as one, if they are contiguous in the layout ([`Layout::joined`]). Their unit must be in
+    /// use.
     pub fn joined(&self, entries: &[usize]) -> Option<In<'_>> {
         let (range, dims) = self.layout().joined(entries)?;
         let flat = match (&self.streamed, self.layout().unit_of(entries[0])) {
@@ -140,7 +141,7 @@ impl Weights {
         Some(flat.reshape(dims))
     }
 
-    /// The unit that a range comes with, if it is not on the device for good.
+    /// The unit that a range belongs to, if it does not stay on the device.
     fn comes_with(&self, range: &Range<usize>) -> Option<usize> {
         match self.resident.held().rows(range) {
             Some(_) => None,
@@ -148,7 +149,7 @@ impl Weights {
         }
     }
 
-    /// Reads a range of one unit, of the vectors, or of a buffer, on the device.
+    /// Reads a range on the device, within one unit, the vectors, or one buffer.
     pub fn flat(&self, range: Range<usize>) -> In<'_> {
         match (&self.streamed, self.comes_with(&range)) {
             (Some(streamed), Some(unit)) => streamed.of(unit).flat(&range),
@@ -156,7 +157,7 @@ impl Weights {
         }
     }
 
-    /// Writes a range of one unit, of the vectors, or of a buffer, on the device.
+    /// Writes a range on the device, within one unit, the vectors, or one buffer.
     pub fn flat_mut(&mut self, range: Range<usize>) -> Out<'_> {
         let unit = self.comes_with(&range);
         match (&mut self.streamed, unit) {
@@ -165,7 +166,7 @@ impl Weights {
         }
     }
 
-    /// Copies a range of one tensor that is held, between steps.
+    /// Copies a range of one tensor, between steps. This rank must hold it.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or `bytes` have another size.
@@ -184,7 +185,7 @@ impl Weights {
         }
     }
 
-    /// Reads a range of one tensor that is on the device between steps too; none if it is in host memory.
+    /// Reads a range of one tensor that stays on the device; none if it lives in host memory.
     pub fn on_device(&self, range: &Range<usize>) -> Option<In<'_>> {
         match (self.host(), self.comes_with(range)) {
             (Some(_), Some(_)) => None,
@@ -192,7 +193,7 @@ impl Weights {
         }
     }
 
-    /// Sets what is held of a range of one tensor, between steps.
+    /// Sets a range of one tensor, as far as this rank holds it, between steps.
     ///
     /// # Errors
     /// As [`Weights::read`].
@@ -223,12 +224,12 @@ impl Weights {
         Ok(())
     }
 
-    /// Records from now on which units are used: the order of a pass that another session goes by.
+    /// Starts recording which units are used, for another session's order of units.
     pub fn keep_record(&mut self) {
         self.record = Some(Vec::new());
     }
 
-    /// The units that were used since [`Weights::keep_record`], in order.
+    /// The units that were used since [`Weights::keep_record`], in order, and stops recording.
     pub fn take_record(&mut self) -> Vec<usize> {
         self.record.take().unwrap_or_default()
     }
@@ -240,15 +241,15 @@ impl Weights {
         }
     }
 
-    /// Begins a pass that updates units in this order: of each comes what this rank updates.
+    /// Begins a pass that updates units in this order. Only the elements that this rank updates come to the device.
     pub fn begin_update(&mut self, order: &Rc<[usize]>) {
         if let Some(streamed) = &mut self.streamed {
             streamed.begin_pass(order, true);
         }
     }
 
-    /// The computation uses a unit from here on, until it uses another: fetched now if it was not fetched ahead. Whether
-    /// it used another before.
+    /// Makes a unit the one that the computation uses from now on. It is fetched now if it was not fetched ahead.
+    /// Returns whether another unit was in use before.
     ///
     /// # Errors
     /// [`UnitError`] if a lease is refused or the device fails.
@@ -275,7 +276,7 @@ impl Weights {
         }
     }
 
-    /// Lets go of units that nobody uses soon, and fetches those that come next, as far as there are slots.
+    /// Drops units that are not used soon, and starts fetching the next ones, as far as there are slots.
     ///
     /// # Errors
     /// As [`Weights::use_unit`].
@@ -286,7 +287,7 @@ impl Weights {
         }
     }
 
-    /// Lets `queue` wait until what is to be updated of a part's unit has come.
+    /// Makes `queue` wait until the elements of a part's unit that are to be updated have arrived.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -300,7 +301,8 @@ impl Weights {
         }
     }
 
-    /// A range was updated, on the device: it goes back to the host. The download queue was told to wait for the update.
+    /// Sends a range that was updated on the device back to the host. The download queue must already wait for the
+    /// update.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -312,7 +314,8 @@ impl Weights {
         }
     }
 
-    /// The computation has been told to wait for all updates of this rank: what every rank has gets those of the others.
+    /// Gathers what all ranks updated, for the weights that every rank holds. The computation must already wait for
+    /// this rank's updates.
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
@@ -323,7 +326,7 @@ impl Weights {
         }
     }
 
-    /// Lets the computation wait for what other ranks updated.
+    /// Makes the computation wait for the updates of other ranks.
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
@@ -334,7 +337,7 @@ impl Weights {
         }
     }
 
-    /// Ends a pass: nothing stays. The next one begins with the same leases as this one, so all need the same memory.
+    /// Ends a pass and drops all its units, so that each pass begins with the same leases and needs the same memory.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -345,11 +348,11 @@ impl Weights {
         }
     }
 
-    /// Lets go of everything when a pass ended early and copies may be under way: the host waits for all queues, but not for
-    /// other ranks.
+    /// Drops everything after a pass that ended early. The host waits for all queues, since copies may be under way,
+    /// but not for other ranks.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails. Nothing is on the device then either.
+    /// [`KernelError`] if the device fails. Nothing is left on the device then either.
     pub fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) if !streamed.is_empty() => streamed.abandon(kernels),
@@ -357,7 +360,7 @@ impl Weights {
         }
     }
 
-    /// Whether the padding of what is on the device for good, and of what is on the host, is zero. Reads host memory.
+    /// Whether the padding of the weights that live on this rank is zero. Only for arenas that the host can read.
     pub fn padding_is_zero(&self) -> bool {
         let mut arenas = [&self.resident].into_iter().chain(self.host());
         arenas.all(Arena::padding_is_zero)
@@ -371,7 +374,7 @@ mod tests {
     use memory::LayoutBuilder;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// Three units of a matrix each, and a vector, of which element `n` is `n`; matrices live in pinned host memory.
+    /// Three units of one matrix each, and a vector. Element `n` is `n`. Matrices live in pinned host memory.
     fn weights(memory: &Memory) -> (Box<Kernels>, Weights) {
         let mut builder = LayoutBuilder::default();
         for block in 0..3 {

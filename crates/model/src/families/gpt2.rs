@@ -107,7 +107,7 @@ fn stages(
     ]
 }
 
-/// One matrix makes queries, keys and values.
+/// One matrix projects the input to queries, keys and values.
 fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
     let hidden = config.hidden;
     Qkv {
@@ -119,8 +119,8 @@ fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
     }
 }
 
-/// The sites of dropout: of the embedding, of attention's probabilities, and of what attention and the feed-forward layer
-/// add to the residual stream.
+/// The sites of dropout: the embedding, attention's probabilities, and what attention and the feed-forward layer add to
+/// the residual stream.
 fn dropouts(config: &ModelConfig) -> [DropoutSite; 4] {
     let rate = config.dropout as f32;
     [0, 1, 2, 3].map(|site| DropoutSite { site, rate })

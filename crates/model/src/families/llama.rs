@@ -1,5 +1,5 @@
-//! Llama, and what differs from it in a few switches: Mistral (sliding windows), Qwen2 (biases of q, k and v), Qwen3 (norms of
-//! q and k), Phi-3 (matrices that read the same are one in files).
+//! Llama, and the families that differ from it in a few switches: Mistral (sliding windows), Qwen2 (biases of q, k and
+//! v), Qwen3 (norms of q and k), Phi-3 (q, k and v are one matrix in files, gate and up another).
 
 use crate::parameters::{Parameters, PartParameters};
 use crate::stages::{

@@ -1,4 +1,4 @@
-//! The families of models: which stages their blocks are made of, and what Hugging Face calls their parameters.
+//! The families of models: the stages of their blocks, and Hugging Face's names for their parameters.
 
 mod gpt2;
 mod llama;
@@ -12,7 +12,7 @@ impl Architecture {
         Architecture::declared(config, attention, Parameters::default())
     }
 
-    /// The same, whose parameters are declared among these: [`Parameters::freezing`] some.
+    /// The same, with its parameters declared in `parameters`, which may freeze some ([`Parameters::freezing`]).
     pub fn declared(
         config: &ModelConfig,
         attention: Attention,
@@ -21,7 +21,7 @@ impl Architecture {
         Architecture::of_blocks(config, &config.blocks(), attention, parameters)
     }
 
-    /// The structure of a model that has these blocks, whatever its configuration says of their number.
+    /// The structure of a model with these blocks, even if its configuration says another number of them.
     pub fn of_blocks(
         config: &ModelConfig,
         blocks: &[Rc<BlockSpec>],
@@ -36,7 +36,7 @@ impl Architecture {
 }
 
 impl ModelConfig {
-    /// What policies call the activations of its blocks.
+    /// The labels that policies name the activations of its blocks by.
     pub fn labels(&self) -> Labels {
         match self.family() {
             Family::Gpt2 | Family::Llama => Labels::DENSE,

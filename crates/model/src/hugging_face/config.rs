@@ -44,7 +44,7 @@ pub(super) fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-/// Refuses model types, and heads, that are not known.
+/// Refuses model types that are not known, and classes without the language model's head.
 fn check_architecture(json: &Value, family: &str) -> Result<(), HfConfigError> {
     let known = causal_lm(family).ok_or_else(|| HfConfigError::Family(family.into()))?;
     let named = match &json["architectures"] {
@@ -72,7 +72,7 @@ mod tests {
         "rope_theta": 500000.0, "tie_word_embeddings": true, "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
         "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}}"#;
 
-    /// What is read, once it has been found to be read again from what is written of it.
+    /// Reads a text, after checking that the written form of the result reads back as the same.
     fn read(text: &str) -> ModelConfig {
         let config = ModelConfig::from_hf(text).unwrap();
         let written = config.to_hf(64, DType::F32);
@@ -80,7 +80,7 @@ mod tests {
         config
     }
 
-    /// Llama's text with another beginning, up to its first size.
+    /// Llama's text with `beginning` in place of its `model_type`.
     fn with(beginning: &str) -> String {
         LLAMA.replacen("\"model_type\": \"llama\"", beginning, 1)
     }
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(biases(mlp), [false, false, true]);
     }
 
-    /// As transformers reads them, of three layers.
+    /// What transformers reads for models of three layers.
     #[test]
     fn windows_are_those_of_the_family() {
         let window = |family: &str, keys: &str| {
@@ -203,7 +203,7 @@ mod tests {
         }
     }
 
-    /// In both spellings.
+    /// Files spell the keys in two ways.
     #[test]
     fn rotary_scaling_is_read_as_transformers_reads_it() {
         let scaling = |keys: &str| {

@@ -39,7 +39,7 @@ pub(super) fn read(json: &Value) -> Result<ModelConfig, HfConfigError> {
     })
 }
 
-/// The three rates are one here.
+/// GPT-2 has three rates of dropout; they must be equal here.
 fn dropout(json: &Value) -> Result<f64, HfConfigError> {
     let rate = |key| Ok::<_, HfConfigError>(number(json, key)?.unwrap_or(0.1));
     let [embedding, attention, residual] = ["embd_pdrop", "attn_pdrop", "resid_pdrop"].map(rate);
@@ -53,7 +53,7 @@ fn dropout(json: &Value) -> Result<f64, HfConfigError> {
     Ok(residual)
 }
 
-/// The text's keys for this shape.
+/// The keys of a file for this shape.
 pub(super) fn write(config: &ModelConfig, dtype: &str) -> Value {
     json!({
         "architectures": ["GPT2LMHeadModel"],

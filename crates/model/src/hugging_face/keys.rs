@@ -3,7 +3,7 @@
 use crate::ModelConfigError;
 use serde_json::Value;
 
-/// A `config.json` that describes no model of this family.
+/// What is wrong with a `config.json`.
 #[derive(Debug, thiserror::Error)]
 pub enum HfConfigError {
     /// Not JSON.
@@ -17,7 +17,7 @@ pub enum HfConfigError {
         "model_type `{0}` is not supported; this trainer knows llama, mistral, qwen2, qwen3, phi3 and gpt2"
     )]
     Family(String),
-    /// The same blocks under another head, or none.
+    /// A known model type with another head than the language model's, or with none.
     #[error(
         "architectures has `{found}`, which is not supported; a {family} model is trained as {known}"
     )]
@@ -37,7 +37,7 @@ pub enum HfConfigError {
     Config(#[from] ModelConfigError),
 }
 
-/// The model types that are known, with the one class of each that has the language model's head.
+/// The known model types, each with its class that has the language model's head.
 const ARCHITECTURES: [(&str, &str); 6] = [
     ("llama", "LlamaForCausalLM"),
     ("mistral", "MistralForCausalLM"),
@@ -47,7 +47,7 @@ const ARCHITECTURES: [(&str, &str); 6] = [
     ("gpt2", "GPT2LMHeadModel"),
 ];
 
-/// The class of a model type that has the language model's head, if the type is known.
+/// A model type's class that has the language model's head, if the type is known.
 pub(super) fn causal_lm(family: &str) -> Option<&'static str> {
     let known = ARCHITECTURES.iter().find(|(name, _)| *name == family);
     known.map(|(_, class)| *class)

@@ -1,4 +1,4 @@
-//! The `config.json` of Llama, and of its like: Mistral, Qwen2, Qwen3, Phi-3.
+//! The `config.json` of Llama and of the families like it: Mistral, Qwen2, Qwen3, Phi-3.
 
 use super::keys::{HfConfigError, causal_lm, flag, number, size, size_or};
 use super::rope;
@@ -6,17 +6,17 @@ use crate::ModelConfig;
 use crate::config::{ActivationFunction, NormKind, PositionKind};
 use serde_json::{Value, json};
 
-/// The window that transformers assumes where a file does not mention one. Phi-3 has none then.
+/// The window that transformers assumes for a file that does not mention one. Phi-3 then has none.
 const DEFAULT_WINDOW: usize = 4096;
 
-/// How many of the first layers have no window where a file of Qwen does not say.
+/// How many of the first layers have no window if a file of Qwen does not say.
 const DEFAULT_WINDOW_LAYERS: usize = 28;
 
-/// What `layer_types` calls layers with a window, and without.
+/// The names in `layer_types` of layers with a window and of those without.
 const SLIDING: &str = "sliding_attention";
 const FULL: &str = "full_attention";
 
-/// The shape that Llama's keys say, and those of its like.
+/// The shape that the keys of Llama or a family like it describe.
 pub(super) fn read(json: &Value, family: &str) -> Result<ModelConfig, HfConfigError> {
     refuse_unsupported(json, family)?;
     let size = |key| size(json, key);
@@ -60,14 +60,14 @@ pub(super) fn read(json: &Value, family: &str) -> Result<ModelConfig, HfConfigEr
     })
 }
 
-/// The window, if some layers have one, and the layers without: as transformers reads them. Mistral and Phi-3 have it everywhere,
-/// Qwen by `layer_types`, or from layer `max_window_layers` on.
+/// The window, if some layers have one, and the layers without it, as transformers reads them. Mistral and Phi-3 have
+/// it in all layers. Qwen has it by `layer_types`, or from layer `max_window_layers` on.
 fn window(
     json: &Value,
     family: &str,
     layers: usize,
 ) -> Result<(Option<usize>, Vec<usize>), HfConfigError> {
-    // Null means none; only what is not there has a default.
+    // Null means none; only a key that is absent has the default.
     let mentioned = match json.get("sliding_window") {
         None => Some(DEFAULT_WINDOW).filter(|_| family != "phi3"),
         Some(Value::Null) => None,
@@ -90,7 +90,7 @@ fn window(
     }
 }
 
-/// Layers of Qwen without a window. The list is bounded: `validate` refuses models of more layers.
+/// Qwen's layers without a window. The list is bounded, since `validate` refuses models of more layers.
 fn full_layers(json: &Value, layers: usize, is_used: bool) -> Result<Vec<usize>, HfConfigError> {
     let types = &json["layer_types"];
     if types.is_null() {
@@ -107,7 +107,7 @@ fn full_layers(json: &Value, layers: usize, is_used: bool) -> Result<Vec<usize>,
     }
 }
 
-/// Llama's keys for this shape, or those of its like.
+/// The keys of Llama or a family like it for this shape.
 pub(super) fn write(config: &ModelConfig, seq: usize, dtype: &str) -> Value {
     let family = config.llama_like();
     let family = family.expect("it was refused where the configuration was read");
@@ -138,7 +138,7 @@ pub(super) fn write(config: &ModelConfig, seq: usize, dtype: &str) -> Value {
         json["mlp_bias"] = json!(true);
     }
     if family == "phi3" {
-        // transformers' default, 32000, is refused where the vocabulary is smaller.
+        // The default of transformers, 32000, is refused if the vocabulary is smaller.
         json["pad_token_id"] = Value::Null;
     }
     match config.sliding_window {
@@ -148,7 +148,7 @@ pub(super) fn write(config: &ModelConfig, seq: usize, dtype: &str) -> Value {
                 write_layers(config, &mut json);
             }
         }
-        // transformers has defaults for these, other readers have none.
+        // transformers has defaults for these keys; other readers have none.
         None if family == "qwen2" => {
             json["use_sliding_window"] = json!(false);
             json["sliding_window"] = json!(max_position);
@@ -159,8 +159,8 @@ pub(super) fn write(config: &ModelConfig, seq: usize, dtype: &str) -> Value {
     json
 }
 
-/// Writes which layers have the window: the type of each, and for readers that ignore types, how many layers come before the
-/// first with a window.
+/// Writes which layers have the window: the type of each layer and, for readers that ignore types, how many layers come
+/// before the first with a window.
 fn write_layers(config: &ModelConfig, json: &mut Value) {
     let windows: Vec<_> = (0..config.layers)
         .map(|layer| config.window(layer))

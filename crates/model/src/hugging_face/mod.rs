@@ -1,4 +1,4 @@
-//! Models as Hugging Face keeps them: `config.json`, weights in safetensors, and what else came with them.
+//! Models as Hugging Face stores them: `config.json`, weights in safetensors, and the files beside them.
 
 mod config;
 mod gpt2;
@@ -21,18 +21,18 @@ pub use outgoing::{OutgoingWeights, file_specs};
 pub use weights::{ModelWeights, WeightsError, import};
 pub use write::{MAX_SHARD_BYTES, write_model};
 
-/// The most host memory that loading takes beside leases: chunks of values as they are read, in f32, and as they are kept. A test
-/// holds the resident set to it.
+/// The most host memory that loading takes beside leases: chunks of values as they are read, in f32, and in their final
+/// type. A test holds the resident set to it.
 pub fn loading_bytes(parameters: &Parameters) -> u64 {
     5 * CHUNK_BYTES as u64 + turned_bytes(parameters)
 }
 
-/// The same for saving.
+/// The most host memory that saving takes beside leases.
 pub fn saving_bytes(parameters: &Parameters) -> u64 {
     2 * CHUNK_BYTES as u64 + turned_bytes(parameters)
 }
 
-/// Most bytes that are turned at a time, for parameters whose transpose is in files.
+/// The most bytes of a transpose that are held at a time, for parameters that files store transposed.
 fn turned_bytes(parameters: &Parameters) -> u64 {
     let room = |shape: &[usize]| {
         let [rows, columns] = [shape[0], shape[1]];

@@ -1,4 +1,4 @@
-//! What came with a model beside its weights, and goes out with it.
+//! The files that came with a model beside its weights. They are saved with it.
 
 use super::config::dtype_name;
 use crate::ModelConfig;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Files that make tokens of text and text of tokens.
+/// Files of tokenizers.
 const TOKENIZER: [&str; 10] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -21,7 +21,7 @@ const TOKENIZER: [&str; 10] = [
     "chat_template.json",
 ];
 
-/// Those of them that a tokenizer can be made of.
+/// Those from which a tokenizer can be made.
 const VOCABULARIES: [&str; 4] = [
     "tokenizer.json",
     "tokenizer.model",
@@ -29,7 +29,7 @@ const VOCABULARIES: [&str; 4] = [
     "tekken.json",
 ];
 
-/// How the model's makers want text to be generated.
+/// The settings for generating text that came with the model.
 const GENERATION: &str = "generation_config.json";
 
 /// A file that came with a model could not be read.
@@ -42,8 +42,8 @@ pub struct OriginError {
     pub source: io::Error,
 }
 
-/// What came with a model beside its weights: its `config.json`, its tokenizer's files, its chat template and its
-/// settings for generating text. Of a model that was made here, nothing.
+/// The files that came with a model beside its weights: its `config.json`, its tokenizer's files, its chat template and
+/// its settings for generating text. A model that was made here has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     config: Option<String>,
@@ -51,7 +51,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Reads what a model's folder has; `config.json` has to be there.
+    /// Reads these files from a model's folder; `config.json` must exist.
     ///
     /// # Errors
     /// [`OriginError`] that names the file.
@@ -66,7 +66,7 @@ impl Origin {
         Ok(Origin { config, companions })
     }
 
-    /// The same, with the tokenizer of another folder, such as that of prepared data, if the model has none.
+    /// The same, with the tokenizer from another folder, such as that of prepared data, if the model has none.
     ///
     /// # Errors
     /// [`OriginError`] that names the file.
@@ -88,14 +88,14 @@ impl Origin {
         self.config.as_deref()
     }
 
-    /// The names of the files that go out with the model beside `config.json`.
+    /// The names of the files that are saved with the model beside `config.json`.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.companions.iter().map(|(name, _)| name.as_str())
     }
 
-    /// All files of the folder of this model but its weights, `config.json` last: names and contents. Of the original
-    /// `config.json` only the type of the weights changes, and dropout or the norms' epsilon where `model` has others. Where
-    /// there is none, or it describes another model, it is a new one, for sequences of `seq` tokens.
+    /// Names and contents of all files of the model's folder but its weights, `config.json` last. The original
+    /// `config.json` changes only in the type of the weights, and in dropout and the norms' epsilon if `model` has
+    /// others. A new one is made, for sequences of `seq` tokens, if there is none or it describes another model.
     pub fn files(&self, model: &ModelConfig, seq: usize, dtype: DType) -> Vec<(String, Vec<u8>)> {
         let original = self
             .config()
@@ -108,7 +108,7 @@ impl Origin {
         files
     }
 
-    /// A new `config.json`, with the ids at which the tokenizer has sequences begin and end.
+    /// A new `config.json` with the tokenizer's ids for the begin and end of sequences.
     fn new_config(&self, text: &str) -> String {
         let mut config: Map<String, Value> =
             serde_json::from_str(text).expect("it was written as JSON");
@@ -139,7 +139,7 @@ impl Origin {
     }
 }
 
-/// The files of a folder that are there, of some names.
+/// The files with these names that exist in a folder.
 fn read_present<'a>(
     folder: &Path,
     names: impl IntoIterator<Item = &'a str>,
@@ -155,7 +155,7 @@ fn read_present<'a>(
     names.into_iter().filter_map(read).collect()
 }
 
-/// The text of a `config.json`, with the dropout and the norms' epsilon of `model`; none if it describes another model.
+/// The text of a `config.json` with the dropout and the norms' epsilon of `model`; none if it describes another model.
 fn describing(text: &str, model: &ModelConfig, (seq, dtype): (usize, DType)) -> Option<String> {
     let described = ModelConfig::from_hf(text).ok()?;
     if described == *model {
@@ -178,7 +178,7 @@ fn describing(text: &str, model: &ModelConfig, (seq, dtype): (usize, DType)) -> 
     Some(in_text(&config))
 }
 
-/// A `config.json` that says the type of the weights where it said it before; the same text if nothing changes.
+/// A `config.json` with this type of weights; the same text if nothing changes.
 fn with_dtype(text: &str, dtype: &str) -> Option<String> {
     let original: Map<String, Value> = serde_json::from_str(text).ok()?;
     let mut config = original.clone();
@@ -290,7 +290,7 @@ mod tests {
         model.layers = 1;
         let written = text(&origin.files(&model, 16, DType::F32), "config.json");
         assert_eq!(ModelConfig::from_hf(&written).unwrap(), model);
-        // Positions reach as far as the scaling.
+        // The file must promise the positions that the scaling reaches.
         assert_eq!(object(&written)["max_position_embeddings"], 8 * 8192);
     }
 

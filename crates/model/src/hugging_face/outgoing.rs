@@ -16,9 +16,9 @@ pub struct OutgoingWeights<F> {
 }
 
 impl<'a, F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>> OutgoingWeights<F> {
-    /// `bytes(index, elements)` gives some little-endian elements, in `dtype`, of the parameter with this index in the layout,
-    /// as they are used. It is called for a chunk at a time, when that is written, and in order. Where files have a transpose,
-    /// it may be called for all elements several times.
+    /// `bytes(index, elements)` returns elements of the parameter with this index in the layout, little-endian in
+    /// `dtype`, and not transposed. It is called for one chunk at a time, in order, when the chunk is written. For a
+    /// parameter that files store transposed, it may be called for all elements several times.
     pub fn new(parameters: &Parameters, dtype: DType, bytes: F) -> Self {
         let stored = parameters.in_layout().map(|parameter| parameter.stored);
         OutgoingWeights {
@@ -28,7 +28,7 @@ impl<'a, F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>> OutgoingWeight
         }
     }
 
-    /// As `new`, if `bytes` gives parameters in the layout of files.
+    /// As `new`, if `bytes` returns parameters as files store them.
     pub(super) fn as_stored(parameters: &Parameters, dtype: DType, bytes: F) -> Self {
         let specs = file_specs(parameters, dtype);
         OutgoingWeights {
@@ -69,7 +69,7 @@ where
     }
 }
 
-/// The parameters as tensors of a file of this type, in the order of their layout.
+/// The parameters as tensors of a file of this type, in the order of the layout.
 pub fn file_specs(parameters: &Parameters, dtype: DType) -> Vec<TensorSpec> {
     let spec = |parameter: &Parameter| TensorSpec {
         name: parameter.name.clone(),

@@ -14,7 +14,7 @@ pub(super) fn theta(json: &Value) -> Result<f64, HfConfigError> {
     Ok(given.unwrap_or(10_000.0))
 }
 
-/// How wavelengths are stretched.
+/// How the wavelengths are stretched.
 pub(super) fn scaling(json: &Value) -> Result<Option<RopeScaling>, HfConfigError> {
     let older = &json["rope_scaling"];
     let (key, scaling) = match older.is_null() {
@@ -22,7 +22,7 @@ pub(super) fn scaling(json: &Value) -> Result<Option<RopeScaling>, HfConfigError
         false => ("rope_scaling", older),
     };
     let unsupported = |what: &str| Err(HfConfigError::Unsupported(key, what.into()));
-    // Each kind of layer has parameters of its own in such a file.
+    // Such a file has separate parameters for each kind of layer.
     if scaling["full_attention"].is_object() || scaling["sliding_attention"].is_object() {
         return unsupported(&scaling.to_string());
     }
@@ -65,7 +65,7 @@ fn yarn(json: &Value, scaling: &Value) -> Result<RopeScaling, HfConfigError> {
             most / original_max_position as f64
         }
     };
-    // transformers takes a 0 here for a number that was left out.
+    // As in transformers, a 0 here counts as absent.
     let given = |key| Ok::<_, HfConfigError>(number(scaling, key)?.filter(|value| *value != 0.0));
     let by_weights = match (given("mscale")?, given("mscale_all_dim")?) {
         (Some(one), Some(all)) => {
@@ -83,8 +83,8 @@ fn yarn(json: &Value, scaling: &Value) -> Result<RopeScaling, HfConfigError> {
     })
 }
 
-/// The context of the original training: the file's own key comes first, and the longest context stands for one that is left
-/// out, as in transformers.
+/// The context of the original training: from the file's own key, else from the scaling's, else the longest context, as
+/// in transformers.
 fn original_max_position(json: &Value, scaling: &Value) -> Result<usize, HfConfigError> {
     const KEY: &str = "original_max_position_embeddings";
     let given = match number(json, KEY)? {
@@ -99,7 +99,7 @@ fn original_max_position(json: &Value, scaling: &Value) -> Result<usize, HfConfi
     Ok(positions as usize)
 }
 
-/// What `rope_scaling` says of it.
+/// The value of `rope_scaling` for this scaling.
 pub(super) fn written(scaling: &RopeScaling) -> Value {
     match scaling {
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
@@ -134,10 +134,10 @@ pub(super) fn written(scaling: &RopeScaling) -> Value {
     }
 }
 
-/// The positions that the file promises: transformers complains about scaling that ends below them.
+/// The longest context that the file promises. transformers complains if the scaling reaches further than that.
 pub(super) fn max_position(config: &ModelConfig, seq: usize) -> usize {
     let scaled = config.rope_scaling.as_ref().and_then(|scaling| {
-        // A cast of what is too large gives the largest.
+        // A float that is too large becomes the largest integer.
         let original = scaling.original_max_position()? as f64;
         Some((original * scaling.factor()).round() as usize)
     });

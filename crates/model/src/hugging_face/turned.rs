@@ -1,12 +1,12 @@
-//! Transposes matrices on their way from and to files, in pieces of bounded size.
+//! Transposes matrices on their way from and to files, in parts of bounded size.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Bytes of the transpose that are made at a time. Each such piece takes another pass over the whole matrix, in chunks.
+/// Bytes of the transpose that are made at a time. Each such part takes another pass over the whole matrix, in chunks.
 const TURNED_BYTES: usize = 16 << 20;
 
-/// A matrix that is read row by row, and wanted transposed.
+/// A matrix that is read row by row, and whose transpose is wanted.
 #[derive(Clone, Copy)]
 pub(super) struct Turned {
     pub(super) rows: usize,
@@ -31,7 +31,7 @@ impl Turned {
         (TURNED_BYTES / (self.rows * self.size).max(1)).clamp(1, self.columns.max(1))
     }
 
-    /// Bytes that these take.
+    /// Bytes of these rows.
     pub(super) fn room(self) -> usize {
         self.at_once() * self.rows * self.size
     }
@@ -41,9 +41,9 @@ impl Turned {
         (files::CHUNK_ELEMENTS / self.columns.max(1)).max(1)
     }
 
-    /// Hands the transpose to `each` in pieces, in order: the range of its elements, and their bytes. A piece has as many bytes
-    /// as `room` ([`Turned::room`]). `read` gives elements of the matrix itself; every piece asks it for all of them, in order.
-    /// Pieces that are not `wanted` are left out.
+    /// Hands the transpose to `each` in parts, in order: the range of its elements, and their bytes. `room` has
+    /// [`Turned::room`] bytes, the most that a part has. `read` gives elements of the matrix itself; for every part it
+    /// is asked for all of them, in order. Parts that are not `wanted` are left out.
     pub(super) fn each<'a, E>(
         self,
         room: &mut [u8],
@@ -71,7 +71,7 @@ impl Turned {
         Ok(())
     }
 
-    /// Copies some columns of some rows to where they are in the transpose, whose rows are these columns.
+    /// Copies some columns of some rows to their place in the transpose, of which these columns are the rows.
     fn turn<const SIZE: usize>(
         self,
         bytes: &[u8],
@@ -112,7 +112,7 @@ mod tests {
         (all, pieces)
     }
 
-    /// A matrix of one piece, and one that takes three, which none of their sizes divides.
+    /// A matrix of one part, and one of three parts whose sizes do not divide the matrix evenly.
     #[test]
     fn a_turned_matrix_has_rows_for_columns() {
         for (rows, columns, size, pieces) in [(7, 5, 2, 1), (3001, 3000, 4, 3)] {

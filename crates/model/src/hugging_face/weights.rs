@@ -1,5 +1,5 @@
-//! Weights from a folder in Hugging Face layout: safetensors, one file or sharded; or from a checkpoint of several ranks, which
-//! has them in pieces, in the order of their use.
+//! Weights from a folder in Hugging Face layout, in one safetensors file or in shards, or from a checkpoint of several
+//! ranks, which has them in pieces in the layout's order.
 
 use super::outgoing::OutgoingWeights;
 use super::turned::Turned;
@@ -19,7 +19,7 @@ pub enum WeightsError {
     /// A file is missing, cannot be read, or is damaged.
     #[error(transparent)]
     Read(FilesError),
-    /// A tensor that the model needs is missing or has another shape, or one is there that it does not have.
+    /// A tensor that the model needs is missing or has another shape, or the model has no tensor of this name.
     #[error("{path}: tensor `{name}` {problem}")]
     Tensor {
         /// The folder.
@@ -40,23 +40,24 @@ impl From<FilesError> for WeightsError {
     }
 }
 
-/// The weights of a folder, to be read a chunk at a time: all that a model has, in its shapes, and nothing else.
+/// The weights of a folder, to be read in chunks. The folder has every parameter of the model in its shape, and no
+/// other tensor.
 #[derive(Debug)]
 pub struct ModelWeights<'a> {
     tensors: Tensors,
     parameters: &'a Parameters,
-    /// What the files call the parameters, in the order of their layout.
+    /// The parameters' names in the files, in the order of the layout.
     names: Vec<String>,
 }
 
 impl<'a> ModelWeights<'a> {
-    /// Opens `model.safetensors`, or the shards of `model.safetensors.index.json`, or the files of several ranks, and looks for
-    /// every parameter.
+    /// Opens `model.safetensors`, or the shards of `model.safetensors.index.json`, or the files of several ranks, and
+    /// finds every parameter.
     ///
     /// # Errors
-    /// [`WeightsError`] that names the file or the tensor: one that is missing, has another shape or a type that cannot be
-    /// widened, or that the model does not have. Buffers that follow from `config.json` may be there, and so may a head
-    /// that equals the embedding to which it is tied.
+    /// [`WeightsError`] that names the file or the tensor. A tensor is refused if it is missing, has another shape or a
+    /// type that cannot be widened, or is not the model's. Buffers that follow from `config.json` are ignored, and so
+    /// is a head that equals the embedding to which it is tied.
     pub fn open(folder: &Path, parameters: &'a Parameters) -> Result<Self, WeightsError> {
         let tensors = Tensors::open_folder(folder, "model").map_err(WeightsError::Read)?;
         let wrong = |(name, problem): (&str, String)| WeightsError::Tensor {
@@ -79,7 +80,7 @@ impl<'a> ModelWeights<'a> {
         }
     }
 
-    /// The type that all weights fit into that have no type of their own: bf16 if they are, else f32.
+    /// The type that fits all weights without a type of their own: bf16 if all are bf16, else f32.
     pub fn dtype(&self) -> DType {
         let weights = self.parameters.in_layout().enumerate();
         let mut weights = weights.filter(|(_, parameter)| parameter.dtype.is_none());
@@ -89,8 +90,8 @@ impl<'a> ModelWeights<'a> {
         }
     }
 
-    /// Hands every parameter to `set` in chunks: the first element's place in the arena that the layout describes, and f32
-    /// values. What is not `wanted` is not read, as far as chunks go.
+    /// Hands every parameter to `set` in chunks: the first element's place in the arena that the layout describes, and
+    /// f32 values. Chunks without a `wanted` element are not read.
     ///
     /// # Errors
     /// [`WeightsError::Read`], or what `set` returns.
@@ -140,7 +141,7 @@ impl<'a> ModelWeights<'a> {
         Ok(())
     }
 
-    /// The same weights on their way into other files, under the parameters' names and in one type.
+    /// The same weights, to be written into other files under the parameters' names and in one type.
     pub fn converted(&self, dtype: DType) -> impl TensorSource {
         let parameters = self.parameters.in_layout();
         let dtypes: Vec<Dtype> = parameters.map(|one| one.dtype(dtype).into()).collect();
@@ -163,7 +164,7 @@ impl<'a> ModelWeights<'a> {
         }
     }
 
-    /// Whether files have the transpose of a parameter.
+    /// Whether the files store a parameter transposed.
     fn is_transposed(&self, parameter: &Parameter) -> bool {
         matches!(self.tensors, Tensors::Whole(_)) && parameter.stored == Stored::Transposed
     }
@@ -173,7 +174,7 @@ impl<'a> ModelWeights<'a> {
         tensor.expect("it was found when the files were opened")
     }
 
-    /// A tensor that the model does not have, and what there is to say about it.
+    /// A tensor that the model does not have, and the reason for refusing it.
     fn unwanted(&self) -> Result<Option<(&str, String)>, FilesError> {
         let known: std::collections::HashSet<&str> =
             self.names.iter().map(String::as_str).collect();
@@ -193,7 +194,7 @@ impl<'a> ModelWeights<'a> {
         Ok(None)
     }
 
-    /// Whether a head is the embedding once more.
+    /// Whether a head has the same bytes as the embedding.
     fn is_embedding(&self, head: &str) -> Result<bool, FilesError> {
         let is_it = |name: &String| EMBEDDINGS.iter().any(|end| name.ends_with(end));
         let embedding = self.names.iter().find(|name| is_it(name));
@@ -207,21 +208,21 @@ impl<'a> ModelWeights<'a> {
     }
 }
 
-/// The head's name in all families; where it is a parameter of its own, it is not tied.
+/// The head's name in all families. A head that is a parameter of its own is not tied.
 const HEAD: &str = "lm_head.weight";
 
-/// Ends of the embedding's names.
+/// The ends of the embedding's names.
 const EMBEDDINGS: [&str; 2] = ["embed_tokens.weight", "wte.weight"];
 
-/// What older versions of transformers saved beside the weights: wavelengths and the causal mask.
+/// Whether this is a tensor that older versions of transformers saved beside the weights: wavelengths and causal masks.
 fn is_buffer(name: &str) -> bool {
     const ENDS: [&str; 3] = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
     ENDS.iter().any(|end| name.ends_with(end))
 }
 
-/// What the files call a parameter, if it has the right shape and a type that can be widened.
+/// A parameter's name in the files, if it has the right shape and a type that can be widened.
 fn find(tensors: &Tensors, parameter: &Parameter) -> Result<String, String> {
-    // GPT-2's own files leave out the name of the part that is not the head.
+    // GPT-2's own files leave out the first part of the name, `transformer.`.
     let short = parameter.name.strip_prefix("transformer.");
     let mut names = [Some(parameter.name.as_str()), short].into_iter().flatten();
     let found = names.find_map(|name| Some((name, tensors.get(name)?)));
@@ -244,7 +245,7 @@ fn find(tensors: &Tensors, parameter: &Parameter) -> Result<String, String> {
     }
 }
 
-/// Reads the `wanted` elements of all parameters from a folder and hands them to `set` ([`ModelWeights`]).
+/// Reads the `wanted` elements of all parameters from a folder and hands them to `set` ([`ModelWeights::read`]).
 ///
 /// # Errors
 /// [`WeightsError`], or what `set` returns.
@@ -258,7 +259,7 @@ pub fn import<E: From<WeightsError>>(
     ModelWeights::open(folder, parameters)?.read(layout, wanted, set)
 }
 
-/// The bytes of some elements of a tensor, as they lie in its files.
+/// The bytes of some elements of a tensor, as its files have them.
 fn bytes_of<'a>(
     tensor: &TensorParts<'a>,
     elements: Range<usize>,

@@ -1,22 +1,22 @@
-//! A model's folder in Hugging Face layout, written so that half of one is never taken for a model.
+//! Writes a model's folder in Hugging Face layout, so that an incomplete one is never taken for a model.
 
 use super::weights::WeightsError;
 use files::{FileSystem, FilesError, TensorSource, remove_tree, write_file, write_tensors};
 use std::io;
 use std::path::Path;
 
-/// Bytes of weights that a file has at most, unless a tensor alone has more.
+/// The most bytes of weights in a file, unless one tensor has more.
 pub const MAX_SHARD_BYTES: u64 = 5_000_000_000;
 
-/// Where a model is written until it is whole, within its folder.
+/// The folder, within the model's, in which a model is written before its files are moved.
 const UNFINISHED: &str = ".unfinished";
 
-/// Writes weights and the other files of a model ([`Origin::files`](crate::Origin::files)) into an existing folder. All is
-/// written and made durable in a folder within it, and then moved, `config.json` last: what a crash leaves has no
-/// `config.json`, and no file that is half written. Files of the same names are replaced.
+/// Writes weights and the other files of a model ([`Origin::files`](crate::Origin::files)) into an existing folder.
+/// They are written and made durable in a folder within it, and then moved, `config.json` last. After a crash there is
+/// no new `config.json`, and no file is half written. Files of the same names are replaced.
 ///
 /// # Errors
-/// [`WeightsError::Write`]; nothing is left then.
+/// [`WeightsError::Write`]. Files that were not moved yet are then removed.
 pub fn write_model(
     disk: &dyn FileSystem,
     folder: &Path,
@@ -31,7 +31,7 @@ pub fn write_model(
         move_all(disk, &unfinished, folder, &names)
     };
     write().map_err(|error| {
-        // Why it could not be written is the one to tell.
+        // Report why writing failed, even if clearing fails too.
         let _ = clear(disk, &unfinished);
         WeightsError::Write(error)
     })
@@ -69,10 +69,10 @@ fn write_apart(
     Ok(names)
 }
 
-/// By this file a folder is known as a model's.
+/// Readers take a folder with this file for a model's.
 const CONFIG: &str = "config.json";
 
-/// Moves files out of their folder, which is empty then. All names before `config.json` are durable before its own.
+/// Moves the files out of their folder and removes it. All other names are durable before `config.json` gets its own.
 fn move_all(
     disk: &dyn FileSystem,
     from: &Path,

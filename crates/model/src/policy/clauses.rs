@@ -1,5 +1,5 @@
-//! What `recompute.layers` says of layers in clauses, with which any policy over labels can be written down:
-//! `recompute: mlp, qkv; offload: block_input; keep: mlp_act`.
+//! The clauses of `recompute.layers`, in which any policy over labels can be written: `recompute: mlp, qkv; offload:
+//! block_input; keep: mlp_act`.
 
 use super::spec::SpecError;
 use super::{Action, Actions, LayerPolicy, Policy};
@@ -7,7 +7,7 @@ use crate::label::{hint, names};
 use crate::{Label, Labels};
 use std::collections::BTreeMap;
 
-/// The clauses, with what they do.
+/// The clauses, each with its action.
 const CLAUSES: [(&str, Action); 3] = [
     ("recompute", Action::Recompute),
     ("offload", Action::Offload),
@@ -16,7 +16,8 @@ const CLAUSES: [(&str, Action); 3] = [
 
 /// The actions of a layer that clauses describe; none if the text is no list of clauses.
 ///
-/// A label takes what lies within it along, unless that is named itself. What no clause names is kept.
+/// A label applies to all labels within it, except those that are named themselves. Labels that no clause names are
+/// kept.
 ///
 /// # Errors
 /// [`SpecError::Clause`] for words that are no clause or label, and for labels that are named twice.
@@ -41,7 +42,7 @@ pub(super) fn parse(text: &str, known: Labels) -> Result<Option<Actions>, SpecEr
             named.push((label, action));
         }
     }
-    // What lies within another label comes later, and so has the last word.
+    // Inner labels come last, so that their actions replace those of the labels around them.
     named.sort_by_key(|(label, _)| std::cmp::Reverse(known.covered(*label).count()));
     let mut actions = Actions::keep_all(known);
     for (label, action) in named {
@@ -72,7 +73,7 @@ fn labels_of(
     labels.split(',').map(|name| label(name.trim())).collect()
 }
 
-/// What `full` recomputes: everything but the block's input.
+/// The labels that `full` recomputes: all but the block's input.
 fn of_full(known: Labels) -> Vec<Label> {
     let labels = known.iter();
     labels
@@ -89,7 +90,7 @@ fn wrong(text: &str, known: Labels, what: &str) -> SpecError {
 }
 
 impl LayerPolicy {
-    /// The clauses that describe it, as far as labels go; the shorter form where nothing is recomputed or offloaded.
+    /// The clauses that describe its labels' actions, or `none` if nothing is recomputed or offloaded.
     fn clauses(&self) -> String {
         let labels = self.by_label.labels();
         let is_named = |label: &Label| {
@@ -112,13 +113,13 @@ impl LayerPolicy {
 }
 
 impl Policy {
-    /// Whether a text of `recompute.layers` is made of clauses, not a specification.
+    /// Whether a text of `recompute.layers` consists of clauses and is no specification.
     pub fn is_written_in_clauses(text: &str) -> bool {
         !matches!(parse(text, Labels::DENSE), Ok(None))
     }
 
-    /// `recompute.layers` that make the policy again, beside `recompute.spec = "none"` and no `offload.activations`.
-    /// Actions of single activations, which no setting gives, are left out.
+    /// The `recompute.layers` that make this policy again, with `recompute.spec = "none"` and without
+    /// `offload.activations`. No setting describes actions of single activations, so these are left out.
     pub fn to_layers(&self) -> BTreeMap<String, String> {
         let mut layers = BTreeMap::new();
         let mut first = 0;
@@ -215,7 +216,7 @@ mod tests {
     ]);
 
     proptest! {
-        /// The last layer keeps what it would offload.
+        /// The last layer keeps what it is told to offload.
         #[test]
         fn any_policy_over_labels_can_be_written_down(
             numbers in proptest::collection::vec(proptest::array::uniform8(0usize..3), 1..6),

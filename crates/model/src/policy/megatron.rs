@@ -1,10 +1,10 @@
-//! Megatron-LM's recompute flags, with their meaning there.
+//! Megatron-LM's recompute flags, with the meaning that they have there.
 
 use super::spec::SpecError;
 use crate::Labels;
 use crate::label::names;
 
-/// `--recompute-granularity`, `--recompute-modules`, `--recompute-method`, `--recompute-num-layers` as given.
+/// The values of `--recompute-granularity`, `--recompute-modules`, `--recompute-method` and `--recompute-num-layers`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MegatronFlags {
     /// `none`, `selective` or `full`.

@@ -19,9 +19,9 @@ use std::ops::Range;
 pub enum Action {
     /// It stays in device memory.
     Keep,
-    /// It is dropped after its last reader and replayed when the backward pass needs it.
+    /// It is dropped after its last reader in the forward pass, and replayed when the backward pass needs it.
     Recompute,
-    /// It waits in pinned host memory, and is back when the backward pass needs it.
+    /// It waits in pinned host memory, and returns before the backward pass needs it.
     Offload,
 }
 
@@ -104,7 +104,7 @@ impl Policy {
         }
     }
 
-    /// The policy of a specification for all layers of dense blocks ([`Spec`]).
+    /// The policy of a specification ([`Spec`]) for a number of layers, all dense blocks.
     ///
     /// # Errors
     /// What is wrong with the specification and what to write instead.
@@ -112,9 +112,9 @@ impl Policy {
         Policy::with_layers(Labels::DENSE, spec, &BTreeMap::new(), layers)
     }
 
-    /// The policy of a specification, with others for some layers: `overrides` maps a layer (`7`), a range
-    /// (`0-3`) or an open range (`20-`) to a specification of its own, or to clauses, which can also offload:
-    /// `recompute: mlp, qkv; offload: block_input`.
+    /// The policy of a specification, with other ones for some layers. `overrides` maps a layer (`7`), a range (`0-3`)
+    /// or an open range (`20-`) to a specification of its own, or to clauses, which can also offload: `recompute: mlp,
+    /// qkv; offload: block_input`.
     ///
     /// # Errors
     /// What is wrong with the specifications or the ranges and what to write instead.
@@ -161,8 +161,8 @@ impl Policy {
         }
     }
 
-    /// Sets the action for every label of some layers. The last layer's backward pass runs first: what it would send away
-    /// would return at once, so it is kept.
+    /// Sets the action for every label of some layers. The last layer keeps what it would offload: its backward pass
+    /// runs first, so it would have to return at once.
     pub fn set_labels(&mut self, layers: Range<usize>, actions: Actions) {
         let last = self.layers() - 1;
         for layer in layers {
@@ -182,15 +182,15 @@ impl Policy {
         &self.layers[layer].by_label
     }
 
-    /// The labels by which it goes.
+    /// The labels that it decides by.
     pub fn labels(&self) -> Labels {
         self.labels
     }
 
-    /// Sends what the labels name to the host, in every layer but the last.
+    /// Offloads the activations of these labels in every layer but the last.
     ///
     /// # Errors
-    /// A label of which something is recomputed in some layer.
+    /// [`OffloadError`] if a layer recomputes an activation of one of the labels.
     pub fn offload(mut self, labels: &OffloadLabels) -> Result<Policy, OffloadError> {
         for (label, covered) in labels.covered(self.labels) {
             let action = |layer: &LayerPolicy| layer.by_label.of(covered);
@@ -211,12 +211,12 @@ impl Policy {
         Ok(self)
     }
 
-    /// What [`Policy::offload`] was asked for.
+    /// The labels that [`Policy::offload`] was given.
     pub fn offloaded(&self) -> &OffloadLabels {
         &self.offloaded
     }
 
-    /// Sets the action for one activation of one layer; the last layer keeps what it would send away.
+    /// Sets the action for one activation of one layer. The last layer keeps what it would offload.
     pub fn set(&mut self, layer: usize, activation: Activation, action: Action) {
         let is_last = layer + 1 == self.layers();
         let action = match action {
@@ -227,7 +227,7 @@ impl Policy {
         by_name.insert(activation.name(), action);
     }
 
-    /// The action for one activation of one layer. What the head reads, beyond the last layer, is always kept.
+    /// The action for one activation of one layer. The head's input, after the last layer, is always kept.
     pub fn action(&self, layer: usize, activation: Activation) -> Action {
         let Some(policy) = self.layers.get(layer) else {
             return Action::Keep;

@@ -1,4 +1,4 @@
-//! What `--offload-activations` says.
+//! The value of `--offload-activations`.
 
 use crate::label::{hint, names};
 use crate::{Label, Labels};
@@ -15,7 +15,7 @@ pub enum OffloadError {
         "unknown label `{label}` in offload.activations; use none, or a comma list of {known}{hint}"
     )]
     UnknownLabel {
-        /// The text that is none.
+        /// The text that is no label.
         label: String,
         /// The labels there are.
         known: String,
@@ -87,7 +87,7 @@ impl OffloadLabels {
         self.0.is_empty()
     }
 
-    /// Each label with every group that it names; a group of two labels comes twice.
+    /// Each label with every label that it covers. A label that two of them cover comes twice.
     pub(crate) fn covered(&self, known: Labels) -> impl Iterator<Item = (Label, Label)> + use<'_> {
         let pairs = move |label: Label| known.covered(label).map(move |covered| (label, covered));
         self.0.iter().copied().flat_map(pairs)

@@ -1,14 +1,14 @@
-//! Recompute specifications: what `--recompute` and Megatron's flags say.
+//! Recompute specifications: the values of `--recompute` and Megatron's flags.
 
 use crate::label::{hint, names};
 use crate::{Label, Labels};
 
-/// What to recompute, before it is known for how many layers.
+/// What to recompute, before the number of layers is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spec {
-    /// `none`, or a comma list of labels: all that it drops, in every layer.
+    /// `none`, or a comma list of labels: with all labels that these cover, in every layer.
     Labels(Vec<Label>),
-    /// `full`, `full:uniform:N`: only the inputs of every N-th block are kept.
+    /// `full`, `full:uniform:N`: only the input of every N-th block is kept.
     Uniform(usize),
     /// `full:block:N`: `full` for the first N blocks, nothing in the others.
     Block(usize),
@@ -29,7 +29,7 @@ pub enum SpecError {
         /// The nearest one, as a clause.
         hint: String,
     },
-    /// A label that clauses may name, and a list may not.
+    /// A label that a clause may name, but not a comma list.
     #[error(
         "recompute label `{0}` is for clauses alone: write --set 'recompute.layers={{\"0-\" = \"recompute: {0}\"}}', or a \
          comma list of {1}"
@@ -157,12 +157,12 @@ impl Spec {
         })
     }
 
-    /// Whether it treats layers differently.
+    /// Whether layers differ under it.
     pub(crate) fn divides_layers(&self) -> bool {
         matches!(self, Spec::Block(_)) || matches!(self, Spec::Uniform(count) if *count > 1)
     }
 
-    /// Whether it drops what has this label, in a layer.
+    /// Whether it drops activations of a label in a layer.
     pub(crate) fn drops(&self, layer: usize, label: Label) -> bool {
         match self {
             Spec::Labels(dropped) => dropped.contains(&label),

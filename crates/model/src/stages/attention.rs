@@ -1,4 +1,4 @@
-//! Causal attention over whole sequences, with stored scores or without.
+//! Causal attention over whole sequences, with or without stored scores.
 
 use super::{Qkv, written};
 use crate::activation::Dimension;
@@ -17,9 +17,9 @@ pub enum Attention {
     /// Probabilities are stored, `[b, a, s, s]`.
     #[default]
     Eager,
-    /// Scores are never stored; the backward pass makes them again from the output and the log-sum-exp `[b, a, s]`.
+    /// Scores are never stored. The backward pass computes them again from the output and the log-sum-exp `[b, a, s]`.
     Flash,
-    /// As flash attention, by cuDNN: the same activations, and other bits in them.
+    /// Flash attention by cuDNN: the same activations, with other bits.
     Cudnn,
 }
 
@@ -43,18 +43,18 @@ impl Attention {
 pub struct CoreAttention {
     /// How it is computed.
     pub kind: Attention,
-    /// Its heads, and what they see.
+    /// Its heads, their widths and their window.
     pub attention: AttentionSpec,
     /// Where probabilities are dropped.
     pub dropout: DropoutSite,
 }
 
 impl CoreAttention {
-    /// What attention hands to its projection.
+    /// Attention's output, the input of its projection.
     pub const O: Activation = Activation::new("o", "d_o", Label::ATTN_VALUE);
     /// Probabilities `[b, a, s, s]`, under eager attention.
     pub const PROBS: Activation = Activation::new("probs", "d_probs", Label::CORE_ATTN);
-    /// Logarithm of the sum of the exponentials of a query's scores `[b, a, s]` f32, where scores are not stored.
+    /// The log-sum-exp of each query's scores, `[b, a, s]` f32, where scores are not stored.
     pub const LSE: Activation = Activation::new("lse", "d_lse", Label::CORE_ATTN);
 
     fn shape(&self, pass: &Pass) -> AttentionShape {
@@ -132,7 +132,7 @@ impl CoreAttention {
         Ok(())
     }
 
-    /// Over earlier tokens too, whose keys and values are in a cache.
+    /// Attention over the keys and values of earlier tokens in a cache, too.
     fn cached(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
         let mut o = pass.output(Self::O)?;
@@ -162,7 +162,7 @@ impl CoreAttention {
         Ok(())
     }
 
-    /// Leases of the gradients of q, k and v.
+    /// Leases the gradients of q, k and v.
     fn gradients(&self, pass: &Pass) -> Result<[Buffer; 3], ModelError> {
         let lease = |of: Activation, width| {
             let shape = [pass.tokens(), width];

@@ -1,4 +1,4 @@
-//! The embedding: before the first block.
+//! The embedding, which comes before the first block.
 
 use crate::parameters::{ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
@@ -8,8 +8,8 @@ use kernels::operation::{
 };
 use memory::{Buffer, Out};
 
-/// x `[b s, h]` = the tokens' rows of one matrix; where positions are learned, their rows of another are added, and the
-/// sum is dropped out.
+/// x `[b s, h]` = the rows of a matrix for the tokens. With learned positions, their rows of another matrix are added,
+/// and the sum is dropped out.
 pub struct Embedding {
     tokens: ParameterId,
     width: usize,
@@ -65,7 +65,7 @@ impl Embedding {
         self.drop_out(pass, x.view_mut())
     }
 
-    /// Drops in place: of the sum, and of its gradient.
+    /// Applies dropout in place, to the sum or to its gradient.
     fn drop_out(&self, pass: &Pass, out: Out) -> Result<(), ModelError> {
         let dropout = pass.dropout(self.dropout);
         if dropout.is_some() {

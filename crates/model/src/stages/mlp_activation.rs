@@ -1,5 +1,5 @@
-//! The activation function of the feed-forward layer: SwiGLU (Shazeer 2020), or without a gate GELU (Hendrycks and Gimpel 2016) by
-//! its tanh form.
+//! The activation function of the feed-forward layer: SwiGLU (Shazeer 2020), or, without a gate, the tanh form of GELU
+//! (Hendrycks and Gimpel 2016).
 
 use crate::config::ActivationFunction;
 use crate::stage::{Io, Stage};
@@ -19,7 +19,7 @@ impl MlpActivation {
     pub const GATE_UP: Activation = Activation::new("gate_up", "d_gate_up", Label::MLP);
     /// `[b s, f]`: the first product of a feed-forward layer without a gate.
     pub const FC: Activation = Activation::new("fc", "d_fc", Label::MLP);
-    /// The output of either function.
+    /// The output of the activation function.
     pub const ACT: Activation = Activation::new("act", "d_act", Label::MLP_ACT);
 
     fn input(&self) -> Activation {

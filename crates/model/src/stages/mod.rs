@@ -1,4 +1,4 @@
-//! The stages that blocks are made of: a file a family, each with its activations, parameters, both directions, and
+//! The stages that blocks consist of. Each file has one family with its activations, parameters, both directions, and
 //! FLOPs.
 
 mod attention;
@@ -23,7 +23,7 @@ pub use rotary::Rotary;
 
 use memory::{Buffer, Out};
 
-/// Where an operation writes an output that may not be needed.
+/// The place for an output that may not be needed.
 fn written(buffer: &mut Option<Buffer>) -> Option<Out<'_>> {
     buffer.as_mut().map(Buffer::view_mut)
 }

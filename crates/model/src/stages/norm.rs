@@ -13,7 +13,7 @@ use std::rc::Rc;
 #[derive(Clone, Debug)]
 pub struct Norm {
     weight: ParameterId,
-    /// LayerNorm has a bias, and takes the mean away; RMSNorm has none, and does not.
+    /// LayerNorm has a bias, and subtracts the mean; RMSNorm does neither.
     bias: Option<ParameterId>,
     eps: f32,
     width: usize,
@@ -87,7 +87,7 @@ impl Norm {
         }?)
     }
 
-    /// `dx = init + ...` from `dy` and what the forward pass read and made; adds the parameters' gradients.
+    /// `dx = init + ...` from `dy`, and from what the forward pass read and made. Adds to the parameters' gradients.
     ///
     /// # Errors
     /// As [`Norm::forward`].
@@ -151,15 +151,15 @@ pub struct NormStage {
 impl NormStage {
     /// Input of attention.
     pub const H1: Activation = Activation::new("h1", "d_h1", Label::LAYERNORM);
-    /// Mean of what becomes [`NormStage::H1`].
+    /// Mean of the first norm's input, whose output is [`NormStage::H1`].
     pub const MEAN1: Activation = Activation::new("mean1", "d_mean1", Label::LAYERNORM);
-    /// Its reciprocal deviation, or root mean square.
+    /// Reciprocal deviation of the first norm's input, or reciprocal root mean square.
     pub const RSTD1: Activation = Activation::new("rstd1", "d_rstd1", Label::LAYERNORM);
     /// Input of the feed-forward layer.
     pub const H2: Activation = Activation::new("h2", "d_h2", Label::LAYERNORM);
-    /// Mean of what becomes [`NormStage::H2`].
+    /// Mean of the second norm's input, whose output is [`NormStage::H2`].
     pub const MEAN2: Activation = Activation::new("mean2", "d_mean2", Label::LAYERNORM);
-    /// Its reciprocal deviation, or root mean square.
+    /// Reciprocal deviation of the second norm's input, or reciprocal root mean square.
     pub const RSTD2: Activation = Activation::new("rstd2", "d_rstd2", Label::LAYERNORM);
 }
 

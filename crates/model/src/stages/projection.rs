@@ -3,8 +3,8 @@
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Linear, ModelError, ParameterId, Pass};
 
-/// output `[b s, f]` = input W^T + b: gate and up side by side, or the first product of a feed-forward layer without a
-/// gate.
+/// output `[b s, f]` = input W^T + b. The output is gate and up side by side, or the first product of a feed-forward
+/// layer without a gate.
 pub struct Projection {
     /// The name in reports.
     pub name: &'static str,

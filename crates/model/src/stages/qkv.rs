@@ -7,8 +7,8 @@ use kernels::Init;
 use kernels::operation::{JoinQkv, Rotary, SplitQkv, Turn};
 use memory::{Buffer, In};
 
-/// Makes `q [b s, heads d]`, `k [b s, kv_heads d]` and `v [b s, kv_heads e]` of the normalised input: one product, whose result
-/// is then taken apart.
+/// Computes `q [b s, heads d]`, `k [b s, kv_heads d]` and `v [b s, kv_heads e]` from the normalised input. One product
+/// makes all three, and its result is then split.
 pub struct Qkv {
     /// What is projected.
     pub input: Activation,
@@ -16,9 +16,9 @@ pub struct Qkv {
     pub linear: Linear,
     /// Width of keys, and of values.
     pub kv_widths: [usize; 2],
-    /// Norms of every query head and every key head before they are turned (Qwen3).
+    /// Norms of every query head and every key head, before the rotary embedding (Qwen3).
     pub norms: Option<HeadNorms>,
-    /// Whether queries and keys are turned by the rotary embedding.
+    /// Whether the rotary embedding is applied to queries and keys.
     pub is_rotary: bool,
 }
 
@@ -51,7 +51,7 @@ impl Qkv {
         [self.linear.outputs() - k_width - v_width, k_width, v_width]
     }
 
-    /// What queries and keys are turned by where they are taken apart: with norms, that comes later.
+    /// The rotary embedding to apply where the product is split; none with norms, which come first.
     fn turn<'p>(&self, pass: &Pass<'p>) -> Option<Turn<'p>> {
         (self.is_rotary && self.norms.is_none()).then(|| Turn {
             table: pass.rotary_table(),
@@ -59,7 +59,7 @@ impl Qkv {
         })
     }
 
-    /// Turns normalised queries or keys, or their gradient back.
+    /// Applies the rotary embedding to normalised queries or keys, or its inverse to their gradient.
     fn turn_in_place(&self, pass: &Pass, x: &mut Buffer, inverse: bool) -> Result<(), ModelError> {
         if self.is_rotary {
             pass.kernels().run(Rotary {
@@ -72,8 +72,8 @@ impl Qkv {
         Ok(())
     }
 
-    /// The product, taken apart into those of queries, keys and values that are wanted. A replay of one of them is of the
-    /// whole product, since a part of it might have other bits.
+    /// The product, split into the wanted ones of queries, keys and values. A replay of one of them computes the whole
+    /// product, because a part of it might have other bits.
     fn project(
         &self,
         pass: &Pass,
@@ -109,7 +109,8 @@ impl Qkv {
         Ok(())
     }
 
-    /// Queries and keys normalised, and values: what the former were before is saved for the norms' backward pass.
+    /// Values, and normalised queries and keys. Queries and keys are also saved as they were before their norms, which
+    /// the norms' backward passes read.
     fn normalised(&self, pass: &mut Pass, heads: &HeadNorms, x: In) -> Result<(), ModelError> {
         let mut before = [None, None];
         let mut is_kept = [false, false];
@@ -144,7 +145,7 @@ impl Qkv {
         Ok(())
     }
 
-    /// The gradients of queries, keys and values side by side, before norms and rotary embedding.
+    /// The gradients of queries, keys and values side by side, as they were before norms and rotary embedding.
     fn joined_gradient(&self, pass: &mut Pass) -> Result<Buffer, ModelError> {
         let [mut dq, mut dk, dv] = Qkv::MADE.map(|activation| pass.gradient(activation));
         if let Some(heads) = &self.norms {
@@ -166,13 +167,13 @@ impl Qkv {
 }
 
 impl HeadNorms {
-    /// A row for each head of each token.
+    /// One row for each head of each token.
     fn shape(&self, x: In) -> [usize; 2] {
         [x.elements() / self.head_dim, self.head_dim]
     }
 
-    /// The gradient through the norm of each query or key head. Its statistics are made again: they are smaller than a
-    /// lease.
+    /// The gradient through the norm of each query or key head. The norm's statistics are computed again: they are too
+    /// small to be worth an activation.
     fn backward(&self, pass: &mut Pass, which: usize, dy: Buffer) -> Result<Buffer, ModelError> {
         let (raw, norm) = (Qkv::RAW[which], &self.norms[which]);
         let x = pass.pull(raw)?;

@@ -13,13 +13,13 @@ pub struct ResidualProjection {
     pub name: &'static str,
     /// What is projected.
     pub input: Activation,
-    /// What it is added to.
+    /// The residual stream that the product is added to.
     pub residual: Activation,
     /// The sum.
     pub output: Activation,
     /// The projection.
     pub linear: Linear,
-    /// Where it is dropped before it is added.
+    /// Where the product is dropped before it is added.
     pub dropout: DropoutSite,
 }
 
@@ -27,12 +27,13 @@ impl ResidualProjection {
     /// The residual stream between attention and the feed-forward layer.
     pub const X2: Activation = Activation::new("x2", "d_x", Label::ATTN_OUT);
 
-    /// The number of the first element of the sum, where these are a tile's tokens.
+    /// The number of the first element of the sum: on a tile, its first token's.
     fn first(&self, pass: &Pass) -> usize {
         pass.first_token() * self.linear.outputs()
     }
 
-    /// The product adds bias and residual, unless something is dropped between: then one operation does all three.
+    /// The product adds bias and residual itself. With dropout, one operation after the product adds the bias, drops,
+    /// and adds the residual.
     fn sum(&self, pass: &Pass, mut out: Out, x: In, residual: In) -> Result<(), ModelError> {
         let dropout = pass.dropout(self.dropout);
         if dropout.is_none() {
@@ -90,7 +91,7 @@ impl Stage for ResidualProjection {
         Ok(())
     }
 
-    /// The gradient of the sum is that of the residual too, and is handed on as it is.
+    /// The gradient of the sum is also the residual's, and is filed unchanged.
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let dsum = pass.gradient(self.output);
         let mut masked = None;

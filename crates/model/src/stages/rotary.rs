@@ -1,13 +1,13 @@
-//! The rotary embedding (Su et al. 2021): the table of angles that queries and keys are turned by.
+//! The rotary embedding (Su et al. 2021): the table of angles by which queries and keys are turned.
 
 use crate::{ModelError, RopeScaling};
 use kernels::Kernels;
 use memory::{Buffer, Category, DType, Memory};
 
-/// Which angles the positions turn by.
+/// The parameters of the angles.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rotary {
-    /// Width of a head: pairs of its two halves turn together.
+    /// Width of a head. An element of its first half and one of its second are turned as a pair.
     pub head_dim: usize,
     /// Base of the wavelengths.
     pub theta: f64,
@@ -32,8 +32,9 @@ impl Rotary {
         Ok(table)
     }
 
-    /// Cosines `[s, head_dim / 2]`, then sines: angle = position x frequency, both rounded to f32 first, as Hugging
-    /// Face and PyTorch do. The backward pass multiplies by the same values, so gradients are scaled by the amplitude too.
+    /// Cosines `[s, head_dim / 2]`, then sines. An angle is position x frequency, both rounded to f32 first, as in
+    /// Hugging Face and PyTorch. The backward pass multiplies by the same values, so gradients are scaled by the
+    /// amplitude too.
     fn table(&self, seq: usize) -> Vec<f32> {
         let frequencies = self.frequencies().into_iter();
         let frequencies: Vec<f32> = frequencies.map(|frequency| frequency as f32).collect();
@@ -85,8 +86,8 @@ mod tests {
         assert!((f64::from(sines[64 + 63]) - 500_000f64.powf(-63.0 / 64.0)).abs() < 1e-9);
     }
 
-    /// Against Hugging Face transformers' `_compute_llama3_parameters`, with Llama-3.1-8B's settings: short
-    /// wavelengths are kept, long ones divided by 8.
+    /// The values of Hugging Face transformers' `_compute_llama3_parameters` with Llama-3.1-8B's settings: short
+    /// wavelengths are kept, long ones are 8 times as long.
     #[test]
     fn llama3_scaling_keeps_short_and_stretches_long_wavelengths() {
         let scaling = RopeScaling::Llama3 {
