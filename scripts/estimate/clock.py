@@ -65,8 +65,3 @@ def kernel_seconds(counted, launch):
     whole, rest = divmod(launch.blocks, wave)
     seconds = whole * wave_seconds(counted, launch, wave) if whole else 0.0
     return seconds + (wave_seconds(counted, launch, rest) if rest else 0.0)
-
-
-def product_seconds(flops, bytes, tuned=1.0):
-    """The time of a product by the library: of its operations, or of its operands' bytes, with the matrix that it is added to."""
-    return max(flops / (hopper.PRODUCT_FLOPS * tuned), bytes / hopper.BYTES_A_SECOND)

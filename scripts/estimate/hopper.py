@@ -16,8 +16,12 @@ MMA_SHARE = 0.62
 # Of the w warps of a scheduler, for how many nothing hides the work beside the bottleneck: see clock.py.
 EXPOSED_WARPS = 1.5
 
-# The rate of cuBLASLt's large bf16 products under the power limit in published runs; the close reading assumed it.
-PRODUCT_FLOPS = 700e12
+# The rate of cuBLASLt's large bf16 products under the power limit of a card, between 640 and 700 in published runs.
+PRODUCT_FLOPS, PRODUCT_FLOPS_LOW, PRODUCT_FLOPS_HIGH = 670e12, 640e12, 700e12
+# Their rate where power does not limit them, all multiprocessors busy: 8192^3 ran at 769 to 798 on an H200.
+UNLIMITED_PRODUCT_FLOPS = 800e12
+# What a tile of a product takes beside its operations: its first operands come, and its result goes. An assumption.
+TILE_WAIT_S = 1.2e-6
 # Of 3.35 TB/s by the data sheet; the same assumption.
 BYTES_A_SECOND = 3.0e12
 # Latency of a memory load under load; between published 0.5 and 0.8 us.
@@ -32,6 +36,7 @@ HOST_LAUNCH_S = 5e-6
 # The assumed gain of `trainer tune` on products: the middle of 2 to 4 %.
 TUNED = 1.03
 
-# cuDNN's attention, forward and ordered backward, causal operations a second by length of sequence: between FlashAttention-3's
-# published 550 to 660 forward and 400 to 500 backward for long sequences; less for short ones, whose diagonal is a larger part.
-CUDNN_FLOPS = {1024: (450e12, 350e12), 8192: (600e12, 450e12)}
+# cuDNN's attention, forward and ordered backward, causal operations a second by length of sequence. Forward: FlashAttention-3's
+# published 550 to 660 for long sequences, less for short ones, whose diagonal is a larger part. Backward: what others measured
+# of cuDNN's ordered one, 250 to 380.
+CUDNN_FLOPS = {1024: (450e12, 250e12), 8192: (600e12, 380e12)}

@@ -1,8 +1,8 @@
 """The time of each call of a micro-batch, with its share of those made once a step, in the rows of the close reading's table."""
 import dataclasses
 
-from . import attention, hopper
-from .clock import Launch, kernel_seconds, product_seconds
+from . import attention, hopper, products
+from .clock import Launch, kernel_seconds
 from .loops import loads_and_bytes
 
 PRODUCTS, HEAD, FORWARD, BACKWARD, OTHERS, UPDATE = ROWS = (
@@ -24,9 +24,9 @@ def row_of(call):
 
 
 def seconds(call, kernels, tuned=1.0):
-    """The time of a call. `tuned`: by how much the library's products are faster than its first choice."""
+    """The time of a call. `tuned`: by how much the library's products are faster than is assumed."""
     if call.product:
-        return product_seconds(call.flops, call.bytes, tuned)
+        return products.seconds(call.product, call.bytes, tuned)
     if not call.kernel:
         return call.bytes / hopper.BYTES_A_SECOND
     counted = kernels[call.kernel]
@@ -80,13 +80,13 @@ def step_of(listing, kernels, cudnn=False, tuned=1.0):
     """A listed step, on kernels as they are counted."""
     timed = [Timed(row_of(call), call.source or "", seconds(call, kernels, tuned), call.times, call.in_graph)
              for call in listing.calls if not (cudnn and call.operation.startswith("flash_"))]
-    products = sum(call.flops * call.times for call in listing.calls if call.product and call.phase != "recompute")
+    of_products = sum(call.flops * call.times for call in listing.calls if call.product and call.phase != "recompute")
     forwards = [call for call in listing.calls if call.kernel and call.kernel.startswith("flash_forward") and call.phase != "recompute"]
     if cudnn:
         timed += [each for call in forwards for each in by_cudnn(call)]
     # Backward is twice forward.
     causal = 3 * sum(attention.flops_forward(call) * call.times for call in forwards)
-    return Step(tuple(timed), listing.head_chunk, products + causal, products + 2 * causal)
+    return Step(tuple(timed), listing.head_chunk, of_products + causal, of_products + 2 * causal)
 
 
 def by_cudnn(call):

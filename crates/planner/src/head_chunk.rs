@@ -1,7 +1,7 @@
 //! `memory.head_chunk = "auto"`: the smallest chunk of the output head that costs a step next to nothing.
 //!
-//! A chunk's products read and write the gradient of the whole head, so many small chunks move more bytes than a GPU hides
-//! behind its products; the logits of a large one take memory. A chunk decides the order of sums, so the choice must not
+//! Each chunk's product reads the gradient of the whole head and writes it again, and a GPU hides only half of those bytes
+//! behind the product; the logits of a large chunk take memory. A chunk decides the order of sums, so the choice must not
 //! depend on what promises the same bits: recompute, offload, ranks. What chunks cost is therefore read from one micro-batch
 //! on paper in which everything is kept on the device, by a process alone, at the rates that are assumed of a GPU; such runs
 //! differ only where memory is too short for the chunk that is wanted.
@@ -11,7 +11,7 @@ use crate::figures::figures;
 use crate::gpus;
 use crate::on_paper::Paper;
 use kernels::Target;
-use kernels::timeline::Measured;
+use kernels::timeline::{Measured, Rates};
 use memory::Rank;
 use session::SessionError;
 use settings::{AutoOr, Config, DEFAULT_HEAD_CHUNK, Release, Settings};
@@ -21,6 +21,10 @@ const CHUNKS: [usize; 5] = [DEFAULT_HEAD_CHUNK, 1024, 2048, 4096, 8192];
 
 /// A micro-batch may take so much longer than with the fastest chunk for a smaller one.
 const NEXT_TO_NOTHING: f64 = 0.005;
+
+/// The share of the bytes of what a product is added to that take time beside its operations: a tile's sums are read and
+/// written behind its last operations, where only another tile's can hide them. An assumption, as in `scripts/estimate`.
+const EXPOSED: f64 = 0.5;
 
 /// A chunk of the output head that was chosen.
 #[derive(Clone, Debug, PartialEq)]
@@ -111,11 +115,28 @@ fn compared(config: &Config) -> Result<Vec<Chunk>, SessionError> {
         return Ok(Vec::new());
     }
     let chunk = |(tokens, settings): (usize, Settings)| {
-        let paper = Paper::new(&settings, Target::Cuda, Measured::new());
+        let mut paper = Paper::new(&settings, Target::Cuda, Measured::new());
+        paper.measured = gradient_products(&settings, tokens, paper.rates);
         let seconds = paper.another_micro_batch(&settings)?;
         Ok(Chunk { tokens, seconds })
     };
     possible.into_iter().map(chunk).collect()
+}
+
+/// What the product of a chunk takes that is added to the head's gradient, by the chunk's tokens: those of a whole chunk, and
+/// those of the last.
+fn gradient_products(settings: &Settings, chunk: usize, rates: Rates) -> Measured {
+    let (vocab, hidden) = (settings.model.vocab, settings.model.hidden);
+    let last = settings.micro_batch * settings.seq % chunk;
+    let product = |tokens: usize| {
+        let flops = 2.0 * (vocab * tokens * hidden) as f64;
+        let gradient = 2.0 * (vocab * hidden * settings.states.gradients.size_in_bytes()) as f64;
+        let operands = (tokens * (vocab + hidden) * settings.dtype.size_in_bytes()) as f64;
+        let seconds = flops / rates.flops + EXPOSED * gradient / rates.memory;
+        let seconds = seconds.max((gradient + operands) / rates.memory);
+        (("matmul".to_string(), vec![vocab, tokens, hidden]), seconds)
+    };
+    [chunk, last].map(product).into()
 }
 
 /// The configuration without what promises to change no bits and may take time: the same for all that compute the same.
@@ -244,6 +265,42 @@ mod tests {
         let few = ChosenHeadChunk::new(&few, Target::Cuda, None, None).unwrap();
         for chosen in [on_cpu, few] {
             assert_eq!((chosen.tokens, chosen.describe()), (512, None));
+        }
+    }
+
+    /// 2,000 tokens: three whole chunks of 600, and 200.
+    #[test]
+    fn every_chunk_pays_for_half_of_the_gradient_that_it_is_added_to() {
+        for (dtype, bytes) in [("bf16", 2.0), ("f32", 4.0)] {
+            let grad_dtype = format!("optim.grad_dtype={dtype}");
+            let set = [
+                "batch.micro=2",
+                "data.seq=1000",
+                &grad_dtype,
+                "train.dtype=bf16",
+            ];
+            let config = with_chunk(&everything_kept(&config(&set)), 600);
+            let settings = Settings::new(&config).unwrap();
+            let plain = Paper::new(&settings, Target::Cuda, Measured::new());
+            let rates = plain.rates;
+            let measured = gradient_products(&settings, 600, rates);
+            let dearer = Paper::new(&settings, Target::Cuda, measured);
+            let [plain, dearer] =
+                [plain, dearer].map(|paper| paper.another_micro_batch(&settings).unwrap());
+            let weights = 150_000.0 * 1024.0;
+            let more = |tokens: f64| {
+                let flops = 2.0 * weights * tokens / rates.flops;
+                let gradient = 2.0 * bytes * weights;
+                let operands = 2.0 * tokens * (150_000.0 + 1024.0);
+                let bytes = (gradient + operands) / rates.memory;
+                (flops + 0.5 * gradient / rates.memory).max(bytes) - flops.max(bytes)
+            };
+            let expected = 3.0 * more(600.0) + more(200.0);
+            assert!(expected > 1e-4, "{dtype}: {expected}");
+            assert!(
+                (dearer - plain - expected).abs() < 1e-9,
+                "{dtype}: {expected}"
+            );
         }
     }
 
