@@ -57,14 +57,21 @@ mod cuda {
         }
     }
 
+    /// The targets of machine code.
+    ///
+    /// # Panics
+    /// If [`TARGETS`] names one that is not built.
     fn targets() -> Vec<&'static str> {
-        let named = std::env::var(TARGETS).ok();
-        let is_named = |target: &&str| {
-            let named = named.as_ref();
-            *target == PTX_OF
-                || named.is_none_or(|named| named.split(',').any(|name| name == *target))
+        let Ok(named) = std::env::var(TARGETS) else {
+            return MACHINE_CODE.to_vec();
         };
-        MACHINE_CODE.into_iter().filter(is_named).collect()
+        let named: Vec<&str> = named.split(',').collect();
+        let unknown = named.iter().find(|name| !MACHINE_CODE.contains(name));
+        if let Some(unknown) = unknown {
+            panic!("{TARGETS} names `{unknown}`; kernels are built for {MACHINE_CODE:?}");
+        }
+        let is_wanted = |target: &&str| *target == PTX_OF || named.contains(target);
+        MACHINE_CODE.into_iter().filter(is_wanted).collect()
     }
 
     /// Compiles what has changed, and lists everything.

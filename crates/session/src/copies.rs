@@ -36,7 +36,7 @@ impl Session {
         elements: Range<usize>,
     ) -> Result<Vec<f32>, SessionError> {
         let layout = self.model.layout();
-        self.has_gradient(index)?;
+        self.check_has_gradient(index)?;
         let first = layout.entries()[index].offset;
         let range = first + elements.start..first + elements.end;
         Ok(widened(self.gradients.dtype(), range.len(), |bytes| {
@@ -45,7 +45,7 @@ impl Session {
     }
 
     /// Nothing, or why a parameter has no gradient between steps.
-    fn has_gradient(&self, index: usize) -> Result<(), SessionError> {
+    fn check_has_gradient(&self, index: usize) -> Result<(), SessionError> {
         let layout = self.model.layout();
         let entry = &layout.entries()[index];
         if !entry.role.is_trained() {
@@ -75,7 +75,7 @@ impl Session {
     /// As [`Session::gradient`].
     pub fn copy_gradient(&self, index: usize, out: Out) -> Result<(), SessionError> {
         let range = self.model.layout().entries()[index].range();
-        self.has_gradient(index)?;
+        self.check_has_gradient(index)?;
         match self.gradients.on_host(&range) {
             None => self.copy(out, self.gradients.flat(&range)),
             Some(_) => self.send(out, &self.gradient(index)?),

@@ -129,7 +129,6 @@ impl Session {
             each_micro_batch: Box::new(|_, _| {}),
             in_flight: None,
             finished: None,
-            lent: None,
             is_half_updated: false,
             _scratch: scratch,
         })

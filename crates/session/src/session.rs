@@ -50,8 +50,6 @@ pub struct Session {
     pub(crate) in_flight: Option<InFlight>,
     /// The outcome of the last step that is known to be done, until somebody takes it.
     pub(crate) finished: Option<StepOutcome>,
-    /// Where the tokens of the step that is being made are on the device, if another library has them there.
-    pub(crate) lent: Option<LentTokens>,
     /// Whether a step that releases gradients failed in its backward pass: some weights are a step ahead of others.
     pub(crate) is_half_updated: bool,
     /// Where optimizer states are on a disk; removed with all that is in it.
@@ -66,9 +64,7 @@ impl Session {
     /// exceptions: a step whose update was refused a lease is made, and [`Session::finish_step`] completes it; one that
     /// releases gradients and fails in its backward pass has updated some of the weights, and cannot be made again.
     pub fn step(&mut self, batch: &StepBatch) -> Result<StepOutcome, SessionError> {
-        self.start_step(batch)?;
-        let outcome = self.finish_step()?;
-        Ok(outcome.expect("a step was started"))
+        self.step_of(batch, None)
     }
 
     /// As [`Session::step`], for tokens that another library has on the device. They are read where they are, but where
@@ -82,10 +78,17 @@ impl Session {
         batch: &StepBatch,
         lent: LentTokens,
     ) -> Result<StepOutcome, SessionError> {
-        self.lent = Some(lent);
-        let made = self.step(batch);
-        self.lent = None;
-        made
+        self.step_of(batch, Some(lent))
+    }
+
+    fn step_of(
+        &mut self,
+        batch: &StepBatch,
+        lent: Option<LentTokens>,
+    ) -> Result<StepOutcome, SessionError> {
+        self.start_step_of(batch, lent)?;
+        let outcome = self.finish_step()?;
+        Ok(outcome.expect("a step was started"))
     }
 
     /// Asks for one training step, while the device may still be at the one before. Where the host computes, the step
@@ -95,6 +98,14 @@ impl Session {
     /// # Errors
     /// As [`Session::step`].
     pub fn start_step(&mut self, batch: &StepBatch) -> Result<(), SessionError> {
+        self.start_step_of(batch, None)
+    }
+
+    fn start_step_of(
+        &mut self,
+        batch: &StepBatch,
+        lent: Option<LentTokens>,
+    ) -> Result<(), SessionError> {
         self.refuse_half_updated()?;
         self.memory.begin_step();
         self.gradients.begin_step();
@@ -105,7 +116,7 @@ impl Session {
         if self.gradients.is_released() {
             self.begin_released(&mut beside.own)?;
         }
-        let made = self.forward_backward(batch, targets, &mut beside);
+        let made = self.forward_backward(batch, lent, targets, &mut beside);
         self.is_half_updated =
             made.is_err() && self.gradients.is_released() && self.optimizer.is_pending();
         // What crossed for the step before counts for it, also where this one is broken off.
@@ -220,6 +231,7 @@ impl Session {
     fn forward_backward(
         &mut self,
         step: &StepBatch,
+        lent: Option<LentTokens>,
         targets: usize,
         beside: &mut UpdateTraffic,
     ) -> Result<(ReplayCounts, StepTraffic), SessionError> {
@@ -247,7 +259,7 @@ impl Session {
                 micro_batch: number as u64,
             };
             let section = section(&self.settings, (index, count), micro);
-            let lent = self.lent.filter(|_| section.is_none());
+            let lent = lent.filter(|_| section.is_none());
             let lent = lent.map(|lent| lent.of(index, micro));
             let (memory, kernels) = (&self.memory, &*self.kernels);
             let batch = upload(memory, kernels, micro, lent)?;

@@ -1,12 +1,12 @@
-//! A micro-batch onto the device.
+//! Uploads a micro-batch.
 
 use data::MicroBatch;
 use kernels::Kernels;
 use memory::{In, Memory};
 use model::{Batch, BatchShape, ModelError};
 
-/// The tokens of a step's micro-batches, one after the other, where another library has them on the device. The step's batch
-/// has the same: from it their targets are counted.
+/// The tokens of a step's micro-batches, one after the other, in another library's device memory. The step's batch holds the
+/// same tokens on the host, and its targets are counted there. All micro-batches have the same shape.
 #[derive(Clone, Copy)]
 pub struct LentTokens {
     /// `[tokens]` i32.
@@ -16,7 +16,7 @@ pub struct LentTokens {
 }
 
 impl LentTokens {
-    /// Those of a micro-batch by its number, of which all have as many.
+    /// The tokens of one micro-batch, by its number.
     pub(crate) fn of(self, number: usize, micro: &MicroBatch) -> LentTokens {
         let tokens = micro.rows * micro.seq;
         let range = number * tokens..(number + 1) * tokens;
@@ -27,7 +27,7 @@ impl LentTokens {
     }
 }
 
-/// Leases and uploads a micro-batch, and where its documents begin if they are packed. Tokens that are lent stay where they are.
+/// Leases and uploads a micro-batch, with the beginnings of its documents if they are packed. Lent tokens are not copied.
 pub(crate) fn upload(
     memory: &Memory,
     kernels: &Kernels,

@@ -7,7 +7,7 @@ use crate::cpu::simd::Real;
 use half::bf16;
 use memory::{DType, In, Out};
 
-/// What a product's result is added to, before it is stored.
+/// The term that is added to a product's result before it is stored.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Added<'a> {
     pub(in crate::cpu) bias: Option<In<'a>>,

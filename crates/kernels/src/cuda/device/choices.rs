@@ -7,7 +7,7 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use std::mem::MaybeUninit;
 
-/// Who chose the algorithm of a product.
+/// The source of a product's choice of algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChosenBy {
     /// The library's heuristic, which names it first.

@@ -8,19 +8,19 @@ use libloading::Library;
 use std::sync::OnceLock;
 
 /// A library by its possible file names. The first that exists is loaded. The names and their order are cudarc's.
-pub(super) struct Lib {
+pub(super) struct NvidiaLibrary {
     names: &'static [&'static str],
     loaded: OnceLock<Option<Library>>,
 }
 
-pub(super) static DRIVER: Lib = Lib::named(&["libcuda.so", "libcuda.so.1"]);
-pub(super) static CUBLASLT: Lib =
-    Lib::named(&["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"]);
-pub(super) static CUDNN: Lib = Lib::named(&["libcudnn.so", "libcudnn.so.9"]);
+pub(super) static DRIVER: NvidiaLibrary = NvidiaLibrary::named(&["libcuda.so", "libcuda.so.1"]);
+pub(super) static CUBLASLT: NvidiaLibrary =
+    NvidiaLibrary::named(&["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"]);
+pub(super) static CUDNN: NvidiaLibrary = NvidiaLibrary::named(&["libcudnn.so", "libcudnn.so.9"]);
 
-impl Lib {
-    const fn named(names: &'static [&'static str]) -> Lib {
-        Lib {
+impl NvidiaLibrary {
+    const fn named(names: &'static [&'static str]) -> NvidiaLibrary {
+        NvidiaLibrary {
             names,
             loaded: OnceLock::new(),
         }

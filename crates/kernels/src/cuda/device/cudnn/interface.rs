@@ -1,4 +1,4 @@
-//! What is used of cuDNN's backend interface, under the names of `cudnn_graph.h`.
+//! The functions and constants of cuDNN's backend interface that are used here, under their names in `cudnn_graph.h`.
 //!
 //! These are ours because cuDNN is loaded in every build, and only when it is asked for. cudarc would link it in a build with
 //! candle's kernels, and such a program would not start where there is no cuDNN.
@@ -8,10 +8,10 @@ use cudarc::driver::sys::CUstream;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-/// The library at work on a device (`cudnnHandle_t`).
+/// The library's state for a device (`cudnnHandle_t`).
 pub(super) type CudnnHandle = *mut CudnnContext;
 
-/// What a [`CudnnHandle`] points to.
+/// The opaque type behind [`CudnnHandle`].
 pub(super) enum CudnnContext {}
 
 /// A descriptor (`cudnnBackendDescriptor_t`).
@@ -26,7 +26,7 @@ macro_rules! functions {
             /// As NVIDIA documents it.
             ///
             /// # Panics
-            /// Where there is no cuDNN: `CudnnVersion::look_up` comes first.
+            /// If cuDNN was not found. Call `CudnnVersion::look_up` first.
             #[allow(non_snake_case, reason = "NVIDIA's name")]
             pub(super) unsafe fn $name($($argument: $type),*) -> $result {
                 static FOUND: OnceLock<unsafe extern "C" fn($($type),*) -> $result> = OnceLock::new();
@@ -58,7 +58,7 @@ functions! {
     cudnnBackendExecute(handle: CudnnHandle, plan: Raw, pack: Raw) -> Status;
 }
 
-/// Makes types of numbers, each with the names of those that are used. cuDNN may answer others.
+/// Makes a type for each kind of number, with names for the values used here. cuDNN may return others.
 macro_rules! numbers {
     ($($(#[$doc:meta])* $type:ident { $($name:ident = $number:literal,)* })*) => {
         $(
@@ -84,12 +84,12 @@ macro_rules! numbers {
 }
 
 numbers! {
-    /// What a call answers (`cudnnStatus_t`).
+    /// Result of a call (`cudnnStatus_t`).
     Status {
         CUDNN_STATUS_SUCCESS = 0,
         CUDNN_STATUS_NOT_SUPPORTED = 3000,
     }
-    /// What a descriptor describes (`cudnnBackendDescriptorType_t`).
+    /// Kind of a descriptor (`cudnnBackendDescriptorType_t`).
     Kind {
         CUDNN_BACKEND_POINTWISE_DESCRIPTOR = 0,
         CUDNN_BACKEND_ENGINE_DESCRIPTOR = 2,
@@ -111,7 +111,7 @@ numbers! {
         CUDNN_BACKEND_OPERATION_DIAGONAL_BAND_MASK_DESCRIPTOR = 44,
         CUDNN_BACKEND_OPERATION_SOFTMAX_DESCRIPTOR = 45,
     }
-    /// What an attribute says (`cudnnBackendAttributeName_t`).
+    /// Name of an attribute (`cudnnBackendAttributeName_t`).
     Name {
         CUDNN_ATTR_POINTWISE_MODE = 0,
         CUDNN_ATTR_POINTWISE_MATH_PREC = 1,
@@ -180,7 +180,7 @@ numbers! {
         CUDNN_ATTR_OPERATION_SOFTMAX_YDESC = 3101,
         CUDNN_ATTR_OPERATION_SOFTMAX_STATS_DESC = 3102,
     }
-    /// What an attribute is (`cudnnBackendAttributeType_t`).
+    /// Type of an attribute's values (`cudnnBackendAttributeType_t`).
     Type {
         CUDNN_TYPE_HANDLE = 0,
         CUDNN_TYPE_DATA_TYPE = 1,
@@ -195,7 +195,7 @@ numbers! {
         CUDNN_TYPE_REDUCTION_OPERATOR_TYPE = 18,
         CUDNN_TYPE_CHAR = 24,
     }
-    /// What a tensor holds (`cudnnDataType_t`).
+    /// Element type of a tensor (`cudnnDataType_t`).
     DataType {
         CUDNN_DATA_FLOAT = 0,
         CUDNN_DATA_BFLOAT16 = 9,
@@ -216,7 +216,7 @@ numbers! {
     Mode {
         CUDNN_HEUR_MODE_A = 3,
     }
-    /// What can be set of an engine (`cudnnBackendKnobType_t`).
+    /// Knob of an engine (`cudnnBackendKnobType_t`).
     Knob {
         CUDNN_KNOB_TYPE_STAGES = 14,
         CUDNN_KNOB_TYPE_KERNEL_CFG = 24,
