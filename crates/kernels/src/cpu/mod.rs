@@ -12,9 +12,11 @@ mod dispatch;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod experts;
 mod flash;
 mod gelu;
 mod gemm;
+mod latent;
 mod layer_norm;
 mod matmul;
 mod muon;
@@ -25,6 +27,7 @@ mod qkv;
 mod quantise;
 mod rms_norm;
 mod rotary;
+mod router;
 mod simd;
 mod states;
 mod sum_in_order;
@@ -111,6 +114,28 @@ impl Cpu {
             Operation::CachedAttention(operation) => cache::cached_attention(operation),
             Operation::Swiglu(operation) => swiglu::swiglu(operation),
             Operation::SwigluBackward(operation) => swiglu::swiglu_backward(operation),
+            Operation::Route(operation) => router::route(operation),
+            Operation::RouteBackward(operation) => router::route_backward(operation),
+            Operation::RouterZLoss(operation) => router::router_z_loss(operation),
+            Operation::GroupByExpert(operation) => router::group_by_expert(operation),
+            Operation::CountChoices(operation) => router::count_choices(operation),
+            Operation::BalanceLoss(operation) => router::balance_loss(operation),
+            Operation::StepRouterBias(operation) => router::step_router_bias(operation),
+            Operation::GatherRows(operation) => experts::gather_rows(operation),
+            Operation::SumRows(operation) => experts::sum_rows(operation),
+            Operation::GroupedMatmul(operation) => {
+                experts::grouped_matmul(self.workspace.as_ref(), self.instructions, operation)
+            }
+            Operation::GroupedGradient(operation) => {
+                experts::grouped_gradient(self.workspace.as_ref(), self.instructions, operation)
+            }
+            Operation::WeighedSwiglu(operation) => experts::weighed_swiglu(operation),
+            Operation::WeighedSwigluBackward(operation) => {
+                experts::weighed_swiglu_backward(operation)
+            }
+            Operation::RotaryTail(operation) => latent::rotary_tail(operation),
+            Operation::ExpandKeys(operation) => latent::expand_keys(operation),
+            Operation::ExpandKeysBackward(operation) => latent::expand_keys_backward(operation),
             Operation::Gelu(operation) => gelu::gelu(operation),
             Operation::GeluBackward(operation) => gelu::gelu_backward(operation),
             Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(operation),

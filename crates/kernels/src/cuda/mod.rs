@@ -18,9 +18,11 @@ mod driver;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod experts;
 mod extent;
 mod flash;
 mod gelu;
+mod latent;
 mod layer_norm;
 mod listing;
 mod matmul;
@@ -31,6 +33,7 @@ mod positions;
 mod qkv;
 mod rms_norm;
 mod rotary;
+mod router;
 mod sum_in_order;
 mod swiglu;
 
@@ -165,6 +168,26 @@ impl<D: Driver> Cuda<D> {
             Operation::CachedAttention(operation) => cache::cached_attention(self, operation),
             Operation::Swiglu(operation) => swiglu::swiglu(self, operation),
             Operation::SwigluBackward(operation) => swiglu::swiglu_backward(self, operation),
+            Operation::Route(operation) => router::route(self, operation),
+            Operation::RouteBackward(operation) => router::route_backward(self, operation),
+            Operation::RouterZLoss(operation) => router::router_z_loss(self, operation),
+            Operation::GroupByExpert(operation) => router::group_by_expert(self, operation),
+            Operation::CountChoices(operation) => router::count_choices(self, operation),
+            Operation::BalanceLoss(operation) => router::balance_loss(self, operation),
+            Operation::StepRouterBias(operation) => router::step_router_bias(self, operation),
+            Operation::GatherRows(operation) => experts::gather_rows(self, operation),
+            Operation::SumRows(operation) => experts::sum_rows(self, operation),
+            Operation::GroupedMatmul(operation) => experts::grouped_matmul(self, operation),
+            Operation::GroupedGradient(operation) => experts::grouped_gradient(self, operation),
+            Operation::WeighedSwiglu(operation) => experts::weighed_swiglu(self, operation),
+            Operation::WeighedSwigluBackward(operation) => {
+                experts::weighed_swiglu_backward(self, operation)
+            }
+            Operation::RotaryTail(operation) => latent::rotary_tail(self, operation),
+            Operation::ExpandKeys(operation) => latent::expand_keys(self, operation),
+            Operation::ExpandKeysBackward(operation) => {
+                latent::expand_keys_backward(self, operation)
+            }
             Operation::Gelu(operation) => gelu::gelu(self, operation),
             Operation::GeluBackward(operation) => gelu::gelu_backward(self, operation),
             Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(self, operation),

@@ -20,9 +20,11 @@ mod cross_entropy;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod experts;
 pub(crate) mod flash;
 mod gelu;
 mod init;
+mod latent;
 mod layer_norm;
 mod matmul;
 mod muon;
@@ -31,6 +33,7 @@ mod positions;
 mod qkv;
 mod rms_norm;
 mod rotary;
+mod router;
 mod sum_in_order;
 mod swiglu;
 
@@ -46,9 +49,13 @@ pub use cross_entropy::CrossEntropy;
 pub use dropout::{BiasDropoutAdd, Dropout, DropoutBackward};
 pub use elementwise::{AddBias, BiasBackward, Copy, Fill};
 pub use embedding::{Embedding, EmbeddingBackward};
+pub use experts::{
+    GatherRows, GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
+};
 pub use flash::{Flash, FlashAttention, FlashAttentionBackward, FlashOptions};
 pub use gelu::{Gelu, GeluBackward};
 pub use init::Init;
+pub use latent::{ExpandKeys, ExpandKeysBackward, RotaryTail};
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use matmul::{Gram, Matmul};
 pub use muon::{Combine, DivideByNorm, Momentum, StepAlong};
@@ -57,6 +64,10 @@ pub use positions::{AddPositions, AddPositionsBackward, Positions};
 pub use qkv::{JoinQkv, SplitQkv, Turn};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rotary::Rotary;
+pub use router::{
+    BalanceLoss, CountChoices, GroupByExpert, Route, RouteBackward, RouterGroups, RouterScore,
+    RouterZLoss, Routing, StepRouterBias,
+};
 pub use sum_in_order::SumInOrder;
 pub use swiglu::{Swiglu, SwigluBackward};
 
@@ -117,6 +128,22 @@ operations! {
     CachedAttention,
     Swiglu,
     SwigluBackward,
+    Route,
+    RouteBackward,
+    RouterZLoss,
+    GroupByExpert,
+    CountChoices,
+    BalanceLoss,
+    StepRouterBias,
+    GatherRows,
+    SumRows,
+    GroupedMatmul,
+    GroupedGradient,
+    WeighedSwiglu,
+    WeighedSwigluBackward,
+    RotaryTail,
+    ExpandKeys,
+    ExpandKeysBackward,
     Gelu,
     GeluBackward,
     CrossEntropy,
