@@ -18,6 +18,7 @@ mod block;
 mod block_spec;
 mod config;
 mod error;
+mod experts_config;
 mod families;
 mod flowing;
 mod forward_backward;
@@ -59,6 +60,7 @@ pub use config::{
     ActivationFunction, Family, ModelConfig, ModelConfigError, NormKind, PositionKind,
 };
 pub use error::ModelError;
+pub use experts_config::{ExpertsConfig, LatentConfig, RouterAuxKind, ScoreKind};
 pub use hooks::{NoHooks, PassHooks};
 pub use hugging_face::{
     HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,

@@ -307,6 +307,7 @@ fn with_linear_and_yarn_scaling() {
         beta_fast: 4.0,
         beta_slow: 1.0,
         attention_factor: None,
+        mscale_all_dim: None,
         truncate: true,
     };
     for scaling in [RopeScaling::Linear { factor: 3.0 }, yarn] {

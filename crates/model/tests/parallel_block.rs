@@ -127,6 +127,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
             },
         }),
         Box::new(Projection {
+            in_f32: false,
             name: "mlp_up",
             input: H,
             output: MlpActivation::GATE_UP,

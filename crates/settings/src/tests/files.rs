@@ -55,6 +55,7 @@ fn full() -> Config {
                 beta_fast: 16.0,
                 beta_slow: 2.0,
                 attention_factor: Some(1.25),
+                mscale_all_dim: None,
                 truncate: false,
             }),
             init_std: 0.01,
