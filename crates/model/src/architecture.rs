@@ -6,7 +6,9 @@ use crate::parameters::Parameters;
 use crate::position::StagePosition;
 use crate::stage::{Declared, Stage};
 use crate::stages::{Head, Qkv, Rotary};
-use crate::{Activation, CacheShape, DropoutSite, Extent, Labels, LayerActivation, ParameterId};
+use crate::{
+    Activation, CacheShape, DropoutSite, Extent, Labels, LayerActivation, ParameterId, RouterLosses,
+};
 
 /// The structure of a model.
 pub struct Architecture {
@@ -20,6 +22,7 @@ pub struct Architecture {
     lowest_trained: Option<usize>,
     rotary: Option<Rotary>,
     tile_tokens: Option<usize>,
+    router_losses: Option<RouterLosses>,
 }
 
 impl Architecture {
@@ -47,6 +50,7 @@ impl Architecture {
             head,
             rotary: None,
             tile_tokens: None,
+            router_losses: None,
         }
     }
 
@@ -56,6 +60,19 @@ impl Architecture {
             rotary: Some(rotary),
             ..self
         }
+    }
+
+    /// The same model, whose routers add these losses. All its stages that count are routers then.
+    pub fn with_router_losses(self, losses: Option<RouterLosses>) -> Architecture {
+        Architecture {
+            router_losses: losses,
+            ..self
+        }
+    }
+
+    /// The losses that its routers add, if any.
+    pub fn router_losses(&self) -> Option<RouterLosses> {
+        self.router_losses
     }
 
     /// The labels that policies name its activations by.
@@ -153,6 +170,21 @@ impl Architecture {
             stages.filter_map(move |(number, Declared { stage, .. })| {
                 let at = StagePosition::new(layer, number);
                 Some((at, stage.name(), stage.statistics()?))
+            })
+        });
+        of_blocks.collect()
+    }
+
+    /// Its routers in the order of layers: the layer, how many experts it has, and the name of the buffer that is added
+    /// to scores where it chooses, if it has one.
+    pub fn routers(&self) -> Vec<(usize, usize, Option<String>)> {
+        let blocks = self.blocks.iter().enumerate();
+        let of_blocks = blocks.flat_map(|(layer, block)| {
+            let stages = block.stages().iter();
+            stages.filter_map(move |declared| {
+                let (experts, bias) = declared.stage.router()?;
+                let name = bias.map(|bias| self.parameters.get(bias).name.clone());
+                Some((layer, experts, name))
             })
         });
         of_blocks.collect()

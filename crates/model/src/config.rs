@@ -1,6 +1,6 @@
 //! The shape of a model: what `[model]` in a configuration and `config.json` in a Hugging Face folder both say.
 
-use crate::{ExpertsConfig, LatentConfig, RopeScaling, RouterAuxKind, ScoreKind};
+use crate::{ExpertsConfig, LatentConfig, RopeScaling, RouterAuxKind, RouterLosses, ScoreKind};
 use serde::{Deserialize, Serialize};
 
 /// The shape of a decoder-only transformer: of the Llama family (Llama, Mistral, Qwen2, Qwen3, Phi-3, and with experts
@@ -530,6 +530,18 @@ impl ModelConfig {
             _ => return Ok(()),
         };
         Err(ModelConfigError::FullLayers(layers.clone(), wrong))
+    }
+
+    /// The losses that routers add, if they add any.
+    pub fn router_losses(&self) -> Option<RouterLosses> {
+        let experts = self.experts.as_ref()?;
+        let losses = RouterLosses {
+            aux: self.router_aux,
+            kind: self.router_aux_kind,
+            choices: experts.chosen,
+            z: self.router_z_loss,
+        };
+        (losses.aux > 0.0 || losses.z > 0.0).then_some(losses)
     }
 
     /// Columns of a head that the rotary embedding turns.

@@ -13,6 +13,7 @@
 
 mod activation;
 mod architecture;
+mod balance;
 mod batch;
 mod block;
 mod block_spec;
@@ -53,6 +54,7 @@ mod tiles;
 
 pub use activation::{Activation, BatchShape, Dimension, Extent};
 pub use architecture::Architecture;
+pub use balance::RouterLosses;
 pub use batch::{Batch, Tokens};
 pub use block::Block;
 pub use block_spec::{AttentionSpec, BlockSpec, FeedForwardSpec};
@@ -78,7 +80,7 @@ pub use policy::{
     Action, Actions, MegatronFlags, OffloadError, OffloadLabels, Policy, Spec, SpecError,
 };
 pub use position::LayerActivation;
-pub use purpose::{Purpose, StepLoss, Training};
+pub use purpose::{LossPart, Purpose, StepLoss, Training};
 pub use randomness::{DropoutKeys, DropoutSite, Randomness};
 pub use replays::ReplayCounts;
 pub use rope_scaling::RopeScaling;

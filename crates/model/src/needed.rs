@@ -1,5 +1,6 @@
 //! How far down the backward pass goes, and which activations it needs.
 
+use crate::balance::Balance;
 use crate::parameters::{ParameterId, Parameters};
 use crate::policy::{Action, Policy};
 use crate::stage::Declared;
@@ -79,7 +80,14 @@ impl Architecture {
         let of_head = policy.action(layers.len(), Activation::X);
         layers.push(vec![(Activation::X, Extent::tokens(self.width()), of_head)]);
         let statistics = Statistics::lease(memory, self.statistics())?;
-        SavedActivations::lease(memory, layers, statistics, dtype, batch)
+        let has_balance = self.router_losses().is_some_and(|losses| losses.aux > 0.0);
+        let routers = self.statistics().into_iter();
+        let balance = has_balance.then(|| {
+            let routers = routers.map(|(at, _, experts)| (at, experts)).collect();
+            Balance::lease(memory, routers, batch.rows)
+        });
+        let counted = (statistics, balance.transpose()?);
+        SavedActivations::lease(memory, layers, counted, dtype, batch)
     }
 
     /// The activations that backward passes read, and those that their replays read under a policy.

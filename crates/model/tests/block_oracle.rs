@@ -9,7 +9,8 @@ use kernels::cpu::Cpu;
 use memory::{Category, DType, Home, Homes, Memory};
 use model::{
     ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, Model,
-    ModelConfig, NormKind, Policy, PositionKind, Purpose, RopeScaling, StepLoss, Training, Work,
+    ModelConfig, NormKind, Policy, PositionKind, Purpose, RopeScaling, RouterAuxKind, StepLoss,
+    Training, Work,
 };
 use std::rc::Rc;
 use units::{Gradients, Weights};
@@ -52,6 +53,11 @@ fn plain() -> ModelConfig {
         rope_theta: 10_000.0,
         rope_scaling: None,
         init_std: 0.02,
+        router_aux: 0.0,
+        router_aux_kind: RouterAuxKind::default(),
+        router_z_loss: 0.0,
+        experts: None,
+        latent: None,
     }
 }
 
@@ -129,8 +135,9 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
         let (ids, targets) = batch(100 + 10 * micro);
         let on_device = Batch::upload(&memory, &cpu, SHAPE, &ids, &targets).unwrap();
         let loss = StepLoss {
-            sum: loss.view_mut(),
-            is_first: micro == 0,
+            sums: loss.view_mut(),
+            are_first: [micro == 0; 3],
+            micro_batches: 1,
             gradient_scale: on_device_scale.view(),
         };
         let policy = Policy::parse("core_attn", config.layers).unwrap();

@@ -204,6 +204,8 @@ keys! {
         lr_adjust: LrAdjust = key(Kind::Choice(LrAdjust::NAMES), "\"match_rms_adamw\"",
             "Muon: how the learning rate of a matrix follows from its shape")
             .details("match_rms_adamw: 0.2 x the root of the longer side; original: the root of rows / columns, at least 1.").needs(need::MUON),
+        router_bias_rate: f64 = key(Kind::Real(Range::NotNegative), "0.0",
+            "How far a step moves the bias of an expert's choices towards the mean load; DeepSeek-V3 took 0.001"),
         matrices: Option<Vec<String>> = optional(Kind::Texts, ("[\"*proj*\"]", "all matrices of the blocks"),
             "Muon: name patterns of the matrices that it updates").needs(need::MUON),
         adafactor_eps: (AutoOr<f64>, f64) = key(Kind::AutoAndReal, "[\"auto\", 1e-3]",

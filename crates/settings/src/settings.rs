@@ -54,6 +54,8 @@ pub struct Settings {
     pub optimizer: Hyperparameters,
     /// Which matrices an optimizer updates as a whole that does so, and at which rate.
     pub whole_matrices: WholeMatrices,
+    /// How far a step moves the biases of routers' choices.
+    pub router_bias_rate: f64,
     /// What training adds to the weights.
     pub states: StateFormats,
     /// Where weights, gradients and optimizer states live.
@@ -193,6 +195,7 @@ impl Settings {
                 gradients: optim.grad_dtype.into(),
                 f32_patterns: optim.f32_states.clone(),
             },
+            router_bias_rate: optim.router_bias_rate,
             homes: config.homes()?,
             ranks: config.ranks(),
             engine_bytes: config.engine_bytes,

@@ -51,7 +51,9 @@ pub(super) fn architecture(
         scaling: config.rope_scaling.clone(),
     };
     let embedding = Box::new(embedding);
-    Architecture::new(config.labels(), parameters, embedding, blocks, head).with_rotary(rotary)
+    Architecture::new(config.labels(), parameters, embedding, blocks, head)
+        .with_rotary(rotary)
+        .with_router_losses(config.router_losses())
 }
 
 /// x2 = x + attention(norm(x)), next x = x2 + feed_forward(norm(x2)), or next x = x2 + experts(norm(x2)).

@@ -4,10 +4,12 @@
 use super::written;
 use crate::activation::Dimension;
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, Label, ModelError, ParameterId, Pass};
+use crate::{Activation, Extent, Label, LossPart, ModelError, ParameterId, Pass};
+use kernels::Init;
 use kernels::operation::{
-    BiasBackward, CountChoices, GroupByExpert, Route, RouteBackward, Routing,
+    BiasBackward, CountChoices, GroupByExpert, Route, RouteBackward, RouterZLoss, Routing,
 };
+use memory::In;
 
 /// Chooses experts by their logits. It also weighs shared experts that have a gate, as a router with one expert.
 pub struct Choice {
@@ -81,18 +83,32 @@ impl Stage for Choice {
         self.is_router.then_some(self.experts)
     }
 
+    fn router(&self) -> Option<(usize, Option<ParameterId>)> {
+        self.is_router.then_some((self.experts, self.bias))
+    }
+
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let logits = pass.pull(self.logits)?;
         let (mut weights, mut ids) = (pass.output(self.weights)?, pass.output(self.ids)?);
         if weights.is_some() || ids.is_some() {
+            let sequences = match self.is_router {
+                true => pass.balance().map(|[counts, _]| counts.dims()[0]),
+                false => None,
+            };
+            let shape = [logits.dims()[0], self.experts];
+            let scores = sequences.map(|_| pass.temporary_f32("router_scores", shape));
+            let mut scores = scores.transpose()?;
             pass.kernels().run(Route {
                 weights: written(&mut weights),
                 ids: written(&mut ids),
-                scores: None,
+                scores: written(&mut scores),
                 logits: logits.view(),
                 bias: self.bias.map(|bias| pass.parameter(bias)),
                 routing: self.routing,
             })?;
+            if let (Some(scores), Some(ids)) = (&scores, &ids) {
+                balance(pass, scores.view(), ids.view())?;
+            }
         }
         pass.put(self.weights, weights);
         pass.put(self.ids, ids);
@@ -102,8 +118,10 @@ impl Stage for Choice {
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let dweights = pass.gradient(self.weights);
         let (logits, ids) = (pass.pull(self.logits)?, pass.pull(self.ids)?);
+        let mut z_loss = None;
         if self.is_router {
             self.count(pass, ids.view())?;
+            z_loss = add_z_loss(pass, logits.view())?;
         }
         let mut dlogits = pass.temporary(self.logits.gradient_name(), logits.dims())?;
         pass.kernels().run(RouteBackward {
@@ -112,8 +130,11 @@ impl Stage for Choice {
             logits: logits.view(),
             ids: ids.view(),
             routing: self.routing,
-            balance: None,
-            z_loss: None,
+            balance: match self.is_router {
+                true => pass.balance_gradient(),
+                false => None,
+            },
+            z_loss,
         })?;
         pass.file_gradient(self.logits, dlogits);
         Ok(())
@@ -122,7 +143,7 @@ impl Stage for Choice {
 
 impl Choice {
     /// Adds the micro-batch's choices of each expert to those of the step.
-    fn count(&self, pass: &mut Pass, ids: memory::In) -> Result<(), ModelError> {
+    fn count(&self, pass: &mut Pass, ids: In) -> Result<(), ModelError> {
         let mut counts = pass.temporary_f32("choices", [1, self.experts])?;
         let kernels = pass.kernels();
         kernels.run(CountChoices {
@@ -136,6 +157,44 @@ impl Choice {
             init,
         })?)
     }
+}
+
+/// Writes what the loss of balance needs of a router: how often each expert was chosen in each sequence, and the sums of
+/// its scores.
+fn balance(pass: &mut Pass, scores: In, ids: In) -> Result<(), ModelError> {
+    let kernels = pass.kernels();
+    let Some([counts, mut sums]) = pass.balance() else {
+        return Ok(());
+    };
+    let seq = scores.dims()[0] / sums.dims()[0];
+    for sequence in 0..sums.dims()[0] {
+        let experts = sums.dims()[1];
+        let row = sums.reborrow().rows(sequence..sequence + 1);
+        kernels.run(BiasBackward {
+            out: row.reshape([experts]),
+            dy: scores.rows(sequence * seq..(sequence + 1) * seq),
+            init: Init::Overwrite,
+        })?;
+    }
+    Ok(kernels.run(CountChoices { counts, ids })?)
+}
+
+/// Adds a router's loss by the size of its logits, if it has one, and gives its factor.
+fn add_z_loss(pass: &mut Pass, logits: In) -> Result<Option<f32>, ModelError> {
+    let z = pass.router_losses().map_or(0.0, |losses| losses.z);
+    if z == 0.0 {
+        return Ok(None);
+    }
+    let tokens = logits.dims()[0];
+    let factor = (z / (tokens * pass.micro_batches()) as f64) as f32;
+    let mut losses = pass.temporary_f32("router_z_losses", [tokens])?;
+    pass.kernels().run(RouterZLoss {
+        losses: losses.view_mut(),
+        logits,
+        factor,
+    })?;
+    pass.add_to_loss(LossPart::RouterZ, losses.view())?;
+    Ok(Some(factor))
 }
 
 /// Groups the chosen rows by expert: the tables that experts work by. `t` tokens of `k` choices are `r` rows.

@@ -153,8 +153,9 @@ impl Run {
         }
         let scale = scale_of(memory, kernels, targets.len());
         let loss = StepLoss {
-            sum: self.loss.view_mut(),
-            is_first: true,
+            sums: self.loss.view_mut(),
+            are_first: [true; 3],
+            micro_batches: 1,
             gradient_scale: scale.view(),
         };
         let work = Work {
