@@ -12,6 +12,7 @@ use model::{
     LatentConfig, LossPart, Model, ModelConfig, NormKind, Policy, PositionKind, Purpose,
     RopeScaling, RouterAuxKind, ScoreKind, StepLoss, Training, Work,
 };
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use units::{Gradients, Weights};
 
@@ -143,7 +144,13 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
             micro_batches: 2,
             gradient_scale: on_device_scale.view(),
         };
-        let policy = Policy::parse("core_attn", config.layers).unwrap();
+        let policy = Policy::with_layers(
+            config.labels(),
+            "core_attn",
+            &BTreeMap::new(),
+            config.layers,
+        )
+        .unwrap();
         let (architecture, dtype) = (model.architecture(), model.dtype());
         let mut saved = architecture
             .lease_saved(&memory, dtype, &policy, SHAPE)
