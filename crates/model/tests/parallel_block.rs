@@ -120,7 +120,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
         }),
         Box::new(CoreAttention {
             kind,
-            attention: config.block(config.sliding_window).attention,
+            attention: config.attention(config.sliding_window),
             dropout: DropoutSite {
                 site: 0,
                 rate: 0.25,
