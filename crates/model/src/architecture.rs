@@ -1,8 +1,8 @@
 //! The structure of a model: an embedding, blocks, a head, and the parameters that they declared.
 
 use crate::block::{Block, Facts, StageRun};
-use crate::needed::{frozen_flops, lowest_trained};
-use crate::parameters::Parameters;
+use crate::needed::{frozen_flops, lowest_trained, used_elements};
+use crate::parameters::{Parameter, Parameters};
 use crate::position::StagePosition;
 use crate::stage::{Declared, Stage};
 use crate::stages::{Head, Qkv, Rotary};
@@ -215,19 +215,34 @@ impl Architecture {
     /// their FLOPs.
     pub fn flops_per_token(&self, seq: usize) -> u64 {
         let lowest = self.lowest_trained.unwrap_or(0);
-        let frozen = |used: &[ParameterId]| frozen_flops(&self.parameters, used);
+        let frozen = |used: &[ParameterId], choices| frozen_flops(&self.parameters, used, choices);
         let blocks = self.blocks.iter().enumerate();
         let blocks = blocks.map(|(layer, block)| match layer < lowest {
             true => block.flops_per_token(seq) / 3,
             false => {
-                let used = block.stages().iter().map(|stage| frozen(&stage.parameters));
-                block.flops_per_token(seq) - used.sum::<u64>()
+                let stages = block.stages().iter();
+                let frozen = stages.map(|one| frozen(&one.parameters, one.stage.choices()));
+                block.flops_per_token(seq) - frozen.sum::<u64>()
             }
         });
         self.embedding.stage.flops_per_token(seq)
             + blocks.sum::<u64>()
             + self.head.flops_per_token()
-            - frozen(&self.head_parameters)
+            - frozen(&self.head_parameters, 1)
+    }
+
+    /// Parameters that a token uses: all but those of experts that it is not sent to.
+    pub fn active_parameters(&self) -> usize {
+        let unused = self.stages().flat_map(|declared| {
+            let choices = declared.stage.choices();
+            let used = declared.parameters.iter();
+            used.map(move |id| {
+                let parameter = self.parameters.get(*id);
+                parameter.elements() - used_elements(parameter, choices)
+            })
+        });
+        let all = self.parameters.in_layout().map(Parameter::elements);
+        all.sum::<usize>() - unused.sum::<usize>()
     }
 
     /// Model FLOPs of the forward pass for one token of a sequence of `seq`.

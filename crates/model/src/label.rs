@@ -177,6 +177,20 @@ impl Labels {
         self.iter().filter(|label| label.is_named)
     }
 
+    /// What `choose` takes of the labels of every family, each once.
+    pub fn of_all(choose: impl Fn(Labels) -> Vec<Label>) -> Vec<Label> {
+        let mut all: Vec<Label> = Vec::new();
+        for label in [Labels::DENSE, Labels::EXPERTS, Labels::LATENT]
+            .into_iter()
+            .flat_map(choose)
+        {
+            if !all.contains(&label) {
+                all.push(label);
+            }
+        }
+        all
+    }
+
     /// The label with a name.
     pub fn find(self, name: &str) -> Option<Label> {
         self.iter().find(|label| label.name == name)

@@ -60,6 +60,11 @@ pub trait Stage {
         false
     }
 
+    /// How many matrices of a stack `[e, ...]` that is a parameter a token uses: 1, unless it is sent to several experts.
+    fn choices(&self) -> usize {
+        1
+    }
+
     /// Computes those of its outputs that are needed.
     ///
     /// # Errors

@@ -182,6 +182,10 @@ impl Stage for ExpertsUp {
         self.choices as u64 * self.linear.flops_per_row()
     }
 
+    fn choices(&self) -> usize {
+        self.choices
+    }
+
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let x = pass.pull(Dispatch::EXPERT_IN)?;
         let offsets = pass.pull(ChoiceTables::OFFSETS)?;
@@ -361,6 +365,10 @@ impl Stage for ExpertsDown {
     fn flops_per_token(&self, _seq: usize) -> u64 {
         let shared = self.shared.as_ref().map_or(0, Linear::flops_per_token);
         self.choices as u64 * self.linear.flops_per_row() + shared
+    }
+
+    fn choices(&self) -> usize {
+        self.choices
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
