@@ -220,7 +220,10 @@ impl Key {
             names.join(", ")
         };
         let named = |labels: Labels| labels.named().collect();
-        let [named, all] = [Labels::of_all(named), Labels::of_all(|labels| labels.iter().collect())];
+        let [named, all] = [
+            Labels::of_all(named),
+            Labels::of_all(|labels| labels.iter().collect()),
+        ];
         let about = self.about.replace("{NAMED}", &list(named));
         about.replace("{ALL}", &list(all))
     }
