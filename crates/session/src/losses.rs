@@ -15,6 +15,9 @@ pub(crate) struct Losses {
     sums_and_scale: Buffer,
     /// 1, or all where routers have losses of their own.
     parts: usize,
+    /// `[parts]` f32: of the micro-batch that is being made, where that is added up apart: several routers add to it, and the
+    /// order of sums must not depend on the number of ranks.
+    current: Option<Buffer>,
     of_ranks: Option<OfRanks>,
 }
 
@@ -22,8 +25,6 @@ pub(crate) struct Losses {
 /// for any number of ranks.
 struct OfRanks {
     ranks: usize,
-    /// `[parts]` f32: of the micro-batch that is being made.
-    current: Buffer,
     /// `[accum parts]` f32: of this rank.
     own: Buffer,
     /// `[accum ranks parts]` f32.
@@ -55,10 +56,10 @@ impl Losses {
         };
         let lease =
             |name, elements| memory.lease_persistent(category, name, [elements], DType::F32);
+        let is_apart = ranks.is_some() || routers.is_some();
         let of_ranks = ranks.map(|ranks| {
             Ok::<_, OutOfMemory>(OfRanks {
                 ranks: ranks.rank.of,
-                current: lease("micro_batch_loss", parts)?,
                 own: lease("own_losses", accum * parts)?,
                 all: lease("all_losses", accum * ranks.rank.of * parts)?,
             })
@@ -66,6 +67,9 @@ impl Losses {
         Ok(Losses {
             sums_and_scale: lease("loss", parts + 1)?,
             parts,
+            current: is_apart
+                .then(|| lease("micro_batch_loss", parts))
+                .transpose()?,
             of_ranks: of_ranks.transpose()?,
         })
     }
@@ -84,8 +88,8 @@ impl Losses {
     /// What the head of the next micro-batch works with.
     pub(crate) fn current(&mut self) -> CurrentLoss<'_> {
         let (sums, scale) = self.sums_and_scale.view_mut().split_at(self.parts);
-        let (losses, is_alone) = match &mut self.of_ranks {
-            Some(of_ranks) => (of_ranks.current.view_mut(), true),
+        let (losses, is_alone) = match &mut self.current {
+            Some(current) => (current.view_mut(), true),
             None => (sums, false),
         };
         CurrentLoss {
@@ -95,15 +99,26 @@ impl Losses {
         }
     }
 
-    /// A rank's micro-batch has its loss: the others get it.
+    /// A micro-batch has its losses: they are added to those of the step, or the other ranks get them.
     pub(crate) fn made(
         &mut self,
         kernels: &Kernels,
         micro_batch: usize,
     ) -> Result<(), KernelError> {
+        let Some(current) = &self.current else {
+            return Ok(());
+        };
+        let losses = current.view().reshape([1, self.parts]);
         match &mut self.of_ranks {
-            Some(of_ranks) => of_ranks.made(kernels, micro_batch, self.parts),
-            None => Ok(()),
+            Some(of_ranks) => of_ranks.made(kernels, micro_batch, losses),
+            None => kernels.run(SumInOrder {
+                out: self.sums_and_scale.view_mut().rows(0..self.parts),
+                x: losses,
+                init: match micro_batch {
+                    0 => Init::Overwrite,
+                    _ => Init::Accumulate,
+                },
+            }),
         }
     }
 
@@ -138,12 +153,13 @@ impl OfRanks {
         &mut self,
         kernels: &Kernels,
         micro_batch: usize,
-        parts: usize,
+        losses: In,
     ) -> Result<(), KernelError> {
+        let parts = losses.elements();
         let place = micro_batch * parts..(micro_batch + 1) * parts;
         kernels.run(SumInOrder {
             out: self.own.view_mut().rows(place.clone()),
-            x: self.current.view().reshape([1, parts]),
+            x: losses,
             init: Init::Overwrite,
         })?;
         let there = kernels.record(Queue::Compute)?;

@@ -159,6 +159,11 @@ impl PendingChoices {
 }
 
 impl RouterChoices {
+    /// The counts of each router's experts.
+    pub fn routers(&self) -> impl Iterator<Item = &[f32]> {
+        self.counts.chunks(self.experts)
+    }
+
     /// For each router, the choices of its most chosen expert over their mean: 1 if all are chosen equally often.
     pub fn max_over_mean(&self) -> Vec<f64> {
         let of_router = |counts: &[f32]| {
@@ -169,7 +174,7 @@ impl RouterChoices {
                 });
             most * counts.len() as f64 / total
         };
-        self.counts.chunks(self.experts).map(of_router).collect()
+        self.routers().map(of_router).collect()
     }
 
     /// For each router, the entropy of its choices over that of equally many for each expert, from 0 to 1.
@@ -184,7 +189,7 @@ impl RouterChoices {
                 experts => entropy / (experts as f64).ln(),
             }
         };
-        self.counts.chunks(self.experts).map(of_router).collect()
+        self.routers().map(of_router).collect()
     }
 }
 

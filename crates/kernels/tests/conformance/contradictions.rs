@@ -12,7 +12,8 @@ use kernels::quantise::BLOCK;
 use kernels::{
     AdamW, AddPositions, AddPositionsBackward, Attention, AttentionBackward, AttentionShape,
     BiasBackward, BiasDropoutAdd, DropoutBackward, EmbeddingBackward, FlashAttention, FlashOptions,
-    Init, MasterOperand, MomentOperand, Positions, RmsNormBackward, Rotary, Sum, SumInOrder,
+    GroupedGradient, Init, MasterOperand, MomentOperand, Positions, RmsNormBackward, Rotary, Sum,
+    SumInOrder,
 };
 use memory::{DType, Dims};
 
@@ -29,7 +30,7 @@ fn otherwise(signatures: Vec<Signature>, operation: &str, call: Call) -> Signatu
 
 #[test]
 fn only_matmul_adds_to_another_tensor() {
-    let calls: [(&str, Call); 10] = [
+    let calls: [(&str, Call); 11] = [
         ("sum", |kernels, outs, ins| {
             kernels.run(Sum {
                 out: outs[0].reborrow(),
@@ -66,6 +67,15 @@ fn only_matmul_adds_to_another_tensor() {
                 dx: ins[0],
                 positions: Positions::Sequences(5),
                 init: Init::Add(ins[0].rows(0..7)),
+            })
+        }),
+        ("grouped_gradient", |kernels, outs, ins| {
+            kernels.run(GroupedGradient {
+                out: outs[0].reborrow(),
+                dy: ins[0],
+                x: ins[1],
+                offsets: ins[2],
+                init: Init::Add(ins[0]),
             })
         }),
         ("layer_norm_backward", |kernels, outs, ins| {

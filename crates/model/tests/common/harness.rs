@@ -298,6 +298,7 @@ pub fn assert_agrees(run: &Run, config: &ModelConfig, is_parallel: bool) {
         config,
         vars: &vars,
         is_parallel,
+        routers: Default::default(),
     };
     let (ids, targets) = tokens(1);
     let loss = oracle
