@@ -9,6 +9,7 @@ use crate::stages::{Head, Qkv, Rotary};
 use crate::{
     Activation, CacheShape, DropoutSite, Extent, Labels, LayerActivation, ParameterId, RouterLosses,
 };
+use memory::Role;
 
 /// The structure of a model.
 pub struct Architecture {
@@ -231,7 +232,7 @@ impl Architecture {
             - frozen(&self.head_parameters, 1)
     }
 
-    /// Parameters that a token uses: all but those of experts that it is not sent to.
+    /// Parameters that a token uses: all but buffers, and those of experts that it is not sent to.
     pub fn active_parameters(&self) -> usize {
         let unused = self.stages().flat_map(|declared| {
             let choices = declared.stage.choices();
@@ -241,8 +242,9 @@ impl Architecture {
                 parameter.elements() - used_elements(parameter, choices)
             })
         });
-        let all = self.parameters.in_layout().map(Parameter::elements);
-        all.sum::<usize>() - unused.sum::<usize>()
+        let all = self.parameters.in_layout();
+        let all = all.filter(|parameter| parameter.role != Role::Buffer);
+        all.map(Parameter::elements).sum::<usize>() - unused.sum::<usize>()
     }
 
     /// Model FLOPs of the forward pass for one token of a sequence of `seq`.

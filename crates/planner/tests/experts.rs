@@ -1,0 +1,320 @@
+//! Plans of mixtures of experts and of latent attention: what they keep, what Megatron-LM's flags drop, and what counts.
+
+use kernels::Target;
+use model::{Action, MegatronFlags, ModelConfig};
+use planner::Plan;
+use settings::load::{Source, load};
+use settings::{Config, Settings};
+
+const MIB: f64 = (1u64 << 20) as f64;
+
+fn preset(name: &str, set: &[&str]) -> Config {
+    let source = Source::open(name).unwrap();
+    let config = load(&source, &[], false).unwrap().config;
+    let set = ["train.device=cuda", "batch.accum=1"].iter().chain(set);
+    let set: Vec<String> = set.map(ToString::to_string).collect();
+    config.with(&set).unwrap()
+}
+
+fn plan(name: &str, set: &[&str]) -> Plan {
+    Plan::new(&Settings::new(&preset(name, set)).unwrap(), Target::Cuda).unwrap()
+}
+
+fn recomputing(name: &str, spec: &str) -> Plan {
+    plan(name, &[&format!("recompute.spec={spec}")])
+}
+
+/// Names of the activations of a layer that are dropped.
+fn dropped(plan: &Plan, layer: usize) -> Vec<&'static str> {
+    let of_layer = plan.activations.iter().filter(|one| one.layer == layer);
+    let dropped = of_layer.filter(|one| one.action == Action::Recompute);
+    dropped.map(|one| one.name).collect()
+}
+
+/// MiB that a layer keeps.
+fn kept(plan: &Plan, layer: usize) -> f64 {
+    let of_layer = plan.activations.iter().filter(|one| one.layer == layer);
+    let kept = of_layer.filter(|one| one.action == Action::Keep);
+    kept.map(|one| one.bytes as f64 / MIB).sum()
+}
+
+/// MiB of a layer with experts for 4096 tokens in bf16, by what is recomputed. Counted by hand from the shapes: a row of each
+/// expert is its input, gate, up and act; routers add f32 logits and weights, and tables, which only `full` drops; norms add an
+/// f32 a token, and flash attention one a head. The columns of keys that all heads share (0.5 MiB) are kept only where keys are
+/// made again from them.
+#[test]
+fn a_layer_keeps_what_its_shapes_say() {
+    let cases = [
+        (
+            "mixtral-8x7b",
+            &[
+                ("none", 944.8),
+                ("moe", 208.7),
+                ("moe_act", 720.8),
+                ("moe_dispatch", 880.8),
+                ("qkv", 896.8),
+                ("layernorm", 880.8),
+                ("full", 32.0),
+            ][..],
+        ),
+        (
+            "qwen3-30b-a3b",
+            &[
+                ("none", 447.2),
+                ("moe", 173.0),
+                ("moe_act", 399.2),
+                ("moe_dispatch", 319.2),
+                ("qkv", 371.2),
+                ("layernorm", 415.1),
+                ("full", 16.0),
+            ],
+        ),
+        (
+            "deepseek-v2-lite",
+            &[
+                ("none", 513.8),
+                ("moe", 152.7),
+                ("moe_act", 447.8),
+                ("moe_dispatch", 417.8),
+                ("shared_experts", 447.8),
+                ("mla_up_proj", 450.3),
+                ("layernorm", 481.7),
+                ("full", 16.0),
+            ],
+        ),
+        (
+            "deepseek-v3",
+            &[
+                ("none", 1782.7),
+                ("moe", 898.6),
+                ("moe_act", 1654.7),
+                ("moe_dispatch", 1334.7),
+                ("shared_experts", 1734.7),
+                ("mla_up_proj", 1271.2),
+                ("layernorm", 1670.7),
+                ("full", 56.0),
+            ],
+        ),
+    ];
+    for (name, specs) in cases {
+        for (spec, expected) in specs {
+            let found = kept(&recomputing(name, spec), 20);
+            assert!((found - expected).abs() < 0.06, "{name} {spec}: {found}");
+        }
+    }
+}
+
+/// What replays of a token's products take in all layers, by the label that drops them: only the products that lead to what is
+/// dropped run again, not those of the way down, whose results nobody reads.
+fn replayed_flops(model: &ModelConfig, spec: &str) -> f64 {
+    let experts = model.experts.as_ref().unwrap();
+    let with_experts = model.layers - experts.dense_layers.len();
+    let (hidden, layers) = (model.hidden, model.layers);
+    let shared = 4 * hidden * experts.shared_ffn;
+    let router = 2 * hidden * experts.count;
+    let of_all = match spec {
+        "moe" => with_experts * (router + 4 * experts.chosen * hidden * experts.ffn + shared),
+        "moe_router" => with_experts * router,
+        "shared_experts" => with_experts * shared,
+        "qkv" => layers * 2 * hidden * (model.q_width() + 2 * model.kv_width()),
+        "mla_up_proj" => {
+            let latent = model.latent.as_ref().unwrap();
+            let keys = model.head_dim - latent.rotary_dim;
+            let kv = latent.kv * model.heads * (keys + latent.v_head_dim);
+            layers * 2 * (latent.q.unwrap_or(hidden) * model.q_width() + kv)
+        }
+        "moe_act" | "moe_dispatch" | "layernorm" => 0,
+        other => panic!("{other}"),
+    };
+    of_all as f64
+}
+
+#[test]
+fn replays_run_the_products_of_what_is_dropped() {
+    let all = ["moe", "moe_router", "moe_act", "moe_dispatch", "layernorm"];
+    for (name, more) in [
+        ("mixtral-8x7b", &["qkv"][..]),
+        ("qwen3-30b-a3b", &["qkv"]),
+        ("deepseek-v2-lite", &["shared_experts", "mla_up_proj"]),
+        ("deepseek-v3", &["shared_experts", "mla_up_proj"]),
+    ] {
+        for spec in all.iter().chain(more) {
+            let (plan, model) = (recomputing(name, spec), preset(name, &[]).model);
+            // Flash attention's backward pass makes the scores again, which no model FLOPs count.
+            let scores = 2 * model.layers * model.q_width() * 4096;
+            let whole = plan.flops_per_token as f64 + scores as f64;
+            let expected = replayed_flops(&model, spec) / whole;
+            let found = plan.recompute_flops_fraction;
+            assert!(
+                (found - expected).abs() < 1e-6,
+                "{name} {spec}: {found} {expected}"
+            );
+        }
+    }
+}
+
+/// Published, rounded: 12.9, 39, 3.3, 22, 21 and 37 billion; of DeepSeek-V2 Lite 2.4 without the embedding.
+#[test]
+fn a_token_counts_the_experts_that_it_is_sent_to() {
+    for (name, all, active) in [
+        ("mixtral-8x7b", 46_702_792_704, 12_879_925_248),
+        ("mixtral-8x22b", 140_620_634_112, 39_152_031_744),
+        ("qwen3-30b-a3b", 30_532_122_624, 3_353_032_704),
+        ("qwen3-235b-a22b", 235_093_634_560, 22_190_763_520),
+        ("deepseek-v2-lite", 15_706_484_224, 2_661_150_208),
+        ("deepseek-v2", 235_741_434_880, 21_375_800_320),
+        ("deepseek-v3", 671_026_404_352, 37_552_282_624),
+    ] {
+        let (plan, model) = (plan(name, &[]), preset(name, &[]).model);
+        assert_eq!(
+            (plan.parameters, plan.active_parameters),
+            (all, Some(active)),
+            "{name}"
+        );
+        // All but the embedding, whose rows are copied, and vectors, which are next to nothing; and attention at 4096 tokens.
+        let values = model
+            .latent
+            .as_ref()
+            .map_or(model.head_dim, |latent| latent.v_head_dim);
+        let attention = 6 * model.layers * model.heads * 4096 * (model.head_dim + values);
+        let products = 6 * (active - model.vocab * model.hidden);
+        let share = plan.flops_per_token as f64 / (products + attention) as f64;
+        assert!((share - 1.0).abs() < 1e-3, "{name}: {share}");
+    }
+    let dense = plan("qwen3-8b", &[]);
+    assert_eq!(dense.active_parameters, None);
+    let frozen = plan("qwen3-30b-a3b", &["train.freeze=[\"*experts*\"]"]);
+    let experts = 48 * 3 * 8 * 2048 * 768;
+    let whole = plan("qwen3-30b-a3b", &[]).flops_per_token;
+    assert_eq!(
+        whole - frozen.flops_per_token,
+        2 * experts,
+        "no gradients of the experts used"
+    );
+}
+
+/// Layer 0 of DeepSeek-V3 is dense, layer 20 has experts; Qwen3's attention has no latents.
+#[test]
+fn modules_of_megatron_mean_what_they_mean_there() {
+    let of_modules = |name, modules: &[&str]| {
+        let flags = MegatronFlags {
+            granularity: Some("selective".into()),
+            modules: Some(modules.iter().map(ToString::to_string).collect()),
+            ..MegatronFlags::default()
+        };
+        recomputing(name, &flags.spec().unwrap().unwrap())
+    };
+    // Dropped whatever the policy: nothing but a replay of the keys reads it.
+    let always = "k_rotary";
+    for (modules, dense, with_experts) in [
+        (&["core_attn"][..], &["lse"][..], &["lse"][..]),
+        (&["mlp"], &["gate_up", "act"], &[]),
+        (&["moe_act"], &[], &["expert_act"]),
+        (&["shared_experts"], &[], &["shared_gate_up", "shared_act"]),
+        (
+            &["moe"],
+            &[],
+            &[
+                "router_logits",
+                "router_weights",
+                "expert_in",
+                "expert_gate_up",
+                "expert_act",
+                "shared_gate_up",
+                "shared_act",
+            ],
+        ),
+        (
+            &["layernorm"],
+            &["h1", "rstd1", "h2", "rstd2"],
+            &["h1", "rstd1", "h2", "rstd2"],
+        ),
+        (&["mla_up_proj"], &["q", "k", "v"], &["q", "k", "v"]),
+        (&["mlp", "moe_act"], &["gate_up", "act"], &["expert_act"]),
+    ] {
+        let plan = of_modules("deepseek-v3", modules);
+        for (layer, expected) in [(0, dense), (20, with_experts)] {
+            let mut found = dropped(&plan, layer);
+            found.retain(|name| *name != always);
+            assert_eq!(found, expected, "{modules:?} in layer {layer}");
+        }
+    }
+    let moe = of_modules("qwen3-30b-a3b", &["moe"]);
+    let names = [
+        "router_logits",
+        "router_weights",
+        "expert_in",
+        "expert_gate_up",
+        "expert_act",
+    ];
+    assert_eq!(dropped(&moe, 20), names);
+}
+
+#[test]
+fn what_megatron_refuses_is_refused_by_name() {
+    for (name, set, words) in [
+        (
+            "qwen3-30b-a3b",
+            &["recompute.spec=mla_up_proj"][..],
+            "`mla_up_proj` names a layer that this model does not have",
+        ),
+        (
+            "deepseek-v3",
+            &["recompute.spec=qkv"],
+            "`qkv` names a layer that this model does not have",
+        ),
+        (
+            "llama-3-8b",
+            &["recompute.spec=moe"],
+            "`moe` names a layer that this model does not have",
+        ),
+        (
+            "llama-3-8b",
+            &["recompute.spec=mlp,moe_act"],
+            "`moe_act` names a layer",
+        ),
+        (
+            "qwen3-30b-a3b",
+            &["recompute.spec=moe", "offload.activations=moe_act"],
+            "`moe_act` cannot be offloaded: `moe_act` is recomputed",
+        ),
+        (
+            "qwen3-30b-a3b",
+            &["recompute.spec=moe", "offload.activations=moe_dispatch"],
+            "`moe_dispatch` cannot be offloaded",
+        ),
+        (
+            "qwen3-30b-a3b",
+            &["recompute.spec=moe_act", "offload.activations=moe"],
+            "`moe` cannot be offloaded: `moe_act` is recomputed",
+        ),
+        (
+            "qwen3-30b-a3b",
+            &["recompute.spec=moe_tables"],
+            "for clauses alone",
+        ),
+        (
+            "qwen3-30b-a3b",
+            &["recompute.spec=moe_ack"],
+            "did you mean `moe_act`?",
+        ),
+        (
+            "qwen3-30b-a3b",
+            &["memory.tile_tokens=512"],
+            "the model has experts",
+        ),
+        (
+            "qwen3-30b-a3b",
+            &["optim.router_bias_rate=1e-3"],
+            "no router of the model has a bias",
+        ),
+    ] {
+        let refused = Settings::new(&preset(name, set)).unwrap_err().to_string();
+        assert!(refused.contains(words), "{set:?}: {refused}");
+    }
+    let beside = &[
+        "recompute.spec=layernorm,mlp",
+        "offload.activations=moe_dispatch,mla_up_proj",
+    ];
+    assert!(Settings::new(&preset("deepseek-v3", beside)).is_ok());
+}
