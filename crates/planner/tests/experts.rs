@@ -2,7 +2,7 @@
 
 use kernels::Target;
 use model::{Action, MegatronFlags, ModelConfig};
-use planner::Plan;
+use planner::{Plan, choose};
 use settings::load::{Source, load};
 use settings::{Config, Settings};
 
@@ -296,4 +296,29 @@ fn what_megatron_refuses_is_refused_by_name() {
         "offload.activations=moe_dispatch,mla_up_proj",
     ];
     assert!(Settings::new(&preset("deepseek-v3", beside)).is_ok());
+}
+
+/// Within half of what recompute can save, cheap labels of experts go first; what is chosen is what is planned.
+#[test]
+fn auto_chooses_by_the_labels_of_experts() {
+    for (name, label) in [
+        ("mixtral-8x7b", "moe_act"),
+        ("qwen3-30b-a3b", "moe_dispatch"),
+        ("deepseek-v2-lite", "moe_dispatch"),
+        ("deepseek-v3", "mla_up_proj"),
+    ] {
+        let [most, least] = ["none", "full"].map(|spec| recomputing(name, spec).peak_bytes);
+        let budget = least + (most - least) / 2;
+        let asked = ["recompute.spec=auto", &format!("memory.budget={budget}")];
+        let config = preset(name, &asked);
+        let choice = choose(&config, Target::Cuda, budget).unwrap();
+        let text = choice.policy();
+        assert!(text.contains(label), "{name}: {text}");
+        let settings = Settings::new(&choice.applied_to(&config)).unwrap();
+        let planned = Plan::new(&settings, Target::Cuda).unwrap().peak_bytes;
+        assert!(planned == choice.peak_bytes && planned <= budget, "{name}");
+        let full = recomputing(name, "full").recompute_flops_fraction;
+        let slower = choice.step_ms / choice.keep_all_step_ms - 1.0;
+        assert!(slower < full / 2.0, "{name}: {slower} {full}");
+    }
 }
