@@ -29,6 +29,7 @@ mod gram;
 mod grouped_products;
 mod host;
 mod instructions;
+mod latent;
 mod layer_norm;
 mod layout;
 mod linear;
@@ -45,6 +46,7 @@ mod qkv;
 mod refusals;
 mod rms_norm;
 mod rotary;
+mod router;
 mod signatures;
 mod sum_in_order;
 mod swiglu;
@@ -82,6 +84,7 @@ suite![
     gelu,
     gram,
     grouped_products,
+    latent,
     layer_norm,
     matmul,
     muon,
@@ -90,6 +93,7 @@ suite![
     qkv,
     rms_norm,
     rotary,
+    router,
     sum_in_order,
     swiglu,
 ];

@@ -9,6 +9,7 @@ mod flash_attention;
 mod general;
 mod layers;
 mod muon;
+mod router;
 
 pub use attention::attention_shape;
 pub use layers::{layer_norm_backward, split_qkv};
@@ -94,6 +95,7 @@ pub fn signatures(dtype: DType, device: &Device) -> Vec<Signature> {
     signatures.extend(flash_attention::signatures(dtype, device));
     signatures.extend(cache::signatures(dtype));
     signatures.extend(experts::signatures(dtype));
+    signatures.extend(router::signatures(dtype));
     signatures.extend(adafactor::signatures(dtype));
     signatures.extend(adamw::signatures(dtype));
     signatures.extend(muon::signatures(dtype));
