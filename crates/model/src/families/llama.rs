@@ -2,7 +2,7 @@
 //! v), Qwen3 (norms of q and k), Phi-3 (q, k and v are one matrix in files, gate and up another). With experts in place of
 //! the feed-forward layer: Mixtral, Qwen2-MoE, Qwen3-MoE; and with latent attention too: DeepSeek-V2 and V3.
 
-use crate::parameters::{Initial, Parameters, PartParameters};
+use crate::parameters::{ExpertFiles, Initial, Parameters, PartParameters};
 use crate::stages::{
     Attention, Choice, ChoiceTables, CoreAttention, Dispatch, Embedding, ExpertActivation,
     ExpertLinear, ExpertsDown, ExpertsUp, Head, HeadNorms, LatentDown, LatentUp, MlpActivation,
@@ -153,13 +153,17 @@ fn experts_of(
 ) -> Vec<Box<dyn Stage>> {
     let (hidden, ffn) = (config.hidden, experts.ffn);
     let (count, choices) = (experts.count, experts.chosen);
-    let gate = "mlp.gate";
+    let (module, parts) = names_in_files(config);
+    let gate = format!("{module}.gate");
+    let files = |end, parts| ExpertFiles { end, module, parts };
+    let up = files("mlp.experts.gate_up_proj", parts.0);
+    let down = files("mlp.experts.down_proj", parts.1);
     let mut stages: Vec<Box<dyn Stage>> = vec![
         Box::new(Projection {
             name: "moe_router",
             input: H2,
             output: Choice::LOGITS,
-            linear: Linear::declare(own, gate, [count, hidden], false),
+            linear: Linear::declare(own, &gate, [count, hidden], false),
             in_f32: true,
         }),
         Box::new(Choice {
@@ -185,11 +189,7 @@ fn experts_of(
             hidden,
         }),
         Box::new(ExpertsUp {
-            linear: ExpertLinear::declare(
-                own,
-                "mlp.experts.gate_up_proj",
-                [count, 2 * ffn, hidden],
-            ),
+            linear: ExpertLinear::declare(own, up.end, [count, 2 * ffn, hidden], up),
             choices,
         }),
         Box::new(ExpertActivation {
@@ -201,7 +201,7 @@ fn experts_of(
             width: ffn,
         }),
     ];
-    let linear = ExpertLinear::declare(own, "mlp.experts.down_proj", [count, hidden, ffn]);
+    let linear = ExpertLinear::declare(own, down.end, [count, hidden, ffn], down);
     stages.extend(shared_experts(hidden, experts, own));
     let shared = (experts.shared_ffn > 0).then(|| {
         let name = format!("{}.down_proj", shared_name(experts));
@@ -214,6 +214,19 @@ fn experts_of(
         choices,
     }));
     stages
+}
+
+/// The module of experts in files, and the parts of gate and up, and of the way down.
+fn names_in_files(
+    config: &ModelConfig,
+) -> (
+    &'static str,
+    (&'static [&'static str], &'static [&'static str]),
+) {
+    match config.llama_like() {
+        Ok("mixtral") => ("block_sparse_moe", (&["w1", "w3"], &["w2"])),
+        _ => ("mlp", (&["gate_proj", "up_proj"], &["down_proj"])),
+    }
 }
 
 /// Qwen2-MoE has one shared expert, and DeepSeek several, which are one matrix in its files too.

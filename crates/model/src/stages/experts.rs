@@ -3,7 +3,7 @@
 
 use super::ChoiceTables;
 use crate::activation::Dimension;
-use crate::parameters::{Initial, ParameterId, PartParameters};
+use crate::parameters::{ExpertFiles, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, Linear, ModelError, Pass};
 use kernels::Init;
@@ -22,14 +22,15 @@ pub struct ExpertLinear {
 }
 
 impl ExpertLinear {
-    /// Declares the parameter `name`.
+    /// Declares the parameter `name [experts, outputs, inputs]`.
     pub fn declare(
         parameters: &mut PartParameters,
         name: &str,
         [experts, outputs, inputs]: [usize; 3],
+        files: ExpertFiles,
     ) -> ExpertLinear {
         ExpertLinear {
-            weight: parameters.declare(name, &[experts, outputs, inputs], Initial::Normal),
+            weight: parameters.experts(name, [experts, outputs, inputs], files),
             inputs,
             outputs,
         }
