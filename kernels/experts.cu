@@ -17,7 +17,7 @@ template <typename T> __device__ void gather_rows(T *rows, const T *x, const int
 // First element of this thread's pack in the row of its block.
 __device__ inline size_t pack_of_row() { return (size_t(blockIdx.y) * blockDim.x + threadIdx.x) * PACK; }
 
-// A block adds up a piece of a token's rows, in the order of its choices, and then `init`: null, `out` or another tensor.
+// A block adds up a piece of a token's rows in the order of its choices, then `init`: null, `out` or another tensor.
 template <typename T>
 __device__ void sum_rows(T *out, const T *rows, const int *slot_row, const T *init, size_t choices, size_t width) {
     const size_t token = blockIdx.x, first = pack_of_row();

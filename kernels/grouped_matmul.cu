@@ -1,15 +1,15 @@
-// Products of experts: each has some of the rows, from one of `offsets` to the next, and a matrix of weights. The device
-// alone knows how many rows an expert has. So a launch has as many blocks as there can be tiles of rows, and each block
+// Products of experts: each has some of the rows, from one of `offsets` to the next, and a matrix of weights. Only the
+// device knows how many rows an expert has. So a launch has as many blocks as there can be tiles of rows, and each block
 // looks for its own; those that are left over do nothing.
 //
-// A block has one order of sums, and every element of the output has one block.
+// Every element of the output has one block, which adds up its products in one order.
 #include "tile.cuh"
 
-// What a block computes of the output. Two warps share its rows, and two its columns. The launch code repeats these
-// numbers.
-constexpr int ROWS = 64, COLUMNS = 128, THREADS = 4 * WARP;
-// How far products go from one barrier to the next: bf16, and f32.
-constexpr int DEPTH = 32, F32_DEPTH = 16;
+// What a block computes of the output, by two warps side by side and two below, and how far products of bf16 go from
+// one barrier to the next. The launch code repeats these numbers.
+constexpr int ROWS = 64, COLUMNS = 128, THREADS = 4 * WARP, DEPTH = 64;
+// The same for f32.
+constexpr int F32_DEPTH = 16;
 // Sixteens of rows and eights of columns of a warp.
 constexpr int SIXTEENS = ROWS / 2 / 16, EIGHTS = COLUMNS / 2 / 8;
 
@@ -18,7 +18,7 @@ constexpr int SIXTEENS = ROWS / 2 / 16, EIGHTS = COLUMNS / 2 / 8;
 template <typename T, bool BY_DEPTH> struct Factor {
     const T *first;
     // From one line in memory to the next, in elements.
-    size_t stride;
+    unsigned stride;
     int count, depth;
 
     __device__ T at(int row, int place) const {
@@ -27,7 +27,7 @@ template <typename T, bool BY_DEPTH> struct Factor {
     // What is left from a place of the depth on, by lines in memory, and how many lines there are.
     __device__ HeadRows<const T> lines(int place) const {
         const T *from = first + (BY_DEPTH ? size_t(place) * stride : size_t(place));
-        return {from, unsigned(stride), BY_DEPTH ? count : depth - place};
+        return {from, stride, BY_DEPTH ? count : depth - place};
     }
     __device__ int line_count(int place) const { return BY_DEPTH ? depth - place : count; }
 };
@@ -130,7 +130,7 @@ __device__ void multiply(const Output<O> &out, const Factor<bf16, A_BY_DEPTH> &a
     typedef Held<ROWS, A_BY_DEPTH> Left;
     typedef Held<COLUMNS, B_BY_DEPTH> Right;
     constexpr int STAGE = Left::CHUNKS + Right::CHUNKS;
-    SHARED(Chunk, chunks, 2 * STAGE);
+    DYNAMIC_SHARED(Chunk, chunks);
     const int warp = threadIdx.x / WARP, row = warp / 2 * (ROWS / 2), column = warp % 2 * (COLUMNS / 2);
     float sums[SIXTEENS][EIGHTS][4] = {};
     const auto left = [&](int stage) { return Left{{chunks, stage * STAGE}}; };
@@ -237,23 +237,25 @@ __device__ inline Rows rows_of_tile(const int *offsets, int experts, int tile) {
 // `out [r, n] = x [r, m] weights_i^T`, with `weights [e, n, m]`, or BY_COLUMNS `[e, m, n]`. Blocks along x for tiles of
 // rows, of which neighbours may read the same weights, and along y for tiles of columns.
 template <typename T, bool BY_COLUMNS>
-__device__ void grouped_matmul(T *out, const T *x, const T *weights, const int *offsets, int experts, size_t m, size_t n) {
+__device__ void grouped_matmul(T *out, const T *x, const T *weights, const int *offsets, int experts, size_t m,
+                               size_t n) {
     const Rows rows = rows_of_tile(offsets, experts, int(blockIdx.x));
     if (rows.count <= 0) {
         return;
     }
-    const size_t column = size_t(blockIdx.y) * COLUMNS, stride = BY_COLUMNS ? n : m;
+    const size_t column = size_t(blockIdx.y) * COLUMNS;
     const T *own = weights + size_t(rows.expert) * m * n + (BY_COLUMNS ? column : column * m);
     const Output<T> part = {out + size_t(rows.first) * n + column, n, rows.count, int(n - column), 0};
-    const Factor<T, false> a = {x + size_t(rows.first) * m, m, rows.count, int(m)};
-    const Factor<T, BY_COLUMNS> b = {own, stride, part.columns, int(m)};
+    const Factor<T, false> a = {x + size_t(rows.first) * m, unsigned(m), rows.count, int(m)};
+    const Factor<T, BY_COLUMNS> b = {own, unsigned(BY_COLUMNS ? n : m), part.columns, int(m)};
     multiply(part, a, b);
 }
 
-// `out_i [n, m] = [out_i +] dy^T x` of each expert's rows; an expert without rows gets zeros. Blocks along x for tiles of
-// columns, along y for tiles of rows, along z for experts.
+// `out_i [n, m] = [out_i +] dy^T x` of each expert's rows; one without rows gets zeros, or keeps what it has. Blocks
+// along x for tiles of columns, along y for tiles of rows, along z for experts.
 template <typename G, typename T>
-__device__ void grouped_gradient(G *out, const T *dy, const T *x, const int *offsets, size_t n, size_t m, int accumulate) {
+__device__ void grouped_gradient(G *out, const T *dy, const T *x, const int *offsets, size_t n, size_t m,
+                                 int accumulate) {
     const size_t first = offsets[blockIdx.z], row = size_t(blockIdx.y) * ROWS, column = size_t(blockIdx.x) * COLUMNS;
     const int depth = offsets[blockIdx.z + 1] - int(first);
     if (depth <= 0 && accumulate) {
@@ -261,12 +263,12 @@ __device__ void grouped_gradient(G *out, const T *dy, const T *x, const int *off
     }
     G *own = out + (size_t(blockIdx.z) * n + row) * m + column;
     const Output<G> part = {own, m, int(n - row), int(m - column), accumulate};
-    const Factor<T, true> a = {dy + first * n + row, n, part.rows, depth};
-    const Factor<T, true> b = {x + first * m + column, m, part.columns, depth};
+    const Factor<T, true> a = {dy + first * n + row, unsigned(n), part.rows, depth};
+    const Factor<T, true> b = {x + first * m + column, unsigned(m), part.columns, depth};
     multiply(part, a, b);
 }
 
-#define PRODUCT(T, name, by_columns)                                                                             \
+#define PRODUCT(T, name, by_columns)                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                      \
         name(T *out, const T *x, const T *weights, const int *offsets, int experts, size_t m, size_t n) {      \
         grouped_matmul<T, by_columns>(out, x, weights, offsets, experts, m, n);                                \

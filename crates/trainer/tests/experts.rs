@@ -22,6 +22,17 @@ const LAYERS: usize = 3;
 
 const STEPS: usize = 2;
 
+/// Stages of which some policy replays each.
+const REPLAYED: [&str; 7] = [
+    "moe_router",
+    "moe_choice",
+    "moe_tables",
+    "moe_dispatch",
+    "moe_up",
+    "moe_act",
+    "mla_up",
+];
+
 /// Qwen2-MoE: a gate for its shared expert, biases, a dense layer between, transformers' loss of balance and one by the
 /// size of logits.
 fn qwen() -> ModelConfig {
@@ -134,7 +145,7 @@ fn policies_and_homes_change_nothing_but_memory() {
     let models = models();
     let all = models.each_ref().map(|(_, model)| policies(model));
     let runs = (0..2).flat_map(|of| (0..all[of].len()).map(move |number| (of, number)));
-    let seen = std::sync::Mutex::new(BTreeSet::new());
+    let seen = std::sync::Mutex::new(BTreeSet::<&str>::new());
     side_by_side(runs, |(of, number)| {
         let folder = tempfile::tempdir().unwrap();
         let (text, policy) = &all[of][number];
@@ -152,23 +163,16 @@ fn policies_and_homes_change_nothing_but_memory() {
         });
         let actual = run(&mut session(&moved), &moved, 0..STEPS, |outcome| {
             assert_as_planned(&name, &planned, outcome);
-            let replayed = outcome.replayed.iter().map(|(stage, _)| stage.to_string());
+            let replayed = REPLAYED
+                .iter()
+                .filter(|stage| outcome.replayed.get(stage) > 0);
             seen.lock().unwrap().extend(replayed);
         });
         assert_eq!(actual.steps, expected.steps, "{name}");
         assert!(actual.state == expected.state, "{name}");
     });
     // The routers and everything behind them were made again.
-    for stage in [
-        "moe_router",
-        "moe_choice",
-        "moe_tables",
-        "moe_dispatch",
-        "moe_up",
-        "mla_up",
-    ] {
-        assert!(seen.lock().unwrap().contains(stage), "{stage}");
-    }
+    assert_eq!(seen.lock().unwrap().len(), REPLAYED.len());
 }
 
 fn of_ranks(name: &str, settings: &Settings) -> Together {
@@ -349,7 +353,9 @@ fn losses_of_routers_stand_beside_the_loss() {
             let settings = keeps_everything(model, 0);
             session(&settings).step(&step_batch(&settings, 0)).unwrap()
         });
-        assert_eq!(with.loss, without.loss, "{name}");
+        // With losses of routers, those of a micro-batch are added up apart first.
+        let difference = (with.loss / without.loss - 1.0).abs();
+        assert!(difference < 1e-6, "{name}: {difference}");
         assert_ne!(with.grad_norm, without.grad_norm, "{name}");
         assert_eq!(without.router_losses, None);
         let [aux, z] = with.router_losses.unwrap();

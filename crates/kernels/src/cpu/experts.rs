@@ -2,7 +2,7 @@
 
 use super::dispatch::by_dtype;
 use super::elementwise::fill;
-use super::gemm::{Matrix, Output, product};
+use super::gemm::{FEW_ROWS, Matrix, Output, product, product_of_few_rows};
 use super::products::{Instructions, matrix_of, multiply_by_expert, multiply_gradients, rows_of};
 use super::simd::{CHUNK, Real, exp, lane_sum, vectorized};
 use super::{Shared, overwrites};
@@ -134,15 +134,27 @@ impl SharedOutput {
 /// A product of f32. Its pieces follow from its sizes alone, because the order of their sums may depend on their own.
 fn product_in_pieces(out: SharedOutput, [a, b]: [In; 2]) {
     let (rows, depth, columns) = (a.dims()[0], a.dims()[1], b.dims()[1]);
+    let is_by_columns = !b.is_by_rows();
+    let piece = if is_by_columns {
+        [FEW_ROWS, PIECE[1]]
+    } else {
+        PIECE
+    };
     let starts = |size: usize, piece| (0..size).into_par_iter().step_by(piece);
-    starts(rows, PIECE[0]).for_each(|row| {
-        starts(columns, PIECE[1]).for_each(|column| {
+    starts(rows, piece[0]).for_each(|row| {
+        starts(columns, piece[1]).for_each(|column| {
             let a = Matrix::of(a).starting_at_row(row);
             let b = Matrix::of(b).starting_at_column(column);
+            let out = out.starting_at(row, column);
             let sizes = [rows - row, columns - column];
-            let sizes = (sizes[0].min(PIECE[0]), sizes[1].min(PIECE[1]), depth);
+            let sizes = (sizes[0].min(piece[0]), sizes[1].min(piece[1]), depth);
             // SAFETY: the views are in bounds, and the piece of the output is this task's alone.
-            unsafe { product(sizes, out.starting_at(row, column), a, b, 1.0) };
+            unsafe {
+                match is_by_columns {
+                    true => product_of_few_rows(sizes, out, a, b),
+                    false => product(sizes, out, a, b, 1.0),
+                }
+            }
         });
     });
 }

@@ -11,9 +11,11 @@ use memory::{DType, In};
 /// Threads of a block that works on a piece of a row, a pack each.
 const THREADS: usize = 128;
 
-/// Rows and columns of a product that a block computes, and its threads: as in `grouped_matmul.cu`.
+/// Rows and columns of a product that a block computes, its threads, and how far products of bf16 go from one barrier to
+/// the next: as in `grouped_matmul.cu`.
 const TILE: [usize; 2] = [64, 128];
 const TILE_THREADS: usize = 4 * WARP;
+const DEPTH: usize = 64;
 
 pub(super) fn gather_rows<D: Driver>(
     cuda: &Cuda<D>,
@@ -55,6 +57,16 @@ pub(super) fn sum_rows<D: Driver>(cuda: &Cuda<D>, operation: SumRows) -> Result<
     cuda.launch(kernel, extent, &arguments)
 }
 
+/// Bytes of two stages of both operands: one is multiplied while the other is copied. A line of either has a chunk of padding,
+/// and by rows there are more lines. Tiles of f32 are the kernel's own.
+fn shared_bytes(dtype: DType) -> usize {
+    const CHUNK: usize = 16;
+    match dtype {
+        DType::F32 => 0,
+        _ => 2 * (TILE[0] + TILE[1]) * (DEPTH * dtype.size_in_bytes() + CHUNK),
+    }
+}
+
 pub(super) fn grouped_matmul<D: Driver>(
     cuda: &Cuda<D>,
     operation: GroupedMatmul,
@@ -76,7 +88,7 @@ pub(super) fn grouped_matmul<D: Driver>(
     let extent = Extent {
         grid: [tiles, columns.div_ceil(TILE[1]), 1],
         block: [TILE_THREADS, 1, 1],
-        shared_bytes: 0,
+        shared_bytes: shared_bytes(x.dtype()),
     };
     let arguments = [
         (&out).into(),
@@ -111,7 +123,7 @@ pub(super) fn grouped_gradient<D: Driver>(
     let extent = Extent {
         grid: [inner.div_ceil(TILE[1]), outputs.div_ceil(TILE[0]), experts],
         block: [TILE_THREADS, 1, 1],
-        shared_bytes: 0,
+        shared_bytes: shared_bytes(dy.dtype()),
     };
     let arguments = [
         (&out).into(),

@@ -29,7 +29,7 @@ fn otherwise(signatures: Vec<Signature>, operation: &str, call: Call) -> Signatu
 }
 
 #[test]
-fn only_matmul_adds_to_another_tensor() {
+fn only_matmul_and_sum_rows_add_to_another_tensor() {
     let calls: [(&str, Call); 11] = [
         ("sum", |kernels, outs, ins| {
             kernels.run(Sum {

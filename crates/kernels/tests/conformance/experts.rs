@@ -115,7 +115,10 @@ struct Weighed {
 
 impl Weighed {
     fn slots(&self) -> Vec<usize> {
-        permutation(self.rows, self.step.unwrap_or(1)).into()
+        match self.step {
+            Some(step) => permutation(self.rows, step),
+            None => (0..self.rows).collect(),
+        }
     }
 
     /// Gate and up side by side, weights, and the gradient of the activation.
@@ -138,11 +141,8 @@ impl Weighed {
         let gate = gate_up.narrow(1, 0, self.width)?;
         let up = gate_up.narrow(1, self.width, self.width)?;
         let silu = (&gate * (gate.neg()?.exp()? + 1.0)?.recip()?)?;
-        let slots = match self.step {
-            Some(_) => self.slots(),
-            None => (0..self.rows).collect(),
-        };
-        let slots = constant(&table(&[self.rows], &slots))?.to_dtype(CandleType::U32)?;
+        let slots = constant(&table(&[self.rows], &self.slots()))?;
+        let slots = slots.to_dtype(CandleType::U32)?;
         let own = weights.flatten_all()?.index_select(&slots, 0)?;
         let act = (silu * up)?.broadcast_mul(&own.reshape((self.rows, 1))?)?;
         let mut found = gradients(&act, &constant(&dact)?, &[&gate_up, &weights])?;

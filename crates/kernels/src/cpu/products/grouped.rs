@@ -3,7 +3,7 @@
 
 use super::store::{Added, Output};
 use super::tiles::{DEPTH, SIDE};
-use super::{Instructions, Operand, Product, RIGHT_PANELS, Room, WORKSPACE};
+use super::{Instructions, Operand, Product, RIGHT_PANELS, Room};
 use crate::Init;
 use crate::operation::{GroupedGradient, GroupedMatmul};
 use memory::In;
@@ -112,24 +112,21 @@ impl Parts<'_> {
         let experts = self.offsets.len() - 1;
         let mut first = 0;
         while first < experts {
-            let fits = |end: &usize| self.squares(first..*end) <= WORKSPACE;
+            let fits = |end: &usize| self.squares(first..*end) <= room.squares;
             let end = (first + 2..=experts).take_while(fits).last();
             let end = end.unwrap_or(first + 1);
-            (first..end)
-                .into_par_iter()
-                .with_max_len(1)
-                .for_each(|expert| {
-                    let rows = rows_of(self.offsets, expert);
-                    let room = match end - first {
-                        1 => room,
-                        _ => {
-                            room.part(self.squares(first..expert)..self.squares(first..expert + 1))
-                        }
-                    };
-                    if !rows.is_empty() {
-                        run(expert, rows, room);
-                    }
-                });
+            let experts = (first..end).into_par_iter().with_max_len(1);
+            experts.for_each(|expert| {
+                let rows = rows_of(self.offsets, expert);
+                let part = self.squares(first..expert)..self.squares(first..expert + 1);
+                let room = match end - first {
+                    1 => room,
+                    _ => room.part(part),
+                };
+                if !rows.is_empty() {
+                    run(expert, rows, room);
+                }
+            });
             first = end;
         }
     }
