@@ -200,7 +200,7 @@ impl LatentConfig {
             return refused("kv, q and v_head_dim are at least 1".into());
         }
         let turned = self.rotary_dim;
-        if turned == 0 || turned % 2 != 0 || turned >= head_dim {
+        if turned == 0 || !turned.is_multiple_of(2) || turned >= head_dim {
             return refused(format!(
                 "rotary_dim = {turned}; it must be even, and less than model.head_dim = {head_dim}"
             ));
