@@ -68,6 +68,7 @@ pub use router::{
     BalanceLoss, CountChoices, GroupByExpert, Route, RouteBackward, RouterGroups, RouterScore,
     RouterZLoss, Routing, StepRouterBias,
 };
+pub(crate) use router::EXPERTS_MAX;
 pub use sum_in_order::SumInOrder;
 pub use swiglu::{Swiglu, SwigluBackward};
 
