@@ -292,7 +292,9 @@ pub(super) fn group_by_expert(operation: GroupByExpert) {
         starts[expert + 1] += starts[expert];
     }
     if let Some(offsets) = offsets {
-        offsets.slice_mut::<i32>().copy_from_slice(&starts[..=experts]);
+        offsets
+            .slice_mut::<i32>()
+            .copy_from_slice(&starts[..=experts]);
     }
     let table = |out: Option<Out>| out.map(shared::<i32>);
     let (row_token, row_slot, slot_row) = (table(row_token), table(row_slot), table(slot_row));
@@ -349,7 +351,11 @@ pub(super) fn balance_loss(operation: BalanceLoss) {
         }
     }
     let loss = &mut loss.slice_mut::<f32>()[0];
-    let before = if overwrites(&init) { 0.0 } else { f64::from(*loss) };
+    let before = if overwrites(&init) {
+        0.0
+    } else {
+        f64::from(*loss)
+    };
     *loss = (before + f64::from(factor) * total) as f32;
 }
 

@@ -27,6 +27,7 @@ mod gpu;
 mod gram;
 mod host;
 mod instructions;
+mod latent;
 mod layer_norm;
 mod layout;
 mod linear;
@@ -43,6 +44,7 @@ mod qkv;
 mod refusals;
 mod rms_norm;
 mod rotary;
+mod router;
 mod signatures;
 mod sum_in_order;
 mod swiglu;
@@ -78,6 +80,7 @@ suite![
     flash_attention,
     gelu,
     gram,
+    latent,
     layer_norm,
     matmul,
     muon,
@@ -86,6 +89,7 @@ suite![
     qkv,
     rms_norm,
     rotary,
+    router,
     sum_in_order,
     swiglu,
 ];

@@ -8,9 +8,11 @@ mod flash_attention;
 mod general;
 mod layers;
 mod muon;
+mod router;
 
 pub use attention::attention_shape;
 pub use layers::{layer_norm_backward, split_qkv};
+pub use router::ROUTING;
 
 use crate::device::Device;
 use kernels::{KernelError, Kernels};
@@ -95,5 +97,6 @@ pub fn signatures(dtype: DType, device: &Device) -> Vec<Signature> {
     signatures.extend(adafactor::signatures(dtype));
     signatures.extend(adamw::signatures(dtype));
     signatures.extend(muon::signatures(dtype));
+    signatures.extend(router::signatures(dtype));
     signatures
 }
