@@ -161,7 +161,7 @@ fn of_latents(dtype: DType) -> Vec<Signature> {
     vec![
         Signature {
             operation: "rotary_tail",
-            outs: vec![real("x", &[10, 10])],
+            outs: vec![real("x", &[10, 10]).free_type()],
             // A head of five has no room for three pairs.
             ins: vec![argument("table", DType::F32, &[2, 7, 2]).free_dim(1)],
             call: |kernels, outs, ins| {
