@@ -129,12 +129,12 @@ impl Traffic {
 }
 
 /// Most bytes of one reading.
-pub const READING_BYTES_MAX: usize = 64;
+pub const READING_BYTES_MAX: usize = 64 << 10;
 
 /// Most readings that may be running.
 pub const READINGS_MAX: usize = 16;
 
-/// A few bytes on their way to the host.
+/// Some bytes on their way to the host.
 #[derive(Debug)]
 pub struct Reading {
     event: Event,

@@ -1,12 +1,15 @@
 //! The structure of a model: an embedding, blocks, a head, and the parameters that they declared.
 
 use crate::block::{Block, Facts, StageRun};
-use crate::needed::{frozen_flops, lowest_trained};
-use crate::parameters::Parameters;
+use crate::needed::{frozen_flops, lowest_trained, used_elements};
+use crate::parameters::{Parameter, Parameters};
 use crate::position::StagePosition;
 use crate::stage::{Declared, Stage};
 use crate::stages::{Head, Qkv, Rotary};
-use crate::{Activation, CacheShape, DropoutSite, Extent, Labels, LayerActivation, ParameterId};
+use crate::{
+    Activation, CacheShape, DropoutSite, Extent, Labels, LayerActivation, ParameterId, RouterLosses,
+};
+use memory::Role;
 
 /// The structure of a model.
 pub struct Architecture {
@@ -20,6 +23,7 @@ pub struct Architecture {
     lowest_trained: Option<usize>,
     rotary: Option<Rotary>,
     tile_tokens: Option<usize>,
+    router_losses: Option<RouterLosses>,
 }
 
 impl Architecture {
@@ -47,6 +51,7 @@ impl Architecture {
             head,
             rotary: None,
             tile_tokens: None,
+            router_losses: None,
         }
     }
 
@@ -56,6 +61,19 @@ impl Architecture {
             rotary: Some(rotary),
             ..self
         }
+    }
+
+    /// The same model, whose routers add these losses. All its stages that count are routers then.
+    pub fn with_router_losses(self, losses: Option<RouterLosses>) -> Architecture {
+        Architecture {
+            router_losses: losses,
+            ..self
+        }
+    }
+
+    /// The losses that its routers add, if any.
+    pub fn router_losses(&self) -> Option<RouterLosses> {
+        self.router_losses
     }
 
     /// The labels that policies name its activations by.
@@ -158,6 +176,21 @@ impl Architecture {
         of_blocks.collect()
     }
 
+    /// Its routers in the order of layers: the layer, how many experts it has, and the name of the buffer that is added
+    /// to scores where it chooses, if it has one.
+    pub fn routers(&self) -> Vec<(usize, usize, Option<String>)> {
+        let blocks = self.blocks.iter().enumerate();
+        let of_blocks = blocks.flat_map(|(layer, block)| {
+            let stages = block.stages().iter();
+            stages.filter_map(move |declared| {
+                let (experts, bias) = declared.stage.router()?;
+                let name = bias.map(|bias| self.parameters.get(bias).name.clone());
+                Some((layer, experts, name))
+            })
+        });
+        of_blocks.collect()
+    }
+
     /// Width of the residual stream.
     pub fn width(&self) -> usize {
         self.head.width()
@@ -183,19 +216,35 @@ impl Architecture {
     /// their FLOPs.
     pub fn flops_per_token(&self, seq: usize) -> u64 {
         let lowest = self.lowest_trained.unwrap_or(0);
-        let frozen = |used: &[ParameterId]| frozen_flops(&self.parameters, used);
+        let frozen = |used: &[ParameterId], choices| frozen_flops(&self.parameters, used, choices);
         let blocks = self.blocks.iter().enumerate();
         let blocks = blocks.map(|(layer, block)| match layer < lowest {
             true => block.flops_per_token(seq) / 3,
             false => {
-                let used = block.stages().iter().map(|stage| frozen(&stage.parameters));
-                block.flops_per_token(seq) - used.sum::<u64>()
+                let stages = block.stages().iter();
+                let frozen = stages.map(|one| frozen(&one.parameters, one.stage.choices()));
+                block.flops_per_token(seq) - frozen.sum::<u64>()
             }
         });
         self.embedding.stage.flops_per_token(seq)
             + blocks.sum::<u64>()
             + self.head.flops_per_token()
-            - frozen(&self.head_parameters)
+            - frozen(&self.head_parameters, 1)
+    }
+
+    /// Parameters that a token uses: all but buffers, and those of experts that it is not sent to.
+    pub fn active_parameters(&self) -> usize {
+        let unused = self.stages().flat_map(|declared| {
+            let choices = declared.stage.choices();
+            let used = declared.parameters.iter();
+            used.map(move |id| {
+                let parameter = self.parameters.get(*id);
+                parameter.elements() - used_elements(parameter, choices)
+            })
+        });
+        let all = self.parameters.in_layout();
+        let all = all.filter(|parameter| parameter.role != Role::Buffer);
+        all.map(Parameter::elements).sum::<usize>() - unused.sum::<usize>()
     }
 
     /// Model FLOPs of the forward pass for one token of a sequence of `seq`.

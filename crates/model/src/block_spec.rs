@@ -1,6 +1,8 @@
 //! What a model's configuration says of each block. A family makes stages from it.
 
-use crate::{ActivationFunction, ModelConfig, PositionKind};
+use crate::{
+    ActivationFunction, ExpertsConfig, LatentConfig, ModelConfig, PositionKind, RopeScaling,
+};
 use kernels::{AttentionShape, ScoreScale};
 use std::rc::Rc;
 
@@ -9,8 +11,10 @@ use std::rc::Rc;
 pub struct BlockSpec {
     /// Its attention.
     pub attention: AttentionSpec,
-    /// Its feed-forward layer.
+    /// Its feed-forward layer, where it has no experts.
     pub feed_forward: FeedForwardSpec,
+    /// Its experts, in place of that layer.
+    pub experts: Option<ExpertsConfig>,
 }
 
 /// The shape and the features of attention.
@@ -38,6 +42,8 @@ pub struct AttentionSpec {
     pub o_bias: bool,
     /// Queries, keys and values are one matrix in files.
     pub is_fused: bool,
+    /// Queries, keys and values come from latents.
+    pub latent: Option<LatentConfig>,
 }
 
 /// The shape and the features of a feed-forward layer.
@@ -83,41 +89,60 @@ impl AttentionSpec {
 impl ModelConfig {
     /// The specification of each block; equal blocks share one.
     pub fn blocks(&self) -> Vec<Rc<BlockSpec>> {
-        let mut distinct: Vec<Rc<BlockSpec>> = Vec::new();
+        let mut distinct: Vec<(_, Rc<BlockSpec>)> = Vec::new();
         let of_layer = |layer| {
-            let window = self.window(layer);
-            let known = distinct.iter().find(|spec| spec.attention.window == window);
-            known.cloned().unwrap_or_else(|| {
-                let spec = Rc::new(self.block(window));
-                distinct.push(spec.clone());
+            let kind = (self.window(layer), self.has_experts(layer));
+            let known = distinct.iter().find(|(other, _)| *other == kind);
+            known.map(|(_, spec)| spec.clone()).unwrap_or_else(|| {
+                let spec = Rc::new(self.block(layer));
+                distinct.push((kind, spec.clone()));
                 spec
             })
         };
         (0..self.layers).map(of_layer).collect()
     }
 
-    /// The specification of a block with this window; none: a query sees its own key and all before it.
-    pub fn block(&self, window: Option<usize>) -> BlockSpec {
+    /// Whether a layer has experts.
+    pub fn has_experts(&self, layer: usize) -> bool {
+        let experts = self.experts.as_ref();
+        experts.is_some_and(|experts| experts.are_in(layer))
+    }
+
+    /// The specification of a layer's block.
+    pub fn block(&self, layer: usize) -> BlockSpec {
         BlockSpec {
-            attention: AttentionSpec {
-                heads: self.heads,
-                kv_heads: self.kv_heads,
-                qk_head_dim: self.head_dim,
-                v_head_dim: self.head_dim,
-                scale: None,
-                window,
-                qk_norm: self.qk_norm,
-                is_rotary: self.positions == PositionKind::Rotary,
-                qkv_bias: self.qkv_bias || self.biases,
-                o_bias: self.o_bias || self.biases,
-                is_fused: self.fused_projections,
-            },
+            attention: self.attention(self.window(layer)),
             feed_forward: FeedForwardSpec {
                 function: self.activation,
                 width: self.ffn,
                 bias: self.mlp_bias || self.biases,
                 is_fused: self.fused_projections,
             },
+            experts: self.experts.clone().filter(|_| self.has_experts(layer)),
+        }
+    }
+
+    /// Attention with this window; none: a query sees its own key and all before it.
+    pub fn attention(&self, window: Option<usize>) -> AttentionSpec {
+        let latent = self.latent.as_ref();
+        let factor = self
+            .rope_scaling
+            .as_ref()
+            .map_or(1.0, RopeScaling::score_factor);
+        let scale = (self.head_dim as f64).sqrt().recip() * factor;
+        AttentionSpec {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            qk_head_dim: self.head_dim,
+            v_head_dim: latent.map_or(self.head_dim, |latent| latent.v_head_dim),
+            scale: (latent.is_some() && factor != 1.0).then_some(scale as f32),
+            window,
+            qk_norm: self.qk_norm,
+            is_rotary: self.positions == PositionKind::Rotary,
+            qkv_bias: self.qkv_bias || self.biases,
+            o_bias: self.o_bias || self.biases,
+            is_fused: self.fused_projections,
+            latent: self.latent.clone(),
         }
     }
 }

@@ -1,9 +1,10 @@
 //! The shape of a model: what `[model]` in a configuration and `config.json` in a Hugging Face folder both say.
 
-use crate::RopeScaling;
+use crate::{ExpertsConfig, LatentConfig, RopeScaling, RouterAuxKind, RouterLosses, ScoreKind};
 use serde::{Deserialize, Serialize};
 
-/// The shape of a decoder-only transformer: of the Llama family (Llama, Mistral, Qwen2, Qwen3, Phi-3), or of GPT-2.
+/// The shape of a decoder-only transformer: of the Llama family (Llama, Mistral, Qwen2, Qwen3, Phi-3, and with experts
+/// Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3), or of GPT-2.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
@@ -76,6 +77,21 @@ pub struct ModelConfig {
     /// Standard deviation of freshly initialised matrices.
     #[serde(default = "default_init_std")]
     pub init_std: f64,
+    /// The coefficient of the routers' loss of balance; 0: none.
+    #[serde(default)]
+    pub router_aux: f64,
+    /// Which choices and scores that loss takes together.
+    #[serde(default)]
+    pub router_aux_kind: RouterAuxKind,
+    /// The coefficient of the mean squared log-sum-exp of the routers' logits; 0: none.
+    #[serde(default)]
+    pub router_z_loss: f64,
+    /// A mixture of experts in place of the feed-forward layer; absent: all layers are dense.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertsConfig>,
+    /// Latent attention; absent: queries, keys and values have a projection each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latent: Option<LatentConfig>,
 }
 
 /// How the residual stream is normalised.
@@ -207,9 +223,31 @@ pub enum ModelConfigError {
          Phi-3)"
     )]
     NoFamily(String),
+    /// The experts do not fit together.
+    #[error("model.experts: {0}")]
+    Experts(String),
+    /// Latent attention does not fit together.
+    #[error("model.latent: {0}")]
+    Latent(String),
+    /// A loss of routers in a model without any.
+    #[error("model.{0} is set, and the model has no experts; leave it out")]
+    NoRouters(&'static str),
+    /// Features that no family with experts has together.
+    #[error(
+        "no family that Hugging Face transformers knows has these experts; what is saved could not be loaded there: {0}"
+    )]
+    NoFamilyOfExperts(String),
     /// A rate that drops everything, or less than nothing.
     #[error("model.dropout = {0}; it must be from 0 to below 1")]
     Dropout(f64),
+    /// A coefficient is out of its range.
+    #[error("model.{name} = {value}; it must be a finite number, 0 or more")]
+    Negative {
+        /// Key.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+    },
     /// A real number is out of its range.
     #[error("model.{name} = {value}; it must be a finite number above 0")]
     NotPositive {
@@ -291,6 +329,8 @@ impl ModelConfig {
                 is_gpt2 && self.rope_scaling.is_some(),
                 "none",
             ),
+            ("experts", is_gpt2 && self.experts.is_some(), "none"),
+            ("latent", is_gpt2 && self.latent.is_some(), "none"),
             (
                 "kv_heads",
                 is_gpt2 && !square,
@@ -315,6 +355,9 @@ impl ModelConfig {
 
     /// Hugging Face's name of the family like Llama that has these features.
     pub(crate) fn llama_like(&self) -> Result<&'static str, ModelConfigError> {
+        if self.experts.is_some() || self.latent.is_some() {
+            return self.with_experts();
+        }
         let (qkv, o, mlp) = (self.qkv_bias, self.o_bias, self.mlp_bias);
         let (window, some_full) = (self.sliding_window, !self.full_attention_layers.is_empty());
         let is_plain = !qkv && !o && !mlp && !self.qk_norm && !some_full;
@@ -351,6 +394,123 @@ impl ModelConfig {
         })
     }
 
+    /// Hugging Face's name of the family with experts that has these features.
+    fn with_experts(&self) -> Result<&'static str, ModelConfigError> {
+        let refused = |problem: &str| Err(ModelConfigError::NoFamilyOfExperts(problem.into()));
+        let Some(experts) = &self.experts else {
+            return refused("model.latent goes with model.experts (DeepSeek-V2, V3)");
+        };
+        let never = [
+            ("sliding_window", self.sliding_window.is_some()),
+            ("fused_projections", self.fused_projections),
+            ("mlp_bias", self.mlp_bias),
+        ];
+        if let Some((key, _)) = never.iter().find(|(_, is_there)| *is_there) {
+            return refused(&format!("model.{key} goes with dense models alone"));
+        }
+        let is_softmax = experts.score == ScoreKind::Softmax;
+        let has_shared = experts.shared_ffn > 0;
+        let needs = |family, rules: &[(bool, &str)]| match rules.iter().find(|rule| !rule.0) {
+            None => Ok(family),
+            Some((_, rule)) => refused(&format!("in {family} {rule}")),
+        };
+        if self.latent.is_some() {
+            let family = if is_softmax {
+                "deepseek_v2"
+            } else {
+                "deepseek_v3"
+            };
+            let shared = has_shared && experts.shared_ffn.is_multiple_of(experts.ffn);
+            return needs(
+                family,
+                &[
+                    (
+                        !self.qkv_bias && !self.o_bias && !self.qk_norm,
+                        "attention has neither biases nor qk_norm",
+                    ),
+                    (self.kv_heads == self.heads, "kv_heads equals heads"),
+                    (
+                        shared && !experts.shared_gate,
+                        "shared_ffn is a multiple of experts.ffn, without a gate",
+                    ),
+                    (
+                        experts.first_dense().is_some(),
+                        "dense_layers are the first ones",
+                    ),
+                    (
+                        experts.choice_bias != is_softmax,
+                        "sigmoid scores come with choice_bias, and softmax without",
+                    ),
+                    (
+                        !is_softmax || !experts.normed,
+                        "softmax scores are not normed",
+                    ),
+                ],
+            );
+        }
+        let plain =
+            is_softmax && experts.factor == 1.0 && experts.groups == 1 && !experts.choice_bias;
+        let rules = [(
+            plain,
+            "scores are a plain softmax: factor, groups and choice_bias need model.latent",
+        )];
+        match () {
+            () if has_shared => needs(
+                "qwen2_moe",
+                &[
+                    rules[0],
+                    (
+                        self.qkv_bias && !self.o_bias && !self.qk_norm,
+                        "there is qkv_bias alone, as with every shared_ffn without model.latent",
+                    ),
+                    (experts.shared_gate, "shared experts have shared_gate"),
+                ],
+            ),
+            () if self.qk_norm => needs(
+                "qwen3_moe",
+                &[
+                    rules[0],
+                    (
+                        self.qkv_bias == self.o_bias,
+                        "all of attention has biases, or none",
+                    ),
+                ],
+            ),
+            () => needs(
+                "mixtral",
+                &[
+                    rules[0],
+                    (!self.qkv_bias && !self.o_bias, "there are no biases"),
+                    (experts.normed, "weights are normed"),
+                    (experts.dense_layers.is_empty(), "no layer is dense"),
+                ],
+            ),
+        }
+    }
+
+    /// Refuses experts and latents that do not fit, and losses of routers without experts.
+    fn check_experts(&self) -> Result<(), ModelConfigError> {
+        let losses = [
+            ("router_aux", self.router_aux),
+            ("router_z_loss", self.router_z_loss),
+        ];
+        for (name, value) in losses {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(ModelConfigError::Negative { name, value });
+            }
+            if value > 0.0 && self.experts.is_none() {
+                return Err(ModelConfigError::NoRouters(name));
+            }
+        }
+        if let Some(experts) = &self.experts {
+            experts.check(self.layers)?;
+        }
+        match &self.latent {
+            Some(latent) => latent.check(self.head_dim),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses a list of layers without a window if the model has no window, if a layer does not exist, or if it is not
     /// in order.
     fn check_full_layers(&self) -> Result<(), ModelConfigError> {
@@ -372,6 +532,24 @@ impl ModelConfig {
         Err(ModelConfigError::FullLayers(layers.clone(), wrong))
     }
 
+    /// The losses that routers add, if they add any.
+    pub fn router_losses(&self) -> Option<RouterLosses> {
+        let experts = self.experts.as_ref()?;
+        let losses = RouterLosses {
+            aux: self.router_aux,
+            kind: self.router_aux_kind,
+            choices: experts.chosen,
+            z: self.router_z_loss,
+        };
+        (losses.aux > 0.0 || losses.z > 0.0).then_some(losses)
+    }
+
+    /// Columns of a head that the rotary embedding turns.
+    pub fn rotary_dim(&self) -> usize {
+        let latent = self.latent.as_ref();
+        latent.map_or(self.head_dim, |latent| latent.rotary_dim)
+    }
+
     /// Width of all query heads together.
     pub fn q_width(&self) -> usize {
         self.heads * self.head_dim
@@ -389,7 +567,11 @@ impl ModelConfig {
         }
         let real = |size: usize| size as f64;
         let heads = real(self.heads) + real(self.kv_heads);
-        let block = real(self.hidden) * (2.0 * heads * real(self.head_dim) + 3.0 * real(self.ffn));
+        let experts = self.experts.as_ref().map_or(0.0, |experts| {
+            real(experts.count) * real(experts.ffn) + real(experts.shared_ffn)
+        });
+        let ffn = real(self.ffn) + experts;
+        let block = real(self.hidden) * (2.0 * heads * real(self.head_dim) + 3.0 * ffn);
         let rows = 2.0 * real(self.vocab) + real(self.max_positions.unwrap_or(0));
         let parameters = real(self.layers) * block + rows * real(self.hidden);
         match parameters > MOST_PARAMETERS {
@@ -418,6 +600,7 @@ impl ModelConfig {
             return Err(ModelConfigError::Zero(name));
         }
         self.check_extent()?;
+        self.check_experts()?;
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(ModelConfigError::HeadGroups {
                 heads: self.heads,
@@ -429,7 +612,10 @@ impl ModelConfig {
         if self.family() == Family::Llama {
             self.llama_like()?;
         }
-        if self.positions == PositionKind::Rotary && !self.head_dim.is_multiple_of(2) {
+        if self.positions == PositionKind::Rotary
+            && self.latent.is_none()
+            && !self.head_dim.is_multiple_of(2)
+        {
             return Err(ModelConfigError::OddHeadDim(self.head_dim));
         }
         if !(0.0..1.0).contains(&self.dropout) {

@@ -32,6 +32,7 @@ impl Pass<'_> {
     fn forward_backward(&mut self) -> Result<(), ModelError> {
         self.forward()?;
         self.head()?;
+        self.balance_loss()?;
         self.work.purpose.training().hooks.before_backward()?;
         self.backward()?;
         let Work {
@@ -140,7 +141,7 @@ impl Pass<'_> {
             .close(work.kernels, open, (is_own, is_last))?;
         if is_own && is_last && is_released {
             let hooks = &mut training.hooks;
-            let loss = training.loss.sum.as_in();
+            let loss = training.loss.sums.as_in().rows(0..1);
             hooks.after_backward(part, work.weights, training.gradients, loss)?;
         }
         Ok(())

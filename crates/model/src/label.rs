@@ -39,6 +39,23 @@ impl Label {
     /// Only the output of the activation function.
     pub const MLP_ACT: Label = Label::new("mlp_act").within("mlp");
 
+    /// Everything of a mixture of experts; of its own it has what the experts' first products write.
+    pub const MOE: Label = Label::new("moe");
+    /// Logits of routers, and the weights that follow from them.
+    pub const MOE_ROUTER: Label = Label::new("moe_router").within("moe");
+    /// The chosen experts, and the tables that group rows by expert. Only `full` drops them.
+    pub const MOE_TABLES: Label = Label::new("moe_tables").dropped_by_full_alone();
+    /// The rows that experts read.
+    pub const MOE_DISPATCH: Label = Label::new("moe_dispatch").within("moe");
+    /// The output of the experts' activation function.
+    pub const MOE_ACT: Label = Label::new("moe_act").within("moe");
+    /// What the shared experts' first products write, and the output of their activation function.
+    pub const SHARED_EXPERTS: Label = Label::new("shared_experts").within("moe");
+    /// The latents of latent attention, before and after their norms.
+    pub const MLA_LATENT: Label = Label::new("mla_latent");
+    /// Queries, keys and values of latent attention.
+    pub const MLA_UP_PROJ: Label = Label::new("mla_up_proj");
+
     /// A label that a comma list of `--recompute` may name.
     pub const fn new(name: &'static str) -> Label {
         Label {
@@ -104,6 +121,43 @@ impl Labels {
         Label::MLP_ACT,
     ]);
 
+    /// The labels of models of which some layers have experts.
+    pub const EXPERTS: Labels = Labels::new(&[
+        Label::BLOCK_INPUT,
+        Label::LAYERNORM,
+        Label::QKV,
+        Label::CORE_ATTN,
+        Label::ATTN_VALUE,
+        Label::ATTN_OUT,
+        Label::MLP,
+        Label::MLP_ACT,
+        Label::MOE,
+        Label::MOE_ROUTER,
+        Label::MOE_TABLES,
+        Label::MOE_DISPATCH,
+        Label::MOE_ACT,
+        Label::SHARED_EXPERTS,
+    ]);
+
+    /// The labels of models with latent attention, of which some layers have experts.
+    pub const LATENT: Labels = Labels::new(&[
+        Label::BLOCK_INPUT,
+        Label::LAYERNORM,
+        Label::MLA_LATENT,
+        Label::MLA_UP_PROJ,
+        Label::CORE_ATTN,
+        Label::ATTN_VALUE,
+        Label::ATTN_OUT,
+        Label::MLP,
+        Label::MLP_ACT,
+        Label::MOE,
+        Label::MOE_ROUTER,
+        Label::MOE_TABLES,
+        Label::MOE_DISPATCH,
+        Label::MOE_ACT,
+        Label::SHARED_EXPERTS,
+    ]);
+
     /// A table of labels.
     ///
     /// # Panics
@@ -121,6 +175,20 @@ impl Labels {
     /// Those that a comma list of `--recompute` may name.
     pub fn named(self) -> impl Iterator<Item = Label> {
         self.iter().filter(|label| label.is_named)
+    }
+
+    /// What `choose` takes of the labels of every family, each once.
+    pub fn of_all(choose: impl Fn(Labels) -> Vec<Label>) -> Vec<Label> {
+        let mut all: Vec<Label> = Vec::new();
+        for label in [Labels::DENSE, Labels::EXPERTS, Labels::LATENT]
+            .into_iter()
+            .flat_map(choose)
+        {
+            if !all.contains(&label) {
+                all.push(label);
+            }
+        }
+        all
     }
 
     /// The label with a name.

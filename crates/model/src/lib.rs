@@ -13,11 +13,13 @@
 
 mod activation;
 mod architecture;
+mod balance;
 mod batch;
 mod block;
 mod block_spec;
 mod config;
 mod error;
+mod experts_config;
 mod families;
 mod flowing;
 mod forward_backward;
@@ -52,6 +54,7 @@ mod tiles;
 
 pub use activation::{Activation, BatchShape, Dimension, Extent};
 pub use architecture::Architecture;
+pub use balance::RouterLosses;
 pub use batch::{Batch, Tokens};
 pub use block::Block;
 pub use block_spec::{AttentionSpec, BlockSpec, FeedForwardSpec};
@@ -59,6 +62,7 @@ pub use config::{
     ActivationFunction, Family, ModelConfig, ModelConfigError, NormKind, PositionKind,
 };
 pub use error::ModelError;
+pub use experts_config::{ExpertsConfig, LatentConfig, RouterAuxKind, ScoreKind};
 pub use hooks::{NoHooks, PassHooks};
 pub use hugging_face::{
     HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
@@ -76,7 +80,7 @@ pub use policy::{
     Action, Actions, MegatronFlags, OffloadError, OffloadLabels, Policy, Spec, SpecError,
 };
 pub use position::LayerActivation;
-pub use purpose::{Purpose, StepLoss, Training};
+pub use purpose::{LossPart, Purpose, StepLoss, Training};
 pub use randomness::{DropoutKeys, DropoutSite, Randomness};
 pub use replays::ReplayCounts;
 pub use rope_scaling::RopeScaling;

@@ -1,6 +1,7 @@
 //! How far down the backward pass goes, and which activations it needs.
 
-use crate::parameters::{ParameterId, Parameters};
+use crate::balance::Balance;
+use crate::parameters::{Parameter, ParameterId, Parameters};
 use crate::policy::{Action, Policy};
 use crate::stage::Declared;
 use crate::statistics::Statistics;
@@ -28,13 +29,22 @@ pub(crate) fn lowest_trained(embedding: &[ParameterId], blocks: &[Block]) -> Opt
     Some(lowest.unwrap_or(blocks.len()))
 }
 
-/// FLOPs per token that frozen matrices among some parameters save, because their gradients are not computed.
-pub(crate) fn frozen_flops(parameters: &Parameters, used: &[ParameterId]) -> u64 {
+/// FLOPs per token that frozen matrices among some parameters save, because their gradients are not computed. Of a stack
+/// of matrices a token uses `choices`.
+pub(crate) fn frozen_flops(parameters: &Parameters, used: &[ParameterId], choices: usize) -> u64 {
     let used = used.iter().map(|id| parameters.get(*id));
     let frozen = used.filter(|parameter| parameter.role == Role::Frozen);
     let matrices = frozen.filter(|parameter| parameter.shape.len() > 1);
-    let elements = matrices.map(|parameter| parameter.shape.iter().product::<usize>());
+    let elements = matrices.map(|parameter| used_elements(parameter, choices));
     2 * elements.sum::<usize>() as u64
+}
+
+/// Elements of a parameter that a token uses: of a stack of matrices those of `choices`.
+pub(crate) fn used_elements(parameter: &Parameter, choices: usize) -> usize {
+    match parameter.shape[..] {
+        [_, rows, columns] => choices * rows * columns,
+        _ => parameter.elements(),
+    }
 }
 
 impl Architecture {
@@ -79,7 +89,14 @@ impl Architecture {
         let of_head = policy.action(layers.len(), Activation::X);
         layers.push(vec![(Activation::X, Extent::tokens(self.width()), of_head)]);
         let statistics = Statistics::lease(memory, self.statistics())?;
-        SavedActivations::lease(memory, layers, statistics, dtype, batch)
+        let has_balance = self.router_losses().is_some_and(|losses| losses.aux > 0.0);
+        let routers = self.statistics().into_iter();
+        let balance = has_balance.then(|| {
+            let routers = routers.map(|(at, _, experts)| (at, experts)).collect();
+            Balance::lease(memory, routers, batch.rows)
+        });
+        let counted = (statistics, balance.transpose()?);
+        SavedActivations::lease(memory, layers, counted, dtype, batch)
     }
 
     /// The activations that backward passes read, and those that their replays read under a policy.

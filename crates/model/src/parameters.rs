@@ -66,6 +66,11 @@ impl Parameter {
         }
     }
 
+    /// Its elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
     /// The type that it is stored in, if the model computes in `compute`.
     pub fn dtype(&self, compute: DType) -> DType {
         self.dtype.unwrap_or(compute)

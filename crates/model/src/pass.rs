@@ -4,10 +4,11 @@ use crate::position::StagePosition;
 use crate::stage::Declared;
 use crate::tiles::Tiles;
 use crate::{
-    Action, Activation, Batch, BatchShape, DropoutSite, Extent, LayerActivation, LayerCache, Model,
-    ModelError, ParameterId, Purpose, ReplayCounts, SavedActivations,
+    Action, Activation, Batch, BatchShape, DropoutSite, Extent, LayerActivation, LayerCache,
+    LossPart, Model, ModelError, ParameterId, Purpose, ReplayCounts, RouterLosses,
+    SavedActivations,
 };
-use kernels::operation::Sum;
+use kernels::operation::{BalanceLoss, Sum};
 use kernels::{Dropout, Init, Kernels};
 use memory::{Buffer, Category, DType, Dims, In, Layer, Memory, Out, Phase, PlaceGuard};
 use std::rc::Rc;
@@ -233,19 +234,67 @@ impl<'a> Pass<'a> {
             self.running.is_backward,
             "a loss is added in a backward pass, which no replay repeats"
         );
-        self.add_to_loss(losses)
+        self.add_to_loss(LossPart::Targets, losses)
     }
 
-    pub(crate) fn add_to_loss(&mut self, losses: In) -> Result<(), ModelError> {
+    pub(crate) fn add_to_loss(&mut self, part: LossPart, losses: In) -> Result<(), ModelError> {
         let kernels = self.work.kernels;
-        let loss = &mut self.work.purpose.training().loss;
-        let init = match std::mem::take(&mut loss.is_first) {
-            true => Init::Overwrite,
-            false => Init::Accumulate,
-        };
+        let (out, init) = self.work.purpose.training().loss.part(part);
         Ok(kernels.run(Sum {
-            out: loss.sum.reborrow(),
+            out,
             x: losses,
+            init,
+        })?)
+    }
+
+    /// The losses of routers, if the model trains and has some.
+    pub(crate) fn router_losses(&self) -> Option<RouterLosses> {
+        match self.work.purpose {
+            Purpose::Training(_) => self.model.architecture().router_losses(),
+            Purpose::Inference(_) => None,
+        }
+    }
+
+    /// Micro-batches of the whole step.
+    pub(crate) fn micro_batches(&mut self) -> usize {
+        self.work.purpose.training().loss.micro_batches
+    }
+
+    /// Where the router that runs writes its counts `[sequences, experts]` and summed scores for the loss of balance.
+    /// None without such a loss, and in replays, which would write the same.
+    pub(crate) fn balance(&mut self) -> Option<[Out<'_>; 2]> {
+        let at = self.running.at;
+        let is_forward =
+            matches!(self.work.purpose, Purpose::Training(_)) && self.backward_at.is_none();
+        let balance = self.work.saved.balance.as_mut().filter(|_| is_forward);
+        balance.map(|balance| balance.of_router(at))
+    }
+
+    /// The gradient `[sequences, experts]` of the scores of the router that runs, by the loss of balance.
+    pub(crate) fn balance_gradient(&self) -> Option<In<'_>> {
+        let balance = self.work.saved.balance.as_ref();
+        balance.map(|balance| balance.gradient_of(self.running.at))
+    }
+
+    /// The loss of balance and its gradient, once all routers have chosen.
+    pub(crate) fn balance_loss(&mut self) -> Result<(), ModelError> {
+        let Some(losses) = self.router_losses() else {
+            return Ok(());
+        };
+        let (kernels, shape) = (self.work.kernels, self.work.batch.shape);
+        let step = &mut self.work.purpose.training().loss;
+        let Some(balance) = &mut self.work.saved.balance else {
+            return Ok(());
+        };
+        let (pooled, factor) = losses.pooled(balance, shape, step.micro_batches);
+        let (loss, init) = step.part(LossPart::RouterAux);
+        Ok(kernels.run(BalanceLoss {
+            loss,
+            gradient: balance.gradient.view_mut(),
+            counts: balance.counts.view(),
+            sums: balance.sums.view(),
+            pooled,
+            factor,
             init,
         })?)
     }

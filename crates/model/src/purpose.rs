@@ -1,6 +1,7 @@
 //! Why a micro-batch passes through the model.
 
 use crate::{CachedSequences, PassHooks};
+use kernels::Init;
 use memory::{In, Out, Phase};
 use units::Gradients;
 
@@ -31,12 +32,42 @@ pub struct Training<'a> {
 
 /// The loss that a step's micro-batches sum up.
 pub struct StepLoss<'a> {
-    /// `[1]` f32: sum of the losses of all targets so far.
-    pub sum: Out<'a>,
-    /// Whether nothing has been added yet.
-    pub is_first: bool,
+    /// f32: what [`LossPart`] names so far. A model whose routers have no losses has the first alone.
+    pub sums: Out<'a>,
+    /// Whether nothing has been added yet, to each.
+    pub are_first: [bool; LossPart::COUNT],
+    /// Micro-batches of the whole step, over which losses of routers are averaged.
+    pub micro_batches: usize,
     /// `[1]` f32: the factor on gradients, 1 / targets of the whole step.
     pub gradient_scale: In<'a>,
+}
+
+/// The parts of a step's loss, in the order in which they are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossPart {
+    /// The sum of the losses of all targets.
+    Targets,
+    /// The loss of balance of routers.
+    RouterAux,
+    /// The loss of routers by the size of their logits.
+    RouterZ,
+}
+
+impl LossPart {
+    /// Number of parts.
+    pub const COUNT: usize = 3;
+}
+
+impl StepLoss<'_> {
+    /// Where a part is added up, `[1]` f32, and what to add to.
+    pub(crate) fn part(&mut self, part: LossPart) -> (Out<'_>, Init<'static>) {
+        let place = part as usize;
+        let init = match std::mem::take(&mut self.are_first[place]) {
+            true => Init::Overwrite,
+            false => Init::Accumulate,
+        };
+        (self.sums.reborrow().rows(place..place + 1), init)
+    }
 }
 
 impl<'a> Purpose<'a> {

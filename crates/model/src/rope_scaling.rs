@@ -41,6 +41,9 @@ pub enum RopeScaling {
         /// Factor of cosines and sines; none: `0.1 ln(factor) + 1`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         attention_factor: Option<f64>,
+        /// Under latent attention, scores are multiplied by the square of 0.1 times it times ln(factor), plus 1.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mscale_all_dim: Option<f64>,
         /// Whether the ends of the blended pairs are rounded outwards to whole pairs.
         #[serde(default = "default_truncate")]
         truncate: bool,
@@ -77,7 +80,13 @@ impl RopeScaling {
             "linear" => [&["factor"], &[]],
             "yarn" => [
                 &["factor", "original_max_position"],
-                &["beta_fast", "beta_slow", "attention_factor", "truncate"],
+                &[
+                    "beta_fast",
+                    "beta_slow",
+                    "attention_factor",
+                    "mscale_all_dim",
+                    "truncate",
+                ],
             ],
             _ => [
                 &[
@@ -162,6 +171,18 @@ impl RopeScaling {
         }
     }
 
+    /// The factor on the scores of latent attention, beside 1 / sqrt(head_dim).
+    pub(crate) fn score_factor(&self) -> f64 {
+        match self {
+            RopeScaling::Yarn {
+                factor,
+                mscale_all_dim: Some(weight),
+                ..
+            } => yarn_attention_factor(*factor, *weight).powi(2),
+            _ => 1.0,
+        }
+    }
+
     /// Stretches `frequencies`, radians per position of each pair, which were made from the base `theta`.
     pub(crate) fn stretch(&self, frequencies: &mut [f64], theta: f64) {
         let pairs = frequencies.len() as f64;
@@ -240,6 +261,7 @@ mod tests {
             beta_fast,
             beta_slow,
             attention_factor: None,
+            mscale_all_dim: None,
             truncate,
         };
         let plain = yarn(32.0, 1.0, true);

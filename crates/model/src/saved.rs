@@ -1,5 +1,6 @@
 //! The table of saved activations of one micro-batch. It is made once, and every micro-batch uses it.
 
+use crate::balance::Balance;
 use crate::host_places::{Arriving, HostPlaces, Leaving};
 use crate::policy::Action;
 use crate::statistics::Statistics;
@@ -13,6 +14,8 @@ pub struct SavedActivations {
     layers: Vec<Vec<Slot>>,
     pub(crate) host: HostPlaces,
     pub(crate) statistics: Statistics,
+    /// None if the model's routers have no loss of balance.
+    pub(crate) balance: Option<Balance>,
     pub(crate) dtype: DType,
 }
 
@@ -45,7 +48,7 @@ impl SavedActivations {
     pub(crate) fn lease(
         memory: &Memory,
         layers: Vec<Vec<(Activation, Extent, Action)>>,
-        statistics: Statistics,
+        (statistics, balance): (Statistics, Option<Balance>),
         dtype: DType,
         batch: BatchShape,
     ) -> Result<SavedActivations, OutOfMemory> {
@@ -73,6 +76,7 @@ impl SavedActivations {
             layers: layers.into_iter().map(slots).collect(),
             host,
             statistics,
+            balance,
             dtype,
         })
     }
@@ -80,6 +84,11 @@ impl SavedActivations {
     /// Starts the stages' counts afresh.
     pub fn begin_step(&mut self) {
         self.statistics.begin_step();
+    }
+
+    /// What all stages have counted in this step, `[n]` f32 in their order; none if no stage counts.
+    pub fn all_statistics(&self) -> Option<In<'_>> {
+        self.statistics.all()
     }
 
     /// What a stage of a layer has counted in this step, `[n]` f32; none if it has counted nothing.

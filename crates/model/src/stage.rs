@@ -47,11 +47,22 @@ pub trait Stage {
         None
     }
 
+    /// If it is a router: its experts, and the buffer that is added to scores where it chooses, if it has one. Then its
+    /// statistics are how often it chose each expert.
+    fn router(&self) -> Option<(usize, Option<ParameterId>)> {
+        None
+    }
+
     /// Whether its results for a token depend on that token alone, in both directions. Such a stage can run on tiles of
     /// tokens. It handles a tile like a micro-batch, and takes positions and the first token's number from
     /// [`Pass::positions`] and [`Pass::first_token`].
     fn is_by_token(&self) -> bool {
         false
+    }
+
+    /// How many matrices of a stack `[e, ...]` that is a parameter a token uses: 1, unless it is sent to several experts.
+    fn choices(&self) -> usize {
+        1
     }
 
     /// Computes those of its outputs that are needed.

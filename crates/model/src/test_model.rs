@@ -91,8 +91,9 @@ impl TestModel {
             gradients: &mut self.gradients,
             is_last_micro_batch: true,
             loss: StepLoss {
-                sum: self.loss.view_mut(),
-                is_first: true,
+                sums: self.loss.view_mut(),
+                are_first: [true; 3],
+                micro_batches: 1,
                 gradient_scale: self.scale.view(),
             },
             hooks,

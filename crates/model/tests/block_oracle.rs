@@ -8,9 +8,11 @@ use common::oracle::{Oracle, Vars, gradients, var};
 use kernels::cpu::Cpu;
 use memory::{Category, DType, Home, Homes, Memory};
 use model::{
-    ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, Model,
-    ModelConfig, NormKind, Policy, PositionKind, Purpose, RopeScaling, StepLoss, Training, Work,
+    ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, ExpertsConfig,
+    LatentConfig, LossPart, Model, ModelConfig, NormKind, Policy, PositionKind, Purpose,
+    RopeScaling, RouterAuxKind, ScoreKind, StepLoss, Training, Work,
 };
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use units::{Gradients, Weights};
 
@@ -52,6 +54,11 @@ fn plain() -> ModelConfig {
         rope_theta: 10_000.0,
         rope_scaling: None,
         init_std: 0.02,
+        router_aux: 0.0,
+        router_aux_kind: RouterAuxKind::default(),
+        router_z_loss: 0.0,
+        experts: None,
+        latent: None,
     }
 }
 
@@ -117,7 +124,8 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
     let home = Home::Device;
     let mut summed = Gradients::lease(&memory, layout, DType::F32, &home, None).unwrap();
     summed.begin_step();
-    let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32);
+    let parts = config.router_losses().map_or(1, |_| LossPart::COUNT);
+    let loss = memory.lease_persistent(Category::OptimizerState, "loss", [parts], DType::F32);
     let (mut loss, mut replayed) = (loss.unwrap(), model.no_replays());
     let scale = 1.0 / 64.0f32;
     let lease = memory.lease_persistent(Category::OptimizerState, "scale", [1], DType::F32);
@@ -125,15 +133,24 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
     cpu.upload(on_device_scale.view_mut(), bytemuck::bytes_of(&scale))
         .unwrap();
     let mut expected_loss: Option<Tensor> = None;
+    let mut of_routers =
+        Tensor::zeros((), candle_core::DType::F64, &candle_core::Device::Cpu).unwrap();
     for micro in 0..2 {
         let (ids, targets) = batch(100 + 10 * micro);
         let on_device = Batch::upload(&memory, &cpu, SHAPE, &ids, &targets).unwrap();
         let loss = StepLoss {
-            sum: loss.view_mut(),
-            is_first: micro == 0,
+            sums: loss.view_mut(),
+            are_first: [micro == 0; 3],
+            micro_batches: 2,
             gradient_scale: on_device_scale.view(),
         };
-        let policy = Policy::parse("core_attn", config.layers).unwrap();
+        let policy = Policy::with_layers(
+            config.labels(),
+            "core_attn",
+            &BTreeMap::new(),
+            config.layers,
+        )
+        .unwrap();
         let (architecture, dtype) = (model.architecture(), model.dtype());
         let mut saved = architecture
             .lease_saved(&memory, dtype, &policy, SHAPE)
@@ -157,8 +174,13 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
             config,
             vars: &vars,
             is_parallel: false,
+            routers: Default::default(),
         };
         let sum = oracle.loss_sum(&ids, &targets, (ROWS, SEQ)).unwrap();
+        if parts > 1 {
+            let added = oracle.router_loss(ROWS).unwrap();
+            of_routers = (of_routers + (added / 2.0).unwrap()).unwrap();
+        }
         expected_loss = Some(match expected_loss {
             None => sum,
             Some(before) => (before + sum).unwrap(),
@@ -166,9 +188,15 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
     }
     let expected_loss = expected_loss.unwrap();
 
-    let mut actual = [0f32];
+    let mut actual = vec![0f32; parts];
     let bytes = bytemuck::cast_slice_mut(&mut actual);
     cpu.download(bytes, loss.view()).unwrap();
+    let expected_routers = of_routers.to_scalar::<f64>().unwrap();
+    let added: f32 = actual[1..].iter().sum();
+    assert!(
+        (f64::from(added) - expected_routers).abs() <= TOLERANCE * expected_routers,
+        "{name}: routers add {added} or {expected_routers}"
+    );
     let expected = expected_loss.to_scalar::<f64>().unwrap();
     let error = (f64::from(actual[0]) / expected - 1.0).abs();
     println!("{name}: loss {expected:.4}, off by {error:.1e}");
@@ -179,10 +207,12 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
     );
 
     assert!(summed.missing().is_empty());
-    let expected = gradients(&(expected_loss * f64::from(scale)).unwrap(), &vars).unwrap();
-    assert_eq!(expected.len(), layout.entries().len());
+    let total = ((expected_loss * f64::from(scale)).unwrap() + of_routers).unwrap();
+    vars.retain(|name, _| !name.ends_with("e_score_correction_bias"));
+    let expected = gradients(&total, &vars).unwrap();
+    assert_eq!(expected.len(), summed_entries(layout).count());
     let mut worst = (0.0, "");
-    for (index, entry) in layout.entries().iter().enumerate() {
+    for (index, entry) in summed_entries(layout) {
         let (actual, expected) = (summed.view(index), &expected[&entry.name]);
         let actual = actual.slice::<f32>();
         assert_eq!(actual.len(), expected.len());
@@ -209,6 +239,12 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
         "{name}: gradients at most off by {:.1e}, {}",
         worst.0, worst.1
     );
+}
+
+/// What has a gradient.
+fn summed_entries(layout: &memory::Layout) -> impl Iterator<Item = (usize, &memory::Entry)> {
+    let entries = layout.entries().iter().enumerate();
+    entries.filter(|(_, entry)| entry.role.is_trained())
 }
 
 /// Whether the layout has the weights of q, k and v, their biases, and the weights of gate and up side by side: then their
@@ -307,6 +343,7 @@ fn with_linear_and_yarn_scaling() {
         beta_fast: 4.0,
         beta_slow: 1.0,
         attention_factor: None,
+        mscale_all_dim: None,
         truncate: true,
     };
     for scaling in [RopeScaling::Linear { factor: 3.0 }, yarn] {
@@ -362,4 +399,128 @@ fn with_weights_side_by_side_and_biases_apart() {
         ..config
     };
     assert_agrees("biases apart, norms", &with_norms);
+}
+
+/// Mixtral's: the weights of the chosen add up to 1, every layer has experts.
+fn experts() -> ExpertsConfig {
+    ExpertsConfig {
+        count: 4,
+        chosen: 2,
+        ffn: 25,
+        shared_ffn: 0,
+        shared_gate: false,
+        dense_layers: Vec::new(),
+        score: ScoreKind::Softmax,
+        normed: true,
+        factor: 1.0,
+        groups: 1,
+        chosen_groups: 1,
+        choice_bias: false,
+    }
+}
+
+#[test]
+fn experts_as_mixtral() {
+    for aux in [0.0, 0.3] {
+        let config = ModelConfig {
+            router_aux: aux,
+            experts: Some(experts()),
+            ..plain()
+        };
+        assert_agrees(&format!("Mixtral, {aux}"), &config);
+    }
+}
+
+#[test]
+fn one_expert_all_experts_and_a_single_choice() {
+    for (count, chosen) in [(1, 1), (3, 3), (5, 1)] {
+        let config = ModelConfig {
+            router_aux: 0.2,
+            router_z_loss: 0.1,
+            experts: Some(ExpertsConfig {
+                count,
+                chosen,
+                normed: false,
+                ..experts()
+            }),
+            ..plain()
+        };
+        assert_agrees(&format!("{chosen} of {count}"), &config);
+    }
+}
+
+#[test]
+fn experts_as_qwen2_moe_beside_a_dense_layer() {
+    let config = ModelConfig {
+        layers: 3,
+        qkv_bias: true,
+        router_aux: 0.2,
+        router_aux_kind: RouterAuxKind::Layer,
+        router_z_loss: 0.1,
+        experts: Some(ExpertsConfig {
+            shared_ffn: 31,
+            shared_gate: true,
+            normed: false,
+            dense_layers: vec![1],
+            ..experts()
+        }),
+        ..plain()
+    };
+    assert_agrees("Qwen2-MoE", &config);
+}
+
+#[test]
+fn latents_and_groups_as_deepseek() {
+    let latent = LatentConfig {
+        kv: 19,
+        q: None,
+        rotary_dim: 6,
+        v_head_dim: 13,
+        neighbours: true,
+    };
+    let v2 = ModelConfig {
+        kv_heads: 3,
+        layers: 3,
+        rope_theta: 500.0,
+        rope_scaling: Some(RopeScaling::Yarn {
+            factor: 4.0,
+            original_max_position: 64,
+            beta_fast: 4.0,
+            beta_slow: 1.0,
+            attention_factor: Some(1.3),
+            mscale_all_dim: Some(0.7),
+            truncate: true,
+        }),
+        experts: Some(ExpertsConfig {
+            count: 6,
+            shared_ffn: 50,
+            normed: false,
+            factor: 1.7,
+            groups: 3,
+            chosen_groups: 2,
+            dense_layers: vec![0],
+            ..experts()
+        }),
+        latent: Some(latent.clone()),
+        ..plain()
+    };
+    assert_agrees("DeepSeek-V2", &v2);
+    let v3 = ModelConfig {
+        rope_scaling: None,
+        router_aux: 0.2,
+        router_aux_kind: RouterAuxKind::Sequence,
+        experts: v2.experts.clone().map(|experts| ExpertsConfig {
+            score: ScoreKind::Sigmoid,
+            normed: true,
+            choice_bias: true,
+            ..experts
+        }),
+        latent: Some(LatentConfig {
+            q: Some(27),
+            neighbours: false,
+            ..latent
+        }),
+        ..v2
+    };
+    assert_agrees("DeepSeek-V3", &v3);
 }

@@ -120,13 +120,14 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
         }),
         Box::new(CoreAttention {
             kind,
-            attention: config.block(config.sliding_window).attention,
+            attention: config.attention(config.sliding_window),
             dropout: DropoutSite {
                 site: 0,
                 rate: 0.25,
             },
         }),
         Box::new(Projection {
+            in_f32: false,
             name: "mlp_up",
             input: H,
             output: MlpActivation::GATE_UP,

@@ -3,7 +3,7 @@
 use crate::activations::{PlannedActivation, total_bytes};
 use crate::formulas::Formula;
 use memory::{DType, round_up};
-use model::{Attention, Family, Label};
+use model::{Attention, Family, Label, ModelConfig};
 use settings::Settings;
 
 /// What is kept of a layer under the estimate.
@@ -69,10 +69,10 @@ fn in_words(settings: &Settings, kept: Kept) -> String {
         reasons.push(
             "it counts a GPT layer with dropout masks and a feed-forward width of 4 h".to_string(),
         );
-        let ratio = config.ffn as f64 / config.hidden as f64;
-        reasons.push(format!(
-            "here gate, up and act of {ratio:.2} h each and no masks"
-        ));
+        reasons.push(feed_forward(config));
+        if config.latent.is_some() {
+            reasons.push("queries, keys and values come from latents, which are kept too".into());
+        }
         if config.kv_heads < config.heads {
             reasons.push(format!(
                 "{} key-value heads for {} query heads",
@@ -87,6 +87,28 @@ fn in_words(settings: &Settings, kept: Kept) -> String {
         reasons.push("the plan's figure is the block inputs".into());
     }
     reasons.join("; ")
+}
+
+/// What is kept of a feed-forward layer, or of the experts in its place.
+fn feed_forward(config: &ModelConfig) -> String {
+    let of_hidden = |width: usize| width as f64 / config.hidden as f64;
+    let dense = format!("gate, up and act of {:.2} h each", of_hidden(config.ffn));
+    let Some(experts) = &config.experts else {
+        return format!("here {dense} and no masks");
+    };
+    let shared = match experts.shared_ffn {
+        0 => String::new(),
+        width => format!(", of shared experts {:.2} h", of_hidden(width)),
+    };
+    let others = match experts.dense_layers.len() {
+        0 => String::new(),
+        count => format!(", in {count} dense layers {dense}"),
+    };
+    format!(
+        "here the input (h), gate, up and act ({:.2} h) of each of {} experts that a token is sent to{shared}{others}, and no masks",
+        of_hidden(experts.ffn),
+        experts.chosen
+    )
 }
 
 /// Every difference of a GPT-2 layer from the estimate, in bytes over all layers.

@@ -90,15 +90,22 @@ pub(crate) fn levers(run: &Setup) -> Vec<Lever> {
 }
 
 /// Specifications that are compared for every model.
-const STRATEGIES: [&str; 9] = [
+const STRATEGIES: [&str; 16] = [
     "none",
     "core_attn",
     "layernorm",
     "mlp_act",
     "qkv",
+    "mla_up_proj",
     "mlp",
+    "shared_experts",
+    "moe_act",
+    "moe_dispatch",
+    "moe",
     "core_attn,layernorm,mlp_act",
     "core_attn,layernorm,mlp",
+    "layernorm,moe_act,moe_dispatch",
+    "layernorm,mlp,moe",
     "full",
 ];
 

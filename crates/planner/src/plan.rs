@@ -107,6 +107,9 @@ pub struct Plan {
     pub offload: Option<PlannedOffload>,
     /// Number of parameters.
     pub parameters: usize,
+    /// Those that a token uses; absent where that is all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active_parameters: Option<usize>,
     /// What freezing some of them saves; absent where all are trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub freeze: Option<PlannedFreeze>,
@@ -184,6 +187,7 @@ impl Plan {
         let saved = figures.session.saved_bytes();
         let model = figures.session.model();
         let parameters = model.layout().parameters();
+        let active_parameters = model.architecture().active_parameters();
         let activations = planned_activations(model.architecture(), settings);
         let arenas = planned_arenas(figures.session.arenas(), parameters);
         let host_arenas = planned_arenas(figures.session.host_arenas(), parameters);
@@ -248,6 +252,7 @@ impl Plan {
             host_arenas,
             offload,
             parameters,
+            active_parameters: (active_parameters < parameters).then_some(active_parameters),
             freeze,
             flops_per_token,
             recompute_flops_fraction: figures.recompute_flops_fraction,

@@ -48,9 +48,11 @@ impl Display for Plan {
 
 impl Plan {
     fn headline(&self, f: &mut Formatter<'_>) -> Result {
+        let active = self.active_parameters;
+        let active = active.map_or_else(String::new, |count| format!(" ({count} for each token)"));
         writeln!(
             f,
-            "plan for {} in {}: {} parameters, {} attention, the head in chunks of {} tokens",
+            "plan for {} in {}: {} parameters{active}, {} attention, the head in chunks of {} tokens",
             self.device,
             self.dtype,
             self.parameters,

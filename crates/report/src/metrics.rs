@@ -114,6 +114,9 @@ pub struct StepRecord {
     /// That of the matrices that the optimizer updates as a whole, if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lr_matrices: Option<f32>,
+    /// What the routers of a mixture of experts did, if the model has some.
+    #[serde(flatten)]
+    pub routers: Option<RouterMarks>,
     /// Passes over the data so far, this step included.
     pub epoch: f64,
     /// Targets counted.
@@ -154,6 +157,35 @@ pub struct StepRecord {
     /// differ between identical runs.
     #[serde(flatten)]
     pub device: Option<DeviceMarks>,
+}
+
+/// What the routers of a mixture of experts did in a step.
+#[derive(Clone, Debug, Serialize)]
+pub struct RouterMarks {
+    /// What their loss of balance adds to the loss, its coefficient included; none if no router has a loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router_aux: Option<f32>,
+    /// What their loss by the size of logits adds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router_z_loss: Option<f32>,
+    /// For each layer with experts, the choices of the most chosen expert over their mean. To four decimals.
+    pub expert_load_max_over_mean: Vec<f64>,
+    /// For each layer with experts, the entropy of choices over that of equally many for each expert. To four decimals.
+    pub expert_load_entropy: Vec<f64>,
+}
+
+impl RouterMarks {
+    /// The largest load of all layers, as a scalar.
+    pub(crate) fn largest_load(&self) -> f64 {
+        let loads = self.expert_load_max_over_mean.iter().copied();
+        loads.fold(0.0, f64::max)
+    }
+
+    /// The least entropy of all layers.
+    pub(crate) fn least_entropy(&self) -> f64 {
+        let entropies = self.expert_load_entropy.iter().copied();
+        entropies.fold(1.0, f64::min)
+    }
 }
 
 /// An evaluation between steps.

@@ -33,7 +33,8 @@ impl TensorBoard {
         Ok(board)
     }
 
-    /// Adds a step: loss, gradient norm, learning rate, speed, and the peak of memory by category.
+    /// Adds a step: loss, gradient norm, learning rate, speed, the peak of memory by category, and of routers their losses,
+    /// and the load of experts in the worst layer.
     ///
     /// # Errors
     /// Those of the file system.
@@ -51,6 +52,22 @@ impl TensorBoard {
         ];
         let matrices = record.lr_matrices;
         scalars.extend(matrices.map(|rate| ("train/lr_matrices".to_string(), rate)));
+        if let Some(routers) = &record.routers {
+            let losses = [
+                ("router/aux", routers.router_aux),
+                ("router/z_loss", routers.router_z_loss),
+                (
+                    "router/expert_load_max_over_mean",
+                    Some(routers.largest_load() as f32),
+                ),
+                (
+                    "router/expert_load_entropy",
+                    Some(routers.least_entropy() as f32),
+                ),
+            ];
+            let known = losses.into_iter();
+            scalars.extend(known.filter_map(|(name, value)| Some((name.to_string(), value?))));
+        }
         scalars.extend(Category::ALL.map(|category| {
             let bytes = record.peak_by_category.get(category);
             (format!("memory_gib/{}", category.name()), gib(bytes))
@@ -219,6 +236,7 @@ mod tests {
             finite: false,
             lr: 3e-4,
             lr_matrices: None,
+            routers: None,
             tokens: 7,
             epoch: 0.5,
             timing: Timing::new(

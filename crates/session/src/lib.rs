@@ -20,6 +20,7 @@ mod orders;
 mod outcome;
 mod peaks_between_steps;
 mod read_back;
+mod routers;
 mod sampling;
 mod saving;
 #[allow(
@@ -44,6 +45,7 @@ pub use generation::{Generated, Generation, PROMPT_CHUNK};
 pub use inference::Inference;
 pub use outcome::StepOutcome;
 pub use peaks_between_steps::{PeaksBetween, longest_and_shortest};
+pub use routers::RouterChoices;
 pub use sampling::Sampling;
 pub use saving::SavedBytes;
 pub use session::Session;

@@ -2,6 +2,7 @@
 
 use kernels::{Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
+use model::{LossPart, RouterLosses};
 use units::Ranks;
 
 const THERE: &str = "a micro-batch's loss is there before the others get it";
@@ -9,8 +10,14 @@ const ALL_CAME: &str = "the losses of all ranks have come before they are added 
 
 /// Where losses are added up, and what their gradients are multiplied by.
 pub(crate) struct Losses {
-    /// `[2]` f32: the loss of the step, and 1 / targets of the step, by which gradients are multiplied.
-    sum_and_scale: Buffer,
+    /// `[parts + 1]` f32: the parts of the step's loss ([`LossPart`]), and 1 / targets of the step, by which gradients of
+    /// targets' losses are multiplied.
+    sums_and_scale: Buffer,
+    /// 1, or all where routers have losses of their own.
+    parts: usize,
+    /// `[parts]` f32: of the micro-batch that is being made, where that is added up apart: several routers add to it, and the
+    /// order of sums must not depend on the number of ranks.
+    current: Option<Buffer>,
     of_ranks: Option<OfRanks>,
 }
 
@@ -18,18 +25,16 @@ pub(crate) struct Losses {
 /// for any number of ranks.
 struct OfRanks {
     ranks: usize,
-    /// `[1]` f32: of the micro-batch that is being made.
-    current: Buffer,
-    /// `[accum]` f32: of this rank.
+    /// `[accum parts]` f32: of this rank.
     own: Buffer,
-    /// `[accum, ranks]` f32.
+    /// `[accum ranks parts]` f32.
     all: Buffer,
 }
 
 /// What the head of a micro-batch works with.
 pub(crate) struct CurrentLoss<'a> {
-    /// `[1]` f32: what its loss is added to.
-    pub(crate) loss: Out<'a>,
+    /// `[parts]` f32: what its losses are added to.
+    pub(crate) losses: Out<'a>,
     /// Whether that is the micro-batch's own.
     pub(crate) is_alone: bool,
     /// `[1]` f32: 1 / targets of the step.
@@ -41,20 +46,30 @@ impl Losses {
         memory: &Memory,
         ranks: Option<&Ranks>,
         accum: usize,
+        routers: Option<RouterLosses>,
     ) -> Result<Losses, OutOfMemory> {
         let category = Category::OptimizerState;
+        let parts = if routers.is_some() {
+            LossPart::COUNT
+        } else {
+            1
+        };
         let lease =
             |name, elements| memory.lease_persistent(category, name, [elements], DType::F32);
+        let is_apart = ranks.is_some() || routers.is_some();
         let of_ranks = ranks.map(|ranks| {
             Ok::<_, OutOfMemory>(OfRanks {
                 ranks: ranks.rank.of,
-                current: lease("micro_batch_loss", 1)?,
-                own: lease("own_losses", accum)?,
-                all: lease("all_losses", accum * ranks.rank.of)?,
+                own: lease("own_losses", accum * parts)?,
+                all: lease("all_losses", accum * ranks.rank.of * parts)?,
             })
         });
         Ok(Losses {
-            sum_and_scale: lease("loss", 2)?,
+            sums_and_scale: lease("loss", parts + 1)?,
+            parts,
+            current: is_apart
+                .then(|| lease("micro_batch_loss", parts))
+                .transpose()?,
             of_ranks: of_ranks.transpose()?,
         })
     }
@@ -66,33 +81,44 @@ impl Losses {
         targets: usize,
     ) -> Result<(), KernelError> {
         let scale = [1.0 / targets as f32];
-        let (_, place) = self.sum_and_scale.view_mut().split_at(1);
+        let (_, place) = self.sums_and_scale.view_mut().split_at(self.parts);
         kernels.upload(place, bytemuck::cast_slice(&scale))
     }
 
     /// What the head of the next micro-batch works with.
     pub(crate) fn current(&mut self) -> CurrentLoss<'_> {
-        let (sum, scale) = self.sum_and_scale.view_mut().split_at(1);
-        let (loss, is_alone) = match &mut self.of_ranks {
-            Some(of_ranks) => (of_ranks.current.view_mut(), true),
-            None => (sum, false),
+        let (sums, scale) = self.sums_and_scale.view_mut().split_at(self.parts);
+        let (losses, is_alone) = match &mut self.current {
+            Some(current) => (current.view_mut(), true),
+            None => (sums, false),
         };
         CurrentLoss {
-            loss,
+            losses,
             is_alone,
             gradient_scale: scale.into_in(),
         }
     }
 
-    /// A rank's micro-batch has its loss: the others get it.
+    /// A micro-batch has its losses: they are added to those of the step, or the other ranks get them.
     pub(crate) fn made(
         &mut self,
         kernels: &Kernels,
         micro_batch: usize,
     ) -> Result<(), KernelError> {
+        let Some(current) = &self.current else {
+            return Ok(());
+        };
+        let losses = current.view().reshape([1, self.parts]);
         match &mut self.of_ranks {
-            Some(of_ranks) => of_ranks.made(kernels, micro_batch),
-            None => Ok(()),
+            Some(of_ranks) => of_ranks.made(kernels, micro_batch, losses),
+            None => kernels.run(SumInOrder {
+                out: self.sums_and_scale.view_mut().rows(0..self.parts),
+                x: losses,
+                init: match micro_batch {
+                    0 => Init::Overwrite,
+                    _ => Init::Accumulate,
+                },
+            }),
         }
     }
 
@@ -103,47 +129,72 @@ impl Losses {
         };
         let came = kernels.record(Queue::Collective)?;
         kernels.wait(Queue::Compute, came, ALL_CAME)?;
-        let count = of_ranks.all.dims().elements();
+        let count = of_ranks.all.dims().elements() / self.parts;
         kernels.run(SumInOrder {
-            out: self.sum_and_scale.view_mut().rows(0..1),
-            x: of_ranks.all.view().reshape([count, 1]),
+            out: self.sums_and_scale.view_mut().rows(0..self.parts),
+            x: of_ranks.all.view().reshape([count, self.parts]),
             init: Init::Overwrite,
         })
     }
 
-    /// `[1]` f32: of the step.
+    /// `[1]` f32: the sum of the losses of the step's targets.
     pub(crate) fn sum(&self) -> In<'_> {
-        self.sum_and_scale.view().rows(0..1)
+        self.sums_and_scale.view().rows(0..1)
+    }
+
+    /// `[parts]` f32: all parts of the step's loss.
+    pub(crate) fn all(&self) -> In<'_> {
+        self.sums_and_scale.view().rows(0..self.parts)
     }
 }
 
 impl OfRanks {
-    fn made(&mut self, kernels: &Kernels, micro_batch: usize) -> Result<(), KernelError> {
-        let place = micro_batch..micro_batch + 1;
+    fn made(
+        &mut self,
+        kernels: &Kernels,
+        micro_batch: usize,
+        losses: In,
+    ) -> Result<(), KernelError> {
+        let parts = losses.elements();
+        let place = micro_batch * parts..(micro_batch + 1) * parts;
         kernels.run(SumInOrder {
             out: self.own.view_mut().rows(place.clone()),
-            x: self.current.view().reshape([1, 1]),
+            x: losses,
             init: Init::Overwrite,
         })?;
         let there = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Collective, there, THERE)?;
         let own = self.own.view().rows(place);
         let first = micro_batch * self.ranks;
-        let ranks = self.ranks;
-        let all = self.all.view_mut();
-        let list = move || {
-            let places: Vec<_> = (first..first + ranks)
-                .map(|place| place..place + 1)
-                .collect();
-            let places = all.disjoint_rows(&places);
-            Exchange {
-                sends: (0..ranks).map(|rank| (rank, own)).collect(),
-                receives: places.into_iter().enumerate().collect(),
-            }
-        };
-        let bytes = ExchangeBytes::both_ways((ranks - 1) * own.dtype().size_in_bytes());
         // SAFETY: the losses are read after the computation has waited for this, and written again in the next step; they
         // live as long as kernels have work.
-        unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }
+        unsafe { gather(kernels, own, (self.all.view_mut(), first), self.ranks) }
     }
+}
+
+/// Every rank gives `own [n]` f32 to all, and gets those of all, in the order of ranks, into `all` from the `first`th place of `n`
+/// numbers on.
+///
+/// # Safety
+/// Until a later event of [`Queue::Collective`] is over, both live and nobody else writes them or reads `all`.
+pub(crate) unsafe fn gather(
+    kernels: &Kernels,
+    own: In,
+    (all, first): (Out, usize),
+    ranks: usize,
+) -> Result<(), KernelError> {
+    let count = own.elements();
+    let list = move || {
+        let places: Vec<_> = (first..first + ranks)
+            .map(|place| place * count..(place + 1) * count)
+            .collect();
+        let places = all.disjoint_rows(&places);
+        Exchange {
+            sends: (0..ranks).map(|rank| (rank, own)).collect(),
+            receives: places.into_iter().enumerate().collect(),
+        }
+    };
+    let bytes = ExchangeBytes::both_ways((ranks - 1) * own.bytes());
+    // SAFETY: the caller's promise.
+    unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }
 }

@@ -3,6 +3,7 @@
 use crate::error::SessionError;
 use crate::losses::Losses;
 use crate::orders::Orders;
+use crate::routers::Routers;
 use crate::session::Session;
 use crate::shapes::shape_of_a_step;
 use crate::snapshot::{CopyPlace, StateOnDevice};
@@ -101,7 +102,14 @@ impl Session {
             };
             CopyPlace::lease(memory, &settings, declared, held)
         });
-        let losses = Losses::lease(memory, ranks, settings.accum)?;
+        let routers = Routers::lease(
+            memory,
+            (model.architecture(), &layout),
+            ranks,
+            settings.router_bias_rate,
+        )?;
+        let router_losses = model.architecture().router_losses();
+        let losses = Losses::lease(memory, ranks, settings.accum, router_losses)?;
         let shape = BatchShape {
             rows: settings.micro_batch,
             seq: settings.seq,
@@ -123,6 +131,7 @@ impl Session {
             copy_place: copy_place.transpose()?,
             saved,
             losses,
+            routers,
             step: 0,
             updates: 0,
             stop: Box::new(|| false),

@@ -1,10 +1,11 @@
 //! What a step computed and used, and what the host knows of it while the device may still be at it.
 
 use crate::read_back::PendingResults;
+use crate::routers::{PendingChoices, RouterChoices};
 use crate::step_traffic::StepTraffic;
 use kernels::{KernelError, Kernels, Traffic};
 use memory::StepMemory;
-use model::ReplayCounts;
+use model::{LossPart, ReplayCounts};
 use std::time::Instant;
 
 /// A step that the device may still be at: all that the host knows of it.
@@ -19,6 +20,7 @@ pub(crate) struct InFlight {
     pub(crate) micro_batch: StepTraffic,
     pub(crate) replayed: ReplayCounts,
     pub(crate) results: PendingResults,
+    pub(crate) choices: Option<PendingChoices>,
     /// When it was made, where the host computes.
     pub(crate) made_at: Option<Instant>,
 }
@@ -30,6 +32,8 @@ pub struct StepOutcome {
     pub step: usize,
     /// Mean over all targets of the step.
     pub loss: f32,
+    /// What routers' losses of balance and of the size of logits add to it, if the model has such.
+    pub router_losses: Option<[f32; 2]>,
     /// Global norm of the gradients before clipping.
     pub grad_norm: f32,
     /// Learning rate.
@@ -51,6 +55,8 @@ pub struct StepOutcome {
     pub micro_batch: StepTraffic,
     /// Replays of each stage.
     pub replayed: ReplayCounts,
+    /// What the routers chose, if the model has some.
+    pub router_choices: Option<RouterChoices>,
     /// When it was made, or known to be made.
     pub done_at: Instant,
 }
@@ -67,9 +73,17 @@ impl InFlight {
     /// Waits for it.
     pub(crate) fn finish(self, kernels: &Kernels) -> Result<StepOutcome, KernelError> {
         let results = self.results.finish(kernels)?;
+        let choices = self
+            .choices
+            .map(|choices| choices.finish(kernels))
+            .transpose()?;
         Ok(StepOutcome {
             step: self.step,
-            loss: (f64::from(results.loss_sum) / self.targets as f64) as f32,
+            loss: (f64::from(results.losses[0]) / self.targets as f64) as f32,
+            router_losses: results
+                .losses
+                .get(1..LossPart::COUNT)
+                .map(|of| [of[0], of[1]]),
             grad_norm: results.grad_norm,
             lr: self.lr,
             lr_matrices: self.lr_matrices,
@@ -80,6 +94,7 @@ impl InFlight {
             crossed: self.crossed,
             micro_batch: self.micro_batch,
             replayed: self.replayed,
+            router_choices: choices,
             done_at: self.made_at.unwrap_or_else(Instant::now),
         })
     }

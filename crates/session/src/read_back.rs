@@ -3,28 +3,29 @@
 use kernels::{KernelError, Kernels, Reading};
 use memory::In;
 
-/// Loss sum and gradient norm of a step.
-#[derive(Clone, Copy, Debug)]
+/// Losses and gradient norm of a step.
+#[derive(Clone, Debug)]
 pub(crate) struct Results {
-    pub(crate) loss_sum: f32,
+    /// The parts of the loss ([`model::LossPart`]): the first alone if routers have no losses.
+    pub(crate) losses: Vec<f32>,
     pub(crate) grad_norm: f32,
 }
 
 /// Results that may not have been computed.
 pub(crate) struct PendingResults {
-    loss: Reading,
+    losses: Reading,
     norm_and_clip: Reading,
 }
 
 impl PendingResults {
-    /// Sends for `loss [1]` and `norm_and_clip [2]`, both f32.
+    /// Sends for `losses [parts]` and `norm_and_clip [2]`, both f32.
     pub(crate) fn start(
         kernels: &Kernels,
-        loss: In,
+        losses: In,
         norm_and_clip: In,
     ) -> Result<PendingResults, KernelError> {
         Ok(PendingResults {
-            loss: kernels.start_read(loss)?,
+            losses: kernels.start_read(losses)?,
             norm_and_clip: kernels.start_read(norm_and_clip)?,
         })
     }
@@ -33,8 +34,14 @@ impl PendingResults {
     pub(crate) fn finish(self, kernels: &Kernels) -> Result<Results, KernelError> {
         let first = |bytes: Vec<u8>| bytemuck::pod_read_unaligned(&bytes[..size_of::<f32>()]);
         Ok(Results {
-            loss_sum: first(kernels.finish_read(self.loss)?),
+            losses: numbers(&kernels.finish_read(self.losses)?),
             grad_norm: first(kernels.finish_read(self.norm_and_clip)?),
         })
     }
+}
+
+/// The f32 numbers that were read.
+pub(crate) fn numbers(bytes: &[u8]) -> Vec<f32> {
+    let words = bytes.chunks_exact(size_of::<f32>());
+    words.map(bytemuck::pod_read_unaligned).collect()
 }

@@ -7,6 +7,7 @@ use crate::losses::Losses;
 use crate::orders::Orders;
 use crate::outcome::{InFlight, StepOutcome};
 use crate::read_back::PendingResults;
+use crate::routers::{PendingChoices, Routers};
 use crate::snapshot::CopyPlace;
 use crate::step_traffic::{Count, StepTraffic, UpdateTraffic};
 use crate::updating::Updating;
@@ -14,7 +15,9 @@ use crate::upload::{LentTokens, upload};
 use data::{MicroBatch, StepBatch};
 use kernels::Kernels;
 use memory::{Layer, Memory, Phase, Rank};
-use model::{Model, Purpose, Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work};
+use model::{
+    LossPart, Model, Purpose, Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work,
+};
 use optim::Optimizer;
 use scratch::ScratchFolder;
 use settings::Settings;
@@ -39,6 +42,8 @@ pub struct Session {
     pub(crate) saved: SavedActivations,
     /// The sum of the step's losses.
     pub(crate) losses: Losses,
+    /// None if the model has no routers.
+    pub(crate) routers: Option<Routers>,
     pub(crate) step: usize,
     /// Steps that were not skipped, of those that are finished.
     pub(crate) updates: usize,
@@ -140,9 +145,10 @@ impl Session {
         if self.step == before_update {
             return updated;
         }
+        let choices = self.choices()?;
         let results = PendingResults::start(
             &*self.kernels,
-            self.losses.sum(),
+            self.losses.all(),
             self.optimizer.norm_and_clip(),
         )?;
         self.in_flight = Some(InFlight {
@@ -158,6 +164,7 @@ impl Session {
             micro_batch,
             replayed,
             results,
+            choices,
             made_at: (!self.kernels.runs_ahead()).then(Instant::now),
         });
         updated?;
@@ -165,6 +172,16 @@ impl Session {
             self.finish_in_flight()?;
         }
         Ok(())
+    }
+
+    /// Adds up what routers chose in the step, moves their biases, and sends for the choices.
+    fn choices(&mut self) -> Result<Option<PendingChoices>, SessionError> {
+        let (Some(routers), Some(own)) = (&mut self.routers, self.saved.all_statistics()) else {
+            return Ok(None);
+        };
+        let clip = self.optimizer.norm_and_clip();
+        let choices = routers.end_step(&*self.kernels, &mut self.weights, own, clip)?;
+        Ok(Some(choices))
     }
 
     /// Breaks off every step during which `stop` says so, before its next block, with [`SessionError::Stopped`]. Nothing is
@@ -249,8 +266,9 @@ impl Session {
             self.gradients.begin_micro_batch();
             let current = self.losses.current();
             let loss = StepLoss {
-                sum: current.loss,
-                is_first: index == 0 || current.is_alone,
+                sums: current.losses,
+                are_first: [index == 0 || current.is_alone; LossPart::COUNT],
+                micro_batches: step.micro.len(),
                 gradient_scale: current.gradient_scale,
             };
             let randomness = Randomness {

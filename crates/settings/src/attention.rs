@@ -62,8 +62,8 @@ pub fn cudnn_misfit(config: &Config) -> Option<String> {
 
 /// The attention of a micro-batch.
 pub fn cudnn_shape(config: &Config) -> AttentionShape {
-    let block = config.model.block(config.model.sliding_window);
-    block.attention.shape(config.batch.micro, config.data.seq)
+    let attention = config.model.attention(config.model.sliding_window);
+    attention.shape(config.batch.micro, config.data.seq)
 }
 
 /// Whether `auto` may stand for cuDNN's attention under a configuration without open questions: where it would else be flash

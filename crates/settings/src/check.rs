@@ -105,6 +105,7 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
     }
     between_steps(config)?;
     packing(config)?;
+    experts(config)?;
     automatic(config)?;
     sizes(config)
 }
@@ -204,6 +205,38 @@ fn packing(config: &Config) -> Result<(), ConfigError> {
             "data.packing = \"first-fit\" keeps documents from seeing each other, which eager attention cannot; leave \
              --attention at auto, or take flash",
         );
+    }
+    Ok(())
+}
+
+/// Refuses what does not go with a mixture of experts.
+fn experts(config: &Config) -> Result<(), ConfigError> {
+    let model = &config.model;
+    let has_bias = model
+        .experts
+        .as_ref()
+        .is_some_and(|experts| experts.choice_bias);
+    if config.optim.router_bias_rate > 0.0 && !has_bias {
+        return contradiction(
+            "optim.router_bias_rate moves the biases of routers' choices, and the model has none; set \
+             model.experts.choice_bias, or leave the rate out",
+        );
+    }
+    if model.experts.is_none() {
+        return Ok(());
+    }
+    if config.memory.tile_tokens.is_some() {
+        return contradiction(
+            "memory.tile_tokens cuts a micro-batch into tiles, and experts take the rows of a whole one; leave it out",
+        );
+    }
+    let has_losses = model.router_losses().is_some();
+    if has_losses && config.data.packing != Packing::Concatenate {
+        return contradiction(format!(
+            "data.packing = \"{}\" fills sequences up with padding, which the losses of routers would count as tokens; set \
+             model.router_aux and model.router_z_loss to 0, or take data.packing = \"concatenate\"",
+            config.data.packing
+        ));
     }
     Ok(())
 }

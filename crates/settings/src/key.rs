@@ -219,9 +219,10 @@ impl Key {
             let names: Vec<&str> = labels.into_iter().map(Label::name).collect();
             names.join(", ")
         };
+        let named = |labels: Labels| labels.named().collect();
         let [named, all] = [
-            Labels::DENSE.named().collect(),
-            Labels::DENSE.iter().collect(),
+            Labels::of_all(named),
+            Labels::of_all(|labels| labels.iter().collect()),
         ];
         let about = self.about.replace("{NAMED}", &list(named));
         about.replace("{ALL}", &list(all))

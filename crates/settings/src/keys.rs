@@ -11,7 +11,7 @@ use super::need;
 use super::size::Size;
 use data::{Format, Inputs, Packing};
 use memory::Window;
-use model::{ActivationFunction, NormKind, PositionKind, RopeScaling};
+use model::{ActivationFunction, NormKind, PositionKind, RopeScaling, RouterAuxKind, ScoreKind};
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -110,9 +110,52 @@ keys! {
             "yarn: pairs that turn less often are stretched; those between are blended"),
         optional("model.rope_scaling.attention_factor", Kind::Real(Range::Positive), ("1.2", "0.1 ln(factor) + 1"),
             "yarn: cosines and sines are multiplied by this"),
+        optional("model.rope_scaling.mscale_all_dim", Kind::Real(Range::Positive), ("1.0", "none"),
+            "yarn, under latent attention: scores are multiplied by the square of 0.1 times it times ln(factor), plus 1 (DeepSeek)"),
         optional("model.rope_scaling.truncate", Kind::Bool, ("true", "true"),
             "yarn: the ends of the blended pairs are rounded outwards to whole pairs"),
         key("model.init_std", Kind::Real(Range::Positive), "0.02", "Standard deviation of freshly initialised matrices"),
+        key("model.router_aux", Kind::Real(Range::NotNegative), "0.0",
+            "Coefficient of the routers' loss of balance, which metrics show beside the loss; 0 is none")
+            .details("The loss is a mean over the micro-batches of a step."),
+        key("model.router_aux_kind", Kind::Choice(RouterAuxKind::NAMES), "\"pooled\"",
+            "Which choices and scores that loss takes together")
+            .details("pooled: those of all layers, as transformers does; layer: of each layer, as Megatron's aux_loss; sequence: of each \
+                      sequence in a layer, as its seq_aux_loss."),
+        key("model.router_z_loss", Kind::Real(Range::NotNegative), "0.0",
+            "Coefficient of the mean squared log-sum-exp of the routers' logits, which keeps them small; 0 is none"),
+        optional("model.experts.count", Kind::Whole(1), ("8", "none, all layers are dense"),
+            "Experts of a layer that its router chooses from, in place of the feed-forward layer (Mixtral, Qwen2-MoE, Qwen3-MoE, \
+             DeepSeek-V2 and V3)")
+            .details("The section needs this and the next two keys."),
+        optional("model.experts.chosen", Kind::Whole(1), ("2", ""), "Experts that each token is sent to"),
+        optional("model.experts.ffn", Kind::Whole(1), ("64", ""), "Width of one expert"),
+        optional("model.experts.shared_ffn", Kind::Whole(0), ("64", "0, there are none"),
+            "Width of the shared experts together, to which every token goes"),
+        optional("model.experts.shared_gate", Kind::Bool, ("true", "false"),
+            "What shared experts give is multiplied by a sigmoid of each token's own (Qwen2-MoE)"),
+        optional("model.experts.dense_layers", Kind::Wholes, ("[0]", "[]"),
+            "Layers with a feed-forward layer of width `ffn` and without experts, counted from 0"),
+        optional("model.experts.score", Kind::Choice(ScoreKind::NAMES), ("\"softmax\"", "softmax"),
+            "How scores follow from the router's logits: over all experts, or of each by itself (DeepSeek-V3)"),
+        optional("model.experts.normed", Kind::Bool, ("true", "false"), "The weights of a token's experts are divided by their sum"),
+        optional("model.experts.factor", Kind::Real(Range::Positive), ("2.5", "1"), "Factor on these weights (DeepSeek)"),
+        optional("model.experts.groups", Kind::Whole(1), ("8", "1"),
+            "Groups of neighbouring experts, of which a token's experts come from the best few (DeepSeek); 1: from all"),
+        optional("model.experts.chosen_groups", Kind::Whole(1), ("4", "1"), "Groups that a token's experts come from"),
+        optional("model.experts.choice_bias", Kind::Bool, ("true", "false"),
+            "A bias for each expert counts where experts are chosen, not where they are weighed (DeepSeek-V3)")
+            .details("optim.router_bias_rate moves it."),
+        optional("model.latent.kv", Kind::Whole(1), ("512", "none, attention has no latents"),
+            "Latent attention (DeepSeek-V2): width of the latent that keys and values are made from")
+            .details("The section needs this key, `rotary_dim` and `v_head_dim`."),
+        optional("model.latent.q", Kind::Whole(1), ("1536", "queries are made from the block's input"),
+            "Width of the latent that queries are made from"),
+        optional("model.latent.rotary_dim", Kind::Whole(1), ("64", ""),
+            "Columns of a head of queries and keys that the rotary embedding turns; the rest of `head_dim` has no position"),
+        optional("model.latent.v_head_dim", Kind::Whole(1), ("128", ""), "Width of a head of values"),
+        optional("model.latent.neighbours", Kind::Bool, ("true", "false"),
+            "Neighbouring columns are turned together, not one of each half"),
     ]
 
     /// `[data]`
@@ -204,6 +247,9 @@ keys! {
         lr_adjust: LrAdjust = key(Kind::Choice(LrAdjust::NAMES), "\"match_rms_adamw\"",
             "Muon: how the learning rate of a matrix follows from its shape")
             .details("match_rms_adamw: 0.2 x the root of the longer side; original: the root of rows / columns, at least 1.").needs(need::MUON),
+        router_bias_rate: f64 = key(Kind::Real(Range::NotNegative), "0.0",
+            "How far a step moves the bias of an expert's choices towards the mean load; DeepSeek-V3 took 0.001")
+            .details("It needs model.experts.choice_bias."),
         matrices: Option<Vec<String>> = optional(Kind::Texts, ("[\"*proj*\"]", "all matrices of the blocks"),
             "Muon: name patterns of the matrices that it updates").needs(need::MUON),
         adafactor_eps: (AutoOr<f64>, f64) = key(Kind::AutoAndReal, "[\"auto\", 1e-3]",

@@ -53,6 +53,12 @@ const SHAPE: [&str; 5] = ["hidden", "layers", "heads", "ffn", "vocab"];
 /// Keys of `[model]` that follow from these.
 const HEADS: [&str; 2] = ["kv_heads", "head_dim"];
 
+/// Sections of `[model]` that may be absent, each with the keys that it needs.
+const SECTIONS: [(&str, &[&str]); 2] = [
+    ("model.experts", &["count", "chosen", "ffn"]),
+    ("model.latent", &["kv", "rotary_dim", "v_head_dim"]),
+];
+
 impl Source {
     /// No preset and no file: the defaults, named after the model that they train.
     pub fn defaults(model: &Path) -> Self {
@@ -231,6 +237,9 @@ pub fn load(
     forget_other_length(&mut table, &set)?;
     derive_heads(&mut table, &source.place)?;
     complete_rope_scaling(&mut table, &source.place)?;
+    for (section, needed) in SECTIONS {
+        check_section(&table, section, needed, &source.place)?;
+    }
     let read = |table: &Table| {
         Config::deserialize(Value::Table(table.clone())).map_err(|error| ConfigError::Syntax {
             place: source.place.clone(),
@@ -355,6 +364,26 @@ fn complete_rope_scaling(table: &mut Table, place: &str) -> Result<(), ConfigErr
     }
     dotted::insert(table, &format!("{SECTION}.kind"), Value::String(kind));
     Ok(())
+}
+
+/// Looks for the keys that a section needs where it is there.
+fn check_section(
+    table: &Table,
+    section: &str,
+    needed: &[&str],
+    place: &str,
+) -> Result<(), ConfigError> {
+    let Some(given) = dotted::get(table, section).and_then(Value::as_table) else {
+        return Ok(());
+    };
+    match needed.iter().find(|name| !given.contains_key(**name)) {
+        None => Ok(()),
+        Some(name) => Err(ConfigError::Missing {
+            key: format!("{section}.{name}"),
+            place: place.to_owned(),
+            rule: "the section needs this key beside the others (configs/reference.toml explains them)",
+        }),
+    }
 }
 
 /// Fills `kv_heads` and `head_dim` of a model that leaves them out, once its shape is complete.

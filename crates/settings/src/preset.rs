@@ -13,6 +13,8 @@ macro_rules! presets {
 /// Presets by name, the default first, with their text.
 const PRESETS: &[(&str, &str)] = presets![
     "tiny",
+    "tiny-moe",
+    "tiny-mla",
     "llama-15m",
     "llama-3.2-1b",
     "llama-3-8b",
@@ -23,6 +25,13 @@ const PRESETS: &[(&str, &str)] = presets![
     "qwen2.5-7b",
     "qwen2.5-14b",
     "qwen3-8b",
+    "qwen3-30b-a3b",
+    "qwen3-235b-a22b",
+    "mixtral-8x7b",
+    "mixtral-8x22b",
+    "deepseek-v2-lite",
+    "deepseek-v2",
+    "deepseek-v3",
     "gpt2",
     "gpt2-medium",
     "gpt2-large",

@@ -339,8 +339,8 @@ impl Failure {
             Failure::DiskSpace(refused) => return refused.hints(),
             Failure::Auto(AutoError::Infeasible { .. }) => Some(
                 "what of these is not set yet may help: --offload-activations auto, of several ranks --zero 3, --offload-parameters pinned, \
-                 --offload-gradients pinned, --grad-dtype bf16, memory.tile_tokens, a smaller --micro-batch, smaller optimizer \
-                 states; `trainer plan --device-memory SIZE` looks for them"
+                 --offload-gradients pinned, --grad-dtype bf16, memory.tile_tokens of a dense model, a smaller --micro-batch, smaller \
+                 optimizer states; `trainer plan --device-memory SIZE` looks for them"
                     .into(),
             ),
             Failure::NotBuilt(_) | Failure::Tokenizer(TokenizerError::NotBuilt { .. }) => {

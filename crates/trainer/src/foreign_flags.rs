@@ -54,6 +54,15 @@ const FOREIGN: &[Foreign] = &[
     foreign(&["use-distributed-optimizer"], "--zero 1, under mpirun, srun or torchrun"),
     foreign(&["optimizer-cpu-offload", "cpu-offload", "offload-optimizer-device"], "--offload-optimizer pinned"),
     foreign(&["num-layers", "hidden-size", "num-attention-heads", "num-query-groups", "ffn-hidden-size", "vocab-size"], "--config NAME, a preset or a TOML file, with --set model.KEY=N"),
+    foreign(&["num-experts", "moe-router-topk", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size", "moe-layer-freq", "multi-latent-attention"], "--config NAME, a preset or a TOML file with [model.experts] and [model.latent]"),
+    foreign(&["moe-aux-loss-coeff"], "--set model.router_aux=X"),
+    foreign(&["moe-router-load-balancing-type"], "--set model.router_aux_kind=pooled, layer or sequence"),
+    foreign(&["moe-z-loss-coeff"], "--set model.router_z_loss=X"),
+    foreign(&["moe-router-bias-update-rate"], "--set optim.router_bias_rate=X"),
+    foreign(&["expert-model-parallel-size", "expert-tensor-parallel-size"], "not built: every rank computes all experts of its tokens; --zero 3 divides their weights among ranks"),
+    foreign(&["moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity", "moe-token-drop-policy"], "not built: no token is dropped, and the plan is exact all the same"),
+    foreign(&["moe-input-jitter-eps"], "not built: routers read what the layer reads"),
+    foreign(&["moe-grouped-gemm", "moe-permute-fusion", "moe-token-dispatcher-type"], "not needed: there is one way, and it is grouped"),
     foreign(&["torch-compile", "compile"], "not needed: there is nothing to compile"),
 ];
 

@@ -6,7 +6,7 @@ use settings::{ConfigError, Resolved, check};
 use std::path::Path;
 
 /// Keys of `[model]` that no weight's shape depends on: a run may change them for a model that it starts from.
-const FREE_OF_SHAPES: [&str; 7] = [
+const FREE_OF_SHAPES: [&str; 10] = [
     "dropout",
     "norm_eps",
     "rope_theta",
@@ -14,6 +14,9 @@ const FREE_OF_SHAPES: [&str; 7] = [
     "sliding_window",
     "full_attention_layers",
     "init_std",
+    "router_aux",
+    "router_aux_kind",
+    "router_z_loss",
 ];
 
 /// `--init-from` sets the model; what the user said about the shapes of its weights must agree, and the rest is taken.

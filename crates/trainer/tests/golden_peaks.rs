@@ -15,7 +15,7 @@ use std::sync::LazyLock;
 /// left, which costs up to 4 %, and 6 % in the smallest model on the CPU, where gate and up return as one. bf16 on the CPU
 /// (`shapes`) is there to test what a GPU will run; its widening scratch weighs more, in the smallest model up to 6 %. Where weights and gradients come and go (`elsewhere`), the device holds a few
 /// blocks of them: large pieces of few sizes, beside which a fifth of the slab may lie bare, of a slab that is small.
-const MATRICES: [(&str, &str, f64); 7] = [
+const MATRICES: [(&str, &str, f64); 9] = [
     ("recompute", "cpu", 0.03),
     ("recompute", "cuda", 0.03),
     ("offload", "cpu", 0.06),
@@ -23,6 +23,8 @@ const MATRICES: [(&str, &str, f64); 7] = [
     ("states", "cuda", 0.03),
     ("shapes", "cpu", 0.06),
     ("elsewhere", "cuda", 0.25),
+    ("experts", "cpu", 0.06),
+    ("experts", "cuda", 0.06),
 ];
 
 /// A matrix that was planned and checked.
@@ -74,10 +76,8 @@ fn every_preset_is_there_and_every_strategy_goes_together() {
         let refused = one.rows.iter().find(|row| row["result"] != "ok");
         assert_eq!(refused, None, "{}", one.command);
     }
-    let models = CHECKED[0]
-        .rows
-        .iter()
-        .filter_map(|row| row["model"].as_str());
+    let rows = CHECKED.iter().flat_map(|one| &one.rows);
+    let models = rows.filter_map(|row| row["model"].as_str());
     let presets: BTreeSet<&str> = settings::preset::names().collect();
     assert_eq!(models.collect::<BTreeSet<_>>(), presets);
 }

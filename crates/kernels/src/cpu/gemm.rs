@@ -107,6 +107,25 @@ pub(super) unsafe fn product(
     unsafe { multiply(sizes, out, [a, b], scale, Parallelism::None) }
 }
 
+/// Rows of [`product_of_few_rows`]: of more, the library packs the other operand too.
+pub(super) const FEW_ROWS: usize = 32;
+
+/// As [`product`] without a scale, for at most [`FEW_ROWS`] rows and a matrix whose columns are contiguous. The library
+/// reads it in place: packing it would take longer than so few rows do.
+///
+/// # Safety
+/// As for [`product`].
+pub(super) unsafe fn product_of_few_rows(
+    sizes: (usize, usize, usize),
+    out: Output,
+    a: Matrix,
+    b: Matrix,
+) {
+    let strides = [out.row_stride as isize, 1];
+    // SAFETY: the caller's promise.
+    unsafe { call_library(sizes, out, strides, [a, b], 1.0, Parallelism::None) }
+}
+
 /// As [`product`], without a scale, and by all threads.
 ///
 /// # Safety
@@ -134,10 +153,26 @@ unsafe fn multiply(
 ) {
     // The library stores the columns of its output as vectors: rows are the columns of the transposed product.
     let stride = out.row_stride as isize;
-    let (m, n, a, b, [rows, columns]) = match stride > 1 {
-        true => (n, m, b.t(), a.t(), [1, stride]),
-        false => (m, n, a, b, [stride, 1]),
+    let (sizes, operands, strides) = match stride > 1 {
+        true => ((n, m, k), [b.t(), a.t()], [1, stride]),
+        false => ((m, n, k), [a, b], [stride, 1]),
     };
+    // SAFETY: the caller's promise.
+    unsafe { call_library(sizes, out, strides, operands, scale, parallelism) }
+}
+
+/// The product as the library is asked for it. `rows` and `columns` are the distances between those of the output.
+///
+/// # Safety
+/// As for [`product`].
+unsafe fn call_library(
+    (m, n, k): (usize, usize, usize),
+    out: Output,
+    [rows, columns]: [isize; 2],
+    [a, b]: [Matrix; 2],
+    scale: f32,
+    parallelism: Parallelism,
+) {
     // SAFETY: the caller's promise; strides describe the matrices.
     unsafe {
         gemm_f32::gemm::f32::get_gemm_fn()(

@@ -117,7 +117,7 @@ impl Check {
     /// Checks that a result is added to nothing, or to the output's contents.
     pub(crate) fn no_residual(&self, init: &Init) -> Checked {
         self.that(!matches!(init, Init::Add(_)), || {
-            "only matmul adds to another tensor".into()
+            "only `matmul` and `sum_rows` add to another tensor".into()
         })
     }
 }

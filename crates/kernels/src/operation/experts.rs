@@ -7,6 +7,7 @@
 use super::Init;
 use super::check::{Check, Checked, View};
 use super::contract::{Contract, Operand, changes, reads, sets, writes};
+use super::matmul::check_types;
 use memory::{DType, In, Out};
 
 /// `rows [r, h]` = the row of `x [t, h]` of each row's token, `row_token [r]` (i32).
@@ -145,6 +146,7 @@ impl Contract for GroupedMatmul<'_> {
         let dtype = self.x.dtype();
         check.tensor("weights", &self.weights, &shape, dtype)?;
         check.tensor("out", &self.out, &[rows, outputs], dtype)?;
+        check_types(check, &[dtype])?;
         table(check, "offsets", &self.offsets, &[experts + 1])
     }
 
@@ -183,6 +185,7 @@ impl Contract for GroupedGradient<'_> {
         let inner = self.x.dims()[1];
         check.tensor("x", &self.x, &[rows, inner], self.dy.dtype())?;
         check.real("out", &self.out, &[experts, outputs, inner])?;
+        check_types(check, &[self.out.dtype(), self.dy.dtype()])?;
         table(check, "offsets", &self.offsets, &[experts + 1])
     }
 

@@ -27,7 +27,7 @@ pub struct Gram<'a> {
 }
 
 /// Refuses bf16 if there is no workspace to pack it in.
-fn check_types(check: &Check, dtypes: &[DType]) -> Checked {
+pub(super) fn check_types(check: &Check, dtypes: &[DType]) -> Checked {
     let all_f32 = dtypes.iter().all(|dtype| *dtype == DType::F32);
     check.that(check.widens || all_f32, || {
         "these kernels were made for f32 and have no workspace to widen bf16 in".into()

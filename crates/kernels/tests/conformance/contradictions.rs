@@ -12,9 +12,9 @@ use kernels::quantise::BLOCK;
 use kernels::{
     AdamW, AddPositions, AddPositionsBackward, Attention, AttentionBackward, AttentionShape,
     BalanceLoss, BiasBackward, BiasDropoutAdd, DropoutBackward, EmbeddingBackward, ExpandKeys,
-    FlashAttention, FlashOptions, GroupByExpert, Init, KernelError, Kernels, MasterOperand,
-    MomentOperand, Positions, RmsNormBackward, Rotary, Route, RouterGroups, RouterZLoss, Routing,
-    Sum, SumInOrder,
+    FlashAttention, FlashOptions, GroupByExpert, GroupedGradient, Init, KernelError, Kernels,
+    MasterOperand, MomentOperand, Positions, RmsNormBackward, Rotary, Route, RouterGroups,
+    RouterZLoss, Routing, Sum, SumInOrder,
 };
 use memory::{DType, Dims, In, Out};
 
@@ -30,8 +30,8 @@ fn otherwise(signatures: Vec<Signature>, operation: &str, call: Call) -> Signatu
 }
 
 #[test]
-fn only_matmul_adds_to_another_tensor() {
-    let calls: [(&str, Call); 11] = [
+fn only_matmul_and_sum_rows_add_to_another_tensor() {
+    let calls: [(&str, Call); 12] = [
         ("sum", |kernels, outs, ins| {
             kernels.run(Sum {
                 out: outs[0].reborrow(),
@@ -68,6 +68,15 @@ fn only_matmul_adds_to_another_tensor() {
                 dx: ins[0],
                 positions: Positions::Sequences(5),
                 init: Init::Add(ins[0].rows(0..7)),
+            })
+        }),
+        ("grouped_gradient", |kernels, outs, ins| {
+            kernels.run(GroupedGradient {
+                out: outs[0].reborrow(),
+                dy: ins[0],
+                x: ins[1],
+                offsets: ins[2],
+                init: Init::Add(ins[0]),
             })
         }),
         ("layer_norm_backward", |kernels, outs, ins| {

@@ -20,11 +20,13 @@ mod device;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod experts;
 mod flash_attention;
 mod gelu;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod gram;
+mod grouped_products;
 mod host;
 mod instructions;
 mod latent;
@@ -77,9 +79,11 @@ suite![
     dropout,
     elementwise,
     embedding,
+    experts,
     flash_attention,
     gelu,
     gram,
+    grouped_products,
     latent,
     layer_norm,
     matmul,

@@ -6,11 +6,13 @@ use crate::compare::{Expected, Rule};
 use crate::device::{Start, computing, planning};
 use crate::dropout::Dropped;
 use crate::flash_attention::FlashAttention;
+use crate::grouped_products::{self, Experts};
 use crate::layout::{COLUMNS, Layout, PLAIN, TRANSPOSED, TRANSPOSED_COLUMNS};
 use crate::matmul::{Bias, Product};
 use crate::{DTYPES, case};
 use kernels::{AttentionShape, Flash};
 use memory::DType;
+use proptest::collection;
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -90,6 +92,23 @@ proptest! {
         seed in 0..1000u64,
     ) {
         hold(&Product { sizes, dtypes, layouts, out, bias, start, seed }, compute);
+    }
+
+    #[test]
+    fn grouped_products_of_any_shape(
+        rows in collection::vec(0..80usize, 1..6),
+        inner in 1..80usize,
+        outputs in 1..150usize,
+        by_columns in any::<bool>(),
+        start in select(&[Start::Overwrite, Start::Accumulate][..]),
+        [dtype, gradient] in [select(&DTYPES[..]), select(&DTYPES[..])],
+    ) {
+        let experts = Experts(rows);
+        let product = grouped_products::Product { dtype, experts, inner, outputs, by_columns };
+        hold(&product, dtype);
+        let grouped_products::Product { experts, .. } = product;
+        let gradient = grouped_products::Gradient { dtype, gradient, start, experts, inner, outputs };
+        hold(&gradient, DType::BF16);
     }
 
     /// Shapes have a few tokens and channels at least: of fewer, every gradient may cancel.

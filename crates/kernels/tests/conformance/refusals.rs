@@ -23,7 +23,15 @@ impl Given {
         }
         let dims = Dims::try_from(dims.as_slice()).unwrap();
         let contents = match argument.dtype {
-            DType::I32 => Host::new(DType::I32, dims, vec![1.0; dims.elements()]),
+            DType::I32 => {
+                let count = dims.elements();
+                let entries = match argument.name {
+                    // A row for every expert, a choice for every row.
+                    "offsets" | "row_slot" => (0..count).map(|entry| entry as f64).collect(),
+                    _ => vec![1.0; count],
+                };
+                Host::new(DType::I32, dims, entries)
+            }
             dtype => Host::random(dtype, dims, 1.0, seed),
         };
         Given {

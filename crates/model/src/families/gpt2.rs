@@ -88,6 +88,7 @@ fn stages(
         norm(own, "mlp_norm", [X2, H2], "ln_2", [MEAN2, RSTD2]),
         Box::new(Projection {
             name: "mlp_up",
+            in_f32: false,
             input: H2,
             output: MlpActivation::FC,
             linear: Linear::declare(own, "mlp.c_fc", [ffn, hidden], true),

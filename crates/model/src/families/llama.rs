@@ -1,14 +1,16 @@
 //! Llama, and the families that differ from it in a few switches: Mistral (sliding windows), Qwen2 (biases of q, k and
-//! v), Qwen3 (norms of q and k), Phi-3 (q, k and v are one matrix in files, gate and up another).
+//! v), Qwen3 (norms of q and k), Phi-3 (q, k and v are one matrix in files, gate and up another). With experts in place of
+//! the feed-forward layer: Mixtral, Qwen2-MoE, Qwen3-MoE; and with latent attention too: DeepSeek-V2 and V3.
 
-use crate::parameters::{Parameters, PartParameters};
+use crate::parameters::{Initial, Parameters, PartParameters};
 use crate::stages::{
-    Attention, CoreAttention, Embedding, Head, HeadNorms, MlpActivation, Norm, NormStage,
-    Projection, Qkv, ResidualProjection, Rotary,
+    Attention, Choice, ChoiceTables, CoreAttention, Dispatch, Embedding, ExpertActivation,
+    ExpertLinear, ExpertsDown, ExpertsUp, Head, HeadNorms, LatentDown, LatentUp, MlpActivation,
+    Norm, NormStage, Projection, Qkv, ResidualProjection, Rotary,
 };
 use crate::{
     Activation, ActivationFunction, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite,
-    Labels, Linear, ModelConfig, Stage,
+    ExpertsConfig, FeedForwardSpec, LatentConfig, Linear, ModelConfig, Stage,
 };
 use memory::Layer;
 use std::rc::Rc;
@@ -44,44 +46,40 @@ pub(super) fn architecture(
         },
     };
     let rotary = Rotary {
-        head_dim: config.head_dim,
+        head_dim: config.rotary_dim(),
         theta: config.rope_theta,
         scaling: config.rope_scaling.clone(),
     };
     let embedding = Box::new(embedding);
-    Architecture::new(Labels::DENSE, parameters, embedding, blocks, head).with_rotary(rotary)
+    Architecture::new(config.labels(), parameters, embedding, blocks, head)
+        .with_rotary(rotary)
+        .with_router_losses(config.router_losses())
 }
 
-/// x2 = x + attention(norm(x)), next x = x2 + feed_forward(norm(x2)).
+/// x2 = x + attention(norm(x)), next x = x2 + feed_forward(norm(x2)), or next x = x2 + experts(norm(x2)).
 fn stages(
     config: &ModelConfig,
     spec: &BlockSpec,
     kind: Attention,
     own: &mut PartParameters,
-) -> [Box<dyn Stage>; 8] {
-    let ModelConfig {
-        hidden, norm_eps, ..
-    } = *config;
-    let (attention, feed_forward) = (&spec.attention, &spec.feed_forward);
-    let (ffn, mlp_bias) = (feed_forward.width, feed_forward.bias);
-    let (o_width, o_bias) = (attention.o_width(), attention.o_bias);
-    let norm = |own: &mut PartParameters, name, [input, output]: [_; 2], parameter, rstd| {
-        Box::new(NormStage {
-            name,
-            norm: Norm::rms(own, parameter, hidden, norm_eps),
-            input,
-            output,
-            statistics: vec![rstd],
-        })
+) -> Vec<Box<dyn Stage>> {
+    let (hidden, attention) = (config.hidden, &spec.attention);
+    let norm = |own: &mut PartParameters, name, of: [_; 3], parameter| {
+        normed(own, name, of, (parameter, hidden, config.norm_eps))
     };
-    [
-        norm(own, "attn_norm", [X, H1], "input_layernorm", RSTD1),
-        Box::new(qkv(config, attention, own)),
+    let mut stages: Vec<Box<dyn Stage>> =
+        vec![norm(own, "attn_norm", [X, H1, RSTD1], "input_layernorm")];
+    match &attention.latent {
+        None => stages.push(Box::new(qkv(config, attention, own))),
+        Some(latent) => stages.extend(latents(hidden, attention, latent, own)),
+    }
+    let (o_width, o_bias) = (attention.o_width(), attention.o_bias);
+    stages.extend([
         Box::new(CoreAttention {
             kind,
             attention: attention.clone(),
             dropout: DropoutSite::NONE,
-        }),
+        }) as Box<dyn Stage>,
         Box::new(ResidualProjection {
             name: "attn_out",
             input: CoreAttention::O,
@@ -90,20 +88,47 @@ fn stages(
             linear: Linear::declare(own, "self_attn.o_proj", [hidden, o_width], o_bias),
             dropout: DropoutSite::NONE,
         }),
-        norm(own, "mlp_norm", [X2, H2], "post_attention_layernorm", RSTD2),
+        norm(own, "mlp_norm", [X2, H2, RSTD2], "post_attention_layernorm"),
+    ]);
+    match &spec.experts {
+        None => stages.extend(dense(hidden, &spec.feed_forward, own)),
+        Some(experts) => stages.extend(experts_of(config, experts, own)),
+    }
+    stages
+}
+
+/// A norm, by its input, output and statistic, and by its parameter, width and epsilon.
+fn normed(
+    own: &mut PartParameters,
+    name: &'static str,
+    [input, output, rstd]: [Activation; 3],
+    (parameter, width, eps): (&str, usize, f64),
+) -> Box<dyn Stage> {
+    Box::new(NormStage {
+        name,
+        norm: Norm::rms(own, parameter, width, eps),
+        input,
+        output,
+        statistics: vec![rstd],
+    })
+}
+
+/// down(silu(gate) up).
+fn dense(hidden: usize, spec: &FeedForwardSpec, own: &mut PartParameters) -> [Box<dyn Stage>; 3] {
+    let (ffn, bias) = (spec.width, spec.bias);
+    [
         Box::new(Projection {
             name: "mlp_up",
             input: H2,
             output: MlpActivation::GATE_UP,
-            linear: match feed_forward.is_fused {
-                true => Linear::declare(own, "mlp.gate_up_proj", [2 * ffn, hidden], mlp_bias),
-                false => Linear::declare_together(
-                    own,
-                    ["mlp.gate_proj", "mlp.up_proj"].map(|name| (name, ffn)),
-                    hidden,
-                    mlp_bias,
-                ),
+            linear: match spec.is_fused {
+                true => Linear::declare(own, "mlp.gate_up_proj", [2 * ffn, hidden], bias),
+                false => {
+                    let parts = ["mlp.gate_proj", "mlp.up_proj"].map(|name| (name, ffn));
+                    Linear::declare_together(own, parts, hidden, bias)
+                }
             },
+            in_f32: false,
         }),
         Box::new(MlpActivation {
             function: ActivationFunction::Swiglu,
@@ -114,10 +139,167 @@ fn stages(
             input: MlpActivation::ACT,
             residual: X2,
             output: Activation::NEXT_X,
-            linear: Linear::declare(own, "mlp.down_proj", [hidden, ffn], mlp_bias),
+            linear: Linear::declare(own, "mlp.down_proj", [hidden, ffn], bias),
             dropout: DropoutSite::NONE,
         }),
     ]
+}
+
+/// The router, the experts that it chooses, and the shared ones. Parameters have the names that transformers gives them.
+fn experts_of(
+    config: &ModelConfig,
+    experts: &ExpertsConfig,
+    own: &mut PartParameters,
+) -> Vec<Box<dyn Stage>> {
+    let (hidden, ffn) = (config.hidden, experts.ffn);
+    let (count, choices) = (experts.count, experts.chosen);
+    let gate = "mlp.gate";
+    let mut stages: Vec<Box<dyn Stage>> = vec![
+        Box::new(Projection {
+            name: "moe_router",
+            input: H2,
+            output: Choice::LOGITS,
+            linear: Linear::declare(own, gate, [count, hidden], false),
+            in_f32: true,
+        }),
+        Box::new(Choice {
+            name: "moe_choice",
+            logits: Choice::LOGITS,
+            weights: Choice::WEIGHTS,
+            ids: Choice::IDS,
+            experts: count,
+            routing: experts.routing(),
+            bias: experts.choice_bias.then(|| {
+                let name = format!("{gate}.e_score_correction_bias");
+                own.buffer(&name, &[count], Initial::Zero)
+            }),
+            is_router: true,
+        }),
+        Box::new(ChoiceTables {
+            experts: count,
+            choices,
+        }),
+        Box::new(Dispatch {
+            input: H2,
+            choices,
+            hidden,
+        }),
+        Box::new(ExpertsUp {
+            linear: ExpertLinear::declare(
+                own,
+                "mlp.experts.gate_up_proj",
+                [count, 2 * ffn, hidden],
+            ),
+            choices,
+        }),
+        Box::new(ExpertActivation {
+            name: "moe_act",
+            input: ExpertsUp::GATE_UP,
+            output: ExpertActivation::ACT,
+            weights: Some((Choice::WEIGHTS, Some(ChoiceTables::ROW_SLOT))),
+            choices,
+            width: ffn,
+        }),
+    ];
+    let linear = ExpertLinear::declare(own, "mlp.experts.down_proj", [count, hidden, ffn]);
+    stages.extend(shared_experts(hidden, experts, own));
+    let shared = (experts.shared_ffn > 0).then(|| {
+        let name = format!("{}.down_proj", shared_name(experts));
+        Linear::declare(own, &name, [hidden, experts.shared_ffn], false)
+    });
+    stages.push(Box::new(ExpertsDown {
+        linear,
+        shared,
+        residual: X2,
+        choices,
+    }));
+    stages
+}
+
+/// Qwen2-MoE has one shared expert, and DeepSeek several, which are one matrix in its files too.
+fn shared_name(experts: &ExpertsConfig) -> &'static str {
+    match experts.shared_gate {
+        true => "mlp.shared_expert",
+        false => "mlp.shared_experts",
+    }
+}
+
+/// The shared experts, up to their activation, and their gate.
+fn shared_experts(
+    hidden: usize,
+    experts: &ExpertsConfig,
+    own: &mut PartParameters,
+) -> Vec<Box<dyn Stage>> {
+    let width = experts.shared_ffn;
+    if width == 0 {
+        return Vec::new();
+    }
+    let mut stages: Vec<Box<dyn Stage>> = Vec::new();
+    if experts.shared_gate {
+        stages.push(Box::new(Projection {
+            name: "shared_gate",
+            input: H2,
+            output: Choice::SHARED_LOGITS,
+            linear: Linear::declare(own, "mlp.shared_expert_gate", [1, hidden], false),
+            in_f32: true,
+        }));
+        stages.push(Box::new(Choice {
+            name: "shared_weight",
+            logits: Choice::SHARED_LOGITS,
+            weights: Choice::SHARED_WEIGHTS,
+            ids: Choice::SHARED_IDS,
+            experts: 1,
+            routing: ExpertsConfig::GATE,
+            bias: None,
+            is_router: false,
+        }));
+    }
+    let parts = ["gate_proj", "up_proj"].map(|part| format!("{}.{part}", shared_name(experts)));
+    let parts = parts.iter().map(|name| (name.as_str(), width));
+    stages.push(Box::new(Projection {
+        name: "shared_up",
+        input: H2,
+        output: ExpertActivation::SHARED_GATE_UP,
+        linear: Linear::declare_together(own, parts, hidden, false),
+        in_f32: false,
+    }));
+    let weights = experts
+        .shared_gate
+        .then_some((Choice::SHARED_WEIGHTS, None));
+    stages.push(Box::new(ExpertActivation {
+        name: "shared_act",
+        input: ExpertActivation::SHARED_GATE_UP,
+        output: ExpertActivation::SHARED_ACT,
+        weights,
+        choices: 1,
+        width,
+    }));
+    stages
+}
+
+/// The norms of latents have this epsilon, whatever the model's others have.
+const LATENT_EPS: f64 = 1e-6;
+
+/// Latents, their norms, and queries, keys and values from them.
+fn latents(
+    hidden: usize,
+    attention: &AttentionSpec,
+    latent: &LatentConfig,
+    own: &mut PartParameters,
+) -> Vec<Box<dyn Stage>> {
+    let mut stages: Vec<Box<dyn Stage>> =
+        vec![Box::new(LatentDown::declare(own, H1, hidden, latent))];
+    if let Some(width) = latent.q {
+        let of = [LatentDown::Q_A, LatentDown::C_Q, LatentDown::RSTD_Q];
+        let parameter = ("self_attn.q_a_layernorm", width, LATENT_EPS);
+        stages.push(normed(own, "mla_q_norm", of, parameter));
+    }
+    let of = [LatentDown::KV_A, LatentDown::C_KV, LatentDown::RSTD_KV];
+    let parameter = ("self_attn.kv_a_layernorm", latent.kv, LATENT_EPS);
+    stages.push(normed(own, "mla_kv_norm", of, parameter));
+    let up = LatentUp::declare(own, (hidden, H1), attention, latent);
+    stages.push(Box::new(up));
+    stages
 }
 
 fn qkv(config: &ModelConfig, attention: &AttentionSpec, own: &mut PartParameters) -> Qkv {

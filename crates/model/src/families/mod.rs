@@ -38,8 +38,10 @@ impl Architecture {
 impl ModelConfig {
     /// The labels that policies name the activations of its blocks by.
     pub fn labels(&self) -> Labels {
-        match self.family() {
-            Family::Gpt2 | Family::Llama => Labels::DENSE,
+        match (&self.latent, &self.experts) {
+            (Some(_), _) => Labels::LATENT,
+            (None, Some(_)) => Labels::EXPERTS,
+            (None, None) => Labels::DENSE,
         }
     }
 }

@@ -225,6 +225,7 @@ mod tests {
             beta_fast: 32.0,
             beta_slow: 1.0,
             attention_factor,
+            mscale_all_dim: None,
             truncate: true,
         };
         let given = "\"rope_type\": \"yarn\", \"original_max_position_embeddings\": 512";

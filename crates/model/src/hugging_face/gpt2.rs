@@ -36,6 +36,11 @@ pub(super) fn read(json: &Value) -> Result<ModelConfig, HfConfigError> {
         rope_theta: 10_000.0,
         rope_scaling: None,
         init_std: number(json, "initializer_range")?.unwrap_or(0.02),
+        router_aux: 0.0,
+        router_aux_kind: Default::default(),
+        router_z_loss: 0.0,
+        experts: None,
+        latent: None,
     })
 }
 

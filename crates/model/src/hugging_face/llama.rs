@@ -57,6 +57,11 @@ pub(super) fn read(json: &Value, family: &str) -> Result<ModelConfig, HfConfigEr
         rope_theta: rope::theta(json)?,
         rope_scaling: rope::scaling(json)?,
         init_std: number(json, "initializer_range")?.unwrap_or(0.02),
+        router_aux: 0.0,
+        router_aux_kind: Default::default(),
+        router_z_loss: 0.0,
+        experts: None,
+        latent: None,
     })
 }
 

@@ -79,6 +79,7 @@ fn yarn(json: &Value, scaling: &Value) -> Result<RopeScaling, HfConfigError> {
         beta_fast: given("beta_fast")?.unwrap_or(32.0),
         beta_slow: given("beta_slow")?.unwrap_or(1.0),
         attention_factor: number(scaling, "attention_factor")?.or(by_weights),
+        mscale_all_dim: given("mscale_all_dim")?,
         truncate: scaling["truncate"] != false,
     })
 }
@@ -121,6 +122,7 @@ pub(super) fn written(scaling: &RopeScaling) -> Value {
             beta_fast,
             beta_slow,
             attention_factor,
+            mscale_all_dim,
             truncate,
         } => json!({
             "rope_type": "yarn",
@@ -129,6 +131,7 @@ pub(super) fn written(scaling: &RopeScaling) -> Value {
             "beta_fast": beta_fast,
             "beta_slow": beta_slow,
             "attention_factor": attention_factor,
+            "mscale_all_dim": mscale_all_dim,
             "truncate": truncate,
         }),
     }

@@ -90,7 +90,7 @@ impl MegatronFlags {
             return refuse(
                 &format!(
                     "is for --recompute-granularity selective; full recomputes whole layers (modules: {})",
-                    names(Labels::DENSE.named())
+                    names(Labels::of_all(|labels| labels.named().collect()).into_iter())
                 ),
                 "--recompute-modules",
             );

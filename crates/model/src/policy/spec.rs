@@ -102,8 +102,11 @@ pub enum SpecError {
     Megatron(String),
 }
 
-/// Labels of layers that other models have.
-const OTHER_MODELS: [&str; 5] = ["moe", "moe_act", "shared_experts", "mla_up_proj", "mhc"];
+/// Whether other models have layers of this label, here or in Megatron-LM.
+fn is_of_others(name: &str) -> bool {
+    let all = Labels::of_all(|labels| labels.named().collect());
+    name == "mhc" || all.iter().any(|label| label.name() == name)
+}
 
 impl Spec {
     /// Reads a specification: `none`, `full`, `full:uniform:N`, `full:block:N`, or a comma list of an architecture's labels.
@@ -193,7 +196,7 @@ fn parse_label(name: &str, labels: Labels) -> Result<Label, SpecError> {
         "none" | "full" | "auto" => SpecError::StandsAlone(name.into(), known),
         name if name.starts_with("full:") => SpecError::StandsAlone(name.into(), known),
         name if labels.find(name).is_some() => SpecError::OnlyInClauses(name.into(), known),
-        name if OTHER_MODELS.contains(&name) => SpecError::NoSuchLayer(name.into(), known),
+        name if is_of_others(name) => SpecError::NoSuchLayer(name.into(), known),
         name => SpecError::UnknownLabel {
             label: name.into(),
             known,

@@ -2,7 +2,7 @@
 //! whole micro-batch never exist.
 
 use super::Norm;
-use crate::{Activation, Linear, ModelError, ParameterId, Pass};
+use crate::{Activation, Linear, LossPart, ModelError, ParameterId, Pass};
 use kernels::Init;
 use kernels::operation::{CrossEntropy, Sum};
 use memory::{Buffer, In, Layer, Out, Phase};
@@ -69,7 +69,7 @@ impl Head {
         for rows in chunks(tokens, chunk) {
             self.chunk(pass, rows, &mut whole)?;
         }
-        pass.add_to_loss(whole.losses.view())?;
+        pass.add_to_loss(LossPart::Targets, whole.losses.view())?;
         Ok(whole.dx)
     }
 

@@ -3,23 +3,29 @@
 
 mod attention;
 mod embedding;
+mod experts;
 mod head;
+mod latent;
 mod mlp_activation;
 mod norm;
 mod projection;
 mod qkv;
 mod residual;
 mod rotary;
+mod router;
 
 pub use attention::{Attention, CoreAttention};
 pub use embedding::Embedding;
+pub use experts::{Dispatch, ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp};
 pub use head::Head;
+pub use latent::{LatentDown, LatentUp};
 pub use mlp_activation::MlpActivation;
 pub use norm::{Norm, NormStage};
 pub use projection::Projection;
 pub use qkv::{HeadNorms, Qkv};
 pub use residual::ResidualProjection;
 pub use rotary::Rotary;
+pub use router::{Choice, ChoiceTables};
 
 use memory::{Buffer, Out};
 

@@ -1,10 +1,11 @@
 //! Linear layers that read one activation and write one.
 
+use crate::activation::Dimension;
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Linear, ModelError, ParameterId, Pass};
 
-/// output `[b s, f]` = input W^T + b. The output is gate and up side by side, or the first product of a feed-forward
-/// layer without a gate.
+/// output `[b s, f]` = input W^T + b: gate and up side by side, the first product of a feed-forward layer without a gate,
+/// or the logits of a router.
 pub struct Projection {
     /// The name in reports.
     pub name: &'static str,
@@ -14,6 +15,8 @@ pub struct Projection {
     pub output: Activation,
     /// The linear layer.
     pub linear: Linear,
+    /// The output is f32 whatever the model computes in, as the logits of a router are.
+    pub in_f32: bool,
 }
 
 impl Stage for Projection {
@@ -22,9 +25,13 @@ impl Stage for Projection {
     }
 
     fn io(&self) -> Io {
+        let extent = match self.in_f32 {
+            false => Extent::tokens(self.linear.outputs()),
+            true => Extent::of_f32(&[Dimension::Tokens, Dimension::Fixed(self.linear.outputs())]),
+        };
         Io {
             reads: vec![self.input],
-            writes: vec![(self.output, Extent::tokens(self.linear.outputs()))],
+            writes: vec![(self.output, extent)],
             backward_reads: self.linear.backward_reads(self.input),
         }
     }

@@ -153,8 +153,9 @@ impl Run {
         }
         let scale = scale_of(memory, kernels, targets.len());
         let loss = StepLoss {
-            sum: self.loss.view_mut(),
-            is_first: true,
+            sums: self.loss.view_mut(),
+            are_first: [true; 3],
+            micro_batches: 1,
             gradient_scale: scale.view(),
         };
         let work = Work {
@@ -297,6 +298,7 @@ pub fn assert_agrees(run: &Run, config: &ModelConfig, is_parallel: bool) {
         config,
         vars: &vars,
         is_parallel,
+        routers: Default::default(),
     };
     let (ids, targets) = tokens(1);
     let loss = oracle

@@ -4,6 +4,8 @@
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::{Embedding, Linear, Module};
 use model::{Family, ModelConfig, RopeScaling};
+use model::{LatentConfig, RouterAuxKind, ScoreKind};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 /// Parameters by Hugging Face name.
@@ -17,6 +19,18 @@ pub struct Oracle<'a> {
     pub vars: &'a Vars,
     /// Whether attention and feed-forward run in parallel from one norm.
     pub is_parallel: bool,
+    /// What each router of the last forward pass computed.
+    pub routers: RefCell<Vec<Routed>>,
+}
+
+/// What a router computed.
+pub struct Routed {
+    /// `[n, e]`: what losses of balance see.
+    scores: Tensor,
+    /// `[n, e]`.
+    logits: Tensor,
+    /// `[n, e]`: 1 where an expert was chosen.
+    chosen: Tensor,
 }
 
 impl Oracle<'_> {
@@ -117,11 +131,225 @@ impl Oracle<'_> {
         if !self.is_parallel {
             h = self.norm(&x, &name("post_attention_layernorm.weight"))?;
         }
-        let gate = self.linear(&h, &name("mlp.gate_proj"))?;
-        let up = self.linear(&h, &name("mlp.up_proj"))?;
-        // silu(x) = x / (1 + e^-x)
-        let silu = (&gate / (gate.neg()?.exp()? + 1.0)?)?;
-        x + self.linear(&(silu * up)?, &name("mlp.down_proj"))?
+        match self.config.has_experts(layer) {
+            true => x + self.experts(&h, &name("mlp"))?,
+            false => x + self.gated(&h, &name("mlp"))?,
+        }
+    }
+
+    fn gated(&self, h: &Tensor, name: &str) -> Result<Tensor> {
+        let gate = self.linear(h, &format!("{name}.gate_proj"))?;
+        let up = self.linear(h, &format!("{name}.up_proj"))?;
+        let act = (silu(&gate)? * up)?;
+        self.linear(&act, &format!("{name}.down_proj"))
+    }
+
+    /// Every expert computes every token, and weights are 0 where it was not chosen.
+    fn experts(&self, h: &Tensor, name: &str) -> Result<Tensor> {
+        let experts = self.config.experts.as_ref().expect("the layer has experts");
+        let tokens = h.flatten_to(1)?; // [n, h]
+        let weights = self.weights(&tokens, name)?;
+        let [up, down] =
+            ["gate_up_proj", "down_proj"].map(|part| self.var(&format!("{name}.experts.{part}")));
+        let mut out = tokens.zeros_like()?;
+        for expert in 0..experts.count {
+            let gate_up = tokens.matmul(&up.get(expert)?.t()?)?;
+            let gate = gate_up.narrow(1, 0, experts.ffn)?;
+            let act = (silu(&gate)? * gate_up.narrow(1, experts.ffn, experts.ffn)?)?;
+            let made = act.matmul(&down.get(expert)?.t()?)?;
+            out = (out + made.broadcast_mul(&weights.narrow(1, expert, 1)?)?)?;
+        }
+        if experts.shared_ffn > 0 {
+            let shared = match experts.shared_gate {
+                true => "shared_expert",
+                false => "shared_experts",
+            };
+            let mut made = self.gated(&tokens, &format!("{name}.{shared}"))?;
+            if experts.shared_gate {
+                let gate = self.linear(&tokens, &format!("{name}.shared_expert_gate"))?;
+                made = made.broadcast_mul(&sigmoid(&gate)?)?;
+            }
+            out = (out + made)?;
+        }
+        out.reshape(h.dims())
+    }
+
+    /// `[n, e]`: the weight of each expert for each token.
+    fn weights(&self, tokens: &Tensor, name: &str) -> Result<Tensor> {
+        let experts = self.config.experts.as_ref().expect("the layer has experts");
+        let logits = self.linear(tokens, &format!("{name}.gate"))?;
+        let is_softmax = experts.score == ScoreKind::Softmax;
+        let scores = match is_softmax {
+            true => softmax(&logits)?,
+            false => sigmoid(&logits)?,
+        };
+        let bias = self
+            .vars
+            .get(&format!("{name}.gate.e_score_correction_bias"));
+        let choices = match bias {
+            Some(bias) => scores.broadcast_add(bias.as_tensor())?,
+            None => scores.clone(),
+        };
+        let rows = choices.to_vec2::<f64>()?.into_iter();
+        let chosen: Vec<f64> = rows.flat_map(|row| self.chosen(&row)).collect();
+        let chosen = Tensor::from_vec(chosen, scores.dims(), &Device::Cpu)?;
+        let mut weights = (&scores * &chosen)?;
+        if experts.normed {
+            weights = weights.broadcast_div(&weights.sum_keepdim(1)?)?;
+        }
+        let seen = match is_softmax {
+            true => scores,
+            false => scores.broadcast_div(&scores.sum_keepdim(1)?)?,
+        };
+        self.routers.borrow_mut().push(Routed {
+            scores: seen,
+            logits,
+            chosen,
+        });
+        weights * experts.factor
+    }
+
+    /// 1 for the experts that a token with these choice scores goes to, 0 for others.
+    fn chosen(&self, scores: &[f64]) -> Vec<f64> {
+        let experts = self.config.experts.as_ref().expect("the layer has experts");
+        let descending = |a: &f64, b: &f64| b.total_cmp(a);
+        let size = experts.count / experts.groups;
+        let best = if experts.score == ScoreKind::Softmax {
+            1
+        } else {
+            2
+        };
+        let mut groups: Vec<(f64, usize)> = scores
+            .chunks(size)
+            .map(|group| {
+                let mut sorted = group.to_vec();
+                sorted.sort_by(descending);
+                sorted.iter().take(best).sum()
+            })
+            .zip(0..)
+            .collect();
+        groups.sort_by(|a, b| descending(&a.0, &b.0));
+        let open = groups
+            .iter()
+            .take(experts.chosen_groups)
+            .map(|(_, group)| *group);
+        let mut left: Vec<(f64, usize)> = open
+            .flat_map(|group| group * size..(group + 1) * size)
+            .map(|expert| (scores[expert], expert))
+            .collect();
+        left.sort_by(|a, b| descending(&a.0, &b.0));
+        let mut chosen = vec![0.0; experts.count];
+        for (_, expert) in left.into_iter().take(experts.chosen) {
+            chosen[expert] = 1.0;
+        }
+        chosen
+    }
+
+    /// What routers add to the loss of a micro-batch of `rows` sequences that was computed last, with their coefficients.
+    pub fn router_loss(&self, rows: usize) -> Result<Tensor> {
+        let routers = self.routers.take();
+        let experts = self.config.experts.as_ref().expect("the model has experts");
+        let (count, choices) = (experts.count as f64, experts.chosen as f64);
+        let mut z = Tensor::zeros((), DType::F64, &Device::Cpu)?;
+        let mut aux = z.clone();
+        for routed in &routers {
+            let largest = routed.logits.max_keepdim(1)?.detach();
+            let sums = routed
+                .logits
+                .broadcast_sub(&largest)?
+                .exp()?
+                .sum_keepdim(1)?;
+            z = (z + (sums.log()? + largest)?.sqr()?.mean_all()?)?;
+        }
+        // sum_e count_e sum_e of some rows, over their number squared
+        let product = |chosen: &Tensor, scores: &Tensor| -> Result<Tensor> {
+            let tokens = chosen.dims()[0] as f64;
+            (chosen.sum(0)? * scores.sum(0)?)?.sum_all()? * (count / (tokens * tokens))
+        };
+        match self.config.router_aux_kind {
+            RouterAuxKind::Pooled => {
+                let [chosen, scores] = [
+                    |routed: &Routed| routed.chosen.clone(),
+                    |routed: &Routed| routed.scores.clone(),
+                ]
+                .map(|of| Tensor::cat(&routers.iter().map(of).collect::<Vec<_>>(), 0));
+                aux = product(&chosen?, &scores?)?;
+            }
+            RouterAuxKind::Layer => {
+                for routed in &routers {
+                    aux = (aux + (product(&routed.chosen, &routed.scores)? / choices)?)?;
+                }
+            }
+            RouterAuxKind::Sequence => {
+                for routed in &routers {
+                    let seq = routed.chosen.dims()[0] / rows;
+                    for row in 0..rows {
+                        let chosen = routed.chosen.narrow(0, row * seq, seq)?;
+                        let scores = routed.scores.narrow(0, row * seq, seq)?;
+                        let of_row = (product(&chosen, &scores)? / (choices * rows as f64))?;
+                        aux = (aux + of_row)?;
+                    }
+                }
+            }
+        }
+        (aux * self.config.router_aux)? + (z * self.config.router_z_loss)?
+    }
+
+    /// Latent attention; `x [b, s, h]`.
+    fn latent_attention(&self, x: &Tensor, name: &str, latent: &LatentConfig) -> Result<Tensor> {
+        let ModelConfig {
+            heads, head_dim, ..
+        } = *self.config;
+        let (rows, seq, _) = x.dims3()?;
+        let part = |part: &str| format!("{name}.{part}");
+        let normed = |x: &Tensor, weight: &str| self.norm_by(x, &part(weight), 1e-6);
+        let q = match latent.q {
+            Some(_) => {
+                let latent = self.linear(x, &part("q_a_proj"))?;
+                let latent = normed(&latent, "q_a_layernorm.weight")?;
+                self.linear(&latent, &part("q_b_proj"))?
+            }
+            None => self.linear(x, &part("q_proj"))?,
+        };
+        let (turned, v_dim) = (latent.rotary_dim, latent.v_head_dim);
+        let plain = head_dim - turned;
+        let q = q.reshape((rows, seq, heads, head_dim))?;
+        let q_turned = self.turn(&q.narrow(3, plain, turned)?, latent.neighbours)?;
+        let q = Tensor::cat(&[q.narrow(3, 0, plain)?, q_turned], 3)?;
+        let kv = self.linear(x, &part("kv_a_proj_with_mqa"))?;
+        let k_turned = kv.narrow(2, latent.kv, turned)?.unsqueeze(2)?;
+        let k_turned = self.turn(&k_turned, latent.neighbours)?;
+        let k_turned = k_turned.broadcast_as((rows, seq, heads, turned))?;
+        let c_kv = normed(&kv.narrow(2, 0, latent.kv)?, "kv_a_layernorm.weight")?;
+        let kv = self.linear(&c_kv, &part("kv_b_proj"))?;
+        let kv = kv.reshape((rows, seq, heads, plain + v_dim))?;
+        let k = Tensor::cat(&[kv.narrow(3, 0, plain)?, k_turned.contiguous()?], 3)?;
+        let by_head = |x: Tensor| x.transpose(1, 2)?.contiguous();
+        let factor = match &self.config.rope_scaling {
+            Some(RopeScaling::Yarn {
+                factor,
+                mscale_all_dim: Some(weight),
+                ..
+            }) => (0.1 * weight * factor.ln() + 1.0).powi(2),
+            _ => 1.0,
+        };
+        let v = by_head(kv.narrow(3, plain, v_dim)?)?;
+        let out = self.attend((by_head(q)? * factor)?, by_head(k)?, v, None)?;
+        self.linear(&out, &part("o_proj"))
+    }
+
+    /// Turns heads; neighbouring columns together, or the two halves.
+    fn turn(&self, x: &Tensor, are_neighbours: bool) -> Result<Tensor> {
+        if !are_neighbours {
+            return self.rotate(x);
+        }
+        let (rows, seq, heads, dim) = x.dims4()?;
+        let pairs = x.reshape((rows, seq, heads, dim / 2, 2))?;
+        let halves = pairs.transpose(3, 4)?.contiguous()?;
+        let turned = self.rotate(&halves.reshape((rows, seq, heads, dim))?)?;
+        let pairs = turned.reshape((rows, seq, heads, 2, dim / 2))?;
+        let pairs = pairs.transpose(3, 4)?.contiguous()?;
+        pairs.reshape((rows, seq, heads, dim))
     }
 
     fn linear(&self, x: &Tensor, name: &str) -> Result<Tensor> {
@@ -131,13 +359,20 @@ impl Oracle<'_> {
     }
 
     fn norm(&self, x: &Tensor, weight: &str) -> Result<Tensor> {
+        self.norm_by(x, weight, self.config.norm_eps)
+    }
+
+    fn norm_by(&self, x: &Tensor, weight: &str, eps: f64) -> Result<Tensor> {
         let mean_square = x.sqr()?.mean_keepdim(D::Minus1)?;
-        let scale = (mean_square + self.config.norm_eps)?.sqrt()?.recip()?;
+        let scale = (mean_square + eps)?.sqrt()?.recip()?;
         x.broadcast_mul(&scale)?.broadcast_mul(&self.var(weight))
     }
 
     /// Causal attention with grouped queries; `x [b, s, h]`.
     fn attention(&self, x: &Tensor, name: &str, window: Option<usize>) -> Result<Tensor> {
+        if let Some(latent) = &self.config.latent {
+            return self.latent_attention(x, name, latent);
+        }
         let ModelConfig {
             heads,
             kv_heads,
@@ -194,12 +429,9 @@ impl Oracle<'_> {
             .collect();
         let hidden = Tensor::from_vec(hidden, (seq, seq), &Device::Cpu)?;
         let scores = scores.broadcast_add(&hidden)?;
-        let exponentials = scores
-            .broadcast_sub(&scores.max_keepdim(D::Minus1)?.detach())?
-            .exp()?;
-        let probs = exponentials.broadcast_div(&exponentials.sum_keepdim(D::Minus1)?)?;
+        let probs = softmax(&scores)?;
         let out = probs.matmul(&v)?.transpose(1, 2)?.contiguous()?;
-        out.reshape((rows, seq, heads * head_dim))
+        out.reshape((rows, seq, heads * v.dims()[3]))
     }
 
     /// Rotates the pairs (i, i + d / 2) of every head; `x [b, s, heads, d]`.
@@ -208,7 +440,11 @@ impl Oracle<'_> {
         let half = dim / 2;
         let angle = |at: usize| (at / half) as f64 * self.frequency(at % half);
         let amplitude = match &self.config.rope_scaling {
-            Some(RopeScaling::Yarn { factor, .. }) => 0.1 * factor.ln() + 1.0,
+            Some(RopeScaling::Yarn {
+                factor,
+                attention_factor,
+                ..
+            }) => attention_factor.unwrap_or(0.1 * factor.ln() + 1.0),
             _ => 1.0,
         };
         let table = |of: fn(f64) -> f64| {
@@ -225,7 +461,7 @@ impl Oracle<'_> {
 
     /// Radians a position of a pair, with the scaling as Hugging Face writes it: Llama 3's by wavelength, YaRN's by dimension.
     fn frequency(&self, pair: usize) -> f64 {
-        let dim = self.config.head_dim as f64;
+        let dim = self.config.rotary_dim() as f64;
         let plain = self.config.rope_theta.powf(-2.0 * pair as f64 / dim);
         let wavelength = 2.0 * std::f64::consts::PI / plain;
         let Some(scaling) = &self.config.rope_scaling else {
@@ -267,6 +503,22 @@ impl Oracle<'_> {
             }
         }
     }
+}
+
+/// x / (1 + e^-x)
+fn silu(x: &Tensor) -> Result<Tensor> {
+    x / (x.neg()?.exp()? + 1.0)?
+}
+
+fn sigmoid(x: &Tensor) -> Result<Tensor> {
+    (x.neg()?.exp()? + 1.0)?.recip()
+}
+
+fn softmax(x: &Tensor) -> Result<Tensor> {
+    let exponentials = x
+        .broadcast_sub(&x.max_keepdim(D::Minus1)?.detach())?
+        .exp()?;
+    exponentials.broadcast_div(&exponentials.sum_keepdim(D::Minus1)?)
 }
 
 /// 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))

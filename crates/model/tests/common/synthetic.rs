@@ -376,13 +376,14 @@ fn block(
     };
     if has_latent {
         stages.push(Box::new(Projection {
+            in_f32: false,
             name: "mla_down",
             input: H1,
             output: C_Q,
             linear: Linear::declare(own, "q_a_proj", [width, hidden], false),
         }));
     }
-    let mut attention = config.block(None).attention;
+    let mut attention = config.attention(None);
     if has_latent {
         attention.v_head_dim /= 2;
         attention.scale = Some(0.5);
@@ -445,6 +446,7 @@ fn block(
             false => (MlpActivation::GATE_UP, MlpActivation::ACT),
         };
         stages.push(Box::new(Projection {
+            in_f32: false,
             name: "mlp_up",
             input: H2,
             output: up,

@@ -50,6 +50,8 @@ pub(super) struct Step {
     /// None where it was not finite.
     pub(super) loss: Option<f64>,
     pub(super) tokens_per_s: Option<f64>,
+    /// The choices of the most chosen expert over their mean, in the layer where that is largest.
+    pub(super) expert_load: Option<f64>,
     /// The peak less the plan's.
     pub(super) beyond_plan: i64,
 }
@@ -154,6 +156,7 @@ impl RunFiles {
             step: bytes("step").unwrap_or(0),
             loss: record["loss"].as_f64(),
             tokens_per_s: record["tokens_per_s"].as_f64(),
+            expert_load: largest(&record["expert_load_max_over_mean"]),
             beyond_plan: peak as i64 - planned as i64,
         });
         let ms = |name: &str| record[name].as_f64().unwrap_or(0.0);
@@ -256,4 +259,9 @@ fn malformed<E: std::fmt::Display>(path: &Path) -> impl FnOnce(E) -> PageError {
         path: path.into(),
         reason: error.to_string().trim().replace('\n', " "),
     }
+}
+/// The largest number of a list; none if it has none.
+fn largest(list: &Value) -> Option<f64> {
+    let numbers = list.as_array()?.iter().filter_map(Value::as_f64);
+    numbers.reduce(f64::max)
 }

@@ -195,7 +195,14 @@ pub(super) fn course(runs: &[(String, &RunFiles)]) -> Section {
         &lines(|step| step.tokens_per_s),
         &resumed,
     );
-    let charts: Vec<_> = loss.into_iter().chain(speed).collect();
+    let load = curves(
+        "most chosen expert / mean, worst layer",
+        2,
+        false,
+        &lines(|step| step.expert_load),
+        &resumed,
+    );
+    let charts: Vec<_> = loss.into_iter().chain(speed).chain(load).collect();
     let items = if charts.is_empty() {
         Vec::new()
     } else {

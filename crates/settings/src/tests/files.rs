@@ -16,7 +16,10 @@ use crate::{
     RecomputeConfig, Release, Size, TrainConfig, dotted, preset, reference,
 };
 use data::{Format, Packing};
-use model::{ActivationFunction, NormKind, PositionKind};
+use model::{
+    ActivationFunction, ExpertsConfig, LatentConfig, NormKind, PositionKind, RouterAuxKind,
+    ScoreKind,
+};
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 
 const REFERENCE: &str = include_str!("../../../../configs/reference.toml");
@@ -55,9 +58,34 @@ fn full() -> Config {
                 beta_fast: 16.0,
                 beta_slow: 2.0,
                 attention_factor: Some(1.25),
+                mscale_all_dim: Some(0.707),
                 truncate: false,
             }),
             init_std: 0.01,
+            router_aux: 1.0 / 3.0,
+            router_aux_kind: RouterAuxKind::Sequence,
+            router_z_loss: 1e-3,
+            experts: Some(ExpertsConfig {
+                count: 12,
+                chosen: 3,
+                ffn: 29,
+                shared_ffn: 31,
+                shared_gate: true,
+                dense_layers: vec![0, 3],
+                score: ScoreKind::Sigmoid,
+                normed: true,
+                factor: 2.5,
+                groups: 4,
+                chosen_groups: 2,
+                choice_bias: true,
+            }),
+            latent: Some(LatentConfig {
+                kv: 11,
+                q: Some(13),
+                rotary_dim: 6,
+                v_head_dim: 18,
+                neighbours: true,
+            }),
         },
         data: DataConfig {
             path: Some("a \"quoted\" folder/tokens.bin".into()),
@@ -98,6 +126,7 @@ fn full() -> Config {
             ns_eps: 1e-9,
             ns_dtype: FloatType::F32,
             lr_adjust: LrAdjust::Original,
+            router_bias_rate: 1e-3,
             matrices: Some(vec!["*mlp*".into()]),
             // Another optimizer's.
             adafactor_eps: Config::default().optim.adafactor_eps,
@@ -197,20 +226,44 @@ fn all_keys() -> BTreeSet<String> {
     KEYS.iter().map(|key| key.name.to_owned()).collect()
 }
 
-/// Parameters, counted from the shape alone.
+/// Parameters, counted from the shape alone; the biases of routers are none, since nothing trains them.
 fn parameters(model: &model::ModelConfig) -> usize {
-    let (hidden, q, kv) = (model.hidden, model.q_width(), model.kv_width());
+    let hidden = model.hidden;
     if let Some(positions) = model.max_positions {
         let attention = 4 * hidden * hidden + 4 * hidden;
         let layer = attention + 2 * hidden * model.ffn + model.ffn + hidden + 4 * hidden;
         return (model.vocab + positions + 2) * hidden + model.layers * layer;
     }
+    let layers = (0..model.layers).map(|layer| {
+        let feed_forward = match (&model.experts, model.has_experts(layer)) {
+            (Some(experts), true) => of_experts(model, experts),
+            _ => 3 * hidden * model.ffn,
+        };
+        of_attention(model) + feed_forward + 2 * hidden
+    });
+    let embeddings = if model.tie_embeddings { 1 } else { 2 };
+    embeddings * model.vocab * hidden + layers.sum::<usize>() + hidden
+}
+
+fn of_attention(model: &model::ModelConfig) -> usize {
+    let (hidden, q, kv) = (model.hidden, model.q_width(), model.kv_width());
+    if let Some(latent) = &model.latent {
+        let queries = latent.q.map_or(hidden * q, |rank| (hidden + 1 + q) * rank);
+        let values = model.heads * latent.v_head_dim;
+        let up = model.heads * (model.head_dim - latent.rotary_dim) + values;
+        let down = hidden * (latent.kv + latent.rotary_dim) + latent.kv;
+        return queries + down + latent.kv * up + values * hidden;
+    }
     let bias = if model.qkv_bias { q + 2 * kv } else { 0 };
     let head_norms = if model.qk_norm { 2 * model.head_dim } else { 0 };
-    let attention = 2 * hidden * q + 2 * hidden * kv + bias + head_norms;
-    let layer = attention + 3 * hidden * model.ffn + 2 * hidden;
-    let embeddings = if model.tie_embeddings { 1 } else { 2 };
-    embeddings * model.vocab * hidden + model.layers * layer + hidden
+    2 * hidden * q + 2 * hidden * kv + bias + head_norms
+}
+
+fn of_experts(model: &model::ModelConfig, experts: &ExpertsConfig) -> usize {
+    let widths = experts.count * experts.ffn + experts.shared_ffn;
+    let router = experts.count * model.hidden;
+    let gate = if experts.shared_gate { model.hidden } else { 0 };
+    3 * model.hidden * widths + router + gate
 }
 
 #[test]
@@ -227,6 +280,15 @@ fn presets_have_the_published_parameter_counts() {
         ("qwen2.5-7b", 7_615_616_512),
         ("qwen2.5-14b", 14_770_033_664),
         ("qwen3-8b", 8_190_735_360),
+        ("tiny-moe", 527_680),
+        ("tiny-mla", 474_496),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("mixtral-8x22b", 140_620_634_112),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("qwen3-235b-a22b", 235_093_634_560),
+        ("deepseek-v2-lite", 15_706_484_224),
+        ("deepseek-v2", 235_741_434_880),
+        ("deepseek-v3", 671_026_404_352),
         ("gpt2", 124_439_808),
         ("gpt2-medium", 354_823_168),
         ("gpt2-large", 774_030_080),

@@ -4,7 +4,7 @@ use super::Run;
 use super::totals::Asked;
 use crate::failure::Failure;
 use memory::GRANULARITY_BYTES;
-use report::{ProcessRecord, RunRecord, StepRecord, Timing, resident_bytes};
+use report::{ProcessRecord, RouterMarks, RunRecord, StepRecord, Timing, resident_bytes};
 use session::StepOutcome;
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ impl Run {
         for sentence in self.records.growth.note(resident_bytes(), in_use) {
             tracing::warn!("{sentence}");
         }
+        self.say_collapse(&outcome);
         if !outcome.is_finite() {
             let (step, loss, norm) = (outcome.step, outcome.loss, outcome.grad_norm);
             tracing::warn!("step {step} was skipped: loss {loss}, gradient norm {norm}");
@@ -33,6 +34,31 @@ impl Run {
             return Err(self.diverged(&outcome));
         }
         Ok(())
+    }
+
+    /// Says once that a router sends nearly all tokens to the same experts: the others learn nothing.
+    fn say_collapse(&mut self, outcome: &StepOutcome) {
+        let model = &self.resolved.config.model;
+        let (Some(experts), Some(choices)) = (&model.experts, &outcome.router_choices) else {
+            return;
+        };
+        // An expert cannot be chosen more often than by every token.
+        let most = experts.count as f64 / experts.chosen as f64;
+        let collapsed = choices
+            .max_over_mean()
+            .iter()
+            .position(|load| *load > 0.95 * most);
+        let mut layers = (0..model.layers).filter(|layer| model.has_experts(*layer));
+        let layer = collapsed.and_then(|router| layers.nth(router));
+        if let Some(layer) = layer.filter(|_| most >= 2.0 && !self.records.said_collapse) {
+            self.records.said_collapse = true;
+            tracing::warn!(
+                "step {}: the router of layer {layer} sends nearly every token to the same expert, so the others learn little. \
+                 Raise model.router_aux, or optim.router_bias_rate where choices have a bias; \
+                 `expert_load_max_over_mean` in metrics.jsonl shows every layer",
+                outcome.step
+            );
+        }
     }
 
     fn step_record(
@@ -54,6 +80,7 @@ impl Run {
             finite: outcome.is_finite(),
             lr: outcome.lr as f32,
             lr_matrices: outcome.lr_matrices.map(|rate| rate as f32),
+            routers: router_marks(outcome),
             epoch: asked.epoch,
             tokens: outcome.targets,
             timing: Timing::new(
@@ -101,4 +128,19 @@ impl Run {
             process: ProcessRecord::current(),
         }
     }
+}
+
+/// What the routers of a step did, if the model has some.
+fn router_marks(outcome: &StepOutcome) -> Option<RouterMarks> {
+    let choices = outcome.router_choices.as_ref()?;
+    let rounded = |numbers: Vec<f64>| {
+        let four = |number: f64| (number * 1e4).round() / 1e4;
+        numbers.into_iter().map(four).collect()
+    };
+    Some(RouterMarks {
+        router_aux: outcome.router_losses.map(|[aux, _]| aux),
+        router_z_loss: outcome.router_losses.map(|[_, z]| z),
+        expert_load_max_over_mean: rounded(choices.max_over_mean()),
+        expert_load_entropy: rounded(choices.entropy()),
+    })
 }

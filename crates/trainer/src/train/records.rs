@@ -21,6 +21,8 @@ pub(super) struct RunRecords {
     board: Option<TensorBoard>,
     pub(super) progress: Rc<Progress>,
     pub(super) growth: MemoryGrowth,
+    /// Whether it was said that a router sends nearly all tokens to the same experts.
+    pub(super) said_collapse: bool,
     /// The user was told that a file cannot be written.
     is_told: bool,
 }
@@ -68,6 +70,7 @@ impl RunRecords {
             board: None,
             progress: Rc::new(progress.after(made).accumulating(config.batch.accum)),
             growth: MemoryGrowth::default(),
+            said_collapse: false,
             is_told: false,
         })
     }

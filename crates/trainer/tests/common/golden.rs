@@ -64,7 +64,8 @@ impl Golden {
         assert_eq!(number(&optimizer["clip_eps"]), 1e-6);
         Settings {
             freeze: Vec::new(),
-            policy: Policy::parse(mode, model.layers).unwrap(),
+            policy: Policy::with_layers(model.labels(), mode, &BTreeMap::new(), model.layers)
+                .unwrap(),
             model,
             structure: Architecture::declared,
             dtype,
@@ -88,6 +89,7 @@ impl Golden {
                 ..Hyperparameters::default()
             },
             whole_matrices: Default::default(),
+            router_bias_rate: 0.0,
             states: StateFormats::default(),
             homes: Default::default(),
             ranks: None,

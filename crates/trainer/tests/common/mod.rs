@@ -79,6 +79,11 @@ pub fn odd_model(layers: usize) -> ModelConfig {
         rope_theta: 10_000.0,
         rope_scaling: None,
         init_std: 0.1,
+        router_aux: 0.0,
+        router_aux_kind: Default::default(),
+        router_z_loss: 0.0,
+        experts: None,
+        latent: None,
     }
 }
 

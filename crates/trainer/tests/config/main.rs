@@ -127,6 +127,7 @@ fn set_values_are_toml_or_plain_text() {
         beta_fast: 32.0,
         beta_slow: 1.0,
         attention_factor: None,
+        mscale_all_dim: None,
         truncate: true,
     };
     assert_eq!(yarn.model.rope_scaling, Some(expected));

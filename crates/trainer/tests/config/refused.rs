@@ -175,6 +175,28 @@ fn contradictions_are_refused() {
             &["--optimizer", "adamw8bit", "--state-dtype", "f32"],
             "`--optimizer adamw8bit`",
         ),
+        (
+            &["--config", "tiny-moe", "--set", "memory.tile_tokens=64"],
+            "experts take the rows of a whole one",
+        ),
+        (
+            &["--config", "tiny-moe", "--packing", "pad", "--data", "."],
+            "would count as tokens",
+        ),
+        (
+            &[
+                "--config",
+                "tiny-moe",
+                "--set",
+                "optim.router_bias_rate=1e-3",
+            ],
+            "set model.experts.choice_bias",
+        ),
+        (&["--set", "model.router_aux=0.1"], "has no experts"),
+        (
+            &["--config", "tiny-moe", "--set", "model.experts.chosen=9"],
+            "from 1 to 8",
+        ),
     ];
     for (arguments, expected) in cases {
         assert_refused(arguments, &[expected]);

@@ -4,6 +4,7 @@ use super::tiles::Job;
 use super::vectors::Baseline;
 #[cfg(target_arch = "x86_64")]
 use super::vectors::{WithAvx2, WithAvx512, WithAvx512Bf16};
+use memory::{DType, In};
 
 /// Instructions that multiply matrices of bf16, best first. All sum in the same order, so all give the same bits. The
 /// exception: the first two treat products and sums below the least normal f32 (1.2e-38) as zero.
@@ -49,11 +50,20 @@ impl Instructions {
         }
     }
 
-    /// The instructions for operands of which some are f32: `self` if it widens operands, otherwise the best that do.
-    pub(super) fn widening(self) -> Instructions {
+    /// The instructions for these operands: if some are f32, `self` if it widens operands, otherwise the best that do.
+    pub(super) fn of(self, operands: [In; 2]) -> Instructions {
+        let are_bf16 = operands.iter().all(|x| x.dtype() == DType::BF16);
         match self {
-            Instructions::Amx | Instructions::Avx512Bf16 => Instructions::Avx512,
+            Instructions::Amx | Instructions::Avx512Bf16 if !are_bf16 => Instructions::Avx512,
             others => others,
+        }
+    }
+
+    /// Squares of a tile: [`Tiles::SQUARES`](super::tiles::Tiles::SQUARES).
+    pub(super) fn squares(self) -> usize {
+        match self {
+            Instructions::Amx | Instructions::Avx512Bf16 => 1,
+            _ => 2,
         }
     }
 

@@ -4,9 +4,12 @@
 //! [`RIGHT_PANELS`] panels of 16 columns at a time. Then each thread takes strips of 32 rows of the left operand, and
 //! packs on its stack those that cannot be read in place. It multiplies a strip by all panels and stores the sums. The
 //! choice of the left operand and the block sizes change no bit: see [`tiles`].
+//!
+//! [`grouped`] runs the products of several experts at a time, each with a part of the workspace.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
+mod grouped;
 mod instructions;
 mod multiply;
 mod pack;
@@ -17,13 +20,14 @@ mod words;
 
 use super::Shared;
 use crate::Init;
-use memory::{DType, In, Out};
+use memory::{In, Out};
 use pack::{Operand, PackRight, Part, Side, pack};
 use rayon::prelude::*;
 use std::ops::Range;
 use store::Output;
 use tiles::{DEPTH, Job, Left, OnStack, Right, SIDE, STRIP_TILES, Square, Tiles};
 
+pub(super) use grouped::{matrix_of, multiply_by_expert, multiply_gradients, rows_of};
 pub use instructions::Instructions;
 pub(super) use store::Added;
 
@@ -80,12 +84,8 @@ fn product<'a>(
     workspace: &mut [f32],
     instructions: Instructions,
 ) -> Product<'a> {
-    let (m, k, n) = (a.dims()[0], a.dims()[1], b.dims()[1]);
-    let are_bf16 = [a.dtype(), b.dtype()] == [DType::BF16; 2];
-    let instructions = match are_bf16 {
-        true => instructions,
-        false => instructions.widening(),
-    };
+    let (m, n) = (a.dims()[0], b.dims()[1]);
+    let instructions = instructions.of([a, b]);
     let [rows, columns] = [a, b.t()].map(Operand::of);
     // Reading in place saves more for the larger operand.
     let is_turned = match (rows.has_contiguous_rows(), columns.has_contiguous_rows()) {
@@ -97,16 +97,33 @@ fn product<'a>(
         false => (rows, columns),
         true => (columns, rows),
     };
-    assert!(workspace.len() >= WORKSPACE * SIDE * SIDE);
-    Product {
-        left,
-        right,
-        depth: k,
-        out: Output::new(out, added, is_turned),
-        instructions,
-        is_parallel: m * k * n >= SMALL,
-        is_symmetric: false,
-        workspace: Shared(workspace.as_mut_ptr().cast()),
+    let out = Output::new(out, added, is_turned);
+    let workspace = Room::all(workspace);
+    Product::new([left, right], a.dims()[1], out, workspace, instructions)
+}
+
+/// Squares of the workspace for the packed panels of one product and for its sums.
+#[derive(Clone, Copy)]
+struct Room {
+    first: Shared<Square>,
+    squares: usize,
+}
+
+impl Room {
+    fn all(workspace: &mut [f32]) -> Room {
+        assert!(workspace.len() >= WORKSPACE * SIDE * SIDE);
+        Room {
+            first: Shared(workspace.as_mut_ptr().cast()),
+            squares: WORKSPACE,
+        }
+    }
+
+    fn part(self, squares: Range<usize>) -> Room {
+        assert!(squares.end <= self.squares);
+        Room {
+            first: Shared(self.first.at(squares.start)),
+            squares: squares.len(),
+        }
     }
 }
 
@@ -120,7 +137,7 @@ struct Product<'a> {
     is_parallel: bool,
     /// Whether tiles above the diagonal are copied from those below it.
     is_symmetric: bool,
-    workspace: Shared<Square>,
+    room: Room,
 }
 
 /// How a product is divided: panels of the right operand, strips of the left one, blocks of the depth.
@@ -133,9 +150,9 @@ struct Cut {
 
 impl Cut {
     /// Takes panels of the whole depth if enough of them fit, so that no sums need to be kept. Otherwise half of the
-    /// workspace is for sums.
-    fn new(panels: usize, strips: usize, blocks: usize, squares: usize) -> Cut {
-        let fit = WORKSPACE / (blocks * squares).max(1);
+    /// room is for sums.
+    fn new(panels: usize, strips: usize, blocks: usize, squares: usize, room: usize) -> Cut {
+        let fit = room / (blocks * squares).max(1);
         let enough = RIGHT_PANELS.min(panels);
         if fit >= enough.div_ceil(2) {
             return Cut {
@@ -146,8 +163,8 @@ impl Cut {
         }
         Cut {
             panels: enough,
-            strips: WORKSPACE / 2 / kept_squares(enough),
-            blocks: WORKSPACE / 2 / (enough * squares),
+            strips: room / 2 / kept_squares(enough),
+            blocks: room / 2 / (enough * squares),
         }
     }
 }
@@ -177,20 +194,36 @@ impl Piece {
     }
 }
 
-impl Product<'_> {
+impl<'a> Product<'a> {
+    fn new(
+        [left, right]: [Operand; 2],
+        depth: usize,
+        out: Output<'a>,
+        room: Room,
+        instructions: Instructions,
+    ) -> Product<'a> {
+        Product {
+            left,
+            right,
+            depth,
+            out,
+            instructions,
+            is_parallel: left.rows * depth * right.rows >= SMALL,
+            is_symmetric: false,
+            room,
+        }
+    }
+
     fn run(&self) {
         if self.left.rows * self.right.rows == 0 {
             return;
         }
-        let squares = match self.instructions {
-            Instructions::Amx | Instructions::Avx512Bf16 => 1,
-            _ => 2,
-        };
+        let squares = self.instructions.squares();
         let panels = self.right.rows.div_ceil(SIDE);
         let strips = self.left.rows.div_ceil(STRIP);
         // An empty depth is a block of zeros.
         let blocks = self.depth.div_ceil(DEPTH).max(1);
-        let cut = Cut::new(panels, strips, blocks, squares);
+        let cut = Cut::new(panels, strips, blocks, squares, self.room.squares);
         for panels in ranges(0..panels, cut.panels) {
             for strips in ranges(0..strips, cut.strips) {
                 for part in ranges(0..blocks, cut.blocks) {
@@ -212,7 +245,7 @@ impl Product<'_> {
         self.pack_right(piece, squares);
         let panel = piece.blocks.len() * squares;
         let right = Right {
-            pointer: self.workspace.at(0),
+            pointer: self.room.first.at(0),
             panel,
             panels: piece.panels.len(),
         };
@@ -237,7 +270,7 @@ impl Product<'_> {
             self.instructions.run(PackRight {
                 operand,
                 part: self.part(operand, panels.start * SIDE..panels.end * SIDE, &blocks),
-                to: self.workspace.at(skipped),
+                to: self.room.first.at(skipped),
                 panel,
             });
         };
@@ -320,7 +353,7 @@ impl Job for Strip<'_> {
         let mut packed = OnStack::<{ 2 * STRIP_TILES * LEFT_BLOCKS }>::new();
         let sums = match piece.is_first() && piece.is_last() {
             true => on_stack.pointer(),
-            false => product.workspace.at(self.kept_sums()),
+            false => product.room.first.at(self.kept_sums()),
         };
         for blocks in ranges(piece.blocks.clone(), LEFT_BLOCKS) {
             // SAFETY: the room has so many blocks; the strip is in the operand, and its sums are this task's.
@@ -393,7 +426,7 @@ impl Strip<'_> {
     /// The first square of the strip's sums in the workspace.
     fn kept_sums(&self) -> usize {
         let strip = self.index - self.piece.strips.start;
-        WORKSPACE / 2 + strip * kept_squares(self.piece.panels.len())
+        self.product.room.squares / 2 + strip * kept_squares(self.piece.panels.len())
     }
 
     /// The strip's tiles of some blocks, packed unless they can be read in place.

@@ -6,6 +6,7 @@ use crate::cpu::Shared;
 use crate::cpu::simd::Real;
 use half::bf16;
 use memory::{DType, In, Out};
+use std::ops::Range;
 
 /// The term that is added to a product's result before it is stored.
 #[derive(Clone, Copy)]
@@ -15,6 +16,7 @@ pub(in crate::cpu) struct Added<'a> {
 }
 
 /// The output, and what is added to it.
+#[derive(Clone, Copy)]
 pub(super) struct Output<'a> {
     pointer: Shared<u8>,
     dtype: DType,
@@ -36,6 +38,17 @@ impl<'a> Output<'a> {
             stride: out.strides()[0],
             added,
             is_turned,
+        }
+    }
+
+    /// Some of its rows, for a product of their own. Nothing but the output itself may be added to it.
+    pub(super) fn rows(&self, rows: Range<usize>) -> Output<'a> {
+        assert!(rows.start <= rows.end && rows.end <= self.rows);
+        let skipped = rows.start * self.stride * self.dtype.size_in_bytes();
+        Output {
+            pointer: Shared(self.pointer.at(skipped)),
+            rows: rows.len(),
+            ..*self
         }
     }
 

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 /// Flags of `bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// Strategies: quick, full, cpu, elsewhere, h100, h200, or a TOML file
+    /// Strategies: quick, full, cpu, moe, elsewhere, h100, h200, or a TOML file
     #[arg(long, value_name = "NAME|FILE", default_value = "quick")]
     pub matrix: String,
     /// Plan every strategy and run none: needs no device, takes seconds

@@ -79,7 +79,7 @@ const OPTIMIZER: [(&str, &str); 7] = [
 ];
 
 /// Matrices that are compiled in, by name.
-const BUILT_IN: [(&str, &str); 6] = [
+const BUILT_IN: [(&str, &str); 7] = [
     (
         "quick",
         include_str!("../../../../../configs/bench/quick.toml"),
@@ -89,6 +89,7 @@ const BUILT_IN: [(&str, &str); 6] = [
         include_str!("../../../../../configs/bench/full.toml"),
     ),
     ("cpu", include_str!("../../../../../configs/bench/cpu.toml")),
+    ("moe", include_str!("../../../../../configs/bench/moe.toml")),
     (
         "elsewhere",
         include_str!("../../../../../configs/bench/elsewhere.toml"),

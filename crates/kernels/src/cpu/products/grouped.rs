@@ -1,0 +1,133 @@
+//! Products of experts. Each is small: several run at a time, each with a part of the workspace, so that threads need
+//! not wait for one another after every expert.
+
+use super::store::{Added, Output};
+use super::tiles::{DEPTH, SIDE};
+use super::{Instructions, Operand, Product, RIGHT_PANELS, Room};
+use crate::Init;
+use crate::operation::{GroupedGradient, GroupedMatmul};
+use memory::In;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Rows of an expert.
+pub(in crate::cpu) fn rows_of(offsets: &[i32], expert: usize) -> Range<usize> {
+    offsets[expert] as usize..offsets[expert + 1] as usize
+}
+
+/// An expert's matrix of `[e, rows, columns]`.
+pub(in crate::cpu) fn matrix_of(tensor: In, expert: usize) -> In {
+    let [experts, rows, columns] = tensor.dims().try_into().expect("the rank was checked");
+    let all = tensor.reshape([experts * rows, columns]);
+    all.rows(expert * rows..(expert + 1) * rows)
+}
+
+/// [`GroupedMatmul`] of bf16. The left operand is always the weights: they are read once, and a strip of them needs
+/// room on the stack alone, while the few rows of `x` are what all strips share.
+pub(in crate::cpu) fn multiply_by_expert(
+    operation: GroupedMatmul,
+    workspace: &mut [f32],
+    instructions: Instructions,
+) {
+    let GroupedMatmul {
+        out,
+        x,
+        weights,
+        by_columns,
+        offsets,
+    } = operation;
+    let instructions = instructions.of([x, weights]);
+    let depth = x.dims()[1];
+    let added = Added {
+        bias: None,
+        init: Init::Overwrite,
+    };
+    let out = Output::new(out, added, true);
+    let parts = Parts {
+        offsets: offsets.slice(),
+        unit: SIDE,
+        squares: depth.div_ceil(DEPTH).max(1) * instructions.squares(),
+    };
+    parts.for_each(Room::all(workspace), |expert, rows, room| {
+        let weights = matrix_of(weights, expert);
+        let weights = if by_columns { weights.t() } else { weights };
+        let operands = [weights, x.rows(rows.clone())].map(Operand::of);
+        Product::new(operands, depth, out.rows(rows), room, instructions).run();
+    });
+}
+
+/// [`GroupedGradient`] where a type is bf16, of the experts that have rows.
+pub(in crate::cpu) fn multiply_gradients(
+    operation: GroupedGradient,
+    workspace: &mut [f32],
+    instructions: Instructions,
+) {
+    let GroupedGradient {
+        out,
+        dy,
+        x,
+        offsets,
+        init,
+    } = operation;
+    let instructions = instructions.of([dy, x]);
+    let [experts, outputs, inner] = out.dims().try_into().expect("the rank was checked");
+    let is_turned = inner > outputs;
+    let added = Added { bias: None, init };
+    let out = Output::new(out.reshape([experts * outputs, inner]), added, is_turned);
+    let panels = outputs.min(inner).div_ceil(SIDE).min(RIGHT_PANELS);
+    let parts = Parts {
+        offsets: offsets.slice(),
+        unit: DEPTH,
+        squares: panels * instructions.squares(),
+    };
+    parts.for_each(Room::all(workspace), |expert, rows, room| {
+        let depth = rows.len();
+        let [dy, x] = [dy, x].map(|x| Operand::of(x.rows(rows.clone()).t()));
+        let operands = if is_turned { [x, dy] } else { [dy, x] };
+        let out = out.rows(expert * outputs..(expert + 1) * outputs);
+        Product::new(operands, depth, out, room, instructions).run();
+    });
+}
+
+/// How experts share the workspace.
+struct Parts<'a> {
+    offsets: &'a [i32],
+    /// An expert needs room for its rows in units of so many, the last of which may not be full.
+    unit: usize,
+    /// Squares of a unit.
+    squares: usize,
+}
+
+impl Parts<'_> {
+    /// Squares that are enough for some experts side by side: of the units that all their rows fill, and one for the rest
+    /// of each.
+    fn squares(&self, experts: Range<usize>) -> usize {
+        let rows = self.offsets[experts.end] - self.offsets[experts.start];
+        (rows as usize / self.unit + experts.len()) * self.squares
+    }
+
+    /// Calls `run` for every expert that has rows: at a time those that follow one another and fit into the room. One
+    /// that does not fit has all of it.
+    fn for_each(&self, room: Room, run: impl Fn(usize, Range<usize>, Room) + Sync) {
+        let experts = self.offsets.len() - 1;
+        let mut first = 0;
+        while first < experts {
+            let fits = |end: &usize| self.squares(first..*end) <= room.squares;
+            let end = (first + 2..=experts).take_while(fits).last();
+            let end = end.unwrap_or(first + 1);
+            let experts = (first..end).into_par_iter().with_max_len(1);
+            experts.for_each(|expert| {
+                let rows = rows_of(self.offsets, expert);
+                let part = self.squares(first..expert)..self.squares(first..expert + 1);
+                let room = match end - first {
+                    1 => room,
+                    _ => room.part(part),
+                };
+                if !rows.is_empty() {
+                    run(expert, rows, room);
+                }
+            });
+            first = end;
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! The experts of a feed-forward layer: rows gathered by expert, their products, and the sum of each token's rows.
+//! Tables are those of [`super::ChoiceTables`]. `t` tokens of `k` choices are `r` rows, of `e` experts `f` wide.
+
+use super::ChoiceTables;
+use crate::activation::Dimension;
+use crate::parameters::{Initial, ParameterId, PartParameters};
+use crate::stage::{Io, Stage};
+use crate::{Activation, Extent, Label, Linear, ModelError, Pass};
+use kernels::Init;
+use kernels::operation::{
+    GatherRows, GroupedGradient, GroupedMatmul, SumRows, Swiglu, SwigluBackward, WeighedSwiglu,
+    WeighedSwigluBackward,
+};
+use memory::{In, Out};
+
+/// The same linear layer of every expert: `weight [e, outputs, inputs]`.
+#[derive(Clone, Debug)]
+pub struct ExpertLinear {
+    weight: ParameterId,
+    inputs: usize,
+    outputs: usize,
+}
+
+impl ExpertLinear {
+    /// Declares the parameter `name`.
+    pub fn declare(
+        parameters: &mut PartParameters,
+        name: &str,
+        [experts, outputs, inputs]: [usize; 3],
+    ) -> ExpertLinear {
+        ExpertLinear {
+            weight: parameters.declare(name, &[experts, outputs, inputs], Initial::Normal),
+            inputs,
+            outputs,
+        }
+    }
+
+    /// `y [r, outputs] = x [r, inputs] W^T`, each row with the weight of its expert.
+    fn forward(&self, pass: &Pass, y: Out, x: In, offsets: In) -> Result<(), ModelError> {
+        self.product(pass, (y, x), offsets, false)
+    }
+
+    /// `dx [r, inputs] = dy [r, outputs] W`.
+    fn input_gradient(&self, pass: &Pass, dx: Out, dy: In, offsets: In) -> Result<(), ModelError> {
+        self.product(pass, (dx, dy), offsets, true)
+    }
+
+    fn product(
+        &self,
+        pass: &Pass,
+        (out, x): (Out, In),
+        offsets: In,
+        by_columns: bool,
+    ) -> Result<(), ModelError> {
+        Ok(pass.kernels().run(GroupedMatmul {
+            out,
+            x,
+            weights: pass.parameter(self.weight),
+            by_columns,
+            offsets,
+        })?)
+    }
+
+    /// `dW += dy^T x`, an expert at a time, if the weight is trained.
+    fn add_gradient(&self, pass: &mut Pass, dy: In, x: In, offsets: In) -> Result<(), ModelError> {
+        let kernels = pass.kernels();
+        let Some((out, init)) = pass.accumulate(self.weight) else {
+            return Ok(());
+        };
+        Ok(kernels.run(GroupedGradient {
+            out,
+            dy,
+            x,
+            offsets,
+            init,
+        })?)
+    }
+
+    /// What the backward pass reads of the input: nothing if the weight is frozen.
+    fn backward_reads(&self, input: Activation) -> impl Iterator<Item = Activation> {
+        self.weight.is_trained().then_some(input).into_iter()
+    }
+
+    /// FLOPs of the three products for one row.
+    fn flops_per_row(&self) -> u64 {
+        6 * self.inputs as u64 * self.outputs as u64
+    }
+}
+
+/// expert_in `[r, h]` = the rows of h2 of each row's token.
+pub struct Dispatch {
+    /// What is gathered.
+    pub input: Activation,
+    /// Experts that a token is sent to.
+    pub choices: usize,
+    /// Its width.
+    pub hidden: usize,
+}
+
+impl Dispatch {
+    /// The rows of each expert one after the other.
+    pub const EXPERT_IN: Activation =
+        Activation::new("expert_in", "d_expert_in", Label::MOE_DISPATCH);
+}
+
+impl Stage for Dispatch {
+    fn name(&self) -> &'static str {
+        "moe_dispatch"
+    }
+
+    fn io(&self) -> Io {
+        Io {
+            reads: vec![self.input, ChoiceTables::ROW_TOKEN],
+            writes: vec![(Dispatch::EXPERT_IN, rows(self.choices, self.hidden))],
+            backward_reads: vec![ChoiceTables::SLOT_ROW],
+        }
+    }
+
+    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let (x, row_token) = (pass.pull(self.input)?, pass.pull(ChoiceTables::ROW_TOKEN)?);
+        let mut out = pass.output(Dispatch::EXPERT_IN)?;
+        if let Some(out) = &mut out {
+            pass.kernels().run(GatherRows {
+                rows: out.view_mut(),
+                x: x.view(),
+                row_token: row_token.view(),
+            })?;
+        }
+        pass.put(Dispatch::EXPERT_IN, out);
+        Ok(())
+    }
+
+    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let drows = pass.gradient(Dispatch::EXPERT_IN);
+        let slot_row = pass.pull(ChoiceTables::SLOT_ROW)?;
+        let (mut dx, init) = pass.gradient_to_add(self.input)?;
+        pass.kernels().run(SumRows {
+            out: dx.view_mut(),
+            rows: drows.view(),
+            slot_row: slot_row.view(),
+            init,
+        })?;
+        pass.file_gradient(self.input, dx);
+        Ok(())
+    }
+}
+
+/// Gate and up of every row, by its expert.
+pub struct ExpertsUp {
+    /// The products.
+    pub linear: ExpertLinear,
+    /// Experts that a token is sent to.
+    pub choices: usize,
+}
+
+impl ExpertsUp {
+    /// `[r, 2 f]`: gate and up, side by side.
+    pub const GATE_UP: Activation =
+        Activation::new("expert_gate_up", "d_expert_gate_up", Label::MOE);
+}
+
+impl Stage for ExpertsUp {
+    fn name(&self) -> &'static str {
+        "moe_up"
+    }
+
+    fn io(&self) -> Io {
+        let input = Dispatch::EXPERT_IN;
+        let read = self.linear.backward_reads(input);
+        Io {
+            reads: vec![input, ChoiceTables::OFFSETS],
+            writes: vec![(ExpertsUp::GATE_UP, rows(self.choices, self.linear.outputs))],
+            backward_reads: read.chain([ChoiceTables::OFFSETS]).collect(),
+        }
+    }
+
+    fn parameters(&self) -> Vec<ParameterId> {
+        vec![self.linear.weight]
+    }
+
+    fn flops_per_token(&self, _seq: usize) -> u64 {
+        self.choices as u64 * self.linear.flops_per_row()
+    }
+
+    fn choices(&self) -> usize {
+        self.choices
+    }
+
+    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let x = pass.pull(Dispatch::EXPERT_IN)?;
+        let offsets = pass.pull(ChoiceTables::OFFSETS)?;
+        let mut out = pass.output(ExpertsUp::GATE_UP)?;
+        if let Some(out) = &mut out {
+            let (y, offsets) = (out.view_mut(), offsets.view());
+            self.linear.forward(pass, y, x.view(), offsets)?;
+        }
+        pass.put(ExpertsUp::GATE_UP, out);
+        Ok(())
+    }
+
+    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let dy = pass.gradient(ExpertsUp::GATE_UP);
+        let offsets = pass.pull(ChoiceTables::OFFSETS)?;
+        for input in self.linear.backward_reads(Dispatch::EXPERT_IN) {
+            let x = pass.pull(input)?;
+            self.linear
+                .add_gradient(pass, dy.view(), x.view(), offsets.view())?;
+            pass.release(input, x);
+        }
+        let (mut dx, _) = pass.gradient_to_add(Dispatch::EXPERT_IN)?;
+        self.linear
+            .input_gradient(pass, dx.view_mut(), dy.view(), offsets.view())?;
+        pass.file_gradient(Dispatch::EXPERT_IN, dx);
+        Ok(())
+    }
+}
+
+/// act = weight silu(gate) up. With the weight in the activation, the backward pass needs no product of the way down.
+pub struct ExpertActivation {
+    /// The name in reports.
+    pub name: &'static str,
+    /// Gate and up, side by side.
+    pub input: Activation,
+    /// What comes of it.
+    pub output: Activation,
+    /// The weights, and the table by which rows find theirs; none: weights are 1.
+    pub weights: Option<(Activation, Option<Activation>)>,
+    /// Rows for each token.
+    pub choices: usize,
+    /// Width of act.
+    pub width: usize,
+}
+
+impl ExpertActivation {
+    /// `[r, f]`, of the chosen experts.
+    pub const ACT: Activation = Activation::new("expert_act", "d_expert_act", Label::MOE_ACT);
+    /// `[t, 2 f]` of the shared experts: gate and up, side by side.
+    pub const SHARED_GATE_UP: Activation =
+        Activation::new("shared_gate_up", "d_shared_gate_up", Label::SHARED_EXPERTS);
+    /// `[t, f]`, of the shared experts.
+    pub const SHARED_ACT: Activation =
+        Activation::new("shared_act", "d_shared_act", Label::SHARED_EXPERTS);
+
+    fn reads(&self) -> Vec<Activation> {
+        let weights = self.weights.iter();
+        let read = weights.flat_map(|(weights, table)| [Some(*weights), *table]);
+        [self.input].into_iter().chain(read.flatten()).collect()
+    }
+}
+
+impl Stage for ExpertActivation {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn io(&self) -> Io {
+        Io {
+            reads: self.reads(),
+            writes: vec![(self.output, rows(self.choices, self.width))],
+            backward_reads: self.reads(),
+        }
+    }
+
+    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let gate_up = pass.pull(self.input)?;
+        let weights = pulled(pass, self.weights)?;
+        let mut act = pass.output(self.output)?;
+        if let Some(act) = &mut act {
+            let (act, gate_up) = (act.view_mut(), gate_up.view());
+            match &weights {
+                None => pass.kernels().run(Swiglu { act, gate_up }),
+                Some((weights, table)) => pass.kernels().run(WeighedSwiglu {
+                    act,
+                    gate_up,
+                    weights: weights.view(),
+                    row_slot: table.as_ref().map(|table| table.view()),
+                }),
+            }?;
+        }
+        pass.put(self.output, act);
+        Ok(())
+    }
+
+    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let dact = pass.gradient(self.output);
+        let weights = pulled(pass, self.weights)?;
+        let mut gate_up = pass.take(self.input)?;
+        match &weights {
+            None => pass.kernels().run(SwigluBackward {
+                gate_up: gate_up.view_mut(),
+                dact: dact.view(),
+            })?,
+            Some((weights, table)) => {
+                let (of, _) = self.weights.expect("they were pulled");
+                let mut dweights = pass.temporary_f32(of.gradient_name(), weights.dims())?;
+                pass.kernels().run(WeighedSwigluBackward {
+                    gate_up: gate_up.view_mut(),
+                    dweights: dweights.view_mut(),
+                    dact: dact.view(),
+                    weights: weights.view(),
+                    row_slot: table.as_ref().map(|table| table.view()),
+                })?;
+                pass.file_gradient(of, dweights);
+            }
+        }
+        pass.file_gradient(self.input, gate_up);
+        Ok(())
+    }
+}
+
+type Pulled = std::rc::Rc<memory::Buffer>;
+
+/// Weights and table, if there are weights.
+fn pulled(
+    pass: &mut Pass,
+    weights: Option<(Activation, Option<Activation>)>,
+) -> Result<Option<(Pulled, Option<Pulled>)>, ModelError> {
+    let Some((weights, table)) = weights else {
+        return Ok(None);
+    };
+    let table = table.map(|table| pass.pull(table)).transpose()?;
+    Ok(Some((pass.pull(weights)?, table)))
+}
+
+/// next x `[t, h]` = residual + the sum of each token's rows of expert_act Wd^T, + shared_act Ws^T.
+pub struct ExpertsDown {
+    /// The products of the chosen experts.
+    pub linear: ExpertLinear,
+    /// That of the shared experts, if there are some.
+    pub shared: Option<Linear>,
+    /// The residual stream.
+    pub residual: Activation,
+    /// Experts that a token is sent to.
+    pub choices: usize,
+}
+
+impl Stage for ExpertsDown {
+    fn name(&self) -> &'static str {
+        "moe_down"
+    }
+
+    fn io(&self) -> Io {
+        let shared = self.shared.iter().map(|_| ExpertActivation::SHARED_ACT);
+        let tables = [ChoiceTables::OFFSETS, ChoiceTables::SLOT_ROW];
+        let reads = [self.residual, ExpertActivation::ACT].into_iter();
+        let shared_read = self.shared.iter();
+        let shared_read =
+            shared_read.flat_map(|linear| linear.backward_reads(ExpertActivation::SHARED_ACT));
+        let backward = self.linear.backward_reads(ExpertActivation::ACT);
+        Io {
+            reads: reads.chain(tables).chain(shared).collect(),
+            writes: vec![(Activation::NEXT_X, Extent::tokens(self.linear.outputs))],
+            backward_reads: backward
+                .chain([ChoiceTables::OFFSETS, ChoiceTables::ROW_TOKEN])
+                .chain(shared_read)
+                .collect(),
+        }
+    }
+
+    fn parameters(&self) -> Vec<ParameterId> {
+        let shared = self.shared.iter().flat_map(Linear::parameters);
+        [self.linear.weight].into_iter().chain(shared).collect()
+    }
+
+    fn flops_per_token(&self, _seq: usize) -> u64 {
+        let shared = self.shared.as_ref().map_or(0, Linear::flops_per_token);
+        self.choices as u64 * self.linear.flops_per_row() + shared
+    }
+
+    fn choices(&self) -> usize {
+        self.choices
+    }
+
+    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let residual = pass.pull(self.residual)?;
+        let act = pass.pull(ExpertActivation::ACT)?;
+        let offsets = pass.pull(ChoiceTables::OFFSETS)?;
+        let slot_row = pass.pull(ChoiceTables::SLOT_ROW)?;
+        let shared = self.shared.as_ref();
+        let shared = shared.map(|linear| Ok((linear, pass.pull(ExpertActivation::SHARED_ACT)?)));
+        let shared = shared.transpose().map_err(|error: ModelError| error)?;
+        let mut out = pass.output(Activation::NEXT_X)?;
+        if let Some(out) = &mut out {
+            let down = [act.dims()[0], self.linear.outputs];
+            let mut down = pass.temporary("expert_out", down)?;
+            let (y, x) = (down.view_mut(), act.view());
+            self.linear.forward(pass, y, x, offsets.view())?;
+            pass.kernels().run(SumRows {
+                out: out.view_mut(),
+                rows: down.view(),
+                slot_row: slot_row.view(),
+                init: Init::Add(residual.view()),
+            })?;
+            drop(down);
+            if let Some((linear, act)) = shared {
+                linear.product(pass, out.view_mut(), act.view(), Init::Accumulate)?;
+            }
+        }
+        pass.put(Activation::NEXT_X, out);
+        Ok(())
+    }
+
+    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let dout = pass.gradient(Activation::NEXT_X);
+        if let Some(linear) = &self.shared {
+            linear.backward(pass, ExpertActivation::SHARED_ACT, dout.view())?;
+        }
+        let row_token = pass.pull(ChoiceTables::ROW_TOKEN)?;
+        let offsets = pass.pull(ChoiceTables::OFFSETS)?;
+        let rows = [row_token.dims()[0], self.linear.outputs];
+        let mut dy = pass.temporary("d_expert_out", rows)?;
+        pass.kernels().run(GatherRows {
+            rows: dy.view_mut(),
+            x: dout.view(),
+            row_token: row_token.view(),
+        })?;
+        pass.file_gradient(self.residual, dout);
+        for input in self.linear.backward_reads(ExpertActivation::ACT) {
+            let x = pass.pull(input)?;
+            self.linear
+                .add_gradient(pass, dy.view(), x.view(), offsets.view())?;
+            pass.release(input, x);
+        }
+        let (mut dx, _) = pass.gradient_to_add(ExpertActivation::ACT)?;
+        self.linear
+            .input_gradient(pass, dx.view_mut(), dy.view(), offsets.view())?;
+        pass.file_gradient(ExpertActivation::ACT, dx);
+        Ok(())
+    }
+}
+
+/// `[r, width]` of the compute type; with one choice, `[t, width]`.
+fn rows(choices: usize, width: usize) -> Extent {
+    match choices {
+        1 => Extent::tokens(width),
+        _ => Extent::of(&[Dimension::TokensTimes(choices), Dimension::Fixed(width)]),
+    }
+}

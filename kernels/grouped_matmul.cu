@@ -1,0 +1,294 @@
+// Products of experts: each has some of the rows, from one of `offsets` to the next, and a matrix of weights. Only the
+// device knows how many rows an expert has. So a launch has as many blocks as there can be tiles of rows, and each block
+// looks for its own; those that are left over do nothing.
+//
+// Every element of the output has one block, which adds up its products in one order.
+#include "tile.cuh"
+
+// What a block computes of the output, by two warps side by side and two below, and how far products of bf16 go from
+// one barrier to the next. The launch code repeats these numbers.
+constexpr int ROWS = 64, COLUMNS = 128, THREADS = 4 * WARP, DEPTH = 64;
+// The same for f32.
+constexpr int F32_DEPTH = 16;
+// Sixteens of rows and eights of columns of a warp.
+constexpr int SIXTEENS = ROWS / 2 / 16, EIGHTS = COLUMNS / 2 / 8;
+
+// A factor of a block's product: `count` rows of `depth` elements. In memory they lie row by row, or BY_DEPTH the other
+// way round: all rows' elements at a place of the depth side by side.
+template <typename T, bool BY_DEPTH> struct Factor {
+    const T *first;
+    // From one line in memory to the next, in elements.
+    unsigned stride;
+    int count, depth;
+
+    __device__ T at(int row, int place) const {
+        return BY_DEPTH ? first[size_t(place) * stride + row] : first[size_t(row) * stride + place];
+    }
+    // What is left from a place of the depth on, by lines in memory, and how many lines there are.
+    __device__ HeadRows<const T> lines(int place) const {
+        const T *from = first + (BY_DEPTH ? size_t(place) * stride : size_t(place));
+        return {from, stride, BY_DEPTH ? count : depth - place};
+    }
+    __device__ int line_count(int place) const { return BY_DEPTH ? depth - place : count; }
+};
+
+// The block's part of the output: rows and columns that exist, which may be more than it computes.
+template <typename O> struct Output {
+    O *first;
+    size_t stride;
+    int rows, columns, accumulate;
+
+    __device__ O *row(int row) const { return first + size_t(row) * stride; }
+};
+
+// LONG rows of a factor at DEPTH places, in shared memory as they lie in global memory.
+template <int LONG, bool BY_DEPTH> struct Held {
+    static constexpr int LINES = BY_DEPTH ? DEPTH : LONG;
+    typedef Tile<bf16, BY_DEPTH ? LONG : DEPTH> Of;
+    static constexpr int CHUNKS = LINES * Of::PITCH;
+
+    Of tile;
+
+    __device__ void copy(const Factor<bf16, BY_DEPTH> &factor, int place) const {
+        copy_rows<LINES, THREADS>(tile, factor.lines(place), 0, factor.line_count(place));
+    }
+    // The fragment of sixteen rows and sixteen places for the left side of a product.
+    __device__ void load_left(uint32_t (&fragment)[4], int row, int place) const {
+        const int lane = threadIdx.x % WARP;
+        if constexpr (BY_DEPTH) {
+            const int at = tile.at(place + lane / 16 * 8 + lane % 8, row / 8 + lane / 8 % 2);
+            load_matrices<true>(fragment, tile.chunks, at);
+        } else {
+            load_matrices<false>(fragment, tile.chunks, tile.at(row + lane % 16, place / 8 + lane / 16));
+        }
+    }
+    // Those of twice eight rows for the right side.
+    __device__ void load_right(uint32_t (&fragments)[4], int row, int place) const {
+        const int lane = threadIdx.x % WARP;
+        if constexpr (BY_DEPTH) {
+            load_matrices<true>(fragments, tile.chunks, tile.at(place + lane % 16, row / 8 + lane / 16));
+        } else {
+            const int at = tile.at(row + lane / 16 * 8 + lane % 8, place / 8 + lane / 8 % 2);
+            load_matrices<false>(fragments, tile.chunks, at);
+        }
+    }
+};
+
+template <typename A, typename B>
+__device__ void add_product(float (&sums)[SIXTEENS][EIGHTS][4], const A &a, int row, const B &b, int column) {
+#pragma unroll
+    for (int place = 0; place < DEPTH; place += 16) {
+        uint32_t left[SIXTEENS][4];
+#pragma unroll
+        for (int f = 0; f < SIXTEENS; f++) {
+            a.load_left(left[f], row + 16 * f, place);
+        }
+#pragma unroll
+        for (int n = 0; n < EIGHTS; n += 2) {
+            uint32_t right[4];
+            b.load_right(right, column + 8 * n, place);
+#pragma unroll
+            for (int f = 0; f < SIXTEENS; f++) {
+                multiply_16x8x16(sums[f][n], left[f], {right[0], right[1]});
+                multiply_16x8x16(sums[f][n + 1], left[f], {right[2], right[3]});
+            }
+        }
+    }
+}
+
+// Stores a warp's sums of rows from `row` and columns from `column` of the block's on.
+template <typename O>
+__device__ void store(const Output<O> &out, float (&sums)[SIXTEENS][EIGHTS][4], int row, int column) {
+    const int width = out.columns - column;
+#pragma unroll
+    for (int f = 0; f < SIXTEENS; f++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int own = row + 16 * f + lane_row(2 * half);
+            if (own >= out.rows) {
+                continue;
+            }
+            O *to = out.row(own) + column;
+            if (out.accumulate) {
+#pragma unroll
+                for (int n = 0; n < EIGHTS; n++) {
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        const int at = 8 * n + lane_column(i);
+                        sums[f][n][2 * half + i] += at < width ? widen(to[at]) : 0.0f;
+                    }
+                }
+            }
+            store_row(to, width, sums[f], half, 1.0f);
+        }
+    }
+}
+
+// `out = [out +] a b^T` on tensor cores. While a tile is multiplied, the next one is on its way.
+template <typename O, bool A_BY_DEPTH, bool B_BY_DEPTH>
+__device__ void multiply(const Output<O> &out, const Factor<bf16, A_BY_DEPTH> &a, const Factor<bf16, B_BY_DEPTH> &b) {
+    typedef Held<ROWS, A_BY_DEPTH> Left;
+    typedef Held<COLUMNS, B_BY_DEPTH> Right;
+    constexpr int STAGE = Left::CHUNKS + Right::CHUNKS;
+    DYNAMIC_SHARED(Chunk, chunks);
+    const int warp = threadIdx.x / WARP, row = warp / 2 * (ROWS / 2), column = warp % 2 * (COLUMNS / 2);
+    float sums[SIXTEENS][EIGHTS][4] = {};
+    const auto left = [&](int stage) { return Left{{chunks, stage * STAGE}}; };
+    const auto right = [&](int stage) { return Right{{chunks, stage * STAGE + Left::CHUNKS}}; };
+    left(0).copy(a, 0);
+    right(0).copy(b, 0);
+    int stage = 0;
+    for (int place = 0; place < a.depth; place += DEPTH, stage ^= 1) {
+        wait_for_copies();
+        // The tile is there for all, and all are through with the one before, whose place the next one takes.
+        __syncthreads();
+        if (place + DEPTH < a.depth) {
+            left(stage ^ 1).copy(a, place + DEPTH);
+            right(stage ^ 1).copy(b, place + DEPTH);
+        }
+        add_product(sums, left(stage), row, right(stage), column);
+    }
+    wait_for_copies();
+    store(out, sums, row, column);
+}
+
+// Copies LONG rows of a factor at F32_DEPTH places to `tile`, by depth, with zeros beyond its end. Neighbouring threads
+// read neighbouring elements.
+template <int LONG, bool BY_DEPTH>
+__device__ void copy_f32(SharedArray<float> tile, int pitch, const Factor<float, BY_DEPTH> &factor, int start) {
+    for (int i = threadIdx.x; i < LONG * F32_DEPTH; i += THREADS) {
+        const int row = BY_DEPTH ? i % LONG : i / F32_DEPTH, place = BY_DEPTH ? i / LONG : i % F32_DEPTH;
+        const bool exists = row < factor.count && start + place < factor.depth;
+        tile[place * pitch + row] = exists ? factor.at(row, start + place) : 0.0f;
+    }
+}
+
+// The same of f32, with ordinary multiply-adds. A lane has the elements that tensor cores would give it.
+template <typename O, bool A_BY_DEPTH, bool B_BY_DEPTH>
+__device__ void multiply(const Output<O> &out, const Factor<float, A_BY_DEPTH> &a, const Factor<float, B_BY_DEPTH> &b) {
+    constexpr int A_PITCH = ROWS + 1, B_PITCH = COLUMNS + 1;
+    SHARED(float, a_tile, F32_DEPTH * A_PITCH);
+    SHARED(float, b_tile, F32_DEPTH * B_PITCH);
+    const int warp = threadIdx.x / WARP, row = warp / 2 * (ROWS / 2), column = warp % 2 * (COLUMNS / 2);
+    float sums[SIXTEENS][EIGHTS][4] = {};
+    for (int start = 0; start < a.depth; start += F32_DEPTH) {
+        copy_f32<ROWS>(a_tile, A_PITCH, a, start);
+        copy_f32<COLUMNS>(b_tile, B_PITCH, b, start);
+        __syncthreads();
+#pragma unroll 2
+        for (int place = 0; place < F32_DEPTH; place++) {
+            float left[SIXTEENS][2];
+#pragma unroll
+            for (int f = 0; f < SIXTEENS; f++) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    left[f][half] = a_tile[place * A_PITCH + row + 16 * f + lane_row(2 * half)];
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < EIGHTS; n++) {
+                const int at = place * B_PITCH + column + 8 * n;
+                const float right[2] = {b_tile[at + lane_column(0)], b_tile[at + lane_column(1)]};
+#pragma unroll
+                for (int f = 0; f < SIXTEENS; f++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        sums[f][n][i] += left[f][i / 2] * right[i % 2];
+                    }
+                }
+            }
+        }
+        __syncthreads();
+    }
+    store(out, sums, row, column);
+}
+
+// Rows of one expert.
+struct Rows {
+    int expert, first, count;
+};
+
+// The tile of rows number `tile`, counted through all experts; no rows if there are fewer tiles. Whole warps call it.
+__device__ inline Rows rows_of_tile(const int *offsets, int experts, int tile) {
+    const int lane = threadIdx.x % WARP;
+    int before = 0;
+    for (int start = 0; start < experts; start += WARP) {
+        const int expert = start + lane;
+        const int first = expert < experts ? offsets[expert] : 0, end = expert < experts ? offsets[expert + 1] : 0;
+        const int tiles = (end - first + ROWS - 1) / ROWS;
+        int through = before + tiles;
+#pragma unroll
+        for (int distance = 1; distance < WARP; distance *= 2) {
+            const int other = __shfl_up_sync(WHOLE_WARP, through, distance);
+            through += lane >= distance ? other - before : 0;
+        }
+        const unsigned beyond = __ballot_sync(WHOLE_WARP, through > tile);
+        if (beyond != 0) {
+            const int owner = __ffs(beyond) - 1;
+            const int skipped = (tile - __shfl_sync(WHOLE_WARP, through - tiles, owner)) * ROWS;
+            const int begin = __shfl_sync(WHOLE_WARP, first, owner) + skipped;
+            return {start + owner, begin, __shfl_sync(WHOLE_WARP, end, owner) - begin};
+        }
+        before = __shfl_sync(WHOLE_WARP, through, WARP - 1);
+    }
+    return {0, 0, 0};
+}
+
+// `out [r, n] = x [r, m] weights_i^T`, with `weights [e, n, m]`, or BY_COLUMNS `[e, m, n]`. Blocks along x for tiles of
+// rows, of which neighbours may read the same weights, and along y for tiles of columns.
+template <typename T, bool BY_COLUMNS>
+__device__ void grouped_matmul(T *out, const T *x, const T *weights, const int *offsets, int experts, size_t m,
+                               size_t n) {
+    const Rows rows = rows_of_tile(offsets, experts, int(blockIdx.x));
+    if (rows.count <= 0) {
+        return;
+    }
+    const size_t column = size_t(blockIdx.y) * COLUMNS;
+    const T *own = weights + size_t(rows.expert) * m * n + (BY_COLUMNS ? column : column * m);
+    const Output<T> part = {out + size_t(rows.first) * n + column, n, rows.count, int(n - column), 0};
+    const Factor<T, false> a = {x + size_t(rows.first) * m, unsigned(m), rows.count, int(m)};
+    const Factor<T, BY_COLUMNS> b = {own, unsigned(BY_COLUMNS ? n : m), part.columns, int(m)};
+    multiply(part, a, b);
+}
+
+// `out_i [n, m] = [out_i +] dy^T x` of each expert's rows; one without rows gets zeros, or keeps what it has. Blocks
+// along x for tiles of columns, along y for tiles of rows, along z for experts.
+template <typename G, typename T>
+__device__ void grouped_gradient(G *out, const T *dy, const T *x, const int *offsets, size_t n, size_t m,
+                                 int accumulate) {
+    const size_t first = offsets[blockIdx.z], row = size_t(blockIdx.y) * ROWS, column = size_t(blockIdx.x) * COLUMNS;
+    const int depth = offsets[blockIdx.z + 1] - int(first);
+    if (depth <= 0 && accumulate) {
+        return;
+    }
+    G *own = out + (size_t(blockIdx.z) * n + row) * m + column;
+    const Output<G> part = {own, m, int(n - row), int(m - column), accumulate};
+    const Factor<T, true> a = {dy + first * n + row, unsigned(n), part.rows, depth};
+    const Factor<T, true> b = {x + first * m + column, unsigned(m), part.columns, depth};
+    multiply(part, a, b);
+}
+
+#define PRODUCT(T, name, by_columns)                                                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                      \
+        name(T *out, const T *x, const T *weights, const int *offsets, int experts, size_t m, size_t n) {      \
+        grouped_matmul<T, by_columns>(out, x, weights, offsets, experts, m, n);                                \
+    }                                                                                                          \
+    EXPORT(name)
+
+PRODUCT(float, grouped_matmul_f32, false);
+PRODUCT(bf16, grouped_matmul_bf16, false);
+PRODUCT(float, grouped_matmul_by_columns_f32, true);
+PRODUCT(bf16, grouped_matmul_by_columns_bf16, true);
+
+#define GRADIENT(G, T, name)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                      \
+        grouped_gradient_##name(G *out, const T *dy, const T *x, const int *offsets, size_t n, size_t m,       \
+                                int accumulate) {                                                              \
+        grouped_gradient(out, dy, x, offsets, n, m, accumulate);                                               \
+    }                                                                                                          \
+    EXPORT(grouped_gradient_##name)
+
+GRADIENT(float, float, f32_f32);
+GRADIENT(float, bf16, f32_bf16);
+GRADIENT(bf16, float, bf16_f32);
+GRADIENT(bf16, bf16, bf16_bf16);
