@@ -555,7 +555,7 @@ impl BiasStep {
         let mut counts = Host::random_ids(self.experts, 9, 1).values();
         let last = self.experts - 1;
         let others = |counts: &[f64]| counts[..last].iter().sum::<f64>();
-        while last > 0 && others(&counts) as usize % last > 0 {
+        while last > 0 && !(others(&counts) as usize).is_multiple_of(last) {
             counts[0] += 1.0;
         }
         counts[last] = others(&counts) / last.max(1) as f64;
