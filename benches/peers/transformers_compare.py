@@ -69,6 +69,7 @@ def published(folder):
     """All that transformers' own classes read from a model's folder."""
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", attn_implementation="eager", local_files_only=True)
+    model.config._experts_implementation = "eager"
     # The folder's name is allowed to differ.
     config = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict() | dict(_name_or_path="")
     chat = tokenizer.apply_chat_template([dict(role="w1", content="w7 w9")], tokenize=False)
