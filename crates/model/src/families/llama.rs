@@ -4,9 +4,9 @@
 
 use crate::parameters::{ExpertFiles, Initial, Parameters, PartParameters};
 use crate::stages::{
-    Attention, Choice, ChoiceTables, CoreAttention, Dispatch, Embedding, ExpertActivation,
-    ExpertLinear, ExpertsDown, ExpertsUp, Head, HeadNorms, LatentDown, LatentUp, MlpActivation,
-    Norm, NormStage, Projection, Qkv, ResidualProjection, Rotary,
+    Attention, CoreAttention, Dispatch, Embedding, ExpertActivation, ExpertLinear, ExpertsDown,
+    ExpertsUp, Head, HeadNorms, LatentDown, LatentUp, MlpActivation, Norm, NormStage, Projection,
+    Qkv, ResidualProjection, Rotary, RouterChoice, RouterTables,
 };
 use crate::{
     Activation, ActivationFunction, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite,
@@ -162,15 +162,15 @@ fn experts_of(
         Box::new(Projection {
             name: "moe_router",
             input: H2,
-            output: Choice::LOGITS,
+            output: RouterChoice::LOGITS,
             linear: Linear::declare(own, &gate, [count, hidden], false),
             in_f32: true,
         }),
-        Box::new(Choice {
+        Box::new(RouterChoice {
             name: "moe_choice",
-            logits: Choice::LOGITS,
-            weights: Choice::WEIGHTS,
-            ids: Choice::IDS,
+            logits: RouterChoice::LOGITS,
+            weights: RouterChoice::WEIGHTS,
+            ids: RouterChoice::IDS,
             experts: count,
             routing: experts.routing(),
             bias: experts.choice_bias.then(|| {
@@ -179,7 +179,7 @@ fn experts_of(
             }),
             is_router: true,
         }),
-        Box::new(ChoiceTables {
+        Box::new(RouterTables {
             experts: count,
             choices,
         }),
@@ -196,7 +196,7 @@ fn experts_of(
             name: "moe_act",
             input: ExpertsUp::GATE_UP,
             output: ExpertActivation::ACT,
-            weights: Some((Choice::WEIGHTS, Some(ChoiceTables::ROW_SLOT))),
+            weights: Some((RouterChoice::WEIGHTS, Some(RouterTables::ROW_SLOT))),
             choices,
             width: ffn,
         }),
@@ -252,15 +252,15 @@ fn shared_experts(
         stages.push(Box::new(Projection {
             name: "shared_gate",
             input: H2,
-            output: Choice::SHARED_LOGITS,
+            output: RouterChoice::SHARED_LOGITS,
             linear: Linear::declare(own, "mlp.shared_expert_gate", [1, hidden], false),
             in_f32: true,
         }));
-        stages.push(Box::new(Choice {
+        stages.push(Box::new(RouterChoice {
             name: "shared_weight",
-            logits: Choice::SHARED_LOGITS,
-            weights: Choice::SHARED_WEIGHTS,
-            ids: Choice::SHARED_IDS,
+            logits: RouterChoice::SHARED_LOGITS,
+            weights: RouterChoice::SHARED_WEIGHTS,
+            ids: RouterChoice::SHARED_IDS,
             experts: 1,
             routing: ExpertsConfig::GATE,
             bias: None,
@@ -278,7 +278,7 @@ fn shared_experts(
     }));
     let weights = experts
         .shared_gate
-        .then_some((Choice::SHARED_WEIGHTS, None));
+        .then_some((RouterChoice::SHARED_WEIGHTS, None));
     stages.push(Box::new(ExpertActivation {
         name: "shared_act",
         input: ExpertActivation::SHARED_GATE_UP,
