@@ -13,6 +13,7 @@ macro_rules! table {
 pub(crate) const OPCODES: Opcodes = table! {
     "setp.eq.b32": u32, |a, b| a == b;
     "setp.eq.f32": f32, |a, b| a == b;
+    "setp.eq.f64": f64, |a, b| a == b;
     "setp.eq.s16": i16, |a, b| a == b;
     "setp.eq.s32": i32, |a, b| a == b;
     "setp.eq.s64": i64, |a, b| a == b;
@@ -26,9 +27,12 @@ pub(crate) const OPCODES: Opcodes = table! {
     "setp.gt.s32": i32, |a, b| a > b;
     "setp.gt.u32": u32, |a, b| a > b;
     "setp.gt.u64": u64, |a, b| a > b;
+    "setp.gtu.f32": f32, |a, b| a > b || a.is_nan() || b.is_nan();
     "setp.le.u64": u64, |a, b| a <= b;
     "setp.leu.f32": f32, |a, b| a <= b || a.is_nan() || b.is_nan();
     "setp.lt.f32": f32, |a, b| a < b;
+    "setp.lt.f64": f64, |a, b| a < b;
+    "setp.lt.s16": i16, |a, b| a < b;
     "setp.lt.s32": i32, |a, b| a < b;
     "setp.lt.s64": i64, |a, b| a < b;
     "setp.lt.u32": u32, |a, b| a < b;

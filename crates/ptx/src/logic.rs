@@ -41,6 +41,7 @@ pub(crate) const OPCODES: Opcodes = &[
     ("or.b32", |o| binary(o, |a: u32, b: u32| a | b)),
     ("or.b64", |o| binary(o, |a: u64, b: u64| a | b)),
     ("or.pred", |o| predicates(o, |a, b| a | b)),
+    ("popc.b32", |o| unary(o, u32::count_ones)),
     ("prmt.b32", |o| ternary(o, permuted)),
     // Shifts by the width or more leave nothing, or the sign.
     ("shl.b32", |o| {

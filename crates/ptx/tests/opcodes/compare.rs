@@ -16,7 +16,7 @@ fn says(name: &str) -> Says {
         "ne" | "neu" => [true, false, true],
         "lt" => [true, false, false],
         "le" | "leu" => [true, true, false],
-        "gt" => [false, false, true],
+        "gt" | "gtu" => [false, false, true],
         "ge" | "geu" => [false, true, true],
         "num" => [true, true, true],
         other => panic!("{other}"),
@@ -32,6 +32,7 @@ pub fn table() -> Vec<Case> {
     let opcodes = [
         "setp.eq.b32",
         "setp.eq.f32",
+        "setp.eq.f64",
         "setp.eq.s16",
         "setp.eq.s32",
         "setp.eq.s64",
@@ -45,9 +46,12 @@ pub fn table() -> Vec<Case> {
         "setp.gt.s32",
         "setp.gt.u32",
         "setp.gt.u64",
+        "setp.gtu.f32",
         "setp.le.u64",
         "setp.leu.f32",
         "setp.lt.f32",
+        "setp.lt.f64",
+        "setp.lt.s16",
         "setp.lt.s32",
         "setp.lt.s64",
         "setp.lt.u32",
@@ -90,6 +94,10 @@ fn compare(opcode: &'static str) -> Case {
         rows.push(([F(f32::NAN), F(1.0)], P(unordered)));
         rows.push(([F(1.0), F(f32::NAN)], P(unordered)));
         rows.push(([F(-0.0), F(0.0)], P(equal)));
+    }
+    if parts[2] == "f64" {
+        rows.push(([D(f64::NAN), D(1.0)], P(false)));
+        rows.push(([D(-0.0), D(0.0)], P(equal)));
     }
     case(opcode, &rows)
 }

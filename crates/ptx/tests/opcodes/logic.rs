@@ -16,6 +16,10 @@ pub fn table() -> Vec<Case> {
         case("xor.b64", &[([L(HIGH | 6), L(HIGH | 3)], L(5))]),
         case("not.b32", &[([U(0xf0)], U(0xffff_ff0f))]),
         case("not.b64", &[([L(0xf0)], L(!0xf0))]),
+        case(
+            "popc.b32",
+            &[([U(0xf0)], U(4)), ([U(0)], U(0)), ([U(u32::MAX)], U(32))],
+        ),
         case("and.pred", &pairs(|a, b| a && b)),
         case("or.pred", &pairs(|a, b| a || b)),
         case("xor.pred", &pairs(|a, b| a != b)),
