@@ -1,5 +1,6 @@
 //! Folders in Hugging Face layout: what is read is written again to the bit, and what does not fit is refused by name.
 
+mod experts;
 mod folders;
 mod hostile;
 mod interrupted;
