@@ -66,7 +66,8 @@ pub use experts_config::{ExpertsConfig, LatentConfig, RouterAuxKind, ScoreKind};
 pub use hooks::{NoHooks, PassHooks};
 pub use hugging_face::{
     HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
-    WeightsError, file_specs, import, loading_bytes, saving_bytes, write_model,
+    WeightsError, file_specs, import, loading_bytes, parameters_of_files, saving_bytes,
+    write_model,
 };
 pub use init::{Fresh, InitialValues, initialise};
 pub use kv_cache::{CacheShape, CachedSequences, KvCache, LayerCache};

@@ -100,7 +100,8 @@ impl Inference {
         let held = self.weights.held();
         import(folder, &parameters, &layout, &held, |offset, values| {
             self.set_values(offset, values)
-        })
+        })?;
+        Ok(())
     }
 
     /// Sets values from an element of the arena on, rounded as training rounds them.

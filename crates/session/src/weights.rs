@@ -7,7 +7,7 @@ use kernels::{KernelError, Kernels};
 use memory::{DType, Layer, Memory, Phase};
 use model::{
     Fresh, MAX_SHARD_BYTES, Origin, OutgoingWeights, Parameters, WeightsError, file_specs, import,
-    initialise, write_model,
+    initialise, parameters_of_files, write_model,
 };
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -41,11 +41,12 @@ impl Session {
         })
     }
 
-    /// Fills the model from a folder in Hugging Face layout.
+    /// Fills the model from a folder in Hugging Face layout. Gives the beginning of the names of a layer that was skipped,
+    /// because it is no part of the model ([`model::ModelWeights::skipped`]).
     ///
     /// # Errors
     /// [`SessionError::Weights`] if a tensor is missing or has another shape.
-    pub fn import(&mut self, folder: &Path) -> Result<(), SessionError> {
+    pub fn import(&mut self, folder: &Path) -> Result<Option<String>, SessionError> {
         let layout = self.model.layout().clone();
         let parameters = self.model.architecture().parameters().clone();
         let held = self.weights.held();
@@ -149,7 +150,10 @@ impl<'a> Reader<'a> {
         let gathers = session.gathers();
         let parameters = session.model.architecture().parameters();
         let files = file_specs(parameters, session.weights.dtype());
-        let order = writing_order(&files, MAX_SHARD_BYTES);
+        let sources = parameters_of_files(parameters);
+        let order = writing_order(&files, MAX_SHARD_BYTES).into_iter();
+        let mut order: Vec<usize> = order.map(|tensor| sources[tensor]).collect();
+        order.dedup();
         if gathers {
             let layout = session.weights.layout();
             let units = order.iter().filter_map(|index| layout.unit_of(*index));

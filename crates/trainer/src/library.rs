@@ -89,7 +89,10 @@ impl Trainer {
         let config = of_pretrained(folder, set)?;
         let tokens = ModelTokens::of_folder(folder, config.model.vocab);
         let origin = (Origin::read(folder)?, tokens);
-        Trainer::filled(config, origin, |session| session.import(folder))
+        Trainer::filled(config, origin, |session| {
+            session.import(folder)?;
+            Ok(())
+        })
     }
 
     fn filled(

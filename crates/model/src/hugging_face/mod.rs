@@ -18,7 +18,7 @@ use turned::Turned;
 
 pub use keys::HfConfigError;
 pub use origin::{Origin, OriginError};
-pub use outgoing::{OutgoingWeights, file_specs};
+pub use outgoing::{OutgoingWeights, file_specs, parameters_of_files};
 pub use weights::{ModelWeights, WeightsError, import};
 pub use write::{MAX_SHARD_BYTES, write_model};
 

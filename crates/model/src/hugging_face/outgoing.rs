@@ -90,6 +90,12 @@ pub fn file_specs(parameters: &Parameters, dtype: DType) -> Vec<TensorSpec> {
     parameters.in_layout().flat_map(specs).collect()
 }
 
+/// The parameter that each tensor of a file comes from, by its index in the layout, in the order of [`file_specs`].
+pub fn parameters_of_files(parameters: &Parameters) -> Vec<usize> {
+    let sources = sources(parameters).into_iter();
+    sources.map(|source| source.parameter).collect()
+}
+
 fn sources(parameters: &Parameters) -> Vec<Source> {
     let of_parameter = |(parameter, declared): (usize, &Parameter)| {
         let is_transposed = declared.stored == Stored::Transposed;

@@ -407,7 +407,8 @@ impl SourceTensor<'_> {
     }
 }
 
-/// Reads the `wanted` elements of all parameters from a folder and hands them to `set` ([`ModelWeights::read`]).
+/// Reads the `wanted` elements of all parameters from a folder and hands them to `set` ([`ModelWeights::read`]). Gives what
+/// was skipped, if anything ([`ModelWeights::skipped`]).
 ///
 /// # Errors
 /// [`WeightsError`], or what `set` returns.
@@ -417,8 +418,10 @@ pub fn import<E: From<WeightsError>>(
     layout: &Layout,
     wanted: &Cover,
     set: impl FnMut(usize, &[f32]) -> Result<(), E>,
-) -> Result<(), E> {
-    ModelWeights::open(folder, parameters)?.read(layout, wanted, set)
+) -> Result<Option<String>, E> {
+    let weights = ModelWeights::open(folder, parameters)?;
+    weights.read(layout, wanted, set)?;
+    Ok(weights.skipped)
 }
 
 /// The bytes of some elements of a tensor, as its files have them.

@@ -68,7 +68,13 @@ impl Run {
             );
             match (resumed, &options.init_from) {
                 (Some(resumed), _) => resumed.restore(&mut session, &self.resolved.config)?,
-                (None, Some(folder)) => session.import(folder)?,
+                (None, Some(folder)) => {
+                    if let Some(skipped) = session.import(folder)? {
+                        tracing::info!(
+                            "tensors of `{skipped}*` are left out: they predict a second token, and are no part of the model"
+                        );
+                    }
+                }
                 (None, None) => session.initialise(self.resolved.config.train.seed)?,
             }
         }
