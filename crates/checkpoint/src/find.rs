@@ -64,9 +64,8 @@ pub fn find_any_together(run: &Path, group: &dyn Group) -> Result<Option<Found>,
     newest(run, names.unwrap_or_default(), group)
 }
 
-/// The folder of the checkpoint that [`find`] will probably use, at little cost: the sizes of all files are checked,
-/// but only the contents of `file`, a small one. [`find`] uses an older one if the contents of another file are
-/// damaged.
+/// The folder of the checkpoint that [`find`] will probably use, at little cost: checks the sizes of all files, but
+/// only the contents of `file`, a small one. [`find`] uses an older one if the contents of others are damaged.
 pub fn glance(path: &Path, file: &str) -> Option<PathBuf> {
     let path = run_of(path);
     let checkpoints = names::checkpoints(path);

@@ -1,5 +1,4 @@
-//! Saves a checkpoint of several ranks, each of which writes its own elements, beside their steps or while training
-//! waits.
+//! Saves a checkpoint of several ranks, each of which writes its own elements, beside its steps or while it waits.
 //!
 //! The first rank makes the folder, and every rank writes its file into it. Once all of these are durable, the first
 //! rank writes the common files, and gives the folder its name. If a rank fails, nothing is published. All ranks must
@@ -97,8 +96,7 @@ impl JointSaver {
         self.wait().expect("a save is under way")
     }
 
-    /// The outcome of the save under way, if it has ended, with the errors of [`JointSaver::save`]. Does not wait for
-    /// the disk.
+    /// The outcome of the save under way, if it has ended; errors as for [`JointSaver::save`]. Waits for no disk.
     pub fn poll(&mut self) -> Option<Result<PathBuf, CheckpointError>> {
         self.under_way.as_ref()?;
         match gather(&*self.group, Ok(self.writer.is_busy())) {

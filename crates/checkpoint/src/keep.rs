@@ -31,9 +31,8 @@ pub fn keep(
 
 /// Renames the checkpoints of steps after `step` to `step-N.superseded`, and returns their new paths.
 ///
-/// Call this before a run is resumed at `step` in its own folder. The later checkpoints are damaged, or their steps are
-/// made again, so they must not be found when the run is resumed the next time. Only an older `step-N.superseded` is
-/// removed.
+/// Called before a run is resumed at `step` in its own folder. Later checkpoints are damaged, or their steps are made
+/// again, so the next resume must not find them. Only an older `step-N.superseded` is removed.
 ///
 /// # Errors
 /// [`CheckpointError::Files`].

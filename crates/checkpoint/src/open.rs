@@ -34,8 +34,7 @@ impl Checkpoint {
         Self::open_together(path, &Alone)
     }
 
-    /// The same on all ranks of a group, each of which verifies some of the files. It is whole for all ranks, or for
-    /// none.
+    /// The same on all ranks of a group, each of which verifies some of the files. All ranks get the same verdict.
     ///
     /// # Errors
     /// As [`Checkpoint::open`], [`CheckpointError::OtherRank`] for what another rank found, and

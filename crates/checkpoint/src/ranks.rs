@@ -42,8 +42,7 @@ impl StagedCheckpoint {
     }
 }
 
-/// Makes the folder that ranks write into, and removes what earlier saves left half done. Called on one rank, before
-/// any rank writes.
+/// Makes the folder for ranks' parts, and removes what earlier saves left half done: on one rank, before any writes.
 pub(crate) fn stage(
     disk: &dyn FileSystem,
     staging: &StagedCheckpoint,
@@ -70,8 +69,7 @@ pub(crate) fn write_part(
     Ok(written)
 }
 
-/// Writes the common files for the parts of all ranks, which must be durable, and gives the checkpoint its name. Called
-/// on one rank.
+/// Writes the common files after all ranks' parts are durable, and gives the checkpoint its name: on one rank.
 ///
 /// # Errors
 /// [`CheckpointError::Files`]. Then nothing is left of the checkpoint, as far as the disk allows.

@@ -22,9 +22,8 @@ use crate::{
 ///   row, target [`MASKED`](crate::MASKED) for no target.
 /// - Several of these, which take turns, by their weights or by their sizes.
 ///
-/// A sample is a row. With [`Packing::Concatenate`], sample `i` of a shard is the `seq + 1` tokens from `i * seq`, so a
-/// shard has `(tokens - 1) / seq` samples. Otherwise rows follow documents, and each piece of a document takes 12 bytes
-/// of host memory.
+/// A sample is a row. With [`Packing::Concatenate`], sample `i` of a shard is the `seq + 1` tokens from `i * seq`, so
+/// it has `(tokens - 1) / seq` samples. Otherwise rows follow documents, at 12 bytes of host memory for each piece.
 ///
 /// Files are mapped rather than read. Tokens are checked against the vocabulary when they are used.
 #[derive(Debug)]
@@ -159,8 +158,7 @@ impl Dataset {
         }
     }
 
-    /// The source of a sample, and its number there. The samples of the sources are numbered one source after the
-    /// other.
+    /// The source of a sample, and its number there. Samples are numbered one source after the other.
     fn locate(&self, mut sample: usize) -> (&DataSource, usize) {
         for source in &self.sources {
             if sample < source.samples() {

@@ -1,5 +1,4 @@
-//! Recognises the kind of a file by its first bytes. Names can be wrong, and a model would learn the bytes of an
-//! archive as text.
+//! Recognises a file's kind by its first bytes: its name can be wrong, and a model would learn an archive's bytes.
 
 use std::path::Path;
 
@@ -86,8 +85,7 @@ impl FileKind {
         }
     }
 
-    /// The kind of the file at `path`. If its bytes could be text, the name decides, because a line of JSONL may be
-    /// damaged.
+    /// The kind of the file at `path`. If it could be text, the name decides, because a line of JSONL may be damaged.
     pub fn of_file(path: &Path, head: &[u8]) -> FileKind {
         let ending = path.extension().and_then(|ending| ending.to_str());
         match (FileKind::of(head), ending) {

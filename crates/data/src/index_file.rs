@@ -1,5 +1,4 @@
-//! The index beside a shard: document starts, tokens that are never targets, and checksums. llm.c's layout has none of
-//! these.
+//! The index beside a shard, with what llm.c's layout lacks: document starts, masked tokens, and checksums.
 
 use std::{
     fs,
@@ -32,8 +31,7 @@ pub struct ShardIndex {
     pub masked: Vec<Range<u64>>,
     /// Bytes of the text that was encoded.
     pub text_bytes: u64,
-    /// The CRC-32 of each [`Self::BLOCK_BYTES`] bytes of the shard's file, with its header. The last block may be
-    /// shorter.
+    /// The CRC-32 of each [`Self::BLOCK_BYTES`] bytes of the shard's file, header included. The last may be shorter.
     pub checksums: Vec<u32>,
 }
 

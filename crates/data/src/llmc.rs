@@ -39,8 +39,7 @@ pub(crate) fn open(file: DataFile) -> Result<TokenFile, DataError> {
             file.len()
         ))
     };
-    // The magic is checked first: for a short file of another kind, the error should be about that rather than its
-    // length.
+    // The magic is checked first: the error for a short file of another kind should be about that, not its length.
     let magic = header_field(&file, 0).ok_or_else(truncated)?;
     let Some(&(_, expected, width)) = LAYOUTS.iter().find(|layout| layout.0 == magic) else {
         return Err(refused(format!(

@@ -14,8 +14,7 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// An epoch has about as many samples as all sources together. Without weights, each source gives its own samples
-    /// once.
+    /// An epoch has about as many samples as all sources. Without weights, each source gives its own samples once.
     pub(crate) fn new(sizes: Vec<u64>, weights: Option<&[f64]>) -> Self {
         let all: u64 = sizes.iter().sum();
         let quotas = weights.map(|weights| {
@@ -75,8 +74,7 @@ impl Order {
 /// The order of the samples of several sources.
 ///
 /// Each source is read in its own order, pass after pass, and continues from one epoch to the next. So the `k`-th
-/// sample that a source gives in an epoch follows from the epoch and `k`. The position decides which source has its
-/// turn.
+/// sample that a source gives in an epoch follows from the epoch and `k`. The position decides whose turn it is.
 #[derive(Debug)]
 pub(crate) struct MixedOrder {
     shares: Shares,

@@ -70,9 +70,8 @@ impl Options {
 choices! {
     /// The layout of a data file: the values of `data.format`.
     Format {
-        /// `.safetensors` is [`Batches`](Self::Batches). `.bin`, and any file that begins like it, is
-        /// [`LlmC`](Self::LlmC). Other files are [`Text`](Self::Text), if they are text
-        /// ([`FileKind`](crate::FileKind)).
+        /// `.safetensors` is [`Batches`](Self::Batches). `.bin`, and what begins like it, is [`LlmC`](Self::LlmC).
+        /// Other files are [`Text`](Self::Text), if they are text ([`FileKind`](crate::FileKind)).
         Auto = "auto",
         /// safetensors with `input_ids` and `targets`, integers `[N, seq]`.
         Batches = "batches",

@@ -30,8 +30,7 @@ impl DocumentPiece {
 }
 
 /// The pieces of all documents, of at most `seq` inputs, in order; with [`Packing::Pad`] only the first of each. A
-/// document that continues in the next shard counts as two. A document with a single token has no target, and so no
-/// piece.
+/// document that continues in the next shard counts as two. One of a single token has no target, so no piece.
 pub(crate) fn pieces(
     shards: &TokenShards,
     packing: Packing,

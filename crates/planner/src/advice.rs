@@ -65,8 +65,7 @@ pub struct Rung {
 /// A smaller share of a step than this counts as no cost: it may be rounding.
 const NO_COST: f64 = 1e-6;
 
-/// The levers that may save memory, in the order that [`Advice`] describes. A lever that may help several times is
-/// repeated.
+/// The levers that may save memory, in the order of [`Advice`]. One that may help several times is repeated.
 fn in_order(run: &Run) -> Result<Vec<Rc<Lever>>, SessionError> {
     let settings = &run.setup.settings;
     let halves = settings.micro_batch.max(settings.seq).ilog2() as usize;

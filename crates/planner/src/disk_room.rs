@@ -118,8 +118,7 @@ impl NoDiskRoom {
         less.chain([anyway]).collect()
     }
 
-    /// Refuses what does not fit a disk. Needs on the same disk are added up. Disks that do not report their space are
-    /// not checked.
+    /// Refuses what does not fit. Needs on one disk are added up. A disk that does not report its space is not checked.
     ///
     /// # Errors
     /// [`NoDiskRoom`].
@@ -133,8 +132,7 @@ impl NoDiskRoom {
             let needed = needs
                 .iter()
                 .fold(0, |sum: u64, need| sum.saturating_add(need.bytes));
-            // A killed run's files will be removed, so a scratch folder that has some reports more free bytes than its
-            // disk.
+            // A killed run's files will be removed, so a scratch folder that has some reports more space than its disk.
             let free_bytes = here.map(|(_, (_, free))| *free).max().unwrap_or(u64::MAX);
             if free_bytes < needed {
                 return Err(NoDiskRoom { needs, free_bytes });

@@ -76,8 +76,7 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Se
 }
 
 /// What one more micro-batch of a rank crosses: the difference between a step on shapes, which crosses `crossed`, and
-/// one with a micro-batch less. The step's last micro-batch cannot be used: it ends the reductions, and may be the only
-/// one with any.
+/// one with fewer. The last micro-batch is no measure: it ends the reductions, and may be the only one with any.
 fn another_of_a_rank(
     settings: &Settings,
     target: Target,

@@ -139,8 +139,7 @@ fn gradient_products(settings: &Settings, chunk: usize, rates: Rates) -> Measure
     [chunk, last].map(product).into()
 }
 
-/// The configuration without settings that promise the same bits but may take time. So it is equal for all runs that
-/// compute the same.
+/// The configuration without settings that cost time but promise the same bits, so that all such runs have the same.
 fn everything_kept(config: &Config) -> Config {
     let default = Config::default();
     let mut config = config.clone();

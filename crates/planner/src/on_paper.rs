@@ -79,8 +79,7 @@ impl Paper {
         }
     }
 
-    /// Makes two steps on shapes and records the second: the first has no update of an earlier step to run beside its
-    /// passes.
+    /// Makes two steps on shapes and records the second: only the second has an earlier step's update to make.
     ///
     /// # Errors
     /// Only on a defect: shapes need no memory.
@@ -227,8 +226,7 @@ struct Stretch {
     most: u64,
 }
 
-/// The part of the model at work. What is kept for a layer's backward pass is live from its forward stretch to its
-/// backward stretch.
+/// The part of the model at work. What is kept for a layer's backward pass is live from its forward part until then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// A block's forward pass.

@@ -51,8 +51,7 @@ pub struct OomReport {
     pub unowned_bytes: Option<u64>,
     /// Other settings that were planned to find fixes.
     pub tried: Vec<Tried>,
-    /// Settings under which the run fits. Those that keep the loss bitwise the same come first; then the cheapest
-    /// first.
+    /// Settings under which the run fits, the cheapest first, after those that keep the loss bitwise the same.
     pub fixes: Vec<Fix>,
 }
 

@@ -82,8 +82,7 @@ impl Encoder {
         Ok(conversation.into())
     }
 
-    /// Encodes a prompt and its completion as text. The completion ends with the end-of-text token, and is learnt with
-    /// it.
+    /// Encodes a prompt and a completion as text. The completion, with the end-of-text token, is learnt.
     fn completion(&self, of: &Completion) -> Result<Encoded, String> {
         if of.completion.is_empty() {
             return Err("its completion is empty, so there is nothing to learn".into());

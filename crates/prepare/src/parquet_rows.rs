@@ -76,8 +76,7 @@ impl ParquetRows {
     }
 }
 
-/// The document of a row, as of a line of JSONL. Text columns that this kind of document does not use may have any
-/// type.
+/// The document of a row, as of a line of JSONL. Text columns that the document does not use may have any type.
 fn document(row: Row) -> Document {
     let mut columns = serde_json::Map::new();
     for (name, field) in row.into_columns() {

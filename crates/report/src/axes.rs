@@ -125,8 +125,7 @@ impl Frame {
         svg.text((corner.0, cross.1 + 2.0 * line), "tick", "end", x_label);
     }
 
-    /// Finds places for names beside their points. The first points choose first. A name lies over a line only if there
-    /// is no other place.
+    /// Finds places for names beside their points. First points choose first, and names avoid lines if they can.
     fn place_names(&self, dots: &[Dot], line: &[(f64, f64)]) -> Vec<Option<NamePlace>> {
         let around = |(x, y): (f64, f64), room: f64| [x - room, x + room, y - room, y + room];
         let line: Vec<Area> = line

@@ -62,8 +62,7 @@ impl Progress {
         Progress { accum, ..self }
     }
 
-    /// Reports that `done` of a step's `of` micro-batches are done. Shown on a terminal if steps take longer than a
-    /// second.
+    /// Reports that `done` of a step's `of` micro-batches are done, on a terminal, if steps take over a second.
     pub fn micro_batch(&self, done: usize, of: usize) {
         if let (Some(bar), true) = (&self.bar, of > 1 && self.pace.get().is_slow()) {
             bar.set_prefix(format!(" ({done} of {of})"));

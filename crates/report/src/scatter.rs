@@ -33,8 +33,7 @@ pub struct ScatterPoint {
     pub at: (f64, f64),
     /// Whether it is marked by a ring.
     pub is_chosen: bool,
-    /// Whether it is faint and not on the line: another one is better in both figures, or it is only shown for
-    /// comparison.
+    /// Whether it is faint and not on the line: another one is better in both figures, or it is only a comparison.
     pub is_off_front: bool,
 }
 

@@ -6,8 +6,7 @@ use std::fmt::Write;
 pub(crate) struct Svg(String);
 
 impl Svg {
-    /// Starts a picture as a file. The selectors of its style begin with its class, so that it can also be part of a
-    /// page.
+    /// Starts a picture as a file. Its style's selectors begin with its class, so it can also be part of a page.
     pub(crate) fn new(class: &str, size: (f64, f64), label: &str) -> Svg {
         let attributes = format!("xmlns=\"http://www.w3.org/2000/svg\" class=\"{class}\"");
         Svg::with(&attributes, size, label)

@@ -108,9 +108,8 @@ impl Forward<'_> {
         Ok(sequences.into_iter().map(Sequence::made).collect())
     }
 
-    /// Reads the prompts one after the other. Afterwards each pass takes the last token of every sequence. Sequences
-    /// that are done stay in the pass, at their last position: the pass costs no less without them, and so its leases
-    /// do not change.
+    /// Reads the prompts one after the other. Afterwards each pass takes the last token of every sequence. Finished
+    /// sequences stay in the pass, at their last position: it costs no less without them, and its leases stay the same.
     fn with_cache(
         &mut self,
         sequences: &mut [Sequence],

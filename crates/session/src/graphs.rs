@@ -8,8 +8,7 @@ use settings::Settings;
 /// The name under which a micro-batch's calls can be repeated; none if they cannot.
 ///
 /// The first micro-batch of a step differs from later ones: it overwrites gradients, and updates of what is not on the
-/// device may run beside it. The last one differs if something is not on the device: gradients leave, and what the
-/// update needs is fetched.
+/// device may run beside it. So does the last if something is not on the device: gradients leave, and states come.
 pub(crate) fn section(
     settings: &Settings,
     (index, count): (usize, usize),

@@ -65,9 +65,8 @@ impl<'a> StateOnDevice<'a> {
     }
 }
 
-/// A copy of the state in host memory, which another thread can read. The session waits until it is dropped before it
-/// makes the next copy, and before the session is dropped. So it must not be held on the session's own thread
-/// meanwhile.
+/// A copy of the state in host memory, which another thread can read. The session waits for its end before the next
+/// copy, and before it is dropped itself. So its own thread must not hold the copy meanwhile.
 pub struct StateOnHost {
     inventory: Arc<Inventory>,
     bytes: *const u8,

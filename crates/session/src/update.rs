@@ -1,5 +1,4 @@
-//! Updates at the end of a step or in its backward pass, and finishes early an update that the next forward pass would
-//! make.
+//! Updates at the end of a step or in its backward pass, and makes early an update that a forward pass would make.
 
 use crate::error::SessionError;
 use crate::session::Session;

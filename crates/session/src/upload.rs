@@ -27,8 +27,7 @@ impl LentTokens {
     }
 }
 
-/// Leases and uploads a micro-batch, and the beginnings of its documents if they are packed. Lent tokens are not
-/// copied.
+/// Leases and uploads a micro-batch, with the beginnings of packed documents. Lent tokens are not copied.
 pub(crate) fn upload(
     memory: &Memory,
     kernels: &Kernels,

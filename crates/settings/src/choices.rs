@@ -135,8 +135,7 @@ impl From<OptimizerPlace> for String {
     }
 }
 
-/// The value for an automatic choice in [`crate::RecomputeConfig::spec`], [`crate::OffloadConfig::activations`] and
-/// numbers.
+/// Asks for an automatic choice in [`crate::RecomputeConfig::spec`], [`crate::OffloadConfig::activations`] or a number.
 pub(crate) const AUTO: &str = "auto";
 
 /// A number, or `auto` for a number that is chosen where it is used.

@@ -8,8 +8,7 @@ use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// The file of algorithms for a GPU and its library, shared by all of a user's runs; none if there is no folder for
-/// caches.
+/// The file of algorithms for a GPU and its library, for all of a user's runs; none without a folder for caches.
 pub(crate) fn kept_at(device: &CudaDevice) -> Option<PathBuf> {
     let folder = |name| {
         let value = std::env::var_os(name).filter(|value: &OsString| !value.is_empty());
@@ -25,9 +24,8 @@ pub(crate) fn kept_at(device: &CudaDevice) -> Option<PathBuf> {
     Some(caches.join("trainer").join("algorithms").join(name))
 }
 
-/// Sets the algorithms of a device's products, and returns the run's choice for its records: `heuristic`, or the file's
-/// name and a checksum of the algorithms that `products`, those of the run's steps, use. A device keeps its first
-/// choice.
+/// Sets the algorithms of a device's products, once a device, and returns the run's choice for its records:
+/// `heuristic`, or the file's name and a checksum of the algorithms that `products`, those of the run's steps, use.
 ///
 /// # Errors
 /// [`Failure::Algorithms`] if the settings name a file that is not one for this device. If the file is only the one

@@ -8,8 +8,7 @@ use crate::threads::start_threads;
 use settings::load::{Source, load};
 use settings::{AutoOr, Resolved, Resume, Task};
 
-/// Starts the threads, warns of settings without effect, and adopts what a folder says of the model or of the resumed
-/// run.
+/// Starts the threads, warns of settings without effect, and adopts a folder's model or a resumed run's settings.
 pub(crate) fn begin(resolved: &mut Resolved) -> Result<(), Failure> {
     start_threads(resolved.config.train.threads)?;
     for (key, needs) in resolved.config.unused() {

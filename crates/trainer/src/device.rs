@@ -265,8 +265,7 @@ impl OpenDevice {
         }
     }
 
-    /// Warns if a run is larger than the memory that is left on the device after kernels and libraries have taken
-    /// theirs.
+    /// Warns if a run needs more memory than the device has left once kernels and libraries have taken theirs.
     ///
     /// # Errors
     /// [`Failure::Device`] if the driver fails.

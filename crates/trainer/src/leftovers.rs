@@ -139,8 +139,7 @@ fn is_file_of_a_run(name: &str, path: &Path) -> bool {
         || is_numbered(name, "rank-", ".json")
 }
 
-/// Whether a folder is one that a run makes, with nothing else in it. One with a checkpoint is not, because that run
-/// can be resumed.
+/// Whether a folder is one that a run makes, with nothing else in it, and without a checkpoint to resume.
 fn is_folder_of_a_run(name: &str, path: &Path) -> io::Result<bool> {
     let allowed: fn(&str, FileType) -> bool = match name {
         "checkpoints" => |name, kind| {

@@ -1,8 +1,7 @@
 //! The trainer: the command line, the training loop, run directories, and what a machine offers for training.
 //!
 //! A command line becomes [`settings::Resolved`], which [`carry_out`] executes with [`planner`] and [`session`]. The
-//! binary is a thin wrapper. `Trainer` (feature `candle`, on by default) is for programs that train on candle's
-//! tensors.
+//! binary is a thin wrapper. `Trainer` (feature `candle`, on by default) is for programs with candle's tensors.
 
 #[cfg(feature = "cuda")]
 mod algorithms;

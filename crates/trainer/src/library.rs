@@ -63,8 +63,7 @@ pub struct Trainer {
 
 impl Trainer {
     /// A model freshly initialised from `train.seed`, on `train.device`, or else on the best device that this binary
-    /// can use. Of `config`, which data is read, `log` and `train.steps` (except in the learning rate's schedule) have
-    /// no effect.
+    /// can use. Of `config`, `log`, the choice of data and `train.steps` (except for the learning rate) have no effect.
     ///
     /// # Errors
     /// [`Failure`]: contradictory settings, a device that cannot be used, refused memory.

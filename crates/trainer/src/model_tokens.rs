@@ -285,8 +285,7 @@ fn are_alike(one: (Option<&Path>, &TokensOf), other: (Option<&Path>, &TokensOf))
     }
 }
 
-/// Whether prepared data has the tokens of the tokenizer in a folder: of the same file, or of one with the same
-/// contents.
+/// Whether prepared data has the tokens of a folder's tokenizer: of the same file, or of one with equal contents.
 fn has_tokenizer_of(data: &Path, origin: &ListedOrigin, folder: &Path) -> bool {
     let file = folder.join("tokenizer.json");
     let own = std::fs::read(&file).unwrap_or_default();

@@ -35,8 +35,7 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
     }
 }
 
-/// What `eval` reads: the validation part of `data.path`, in file order. If there are several paths, all are read,
-/// whatever their weights.
+/// What `eval` reads: the validation part of `data.path`, in file order. Weights of several paths do not count.
 pub(crate) fn evaluation_options(resolved: &Resolved) -> Options {
     let options = data_options(resolved);
     Options {

@@ -2,8 +2,7 @@
 
 use crate::failure::Failure;
 
-/// The number of threads that is asked for, but at most one for each processor that this process may use. More would
-/// wait for each other.
+/// The number of threads asked for, but at most one for each usable processor: more would wait for each other.
 pub(crate) fn threads_of(asked: Option<usize>) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     match asked {

@@ -380,8 +380,7 @@ impl Run {
         }
     }
 
-    /// The failure for a step without targets, which only all ranks together can detect. A single process gets it where
-    /// it reads the step.
+    /// The failure for a step without targets, which only all ranks together detect; a single process does so earlier.
     fn without_targets(&self) -> Failure {
         let (config, Position { epoch, index }) = (&self.resolved.config, self.position);
         let last = index as usize + config.batch.micro * config.micro_batches() - 1;

@@ -37,8 +37,7 @@ struct Operations {
     ms: f64,
 }
 
-/// The settings that a profile was measured for, by their keys: those that decide the operations of a step and their
-/// sizes.
+/// The settings that decide the operations of a step and their sizes, by their keys: those of the profiled run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MeasuredFor(BTreeMap<String, String>);
@@ -78,8 +77,7 @@ impl MeasuredFor {
         ))
     }
 
-    /// The command that makes such a profile. It names a preset if one has the model, otherwise it sets every key of
-    /// the model.
+    /// The command that makes such a profile. It names a preset that has the model, or else sets all keys of the model.
     fn command(&self) -> String {
         let is_model = |key: &str| key.starts_with("model.");
         let of_preset = |name: &'static str| {

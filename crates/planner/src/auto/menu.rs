@@ -1,5 +1,4 @@
-//! For each kind of block, the few ways to keep, recompute or offload a layer's activations that are worth choosing
-//! from.
+//! For each kind of block, the few ways to keep, recompute or offload activations that are worth choosing from.
 
 use crate::activations::{planned_activations, total_bytes};
 use crate::on_paper::{OnPaper, Paper};
@@ -248,8 +247,7 @@ impl Kind {
         resident.into_iter().flat_map(with_others).collect()
     }
 
-    /// Variants of a way that offload some of the labels that it keeps. Copies that take longer than the neighbours'
-    /// work cost time.
+    /// Variants that offload some of what a way keeps. Copies that take longer than the neighbours' work cost time.
     fn with_offload(&self, way: Way, paper: &Paper) -> Vec<Way> {
         let kept: Vec<(Label, u64)> = self.kept(&way.actions).collect();
         let [forward, backward] = way.passes;
@@ -296,8 +294,7 @@ fn offloaded_sets(kept: &[(Label, u64)], exhaustive: usize) -> Vec<u64> {
     sets
 }
 
-/// The ways that no other way beats in both bytes and time, the one that keeps most first. Of equal ways the first is
-/// kept, because it recomputes less.
+/// The ways that no other way beats in both, the one that keeps most first. Of equal ways, the first recomputes less.
 fn pareto(mut ways: Vec<Way>) -> Vec<Way> {
     ways.sort_by(|a, b| {
         a.seconds

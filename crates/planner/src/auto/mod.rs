@@ -212,8 +212,7 @@ impl Chooser {
         Chooser::of(settings, paper, config.chooses_offload(), EXHAUSTIVE_MAX)
     }
 
-    /// Makes a chooser for settings that keep everything. Every way is tried for kinds of block of at most `exhaustive`
-    /// labels.
+    /// The same for settings that keep everything. Every way is tried for kinds of at most `exhaustive` labels.
     fn of(
         settings: Settings,
         paper: Paper,

@@ -17,8 +17,7 @@ use settings::Settings;
 pub(crate) struct Term {
     /// Bytes that stay on the device until its backward pass.
     pub(crate) kept: u64,
-    /// Bytes that are also on the device while a neighbour is at work, because they are being copied from or to the
-    /// host.
+    /// Bytes that are also on the device while a neighbour is at work, because they are copied from or to the host.
     pub(crate) away: u64,
     /// The most that is live while it is at work, without what layers before it keep or are copying.
     pub(crate) at_work: u64,

@@ -256,8 +256,7 @@ mod tests {
         assert_eq!(pieces(&thin, (&axis(1e6), &axis(100.0))).len(), 2);
     }
 
-    /// All lines share a scale. The first of equal evaluations is the best, and values that are not finite do not
-    /// count.
+    /// All lines share a scale. The first of equal evaluations is the best, and infinite values do not count.
     #[test]
     fn the_best_evaluation_is_marked() {
         let line = |losses: &[f64], look| Line {

@@ -34,8 +34,7 @@ pub(super) fn difference(was: u64, is: u64) -> String {
     }
 }
 
-/// Peak, peak by category and peak by phase of a plan or a step, in the order of every report; then what it needs
-/// elsewhere.
+/// Peak, peak by category and peak by phase of a plan or a step, in the order of every report; then its other needs.
 pub(super) fn memory_rows(record: &Value) -> Vec<(String, Option<u64>)> {
     let categories = Category::ALL.map(|category| {
         let name = category.name();

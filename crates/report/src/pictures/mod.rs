@@ -33,8 +33,7 @@ pub struct RefusedLease {
     pub bytes: u64,
     /// The place that asked for it.
     pub place: Place,
-    /// Device bytes that were leased then. They identify the moment, because leases are released while the error is
-    /// returned.
+    /// Device bytes leased then. They identify the moment, because leases end while the error is returned.
     pub live_bytes: u64,
     /// Bytes that were free on the device; 0 if that is not known.
     pub free_bytes: u64,

@@ -3,8 +3,7 @@
 //!
 //! The history becomes a device's trace of allocations, from the start of loading. Leases that live across steps have
 //! their own segments, and the leases of steps share one, the slab. Page-locked host memory is left out, because the
-//! viewer would count it as the device's. Leases without bytes are left out, because their addresses are those of
-//! others.
+//! viewer would count it as the device's, and so are leases without bytes, which share addresses with others.
 
 use super::{RefusedLease, Trace};
 use memory::{Address, Category, Lease, MemoryChange, Place, Playback};

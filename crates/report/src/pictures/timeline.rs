@@ -1,5 +1,4 @@
-//! Draws `timeline.svg`: the bytes of one step stacked by category, its phases, its peak, and what was live at the
-//! peak.
+//! Draws `timeline.svg`: one step's bytes by category, its phases, its peak, and what was live at the peak.
 
 use super::Trace;
 use super::slices::{Slice, Track, slices};

@@ -1,5 +1,4 @@
-//! Writes `trace.json`: a history as events of Chrome's trace format, for Perfetto (ui.perfetto.dev) and
-//! `chrome://tracing`.
+//! Writes `trace.json`: a history as Chrome's trace events, for Perfetto (ui.perfetto.dev) and `chrome://tracing`.
 //!
 //! There is a counter for each category and one for their sum, in bytes of device memory; slices for phases and layers;
 //! and a track for each queue. Each counter has one value, because Perfetto imports no others. Tests and

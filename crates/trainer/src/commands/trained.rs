@@ -89,8 +89,7 @@ impl Trained {
         said.map(|positions| positions as usize)
     }
 
-    /// Length of the sequences that it was trained on, if the folder belongs to a run, but at most its number of
-    /// positions.
+    /// Length of the sequences that it was trained on, if the folder is a run's, but at most its number of positions.
     pub(crate) fn seq(&self) -> usize {
         let said = self.of_training("seq").and_then(|seq| seq.as_integer());
         let seq = said.map_or(self.resolved.config.data.seq, |seq| seq as usize);

@@ -37,8 +37,7 @@ impl Ended {
     }
 
     /// Reports the failure and leaves the job. If the other ranks know of the failure, all leave together; otherwise
-    /// this rank ends the others, because they would wait. A failure that all ranks know is reported only by the first
-    /// rank.
+    /// this rank ends the others, because they would wait. The first rank alone reports a failure that all know.
     pub fn tell_and_leave(self) -> ExitCode {
         let code = self.failure.exit_code();
         let others_do =

@@ -18,8 +18,7 @@ impl Rank {
         }
     }
 
-    /// Writes them, if the run has a directory. A failure to write is ignored, so that the original failure is
-    /// reported.
+    /// Writes them, if the run has a directory. A failure to write is ignored: the original failure is reported.
     pub(super) fn leave(&self, words: LastWords) {
         let Some(directory) = self.directory.get() else {
             return;

@@ -50,8 +50,7 @@ struct Rank {
     step: AtomicUsize,
 }
 
-/// Runs `act` on every rank and ends the job. If the other ranks do not know of a failure, it ends them; otherwise all
-/// end together.
+/// Runs `act` on every rank, and ends the job: together, or by ending ranks that do not know of a failure.
 ///
 /// # Errors
 /// [`Ended`], which must still leave the job.
@@ -263,8 +262,7 @@ impl Job {
         self.is_over.set(true);
     }
 
-    /// The engine between ranks, and the bytes it was given for other ranks, which are counted at the calls of the
-    /// library.
+    /// The engine between ranks, and the bytes it was given for other ranks, counted at the library's calls.
     pub(crate) fn traffic(&self) -> Option<RanksRecord> {
         let group = &self.rank.as_ref()?.group;
         Some(RanksRecord {

@@ -73,8 +73,7 @@ pub(super) fn with_tokens<R>(
     ) else {
         return Ok(work(None));
     };
-    // While these live, nothing writes the tensors, because they are borrowed. When they are dropped, candle's streams
-    // wait.
+    // The tensors are borrowed, so nothing writes them while these live. When these are dropped, candle's streams wait.
     let (ids, _ids_in_use) = of_ids.view(gpu)?;
     let (targets, _targets_in_use) = of_targets.view(gpu)?;
     Ok(work(Some(LentTokens {

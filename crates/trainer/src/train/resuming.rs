@@ -58,9 +58,8 @@ impl Resumed {
         }))
     }
 
-    /// Resolves the settings again if needed. Settings that the command line leaves open are those of the checkpoint.
-    /// They were first read from the newest one, without checking it. If that one is damaged and an older one is used,
-    /// they are read again.
+    /// Takes the checkpoint's settings for what the command line leaves open. They were first read from the newest
+    /// checkpoint, unverified. If that one is damaged and an older one is used, all settings are resolved again.
     pub(super) fn own_settings(&self, resolved: Resolved) -> Result<Resolved, Failure> {
         let own = self.checkpoint.path.join(SETTINGS);
         let own = own.to_str().map(str::to_owned);

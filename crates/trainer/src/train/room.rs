@@ -12,8 +12,7 @@ use model::Origin;
 use planner::{DiskNeed, NoDiskRoom, Saved, SystemDisks};
 use std::path::Path;
 
-/// An upper bound for the files of a checkpoint whose sizes are not known before: its state, manifest, and index of
-/// ranks.
+/// An upper bound for a checkpoint's files of unknown sizes: its state, manifest, and index of ranks.
 const UNKNOWN_FILES: u64 = 1 << 20;
 
 impl Prepared {

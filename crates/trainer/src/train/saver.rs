@@ -1,5 +1,4 @@
-//! Writes checkpoints, in the background from a copy on the host, or while training waits; by one process, or by all
-//! ranks.
+//! Writes checkpoints, in the background from a copy on the host, or while training waits; on one rank or on all.
 
 use crate::failure::Failure;
 use checkpoint::{

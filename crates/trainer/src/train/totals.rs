@@ -105,8 +105,7 @@ impl Totals {
         }
     }
 
-    /// Time since the step before. If the host runs ahead of the device, only these times add up to the time of the
-    /// run.
+    /// Time since the step before. If the host runs ahead of the device, only these times add up to the run's.
     pub(super) fn lap(&mut self, done_at: Instant) -> Duration {
         let before = std::mem::replace(&mut self.until, done_at);
         done_at.saturating_duration_since(before)

@@ -240,8 +240,7 @@ mod tests {
         assert!(measured.contains("measured peak 556"));
     }
 
-    /// If a model has more blocks, there is a line for the added ones, and one line for all blocks that grew by the
-    /// same.
+    /// The blocks that a model has gained have one line, and so do all blocks that grew by the same.
     #[test]
     fn blocks_that_moved_alike_are_one_line() {
         let lease = |block: usize| format!("`gate` (activation; block {block}, forward)");

@@ -75,8 +75,7 @@ impl Journal {
         &self.contents.runs
     }
 
-    /// Whether a strategy was measured in a round, or failed in any: then it is not tried again, because it would fail
-    /// again.
+    /// Whether a strategy was measured in a round, or failed in any: it would fail again.
     pub(crate) fn has(&self, strategy: &BenchStrategy, round: usize) -> bool {
         let of_strategy = |entry: &&JournalEntry| entry.strategy == strategy.name;
         let mut runs = self.runs().iter().filter(of_strategy);

@@ -214,9 +214,8 @@ fn compare(rows: &mut [Row], index: usize, baseline: usize, runs: &[JournalEntry
     row.ms_per_gib_saved = slower.zip(gib).map(|(ms, gib)| ms / gib);
 }
 
-/// The strategy with the lowest peak, of the same model, that needs no more memory and is faster by more than the
-/// spread of both. A smaller difference could reverse in the next measurement. A single round has no spread, so nothing
-/// dominates.
+/// The smallest strategy of the same model that needs no more memory and is faster by more than the spread of both. A
+/// smaller difference could reverse in the next measurement. A single round has no spread, so none dominates.
 fn dominator(row: &Row, rows: &[Row]) -> Option<String> {
     let score = |row: &Row| Some((row.peak_bytes?, row.tokens_per_s?, row.spread?));
     let (peak, speed, spread) = score(row)?;

@@ -94,8 +94,7 @@ fn device_memory_bytes(text: &str) -> Result<u64, Failure> {
     }
 }
 
-/// The command that trains with these flags and further settings. If several set the same key, only the last is
-/// written.
+/// The command that trains with these flags and further settings. Of several for one key, only the last is written.
 fn train_command(args: &RunArgs, resolved: &Resolved, set: Vec<String>) -> String {
     let given = args.given();
     let mut words = vec!["trainer".to_string(), "train".to_string()];
