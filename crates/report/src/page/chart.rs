@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(pieces(&thin, (&axis(1e6), &axis(100.0))).len(), 2);
     }
 
-    /// All lines share a scale. The first of equal evaluations is the best, and infinite values do not count.
+    /// All lines share a scale. The first of equal evaluations is the best, and non-finite values do not count.
     #[test]
     fn the_best_evaluation_is_marked() {
         let line = |losses: &[f64], look| Line {

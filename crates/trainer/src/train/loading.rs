@@ -25,8 +25,7 @@ fn pinning(bytes: u64) -> Option<String> {
 }
 
 impl Run {
-    /// Refuses a run whose plan does not fit, before anything is leased. It would fail later, at the latest in its
-    /// first step.
+    /// Refuses a run whose plan does not fit, before anything is leased: at the latest, its first step would fail.
     fn refuse_what_does_not_fit(&self, settings: &Settings) -> Result<(), Failure> {
         if self.resolved.config.memory.force {
             return Ok(());
