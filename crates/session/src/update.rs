@@ -21,7 +21,7 @@ impl Session {
             in_flight.crossed = in_flight.crossed.plus(crossed);
         }
         self.weights.wait_until_gathered(&*self.kernels)?;
-        // Whatever comes next, other ranks now have all that they need of this one.
+        // Wait until other ranks have all that they need of this one, whatever comes next.
         for queue in [Queue::Download, Queue::Collective] {
             self.kernels.finish(self.kernels.record(queue)?)?;
         }

@@ -151,7 +151,7 @@ struct Space {
     terms: Terms,
 }
 
-/// The number of budgets that [`Chooser::listed`] has policies for.
+/// The number of steps between the budgets that [`Chooser::listed`] has policies for.
 const BUDGETS: u64 = 48;
 
 /// Times that differ by less than this share count as equal: the order of sums changes their rounding.

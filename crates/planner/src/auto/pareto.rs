@@ -5,7 +5,7 @@ use kernels::Target;
 use serde::Serialize;
 use settings::Config;
 
-/// The number of budgets from the lowest peak to that of keeping everything, less one.
+/// The number of steps between budgets, from the lowest peak to that of keeping everything.
 const BUDGETS: u64 = 24;
 
 /// A policy that takes more memory must save this share of a step's time. A smaller share does not show in five digits.

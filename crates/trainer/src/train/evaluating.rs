@@ -63,8 +63,8 @@ impl Run {
         }
     }
 
-    /// Evaluates; returns whether no earlier evaluation had a lower loss. If a signal interrupts it, it is not
-    /// recorded, and is made again when the run is resumed.
+    /// Evaluates; returns whether the loss is lower than that of every earlier evaluation. An evaluation that a signal
+    /// interrupts is not recorded, and is made again when the run is resumed.
     fn evaluate(&mut self, session: &mut Session, step: usize) -> Result<bool, Failure> {
         let data = self.evaluation_inputs.evaluation.as_ref();
         let data = data.expect("it was opened, since evaluations are asked for");
