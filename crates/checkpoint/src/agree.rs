@@ -1,21 +1,21 @@
-//! Ranks that save or open a checkpoint together: where one of them fails, none goes on.
+//! Makes ranks that save or open a checkpoint together agree: if one of them fails, all do.
 
 use crate::error::CheckpointError;
 use collectives::{Group, GroupError};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// How something ended on a rank.
+/// A rank's result.
 #[derive(Serialize, Deserialize)]
 enum Word<T> {
     Done(T),
     Failed { reason: String, is_full: bool },
 }
 
-/// What all ranks made of something, in their order.
+/// Collects the results of all ranks, in their order.
 ///
 /// # Errors
-/// Why this rank failed, else [`CheckpointError::OtherRank`] for the first that did; [`CheckpointError::Group`] if ranks are
-/// lost.
+/// This rank's own failure, else [`CheckpointError::OtherRank`] for the first rank that failed;
+/// [`CheckpointError::Group`] if ranks are lost.
 pub(crate) fn gather<T: Serialize + DeserializeOwned>(
     group: &dyn Group,
     own: Result<T, CheckpointError>,
@@ -53,7 +53,7 @@ pub(crate) fn gather<T: Serialize + DeserializeOwned>(
     all.collect()
 }
 
-/// What this rank made of something, if all ranks succeeded.
+/// This rank's result, if all ranks succeeded.
 ///
 /// # Errors
 /// As [`gather`].

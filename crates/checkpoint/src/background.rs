@@ -1,16 +1,16 @@
-//! Work beside training.
+//! Runs work beside training.
 
 use std::panic::resume_unwind;
 use std::thread::{Builder, JoinHandle};
 
-/// Does one job at a time on a thread of its own, and keeps its outcome until it is asked for.
+/// Runs one job at a time on its own thread, and keeps the outcome until it is taken.
 ///
-/// Dropping it waits for its job, so that a process that ends does not cut a save short. A job that panics panics where its
-/// outcome is taken.
+/// Dropping it waits for the job, so that a process that ends does not interrupt a save. If a job panics, taking its
+/// outcome panics.
 #[derive(Debug)]
 pub struct BackgroundWriter<T> {
     job: Option<JoinHandle<T>>,
-    /// The outcome of the last job that ended, kept where the next one could not start.
+    /// The outcome of the last finished job, if the next one could not be started.
     outcome: Option<T>,
 }
 
@@ -24,15 +24,15 @@ impl<T> Default for BackgroundWriter<T> {
 }
 
 impl<T: Send + 'static> BackgroundWriter<T> {
-    /// One that has nothing to do.
+    /// A writer without a job.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Begins a job. If one is under way it waits for that; an outcome that was not taken is returned.
+    /// Starts a job, after waiting for the previous one. Returns an outcome that was not taken.
     ///
     /// # Errors
-    /// If the system gives no thread: the job was not begun, and an outcome that was not taken can be taken still.
+    /// If the system has no thread. The job was not started, and an outcome that was not taken can still be taken.
     pub fn start(
         &mut self,
         job: impl FnOnce() -> T + Send + 'static,
@@ -50,12 +50,12 @@ impl<T: Send + 'static> BackgroundWriter<T> {
         Ok(self.outcome.take())
     }
 
-    /// Whether a job is under way.
+    /// Whether a job is running.
     pub fn is_busy(&self) -> bool {
         self.job.as_ref().is_some_and(|job| !job.is_finished())
     }
 
-    /// The outcome of a job that is done, once. Never waits.
+    /// The outcome of a finished job, once. Never waits.
     pub fn take_outcome(&mut self) -> Option<T> {
         if self.is_busy() { None } else { self.wait() }
     }
@@ -72,7 +72,7 @@ impl<T: Send + 'static> BackgroundWriter<T> {
 impl<T> Drop for BackgroundWriter<T> {
     fn drop(&mut self) {
         if let Some(job) = self.job.take() {
-            // A panic has been printed by its own thread, and this one may be unwinding already.
+            // The panic was printed by its own thread, and this one may already be unwinding.
             let _ = job.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Why a checkpoint cannot be written or read.
+//! Errors of writing and reading checkpoints.
 
 use collectives::GroupError;
 use files::FilesError;
@@ -10,23 +10,23 @@ pub enum CheckpointError {
     /// A file cannot be written or read.
     #[error(transparent)]
     Files(#[from] FilesError),
-    /// The system gave no thread to write in.
+    /// The system has no thread for writing.
     #[error("no thread to write it in: {0}")]
     Thread(std::io::Error),
-    /// Another rank, with which it is saved or opened, failed.
+    /// Another rank failed while all ranks saved or opened it.
     #[error("rank {rank}: {reason}")]
     OtherRank {
         /// The rank.
         rank: usize,
         /// Why.
         reason: String,
-        /// Whether it had no room.
+        /// Whether its disk was full.
         is_full: bool,
     },
     /// Other ranks cannot be reached.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// A folder is no whole checkpoint.
+    /// A folder is not a whole checkpoint.
     #[error("`{}` is not a whole checkpoint: {damage}", path.display())]
     Damaged {
         /// The folder.
@@ -34,7 +34,7 @@ pub enum CheckpointError {
         /// What is wrong with it.
         damage: Damage,
     },
-    /// A checkpoint of a later program.
+    /// A checkpoint of a later version.
     #[error(
         "`{}` has format version {found}, and this program reads up to {known}; use the trainer that wrote it, or a later one",
         path.display()
@@ -47,7 +47,7 @@ pub enum CheckpointError {
         /// The latest version known here.
         known: u64,
     },
-    /// A run has no checkpoint that could be loaded.
+    /// A run has no whole checkpoint.
     #[error(
         "`{}` has no whole checkpoint to go on from{}",
         run.display(),
@@ -56,19 +56,19 @@ pub enum CheckpointError {
     NoneWhole {
         /// The run's folder.
         run: PathBuf,
-        /// Those that it has, and what is wrong with them.
+        /// The damaged checkpoints, with what is wrong with them.
         passed_over: Vec<CheckpointError>,
     },
 }
 
 impl CheckpointError {
-    /// Whether host memory is all that was missing.
+    /// Whether the only problem was too little host memory.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, CheckpointError::Files(error) if error.is_out_of_memory())
     }
 
-    /// Whether there was no room for what was to be written. What was half written is removed, and earlier checkpoints are
-    /// untouched, so that training can go on.
+    /// Whether the disk was full. What was half written has been removed, and earlier checkpoints are untouched, so
+    /// training can continue.
     pub fn is_full(&self) -> bool {
         match self {
             CheckpointError::Files(error) => error.is_full(),
@@ -88,15 +88,15 @@ fn listed(passed_over: &[CheckpointError]) -> String {
 /// What is wrong with a checkpoint's folder.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
-    /// Without a manifest nothing can be trusted.
+    /// There is no manifest, so nothing can be trusted.
     #[error(
         "it has no `manifest.json`; either it is no checkpoint at all, or its save was cut short"
     )]
     NoManifest,
-    /// The manifest does not fit its own checksum, or says what none can.
+    /// The manifest does not match its own checksum, or is invalid.
     #[error("its `manifest.json` is damaged ({0})")]
     Manifest(String),
-    /// A file is not there.
+    /// A file is missing.
     #[error("`{0}` is missing")]
     Missing(String),
     /// A file has another size.
@@ -109,10 +109,10 @@ pub enum Damage {
         /// Bytes that it has.
         found: u64,
     },
-    /// A file has other bytes.
+    /// A file's bytes have changed.
     #[error("`{0}` was changed: its checksum is not the manifest's")]
     Changed(String),
-    /// A file has what belongs to another.
+    /// A file has the contents of another one.
     #[error("`{name}` holds what belongs into `{other}`")]
     Swapped {
         /// The file.
@@ -120,18 +120,18 @@ pub enum Damage {
         /// The file whose content it has.
         other: String,
     },
-    /// A file is not the checkpoint's.
+    /// A file does not belong to the checkpoint.
     #[error("`{0}` does not belong to it; move that elsewhere")]
     Extra(String),
-    /// The folder has the name of another step.
+    /// The folder's name is that of another step.
     #[error("its name says step {name}, but it is of step {step}")]
     OtherStep {
-        /// What its name says.
+        /// The step in its name.
         name: u64,
-        /// What its content says.
+        /// The step in its contents.
         step: u64,
     },
-    /// The state cannot be understood.
+    /// The state is invalid.
     #[error("its `trainer_state.json` cannot be read ({0})")]
     State(String),
 }

@@ -1,4 +1,4 @@
-//! The checkpoint to go on from.
+//! Finds the checkpoint to resume from.
 
 use crate::agree::gather;
 use crate::error::CheckpointError;
@@ -13,27 +13,27 @@ use std::path::{Path, PathBuf};
 pub struct Found {
     /// The checkpoint.
     pub checkpoint: Checkpoint,
-    /// Newer ones that are not whole, newest first, each with its path and the reason.
+    /// Newer ones that are damaged, newest first, each with its path and the reason.
     pub passed_over: Vec<CheckpointError>,
 }
 
-/// Opens a checkpoint's folder; or of a run's folder the newest checkpoint that is whole.
+/// Opens a checkpoint's folder, or the newest whole checkpoint in a run's folder.
 ///
 /// # Errors
-/// As [`Checkpoint::open`]; for a run [`CheckpointError::NoneWhole`], and [`CheckpointError::Newer`] if its newest is of a
-/// later format: to go back silently would lose work.
+/// As [`Checkpoint::open`]. For a run [`CheckpointError::NoneWhole`], and [`CheckpointError::Newer`] if its newest
+/// checkpoint has a later format, because silently using an older one would lose work.
 pub fn find(path: &Path) -> Result<Found, CheckpointError> {
     find_together(path, &Alone)
 }
 
-/// The same for all ranks of a group, which divide the work of verifying.
+/// The same for all ranks of a group, which divide the verification among themselves.
 ///
 /// # Errors
 /// As [`find`], and [`CheckpointError::OtherRank`].
 pub fn find_together(path: &Path, group: &dyn Group) -> Result<Found, CheckpointError> {
     let path = run_of(path);
     let checkpoints = names::checkpoints(path);
-    // The first rank's word counts: another may see a folder later.
+    // All ranks use the first rank's list, because others may see a new folder later.
     let listed = match group.rank() {
         0 => list(path, &checkpoints),
         _ => Ok(None),
@@ -51,10 +51,10 @@ pub fn find_together(path: &Path, group: &dyn Group) -> Result<Found, Checkpoint
     })
 }
 
-/// The newest whole checkpoint of a run's folder, for all ranks of a group; none if it has none at all, or is not there.
+/// The newest whole checkpoint of a run's folder, for all ranks of a group; none if the run has none or does not exist.
 ///
 /// # Errors
-/// As [`find_together`]; [`CheckpointError::NoneWhole`] if all that it has are damaged.
+/// As [`find_together`], and [`CheckpointError::NoneWhole`] if all of its checkpoints are damaged.
 pub fn find_any_together(run: &Path, group: &dyn Group) -> Result<Option<Found>, CheckpointError> {
     let listed = match group.rank() {
         0 => list(run, &names::checkpoints(run)),
@@ -64,8 +64,8 @@ pub fn find_any_together(run: &Path, group: &dyn Group) -> Result<Option<Found>,
     newest(run, names.unwrap_or_default(), group)
 }
 
-/// The folder of the checkpoint that [`find`] is going to take, told at little cost: the sizes of all files are checked, and of
-/// contents only those of `file`, a small one. [`find`] takes an older one if the contents of another file are damaged.
+/// The folder of the checkpoint that [`find`] will probably use, at little cost: checks the sizes of all files, but
+/// only the contents of `file`, a small one. [`find`] uses an older one if the contents of others are damaged.
 pub fn glance(path: &Path, file: &str) -> Option<PathBuf> {
     let path = run_of(path);
     let checkpoints = names::checkpoints(path);
@@ -78,7 +78,7 @@ pub fn glance(path: &Path, file: &str) -> Option<PathBuf> {
         .find(|folder| Checkpoint::seems_whole(folder, file))
 }
 
-/// The run's folder, where `path` is its folder of checkpoints; else `path`.
+/// The run's folder, if `path` is its folder of checkpoints; else `path`.
 fn run_of(path: &Path) -> &Path {
     match path.file_name() {
         Some(name) if name == "checkpoints" => path.parent().unwrap_or(path),
@@ -86,7 +86,7 @@ fn run_of(path: &Path) -> &Path {
     }
 }
 
-/// The first whole one of a run's checkpoints, newest first; none if it has no checkpoint.
+/// The first whole checkpoint of `names`, which are sorted newest first; none if `names` is empty.
 fn newest(
     run: &Path,
     names: Vec<String>,
@@ -117,9 +117,9 @@ fn newest(
     })
 }
 
-/// The names of a run's checkpoints, newest first; none if the folder is no run's.
+/// The names of a run's checkpoints, newest first; none if the folder is not a run's.
 fn list(path: &Path, checkpoints: &Path) -> Result<Option<Vec<String>>, CheckpointError> {
-    // A run that has saved nothing yet has its metrics all the same.
+    // A run that has not saved yet still has metrics.
     if !checkpoints.is_dir() && !path.join("metrics.jsonl").is_file() {
         return Ok(None);
     }

@@ -1,8 +1,8 @@
-//! A checkpoint that several ranks save, each the elements that it has, beside their steps or while these wait.
+//! Saves a checkpoint of several ranks, each of which writes its own elements, beside its steps or while it waits.
 //!
-//! The first rank makes the folder, then every rank writes its file into it; when all of them are durable, the first one writes
-//! what belongs to them all, and gives the folder its name. Where a rank fails, nothing is published. Every rank makes the same
-//! calls.
+//! The first rank makes the folder, and every rank writes its file into it. Once all of these are durable, the first
+//! rank writes the common files, and gives the folder its name. If a rank fails, nothing is published. All ranks must
+//! make the same calls.
 
 use crate::agree::{agree, gather};
 use crate::background::BackgroundWriter;
@@ -18,22 +18,22 @@ pub struct JointSaver {
     group: Arc<dyn Group>,
     disk: Arc<dyn FileSystem>,
     writer: BackgroundWriter<Made>,
-    /// What was made without the writer.
+    /// The result of a part that was written without the writer.
     made: Option<Made>,
     under_way: Option<UnderWay>,
 }
 
-/// What a rank made of its part, or of the whole: then there is nothing to tell but that it is done.
+/// A rank's result: its part, or `None` after the common files were written.
 type Made = Result<Option<WrittenPieces>, CheckpointError>;
 
-/// A checkpoint that is being saved.
+/// A save under way.
 struct UnderWay {
     staging: StagedCheckpoint,
-    /// None: all parts are written, and the first rank makes a checkpoint of them.
+    /// `None` once all parts are written, while the first rank completes the checkpoint.
     parted: Option<JointCheckpoint>,
 }
 
-/// Where a rank writes its part.
+/// The place for a rank's part.
 pub struct RankPart {
     disk: Arc<dyn FileSystem>,
     staging: StagedCheckpoint,
@@ -51,7 +51,7 @@ impl RankPart {
 }
 
 impl JointSaver {
-    /// One that has nothing to do.
+    /// A saver without a save under way.
     pub fn new(group: Arc<dyn Group>, disk: Arc<dyn FileSystem>) -> JointSaver {
         JointSaver {
             group,
@@ -62,15 +62,15 @@ impl JointSaver {
         }
     }
 
-    /// Whether this is the rank that tells.
+    /// Whether this rank writes the common files.
     pub fn leads(&self) -> bool {
         self.group.rank() == 0
     }
 
-    /// Begins to save, with `write` in the background. No other save is under way.
+    /// Starts a save, with `write` in the background. No other save may be under way.
     ///
     /// # Errors
-    /// On all ranks, if the first one cannot make the folder: nothing is under way then.
+    /// On all ranks, if the first rank cannot make the folder. Then no save is under way.
     pub fn begin(
         &mut self,
         checkpoint: JointCheckpoint,
@@ -81,10 +81,10 @@ impl JointSaver {
         Ok(())
     }
 
-    /// Saves at once, and returns where. No other save is under way.
+    /// Saves and waits, and returns the path. No other save may be under way.
     ///
     /// # Errors
-    /// On all ranks, why this one failed, else [`CheckpointError::OtherRank`]: nothing is published then.
+    /// On all ranks, this rank's failure, else [`CheckpointError::OtherRank`]; then nothing is published.
     /// [`CheckpointError::Group`] if ranks are lost.
     pub fn save(
         &mut self,
@@ -96,7 +96,7 @@ impl JointSaver {
         self.wait().expect("a save is under way")
     }
 
-    /// How the save ended that was under way, if it has; the errors are those of [`JointSaver::save`]. Waits for no disk.
+    /// The outcome of the save under way, if it has ended; errors as for [`JointSaver::save`]. Waits for no disk.
     pub fn poll(&mut self) -> Option<Result<PathBuf, CheckpointError>> {
         self.under_way.as_ref()?;
         match gather(&*self.group, Ok(self.writer.is_busy())) {
@@ -106,7 +106,7 @@ impl JointSaver {
         }
     }
 
-    /// Waits for the save that is under way, if one is; the errors are those of [`JointSaver::save`].
+    /// Waits for the save under way, if any, and returns its outcome, with the errors of [`JointSaver::save`].
     pub fn wait(&mut self) -> Option<Result<PathBuf, CheckpointError>> {
         while self.under_way.is_some() {
             if let Some(outcome) = self.advance() {
@@ -116,7 +116,7 @@ impl JointSaver {
         None
     }
 
-    /// Waits until all ranks are done with what they do, and goes on from there; says how the save ended, if it has.
+    /// Waits until all ranks have done their current half, and starts the next. Returns the outcome after the last.
     fn advance(&mut self) -> Option<Result<PathBuf, CheckpointError>> {
         let UnderWay { staging, parted } = self.under_way.take()?;
         let made = self.made.take().or_else(|| self.writer.wait());
@@ -149,7 +149,7 @@ impl JointSaver {
         None
     }
 
-    /// Makes the folder for the parts, on the first rank, and tells where this rank's goes. From then on a save is under way.
+    /// Makes the folder on the first rank, and returns this rank's place in it. A save is then under way.
     fn stage(&mut self, checkpoint: JointCheckpoint) -> Result<RankPart, CheckpointError> {
         let staging = StagedCheckpoint {
             run: checkpoint.run.clone(),

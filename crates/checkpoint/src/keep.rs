@@ -1,15 +1,15 @@
-//! Which checkpoints stay.
+//! Decides which checkpoints are kept.
 
 use crate::error::CheckpointError;
 use crate::names::{self, Name};
 use files::{FileSystem, FilesError, remove_tree};
 use std::path::{Path, PathBuf};
 
-/// Removes old checkpoints: of those up to step `newest`, which was just saved, the last `last` stay (at least that one),
-/// and that of step `best`. Returns the steps that were removed.
+/// Removes old checkpoints. Of those up to step `newest`, which was just saved, the last `last` are kept (at least
+/// one), and that of step `best`. Returns the removed steps.
 ///
 /// # Errors
-/// [`CheckpointError::Files`]. One that is half removed has a name by which it is never found.
+/// [`CheckpointError::Files`]. A half removed checkpoint has a name that is never found.
 pub fn keep(
     disk: &dyn FileSystem,
     run: &Path,
@@ -31,8 +31,8 @@ pub fn keep(
 
 /// Renames the checkpoints of steps after `step` to `step-N.superseded`, and returns their new paths.
 ///
-/// To be called before a run goes on from `step` in its own folder: those after it are damaged, or of steps that are taken
-/// once more, and must not be found when this run is resumed in turn. Nothing but an older `step-N.superseded` is removed.
+/// Called before a run is resumed at `step` in its own folder. Later checkpoints are damaged, or their steps are made
+/// again, so the next resume must not find them. Only an older `step-N.superseded` is removed.
 ///
 /// # Errors
 /// [`CheckpointError::Files`].
@@ -65,7 +65,7 @@ pub fn set_aside_after(
     Ok(aside)
 }
 
-/// Steps of which a run has a checkpoint, in order.
+/// The steps of a run's checkpoints, in order.
 ///
 /// # Errors
 /// [`CheckpointError::Files`].

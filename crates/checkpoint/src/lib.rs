@@ -1,13 +1,13 @@
-//! Checkpoints of a training run: saved so that a power cut leaves a whole one, read only if whole.
+//! Checkpoints of a training run. After a power failure a whole one is left, and only whole ones are read.
 //!
-//! [`save`] writes `RUN/checkpoints/step-N/` through a [`files::FileSystem`]: into a temporary folder, every file made
-//! durable, a manifest with sizes and checksums last, then the folder gets its name. [`Checkpoint::open`] believes nothing
-//! that the manifest does not confirm, and [`find`] takes the newest whole checkpoint of a run. [`keep`] removes old ones.
-//! Several ranks save and find together ([`JointSaver`], [`find_together`]): all of them, or none.
-//! [`BackgroundWriter`] does such work beside training, and [`RunLock`] keeps a second run out of the folder. The format is
-//! `docs/reference/checkpoint.md`.
+//! [`save`] writes `RUN/checkpoints/step-N/` through a [`files::FileSystem`]: it writes into a temporary folder, makes
+//! every file durable, writes a manifest with sizes and checksums last, and then renames the folder.
+//! [`Checkpoint::open`] checks everything against the manifest, and [`find`] opens the newest whole checkpoint of a
+//! run. [`keep`] removes old ones. Several ranks save and find together ([`JointSaver`], [`find_together`]): either all
+//! succeed, or none. [`BackgroundWriter`] runs such work beside training, and [`RunLock`] keeps a second run out of the
+//! folder. `docs/reference/checkpoint.md` describes the format.
 //!
-//! This crate knows tensors by name alone: no model, no device, no settings.
+//! This crate knows tensors only by name, and has no model, no device and no settings.
 
 mod agree;
 mod background;

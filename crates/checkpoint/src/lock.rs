@@ -1,22 +1,22 @@
-//! One run a folder.
+//! Allows one run at a time in a folder.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-/// Keeps other trainers out of a run's folder until it is dropped, or the process ends, however it does.
+/// Keeps other trainers out of a run's folder until it is dropped, or until the process ends in any way.
 ///
-/// It locks `RUN/.lock`, which stays behind and means nothing by being there. Where the file system has no locks, nobody
-/// is kept out.
+/// It locks `RUN/.lock`. The file stays behind, and means nothing without the lock. On a file system without locks,
+/// nobody is kept out.
 #[derive(Debug)]
 pub struct RunLock {
     _file: File,
 }
 
-/// A run's folder cannot be had.
+/// Why a run's folder cannot be locked.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another trainer has it.
+    /// Another trainer has locked it.
     #[error(
         "another trainer{holder} is writing into `{}`; wait until it is done, or give this run a folder of its own by --out",
         run.display()
@@ -24,24 +24,24 @@ pub enum LockError {
     Held {
         /// The run's folder.
         run: PathBuf,
-        /// Its process, if it left its number.
+        /// The other process, if it left its number.
         holder: String,
     },
-    /// The lock cannot be written.
+    /// The lock's file cannot be written.
     #[error("cannot write `{}`: {error}", path.display())]
     File {
         /// The lock.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
 }
 
 impl RunLock {
-    /// Takes the lock of a run's folder, which must exist.
+    /// Locks a run's folder, which must exist.
     ///
     /// # Errors
-    /// [`LockError`]. It does not wait.
+    /// [`LockError`]. Does not wait.
     pub fn take(run: &Path) -> Result<Self, LockError> {
         let path = run.join(".lock");
         let failed = |error| LockError::File {
@@ -73,7 +73,7 @@ impl RunLock {
     }
 }
 
-/// The holder's process, as it wrote it down: for people.
+/// The process that holds the lock, from the file, for people.
 fn holder(file: &mut File) -> String {
     let mut text = String::new();
     let number = file

@@ -1,4 +1,4 @@
-//! `manifest.json`: what belongs to a checkpoint.
+//! `manifest.json`, which lists the files of a checkpoint.
 
 use crate::error::Damage;
 use crate::state::{LATEST_VERSION, TrainerState};
@@ -9,10 +9,10 @@ use std::collections::HashSet;
 /// The file's name.
 pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 
-/// All files of a checkpoint but the manifest itself.
+/// All files of a checkpoint except the manifest itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// That of its state.
+    /// The format version of the checkpoint's state.
     pub format_version: u64,
     /// The step after which it was saved.
     pub step: u64,
@@ -23,7 +23,7 @@ pub struct Manifest {
 /// A file of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManifestFile {
-    /// Its name, which is no path.
+    /// Its name, without a path.
     pub name: String,
     /// Its size.
     pub bytes: u64,
@@ -31,9 +31,9 @@ pub struct ManifestFile {
     pub crc32: String,
 }
 
-/// A manifest cannot be believed.
+/// Why a manifest cannot be used.
 pub(crate) enum Unbelievable {
-    /// It is of a later format.
+    /// It has a later format.
     Newer(u64),
     /// It is damaged.
     Damaged(Damage),
@@ -49,12 +49,12 @@ impl From<&WrittenFile> for ManifestFile {
     }
 }
 
-/// How checksums are written.
+/// A checksum as text.
 pub(crate) fn digits(crc32: u32) -> String {
     format!("{crc32:08x}")
 }
 
-/// The last key of the file, over all the bytes before it.
+/// The last key of the file: the checksum of all bytes before it.
 fn tail(body: &[u8]) -> String {
     format!(
         ",\n  \"crc32\": \"{}\"\n}}\n",
@@ -71,7 +71,7 @@ impl Manifest {
         }
     }
 
-    /// The file's text, whose last key is the checksum of what is before it.
+    /// The file's text. Its last key is the checksum of everything before it.
     pub(crate) fn text(&self) -> String {
         let text = serde_json::to_string_pretty(self).expect("names and numbers are JSON");
         let body = text

@@ -1,4 +1,4 @@
-//! Names of folders in `RUN/checkpoints`.
+//! The names of folders in `RUN/checkpoints`.
 
 use files::{FileSystem, FilesError};
 use std::io::ErrorKind;
@@ -9,16 +9,16 @@ pub(crate) fn checkpoints(run: &Path) -> PathBuf {
     run.join("checkpoints")
 }
 
-/// What a name in that folder means, with its step.
+/// The meaning of a name in that folder, with its step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Name {
     /// `.step-N.tmp`: being written.
     Temporary(u64),
     /// `.step-N.removed`: being removed.
     Removed(u64),
-    /// `.step-N.old`: whole, and about to be replaced by a newer of its step.
+    /// `.step-N.old`: whole, and about to be replaced by a newer one of the same step.
     Old(u64),
-    /// `step-N`: whole, as far as a save can know.
+    /// `step-N`: whole when it was saved.
     Saved(u64),
 }
 
@@ -52,7 +52,7 @@ impl Name {
     }
 }
 
-/// The names in a folder that mean something, in order; none if there is no such folder.
+/// The names in a folder that have a meaning, in order; none if the folder does not exist.
 pub(crate) fn list(disk: &dyn FileSystem, checkpoints: &Path) -> Result<Vec<Name>, FilesError> {
     let entries = match disk.list(checkpoints) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -66,7 +66,7 @@ pub(crate) fn list(disk: &dyn FileSystem, checkpoints: &Path) -> Result<Vec<Name
     Ok(names)
 }
 
-/// Removes a folder of checkpoints, under a name by which nothing half removed is ever found whole.
+/// Removes a checkpoint's folder. It is first renamed, so that a half removed one is never taken for a whole one.
 pub(crate) fn discard(
     disk: &dyn FileSystem,
     checkpoints: &Path,

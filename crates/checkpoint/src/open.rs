@@ -1,4 +1,4 @@
-//! A checkpoint from the disk, if it is whole.
+//! Opens a checkpoint on the disk, if it is whole.
 
 use crate::agree::agree;
 use crate::error::{CheckpointError, Damage};
@@ -12,7 +12,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// Files are hashed in pieces of this size, side by side.
+/// Files are hashed in parallel, in pieces of this size.
 const PIECE_BYTES: u64 = 64 << 20;
 
 /// A checkpoint that was whole when it was opened.
@@ -20,30 +20,31 @@ const PIECE_BYTES: u64 = 64 << 20;
 pub struct Checkpoint {
     /// Its folder.
     pub path: PathBuf,
-    /// Where the run was.
+    /// The state of the run.
     pub state: TrainerState,
     manifest: Manifest,
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint's folder and verifies every file of it, by size and checksum.
+    /// Opens a checkpoint's folder, and verifies the size and checksum of every file.
     ///
     /// # Errors
-    /// [`CheckpointError::Damaged`] that names the file, [`CheckpointError::Newer`], or [`CheckpointError::Files`].
+    /// [`CheckpointError::Damaged`], which names the file, [`CheckpointError::Newer`], or [`CheckpointError::Files`].
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         Self::open_together(path, &Alone)
     }
 
-    /// The same on all ranks of a group, each of which computes the checksums of some files: whole for all, or for none.
+    /// The same on all ranks of a group, each of which verifies some of the files. All ranks get the same verdict.
     ///
     /// # Errors
-    /// As [`Checkpoint::open`]; [`CheckpointError::OtherRank`] for what another rank found, [`CheckpointError::Group`] if ranks are lost.
+    /// As [`Checkpoint::open`], [`CheckpointError::OtherRank`] for what another rank found, and
+    /// [`CheckpointError::Group`] if ranks are lost.
     pub fn open_together(path: &Path, group: &dyn Group) -> Result<Self, CheckpointError> {
         agree(group, Self::open_share(path, (group.rank(), group.size())))
     }
 
-    /// Whether all files of a folder have the manifest's sizes, and `file` is one of them, with its checksum. It is computed by this thread alone: the
-    /// settings that may be in that file say how many threads there are to be.
+    /// Whether all files of a folder have the manifest's sizes, and `file` is one of them and has its checksum. Only
+    /// this thread computes the checksum, because the settings in that file may decide the number of threads.
     pub(crate) fn seems_whole(path: &Path, file: &str) -> bool {
         let Ok(manifest) = read_manifest(path) else {
             return false;
@@ -54,8 +55,8 @@ impl Checkpoint {
             && listed.is_some_and(|listed| checksum().is_ok_and(|found| found == listed.crc32))
     }
 
-    /// Verifies the sizes of all files, and the checksums of every `size`-th of them, from number `rank` on: the others are
-    /// another rank's.
+    /// Verifies the sizes of all files, and the checksums of every `size`-th one, from number `rank` on. Other ranks
+    /// verify the others.
     fn open_share(path: &Path, (rank, size): (usize, usize)) -> Result<Self, CheckpointError> {
         let damaged = |damage| CheckpointError::Damaged {
             path: path.into(),
@@ -87,7 +88,7 @@ impl Checkpoint {
         Ok(Tensors::open_folder(&self.path, "model")?)
     }
 
-    /// The optimizer's states.
+    /// The optimizer states.
     ///
     /// # Errors
     /// [`CheckpointError::Files`] if they are no safetensors.
@@ -95,7 +96,7 @@ impl Checkpoint {
         Ok(Tensors::open_folder(&self.path, "optimizer")?)
     }
 
-    /// One of its small files, if it has it.
+    /// One of its small files; none if it does not have it.
     ///
     /// # Errors
     /// [`CheckpointError::Files`] if it cannot be read.
@@ -104,7 +105,7 @@ impl Checkpoint {
         listed.then(|| read_file(&self.path, name)).transpose()
     }
 
-    /// What it holds, in the order of its manifest.
+    /// Its files, in the order of the manifest.
     pub fn files(&self) -> &[ManifestFile] {
         &self.manifest.files
     }
@@ -140,7 +141,7 @@ fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, CheckpointError> {
     Ok(fs::read(&path).map_err(FilesError::at("read", &path))?)
 }
 
-/// The folder's name, the manifest and the state speak of the same step.
+/// Checks that the folder's name, the manifest and the state have the same step.
 fn check_step(path: &Path, manifest: &Manifest, state: &TrainerState) -> Result<(), Damage> {
     let step = state.step;
     if manifest.step != step {
@@ -158,8 +159,8 @@ fn check_step(path: &Path, manifest: &Manifest, state: &TrainerState) -> Result<
     }
 }
 
-/// Holds every file against the manifest by name and size. Hidden files may lie about: some file systems and file managers make
-/// them.
+/// Compares all files with the manifest by name and size. Other hidden files are allowed, because some file systems and
+/// file managers make them.
 fn verify_sizes(path: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
     let damaged = |damage| CheckpointError::Damaged {
         path: path.into(),
@@ -192,7 +193,7 @@ fn verify_sizes(path: &Path, manifest: &Manifest) -> Result<(), CheckpointError>
     Ok(())
 }
 
-/// Holds the bytes of some files against the manifest.
+/// Compares the bytes of some files with the manifest.
 fn verify_bytes<'a>(
     path: &Path,
     manifest: &Manifest,

@@ -1,4 +1,4 @@
-//! What ranks do to a disk for a checkpoint of theirs; `joint.rs` has the order.
+//! The disk operations of ranks for a joint checkpoint. `joint.rs` has their order.
 
 use crate::error::CheckpointError;
 use crate::names::{self, Name};
@@ -10,11 +10,11 @@ use files::{
 };
 use std::path::PathBuf;
 
-/// A checkpoint that several ranks write together, apart from each rank's pieces.
+/// A checkpoint that several ranks write together, without their pieces.
 pub struct JointCheckpoint {
     /// The run's folder.
     pub run: PathBuf,
-    /// Where the run was.
+    /// The state of the run.
     pub state: TrainerState,
     /// Further files, as in [`crate::Contents`].
     pub files: Vec<(String, Vec<u8>)>,
@@ -22,7 +22,7 @@ pub struct JointCheckpoint {
     pub published: Box<dyn FnOnce() + Send>,
 }
 
-/// Where a checkpoint of several ranks is being saved.
+/// The place of a joint checkpoint that is being saved.
 #[derive(Clone, Debug)]
 pub(crate) struct StagedCheckpoint {
     /// The run's folder.
@@ -36,13 +36,13 @@ impl StagedCheckpoint {
         names::checkpoints(&self.run).join(Name::Temporary(self.step).text())
     }
 
-    /// Where it is once it is published.
+    /// Its path after it is published.
     pub(crate) fn saved(&self) -> PathBuf {
         names::checkpoints(&self.run).join(Name::Saved(self.step).text())
     }
 }
 
-/// Makes the folder that ranks write into, and removes what earlier saves left half done: on one rank, before any writes.
+/// Makes the folder for ranks' parts, and removes what earlier saves left half done: on one rank, before any writes.
 pub(crate) fn stage(
     disk: &dyn FileSystem,
     staging: &StagedCheckpoint,
@@ -55,7 +55,7 @@ pub(crate) fn stage(
     Ok(made.map_err(FilesError::at("make", &folder))?)
 }
 
-/// Writes what a rank has, and makes it durable.
+/// Writes a rank's pieces, and makes them durable.
 pub(crate) fn write_part(
     disk: &dyn FileSystem,
     staging: &StagedCheckpoint,
@@ -69,10 +69,10 @@ pub(crate) fn write_part(
     Ok(written)
 }
 
-/// Writes what belongs to the parts of all ranks, which are durable, and gives the checkpoint its name: on one rank.
+/// Writes the common files after all ranks' parts are durable, and gives the checkpoint its name: on one rank.
 ///
 /// # Errors
-/// [`CheckpointError::Files`]; then nothing is left of it, as far as the disk allows.
+/// [`CheckpointError::Files`]. Then nothing is left of the checkpoint, as far as the disk allows.
 pub(crate) fn publish(
     disk: &dyn FileSystem,
     staging: &StagedCheckpoint,
@@ -98,8 +98,8 @@ pub(crate) fn publish(
     })
 }
 
-/// Removes what ranks have written where one of them failed: on one rank, when none writes any more.
+/// Removes the ranks' parts after one of them failed. Called on one rank, when no rank writes any more.
 pub(crate) fn discard_staged(disk: &dyn FileSystem, staging: &StagedCheckpoint) {
-    // The failure to save is the one to tell; the next save tries to remove this again.
+    // The failure of the save is reported; the next save tries to remove this again.
     let _ = files::remove_tree(disk, &staging.folder());
 }

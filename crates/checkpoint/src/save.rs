@@ -1,4 +1,4 @@
-//! A checkpoint onto the disk.
+//! Writes a checkpoint to the disk.
 
 use crate::error::CheckpointError;
 use crate::manifest::{MANIFEST_FILE, Manifest};
@@ -8,27 +8,27 @@ use files::{FileSystem, FilesError, TensorSource, WrittenFile, write_file, write
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// What a checkpoint is to hold.
+/// The contents of a checkpoint.
 pub struct Contents<'a> {
-    /// Where the run is.
+    /// The state of the run.
     pub state: &'a TrainerState,
     /// The weights, under Hugging Face names.
     pub model: &'a dyn TensorSource,
-    /// The optimizer's states: a parameter's name, a dot, and the state's.
+    /// The optimizer states, named by the parameter's name, a dot, and the state's name.
     pub optimizer: &'a dyn TensorSource,
     /// Small files that go with it, by name: `config.json`, the run's settings, the tokenizer's.
     pub files: &'a [(String, Vec<u8>)],
-    /// Tensor files become shards of at most so many bytes.
+    /// The most bytes of a tensor file; larger ones become shards.
     pub max_shard_bytes: u64,
 }
 
-/// Writes `RUN/checkpoints/step-N` and makes it durable, and returns its path. At every moment of it a power cut leaves
-/// every other checkpoint whole, and of this step the one before, if there was one, or this one.
+/// Writes `RUN/checkpoints/step-N`, makes it durable, and returns its path. After a power failure at any moment, all
+/// other checkpoints are whole. Of this step, the previous checkpoint, if there was one, or the new one is whole.
 ///
 /// `run` must exist. What earlier saves left half done is removed first.
 ///
 /// # Errors
-/// [`CheckpointError::Files`]. What was half written is removed then, as far as the disk allows.
+/// [`CheckpointError::Files`]. What was half written is then removed, as far as the disk allows.
 pub fn save(
     disk: &dyn FileSystem,
     run: &Path,
@@ -41,13 +41,13 @@ pub fn save(
     let temporary = folder.join(Name::Temporary(step).text());
     let written = write(disk, &temporary, contents).and_then(|()| name_staged(disk, &folder, step));
     if written.is_err() {
-        // The failure to save is the one to tell; the next save tries to remove this again.
+        // The failure of the save is reported; the next save tries to remove this again.
         let _ = files::remove_tree(disk, &temporary);
     }
     Ok(written?)
 }
 
-/// Makes `RUN/checkpoints`, if need be, and its name and the run's durable.
+/// Makes `RUN/checkpoints` if it does not exist, and makes its name and the run's durable.
 pub(crate) fn make_folder(
     disk: &dyn FileSystem,
     run: &Path,
@@ -65,8 +65,8 @@ pub(crate) fn make_folder(
     Ok(())
 }
 
-/// Removes what saves and removals left half done. A checkpoint that was about to be replaced gets its name back, unless it
-/// was replaced.
+/// Removes what saves and removals left half done. A checkpoint that was about to be replaced gets its name back,
+/// unless its replacement exists.
 pub(crate) fn tidy(disk: &dyn FileSystem, folder: &Path) -> Result<(), FilesError> {
     let found = names::list(disk, folder)?;
     for &name in &found {
@@ -94,7 +94,7 @@ fn write(disk: &dyn FileSystem, folder: &Path, contents: &Contents) -> Result<()
     finish(disk, folder, written, contents.files, contents.state)
 }
 
-/// Writes the small files of a checkpoint whose tensors are written and durable, and makes all of it durable.
+/// Writes the small files of a checkpoint whose tensors are already durable, and makes all of it durable.
 pub(crate) fn finish(
     disk: &dyn FileSystem,
     folder: &Path,
@@ -118,7 +118,7 @@ pub(crate) fn finish(
         .map_err(FilesError::at("sync", folder))
 }
 
-/// Gives a written checkpoint its name, and removes the one that had it.
+/// Gives a written checkpoint its name, and removes an older one with that name.
 pub(crate) fn name_staged(
     disk: &dyn FileSystem,
     folder: &Path,
@@ -136,7 +136,7 @@ pub(crate) fn name_staged(
     }
     if let Err(error) = rename(&temporary, &saved) {
         if replaces {
-            // The failure above is the one to tell; `find` knows the old name too.
+            // The failure above is reported; `find` also knows the old name.
             let _ = disk.rename(&old, &saved);
         }
         return Err(error);

@@ -1,21 +1,21 @@
-//! `trainer_state.json`: where a run is, beside its tensors.
+//! `trainer_state.json`: the state of a run besides its tensors.
 
 use data::Position;
 use serde::{Deserialize, Serialize};
 
-/// The version that is written where one process writes all.
+/// The version that is written if one process writes everything.
 pub const FORMAT_VERSION: u64 = 1;
 
-/// The version that is written where several ranks write.
+/// The version that is written if several ranks write.
 pub const FORMAT_VERSION_OF_RANKS: u64 = 2;
 
 /// The latest version that is read.
 pub(crate) const LATEST_VERSION: u64 = FORMAT_VERSION_OF_RANKS;
 
-/// The file of a checkpoint that holds the state.
+/// The file of a checkpoint with the state.
 pub const STATE_FILE: &str = "trainer_state.json";
 
-/// Where a run is: all that a resumed run needs beside tensors and settings to go on bit for bit.
+/// All that a run needs besides tensors and settings to be resumed bit for bit.
 ///
 /// Everything else that is random or scheduled follows from the seed in the settings and from these counters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -26,38 +26,38 @@ pub struct TrainerState {
     pub trainer_version: String,
     /// The name of the configuration that the run began with, for people.
     pub name: String,
-    /// Steps done; the next is one more.
+    /// Steps made. The next step has the next number.
     pub step: u64,
-    /// Updates done: steps without those that were skipped. Bias correction and stochastic rounding count these.
+    /// Updates made: steps without skipped ones. Bias correction and stochastic rounding use this count.
     pub updates: u64,
-    /// Steps skipped since the last update, for want of finite gradients.
+    /// Steps skipped since the last update, because gradients were not finite.
     pub skipped_in_a_row: u64,
-    /// Steps skipped in all.
+    /// All skipped steps.
     pub skipped: u64,
-    /// The next sample that a step takes; what was only prefetched is not counted.
+    /// The next sample of a step. Samples that were only prefetched do not count.
     pub position: Position,
-    /// What the samples are: a fingerprint of the data that the position is in.
+    /// A fingerprint of the data that the position belongs to.
     pub data: String,
     /// Tokens read so far.
     pub tokens: u64,
     /// How many of these were targets.
     pub targets: u64,
-    /// An evaluation that is due after this step was broken off, and has to be made.
+    /// Whether an evaluation after this step was interrupted, and is still to be made.
     pub pending: bool,
     /// The best evaluation so far.
     pub best: Option<Best>,
-    /// The forms of weights and states in the tensor files.
+    /// The formats of weights and states in the tensor files.
     pub optimizer: OptimizerForm,
-    /// Which algorithms matrix products took, on CUDA; none in checkpoints that were written before there was a choice.
+    /// The algorithms of matrix products, on CUDA; none in checkpoints from before there was a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub algorithms: Option<String>,
-    /// The version of the cuDNN that computed attention, where it did.
+    /// The version of the cuDNN that computed attention, if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cudnn_version: Option<String>,
-    /// Each byte of a text is a token of the model; where there is a tokenizer, its files say what is.
+    /// Whether each byte of a text is a token. If there is a tokenizer, its files define the tokens.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reads_bytes: bool,
-    /// How many ranks trained, and wrote, if several did.
+    /// The number of ranks that trained and wrote, if there were several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u64>,
 }
@@ -65,15 +65,15 @@ pub struct TrainerState {
 /// The best evaluation of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Best {
-    /// After which step.
+    /// The step after which it was made.
     pub step: u64,
     /// Its loss; finite.
     pub loss: f32,
-    /// A fingerprint of what it was made on.
+    /// A fingerprint of the data that it was made on.
     pub data: String,
 }
 
-/// How weights and states are kept, in the words of the settings.
+/// The formats of weights and states, in the words of the settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OptimizerForm {
     /// Weights: `f32` or `bf16`.

@@ -1,6 +1,6 @@
-//! What a training step consumes.
+//! The input of a training step.
 
-/// The target that asks for no loss at its place (Hugging Face's and PyTorch's `ignore_index`).
+/// The target at a position without a loss (`ignore_index` in Hugging Face and PyTorch).
 pub const MASKED: i32 = -100;
 
 /// The rows of one forward and backward pass, row-major `[rows, seq]`.
@@ -8,19 +8,19 @@ pub const MASKED: i32 = -100;
 pub struct MicroBatch {
     /// Token ids, `[rows, seq]`, each below the vocabulary size.
     pub input_ids: Vec<i32>,
-    /// The token wanted after each input, `[rows, seq]`, or [`MASKED`].
+    /// The token that is wanted after each input, `[rows, seq]`, or [`MASKED`].
     pub targets: Vec<i32>,
     /// Sequences in this micro-batch.
     pub rows: usize,
     /// Tokens in each sequence.
     pub seq: usize,
-    /// `[rows, seq]`: for each token the position, within its row, of the first token of its document.
-    /// `None` where each row is one document.
+    /// `[rows, seq]`: for each token the position in its row at which its document begins. `None` if each row is one
+    /// document.
     pub documents: Option<Vec<i32>>,
 }
 
 impl MicroBatch {
-    /// A micro-batch of which no token is read yet; [`Self::rows`] is already final.
+    /// A micro-batch without tokens so far. [`Self::rows`] is already final.
     pub(crate) fn unread(rows: usize, seq: usize, documents: bool) -> Self {
         Self {
             input_ids: Vec::new(),
@@ -31,7 +31,7 @@ impl MicroBatch {
         }
     }
 
-    /// Makes room for all of its rows.
+    /// Reserves memory for all of its rows.
     pub(crate) fn make_room(&mut self) {
         let documents = self.documents.as_mut();
         for tokens in [&mut self.input_ids, &mut self.targets]
@@ -42,8 +42,8 @@ impl MicroBatch {
         }
     }
 
-    /// Pads the row that was read last to its end: no targets, and every token a document of its own, so that it attends to
-    /// itself alone.
+    /// Pads the last row to its end, without targets. Each padding token is a document of its own, so that it attends
+    /// only to itself.
     pub(crate) fn fill_row(&mut self) {
         let whole = self.input_ids.len().next_multiple_of(self.seq);
         if let Some(documents) = &mut self.documents {
@@ -53,25 +53,25 @@ impl MicroBatch {
         self.targets.resize(whole, MASKED);
     }
 
-    /// How many targets are not [`MASKED`].
+    /// Number of targets that are not [`MASKED`].
     pub fn target_count(&self) -> usize {
         self.targets.iter().filter(|&&t| t != MASKED).count()
     }
 }
 
-/// The micro-batches whose gradients are summed for one optimizer step, of all ranks.
+/// The micro-batches of all ranks whose gradients are summed for one optimizer step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepBatch {
-    /// `accum` micro-batches of equally many rows, in the order in which they are to be run. All have the dataset's `seq`,
-    /// but with [`Packing::Pad`](crate::Packing::Pad) each one of its own, at most that. Micro-batches that other ranks
-    /// read have a shape here, and no tokens.
+    /// `accum` micro-batches with equal numbers of rows, in the order in which they are run. All have the dataset's
+    /// `seq`; with [`Packing::Pad`](crate::Packing::Pad) each has its own length, at most that. Micro-batches that
+    /// other ranks read have a shape here, but no tokens.
     pub micro: Vec<MicroBatch>,
-    /// Targets of the micro-batches that other ranks read; 0 until those ranks have told.
+    /// Targets of the micro-batches that other ranks read; 0 until those ranks have reported them.
     pub targets_elsewhere: usize,
 }
 
 impl FromIterator<MicroBatch> for StepBatch {
-    /// A step of which no other rank reads a part.
+    /// A step without micro-batches of other ranks.
     fn from_iter<M: IntoIterator<Item = MicroBatch>>(micro: M) -> StepBatch {
         StepBatch {
             micro: micro.into_iter().collect(),
@@ -81,15 +81,15 @@ impl FromIterator<MicroBatch> for StepBatch {
 }
 
 impl StepBatch {
-    /// How many targets of the whole step are not [`MASKED`]: what the loss is divided by. Never
-    /// zero in a step of which [`Batches::next_step`](crate::Batches::next_step) read all micro-batches.
+    /// Number of targets of the whole step that are not [`MASKED`], by which the loss is divided. Never zero in a step
+    /// whose micro-batches were all read by [`Batches::next_step`](crate::Batches::next_step).
     pub fn target_count(&self) -> usize {
         let here: usize = self.micro.iter().map(MicroBatch::target_count).sum();
         here + self.targets_elsewhere
     }
 }
 
-/// `token` as an id, where it is one of `vocab` ids.
+/// `token` as an id, if it is below `vocab`.
 pub(crate) fn token_id(token: i64, vocab: usize) -> Option<i32> {
     let id = i32::try_from(token).ok()?;
     let index = usize::try_from(id).ok()?;

@@ -14,7 +14,7 @@ pub(crate) struct BatchFile {
     targets: Matrix,
 }
 
-/// Where a `[rows, seq]` tensor lies in the file.
+/// The place of a `[rows, seq]` tensor in the file.
 #[derive(Debug)]
 struct Matrix {
     start: usize,
@@ -22,7 +22,7 @@ struct Matrix {
 }
 
 impl BatchFile {
-    /// Reads the header; entries are checked when they are read.
+    /// Reads the header. Entries are only checked when they are read.
     pub(crate) fn open(file: DataFile) -> Result<Self, DataError> {
         let header = match read_header(&file) {
             Ok(header) => header,
@@ -52,7 +52,7 @@ impl BatchFile {
         })
     }
 
-    /// Columns of a row up to its last target.
+    /// Number of columns of a row up to its last target.
     pub(crate) fn length(&self, row: usize) -> usize {
         let columns = row * self.seq..(row + 1) * self.seq;
         let asks =
@@ -61,7 +61,7 @@ impl BatchFile {
         last.map_or(0, |position| position - row * self.seq + 1)
     }
 
-    /// Appends as many columns of row `row` (below [`Self::rows`]) as the micro-batch has.
+    /// Appends the first columns of row `row` (below [`Self::rows`]), as many as the micro-batch has.
     pub(crate) fn read_row(
         &self,
         row: usize,
@@ -105,7 +105,7 @@ impl Matrix {
     }
 }
 
-/// Finds tensor `name`, and checks that it is a matrix of integers that is not empty.
+/// Finds the tensor `name`, and checks that it is a non-empty matrix of integers.
 fn matrix(
     file: &DataFile,
     header: &Header,

@@ -1,15 +1,15 @@
-//! Samples made into steps.
+//! Makes steps from samples.
 
 use crate::{DataError, Dataset, Packing, Position, StepBatch, buckets::Buckets, mix::Order};
 
-/// How many samples an error message names before it only counts them.
+/// An error message names this many samples, and only counts the others.
 const SAMPLES_NAMED: usize = 8;
 
 /// The endless, deterministic sequence of a dataset's steps.
 ///
-/// A step takes `accum` micro-batches of `micro_batch` samples, in order. Where an epoch ends, the
-/// next begins, within a micro-batch if need be: no sample is dropped. Samples come in the order of the file, or shuffled;
-/// with [`Packing::Pad`] those of similar length are brought together within windows of that order.
+/// A step takes `accum` micro-batches of `micro_batch` samples, in order. When an epoch ends, the next one begins, even
+/// within a micro-batch, so no sample is dropped. Samples come in the order of the file, or shuffled. With
+/// [`Packing::Pad`], samples of similar length are brought together within windows of that order.
 #[derive(Debug)]
 pub struct Batches {
     dataset: Dataset,
@@ -40,8 +40,8 @@ impl Batches {
         }
     }
 
-    /// The same steps, of which this rank of `size` reads every `size`-th micro-batch, from number `rank` on. The others have
-    /// a shape and no tokens, so that only all ranks together know whether a step has a target.
+    /// The same steps, with this rank reading every `size`-th micro-batch, from number `rank` on. The others have a
+    /// shape but no tokens, so only all ranks together know whether a step has a target.
     #[must_use]
     pub fn of_rank(self, rank: usize, size: usize) -> Self {
         Self {
@@ -55,18 +55,16 @@ impl Batches {
         &self.dataset
     }
 
-    /// Where the next step begins.
+    /// The position at which the next step begins.
     pub fn position(&self) -> Position {
         self.position
     }
 
-    /// Continues at a position that [`Self::position`] once gave: the steps that follow are those
-    /// that followed then.
+    /// Continues at a position that [`Self::position`] returned before: the steps are those that followed it then.
     ///
     /// # Errors
     ///
-    /// [`DataError::NoSuchPosition`] where the dataset has not that many samples; the position is
-    /// then unchanged.
+    /// [`DataError::NoSuchPosition`] if the dataset has fewer samples; the position is then unchanged.
     pub fn seek(&mut self, position: Position) -> Result<(), DataError> {
         let samples = self.dataset.samples() as u64;
         if position.index >= samples {
@@ -85,8 +83,8 @@ impl Batches {
     ///
     /// # Errors
     ///
-    /// A token outside the vocabulary, or, where there are no other ranks, a step without a single target. The position is then
-    /// unchanged, so that asking again gives the same error.
+    /// For a token outside the vocabulary and, without other ranks, for a step without any target. The position is then
+    /// unchanged, so calling again gives the same error.
     pub fn next_step(&mut self) -> Result<StepBatch, DataError> {
         let (rows, accum) = {
             let options = self.dataset.options();
@@ -131,7 +129,7 @@ impl Batches {
     }
 }
 
-/// The first few samples by number, the rest as a count.
+/// The numbers of the first few samples, and the count of the others.
 fn list(samples: &[usize]) -> String {
     let (named, rest) = samples.split_at(samples.len().min(SAMPLES_NAMED));
     let named: Vec<_> = named.iter().map(usize::to_string).collect();

@@ -1,4 +1,4 @@
-//! Rows of similar length brought together, so that little of a padded micro-batch is padding.
+//! Brings rows of similar length together, so that padded micro-batches have little padding.
 
 use crate::{
     Position,
@@ -6,19 +6,19 @@ use crate::{
     order::{keyed_rng, shuffled},
 };
 
-/// Micro-batches whose rows are sorted by length together: enough that their rows are nearly alike, few enough that the order
-/// stays random.
+/// Number of micro-batches whose rows are sorted by length together: enough to make rows nearly equal, and few enough
+/// to keep the order random.
 const WINDOW: u64 = 64;
 
-/// The lengths that padded micro-batches have, in order, of sequences of at most `seq` tokens: multiples of 64, at most 16 of
-/// them, so that each can be planned.
+/// The possible lengths of padded micro-batches, in order, for sequences of at most `seq` tokens. They are multiples of
+/// 64, and at most 16, so that each can be planned.
 pub fn padded_lengths(seq: usize) -> impl Iterator<Item = usize> {
     let unit = seq.div_ceil(16).next_multiple_of(64);
     (1..=seq.div_ceil(unit)).map(move |units| (units * unit).min(seq))
 }
 
-/// Changes the order of samples within windows of it: each window's samples are sorted by length and cut into micro-batches,
-/// which are shuffled where samples are. It follows from the position alone.
+/// Changes the order of samples within windows. A window's samples are sorted by length and divided into micro-batches,
+/// which are shuffled if samples are. The result depends only on the position.
 #[derive(Debug)]
 pub(crate) struct Buckets {
     rows: u64,
@@ -35,7 +35,7 @@ struct Window {
 }
 
 impl Buckets {
-    /// `seed` is for shuffling.
+    /// With `seed`, micro-batches are shuffled.
     pub(crate) fn new(rows: usize, samples: usize, seed: Option<u64>) -> Self {
         Self {
             rows: rows as u64,
@@ -64,8 +64,8 @@ impl Buckets {
         self.window.samples[(at.index - start) as usize]
     }
 
-    /// Where the window of a position begins and ends. Windows begin with a micro-batch, so what an epoch gives to the last
-    /// one of the epoch before is a window of its own.
+    /// The start and end of the window at a position. Windows begin with a micro-batch, so samples that complete the
+    /// last micro-batch of the epoch before form their own window.
     fn window_at(&self, at: Position) -> (u64, u64) {
         let (rows, samples) = (u128::from(self.rows), u128::from(self.samples));
         let taken = (u128::from(at.epoch) % rows * (samples % rows) % rows) as u64;
@@ -94,7 +94,7 @@ impl Buckets {
         };
         let purpose = [*b"buckets ", start.to_le_bytes()].concat();
         let purpose = purpose.as_array().expect("twice 8 bytes");
-        // A last micro-batch that the next epoch completes stays the last.
+        // A last micro-batch that the next epoch completes must stay last.
         let (groups, rest) = samples.split_at(samples.len() - samples.len() % self.rows as usize);
         let groups: Vec<&[usize]> = groups.chunks(self.rows as usize).collect();
         let groups = shuffled(groups, &mut keyed_rng(seed, epoch, purpose));

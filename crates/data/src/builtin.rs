@@ -1,13 +1,12 @@
-//! The text that ships in the binary: generated, so that the binary holds a grammar and not a
-//! book. Sentences about trains, harbours and memory, with enough repetition for a tiny
-//! byte-level transformer to learn within a few hundred steps; a paragraph keeps to one person and
-//! one town, so that there is something to learn from further back as well.
+//! The built-in text. It is generated, so that the binary has a grammar rather than a book. Its sentences are about
+//! trains, harbours and memory, with enough repetition for a tiny byte-level transformer to learn within a few hundred
+//! steps. A paragraph keeps to one person and one town, so that there is also something to learn from further back.
 
 use rand_chacha::ChaCha8Rng;
 
 use crate::order::{below, keyed_rng};
 
-/// The text is this long, and at most a paragraph longer.
+/// The least length of the text. It is at most a paragraph longer.
 const LENGTH: usize = 200_000;
 
 const PEOPLE: &[&str] = &[
@@ -28,7 +27,7 @@ const TOWNS: &[&str] = &[
     "Northwick",
 ];
 
-/// The words that fill a `{slot}`. `{person}` and `{town}` are the paragraph's.
+/// The words for each `{slot}`. `{person}` and `{town}` are fixed for a paragraph.
 const SLOTS: &[(&str, &[&str])] = &[
     (
         "adjective",
@@ -146,7 +145,7 @@ const SENTENCES: &[&str] = &[
     "{person} folded the {thing}, crossed the {place} and went home.",
 ];
 
-/// The text: the same ASCII bytes always.
+/// The text, always the same ASCII bytes.
 pub(crate) fn text() -> String {
     let mut rng = keyed_rng(0, 0, b"built-in text   ");
     let mut text = String::with_capacity(LENGTH + 1000);
@@ -164,7 +163,7 @@ fn paragraph(rng: &mut ChaCha8Rng, text: &mut String) {
             text.push(' ');
         }
         let template = pick(rng, SENTENCES);
-        // Split at braces, every second piece is a slot.
+        // After splitting at braces, every second piece is a slot.
         for (piece, words) in template.split(['{', '}']).enumerate() {
             text.push_str(match words {
                 literal if piece % 2 == 0 => literal,
@@ -197,7 +196,7 @@ mod tests {
 
     #[test]
     fn the_text_never_changes() {
-        // Written down from the first run: losses that documentation quotes rely on it.
+        // Recorded from the first run. Losses in the documentation depend on it.
         let text = text();
         assert_eq!(
             (text.len(), hash(text.as_bytes())),

@@ -1,4 +1,4 @@
-//! The checksums of a shard's blocks: made while it is written, compared when a block is first read.
+//! The checksums of a shard's blocks, computed while it is written, and compared when a block is first read.
 
 use std::{
     ops::Range,
@@ -9,7 +9,7 @@ use crc32fast::Hasher;
 
 use crate::{DataError, ShardIndex, file::DataFile};
 
-/// The checksums of a shard that is written piece by piece, its header last.
+/// The checksums of a shard that is being written in pieces, with its header last.
 #[derive(Debug)]
 pub(crate) struct BlockChecksums {
     blocks: Vec<Hasher>,
@@ -17,7 +17,7 @@ pub(crate) struct BlockChecksums {
 }
 
 impl BlockChecksums {
-    /// Of a file that begins with a header of so many bytes, which fit a block.
+    /// For a file that begins with a header of `bytes` bytes, which must fit in a block.
     pub(crate) fn after_header(bytes: usize) -> Self {
         Self {
             blocks: vec![Hasher::new()],
@@ -25,7 +25,7 @@ impl BlockChecksums {
         }
     }
 
-    /// Takes the next bytes of the shard's file.
+    /// Adds the next bytes of the shard's file.
     pub(crate) fn update(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             if self.held == ShardIndex::BLOCK_BYTES {
@@ -51,7 +51,7 @@ impl BlockChecksums {
     }
 }
 
-/// The checksums of a file that is read, and which of its blocks were found whole.
+/// The checksums of a file for reading, and which of its blocks have been compared.
 #[derive(Debug)]
 pub(crate) struct Verified {
     checksums: Vec<u32>,
@@ -66,7 +66,7 @@ impl Verified {
         }
     }
 
-    /// Compares the blocks that `bytes`, which is not empty, lies in, unless that was done before.
+    /// Compares the blocks that contain `bytes`, which is not empty, unless they were compared before.
     pub(crate) fn check(&self, file: &DataFile, bytes: Range<usize>) -> Result<(), DataError> {
         let size = ShardIndex::BLOCK_BYTES;
         for block in bytes.start / size..=(bytes.end - 1) / size {

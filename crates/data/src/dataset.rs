@@ -1,4 +1,4 @@
-//! Opened data: one input or several, and the samples that they give.
+//! Open data: one or several inputs, and their samples.
 
 use std::path::Path;
 
@@ -12,20 +12,20 @@ use crate::{
     source::{DataSource, TokensOf},
 };
 
-/// A data source that was opened and found able to give samples.
+/// An open data source that has at least one sample.
 ///
 /// - Built-in text (no path) and text files: each byte is a token, vocabulary 256.
 /// - Token files: llm.c's layout, its Llama-3 variant, and bare u16; or a folder of them. An llm.c file may have a
-///   [`ShardIndex`](crate::ShardIndex) beside it: then its blocks are compared with their checksums when they are first read, tokens that it
-///   masks are never targets, and rows may follow its documents ([`Packing`]).
+///   [`ShardIndex`](crate::ShardIndex) beside it. Then its blocks are compared with their checksums when they are first
+///   read, tokens that it masks are never targets, and rows may follow its documents ([`Packing`]).
 /// - Batch files: safetensors with `input_ids` and `targets`, i32 or i64 `[N, seq]`, a sample a
 ///   row, target [`MASKED`](crate::MASKED) for no target.
-/// - Several of these, which take turns: by their weights, or each with all that it has.
+/// - Several of these, which take turns, by their weights or by their sizes.
 ///
-/// A sample is a row. With [`Packing::Concatenate`] sample `i` of a shard is the `seq + 1` tokens from `i * seq`, so it has
-/// `(tokens - 1) / seq` samples; with the others rows follow documents, at 12 bytes of host memory for each piece of one.
+/// A sample is a row. With [`Packing::Concatenate`], sample `i` of a shard is the `seq + 1` tokens from `i * seq`, so
+/// it has `(tokens - 1) / seq` samples. Otherwise rows follow documents, at 12 bytes of host memory for each piece.
 ///
-/// Files are mapped, not read; tokens are checked against the vocabulary when they are taken.
+/// Files are mapped rather than read. Tokens are checked against the vocabulary when they are used.
 #[derive(Debug)]
 pub struct Dataset {
     /// At least one.
@@ -36,11 +36,11 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Opens and checks the source that `options` describe.
+    /// Opens and checks the data that `options` describe.
     ///
     /// # Errors
     ///
-    /// Whatever is wrong with the options or with the file's header and size, as a [`DataError`].
+    /// A [`DataError`] if the options, or a file's header or size, are invalid.
     pub fn open(options: &Options) -> Result<Self, DataError> {
         options.validate()?;
         let paths = options.path.iter().flat_map(Inputs::paths).map(Some);
@@ -82,17 +82,17 @@ impl Dataset {
         self.shares.samples() as usize
     }
 
-    /// Tokens in a sequence; the most of them with [`Packing::Pad`].
+    /// Tokens in a sequence; the most with [`Packing::Pad`].
     pub fn seq(&self) -> usize {
         self.seq
     }
 
-    /// The options that it was opened with.
+    /// The options with which it was opened.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// One line for people: what the source is and how much it holds.
+    /// One line for people: the kind of data, and how much there is.
     pub fn describe(&self) -> String {
         if let [source] = &self.sources[..] {
             return source.describe(self.seq);
@@ -108,15 +108,15 @@ impl Dataset {
         format!("{}; {} samples an epoch", each.join("; "), self.samples())
     }
 
-    /// The path of each input (`None`: the built-in text), and what its tokens stand for.
+    /// The path of each input (`None`: the built-in text), and the meaning of its tokens.
     pub fn inputs(&self) -> impl Iterator<Item = (Option<&Path>, TokensOf)> {
         let mut paths = self.options.path.iter().flat_map(Inputs::paths);
         let sources = self.sources.iter();
         sources.map(move |source| (paths.next(), source.tokens_of()))
     }
 
-    /// Bytes of text that a token of an epoch stands for on average, which makes bits per byte of a loss: 1 for text, and what
-    /// their indices say for shards. `None` where nothing says.
+    /// Average bytes of text for each token of an epoch, which converts a loss to bits per byte: 1 for text, and
+    /// according to the index for shards. `None` if it is not known.
     pub fn bytes_per_token(&self) -> Option<f64> {
         let (mut all_bytes, mut all_tokens) = (0.0, 0.0);
         for (at, source) in self.sources.iter().enumerate() {
@@ -128,8 +128,8 @@ impl Dataset {
         (all_bytes > 0.0).then(|| all_bytes / all_tokens)
     }
 
-    /// What tells this data from other data, whatever its files are called: their number, their size, and a checksum of
-    /// indices, or of some places of files without one; of several inputs also their shares.
+    /// Distinguishes this data from other data, whatever the names of its files: number and size of the files, and a
+    /// checksum of their indices, or of some places in files without an index; for several inputs also their shares.
     pub fn fingerprint(&self) -> String {
         let mut crc = Hasher::new();
         let (mut files, mut bytes) = (0, 0);
@@ -144,13 +144,13 @@ impl Dataset {
         format!("files {files}, bytes {bytes}, crc32 {:08x}", crc.finalize())
     }
 
-    /// The name to use in messages: the path, or what stands for it.
+    /// The name for messages: the path, or a text in its place.
     pub(crate) fn name(&self) -> String {
         let names: Vec<&str> = self.sources.iter().map(DataSource::name).collect();
         names.join(", ")
     }
 
-    /// In which order samples come, shuffled by a seed or not.
+    /// The order of samples, shuffled by a seed or not.
     pub(crate) fn order(&self, seed: Option<u64>) -> Order {
         match &self.sources[..] {
             [source] => Order::One(SourceOrder::new(seed, source.samples() as u64)),
@@ -158,7 +158,7 @@ impl Dataset {
         }
     }
 
-    /// Which source has a sample, and its number there: samples of a source follow those of the one before.
+    /// The source of a sample, and its number there. Samples are numbered one source after the other.
     fn locate(&self, mut sample: usize) -> (&DataSource, usize) {
         for source in &self.sources {
             if sample < source.samples() {
@@ -169,14 +169,14 @@ impl Dataset {
         unreachable!("an order gives samples that there are")
     }
 
-    /// Inputs of a sample that are not padding.
+    /// Number of a sample's inputs that are not padding.
     pub(crate) fn length(&self, sample: usize) -> usize {
         let (source, sample) = self.locate(sample);
         source.length(sample, self.seq)
     }
 
-    /// The shape of a micro-batch of samples (below [`Self::samples`]), without tokens. Its length follows from the indices of
-    /// documents, so that no token is read for it.
+    /// The shape of a micro-batch of samples (below [`Self::samples`]), without tokens. Its length follows from the
+    /// indices of documents, so no token is read.
     pub(crate) fn shape(&self, samples: &[usize]) -> MicroBatch {
         let packing = self.options.packing;
         let seq = match packing {

@@ -1,11 +1,11 @@
-//! Everything that can be wrong with data, each with a sentence that says what to do.
+//! Errors of data, each with a sentence that says what to do.
 
 use std::io;
 
 use crate::FileKind;
 
-/// Why there is no dataset, or no next step. Each message says what was wrong, where, and what to do about it. Most
-/// reasons share [`Setting`](Self::Setting) and [`Unusable`](Self::Unusable).
+/// Why data cannot be opened, or a step cannot be read. Each message says what is wrong, where, and what to do. Most
+/// reasons are a [`Setting`](Self::Setting) or [`Unusable`](Self::Unusable).
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum DataError {
@@ -13,11 +13,11 @@ pub enum DataError {
     #[error("{key} is 0; set it to 1 or more")]
     Zero { key: &'static str },
 
-    /// A setting that no data, or not this data, can satisfy.
+    /// A setting that is invalid for this data, or for any.
     #[error("{0}")]
     Setting(String),
 
-    /// There is no such file.
+    /// The file does not exist.
     #[error("data file {file} does not exist; check data.path")]
     Missing { file: String },
 
@@ -28,11 +28,11 @@ pub enum DataError {
     )]
     BadIndex { file: String, reason: String },
 
-    /// A file that is something else than text, or than the tokens that its name promises.
+    /// A file that is neither text nor tokens.
     #[error("data file {file} is {}, neither text nor tokens{}", .kind.name(), way_out(*.kind))]
     NotText { file: String, kind: FileKind },
 
-    /// Packing by documents without documents.
+    /// Packing by documents, but the data has no documents.
     #[error(
         "data.packing is \"{packing}\", but {file} {reason}; \
          write the data with `trainer prepare`, or set data.packing=\"concatenate\""
@@ -43,7 +43,7 @@ pub enum DataError {
         reason: &'static str,
     },
 
-    /// The operating system would not open or map the file.
+    /// The operating system could not open or map the file.
     #[error("cannot read data file {file}: {reason}")]
     Unreadable { file: String, reason: io::Error },
 
@@ -63,7 +63,7 @@ pub enum DataError {
         vocab: usize,
     },
 
-    /// A step in which nothing is to be learnt: its mean loss would be 0 / 0.
+    /// A step without any target: its mean loss would be 0 / 0.
     #[error(
         "data file {file}: every target is masked in the step made of samples {samples} (epoch {epoch}); \
          remove them, or raise batch.micro or batch.accum so that each step has a target"
@@ -74,7 +74,7 @@ pub enum DataError {
         epoch: u64,
     },
 
-    /// A saved position that this data does not have.
+    /// A saved position that does not exist in this data.
     #[error(
         "cannot continue at sample {index} of epoch {epoch}: data file {file} gives {samples} samples an epoch; \
          resume with the data and data.seq that the run began with"
@@ -86,7 +86,7 @@ pub enum DataError {
         samples: u64,
     },
 
-    /// Anything else that is wrong with a file or a folder.
+    /// Any other problem with a file or a folder.
     #[error("{0}")]
     Unusable(String),
 }

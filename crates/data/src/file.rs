@@ -1,4 +1,4 @@
-//! The bytes of a data file, mapped rather than read: token files may exceed the host's memory.
+//! The bytes of a data file. It is mapped rather than read, because token files may exceed the host's memory.
 
 use std::{
     fs::{self, File},
@@ -11,7 +11,7 @@ use memmap2::Mmap;
 
 use crate::{DataError, builtin};
 
-/// Bytes, and the name to use for them in messages. Never empty.
+/// Bytes, and their name for messages. Never empty.
 #[derive(Debug)]
 pub(crate) struct DataFile {
     pub(crate) name: String,
@@ -32,7 +32,7 @@ impl DataFile {
             file: name.clone(),
             reason,
         };
-        // Before opening: to open a pipe would wait for its writer.
+        // Checked before opening, because opening a pipe would wait for its writer.
         let metadata = fs::metadata(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => DataError::Missing { file: name.clone() },
             _ => unreadable(error),
@@ -48,10 +48,9 @@ impl DataFile {
             )));
         }
         let file = File::open(path).map_err(unreadable)?;
-        // SAFETY: the map is read-only, and read as plain bytes, for which any value is valid. It
-        // is undefined for another process to change the file meanwhile (cutting it short ends
-        // this process with SIGBUS); as in every program that maps its input, not doing so is
-        // left to the user, since locks are advisory.
+        // SAFETY: the map is read-only, and read as plain bytes, for which any value is valid. Another process must not
+        // change the file meanwhile, which would be undefined (if it is cut short, this process ends with SIGBUS). As
+        // in every program that maps its input, that is left to the user, because locks are advisory.
         let map = unsafe { Mmap::map(&file) }.map_err(unreadable)?;
         Ok(Self {
             name,
@@ -59,7 +58,7 @@ impl DataFile {
         })
     }
 
-    /// The text that ships in the binary.
+    /// The built-in text.
     pub(crate) fn builtin() -> Self {
         Self {
             name: "(built-in text)".to_owned(),

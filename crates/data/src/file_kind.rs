@@ -1,17 +1,17 @@
-//! Recognises a kind of file by its first bytes. A name can be wrong, and a model would learn the bytes of an archive as text.
+//! Recognises a file's kind by its first bytes: its name can be wrong, and a model would learn an archive's bytes.
 
 use std::path::Path;
 
 /// A file with a NUL among this many first bytes is not text.
 const HEAD: usize = 8192;
 
-/// The mark of UTF-8, with which some text files begin.
+/// The byte order mark of UTF-8, with which some text files begin.
 pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// A kind of file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
-    /// Text, or nothing that is known.
+    /// Text, or an unknown kind.
     Text,
     /// An object of JSON on each line.
     JsonLines,
@@ -25,11 +25,11 @@ pub enum FileKind {
     Zstd,
     /// A token file in llm.c's layout.
     Tokens,
-    /// Something else that is not text, by its name.
+    /// Another kind that is not text, by its name.
     Other(&'static str),
 }
 
-/// Signatures of files that are not text: an offset, the bytes there, and the kind that has them.
+/// Signatures of files that are not text: an offset, the bytes there, and the kind.
 const BEGINNINGS: &[(usize, &[u8], FileKind)] = &[
     (0, b"PAR1", FileKind::Parquet),
     (0, b"\x1f\x8b", FileKind::Gzip),
@@ -57,8 +57,8 @@ const BEGINNINGS: &[(usize, &[u8], FileKind)] = &[
 ];
 
 impl FileKind {
-    /// The kind of a file that begins with `head`. A file of JSON needs its whole first line in there, others a few thousand
-    /// bytes.
+    /// The kind of a file that begins with `head`. For JSON, `head` must have the whole first line; for other kinds a
+    /// few thousand bytes are enough.
     pub fn of(head: &[u8]) -> FileKind {
         let begins = |(at, bytes, _): &&(usize, &[u8], FileKind)| {
             head.get(*at..).is_some_and(|rest| rest.starts_with(bytes))
@@ -85,7 +85,7 @@ impl FileKind {
         }
     }
 
-    /// The kind of the file at `path`. Where its bytes could be text its name decides, since a line of JSONL may be damaged.
+    /// The kind of the file at `path`. If it could be text, the name decides, because a line of JSONL may be damaged.
     pub fn of_file(path: &Path, head: &[u8]) -> FileKind {
         let ending = path.extension().and_then(|ending| ending.to_str());
         match (FileKind::of(head), ending) {
@@ -94,7 +94,7 @@ impl FileKind {
         }
     }
 
-    /// For messages: what it is.
+    /// The name of the kind, for messages.
     pub fn name(self) -> &'static str {
         match self {
             FileKind::Text => "text",
@@ -108,20 +108,20 @@ impl FileKind {
         }
     }
 
-    /// Whether `trainer prepare` makes tokens of it.
+    /// Whether `trainer prepare` can make tokens of it.
     pub fn can_be_prepared(self) -> bool {
         !matches!(self, FileKind::Tokens | FileKind::Other(_))
     }
 }
 
-/// A short header of JSON after its length.
+/// Whether the bytes begin with a plausible length and then JSON.
 fn is_safetensors(head: &[u8]) -> bool {
     const LONGEST_HEADER: u64 = 100 << 20;
     let length = head.first_chunk().map(|length| u64::from_le_bytes(*length));
     length.is_some_and(|length| length <= LONGEST_HEADER) && head.get(8) == Some(&b'{')
 }
 
-/// Whether a list goes on with an object that has a key.
+/// Whether the list's first item is an object with a key.
 fn begins_with_object(rest: &[u8]) -> bool {
     let object = rest.trim_ascii_start().strip_prefix(b"{");
     object.is_some_and(|object| object.trim_ascii_start().starts_with(b"\""))

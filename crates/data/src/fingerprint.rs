@@ -1,12 +1,12 @@
-//! What tells data from other data, without reading all of it.
+//! Distinguishes data from other data, without reading all of it.
 
 use crc32fast::Hasher;
 
-/// Places of a file that are looked at, and bytes at each.
+/// Number of places in a file that are read, and bytes at each.
 const PLACES: usize = 16;
 const PLACE_BYTES: usize = 4096;
 
-/// Adds a file to a fingerprint: its length, its beginning and places all over it; all of it where it is small.
+/// Adds a file to a fingerprint: its length, and bytes at its beginning and throughout it; a small file as a whole.
 pub(crate) fn add_file(bytes: &[u8], crc: &mut Hasher) {
     crc.update(&(bytes.len() as u64).to_le_bytes());
     if bytes.len() <= PLACES * PLACE_BYTES {

@@ -1,11 +1,11 @@
-//! Pieces of documents placed side by side into rows.
+//! Places pieces of documents side by side into rows.
 
 use crate::pieces::DocumentPiece;
 
-/// Rows with room that are looked at for each piece; more would waste little less, and take longer.
+/// Number of open rows that are tried for each piece. More would save little padding, and take longer.
 const OPEN_ROWS: usize = 64;
 
-/// Rows of pieces: 12 bytes a piece and 8 a row.
+/// Rows of pieces, at 12 bytes for each piece and 8 for each row.
 #[derive(Debug)]
 pub(crate) struct PackedRows {
     pieces: Vec<DocumentPiece>,
@@ -13,7 +13,7 @@ pub(crate) struct PackedRows {
 }
 
 impl PackedRows {
-    /// Puts each piece into the first open row with room for it, or else into a new one. Where too many are open, the
+    /// Puts each piece into the first open row with room for it, or else into a new row. If too many rows are open, the
     /// fullest is closed.
     pub(crate) fn first_fit(pieces: &[DocumentPiece], seq: usize) -> Self {
         struct Open {
@@ -51,7 +51,7 @@ impl PackedRows {
         Self::sorted(pieces, &row_of_piece, &counts)
     }
 
-    /// The pieces in the order of their rows, and within a row as they came.
+    /// The pieces in the order of their rows, and within a row in their original order.
     fn sorted(pieces: &[DocumentPiece], row_of_piece: &[usize], counts: &[usize]) -> Self {
         let starts = counts.iter().scan(0, |next, count| {
             *next += count;
@@ -78,7 +78,7 @@ impl PackedRows {
         &self.pieces[start..self.ends[row]]
     }
 
-    /// How much of the rows is not padding, from 0 to 1.
+    /// The share of the rows that is not padding, from 0 to 1.
     pub(crate) fn filled(&self, seq: usize) -> f64 {
         let inputs: u64 = self
             .pieces

@@ -1,4 +1,4 @@
-//! The index beside a shard: document starts, targets that never count, and checksums. llm.c's layout holds none of them.
+//! The index beside a shard, with what llm.c's layout lacks: document starts, masked tokens, and checksums.
 
 use std::{
     fs,
@@ -10,41 +10,41 @@ use crate::DataError;
 
 const MAGIC: &[u8; 8] = b"TRNRIDX1";
 
-/// Magic, then tokens, documents, masked ranges, bytes of text, block size and number of checksums.
+/// Magic, then the numbers of tokens, documents and masked ranges, bytes of text, block size, and number of checksums.
 const HEADER_BYTES: usize = 8 + 6 * 8;
 
-/// A CRC-32 of all before it ends the file.
+/// The file ends with a CRC-32 of everything before.
 const CHECKSUM_BYTES: usize = 4;
 
-/// What a `.idx` file says of the `.bin` file beside it.
+/// The contents of a `.idx` file, about the `.bin` file beside it.
 ///
-/// Little-endian: magic, the six counts of u64, document starts and masked ranges in u64, checksums in u32, and a CRC-32 of
-/// all that.
+/// Little-endian: magic, six numbers in u64, document starts and masked ranges in u64, checksums in u32, and a CRC-32
+/// of all of these.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ShardIndex {
     /// Tokens in the shard.
     pub tokens: u64,
-    /// Where documents start, in tokens: strictly ascending, all below [`Self::tokens`]. Tokens before the first belong to
-    /// the last document of the shard before; the last document may go on in the next.
+    /// The first tokens of documents: strictly ascending, and below [`Self::tokens`]. Tokens before the first one
+    /// belong to the last document of the shard before. The last document may continue in the next shard.
     pub documents: Vec<u64>,
-    /// Tokens that are never targets: ranges that hold something, ascending, apart or touching.
+    /// Tokens that are never targets: non-empty ranges, ascending, without overlaps.
     pub masked: Vec<Range<u64>>,
-    /// Bytes of the text that the tokens stand for.
+    /// Bytes of the text that was encoded.
     pub text_bytes: u64,
-    /// The CRC-32 of each [`Self::BLOCK_BYTES`] bytes of the shard's file, its header included; the last may be shorter.
+    /// The CRC-32 of each [`Self::BLOCK_BYTES`] bytes of the shard's file, header included. The last may be shorter.
     pub checksums: Vec<u32>,
 }
 
 impl ShardIndex {
-    /// Bytes of a shard's file that share a checksum.
+    /// Bytes of a shard's file for each checksum.
     pub const BLOCK_BYTES: usize = 1 << 20;
 
-    /// The name of the index of a shard.
+    /// The path of a shard's index.
     pub(crate) fn path(shard: &Path) -> PathBuf {
         shard.with_extension("idx")
     }
 
-    /// The file's bytes. The fields are the caller's to keep as [`Self::check`] wants them.
+    /// The file's bytes. The caller must keep the fields as [`Self::check`] requires.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let counts = [
             self.tokens,
@@ -69,12 +69,12 @@ impl ShardIndex {
         bytes
     }
 
-    /// Reads the bytes of an index file, which may be hostile; what is wrong, as the rest of a sentence that begins with the
+    /// Reads the bytes of an index file, which may be malicious. Errors are the rest of a sentence that begins with the
     /// file's name.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let counts = Counts::parse(bytes)?;
         let entries = counts.entries(bytes)?;
-        // The counts fit: the file was found to be as long as they say.
+        // The conversions cannot fail, because the file has the length that these numbers require.
         let (starts, rest) = entries.split_at(8 * counts.documents as usize);
         let (ranges, checksums) = rest.split_at(16 * counts.masked as usize);
         let ends: Vec<u64> = words(ranges).collect();
@@ -91,8 +91,8 @@ impl ShardIndex {
         Ok(index)
     }
 
-    /// Whether documents and masked ranges are in order and within the shard; the first entry that is not, as the rest of a
-    /// sentence that begins with the file's name.
+    /// Checks that documents and masked ranges are in order and within the shard. The error is about the first one that
+    /// is not, as the rest of a sentence that begins with the file's name.
     pub(crate) fn check(&self) -> Result<(), String> {
         let tokens = self.tokens;
         for (number, pair) in self.documents.windows(2).enumerate() {
@@ -131,7 +131,7 @@ impl ShardIndex {
         Self::open_with_checksum(&Self::path(shard)).map(|(index, _)| index)
     }
 
-    /// The index, and the CRC-32 that stands for all of it.
+    /// The index, and the CRC-32 of all of it.
     pub(crate) fn open_with_checksum(path: &Path) -> Result<(Self, u32), DataError> {
         let file = || path.display().to_string();
         let bytes = fs::read(path).map_err(|reason| DataError::Unreadable {
@@ -182,7 +182,7 @@ impl Counts {
         })
     }
 
-    /// What follows the header in a file that is as long as it says, and unchanged.
+    /// The bytes after the header, if the file has the right length and checksum.
     fn entries<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], String> {
         let [documents, masked, checksums] =
             [self.documents, self.masked, self.checksums].map(u128::from);

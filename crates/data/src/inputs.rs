@@ -8,23 +8,23 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// A file or folder, and how many samples it gives beside others.
+/// A file or folder, and its share of the samples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Input {
     /// The file or folder.
     pub path: PathBuf,
-    /// Its share of the samples, over the sum of all weights; `None`: as many as it has.
+    /// Its share of the samples, divided by the sum of all weights; `None`: as many as it has.
     pub weight: Option<f64>,
 }
 
-/// `data.path`: at least one input. Of several, all have a weight or none has.
+/// `data.path`: at least one input. Either all of several have a weight, or none has.
 ///
 /// Written as a text, `PATH` or `PATH:WEIGHT`, or as a list of these.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
 pub struct Inputs(Vec<Input>);
 
-/// Why a text or list names no inputs.
+/// Why a text or list is not valid as inputs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum InputsError {
@@ -33,20 +33,20 @@ pub enum InputsError {
         "data.path is an empty list; name a file or folder, or leave it out for the built-in text"
     )]
     None,
-    /// A weight that is no share.
+    /// A weight that is not above 0 or not finite.
     #[error("`{input}` has the weight {weight}; a weight is a number above 0")]
     Weight { input: String, weight: String },
-    /// Weights of some.
+    /// Only some inputs have weights.
     #[error(
         "`{with}` has a weight and `{without}` has none; write PATH:WEIGHT for every --data, or for none"
     )]
     SomeWeights { with: String, without: String },
-    /// Weights that are no shares of their sum.
+    /// The sum of the weights is not finite.
     #[error("the weights of data.path have no finite sum; give smaller ones")]
     Sum,
 }
 
-/// As files have it.
+/// The form in files.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Written {
@@ -57,8 +57,8 @@ enum Written {
 impl FromStr for Input {
     type Err = InputsError;
 
-    /// Reads `PATH` or `PATH:WEIGHT`: what follows the last colon is a weight where it is a number, unless there is a file of the
-    /// whole name.
+    /// Reads `PATH` or `PATH:WEIGHT`. The part after the last colon is a weight if it is a number, unless a file has
+    /// the whole name.
     fn from_str(text: &str) -> Result<Input, InputsError> {
         if Path::new(text).exists() {
             return Ok(Input::whole(text.into()));
@@ -97,11 +97,11 @@ impl fmt::Display for Input {
 }
 
 impl Inputs {
-    /// One text for each.
+    /// Reads inputs, one from each text.
     ///
     /// # Errors
     ///
-    /// [`InputsError`] says which is no input.
+    /// [`InputsError`] says which input is invalid.
     pub fn read(texts: &[String]) -> Result<Inputs, InputsError> {
         let inputs = texts.iter().map(|text| text.parse());
         let inputs = Inputs(inputs.collect::<Result<Vec<_>, _>>()?);
@@ -118,7 +118,7 @@ impl Inputs {
         }
     }
 
-    /// All of them, at least one.
+    /// All inputs, at least one.
     pub fn iter(&self) -> impl Iterator<Item = &Input> {
         self.0.iter()
     }
@@ -132,7 +132,7 @@ impl Inputs {
         self.0.iter().map(|input| input.path.as_path())
     }
 
-    /// The path, where there is only one.
+    /// The path, if there is only one.
     pub fn only(&self) -> Option<&Path> {
         match &self.0[..] {
             [one] => Some(&one.path),
@@ -140,12 +140,12 @@ impl Inputs {
         }
     }
 
-    /// Their paths, to be changed.
+    /// Mutable paths.
     pub fn paths_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         self.0.iter_mut().map(|input| &mut input.path)
     }
 
-    /// The same without weights: each gives all that it has.
+    /// The same inputs without weights, so that each gives all that it has.
     pub fn unweighted(mut self) -> Inputs {
         self.0.iter_mut().for_each(|input| input.weight = None);
         self

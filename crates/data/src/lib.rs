@@ -1,9 +1,8 @@
 //! Batches of tokens on the host, in a reproducible order, from token files and folders of them,
 //! text files and ready-made batches.
 //!
-//! This crate never touches device memory, and never names a model: it knows a vocabulary's size
-//! and hands over plain `Vec<i32>`. The same options give the same batches on every machine,
-//! whatever the number of threads.
+//! This crate never touches device memory and never names a model: it knows a vocabulary's size, and returns plain
+//! `Vec<i32>`. The same options give the same batches on every machine, for any number of threads.
 //!
 //! ```
 //! use data::{Dataset, Format, Options, Packing, Split};
@@ -29,10 +28,10 @@
 //! # Ok::<(), data::DataError>(())
 //! ```
 //!
-//! Where to read on: [`Dataset`] for what can be opened, [`ShardIndex`] for what lies beside a shard, [`ShardWriter`]
-//! for writing one, [`Packing`] for how documents become rows, [`Inputs`] for several inputs, [`FileKind`] for
-//! files that are not text, [`Batches`] for how samples become steps, [`Position`] for saving and restoring, [`prefetch`] for
-//! reading ahead, [`DataError`] for all that can be wrong with a file.
+//! Read on at [`Dataset`] for what can be opened, [`ShardIndex`] for the index beside a shard, [`ShardWriter`] for
+//! writing shards, [`Packing`] for how documents become rows, [`Inputs`] for several inputs, [`FileKind`] for files
+//! that are not text, [`Batches`] for how samples become steps, [`Position`] for saving and restoring, [`prefetch`] for
+//! reading ahead, and [`DataError`] for errors.
 
 mod batch;
 mod batch_file;

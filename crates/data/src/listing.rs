@@ -1,4 +1,4 @@
-//! `dataset.json`, which lists the shards of a folder, so that one that is missing is missed.
+//! `dataset.json`, which lists the shards of a folder, so that a missing shard is noticed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{DataError, Split, tokens::TokenFile};
 
-/// A shard, as `dataset.json` lists it below the name of its split: `train.shards`, `validation.shards`.
+/// A shard in `dataset.json`, in the list of its split: `train.shards`, `validation.shards`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedShard {
     /// The name of the `.bin` file.
@@ -21,9 +21,9 @@ pub struct ListedShard {
 }
 
 impl ListedShard {
-    /// The name of the file that lists shards.
+    /// The name of the file with the list.
     pub const FILE: &str = "dataset.json";
-    /// Its `format_version`, which is that of the folder's layout.
+    /// Its `format_version`, which covers the folder's layout.
     pub const FORMAT_VERSION: u32 = 1;
 }
 
@@ -32,15 +32,15 @@ impl ListedShard {
 pub struct ListedOrigin {
     /// The tokenizer that made them.
     pub tokenizer: ListedTokenizer,
-    /// The files and folders, as they were given.
+    /// The files and folders, as the user gave them.
     #[serde(default)]
     pub inputs: Vec<String>,
-    /// The share of documents for validation that was asked for.
+    /// The share of documents for validation, as the user gave it.
     #[serde(default)]
     pub validation_fraction: f64,
 }
 
-/// A tokenizer, as `dataset.json` tells it from others.
+/// What identifies a tokenizer in `dataset.json`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct ListedTokenizer {
     /// `bytes` or `hugging-face`.
@@ -53,7 +53,7 @@ pub struct ListedTokenizer {
     pub vocab: usize,
 }
 
-/// What it says about the shards of a split: their tokens, by name.
+/// The listed shards of a split: their tokens, by name.
 pub(crate) struct Listing {
     file: PathBuf,
     pub(crate) origin: ListedOrigin,
@@ -79,7 +79,7 @@ struct Part {
 }
 
 impl Listing {
-    /// Reads the listing of a folder, if it has one.
+    /// Reads the list of a folder, if it has one.
     pub(crate) fn open(folder: &Path, split: Split) -> Result<Option<Self>, DataError> {
         let file = folder.join(ListedShard::FILE);
         let bytes = match fs::read(&file) {
@@ -114,7 +114,7 @@ impl Listing {
         }
     }
 
-    /// Refuses a model that does not know all tokens that there may be: better now than when the first comes.
+    /// Refuses a model whose vocabulary is too small for the tokenizer, before such a token is read.
     pub(crate) fn check_vocab(&self, model: usize) -> Result<(), DataError> {
         let vocab = self.origin.tokenizer.vocab;
         match vocab > model {
@@ -127,7 +127,7 @@ impl Listing {
         }
     }
 
-    /// Refuses shards that are not those listed.
+    /// Refuses shards that differ from the listed ones.
     pub(crate) fn check_names(&self, paths: &[PathBuf]) -> Result<(), DataError> {
         let found: BTreeSet<_> = paths.iter().filter_map(|path| path.file_name()).collect();
         let listed: BTreeSet<_> = self.shards.keys().map(OsStr::new).collect();
@@ -142,7 +142,7 @@ impl Listing {
         Ok(())
     }
 
-    /// Refuses a shard of another number of tokens than listed.
+    /// Refuses a shard whose number of tokens differs from the list.
     pub(crate) fn check_tokens(&self, path: &Path, shard: &TokenFile) -> Result<(), DataError> {
         let name = path.file_name().and_then(|name| name.to_str());
         let name = name.unwrap_or_default();
@@ -165,7 +165,7 @@ fn bad(file: &Path, reason: String) -> DataError {
     ))
 }
 
-/// What is wrong with it, as the rest of a sentence that begins with the file's name.
+/// Reads the list. Errors are the rest of a sentence that begins with the file's name.
 fn parse(bytes: &[u8]) -> Result<Contents, String> {
     fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
         let read = serde_json::from_slice(bytes);

@@ -12,7 +12,7 @@ pub(crate) const HEADER_BYTES: usize = 256 * 4;
 /// Magic, version, and the tokens that follow.
 const LAYOUTS: [(i32, i32, Width); 2] = [(20240520, 1, Width::U16), (20240801, 7, Width::U32)];
 
-/// The narrower layout that tokens below `vocab` fit.
+/// The narrowest layout for tokens below `vocab`.
 pub(crate) fn width(vocab: usize) -> Width {
     match vocab {
         0..=0x1_0000 => Width::U16,
@@ -20,7 +20,7 @@ pub(crate) fn width(vocab: usize) -> Width {
     }
 }
 
-/// The header of a file of so many tokens.
+/// The header of a file with `tokens` tokens.
 pub(crate) fn header(width: Width, tokens: i32) -> Vec<u8> {
     let layout = LAYOUTS.iter().find(|layout| layout.2 == width);
     let (magic, version, _) = *layout.expect("both widths of llm.c have a layout");
@@ -39,7 +39,7 @@ pub(crate) fn open(file: DataFile) -> Result<TokenFile, DataError> {
             file.len()
         ))
     };
-    // The magic first: a short file of another kind should hear of its magic, not of its length.
+    // The magic is checked first: the error for a short file of another kind should be about that, not its length.
     let magic = header_field(&file, 0).ok_or_else(truncated)?;
     let Some(&(_, expected, width)) = LAYOUTS.iter().find(|layout| layout.0 == magic) else {
         return Err(refused(format!(

@@ -1,20 +1,20 @@
-//! Samples of several sources, in the shares that were asked for.
+//! Mixes samples of several sources by their shares.
 
 use crate::{
     Position,
     order::{SourceOrder, keyed_rng, shuffled},
 };
 
-/// How many samples each source has, and how many of an epoch's it gives.
+/// The number of samples that each source has, and that it gives to an epoch.
 #[derive(Debug, Clone)]
 pub(crate) struct Shares {
     sizes: Vec<u64>,
-    /// At least one each.
+    /// At least one for each source.
     quotas: Vec<u64>,
 }
 
 impl Shares {
-    /// An epoch has about as many samples as all sources together. Without weights each source gives its own once.
+    /// An epoch has about as many samples as all sources. Without weights, each source gives its own samples once.
     pub(crate) fn new(sizes: Vec<u64>, weights: Option<&[f64]>) -> Self {
         let all: u64 = sizes.iter().sum();
         let quotas = weights.map(|weights| {
@@ -33,7 +33,7 @@ impl Shares {
         self.quotas.iter().sum()
     }
 
-    /// Samples that a source has, and that it gives to an epoch.
+    /// The samples that a source has, and those that it gives to an epoch.
     pub(crate) fn of(&self, source: usize) -> (u64, u64) {
         (self.sizes[source], self.quotas[source])
     }
@@ -44,7 +44,7 @@ impl Shares {
         quota as f64 / size as f64
     }
 
-    /// Adds the shares to a checksum, so that a resumed run notices other ones.
+    /// Adds the shares to a checksum, so that a resumed run notices a change.
     pub(crate) fn fingerprint(&self, crc: &mut crc32fast::Hasher) {
         for quota in &self.quotas {
             crc.update(&quota.to_le_bytes());
@@ -62,7 +62,7 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    /// The sample at a position, whose index the caller keeps below the number of samples.
+    /// The sample at a position. The caller keeps its index below the number of samples.
     pub(crate) fn sample(&mut self, at: Position) -> usize {
         match self {
             Order::One(order) => order.sample(at),
@@ -73,20 +73,20 @@ impl Order {
 
 /// The order of the samples of several sources.
 ///
-/// Each source is read in an order of its own, pass after pass: where an epoch ends, it goes on in the next. So the `k`-th
-/// sample that a source gives in an epoch follows from the epoch and `k`, and which source has its turn from the position.
+/// Each source is read in its own order, pass after pass, and continues from one epoch to the next. So the `k`-th
+/// sample that a source gives in an epoch follows from the epoch and `k`. The position decides whose turn it is.
 #[derive(Debug)]
 pub(crate) struct MixedOrder {
     shares: Shares,
     seed: Option<u64>,
     orders: Vec<SourceOrder>,
-    /// The turns last used, and their epoch. A turn is a number below the samples of an epoch: first those of the first
-    /// source, in the order in which it gives them, then those of the second.
+    /// The last used turns, and their epoch. A turn is a number below the samples of an epoch: first come the numbers
+    /// of the first source, in the order in which it gives its samples, then those of the second.
     turns: Option<(u64, Vec<u64>)>,
 }
 
 impl MixedOrder {
-    /// `seed` is for shuffling.
+    /// With `seed`, samples and turns are shuffled.
     pub(crate) fn new(shares: Shares, seed: Option<u64>) -> Self {
         let own_seed = |source: usize| {
             let apart = (source as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -102,7 +102,7 @@ impl MixedOrder {
         }
     }
 
-    /// The sample at a position, in the numbering in which the samples of a source follow those of the one before.
+    /// The sample at a position. The samples of the sources are numbered one source after the other.
     pub(crate) fn sample(&mut self, at: Position) -> usize {
         let key = self.seed.map_or(0, |_| at.epoch);
         let (_, turns) = match self.turns.take() {
@@ -129,7 +129,7 @@ impl MixedOrder {
     }
 }
 
-/// The turns of an epoch: shuffled, or each source's spread evenly.
+/// The turns of an epoch: shuffled, or with each source's turns spread evenly.
 fn turns(shares: &Shares, seed: Option<u64>, epoch: u64) -> Vec<u64> {
     let quotas = &shares.quotas;
     let sources: Vec<usize> = match seed {
@@ -154,8 +154,8 @@ fn turns(shares: &Shares, seed: Option<u64>, epoch: u64) -> Vec<u64> {
     sources.into_iter().map(take).collect()
 }
 
-/// Spreads the turns of each source evenly over an epoch: the middle of turn `k` of `q` lies at `(k + 1/2) / q` of it. The turn
-/// whose middle comes first is next; of equal ones that of the first source.
+/// Spreads the turns of each source evenly over an epoch: the middle of turn `k` of `q` is at `(k + 1/2) / q` of the
+/// epoch. The turn with the earliest middle is next; of equal ones, that of the first source.
 fn evenly(quotas: &[u64]) -> Vec<usize> {
     let samples: u64 = quotas.iter().sum();
     let mut given = vec![0u64; quotas.len()];
@@ -209,7 +209,7 @@ mod tests {
                 let of_first = epoch.iter().filter(|sample| **sample < 90);
                 assert_eq!(of_first.count(), 25);
             }
-            // 4 x 25 samples of 90: the first 90 of them are a whole pass.
+            // 4 x 25 samples from a source of 90: the first 90 of them are a whole pass.
             let all = epochs.concat().into_iter();
             let mut first: Vec<_> = all.filter(|sample| *sample < 90).take(90).collect();
             first.sort_unstable();

@@ -1,11 +1,11 @@
-//! A dataset read once, in file order: what an evaluation takes. Several inputs take turns, so that the first samples
-//! are from all of them.
+//! Reads a dataset once, in file order, as evaluations do. Several inputs take turns, so that the first samples come
+//! from all of them.
 
 use crate::{DataError, Dataset, MicroBatch, Position};
 
 impl Dataset {
-    /// Its samples in file order, each once: micro-batches of `micro_batch` rows, the last of which may have fewer. Where
-    /// `most` says so, no more than the first samples.
+    /// The samples in file order, each once, in micro-batches of `micro_batch` rows, the last of which may have fewer.
+    /// `most` limits the number of samples.
     pub fn once(
         &self,
         most: Option<usize>,

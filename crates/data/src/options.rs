@@ -1,19 +1,19 @@
-//! What the caller chooses: the `data.*` and `batch.*` settings.
+//! The caller's choices: the settings `data.*` and `batch.*`.
 
 use choices::choices;
 
 use crate::{DataError, Inputs};
 
-/// Tokens in a sequence where neither [`Options::seq`] nor the file says.
+/// Tokens in a sequence if neither [`Options::seq`] nor the file sets them.
 pub const DEFAULT_SEQ: usize = 256;
 
-/// The most tokens that one step may hold: more is a mistyped setting, not a batch.
+/// The most tokens in a step. More must be a mistyped setting.
 const MAX_STEP_TOKENS: usize = i32::MAX as usize;
 
-/// What to read, and how to cut it into steps.
+/// What to read, and how to divide it into steps.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// `data.path`; `None` reads the text that ships in the binary.
+    /// `data.path`; `None` reads the built-in text.
     pub path: Option<Inputs>,
     /// `data.format`.
     pub format: Format,
@@ -25,7 +25,7 @@ pub struct Options {
     pub accum: usize,
     /// `data.shuffle`: a new order each epoch; without it, file order.
     pub shuffle: bool,
-    /// `train.seed`: with the epoch, all that the shuffled order depends on.
+    /// `train.seed`: the shuffled order depends only on it and the epoch.
     pub seed: u64,
     /// `model.vocab`: every token must be below it.
     pub vocab: usize,
@@ -36,7 +36,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Refuses settings that no file could satisfy.
+    /// Refuses settings that are invalid for every file.
     pub(crate) fn validate(&self) -> Result<(), DataError> {
         let sizes = [
             ("batch.micro", self.micro_batch),
@@ -50,7 +50,7 @@ impl Options {
         Ok(())
     }
 
-    /// Refuses a step too large to be meant; `seq` is the resolved one.
+    /// Refuses a step that is too large to be intended. `seq` is the resolved length.
     pub(crate) fn check_step_size(&self, seq: usize) -> Result<(), DataError> {
         self.micro_batch
             .checked_mul(self.accum)
@@ -68,10 +68,10 @@ impl Options {
 }
 
 choices! {
-    /// How a data file is laid out: the values of `data.format`.
+    /// The layout of a data file: the values of `data.format`.
     Format {
-        /// `.safetensors` is [`Batches`](Self::Batches), `.bin` is [`LlmC`](Self::LlmC), and so is what begins like it; anything
-        /// else is [`Text`](Self::Text), if it is ([`FileKind`](crate::FileKind)).
+        /// `.safetensors` is [`Batches`](Self::Batches). `.bin`, and what begins like it, is [`LlmC`](Self::LlmC).
+        /// Other files are [`Text`](Self::Text), if they are text ([`FileKind`](crate::FileKind)).
         Auto = "auto",
         /// safetensors with `input_ids` and `targets`, integers `[N, seq]`.
         Batches = "batches",
@@ -87,11 +87,11 @@ choices! {
 choices! {
     /// How documents become the rows of micro-batches: the values of `data.packing`.
     Packing {
-        /// One document after the other without a gap; a row begins and ends wherever it falls.
+        /// Documents one after the other without gaps. Rows begin and end anywhere.
         Concatenate = "concatenate",
-        /// Whole documents side by side in a row, which attention keeps apart; those longer than a row are cut.
+        /// Whole documents side by side in a row, kept apart by attention. Documents longer than a row are cut.
         FirstFit = "first-fit",
-        /// A document a row, cut where it is longer; micro-batches are as long as their longest row.
+        /// One document in each row, cut if it is longer. Micro-batches are as long as their longest row.
         Pad = "pad",
     }
 }
@@ -99,11 +99,11 @@ choices! {
 choices! {
     /// Which shards of a folder are read.
     Split {
-        /// All `.bin` files but those of [`Validation`](Self::Validation).
+        /// All `.bin` files except those of [`Validation`](Self::Validation).
         Train = "train",
-        /// The `.bin` files whose name begins with `validation` or has `_val_` in it; all where there are none.
+        /// The `.bin` files whose name begins with `validation` or contains `_val_`; all files if there are none.
         Validation = "validation",
-        /// The same, which have to be there.
+        /// The same files, which must exist.
         HeldOut = "held-out",
     }
 }

@@ -1,4 +1,4 @@
-//! Which sample comes when: file order, or a new seeded permutation each epoch.
+//! The order of samples: file order, or a new seeded permutation in each epoch.
 
 use rand_chacha::{
     ChaCha8Rng,
@@ -6,8 +6,8 @@ use rand_chacha::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The next sample to be read. With the data and the options it determines all that follows, so
-/// saving it is enough to resume.
+/// The next sample to be read. Together with the data and the options it determines all that follows, so saving it is
+/// enough to resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Position {
     /// Whole passes over the data before this one.
@@ -60,7 +60,7 @@ impl SourceOrder {
         }
     }
 
-    /// The sample at a position, whose index the caller keeps below the number of samples.
+    /// The sample at a position. The caller keeps its index below the number of samples.
     pub(crate) fn sample(&mut self, at: Position) -> usize {
         let index = at.index as usize;
         match self {
@@ -83,7 +83,7 @@ impl SourceOrder {
     }
 }
 
-/// Sample numbers: 4 bytes a sample where that is enough, else 8.
+/// Sample numbers, in 4 bytes each if that is enough, else in 8.
 #[derive(Debug)]
 pub(crate) enum Permutation {
     Narrow(Vec<u32>),
@@ -109,7 +109,7 @@ pub(crate) fn shuffled<T>(mut order: Vec<T>, rng: &mut ChaCha8Rng) -> Vec<T> {
     order
 }
 
-/// A generator of its own for each pair of numbers and purpose.
+/// A separate generator for each pair of numbers and purpose.
 pub(crate) fn keyed_rng(first: u64, second: u64, purpose: &[u8; 16]) -> ChaCha8Rng {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&first.to_le_bytes());
@@ -118,8 +118,8 @@ pub(crate) fn keyed_rng(first: u64, second: u64, purpose: &[u8; 16]) -> ChaCha8R
     ChaCha8Rng::from_seed(key)
 }
 
-/// A number below `bound`, by one 64-bit draw scaled down: the same on every platform and under
-/// every feature of `rand`, with a bias below `bound / 2^64`.
+/// A number below `bound`, by scaling one 64-bit draw. It is the same on every platform and for all features of `rand`;
+/// its bias is below `bound / 2^64`.
 pub(crate) fn below(rng: &mut ChaCha8Rng, bound: u64) -> u64 {
     let scaled = u128::from(rng.next_u64()) * u128::from(bound);
     (scaled >> 64) as u64
@@ -129,7 +129,7 @@ pub(crate) fn below(rng: &mut ChaCha8Rng, bound: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// As numbers; fewer than 2^32 are kept narrow.
+    /// The permutation as u64. Fewer than 2^32 samples must be kept narrow.
     fn permutation(seed: u64, epoch: u64, samples: u64) -> Vec<u64> {
         match super::permutation(seed, epoch, samples) {
             Permutation::Narrow(order) => order.into_iter().map(u64::from).collect(),
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn the_order_is_a_permutation_that_never_changes() {
-        // Written down from the first run: resuming a run relies on it from release to release.
+        // Recorded from the first run: runs that are resumed with a later release depend on it.
         assert_eq!(permutation(42, 0, 10), [1, 5, 8, 9, 3, 6, 4, 2, 0, 7]);
         assert_eq!(permutation(42, 1, 10), [5, 9, 3, 0, 8, 7, 6, 2, 1, 4]);
     }
@@ -165,7 +165,7 @@ mod tests {
         for epoch in 0..8000 {
             first[permutation(7, epoch, 8)[0] as usize] += 1;
         }
-        // 1000 each; the standard deviation is 30.
+        // 1000 are expected in each, with a standard deviation of 30.
         assert!(
             first.iter().all(|count| (850..1150).contains(count)),
             "{first:?}"

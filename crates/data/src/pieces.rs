@@ -1,9 +1,9 @@
-//! Documents cut into what fits a row.
+//! Cuts documents into pieces that fit a row.
 
 use crate::{DataError, MicroBatch, Packing, shards::TokenShards};
 
-/// Inputs in a row that belong to one document, each with the token after it as its target: 12 bytes. Shards have fewer than
-/// 2^31 tokens by llm.c's header, and only shards of that layout have documents.
+/// Inputs in a row from one document, each with the next token as its target. 12 bytes. llm.c's header limits shards to
+/// fewer than 2^31 tokens, and only shards of that layout have documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DocumentPiece {
     shard: u32,
@@ -29,8 +29,8 @@ impl DocumentPiece {
     }
 }
 
-/// The pieces of all documents, of at most `seq` inputs, in order; for [`Packing::Pad`] only the first of each. A document
-/// that goes on in the next shard is two, and one of a single token has no target and no piece.
+/// The pieces of all documents, of at most `seq` inputs, in order; with [`Packing::Pad`] only the first of each. A
+/// document that continues in the next shard counts as two. One of a single token has no target, so no piece.
 pub(crate) fn pieces(
     shards: &TokenShards,
     packing: Packing,

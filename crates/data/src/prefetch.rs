@@ -1,4 +1,4 @@
-//! Reading ahead, so that a training step does not wait for the disk.
+//! Reads ahead, so that a training step does not wait for the disk.
 
 use std::{
     sync::mpsc::{Receiver, TryRecvError, sync_channel},
@@ -11,20 +11,19 @@ use crate::{Batches, DataError, Position, StepBatch};
 /// A step or an error, and the position after it.
 type Read = (Result<StepBatch, DataError>, Position);
 
-/// Steps from a thread that reads ahead: the same steps, errors and positions as from the
-/// [`Batches`] that it was made of. Dropping it stops the thread.
+/// Steps from a thread that reads ahead. They are the same steps, errors and positions as those of the [`Batches`] that
+/// it reads. Dropping it stops the thread.
 #[derive(Debug)]
 pub struct Prefetched {
     position: Position,
     waited: Duration,
     steps: Option<Receiver<Read>>, // none only while being dropped
     reader: Option<JoinHandle<()>>,
-    /// Why the channel will be found closed.
+    /// Why the thread has ended, if the channel is closed.
     stopped: String,
 }
 
-/// Reads the steps of `batches` ahead in a thread, which holds up to `depth` of them ready and one
-/// more in hand.
+/// Reads the steps of `batches` ahead in a thread, which keeps up to `depth` of them ready, and one more in work.
 pub fn prefetch(mut batches: Batches, depth: usize) -> Prefetched {
     let start = batches.position();
     read_ahead(start, depth, move || {
@@ -41,7 +40,7 @@ fn read_ahead(
     let (sender, steps) = sync_channel(depth);
     let spawned = thread::Builder::new()
         .name("data-prefetch".to_owned())
-        // An error does not end the thread: it is read again, as it would be without a thread.
+        // An error does not end the thread: it is read again, as without a thread.
         .spawn(move || while sender.send(read()).is_ok() {});
     let (reader, stopped) = match spawned {
         Ok(reader) => (Some(reader), "panicked".to_owned()),
@@ -57,17 +56,17 @@ fn read_ahead(
 }
 
 impl Prefetched {
-    /// Where the next step begins that [`Self::next_step`] has yet to give, however far ahead the
-    /// thread has read: the position to save.
+    /// The position of the step that [`Self::next_step`] returns next, however far the thread has read ahead: the
+    /// position to save.
     pub fn position(&self) -> Position {
         self.position
     }
 
-    /// Takes the next step, waiting for it if need be.
+    /// Returns the next step, and waits for it if it is not ready.
     ///
     /// # Errors
     ///
-    /// Those of [`Batches::next_step`], at the same step, and that there is no thread.
+    /// The errors of [`Batches::next_step`], at the same step, and an error if there is no thread.
     pub fn next_step(&mut self) -> Result<StepBatch, DataError> {
         let read = self.receive();
         let (step, position) = read.ok_or_else(|| {
@@ -94,7 +93,7 @@ impl Prefetched {
         }
     }
 
-    /// How long the last [`Self::next_step`] waited: exactly zero where the step lay ready.
+    /// How long the last [`Self::next_step`] waited: exactly zero if the step was ready.
     pub fn data_wait(&self) -> Duration {
         self.waited
     }
@@ -102,10 +101,10 @@ impl Prefetched {
 
 impl Drop for Prefetched {
     fn drop(&mut self) {
-        // Closes the channel, at which the thread's next send fails and it ends.
+        // Closes the channel. The thread's next send fails, and it ends.
         self.steps = None;
         if let Some(reader) = self.reader.take() {
-            // A panic was already printed by its thread, and reported by `next_step`.
+            // A panic was already printed by the thread, and reported by `next_step`.
             let _ = reader.join();
         }
     }
@@ -178,7 +177,7 @@ mod tests {
             no_step()
         });
         thread::spawn(move || drop(steps));
-        // Closed, rather than timed out: the thread has dropped its end.
+        // Disconnected rather than timed out, because the thread has dropped its end.
         let seen = ended.recv_timeout(PATIENCE);
         assert_eq!(seen, Err(mpsc::RecvTimeoutError::Disconnected));
     }

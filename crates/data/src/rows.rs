@@ -1,4 +1,4 @@
-//! How tokens become the rows of micro-batches.
+//! Makes rows of micro-batches from tokens.
 
 use crate::{
     DataError, MicroBatch, Packing,
@@ -10,10 +10,10 @@ use crate::{
 /// The samples of token files: each is a row.
 #[derive(Debug)]
 pub(crate) enum Rows {
-    /// Sample `i` of a shard is the `seq + 1` tokens from `i * seq`; none crosses shards. For each shard the samples up to
-    /// its end.
+    /// Sample `i` of a shard is the `seq + 1` tokens from `i * seq`; no sample crosses shards. Has, for each shard, the
+    /// number of samples up to its end.
     Concatenated(Vec<usize>),
-    /// A row is some pieces of documents.
+    /// A row is one or more pieces of documents.
     Packed(PackedRows),
     /// A row is the beginning of a document.
     Documents(Vec<DocumentPiece>),
@@ -65,7 +65,7 @@ impl Rows {
         }
     }
 
-    /// Inputs of a sample that are not padding, in rows of `seq`.
+    /// Number of a sample's inputs that are not padding, in rows of `seq`.
     pub(crate) fn length(&self, sample: usize, seq: usize) -> usize {
         match self {
             Self::Documents(pieces) => pieces[sample].inputs as usize,
@@ -73,7 +73,7 @@ impl Rows {
         }
     }
 
-    /// Appends a sample; what it leaves of its row is for [`MicroBatch::fill_row`].
+    /// Appends a sample. [`MicroBatch::fill_row`] pads the rest of its row.
     pub(crate) fn read(
         &self,
         shards: &TokenShards,
@@ -96,7 +96,7 @@ impl Rows {
         }
     }
 
-    /// The end of a line for people: how many rows of what.
+    /// The end of a line for people: the number of rows, and what they are made of.
     pub(crate) fn describe(&self, seq: usize) -> String {
         let samples = self.samples();
         match self {

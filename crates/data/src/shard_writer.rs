@@ -1,4 +1,4 @@
-//! Writing shards: llm.c's token files, each with its index.
+//! Writes shards: llm.c's token files, each with its index.
 
 use std::{
     fs::File,
@@ -16,8 +16,8 @@ use crate::{
     tokens::Width,
 };
 
-/// A shard that is being written: `STEM.bin`, and at the end `STEM.idx` beside it. It has no header until it is finished, so
-/// that one that was not is never taken for whole.
+/// A shard that is being written: `STEM.bin`, and at the end `STEM.idx` beside it. It has no header until it is
+/// finished, so an unfinished shard is never taken for a whole one.
 ///
 /// ```
 /// use data::{ShardIndex, ShardWriter};
@@ -43,7 +43,7 @@ pub struct ShardWriter {
 }
 
 impl ShardWriter {
-    /// Begins a shard of tokens below `vocab`: of u16 if they fit, else of u32.
+    /// Creates a shard for tokens below `vocab`: in u16 if they fit, else in u32.
     ///
     /// # Errors
     ///
@@ -72,12 +72,12 @@ impl ShardWriter {
         self.index.tokens
     }
 
-    /// A document begins with the next token.
+    /// Starts a document with the next token.
     pub fn start_document(&mut self) {
         self.starts = true;
     }
 
-    /// Appends tokens that stand for so many bytes of text; those of `masked`, ascending ranges of `tokens`, are never
+    /// Appends tokens of `text_bytes` bytes of text. The tokens in `masked`, ascending ranges of `tokens`, are never
     /// targets.
     ///
     /// # Errors
@@ -124,12 +124,12 @@ impl ShardWriter {
         self.file.write_all(&bytes)
     }
 
-    /// Writes header and index, and makes both files durable; their names are after
+    /// Writes header and index, and makes the contents of both files durable. Their names are durable after
     /// [`sync_folder`](files::FileSystem::sync_folder).
     ///
     /// # Errors
     ///
-    /// [`FilesError::File`], also for masked ranges that are out of order or outside.
+    /// [`FilesError::File`], also for masked ranges that are out of order or out of range.
     pub fn finish(self) -> Result<ShardIndex, FilesError> {
         let mut index = self.index;
         let header = llmc::header(self.width, index.tokens as i32);

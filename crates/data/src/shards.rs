@@ -14,14 +14,14 @@ use crate::{
     tokens::{TokenFile, Width},
 };
 
-/// At least one file, all of one width, with an index each or none.
+/// At least one file. All have the same width, and either all have an index, or none.
 #[derive(Debug)]
 pub(crate) struct TokenShards {
-    /// The path that the user gave, or what stands for it.
+    /// The path that the user gave, or a text in its place.
     pub(crate) name: String,
     pub(crate) format: Format,
     pub(crate) files: Vec<TokenFile>,
-    /// What they were made of, where it is known.
+    /// What they were made from, if that is known.
     pub(crate) origin: Option<ListedOrigin>,
 }
 
@@ -81,7 +81,7 @@ impl TokenShards {
         Ok(shards)
     }
 
-    /// All shards have one width, and an index each or none.
+    /// Checks that all shards have the same width, and that either all have an index, or none.
     fn check_alike(&self) -> Result<(), DataError> {
         let [first, others @ ..] = &self.files[..] else {
             return Err(DataError::Unusable(format!(
@@ -108,7 +108,7 @@ impl TokenShards {
         }
     }
 
-    /// Frees what only cutting rows needs.
+    /// Frees the document starts, which only cutting rows needs.
     pub(crate) fn forget_documents(&mut self) {
         for index in self.files.iter_mut().filter_map(|file| file.index.as_mut()) {
             index.documents = Vec::new();
@@ -119,7 +119,7 @@ impl TokenShards {
         self.files.iter().map(|file| file.tokens).sum()
     }
 
-    /// Bytes of text that all tokens stand for, where it is known.
+    /// Bytes of text of all tokens, if that is known.
     pub(crate) fn text_bytes(&self) -> Option<u64> {
         if self.files[0].width == Width::U8 {
             return Some(self.tokens() as u64);
@@ -131,7 +131,7 @@ impl TokenShards {
         bytes.sum()
     }
 
-    /// Refuses to pack by documents where nothing says where they are.
+    /// Refuses to pack by documents if nothing says where they begin.
     pub(crate) fn check_documents(&self, packing: Packing) -> Result<(), DataError> {
         if self.files[0].index.is_some() {
             return Ok(());
@@ -147,7 +147,7 @@ impl TokenShards {
         })
     }
 
-    /// One line's beginning for people: how much of what.
+    /// The beginning of a line for people: the kind of tokens, and how many.
     pub(crate) fn describe(&self) -> String {
         let kind = match (self.format, self.files[0].width) {
             (Format::LlmC, Width::U32) => "llm.c u32 tokens",
@@ -163,13 +163,13 @@ impl TokenShards {
     }
 }
 
-/// Opens a token file, and its index if there is one; only llm.c's files have one of ours.
+/// Opens a token file, and its index if there is one. Only llm.c's files can have an index.
 fn open_shard(path: &Path, format: Format) -> Result<TokenFile, DataError> {
     let file = DataFile::open(path)?;
     match format {
         Format::U16 => TokenFile::bare_u16(file),
         Format::LlmC => {
-            // For any other kind the error about the missing header says enough.
+            // For any other kind, the error about the missing header is enough.
             let kind = FileKind::of(&file);
             if kind != FileKind::Text && kind.can_be_prepared() {
                 return Err(no_text(file, kind));

@@ -1,4 +1,4 @@
-//! One input: which source a path and a format mean.
+//! Opens one input, according to its path and format.
 
 use std::path::Path;
 
@@ -9,26 +9,26 @@ use crate::{
     file::DataFile, fingerprint::add_file, listing::ListedOrigin, rows::Rows, shards::TokenShards,
 };
 
-/// An input, opened.
+/// An open input.
 #[derive(Debug)]
 pub(crate) enum DataSource {
     Tokens(TokenShards, Rows),
     Batches(BatchFile),
 }
 
-/// What the tokens of an input stand for.
+/// The meaning of an input's tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TokensOf {
-    /// Text, of which each byte is a token.
+    /// Each byte of a text is a token.
     Bytes,
     /// Text that `trainer prepare` encoded, with the tokenizer that its `dataset.json` names.
     Prepared(ListedOrigin),
-    /// Files of bare tokens do not say.
+    /// Not known, for files of bare tokens.
     Unknown,
 }
 
 impl DataSource {
-    /// Opens what `path` and `options` describe; without a path the built-in text.
+    /// Opens the input that `path` and `options` describe; without a path the built-in text.
     pub(crate) fn open(path: Option<&Path>, options: &Options) -> Result<Self, DataError> {
         match (open_tokens(path, options)?, path) {
             (Some(mut shards), _) => {
@@ -57,7 +57,7 @@ impl DataSource {
         }
     }
 
-    /// The name to use in messages: the path, or what stands for it.
+    /// The name for messages: the path, or a text in its place.
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Tokens(shards, _) => &shards.name,
@@ -88,7 +88,7 @@ impl DataSource {
         }
     }
 
-    /// Bytes of text, and the tokens that stand for them, where it is known.
+    /// Bytes of text, and the number of their tokens, if both are known.
     pub(crate) fn text_and_tokens(&self) -> Option<(u64, u64)> {
         match self {
             Self::Tokens(shards, _) => Some((shards.text_bytes()?, shards.tokens() as u64)),
@@ -96,7 +96,7 @@ impl DataSource {
         }
     }
 
-    /// Adds to the checksum what tells this data from other data; returns how many files and bytes it has.
+    /// Adds to the checksum what distinguishes this data; returns the number of its files and bytes.
     pub(crate) fn fingerprint(&self, crc: &mut Hasher) -> (usize, usize) {
         match self {
             Self::Tokens(shards, _) => {
@@ -111,7 +111,7 @@ impl DataSource {
         }
     }
 
-    /// Inputs of a sample (below [`Self::samples`]) that are not padding.
+    /// Number of inputs of a sample (below [`Self::samples`]) that are not padding.
     pub(crate) fn length(&self, sample: usize, seq: usize) -> usize {
         match self {
             Self::Tokens(_, rows) => rows.length(sample, seq),
@@ -133,7 +133,7 @@ impl DataSource {
     }
 }
 
-/// Opens a source of tokens; `None` if it is one of batches.
+/// Opens a source of tokens; `None` if it has batches.
 fn open_tokens(path: Option<&Path>, options: &Options) -> Result<Option<TokenShards>, DataError> {
     let Some(path) = path else {
         return match options.format {
@@ -157,7 +157,7 @@ fn open_tokens(path: Option<&Path>, options: &Options) -> Result<Option<TokenSha
     }
 }
 
-/// What `auto` means for a file: by its name, and where that says nothing by how it begins.
+/// The format of a file for `auto`: by its name, or else by its first bytes.
 fn format_of(path: &Path) -> Result<Format, DataError> {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("safetensors") => Ok(Format::Batches),
@@ -169,7 +169,7 @@ fn format_of(path: &Path) -> Result<Format, DataError> {
     }
 }
 
-/// Opens a batch file, whose rows are as long as it says.
+/// Opens a batch file, which sets the length of its rows.
 fn open_batches(path: &Path, options: &Options) -> Result<BatchFile, DataError> {
     let batches = BatchFile::open(DataFile::open(path)?)?;
     if let Some(wanted) = options.seq.filter(|&seq| seq != batches.seq) {

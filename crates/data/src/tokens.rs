@@ -1,4 +1,4 @@
-//! Sources that are one long row of tokens: text, bare u16, llm.c.
+//! Files that are one long sequence of tokens: text, bare u16, llm.c.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::{
     file::DataFile, fingerprint::add_file,
 };
 
-/// Bytes a token takes in its file; little-endian.
+/// Bytes of a token in its file, little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Width {
     U8 = 1,
@@ -15,7 +15,7 @@ pub(crate) enum Width {
     U32 = 4,
 }
 
-/// A file of which `bytes[start..]` are `tokens` tokens of `width`.
+/// A file in which `bytes[start..]` are `tokens` tokens of `width`.
 #[derive(Debug)]
 pub(crate) struct TokenFile {
     pub(crate) file: DataFile,
@@ -59,7 +59,7 @@ impl TokenFile {
         Ok(Self::new(file, 0, Width::U16))
     }
 
-    /// Reads the index at `path`, and refuses one of another file.
+    /// Reads the index at `path`, and refuses it if it belongs to another file.
     pub(crate) fn with_index(mut self, path: &Path) -> Result<Self, DataError> {
         let (mut index, checksum) = ShardIndex::open_with_checksum(path)?;
         let bad = |reason| DataError::BadIndex {
@@ -88,12 +88,12 @@ impl TokenFile {
         Ok(self)
     }
 
-    /// How many samples of `seq` inputs there are.
+    /// Number of samples of `seq` inputs.
     pub(crate) fn samples(&self, seq: usize) -> usize {
         self.tokens.saturating_sub(1) / seq
     }
 
-    /// Adds what tells this file from others: of an index all, and of a file without one some places.
+    /// Adds what distinguishes this file: the checksum of its index, or bytes at some places if it has none.
     pub(crate) fn fingerprint(&self, crc: &mut crc32fast::Hasher) {
         match self.index {
             Some(_) => crc.update(&self.index_checksum.to_le_bytes()),
@@ -101,7 +101,7 @@ impl TokenFile {
         }
     }
 
-    /// Appends `inputs` tokens from `first` on, each with the one after it as its target.
+    /// Appends `inputs` tokens from `first` on, each with the next token as its target.
     ///
     /// The caller keeps `first + inputs` below [`Self::tokens`], and `inputs` above 0.
     pub(crate) fn read(
@@ -137,7 +137,7 @@ impl TokenFile {
         Ok(())
     }
 
-    /// Masks those of the targets from token `first` on that never count.
+    /// Masks the targets, from token `first` on, that the index masks.
     fn mask(&self, first: usize, targets: &mut [i32]) {
         let Some(index) = &self.index else { return };
         let tokens = first as u64..(first + targets.len()) as u64;

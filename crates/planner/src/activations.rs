@@ -1,4 +1,4 @@
-//! The table of saved activations, with bytes and what becomes of them.
+//! The table of saved activations, with the bytes and the action of each.
 
 use model::{Action, Architecture, BatchShape, Block, Label};
 use serde::Serialize;
@@ -9,7 +9,7 @@ use settings::Settings;
 pub struct PlannedActivation {
     /// The block.
     pub layer: usize,
-    /// The smallest group that a policy names it by.
+    /// The smallest label that covers it.
     pub label: &'static str,
     /// Its name.
     pub name: &'static str,
@@ -19,7 +19,7 @@ pub struct PlannedActivation {
     pub dtype: &'static str,
     /// Its leased bytes.
     pub bytes: u64,
-    /// What becomes of it.
+    /// Whether it is kept, recomputed or offloaded.
     pub action: Action,
 }
 
@@ -54,14 +54,14 @@ pub(crate) fn planned_activations(
     blocks.enumerate().flat_map(per_layer).collect()
 }
 
-/// Bytes over all layers.
+/// Sums of bytes.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct TotalBytes {
-    /// Bytes of everything.
+    /// All of them.
     pub(crate) all: u64,
-    /// Bytes of what stays in device memory.
+    /// Those that stay in device memory.
     pub(crate) kept: u64,
-    /// Bytes of what waits on the host.
+    /// Those that are on the host between the passes.
     pub(crate) offloaded: u64,
 }
 

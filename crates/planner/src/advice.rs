@@ -1,4 +1,4 @@
-//! What would make a run fit a device's memory: `plan --device-memory`.
+//! Finds changes that make a run fit a device's memory: `plan --device-memory`.
 
 use crate::change::Change;
 use crate::figures::figures;
@@ -15,24 +15,24 @@ use settings::Config;
 use std::fmt::{Display, Formatter};
 use std::rc::Rc;
 
-/// The way down to a device's memory.
+/// The steps by which a run is made to fit a device's memory.
 ///
-/// It has every rung that saves something, each on top of those before, and ends at the first configuration that fits;
-/// changes that turn out unnecessary are undone, most expensive first.
-/// What adds nothing to a step on paper comes first: what keeps the bits of the loss, then what changes them. Then comes
-/// what takes time, or memory of a host whose link is assumed, the cheapest first. Gradients without clipping and shorter
-/// sequences come last: the model learns something else from them, whatever they cost.
+/// Each rung is a change that saves memory, on top of the rungs before. The list ends at the first configuration that
+/// fits. Changes that turn out unnecessary are undone, most expensive first. Changes that add no time to a step on
+/// paper come first: first those that keep the bits of the loss, then the others. Next come changes that take time, or
+/// host memory over a link whose rate is assumed, the cheapest first. Gradients without clipping and shorter sequences
+/// come last, at any cost, because they change what the model learns.
 #[derive(Clone, Debug, Serialize)]
 pub struct Advice {
-    /// What has to hold the run.
+    /// The memory of the device.
     pub device_memory_bytes: u64,
     /// Whether the last rung fits; without rungs, the run as it is.
     pub fits: bool,
-    /// What that needs: its reserved bytes, and the overhead.
+    /// What the last configuration needs: its reserved bytes, and the overhead.
     pub needs_bytes: u64,
     /// The rungs, in order.
     pub rungs: Vec<Rung>,
-    /// The command that trains what fits.
+    /// The command that trains the configuration that fits.
     pub command: Option<String>,
     #[serde(skip)]
     target: Target,
@@ -45,27 +45,27 @@ pub struct Rung {
     pub what: String,
     /// The settings to add, each as `--set` takes it.
     pub set: Vec<String>,
-    /// The peak then.
+    /// The peak with it.
     pub peak_bytes: u64,
-    /// Slab and everything that lives across steps then.
+    /// Slab and everything that lives across steps, with it.
     pub reserved_bytes: u64,
-    /// The peak before, less the peak then.
+    /// By how much it lowers the peak.
     pub saves_bytes: u64,
-    /// What it adds to the time of a step on paper, over that of the run as it is.
+    /// The time that it adds to a step on paper, as a share of the original run's step.
     pub cost_fraction: f64,
-    /// Pinned host memory then.
+    /// Pinned host memory with it.
     pub host_pinned_bytes: u64,
     /// The loss is no longer bitwise the same, if only by the order of sums.
     pub changes_math: bool,
-    /// It takes host memory.
+    /// It moves something to host memory.
     #[serde(skip)]
     is_on_host: bool,
 }
 
-/// Less of a step than this is no cost: the rounding of its time.
+/// A smaller share of a step than this counts as no cost: it may be rounding.
 const NO_COST: f64 = 1e-6;
 
-/// The levers that may save something, in the order of [`Advice`], by what each costs a run; each as often as it may help.
+/// The levers that may save memory, in the order of [`Advice`]. One that may help several times is repeated.
 fn in_order(run: &Run) -> Result<Vec<Rc<Lever>>, SessionError> {
     let settings = &run.setup.settings;
     let halves = settings.micro_batch.max(settings.seq).ilog2() as usize;
@@ -79,13 +79,13 @@ fn in_order(run: &Run) -> Result<Vec<Rc<Lever>>, SessionError> {
             Some(changed) => seconds(&changed)? / run.seconds - 1.0,
             None => 0.0,
         };
-        // The model learns something else from shorter sequences and without clipping, whatever that costs.
+        // Shorter sequences and no clipping change what the model learns, whatever they cost.
         let tier = match change.sets(&["data.seq", "optim.clip_norm"]) {
             true => 2,
             false => u8::from(cost > NO_COST || change.offloads()),
         };
         let cost = if tier == 1 { cost } else { 0.0 };
-        // Halves have halves.
+        // These halve their value, so they may be pulled again.
         let times = match change.sets(&["data.seq", "batch.micro"]) {
             true => halves,
             false => 1,
@@ -101,13 +101,13 @@ fn in_order(run: &Run) -> Result<Vec<Rc<Lever>>, SessionError> {
     Ok(repeated.collect())
 }
 
-/// A step on paper.
+/// Seconds of a step on paper.
 fn seconds(run: &Setup) -> Result<f64, SessionError> {
     let paper = Paper::new(&run.settings, run.target, Measured::default());
     Ok(paper.step(&run.settings)?.seconds)
 }
 
-/// A run as the rungs so far leave it.
+/// A run with the rungs so far.
 #[derive(Clone)]
 struct Run {
     setup: Setup,
@@ -134,7 +134,7 @@ impl Run {
         self.reserved_bytes + gpus::overhead_bytes(self.setup.target, &self.setup.settings)
     }
 
-    /// The run with a change; none where that is refused, or saves nothing.
+    /// The run with a change; none if the change is refused or saves nothing.
     fn with(&self, change: &Change) -> Result<Option<Run>, SessionError> {
         let Some(setup) = self.setup.with(change) else {
             return Ok(None);
@@ -154,7 +154,7 @@ struct Climb {
 }
 
 impl Climb {
-    /// Takes what saves something, until the run fits.
+    /// Applies each lever that saves memory, until the run fits.
     fn new(start: &Run, order: Vec<Rc<Lever>>, room: u64) -> Result<Climb, SessionError> {
         let mut climb = Climb {
             taken: Vec::new(),
@@ -188,8 +188,8 @@ impl Climb {
         Ok(climb)
     }
 
-    /// The same without changes that the last one made unnecessary and that cost time or host memory. The latest, which cost
-    /// most, are undone first.
+    /// Leaves out changes that cost time or host memory and that later changes made unnecessary. The last ones cost
+    /// most, so they are tried first.
     fn without_needless(self, start: &Run, room: u64) -> Result<Climb, SessionError> {
         let (mut needed, mut seconds) = (self.taken.clone(), self.run.seconds);
         for place in (0..needed.len().saturating_sub(1)).rev() {
@@ -204,7 +204,7 @@ impl Climb {
             });
             let Some(setup) = setup else { continue };
             let run = Run::new(setup)?;
-            // Copies may hide behind what is recomputed: without it a step need not be faster.
+            // Replays may have hidden copies: without them, a step is not always faster.
             if run.needs_bytes() <= room && run.seconds <= seconds {
                 (needed, seconds) = (fewer, run.seconds);
             }
@@ -218,7 +218,7 @@ impl Climb {
 }
 
 impl Advice {
-    /// Climbs until the run fits.
+    /// Tries changes until the run fits.
     ///
     /// # Errors
     /// As [`crate::Plan::new`].
@@ -247,7 +247,7 @@ impl Advice {
         })
     }
 
-    /// The settings of all rungs, in their order: later ones replace earlier ones of the same key.
+    /// The settings of all rungs, in order. Later ones replace earlier ones of the same key.
     pub fn set(&self) -> Vec<String> {
         self.rungs
             .iter()
@@ -290,7 +290,7 @@ impl Advice {
         table
     }
 
-    /// What would hold the least that was found.
+    /// What to do if even the smallest configuration found does not fit.
     fn way_out(&self) -> String {
         if self.target == Target::Cpu {
             return "take a smaller model, or a machine with as much".into();

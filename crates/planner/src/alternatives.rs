@@ -1,4 +1,4 @@
-//! What other settings would change, each found by planning it.
+//! The effects of other settings, each found by planning it.
 
 use crate::figures::{Figures, figures};
 use crate::levers::{Setup, levers, recompute_specs};
@@ -6,12 +6,12 @@ use memory::format_bytes;
 use serde::Serialize;
 use session::SessionError;
 
-/// One recompute specification under the same settings.
+/// A recompute specification with otherwise equal settings.
 #[derive(Clone, Debug, Serialize)]
 pub struct Strategy {
     /// The specification.
     pub recompute: String,
-    /// The labels offloaded beside it: those of the settings, or `none` where the specification recomputes some of them.
+    /// The labels that it offloads: those of the settings, or `none` if the specification recomputes some of them.
     pub offload_activations: String,
     /// Its peak.
     pub peak_bytes: u64,
@@ -27,20 +27,20 @@ impl Strategy {
     }
 }
 
-/// Another setting, everything else equal.
+/// The effect of one other setting.
 #[derive(Clone, Debug, Serialize)]
 pub struct Effect {
     /// What is changed, and to what.
     pub change: String,
-    /// The peak then.
+    /// The peak with it.
     pub peak_bytes: u64,
-    /// Pinned host memory then.
+    /// Pinned host memory with it.
     pub host_pinned_bytes: u64,
-    /// The peak then, less the plan's.
+    /// The peak with it, less the plan's.
     pub difference_bytes: i64,
 }
 
-/// Plans every strategy that goes with the specifications of single layers.
+/// Plans every recompute specification that goes with the settings.
 pub(crate) fn strategies(run: &Setup) -> Result<Vec<Strategy>, SessionError> {
     let specs = recompute_specs(&run.settings.policy).into_iter();
     let others = specs.filter_map(|spec| Some((run.with(&run.recompute(&spec)?)?, spec)));
@@ -62,7 +62,7 @@ pub(crate) fn strategies(run: &Setup) -> Result<Vec<Strategy>, SessionError> {
     others.map(plan).collect()
 }
 
-/// Plans what single other settings change.
+/// Plans the effects of single other settings.
 pub(crate) fn effects(run: &Setup, peak_bytes: u64) -> Result<Vec<Effect>, SessionError> {
     let compared = levers(run)
         .into_iter()

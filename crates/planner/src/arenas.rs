@@ -1,4 +1,4 @@
-//! The arenas that live across steps, with what each costs a parameter.
+//! The arenas that live across steps, with their bytes per parameter.
 
 use report::Table;
 use serde::Serialize;
@@ -10,11 +10,11 @@ pub struct PlannedArena {
     pub name: &'static str,
     /// Its leased bytes.
     pub bytes: u64,
-    /// These over the number of parameters.
+    /// Bytes divided by the number of parameters.
     pub bytes_per_parameter: f64,
 }
 
-/// Arenas by name and bytes, beside the number of parameters.
+/// Arenas from their names and bytes, for a model of `parameters`.
 pub(crate) fn planned_arenas(
     arenas: Vec<(&'static str, u64)>,
     parameters: usize,

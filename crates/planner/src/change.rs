@@ -1,12 +1,12 @@
-//! Other values of a configuration, and how a command line says them.
+//! Changes of a configuration, which know how to write themselves on a command line.
 
 use settings::{Config, ConfigError, Mark, OptimizerPlace, dotted};
 use std::rc::Rc;
 
-/// A folder for states, beside the run directories; the user will name a faster disk.
+/// The folder that is suggested for states, beside the run directories. The user will name a faster disk.
 const SCRATCH: &str = "./scratch";
 
-/// A key with another value.
+/// A new value for a key.
 #[derive(Clone)]
 struct Put {
     key: &'static str,
@@ -15,11 +15,11 @@ struct Put {
     put: Rc<dyn Fn(&mut Config)>,
 }
 
-/// Keys with other values, in the order in which they are put.
+/// New values for keys, in the order in which they are set.
 #[derive(Clone, Default)]
 pub(crate) struct Change(Vec<Put>);
 
-/// `set!(section.key = value)`. A third part is the text for `--set`, where it is not the value's own.
+/// `set!(section.key = value)`. A third argument is the text for `--set`, if it differs from the value's own text.
 macro_rules! set {
     ($section:ident.$name:ident = $value:expr) => {{
         let value = $value;
@@ -47,7 +47,7 @@ impl Change {
         Change(vec![Put { key, value, put }])
     }
 
-    /// Both, this one first.
+    /// This change followed by another.
     pub(crate) fn and(&self, other: &Change) -> Change {
         Change([&self.0[..], &other.0].concat())
     }
@@ -55,7 +55,7 @@ impl Change {
     /// A configuration with the change.
     ///
     /// # Errors
-    /// [`ConfigError`] where the command line would refuse the changed configuration.
+    /// [`ConfigError`] if the command line would refuse the changed configuration.
     pub(crate) fn applied_to(&self, config: &Config) -> Result<Config, ConfigError> {
         let mut config = config.clone();
         self.0.iter().for_each(|one| (one.put)(&mut config));
@@ -71,8 +71,8 @@ impl Change {
         set.collect()
     }
 
-    /// Whether the loss changes a bit, if only by the order of sums. `optim.master` is exempt: changes only take masters that are as
-    /// exact.
+    /// Whether the loss changes by a bit, if only by the order of sums. `optim.master` does not count: changes only set
+    /// it to formats that are as exact.
     pub(crate) fn changes_math(&self) -> bool {
         let keeps_bits = |name| dotted::find(name).is_some_and(|key| key.is(Mark::KeepsBits));
         let mut keys = self.0.iter().map(|one| one.key);
@@ -84,13 +84,13 @@ impl Change {
         self.0.iter().any(|one| keys.contains(&one.key))
     }
 
-    /// Whether something waits in host memory that did not.
+    /// Whether it moves something to host memory.
     pub(crate) fn offloads(&self) -> bool {
         let offloads = |one: &Put| one.key.starts_with("offload.") && one.value != "none";
         self.0.iter().any(offloads)
     }
 
-    /// The same with optimizer states in a folder, where it puts them into host memory.
+    /// The same change with optimizer states in a folder; none if it does not move them to host memory.
     pub(crate) fn with_states_on_disk(&self) -> Option<Change> {
         let folder = OptimizerPlace::Folder(SCRATCH.into());
         let on_disk = set!(offload.optimizer = folder, SCRATCH);

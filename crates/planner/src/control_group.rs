@@ -1,34 +1,34 @@
-//! The control group that this process is in, and the memory that it leaves.
+//! The control group of this process, and the memory that it has left.
 //!
-//! Both versions of Linux's control groups are understood. A limit holds for a group and everything below it, so the
-//! group with the least left decides.
+//! Both versions of Linux's control groups are read. A limit holds for a group and all groups below it, so the group
+//! with the least left decides.
 
 use std::path::{Path, PathBuf};
 
-/// A limit on memory, of this process's group or one above it.
+/// A limit on memory of this process's group, or of one above it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
     /// The group's limit.
     pub(crate) limit_bytes: u64,
-    /// What the group uses and cannot give back at once.
+    /// What the group uses, without pages of files, which the kernel can drop at once.
     pub(crate) used_bytes: u64,
     /// The file that holds the limit.
     pub(crate) file: PathBuf,
 }
 
 impl MemoryLimit {
-    /// What is left.
+    /// How much may still be used.
     pub(crate) fn left_bytes(&self) -> u64 {
         self.limit_bytes.saturating_sub(self.used_bytes)
     }
 }
 
-/// What the two versions call their files.
+/// The file names of a version of control groups.
 struct Version {
     mount: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// Entries of `memory.stat` that are given back when memory is short: pages of files.
+    /// The entries of `memory.stat` for pages of files, which are dropped when memory is short.
     cache: [&'static str; 2],
 }
 
@@ -46,7 +46,7 @@ const V2: Version = Version {
     cache: ["active_file", "inactive_file"],
 };
 
-/// The limit with the least left; none if there is none. `root` is `/` but for tests.
+/// The limit with the least left; none if there is no limit. `root` is `/`, except in tests.
 pub(crate) fn memory_limit(root: &Path) -> Option<MemoryLimit> {
     let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let limits = groups.lines().flat_map(|line| {
@@ -66,8 +66,8 @@ pub(crate) fn memory_limit(root: &Path) -> Option<MemoryLimit> {
     limits.min_by_key(MemoryLimit::left_bytes)
 }
 
-/// The limits of a group and of those above it. Within a container the group's own path may not be there: then the
-/// mount itself is the group.
+/// The limits of a group and of those above it. Inside a container the group's path may not exist; then the mount
+/// itself is the group.
 fn limits(root: &Path, version: &Version, path: &str) -> Vec<MemoryLimit> {
     let mount = root.join(version.mount);
     let group = mount.join(path.trim_start_matches('/'));
@@ -81,7 +81,7 @@ fn limit(folder: &Path, version: &Version) -> Option<MemoryLimit> {
     let file = folder.join(version.limit);
     let number =
         |path: &Path| -> Option<u64> { std::fs::read_to_string(path).ok()?.trim().parse().ok() };
-    // Version 1 writes a number near 2^63 for no limit, version 2 the word max.
+    // For no limit, version 1 has a number near 2^63 and version 2 the word `max`.
     let limit_bytes = number(&file).filter(|bytes| *bytes < 1 << 60)?;
     let used = number(&folder.join(version.used)).unwrap_or(0);
     let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What offload moves, and whether that hides behind computation.
+//! What offload copies, and whether the copies hide behind computation.
 
 use crate::on_paper::{Paper, UTILISATION};
 use crate::ranks::tokens_a_step;
@@ -10,44 +10,44 @@ use serde::Serialize;
 use session::{SessionError, StepTraffic};
 use settings::Settings;
 
-/// What offload costs in time: a step on shapes, in the order in which its queues would run it, at given rates.
+/// The time that offload costs: a step on shapes at given rates, with the queues in the order of a real run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PlannedOffload {
-    /// What crosses for the update in a step, each way: optimizer states, and offloaded gradients that come for it.
+    /// Bytes that cross for the update in a step, each way: optimizer states, and offloaded gradients.
     pub optimizer_bytes: u64,
     /// Activations that cross in a step, each way.
     pub activation_bytes: u64,
-    /// All that crosses in a step, by what it is.
+    /// All bytes that cross in a step, by purpose.
     pub crossing: Crossing,
     /// The rate from the host to the device, in units of 10^9 bytes a second.
     pub h2d_gbps: f64,
     /// The rate from the device to the host.
     pub d2h_gbps: f64,
-    /// The rate of both at a time, added up.
+    /// The sum of the rates of both directions while both are busy.
     pub both_ways_gbps: f64,
-    /// The rate of the disk, reads and writes together; null where nothing is on one.
+    /// The rate of the disk, reads and writes together; null if nothing is on a disk.
     pub disk_gbps: Option<f64>,
-    /// The rate that matrix products are taken to run at, in units of 10^12 operations a second; what moves more bytes than
-    /// that takes the time of its bytes in the device's memory.
+    /// The assumed rate of matrix products, in units of 10^12 operations a second. Operations that are limited by bytes
+    /// take the time of their bytes in the device's memory.
     pub assumed_tflops: f64,
-    /// A step at that rate, replays and updates included, if copies took no time.
+    /// The time of a step at these rates if copies took no time, replays and updates included.
     pub compute_ms: f64,
-    /// What copies add to it.
+    /// The time that copies add to it.
     pub exposed_ms: f64,
-    /// Tokens in a second of both.
+    /// Tokens a second, copies included.
     pub tokens_per_s: f64,
-    /// Tokens in a micro-batch from which its forward pass takes as long as the copies of optimizer states behind it, and
-    /// of what else goes the same way; null where more tokens do not help, or more than states waits elsewhere. What the first
-    /// part of the model waits for is exposed even then.
+    /// The tokens of a micro-batch from which its forward pass takes as long as the copies of optimizer states, and of
+    /// what else goes the same way. Null if more tokens do not help, or if more than states lives elsewhere. Even then,
+    /// the wait of the model's first part stays exposed.
     pub hidden_from_tokens: Option<u64>,
 }
 
 impl PlannedOffload {
-    /// Counts with what crosses in a step and the activations of a micro-batch. None if nothing is offloaded, or to the CPU's own
-    /// memory at rates that nobody measured, where offload is for tests.
+    /// `crossed` is what crosses in a step, `of_micro_batch` the offloaded activations of a micro-batch. None if
+    /// nothing is offloaded, and on the CPU without a given rate: there, offload is only for tests.
     ///
     /// # Errors
-    /// None but a defect: shapes need no memory.
+    /// Only on a defect: shapes need no memory.
     pub(crate) fn new(
         settings: &Settings,
         target: Target,
@@ -90,12 +90,12 @@ impl PlannedOffload {
         Ok(Some(offload))
     }
 
-    /// What does not hide, over what the step takes else.
+    /// The time of copies that is not hidden, as a share of the rest of the step.
     pub(crate) fn exposed_fraction(&self) -> f64 {
         self.exposed_ms / self.compute_ms
     }
 
-    /// The same in words, of a step in which so much crosses.
+    /// The plan in words, for a step in which `traffic` crosses.
     pub(crate) fn note(&self, homes: &Homes, traffic: Traffic) -> String {
         let (exposed, compute) = (self.exposed_ms, self.compute_ms);
         let share = 100.0 * self.exposed_fraction();
@@ -151,7 +151,7 @@ impl PlannedOffload {
     }
 }
 
-/// Whether all that crosses for updates are states of the host, which come and go during a forward pass.
+/// Whether only optimizer states cross for updates, and do so from pinned memory during forward passes.
 fn hides_states_behind_tokens(homes: &Homes) -> bool {
     homes.states == Home::Pinned
         && homes.weights == Home::Device
@@ -159,7 +159,7 @@ fn hides_states_behind_tokens(homes: &Homes) -> bool {
         && homes.updates_in_forward()
 }
 
-/// Milliseconds with three digits at the most.
+/// A time in milliseconds or seconds, with about three digits.
 fn time(ms: f64) -> String {
     match ms {
         ms if ms < 10.0 => format!("{ms:.2} ms"),
@@ -168,7 +168,7 @@ fn time(ms: f64) -> String {
     }
 }
 
-/// What a step moves, in words.
+/// The bytes that a step copies, in words.
 fn moved(traffic: Traffic) -> String {
     let [up, down] = [traffic.h2d_bytes, traffic.d2h_bytes].map(format_bytes);
     let mut moved = match up == down {

@@ -1,4 +1,4 @@
-//! Whether disks will hold what is kept and saved there, asked before anything is loaded.
+//! Checks whether disks have room for what a run keeps and saves there, before anything is loaded.
 
 use memory::format_bytes;
 use std::fmt::{self, Display, Formatter};
@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 pub enum Saved {
     /// Optimizer states, in scratch files.
     OptimizerStates,
-    /// So many checkpoints at a time.
+    /// This many checkpoints at a time.
     Checkpoints(usize),
     /// A model in Hugging Face layout.
     Model,
 }
 
-/// What is to be written into a folder, which may still have to be made.
+/// Something to be written into a folder, which need not exist yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskNeed {
     /// What it is.
@@ -28,7 +28,7 @@ pub struct DiskNeed {
 }
 
 impl DiskNeed {
-    /// So many bytes for a folder.
+    /// `bytes` to be written into a folder.
     pub fn new(what: Saved, bytes: u64, folder: &Path) -> DiskNeed {
         DiskNeed {
             what,
@@ -54,14 +54,14 @@ impl Display for DiskNeed {
 }
 
 impl Saved {
-    /// How to need less.
+    /// How to need less space.
     fn hint(self) -> &'static str {
         match self {
             Saved::OptimizerStates => {
                 "name a folder on another disk with --offload-optimizer, or keep less there: --state-dtype 8bit, --master \
                  bf16-split or a lower offload.fraction"
             }
-            // Of two, one is kept while the next is written: no fewer are possible.
+            // With one checkpoint kept, the next one is written beside it: two is the least.
             Saved::Checkpoints(1 | 2) => {
                 "name a folder on another disk with --out, or save nothing: --save-every 0"
             }
@@ -73,12 +73,12 @@ impl Saved {
     }
 }
 
-/// What tells of the room on disks.
+/// Reports the space on disks.
 pub trait Disks {
-    /// Which disk a folder is on, and how many bytes may be written there.
+    /// The number of the disk that a folder is on, and how many bytes may be written there.
     ///
     /// # Errors
-    /// If that is not known.
+    /// If the system cannot report them.
     fn of(&self, folder: &Path) -> io::Result<(u64, u64)>;
 }
 
@@ -99,7 +99,7 @@ impl Disks for SystemDisks {
     listed(needs), format_bytes(*free_bytes)
 )]
 pub struct NoDiskRoom {
-    /// What is to be written there, something at least.
+    /// What is to be written there; not empty.
     pub needs: Vec<DiskNeed>,
     /// Bytes that may be written there.
     pub free_bytes: u64,
@@ -111,14 +111,14 @@ fn listed(needs: &[DiskNeed]) -> String {
 }
 
 impl NoDiskRoom {
-    /// What helps.
+    /// What the user can do.
     pub fn hints(&self) -> Vec<String> {
         let less = self.needs.iter().map(|need| need.what.hint().to_string());
         let anyway = "free some space there; --force tries it anyway".to_string();
         less.chain([anyway]).collect()
     }
 
-    /// Refuses what a disk has no room for; what goes onto the same disk is added up. A disk that does not tell refuses nothing.
+    /// Refuses what does not fit. Needs on one disk are added up. A disk that does not report its space is not checked.
     ///
     /// # Errors
     /// [`NoDiskRoom`].
@@ -132,7 +132,7 @@ impl NoDiskRoom {
             let needed = needs
                 .iter()
                 .fold(0, |sum: u64, need| sum.saturating_add(need.bytes));
-            // The files of a killed run are removed, so a scratch folder that has some has more room than others on its disk.
+            // A killed run's files will be removed, so a scratch folder that has some reports more space than its disk.
             let free_bytes = here.map(|(_, (_, free))| *free).max().unwrap_or(u64::MAX);
             if free_bytes < needed {
                 return Err(NoDiskRoom { needs, free_bytes });
@@ -148,7 +148,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A disk of 10 GiB at `/a`, one of 4 GiB at `/b`; of others nothing is known.
+    /// A disk of 10 GiB at `/a` and one of 4 GiB at `/b`; other folders report nothing.
     struct Two;
 
     impl Disks for Two {

@@ -25,7 +25,7 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    /// Most live device bytes, between steps too: what a limit must hold.
+    /// The most live device bytes, also between steps: a limit must hold this much.
     pub(crate) fn most_bytes(&self) -> u64 {
         self.between.most(self.peak.bytes)
     }
@@ -34,7 +34,7 @@ impl Figures {
 /// Steps that plans have made on shapes in this process.
 static STEPS: AtomicU64 = AtomicU64::new(0);
 
-/// How many steps plans have made on shapes so far. It grows while a long plan goes on.
+/// How many steps plans have made on shapes so far, so that others can see a long plan's progress.
 pub fn steps_on_shapes() -> u64 {
     STEPS.load(Ordering::Relaxed)
 }
@@ -75,8 +75,8 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Se
     })
 }
 
-/// What one more micro-batch of a rank crosses, where those of a step on shapes cross so much. The last one is no measure: it
-/// ends the reductions of a step, and where they are made once a step it alone has any.
+/// What one more micro-batch of a rank crosses: the difference between a step on shapes, which crosses `crossed`, and
+/// one with fewer. The last micro-batch is no measure: it ends the reductions, and may be the only one with any.
 fn another_of_a_rank(
     settings: &Settings,
     target: Target,
@@ -98,7 +98,7 @@ fn another_of_a_rank(
     })
 }
 
-/// What crosses for so many micro-batches.
+/// What `count` micro-batches cross.
 fn times(one: StepTraffic, count: usize) -> StepTraffic {
     StepTraffic {
         weights: one.weights.times(count),
@@ -117,7 +117,7 @@ mod tests {
     use settings::Config;
     use units::Zero;
 
-    /// Of many micro-batches two are made on shapes, and what the others cross is counted on: it is what they cross.
+    /// Only two micro-batches are made on shapes. What is added for the others must equal what they really cross.
     #[test]
     fn what_ranks_send_is_that_of_every_micro_batch() {
         let (micro_batches, size) = (5, 3);
@@ -142,7 +142,7 @@ mod tests {
                     format!("batch.accum={micro_batches}"),
                     "data.seq=32".into(),
                 ];
-                // Once a step is refused where gradients are divided.
+                // Reducing once a step is refused if gradients are divided.
                 let Ok(config) = config.with(&set) else {
                     continue;
                 };

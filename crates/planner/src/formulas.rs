@@ -12,9 +12,9 @@ pub struct Formula {
     pub name: &'static str,
     /// The formula, in its own letters.
     pub formula: &'static str,
-    /// What it says.
+    /// Its result.
     pub bytes: u64,
-    /// What the plan says of the same thing.
+    /// The plan's figure for the same thing.
     pub plan_bytes: u64,
     /// Why the two differ.
     pub difference: String,
@@ -47,7 +47,7 @@ pub(crate) fn anatomies(settings: &Settings, parameters: usize, arena_bytes: u64
     ]
 }
 
-/// What this run keeps of a parameter, in words.
+/// The formats in which this run keeps a parameter, in words.
 fn recipe(settings: &Settings) -> String {
     let states = &settings.states;
     let weights = match (settings.dtype, states.master) {

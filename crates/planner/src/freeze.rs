@@ -7,17 +7,17 @@ use serde::Serialize;
 use session::{Session, SessionError};
 use settings::Settings;
 
-/// What it is worth that some parameters are not trained.
+/// The effect of not training some parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedFreeze {
-    /// How many are trained.
+    /// Number of parameters that are trained.
     pub trained_parameters: usize,
-    /// Bytes of gradients and optimizer states that the others would take, on the device, the host and the disk.
+    /// Bytes of gradients and optimizer states that frozen parameters do not take, on device, host and disk.
     pub saved_bytes: u64,
 }
 
 impl PlannedFreeze {
-    /// What settings freeze, if they do, beside a session that trains everything.
+    /// Compares with a session that trains everything; none if nothing is frozen.
     pub(crate) fn new(
         settings: &Settings,
         target: Target,

@@ -7,21 +7,21 @@ use serde::Serialize;
 use settings::Settings;
 use std::collections::BTreeMap;
 
-/// What context, modules and libraries of a CUDA process take beside the plan: an estimate from the range of 400
-/// to 800 MiB that PyTorch processes show on an H100, until it is measured on the device itself.
+/// What the context, modules and libraries of a CUDA process take besides the plan. PyTorch processes show 400 to 800
+/// MiB on an H100; this is an estimate from that range, until it is measured on the device itself.
 pub const CUDA_OVERHEAD_BYTES: u64 = 640 << 20;
 
-/// What the buffers of a channel between two GPUs take of each: an estimate, from what others measured of NCCL.
+/// The buffers of a channel between two GPUs, on each of them. An estimate from published measurements of NCCL.
 const CHANNEL_BYTES: u64 = 12 << 20;
 
-/// The most GPUs that a machine is expected to have. Each has channels of its own to each of the others, and shares buffers for
-/// GPUs of other machines.
+/// The most GPUs that a machine is expected to have. Each pair has its own channels; GPUs of other machines share
+/// buffers.
 const GPUS_OF_A_MACHINE: usize = 8;
 
-/// Names and memory in MiB, as the driver tells programs (`cuMemGetInfo`); the smallest first. That is less than
-/// `nvidia-smi` shows in all, by what the driver and error correction keep. The least that users' reports of PyTorch's
-/// out-of-memory errors show for each ("GPU 0 has a total capacity of 79.10 GiB"): drivers differ by some tens of MiB.
-/// `docs/reference/hardware.md` has them for users.
+/// Names and memory in MiB, as the driver reports it to programs (`cuMemGetInfo`), the smallest first. It is less than
+/// `nvidia-smi` shows, because the driver and error correction keep some. The figures are the lowest in users' reports
+/// of PyTorch's out-of-memory errors ("GPU 0 has a total capacity of 79.10 GiB"): drivers differ by some tens of MiB.
+/// `docs/reference/hardware.md` lists them for users.
 const GPUS: [(&str, u64); 9] = [
     ("RTX 4090 24GB", 24_084),
     ("A100 40GB", 40_335),
@@ -39,11 +39,11 @@ pub(crate) fn names_by_memory() -> impl Iterator<Item = &'static str> {
     GPUS.into_iter().map(|(name, _)| name)
 }
 
-/// The memory in bytes of a GPU that is named as people write it: `h100`, `rtx-4090`, `A100 40GB`. The amount may be left out
-/// where one GPU alone is called so.
+/// The memory in bytes of a GPU by a name as people write it: `h100`, `rtx-4090`, `A100 40GB`. The amount may be left
+/// out if only one GPU has the name.
 ///
 /// # Errors
-/// All names.
+/// With a list of all names.
 pub fn gpu_memory_bytes(name: &str) -> Result<u64, UnknownGpu> {
     let unknown = || UnknownGpu(name.into());
     let wanted = plain(name);
@@ -56,13 +56,13 @@ pub fn gpu_memory_bytes(name: &str) -> Result<u64, UnknownGpu> {
     Ok(mib << 20)
 }
 
-/// A name that is no GPU's, or that of several.
+/// A name that no GPU has, or several have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no GPU that is known here, or more than one, is called `{0}`; write one of {names}, or a size such as 80GiB",
     names = short_names().join(", "))]
 pub struct UnknownGpu(String);
 
-/// The shortest name of each, as `--device-memory` takes it.
+/// The shortest name of each GPU, as `--device-memory` takes it.
 fn short_names() -> Vec<String> {
     let is_alone = |name: &str| {
         GPUS.iter()
@@ -87,7 +87,7 @@ fn plain(name: &str) -> String {
     letters.map(|letter| letter.to_ascii_lowercase()).collect()
 }
 
-/// Names of the GPUs that hold so much, overhead included.
+/// Names of the GPUs with at least this much memory. `needed_bytes` includes the overhead.
 pub(crate) fn holding(needed_bytes: u64) -> Vec<&'static str> {
     let holding = GPUS
         .into_iter()
@@ -95,7 +95,7 @@ pub(crate) fn holding(needed_bytes: u64) -> Vec<&'static str> {
     holding.map(|(name, _)| name).collect()
 }
 
-/// Bytes beside the plan on a target.
+/// Bytes that a process takes on a target besides the plan.
 pub(crate) fn overhead_bytes(target: Target, settings: &Settings) -> u64 {
     match target {
         Target::Cpu => 0,
@@ -111,7 +111,7 @@ pub(crate) fn overhead_bytes(target: Target, settings: &Settings) -> u64 {
 pub struct NcclMemory {
     /// Bytes.
     pub bytes: u64,
-    /// Whether the ranks have measured it; else it is an estimate: channels x peers x 12 MiB.
+    /// Whether the ranks have measured it. Otherwise it is an estimate: channels x peers x 12 MiB.
     pub is_measured: bool,
     /// Channels to each peer, at most.
     pub channels: u32,
@@ -120,7 +120,7 @@ pub struct NcclMemory {
 }
 
 impl NcclMemory {
-    /// That of ranks with a GPU each; none where there are no ranks.
+    /// For ranks with a GPU each; none without ranks.
     pub(crate) fn of(settings: &Settings) -> Option<NcclMemory> {
         let (ranks, measured) = (settings.ranks.as_ref()?, settings.engine_bytes);
         let (channels, peers) = (NCCL_CHANNELS, ranks.rank.of.min(GPUS_OF_A_MACHINE) - 1);
@@ -133,7 +133,7 @@ impl NcclMemory {
         })
     }
 
-    /// The end of the sentence that gives the bytes of which these are a part.
+    /// A clause for the end of the sentence that gives the overhead, of which this is a part.
     pub(crate) fn describe(&self) -> String {
         let bytes = format_bytes(self.bytes);
         let NcclMemory {
@@ -149,7 +149,7 @@ impl NcclMemory {
     }
 }
 
-/// Whether what is reserved and the overhead fit, by GPU. Nothing for a plan for the CPU.
+/// For each GPU, whether reserved bytes and overhead fit. Empty for a plan for the CPU.
 pub(crate) fn fits(
     target: Target,
     settings: &Settings,

@@ -1,10 +1,10 @@
 //! `memory.head_chunk = "auto"`: the smallest chunk of the output head that costs a step next to nothing.
 //!
-//! Each chunk's product reads the gradient of the whole head and writes it again, and a GPU hides only half of those bytes
-//! behind the product; the logits of a large chunk take memory. A chunk decides the order of sums, so the choice must not
-//! depend on what promises the same bits: recompute, offload, ranks. What chunks cost is therefore read from one micro-batch
-//! on paper in which everything is kept on the device, by a process alone, at the rates that are assumed of a GPU; such runs
-//! differ only where memory is too short for the chunk that is wanted.
+//! Each chunk's product reads and writes the gradient of the whole head, and a GPU hides only half of those bytes
+//! behind the product. But the logits of a large chunk take memory. The chunk decides the order of sums, so the choice
+//! must not depend on settings that promise the same bits: recompute, offload, ranks. The cost of chunks is therefore
+//! read from one micro-batch on paper of a single process that keeps everything on the device, at the rates that are
+//! assumed of a GPU. So runs with such settings differ only if memory is too short for the chunk that is wanted.
 
 use crate::auto::{AutoError, choose};
 use crate::figures::figures;
@@ -16,14 +16,14 @@ use memory::Rank;
 use session::SessionError;
 use settings::{AutoOr, Config, DEFAULT_HEAD_CHUNK, Release, Settings};
 
-/// Chunks that are compared, in tokens. The first is taken where none fits.
+/// Chunks that are compared, in tokens. The first is the fallback if none fits.
 const CHUNKS: [usize; 5] = [DEFAULT_HEAD_CHUNK, 1024, 2048, 4096, 8192];
 
-/// A micro-batch may take so much longer than with the fastest chunk for a smaller one.
+/// A smaller chunk may lengthen a micro-batch by this share over the fastest chunk.
 const NEXT_TO_NOTHING: f64 = 0.005;
 
-/// The share of the bytes of what a product is added to that take time beside its operations: a tile's sums are read and
-/// written behind its last operations, where only another tile's can hide them. An assumption, as in `scripts/estimate`.
+/// The share of the gradient's bytes that takes time besides the product's operations. A tile's sums are read and
+/// written at its end, where only another tile's operations can hide them. An assumption, as in `scripts/estimate`.
 const EXPOSED: f64 = 0.5;
 
 /// A chunk of the output head that was chosen.
@@ -31,13 +31,13 @@ const EXPOSED: f64 = 0.5;
 pub struct ChosenHeadChunk {
     /// Its tokens.
     pub tokens: usize,
-    /// What was compared, the smallest first; nothing where there was no choice.
+    /// The chunks that were compared, the smallest first; empty if there was no choice.
     compared: Vec<Chunk>,
-    /// Tokens of the chunk that would have been taken if memory had no bounds.
+    /// Tokens of the chunk that would be taken without a limit on memory.
     wanted: usize,
 }
 
-/// A chunk, and what a micro-batch takes with it on paper.
+/// A chunk, and the time of a micro-batch with it on paper.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Chunk {
     tokens: usize,
@@ -45,12 +45,12 @@ struct Chunk {
 }
 
 impl ChosenHeadChunk {
-    /// Chooses for a configuration that leaves the chunk open: the smallest that is next to as fast as the fastest, or the
-    /// largest below it whose plan fits a device of so many bytes, where that is known. Under automatic recompute some policy
-    /// has to fit `budget` instead. Every rank chooses what the first one does.
+    /// Chooses the smallest chunk that is nearly as fast as the fastest. If its plan does not fit a device of
+    /// `device_bytes`, chooses the largest below it that does. Under automatic recompute, some policy has to fit
+    /// `budget` instead. All ranks choose what the first rank does.
     ///
     /// # Errors
-    /// As [`crate::Plan::new`]; a file of costs that cannot be used.
+    /// As [`crate::Plan::new`], or if a file of costs cannot be used.
     pub fn new(
         config: &Config,
         target: Target,
@@ -81,7 +81,7 @@ impl ChosenHeadChunk {
         })
     }
 
-    /// The choice in a sentence; none where it is the smallest chunk, and no larger one was wanted.
+    /// The choice in a sentence; none if the smallest chunk was wanted.
     pub fn describe(&self) -> Option<String> {
         if self.wanted == DEFAULT_HEAD_CHUNK {
             return None;
@@ -102,13 +102,13 @@ impl ChosenHeadChunk {
     }
 }
 
-/// The chunks that a micro-batch has tokens for, with what it takes on paper; nothing where that is one.
+/// The chunks of at most a micro-batch's tokens, with the time of a micro-batch on paper; none if there is only one.
 fn compared(config: &Config) -> Result<Vec<Chunk>, SessionError> {
     let tokens = config.batch.micro * config.data.seq;
     let chunks = CHUNKS.into_iter().filter(|chunk| *chunk <= tokens);
     let alike = everything_kept(config);
     let settings = chunks.map(|tokens| (tokens, Settings::new(&with_chunk(&alike, tokens))));
-    // The logits of a large chunk may be too many for one product.
+    // A large chunk's logits may be too many for one product.
     let possible = settings.filter_map(|(tokens, settings)| Some((tokens, settings.ok()?)));
     let possible: Vec<(usize, Settings)> = possible.collect();
     if possible.len() < 2 {
@@ -123,8 +123,8 @@ fn compared(config: &Config) -> Result<Vec<Chunk>, SessionError> {
     possible.into_iter().map(chunk).collect()
 }
 
-/// What the product of a chunk takes that is added to the head's gradient, by the chunk's tokens: those of a whole chunk, and
-/// those of the last.
+/// The time of the product that is added to the head's gradient, by the tokens of its chunk: a whole chunk, and the
+/// last one.
 fn gradient_products(settings: &Settings, chunk: usize, rates: Rates) -> Measured {
     let (vocab, hidden) = (settings.model.vocab, settings.model.hidden);
     let last = settings.micro_batch * settings.seq % chunk;
@@ -139,7 +139,7 @@ fn gradient_products(settings: &Settings, chunk: usize, rates: Rates) -> Measure
     [chunk, last].map(product).into()
 }
 
-/// The configuration without what promises to change no bits and may take time: the same for all that compute the same.
+/// The configuration without settings that cost time but promise the same bits, so that all such runs have the same.
 fn everything_kept(config: &Config) -> Config {
     let default = Config::default();
     let mut config = config.clone();
@@ -167,7 +167,7 @@ fn of_first_rank(config: &Config) -> Config {
     }
 }
 
-/// Tokens of the smallest chunk that is next to as fast as the fastest. Chunks come in order, the smallest first.
+/// Tokens of the smallest chunk that is nearly as fast as the fastest. `chunks` are sorted, the smallest first.
 fn smallest_of_the_fast(chunks: &[Chunk]) -> Option<usize> {
     let fastest = chunks.iter().map(|chunk| chunk.seconds).reduce(f64::min)?;
     let most = fastest * (1.0 + NEXT_TO_NOTHING);
@@ -175,7 +175,7 @@ fn smallest_of_the_fast(chunks: &[Chunk]) -> Option<usize> {
     fast.next().map(|chunk| chunk.tokens)
 }
 
-/// Whether a plan fits a device. One of unknown size holds everything.
+/// Whether a plan fits a device. Without a known size, everything fits.
 fn fits(config: &Config, target: Target, device_bytes: Option<u64>) -> Result<bool, SessionError> {
     let Some(device_bytes) = device_bytes else {
         return Ok(true);
@@ -185,7 +185,7 @@ fn fits(config: &Config, target: Target, device_bytes: Option<u64>) -> Result<bo
     Ok(reserved_bytes + gpus::overhead_bytes(target, &settings) <= device_bytes)
 }
 
-/// Whether a policy can be chosen for a budget.
+/// Whether automatic recompute finds a policy within a budget.
 fn some_policy_fits(config: &Config, target: Target, budget: u64) -> Result<bool, AutoError> {
     match choose(config, target, budget) {
         Ok(_) => Ok(true),
@@ -198,7 +198,7 @@ fn some_policy_fits(config: &Config, target: Target, budget: u64) -> Result<bool
 mod tests {
     use super::*;
 
-    /// What is taken where chunks, in their order, take so long.
+    /// The chunk that is taken if the chunks, in their order, take `seconds`.
     fn taken(seconds: &[f64]) -> Option<usize> {
         let chunks = CHUNKS.into_iter().zip(seconds);
         let chunks = chunks.map(|(tokens, seconds)| Chunk {
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(taken(&[1.0, 1.2, 1.3]), Some(512));
     }
 
-    /// A head that is wide beside the depth of its model: small chunks are bound by the bytes of its gradient.
+    /// A model whose head is wide and that has few layers: small chunks are bound by the bytes of the head's gradient.
     fn config(set: &[&str]) -> Config {
         let wide = [
             "model.hidden=1024",
@@ -245,7 +245,7 @@ mod tests {
         let config = config(&[]);
         let free = chosen(&config, None, None);
         assert!(free > DEFAULT_HEAD_CHUNK, "{free}");
-        // To the byte: the device has to hold what is reserved, beside what libraries take.
+        // Exact to the byte: the device has to hold the reserved bytes and the overhead.
         let settings = Settings::new(&with_chunk(&config, free)).unwrap();
         let planned = figures(&settings, Target::Cuda).unwrap();
         let device = planned.reserved_bytes + gpus::overhead_bytes(Target::Cuda, &settings);
@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    /// 2,000 tokens: three whole chunks of 600, and 200.
+    /// 2,000 tokens are three whole chunks of 600, and one of 200.
     #[test]
     fn every_chunk_pays_for_half_of_the_gradient_that_it_is_added_to() {
         for (dtype, bytes) in [("bf16", 2.0), ("f32", 4.0)] {
@@ -304,7 +304,7 @@ mod tests {
         }
     }
 
-    /// Every way of saving memory that promises the same bits has the same chunk, where memory has no bounds.
+    /// Settings that save memory and promise the same bits do not change the chunk, if memory has no limit.
     #[test]
     fn what_changes_no_bits_does_not_change_the_chunk() {
         let kept = ChosenHeadChunk::new(&config(&[]), Target::Cuda, None, None).unwrap();
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(kept, of_rank.unwrap());
     }
 
-    /// The leases of ranks differ, and what the first needs decides for all of them.
+    /// Ranks have different leases, but what the first rank needs decides for all.
     #[test]
     fn every_rank_chooses_what_the_first_does() {
         let mut config = config(&[]);

@@ -1,4 +1,4 @@
-//! What the host has to hold while a run loads, saves, goes on and exports.
+//! Host memory that a run needs to load, save, resume and export.
 
 use crate::figures::Figures;
 use kernels::Target;
@@ -8,20 +8,20 @@ use serde::Serialize;
 use settings::Settings;
 use std::fmt::{self, Display, Formatter};
 
-/// Most host memory in each phase in which files are read or written: leases, and the chunks on their way between them and
-/// files. On the CPU device all leases of the run count, for a GPU those that are pinned. What the process itself takes does
-/// not count: its code, its training data, and what the library of matrix products packs.
+/// The most host memory in each phase that reads or writes files: leases, and the chunks between them and the files. On
+/// the CPU device all of the run's leases count, for a GPU only pinned ones. The process's own memory does not count:
+/// its code, its training data, and the packing buffers of the library of matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct HostPhases {
-    /// Weights are loaded or made.
+    /// Weights are loaded or initialised.
     pub load: u64,
     /// A checkpoint is saved.
     pub save: u64,
     /// Weights and states are loaded from a checkpoint.
     pub resume: u64,
-    /// The model is written where `--save-final` says.
+    /// The model is exported to `--save-final`.
     pub export: u64,
-    /// What of these is in no lease, at most.
+    /// The most of these bytes that is in no lease.
     #[serde(skip)]
     pub(crate) beside_bytes: u64,
 }
@@ -35,7 +35,7 @@ impl HostPhases {
             Target::Cpu => on_device + figures.host_pinned_bytes,
             Target::Cuda => figures.host_pinned_bytes,
         };
-        // The slab is reserved once weights are there.
+        // The slab is reserved only after the weights are loaded.
         let load = leased(figures.persistent_bytes) + loading;
         let save = leased(figures.reserved_bytes) + saving;
         HostPhases {

@@ -1,7 +1,7 @@
-//! Whether host memory will fit, asked before anything is leased.
+//! Checks whether host memory is sufficient before anything is leased.
 //!
-//! A host that has too little does not refuse: the system kills the process. That looks like no out-of-memory error, and
-//! pinned memory cannot even be swapped: the limits are compared first.
+//! The system does not refuse memory on a full host: it kills the process, and the user sees no out-of-memory error.
+//! Pinned memory cannot even be swapped. So the limits are compared before the run.
 
 use crate::control_group::{MemoryLimit, memory_limit};
 use crate::memory_size::{address_space, meminfo_bytes};
@@ -9,50 +9,50 @@ use memory::format_bytes;
 use std::fmt::{self, Display, Formatter};
 use std::path::Path;
 
-/// What helps where pinned host memory is short.
+/// Hint for too little pinned host memory.
 pub(crate) const OFFLOAD_LESS: &str = "offload less: a lower offload.fraction, fewer labels in --offload-activations, or --state-dtype 8bit; \
                                         or keep optimizer states on a disk, with --offload-optimizer DIR; \
                                         --save-blocking needs no copy of the state for checkpoints";
 
-/// What helps where the CPU device's memory is short.
+/// Hint for too little memory on the CPU device.
 const NEED_LESS: &str = "need less: --recompute full, a smaller --micro-batch, --state-dtype 8bit or a shorter --seq; \
                          `trainer plan --device cpu` with the same settings says what each saves";
 
-/// Host memory would not fit.
+/// Host memory is not sufficient.
 #[derive(Debug, thiserror::Error)]
 #[error("this run needs {need}, but {limit}{}", need.beside_the_device())]
 pub struct NoHostRoom {
-    /// What the plan asks for.
+    /// What the run needs.
     pub need: HostNeed,
-    /// Which limit is in the way, and what it leaves.
+    /// The limit that is exceeded, and how much it leaves.
     pub limit: String,
     /// How to raise it.
     pub raise: &'static str,
 }
 
 impl NoHostRoom {
-    /// What helps.
+    /// What the user can do.
     pub fn hints(&self) -> Vec<String> {
         vec![self.raise.into(), self.need.hint().into()]
     }
 }
 
-/// What bounds the host memory of this process.
+/// The limits on this process's host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostRoom {
     group: Option<MemoryLimit>,
-    /// Free, or free when asked for; none where the system does not tell.
+    /// Memory that is free, or that the system can free; none if the system does not report it.
     available_bytes: Option<u64>,
-    /// Free to swap memory to that is not pinned.
+    /// Free swap space, for memory that is not pinned.
     swap_bytes: u64,
-    /// The limit on the process's address space, and what it has of it.
+    /// The limit on the process's address space, and how much of it is in use.
     address_space: Option<(u64, u64)>,
 }
 
 /// Host memory that a run needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostNeed {
-    /// Pinned, beside a device's own.
+    /// Pinned memory, besides a device's own memory.
     Pinned(u64),
     /// All that a run on the CPU device leases.
     Everything(u64),
@@ -88,7 +88,7 @@ impl Display for HostNeed {
 }
 
 impl HostRoom {
-    /// Asks the system.
+    /// Reads the limits from the system.
     pub fn ask() -> HostRoom {
         HostRoom {
             group: memory_limit(Path::new("/")),
@@ -98,7 +98,7 @@ impl HostRoom {
         }
     }
 
-    /// Refuses a run that needs host memory that is not there.
+    /// Refuses a run that needs more host memory than there is.
     ///
     /// # Errors
     /// [`NoHostRoom`].
@@ -129,7 +129,7 @@ impl HostRoom {
                 "end what else runs here, or take a machine with more",
             )
         });
-        // A GPU's driver sets aside address space that it does not use.
+        // A GPU's driver reserves address space that it does not use, so this limit counts on the CPU device alone.
         let own = self
             .address_space
             .filter(|_| matches!(need, HostNeed::Everything(_)));
@@ -211,7 +211,7 @@ mod tests {
         room.check(HostNeed::Everything(u64::MAX)).unwrap();
     }
 
-    /// On the CPU device all memory is the host's, and what is not pinned can be swapped.
+    /// On the CPU device all memory is the host's, and memory that is not pinned can be swapped.
     #[test]
     fn a_run_on_the_processor_that_the_host_has_no_room_for_is_refused() {
         let room = HostRoom {
@@ -263,7 +263,7 @@ mod tests {
         }
     }
 
-    /// Threads and libraries have some of the address space too: what is left of it counts.
+    /// Threads and libraries use address space too, so only the rest counts.
     #[test]
     fn the_limit_on_the_address_space_bounds_a_run_on_the_processor() {
         let room = HostRoom {

@@ -1,4 +1,4 @@
-//! What a model needs that is evaluated or generates, to the byte.
+//! The memory of evaluation and generation, to the byte.
 
 use kernels::Target;
 use memory::{ByCategory, Memory, format_bytes};
@@ -19,18 +19,18 @@ pub struct InferencePlan {
     pub parameters: usize,
     /// Bytes of the weights.
     pub weights_bytes: u64,
-    /// Keys and values of the sequences that grow, where they are kept.
+    /// Keys and values of the sequences, if they are cached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache: Option<PlannedCache>,
     /// Most live device bytes.
     pub peak_bytes: u64,
     /// Live at the peak; sums to `peak_bytes`.
     pub peak_by_category: ByCategory,
-    /// Bytes to reserve for leases that come and go.
+    /// Bytes of the slab.
     pub slab_bytes: u64,
-    /// Slab, weights and what else stays, as the driver will see them.
+    /// Slab, weights and everything else that stays, as the driver sees them.
     pub reserved_bytes: u64,
-    /// Most host memory beside it while the weights are loaded.
+    /// The most host memory besides this while the weights are loaded.
     #[serde(skip)]
     pub loading_bytes: u64,
 }
@@ -42,9 +42,9 @@ pub struct PlannedCache {
     pub batch: usize,
     /// Tokens of each, prompt included.
     pub tokens: usize,
-    /// What it takes.
+    /// Bytes of all of it.
     pub bytes: u64,
-    /// Why, with numbers.
+    /// How `bytes` is computed, with numbers.
     pub formula: String,
 }
 
@@ -52,7 +52,7 @@ impl InferencePlan {
     /// Plans an evaluation in micro-batches of `rows` sequences.
     ///
     /// # Errors
-    /// None but a defect: shapes need no memory.
+    /// Only on a defect: shapes need no memory.
     pub fn of_evaluation(
         settings: &Settings,
         target: Target,
@@ -65,7 +65,7 @@ impl InferencePlan {
         })
     }
 
-    /// Plans a generation from prompts of so many tokens.
+    /// Plans a generation from prompts of these numbers of tokens.
     ///
     /// # Errors
     /// As [`InferencePlan::of_evaluation`].
@@ -76,7 +76,7 @@ impl InferencePlan {
         wanted: &Generation,
     ) -> Result<InferencePlan, SessionError> {
         let wanted = Generation {
-            // With a cache, every token after the first leases what the second does.
+            // With a cache, all later tokens lease the same as the second.
             max_tokens: match wanted.uses_cache {
                 true => wanted.max_tokens.min(2),
                 false => wanted.max_tokens,
@@ -91,7 +91,7 @@ impl InferencePlan {
         })
     }
 
-    /// Plans `batch` sequences that grow to `tokens`, whatever their prompts.
+    /// Plans `batch` sequences that grow to `tokens`, for prompts of any length.
     ///
     /// # Errors
     /// As [`InferencePlan::of_evaluation`].
@@ -102,7 +102,7 @@ impl InferencePlan {
     ) -> Result<InferencePlan, SessionError> {
         plan(settings, target, Some((batch, tokens)), |inference| {
             for (prompt, wanted) in longest_and_shortest(tokens) {
-                // One long prompt needs what many do: they are read one after the other.
+                // Prompts are read one after the other, so one long prompt needs as much as many.
                 let mut prompts = vec![vec![0; 1]; batch];
                 prompts[0] = vec![0; prompt];
                 inference.generate(&prompts, &wanted, |_, _| ())?;

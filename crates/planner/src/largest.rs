@@ -1,4 +1,4 @@
-//! The largest micro-batch or sequence that fits: `plan --largest`.
+//! Finds the largest micro-batch or sequence that fits: `plan --largest`.
 
 use crate::change::set;
 use crate::figures::figures;
@@ -12,7 +12,7 @@ use settings::{Config, ConfigError, Settings};
 use std::fmt::{Display, Formatter};
 
 choices::choices! {
-    /// What is made as large as fits.
+    /// The key whose largest value is sought.
     Sought {
         /// Sequences in a micro-batch.
         MicroBatch = "micro-batch",
@@ -21,34 +21,34 @@ choices::choices! {
     }
 }
 
-/// What a run has to fit.
+/// The memory that a run has to fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// A device: what is reserved and the overhead count.
+    /// A device: reserved bytes and the overhead count.
     Device(u64),
     /// A limit on leases: the peak counts.
     Limit(u64),
 }
 
-/// The largest of them; the next one does not fit.
+/// The largest value that fits. The next one does not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Largest {
-    /// What is made large.
+    /// The key.
     pub what: Sought,
-    /// How large it may be; null where not even 1 fits.
+    /// The value; null if not even 1 fits.
     pub value: Option<usize>,
-    /// The peak then; where nothing fits, that of 1.
+    /// The peak with it; if nothing fits, the peak with 1.
     pub peak_bytes: u64,
-    /// Slab and everything that lives across steps then.
+    /// Slab and everything that lives across steps, with it.
     pub reserved_bytes: u64,
-    /// The next larger one.
+    /// The next larger value.
     pub next: usize,
-    /// What that would need of the room; null where it is no run: beyond the model's positions, or more than 2^24 tokens in
-    /// a micro-batch.
+    /// The bytes that the next value needs. Null if it makes no valid run, because it is beyond the model's positions
+    /// or has more than 2^24 tokens in a micro-batch.
     pub next_needs_bytes: Option<u64>,
 }
 
-/// Tokens of the largest micro-batch that is planned: shapes take some memory too.
+/// The most tokens in a micro-batch that is planned: even a plan on shapes takes memory that grows with them.
 const TOKENS_MAX: usize = 1 << 24;
 
 impl Sought {
@@ -67,7 +67,7 @@ impl Sought {
         change.applied_to(config)
     }
 
-    /// The values in order, from 1 on: of sequences above 128 tokens, multiples of 128.
+    /// The candidate at a position, from 1 on. Sequences above 128 tokens are multiples of 128.
     fn value(self, position: usize) -> usize {
         match self {
             Sought::Seq if position > SHORTEST => SHORTEST * (position - SHORTEST + 1),
@@ -76,7 +76,7 @@ impl Sought {
     }
 }
 
-/// Tries values by planning them.
+/// Plans candidates.
 struct Search<'a> {
     config: &'a Config,
     target: Target,
@@ -89,7 +89,7 @@ struct Search<'a> {
 type Bytes = (u64, u64);
 
 impl Search<'_> {
-    /// What a run takes with this value; none if there is no such run.
+    /// What a run needs with the candidate at a position; none if it makes no valid run.
     fn planned(&self, position: usize) -> Result<Option<Bytes>, SessionError> {
         let config = self.what.put(self.what.value(position), self.config);
         let settings = config.and_then(|config| Settings::new(&config));
@@ -104,7 +104,7 @@ impl Search<'_> {
         }
     }
 
-    /// What counts against the room.
+    /// The bytes that have to fit the room.
     fn needed(&self, (peak, reserved): Bytes) -> u64 {
         match self.room {
             Room::Device(_) => reserved + self.overhead_bytes,
@@ -119,10 +119,10 @@ impl Search<'_> {
 }
 
 impl Largest {
-    /// Doubles until it no longer fits, and bisects.
+    /// Doubles the position until it no longer fits, then bisects.
     ///
     /// # Errors
-    /// As [`crate::Plan::new`]; a configuration of which not even 1 is a run.
+    /// As [`crate::Plan::new`], or if the configuration makes no valid run even with 1.
     pub fn new(
         config: &Config,
         target: Target,
@@ -136,7 +136,7 @@ impl Largest {
             room,
             overhead_bytes: gpus::overhead_bytes(target, &Settings::new(config)?),
         };
-        // Position 0 stands for nothing, which always fits.
+        // Position 0 stands for no run, which always fits.
         let (mut fitting, mut found) = (0, None);
         let (mut too_large, mut next) = (1, search.planned(1)?);
         while search.fits(next) {
@@ -154,7 +154,7 @@ impl Largest {
         }
         let (peak_bytes, reserved_bytes) = match found.or(next) {
             Some(bytes) => bytes,
-            // The configuration's own error says why.
+            // Not even 1 makes a valid run: the configuration's own error says why.
             None => {
                 let planned = figures(&Settings::new(&what.put(1, config)?)?, target)?;
                 (planned.most_bytes(), planned.reserved_bytes)

@@ -1,8 +1,8 @@
-//! What a run will need, to the byte, and what other settings would change.
+//! Plans what a run needs, to the byte, and what other settings would change.
 //!
-//! A [`Plan`] makes one training step on shapes: the same code, the same leases, the same placement, no memory. An
-//! [`OomReport`] plans other settings to find those that would have fitted, and [`HostRoom`] compares what a run needs of
-//! the host with what there is.
+//! A [`Plan`] makes one training step on shapes: it has the run's code, leases and placement, but no memory. An
+//! [`OomReport`] plans other settings to find those that fit. [`HostRoom`] compares what a run needs of the host with
+//! what the host has.
 
 mod activations;
 mod advice;

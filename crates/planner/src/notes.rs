@@ -1,4 +1,4 @@
-//! What a plan says in words, with figures.
+//! A plan's notes: sentences with figures.
 
 use super::activations::{PlannedActivation, bytes_by_layer, total_bytes};
 use memory::format_bytes;
@@ -17,7 +17,7 @@ pub(crate) fn notes(settings: &Settings, activations: &[PlannedActivation]) -> V
     notes
 }
 
-/// The last layer's backward pass runs first: what it would send away would return at once.
+/// The last layer keeps its activations: its backward pass runs first, so they would be needed again at once.
 fn last_layer_under_offload(settings: &Settings, activations: &[PlannedActivation]) -> String {
     let labels = settings.policy.offloaded();
     if settings.model.layers == 1 {
@@ -37,7 +37,7 @@ fn last_layer_under_offload(settings: &Settings, activations: &[PlannedActivatio
     )
 }
 
-/// Selective recompute was made for stored scores; people expect more of it than it can give here.
+/// Selective recompute was made for stored scores, so under flash attention it saves less than people expect.
 fn core_attn_under_flash(activations: &[PlannedActivation]) -> String {
     let all = total_bytes(activations, None).all;
     let statistics = total_bytes(activations, Some(Label::CORE_ATTN)).all;

@@ -1,4 +1,4 @@
-//! A step on shapes, taken apart: what is live while each layer is at work, and what that layer takes of a device's time.
+//! A step on shapes with times: what is live while each layer is at work, and how long the layer takes.
 
 use crate::figures::count_step;
 use kernels::meta::{FlopCounter, Meta};
@@ -8,7 +8,7 @@ use memory::{History, Layer, LiveLease, Memory, Peak, Phase, Place, Playback};
 use session::{MICRO_BATCHES_MAX, Session, SessionError, shape_of_a_step};
 use settings::Settings;
 
-/// What time on paper goes by.
+/// What times on paper are computed from.
 pub(crate) struct Paper {
     pub(crate) target: Target,
     pub(crate) rates: Rates,
@@ -18,22 +18,22 @@ pub(crate) struct Paper {
 /// A PCIe Gen5 slot with 16 lanes, pinned memory: measured on H100 hosts.
 const GBPS: f64 = 55.0;
 
-/// What is left of both rates while both ways are busy: 18 to 40 % less was measured.
+/// The share of the sum of both rates that is left while both directions are busy: 18 to 40 % less was measured.
 const BOTH_WAYS: f64 = 0.75;
 
-/// One NVMe drive in a PCIe Gen4 slot, as data sheets have it; those for Gen5 read twice as fast.
+/// One NVMe drive in a PCIe Gen4 slot, by data sheet. Drives for Gen5 read twice as fast.
 const DISK_GBPS: f64 = 6.5;
 
 /// NVLink 4 of an H100, each way, by data sheet.
 const NVLINK_GBPS: f64 = 450.0;
 
-/// GPUs of a machine that NVLink connects. Of more ranks, most of what one sends leaves its machine.
+/// GPUs of one machine, which NVLink connects. With more ranks, a rank sends most of its bytes to other machines.
 const NVLINK_RANKS: usize = 8;
 
-/// A network card a GPU, of 400 Gbit/s, by data sheet.
+/// One network card of 400 Gbit/s for each GPU, by data sheet.
 const NETWORK_GBPS: f64 = 50.0;
 
-/// What kernels reach of an H100's 3.35 TB/s.
+/// What kernels reach of an H100's 3,350 GB/s.
 const MEMORY_GBPS: f64 = 3000.0;
 
 /// H100 and H200 by data sheet, dense bf16.
@@ -42,7 +42,7 @@ const PEAK_TFLOPS: f64 = 989.0;
 /// The share of the peak that training reaches.
 pub(crate) const UTILISATION: f64 = 0.5;
 
-/// What a core or two of a processor reach, where nothing was measured.
+/// What one or two cores reach, for rates that were not measured.
 const CPU: Rates = Rates {
     flops: 0.15e12,
     memory: 20e9,
@@ -54,7 +54,7 @@ const CPU: Rates = Rates {
 };
 
 impl Paper {
-    /// The rates of a configuration, and times that were measured, if there are any.
+    /// The rates of a configuration, and measured times, which replace them.
     pub(crate) fn new(settings: &Settings, target: Target, measured: Measured) -> Paper {
         let assumed = h100(settings);
         let hardware = &settings.hardware;
@@ -79,10 +79,10 @@ impl Paper {
         }
     }
 
-    /// Makes two steps on shapes and takes the second apart: before the first, nothing is to be updated.
+    /// Makes two steps on shapes and records the second: only the second has an earlier step's update to make.
     ///
     /// # Errors
-    /// None but a defect: shapes need no memory.
+    /// Only on a defect: shapes need no memory.
     pub(crate) fn step(&self, settings: &Settings) -> Result<OnPaper, SessionError> {
         let micro_batches = settings.accum.min(MICRO_BATCHES_MAX);
         let step = self.steps(settings, micro_batches)?;
@@ -99,10 +99,10 @@ impl Paper {
         })
     }
 
-    /// Seconds that a micro-batch adds to a step, however many there are.
+    /// Seconds that each further micro-batch adds to a step.
     ///
     /// # Errors
-    /// None but a defect: shapes need no memory.
+    /// Only on a defect: shapes need no memory.
     pub(crate) fn another_micro_batch(&self, settings: &Settings) -> Result<f64, SessionError> {
         let more = self.steps(settings, MICRO_BATCHES_MAX)?;
         let fewer = self.steps(settings, MICRO_BATCHES_MAX - 1)?;
@@ -149,7 +149,7 @@ impl Paper {
         session.start_step(&batch)?;
         count_step();
         Ok(SecondStep {
-            // Before the session gives back what lives across steps.
+            // Taken before the session is dropped and releases what lives across steps.
             history: memory.history().unwrap_or_default(),
             took: timeline.computed().since(before),
             spans: timeline.take_spans(),
@@ -166,7 +166,7 @@ struct SecondStep {
     took: Seconds,
 }
 
-/// Those of the settings, or what H100 hosts have.
+/// The rates of the settings, or else of H100 hosts.
 fn h100(settings: &Settings) -> Rates {
     let hardware = &settings.hardware;
     let h2d_gbps = hardware.h2d_gbps.unwrap_or(GBPS);
@@ -188,10 +188,10 @@ fn h100(settings: &Settings) -> Rates {
     }
 }
 
-/// What a step would do to memory, and what its queues would be busy with, at the rates of the settings: for pictures.
+/// What a step does to memory, and what its queues work on, at the rates of the settings: for pictures.
 ///
 /// # Errors
-/// None but a defect: shapes need no memory.
+/// Only on a defect: shapes need no memory.
 pub fn trace(settings: &Settings, target: Target) -> Result<(History, Vec<Span>), SessionError> {
     let settings = Settings {
         accum: settings.accum.min(MICRO_BATCHES_MAX),
@@ -206,11 +206,11 @@ pub fn trace(settings: &Settings, target: Target) -> Result<(History, Vec<Span>)
 pub(crate) struct OnPaper {
     pub(crate) peak: Peak,
     pub(crate) largest_at_peak: Vec<LiveLease>,
-    /// All of it, copies that do not hide included.
+    /// Seconds of the step, including copies that are not hidden.
     pub(crate) seconds: f64,
     /// The same if copies took no time.
     pub(crate) computing: f64,
-    /// Micro-batches that were made on paper.
+    /// Micro-batches that were made.
     micro_batches: usize,
     stretches: Vec<Stretch>,
     spans: Vec<Span>,
@@ -222,11 +222,11 @@ struct Stretch {
     part: Part,
     /// Device bytes that are live when it begins.
     at_start: u64,
-    /// The most that are live in it.
+    /// The most device bytes that are live in it.
     most: u64,
 }
 
-/// Whose turn it is. What is kept for a layer's backward pass is live in its own stretch and in those between.
+/// The part of the model at work. What is kept for a layer's backward pass is live from its forward part until then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// A block's forward pass.
@@ -235,30 +235,30 @@ pub(crate) enum Part {
     Head,
     /// A block's backward pass, with its replays.
     Backward(usize),
-    /// All else, when no block keeps anything.
+    /// Everything else, while no block keeps anything.
     Rest,
 }
 
 impl OnPaper {
-    /// Whether one queue does everything, so that times of operations add up.
+    /// Whether all work is in one queue, so that times of operations add up.
     pub(crate) fn computes_alone(&self) -> bool {
         self.spans.iter().all(|span| span.queue == Queue::Compute)
     }
 
-    /// The most bytes that are live in parts of a kind; none if there is no such part.
+    /// The most bytes that are live in the parts that `is_meant` selects; none if there is no such part.
     pub(crate) fn most(&self, is_meant: impl Fn(Part) -> bool) -> Option<u64> {
         let meant = self.stretches.iter().filter(|one| is_meant(one.part));
         meant.map(|one| one.most).max()
     }
 
-    /// Live bytes at the first time a part begins.
+    /// Live bytes when a part first begins.
     pub(crate) fn at_start(&self, part: Part) -> Option<u64> {
         let mut stretches = self.stretches.iter();
         let first = stretches.find(|one| one.part == part)?;
         Some(first.at_start)
     }
 
-    /// Seconds that a micro-batch's operations for a layer take in some phase.
+    /// Seconds that a layer's operations take in a phase, for each micro-batch.
     pub(crate) fn busy(&self, phase: Phase, layer: Layer) -> f64 {
         let place = Place { phase, layer };
         let spans = self.spans.iter();
@@ -267,7 +267,7 @@ impl OnPaper {
         seconds / self.micro_batches as f64
     }
 
-    /// Seconds that a micro-batch's operations for all blocks take, replays included.
+    /// Seconds that all blocks' operations take for each micro-batch, replays included.
     pub(crate) fn busy_in_blocks(&self) -> f64 {
         let is_of_block = |span: &&Span| {
             matches!(span.place.layer, Layer::Block(_)) && span.queue == Queue::Compute
@@ -278,7 +278,7 @@ impl OnPaper {
     }
 }
 
-/// Cuts a step at every change of the layer that is at work.
+/// Cuts a step wherever another layer begins its work.
 fn stretches(playback: &Playback) -> Vec<Stretch> {
     let mut pieces: Vec<Stretch> = Vec::new();
     for instant in &playback.instants[playback.step..] {
@@ -297,7 +297,7 @@ fn stretches(playback: &Playback) -> Vec<Stretch> {
     join_visits(pieces)
 }
 
-/// The part that entering a place begins; none for what happens within one.
+/// The part that begins when a place is entered; none if the part does not change.
 fn part(place: Place) -> Option<Part> {
     match (place.phase, place.layer) {
         (Phase::Forward, Layer::Block(layer)) => Some(Part::Forward(layer)),
@@ -308,8 +308,8 @@ fn part(place: Place) -> Option<Part> {
     }
 }
 
-/// Joins a block's backward pass, which is left for a while where activations of the block before are fetched, or where a
-/// replay begins blocks before: what comes after says whose turn it was.
+/// Joins the pieces of a block's backward pass. It is interrupted if activations of an earlier block are fetched, or if
+/// a replay starts at an earlier block. The piece after such a visit shows which block was at work.
 fn join_visits(pieces: Vec<Stretch>) -> Vec<Stretch> {
     let mut joined: Vec<Stretch> = Vec::with_capacity(pieces.len());
     for piece in pieces.into_iter().rev() {

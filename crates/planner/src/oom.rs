@@ -1,4 +1,4 @@
-//! An out-of-memory error explained: `oom.json`, with fixes that were found by planning them.
+//! Explains an out-of-memory error in `oom.json`, with fixes that were found by planning them.
 
 use crate::auto::choose;
 use crate::change::Change;
@@ -18,7 +18,7 @@ use serde::Serialize;
 use session::SessionError;
 use settings::{Config, Settings};
 
-/// Everything about a refused lease, and what would help.
+/// A refused lease, and what would help.
 #[derive(Clone, Debug, Serialize)]
 pub struct OomReport {
     /// Size of the refused lease.
@@ -27,7 +27,7 @@ pub struct OomReport {
     pub name: &'static str,
     /// What it was for.
     pub category: Category,
-    /// What was going on.
+    /// The phase of the step.
     pub phase: Phase,
     /// The block at work; none outside the blocks.
     pub layer: Layer,
@@ -37,30 +37,30 @@ pub struct OomReport {
     pub live_by_category: ByCategory,
     /// What was live, largest first.
     pub live_largest: Vec<LiveLease>,
-    /// The limit that refused the lease; none where the system did.
+    /// The limit that refused the lease; none if the system refused it.
     pub limit_bytes: Option<u64>,
-    /// What the device said about its memory, where it refused.
+    /// The device's own figures of its memory, if the device refused.
     pub device_bytes: Option<DeviceBytes>,
     /// The peak that the run would have.
     pub planned_peak_bytes: u64,
     /// Why it was refused.
     pub cause: Cause,
-    /// Who else is on the GPU, where it refused and that is known; those that hold most first.
+    /// Other processes on the GPU, those that hold most first, if the GPU refused and they are known.
     pub other_processes: Vec<OtherProcess>,
-    /// Memory of the GPU in use that no process owns, where it refused and that is known.
+    /// Used memory of the GPU that no process owns, if the GPU refused and it is known.
     pub unowned_bytes: Option<u64>,
     /// Other settings that were planned to find fixes.
     pub tried: Vec<Tried>,
-    /// What would fit, cheapest first; those that keep the loss bitwise the same before those that do not.
+    /// Settings under which the run fits, the cheapest first, after those that keep the loss bitwise the same.
     pub fixes: Vec<Fix>,
 }
 
-/// Settings that were planned, whether the run fits then or not.
+/// Settings that were planned, whether the run fits with them or not.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tried {
     /// Settings to add, each as `--set` takes it.
     pub set: Vec<String>,
-    /// The peak then.
+    /// The peak with them.
     pub peak_bytes: u64,
 }
 
@@ -69,12 +69,12 @@ pub struct Tried {
 pub struct Fix {
     /// Settings to add, each as `--set` takes it.
     pub set: Vec<String>,
-    /// The peak then.
+    /// The peak with them.
     pub peak_bytes: u64,
-    /// What that saves.
+    /// By how much they lower the peak.
     pub saves_bytes: u64,
-    /// Extra FLOPs over those of forward and backward, above what the run already has; for offload, the time by which
-    /// it is estimated to lengthen them.
+    /// Extra FLOPs as a share of forward and backward, over those of the run. For offload, the estimated share by which
+    /// copies lengthen a step is added.
     pub cost_fraction: f64,
     /// The loss is no longer bitwise the same, if only by the order of sums.
     pub changes_math: bool,
@@ -97,7 +97,7 @@ impl OomReport {
         let planned = figures(&run.settings, target)?;
         let mut search = Search {
             run: &run,
-            // Where the system refused, no limit is known: anything smaller is worth a try.
+            // The system refused, so no limit is known: any smaller peak counts as a fix.
             room: error.room().unwrap_or(planned.most_bytes() - 1),
             slab_counts: error.device_bytes.is_some(),
             peak_bytes: planned.most_bytes(),
@@ -107,7 +107,7 @@ impl OomReport {
         };
         let fixes = match error.space {
             Space::Device => search.fixes()?,
-            // How much the host would give is not known.
+            // The host does not report how much it would have given.
             Space::Host => Vec::new(),
         };
         Ok(OomReport {
@@ -157,7 +157,7 @@ impl OomReport {
         hints
     }
 
-    /// Whose memory is in the way: the largest process, and what no process owns.
+    /// Whose memory is in the way: that of the largest other process, and memory that no process owns.
     fn others(&self) -> Vec<String> {
         let is_in_the_way = |bytes: Option<u64>| match bytes {
             Some(bytes) => bytes >= NOTABLE_BYTES,
@@ -180,7 +180,7 @@ impl OomReport {
             .collect()
     }
 
-    /// What to say where no setting that was tried is a fix.
+    /// What to say if none of the settings tried is a fix.
     fn nothing_fits(&self) -> String {
         let least = self.tried.iter().min_by_key(|tried| tried.peak_bytes);
         let least = least.map_or(String::new(), |least| {
@@ -225,7 +225,7 @@ impl Fix {
     }
 }
 
-/// What copies add to a step.
+/// The share that copies add to a step.
 fn exposed(plan: &Plan) -> f64 {
     let offload = plan.offload.as_ref();
     offload.map_or(0.0, PlannedOffload::exposed_fraction)
@@ -248,7 +248,7 @@ fn has_room(plan: &Plan, settings: &Settings, host: &HostRoom) -> bool {
 struct Search<'a> {
     run: &'a Setup,
     room: u64,
-    /// A device that is full has to hold the whole slab; a limit counts leases.
+    /// Whether the whole slab has to fit, as on a full device. A limit counts only live leases.
     slab_counts: bool,
     peak_bytes: u64,
     reserved_bytes: u64,
@@ -271,7 +271,7 @@ impl Search<'_> {
                 fixes.extend(self.attempt(&changed.settings, change)?);
                 continue;
             }
-            // What the host has no room for may fit with states on a disk.
+            // If the host has no room for states, they may go to a disk.
             let on_disk = change.with_states_on_disk();
             let on_disk = on_disk.and_then(|change| Some((run.with(&change)?, change)));
             for (Setup { settings, .. }, change) in
@@ -297,7 +297,7 @@ impl Search<'_> {
         Ok(fixes)
     }
 
-    /// What automatic recompute chooses for the room there is; none if nothing fits, or settings do not go with it.
+    /// What automatic recompute chooses for the room; none if nothing fits, or if other settings do not allow it.
     fn automatic(&self) -> Option<(Change, Settings)> {
         let budget = match self.slab_counts {
             true => self

@@ -1,9 +1,9 @@
-//! Who else has memory of a GPU, in words.
+//! Describes other processes that hold memory of a GPU.
 
 use memory::format_bytes;
 use serde::{Deserialize, Serialize};
 
-/// What is not spoken of: desktops, and the driver's own.
+/// Smaller amounts are not reported: desktops and the driver itself hold some.
 pub const NOTABLE_BYTES: u64 = 64 << 20;
 
 /// Another process on a GPU.
@@ -13,12 +13,12 @@ pub struct OtherProcess {
     pub pid: u32,
     /// Its program.
     pub name: String,
-    /// What it holds; none where the driver does not tell.
+    /// What it holds; none if the driver does not report it.
     pub bytes: Option<u64>,
 }
 
 impl OtherProcess {
-    /// Who it is and what it holds.
+    /// The process and what it holds, in words.
     pub fn describe(&self) -> String {
         let holds = match self.bytes {
             Some(bytes) => format!("which holds {}", format_bytes(bytes)),
@@ -28,7 +28,7 @@ impl OtherProcess {
     }
 }
 
-/// What memory in use that no process owns may be.
+/// Explains used memory that no process owns.
 pub fn unowned(bytes: u64) -> String {
     format!(
         "{} of the GPU's memory is in use by no process that can be seen: a process that crashed has left it, or it is \

@@ -1,4 +1,4 @@
-//! What the ranks of a run divide, and what they send each other for it.
+//! What the ranks of a run divide, and what they send each other.
 
 use crate::change::set;
 use crate::figures::{Figures, figures};
@@ -14,22 +14,22 @@ use session::SessionError;
 use settings::Settings;
 use units::Zero;
 
-/// Which of several ranks a plan is made for, and what the stages of ZeRO would make of it.
+/// The rank that a plan is made for, and the effect of each stage of ZeRO.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PlannedRanks {
     /// How many there are.
     pub ranks: usize,
-    /// The one whose plan it is.
+    /// The rank of this plan.
     pub rank: usize,
     /// What they divide.
     pub zero: Zero,
-    /// Tokens of a step, of all ranks.
+    /// Tokens of a step of all ranks together.
     pub tokens_a_step: usize,
-    /// Bytes that this rank sends to others in a step.
+    /// Bytes that this rank sends to other ranks in a step.
     pub sent_bytes: u64,
-    /// What NCCL holds of each GPU, which `device_overhead_bytes` counts; null for the processor.
+    /// What NCCL holds of each GPU, a part of `device_overhead_bytes`; null for the CPU.
     pub nccl: Option<NcclMemory>,
-    /// The other stages beside this one; those that other settings refuse are left out, and all in the plan of a run.
+    /// The stages that go with the other settings, this one included. Empty in the plan of a run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<PlannedStage>,
 }
@@ -39,42 +39,42 @@ pub struct PlannedRanks {
 pub struct PlannedStage {
     /// Its number.
     pub zero: Zero,
-    /// Everything that lives across steps.
+    /// Bytes that live across steps.
     pub persistent_bytes: u64,
-    /// What a step adds to that at its peak.
+    /// Bytes that a step adds to them at its peak.
     pub transient_bytes: u64,
-    /// Both.
+    /// The sum of both.
     pub peak_bytes: u64,
     /// Slab and everything that lives across steps.
     pub reserved_bytes: u64,
     /// Pinned host memory.
     pub host_pinned_bytes: u64,
-    /// Bytes that this rank sends to others in a step.
+    /// Bytes that this rank sends to other ranks in a step.
     pub sent_bytes: u64,
-    /// How long a step takes; null where no rate of the link is known.
+    /// How long a step takes; null if the link's rate is not known.
     pub time: Option<StageTime>,
 }
 
 /// The time of a step on paper, at assumed or measured rates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StageTime {
-    /// The rate at which a rank sends, and at which it receives, in units of 10^9 bytes a second.
+    /// The rate at which a rank sends, and also that at which it receives, in units of 10^9 bytes a second.
     pub link_gbps: f64,
-    /// A step if nothing were sent or copied.
+    /// A step if sending and copying took no time.
     pub compute_ms: f64,
-    /// What sending and copying add to it.
+    /// The time that sending and copying add to it.
     pub exposed_ms: f64,
-    /// Tokens of all ranks in a second of both.
+    /// Tokens of all ranks a second, including that time.
     pub tokens_per_s: f64,
 }
 
-/// Tokens of a step, of all ranks.
+/// Tokens of a step of all ranks together.
 pub(crate) fn tokens_a_step(settings: &Settings) -> usize {
     settings.rank().of * settings.accum * settings.micro_batch * settings.seq
 }
 
 impl PlannedRanks {
-    /// What settings say of ranks, if they do, and what a step on shapes sent.
+    /// The ranks of the settings, with what a step on shapes sent; none without ranks.
     pub(crate) fn new(
         settings: &Settings,
         target: Target,
@@ -92,7 +92,7 @@ impl PlannedRanks {
         })
     }
 
-    /// With every stage that goes with the other settings.
+    /// Adds every stage of ZeRO that goes with the other settings.
     pub(crate) fn with_stages(self, run: &Setup) -> Result<PlannedRanks, SessionError> {
         let planned = Zero::ALL.into_iter().filter_map(|zero| {
             let other = run.with(&set!(collectives.zero = Some(zero), zero.stage()))?;
@@ -104,7 +104,7 @@ impl PlannedRanks {
         })
     }
 
-    /// What of a plan is said of its rank, a line each.
+    /// A line about the rank, for the head of its plan.
     pub(crate) fn headline(&self) -> String {
         let stage = self.zero.stage();
         let sent = format_bytes(self.sent_bytes);
@@ -151,7 +151,7 @@ impl PlannedRanks {
         table
     }
 
-    /// What the figures are, for the person who reads them.
+    /// Explains the figures to the reader.
     pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if self.ranks > 1 {
@@ -191,7 +191,7 @@ impl PlannedStage {
 }
 
 impl StageTime {
-    /// Processors' memory is no link that anybody measured: none where the settings have no rate.
+    /// None on the CPU without a given rate: nobody has measured ranks that share a processor's memory.
     fn new(settings: &Settings, target: Target) -> Result<Option<StageTime>, SessionError> {
         if target == Target::Cpu && settings.hardware.link_gbps.is_none() {
             return Ok(None);

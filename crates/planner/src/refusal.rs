@@ -1,4 +1,4 @@
-//! The lease at which a run would fail, found before the run.
+//! Finds the lease at which a run would fail, before the run.
 
 use kernels::Target;
 use kernels::meta::FlopCounter;
@@ -6,7 +6,7 @@ use memory::{DeviceBytes, Memory, OutOfMemory, Refusal};
 use session::{Session, SessionError, shape_of_a_step};
 use settings::Settings;
 
-/// The lease that would be refused if live device bytes had to stay within `limit`; none if a step fits.
+/// The lease that is refused if live device bytes have to stay within `limit`; none if a step fits.
 ///
 /// # Errors
 /// As [`crate::Plan::new`].
@@ -31,8 +31,8 @@ pub fn first_refused(
     }
 }
 
-/// The same on a device with so much memory, which has to hold what the plan reserves: leases of a step lie between others,
-/// so they may have less than there is.
+/// The same for a device, which has to hold all reserved bytes. The slab is larger than the peak, because leases lie
+/// between others; so leases get less than the device's memory.
 ///
 /// # Errors
 /// As [`crate::Plan::new`].
@@ -63,7 +63,7 @@ pub fn first_refused_by_device(
     }))
 }
 
-/// Named after the device of the plan: shapes have none.
+/// Replaces the device's name by that of the plan, because shapes have no device.
 fn named(error: &OutOfMemory, target: Target) -> OutOfMemory {
     let device = match (target, error.space) {
         (Target::Cuda, memory::Space::Device) => "CUDA",

@@ -1,5 +1,5 @@
-//! Peaks of steps and evaluations that are shorter than the longest, which a plan is made for: micro-batches of padded
-//! documents are as long as their longest row, and the last one of an evaluation may have fewer rows.
+//! Peaks of steps and evaluations that are smaller than planned. Micro-batches of padded documents are only as long as
+//! their longest row, and the last micro-batch of an evaluation may have fewer rows.
 
 use crate::Plan;
 use data::padded_lengths;
@@ -10,19 +10,18 @@ use session::{Session, SessionError, shape_of_a_micro_batch, shape_of_micro_batc
 use settings::Settings;
 use std::collections::{BTreeSet, HashMap};
 
-/// Tells the peak of a step or an evaluation of any shape. A shape that is asked for the first time is computed on shapes, and
-/// kept.
+/// Computes the peak of a step or an evaluation of any shape, on shapes. Results are cached.
 ///
-/// Between two micro-batches nothing is live that depends on their lengths. So the peak of a step is the largest of those
-/// that its micro-batches have in their places, whatever the lengths of the others.
+/// Nothing that is live between two micro-batches depends on their lengths. So the peak of a step is the largest peak
+/// of its micro-batches, each of which depends on its place in the step but not on the others' lengths.
 pub struct StepPeaks {
     settings: Settings,
     target: Target,
-    /// The peak of a step of the longest micro-batches.
+    /// The peak of a step with micro-batches of full length.
     longest: u64,
-    /// Peaks of steps in which a micro-batch in this place has this length, and the others are as short as they can be.
+    /// Peaks of steps in which the micro-batch at this place has this length, and the others are as short as possible.
     steps: HashMap<(Place, usize), u64>,
-    /// Peaks of an evaluation's micro-batches, by their rows and length.
+    /// Peaks of an evaluation's micro-batches, by rows and length.
     evaluations: HashMap<(usize, usize), u64>,
 }
 
@@ -47,7 +46,7 @@ impl Place {
 }
 
 impl StepPeaks {
-    /// Those of the run that this is the plan of.
+    /// For the run that `plan` was made for.
     pub fn new(settings: &Settings, target: Target, plan: &Plan) -> StepPeaks {
         StepPeaks {
             settings: settings.clone(),
@@ -58,10 +57,10 @@ impl StepPeaks {
         }
     }
 
-    /// The peak of a step in which this rank's micro-batches have these lengths.
+    /// The peak of a step whose micro-batches of this rank have these lengths.
     ///
     /// # Errors
-    /// None but a defect: shapes need no memory.
+    /// Only on a defect: shapes need no memory.
     pub fn of_step(&mut self, lengths: &[usize]) -> Result<u64, SessionError> {
         if lengths.iter().all(|length| *length == self.settings.seq) {
             return Ok(self.longest);
@@ -81,7 +80,7 @@ impl StepPeaks {
     }
 
     fn step_with(&self, place: Place, length: usize, count: usize) -> Result<u64, SessionError> {
-        // Two in the middle are alike.
+        // All micro-batches in the middle have the same peak.
         let count = count.min(3);
         let shortest = padded_lengths(self.settings.seq).next();
         let mut lengths = vec![shortest.unwrap_or(length).min(length); count];
@@ -96,7 +95,7 @@ impl StepPeaks {
         Ok(session.step(&batch)?.memory.peak.bytes)
     }
 
-    /// The peak of an evaluation of micro-batches with these rows and lengths.
+    /// The peak of an evaluation whose micro-batches have these rows and lengths.
     ///
     /// # Errors
     /// As [`StepPeaks::of_step`].

@@ -1,23 +1,23 @@
-//! What crosses in a step between disk, host and device, by what it is.
+//! The bytes that cross between disk, host and device in a step, by purpose.
 
 use kernels::Traffic;
 use serde::Serialize;
 use session::StepTraffic;
 
-/// Bytes that cross in a step, by what they are.
+/// Bytes that cross in a step, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Crossing {
-    /// Weights, which come when they are used and go back when they were updated.
+    /// Weights, which are fetched for their use, and sent back after an update.
     pub parameters: WayBytes,
-    /// Gradients, between micro-batches.
+    /// Gradients, which are sent and fetched between micro-batches.
     pub gradients: WayBytes,
-    /// What comes for an update and goes back: states, and offloaded gradients.
+    /// What is fetched for an update and sent back: states, and offloaded gradients.
     pub optimizer: WayBytes,
     /// Activations, and the tokens of the step.
     pub activations: WayBytes,
 }
 
-/// Bytes that cross in a step, by their way.
+/// Bytes that cross in a step, by route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct WayBytes {
     /// From the host to the device.

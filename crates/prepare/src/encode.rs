@@ -1,4 +1,4 @@
-//! Documents to tokens.
+//! Encodes documents as tokens.
 
 use crate::PrepareError;
 use crate::item::{Content, Item};
@@ -8,17 +8,17 @@ use std::ops::Range;
 use std::path::Path;
 use tokenization::{ChatError, ChatTemplate, Conversation, Tokenizer, TokenizerError};
 
-/// A document, or a piece of it, in tokens.
+/// The tokens of a document, or of a piece of one.
 #[derive(Debug, Default)]
 pub(crate) struct Encoded {
     pub(crate) tokens: Vec<u32>,
-    /// Tokens that are never targets: in order, and apart.
+    /// Tokens that are never targets, as ranges in order, without overlaps.
     pub(crate) masked: Vec<Range<u64>>,
     pub(crate) text_bytes: u64,
     pub(crate) starts: bool,
 }
 
-/// What documents are encoded with.
+/// The tokenizer and chat template that documents are encoded with.
 pub(crate) struct Encoder {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,
@@ -34,7 +34,7 @@ impl Encoder {
         })
     }
 
-    /// The tokens of an item; none of an empty document. A text ends with the end-of-text token, a conversation as its
+    /// The tokens of an item; none for an empty document. A text ends with the end-of-text token, a conversation as its
     /// template ends it.
     pub(crate) fn encode(&self, item: Item) -> Result<Option<Encoded>, PrepareError> {
         let (starts, ends) = (item.starts, item.ends);
@@ -82,7 +82,7 @@ impl Encoder {
         Ok(conversation.into())
     }
 
-    /// As text: what is learnt ends with the end-of-text token.
+    /// Encodes a prompt and a completion as text. The completion, with the end-of-text token, is learnt.
     fn completion(&self, of: &Completion) -> Result<Encoded, String> {
         if of.completion.is_empty() {
             return Err("its completion is empty, so there is nothing to learn".into());

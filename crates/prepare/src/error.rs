@@ -1,24 +1,24 @@
-//! Everything that can go wrong while data is prepared, each with a sentence that says what to do.
+//! Errors of preparing data, each with a sentence that says what to do.
 
 use files::FilesError;
 use std::io;
 use std::path::{Path, PathBuf};
 use tokenization::TokenizerError;
 
-/// Why there is no data set.
+/// Why no data set was made.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum PrepareError {
-    /// The share of documents for validation is no share.
+    /// The share of documents for validation is out of range.
     #[error("--validation is {fraction}; it takes a number from 0 (none) to below 1")]
     Fraction { fraction: f64 },
-    /// A shard's header counts in 31 bits.
+    /// Shards are too small or too large: a shard's header counts in 31 bits.
     #[error("--shard-tokens is {tokens}; it takes 2 to {}", i32::MAX)]
     ShardTokens { tokens: usize },
-    /// There is something in the way.
+    /// The output folder exists, and is not empty.
     #[error("{path} exists and is not an empty folder; give another --out, or remove it")]
     OutExists { path: PathBuf },
-    /// Another command makes the same.
+    /// Another command is making the same folder.
     #[error(
         "another `trainer prepare` is writing {path}; wait until it is done, or give another --out"
     )]
@@ -29,45 +29,45 @@ pub enum PrepareError {
     /// The worker threads did not start.
     #[error("the worker threads did not start: {reason}; give fewer --threads")]
     Threads { reason: String },
-    /// There is no such input.
+    /// An input does not exist.
     #[error("input {path} does not exist; give files, folders, or - for standard input")]
     Missing { path: PathBuf },
-    /// Inputs have no weights here.
+    /// An input has a weight, which is not allowed here.
     #[error(
         "input {path} does not exist, and `prepare` takes no weights: prepare each input into a folder of its own, and mix these \
          in training with --data DIR:WEIGHT for each"
     )]
     Weight { path: PathBuf },
-    /// A file that holds no documents.
+    /// A file of a kind that has no documents.
     #[error(
         "{file} is {what}, which no documents are read from; leave it out, or make text in UTF-8, JSONL or parquet of it"
     )]
     NotText { file: String, what: &'static str },
-    /// Parquet whose end cannot be read before its beginning.
+    /// Parquet that is compressed or piped. Its end must be read before its beginning.
     #[error(
         "{file} is parquet that is compressed or piped, and parquet is read only from a plain file; unpack or save it, and give \
          that file"
     )]
     PackedParquet { file: String },
-    /// The operating system would not read an input.
+    /// The operating system could not read an input.
     #[error("cannot read {file}: {reason}")]
     Unreadable { file: String, reason: io::Error },
-    /// Text in another encoding.
+    /// Text that is not UTF-8.
     #[error(
         "{file} is not UTF-8 at byte {offset}; convert it (iconv -f ENCODING -t UTF-8), or leave it out"
     )]
     NotUtf8 { file: String, offset: u64 },
-    /// A line or row that is no document.
+    /// A line or row that is not a document.
     #[error("{file}, {place}: {reason}")]
     BadDocument {
         file: String,
         place: String,
         reason: String,
     },
-    /// A file that is not what its name says.
+    /// A file that is not valid parquet.
     #[error("{file} cannot be read as parquet: {reason}")]
     BadParquet { file: String, reason: String },
-    /// Nothing to write.
+    /// The inputs have no documents.
     #[error("the inputs hold no text")]
     NoDocuments,
     /// A file could not be written.
@@ -79,7 +79,7 @@ pub enum PrepareError {
 }
 
 impl PrepareError {
-    /// Whether the command was wrong, rather than the data.
+    /// Whether the command was wrong rather than the data.
     pub fn is_usage(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! A document that waits until it is known which split it belongs to; on the disk where it is long.
+//! Holds a document until its split is known; a long one is held on the disk.
 
 use crate::PrepareError;
 use crate::encode::Encoded;
@@ -8,13 +8,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use tempfile::SpooledTempFile;
 
-/// Bytes of tokens that are held in memory.
+/// The most bytes of tokens that are held in memory.
 const IN_MEMORY: usize = 16 << 20;
 
-/// Tokens that are read back at once.
+/// Number of tokens that are read back at a time.
 const CHUNK: u64 = 64 << 10;
 
-/// A document, or what there is of it so far.
+/// A document, or the part of it that was read so far.
 pub(crate) struct Held {
     folder: PathBuf,
     file: BufWriter<SpooledTempFile>,
@@ -24,7 +24,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Nothing; its file will be in `folder`.
+    /// An empty document, whose file will be in `folder` if it gets long.
     pub(crate) fn new(folder: &Path) -> Held {
         Held {
             folder: folder.into(),
@@ -56,7 +56,7 @@ impl Held {
         Ok(())
     }
 
-    /// Writes `tokens` of it as a document of `shards`; the bytes of text in proportion.
+    /// Writes `tokens` of it as a document of `shards`, with bytes of text in proportion.
     pub(crate) fn write(
         &mut self,
         tokens: Range<u64>,

@@ -1,4 +1,4 @@
-//! The files to read: those given, and those in the folders given, in the order of their names.
+//! Finds the files to read: the given files, and those in the given folders, in the order of their names.
 
 use crate::PrepareError;
 use data::FileKind;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A file, or standard input.
 #[derive(Clone, Debug)]
 pub(crate) struct Input {
-    /// None: standard input.
+    /// `None`: standard input.
     pub(crate) path: Option<PathBuf>,
     pub(crate) bytes: u64,
 }
@@ -23,7 +23,7 @@ impl Input {
         path.map_or("standard input".into(), |path| path.display().to_string())
     }
 
-    /// Its contents, decompressed, and whether they were plain; `read` counts the bytes of the file.
+    /// The decompressed contents, and whether the file was not compressed. `read` counts the bytes of the file.
     pub(crate) fn open(&self, read: &Arc<AtomicU64>) -> io::Result<(Box<dyn BufRead>, bool)> {
         let file: Box<dyn Read> = match &self.path {
             None => Box::new(io::stdin()),
@@ -48,7 +48,7 @@ impl Input {
     }
 }
 
-/// Whether a file's name says that it holds JSON, compressed or not.
+/// Whether a file is JSON by its name, compressed or not.
 pub(crate) fn is_named_json(path: &Path) -> bool {
     let stem = Path::new(path.file_stem().unwrap_or_default());
     let ending = |path: &Path| {
@@ -75,7 +75,7 @@ impl Read for Counted {
     }
 }
 
-/// All files of `paths`, `-` being standard input. Of folders, hidden files are left out, and links to folders.
+/// All files of `paths`, with `-` for standard input. In folders, hidden files and links to folders are left out.
 pub(crate) fn find(paths: &[PathBuf]) -> Result<Vec<Input>, PrepareError> {
     let mut inputs = Vec::new();
     for path in paths {
@@ -116,7 +116,7 @@ fn add(path: &Path, inputs: &mut Vec<Input>) -> Result<(), PrepareError> {
         let hidden = entry
             .file_name()
             .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        // It may lead back here.
+        // It may link back to this folder.
         let link_to_folder = entry.is_symlink() && entry.is_dir();
         if !hidden && !link_to_folder {
             add(&entry, inputs)?;

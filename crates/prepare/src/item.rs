@@ -1,24 +1,24 @@
-//! A document, or a piece of a long text, which is encoded at once.
+//! A document, or a piece of a long text, which is encoded as a unit.
 
 use crate::records::Document;
 use std::sync::Arc;
 
-/// A document, or a piece of it, as it was read.
+/// A document, or a piece of it, as read from a file.
 #[derive(Debug)]
 pub(crate) struct Item {
     pub(crate) file: Arc<str>,
     pub(crate) content: Content,
-    /// Whether a document begins with it.
+    /// Whether a document starts with it.
     pub(crate) starts: bool,
     /// Whether a document ends with it.
     pub(crate) ends: bool,
 }
 
-/// The content that was read.
+/// The content of an item.
 #[derive(Debug)]
 pub(crate) enum Content {
     Text(String),
-    /// An object: `line` or `element`, and its number.
+    /// A JSON object, with `line` or `element`, and its number.
     Json {
         place: (&'static str, u64),
         json: Vec<u8>,
@@ -39,7 +39,7 @@ impl Item {
         }
     }
 
-    /// About as many bytes as it takes.
+    /// About how many bytes of memory it takes.
     pub(crate) fn bytes(&self) -> usize {
         let content = match &self.content {
             Content::Text(text) => text.len(),

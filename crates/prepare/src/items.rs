@@ -1,4 +1,4 @@
-//! Reads all inputs, each by what it is.
+//! Reads all inputs, each according to its kind.
 
 use crate::PrepareError;
 use crate::inputs::{Input, is_named_json};
@@ -39,12 +39,12 @@ impl<'a> Items<'a> {
         }
     }
 
-    /// Bytes of the input files that were read.
+    /// Bytes of the input files read so far.
     pub(crate) fn bytes_read(&self) -> u64 {
         self.read.load(Ordering::Relaxed)
     }
 
-    /// Items of `bytes` together, or a few more; none where all was read.
+    /// Items of about `bytes` together; none after the last one.
     pub(crate) fn batch(&mut self, bytes: usize) -> Result<Vec<Item>, PrepareError> {
         let (mut batch, mut held) = (Vec::new(), 0);
         while held < bytes
@@ -78,7 +78,7 @@ impl<'a> Items<'a> {
     fn source(&self, input: &Input) -> Result<Source, PrepareError> {
         let file: Arc<str> = input.name().into();
         let path = input.path.as_deref();
-        // Its end says where its rows are, so it is no stream.
+        // Parquet describes its rows at the end, so it cannot be read as a stream.
         let is_parquet = |path: &&Path| path.extension().is_some_and(|end| end == "parquet");
         if let Some(path) = path.filter(is_parquet) {
             return self.rows(path, file, input.bytes);

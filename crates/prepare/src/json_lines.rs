@@ -1,4 +1,4 @@
-//! JSONL: a document a line.
+//! JSONL: a document on each line.
 
 use crate::PrepareError;
 use crate::item::{Content, Item};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub(crate) struct JsonLines {
     file: Arc<str>,
     reader: Box<dyn BufRead>,
-    /// Lines read.
+    /// Number of lines read.
     number: u64,
 }
 
@@ -23,7 +23,7 @@ impl JsonLines {
         }
     }
 
-    /// The next line that is not blank, not parsed yet.
+    /// The next line that is not blank, unparsed.
     pub(crate) fn next(&mut self) -> Result<Option<Item>, PrepareError> {
         loop {
             let mut json = Vec::new();
@@ -41,7 +41,8 @@ impl JsonLines {
     }
 }
 
-/// The kind of what a reader gives, whether its first line that is not blank is a document, and a reader of the same bytes.
+/// Looks at the beginning of a reader: returns the kind of its contents, whether the first line that is not blank is a
+/// document, and a reader of the same bytes.
 pub(crate) fn look(mut reader: Box<dyn BufRead>) -> io::Result<(FileKind, bool, Box<dyn BufRead>)> {
     const PART: u64 = 8192;
     let mut head = Vec::new();
@@ -57,7 +58,7 @@ pub(crate) fn look(mut reader: Box<dyn BufRead>) -> io::Result<(FileKind, bool, 
             break;
         }
     }
-    // A text may be one long line: it is read only where it begins like a document.
+    // A text may be one long line, so the line is only read if it begins like a document.
     let mut is_document = false;
     if head.get(start) == Some(&b'{') {
         if !head[start..].contains(&b'\n') {
@@ -70,10 +71,10 @@ pub(crate) fn look(mut reader: Box<dyn BufRead>) -> io::Result<(FileKind, bool, 
     Ok((kind, is_document, Box::new(Cursor::new(head).chain(reader))))
 }
 
-/// What a line says.
+/// The document on a line.
 pub(crate) fn parse(json: &[u8]) -> Document {
     let json = json.strip_prefix(BYTE_ORDER_MARK).unwrap_or(json);
-    // A list would be taken for the fields in their order.
+    // serde would read a list as the fields in order.
     if json.trim_ascii_start().starts_with(b"[") {
         let reason =
             "it begins a list, and a line is one object; `jq -c '.[]' FILE` makes lines of a list";
@@ -82,7 +83,7 @@ pub(crate) fn parse(json: &[u8]) -> Document {
     match serde_json::from_slice::<Record>(json) {
         Ok(record) => record.document(),
         Err(error) => {
-            // The place within the line; serde counts lines of its own.
+            // Only the column within the line, because serde's own count of lines starts here.
             let text = error.to_string();
             let text = text.split(" at line ").next().unwrap_or_default();
             let column = error.column();

@@ -1,4 +1,4 @@
-//! A list of objects in JSON, which many data sets of instructions are: a document an element.
+//! A list of JSON objects, with a document in each element. Many data sets of instructions have this form.
 
 use crate::PrepareError;
 use crate::item::{Content, Item};
@@ -9,13 +9,13 @@ use std::sync::Arc;
 pub(crate) struct JsonList {
     file: Arc<str>,
     reader: Box<dyn BufRead>,
-    /// Elements read.
+    /// Number of elements read.
     number: u64,
     ended: bool,
 }
 
 impl JsonList {
-    /// Of a file that begins with a bracket, after blanks and a byte order mark.
+    /// Opens a file that begins with a bracket, after blanks and a byte order mark.
     pub(crate) fn new(
         mut reader: Box<dyn BufRead>,
         file: Arc<str>,
@@ -33,7 +33,7 @@ impl JsonList {
         })
     }
 
-    /// The next element, not parsed yet.
+    /// The next element, unparsed.
     pub(crate) fn next(&mut self) -> Result<Option<Item>, PrepareError> {
         let json = self
             .element()
@@ -46,7 +46,7 @@ impl JsonList {
         Ok(Some(Item::whole(&self.file, Content::Json { place, json })))
     }
 
-    /// Refuses a file that goes on after its list.
+    /// Refuses a file that has more after its list.
     fn refuse_more(&mut self) -> Result<(), PrepareError> {
         let follows = self
             .follows()
@@ -63,7 +63,7 @@ impl JsonList {
         }
     }
 
-    /// How that begins which follows the list, if anything but blanks does.
+    /// The first characters after the list, except blanks; none if there are none.
     fn follows(&mut self) -> io::Result<Option<String>> {
         const SHOWN: usize = 40;
         loop {
@@ -80,7 +80,7 @@ impl JsonList {
         }
     }
 
-    /// The bytes up to the next comma between elements, or to the end of the list; none where all was read.
+    /// The bytes up to the next comma between elements, or to the end of the list; empty after the last element.
     fn element(&mut self) -> io::Result<Vec<u8>> {
         let mut json = Vec::new();
         if self.ended {
@@ -123,7 +123,7 @@ impl JsonList {
                         _ => Ok(json),
                     };
                 }
-                // An element without bytes would look like the end; a blank one is refused as no document.
+                // An empty element would look like the end. A blank one is refused as invalid.
                 Some(_) => {
                     json.push(b' ');
                     return Ok(json);

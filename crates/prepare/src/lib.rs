@@ -1,11 +1,11 @@
-//! Text, conversations, instructions and parquet to shards of tokens: the folder that `--data` reads.
+//! Makes shards of tokens from text, conversations, instructions and parquet: the folder that `--data` reads.
 //!
-//! Documents are read in the order of the inputs, encoded on several threads, and written in that order again: the same
-//! inputs give the same files, whatever the number of threads. Memory holds two batches of documents, the longest one that
-//! may not be cut, and the tokens of up to 131,072 words a thread; never the inputs. The folder gets its name when everything in
-//! it is on the disk.
+//! Documents are read in the order of the inputs, encoded on several threads, and written in the same order. So the
+//! same inputs give the same files for any number of threads. Memory holds two batches of documents, the longest
+//! document that may not be cut, and the tokens of up to 131,072 words for each thread, but never all of the inputs.
+//! The folder gets its name once everything in it is on the disk.
 //!
-//! Where to read on: [`prepare`], [`Options`], and [`PrepareError`] for all that can be wrong with an input.
+//! Read on at [`prepare`], [`Options`], and [`PrepareError`] for the errors of inputs.
 
 mod encode;
 mod error;

@@ -1,4 +1,4 @@
-//! Parquet: a document a row, its columns being the fields of a line of JSONL.
+//! Parquet: a document in each row, with the fields of JSONL as columns.
 
 use crate::PrepareError;
 use crate::item::{Content, Item};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub(crate) struct ParquetRows {
     file: Arc<str>,
     rows: RowIter<'static>,
-    /// Rows read.
+    /// Number of rows read.
     number: u64,
 }
 
@@ -76,7 +76,7 @@ impl ParquetRows {
     }
 }
 
-/// As of a line of JSONL. Columns of text that its kind of document does not need may hold anything.
+/// The document of a row, as of a line of JSONL. Text columns that the document does not use may have any type.
 fn document(row: Row) -> Document {
     let mut columns = serde_json::Map::new();
     for (name, field) in row.into_columns() {
@@ -89,7 +89,7 @@ fn document(row: Row) -> Document {
             Err(reason) if LISTS.contains(&&name[..]) => {
                 return Document::Neither(format!("its `{name}` {reason}"));
             }
-            // This is refused as no text if the document needs it.
+            // Refused as not text, but only if the document uses it.
             Err(_) => Value::Bool(false),
         };
         columns.insert(name, value);
@@ -100,7 +100,7 @@ fn document(row: Row) -> Document {
         .document()
 }
 
-/// A message's fields as JSON has them; those that are null, as every field is that another row has, are left out.
+/// A message's fields as JSON. Null fields are left out, because each row has a null for every field of other rows.
 fn json(field: &Field) -> Result<Value, String> {
     Ok(match field {
         Field::Null => Value::Null,
@@ -123,7 +123,7 @@ fn json(field: &Field) -> Result<Value, String> {
     })
 }
 
-/// Calls the library, which takes parts of a malformed file for granted, and panics.
+/// Calls the library and catches its panics, because it does not check all of a malformed file.
 fn shielded<T>(read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
     let result = catch_unwind(AssertUnwindSafe(read));
     let result = result.unwrap_or_else(|_| Err(ParquetError::General("it is malformed".into())));

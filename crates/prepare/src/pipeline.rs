@@ -1,4 +1,4 @@
-//! Reading, encoding on several threads, and writing, at the same time.
+//! Reads, encodes on several threads, and writes, all at the same time.
 
 use crate::PrepareError;
 use crate::encode::{Encoded, Encoder};
@@ -17,30 +17,30 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use tokenization::Tokenizer;
 
-/// Bytes of text for each thread that are encoded at once.
+/// Bytes of text that each thread encodes at a time.
 const BATCH: usize = 2 << 20;
 
-/// What to prepare, and how.
+/// Options of [`prepare`].
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Files, folders, or `-` for standard input.
     pub inputs: Vec<PathBuf>,
-    /// The folder to make; an empty one may be there.
+    /// The folder to make. It may exist if it is empty.
     pub out: PathBuf,
-    /// A `tokenizer.json`, a folder that has one, or `bytes`.
+    /// A `tokenizer.json`, a folder with one, or `bytes`.
     pub tokenizer: PathBuf,
     /// The share of documents for validation, below 1.
     pub validation: f64,
-    /// Tokens of each shard but the last.
+    /// Tokens of each shard except the last.
     pub shard_tokens: usize,
-    /// Threads that encode.
+    /// Number of threads that encode.
     pub threads: usize,
 }
 
-/// How far it is.
+/// Progress of [`prepare`].
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// Bytes of input files that were read.
+    /// Bytes of input files read so far.
     pub bytes: u64,
     /// Bytes of all input files, without standard input.
     pub total: u64,
@@ -48,10 +48,10 @@ pub struct Progress {
 
 /// Writes the data set.
 ///
-/// `progress` is called now and then, and may break off. Whatever the reason for an error, nothing is left at `out`.
+/// Calls `progress` regularly, which may interrupt the work. After any error, nothing is left at `out`.
 ///
 /// # Errors
-/// [`PrepareError`] says which input, where, and why.
+/// [`PrepareError`] with the input, the place in it, and the reason.
 pub fn prepare(
     options: &Options,
     mut progress: impl FnMut(Progress) -> ControlFlow<()>,
@@ -83,7 +83,7 @@ fn threads(number: usize) -> Result<ThreadPool, PrepareError> {
     })
 }
 
-/// Encodes a batch on `pool`, while the one before is written and the next is read.
+/// Encodes each batch on `pool`, while the previous one is written and the next one is read.
 fn write_all(
     inputs: Vec<Input>,
     encoder: &Encoder,
@@ -108,7 +108,7 @@ fn write_all(
         if progress(Progress { bytes, total }).is_break() {
             return Err(PrepareError::Interrupted);
         }
-        // An error of what was read before comes first.
+        // An error in the previous batch is reported first.
         batch = match next {
             Ok(next) => next,
             Err(error) => {
@@ -145,7 +145,7 @@ fn encode(encoder: &Encoder, batch: Vec<Item>) -> Vec<Result<Option<Encoded>, Pr
     items.map(|item| encoder.encode(item)).collect()
 }
 
-/// In the order of the inputs, so that the first error is the same whatever the number of threads.
+/// Writes a batch in the order of the inputs, so that the first error is the same for any number of threads.
 fn write(
     encoded: Vec<Result<Option<Encoded>, PrepareError>>,
     splits: &mut Splits,
@@ -158,7 +158,7 @@ fn write(
     Ok(())
 }
 
-/// Copies the tokenizer's files; the CRC-32 of tokenizer.json.
+/// Copies the tokenizer's files. Returns the CRC-32 of tokenizer.json.
 fn copy_tokenizer(tokenizer: &Tokenizer, folder: &Path) -> Result<Option<u32>, PrepareError> {
     let mut crc32 = None;
     for (file, name) in tokenizer.files() {

@@ -1,29 +1,29 @@
-//! Documents as data sets have them: the fields of a record, and what they mean.
+//! Documents in the forms of data sets: the fields of a record, and their meaning.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// What a line or a row says.
+/// The document in a line or row.
 #[derive(Debug)]
 pub(crate) enum Document {
-    /// All of it is learnt.
+    /// A text, which is learnt as a whole.
     Text(String),
-    /// What the assistant says is learnt.
+    /// A conversation, of which the assistant's turns are learnt.
     Chat(Chat),
-    /// The completion is learnt.
+    /// A prompt and a completion, which is learnt.
     Completion(Completion),
-    /// Alpaca's: the output is learnt.
+    /// An instruction in Alpaca's form, whose output is learnt.
     Instruction(Instruction),
-    /// None of these; what it has instead.
+    /// Not a document, with what is wrong.
     Neither(String),
 }
 
 #[derive(Debug, PartialEq)]
 pub(crate) struct Chat {
     pub(crate) messages: Vec<Value>,
-    /// The tools that there are, or null.
+    /// The available tools, or null.
     pub(crate) tools: Value,
-    /// How many of the assistant's first turns belong to the prompt: they are not learnt.
+    /// Number of the assistant's first turns that belong to the prompt, so that they are not learnt.
     pub(crate) given: usize,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Instruction {
     output: String,
 }
 
-/// A record's fields; null where there is none.
+/// A record's fields. Missing ones are null.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Record {
@@ -61,7 +61,7 @@ pub(crate) struct Record {
 pub(crate) const DOCUMENTS: &str = "`text`, `messages`, `conversations`, `prompt` with `completion`, or `instruction` with \
                                     `output`";
 
-/// The fields that a record is read for.
+/// The fields of a record that are used.
 pub(crate) const FIELDS: [&str; 10] = [
     "text",
     "messages",
@@ -75,13 +75,13 @@ pub(crate) const FIELDS: [&str; 10] = [
     "output",
 ];
 
-/// Those of them that are lists.
+/// The fields that are lists.
 pub(crate) const LISTS: [&str; 3] = ["messages", "tools", "conversations"];
 
 impl Record {
-    /// What it says. A field that is null counts as missing. A record with the fields of several kinds counts as the first of
-    /// these: `messages`, `conversations`, `instruction`, `prompt`, `text`; its other fields are usually what it was made
-    /// from, or what was made from it. Messages and tools may be written as JSON within a text.
+    /// The record's document. A null field counts as missing. If a record has fields of several kinds, the first of
+    /// these counts: `messages`, `conversations`, `instruction`, `prompt`, `text`; the others are usually its source or
+    /// were made from it. Messages and tools may also be JSON within a text.
     pub(crate) fn document(self) -> Document {
         let document = if !self.messages.is_null() {
             list("messages", self.messages).and_then(|messages| chat(messages, self.tools, 0))
@@ -124,7 +124,7 @@ impl Document {
     }
 }
 
-/// Bytes of the texts in a value, its keys included.
+/// Bytes of the texts in a value, including its keys.
 fn text_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
@@ -140,7 +140,7 @@ fn text_bytes(value: &Value) -> usize {
 }
 
 impl Instruction {
-    /// As messages, for a model that has a chat template.
+    /// Converts it to messages, for a model with a chat template.
     pub(crate) fn into_chat(self) -> Chat {
         let Instruction {
             system,
@@ -164,8 +164,8 @@ impl Instruction {
         }
     }
 
-    /// In the words that Stanford's Alpaca was trained with, for a model that has no chat template. A text of the system takes
-    /// the place of their first two sentences.
+    /// Converts it to a prompt in the words of Stanford's Alpaca, for a model without a chat template. A system text
+    /// replaces their first two sentences.
     pub(crate) fn into_completion(self) -> Completion {
         let Instruction {
             system,
@@ -199,7 +199,7 @@ impl Instruction {
 fn chat(messages: Vec<Value>, tools: Value, given: usize) -> Result<Document, String> {
     let tools = match tools {
         Value::Null => Value::Null,
-        // No tools, written as JSON.
+        // JSON for no tools.
         Value::String(json) if json.trim() == "null" => Value::Null,
         tools => Value::Array(list("tools", tools)?),
     };
@@ -210,7 +210,7 @@ fn chat(messages: Vec<Value>, tools: Value, given: usize) -> Result<Document, St
     }))
 }
 
-/// The roles of ShareGPT's speakers, and of those that others write in its form.
+/// The roles of speakers in ShareGPT's form, with names that other data sets use.
 const SPEAKERS: [(&str, &str); 9] = [
     ("human", "user"),
     ("user", "user"),
@@ -223,7 +223,7 @@ const SPEAKERS: [(&str, &str); 9] = [
     ("tool", "tool"),
 ];
 
-/// Messages of turns with `from` and `value`; those that have a `role` are messages already.
+/// Converts turns with `from` and `value` to messages. Turns with a `role` are messages already.
 fn share_gpt(turns: Vec<Value>, system: Value) -> Result<Vec<Value>, String> {
     let mut messages = Vec::with_capacity(turns.len() + 1);
     for (at, turn) in turns.into_iter().enumerate() {
@@ -269,7 +269,7 @@ fn instruction([system, instruction, input, output]: [Value; 4]) -> Result<Docum
     }))
 }
 
-/// Texts, or the messages of a conversation and those that go on with it.
+/// A prompt and a completion, which are either texts, or messages and those that continue them.
 fn completion(prompt: Value, completion: Value, tools: Value) -> Result<Document, String> {
     if let (Value::Array(_), Value::Array(_)) = (&prompt, &completion) {
         let mut messages = list("prompt", prompt)?;
@@ -300,7 +300,7 @@ fn optional_string(name: &str, value: Value) -> Result<String, String> {
     }
 }
 
-/// A list, or the JSON of one.
+/// A list, or a text with a JSON list.
 fn list(name: &str, value: Value) -> Result<Vec<Value>, String> {
     let value = match value {
         Value::String(json) => serde_json::from_str(&json)

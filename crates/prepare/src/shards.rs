@@ -1,4 +1,4 @@
-//! Token files of a fixed number of tokens, each with its index.
+//! Writes token files with a fixed number of tokens, each with its index.
 
 use crate::PrepareError;
 use crate::encode::Encoded;
@@ -11,10 +11,10 @@ pub(crate) struct Shards {
     folder: PathBuf,
     name: &'static str,
     vocab: usize,
-    /// Tokens of each shard but the last.
+    /// Tokens of each shard except the last.
     capacity: u64,
     open: Option<ShardWriter>,
-    /// A document whose first token is still to come.
+    /// Whether a document starts with the next token.
     starts: bool,
     pub(crate) total: SplitSummary,
 }
@@ -32,7 +32,7 @@ impl Shards {
         }
     }
 
-    /// Appends tokens; the bytes of text go to the shards in proportion.
+    /// Appends tokens. Each shard gets bytes of text in proportion to its tokens.
     pub(crate) fn push(&mut self, encoded: &Encoded) -> Result<(), PrepareError> {
         self.starts |= encoded.starts;
         let tokens = &encoded.tokens;
@@ -64,17 +64,17 @@ impl Shards {
         Ok(())
     }
 
-    /// Ends the last shard.
+    /// Finishes the last shard.
     pub(crate) fn close(&mut self) -> Result<(), PrepareError> {
         self.open.take().map_or(Ok(()), |shard| self.finish(shard))
     }
 
-    /// Whether nothing was written to it.
+    /// Whether nothing was written.
     pub(crate) fn is_empty(&self) -> bool {
         self.total.shards.is_empty() && self.open.is_none()
     }
 
-    /// The name of the next shard's files, without their ends.
+    /// The name of the next shard's files, without extension.
     fn stem(&self) -> String {
         format!("{}-{:05}", self.name, self.total.shards.len())
     }

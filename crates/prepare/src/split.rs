@@ -1,7 +1,8 @@
-//! Which documents are for validation.
+//! Decides which documents are for validation.
 //!
-//! A document is, where a hash of its number is below the fraction; the first never is. If that takes none, the last
-//! document is, or, of a single one, the last part. So each document but the first waits for the next until there is one.
+//! A document is for validation if a hash of its number is below the fraction; the first document never is. If the hash
+//! selects none, the last document is for validation, or the last part of a single one. So until one is selected, each
+//! document is held until the next one starts.
 
 use crate::PrepareError;
 use crate::encode::Encoded;
@@ -14,11 +15,11 @@ pub(crate) struct Splits {
     fraction: f64,
     pub(crate) train: Shards,
     pub(crate) validation: Shards,
-    /// Documents begun.
+    /// Number of documents started.
     pub(crate) documents: u64,
     /// Whether the current document is for validation.
     validates: bool,
-    /// The current document, while there is none for validation.
+    /// The current document, as long as none is for validation.
     held: Option<Held>,
 }
 
@@ -35,7 +36,7 @@ impl Splits {
         }
     }
 
-    /// Takes the next piece of the current document, or the first of the next.
+    /// Takes the next piece of the current document, or the first piece of the next one.
     pub(crate) fn push(&mut self, encoded: &Encoded) -> Result<(), PrepareError> {
         if encoded.starts {
             self.release()?;
@@ -51,12 +52,12 @@ impl Splits {
         }
     }
 
-    /// Ends both.
+    /// Writes a document that is still held, and finishes both splits.
     pub(crate) fn finish(&mut self) -> Result<(), PrepareError> {
         if let Some(mut held) = self.held.take() {
             let tokens = held.tokens;
             let cut = match self.documents {
-                // At least a token on either side.
+                // At least one token on each side.
                 1 if tokens > 1 => {
                     let last = (tokens as f64 * self.fraction).round() as u64;
                     tokens - last.clamp(1, tokens - 1)
@@ -71,7 +72,7 @@ impl Splits {
         self.validation.close()
     }
 
-    /// The document that waited is followed by another.
+    /// Writes the held document to the training split, because another one follows.
     fn release(&mut self) -> Result<(), PrepareError> {
         self.held.take().map_or(Ok(()), |mut held| {
             held.write(0..held.tokens, &mut self.train)
@@ -79,7 +80,7 @@ impl Splits {
     }
 }
 
-/// A number in [0, 1) that only depends on the document's: SplitMix64, of which the upper 53 bits.
+/// A number in [0, 1) that depends only on the document's number: the upper 53 bits of SplitMix64.
 fn share(document: u64) -> f64 {
     let mut z = document.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

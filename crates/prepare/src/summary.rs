@@ -1,30 +1,30 @@
-//! What was made: `dataset.json`.
+//! `dataset.json`, which describes the data set.
 
 use data::ListedShard;
 use serde::Serialize;
 
-/// The data set, for people and for programs. It depends on the inputs and options alone.
+/// The data set, for people and programs. It depends only on the inputs and options.
 #[derive(Debug, Serialize)]
 pub struct Summary {
-    /// Of this file and of the folder's layout.
+    /// The version of this file and of the folder's layout.
     pub format_version: u32,
-    /// What the tokens are of.
+    /// The tokenizer of the tokens.
     pub tokenizer: TokenizerSummary,
-    /// Documents; one that is split is one.
+    /// Number of documents. One that is divided between splits counts once.
     pub documents: u64,
-    /// The part to train on.
+    /// The training split.
     pub train: SplitSummary,
-    /// The part to validate with.
+    /// The validation split.
     pub validation: SplitSummary,
-    /// The inputs, as they were given.
+    /// The inputs, as the user gave them.
     pub inputs: Vec<String>,
-    /// The share of documents for validation that was asked for.
+    /// The share of documents for validation, as the user gave it.
     pub validation_fraction: f64,
-    /// Tokens of each shard but the last.
+    /// Tokens of each shard except the last.
     pub shard_tokens: usize,
 }
 
-/// What tokens are of.
+/// The tokenizer of the tokens.
 #[derive(Debug, Serialize)]
 pub struct TokenizerSummary {
     /// `bytes` or `hugging-face`.
@@ -33,21 +33,21 @@ pub struct TokenizerSummary {
     pub crc32: Option<u32>,
     /// One more than the largest token.
     pub vocab: usize,
-    /// What ends a text.
+    /// The token at the end of a text.
     pub end_of_text: Option<u32>,
 }
 
-/// A part of the data set.
+/// A split of the data set.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct SplitSummary {
     /// Documents that begin in it.
     pub documents: u64,
-    /// Its tokens, those that end documents included.
+    /// Its tokens, including those that end documents.
     pub tokens: u64,
-    /// Tokens that are never targets: of conversations, what the assistant did not say.
+    /// Tokens that are never targets, such as those of a conversation that are not the assistant's.
     pub masked_tokens: u64,
-    /// Bytes of the text that its tokens stand for.
+    /// Bytes of the text that was encoded.
     pub text_bytes: u64,
-    /// Its files; `data` refuses a folder that has others.
+    /// Its files. `data` refuses a folder with other ones.
     pub shards: Vec<ListedShard>,
 }

@@ -1,4 +1,4 @@
-//! A text file, which is one document, in pieces that have the tokens of the whole.
+//! Reads a text file, which is one document, in pieces that together have the tokens of the whole.
 
 use crate::PrepareError;
 use crate::item::{Content, Item};
@@ -7,14 +7,14 @@ use std::io::{BufRead, Read};
 use std::sync::Arc;
 use tokenization::Tokenizer;
 
-/// About as many bytes as a piece has.
+/// About the number of bytes of a piece.
 const PIECE: usize = 256 << 10;
 
 pub(crate) struct TextPieces {
     file: Arc<str>,
-    /// None once it was read to its end.
+    /// None once its end was read.
     reader: Option<Box<dyn BufRead>>,
-    /// What was read and not given out; it begins at `offset` of the file.
+    /// What was read but not returned yet. It begins at `offset` of the file.
     held: Vec<u8>,
     offset: u64,
     started: bool,
@@ -38,7 +38,7 @@ impl TextPieces {
             if let Some(cut) = tokenizer.safe_cut(text) {
                 return Ok(Some(self.give(cut)));
             }
-            // A text that may not be cut here is held until it may, or ends.
+            // A text that may not be cut here is held until it may, or until it ends.
             wanted = wanted.saturating_mul(2);
         }
         if self.reader.take().is_none() {
@@ -53,7 +53,7 @@ impl TextPieces {
         Ok(Some(last))
     }
 
-    /// Reads until `wanted` bytes are held; false where the file ends before.
+    /// Reads until `wanted` bytes are held; false if the file ends before.
     fn fill(&mut self, wanted: usize) -> Result<bool, PrepareError> {
         let Some(reader) = &mut self.reader else {
             return Ok(false);
@@ -69,7 +69,7 @@ impl TextPieces {
         Ok(self.held.len() >= wanted)
     }
 
-    /// What is held, without a character that is not there as a whole yet.
+    /// The held text, without an incomplete character at its end.
     fn text(&self) -> Result<&str, PrepareError> {
         match std::str::from_utf8(&self.held) {
             Ok(text) => Ok(text),

@@ -1,4 +1,4 @@
-//! The folder that a data set is written into until it is whole.
+//! The folder that a data set is written into until it is complete.
 
 use crate::PrepareError;
 use data::ListedShard;
@@ -9,20 +9,20 @@ use std::path::{Path, PathBuf};
 
 const PREFIX: &str = ".preparing";
 
-/// Keeps others out of an unfinished folder, for as long as it is locked.
+/// Keeps other commands out of an unfinished folder while it is locked.
 const LOCK: &str = ".lock";
 
-/// A hidden folder, which goes unless it is published.
+/// A hidden folder, which is removed unless it is published.
 ///
-/// It is beside `out`, and gets its name in the end; or it is in `out`, where there is one, which may be a link, a mount
-/// point or the current folder, none of which another folder can take the name of. What a killed command left behind is
-/// found by its name, and goes when the next one makes the same `out`.
+/// It is beside `out`, and is renamed to it at the end. If `out` exists, it is inside of it instead, because `out` may
+/// be a link, a mount point or the current folder, which cannot be replaced by renaming. What a killed command left
+/// behind has the same name, so the next command with the same `out` removes it.
 pub(crate) struct Unfinished {
     path: PathBuf,
-    /// Where the files will be.
+    /// The final folder of the files.
     out: PathBuf,
     is_inside: bool,
-    /// Locked.
+    /// The locked file.
     _lock: File,
 }
 
@@ -50,7 +50,7 @@ impl Unfinished {
             is_inside,
             _lock: lock,
         };
-        // Another command may have published it since this one looked.
+        // Another command may have published it in the meantime.
         check_free(out)?;
         for name in unfinished.names().map_err(failed())? {
             let left_behind = unfinished.path.join(name);
@@ -63,7 +63,7 @@ impl Unfinished {
         &self.path
     }
 
-    /// Gives the folder its name, or moves its files, `dataset.json` last.
+    /// Renames the folder to `out`, or moves its files there, `dataset.json` last.
     pub(crate) fn publish(&self) -> Result<(), PrepareError> {
         Disk.sync_folder(&self.path)
             .and_then(|()| match self.is_inside {
@@ -75,7 +75,7 @@ impl Unfinished {
 
     fn rename(&self) -> io::Result<()> {
         Disk.rename(&self.path, &self.out)?;
-        // It means nothing by being there.
+        // The lock's file has no meaning by itself.
         let _ = fs::remove_file(self.out.join(LOCK));
         let parent = self.out.parent().unwrap_or(&self.out);
         Disk.sync_folder(parent).inspect_err(|_| {
@@ -98,7 +98,7 @@ impl Unfinished {
             })
     }
 
-    /// All but the lock.
+    /// All names except the lock's.
     fn names(&self) -> io::Result<Vec<String>> {
         let entries = Disk.list(&self.path)?.into_iter();
         let names = entries.map(|entry| entry.name);
@@ -108,12 +108,12 @@ impl Unfinished {
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // It is not there any more if it got its name.
+        // If it was published, it does not exist any more.
         let _ = remove_tree(&Disk, &self.path);
     }
 }
 
-/// An error unless nothing is at `out`, or an empty folder, or one with what a killed command left.
+/// An error unless nothing is at `out`, or an empty folder, or one with only what a killed command left.
 pub(crate) fn check_free(out: &Path) -> Result<(), PrepareError> {
     let is_free = match fs::read_dir(out) {
         Ok(entries) => entries
@@ -127,7 +127,7 @@ pub(crate) fn check_free(out: &Path) -> Result<(), PrepareError> {
     }
 }
 
-/// The locked file; none where another has it. On a file system that has no locks, nobody is kept out.
+/// The locked file; none if another process has locked it. On a file system without locks, it counts as locked.
 fn lock(path: &Path) -> io::Result<Option<File>> {
     let mut options = OpenOptions::new();
     let options = options.write(true).create(true).truncate(false);
@@ -154,7 +154,7 @@ mod tests {
             fs::write(first.path().join("a.bin"), "a").unwrap();
             let second = Unfinished::create(&out);
             assert!(matches!(second, Err(PrepareError::Busy { .. })));
-            // As a signal that cannot be caught ends a command.
+            // The state after a signal that cannot be caught has ended a command.
             let left = first.path().to_owned();
             let copy = place.path().join("copy");
             fs::rename(&left, &copy).unwrap();

@@ -3,21 +3,21 @@
 use crate::numbers::grouped;
 use crate::svg::{Svg, round_step, tenths};
 
-/// Letters that have room before the upright axis.
+/// The number of letters that fit to the left of the vertical axis.
 const LETTERS_BEFORE: usize = 7;
-/// Pixels for each tick, across and up.
+/// Pixels for each tick, horizontally and vertically.
 const TICK: (f64, f64) = (66.0, 48.0);
 
-/// Samples of each stretch of a line, to keep names off it.
+/// Samples on each segment of a line, which keep names off it.
 const STEPS_OF_A_LINE: u32 = 50;
 
-/// The places of a picture's axes.
+/// The geometry of a picture's axes.
 pub(crate) struct Frame {
     pub(crate) size: (f64, f64),
-    /// Where the axes cross, and the opposite corner.
+    /// The point where the axes cross, and the opposite corner.
     pub(crate) cross: (f64, f64),
     pub(crate) corner: (f64, f64),
-    /// Room that a letter is taken to need, at the least, and the height of a line.
+    /// The least width of a letter, and the height of a line of text.
     pub(crate) letter: (f64, f64),
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Axis {
 }
 
 impl Axis {
-    /// From the least of some values to the most; none where there are no values.
+    /// From the smallest to the largest of some values; none without values.
     pub(crate) fn over(values: impl Iterator<Item = f64>) -> Option<Axis> {
         let of_value = |value| Axis {
             least: value,
@@ -41,7 +41,7 @@ impl Axis {
         })
     }
 
-    /// This axis, begun at zero.
+    /// This axis, starting at zero.
     pub(crate) fn starting_at_zero(self) -> Axis {
         Axis {
             least: 0.0,
@@ -49,7 +49,7 @@ impl Axis {
         }
     }
 
-    /// This axis with a margin at both ends; it does not go below zero if no value does.
+    /// This axis with a margin at both ends, but not below zero if no value is.
     pub(crate) fn widened(self) -> Axis {
         let more = match self.most - self.least {
             0.0 => self.most.abs().max(1e-9) * 0.1,
@@ -65,7 +65,7 @@ impl Axis {
         }
     }
 
-    /// The pixel of a value, between those of both ends.
+    /// The pixel of a value, from the pixels of both ends.
     fn place(&self, value: f64, from: f64, to: f64) -> f64 {
         let share = match self.most - self.least {
             0.0 => 0.5,
@@ -74,7 +74,7 @@ impl Axis {
         tenths(from + (to - from) * share)
     }
 
-    /// Round values, at most about `count`, with their texts.
+    /// Round values, about `count` at most, with their texts.
     fn ticks(&self, count: f64) -> Vec<(f64, String)> {
         let range = self.most - self.least;
         if range <= 0.0 || !range.is_finite() {
@@ -98,7 +98,7 @@ impl Frame {
         )
     }
 
-    /// The middles of the texts of ticks below the picture: no letter is cut off at the edges.
+    /// The centres of the tick texts of the horizontal axis, moved so that no letter is cut off at the edges.
     fn ticks_across(&self, x: &Axis) -> Vec<(f64, String)> {
         let ticks = x.ticks((self.corner.0 - self.cross.0) / TICK.0);
         let middle = |(value, text): (f64, String)| {
@@ -109,7 +109,7 @@ impl Frame {
         ticks.into_iter().map(middle).collect()
     }
 
-    /// Draws lines and texts of both axes, and the name of the one across.
+    /// Draws lines and texts of both axes, and the name of the horizontal one.
     pub(crate) fn draw(&self, svg: &mut Svg, (x, y): (&Axis, &Axis), x_label: &str) {
         let (cross, corner) = (self.cross, self.corner);
         for (value, text) in y.ticks((cross.1 - corner.1) / TICK.1) {
@@ -125,7 +125,7 @@ impl Frame {
         svg.text((corner.0, cross.1 + 2.0 * line), "tick", "end", x_label);
     }
 
-    /// Finds room for names beside their points, those of the first points first; over a line only where there is none off it.
+    /// Finds places for names beside their points. First points choose first, and names avoid lines if they can.
     fn place_names(&self, dots: &[Dot], line: &[(f64, f64)]) -> Vec<Option<NamePlace>> {
         let around = |(x, y): (f64, f64), room: f64| [x - room, x + room, y - room, y + room];
         let line: Vec<Area> = line
@@ -156,7 +156,7 @@ impl Frame {
         placed
     }
 
-    /// Candidate places of a name, the best first, each with its area; none for an empty name.
+    /// Possible places of a name, the best first, with their areas; none for an empty name.
     fn places_of_name(&self, dot: &Dot) -> Vec<(NamePlace, Area)> {
         let (letter, height) = self.letter;
         let ((x, y), width) = (dot.at, letter * dot.name.chars().count() as f64);
@@ -182,7 +182,7 @@ impl Frame {
         places.map(place).collect()
     }
 
-    /// Draws points with their names, which keep off a line.
+    /// Draws points with their names, which avoid the line.
     pub(crate) fn draw_dots(&self, svg: &mut Svg, dots: &[Dot], line: &[(f64, f64)]) {
         for (dot, label) in dots.iter().zip(self.place_names(dots, line)) {
             let dominated = if dot.is_off_front { " dominated" } else { "" };
@@ -207,7 +207,7 @@ type NamePlace = (f64, f64, &'static str);
 /// Left, right, top and bottom.
 type Area = [f64; 4];
 
-/// Whether an area lies on none of others.
+/// Whether an area overlaps none of the others.
 fn is_free([left, right, top, bottom]: Area, others: &[Area]) -> bool {
     let mut others = others.iter();
     others.all(|[l, r, t, b]| right < *l || left > *r || bottom < *t || top > *b)
@@ -222,7 +222,7 @@ pub(crate) struct Dot {
     pub(crate) is_off_front: bool,
 }
 
-/// Formats a number for an axis. A number that is too long gets a unit, or is a power of ten.
+/// Formats a number for an axis. A number that is too long is written with a unit, or with a power of ten.
 fn short(value: f64, decimals: usize) -> String {
     let plain = grouped(value, decimals);
     if plain.chars().count() <= LETTERS_BEFORE {
@@ -234,7 +234,7 @@ fn short(value: f64, decimals: usize) -> String {
             let text = format!("{:.3}", value / size);
             format!("{}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
         }
-        // Ticks are one or two digits and a power of ten.
+        // Ticks have one or two digits and a power of ten.
         None => format!("{:e}", format!("{value:.1e}").parse().unwrap_or(value)),
     }
 }
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(texts(3.0, 3.0), ["3"]);
     }
 
-    /// Labels of any values stay within the picture: those of x below it, those of y before it.
+    /// Labels of all values must stay within the picture: those of x below it, and those of y to its left.
     #[test]
     fn no_label_is_cut_off() {
         let frame = crate::page::PAGE_FRAME;

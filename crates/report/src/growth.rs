@@ -1,29 +1,29 @@
-//! Memory that grows from step to step. Leases cannot: what they need is reserved once.
+//! Notices memory that grows from step to step. Leases cannot grow, because their memory is reserved once.
 
 use memory::format_bytes;
 
-/// Steps whose least use is one figure: what comes and goes within them does not count.
+/// The lowest figure of this many steps counts, so that memory that comes and goes within them does not.
 const WINDOW: usize = 16;
 
-/// Windows that have to rise one after the other.
+/// The number of windows that must rise one after the other.
 const RISES: usize = 4;
 
-/// What has to be gained over these.
+/// The least growth over these windows.
 const NOTABLE_BYTES: u64 = 16 << 20;
 
-/// Watches one figure, and says once that it grows.
+/// Watches one figure, and reports its growth once.
 #[derive(Clone, Debug, Default)]
 pub struct Growth {
-    /// The least of the window that is being filled, and how many steps it has.
+    /// The lowest figure of the current window, and its number of steps.
     window: Option<u64>,
     steps: usize,
-    /// The least of windows that rose one after the other, so far.
+    /// The lowest figures of the windows that have risen so far.
     rising: Vec<u64>,
     is_said: bool,
 }
 
 impl Growth {
-    /// Notes a step's figure; how much more than some steps ago, where that is worth a word: bytes, and steps.
+    /// Records a step's figure. Returns the growth if it is notable: bytes, and the number of steps.
     pub fn note(&mut self, bytes: u64) -> Option<(u64, usize)> {
         let least = self.window.map_or(bytes, |least| least.min(bytes));
         self.window = Some(least);
@@ -43,7 +43,7 @@ impl Growth {
     }
 }
 
-/// Watches what a process and its device hold beside leases.
+/// Watches what a process and its device hold besides leases.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryGrowth {
     resident: Growth,
@@ -51,7 +51,7 @@ pub struct MemoryGrowth {
 }
 
 impl MemoryGrowth {
-    /// Notes a step; what to say about it, if anything.
+    /// Records a step; returns messages about growth.
     pub fn note(&mut self, resident_bytes: Option<u64>, device_bytes: Option<u64>) -> Vec<String> {
         let resident = resident_bytes.and_then(|bytes| self.resident.note(bytes));
         let device = device_bytes.and_then(|bytes| self.device.note(bytes));
@@ -87,7 +87,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// The steps at which something is said of a series.
+    /// The steps at which growth of a series is reported.
     fn said(figure: impl Fn(u64) -> u64) -> Vec<u64> {
         let mut growth = Growth::default();
         let mut steps = 0..1000;

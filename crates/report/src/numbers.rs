@@ -1,6 +1,6 @@
-//! Numbers for people.
+//! Formats numbers for people.
 
-/// A number with its thousands apart.
+/// A number with thousands separators.
 pub(crate) fn grouped(value: f64, decimals: usize) -> String {
     let plain = format!("{value:.decimals$}");
     let (whole, fraction) = plain.split_at(plain.find('.').unwrap_or(plain.len()));

@@ -1,44 +1,44 @@
-//! What outlives a process that was killed: who it was, and what the kernel counts.
+//! Records that explain the death of a killed process: its identity, and counts of the kernel.
 
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// Who makes a run, and what the kernel had counted when it began.
+/// The process of a run, and the kernel's counts when it began.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessRecord {
     /// Its number.
     pub pid: u32,
-    /// When it started, in clock ticks since the system did: numbers are used again.
+    /// When it started, in clock ticks since the system started, because process numbers are used again.
     pub start_ticks: Option<u64>,
-    /// Boot and namespace of process numbers: elsewhere neither number nor counts mean anything.
+    /// The boot and the namespace of process numbers. In others, the number and the counts mean nothing.
     pub system: Option<String>,
-    /// Out-of-memory kills so far: of its control group, of the groups above, of the machine.
+    /// Out-of-memory kills so far: of its control group, of the groups above, and of the machine.
     pub oom_kills: Vec<OomKills>,
 }
 
-/// A count of processes that the kernel killed for want of memory.
+/// A count of processes that the kernel killed because memory was short.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OomKills {
-    /// The file that has it: `memory.events`, in version 1 `memory.oom_control`, for the machine `/proc/vmstat`.
+    /// The file of the count: `memory.events`, in version 1 `memory.oom_control`, and `/proc/vmstat` for the machine.
     pub file: PathBuf,
     /// The count.
     pub count: u64,
 }
 
-/// What has become of a process, as far as this system can tell.
+/// What happened to a process, as far as this system can tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It lives.
+    /// It is alive.
     Lives {
         /// Its resident set now.
         resident_bytes: Option<u64>,
     },
-    /// It is gone.
+    /// It has ended.
     Gone {
-        /// By how much the count of the nearest group that is still there has risen.
+        /// By how much the count has risen, of the nearest group that still exists.
         oom_kills: Option<OomKills>,
     },
-    /// It ran on another machine, in another container, or before this one started.
+    /// It ran on another machine, in another container, or before this machine started.
     Elsewhere,
 }
 
@@ -55,7 +55,7 @@ impl ProcessRecord {
         }
     }
 
-    /// What has become of it.
+    /// What happened to it.
     pub fn fate(&self) -> Fate {
         self.fate_under(Path::new("/"))
     }
@@ -77,7 +77,7 @@ impl ProcessRecord {
             })
         };
         Fate::Gone {
-            // A group's count has its own processes and those of the groups below: the nearest knows best.
+            // A group's count includes the groups below it, so the nearest group is the most precise.
             oom_kills: self.oom_kills.iter().find_map(risen),
         }
     }
@@ -89,17 +89,17 @@ fn system(root: &Path) -> Option<String> {
     Some(format!("{} {}", boot.trim(), namespace.display()))
 }
 
-/// None too for a process that has ended and is only not fetched yet.
+/// None also for a process that has ended but was not yet waited for.
 fn start_ticks(root: &Path, pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(root.join(format!("proc/{pid}/stat"))).ok()?;
-    // The name before may have anything in it; the state comes first, the start is the 22nd field of all.
+    // The name before may have any characters. The state follows; the start time is field 22 of all.
     let (_, fields) = stat.rsplit_once(") ")?;
     let fields: Vec<&str> = fields.split_whitespace().collect();
     let is_over = matches!(*fields.first()?, "Z" | "X");
     (!is_over).then(|| fields.get(19)?.parse().ok())?
 }
 
-/// A line of what the system tells about a process's memory.
+/// A figure of a process's memory from its `status` file.
 pub(crate) fn status_bytes(root: &Path, pid: &str, name: &str) -> Option<u64> {
     let status = std::fs::read_to_string(root.join(format!("proc/{pid}/status"))).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -107,7 +107,7 @@ pub(crate) fn status_bytes(root: &Path, pid: &str, name: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// The counts that this process's death would show in, nearest first.
+/// The counts that would include the death of this process, nearest first.
 fn counts(root: &Path) -> Vec<OomKills> {
     let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let files = groups.lines().flat_map(|line| {
@@ -130,7 +130,7 @@ fn counts(root: &Path) -> Vec<OomKills> {
         .collect()
 }
 
-/// The file of a group and of those above it.
+/// The files of a group and of those above it.
 fn up_from(mount: &Path, group: &str, file: &str) -> Vec<PathBuf> {
     let group = mount.join(group.trim_start_matches('/'));
     let folders = group.ancestors();
@@ -157,7 +157,7 @@ mod tests {
         std::fs::write(path, text).unwrap();
     }
 
-    /// A system with a process 7 that is called `a) b`, in a group below another.
+    /// A system with a process 7 named `a) b`, in a group below another one.
     fn system_of_one(namespace: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();

@@ -1,4 +1,4 @@
-//! Progress of a run: lines, and on a terminal a bar below them.
+//! Shows a run's progress: lines, and on a terminal a bar below them.
 
 use crate::metrics::{EvalRecord, SampleRecord, StepRecord};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
@@ -8,13 +8,13 @@ use std::fmt;
 use std::io::{IsTerminal, Write, stderr};
 use std::time::Duration;
 
-/// Tells how a run is going, on stderr.
+/// Reports on stderr how a run proceeds.
 pub struct Progress {
     bar: Option<ProgressBar>,
     quiet: bool,
     every: usize,
     total: usize,
-    /// Steps that were made before this run.
+    /// Steps made before this run.
     done: usize,
     /// Micro-batches in a step.
     accum: usize,
@@ -22,7 +22,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A line every `every` steps, and below them a bar if stderr is a terminal. Nothing if `quiet`.
+    /// Writes a line every `every` steps, and shows a bar if stderr is a terminal. Shows nothing if `quiet`.
     pub fn new(total: usize, every: usize, quiet: bool) -> Progress {
         let terminal = !quiet && stderr().is_terminal();
         let bar = terminal.then(|| {
@@ -46,7 +46,7 @@ impl Progress {
         }
     }
 
-    /// The same for a run that goes on after `done` steps.
+    /// The same for a run that is resumed after `done` steps.
     pub fn after(self, done: usize) -> Progress {
         if let Some(bar) = &self.bar {
             bar.set_position(done as u64);
@@ -62,21 +62,21 @@ impl Progress {
         Progress { accum, ..self }
     }
 
-    /// `done` of a step's `of` micro-batches are done. Shown on a terminal, where steps take longer than a second.
+    /// Reports that `done` of a step's `of` micro-batches are done, on a terminal, if steps take over a second.
     pub fn micro_batch(&self, done: usize, of: usize) {
         if let (Some(bar), true) = (&self.bar, of > 1 && self.pace.get().is_slow()) {
             bar.set_prefix(format!(" ({done} of {of})"));
         }
     }
 
-    /// A step is done.
+    /// Reports that a step is done.
     pub fn step(&self, record: &StepRecord) {
         self.pace.set(self.pace.get().after(record.timing.step_ms));
         let eta = self.pace.get().eta(self.total.saturating_sub(record.step));
         if let Some(bar) = &self.bar {
             bar.set_position(record.step as u64);
             bar.set_prefix(accumulation(self.accum));
-            // A narrow terminal cuts the end off.
+            // A narrow terminal cuts off the end.
             let epoch = record.epoch;
             bar.set_message(format!("{}{eta}  epoch {epoch:.2}", short_status(record)));
         }
@@ -92,7 +92,7 @@ impl Progress {
         }
     }
 
-    /// An evaluation is done.
+    /// Reports an evaluation.
     pub fn evaluation(&self, record: &EvalRecord) {
         let bits = record.bits_per_byte;
         let bits = bits.map_or(String::new(), |bits| format!("  {bits:.3} bits/byte"));
@@ -103,10 +103,10 @@ impl Progress {
         ));
     }
 
-    /// The model wrote a text.
+    /// Reports a sample of the model's text.
     pub fn sample(&self, record: &SampleRecord) {
         let text = format!("{}{}", record.prompt, record.text);
-        // What moves a terminal's cursor is shown, not obeyed.
+        // Characters that control a terminal are replaced.
         let text: String = text
             .chars()
             .map(|character| match character.is_control() {
@@ -117,19 +117,19 @@ impl Progress {
         self.tell(&format!("text {:>4}  {text}", record.step));
     }
 
-    /// A line of its own.
+    /// Writes a line.
     fn tell(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(line),
             None if self.quiet => {}
-            // A reader that left (`2>&1 | head`) is no reason to stop training.
+            // Training continues if the reader of stderr has left (`2>&1 | head`).
             None => {
                 let _ = writeln!(stderr(), "{line}");
             }
         }
     }
 
-    /// The run is over: the bar goes.
+    /// Removes the bar at the end of the run.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -137,12 +137,12 @@ impl Progress {
     }
 }
 
-/// Says on a terminal what takes its time before the first step, and for how long; gone when it is dropped.
+/// Shows on a terminal what takes time before the first step, and for how long, until it is dropped.
 pub struct Busy(ProgressBar);
 
 impl Busy {
-    /// `what` is done, such as `loading the model`; it is asked again whenever it is shown. Nothing if `quiet`, or where
-    /// stderr is no terminal.
+    /// Shows that `what` is being done, such as `loading the model`. `what` is called again each time. Shows nothing if
+    /// `quiet`, or if stderr is not a terminal.
     pub fn with(what: impl Fn() -> String + Clone + Send + Sync + 'static, quiet: bool) -> Busy {
         if quiet || !stderr().is_terminal() {
             return Busy(ProgressBar::hidden());
@@ -166,14 +166,14 @@ impl Drop for Busy {
     }
 }
 
-/// How long steps take: a mean in which the last steps weigh the most.
+/// The time of a step: a mean in which the last steps count most.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
     steps: usize,
     step_ms: f64,
 }
 
-/// A step further back than this hardly counts: machines get busy, and steps longer.
+/// Earlier steps than this hardly count, because steps get slower when the machine is busy.
 const STEPS_THAT_COUNT: usize = 20;
 
 impl Pace {
@@ -186,12 +186,12 @@ impl Pace {
         }
     }
 
-    /// Whether steps take longer than a second; nobody knows before the first, which is the longest.
+    /// Whether steps take longer than a second. Assumed before the first step, which takes longest.
     fn is_slow(self) -> bool {
         self.steps == 0 || self.step_ms > 1000.0
     }
 
-    /// `  eta 1m 20s`; nothing where no step is left.
+    /// Such as `  eta 1m 20s`; empty if no step is left.
     fn eta(self, steps_left: usize) -> String {
         match steps_left {
             0 => String::new(),
@@ -200,7 +200,7 @@ impl Pace {
     }
 }
 
-/// ` (accum 4)`; nothing where a step is one micro-batch.
+/// Such as ` (accum 4)`; empty if a step has only one micro-batch.
 fn accumulation(accum: usize) -> String {
     match accum {
         0 | 1 => String::new(),
@@ -208,7 +208,7 @@ fn accumulation(accum: usize) -> String {
     }
 }
 
-/// Seconds in the two largest units that say something: `45s`, `1m 20s`, `2h 05m`, `3d 04h`.
+/// Seconds in the two largest units: `45s`, `1m 20s`, `2h 05m`, `3d 04h`.
 fn duration(seconds: f64) -> String {
     let seconds = seconds.round() as u64;
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
@@ -220,7 +220,7 @@ fn duration(seconds: f64) -> String {
     }
 }
 
-/// `loss 2.31  41200 tok/s  peak 18.2 MiB (plan 18.2 MiB)`: with the bar under 80 columns.
+/// `loss 2.31  41200 tok/s  peak 18.2 MiB (plan 18.2 MiB)`: less than 80 columns with the bar.
 fn short_status(record: &StepRecord) -> String {
     format!(
         "loss {:.2}  {:.0} tok/s  {}",

@@ -1,9 +1,9 @@
-//! A scatter plot: points with names, and a line through those that no other dominates.
+//! A scatter plot: points with names, and a line through those that no other point dominates.
 
 use crate::axes::{Axis, Dot, Frame};
 use crate::svg::Svg;
 
-/// The frame of a file.
+/// The frame of a picture that is a file.
 const FRAME: Frame = Frame {
     size: (760.0, 480.0),
     cross: (72.0, 424.0),
@@ -14,11 +14,11 @@ const STYLE: &str = include_str!("scatter.css");
 
 /// A picture of strategies by two figures.
 pub struct Scatter {
-    /// The axis across.
+    /// The name of the horizontal axis.
     pub x_label: String,
-    /// The upright axis.
+    /// The name of the vertical axis.
     pub y_label: String,
-    /// Whether both axes begin at 0; else a little before the smallest.
+    /// Whether both axes start at 0. Otherwise they start a little below the smallest value.
     pub from_zero: bool,
     /// The strategies.
     pub points: Vec<ScatterPoint>,
@@ -27,17 +27,17 @@ pub struct Scatter {
 /// A strategy.
 #[derive(Clone)]
 pub struct ScatterPoint {
-    /// Its label, which stands beside it.
+    /// Its label, which is written beside it.
     pub name: String,
     /// Its coordinates.
     pub at: (f64, f64),
     /// Whether it is marked by a ring.
     pub is_chosen: bool,
-    /// Whether it is faint and the line passes it by: another is better in both figures, or it stands there for comparison.
+    /// Whether it is faint and not on the line: another one is better in both figures, or it is only a comparison.
     pub is_off_front: bool,
 }
 
-/// The unit in which to show numbers of bytes, and its size.
+/// The unit for some numbers of bytes, and the unit's size.
 pub fn unit_of_bytes(bytes: impl Iterator<Item = f64>) -> (&'static str, f64) {
     match bytes.fold(0.0, f64::max) {
         most if most >= 4.0 * (1u64 << 30) as f64 => ("GiB", (1u64 << 30) as f64),
@@ -46,7 +46,7 @@ pub fn unit_of_bytes(bytes: impl Iterator<Item = f64>) -> (&'static str, f64) {
 }
 
 impl Scatter {
-    /// The picture, as a file of its own.
+    /// The picture as a file.
     pub fn svg(&self) -> String {
         let label = format!("{} against {}", self.y_label, self.x_label);
         let mut svg = Svg::new("scatter", FRAME.size, &label);
@@ -56,7 +56,7 @@ impl Scatter {
         svg.finish()
     }
 
-    /// Draws axes, front and points; nothing where there are no points.
+    /// Draws axes, front and points; nothing without points.
     pub(crate) fn draw(&self, svg: &mut Svg, frame: &Frame) {
         let axis = |of: fn(&ScatterPoint) -> f64| {
             let axis = Axis::over(self.points.iter().map(of))?;
@@ -84,7 +84,7 @@ impl Scatter {
         front.sort_by(|one, other| one.0.total_cmp(&other.0));
         let places: Vec<String> = front.iter().map(|(x, y)| format!("{x},{y}")).collect();
         svg.path("front", &format!("M{}", places.join("L")));
-        // Names of what matters most find room first.
+        // The most important names choose their places first.
         dots.sort_by_key(|dot| (!dot.is_chosen, dot.is_off_front));
         frame.draw_dots(svg, &dots, &front);
     }
@@ -117,7 +117,7 @@ mod tests {
         let svg = scatter.svg();
         let texts = svg.split("<text ").skip(1);
         let beside = texts.filter(|text| text.contains("class=\"\""));
-        // The first is the name of the axis.
+        // The first text is the name of the axis.
         let mut areas: Vec<[f64; 4]> = Vec::new();
         let mut names = Vec::new();
         for text in beside.skip(1) {
@@ -141,7 +141,7 @@ mod tests {
             names.push(name.to_string());
         }
         assert!(names.len() == 4 && names[0] == "full", "{names:?}");
-        // The front leaves out what is dominated.
+        // The front has no dominated point.
         let (_, front) = svg.split_once("class=\"front\" d=\"M").unwrap();
         assert_eq!(front.split_once('"').unwrap().0.split('L').count(), 3);
     }

@@ -1,18 +1,18 @@
-//! Text of SVG pictures: elements, places in tenths of a pixel, and round steps for axes.
+//! Writes SVG: elements, coordinates in tenths of a pixel, and round steps for axes.
 
 use std::fmt::Write;
 
-/// A picture as it is written. Writing to a string cannot fail.
+/// A picture that is being written. Writing to a string cannot fail.
 pub(crate) struct Svg(String);
 
 impl Svg {
-    /// Begins a picture for a file of its own. The selectors of its style begin with its class, so it can stand in a page too.
+    /// Starts a picture as a file. Its style's selectors begin with its class, so it can also be part of a page.
     pub(crate) fn new(class: &str, size: (f64, f64), label: &str) -> Svg {
         let attributes = format!("xmlns=\"http://www.w3.org/2000/svg\" class=\"{class}\"");
         Svg::with(&attributes, size, label)
     }
 
-    /// Begins a picture that is part of a page.
+    /// Starts a picture that is part of a page.
     pub(crate) fn in_page(size: (f64, f64), label: &str) -> Svg {
         Svg::with("class=\"plot\"", size, label)
     }
@@ -25,13 +25,13 @@ impl Svg {
         ))
     }
 
-    /// Gives a picture that is a file of its own its style and its background.
+    /// Adds style and background to a picture that is a file.
     pub(crate) fn style(&mut self, style: &str, (width, height): (f64, f64)) {
         let paper = format!("<rect class=\"paper\" width=\"{width}\" height=\"{height}\"/>");
         let _ = write!(self.0, "<style>{style}</style>{paper}");
     }
 
-    /// An element with its attributes, which shows its title when it is pointed at.
+    /// Adds an element with its attributes, and with a title that is shown under the pointer.
     pub(crate) fn element(&mut self, name: &str, attributes: &str, title: Option<&str>) {
         let _ = match title {
             Some(title) => write!(
@@ -43,12 +43,12 @@ impl Svg {
         };
     }
 
-    /// Begins a group, which [`Svg::end`] ends.
+    /// Starts a group, which [`Svg::end`] ends.
     pub(crate) fn group(&mut self, attributes: &str) {
         let _ = write!(self.0, "<g {attributes}>");
     }
 
-    /// A text that the group shows when it is pointed at.
+    /// Adds a text that the group shows under the pointer.
     pub(crate) fn title(&mut self, title: &str) {
         let _ = write!(self.0, "<title>{}</title>", escaped(title));
     }
@@ -58,7 +58,7 @@ impl Svg {
         self.0.push_str("</g>");
     }
 
-    /// Text of a class that starts, ends or has its middle at a place.
+    /// Adds a text of a class that starts, ends or is centred at a place.
     pub(crate) fn text(&mut self, (x, y): (f64, f64), class: &str, anchor: &str, words: &str) {
         let words = escaped(words);
         let _ = write!(
@@ -67,7 +67,7 @@ impl Svg {
         );
     }
 
-    /// A rectangle with a title.
+    /// Adds a rectangle with a title.
     pub(crate) fn rect(
         &mut self,
         class: &str,
@@ -81,12 +81,12 @@ impl Svg {
         self.element("rect", &attributes, Some(title));
     }
 
-    /// A line or an outline.
+    /// Adds a line or an outline.
     pub(crate) fn path(&mut self, class: &str, path: &str) {
         self.element("path", &format!("class=\"{class}\" d=\"{path}\""), None);
     }
 
-    /// A circle.
+    /// Adds a circle.
     pub(crate) fn circle(&mut self, class: &str, (x, y): (f64, f64), radius: f64) {
         let attributes = format!("class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\"");
         self.element("circle", &attributes, None);
@@ -98,19 +98,19 @@ impl Svg {
     }
 }
 
-/// Text that can stand in an element or an attribute.
+/// Text that is valid in an element and in an attribute.
 pub(crate) fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;");
     text.replace('"', "&quot;")
 }
 
-/// To tenths of a pixel.
+/// Rounds to tenths of a pixel.
 pub(crate) fn tenths(pixels: f64) -> f64 {
     (10.0 * pixels).round() / 10.0
 }
 
-/// The least of 1, 2 and 5 times a power of ten that divides a range into no more than `most` steps, and the decimals of its
-/// multiples.
+/// The smallest step of 1, 2 or 5 times a power of ten that divides a range into at most `most` steps, and the decimals
+/// of its multiples.
 pub(crate) fn round_step(range: f64, most: f64) -> (f64, usize) {
     let power = 10_f64.powf((range / most).log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * power);

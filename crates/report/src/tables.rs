@@ -3,7 +3,7 @@
 use memory::{ByCategory, ByPhase, Category, Phase, format_bytes};
 use serde::Serialize;
 
-/// How a column is set.
+/// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Align {
@@ -21,7 +21,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with columns of words, and behind them columns of numbers.
+    /// A table with columns of words, followed by columns of numbers.
     pub fn new(words: &[&str], numbers: &[&str]) -> Table {
         let words = words.iter().map(|name| (*name, Align::Left));
         let numbers = numbers.iter().map(|name| (*name, Align::Right));
@@ -39,7 +39,7 @@ impl Table {
         }
     }
 
-    /// The same in Markdown, a line each.
+    /// The table in Markdown.
     pub fn markdown(&self) -> String {
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
         let escaped = |text: &String| text.replace('|', "\\|");
@@ -96,7 +96,7 @@ impl std::fmt::Display for Table {
     }
 }
 
-/// Memory by category and by phase, planned and, where there was a run, measured.
+/// Memory by category and by phase, planned and, if there was a run, measured.
 pub fn memory_table(
     planned: (&ByCategory, &ByPhase<u64>),
     measured: Option<(&ByCategory, &ByPhase<u64>)>,

@@ -1,4 +1,4 @@
-//! What a step asks a GPU for, listed without one: for the rehearsal before the first step, and for estimates.
+//! Lists what a step asks a GPU to compute, without a GPU: for the rehearsal before the first step, and for estimates.
 
 use crate::shapes::shape_of_a_step;
 use crate::{Session, SessionError};
@@ -11,16 +11,16 @@ use std::rc::Rc;
 /// The calls of a step, in order.
 #[derive(Debug)]
 pub struct StepCalls {
-    /// Those of each micro-batch, at most [`crate::MICRO_BATCHES_MAX`]: all after the first compute the same.
+    /// The calls of each micro-batch, at most [`crate::MICRO_BATCHES_MAX`]: all after the first compute the same.
     pub micro_batches: Vec<Vec<Listed>>,
-    /// Those that follow: the norm of the gradients, and the update.
+    /// The calls after them: the norm of the gradients, and the update.
     pub update: Vec<Listed>,
 }
 
-/// Everything that a step asks a GPU to compute. Nothing is computed or allocated.
+/// Lists everything that a step asks a GPU to compute. Nothing is computed or allocated.
 ///
 /// # Errors
-/// [`SessionError::Config`] for settings that make no session.
+/// [`SessionError::Config`] if no session can be made from the settings.
 pub fn calls_of_a_step(settings: &Settings) -> Result<StepCalls, SessionError> {
     let (mut session, listing) = listed(settings)?;
     let micro_batches: Rc<RefCell<Vec<_>>> = Rc::default();
@@ -33,19 +33,20 @@ pub fn calls_of_a_step(settings: &Settings) -> Result<StepCalls, SessionError> {
     })
 }
 
-/// What a step, and what is computed between steps, asks NVIDIA's libraries for, in order.
+/// The calls of NVIDIA's libraries in a step and in the work between steps, in order.
 #[derive(Clone, Debug, Default)]
 pub struct LibraryCalls {
-    /// Matrix products, which are cuBLASLt's: first those of the step.
+    /// Matrix products, computed by cuBLASLt, with those of the step first.
     pub products: Vec<Gemm>,
-    /// How many of them are the step's.
+    /// How many of them belong to the step.
     of_step: usize,
-    /// Attention that is computed by cuDNN.
+    /// Attention that cuDNN computes.
     pub attentions: Vec<LibraryAttention>,
 }
 
 impl LibraryCalls {
-    /// The products that training takes. What runs between steps changes no bit of them, and may be other when a run goes on.
+    /// The products of training. Those of the work between steps do not count, because they change no bits of training,
+    /// and may differ when a run is resumed.
     pub fn products_of_step(&self) -> &[Gemm] {
         &self.products[..self.of_step]
     }
@@ -61,7 +62,7 @@ impl LibraryCalls {
     }
 }
 
-/// Lists what a step asks libraries for. Nothing is computed or allocated.
+/// Lists the library calls of a step and of the work between steps. Nothing is computed or allocated.
 ///
 /// # Errors
 /// As [`calls_of_a_step`].
@@ -76,12 +77,12 @@ pub fn library_calls(settings: &Settings) -> Result<LibraryCalls, SessionError> 
     Ok(calls)
 }
 
-/// A session whose calls are listed, from its first step on.
+/// A session that lists its calls, from its first step on.
 fn listed(settings: &Settings) -> Result<(Session, Listing), SessionError> {
     let memory = Listing::memory();
     let listing = Listing::of_rank(settings.rank().number, &memory);
     let mut settings = settings.clone();
-    // No call depends on where states are, and no file is to be made for this.
+    // No call depends on the home of states, and no file should be made for this.
     if let Home::Disk(_) = settings.homes.states {
         settings.homes.states = Home::Pinned;
     }
@@ -98,14 +99,14 @@ mod tests {
     use settings::Config;
     use std::collections::HashSet;
 
-    /// A product by sizes alone, with whether it is added to something.
+    /// The sizes of products, with whether each is added to something.
     fn sizes(gemms: &[Gemm]) -> HashSet<([usize; 3], bool)> {
         let of = |gemm: &Gemm| (gemm.sizes, gemm.init.is_some());
         gemms.iter().map(of).collect()
     }
 
-    /// Gate and up are one, forward with tokens, backward with its data and its weight; so is what follows them. Weight
-    /// gradients of the second micro-batch are added to those of the first.
+    /// Gate and up are one product: forward by the tokens, backward for the input's and the weight's gradient. The same
+    /// holds for the products after them. In the second micro-batch, weight gradients are added to those of the first.
     #[test]
     fn all_products_of_a_linear_layer_are_listed() {
         let mut config = Config::default();
@@ -147,7 +148,7 @@ mod tests {
         let [first, later] = &micro_batches[..] else {
             panic!("{} micro-batches", micro_batches.len());
         };
-        // The first clears the gradient of the table, and else computes the same.
+        // The first micro-batch clears the gradient of the embedding table; otherwise all compute the same.
         let clears = |call: &&Listed| matches!(call.call, Call::Clear(_));
         let cleared = [first, later, &update].map(|calls| calls.iter().filter(clears).count());
         assert_eq!(cleared, [1, 0, 0]);
@@ -177,7 +178,7 @@ mod tests {
         assert!(calls.iter().any(costs_nothing));
     }
 
-    /// What a run does between steps is rehearsed, and leaves the name of what its steps compute as it is.
+    /// The work between steps is listed for the rehearsal, but does not change the name of the step's products.
     #[test]
     fn products_of_the_step_are_those_of_a_run_with_nothing_between_steps() {
         let mut config = Config::default();

@@ -1,4 +1,4 @@
-//! Copies of what a session holds of a parameter beside its values.
+//! Copies of a parameter's gradient and optimizer states.
 
 use crate::error::SessionError;
 use crate::session::Session;
@@ -7,10 +7,10 @@ use kernels::Copy;
 use memory::{DType, In, Out};
 use std::ops::Range;
 
-/// A state that the optimizer keeps of a parameter, copied.
+/// A copy of one of a parameter's optimizer states.
 #[derive(Clone, Debug)]
 pub struct NamedStateCopy {
-    /// What it is, as [`optim::NamedState`] calls it behind the parameter's name: `first_moment`.
+    /// The name of the state without the parameter's, as in [`optim::NamedState`], such as `first_moment`.
     pub name: String,
     /// Element type.
     pub dtype: DType,
@@ -22,14 +22,14 @@ impl Session {
     /// The gradient of one parameter over the last step, before clipping, widened to f32.
     ///
     /// # Errors
-    /// [`SessionError::Kernel`] if the device fails, [`SessionError::Released`] where there is none any more,
-    /// [`SessionError::Frozen`] where there never is.
+    /// [`SessionError::Kernel`] if the device fails, [`SessionError::Released`] if the gradient is gone,
+    /// [`SessionError::Frozen`] if the parameter has none.
     pub fn gradient(&self, index: usize) -> Result<Vec<f32>, SessionError> {
         let elements = self.model.layout().entries()[index].elements();
         self.gradient_of(index, 0..elements)
     }
 
-    /// The same of some of its elements.
+    /// The same for some of its elements.
     pub(crate) fn gradient_of(
         &self,
         index: usize,
@@ -44,7 +44,7 @@ impl Session {
         })?)
     }
 
-    /// Nothing, or why a parameter has no gradient between steps.
+    /// An error if a parameter has no gradient between steps.
     fn check_has_gradient(&self, index: usize) -> Result<(), SessionError> {
         let layout = self.model.layout();
         let entry = &layout.entries()[index];
@@ -57,7 +57,8 @@ impl Session {
         Ok(())
     }
 
-    /// Copies the values of one parameter, as f32, to memory of the device: from there where it is there, else by way of the host.
+    /// Copies the values of one parameter, as f32, to memory of the device: within the device if they are there, else
+    /// through the host.
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
@@ -69,7 +70,7 @@ impl Session {
         }
     }
 
-    /// As [`Session::copy_parameter`], of what [`Session::gradient`] gives.
+    /// Copies the values of [`Session::gradient`] in the same way.
     ///
     /// # Errors
     /// As [`Session::gradient`].
@@ -91,8 +92,8 @@ impl Session {
         Ok(self.kernels.upload(out, bytemuck::cast_slice(values))?)
     }
 
-    /// The optimizer's states of one parameter, in the formats that this run keeps them in; none if it is not trained. The last
-    /// step must be finished.
+    /// The optimizer states of one parameter, in this run's formats; none if it is not trained. The last step must be
+    /// finished.
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.

@@ -1,5 +1,5 @@
-//! A disk that fails in the middle of a step: at every read and write in turn the run ends with a sentence, and what was
-//! saved before is what a run without the fault would have saved.
+//! Tests a disk that fails during a step, at every read and write in turn. The run must end with an error, and what was
+//! saved before must equal what a run without the fault saves.
 
 use crate::{Session, SessionError};
 use data::{MicroBatch, StepBatch};
@@ -52,7 +52,7 @@ fn save(session: &Session) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Trains and saves after every step; what was saved, and how it ended.
+/// Trains and saves after every step. Returns what was saved, and how the run ended.
 fn run(settings: &Settings, faults: &Faults) -> (Vec<Vec<u8>>, Result<(), SessionError>) {
     let mut saved = Vec::new();
     let outcome = train(settings, faults, &mut saved);

@@ -1,4 +1,4 @@
-//! What can go wrong with a session.
+//! Errors of sessions.
 
 use files::FilesError;
 use kernels::KernelError;
@@ -10,10 +10,10 @@ use settings::ConfigError;
 use std::path::PathBuf;
 use units::UnitError;
 
-/// A session could not be made, or not go on.
+/// A session could not be made, or a step failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// Settings that make no session.
+    /// No session can be made from the settings.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A lease was refused.
@@ -22,34 +22,34 @@ pub enum SessionError {
     /// An operation failed, or was called wrongly.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// A step was broken off, as [`crate::Session::stop_when`] asked.
+    /// A step was interrupted, as [`crate::Session::stop_when`] asked.
     #[error("the step was broken off")]
     Stopped,
-    /// There is no room on a disk for what is to be there.
+    /// A disk has no room for optimizer states.
     #[error(transparent)]
     Scratch(#[from] ScratchError),
-    /// A step that updates in its backward pass failed there.
+    /// A step that updates in its backward pass failed after the first update.
     #[error(
         "a step failed after it had updated some of the weights (optim.release = backward): what is left is no state of the \
          run; go on from the last checkpoint"
     )]
     HalfUpdated,
-    /// The gradient of a matrix is asked for where gradients are released.
+    /// The gradient of a matrix was asked for, but gradients are released.
     #[error(
         "the gradients of matrices are gone when a step is over (optim.release = backward); --set optim.release=step keeps \
          them"
     )]
     Released,
-    /// A gradient that there never is.
+    /// The gradient of a frozen parameter was asked for.
     #[error("`{0}` is frozen (train.freeze), so it has no gradient")]
     Frozen(String),
-    /// Bad weights.
+    /// Invalid weights.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// A bad file of optimizer states.
+    /// Invalid optimizer states in a file.
     #[error(transparent)]
     OptimizerState(#[from] OptimizerStateError),
-    /// Logits that no token can be drawn from.
+    /// Logits that are not finite, so that no token can be drawn.
     #[error(
         "after {after} tokens the model's logits are not finite: its weights are not sound, or too large for its data type; \
          take an earlier checkpoint, or compute in --dtype f32"

@@ -1,4 +1,4 @@
-//! The loss on data that is not trained on.
+//! The loss on data that the model is not trained on.
 
 use crate::error::SessionError;
 use crate::forward::Forward;
@@ -7,14 +7,14 @@ use data::MicroBatch;
 use kernels::Reading;
 use memory::{Category, DType, Layer, Phase};
 
-/// What a model makes of some data.
+/// The result of an evaluation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Evaluation {
     /// Sum of the losses of all targets.
     pub loss_sum: f64,
     /// Targets counted.
     pub targets: usize,
-    /// Most live device bytes.
+    /// The most live device bytes.
     pub peak_bytes: u64,
 }
 
@@ -24,21 +24,21 @@ impl Evaluation {
         self.loss_sum / self.targets as f64
     }
 
-    /// Between how many tokens, equally likely, the model would be as much at a loss.
+    /// The number of equally likely tokens among which the model would be equally uncertain.
     pub fn perplexity(&self) -> f64 {
         self.loss().exp()
     }
 
-    /// What a byte of text would take if it were compressed by the model, where a token stands for so many bytes on
-    /// average: comparable between tokenizers.
+    /// Bits for each byte of text if the model compressed it, with `bytes_per_token` bytes in an average token.
+    /// Comparable between tokenizers.
     pub fn bits_per_byte(&self, bytes_per_token: f64) -> f64 {
         self.loss() / std::f64::consts::LN_2 / bytes_per_token
     }
 }
 
 impl Forward<'_> {
-    /// Evaluates on micro-batches. Of each, nothing stays on the device: sums arrive one micro-batch late, so that the
-    /// device need not wait for the host.
+    /// Evaluates micro-batches. Nothing of them stays on the device. Sums are read one micro-batch late, so that the
+    /// device does not wait for the host.
     pub(crate) fn evaluate<E: From<SessionError>>(
         &mut self,
         batches: impl IntoIterator<Item = Result<MicroBatch, E>>,
@@ -61,7 +61,7 @@ impl Forward<'_> {
         Ok(evaluation)
     }
 
-    /// Asks for the sum of a micro-batch's losses.
+    /// Starts a micro-batch, and the read of the sum of its losses.
     fn start(&mut self, micro: &MicroBatch) -> Result<Reading, SessionError> {
         let (model, kernels) = (self.model, self.kernels);
         let batch = upload(self.memory, kernels, micro, None)?;

@@ -1,4 +1,4 @@
-//! Forward passes alone, for evaluation and generation: with the parts of a training session, or of one without states.
+//! Forward passes without backward passes, for evaluation and generation, in a training session or without one.
 
 use kernels::Kernels;
 use memory::Memory;
@@ -6,7 +6,7 @@ use model::{Batch, CachedSequences, Model, Purpose, SavedActivations, Work};
 use std::rc::Rc;
 use units::Weights;
 
-/// What a forward pass takes of a session.
+/// The parts of a session that a forward pass uses.
 pub(crate) struct Forward<'a> {
     pub(crate) memory: &'a Memory,
     pub(crate) kernels: &'a Kernels,
@@ -18,7 +18,7 @@ pub(crate) struct Forward<'a> {
 }
 
 impl Forward<'_> {
-    /// The work for a batch, whose tokens may be the last ones of sequences in a cache.
+    /// The work for a batch. With `cached`, its tokens are the last ones of sequences in a cache.
     pub(crate) fn work<'w>(
         &'w mut self,
         batch: &'w Batch,

@@ -1,4 +1,4 @@
-//! Text from a model: prompts are read, then all sequences grow by a token at a time.
+//! Generates text: reads the prompts, then makes a token at a time for all sequences together.
 
 use crate::error::SessionError;
 use crate::forward::Forward;
@@ -7,36 +7,36 @@ use crate::weights::widened;
 use memory::{Buffer, Layer, Phase};
 use model::{Batch, BatchShape, KvCache, ModelError};
 
-/// Tokens of a prompt that are read at once, at most: what bounds the memory that a long one takes.
+/// The most tokens of a prompt that are read at a time, which limits the memory for a long prompt.
 pub const PROMPT_CHUNK: usize = 512;
 
-/// What is generated.
+/// Settings of generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
-    /// Tokens to make of each prompt, at most.
+    /// The most tokens to make for each prompt.
     pub max_tokens: usize,
-    /// Tokens of a sequence, its prompt included, at most: what the cache has room for.
+    /// The most tokens of a sequence, prompt included. The cache has room for this many.
     pub window: usize,
     /// Tokens that end a sequence.
     pub ends: Vec<u32>,
     /// How tokens are drawn.
     pub sampling: Sampling,
-    /// Keys and values are kept; without, every token reads the whole sequence again.
+    /// Whether keys and values are cached. Without, the whole sequence is read again for every token.
     pub uses_cache: bool,
 }
 
-/// What was made of a prompt.
+/// The result for one prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Generated {
     /// Tokens after the prompt, without the one that ended it.
     pub tokens: Vec<u32>,
-    /// Whether a token ended it; else there was room for no more.
+    /// Whether a token ended it. Otherwise there was no more room.
     pub is_ended: bool,
 }
 
-/// A sequence that grows.
+/// A sequence during generation.
 struct Sequence {
-    /// The prompt, and what was made of it.
+    /// The prompt and the tokens made so far.
     tokens: Vec<u32>,
     prompt: usize,
     most: usize,
@@ -63,7 +63,7 @@ impl Sequence {
         self.is_ended || self.tokens.len() >= self.most
     }
 
-    /// Draws the next token, if there is room for one; none where it ends the sequence.
+    /// Draws the next token, if there is room for one. Returns none if it ends the sequence.
     fn grow(&mut self, logits: &[f32], ends: &[u32]) -> Result<Option<u32>, SessionError> {
         if self.is_done() {
             return Ok(None);
@@ -90,7 +90,7 @@ impl Sequence {
 }
 
 impl Forward<'_> {
-    /// Continues prompts, whose tokens are told as they are made: the prompt's number and the token.
+    /// Continues prompts. Calls `each` for each token as it is made, with the prompt's number and the token.
     pub(crate) fn generate(
         &mut self,
         prompts: &[Vec<u32>],
@@ -108,8 +108,8 @@ impl Forward<'_> {
         Ok(sequences.into_iter().map(Sequence::made).collect())
     }
 
-    /// Reads the prompts one after the other; then a pass takes the last token of every sequence. Those that are done go
-    /// along, at the place that they had: a pass costs as much without them, and leases what it always does.
+    /// Reads the prompts one after the other. Afterwards each pass takes the last token of every sequence. Finished
+    /// sequences stay in the pass, at their last position: it costs no less without them, and its leases stay the same.
     fn with_cache(
         &mut self,
         sequences: &mut [Sequence],
@@ -137,7 +137,7 @@ impl Forward<'_> {
         Ok(())
     }
 
-    /// Reads a prompt into the cache; returns the logits of what follows.
+    /// Reads a prompt into the cache; returns the logits for the next token.
     fn read(
         &mut self,
         cache: &mut KvCache,
@@ -158,7 +158,7 @@ impl Forward<'_> {
         Ok(logits)
     }
 
-    /// The logits `[b, v]` of what follows the last token of every sequence.
+    /// The logits `[b, v]` for the token after the last one of every sequence.
     fn next(
         &mut self,
         cache: &mut KvCache,
@@ -177,7 +177,7 @@ impl Forward<'_> {
         self.download(&next)
     }
 
-    /// Every token reads its whole sequence again.
+    /// Reads the whole sequence again for every token.
     fn without_cache(
         &mut self,
         sequences: &mut [Sequence],
@@ -199,7 +199,7 @@ impl Forward<'_> {
         Ok(())
     }
 
-    /// As many tokens for each of some sequences, at these positions.
+    /// Uploads equally many tokens for each of `rows` sequences, at the given positions.
     fn upload_tokens(
         &self,
         rows: usize,

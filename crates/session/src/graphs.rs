@@ -1,14 +1,14 @@
-//! Micro-batches that are asked for again as they were: a device may launch each of them at once.
+//! Micro-batches that repeat an earlier one's calls, which a device may then launch together.
 
 use data::MicroBatch;
 use kernels::Section;
 use memory::Home;
 use settings::Settings;
 
-/// The name under which a micro-batch of a step is asked for again; none if it is asked for as it comes.
+/// The name under which a micro-batch's calls can be repeated; none if they cannot.
 ///
-/// The first one of a step is another than those after it: it overwrites gradients, and what is not on the device may be
-/// updated beside it. So is the last, where it is not all on the device: gradients leave, and what the update needs comes.
+/// The first micro-batch of a step differs from later ones: it overwrites gradients, and updates of what is not on the
+/// device may run beside it. So does the last if something is not on the device: gradients leave, and states come.
 pub(crate) fn section(
     settings: &Settings,
     (index, count): (usize, usize),

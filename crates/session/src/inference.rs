@@ -1,4 +1,4 @@
-//! A model that is evaluated or generates, without what training adds to its weights.
+//! A model for evaluation or generation, without gradients and optimizer states.
 
 use crate::error::SessionError;
 use crate::evaluation::Evaluation;
@@ -20,17 +20,17 @@ use units::Weights;
 /// A model and its weights.
 pub struct Inference {
     memory: Memory,
-    /// Dropped before everything that its work may use. Stays above it.
+    /// Dropped before the memory that its work may use, so it must stay above it.
     kernels: Box<Kernels>,
     model: Model,
     weights: Weights,
-    /// All weights are on the device, so no unit has to come.
+    /// Empty, because all weights are on the device, and no unit has to be fetched.
     no_order: Rc<[usize]>,
     saved: SavedActivations,
 }
 
 impl Inference {
-    /// A model on the processor; its weights are zero until they are set.
+    /// A model on the CPU. Its weights are zero until they are set.
     ///
     /// # Errors
     /// [`SessionError::OutOfMemory`] if the weights do not fit.
@@ -40,7 +40,7 @@ impl Inference {
         Inference::on_kernels(settings, memory, kernels)
     }
 
-    /// A model on shapes, which leases what the target would and computes nothing.
+    /// A model on shapes, which makes the target's leases and computes nothing.
     ///
     /// # Errors
     /// As [`Inference::on_cpu`].
@@ -54,8 +54,8 @@ impl Inference {
         Inference::on_kernels(settings, memory, Box::new(kernels))
     }
 
-    /// A model on kernels that work in `memory`; its weights are zero until they are set. Of the settings, model, type,
-    /// sequence, attention and chunks of the head count.
+    /// A model on kernels that work in `memory`. Its weights are zero until they are set. Of the settings only model,
+    /// type, sequence length, attention and chunks of the head count.
     ///
     /// # Errors
     /// As [`Inference::on_cpu`].
@@ -90,7 +90,7 @@ impl Inference {
         })
     }
 
-    /// Fills the model from a folder in Hugging Face layout.
+    /// Loads the weights from a folder in Hugging Face layout.
     ///
     /// # Errors
     /// [`SessionError::Weights`] if a tensor is missing or has another shape.
@@ -104,17 +104,17 @@ impl Inference {
         Ok(())
     }
 
-    /// Sets values from an element of the arena on, rounded as training rounds them.
+    /// Sets values, beginning at an element of the arena, rounded as training rounds them.
     fn set_values(&mut self, offset: usize, values: &[f32]) -> Result<(), SessionError> {
         let range = offset..offset + values.len();
         let bytes = weight_bytes(self.weights.dtype_of(&range), values);
         Ok(self.weights.store(&*self.kernels, range, &bytes)?)
     }
 
-    /// Evaluates on micro-batches, however many sequences each has.
+    /// Evaluates micro-batches, of any number of sequences.
     ///
     /// # Errors
-    /// [`SessionError::OutOfMemory`] if a lease is refused, and what the batches bring.
+    /// [`SessionError::OutOfMemory`] if a lease is refused, and the errors of the batches.
     pub fn evaluate<E: From<SessionError>>(
         &mut self,
         batches: impl IntoIterator<Item = Result<MicroBatch, E>>,
@@ -122,13 +122,13 @@ impl Inference {
         self.forward().evaluate(batches)
     }
 
-    /// Continues prompts, whose tokens are told as they are made: the prompt's number and the token.
+    /// Continues prompts. Calls `each` for each token as it is made, with the prompt's number and the token.
     ///
     /// # Errors
     /// [`SessionError::OutOfMemory`] if a lease is refused.
     ///
     /// # Panics
-    /// If a prompt has no token, or more than the window.
+    /// If a prompt is empty, or longer than the window.
     pub fn generate(
         &mut self,
         prompts: &[Vec<u32>],
@@ -166,10 +166,10 @@ impl Inference {
 }
 
 impl Session {
-    /// Evaluates the model between two steps, and changes nothing that they compute or need. The step before is finished
-    /// first; its outcome is left for [`Session::take_finished`].
+    /// Evaluates the model between two steps, without changing what they compute or need. The step before is finished
+    /// first; its outcome stays available for [`Session::take_finished`].
     ///
-    /// # Errors
+    /// [`SessionError::OutOfMemory`] if a lease is refused, and the errors of the batches.
     /// [`SessionError::OutOfMemory`] if a lease is refused, and what the batches bring.
     pub fn evaluate<E: From<SessionError>>(
         &mut self,
@@ -178,13 +178,13 @@ impl Session {
         self.between_steps()?.evaluate(batches)
     }
 
-    /// Continues a prompt between two steps, otherwise as [`Session::evaluate`].
+    /// Continues prompts between two steps, otherwise as [`Session::evaluate`].
     ///
     /// # Errors
     /// [`SessionError::OutOfMemory`] if a lease is refused.
     ///
     /// # Panics
-    /// If a prompt has no token, or more than the window.
+    /// If a prompt is empty, or longer than the window.
     pub fn generate(
         &mut self,
         prompts: &[Vec<u32>],

@@ -1,5 +1,5 @@
-//! The optimizer's states out of a checkpoint's files. A run with other formats can read them too: what is stored otherwise is
-//! converted through f32.
+//! Reads optimizer states from a checkpoint's files. A run with other formats can read them too: they are converted
+//! through f32.
 
 use crate::error::{OptimizerStateError, SessionError};
 use crate::session::Session;
@@ -9,15 +9,15 @@ use optim::SavedState;
 use std::path::Path;
 
 impl Session {
-    /// Reads the states that a checkpoint has in its files `optimizer*.safetensors`, or in those of its ranks, in whatever
-    /// formats, into this run's: what of them this rank keeps. The weights that were saved with them must be there already.
+    /// Reads the states in a checkpoint's files `optimizer*.safetensors`, or in those of its ranks, in any formats, and
+    /// takes what this rank keeps. The weights that were saved with them must already be loaded.
     ///
     /// # Errors
-    /// [`SessionError::OptimizerState`] if a file is torn, or of another model.
+    /// [`SessionError::OptimizerState`] if a file is damaged, or belongs to another model.
     pub fn import_optimizer(&mut self, folder: &Path) -> Result<(), SessionError> {
         let tensors = Tensors::open_folder(folder, "optimizer");
         let tensors = tensors.map_err(OptimizerStateError::Files)?;
-        // A tensor, if its type is known. Whether states have it is for the optimizer to say.
+        // A tensor, if its type is known. The optimizer decides whether it belongs to a state.
         let find = |name: &str| {
             let tensor = tensors.get(name)?;
             Some(SavedState {

@@ -1,21 +1,21 @@
-//! In which order passes use the units of weights: what is fetched ahead follows from it.
+//! The orders in which passes use the units of weights, which decide what is fetched ahead.
 
 use model::Model;
 use std::rc::Rc;
 
-/// The units that a pass uses, each until the next, by their index in the layout. Empty where weights stay on the device.
+/// Units by their index in the layout, each until the next one. Empty if weights stay on the device.
 #[derive(Default)]
 pub(crate) struct Orders {
-    /// A micro-batch of a step, forward and backward, replays included.
+    /// A micro-batch of a training step, forward and backward, with replays.
     pub(crate) step: Rc<[usize]>,
-    /// A forward pass alone.
+    /// A forward pass without a backward pass.
     pub(crate) forward: Rc<[usize]>,
-    /// All units of which something is trained, one after the other.
+    /// All units with trained parameters, in the layout's order.
     pub(crate) update: Rc<[usize]>,
 }
 
 impl Orders {
-    /// The orders in which a model whose weights come and go uses them, in a `step` and otherwise.
+    /// The orders for a model whose weights come and go. `step` is the order of a micro-batch.
     pub(crate) fn new(model: &Model, step: Vec<usize>) -> Orders {
         let units = model.layout().units().iter().enumerate();
         let trained = units.filter(|(_, unit)| unit.trained.elements() > 0);

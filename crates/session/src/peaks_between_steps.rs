@@ -1,19 +1,19 @@
-//! What is computed between steps, with nothing in it: for plans, and for rehearsals of matrix products.
+//! The work between steps with empty inputs: for plans, and for rehearsals of matrix products.
 
 use crate::shapes::{lengths, shape_of_a_micro_batch, shape_of_a_step};
 use crate::{Generation, Sampling, Session, SessionError};
 
-/// Most live device bytes of what is computed between steps.
+/// The most live device bytes of the work between steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeaksBetween {
-    /// Those of an evaluation, where there are any.
+    /// The peak of an evaluation, if there are evaluations.
     pub evaluation: Option<u64>,
-    /// Those of a sample of the model's text, where there are any.
+    /// The peak of a sample of the model's text, if there are samples.
     pub sample: Option<u64>,
 }
 
 impl PeaksBetween {
-    /// The most of these and of a step's peak.
+    /// The largest of these peaks and a step's.
     pub fn most(self, peak_bytes: u64) -> u64 {
         let between = [self.evaluation, self.sample].into_iter().flatten();
         between.fold(peak_bytes, u64::max)
@@ -21,8 +21,8 @@ impl PeaksBetween {
 }
 
 impl Session {
-    /// Makes a micro-batch of an evaluation and a sample, as far as the settings have them, in a session that computes
-    /// nothing. Peaks count anew.
+    /// Makes a micro-batch of an evaluation and a sample, if the settings have them, in a session that computes
+    /// nothing. Peaks are counted from here.
     ///
     /// # Errors
     /// As [`Session::step`].
@@ -52,7 +52,8 @@ impl Session {
     }
 }
 
-/// What the most memory is needed for, whatever the prompt: to read the longest one, and to make a token after any.
+/// The two cases that need most memory: reading the longest prompt, and making a token after the shortest. Together
+/// they cover every prompt.
 pub fn longest_and_shortest(window: usize) -> [(usize, Generation); 2] {
     let wanted = |max_tokens| Generation {
         max_tokens,

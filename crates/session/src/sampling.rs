@@ -1,4 +1,4 @@
-//! Which token comes next: draws from the distribution that a model gives.
+//! Draws the next token from the model's distribution.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -7,18 +7,18 @@ use std::cmp::Ordering;
 /// How tokens are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// What logits are divided by; 0: the likeliest token is taken, whatever else is said.
+    /// Logits are divided by this; with 0 the likeliest token is always taken.
     pub temperature: f32,
-    /// So many of the likeliest tokens can be drawn; none: all.
+    /// Only this many of the likeliest tokens can be drawn; `None`: all.
     pub top_k: Option<usize>,
-    /// The likeliest tokens can be drawn that together reach this probability (Holtzman et al. 2019); 1: all.
+    /// Only the likeliest tokens that together reach this probability can be drawn (Holtzman et al. 2019); 1: all.
     pub top_p: f32,
     /// The seed of the draws.
     pub seed: u64,
 }
 
 impl Sampling {
-    /// The likeliest token every time.
+    /// Takes the likeliest token every time.
     pub const GREEDY: Sampling = Sampling {
         temperature: 0.0,
         top_k: None,
@@ -27,16 +27,16 @@ impl Sampling {
     };
 }
 
-/// The draws of one sequence: they depend on the seed and on its number among the prompts, and on no other sequence.
+/// The draws of one sequence. They depend only on the seed and on the sequence's number among the prompts.
 pub(crate) struct Sampler {
     sampling: Sampling,
     random: ChaCha8Rng,
 }
 
-/// A token and its logit, then its weight.
+/// A token and its logit, which is later replaced by its weight.
 type Candidate = (usize, f64);
 
-/// The likelier first; of equals the one with the smaller id.
+/// The likelier one first; of equal ones the smaller id.
 fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
@@ -48,13 +48,13 @@ impl Sampler {
         Sampler { sampling, random }
     }
 
-    /// The next token. Logits are finite.
+    /// Draws the next token. Logits must be finite.
     pub(crate) fn draw(&mut self, logits: &[f32]) -> u32 {
         let logits = logits.iter().map(|logit| f64::from(*logit));
         let mut candidates: Vec<Candidate> = logits.enumerate().collect();
         let best = candidates.iter().copied().min_by(likelier);
         let best = best.expect("a vocabulary has tokens");
-        // One draw a token, whatever comes of it.
+        // One random number for each token, even if it is not used.
         let unit = (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         if self.sampling.temperature == 0.0 {
             return best.0 as u32;
@@ -76,7 +76,7 @@ impl Sampler {
         candidates.sort_unstable_by(likelier);
     }
 
-    /// The fewest candidates, likeliest first, that reach `top_p` of all weight.
+    /// The fewest candidates, likeliest first, whose weights reach `top_p` of the sum.
     fn nucleus(&self, mut candidates: Vec<Candidate>) -> Vec<Candidate> {
         let top_p = f64::from(self.sampling.top_p);
         if top_p < 1.0 {
@@ -97,14 +97,14 @@ fn weight(candidates: &[Candidate]) -> f64 {
     candidates.iter().map(|(_, weight)| weight).sum()
 }
 
-/// The candidate in whose share of the weight a number from 0 to 1 falls.
+/// The candidate into whose share of the weight a number from 0 to 1 falls.
 fn pick(candidates: &[Candidate], unit: f64) -> u32 {
     let mut left = unit * weight(candidates);
     let hit = candidates.iter().find(|(_, weight)| {
         left -= weight;
         left < 0.0
     });
-    // Rounding may leave a little behind the last one.
+    // Rounding may leave a little weight after the last one.
     hit.unwrap_or(&candidates[candidates.len() - 1]).0 as u32
 }
 

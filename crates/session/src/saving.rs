@@ -1,4 +1,4 @@
-//! The state of a session, for a checkpoint.
+//! The state of a session for a checkpoint.
 
 use crate::error::SessionError;
 use crate::session::Session;
@@ -6,24 +6,24 @@ use crate::snapshot::{SessionState, StateOnDevice, StateOnHost, several};
 use files::{PieceSource, TensorSource, piece_file_bytes, tensor_file_bytes};
 use model::MAX_SHARD_BYTES;
 
-/// Bytes of the files of tensors that a session saves. Small files come beside them.
+/// Bytes of the tensor files that a session saves, without the small files beside them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedBytes {
     /// Bytes of a checkpoint; with several ranks, of this rank's file.
     pub checkpoint: u64,
-    /// Of the model in Hugging Face layout, which the first rank writes.
+    /// Bytes of the model in Hugging Face layout, which the first rank writes.
     pub model: u64,
 }
 
 impl Session {
-    /// The state as it is. No update may be pending: see [`Session::finish_step`].
+    /// The current state. No update may be pending: see [`Session::finish_step`].
     pub fn state(&self) -> SessionState<'_> {
         let parameters = self.model.architecture().parameters();
         self.on_device().state(&self.settings, parameters)
     }
 
-    /// Copies the state to the host memory that the settings asked for; none if they did not. Waits until the copy before is
-    /// gone, so a thread that keeps that copy must not call this. No update may be pending.
+    /// Copies the state to host memory, if the settings reserve it; else none. Waits until the previous copy is
+    /// dropped, so the thread that holds that copy must not call this. No update may be pending.
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device failed.

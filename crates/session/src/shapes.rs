@@ -3,16 +3,16 @@
 use data::{MicroBatch, Packing, StepBatch, padded_lengths};
 use settings::Settings;
 
-/// The second micro-batch meets what the first leaves behind; later ones meet the same.
+/// A step on shapes makes two: the second finds what the first leaves behind, and so do all later ones.
 pub const MICRO_BATCHES_MAX: usize = 2;
 
-/// A step of sequences of `seq` tokens, of at most [`MICRO_BATCHES_MAX`] micro-batches, with nothing in it: for sessions
-/// that compute nothing. Those of other ranks have no rows.
+/// An empty step with sequences of `seq` tokens and at most [`MICRO_BATCHES_MAX`] micro-batches, for sessions that
+/// compute nothing. Other ranks' micro-batches have no rows.
 pub fn shape_of_a_step(settings: &Settings, seq: usize) -> StepBatch {
     shape_of_micro_batches(settings, &vec![seq; settings.accum.min(MICRO_BATCHES_MAX)])
 }
 
-/// A step in which this rank's micro-batches have these lengths; else as [`shape_of_a_step`].
+/// The same, with the given lengths of this rank's micro-batches.
 pub fn shape_of_micro_batches(settings: &Settings, lengths: &[usize]) -> StepBatch {
     let rank = settings.rank();
     let rows = |number: usize| match number % rank.of == rank.number {
@@ -24,7 +24,7 @@ pub fn shape_of_micro_batches(settings: &Settings, lengths: &[usize]) -> StepBat
     numbers.map(shape).collect()
 }
 
-/// The lengths of micro-batches, the longest first.
+/// The possible lengths of micro-batches, the longest first.
 pub(crate) fn lengths(settings: &Settings) -> Vec<usize> {
     match settings.packing {
         Packing::Pad => {
@@ -36,7 +36,7 @@ pub(crate) fn lengths(settings: &Settings) -> Vec<usize> {
     }
 }
 
-/// A micro-batch of `rows` sequences of `seq` tokens, with nothing in it.
+/// An empty micro-batch of `rows` sequences of `seq` tokens.
 pub fn shape_of_a_micro_batch(settings: &Settings, rows: usize, seq: usize) -> MicroBatch {
     MicroBatch {
         input_ids: vec![0; rows * seq],

@@ -1,7 +1,7 @@
-//! The state of a session as a checkpoint holds it: weights as Hugging Face's files have them, and optimizer states by name
-//! ([`optim::NamedState`]), bit by bit. It is read from the device a chunk at a time while training waits, or copied to host
-//! memory first, from where it is written while training goes on. Of several ranks each has a part of it, whatever else it
-//! holds, so that all write at once.
+//! The state of a session as in a checkpoint: weights as in Hugging Face's files, and optimizer states by name
+//! ([`optim::NamedState`]), bit by bit. It is read from the device in chunks while training waits, or first copied to
+//! host memory and written while training continues. Each of several ranks saves its own part, whatever it holds, so
+//! that all write at the same time.
 
 use files::{PieceSource, PieceSpec, TensorSource, TensorSpec, host_room, in_chunks};
 use kernels::{KernelError, Kernels};
@@ -16,27 +16,27 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use units::{Ranks, Weights};
 
-/// What there is to save, and where each of it is in a copy: weights in the order of the layout, then states.
+/// What is saved, and its place in a copy: weights in the order of the layout, then states.
 struct Inventory {
     parameters: Parameters,
     dtype: DType,
     items: Vec<Item>,
-    /// The same, as files have it.
+    /// The items as in files.
     specs: Vec<PieceSpec>,
-    /// How many of them are weights.
+    /// Number of items that are weights.
     weights: usize,
     bytes: usize,
 }
 
-/// Some of a parameter's weights, or of one of its states.
+/// A range of a parameter's weights, or of one of its states.
 struct Item {
-    /// Index of the parameter in the layout.
+    /// The parameter's index in the layout.
     entry: usize,
-    /// The elements of the layout that it is of.
+    /// Its elements in the layout.
     range: Range<usize>,
-    /// Which of the parameter's states it is; none: the weights.
+    /// The number of the parameter's state; none for weights.
     state: Option<usize>,
-    /// Where it is in a copy.
+    /// Its place in a copy.
     bytes: Range<usize>,
 }
 
@@ -48,15 +48,15 @@ pub(crate) struct StateOnDevice<'a> {
     pub(crate) optimizer: &'a Optimizer,
 }
 
-/// The state of a session between steps, on its way into files: weights, optimizer states, or the pieces of both that are this
-/// rank's to save.
+/// The state of a session between steps, to be written to files: weights and optimizer states, or this rank's pieces of
+/// both.
 pub struct SessionState<'a> {
     inventory: Arc<Inventory>,
     source: StateSource<'a>,
 }
 
 impl<'a> StateOnDevice<'a> {
-    /// The state, to be read from the device. No update may be pending: see [`crate::Session::finish_step`].
+    /// The state, read from the device. No update may be pending: see [`crate::Session::finish_step`].
     pub(crate) fn state(self, settings: &Settings, parameters: &Parameters) -> SessionState<'a> {
         SessionState {
             inventory: Arc::new(Inventory::new(settings, self, parameters)),
@@ -65,28 +65,28 @@ impl<'a> StateOnDevice<'a> {
     }
 }
 
-/// A copy of the state in host memory, to be read from another thread. The session waits for its end before it makes the
-/// next copy, and before it goes: on the session's own thread, one that is held meanwhile is waited for in vain.
+/// A copy of the state in host memory, which another thread can read. The session waits for its end before the next
+/// copy, and before it is dropped itself. So its own thread must not hold the copy meanwhile.
 pub struct StateOnHost {
     inventory: Arc<Inventory>,
     bytes: *const u8,
-    /// Nothing is sent: the place notices that it is gone.
+    /// Sends nothing: dropping it tells the session that the copy is no longer read.
     _reading: Sender<()>,
 }
 
-// SAFETY: the bytes belong to the session, which neither writes nor frees them until this reader is gone.
+// SAFETY: the bytes belong to the session, which neither writes nor frees them until this reader is dropped.
 unsafe impl Send for StateOnHost {}
 
 /// Host memory for a copy of the state, leased for the whole run.
 pub(crate) struct CopyPlace {
     inventory: Arc<Inventory>,
     buffer: Buffer,
-    /// Fails once the reader of the last copy is gone.
+    /// Receiving fails once the reader of the last copy is dropped.
     last_reader: Option<Receiver<()>>,
 }
 
 impl Inventory {
-    /// Lists what this rank has to save, where there are several; else all.
+    /// Lists what this rank saves, if there are several; otherwise everything.
     fn new(settings: &Settings, held: StateOnDevice, parameters: &Parameters) -> Inventory {
         let layout = held.weights.layout();
         let own = match several(settings) {
@@ -134,7 +134,7 @@ impl Inventory {
 
     fn add_states(&mut self, optimizer: &Optimizer, index: usize, range: &Range<usize>) {
         let states = optimizer.named_states(index, range).into_iter();
-        // Of a state with few elements, a range of the parameter may have none.
+        // A range of a parameter may have no element of a small state.
         let states = states.enumerate().filter(|(_, state)| state.bytes() > 0);
         for (number, state) in states {
             let bytes = state.bytes();
@@ -167,7 +167,7 @@ impl Inventory {
     }
 }
 
-/// The ranks that save a checkpoint together, if they are several.
+/// The ranks that save a checkpoint together; none if there is only one.
 pub(crate) fn several(settings: &Settings) -> Option<&Ranks> {
     settings.ranks.as_ref().filter(|ranks| ranks.rank.of > 1)
 }
@@ -183,7 +183,7 @@ impl StateOnDevice<'_> {
         }
     }
 
-    /// An item's bytes of some of its elements, the first of which begins a block.
+    /// The bytes of some of an item's elements, which must start at the beginning of a block.
     fn chunk(&self, item: &Item, range: Range<usize>) -> io::Result<Vec<u8>> {
         let bytes = match item.state {
             None => range.len() * self.weights.dtype_of(&range).size_in_bytes(),
@@ -200,7 +200,7 @@ impl StateOnDevice<'_> {
     }
 }
 
-/// Where the bytes of a state are.
+/// The place of a state's bytes.
 #[derive(Clone, Copy)]
 enum StateSource<'a> {
     Device(StateOnDevice<'a>),
@@ -214,7 +214,7 @@ struct OptimizerStates<'a> {
 }
 
 impl SessionState<'_> {
-    /// The weights, of a process that has all.
+    /// The weights, in a process that has all of them.
     pub fn weights(&self) -> impl TensorSource + '_ {
         let Inventory {
             parameters,
@@ -227,7 +227,7 @@ impl SessionState<'_> {
         })
     }
 
-    /// The optimizer's states, of a process that has all.
+    /// The optimizer states, in a process that has all of them.
     pub fn optimizer(&self) -> impl TensorSource + '_ {
         let specs = self.inventory.specs[self.inventory.weights..].iter();
         let specs = specs.map(|spec| TensorSpec {
@@ -241,7 +241,7 @@ impl SessionState<'_> {
         }
     }
 
-    /// The bytes of some elements of a parameter, whose weights are an item.
+    /// The bytes of some elements of a parameter, whose weights are `item`.
     fn weights_of(&self, item: &Item, elements: Range<usize>) -> io::Result<Cow<'_, [u8]>> {
         match self.source {
             StateSource::Host(copy) => {
@@ -287,7 +287,7 @@ impl TensorSource for OptimizerStates<'_> {
 }
 
 impl StateOnHost {
-    /// The state that was copied.
+    /// The copied state.
     pub fn state(&self) -> SessionState<'_> {
         SessionState {
             inventory: self.inventory.clone(),
@@ -296,7 +296,7 @@ impl StateOnHost {
     }
 
     fn part(&self, range: &Range<usize>) -> &[u8] {
-        // SAFETY: the range lies within the copy, which nobody writes or frees while this reader is there.
+        // SAFETY: the range lies within the copy, which nobody writes or frees while this reader exists.
         unsafe { std::slice::from_raw_parts(self.bytes.add(range.start), range.len()) }
     }
 }
@@ -317,14 +317,14 @@ impl CopyPlace {
         })
     }
 
-    /// Its name and size.
+    /// The arena's name and size.
     pub(crate) fn arena(&self) -> (&'static str, u64) {
         ("checkpoint_copy", self.buffer.bytes())
     }
 
     fn wait(&mut self) {
         if let Some(reader) = self.last_reader.take() {
-            // It is sent nothing, so this fails, and does so when the reader is gone.
+            // Nothing is ever sent, so this fails, as soon as the reader is dropped.
             let _ = reader.recv();
         }
     }

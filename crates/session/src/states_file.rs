@@ -5,7 +5,7 @@ use memory::{Home, Memory};
 use optim::Optimizer;
 use scratch::ScratchFolder;
 
-/// Makes it, before anything is computed, in the folder that is their home; none on shapes.
+/// Makes the file in the folder that is the states' home, before anything is computed. None on shapes.
 pub(crate) fn states_file(
     home: &Home,
     memory: &Memory,

@@ -1,23 +1,23 @@
-//! What crosses in a step between host, device and disk, by what it is for.
+//! Counts what crosses between host, device and disk in a step, by purpose.
 
 use kernels::{Kernels, Traffic};
 use units::{Gradients, Weights};
 
-/// What crosses in a step, by what it is for.
+/// What crosses in a step, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTraffic {
-    /// Units of weights, which come to be used, and go back when they were updated.
+    /// Units of weights, which are fetched for their use, and sent back after an update.
     pub weights: Traffic,
     /// Units of gradients, between micro-batches.
     pub gradients: Traffic,
-    /// What else comes and goes for the update: states, and gradients that come for it.
+    /// The rest of the update: states, and gradients that are fetched for it.
     pub update: Traffic,
-    /// All the rest: tokens, and activations that wait on the host.
+    /// Everything else: tokens, and offloaded activations.
     pub passes: Traffic,
 }
 
 impl StepTraffic {
-    /// All of it.
+    /// The sum of all of them.
     pub fn total(&self) -> Traffic {
         self.weights
             .plus(self.gradients)
@@ -25,7 +25,7 @@ impl StepTraffic {
             .plus(self.passes)
     }
 
-    /// The sum of two.
+    /// Adds two of them.
     pub fn plus(self, other: StepTraffic) -> StepTraffic {
         self.with(other, Traffic::plus)
     }
@@ -47,7 +47,7 @@ impl StepTraffic {
         }
     }
 
-    /// The same without what was for the update alone.
+    /// The same without the update's part.
     pub(crate) fn without_update(self) -> StepTraffic {
         StepTraffic {
             update: Traffic::default(),
@@ -56,7 +56,7 @@ impl StepTraffic {
     }
 }
 
-/// What has crossed so far, and how much of it was units.
+/// What has crossed so far: everything, and the units in it.
 #[derive(Clone, Copy)]
 pub(crate) struct Count {
     all: Traffic,
@@ -81,7 +81,7 @@ impl Count {
         }
     }
 
-    /// What crossed while there was nothing but updates.
+    /// Everything, if only updates were made.
     pub(crate) fn of_update(self) -> StepTraffic {
         StepTraffic {
             weights: self.weights,
@@ -91,7 +91,7 @@ impl Count {
         }
     }
 
-    /// Tells what crossed for passes from what crossed for the updates beside them.
+    /// Separates the traffic of passes from that of updates beside them.
     pub(crate) fn split(self, beside: &UpdateTraffic) -> StepTraffic {
         let all = self.all.since(beside.before.total());
         let (weights, gradients) = (self.weights.since(beside.before.weights), self.gradients);
@@ -105,12 +105,12 @@ impl Count {
     }
 }
 
-/// What crosses for updates while a step passes through the model.
+/// What crosses for updates during the passes of a step.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct UpdateTraffic {
-    /// What the update of the step before moves.
+    /// The update of the previous step.
     pub(crate) before: StepTraffic,
-    /// What this step's update moves: what it fetches ahead, and all of it where it is made within the step.
+    /// This step's update: what is fetched ahead, or all of it if it is made within the step.
     pub(crate) own: StepTraffic,
 }
 

@@ -1,4 +1,4 @@
-//! The update of a step: at its end, in its backward pass, or what a forward pass to come would have made, finished early.
+//! Updates at the end of a step or in its backward pass, and makes early an update that a forward pass would make.
 
 use crate::error::SessionError;
 use crate::session::Session;
@@ -8,20 +8,20 @@ use memory::{Layer, Phase};
 use optim::StepNumbers;
 
 impl Session {
-    /// Updates what is pending, and waits until everything that is offloaded is back where it belongs.
+    /// Makes the pending update, and waits until all that is offloaded is back in its home.
     pub(crate) fn finish_update(&mut self) -> Result<(), SessionError> {
         self.refuse_half_updated()?;
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
         let before = self.count();
         self.update_parts()?;
         let mut crossed = self.count().since(before).of_update();
-        // Units that came for this alone: in the next forward pass they would have been there.
+        // Not counted: these units came only for this update, while in a forward pass they would be there anyway.
         crossed.weights.h2d_bytes = 0;
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.crossed = in_flight.crossed.plus(crossed);
         }
         self.weights.wait_until_gathered(&*self.kernels)?;
-        // What other ranks need of this one has gone, too, whatever comes next.
+        // Wait until other ranks have all that they need of this one, whatever comes next.
         for queue in [Queue::Download, Queue::Collective] {
             self.kernels.finish(self.kernels.record(queue)?)?;
         }
@@ -35,7 +35,7 @@ impl Session {
         }
     }
 
-    /// Updates what is pending, part by part, with each part's weights on the device.
+    /// Makes the pending updates part by part, with each part's weights on the device.
     fn update_parts(&mut self) -> Result<(), SessionError> {
         let updated = self.update_with_weights();
         if updated.is_err() {
@@ -66,7 +66,7 @@ impl Session {
         Count::of(&*self.kernels, &self.weights, &self.gradients)
     }
 
-    /// The update of the step whose gradients are there: what is not made in the next forward pass.
+    /// Makes the update of a step whose gradients are complete, except what the next forward pass updates.
     pub(crate) fn update(&mut self, crossed: &mut StepTraffic) -> Result<(), SessionError> {
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
         let before = self.count();
@@ -80,7 +80,7 @@ impl Session {
             self.optimizer
                 .begin(kernels, weights, gradients, loss, numbers)?;
         }
-        // One that was refused its scratch has not been made.
+        // Set only now: an update that was refused its scratch memory has not been made.
         self.step = numbers.step;
         if !self.settings.homes.updates_in_forward() {
             self.update_parts()?;
@@ -90,8 +90,8 @@ impl Session {
         Ok(())
     }
 
-    /// Sends the numbers of the update that the backward pass is to make. The step before is done: they depend on how many
-    /// updates there were.
+    /// Sends the numbers for the update in the backward pass. Finishes the previous step first, because they depend on
+    /// the number of updates.
     pub(crate) fn begin_released(&mut self, crossed: &mut StepTraffic) -> Result<(), SessionError> {
         self.finish_in_flight()?;
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);

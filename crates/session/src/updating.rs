@@ -7,18 +7,18 @@ use model::PassHooks;
 use optim::Optimizer;
 use units::{Gradients, Weights};
 
-/// The optimizer beside the passes of a step: updates what the step before has left, and fetches what this one needs.
+/// The optimizer beside the passes of a step: makes the previous step's update, and fetches what this step's needs.
 pub(crate) struct Updating<'a> {
     pub(crate) kernels: &'a Kernels,
     pub(crate) memory: &'a Memory,
     pub(crate) optimizer: &'a mut Optimizer,
-    /// Whether what is offloaded is updated in forward passes at all.
+    /// Whether forward passes update what is offloaded.
     pub(crate) in_forward: bool,
     pub(crate) is_first_micro_batch: bool,
     pub(crate) is_last_micro_batch: bool,
-    /// Whether parts are updated as soon as their gradients are there.
+    /// Whether parts are updated as soon as their gradients are complete.
     pub(crate) is_released: bool,
-    /// Whether the step is to be broken off.
+    /// Reports whether to interrupt the step.
     pub(crate) stop: &'a dyn Fn() -> bool,
     pub(crate) traffic: &'a mut UpdateTraffic,
 }
@@ -33,7 +33,7 @@ impl PassHooks for Updating<'_> {
         if !(self.in_forward && self.is_first_micro_batch) {
             return Ok(());
         }
-        // Entered in the first step too, though nothing is pending then, so that all steps have the same peaks.
+        // Entered in the first step too, although nothing is pending, so that all steps have the same peaks.
         let _place = self.memory.enter(Phase::Optimizer, layer);
         let before = Count::of(self.kernels, weights, gradients);
         self.optimizer
@@ -44,7 +44,7 @@ impl PassHooks for Updating<'_> {
     }
 
     fn before_backward(&mut self) -> Result<(), KernelError> {
-        // Where gradients are released, this was done before the forward pass.
+        // If gradients are released, this was done before the forward pass.
         if self.is_last_micro_batch && !self.is_released {
             let before = self.kernels.traffic();
             self.optimizer.prefetch(self.kernels)?;

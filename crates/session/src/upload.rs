@@ -5,8 +5,8 @@ use kernels::Kernels;
 use memory::{In, Memory};
 use model::{Batch, BatchShape, ModelError};
 
-/// The tokens of a step's micro-batches, one after the other, in another library's device memory. The step's batch holds the
-/// same tokens on the host, and its targets are counted there. All micro-batches have the same shape.
+/// The tokens of a step's micro-batches, one after the other, in device memory of another library. The step's batch has
+/// the same tokens on the host, where its targets are counted. All micro-batches have the same shape.
 #[derive(Clone, Copy)]
 pub struct LentTokens {
     /// `[tokens]` i32.
@@ -27,7 +27,7 @@ impl LentTokens {
     }
 }
 
-/// Leases and uploads a micro-batch, with the beginnings of its documents if they are packed. Lent tokens are not copied.
+/// Leases and uploads a micro-batch, with the beginnings of packed documents. Lent tokens are not copied.
 pub(crate) fn upload(
     memory: &Memory,
     kernels: &Kernels,

@@ -1,4 +1,4 @@
-//! Weights into a session and out of it.
+//! Loads and exports a session's weights.
 
 use crate::error::SessionError;
 use crate::session::Session;
@@ -16,7 +16,7 @@ use std::path::Path;
 use units::Weights;
 
 impl Session {
-    /// Sets values from an element of the arena on, and their masters where there are any.
+    /// Sets values, beginning at an element of the arena, and their masters if there are any.
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
@@ -27,7 +27,7 @@ impl Session {
         Ok(())
     }
 
-    /// Fills the model with fresh weights.
+    /// Initialises the weights.
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
@@ -55,8 +55,8 @@ impl Session {
         })
     }
 
-    /// Writes the model to a folder in Hugging Face layout, with all that came with it. Several ranks all call this, and the
-    /// first one writes.
+    /// Writes the model to a folder in Hugging Face layout, with the files that it came with. All ranks call this, and
+    /// the first one writes.
     ///
     /// # Errors
     /// [`SessionError::File`] or [`SessionError::Weights`].
@@ -81,7 +81,7 @@ impl Session {
         });
         let mut reader = reader.into_inner();
         if reader.gathers && written.is_err() {
-            // A full disk of this rank is no reason for the others to wait for it, and the one to tell.
+            // If this rank's disk is full, the others must not wait for it, and that error is the one to report.
             let _ = reader.rest();
             return written;
         }
@@ -89,14 +89,14 @@ impl Session {
         written
     }
 
-    /// Whether other ranks have weights that this one has not.
+    /// Whether other ranks have weights that this one does not have.
     fn gathers(&self) -> bool {
         let layout = self.weights.layout();
         self.weights.held().elements() < layout.elements()
     }
 
-    /// Writes the gradients of the last step, of what is trained, before clipping, as f32 under Hugging Face names, to a
-    /// safetensors file.
+    /// Writes the gradients of the last step before clipping, as f32 under Hugging Face names, to a safetensors file.
+    /// Frozen parameters are left out.
     ///
     /// # Errors
     /// [`SessionError::File`] or [`SessionError::Weights`].
@@ -118,7 +118,7 @@ impl Session {
         })
     }
 
-    /// The values of one parameter, widened to f32, where no other rank has a part of it.
+    /// The values of one parameter, widened to f32. No other rank may have a part of it.
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
@@ -131,17 +131,17 @@ impl Session {
     }
 }
 
-/// Reads parameters one after the other, as a pass that uses their units. What other ranks have of them is gathered: all ranks
-/// read the same parameters.
+/// Reads parameters one after the other, using their units as a pass does. Weights of other ranks are gathered, so all
+/// ranks must read the same parameters.
 struct Reader<'a> {
     memory: &'a Memory,
     kernels: &'a Kernels,
     weights: &'a mut Weights,
-    /// Whether units are gathered from ranks; else all is here.
+    /// Whether units are gathered from ranks. Otherwise this rank has everything.
     gathers: bool,
-    /// The parameters in the order in which a model's files are written, which all ranks go by.
+    /// The parameters in the order of a model's files, which is the same on all ranks.
     order: Vec<usize>,
-    /// How many of them have been read, the current one included.
+    /// Number of parameters read, the current one included.
     read: usize,
 }
 
@@ -171,7 +171,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Gathers what has not been gathered yet: other ranks wait for it.
+    /// Gathers what has not been gathered yet, because other ranks wait for it.
     fn rest(&mut self) -> Result<(), SessionError> {
         while self.gathers && self.read < self.order.len() {
             self.turn_to_next()?;
@@ -179,7 +179,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Some elements of a parameter: the current one, or one that follows in the order.
+    /// Some elements of a parameter, which is the current one or comes later in the order.
     fn bytes(&mut self, index: usize, elements: Range<usize>) -> Result<Vec<u8>, SessionError> {
         while self.current() != Some(index) {
             self.turn_to_next()?;
@@ -195,7 +195,7 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    /// The unit with which a parameter is gathered, if it is.
+    /// The unit that is gathered for a parameter, if any.
     fn unit_of(&self, index: usize) -> Option<usize> {
         let unit = self.weights.layout().unit_of(index);
         unit.filter(|_| self.gathers)
@@ -205,7 +205,7 @@ impl<'a> Reader<'a> {
         Some(self.order[self.read.checked_sub(1)?])
     }
 
-    /// Makes the next parameter the current one, and gathers it.
+    /// Moves to the next parameter, and gathers it.
     fn turn_to_next(&mut self) -> Result<(), SessionError> {
         self.finish_current()?;
         let index = self.order[self.read];
@@ -238,7 +238,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Hands tensors to `write`, which asks for one after the other, a chunk at a time.
+/// Passes tensors to `write` as a source that reads them in chunks.
 fn write_chunks(
     parameters: &Parameters,
     bytes: impl Fn(usize, Range<usize>) -> Result<Vec<u8>, SessionError>,
@@ -261,7 +261,7 @@ fn write_chunks(
     }
 }
 
-/// Elements of a type that `read` copies, as f32.
+/// Elements that `read` copies, converted from `dtype` to f32.
 pub(crate) fn widened(
     dtype: DType,
     elements: usize,

@@ -1,4 +1,4 @@
-//! A configuration by its keys.
+//! Reads a configuration by its keys.
 
 use super::dotted;
 use super::error::ConfigError;
@@ -7,24 +7,24 @@ use super::keys::KEYS;
 use super::schema::Config;
 use toml::{Table, Value};
 
-/// A key, and its value in each of two configurations.
+/// A key, and its values in two configurations.
 pub(crate) type Difference = (&'static Key, Option<Value>, Option<Value>);
 
 impl Config {
-    /// Every key that has a value.
+    /// Every key that has a value, with the value.
     ///
     /// # Errors
-    /// A value that TOML cannot express.
+    /// If a value cannot be written in TOML.
     pub fn values(&self) -> Result<Vec<(&'static Key, Value)>, ConfigError> {
         let table = Table::try_from(self)?;
         let value = |key: &'static Key| Some((key, dotted::get(&table, key.name)?.clone()));
         Ok(KEYS.iter().filter_map(value).collect())
     }
 
-    /// The keys that have other values here than there, each with the value here and the one there.
+    /// The keys whose values differ in `other`, each with the value here and the value there.
     ///
     /// # Errors
-    /// A value that TOML cannot express.
+    /// If a value cannot be written in TOML.
     pub(crate) fn differences(&self, other: &Config) -> Result<Vec<Difference>, ConfigError> {
         let [here, there] = [Table::try_from(self)?, Table::try_from(other)?];
         let both = KEYS.iter().map(|key| {

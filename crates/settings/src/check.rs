@@ -1,4 +1,4 @@
-//! What a configuration may not contain: parts that are not built, and settings that contradict.
+//! Refuses configurations with parts that are not built, and with contradictory settings.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -14,14 +14,14 @@ use memory::{Home, Layer, Window};
 use model::{Architecture, Attention, Parameter, Parameters};
 use optim::{MomentFormat, OptimizerKind, ScheduleKind};
 
-/// More elements than any machine holds in one tensor; products of sizes stay far from overflow.
+/// More elements than any machine can hold in a tensor. Products of sizes stay far from overflow.
 const MOST_ELEMENTS: f64 = 1e15;
 
-/// Refuses to train with what a binary without CUDA does not have; planning with it is fine. `places` has the argument that set a
-/// key.
+/// Refuses to train with features that a binary without CUDA lacks. Planning with them is allowed. `places` has the
+/// argument that set each key.
 ///
 /// # Errors
-/// The first such value, as it was given.
+/// For the first such value, as it was given.
 pub fn built(
     config: &Config,
     places: &BTreeMap<String, String>,
@@ -68,7 +68,7 @@ pub fn built(
 /// Refuses settings that make no sense together, whatever the model: [`model`] checks those that need to know it.
 ///
 /// # Errors
-/// The first contradiction, with what to write instead.
+/// For the first contradiction, with what to write instead.
 pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
     let Config {
         lr, data, train, ..
@@ -152,9 +152,9 @@ fn release(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses what Adafactor's states cannot be, and numbers that it cannot divide by.
+/// Refuses formats that Adafactor's states cannot have, and numbers that it cannot divide by.
 fn adafactor(optim: &OptimConfig) -> Result<(), ConfigError> {
-    /// The root of the smallest normal f32: the square of a smaller one is 0 or inexact, and 0 / 0 is no update.
+    /// The root of the smallest normal f32. The square of a smaller number is 0 or inexact, and 0 / 0 is no update.
     const LEAST_EPS: f64 = 1.1e-19;
     if optim.state_dtype != MomentFormat::F32 {
         return contradiction(format!(
@@ -179,7 +179,7 @@ fn adafactor(optim: &OptimConfig) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses what evaluations and checkpoints are asked for without there being any.
+/// Refuses options for evaluations and checkpoints if there are none.
 fn between_steps(config: &Config) -> Result<(), ConfigError> {
     let Config {
         checkpoint, eval, ..
@@ -197,7 +197,7 @@ fn between_steps(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses to pack documents where there are none, or where attention would look across them.
+/// Refuses to pack documents if there are none, or if attention would look across them.
 fn packing(config: &Config) -> Result<(), ConfigError> {
     let (data, backend) = (&config.data, config.attention.backend);
     if data.packing != Packing::Concatenate && data.path.is_none() {
@@ -280,7 +280,7 @@ fn sizes(config: &Config) -> Result<(), ConfigError> {
     let (model, batch) = (&config.model, &config.batch);
     let product = |sizes: &[usize]| sizes.iter().map(|size| *size as f64).product::<f64>();
     let rows = product(&[batch.micro, config.data.seq]);
-    // First what the structure of the model is made with.
+    // First the sizes that the model's structure is made with.
     let widths = [
         &[model.heads, model.head_dim][..],
         &[3, model.hidden],
@@ -289,7 +289,7 @@ fn sizes(config: &Config) -> Result<(), ConfigError> {
     ];
     let mut largest = widths.map(product).into_iter().fold(0.0, f64::max);
     if largest <= MOST_ELEMENTS {
-        // One block of each run of blocks that are alike.
+        // One block for each run of equal blocks.
         let blocks = model.blocks();
         let runs: Vec<_> = blocks.chunk_by(Rc::ptr_eq).collect();
         let firsts: Vec<_> = runs.iter().map(|run| run[0].clone()).collect();

@@ -1,4 +1,4 @@
-//! Which steps a run saves, and how many of its checkpoints there are at a time.
+//! Which steps a run saves, and how many of its checkpoints exist at a time.
 
 use super::keys::CheckpointConfig;
 
@@ -6,7 +6,7 @@ impl CheckpointConfig {
     /// The value of `every` with which no step is saved.
     pub const NEVER: usize = 0;
 
-    /// Steps between two checkpoints; `None` where at most the last step is saved.
+    /// Steps between two checkpoints; `None` if at most the last step is saved.
     pub fn interval(&self) -> Option<usize> {
         self.every.filter(|every| *every != Self::NEVER)
     }
@@ -25,8 +25,8 @@ impl CheckpointConfig {
                 .is_some_and(|every| step.is_multiple_of(every))
     }
 
-    /// How many more checkpoints the disk needs room for at a time, while a run goes on from step `made` to `steps` in a
-    /// folder that has `there` of them. Old ones are removed once a new one is whole.
+    /// How many checkpoints the disk needs room for, beyond those already there, while a run continues from step `made`
+    /// to `steps` in a folder with `there` of them. Old ones are removed once a new one is whole.
     pub fn most_at_a_time(&self, (made, steps): (usize, usize), there: usize) -> usize {
         let between = self
             .interval()
@@ -39,7 +39,7 @@ impl CheckpointConfig {
         let kept = self
             .keep_last
             .map(|last| last + usize::from(self.keep_best));
-        // One is written while those that are kept are there.
+        // One is written while the kept ones still exist.
         let room = kept.map_or(written, |kept| (kept + 1).saturating_sub(there).max(1));
         written.min(room)
     }
@@ -50,7 +50,7 @@ mod tests {
     use super::CheckpointConfig;
     use crate::Config;
 
-    /// Every so many steps, or only the last (`None`), of which the last so many are kept.
+    /// Saves every `every` steps, or only the last (`None`), and keeps the last `keep_last`.
     fn saving(every: Option<usize>, keep_last: Option<usize>) -> CheckpointConfig {
         CheckpointConfig {
             every,

@@ -1,4 +1,4 @@
-//! The types of values that belong to settings alone; others stand with what they choose.
+//! Types of values that only settings use. Other types are defined where they are used.
 
 use choices::choices;
 use memory::DType;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 choices! {
-    /// A type that is computed in, or in which gradients are accumulated.
+    /// A type for computing, or for accumulating gradients.
     FloatType {
         /// 32-bit floating point.
         F32 = "f32",
@@ -28,13 +28,13 @@ impl From<FloatType> for DType {
 choices! {
     /// The implementation of attention.
     AttentionBackend {
-        /// The best that the device and the shape allow.
+        /// The best implementation that the device and the shape allow.
         Auto = "auto",
-        /// Scores and probabilities are stored.
+        /// Stores scores and probabilities.
         Eager = "eager",
-        /// Scores are never stored.
+        /// Never stores scores.
         Flash = "flash",
-        /// Never stored either, by cuDNN.
+        /// Never stores scores either; computed by cuDNN.
         Cudnn = "cudnn",
     }
 }
@@ -50,9 +50,9 @@ impl From<Attention> for AttentionBackend {
 }
 
 choices! {
-    /// Whether micro-batches after the first of a step are asked for at once, where a device can.
+    /// Whether a device launches the calls of a step's later micro-batches together.
     Graphs {
-        /// Where it can be.
+        /// If possible.
         Auto = "auto",
         /// Never.
         Off = "off",
@@ -60,7 +60,7 @@ choices! {
 }
 
 choices! {
-    /// Where weights or gradients are to live.
+    /// The home of weights or gradients.
     HostPlace {
         /// On the device.
         None = "none",
@@ -70,11 +70,11 @@ choices! {
 }
 
 choices! {
-    /// When a unit's gradient has served its purpose.
+    /// When a unit's gradient is released.
     Release {
         /// At the end of the step.
         Step = "step",
-        /// As soon as it is there: the unit is updated in the backward pass.
+        /// As soon as it is complete: the unit is updated in the backward pass.
         Backward = "backward",
     }
 }
@@ -82,18 +82,18 @@ choices! {
 choices! {
     /// The library that moves bytes between ranks.
     RankEngine {
-        /// NCCL between GPUs, MPI between processors.
+        /// NCCL between GPUs, MPI between CPU devices.
         Auto = "auto",
         /// An MPI library.
         Mpi = "mpi",
         /// NVIDIA's NCCL.
         Nccl = "nccl",
-        /// Nothing: a process is a group of its own, whatever launched it.
+        /// None: the process is alone, even if a launcher started it.
         Alone = "alone",
     }
 }
 
-/// Where the optimizer's states are to live, as `offload.optimizer` says it: a name, or else a folder.
+/// The home of optimizer states in `offload.optimizer`: a name, or else a folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum OptimizerPlace {
@@ -103,12 +103,12 @@ pub enum OptimizerPlace {
     Pinned,
     /// In the folder that `offload.path` names.
     Disk,
-    /// In this folder on a disk.
+    /// In this folder.
     Folder(PathBuf),
 }
 
 impl OptimizerPlace {
-    /// The values that are no folders.
+    /// The values that are not folders.
     pub const NAMES: &'static [&'static str] = &["none", "pinned", "disk"];
 }
 
@@ -129,20 +129,20 @@ impl From<OptimizerPlace> for String {
             OptimizerPlace::None => "none".into(),
             OptimizerPlace::Pinned => "pinned".into(),
             OptimizerPlace::Disk => "disk".into(),
-            // It was read from a text, and nothing else makes one.
+            // It was read from a text, so nothing is lost.
             OptimizerPlace::Folder(folder) => folder.to_string_lossy().into_owned(),
         }
     }
 }
 
-/// Asks for an automatic choice: a value of [`crate::RecomputeConfig::spec`], [`crate::OffloadConfig::activations`] and numbers.
+/// Asks for an automatic choice in [`crate::RecomputeConfig::spec`], [`crate::OffloadConfig::activations`] or a number.
 pub(crate) const AUTO: &str = "auto";
 
-/// A number, or `auto` for one that is chosen where it is used.
+/// A number, or `auto` for a number that is chosen where it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum AutoOr<T> {
-    /// That choice.
+    /// Chosen automatically.
     #[serde(with = "auto")]
     Auto,
     /// This number.
@@ -150,7 +150,7 @@ pub enum AutoOr<T> {
 }
 
 impl<T> AutoOr<T> {
-    /// The number, or what `auto` stands for.
+    /// The number, or `default` for `auto`.
     pub fn or(self, default: T) -> T {
         match self {
             AutoOr::Auto => default,

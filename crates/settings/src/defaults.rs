@@ -1,4 +1,4 @@
-//! The configuration that nobody has changed: the defaults of the rows.
+//! The default configuration, from the defaults in the rows.
 
 use super::dotted;
 use super::key::KeyDefault;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use std::sync::LazyLock;
 use toml::{Table, Value};
 
-/// The default of every key that has one, read once: a plan applies dozens of changes.
+/// The default of every key that has one, read once, because a plan applies dozens of changes.
 static DEFAULTS: LazyLock<(Table, Config)> = LazyLock::new(|| {
     let mut table = Table::new();
     for key in KEYS {
@@ -28,7 +28,7 @@ pub(crate) fn defaults() -> Table {
 }
 
 impl Default for Config {
-    /// What [`KEYS`] say.
+    /// The defaults of [`KEYS`].
     fn default() -> Config {
         DEFAULTS.1.clone()
     }

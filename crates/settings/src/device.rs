@@ -6,7 +6,7 @@ use std::str::FromStr;
 use kernels::Target;
 use serde::{Deserialize, Serialize};
 
-/// Where a run computes.
+/// The device of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Device {
@@ -20,8 +20,8 @@ pub enum Device {
 }
 
 impl Device {
-    /// Where a run trains that names no device: the first GPU, if this binary was built with CUDA and the driver finds
-    /// one, else the processor.
+    /// The device of a run that names none: the first GPU, if this binary was built with CUDA and the driver finds a
+    /// GPU, else the CPU.
     pub fn best() -> Device {
         if first_gpu_is_there() {
             Device::Cuda { index: 0 }
@@ -30,7 +30,7 @@ impl Device {
         }
     }
 
-    /// Whose leases and scratch sizes apply.
+    /// The target whose leases and scratch sizes apply.
     pub fn target(self) -> Target {
         match self {
             Device::Cpu => Target::Cpu,
@@ -50,7 +50,7 @@ fn first_gpu_is_there() -> bool {
     false
 }
 
-/// A text that names no device.
+/// A text that is not a device's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` names no device; write cpu, cuda or cuda:N")]
 pub struct DeviceError(String);

@@ -1,4 +1,4 @@
-//! Dotted keys in tables: found, checked and put there.
+//! Finds, checks and sets dotted keys in tables.
 
 use toml::{Table, Value};
 
@@ -7,15 +7,15 @@ use super::key::Key;
 use super::keys::KEYS;
 use super::unknown::nearest_key;
 
-/// The key called `name`.
+/// The key with this name.
 pub fn find(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-/// Visits every key below `prefix` (dotted, empty at the root) with its value, each checked.
+/// Visits every key below `prefix` (dotted, empty at the root), and checks its value.
 ///
 /// # Errors
-/// The first unknown key or unfitting value, which `place` has.
+/// For the first unknown key or invalid value. `place` says where it was given.
 pub fn visit<'a>(
     prefix: &str,
     value: &'a Value,
@@ -55,12 +55,12 @@ fn is_section(name: &str) -> bool {
     KEYS.iter().any(|key| in_section(key, name).is_some())
 }
 
-/// What a key is called below a section that it lies in.
+/// A key's name within a section, if it is in that section.
 fn in_section(key: &'static Key, section: &str) -> Option<&'static str> {
     key.name.strip_prefix(section)?.strip_prefix('.')
 }
 
-/// The error for an unknown name; below an unknown section, for the first key in it.
+/// The error for an unknown name. If it is an unknown section, the error is for the first key in it.
 fn unknown(name: &str, value: &Value, place: &str) -> ConfigError {
     if let Some((first, value)) = value.as_table().and_then(|table| table.iter().next()) {
         return unknown(&join(name, first), value, place);
@@ -76,7 +76,7 @@ fn unknown(name: &str, value: &Value, place: &str) -> ConfigError {
     }
 }
 
-/// What there is instead of an unknown key: the keys of its section, or the sections.
+/// The names that exist in place of an unknown key: the keys of its section, or all sections.
 pub fn overview(name: &str) -> String {
     let section = name.split('.').next().unwrap_or(name);
     let names = KEYS.iter().filter_map(|key| in_section(key, section));
@@ -92,7 +92,7 @@ pub fn overview(name: &str) -> String {
     format!("[{section}] has {}; {explained}", names.join(", "))
 }
 
-/// Puts `value` at the dotted `key`, making sections on the way.
+/// Sets the dotted `key`, and makes missing sections.
 pub fn insert(table: &mut Table, key: &str, value: Value) {
     match key.split_once('.') {
         None => {
@@ -109,7 +109,7 @@ pub fn insert(table: &mut Table, key: &str, value: Value) {
     }
 }
 
-/// Takes the value at the dotted `key` away, if there is one.
+/// Removes the dotted `key`, if it is there.
 pub fn remove(table: &mut Table, key: &str) {
     match key.split_once('.') {
         None => {

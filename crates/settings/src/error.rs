@@ -1,4 +1,4 @@
-//! What is wrong with a configuration or a command line.
+//! Errors in a configuration or a command line.
 
 /// Bad usage or configuration (exit code 2). The text says what was wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +34,7 @@ pub enum ConfigError {
     Syntax {
         /// The file, preset or flag.
         place: String,
-        /// Where in it and what the parser says.
+        /// Where in it the error is, and what the parser says.
         message: String,
     },
     /// A value of the wrong type or out of its range.
@@ -49,7 +49,7 @@ pub enum ConfigError {
         /// What the value must be.
         expected: String,
     },
-    /// A `--set` that is no assignment.
+    /// A `--set` that is not an assignment.
     #[error("`--set {0}` sets nothing; write --set section.key=value")]
     NotAnAssignment(String),
     /// Required keys are missing.
@@ -59,26 +59,26 @@ pub enum ConfigError {
         key: String,
         /// The file or preset.
         place: String,
-        /// Why it is needed.
+        /// Why it is required.
         rule: &'static str,
     },
-    /// Two settings of the command line that say different things.
+    /// Two settings of the command line that contradict each other.
     #[error("{first} and {second} contradict each other: both set `{key}`; keep one of them")]
     Conflict {
         /// The key that both set.
         key: String,
-        /// The one, as given.
+        /// The first setting, as given.
         first: String,
-        /// The other, as given.
+        /// The second setting, as given.
         second: String,
     },
-    /// A recompute specification that cannot be followed.
+    /// An invalid recompute specification.
     #[error(transparent)]
     Recompute(#[from] model::SpecError),
-    /// Labels that cannot be offloaded as asked.
+    /// Labels that cannot be offloaded.
     #[error(transparent)]
     Offload(#[from] model::OffloadError),
-    /// A pattern of names that fits no parameter.
+    /// A pattern that matches no parameter's name.
     #[error(
         "`{pattern}` in {key} fits no parameter of this model; the nearest is `{nearest}`, and * stands for any characters"
     )]
@@ -87,13 +87,13 @@ pub enum ConfigError {
         key: &'static str,
         /// The pattern.
         pattern: String,
-        /// The parameter whose name is most like it.
+        /// The parameter with the most similar name.
         nearest: String,
     },
-    /// Settings that make no sense together.
+    /// Contradictory settings.
     #[error("{0}")]
     Contradiction(String),
-    /// Something that a binary without CUDA does not have.
+    /// A feature that a binary without CUDA lacks.
     #[error(
         "{what} is not available: this binary was built without CUDA (cargo build --release --features cuda){rest}"
     )]
@@ -114,7 +114,7 @@ pub enum ConfigError {
         /// The file, preset or flag that has it.
         place: String,
     },
-    /// Sizes that make no model.
+    /// Sizes that make no valid model.
     #[error(transparent)]
     Model(#[from] model::ModelConfigError),
     /// The configuration cannot be written.

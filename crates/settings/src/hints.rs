@@ -1,10 +1,10 @@
-//! What helps beside an error's own sentence.
+//! Hints that are shown after an error.
 
 use super::error::ConfigError;
 use super::{dotted, preset};
 
 impl ConfigError {
-    /// A further line that helps, for a `hint:` after the error.
+    /// A line for a `hint:` after the error, if there is one.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::UnknownKey { key, nearest, .. } => {

@@ -1,4 +1,4 @@
-//! Where a configuration lets weights, gradients and optimizer states live.
+//! The homes of weights, gradients and optimizer states in a configuration.
 
 use super::choices::{HostPlace, OptimizerPlace, Release};
 use super::error::ConfigError;
@@ -15,11 +15,11 @@ impl From<HostPlace> for Home {
 }
 
 impl Config {
-    /// Where weights, gradients and optimizer states live, and how what is not on the device is updated. Where there are
-    /// ranks, that is at the end of a step: the other ranks wait for it.
+    /// The homes of weights, gradients and optimizer states, and how what is not on the device is updated. With ranks,
+    /// updates are made at the end of a step, because other ranks wait for them.
     ///
     /// # Errors
-    /// Places of the optimizer's states that contradict.
+    /// If the settings for optimizer states contradict each other.
     pub fn homes(&self) -> Result<Homes, ConfigError> {
         let offload = &self.offload;
         Ok(Homes {
@@ -30,7 +30,7 @@ impl Config {
                 Release::Step => offload.gradients.into(),
             },
             states: match (home_of_states(self)?, self.rank) {
-                // Of several ranks each has a folder of its own: they may share the disk.
+                // Each of several ranks has its own folder, because they may share the disk.
                 (Home::Disk(folder), Some(Rank { number, of: 2.. })) => {
                     Home::Disk(folder.join(format!("rank-{number}")))
                 }
@@ -47,7 +47,7 @@ impl Config {
     }
 }
 
-/// Where the states live that `offload.optimizer` and `offload.path` place together.
+/// The home of optimizer states according to `offload.optimizer` and `offload.path`.
 fn home_of_states(config: &Config) -> Result<Home, ConfigError> {
     let (place, path) = (&config.offload.optimizer, &config.offload.path);
     let contradiction = |sentence: String| Err(ConfigError::Contradiction(sentence));

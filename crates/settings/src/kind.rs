@@ -1,4 +1,4 @@
-//! What the value of a key must be: read from the command line, checked, and named in errors.
+//! The kinds of values of keys: how they are read from the command line, checked, and described in errors.
 
 use toml::Value;
 
@@ -8,14 +8,14 @@ use super::error::ConfigError;
 use super::size::{Size, SizeError};
 use data::Inputs;
 
-/// What the value of a key must be.
+/// The kind of a key's value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
-    /// A whole number of at least this.
+    /// An integer of at least this.
     Whole(i64),
-    /// A whole number from the first to the second.
+    /// An integer from the first to the second.
     WholeUpTo(i64, i64),
-    /// `auto`, or a whole number of at least this.
+    /// `auto`, or an integer of at least this.
     WholeOrAuto(i64),
     /// A number in a range.
     Real(Range),
@@ -25,27 +25,27 @@ pub enum Kind {
     Text,
     /// One of these names.
     Choice(&'static [&'static str]),
-    /// One of these names, or else the path of a folder.
+    /// One of these names, or the path of a folder.
     NameOrFolder(&'static [&'static str]),
     /// The name of a device.
     Device,
     /// A size of memory.
     Size,
-    /// Paths of data, each with a weight or none with one: a text or a list.
+    /// Paths of data, either all with a weight or all without: a text or a list.
     Inputs,
     /// A list of texts.
     Texts,
-    /// A list of whole numbers of at least 0.
+    /// A list of integers of at least 0.
     Wholes,
-    /// A list of so many finite numbers.
+    /// A list of this many finite numbers.
     Reals(usize),
-    /// A list of two numbers above 0, of which the first may be `auto`.
+    /// A list of two numbers above 0, the first of which may be `auto`.
     AutoAndReal,
-    /// A table of texts, its keys free.
+    /// A table of texts with any keys.
     TextTable,
 }
 
-/// Where a number may lie.
+/// The range of a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Range {
     /// Finite and above 0.
@@ -63,7 +63,7 @@ pub enum Range {
 }
 
 impl Kind {
-    /// Reads a value from the command line: TOML where the kind allows it, else the text itself.
+    /// Reads a value from the command line: as TOML if the kind allows it, else as the text itself.
     pub fn parse(self, text: &str) -> Value {
         let parsed = text.parse::<Value>().ok();
         match (self, parsed) {
@@ -77,7 +77,7 @@ impl Kind {
             (Kind::Inputs, Some(value @ (Value::String(_) | Value::Array(_)))) => value,
             (Kind::Inputs, _) => Value::String(text.to_owned()),
             (_, Some(value)) => value,
-            // TOML wants digits on both sides of the point.
+            // TOML requires digits on both sides of the point.
             (Kind::Real(_), None) => text
                 .parse()
                 .map_or_else(|_| Value::String(text.to_owned()), Value::Float),
@@ -88,7 +88,7 @@ impl Kind {
     /// Checks a value.
     ///
     /// # Errors
-    /// It does not fit; `place` has it.
+    /// If it does not fit the kind. `place` says where it was given.
     pub fn check(self, key: &str, value: &Value, place: &str) -> Result<(), ConfigError> {
         if self.allows(value) {
             return Ok(());
@@ -168,7 +168,7 @@ impl Kind {
         }
     }
 
-    /// What the value must be, after "it must be".
+    /// What the value must be, to follow "it must be" in a sentence.
     fn expected(self, value: &Value) -> String {
         match self {
             Kind::Whole(0) => "a whole number, 0 or more".to_owned(),
@@ -206,12 +206,12 @@ impl Kind {
     }
 }
 
-/// The name that a text was meant to be which is none of them; what has a `/` is a path.
+/// The name that a misspelt text was probably meant to be. A text with a `/` or a `.` is a path.
 fn misspelt<'a>(text: &str, names: &[&'a str]) -> Option<&'a str> {
     let lower = text.to_lowercase();
     let is_meant = |name: &&&str| strsim::damerau_levenshtein(&lower, name) <= 2;
     let is_name = names.contains(&text) || text.contains(['/', '.']);
-    // What others call some of them (DeepSpeed), and what means yes or no elsewhere.
+    // Names that DeepSpeed uses, and words that mean yes or no elsewhere.
     let is_of_others =
         ["cpu", "host", "nvme", "true", "false", "off", "auto"].contains(&&lower[..]);
     let of_others = || {

@@ -1,9 +1,9 @@
-//! The configuration of a run: its keys, where their values come from, what is refused, and what a step is made of.
+//! The configuration of a run: its keys, the sources of their values, what is refused, and the settings of a step.
 //!
-//! Every key is a row of [`keys`], with its kind, default, explanation and flag. Defaults are overridden by a preset or
-//! file, that by dedicated flags, and that by `--set`. Each layer is checked key by key ([`dotted`]) before the layers are
-//! merged ([`load`]); what the merged configuration may not contain is in [`check`]. A configuration without open
-//! questions becomes [`Settings`], which sessions and plans read.
+//! Every key is a row of [`keys`], with its kind, default, explanation and flag. A preset or file overrides defaults,
+//! flags override those, and `--set` overrides everything. Each layer is checked key by key ([`dotted`]) before the
+//! layers are merged ([`load`]). [`check`] refuses invalid combinations in the merged configuration. Once everything is
+//! decided, it becomes [`Settings`], which sessions and plans read.
 
 mod attention;
 mod by_key;

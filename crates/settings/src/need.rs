@@ -1,4 +1,4 @@
-//! The feature that a key belongs to; without it the key has no effect.
+//! The feature that a key needs. Without it, the key has no effect.
 
 use super::error::ConfigError;
 use super::key::Key;
@@ -7,20 +7,20 @@ use memory::{Home, Homes};
 use optim::{OptimizerKind, ScheduleKind};
 use units::Zero;
 
-/// The setting that a key needs to have an effect.
+/// The condition under which a key has an effect, and what happens otherwise.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Need {
     is_met: fn(&Config, &Homes) -> bool,
     without: Without,
 }
 
-/// The treatment of a key whose need is not met.
+/// What happens to a key whose need is not met.
 #[derive(Clone, Copy, Debug)]
 enum Without {
-    /// A warning, with what the key is for: another setting of the same command line may have taken its place.
+    /// A warning, with what the key is for. Another setting of the same command line may have removed the need.
     Warning(&'static str),
-    /// An error, with what is wrong and what to add. Where the command line sets one of these keys, what a file says of the key
-    /// is forgotten instead.
+    /// An error, with what is wrong and what to add. But if the command line sets one of these keys, the file's value
+    /// of the key is dropped instead.
     Error(&'static str, &'static str, &'static [&'static str]),
 }
 
@@ -66,7 +66,7 @@ mod rows {
 pub(crate) use rows::*;
 
 impl Config {
-    /// Keys that are not at their defaults, and what becomes of them, where the run has nothing of what they need.
+    /// Keys that differ from their defaults although their needs are not met, and how to treat each.
     fn set_in_vain(&self) -> Result<Vec<(&'static Key, Without)>, ConfigError> {
         let homes = self.homes()?;
         let set = self.differences(&Config::default())?.into_iter();
@@ -75,7 +75,7 @@ impl Config {
         Ok(in_vain.map(|(key, need)| (key, need.without)).collect())
     }
 
-    /// Keys that are set and have no effect, each with what they are for.
+    /// Keys that are set without effect, each with what it is for.
     pub fn unused(&self) -> Vec<(&'static str, &'static str)> {
         let in_vain = self.set_in_vain().unwrap_or_default().into_iter();
         let unused = in_vain.filter_map(|(key, without)| match without {
@@ -87,10 +87,10 @@ impl Config {
         unused.chain(offload).collect()
     }
 
-    /// Refuses keys that say something of what the run does not have.
+    /// Refuses keys whose needs are not met, if that is an error.
     ///
     /// # Errors
-    /// The first such key, with what to add.
+    /// For the first such key, with what to add.
     pub(crate) fn refuse_in_vain(&self) -> Result<(), ConfigError> {
         for (key, without) in self.set_in_vain()? {
             if let Error(wrong, add, _) = without {
@@ -103,7 +103,7 @@ impl Config {
         Ok(())
     }
 
-    /// Keys of a file that the command line, which sets these, has left without what they need.
+    /// Keys of a file whose needs the command line has removed. `sets` reports whether it sets a key.
     pub(crate) fn left_in_vain(&self, sets: impl Fn(&str) -> bool) -> Vec<&'static Key> {
         let in_vain = self.set_in_vain().unwrap_or_default().into_iter();
         let left = in_vain.filter(|(key, without)| match without {

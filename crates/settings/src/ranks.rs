@@ -1,4 +1,4 @@
-//! The ranks that a step is divided among, as a configuration says it.
+//! The ranks of a configuration.
 
 use super::choices::{HostPlace, RankEngine, Release};
 use super::error::ConfigError;
@@ -11,7 +11,7 @@ impl Config {
     /// Makes this the configuration of one of several ranks, unless `collectives.engine` is `alone`.
     ///
     /// # Errors
-    /// A rank that is none of them, and settings that do not go with ranks.
+    /// If `rank` is not among the ranks, or if settings are not valid with ranks.
     pub fn join(&mut self, rank: Rank) -> Result<(), ConfigError> {
         let Rank { number, of } = rank;
         if number >= of {
@@ -25,25 +25,25 @@ impl Config {
         check(self)
     }
 
-    /// Micro-batches in a step, of all ranks.
+    /// Micro-batches of a step, of all ranks together.
     pub fn micro_batches(&self) -> usize {
         self.batch.accum * self.rank.map_or(1, |rank| rank.of)
     }
 
-    /// Which rank of a group this process is; none: it trains alone. A stage that is asked for without a launcher makes it a
-    /// group of one.
+    /// This process's rank in its group; none without a group. If a ZeRO stage is set but there is no launcher, the
+    /// process is a group of one.
     pub(crate) fn rank_in_group(&self) -> Option<Rank> {
         let asked = self.collectives.zero.is_some();
         self.rank.or(asked.then_some(Rank::ALONE))
     }
 
-    /// The ZeRO stage of ranks that train together; none if this process trains alone.
+    /// The ZeRO stage of the ranks; none without a group.
     pub(crate) fn zero(&self) -> Option<Zero> {
         let zero = self.collectives.zero.unwrap_or(Zero::States);
         self.rank_in_group().map(|_| zero)
     }
 
-    /// The ranks that train together, and how they divide what they hold; none: this process trains alone.
+    /// The ranks that train together, and how they divide their work; none without a group.
     pub fn ranks(&self) -> Option<Ranks> {
         let collectives = &self.collectives;
         let rank = self.rank_in_group()?;
@@ -64,7 +64,7 @@ impl Config {
     }
 }
 
-/// Refuses what does not go with ranks, where there are any.
+/// Refuses settings that are not valid with ranks.
 pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     let contradiction = |sentence: String| Err(ConfigError::Contradiction(sentence));
     if let Size::Percent(percent) = config.collectives.bucket_size {

@@ -1,4 +1,4 @@
-//! `configs/reference.toml`, written from the rows of the keys.
+//! Writes `configs/reference.toml` from the rows of the keys.
 
 use super::key::{Key, KeyDefault};
 use super::keys::KEYS;
@@ -9,7 +9,7 @@ const HEAD: &str = "\
 # `--set section.key=value`; keys with a flag of their own name it.
 ";
 
-/// Characters of a line of explanation.
+/// Characters in a line of explanation.
 const LINE: usize = 100;
 
 /// The reference of all keys.

@@ -1,4 +1,4 @@
-//! A command line made into everything that a command needs to know.
+//! Resolves a command line into what a command needs to know.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use super::device::Device;
 use super::load::{self, Override, Source};
 use super::{Config, ConfigError, check, preset};
 
-/// What to do.
+/// The command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
     /// Train a model.
@@ -27,51 +27,51 @@ pub enum Task {
     Doctor,
 }
 
-/// What the command line says of the configuration.
+/// The configuration as the command line gives it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Given {
     /// Preset or file.
     pub config: Option<String>,
-    /// The configuration of the checkpoint that the run goes on from: for what the command line leaves open.
+    /// The configuration of the checkpoint to resume, for what the command line leaves open.
     pub resumed: Option<String>,
-    /// Flags that stand for keys.
+    /// Flags that set keys.
     pub flags: Vec<Override>,
-    /// The arguments of `--set`, in their order.
+    /// The arguments of `--set`, in order.
     pub set: Vec<String>,
     /// Megatron's recompute flags.
     pub megatron: MegatronFlags,
-    /// Which of several ranks: the launcher's word, or that of `plan --ranks`.
+    /// The rank of this process, from the launcher or from `plan --ranks`.
     pub rank: Option<Rank>,
 }
 
-/// What a run reads and writes, beside its configuration.
+/// What a run reads and writes, besides its configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
-    /// Run directory; of `init`: the model's folder.
+    /// Run directory. For `init`, the model's folder.
     pub out: Option<PathBuf>,
     /// Hugging Face folder to start from; it sets the model.
     pub init_from: Option<PathBuf>,
-    /// Run or checkpoint to go on from.
+    /// Run or checkpoint to resume.
     pub resume: Option<Resume>,
-    /// A resumed run may compute something else than the one before.
+    /// Whether a resumed run may compute something else than before.
     pub allow_change: bool,
     /// Folder for the trained model.
     pub save_final: Option<PathBuf>,
     /// The step, from 1, whose gradients are written.
     pub dump_gradients: Option<u64>,
-    /// Pictures of memory are asked for on the command line; where they go, for a command without a run directory.
+    /// Whether to draw pictures of memory, and the folder for them if the command has no run directory.
     pub trace: Option<Option<PathBuf>>,
-    /// No progress.
+    /// Whether to show no progress.
     pub quiet: bool,
-    /// Machine-readable output on stdout.
+    /// Whether to print JSON on stdout.
     pub json: bool,
 }
 
 impl RunOptions {
-    /// Refuses to ask for a step after the last.
+    /// Refuses the number of a step after the last one.
     ///
     /// # Errors
-    /// [`ConfigError::Contradiction`] says which.
+    /// [`ConfigError::Contradiction`], which names the option.
     pub fn check_steps(&self, steps: usize) -> Result<(), ConfigError> {
         match self.dump_gradients {
             Some(step) if step > steps as u64 => Err(ConfigError::Contradiction(format!(
@@ -82,12 +82,12 @@ impl RunOptions {
     }
 }
 
-/// What a run goes on from.
+/// What to resume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
     /// The newest whole checkpoint of the run directory.
     Latest,
-    /// The same; where there is none, the run begins.
+    /// The same; if there is none, the run starts from its beginning.
     Auto,
     /// A checkpoint, or the newest whole one of a run.
     Folder(PathBuf),
@@ -106,20 +106,20 @@ impl From<PathBuf> for Resume {
 /// A command with its configuration and options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
-    /// What to do.
+    /// The command.
     pub task: Task,
-    /// The preset's name, or the configuration file's without its extension.
+    /// The preset's name, or the configuration file's name without its extension.
     pub name: String,
     /// The configuration.
     pub config: Config,
     /// What is read and written.
     pub options: RunOptions,
-    /// What the command line says of the configuration.
+    /// The configuration as the command line gives it.
     pub given: Given,
-    /// Keys of `[model]` that the user set, as `model.key`, sorted: by `--set`, or in the preset or
-    /// file of an explicit `--config`. With `init_from` they must agree with the model there.
+    /// Keys of `[model]` that the user set, as `model.key`, sorted: by `--set`, or in the preset or file of an explicit
+    /// `--config`. With `init_from` they must equal those of the model there.
     pub explicit_model_keys: Vec<String>,
-    /// The command line sets `data.seq`: a batch file must agree with it.
+    /// Whether the command line sets `data.seq`. A batch file must then have the same length.
     pub seq_is_explicit: bool,
 }
 
@@ -142,7 +142,7 @@ impl Resolved {
             .expect("it is decided")
     }
 
-    /// The configuration without what it leaves to the task, the device and the data, whose sequences have `seq` tokens.
+    /// The configuration with the task's device, the device's type, and the data's sequence length `seq`.
     pub fn decided(&self, seq: usize) -> Config {
         let mut config = self.config.clone();
         config.data.seq = seq;
@@ -155,12 +155,12 @@ impl Resolved {
 /// Loads and checks the configuration that the command line describes.
 ///
 /// # Errors
-/// A flag or setting that is unknown, contradictory, out of range or not built.
+/// If a flag or setting is unknown, contradictory, out of range or not built.
 pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved, ConfigError> {
     let file = given.config.as_ref().or(given.resumed.as_ref());
     let source = match (file, &options.init_from) {
         (Some(name), _) => Source::open(name)?,
-        // A model of the user's own is trained with the defaults, not with a preset's settings.
+        // The user's own model is trained with the defaults, not with a preset's settings.
         (None, Some(folder)) => Source::defaults(folder),
         (None, None) => Source::open(preset::DEFAULT)?,
     };
@@ -184,7 +184,7 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
     if !model_elsewhere {
         check::model(&config)?;
     }
-    // How many steps some epochs are is known once the data is open.
+    // Epochs become a number of steps only when the data is open.
     if config.train.epochs.is_none() {
         options.check_steps(config.train.steps)?;
     }
@@ -223,7 +223,7 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
     })
 }
 
-/// The key of `[model]` that a dotted key is or lies in.
+/// The key of `[model]` that a dotted key names, or that contains it.
 fn model_key(key: &str) -> Option<String> {
     let mut parts = key.split('.');
     let is_model = parts.next() == Some("model");

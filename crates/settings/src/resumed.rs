@@ -1,4 +1,4 @@
-//! What a resumed run may change without computing something else than the run before.
+//! Finds changes of a resumed run that make it compute something else than before.
 
 use super::error::ConfigError;
 use super::key::Mark;
@@ -7,14 +7,14 @@ use optim::ScheduleKind;
 use toml::Value;
 use units::Reduce;
 
-/// A key whose change alters what is computed, or what stands for several.
+/// A key, or a name for several, whose change alters what is computed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResumedChange {
     /// The key.
     pub key: &'static str,
-    /// What it was, as TOML.
+    /// The value before, as TOML.
     pub before: String,
-    /// What it is now.
+    /// The value now.
     pub now: String,
 }
 
@@ -25,11 +25,11 @@ impl std::fmt::Display for ResumedChange {
 }
 
 impl Config {
-    /// The keys in which a run computes something else than one with the configuration `before`. Of ranks, which both have
-    /// joined, what counts is how many micro-batches a step has over all of them, and how their gradients are added up.
+    /// The keys by which a run computes something else than one with the configuration `before`. With ranks, which both
+    /// must have joined, the number of micro-batches of all ranks counts, and how their gradients are added up.
     ///
     /// # Errors
-    /// A value that TOML cannot express.
+    /// If a value cannot be written in TOML.
     pub fn changes_since(&self, before: &Config) -> Result<Vec<ResumedChange>, ConfigError> {
         let show = |value: Option<Value>| value.map_or("not set".into(), |value| value.to_string());
         let decided = self.differences(before)?.into_iter();
@@ -45,7 +45,7 @@ impl Config {
         Ok(apart.chain(decided).collect())
     }
 
-    /// Changes that follow from keys which are not compared one by one.
+    /// Changes in keys that are compared together.
     fn compared_apart(&self, before: &Config) -> Vec<ResumedChange> {
         let has_ranks = self.rank.is_some() || before.rank.is_some();
         let change = |key, of: &dyn Fn(&Config) -> String| ResumedChange {
@@ -67,7 +67,7 @@ impl Config {
         compared
     }
 
-    /// How gradients of micro-batches come to be added up.
+    /// How gradients of micro-batches are added up, in words.
     fn sums(&self) -> String {
         match self.ranks() {
             None => "a process alone, which adds them up in place".into(),
@@ -80,7 +80,7 @@ impl Config {
 }
 
 impl super::LrConfig {
-    /// Whether the rate of a step depends on how many steps there are.
+    /// Whether the learning rate of a step depends on the number of steps.
     fn depends_on_steps(&self) -> bool {
         match self.schedule {
             ScheduleKind::Constant => false,
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(changes(&harmless), [""; 0]);
     }
 
-    /// Another number of ranks, of which each has its share of the same micro-batches, computes the same.
+    /// A different number of ranks computes the same if the micro-batches of all ranks are the same.
     #[test]
     fn ranks_count_by_the_micro_batches_of_all() {
         let config = |size: Option<usize>, set: &[&str]| {
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(changes(&two, &one), [""; 0]);
         let fewer = config(Some(2), &["batch.accum=1"]);
         assert_eq!(changes(&four, &fewer), ["ranks x batch.accum"]);
-        // A process alone adds gradients up in place, and a rank that reduces once a step its own first.
+        // A single process adds gradients up in place, while a rank that reduces once a step first adds up its own.
         let alone = config(None, &["batch.accum=4"]);
         assert_eq!(changes(&four, &alone), ["collectives.reduce"]);
         let once = |size, accum: &str| {
@@ -166,12 +166,12 @@ mod tests {
         let set = ["lr.peak=1", "memory.head_chunk=64", "batch.accum=2"];
         let named = ["batch.accum", "lr.peak", "memory.head_chunk"];
         assert_eq!(changes(&set), named);
-        // Tiles change the order of sums; with release, what is not finite is not known before the first update.
+        // Tiles change the order of sums. With release, non-finite values are not known before the first update.
         let set = ["memory.tile_tokens=64", "optim.release=backward"];
         let without_clipping = [&set[..], &["optim.clip_norm=inf"]].concat();
         let named = ["optim.clip_norm", "optim.release", "memory.tile_tokens"];
         assert_eq!(changes(&without_clipping), named);
-        // A number of steps matters where the rate falls towards the last one.
+        // The number of steps matters if the rate falls towards the last one.
         let wsd = ["train.steps=5000", "lr.schedule=wsd"];
         assert_eq!(changes(&wsd), ["train.steps", "lr.schedule"]);
     }

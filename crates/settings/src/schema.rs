@@ -1,4 +1,4 @@
-//! The configuration as data. The struct of each section is made of the rows of its keys.
+//! The configuration as data. The struct of each section is generated from the rows of its keys.
 
 use model::ModelConfig;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ use memory::Rank;
 pub struct Config {
     /// The shape of the model.
     pub model: ModelConfig,
-    /// What it is trained on.
+    /// The data that it is trained on.
     pub data: DataConfig,
     /// How a step's samples are divided.
     pub batch: BatchConfig,
@@ -29,13 +29,13 @@ pub struct Config {
     pub optim: OptimConfig,
     /// The learning rate.
     pub lr: LrConfig,
-    /// Which activations are computed again.
+    /// Which activations are recomputed.
     pub recompute: RecomputeConfig,
     /// The implementation of attention.
     pub attention: AttentionConfig,
-    /// What lives elsewhere than on the device.
+    /// What does not live on the device.
     pub offload: OffloadConfig,
-    /// What is measured on other data while training.
+    /// Evaluations during training.
     #[serde(default)]
     pub eval: EvalConfig,
     /// When the state of a run is saved.
@@ -45,34 +45,34 @@ pub struct Config {
     /// What is known about the machine.
     #[serde(default)]
     pub hardware: HardwareConfig,
-    /// How ranks that train together do so.
+    /// How ranks train together.
     pub collectives: CollectivesConfig,
     /// What is shown and recorded.
     pub log: LogConfig,
-    /// Which rank this is the configuration of; `None`: there is one process alone. No file says it: a launcher does, or
-    /// whoever plans for one.
+    /// This process's rank; `None` for a process without ranks. It is not in files, but comes from a launcher, or from
+    /// whoever plans for a rank.
     #[serde(skip)]
     pub rank: Option<Rank>,
-    /// What the engine between ranks holds of each GPU's memory, once it was measured.
+    /// GPU memory that the engine between ranks holds, once it was measured.
     #[serde(skip)]
     pub engine_bytes: Option<u64>,
 }
 
-/// What [`HardwareConfig::algorithms`] says for the library's first choice.
+/// The value of [`HardwareConfig::algorithms`] for the library's first choice.
 pub const HEURISTIC: &str = "heuristic";
 
 impl Config {
-    /// Whether what to recompute is still to be chosen.
+    /// Whether recompute is still to be chosen.
     pub fn chooses(&self) -> bool {
         self.recompute.spec.trim() == AUTO
     }
 
-    /// Whether such a choice may offload activations.
+    /// Whether that choice may offload activations.
     pub fn chooses_offload(&self) -> bool {
         self.offload.activations.trim() == AUTO
     }
 
-    /// Leaves out what a run does between its steps, and a length in epochs: the caller says how many steps there are.
+    /// Removes the work between steps, and a length in epochs: the caller decides the number of steps.
     pub fn without_between_steps(&mut self) {
         let none = Config::default();
         self.eval = none.eval;
@@ -85,12 +85,12 @@ impl Config {
         self.log.tensorboard = false;
     }
 
-    /// Where to compute; the processor where that is open.
+    /// The device; the CPU if none is set.
     pub fn device(&self) -> Device {
         self.train.device.unwrap_or(Device::Cpu)
     }
 
-    /// The type of weights and activations; where that is open, the device's.
+    /// The type of weights and activations; the device's default if none is set.
     pub fn dtype(&self) -> FloatType {
         let default = match self.device() {
             Device::Cpu => FloatType::F32,
@@ -99,10 +99,10 @@ impl Config {
         self.train.dtype.unwrap_or(default)
     }
 
-    /// The configuration as TOML, every key that has a value; loading it gives an equal one.
+    /// The configuration as TOML, with every key that has a value. Loading it gives an equal one.
     ///
     /// # Errors
-    /// A value that TOML cannot express, such as a path that is not Unicode.
+    /// If a value cannot be written in TOML, such as a path that is not Unicode.
     pub fn to_toml(&self) -> Result<String, ConfigError> {
         Ok(toml::to_string(self)?)
     }

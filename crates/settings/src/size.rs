@@ -1,4 +1,4 @@
-//! Sizes of memory as people write them: `24GiB`, `80GB`, `1500000`, `95%`.
+//! Sizes of memory as people write them, such as `24GiB`, `80GB`, `1500000`, `95%`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "String")]
 pub enum Size {
-    /// That many bytes, at least 1.
+    /// This many bytes, at least 1.
     Bytes(u64),
-    /// That share of the device's memory, above 0 and at most 100.
+    /// This share of the device's memory in percent, above 0 and at most 100.
     Percent(f64),
 }
 
-/// A text that is no size.
+/// A text that is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// The number or its unit is unknown.
@@ -32,7 +32,7 @@ pub enum SizeError {
     TooLarge(String),
 }
 
-/// Units and their bytes; the first that divides a size without remainder displays it.
+/// Units and their bytes. A size is shown in the first one that divides it without remainder.
 const UNITS: [(&str, u64); 8] = [
     ("TiB", 1 << 40),
     ("GiB", 1 << 30),
@@ -159,7 +159,7 @@ mod tests {
             ("512MiB", Size::Bytes(512 << 20)),
             ("95%", Size::Percent(95.0)),
             ("12.5%", Size::Percent(12.5)),
-            // Beyond the whole numbers of an f64: counted exactly.
+            // An f64 does not have this integer, so it must be counted exactly.
             ("9007199254740993", Size::Bytes(9_007_199_254_740_993)),
         ];
         for (text, size) in cases {

@@ -1,8 +1,8 @@
-//! The nearest known name of a misspelt one.
+//! Finds the known name that is nearest to a misspelt one.
 
-/// The key that a misspelt one stands for. Of `flags`, each is a name and the key that it sets. In this order: the key of the
-/// flag that has this name (`optim.lr`: `--lr`); a key whose last part is that of `word`, whatever its section; the key that
-/// takes the fewest edits to reach. None where all are far.
+/// The key that a misspelt one stands for. `flags` are names and the keys that they set. The candidates in order: the
+/// key of the flag with this name (`optim.lr`: `--lr`); a key with the same last part as `word` in any section; the key
+/// that takes the fewest edits. None if all are too different.
 pub fn nearest_key<'a>(
     word: &str,
     keys: impl Iterator<Item = &'a str> + Clone,
@@ -20,8 +20,8 @@ pub fn nearest_key<'a>(
         .or_else(|| fewest_edits(word, keys).filter(|key| edits(word, key) <= most_edits(word)))
 }
 
-/// The candidate that looks most alike, a common beginning counting most: an abbreviated name finds its whole. None
-/// where all look different.
+/// The most similar candidate. A common beginning counts most, so that an abbreviation finds the whole name. None if
+/// all are too different.
 pub fn nearest_name<'a>(
     word: &str,
     candidates: impl IntoIterator<Item = &'a str>,
@@ -33,7 +33,7 @@ pub fn nearest_name<'a>(
     alike.filter(|candidate| likeness(candidate) >= LEAST_LIKENESS)
 }
 
-/// The candidate of which some part takes the fewest edits to become what a pattern spells out.
+/// The candidate with the part that takes the fewest edits to become the pattern without its wildcards.
 pub(crate) fn nearest_containing<'a>(
     pattern: &str,
     candidates: impl IntoIterator<Item = &'a str>,
@@ -52,10 +52,10 @@ pub(crate) fn nearest_containing<'a>(
         .min_by_key(|candidate| fewest(candidate).unwrap_or(usize::MAX))
 }
 
-/// Names of which less is alike are not meant for one another.
+/// Names that are less similar than this are not suggested.
 const LEAST_LIKENESS: f64 = 0.7;
 
-/// Edits beyond which a name is another one: the rule of `model::Label`'s hints.
+/// The most edits between a word and a suggestion: the rule of `model::Label`'s hints.
 fn most_edits(word: &str) -> usize {
     1 + word.len() / 3
 }
@@ -68,7 +68,7 @@ fn edits(word: &str, key: &str) -> usize {
     strsim::damerau_levenshtein(word, key)
 }
 
-/// Whether a key's last part is a flag's name: `micro_batch` is `--micro-batch`.
+/// Whether a key's last part is a flag's name, as `micro_batch` is that of `--micro-batch`.
 fn is_flag(flag: &str, name: &str) -> bool {
     flag.trim_start_matches('-').replace('-', "_") == name
 }

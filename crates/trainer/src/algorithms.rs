@@ -1,4 +1,4 @@
-//! The file of algorithms that `trainer tune` keeps for a GPU: where it is, and what a run takes of it.
+//! Finds, reads and writes the file of algorithms that `trainer tune` keeps for a GPU, and applies it to a run.
 
 use crate::failure::Failure;
 use kernels::cuda::{Algorithms, CudaDevice, Gemm, TunedProduct};
@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Where the algorithms of a GPU and its library are kept, for all runs of a user; none where there is no place for caches.
+/// The file of algorithms for a GPU and its library, for all of a user's runs; none without a folder for caches.
 pub(crate) fn kept_at(device: &CudaDevice) -> Option<PathBuf> {
     let folder = |name| {
         let value = std::env::var_os(name).filter(|value: &OsString| !value.is_empty());
@@ -24,12 +24,12 @@ pub(crate) fn kept_at(device: &CudaDevice) -> Option<PathBuf> {
     Some(caches.join("trainer").join("algorithms").join(name))
 }
 
-/// Has the products of a device take what is kept for it, and tells the run's choice for its records: `heuristic`, or the
-/// file's name and a checksum of what `products`, those of its steps, take of it. Once a device: later settings change nothing.
+/// Sets the algorithms of a device's products, once a device, and returns the run's choice for its records:
+/// `heuristic`, or the file's name and a checksum of the algorithms that `products`, those of the run's steps, use.
 ///
 /// # Errors
-/// [`Failure::Algorithms`] for a file that the settings name and that is none for this device; one that is merely kept for it
-/// is passed over with a warning.
+/// [`Failure::Algorithms`] if the settings name a file that is not one for this device. If the file is only the one
+/// kept for the device, it is ignored with a warning.
 pub(crate) fn use_algorithms(
     device: &CudaDevice,
     settings: &Settings,
@@ -67,7 +67,7 @@ pub(crate) fn use_algorithms(
     })
 }
 
-/// Tells choices of algorithms apart by what products take; none where they take nothing.
+/// A checksum of the algorithms that `products` use; none if they use none of the file.
 fn checksum(
     device: &CudaDevice,
     products: &[Gemm],
@@ -91,10 +91,10 @@ fn checksum(
     Ok((known > 0).then(|| hash.finalize()))
 }
 
-/// The algorithms in a file; none where there is no such file.
+/// The algorithms in a file; none if the file does not exist.
 ///
 /// # Errors
-/// [`Failure::Algorithms`] for a file that cannot be read, is none, or is for another GPU or library.
+/// [`Failure::Algorithms`] if the file cannot be read, has no algorithms, or is for another GPU or library.
 pub(crate) fn read(path: &Path, device: &CudaDevice) -> Result<Option<Algorithms>, Failure> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
@@ -106,7 +106,7 @@ pub(crate) fn read(path: &Path, device: &CudaDevice) -> Result<Option<Algorithms
     Ok(Some(algorithms))
 }
 
-/// Writes algorithms into a file, whole or not at all.
+/// Writes algorithms into a file. The file is never left half written.
 ///
 /// # Errors
 /// [`Failure::File`].

@@ -78,11 +78,11 @@ pub struct RankArgs {
     pub rank: Option<u64>,
 }
 
-/// More ranks than any machine has; layouts are padded to them.
+/// More ranks than any machine has. The limit exists because layouts are padded for ranks.
 const MOST_RANKS: u64 = 1 << 16;
 
 impl RankArgs {
-    /// The rank that is asked for.
+    /// The rank that the flags name.
     pub fn rank(self) -> Option<Rank> {
         Some(Rank {
             of: self.ranks? as usize,
@@ -91,13 +91,13 @@ impl RankArgs {
     }
 }
 
-/// What `--optimizer` takes: the names of optimizers, and AdamW's with 8-bit states.
+/// The values of `--optimizer`: the names of optimizers, and AdamW with 8-bit states.
 fn optimizers() -> PossibleValuesParser {
     let names = OptimizerKind::NAMES.iter().copied();
     PossibleValuesParser::new(names.chain(["adamw8bit"]))
 }
 
-/// Ends the name of an optimizer whose states have 8 bits.
+/// The end of the name of an optimizer with 8-bit states.
 const QUANTISED: &str = "8bit";
 
 /// What memory is spent on, in other words than those of keys.
@@ -156,7 +156,7 @@ pub struct ResumeArgs {
 }
 
 impl RunArgs {
-    /// What the flags say of the configuration.
+    /// The configuration that the flags give.
     pub fn given(&self) -> Given {
         let memory = &self.memory;
         let mut flags = self.keys.overrides.clone();
@@ -187,7 +187,7 @@ impl RunArgs {
         }
     }
 
-    /// What the flags say is read and written.
+    /// The files that the flags name, and other options beside the configuration.
     pub fn options(&self, json: bool) -> RunOptions {
         RunOptions {
             out: self.output.out.clone(),
@@ -202,7 +202,7 @@ impl RunArgs {
         }
     }
 
-    /// The configuration of the run that goes on, for settings that the command line leaves open.
+    /// The configuration file of the run that is resumed, for settings that the command line leaves open.
     fn resumed_configuration(&self) -> Option<String> {
         let resume = Resume::from(self.resume.resume.clone()?);
         let file = configuration_to_resume(&resume, self.output.out.as_deref())?;
@@ -210,7 +210,7 @@ impl RunArgs {
     }
 }
 
-/// Flags with the keys that they set, where they are given.
+/// The keys that flags set, for the flags that are given.
 pub(crate) fn overrides(flags: &[(&str, &str, &Option<String>)]) -> Vec<Override> {
     let flags = flags.iter();
     flags

@@ -1,4 +1,4 @@
-//! What `--attention auto` stands for where the device is known, and whether cuDNN can be had where it is asked for.
+//! Chooses the attention for `--attention auto` once the device is known, and checks cuDNN if it is asked for.
 
 use crate::device::OpenDevice;
 use crate::failure::Failure;
@@ -6,15 +6,15 @@ use kernels::{Fault, KernelError};
 use model::Attention;
 use settings::{AttentionBackend, Config, Device, Task, auto_attention, cudnn_fits, cudnn_misfit};
 
-/// Writes down the kind of attention that `auto` stands for, and returns it with the reason in words: planned or trained again
-/// from what is written, the run is the same. cuDNN's, asked for outright, has to work.
+/// Replaces `auto` in the configuration by the attention that is used, so that the written configuration gives the same
+/// run, and returns it with the reason in words. If cuDNN's attention is asked for, it must work.
 ///
 /// # Errors
-/// [`Failure::NoCudnn`] where cuDNN's attention is asked for and cannot be had, [`Failure::CudnnUntried`] where a full device does
-/// not tell, [`Failure::NoDevice`] where there is none.
+/// [`Failure::NoCudnn`] if cuDNN's attention is asked for but does not work, [`Failure::CudnnUntried`] if a full device
+/// leaves that open, [`Failure::NoDevice`] if there is no device.
 pub(crate) fn choose_attention(task: Task, config: &mut Config) -> Result<Option<String>, Failure> {
-    // Plans are the same on every machine and ask no device; with another length of sequences, which they try, `auto` may stand
-    // for another kind.
+    // Plans use no device, so that they are the same on every machine. They also try other sequence lengths, for which
+    // `auto` may choose another attention.
     if matches!(task, Task::Plan | Task::Init | Task::Doctor) {
         return Ok(None);
     }
@@ -30,7 +30,7 @@ pub(crate) fn choose_attention(task: Task, config: &mut Config) -> Result<Option
     }
 }
 
-/// What `auto` stands for, and why: cuDNN's attention where it fits and works on this device.
+/// The attention for `auto`, and why: cuDNN's if it fits the settings and works on this device.
 fn chosen(config: &Config) -> (Attention, String) {
     match config.device() {
         Device::Cuda { index } if cudnn_fits(config) && is_hopper(index) => {
@@ -60,7 +60,7 @@ fn chosen(config: &Config) -> (Attention, String) {
 fn refuse_without_cudnn(config: &Config) -> Result<(), Failure> {
     match (config.device(), cudnn_misfit(config)) {
         (Device::Cuda { index }, None) => {
-            // A device that is not there is another failure.
+            // If there is no device, that is reported instead.
             drop(OpenDevice::open(config.device())?);
             found(index, config)
                 .map(drop)
@@ -69,12 +69,12 @@ fn refuse_without_cudnn(config: &Config) -> Result<(), Failure> {
                     _ => Failure::NoCudnn(error.message),
                 })
         }
-        // What does not fit is refused with the settings.
+        // Settings that do not fit are refused with the configuration.
         _ => Ok(()),
     }
 }
 
-/// What to know of a plan whose run may take another attention than was planned.
+/// A note for a plan whose run may use another attention than was planned.
 pub(crate) fn note(config: &Config) -> Option<String> {
     cudnn_fits(config).then(|| {
         "attention auto is planned as our own; on a Hopper GPU a run takes cuDNN's where that is installed, whose backward pass needs \
@@ -83,7 +83,7 @@ pub(crate) fn note(config: &Config) -> Option<String> {
     })
 }
 
-/// Whether a GPU is of the kind for which cuDNN is worth its while. One that cannot be asked is left to those who open it.
+/// Whether cuDNN is worthwhile on a GPU. If the GPU does not answer, opening it reports the error.
 #[cfg(feature = "cuda")]
 fn is_hopper(index: usize) -> bool {
     kernels::cuda::capability(index).is_ok_and(|capability| capability == (9, 0))
@@ -94,13 +94,13 @@ fn is_hopper(_index: usize) -> bool {
     false
 }
 
-/// cuDNN's version, once it was tried on a GPU; or why it is not taken.
+/// The version of a cuDNN whose attention works on this GPU, or why it does not.
 #[cfg(feature = "cuda")]
 fn found(index: usize, config: &Config) -> Result<String, KernelError> {
     use std::collections::HashMap;
     use std::sync::Mutex;
 
-    // A matrix of strategies asks about the same few shapes over and over.
+    // Cached, because a matrix of strategies asks for the same few shapes many times.
     type Verdicts = HashMap<(usize, kernels::AttentionShape), Result<String, KernelError>>;
     static VERDICTS: Mutex<Option<Verdicts>> = Mutex::new(None);
     let shape = settings::cudnn_shape(config);
@@ -113,7 +113,7 @@ fn found(index: usize, config: &Config) -> Result<String, KernelError> {
     let device = kernels::cuda::CudaDevice::open(index);
     let checked = device.and_then(|device| device.check_cudnn(shape));
     let verdict = checked.map(|version| version.to_string());
-    // A device that is full now may have room the next time.
+    // Not cached if the device is full, because it may have room later.
     if !matches!(&verdict, Err(error) if error.fault == Fault::DeviceFull) {
         verdicts.insert(key, verdict.clone());
     }
@@ -126,7 +126,7 @@ fn found(_index: usize, _config: &Config) -> Result<String, KernelError> {
     Err(KernelError::device("cudnn", reason))
 }
 
-/// The version of the cuDNN that computes attention, where it does.
+/// The version of cuDNN, if it computes the attention.
 pub(crate) fn cudnn_version(attention: Attention) -> Option<String> {
     #[cfg(feature = "cuda")]
     if attention == Attention::Cudnn {

@@ -1,4 +1,4 @@
-//! The first steps of training, and of the commands that plan, with their configuration.
+//! What training and the commands that plan do first with their configuration.
 
 use crate::checkpoints::configuration_to_resume;
 use crate::failure::Failure;
@@ -8,13 +8,13 @@ use crate::threads::start_threads;
 use settings::load::{Source, load};
 use settings::{AutoOr, Resolved, Resume, Task};
 
-/// Starts the threads, warns of settings without effect, and takes what a folder says of the model or of the run that goes on.
+/// Starts the threads, warns of settings without effect, and adopts a folder's model or a resumed run's settings.
 pub(crate) fn begin(resolved: &mut Resolved) -> Result<(), Failure> {
     start_threads(resolved.config.train.threads)?;
     for (key, needs) in resolved.config.unused() {
         tracing::warn!("{key} has no effect on the run: it is for {needs}");
     }
-    // How many steps some epochs are is known once the data is open.
+    // Epochs become a number of steps only when the data is open.
     if resolved.config.train.epochs.is_none() {
         warn_of_warmup(&resolved.config);
     }
@@ -25,8 +25,8 @@ pub(crate) fn begin(resolved: &mut Resolved) -> Result<(), Failure> {
     }
 }
 
-/// Commands about a resumed run use the chunk of the output head that the run keeps, if the configuration leaves it open:
-/// else they would be about another run. Training looks for itself, with all ranks and checksums
+/// Makes commands about a resumed run use the run's chunk of the output head, if the configuration leaves it open.
+/// Otherwise they would describe another run. Training itself takes the chunk with all ranks and checksums
 /// (`train/resuming.rs`).
 fn keep_head_chunk(resolved: &mut Resolved) -> Result<(), Failure> {
     let (options, chunk) = (&resolved.options, &mut resolved.config.memory.head_chunk);

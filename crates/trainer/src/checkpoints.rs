@@ -1,4 +1,4 @@
-//! Finds the checkpoint that a command is about.
+//! Finds the checkpoint that a command works on.
 
 use crate::failure::Failure;
 use checkpoint::{Checkpoint, Found, find_any_together, find_together, glance};
@@ -11,12 +11,12 @@ pub(crate) fn newest_checkpoint(folder: &Path) -> Result<Checkpoint, Failure> {
     newest_together(folder, &Alone)
 }
 
-/// The same, agreed by all ranks of a group; the first one warns.
+/// The same, agreed on by all ranks of a group. The first rank warns of broken checkpoints.
 pub(crate) fn newest_together(folder: &Path, group: &dyn Group) -> Result<Checkpoint, Failure> {
     Ok(tell_passed_over(find_together(folder, group)?, group))
 }
 
-/// The newest whole checkpoint of a run, if it has any, for all ranks of a group.
+/// The newest whole checkpoint of a run, agreed on by all ranks of a group; none if it has none.
 pub(crate) fn newest_if_any(run: &Path, group: &dyn Group) -> Result<Option<Checkpoint>, Failure> {
     let found = find_any_together(run, group)?;
     Ok(found.map(|found| tell_passed_over(found, group)))
@@ -35,7 +35,7 @@ fn tell_passed_over(found: Found, group: &dyn Group) -> Checkpoint {
     checkpoint
 }
 
-/// The folder of that checkpoint, or the folder itself if it is a model's.
+/// The folder of the newest checkpoint, or the folder itself if it has a model.
 pub(crate) fn model_folder(folder: &Path) -> Result<PathBuf, Failure> {
     let has = |name| folder.join(name).exists();
     match has("config.json") && !has("manifest.json") {
@@ -44,8 +44,8 @@ pub(crate) fn model_folder(folder: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// The configuration of the checkpoint to resume, for settings that the command line leaves open. For a run, that of its
-/// newest checkpoint.
+/// The configuration file of the checkpoint to resume, for settings that the command line leaves open. Of a run, its
+/// newest checkpoint's.
 pub(crate) fn configuration_to_resume(resume: &Resume, out: Option<&Path>) -> Option<PathBuf> {
     let folder = match resume {
         Resume::Folder(folder) => folder,

@@ -1,6 +1,6 @@
-//! Chooses what a configuration leaves open, in one order: the data's length of sequences; attention, while no
-//! device is open, since trying cuDNN opens it; micro-batches of evaluations; the chunk of the output head; and at last what is
-//! recomputed, which is chosen for all of these.
+//! Chooses what a configuration leaves open, in a fixed order: the data's sequence length; attention, while no device
+//! is open, because trying cuDNN opens it; the micro-batches of evaluations; the chunk of the output head; and last
+//! recompute, which depends on all of these.
 
 use crate::attention::choose_attention;
 use crate::device::OpenDevice;
@@ -14,20 +14,20 @@ use report::Busy;
 use settings::{AutoOr, Config, Device, Resolved, Size, Task};
 use std::sync::Arc;
 
-/// What the measured memory of an engine is rounded up to.
+/// The measured memory of an engine is rounded up to a multiple of this.
 const ENGINE_ROUNDING: u64 = 64 << 20;
 
-/// The configuration of a run without open questions, and its device: opened for a rank, where there is a group.
+/// The run's configuration with everything decided, and its device, opened for a rank if there is a group.
 ///
 /// # Errors
-/// [`Failure`]: the data or the device cannot be opened, or a choice has no answer.
+/// [`Failure`]: the data or the device cannot be opened, or nothing can be chosen.
 pub(crate) fn on_device(
     resolved: &Resolved,
     group: Option<Arc<dyn Group>>,
 ) -> Result<(Config, OpenDevice), Failure> {
     let mut before = without_device(resolved)?;
     let engine = group.as_deref().and_then(|group| group.on_device());
-    // Rounded, so that choices are the same from run to run.
+    // Rounded, so that choices do not differ between runs.
     let engine = engine.map(|engine| engine.device_bytes().next_multiple_of(ENGINE_ROUNDING));
     before.0.engine_bytes = engine;
     let device = OpenDevice::in_group(resolved.device(), group)?;
@@ -35,7 +35,7 @@ pub(crate) fn on_device(
     Ok((config, device))
 }
 
-/// The same for a device of so many bytes, which need not be there; none: of any size.
+/// The same for a device of `device_bytes`, which need not exist. `None`: of any size.
 ///
 /// # Errors
 /// As [`on_device`].
@@ -44,17 +44,17 @@ pub(crate) fn on_paper(resolved: &Resolved, device_bytes: Option<u64>) -> Result
     for_holder(resolved, before, Holder::Paper(device_bytes))
 }
 
-/// What is known of the memory that has to hold a run.
+/// The memory that has to hold a run.
 #[derive(Clone, Copy)]
 enum Holder<'a> {
     /// The run's own device.
     Device(&'a OpenDevice),
-    /// A device of so many bytes, which is not there; none: of any size.
+    /// A device of this many bytes, which need not exist; none: of any size.
     Paper(Option<u64>),
 }
 
 impl Holder<'_> {
-    /// Tells a choice. A plan says itself what it is for, and so does every run of several that are planned side by side.
+    /// Reports a choice. Plans report it themselves, and so does each of several runs that are planned side by side.
     fn tell(self, choice: &str) {
         match self {
             Holder::Device(_) => tracing::info!("{choice}"),
@@ -63,7 +63,7 @@ impl Holder<'_> {
     }
 }
 
-/// What needs no open device, and which attention was chosen, in words, if one was.
+/// The decisions that need no open device, and the chosen attention in words, if one was chosen.
 fn without_device(resolved: &Resolved) -> Result<(Config, Option<String>), Failure> {
     let options = data_options(resolved);
     let seq = match options.seq {
@@ -76,7 +76,7 @@ fn without_device(resolved: &Resolved) -> Result<(Config, Option<String>), Failu
     Ok((config, attention))
 }
 
-/// The chunk of the output head, and what is recomputed, as numbers and a policy.
+/// Decides the chunk of the output head, and the recompute policy.
 fn for_holder(
     resolved: &Resolved,
     (mut config, attention): (Config, Option<String>),
@@ -86,17 +86,17 @@ fn for_holder(
         holder.tell(&attention);
     }
     let target = resolved.device().target();
-    // Of several ranks, which may share a terminal, the first one tells.
+    // With several ranks, which may share a terminal, only the first one reports.
     let quiet = resolved.options.quiet || config.rank.is_some_and(|rank| rank.number > 0);
     let budget = match config.chooses() {
         true => Some(budget(resolved, holder)?),
         false => None,
     };
     if config.memory.head_chunk == AutoOr::Auto {
-        // Not `memory.limit`, which acts at leases alone: a run has the same plan with it and without.
+        // `memory.limit` does not count: it only refuses leases, so that a run has the same plan with and without it.
         let device_bytes = match (target, holder) {
             (Target::Cpu, _) => None,
-            // All of it, whoever else has some of it now: the choice is the same from run to run.
+            // All of its memory, even if others use some now, so that the choice does not differ between runs.
             (Target::Cuda, Holder::Device(device)) => Some(device.total_bytes()?),
             (Target::Cuda, Holder::Paper(bytes)) => bytes,
         };
@@ -119,7 +119,7 @@ fn for_holder(
     Ok(choice.applied_to(&config))
 }
 
-/// What the peak may be: the budget and the limit, the smaller where both are given.
+/// The most that the peak may be: the budget or the limit, whichever is smaller.
 fn budget(resolved: &Resolved, holder: Holder) -> Result<u64, Failure> {
     let memory = &resolved.config.memory;
     let sizes = [memory.budget, memory.limit].into_iter().flatten();
@@ -148,7 +148,7 @@ fn bytes_of(size: Size, resolved: &Resolved, holder: Holder) -> Result<u64, Fail
     Ok(size.bytes_of(total))
 }
 
-/// Tells on a terminal that a plan is being made, and of how many steps on shapes, until it is dropped.
+/// Shows on a terminal that a plan is being made, with the number of steps on shapes so far, until it is dropped.
 pub(crate) fn planning(quiet: bool) -> Busy {
     let steps = || {
         format!(

@@ -1,4 +1,4 @@
-//! The device of a run: opened once, before anything is written.
+//! The device of a run, which is opened once, before anything is written.
 
 use crate::failure::Failure;
 use collectives::{Alone, Group};
@@ -21,7 +21,7 @@ use {
     std::rc::Rc,
 };
 
-/// A device that is there.
+/// An open device.
 pub(crate) enum OpenDevice {
     /// The processor.
     Cpu(Ranks),
@@ -30,13 +30,13 @@ pub(crate) enum OpenDevice {
     Cuda(Rc<CudaDevice>, Ranks),
 }
 
-/// What moves bytes to other ranks and back; none: this process is alone.
+/// The engine that moves bytes between ranks; none for a process without ranks.
 type Ranks = Option<Arc<dyn Group>>;
 
-/// A step for a device: its settings, and what it asks of the device's libraries, which is listed once.
+/// A step for a device: its settings, and its calls to the device's libraries, which are listed once.
 pub(crate) struct DeviceStep {
     pub(crate) settings: Settings,
-    /// Which algorithms its products take, as records have it; none on the processor.
+    /// The algorithms of its products, as in records; none on the CPU.
     pub(crate) algorithms: Option<String>,
     #[cfg(feature = "cuda")]
     calls: LibraryCalls,
@@ -46,7 +46,7 @@ impl OpenDevice {
     /// Opens a device.
     ///
     /// # Errors
-    /// [`Failure::NoDevice`] if it is not there or cannot be used.
+    /// [`Failure::NoDevice`] if it does not exist or cannot be used.
     pub(crate) fn open(device: Device) -> Result<OpenDevice, Failure> {
         OpenDevice::in_group(device, None)
     }
@@ -77,7 +77,7 @@ impl OpenDevice {
         }
     }
 
-    /// The same device, for a rank of a group.
+    /// The same device for a rank of a group.
     pub(crate) fn joining(self, ranks: Ranks) -> OpenDevice {
         match self {
             OpenDevice::Cpu(_) => OpenDevice::Cpu(ranks),
@@ -86,7 +86,7 @@ impl OpenDevice {
         }
     }
 
-    /// Whose leases and scratch sizes apply.
+    /// The target whose leases and scratch sizes apply.
     pub(crate) fn target(&self) -> Target {
         match self {
             OpenDevice::Cpu(_) => Target::Cpu,
@@ -104,11 +104,12 @@ impl OpenDevice {
         }
     }
 
-    /// A step with these settings: on a GPU it is listed what it asks of libraries, and settled which algorithms its products
-    /// take.
+    /// A step with these settings. On a GPU, its calls to libraries are listed, and the algorithms of its products are
+    /// decided.
     ///
     /// # Errors
-    /// [`Failure::Algorithms`] for a file that is named and cannot be used; settings that make no session.
+    /// [`Failure::Algorithms`] if a file that the settings name cannot be used, and if no session can be made from the
+    /// settings.
     pub(crate) fn step(&self, settings: Settings) -> Result<DeviceStep, Failure> {
         match self {
             OpenDevice::Cpu(_) => {
@@ -129,8 +130,8 @@ impl OpenDevice {
         }
     }
 
-    /// Its operations, for a step. A GPU rehearses it first: what kernels and libraries take is taken before anything else is
-    /// leased.
+    /// The device's operations for a step. A GPU rehearses the step first, so that kernels and libraries take their
+    /// memory before anything else is leased.
     ///
     /// # Errors
     /// [`Failure::OutOfMemory`] if memory is short, [`Failure::Device`] if the device or its libraries fail.
@@ -149,7 +150,7 @@ impl OpenDevice {
         }
     }
 
-    /// As [`OpenDevice::kernels`], with every operation timed, and laid out on a timeline if there is one.
+    /// As [`OpenDevice::kernels`], with every operation timed, and recorded on a timeline if one is given.
     ///
     /// # Errors
     /// As [`OpenDevice::kernels`].
@@ -174,7 +175,7 @@ impl OpenDevice {
         }
     }
 
-    /// The GPU; none for the processor.
+    /// The GPU; none on the CPU.
     #[cfg(all(feature = "cuda", feature = "candle"))]
     pub(crate) fn gpu(&self) -> Option<&Rc<CudaDevice>> {
         match self {
@@ -183,7 +184,7 @@ impl OpenDevice {
         }
     }
 
-    /// What NVIDIA calls it; none for the processor.
+    /// NVIDIA's name for the GPU; none on the CPU.
     fn gpu_name(&self) -> Option<&str> {
         match self {
             OpenDevice::Cpu(_) => None,
@@ -192,7 +193,7 @@ impl OpenDevice {
         }
     }
 
-    /// Memory of a GPU, whoever uses it; none for the processor.
+    /// The GPU's memory, including what others use; none on the CPU.
     fn gpu_bytes(&self) -> Result<Option<DeviceBytes>, Failure> {
         match self {
             OpenDevice::Cpu(_) => Ok(None),
@@ -201,10 +202,10 @@ impl OpenDevice {
         }
     }
 
-    /// What it has for a run, where that is less than the machine: a GPU's memory.
+    /// The first lease of a run that does not fit the GPU's memory; none if it fits, and on the CPU.
     ///
     /// # Errors
-    /// [`Failure::Device`] where the driver fails.
+    /// [`Failure::Device`] if the driver fails.
     pub(crate) fn first_refused(
         &self,
         settings: &Settings,
@@ -222,10 +223,10 @@ impl OpenDevice {
         )?)
     }
 
-    /// Its memory in all, for limits in percent.
+    /// All of its memory, for limits in percent.
     ///
     /// # Errors
-    /// [`Failure::Usage`] where the system does not tell, [`Failure::Device`] where the driver fails.
+    /// [`Failure::Usage`] if the system does not report it, [`Failure::Device`] if the driver fails.
     pub(crate) fn total_bytes(&self) -> Result<u64, Failure> {
         match self.gpu_bytes()? {
             None => memory_size::host_bytes().ok_or_else(|| {
@@ -238,7 +239,7 @@ impl OpenDevice {
         }
     }
 
-    /// Host memory that is used outside the ledger, at most.
+    /// The most host memory that is used outside the ledger.
     pub(crate) fn untracked_host_bytes_max(&self) -> u64 {
         match self {
             OpenDevice::Cpu(_) => kernels::cpu::untracked_bytes_max(rayon::current_num_threads()),
@@ -247,13 +248,13 @@ impl OpenDevice {
         }
     }
 
-    /// Most that its matrix units do, in units of 10^12 operations a second, where that is known.
+    /// Peak rate of its matrix units, in units of 10^12 operations a second; none if it is not known.
     pub(crate) fn peak_tflops(&self, dtype: &str) -> Option<f64> {
         let name = self.gpu_name().filter(|_| dtype == "bf16");
         name.and_then(bf16_tflops)
     }
 
-    /// Shows phases and layers to profilers.
+    /// Shows profilers the phases and layers.
     pub(crate) fn show_ranges(&self) {
         match self {
             OpenDevice::Cpu(_) => {
@@ -264,10 +265,10 @@ impl OpenDevice {
         }
     }
 
-    /// Says beforehand if a run is larger than what the device has left, once kernels and libraries have what they take.
+    /// Warns if a run needs more memory than the device has left once kernels and libraries have taken theirs.
     ///
     /// # Errors
-    /// [`Failure::Device`] where the driver fails.
+    /// [`Failure::Device`] if the driver fails.
     pub(crate) fn warn_if_full(&self, reserved_bytes: u64) -> Result<(), Failure> {
         let bytes = self.gpu_bytes()?;
         if let Some(warning) = bytes.and_then(|bytes| too_full(reserved_bytes, bytes)) {
@@ -277,11 +278,11 @@ impl OpenDevice {
     }
 }
 
-/// The device of a rank: where the first GPU would be taken, that of its number among the ranks of its machine.
+/// The device of a rank: in place of the first GPU, the one with the rank's number on its machine.
 pub(crate) fn device_of_rank(device: Device, local_rank: usize) -> Device {
     match device {
         Device::Cuda { index: 0 } => Device::Cuda {
-            // A launcher may show a process its own GPU alone.
+            // A launcher may show each process only its own GPU.
             index: local_rank % gpus().max(1),
         },
         named => named,
@@ -298,7 +299,7 @@ fn gpus() -> usize {
     0
 }
 
-/// Settings with ranks and no group are those of a group of one.
+/// The group of the settings: if they have ranks but there is no group, a group of one.
 fn with_ranks(ranks: &Ranks, settings: &Settings) -> Ranks {
     let alone = || {
         settings
@@ -339,7 +340,7 @@ pub(crate) fn bf16_tflops(name: &str) -> Option<f64> {
     }
 }
 
-/// What to say where the settings are right and slow on a GPU.
+/// A warning about settings that are valid but slow on a GPU.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU is slow"))]
 fn slow(settings: &Settings) -> Option<&'static str> {
     let widths = (settings.dtype, settings.states.gradients);
@@ -349,8 +350,8 @@ fn slow(settings: &Settings) -> Option<&'static str> {
     )
 }
 
-/// The calls of a step that updates all matrices, where each rank updates some of them as a whole: what all ranks call their
-/// choice of algorithms by. None where every rank makes the same products.
+/// The library calls of a step that updates all matrices, if each rank updates only some of them whole. All ranks name
+/// their choice of algorithms by these calls. None if every rank makes the same products.
 #[cfg(feature = "cuda")]
 fn all_products(step: &Settings) -> Result<Option<LibraryCalls>, Failure> {
     let Some(ranks) = &step.ranks else {
@@ -369,7 +370,7 @@ fn all_products(step: &Settings) -> Result<Option<LibraryCalls>, Failure> {
     })?))
 }
 
-/// A step that has been listed. How often that happens is logged: once for a step.
+/// A step whose library calls have been listed. Each listing is logged, to show that it happens once per step.
 #[cfg(feature = "cuda")]
 pub(crate) fn listed(device: &CudaDevice, settings: Settings) -> Result<DeviceStep, Failure> {
     let calls = library_calls(&settings)?;
@@ -414,7 +415,7 @@ pub(crate) fn rehearsed(
     Ok(cuda)
 }
 
-/// Logs how products are computed, where that is not as they would be alone.
+/// Logs products that are not computed in the usual way.
 #[cfg(feature = "cuda")]
 fn tell_of_products(rehearsal: &Rehearsal) {
     let Rehearsal {
@@ -440,13 +441,13 @@ fn tell_of_products(rehearsal: &Rehearsal) {
     }
 }
 
-/// A failure of a rehearsal; a full device as what it is, an out-of-memory error.
+/// A rehearsal's failure. If the device is full, it becomes an out-of-memory error.
 #[cfg(feature = "cuda")]
 pub(crate) fn explained(error: KernelError, device: &CudaDevice, memory: &Memory) -> Failure {
     let (Fault::DeviceFull, Ok(bytes)) = (error.fault, device.memory_bytes()) else {
         return error.into();
     };
-    // What the driver or cuBLASLt answered says nothing of memory.
+    // The message of the driver or cuBLASLt does not mention memory.
     tracing::debug!("{error}");
     let refused = Refused {
         device_bytes: Some(bytes),
@@ -456,8 +457,8 @@ pub(crate) fn explained(error: KernelError, device: &CudaDevice, memory: &Memory
     memory.shortage(name, to_come(bytes), refused).into()
 }
 
-/// What kernels and libraries may still load, at the most: of what plans count with, what is not taken. Where other
-/// processes hold memory too nobody knows what is whose, and all of it may be to come.
+/// The most that kernels and libraries may still load: what plans assume, less what is already taken. If other
+/// processes hold memory too, it is not known how much is taken, so all of it may still come.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU loads"))]
 fn to_come(bytes: DeviceBytes) -> u64 {
     match bytes.is_shared() {
@@ -468,7 +469,7 @@ fn to_come(bytes: DeviceBytes) -> u64 {
     }
 }
 
-/// What to say where the memory that blocks can have is short.
+/// A warning if the memory that blocks can have is too small.
 fn too_full(reserved_bytes: u64, bytes: DeviceBytes) -> Option<String> {
     if reserved_bytes <= bytes.room() {
         return None;
@@ -504,7 +505,7 @@ mod tests {
         }
     }
 
-    /// To the byte, in the whole pages that blocks have.
+    /// Exact to the byte, in the whole pages that blocks have.
     #[test]
     fn a_full_card_is_announced() {
         let bytes = bytes(79 * GIB - 1, 32 * MIB);

@@ -1,4 +1,4 @@
-//! Ctrl-C and termination requests, and a signal that is none.
+//! Handles Ctrl-C and termination requests, and a signal for files that grow too large.
 
 use crate::failure::Failure;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
@@ -13,7 +13,7 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Starts to notice.
+    /// Installs the handlers.
     pub(crate) fn new() -> std::io::Result<Interrupt> {
         let signals = [SIGINT, SIGTERM].map(|signal| (signal, Arc::new(AtomicBool::new(false))));
         let arrived = Arc::new(AtomicBool::new(false));
@@ -25,13 +25,13 @@ impl Interrupt {
         Ok(Interrupt { signals, arrived })
     }
 
-    /// Says whether a signal came, from anywhere.
+    /// A function that reports whether a signal came. It may be called from anywhere.
     pub(crate) fn watch(&self) -> impl Fn() -> bool + 'static {
         let arrived = self.arrived.clone();
         move || arrived.load(Ordering::Relaxed)
     }
 
-    /// The signal that came, if one did.
+    /// The signal that came, if any.
     pub(crate) fn signal(&self) -> Option<i32> {
         self.signals
             .iter()
@@ -40,7 +40,7 @@ impl Interrupt {
     }
 }
 
-/// Makes a write beyond the limit on file sizes (`ulimit -f`) an error like any other: by default it ends the process.
+/// Makes a write beyond the limit on file sizes (`ulimit -f`) a usual error. By default the signal ends the process.
 pub(crate) fn outlive_file_size_limit() -> Result<(), Failure> {
     let noticed = flag::register(SIGXFSZ, Arc::default());
     noticed.map_err(|error| Failure::Device(error.to_string()))?;

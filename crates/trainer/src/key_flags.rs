@@ -1,4 +1,4 @@
-//! The flags that stand for keys of the configuration, made from the rows of the keys.
+//! The flags for keys of the configuration, generated from the rows of the keys.
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 use settings::keys::KEYS;
@@ -9,7 +9,7 @@ use settings::{Flag, FlagArgument, Key};
 /// Flags that stand for keys. Their values are read and checked as those of `--set` are.
 #[derive(Clone, Debug, Default)]
 pub struct KeyFlags {
-    /// What they set.
+    /// The values that the flags set.
     pub overrides: Vec<Override>,
 }
 

@@ -1,4 +1,4 @@
-//! The file that a failing rank leaves in the run directory, for the other ranks and for people.
+//! The file that a failing rank writes into the run directory, for other ranks and for users.
 
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 pub struct LastWords {
     /// The rank.
     pub rank: usize,
-    /// Why, in a sentence.
+    /// The reason, in a sentence.
     pub reason: String,
-    /// The exit code that goes with it.
+    /// The exit code of the failure.
     pub exit_code: u8,
-    /// Steps made.
+    /// Number of steps made.
     pub step: usize,
     /// Its host.
     pub hostname: String,
-    /// It failed only because other ranks were lost.
+    /// Whether it failed only because other ranks were lost.
     pub lost_others: bool,
 }
 
@@ -30,7 +30,7 @@ impl std::fmt::Display for LastWords {
     }
 }
 
-/// Forgets what ranks of an earlier attempt left.
+/// Removes the files of an earlier attempt's ranks.
 pub(crate) fn forget(directory: &Path) {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     for entry in entries {

@@ -1,5 +1,5 @@
-//! What earlier runs left in a folder that a run is to begin in. Nobody misses what a run wrote that made no step: it is
-//! removed, so that the same folder can be named again. Anything else in the folder is somebody's, and is not touched.
+//! Handles what earlier runs left in the folder for a new run. Files of a run that made no step are worthless, and are
+//! removed, so that the folder can be used again. Any other file may be the user's, and is not touched.
 
 use crate::failure::Failure;
 use settings::load::{Source, load};
@@ -7,7 +7,7 @@ use std::fs::{DirEntry, FileType};
 use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// Files that a run writes into its directory, beside those whose names are made of numbers.
+/// Files that a run writes into its directory, besides those with numbers in their names.
 const FILES: [&str; 6] = [
     SETTINGS,
     METRICS,
@@ -19,31 +19,31 @@ const FILES: [&str; 6] = [
 const SETTINGS: &str = "config.toml";
 const METRICS: &str = "metrics.jsonl";
 
-/// Files of a rank's own part.
+/// Files in a rank's own folder.
 const FILES_OF_A_RANK: [&str; 4] = [METRICS, "metrics.jsonl.tmp", "plan.json", "log.txt"];
 
-/// What `--trace` draws.
+/// The files that `--trace` writes.
 const PICTURES: [&str; 3] = ["snapshot.pickle", "trace.json", "timeline.svg"];
 
-/// Files that stay, and that a new run may find: a run's lock, and the mark of a model whose writing was cut short.
+/// Files that stay and that a new run may find: a run's lock, and the mark of a model that was not written completely.
 const MEANINGLESS: [&str; 2] = [".lock", ".unfinished"];
 
-/// What a run left that has ended, and whose folder another run can take.
+/// What an ended run left in a folder that another run can use.
 #[derive(Debug, Default)]
 pub(crate) struct Leftovers {
-    /// What it wrote.
+    /// The files and folders that it wrote.
     paths: Vec<PathBuf>,
-    /// Steps that it wrote down.
+    /// Number of steps in its metrics.
     steps: usize,
     is_done: bool,
 }
 
 impl Leftovers {
-    /// What is in a folder where a run may begin: nothing, or what a run left that made no step; or that made some and saved
-    /// none, if that run is to begin again.
+    /// What is in a folder where a run may begin. That is nothing, or what a run left that made no step. If
+    /// `begins_again`, it may also be a run that made steps but saved none.
     ///
     /// # Errors
-    /// [`Failure::Usage`] for a folder with anything else in it.
+    /// [`Failure::Usage`] if anything else is in the folder.
     pub(crate) fn of(folder: &Path, begins_again: bool) -> Result<Leftovers, Failure> {
         let looked = look(folder).map_err(|error| {
             Failure::Usage(format!(
@@ -68,7 +68,7 @@ impl Leftovers {
         }
     }
 
-    /// Removes them, and says so.
+    /// Removes them, and reports it.
     ///
     /// # Errors
     /// [`Failure::File`].
@@ -92,7 +92,7 @@ impl Leftovers {
     }
 }
 
-/// What a run left in a folder; none if something is there that no run wrote, or that is worth keeping.
+/// What a run left in a folder; none if something there was not written by a run, or is worth keeping.
 fn look(folder: &Path) -> io::Result<Option<Leftovers>> {
     let entries = match list(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(Leftovers::default())),
@@ -115,7 +115,7 @@ fn look(folder: &Path) -> io::Result<Option<Leftovers>> {
         }
         left.paths.push(path.clone());
     }
-    // Whatever a run writes, it has locked the folder before.
+    // A run locks the folder before it writes anything.
     let is_locked = entries.iter().any(|(name, ..)| name == ".lock");
     Ok((is_locked || left.paths.is_empty()).then_some(left))
 }
@@ -139,7 +139,7 @@ fn is_file_of_a_run(name: &str, path: &Path) -> bool {
         || is_numbered(name, "rank-", ".json")
 }
 
-/// Whether a folder is one that a run makes, with nothing else in it. One with a checkpoint is not: that is a run to go on with.
+/// Whether a folder is one that a run makes, with nothing else in it, and without a checkpoint to resume.
 fn is_folder_of_a_run(name: &str, path: &Path) -> io::Result<bool> {
     let allowed: fn(&str, FileType) -> bool = match name {
         "checkpoints" => |name, kind| {
@@ -172,7 +172,7 @@ fn is_part_of_a_rank(path: &Path) -> io::Result<bool> {
     })
 }
 
-/// The name that a file gets when it is written: until then it is `.NAME.PROCESS.tmp`.
+/// The final name of a file, which is called `.NAME.PROCESS.tmp` while it is being written.
 fn finished(name: &str) -> &str {
     let within = name
         .strip_prefix('.')
@@ -192,17 +192,17 @@ fn is_numbered(name: &str, before: &str, after: &str) -> bool {
     })
 }
 
-/// Whether a configuration is as a run writes it: one that somebody wrote or changed has other words in it.
+/// Whether a configuration is exactly as a run writes it. One that a user wrote or edited differs.
 fn is_as_written(path: &Path) -> bool {
     let again = |text: &str| {
         let source = Source::parse(String::new(), String::new(), text).ok()?;
         load(&source, &[], false).ok()?.config.to_toml().ok()
     };
-    // Its bytes may have been lost with the machine's power.
+    // A power failure may have left the file empty.
     std::fs::read_to_string(path).is_ok_and(|text| text.is_empty() || again(&text) == Some(text))
 }
 
-/// Steps of a run by its metrics, and whether it was done.
+/// Number of steps in a run's metrics, and whether the run was completed.
 fn recorded(metrics: &Path) -> io::Result<(usize, bool)> {
     let (mut steps, mut is_done) = (0, false);
     for line in BufReader::new(std::fs::File::open(metrics)?).split(b'\n') {
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// A folder that a run has locked, in which `make` makes `name`.
+    /// Looks at a folder that a run has locked and in which `make` has made `name`.
     fn looked(name: &str, make: fn(&Path) -> io::Result<()>) -> Option<Vec<PathBuf>> {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(".lock"), "").unwrap();
@@ -228,7 +228,7 @@ mod tests {
         look(folder.path()).unwrap().map(|left| left.paths)
     }
 
-    /// A name alone does not say that a run wrote it.
+    /// A name alone does not prove that a run wrote the file.
     #[test]
     fn what_has_a_name_of_a_run_but_another_kind_is_somebodys() {
         let file = |path: &Path| fs::write(path, "");

@@ -1,7 +1,7 @@
-//! The trainer: the command line, the training loop, run directories, and what a machine offers.
+//! The trainer: the command line, the training loop, run directories, and what a machine offers for training.
 //!
-//! A command line becomes [`settings::Resolved`], which [`carry_out`] does with [`planner`] and [`session`]. The binary is
-//! a thin shell around it. `Trainer` (feature `candle`, on by default) is for code of one's own, which trains on tensors of candle.
+//! A command line becomes [`settings::Resolved`], which [`carry_out`] executes with [`planner`] and [`session`]. The
+//! binary is a thin wrapper. `Trainer` (feature `candle`, on by default) is for programs with candle's tensors.
 
 #[cfg(feature = "cuda")]
 mod algorithms;
@@ -49,7 +49,7 @@ use collectives::Launch;
 use memory::Rank;
 use std::path::Path;
 
-/// Carries a command line out.
+/// Executes a command line.
 ///
 /// # Errors
 /// [`Ended`], with its failure.
@@ -63,9 +63,9 @@ pub fn carry_out(cli: &Cli) -> Result<(), Ended> {
     }
 }
 
-/// Trains, as what the launcher says that this process is.
+/// Trains, as the rank that the launcher says, if any.
 fn train(cli: &Cli) -> Result<(), Ended> {
-    // One alone needs no library, and is no group unless it asks for one.
+    // A single process needs no library, and forms a group only if the configuration asks for one.
     let launch = launch()?.filter(|launch| launch.size > 1);
     let rank = launch.as_ref().map(|launch| Rank {
         number: launch.rank,

@@ -1,4 +1,4 @@
-//! The trainer as a library: for those who train from a loop of their own, on tensors of candle.
+//! The trainer as a library, for programs that have their own training loop, on candle's tensors.
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -45,28 +45,28 @@ use {kernels::cuda::CudaDevice, std::rc::Rc};
 
 /// A model with its optimizer, trained a step at a time.
 ///
-/// All that it holds lives in memory of its own, planned to the byte. Tensors that it gives are therefore copies, on
-/// candle's CPU device unless [`Trainer::give_on`] says otherwise; changing one changes nothing of the trainer. Tensors that it takes
-/// may be on any device of candle's.
+/// All that it holds is in its own memory, planned to the byte. So tensors that it returns are copies, on candle's CPU
+/// device unless [`Trainer::give_on`] sets another; changing them does not change the trainer. Tensors passed to it may
+/// be on any of candle's devices.
 pub struct Trainer {
     session: Session,
-    /// Where tensors are given.
+    /// The device of returned tensors.
     given_on: Device,
     #[cfg(feature = "cuda")]
     gpu: Option<Rc<CudaDevice>>,
     config: Config,
     plan: Plan,
-    /// What the model came with.
+    /// The files that the model came with.
     origin: Origin,
     tokens: ModelTokens,
 }
 
 impl Trainer {
-    /// A freshly initialised model, by `train.seed`, on `train.device`, or without that on the best device that this binary can
-    /// use. Of `config` only what data is read, `train.steps` (but for the learning rate's schedule) and `log` mean nothing.
+    /// A model freshly initialised from `train.seed`, on `train.device`, or else on the best device that this binary
+    /// can use. Of `config`, `log`, the choice of data and `train.steps` (except for the learning rate) have no effect.
     ///
     /// # Errors
-    /// [`Failure`]: contradictory settings, a device that cannot be used, memory that is refused.
+    /// [`Failure`]: contradictory settings, a device that cannot be used, refused memory.
     pub fn new(config: Config) -> Result<Trainer, Failure> {
         let seed = config.train.seed;
         let vocab = config.model.vocab;
@@ -74,7 +74,7 @@ impl Trainer {
         Trainer::filled(config, made_here, |session| session.initialise(seed))
     }
 
-    /// A model from a folder in Hugging Face layout, under the defaults with settings over them, each as `--set` takes it.
+    /// A model from a folder in Hugging Face layout, with the default settings and `set`, each as `--set` takes it.
     ///
     /// ```no_run
     /// # use trainer::Trainer;
@@ -83,7 +83,7 @@ impl Trainer {
     /// ```
     ///
     /// # Errors
-    /// As [`Trainer::new`], and for a folder that holds no model that this trainer knows.
+    /// As [`Trainer::new`], and for a folder without a model that this trainer supports.
     pub fn from_pretrained(folder: impl AsRef<Path>, set: &[&str]) -> Result<Trainer, Failure> {
         let folder = folder.as_ref();
         let config = of_pretrained(folder, set)?;
@@ -100,7 +100,7 @@ impl Trainer {
         (origin, tokens): (Origin, ModelTokens),
         fill: impl FnOnce(&mut Session) -> Result<(), SessionError>,
     ) -> Result<Trainer, Failure> {
-        // A loop of one's own evaluates and saves as it likes: nothing is leased for a run's doing so.
+        // The caller's loop decides when to evaluate and save, so nothing is leased for that.
         config.without_between_steps();
         let mut resolved = resolved(config);
         let (config, device) = decisions::on_device(&resolved, None)?;
@@ -130,10 +130,10 @@ impl Trainer {
         })
     }
 
-    /// The data of `data.path`, as `trainer train` would read it: its [`Dataset::batches`] are steps of this configuration.
+    /// The data of `data.path`, as `trainer train` reads it. Its [`Dataset::batches`] are steps of this configuration.
     ///
     /// # Errors
-    /// [`Failure::Data`] for what is no data, and [`Failure::ForeignData`] for what has other tokens than the model came with.
+    /// [`Failure::Data`] if it is no data, and [`Failure::ForeignData`] if its tokens are not the model's.
     pub fn data(&self) -> Result<Dataset, Failure> {
         let resolved = resolved(self.config.clone());
         self.tokens.open_own(&data_options(&resolved), &resolved)
@@ -141,17 +141,19 @@ impl Trainer {
 
     /// One training step: forward and backward passes of every micro-batch, then the update.
     ///
-    /// `ids` and `targets` are whole numbers `[rows, seq]`. Each target is the token wanted after the id at its place, or -100,
-    /// which asks for none. `rows` are `batch.micro` for each micro-batch, of which there are `batch.accum` or fewer; `seq` is
-    /// `data.seq`. They may be on any device of candle's, and are copied to the host, which checks and counts them. With the feature
-    /// `candle-cuda` the step reads them where they are if they are contiguous tensors of I32 or U32 on the GPU that trains; others
-    /// it uploads, and those of micro-batches that are a CUDA graph. The loss is the mean over all targets of the step. Loss or gradients that are not finite skip the update
-    /// ([`StepOutcome::is_finite`]), where gradients are released that of the parts that have them.
+    /// `ids` and `targets` are integers `[rows, seq]`. Each target is the token that is wanted after the id at its
+    /// place, or -100 for none. `rows` is `batch.micro` times the number of micro-batches, at most `batch.accum`; `seq`
+    /// is `data.seq`. The tensors may be on any of candle's devices, and are copied to the host to be checked and
+    /// counted. With the feature `candle-cuda`, the step reads them in place if they are contiguous tensors of I32 or
+    /// U32 on the GPU that trains. Others are uploaded, and so are those of micro-batches that are a CUDA graph. The
+    /// loss is the mean over all targets of the step. If the loss or gradients are not finite, the update is skipped
+    /// ([`StepOutcome::is_finite`]); if gradients are released, only for the parts that have such gradients.
     ///
     /// # Errors
-    /// [`Failure::Usage`] for tensors of another shape or type and for tokens that the vocabulary does not have, by their place.
-    /// [`Failure::OutOfMemory`] and [`Failure::Device`] leave the weights as they were; where gradients are released
-    /// (`optim.release`), only if they come before the backward pass, and no step can be made after others.
+    /// [`Failure::Usage`] for tensors of another shape or type, and for tokens outside the vocabulary, with their
+    /// place. [`Failure::OutOfMemory`] and [`Failure::Device`] leave the weights unchanged. If gradients are released
+    /// (`optim.release`), this holds only for failures before the backward pass; after later ones no further step is
+    /// possible.
     pub fn step(&mut self, ids: &Tensor, targets: &Tensor) -> Result<StepOutcome, Failure> {
         let batch = tensors::step_batch(&self.config, ids, targets)?;
         self.enter()?;
@@ -165,7 +167,7 @@ impl Trainer {
         Ok(self.session.step(&batch)?)
     }
 
-    /// The mean loss over all targets, of `ids` and `targets` as [`Trainer::step`] takes them. Nothing is trained.
+    /// The mean loss over all targets of `ids` and `targets`, as for [`Trainer::step`], without training.
     ///
     /// # Errors
     /// As [`Trainer::step`].
@@ -176,10 +178,10 @@ impl Trainer {
         Ok(self.session.evaluate(micro_batches)?.loss())
     }
 
-    /// From now on gives tensors on a device of candle's: the CPU, or with the feature `candle-cuda` the GPU that trains, where the
-    /// device is best one of `Device::new_cuda_with_stream`. There parameters and gradients are copied within the GPU, in the
-    /// order of the device's stream; by way of the host go optimizer states, what lives on the host, and parameters that files have
-    /// transposed. Such copies are memory of candle's, which no plan counts.
+    /// From now on returns tensors on one of candle's devices: the CPU, or with the feature `candle-cuda` the GPU that
+    /// trains, preferably made by `Device::new_cuda_with_stream`. On the GPU, parameters and gradients are copied
+    /// within it, in the order of the device's stream. Optimizer states, what lives on the host, and parameters that
+    /// files have transposed go through the host. The copies are in candle's memory, which no plan counts.
     ///
     /// # Errors
     /// [`Failure::Usage`] for another device.
@@ -189,13 +191,13 @@ impl Trainer {
         Ok(())
     }
 
-    /// The names of all parameters, as Hugging Face's files have them.
+    /// The names of all parameters, as in Hugging Face's files.
     pub fn parameter_names(&self) -> impl Iterator<Item = &str> {
         let entries = self.session.model().layout().entries().iter();
         entries.map(|entry| entry.name.as_str())
     }
 
-    /// A copy of a parameter, as f32 in the shape that Hugging Face's files have it in.
+    /// A copy of a parameter, as f32 in its shape in Hugging Face's files.
     ///
     /// ```
     /// # use trainer::{Trainer, configuration};
@@ -206,7 +208,7 @@ impl Trainer {
     /// ```
     ///
     /// # Errors
-    /// [`Failure::Usage`] names the nearest parameter where none has this name.
+    /// [`Failure::Usage`] if no parameter has this name; it names one that exists.
     pub fn parameter(&self, name: &str) -> Result<Tensor, Failure> {
         let (index, parameter) = self.find(name)?;
         let session = &self.session;
@@ -214,8 +216,8 @@ impl Trainer {
         self.give(parameter, values, |out| session.copy_parameter(index, out))
     }
 
-    /// A copy of a parameter's gradient over the last step, before clipping, as f32 in the shape of the parameter. Before the
-    /// first step it means nothing.
+    /// A copy of a parameter's gradient of the last step, before clipping, as f32 in the parameter's shape. Before the
+    /// first step it is undefined.
     ///
     /// # Errors
     /// As [`Trainer::parameter`].
@@ -226,9 +228,9 @@ impl Trainer {
         self.give(parameter, values, |out| session.copy_gradient(index, out))
     }
 
-    /// Copies of what the optimizer keeps of a parameter, in the types in which it does: `first_moment` and `second_moment`, or
-    /// of 8-bit moments their flat `first_moment.codes` and `first_moment.absmax` (one for 256 values in a row, as they lie in
-    /// memory); `master` or `remainder` where bf16 weights have them.
+    /// Copies of the optimizer states of a parameter, in their own types: `first_moment` and `second_moment`, or for
+    /// 8-bit moments the flat `first_moment.codes` and `first_moment.absmax` (one for 256 consecutive values in
+    /// memory), and `master` or `remainder` if bf16 weights have them.
     ///
     /// # Errors
     /// As [`Trainer::parameter`].
@@ -244,11 +246,11 @@ impl Trainer {
         tensors.collect()
     }
 
-    /// Sets a parameter, and its master where it has one, to a copy of `values`, of any float type. What the optimizer keeps of
-    /// it stays.
+    /// Sets a parameter, and its master if it has one, to a copy of `values`, of any float type. Its other optimizer
+    /// states are not changed.
     ///
     /// # Errors
-    /// As [`Trainer::parameter`], and where `values` have another shape.
+    /// As [`Trainer::parameter`], and if `values` have another shape.
     pub fn set_parameter(&mut self, name: &str, values: &Tensor) -> Result<(), Failure> {
         let (index, parameter) = self.find(name)?;
         let values = tensors::values_of(values, parameter)?;
@@ -258,7 +260,7 @@ impl Trainer {
     }
 
     /// Writes the model to a folder in Hugging Face layout, which transformers and candle-transformers load, with the
-    /// tokenizer's files and settings that it came with.
+    /// tokenizer files and settings that it came with.
     ///
     /// # Errors
     /// [`Failure::File`] or [`Failure::Weights`].
@@ -267,12 +269,12 @@ impl Trainer {
         Ok(self.session.export(folder.as_ref(), &self.origin)?)
     }
 
-    /// What was planned for a step; measured, it is [`StepOutcome::memory`].
+    /// The plan of a step. [`StepOutcome::memory`] has what was measured.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// The configuration, with what it left open decided.
+    /// The configuration, with everything decided that it left open.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -297,8 +299,8 @@ impl Trainer {
         )))
     }
 
-    /// A tensor of f32 in the shape of files, on the device where tensors are given: `copy` fills memory of the GPU, and `values` are the
-    /// same on the host.
+    /// A tensor of f32 in the shape of files, on the device of returned tensors. `copy` fills memory of the GPU;
+    /// `values` are the same values on the host.
     #[cfg_attr(not(feature = "candle-cuda"), allow(unused_variables))]
     fn give(
         &self,
@@ -317,7 +319,7 @@ impl Trainer {
         tensors::moved(tensor, &self.given_on, parameter)
     }
 
-    /// Makes the GPU's context that of this thread, which candle leaves in that of the GPU that it used last.
+    /// Makes the GPU's context current in this thread, because candle leaves the context of the GPU that it used last.
     fn enter(&self) -> Result<(), Failure> {
         #[cfg(feature = "cuda")]
         if let Some(gpu) = &self.gpu {
@@ -343,7 +345,7 @@ impl Trainer {
 
 impl Drop for Trainer {
     fn drop(&mut self) {
-        // What is given back is given back in this context. A failure here is one of earlier work.
+        // Memory is released in this context. A failure here comes from earlier work.
         let _ = self.enter();
     }
 }

@@ -1,4 +1,4 @@
-//! What bounds the memory of a run, and what it takes of the host.
+//! The limits on a run's memory, and what the run needs of the host and of disks.
 
 use crate::device::OpenDevice;
 use crate::failure::Failure;
@@ -10,10 +10,10 @@ use scratch::ScratchFolder;
 use settings::{Config, Resolved, Size};
 use std::path::Path;
 
-/// Raises the limit on open files as far as this process may: a checkpoint of many ranks has a file of each, all of which are
-/// open while it is read. If it cannot be raised, the first file that cannot be opened says so.
+/// Raises the limit on open files as far as this process may. A checkpoint of many ranks has a file for each, and all
+/// of them are open while it is read. If raising fails, opening the files reports the error.
 pub(crate) fn allow_many_files() {
-    // SAFETY: all zeros are a valid `rlimit`, which outlives both calls.
+    // SAFETY: a `rlimit` of zeros is valid, and it outlives both calls.
     unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
         if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
@@ -32,7 +32,7 @@ pub(crate) fn limit(resolved: &Resolved, device: &OpenDevice) -> Result<Option<u
     })
 }
 
-/// The limit where it is known without a device: one in bytes.
+/// The limit, if it is known without a device because it is in bytes.
 pub(crate) fn limit_of_plan(resolved: &Resolved) -> Option<u64> {
     match resolved.config.memory.limit {
         Some(Size::Bytes(bytes)) => Some(bytes),
@@ -40,7 +40,7 @@ pub(crate) fn limit_of_plan(resolved: &Resolved) -> Option<u64> {
     }
 }
 
-/// Refuses a run that the host or a disk has no room for, unless it is forced.
+/// Refuses a run if the host or a disk has no room for it, unless it is forced.
 pub(crate) fn refuse_without_room(
     config: &Config,
     plan: &Plan,
@@ -53,18 +53,18 @@ pub(crate) fn refuse_without_room(
     HostRoom::ask().check(host_need(plan, target, limit))?;
     if let Home::Disk(folder) = config.homes()?.states {
         NoDiskRoom::check(&[states_on_disk(plan, &folder)], &SystemDisks)?;
-        // Taken and given back: a folder that cannot be used is told before anything is loaded or written.
+        // Opened and dropped, so that a folder that cannot be used is reported before anything is loaded or written.
         drop(ScratchFolder::open(folder)?);
     }
     Ok(())
 }
 
-/// Scratch files that a run keeps in a folder.
+/// The scratch files that a run keeps in a folder.
 pub(crate) fn states_on_disk(plan: &Plan, folder: &Path) -> DiskNeed {
     DiskNeed::new(Saved::OptimizerStates, plan.disk_bytes, folder)
 }
 
-/// Refuses to write a model, weights and the files beside them, that the disk has no room for, unless it is forced.
+/// Refuses to write a model with its files if the disk has no room, unless it is forced.
 pub(crate) fn refuse_model_without_room(
     out: &Path,
     weights: &dyn TensorSource,
@@ -80,13 +80,13 @@ pub(crate) fn refuse_model_without_room(
     }
 }
 
-/// Bytes of small files.
+/// Bytes of small files in memory.
 pub(crate) fn bytes_of(files: &[(String, Vec<u8>)]) -> u64 {
     files.iter().map(|(_, bytes)| bytes.len() as u64).sum()
 }
 
-/// Host memory that a run takes: with what passes between leases and files, and what the library of matrix products packs.
-/// Under a limit, leases beyond that are refused: they take none.
+/// Host memory that a run needs, including chunks between leases and files, and the packing buffers of the library of
+/// matrix products. Leases above a limit are refused, so they need no memory.
 fn host_need(plan: &Plan, target: Target, limit: Option<u64>) -> HostNeed {
     match target {
         Target::Cuda => HostNeed::Pinned(plan.host_pinned_bytes),
@@ -103,7 +103,7 @@ fn packing_bytes() -> u64 {
     kernels::cpu::untracked_bytes_max(rayon::current_num_threads())
 }
 
-/// Refuses to evaluate or generate with a model that the host has no room for, unless it is forced.
+/// Refuses to evaluate or generate if the host has no room for the model, unless it is forced.
 pub(crate) fn refuse_inference_without_room(
     config: &Config,
     plan: &InferencePlan,
@@ -127,7 +127,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A tensor of so many bytes, which nobody writes.
+    /// A huge tensor, which is never written.
     struct Huge([TensorSpec; 1]);
 
     impl TensorSource for Huge {
@@ -160,7 +160,7 @@ mod tests {
         assert!(refused.hints().iter().any(|hint| hint.contains("--force")));
     }
 
-    /// A GPU's run needs host memory for what is pinned, the processor's for everything that it may lease.
+    /// For a GPU, a run needs host memory for pinned leases; on the CPU, for all of its leases.
     #[test]
     fn what_a_run_needs_of_the_host() {
         let flags = "trainer plan --device cpu --offload-optimizer pinned";

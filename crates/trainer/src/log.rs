@@ -1,4 +1,4 @@
-//! What a process says of its work: to stderr, and as one of several ranks into a file of its own.
+//! Logs to stderr, and as one of several ranks also into the rank's own file.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write, stderr};
@@ -11,7 +11,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// The rank that this process is, and its file. None: it is alone, or nobody has begun.
+/// This rank and its file. Empty in a single process, and before the log is started.
 static RANK: OnceLock<RankLog> = OnceLock::new();
 
 /// The log of a rank.
@@ -20,20 +20,20 @@ struct RankLog {
     sink: Mutex<Sink>,
 }
 
-/// Where lines go.
+/// Where a rank's lines are written.
 enum Sink {
-    /// The run has no directory yet.
+    /// Lines that wait because the run has no directory yet.
     Waiting(Vec<u8>),
     File(File),
 }
 
-/// Begins to log: to stderr, and where a launcher started this process as one of several, for its file.
+/// Starts logging to stderr, and for one of several ranks also for its file.
 pub fn begin(rank: Option<usize>) {
     let colour = std::env::var_os("NO_COLOR").is_none() && stderr().is_terminal();
     let wanted = std::env::var("RUST_LOG").ok();
     let filter = wanted.and_then(|wanted| wanted.parse::<Targets>().ok());
     let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
-    // What every rank says alike is said once.
+    // What all ranks would report alike is reported once, by the first rank.
     let told = match rank {
         None | Some(0) => LevelFilter::TRACE,
         Some(_) => LevelFilter::WARN,
@@ -61,7 +61,7 @@ pub fn begin(rank: Option<usize>) {
         .init();
 }
 
-/// Writes what was and what will be said into a file too, where this is one of several ranks.
+/// Writes the lines so far and all later ones into a file too, if this is one of several ranks.
 ///
 /// # Errors
 /// Those of the file system.
@@ -78,8 +78,8 @@ pub(crate) fn keep_in(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Says why a command ended: into the rank's file, and to stderr unless another rank says the same. A line that nobody reads is
-/// lost: the exit code says it too.
+/// Reports why a command ended: into the rank's file, and to stderr unless another rank reports the same. Write errors
+/// are ignored, because the exit code reports the failure too.
 pub(crate) fn tell(lines: &str, others_do: bool) {
     if let Some(mut log) = RANK.get() {
         let _ = log.write_all(lines.as_bytes());
@@ -102,7 +102,7 @@ impl Write for &RankLog {
     }
 }
 
-/// Standard error, where lines of a rank but the first begin with its name.
+/// Standard error. Each line of a rank has the rank's name before it.
 struct Stderr;
 
 impl<'a> MakeWriter<'a> for Stderr {
@@ -114,7 +114,7 @@ impl<'a> MakeWriter<'a> for Stderr {
     }
 }
 
-/// Writes lines, each with the rank's name before it, in one piece: other ranks write to the same place.
+/// Writes lines, each with the rank's name before it, in one call, because other ranks write to the same place.
 struct Named(Option<usize>);
 
 impl Write for Named {

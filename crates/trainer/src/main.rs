@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use trainer::{cli::Cli, log};
 
 fn main() -> ExitCode {
-    // SAFETY: this comes first, and no thread has been started.
+    // SAFETY: this runs first, before any thread has been started.
     #[cfg(feature = "cuda")]
     unsafe {
         kernels::cuda::separate_connections()
     };
-    // A launcher whose word makes no sense is told of by the command that needs it.
+    // If the launcher's variables make no sense, the command that needs them reports it.
     let launch = Launch::from_environment().ok().flatten();
     log::begin(launch.map(|launch| launch.rank));
     match trainer::carry_out(&Cli::from_command_line()) {

@@ -1,4 +1,4 @@
-//! Which tokens a model knows, and whether data has them: the one place that says what a model may read.
+//! Which tokens a model knows, and whether data has them. Only this file decides what a model may read.
 
 use crate::failure::Failure;
 use crate::shell::quoted;
@@ -9,22 +9,22 @@ use settings::Resolved;
 use std::path::{Path, PathBuf};
 use tokenization::Tokenizer;
 
-/// A model of so many tokens has one for each byte.
+/// A model with this many tokens may have one for each byte.
 const BYTES: usize = 256;
 
 /// What the tokens of a model stand for.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ModelTokens {
-    /// Nothing yet: its weights are drawn at random.
+    /// Nothing yet: its weights are random.
     Untrained {
         /// Number of tokens.
         vocab: usize,
     },
-    /// Bytes, as the run that trained it wrote down.
+    /// Bytes, according to the run that trained it.
     Bytes,
-    /// What the `tokenizer.json` in this folder makes of text.
+    /// The output of the `tokenizer.json` in this folder.
     Tokenizer(PathBuf),
-    /// No file says: taken for bytes if there are 256 tokens.
+    /// No file says. With 256 tokens, they are taken for bytes.
     Unknown {
         /// Number of tokens.
         vocab: usize,
@@ -32,10 +32,10 @@ pub(crate) enum ModelTokens {
 }
 
 impl ModelTokens {
-    /// The tokenizer that makes these tokens of text; none if no file names it.
+    /// The tokenizer that makes these tokens from text; none if no file names it.
     ///
     /// # Errors
-    /// The tokenizer's files cannot be read.
+    /// If the tokenizer's files cannot be read.
     pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>, Failure> {
         Ok(match self {
             ModelTokens::Tokenizer(folder) => Some(Tokenizer::open(folder)?),
@@ -44,9 +44,9 @@ impl ModelTokens {
         })
     }
 
-    /// The tokens of the model in a folder, which may be a checkpoint's.
+    /// The tokens of the model in a folder, which may be a checkpoint.
     pub(crate) fn of_folder(folder: &Path, vocab: usize) -> ModelTokens {
-        // Files that are put into a checkpoint would make it another one; a run's folder may have them.
+        // Files may not be added to a checkpoint, because it would change. So the run's folder may have them.
         let parent = folder
             .parent()
             .filter(|parent| parent.ends_with("checkpoints"));
@@ -62,7 +62,7 @@ impl ModelTokens {
         }
     }
 
-    /// The tokens of the model that a run starts from: that of a folder, or an untrained one.
+    /// The tokens of the model that a run starts from: a folder's, or an untrained one's.
     pub(crate) fn of_run(resolved: &Resolved, from: Option<&Path>) -> ModelTokens {
         let vocab = resolved.config.model.vocab;
         match from {
@@ -71,7 +71,7 @@ impl ModelTokens {
         }
     }
 
-    /// The same once the model is trained on this data.
+    /// The tokens of the same model after it was trained on this data.
     pub(crate) fn after(self, dataset: &Dataset) -> ModelTokens {
         if matches!(self, ModelTokens::Bytes | ModelTokens::Tokenizer(_)) {
             return self;
@@ -95,10 +95,10 @@ impl ModelTokens {
         )
     }
 
-    /// Opens data. For a file that is neither text nor tokens the failure says how to make tokens for this model.
+    /// Opens data. If a file is neither text nor tokens, the failure says how to make tokens for this model.
     ///
     /// # Errors
-    /// Those of [`Dataset::open`].
+    /// As [`Dataset::open`].
     pub(crate) fn open(&self, options: &Options) -> Result<Dataset, Failure> {
         Dataset::open(options).map_err(|error| match &error {
             DataError::NotText { file, kind } if kind.can_be_prepared() => Failure::ForeignData {
@@ -116,8 +116,8 @@ impl ModelTokens {
     /// Opens data that this model may read.
     ///
     /// # Errors
-    /// As [`ModelTokens::open`], and [`Failure::ForeignData`] for tokens that mean something else to the model, unless
-    /// `data.any_tokenizer` lets them pass.
+    /// As [`ModelTokens::open`], and [`Failure::ForeignData`] if tokens mean something else to the model, unless
+    /// `data.any_tokenizer` allows them.
     pub(crate) fn open_own(
         &self,
         options: &Options,
@@ -219,7 +219,7 @@ impl ModelTokens {
         })
     }
 
-    /// The command that makes tokens for this model of inputs, in a folder beside `place`.
+    /// The command that makes tokens for this model from inputs, in a folder beside `place`.
     fn prepare_command(&self, inputs: &[String], place: &Path, validation: f64) -> String {
         let tokenizer = match self {
             ModelTokens::Tokenizer(folder) => folder.display().to_string(),
@@ -243,10 +243,10 @@ impl ModelTokens {
     }
 }
 
-/// How to go past the check: the end of a sentence.
+/// How to skip the check, as the end of a sentence.
 const PASS: &str = ", or take it as it is with --set data.any_tokenizer=true";
 
-/// Whether an input has each byte of a text as a token.
+/// Whether an input has one token for each byte of a text.
 pub(crate) fn is_of_bytes(tokens: &TokensOf) -> bool {
     match tokens {
         TokensOf::Bytes => true,
@@ -255,7 +255,7 @@ pub(crate) fn is_of_bytes(tokens: &TokensOf) -> bool {
     }
 }
 
-/// One line for people that says what a run reads, and that text is read as bytes.
+/// Says in a line what a run reads, and whether text is read as bytes.
 pub(crate) fn describe(dataset: &Dataset) -> String {
     let is_text = dataset
         .inputs()
@@ -285,7 +285,7 @@ fn are_alike(one: (Option<&Path>, &TokensOf), other: (Option<&Path>, &TokensOf))
     }
 }
 
-/// Whether prepared data has the tokens of the tokenizer in a folder: of the same file, or of one that says the same.
+/// Whether prepared data has the tokens of a folder's tokenizer: of the same file, or of one with equal contents.
 fn has_tokenizer_of(data: &Path, origin: &ListedOrigin, folder: &Path) -> bool {
     let file = folder.join("tokenizer.json");
     let own = std::fs::read(&file).unwrap_or_default();
@@ -294,7 +294,7 @@ fn has_tokenizer_of(data: &Path, origin: &ListedOrigin, folder: &Path) -> bool {
     }
     let says = |path: &Path| {
         let mut json = json(path);
-        // These two are settings of its last use, which `prepare` does not follow.
+        // These two are settings of the last use, which `prepare` ignores.
         for name in ["truncation", "padding"] {
             json.as_object_mut().map(|json| json.remove(name));
         }
@@ -304,7 +304,7 @@ fn has_tokenizer_of(data: &Path, origin: &ListedOrigin, folder: &Path) -> bool {
     !own.is_null() && own == other
 }
 
-/// A file that may be missing, or something else: then nothing is known from it.
+/// Reads JSON from a file. Null if the file is missing or has something else.
 pub(crate) fn json(path: &Path) -> Value {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()

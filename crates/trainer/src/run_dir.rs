@@ -14,17 +14,17 @@ use std::path::{Path, PathBuf};
 /// `--out`, or a new folder under `runs/`.
 pub(crate) struct RunDir {
     path: PathBuf,
-    /// What is this rank's alone, where there are ranks.
+    /// This rank's own folder, if there are ranks.
     own: Option<PathBuf>,
-    /// Keeps other runs out; the first rank has it.
+    /// Keeps other runs out. Only the first rank has it.
     _lock: Option<RunLock>,
 }
 
 impl RunDir {
-    /// The directory of a run that begins, or of one that goes on. The first rank makes it; the others are told which it is.
+    /// Opens the directory of a new or resumed run. The first rank makes it, and tells the others its path.
     ///
     /// # Errors
-    /// What any rank could not do.
+    /// The failure of any rank.
     pub(crate) fn open(
         job: &Job,
         resolved: &Resolved,
@@ -63,13 +63,13 @@ impl RunDir {
         Leftovers::of(&path, begins_again)?;
         make_folder(&path, "--out")?;
         let directory = RunDir::reopen(&path)?;
-        // Until it was locked, another run may have begun there.
+        // Another run may have started there before it was locked.
         Leftovers::of(&path, begins_again)?.remove(&path)?;
         directory.describe(resolved, plan)?;
         Ok(directory)
     }
 
-    /// The directory of a run that goes on.
+    /// The directory of a resumed run.
     fn reopen(run: &Path) -> Result<RunDir, Failure> {
         let lock = RunLock::take(run)?;
         forget(run);
@@ -91,19 +91,19 @@ impl RunDir {
         &self.path
     }
 
-    /// The part of the directory that is this rank's alone, where there are ranks.
+    /// This rank's own folder in the directory, if there are ranks.
     pub(crate) fn own(&self) -> Option<&Path> {
         self.own.as_deref()
     }
 
-    /// Where the gradients of a step go.
+    /// The file for the gradients of a step.
     pub(crate) fn gradients(&self, step: usize) -> Result<PathBuf, Failure> {
         let folder = self.path.join("gradients");
         std::fs::create_dir_all(&folder).map_err(Failure::file(&folder))?;
         Ok(folder.join(format!("step-{step}.safetensors")))
     }
 
-    /// Writes a record for people and programs; returns where.
+    /// Writes a record as JSON; returns its path.
     pub(crate) fn write_json(
         &self,
         name: &str,
@@ -119,11 +119,11 @@ fn as_json(record: &impl Serialize) -> Result<String, Failure> {
     Ok(json + "\n")
 }
 
-/// Writes a file into a folder; returns where.
+/// Writes a file into a folder; returns its path.
 fn write(folder: &Path, name: &str, text: &str) -> Result<PathBuf, Failure> {
     let path = folder.join(name);
-    // A file that is there is not torn by one for which there is no room.
-    // Ranks may write the same one at a time.
+    // Renamed at the end, so that an existing file stays intact if there is no space. The name has the process's
+    // number, because ranks may write the same file.
     let unfinished = folder.join(format!(".{name}.{}.tmp", std::process::id()));
     let written = std::fs::write(&unfinished, text);
     let written = written.and_then(|()| std::fs::rename(&unfinished, &path));
@@ -131,7 +131,7 @@ fn write(folder: &Path, name: &str, text: &str) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Refuses a run directory that the first rank made on another machine alone.
+/// Refuses a run directory that this rank cannot see, because the first rank made it on another machine.
 fn refuse_unseen(path: &Path) -> Result<(), Failure> {
     if path.join("config.toml").is_file() {
         return Ok(());
@@ -143,7 +143,7 @@ fn refuse_unseen(path: &Path) -> Result<(), Failure> {
     )))
 }
 
-/// Makes the part of a rank, with the plan that is its own, and begins its log there.
+/// Makes a rank's own folder, writes the rank's plan, and starts its log there.
 fn begin_own(own: &Path, plan: &Plan) -> Result<(), Failure> {
     std::fs::create_dir_all(own).map_err(Failure::file(own))?;
     write(own, "plan.json", &as_json(plan)?)?;
@@ -161,15 +161,15 @@ pub(crate) fn make_folder(folder: &Path, flag: &str) -> Result<(), Failure> {
     })
 }
 
-/// Files of a model in Hugging Face layout, whole or in shards.
+/// Files of a model in Hugging Face layout, in one file or in shards.
 const MODEL_FILES: [&str; 3] = [
     "config.json",
     "model.safetensors",
     "model.safetensors.index.json",
 ];
 
-/// A model that is there may be all that is left of a run of days. `companions` are files that would be written beside one. The
-/// files of a model whose writing was cut short do not count.
+/// Refuses a folder that has a model, because it may be all that is left of a long run. `companions` are files that
+/// would be written with a model. The files of a model that was not written completely do not count.
 pub(crate) fn refuse_model<'a>(
     folder: &Path,
     companions: impl Iterator<Item = &'a str>,
@@ -186,7 +186,7 @@ pub(crate) fn refuse_model<'a>(
     }
 }
 
-/// An existing folder with something in it is somebody's.
+/// Refuses a folder that is not empty, because its files may be the user's.
 pub(crate) fn refuse_non_empty(folder: &Path) -> Result<(), Failure> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -198,7 +198,7 @@ pub(crate) fn refuse_non_empty(folder: &Path) -> Result<(), Failure> {
             )));
         }
     };
-    // A run's lock, and a model whose writing was cut short, mean nothing.
+    // A run's lock, and the mark of a model that was not written completely, do not count.
     let left_behind = |name: std::ffi::OsString| name == ".lock" || name == ".unfinished";
     let mut entries = entries.filter(|entry| {
         let name = entry.as_ref().map(std::fs::DirEntry::file_name);
@@ -213,7 +213,7 @@ pub(crate) fn refuse_non_empty(folder: &Path) -> Result<(), Failure> {
     }
 }
 
-/// `runs/<name>-<time>`, numbered where two runs start in one second.
+/// `runs/<name>-<time>`, with a number if the folder exists.
 fn new_folder(name: &str) -> PathBuf {
     let time = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string();
     let plain = Path::new("runs").join(format!("{name}-{time}"));

@@ -1,4 +1,4 @@
-//! What a configuration says of the data.
+//! How a configuration describes the data.
 
 use crate::failure::Failure;
 use data::{Dataset, Format, Inputs, Options, Split};
@@ -6,7 +6,7 @@ use session::Evaluation;
 use settings::{Config, Resolved, TrainConfig, check};
 use std::path::Path;
 
-/// What to read, and how to cut it into steps.
+/// What to read, and how to divide it into steps.
 pub(crate) fn data_options(resolved: &Resolved) -> Options {
     let config = &resolved.config;
     let format = config.data.format;
@@ -18,14 +18,14 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
             .as_ref()
             .and_then(Inputs::only)
             .is_some_and(is_safetensors);
-    // A batch file says its own sequence length, unless the user insists.
+    // A batch file has its own sequence length, which is used unless the user sets one.
     let asks_the_file = from_file && !resolved.seq_is_explicit;
     Options {
         path: config.data.path.clone(),
         format,
         seq: (!asks_the_file).then_some(config.data.seq),
         micro_batch: config.batch.micro,
-        // A step of all ranks together; each reads its own part of it.
+        // A step of all ranks together, of which each reads its own part.
         accum: config.micro_batches(),
         shuffle: config.data.shuffle,
         seed: config.train.seed,
@@ -35,7 +35,7 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
     }
 }
 
-/// What `eval` reads: the validation part of `data.path`, in file order. Of several all is read, whatever their weights.
+/// What `eval` reads: the validation part of `data.path`, in file order. Weights of several paths do not count.
 pub(crate) fn evaluation_options(resolved: &Resolved) -> Options {
     let options = data_options(resolved);
     Options {
@@ -47,7 +47,7 @@ pub(crate) fn evaluation_options(resolved: &Resolved) -> Options {
     }
 }
 
-/// What evaluations while training read, likewise.
+/// What evaluations during training read, in the same way.
 pub(crate) fn held_out_options(resolved: &Resolved) -> Result<Options, Failure> {
     let config = &resolved.config;
     let prepared = config.data.path.clone().map(Inputs::unweighted);
@@ -68,7 +68,7 @@ pub(crate) fn held_out_options(resolved: &Resolved) -> Result<Options, Failure> 
     })
 }
 
-/// Refuses data without a single target.
+/// Refuses data without any target.
 pub(crate) fn refuse_nothing(evaluation: &Evaluation, dataset: &Dataset) -> Result<(), Failure> {
     match evaluation.targets {
         0 => Err(Failure::Usage(format!(
@@ -79,11 +79,11 @@ pub(crate) fn refuse_nothing(evaluation: &Evaluation, dataset: &Dataset) -> Resu
     }
 }
 
-/// Where the length of the run is given in epochs, sets `train.steps`: as many as read every sample that often. The last step is
-/// filled up from the next pass.
+/// Sets `train.steps` if the length of the run is given in epochs, so that every sample is read that often. The last
+/// step is filled up with samples of the next pass.
 ///
 /// # Errors
-/// Settings that ask for more steps than there are.
+/// If this would be too many steps.
 pub(crate) fn set_steps_from_epochs(
     resolved: &mut Resolved,
     data: &Dataset,
@@ -94,7 +94,7 @@ pub(crate) fn set_steps_from_epochs(
     };
     let (samples, in_a_step) = (data.samples(), config.batch.micro * config.micro_batches());
     let steps = epochs * samples as f64 / in_a_step as f64;
-    // A product such as 0.1 x 30 is a little more than 3.
+    // Rounding can make a product such as 0.1 x 30 a little larger than 3.
     let steps = (steps - steps * 1e-12).ceil().clamp(1.0, MOST_STEPS);
     config.train.steps = steps as usize;
     tracing::info!("--epochs {epochs}: {samples} samples in each, {steps} steps of {in_a_step}");
@@ -111,7 +111,7 @@ pub(crate) fn set_steps_from_epochs(
     Ok(())
 }
 
-/// Says that a run ends before its warmup does.
+/// Warns if a run ends before its warmup does.
 pub(crate) fn warn_of_warmup(config: &Config) {
     let (warmup, steps) = (config.lr.warmup_steps, config.train.steps);
     if warmup > steps {
@@ -121,11 +121,11 @@ pub(crate) fn warn_of_warmup(config: &Config) {
     }
 }
 
-/// More steps than any run makes; an `f64` holds the number exactly.
+/// More steps than any run makes. An `f64` holds the number exactly.
 const MOST_STEPS: f64 = 1e15;
 
-/// Makes micro-batches of evaluations no larger than their data: what is planned is what is computed. Data that cannot be
-/// opened is left to those who read it.
+/// Makes micro-batches of evaluations no larger than their data, so that the plan is for what is computed. If the data
+/// cannot be opened, the code that reads it reports the error.
 pub(crate) fn fit_evaluation(resolved: &Resolved, config: &mut Config) {
     if config.eval.every.is_none() {
         return;

@@ -1,11 +1,11 @@
-//! Standard output: the data of a command, in one piece.
+//! Standard output, which carries only the data of a command.
 
 use crate::failure::Failure;
 use serde::Serialize;
 use std::fmt::Display;
 use std::io::{ErrorKind, Write, stdout};
 
-/// Prints, and ends the command if that fails. A reader that left early (`| head`) has what it wanted.
+/// Prints; a failure ends the command. A reader that stopped early (`| head`) is not a failure.
 pub(crate) fn print(text: impl Display) -> Result<(), Failure> {
     let mut out = stdout().lock();
     match write!(out, "{text}").and_then(|()| out.flush()) {

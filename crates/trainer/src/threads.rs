@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 
-/// The threads that are asked for, at most one for each processor that this process may use: more would wait for each other.
+/// The number of threads asked for, but at most one for each usable processor: more would wait for each other.
 pub(crate) fn threads_of(asked: Option<usize>) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     match asked {
@@ -21,7 +21,7 @@ pub(crate) fn threads_of(asked: Option<usize>) -> usize {
     }
 }
 
-/// Makes the main thread a worker of the pool, so that operations start without a hand-over.
+/// Makes the main thread a worker of the pool, so that operations start without changing threads.
 pub(crate) fn start_threads(threads: Option<usize>) -> Result<(), Failure> {
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads_of(threads))

@@ -1,4 +1,4 @@
-//! `--trace`: what a step did to memory, and what its queues were busy with, for pictures.
+//! `--trace`: records what a step did to memory and what its queues worked on, for pictures.
 
 use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
@@ -10,10 +10,10 @@ use report::pictures::{RefusedLease, Trace};
 use settings::{Config, Resolved, Settings};
 use std::path::{Path, PathBuf};
 
-/// The folder for the pictures of a command without a run directory, where they are asked for.
+/// The folder for pictures of a command without a run directory; none if they are not asked for.
 ///
 /// # Errors
-/// [`Failure::Usage`]: they are, and no folder is named.
+/// [`Failure::Usage`] if pictures are asked for without a folder.
 pub(crate) fn trace_folder(resolved: &Resolved) -> Result<Option<&Path>, Failure> {
     match &resolved.options.trace {
         Some(Some(folder)) => Ok(Some(folder)),
@@ -25,10 +25,10 @@ pub(crate) fn trace_folder(resolved: &Resolved) -> Result<Option<&Path>, Failure
     }
 }
 
-/// Draws a step that was made on paper.
+/// Draws a step on paper.
 ///
 /// # Errors
-/// The folder cannot be written; settings that make no session.
+/// If the folder cannot be written, or no session can be made from the settings.
 pub(crate) fn draw_plan(
     folder: &Path,
     resolved: &Resolved,
@@ -37,7 +37,7 @@ pub(crate) fn draw_plan(
     let device = resolved.device();
     let (history, spans) = planner::trace(&Settings::new(config)?, device.target())?;
     let trace = Trace {
-        // Its bytes are those of a run; its times are not.
+        // The bytes are those of a run, but the times are not.
         device: format!("{device}, on paper (times are estimates)"),
         history,
         spans,
@@ -48,18 +48,18 @@ pub(crate) fn draw_plan(
     Ok(())
 }
 
-/// Records the last step of a session. Every operation is waited for and laid out as the queues would run it, so a traced run
-/// is slower, and its pictures have the device's own times.
+/// Records the last step of a session. Every operation is waited for, and placed on a timeline as the queues would run
+/// it. So a traced run is slower, but its pictures have the device's own times.
 pub(crate) struct Tracer {
     pub(crate) memory: Memory,
     timeline: Timeline,
-    /// What was timed, where a profile reads it.
+    /// The times of operations, for a profile.
     pub(crate) timings: Timings,
     recorded: Option<(History, Vec<Span>)>,
 }
 
 impl Tracer {
-    /// Records what happens to a memory, from before its first lease.
+    /// Records the history of a memory. Called before its first lease.
     pub(crate) fn new(memory: &Memory) -> Tracer {
         let timeline = timed::timeline();
         let clock = timeline.clone();
@@ -72,7 +72,7 @@ impl Tracer {
         }
     }
 
-    /// The device's operations, recorded.
+    /// The device's operations, with recording.
     ///
     /// # Errors
     /// As [`OpenDevice::kernels`].
@@ -84,13 +84,13 @@ impl Tracer {
         device.timed_kernels(step, &self.memory, &self.timings, Some(&self.timeline))
     }
 
-    /// What was recorded of earlier steps is forgotten.
+    /// Forgets what was recorded of earlier steps.
     pub(crate) fn begin_step(&self) {
         self.timings.take();
         self.timeline.keep_spans();
     }
 
-    /// Takes what was recorded, before leases that live across steps are given back.
+    /// Takes what was recorded. Called before leases that live across steps are released.
     pub(crate) fn stop(&mut self) {
         if self.recorded.is_none() {
             let history = self.memory.history().unwrap_or_default();
@@ -98,10 +98,10 @@ impl Tracer {
         }
     }
 
-    /// Draws it into a folder; returns that.
+    /// Writes the pictures into a folder; returns the folder.
     ///
     /// # Errors
-    /// The folder cannot be written.
+    /// If the folder cannot be written.
     pub(crate) fn write(
         &mut self,
         device: &str,

@@ -38,7 +38,7 @@ use std::rc::Rc;
 use std::time::Instant;
 use totals::{Asked, Totals};
 
-/// Trains a model, or goes on with it; as one of several ranks, if a launcher started this process so.
+/// Trains a model, or resumes training; as one of several ranks, if a launcher started this process as one.
 pub(crate) fn train(resolved: Resolved, launch: Option<&Launch>) -> Result<(), Ended> {
     // `collectives.engine = "alone"` overrides the launcher.
     let launch = launch.filter(|_| resolved.config.rank.is_some());
@@ -66,10 +66,10 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
     run.records.progress.finish();
     let ended = run.write_end_record(outcome.as_ref().err());
     run.draw(outcome.as_ref().err());
-    // Why the run failed says more than that its last line could not be written.
+    // The run's failure is more important than a failure to write the last line.
     if let Err(failure) = outcome {
         if job.ends_others(&failure) {
-            // The device waits for its queues when it is dropped, and these may wait for other ranks.
+            // Dropping the device waits for its queues, which may wait for other ranks.
             std::mem::forget(run);
         }
         return Err(failure);
@@ -98,25 +98,25 @@ struct Run {
     /// The first sample after the last step.
     position: Position,
     data_fingerprint: String,
-    /// Samples in a pass over the data.
+    /// Number of samples in a pass over the data.
     samples: usize,
-    /// It was said that the data is read once more.
+    /// Whether the user was told that the data is read again.
     is_told_of_pass: bool,
-    /// Each byte of a text is a token.
+    /// Whether each byte of a text is a token.
     reads_bytes: bool,
-    /// An evaluation after the last step was broken off, and is still due.
+    /// Whether the evaluation after the last step was interrupted, and is still to be made.
     is_pending: bool,
-    /// Steps that are not recorded yet.
+    /// Steps that were started and are not recorded yet.
     asked: VecDeque<Asked>,
-    /// Where pictures are wanted.
+    /// The tracer, if pictures are wanted.
     tracer: Option<Tracer>,
-    /// It was said that the driver makes no graphs.
+    /// Whether the user was told that the driver makes no graphs.
     is_told_of_graphs: bool,
     made: Totals,
 }
 
 impl Run {
-    /// Opens the run directory and everything that is written there; the rest of what was prepared is for its steps.
+    /// Opens the run directory and all files in it. Returns what the steps need of `prepared`.
     fn open(
         job: &Rc<Job>,
         mut prepared: Prepared,
@@ -171,7 +171,7 @@ impl Run {
         begun.map(|()| (run, step, dataset, resumed))
     }
 
-    /// Writes what precedes the first step.
+    /// Writes what comes before the first step.
     fn begin(&mut self, goes_on: bool) -> Result<(), Failure> {
         let is_worth_it = self.resolved.config.batch.accum >= GRAPHS_FROM_ACCUM;
         if let (Some(reason), "cuda", true) = (self.plan.graphs_off, self.plan.device, is_worth_it)
@@ -188,7 +188,7 @@ impl Run {
         }
     }
 
-    /// Goes on in the checkpoint's place. Until here a run that cannot is as it was.
+    /// Resumes in the checkpoint's run. Before this, nothing of that run has been changed.
     fn go_on(&mut self, resumed: &Resumed) -> Result<(), Failure> {
         if resumed.run().is_some() {
             self.records.cut(self.made.steps)?;
@@ -220,7 +220,7 @@ impl Run {
         let (folder, made) = (self.directory.path(), self.made.steps);
         let begun = begun.and_then(|()| self.records.begin_events(folder, made));
         self.job.agree(begun)?;
-        // Ranks end together, at the end of a step.
+        // Ranks stop together, at the end of a step.
         if !self.job.has_ranks() {
             session.stop_when(self.interrupt.watch());
         }
@@ -235,11 +235,11 @@ impl Run {
             && self.job.ends_others(failure)
         {
             self.job.leave_words(failure);
-            // Its queues may wait for what other ranks will never send, and dropping it would wait for them.
+            // Dropping it would wait for its queues, which may wait for other ranks forever.
             std::mem::forget(session);
             return made;
         }
-        // The last step may still be at work, whatever ended the run.
+        // The last step may still be running, whatever ended the run.
         let last = session.finish_step();
         let last = last.map_err(Failure::from);
         let recorded = last.and_then(|last| self.record(last));
@@ -248,11 +248,11 @@ impl Run {
             .as_ref()
             .is_err_and(|failure| self.job.all_know(failure))
         {
-            // All finish a save that is under way; why the run ends says more than how that went.
+            // All ranks finish a save under way. Its outcome is ignored, because the run's failure says more.
             let _ = self.finish_saves();
         }
         made?;
-        // A model that cannot be written costs no training: the checkpoint comes first.
+        // The checkpoint is finished first, so that no training is lost if the model cannot be written.
         let saved = self.finish_saves();
         let exported = self.export(&mut session);
         if let (Err(unsaved), Err(_), true) = (&saved, &exported, self.job.has_ranks()) {
@@ -266,8 +266,8 @@ impl Run {
         }
     }
 
-    /// Writes the model where `--save-final` wants it. If that fails, a process alone saves its state, unless it is saved;
-    /// several ranks end with the one that failed.
+    /// Writes the model to `--save-final`. If that fails, a single process saves its state, unless it is saved already.
+    /// Several ranks end with the failure.
     fn export(&mut self, session: &mut Session) -> Result<(), Failure> {
         let Some(folder) = &self.resolved.options.save_final else {
             return Ok(());
@@ -286,7 +286,7 @@ impl Run {
         exported
     }
 
-    /// Says once that micro-batches are not launched at once, where the plan has it.
+    /// Warns once if the plan has CUDA graphs but the driver makes none.
     fn warn_of_graphs(&mut self, session: &Session) {
         if self.is_told_of_graphs || !self.plan.graphs {
             return;
@@ -300,7 +300,7 @@ impl Run {
         }
     }
 
-    /// Asks for step after step; each is recorded when it is known to be done.
+    /// Starts step after step. Each is recorded once it is known to be done.
     fn make_steps(
         &mut self,
         session: &mut Session,
@@ -328,7 +328,7 @@ impl Run {
                 tracer.begin_step();
             }
             match session.start_step(&batch) {
-                // The signal that broke it off is seen at once, with the state after the step before.
+                // The signal that interrupted it is handled next, with the state of the step before.
                 Err(SessionError::Stopped) => continue,
                 started => started?,
             }
@@ -346,7 +346,7 @@ impl Run {
         Ok(())
     }
 
-    /// Says once that samples come again. `next` is the sample after those of the step.
+    /// Reports once that samples repeat. `next` is the sample after those of the step.
     fn tell_of_pass(&mut self, step: usize, next: Position) {
         let is_again = next.epoch > 1 || (next.epoch == 1 && next.index > 0);
         if is_again && !self.is_told_of_pass {
@@ -358,7 +358,7 @@ impl Run {
         }
     }
 
-    /// Saves what a signal interrupted, to this rank or another.
+    /// Saves after a signal, to this rank or another one.
     fn interrupted(
         &mut self,
         session: &mut Session,
@@ -380,7 +380,7 @@ impl Run {
         }
     }
 
-    /// A step without a target, which only all ranks together find. A process alone is told of it where it reads the step.
+    /// The failure for a step without targets, which only all ranks together detect; a single process does so earlier.
     fn without_targets(&self) -> Failure {
         let (config, Position { epoch, index }) = (&self.resolved.config, self.position);
         let last = index as usize + config.batch.micro * config.micro_batches() - 1;

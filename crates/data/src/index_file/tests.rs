@@ -1,4 +1,4 @@
-//! Indices are written and read back, and no bytes of one are believed that should not be.
+//! Indices are written and read back, and invalid bytes are refused.
 
 use super::*;
 use proptest::prelude::*;
@@ -83,7 +83,7 @@ proptest! {
         prop_assert!(ShardIndex::parse(&[&whole[..], &[0]].concat()).is_err());
     }
 
-    /// Counts and entries that lie, under a checksum that does not.
+    /// Random counts and entries, with a correct checksum.
     #[test]
     fn hostile_entries_are_refused_or_in_order(
         counts in prop::collection::vec(prop_oneof![0_u64..6, Just(1 << 20), Just(1 << 61), any::<u64>()], 6),

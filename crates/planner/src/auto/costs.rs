@@ -1,4 +1,4 @@
-//! Measured times of operations: what `trainer profile --json` printed.
+//! Reads measured times of operations, which `trainer profile --json` prints.
 
 use kernels::Target;
 use kernels::timeline::Measured;
@@ -18,11 +18,11 @@ pub struct CostsError {
     pub path: PathBuf,
     /// What is wrong with it.
     pub why: String,
-    /// What prints the times of this run.
+    /// The command that prints the times for this run.
     pub command: String,
 }
 
-/// The part of a profile that counts.
+/// The fields of a profile that are read.
 #[derive(Deserialize)]
 struct Profile {
     measured_for: Option<MeasuredFor>,
@@ -37,13 +37,13 @@ struct Operations {
     ms: f64,
 }
 
-/// What a profile was measured for: the settings that decide which operations there are, and of which sizes, by their keys.
+/// The settings that decide the operations of a step and their sizes, by their keys: those of the profiled run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MeasuredFor(BTreeMap<String, String>);
 
 impl MeasuredFor {
-    /// What a profile of these settings is measured for.
+    /// The keys and values of these settings.
     pub fn new(settings: &Settings, target: Target) -> MeasuredFor {
         let mut keys = model_keys(&settings.model);
         let others = [
@@ -57,7 +57,7 @@ impl MeasuredFor {
         MeasuredFor(keys)
     }
 
-    /// The first key, and how many others, in which this profile differs from a run, in words; none if no key does.
+    /// The first key that differs between this profile and a run, and how many more do, in words; none if none differs.
     fn differences(&self, run: &MeasuredFor) -> Option<String> {
         let keys: Vec<&String> = run.0.keys().chain(self.0.keys()).collect();
         let differs = |key: &&&String| self.0.get(**key) != run.0.get(**key);
@@ -77,7 +77,7 @@ impl MeasuredFor {
         ))
     }
 
-    /// A command that makes such a profile. It names a preset if one has the model, else every key of it.
+    /// The command that makes such a profile. It names a preset that has the model, or else sets all keys of the model.
     fn command(&self) -> String {
         let is_model = |key: &str| key.starts_with("model.");
         let of_preset = |name: &'static str| {
@@ -98,7 +98,7 @@ impl MeasuredFor {
         words.extend(known.as_ref().map(|(name, _)| format!("--config {name}")));
         for (key, value) in &self.0 {
             if !(is_model(key) && known.is_some()) {
-                // A shell has a meaning of its own for these.
+                // These characters have a meaning in a shell.
                 let is_plain = !value.contains(['"', '{', '[', ' ']);
                 let quote = if is_plain { "" } else { "'" };
                 words.push(format!("--set {quote}{key}={value}{quote}"));
@@ -108,7 +108,7 @@ impl MeasuredFor {
     }
 }
 
-/// The keys of `[model]` that have a value, as `--set` takes them.
+/// The keys of `[model]` that have a value, with the value as `--set` takes it.
 fn model_keys(model: &ModelConfig) -> BTreeMap<String, String> {
     let table = serde_json::to_value(model).unwrap_or_default();
     let fields = table.as_object().into_iter().flatten();
@@ -130,10 +130,10 @@ fn as_toml(value: &Value) -> String {
     }
 }
 
-/// Reads a profile of these settings; nothing where there is none.
+/// Reads a profile for these settings; no times without a file.
 ///
 /// # Errors
-/// The file cannot be read, is no profile, or was measured with another model or shape.
+/// If the file cannot be read, is no profile, or was measured with other settings.
 pub(crate) fn read(
     path: Option<&Path>,
     settings: &Settings,

@@ -1,4 +1,4 @@
-//! The choice for a model of four kinds of block under 14 labels.
+//! Tests of the choice for a model with four kinds of block and 14 labels.
 
 use super::tests::config;
 use super::*;
@@ -8,7 +8,7 @@ use synthetic::{LABELS, architecture};
 #[path = "../../../model/tests/common/synthetic.rs"]
 mod synthetic;
 
-/// Settings of such a model that keep everything.
+/// Settings of this model that keep everything.
 pub(super) fn settings(layers: usize, set: &[&str]) -> Settings {
     let layers_set = format!("model.layers={layers}");
     let model = [
@@ -29,13 +29,13 @@ fn chooser(settings: &Settings, offloads: bool, exhaustive: usize) -> Chooser {
     Chooser::of(settings.clone(), paper, offloads, exhaustive).unwrap()
 }
 
-/// Nanoseconds that this thread has computed for.
+/// Nanoseconds of processor time that this thread has used.
 fn computed_ns() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     text.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// Budgets over the whole range of a chooser.
+/// Budgets from the lowest peak to that of keeping everything.
 fn budgets(chooser: &Chooser, count: u64) -> impl Iterator<Item = u64> {
     let (least, most) = (
         chooser.smallest().unwrap().peak,
@@ -62,7 +62,7 @@ fn forty_eight_layers_of_four_kinds_take_less_than_five_seconds() {
     }
 }
 
-/// Kinds of up to eleven labels, against trying every set of them.
+/// Compares with a search of all sets, for kinds of up to eleven labels.
 #[test]
 fn what_is_not_tried_loses_less_than_one_percent() {
     for (offloads, set) in [
@@ -90,7 +90,7 @@ fn what_is_not_tried_loses_less_than_one_percent() {
     }
 }
 
-/// Dense blocks of which three come first, as DeepSeek's do, leave labels to the others.
+/// As in DeepSeek's models, three dense blocks come first. They do not have the labels of the later blocks.
 #[test]
 fn later_kinds_choose_by_their_own_labels() {
     let settings = settings(12, &[]);

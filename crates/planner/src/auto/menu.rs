@@ -1,4 +1,4 @@
-//! What may become of a layer's activations: the few ways, of all, that are worth a choice, for each kind of block.
+//! For each kind of block, the few ways to keep, recompute or offload activations that are worth choosing from.
 
 use crate::activations::{planned_activations, total_bytes};
 use crate::on_paper::{OnPaper, Paper};
@@ -8,44 +8,44 @@ use session::SessionError;
 use settings::Settings;
 use std::collections::BTreeMap;
 
-/// Most ways that a layer is given to choose from.
+/// The most ways that a kind of block offers to choose from.
 const ENTRIES_MAX: usize = 6;
 
-/// Labels up to which every set of them is tried: those of a dense block, without its input.
+/// Every set of labels is tried for kinds of at most this many: a dense block has so many besides its input.
 pub(super) const EXHAUSTIVE_MAX: usize = 7;
 
-/// The best sets whose neighbours are tried next, where there are too many to try all.
+/// If there are too many sets to try all, the neighbours of this many best ones are tried next.
 const BEAM: usize = 12;
 
-/// Layers that follow the first of each kind in the model in which ways are tried: one like all others, and the last,
-/// which has nothing to wait for.
+/// Ways are tried in a model that has this many layers after the first one of the last kind: a usual one, and the
+/// model's last layer, whose activations do not wait for another layer's backward pass.
 const LAYERS_AFTER: usize = 2;
 
-/// A way, with what it keeps on the device and what it costs, for one micro-batch of one layer.
+/// An action for every label of a layer, with the bytes that it keeps on the device and its cost, for one micro-batch.
 #[derive(Clone, Copy)]
 struct Way {
     actions: Actions,
     kept_bytes: u64,
     seconds: f64,
-    /// Seconds of the forward pass, and of the backward pass without replays: what copies hide behind.
+    /// Seconds of the forward pass, and of the backward pass without replays: copies can hide behind these.
     passes: [f64; 2],
 }
 
-/// What the layers of a model choose from.
+/// The ways that layers of a model choose from.
 pub(crate) struct Menu {
     /// The kind of each layer's block.
     kinds: Vec<usize>,
     labels: Labels,
-    /// The ways of each kind, the one that keeps most first: the Pareto set of bytes kept and time paid, thinned out to
+    /// The ways of each kind, the one that keeps most first: the Pareto set of bytes kept and time, thinned out to
     /// [`ENTRIES_MAX`].
     entries: Vec<Vec<Actions>>,
 }
 
 impl Menu {
-    /// Tries ways for every kind of block; of kinds of at most `exhaustive` labels, every way.
+    /// Tries ways for every kind of block: all of them for kinds of at most `exhaustive` labels.
     ///
     /// # Errors
-    /// None but a defect: shapes need no memory.
+    /// Only on a defect: shapes need no memory.
     pub(crate) fn new(
         settings: &Settings,
         paper: &Paper,
@@ -79,7 +79,7 @@ impl Menu {
         self.entries.iter().map(Vec::len).max().unwrap_or(0)
     }
 
-    /// The policy in which each layer takes one of its ways, by number; the last where there are fewer.
+    /// The policy in which each layer takes the way with a given number, or its last if it has fewer.
     pub(crate) fn policy(&self, entry: impl Fn(usize) -> usize) -> Policy {
         let mut policy = Policy::keep_all_of(self.labels, self.kinds.len());
         for layer in 0..self.kinds.len() {
@@ -91,7 +91,7 @@ impl Menu {
     }
 }
 
-/// Ways tried in a small model, those of every kind at once.
+/// Ways that are tried in a small model, one of every kind at once.
 struct Trials {
     small: Settings,
     kinds: Vec<usize>,
@@ -115,7 +115,7 @@ impl Trials {
         }
     }
 
-    /// Tries what each kind wants to have tried next; false if that is nothing.
+    /// Makes a step for each set that a kind wants to try; false if there is none.
     fn another_round(&mut self, paper: &Paper) -> Result<bool, SessionError> {
         let wanted: Vec<Vec<u64>> = self.of_kinds.iter().map(Kind::wanted).collect();
         let most = wanted.iter().map(Vec::len).max().unwrap_or(0);
@@ -138,18 +138,18 @@ impl Trials {
     }
 }
 
-/// What is known of a kind of block. Sets of labels have a bit for each of `labels`.
+/// The ways of one kind of block that were tried. A set of labels has a bit for each of `labels`.
 struct Kind {
-    /// The first layer of this kind.
+    /// The first layer of the kind.
     layer: usize,
-    /// Labels up to which every set of them is tried.
+    /// Every set of labels is tried up to this many labels.
     exhaustive: usize,
     all_labels: Labels,
     /// Bytes of a layer's activations, by label.
     sizes: Vec<(Label, u64)>,
-    /// What may be recomputed.
+    /// The labels that may be recomputed.
     labels: Vec<Label>,
-    /// What recomputing a set of labels comes to.
+    /// The way that recomputes each set of labels.
     tried: BTreeMap<u64, Way>,
 }
 
@@ -175,8 +175,8 @@ impl Kind {
         }
     }
 
-    /// The sets to try next: all where there are few labels. Else single labels and pairs of them, then what differs in one
-    /// label from the best so far, as long as that is new.
+    /// The sets to try next. With few labels, these are all sets. Otherwise they are single labels and pairs, and
+    /// afterwards the sets that differ in one label from the best so far, if they are new.
     fn wanted(&self) -> Vec<u64> {
         let count = self.labels.len();
         let bits = || (0..count).map(|bit| 1_u64 << bit);
@@ -215,7 +215,7 @@ impl Kind {
         dropped.map(|(bit, _)| 1 << bit).sum()
     }
 
-    /// Notes what a step on paper says of a set.
+    /// Records the bytes and times of a set from a step on paper.
     fn note(&mut self, set: u64, step: &OnPaper) {
         let actions = self.recomputing(set);
         let busy = |phase| step.busy(phase, Layer::Block(self.layer));
@@ -228,13 +228,13 @@ impl Kind {
         self.tried.insert(set, way);
     }
 
-    /// What actions keep, with its bytes.
+    /// The labels that actions keep, with their bytes.
     fn kept(&self, actions: &Actions) -> impl Iterator<Item = (Label, u64)> {
         let sizes = self.sizes.iter().copied();
         sizes.filter(|(label, _)| actions.of(*label) == Action::Keep)
     }
 
-    /// What was tried, also with some of what it keeps on the host instead, if that is asked for.
+    /// The ways that were tried. With `offloads`, also variants that offload some of the labels that a way keeps.
     fn ways(self, paper: &Paper, offloads: bool) -> Vec<Way> {
         let mut resident: Vec<Way> = self.tried.values().copied().collect();
         if self.labels.len() > self.exhaustive {
@@ -247,7 +247,7 @@ impl Kind {
         resident.into_iter().flat_map(with_others).collect()
     }
 
-    /// A way with some of what it keeps on the host instead; what the link cannot move while neighbours compute costs time.
+    /// Variants that offload some of what a way keeps. Copies that take longer than the neighbours' work cost time.
     fn with_offload(&self, way: Way, paper: &Paper) -> Vec<Way> {
         let kept: Vec<(Label, u64)> = self.kept(&way.actions).collect();
         let [forward, backward] = way.passes;
@@ -272,10 +272,10 @@ impl Kind {
     }
 }
 
-/// Which sets of what is kept to offload: all where there are few labels, else the largest and the smallest ones of any
-/// number, single ones and pairs.
+/// The sets of kept labels to offload. With few labels, these are all sets. Otherwise they are single labels, pairs,
+/// and the `n` largest and the `n` smallest labels for every `n`.
 fn offloaded_sets(kept: &[(Label, u64)], exhaustive: usize) -> Vec<u64> {
-    // The block's input goes to the host too.
+    // One more than `exhaustive`, because the block's input can be offloaded too.
     if kept.len() <= exhaustive + 1 {
         return (1..1 << kept.len()).collect();
     }
@@ -294,7 +294,7 @@ fn offloaded_sets(kept: &[(Label, u64)], exhaustive: usize) -> Vec<u64> {
     sets
 }
 
-/// What no other way betters in both, the one that keeps most first. Of equals the first stays: it recomputes less.
+/// The ways that no other way beats in both, the one that keeps most first. Of equal ways, the first recomputes less.
 fn pareto(mut ways: Vec<Way>) -> Vec<Way> {
     ways.sort_by(|a, b| {
         a.seconds
@@ -310,7 +310,8 @@ fn pareto(mut ways: Vec<Way>) -> Vec<Way> {
     ways
 }
 
-/// At most so many: both ends, and one after the other what enlarges the most the area that the chosen ones dominate.
+/// At most `most` ways: the first and the last, and then, one after the other, the way that most enlarges the area that
+/// the chosen ones dominate.
 fn thinned(ways: Vec<Way>, most: usize) -> Vec<Way> {
     let mut chosen: Vec<usize> = vec![0, ways.len() - 1];
     chosen.dedup();
@@ -373,7 +374,7 @@ mod tests {
             way(50, 2.0),
         ]);
         assert_eq!(points(&ways), [(100, 0.0), (90, 1.0), (50, 2.0)]);
-        // A line has no corner; what is far below it is worth the most.
+        // Points on a line are worth the same, one far below it is worth most.
         let mut line: Vec<Way> = (0..20).map(|at| way(100 - 5 * at, at as f64)).collect();
         line[7] = way(8, 7.0);
         let thin = thinned(pareto(line), ENTRIES_MAX);

@@ -1,8 +1,8 @@
 //! `--recompute auto`: the fastest policy on paper whose peak is within a budget.
 //!
-//! A layer chooses from the menu of its kind of block, of at most six entries (`menu.rs`). What each entry means for peak and time is read from
-//! steps on paper (`terms.rs`); `search.rs` finds the best assignment exactly. The presets are compared too, so
-//! the choice is never slower on paper than one of them.
+//! A layer chooses from the menu of its kind of block, which has at most six entries (`menu.rs`). `terms.rs` reads from
+//! steps on paper what each entry contributes to peak and time, and `search.rs` finds the best assignment exactly. The
+//! presets are compared too, so on paper the choice is never slower than a preset.
 
 mod costs;
 #[cfg(test)]
@@ -30,7 +30,7 @@ use settings::{Config, ConfigError, Settings};
 use std::collections::BTreeMap;
 use terms::{Terms, picoseconds};
 
-/// A policy was not chosen.
+/// Why no policy was chosen.
 #[derive(Debug, thiserror::Error)]
 pub enum AutoError {
     /// No policy fits.
@@ -39,7 +39,7 @@ pub enum AutoError {
         format_bytes(*budget), format_bytes(*smallest)
     )]
     Infeasible {
-        /// What was asked for, in bytes.
+        /// The budget, in bytes.
         budget: u64,
         /// The lowest peak of any policy, in bytes.
         smallest: u64,
@@ -49,7 +49,7 @@ pub enum AutoError {
     /// The file of measured times cannot be used.
     #[error(transparent)]
     Costs(#[from] CostsError),
-    /// The settings make no session.
+    /// No session can be made from the settings.
     #[error(transparent)]
     Session(#[from] SessionError),
 }
@@ -63,20 +63,20 @@ impl From<ConfigError> for AutoError {
 /// A policy that was chosen.
 #[derive(Clone, Debug, Serialize)]
 pub struct Choice {
-    /// What its peak had to be within.
+    /// The budget for the peak.
     pub budget_bytes: u64,
     /// Its peak.
     pub peak_bytes: u64,
     /// A step on paper, in milliseconds.
     pub step_ms: f64,
-    /// The same if everything were kept.
+    /// The same if everything is kept.
     pub keep_all_step_ms: f64,
-    /// `recompute.layers` that say it.
+    /// The policy as `recompute.layers`.
     pub layers: BTreeMap<String, String>,
 }
 
 impl Choice {
-    /// The configuration with the policy written out: what a run needs to be made again.
+    /// The configuration with the policy written out, so that a run can be repeated without choosing again.
     pub fn applied_to(&self, config: &Config) -> Config {
         let mut config = config.clone();
         config.recompute.spec = "none".into();
@@ -126,22 +126,22 @@ fn describe(layers: &BTreeMap<String, String>) -> String {
 /// Chooses a policy for a configuration that asks for it.
 ///
 /// # Errors
-/// [`AutoError`]: nothing fits, or a file of costs that cannot be used.
+/// [`AutoError`]: no policy fits, or a file of costs cannot be used.
 pub fn choose(config: &Config, target: Target, budget: u64) -> Result<Choice, AutoError> {
     Chooser::new(config, target)?.choose(budget)
 }
 
-/// All that is known of a model before a budget is: several are answered quickly.
+/// What does not depend on the budget, computed once: so choices for several budgets are quick.
 pub(crate) struct Chooser {
     settings: Settings,
     paper: Paper,
     keep_all: OnPaper,
     presets: Vec<Preset>,
-    /// What keeps and recomputes.
+    /// The assignments without offload.
     resident: Space,
-    /// Policies that are chosen for some budgets beforehand, where the time of a step is no sum over layers: how queues share
-    /// a link, and which copies hide behind computation, shows only in a step on paper. Choosing from a fixed list ensures
-    /// that more memory never means a slower policy.
+    /// Policies that are chosen beforehand for some budgets, used if a step's time is not a sum over layers: only a
+    /// step on paper shows how queues share a link, and which copies hide behind computation. Choosing from a fixed
+    /// list ensures that more memory never means a slower policy.
     listed: Vec<Candidate>,
 }
 
@@ -151,16 +151,16 @@ struct Space {
     terms: Terms,
 }
 
-/// How many budgets [`Chooser::listed`] has policies for.
+/// The number of steps between the budgets that [`Chooser::listed`] has policies for.
 const BUDGETS: u64 = 48;
 
-/// Times that differ by a smaller share count as equal: sums in another order are rounded otherwise.
+/// Times that differ by less than this share count as equal: the order of sums changes their rounding.
 const ROUNDING: f64 = 1e-9;
 
-/// A specification that people know by name.
+/// A recompute specification that users know by name.
 pub(crate) struct Preset {
     pub(crate) spec: String,
-    /// Picoseconds of a micro-batch that layers take.
+    /// Picoseconds that all blocks take for a micro-batch.
     cost: u64,
     pub(crate) candidate: Candidate,
 }
@@ -173,7 +173,7 @@ pub(crate) struct Candidate {
     pub(crate) seconds: f64,
 }
 
-/// The fastest; of several, the one with the lowest peak.
+/// The fastest candidate; of equally fast ones, the one with the lowest peak.
 fn best(candidates: &[Candidate]) -> Option<&Candidate> {
     let seconds = candidates.iter().map(|one| one.seconds);
     let as_fast = seconds.min_by(f64::total_cmp)? * (1.0 + ROUNDING);
@@ -212,7 +212,7 @@ impl Chooser {
         Chooser::of(settings, paper, config.chooses_offload(), EXHAUSTIVE_MAX)
     }
 
-    /// The same for settings that keep everything; for kinds of block of at most `exhaustive` labels, every way is tried.
+    /// The same for settings that keep everything. Every way is tried for kinds of at most `exhaustive` labels.
     fn of(
         settings: Settings,
         paper: Paper,
@@ -240,7 +240,7 @@ impl Chooser {
         Ok(chooser)
     }
 
-    /// The best of a space for budgets over the whole range.
+    /// The best policies of a space, for budgets from its lowest peak to that of keeping everything.
     fn over_budgets(&self, space: &Space) -> Result<Vec<Candidate>, SessionError> {
         let least = space.terms.smallest().peak;
         let most = self.keep_all.peak.bytes.max(least);
@@ -256,7 +256,7 @@ impl Chooser {
         Ok(candidates)
     }
 
-    /// Makes an assignment's step on paper.
+    /// Plans an assignment by a step on paper.
     fn candidate(&self, space: &Space, assignment: &Assignment) -> Result<Candidate, SessionError> {
         let policy = space.policy(assignment);
         let step = self.on_paper(&policy)?;
@@ -267,7 +267,7 @@ impl Chooser {
         })
     }
 
-    /// The fastest policy within a budget; of several, the one with the lowest peak.
+    /// The fastest policy within a budget; of equally fast ones, the one with the lowest peak.
     pub(crate) fn choose(&self, budget: u64) -> Result<Choice, AutoError> {
         let Some(best) = self.best(budget)? else {
             return Err(self.infeasible(budget)?);
@@ -285,7 +285,7 @@ impl Chooser {
         let presets = self.presets.iter().map(|preset| &preset.candidate);
         let known = presets.chain(&self.listed).cloned();
         let assigned = self.assigned(budget)?;
-        // If the terms are off, a better policy may be missed, but the budget holds.
+        // If the terms are off, a better policy may be missed, but the peak is still within the budget.
         let all: Vec<Candidate> = known
             .chain(assigned)
             .filter(|candidate| candidate.peak <= budget)
@@ -293,7 +293,7 @@ impl Chooser {
         Ok(best(&all).cloned())
     }
 
-    /// The best mixture of the menu's entries, where its time is a sum over layers and no preset is known to be better.
+    /// The best assignment of the menu's entries; none if time is not a sum over layers, or if a preset is better.
     fn assigned(&self, budget: u64) -> Result<Option<Candidate>, SessionError> {
         if !self.keep_all.computes_alone() {
             return Ok(None);
@@ -303,7 +303,7 @@ impl Chooser {
         let known = presets.map(|preset| (preset.cost, preset.candidate.peak));
         let known = known.min();
         let assigned = self.resident.terms.cheapest(budget);
-        // A preset may do what no assignment of the menu's entries does.
+        // A preset may be better, because the menus do not have every way.
         let assigned = assigned
             .filter(|assigned| known.is_none_or(|known| (assigned.cost, assigned.peak) <= known));
         let assigned = assigned.map(|assigned| self.candidate(&self.resident, &assigned));
@@ -329,7 +329,7 @@ impl Chooser {
         Ok(all.min_by_key(|one| one.peak).expect("there is one"))
     }
 
-    /// Nothing fits: the lowest peak of any policy, and what it consists of.
+    /// The error for a budget that no policy fits, with the lowest peak of any policy and its largest leases.
     fn infeasible(&self, budget: u64) -> Result<AutoError, SessionError> {
         let least = self.smallest()?;
         let step = self.on_paper(&least.policy)?;
@@ -341,7 +341,7 @@ impl Chooser {
     }
 }
 
-/// The largest of what is live at a peak.
+/// The largest leases at a peak, in words.
 fn pinned_by(largest: &[LiveLease], place: Place) -> String {
     let largest = largest.iter().take(3);
     let largest: Vec<String> = largest

@@ -1,22 +1,22 @@
-//! Peak against time over budgets, with the presets beside: `plan --pareto`.
+//! Peaks and times of chosen policies over a range of budgets, beside the presets: `plan --pareto`.
 
 use super::{AutoError, Choice, Chooser};
 use kernels::Target;
 use serde::Serialize;
 use settings::Config;
 
-/// Budgets that are tried between the lowest peak and that of keeping everything.
+/// The number of steps between budgets, from the lowest peak to that of keeping everything.
 const BUDGETS: u64 = 24;
 
-/// The share of a step's time that a policy has to save to be worth more memory. Less would not show in five digits.
+/// A policy that takes more memory must save this share of a step's time. A smaller share does not show in five digits.
 const WORTH: f64 = 1e-4;
 
-/// What is to be had for a budget.
+/// Chosen policies and presets.
 #[derive(Clone, Debug, Serialize)]
 pub struct Frontier {
-    /// Chosen policies, the lowest peak first, each notably faster than the one before.
+    /// Chosen policies, the lowest peak first. Each is faster than the one before by a share that is worth more memory.
     pub chosen: Vec<Choice>,
-    /// The specifications that plans compare, the lowest peak first.
+    /// The recompute specifications that plans compare, the lowest peak first.
     pub presets: Vec<Point>,
 }
 
@@ -32,10 +32,10 @@ pub struct Point {
 }
 
 impl Frontier {
-    /// Chooses for budgets over the whole range.
+    /// Chooses policies for budgets from the lowest peak to that of keeping everything.
     ///
     /// # Errors
-    /// As [`super::choose`], but for budgets, which are within the range.
+    /// As [`super::choose`], but never because nothing fits.
     pub fn new(config: &Config, target: Target) -> Result<Frontier, AutoError> {
         Frontier::of(&Chooser::new(config, target)?)
     }

@@ -1,34 +1,34 @@
-//! The cheapest assignment of entries to layers within a budget: a multiple-choice knapsack whose limit holds at every
-//! layer, by dynamic programming over the Pareto sets of bytes kept so far and time paid so far.
+//! Finds the cheapest assignment of entries to layers within a budget: a multiple-choice knapsack whose limit holds at
+//! every layer. It is solved by dynamic programming over the Pareto sets of bytes kept and time spent so far.
 
 use super::terms::{Term, Terms};
 
-/// An assignment.
+/// An entry for each layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Assignment {
     /// The entry of each layer.
     pub(crate) entries: Vec<usize>,
-    /// Picoseconds of a micro-batch that layers and their waits take.
+    /// Picoseconds of a micro-batch that the layers take, waits for copies included.
     pub(crate) cost: u64,
     /// Its peak in bytes.
     pub(crate) peak: u64,
 }
 
-/// A way to come to a layer.
+/// An assignment of the layers up to one of them.
 #[derive(Clone, Copy)]
 struct Node {
     kept: u64,
     cost: u64,
     entry: usize,
-    /// Where it comes from, among the nodes of the layer before.
+    /// Its node at the previous layer.
     from: usize,
 }
 
 impl Terms {
-    /// The cheapest assignment whose peak is within `budget`; of several, the one with the lowest peak. None if there is none.
+    /// The cheapest assignment whose peak is within `budget`; of equally cheap ones, the one with the lowest peak.
     pub(crate) fn cheapest(&self, budget: u64) -> Option<Assignment> {
         let mut best = self.any_cheapest(budget, u64::MAX)?;
-        // The same cost may be had with less.
+        // Another assignment of the same cost may have a lower peak.
         while let Some(lower) = self.any_cheapest(best.peak - 1, best.cost) {
             best = lower;
         }
@@ -49,7 +49,7 @@ impl Terms {
         self.any_cheapest(enough, u64::MAX).expect("it is enough")
     }
 
-    /// A cheapest assignment within a budget, if it costs at most so much.
+    /// A cheapest assignment within a budget; none if it costs more than `most`.
     pub(crate) fn any_cheapest(&self, budget: u64, most: u64) -> Option<Assignment> {
         if self.rest > budget {
             return None;
@@ -81,8 +81,8 @@ impl Terms {
         })
     }
 
-    /// The ways to come past a layer: those of each entry that no other of that entry betters. Ways whose entries have nothing
-    /// on its way to a neighbour are alike to what follows, so they are compared with one another.
+    /// The nodes of a layer: for each of its entries, those that no other node beats. Nodes whose entries have no bytes
+    /// on their way beside a neighbour have the same effect on later layers, so they are compared with one another.
     fn next(&self, layer: usize, before: &[Node], budget: u64, most: u64) -> Vec<Node> {
         let terms = &self.layers[layer];
         let mut by_kind: Vec<Vec<Node>> = vec![Vec::new(); terms.len() + 1];
@@ -108,12 +108,12 @@ impl Terms {
     }
 }
 
-/// Whether nothing of a layer meets its neighbours.
+/// Whether the entry has no bytes on their way while a neighbour is at work.
 fn is_alone(term: &Term) -> bool {
     term.away == 0
 }
 
-/// What no other betters in both.
+/// The nodes that no other node beats in both bytes and cost.
 fn pareto(mut nodes: Vec<Node>) -> Vec<Node> {
     nodes.sort_unstable_by_key(|node| (node.kept, node.cost));
     let mut least = u64::MAX;

@@ -1,8 +1,8 @@
-//! The peak and the time of any assignment, as sums and maxima of figures that each layer contributes.
+//! Computes the peak and the time of any assignment from sums and maxima of what each layer contributes.
 //!
-//! While layer `l` is at work in either direction, live are: what the layers before it keep, what the one before it has on
-//! its way from or to the device, and what `l` itself needs, which depends on its own entry alone. So one step on paper for
-//! each entry, taken by all layers, says everything about every assignment.
+//! While layer `l` is at work in either direction, these are live: what the layers before it keep, what the layer
+//! before it is copying from or to the device, and what `l` itself needs, which depends only on its own entry. So one
+//! step on paper for each entry, with all layers taking it, is enough to compute every assignment.
 
 use super::menu::Menu;
 use crate::activations::{bytes_by_layer, planned_activations};
@@ -17,11 +17,11 @@ use settings::Settings;
 pub(crate) struct Term {
     /// Bytes that stay on the device until its backward pass.
     pub(crate) kept: u64,
-    /// Bytes that are on the device too while a neighbour is at work, on their way to or from the host.
+    /// Bytes that are also on the device while a neighbour is at work, because they are copied from or to the host.
     pub(crate) away: u64,
-    /// The most that is live while it is at work, less what layers before it keep or have on the way.
+    /// The most that is live while it is at work, without what layers before it keep or are copying.
     pub(crate) at_work: u64,
-    /// Picoseconds of its work: whole numbers, so that sums do not depend on their order.
+    /// Picoseconds of its passes. Integers, so that sums do not depend on their order.
     work: u64,
     /// Picoseconds that its forward pass takes.
     forward: u64,
@@ -33,34 +33,34 @@ pub(crate) struct Term {
     upload: u64,
 }
 
-/// The figures of all layers, and of what is beside them.
+/// The terms of all layers, and the peaks of the other parts of a step.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
-    /// Those of each layer, one for each entry of the menu.
+    /// The terms of each layer, one for each entry of its menu.
     pub(crate) layers: Vec<Vec<Term>>,
-    /// The most that is live in the head, less what all layers keep.
+    /// The most that is live in the head, without what the layers keep.
     pub(crate) head: u64,
-    /// The most that is live where no layer keeps anything.
+    /// The most that is live while no layer keeps anything.
     pub(crate) rest: u64,
 }
 
 impl Term {
-    /// Picoseconds by which copies of the layer before outlast this layer's work.
+    /// Picoseconds by which the copies of the layer before outlast this layer's passes.
     fn waits_for(&self, before: &Term) -> u64 {
         before.download.saturating_sub(self.forward) + before.upload.saturating_sub(self.backward)
     }
 
-    /// What this layer takes of a micro-batch, after one with that term.
+    /// Picoseconds that this layer adds to a micro-batch, after a layer with the term `before`.
     pub(crate) fn cost(&self, before: Option<&Term>) -> u64 {
         self.work + before.map_or(0, |before| self.waits_for(before))
     }
 }
 
 impl Terms {
-    /// Makes a step on paper for each entry, which layers of all kinds take at once.
+    /// Makes one step on paper for each entry; in each, all layers take the same entry.
     ///
     /// # Errors
-    /// None but a defect: shapes need no memory.
+    /// Only on a defect: shapes need no memory.
     pub(crate) fn of(
         settings: &Settings,
         paper: &Paper,
@@ -117,7 +117,7 @@ impl Terms {
         peak.max(kept + self.head)
     }
 
-    /// The picoseconds that an assignment adds to a micro-batch; the search sums them up as it goes.
+    /// Picoseconds of an assignment's layers for a micro-batch. The search computes the same sum as it goes.
     #[cfg(test)]
     pub(crate) fn cost(&self, entries: &[usize]) -> u64 {
         let terms: Vec<&Term> = self
@@ -141,13 +141,13 @@ impl OnPaper {
     }
 }
 
-/// What layers before keep, and what is on the way, is part of what is live. Where weights or gradients come and go, so are
-/// more of them at one time than at another: there, what follows is near the truth, and is planned before it is chosen.
+/// Subtracts what layers before keep and copy from what is live. If weights or gradients come and go, their live bytes
+/// change over time too. The terms are then only close to the truth, so the choice is planned before it is taken.
 fn less(all: u64, part: u64) -> u64 {
     all.saturating_sub(part)
 }
 
-/// Picoseconds of a layer's work and copies; no bytes.
+/// The times of a layer's term, without bytes.
 fn term_of_time(step: &OnPaper, layer: usize, away: u64, paper: &Paper) -> Term {
     let busy = |phase| step.busy(phase, Layer::Block(layer));
     let forward = busy(Phase::Forward);
@@ -169,7 +169,7 @@ pub(crate) fn picoseconds(seconds: f64) -> u64 {
     (seconds * 1e12).round() as u64
 }
 
-/// Bytes that each layer has on the host; the last one keeps its own.
+/// Bytes of each layer that are offloaded; none for the last layer.
 fn away(architecture: &Architecture, settings: &Settings) -> Vec<u64> {
     let planned = planned_activations(architecture, settings);
     let layers = bytes_by_layer(&planned, None);

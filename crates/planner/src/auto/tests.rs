@@ -1,4 +1,4 @@
-//! The choice against brute force, and what it promises.
+//! Compares the choice with brute force, and checks its promises.
 
 use super::*;
 use crate::Plan;
@@ -22,7 +22,7 @@ pub(super) fn config(set: &[&str]) -> Config {
     Config::default().with(&set).unwrap()
 }
 
-/// Configurations of both families, on both targets, with all that lies beside activations.
+/// Configurations of both families on both targets, with dropout, accumulation and offload.
 fn configurations() -> Vec<(Config, Target)> {
     let gpt2 = [
         "model.norm=layer",
@@ -56,8 +56,8 @@ fn configurations() -> Vec<(Config, Target)> {
     ]
 }
 
-/// Those of one of several ranks. At 100 GB/s all that is sent hides; at less, replays hide more of it, so that a step's
-/// time is no sum over layers, and some policies that differ in their peaks take the same time.
+/// Configurations of one of several ranks. At 100 GB/s all sending is hidden. At lower rates, replays hide more of it,
+/// so a step's time is not a sum over layers, and some policies with different peaks take the same time.
 fn of_ranks() -> Vec<(Config, Target)> {
     let links = [("1", 100.0), ("1", 10.0), ("3", 30.0)];
     let configs = links.map(|(zero, gbps)| {
@@ -74,7 +74,7 @@ fn of_ranks() -> Vec<(Config, Target)> {
     configs.to_vec()
 }
 
-/// Assignments that differ at random, the same in every run.
+/// A pseudo-random assignment, the same in every run.
 fn some_assignment(number: u64, terms: &Terms) -> Vec<usize> {
     let layers = terms.layers.iter().enumerate();
     let entry = |(layer, entries): (usize, &Vec<_>)| {
@@ -92,7 +92,7 @@ fn all_assignments(layers: usize, entries: usize) -> impl Iterator<Item = Vec<us
     (0..entries.pow(layers as u32)).map(digits)
 }
 
-/// What may be chosen from, with and without offload.
+/// The spaces to choose from: without offload, and with it if the configuration offloads.
 fn spaces(config: &Config, chooser: &Chooser) -> Vec<Space> {
     let space = |offloads| {
         let (settings, paper) = (&chooser.settings, &chooser.paper);
@@ -128,7 +128,7 @@ fn the_peak_of_any_assignment_follows_from_what_layers_contribute() {
     }
 }
 
-/// Over all assignments of six layers, for forty budgets.
+/// Compares with all assignments of six layers, for forty budgets.
 #[test]
 fn no_assignment_is_cheaper_within_the_budget() {
     for (config, target) in configurations() {
@@ -153,7 +153,7 @@ fn no_assignment_is_cheaper_within_the_budget() {
     }
 }
 
-/// The same against steps on paper, which know nothing of terms, for a model of fewer layers.
+/// Compares with steps on paper, which do not use the terms, for a model of fewer layers.
 #[test]
 fn no_policy_that_was_simulated_is_faster() {
     for target in [Target::Cpu, Target::Cuda] {
@@ -218,7 +218,7 @@ fn more_memory_never_means_more_time_and_presets_are_never_faster() {
     }
 }
 
-/// The policy that is written down has the peak that was promised.
+/// The policy in the configuration has the peak of the choice.
 #[test]
 fn what_is_written_is_what_was_chosen() {
     for (config, target) in configurations() {
@@ -262,7 +262,7 @@ fn a_budget_that_is_too_small_is_told_the_smallest() {
     );
 }
 
-/// Attention that was measured to take long is not replayed where something else will do.
+/// Without measured times, halving the rate of operations makes a step slower.
 #[test]
 fn measured_times_count_instead_of_rates() {
     let config = config(&["attention.backend=flash"]);
@@ -276,7 +276,7 @@ fn measured_times_count_instead_of_rates() {
     );
 }
 
-/// Times are read of a profile of the same settings; of others, the first that differs is named.
+/// A profile for the same settings is read. For other settings, the error names the first key that differs.
 #[test]
 fn a_profile_of_another_model_is_refused() {
     let settings = |set: &[&str]| {
@@ -332,7 +332,7 @@ fn a_profile_of_another_model_is_refused() {
     );
 }
 
-/// Where weights and gradients come and go, the terms are near the truth: what is chosen is planned, and within its budget.
+/// If units come and go, the terms are only close to the truth. The choice is planned, and is within its budget.
 #[test]
 fn a_choice_holds_where_units_come_and_go() {
     let set = [

@@ -1,4 +1,4 @@
-//! Curves over steps, and strategies as points, drawn for a page. One size serves a phone and half of a wide page.
+//! Draws curves over steps, and strategies as points, for a page. The size suits a phone and half of a wide page.
 
 use crate::axes::{Axis, Dot, Frame};
 use crate::numbers::grouped;
@@ -12,16 +12,16 @@ pub(crate) const FRAME: Frame = Frame {
     corner: (390.0, 12.0),
     letter: (6.7, 11.0),
 };
-/// Buckets of a curve; each shows its least and its most, so that no spike gets lost.
+/// Number of buckets of a curve. Each shows its lowest and highest value, so that spikes stay visible.
 const BUCKETS: usize = 200;
-/// More evaluations than these are a line without marks.
+/// With more evaluations than this, the line has no marks.
 const MARKS: usize = 60;
 
 /// A picture with axes.
 #[derive(Serialize)]
 pub(super) struct Chart {
     title: String,
-    /// What stands below it until something is pointed at.
+    /// The text below it until the pointer is over something.
     caption: String,
     /// The names of its curves, if there are several.
     names: Vec<CurveName>,
@@ -30,7 +30,7 @@ pub(super) struct Chart {
     svg: String,
 }
 
-/// The name of a curve beside a piece of it.
+/// The name of a curve, for the legend.
 #[derive(Serialize)]
 struct CurveName {
     name: String,
@@ -45,17 +45,17 @@ pub(super) struct Line {
     pub(super) look: Look,
 }
 
-/// How a line is drawn: whose it is, of the runs on the page.
+/// How a line is drawn. The number is that of its run on the page.
 #[derive(Clone, Copy)]
 pub(super) enum Look {
     /// Values of every step.
     Steps(usize),
-    /// Values of some steps, each marked where they are few, and the least of them with a ring.
+    /// Values of some steps. Each is marked if there are few, and the lowest has a ring.
     Evaluations(usize),
 }
 
 impl Look {
-    /// The class of its colour; a page is about two runs at the most.
+    /// The CSS class of its colour. A page has at most two runs.
     fn class(self) -> &'static str {
         match self {
             Look::Steps(0) => "n0",
@@ -66,8 +66,8 @@ impl Look {
     }
 }
 
-/// Curves over steps; none where there is nothing to draw. `decimals` are those of values that are pointed at, and after the
-/// steps `resumed` runs were resumed.
+/// Curves over steps; none without values. `decimals` are for values under the pointer, and `resumed` are the steps
+/// after which runs were resumed.
 pub(super) fn curves(
     title: &str,
     decimals: usize,
@@ -123,7 +123,7 @@ pub(super) fn curves(
     })
 }
 
-/// Draws a line, with what the script says of its points.
+/// Draws a line, with the texts that the script shows for its points.
 fn draw_curve(
     svg: &mut Svg,
     axes: (&Axis, &Axis),
@@ -148,7 +148,7 @@ fn draw_curve(
     svg.end();
 }
 
-/// Strategies as points of a page.
+/// Strategies as points, for a page.
 pub(super) fn scatter(title: &str, caption: &str, scatter: &Scatter) -> Chart {
     let label = format!("{title} over {}", scatter.x_label);
     let mut svg = Svg::in_page(FRAME.size, &label);
@@ -170,12 +170,12 @@ fn finite(line: &Line) -> Vec<(f64, f64)> {
     line.values.iter().filter_map(is_finite).collect()
 }
 
-/// Whether each value is marked: those of a few evaluations are.
+/// Whether each value is marked: only for few evaluations.
 fn has_marks(line: &Line) -> bool {
     matches!(line.look, Look::Evaluations(_)) && line.values.len() <= MARKS
 }
 
-/// The least evaluation, the first of them.
+/// The first of the lowest evaluations.
 fn best(line: &Line, axes: (&Axis, &Axis)) -> Option<Dot> {
     let Look::Evaluations(_) = line.look else {
         return None;
@@ -191,7 +191,7 @@ fn best(line: &Line, axes: (&Axis, &Axis)) -> Option<Dot> {
     })
 }
 
-/// The extremes of each bucket of steps, in their order; gaps stay.
+/// The lowest and highest value of each bucket of steps, in order. Gaps stay.
 fn thinned(values: &[(f64, Option<f64>)]) -> Vec<(f64, Option<f64>)> {
     let size = values.len().div_ceil(BUCKETS);
     if size <= 2 {
@@ -217,7 +217,7 @@ fn thinned(values: &[(f64, Option<f64>)]) -> Vec<(f64, Option<f64>)> {
     values.chunks(size).flat_map(extremes).collect()
 }
 
-/// Lines between gaps, as SVG has them. A value that stands alone becomes a line of no length, drawn as a dot.
+/// Paths between gaps. A single value becomes a line of length 0, which is drawn as a dot.
 fn pieces(values: &[(f64, Option<f64>)], axes: (&Axis, &Axis)) -> Vec<String> {
     let runs = values.split(|value| is_finite(value).is_none());
     let piece = |run: &[(f64, Option<f64>)]| {
@@ -238,7 +238,7 @@ fn pieces(values: &[(f64, Option<f64>)], axes: (&Axis, &Axis)) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// A million steps become a few hundred points, and the one spike among them is still there.
+    /// A million steps become a few hundred points, and the only spike must still be there.
     #[test]
     fn long_runs_keep_their_spikes_and_gaps() {
         let value = |step: usize| match step {
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(pieces(&thin, (&axis(1e6), &axis(100.0))).len(), 2);
     }
 
-    /// The scale is for all lines; of equal evaluations the first is the best, and one that is not finite is none.
+    /// All lines share a scale. The first of equal evaluations is the best, and non-finite values do not count.
     #[test]
     fn the_best_evaluation_is_marked() {
         let line = |losses: &[f64], look| Line {

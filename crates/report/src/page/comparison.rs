@@ -1,4 +1,4 @@
-//! The page of two runs: what was set differently, then what came of it.
+//! The page of two runs: their different settings, then their results.
 
 use super::configuration::differing;
 use super::ending::ending;
@@ -52,7 +52,7 @@ pub(super) fn page(a: &RunFiles, b: &RunFiles) -> Page {
     }
 }
 
-/// The folders' names; their paths where these are the same.
+/// The folders' names, or their paths if the names are equal.
 fn names(a: &RunFiles, b: &RunFiles) -> [String; 2] {
     match (a.name(), b.name()) {
         (a_name, b_name) if a_name == b_name => [a, b].map(|run| run.folder.display().to_string()),
@@ -60,7 +60,7 @@ fn names(a: &RunFiles, b: &RunFiles) -> [String; 2] {
     }
 }
 
-/// The last text of each.
+/// The last text of each run.
 fn last_texts(heads: [&str; 2], a: &RunFiles, b: &RunFiles) -> Section {
     let last = |(name, run): (&str, &RunFiles)| Some(run.samples.back()?.of(name));
     samples(heads.into_iter().zip([a, b]).filter_map(last).collect())
@@ -91,7 +91,7 @@ fn memory(heads: [&str; 2], a: &RunFiles, b: &RunFiles) -> Section {
     }
 }
 
-/// In how many steps both have the same loss: metrics have it with every digit, so equal is equal to the bit.
+/// In how many steps the loss is the same. Metrics have all digits, so equal numbers have equal bits.
 fn same_losses(a: &RunFiles, b: &RunFiles) -> Option<String> {
     let both = || a.steps.iter().zip(&b.steps);
     let differs = both().find(|(a, b)| (a.step, a.loss) != (b.step, b.loss));
@@ -103,7 +103,7 @@ fn same_losses(a: &RunFiles, b: &RunFiles) -> Option<String> {
     })
 }
 
-/// Figures of both runs, with B less A.
+/// Figures of both runs, and the differences of B from A.
 fn side_by_side(heads: [&str; 2], a: &RunFiles, b: &RunFiles) -> Table {
     let mut table = Table::new(&[""], &[heads[0], heads[1], "difference"]);
     let count = |run: &RunFiles| run.steps.last().map(|step| step.step);
@@ -166,14 +166,14 @@ fn side_by_side(heads: [&str; 2], a: &RunFiles, b: &RunFiles) -> Table {
     table
 }
 
-/// The best evaluation of each, and on how much it was made.
+/// The best evaluation of each run, and its number of targets.
 fn evaluations(table: &mut Table, runs: [&RunFiles; 2]) {
     let best = runs.map(RunFiles::best_evaluation);
     let mut of = |name: &str, field: fn(&EvaluationSummary) -> Option<f64>| {
         number(table, name, 4, best.map(|best| field(best?)));
     };
     of("best evaluation loss", |best| best.loss);
-    // Where it has more digits than that, the loss says it better.
+    // A larger perplexity has too many digits; then the loss is enough.
     of("  its perplexity", |best| {
         best.perplexity.filter(|perplexity| *perplexity < 1e6)
     });
@@ -190,7 +190,7 @@ fn field_of_replays(table: &mut Table, a: &RunFiles, b: &RunFiles) {
     bytes(table, "stages replayed in a step", replays);
 }
 
-/// A row of whole numbers; none where both are nothing.
+/// A row of integers; none if both are 0.
 fn bytes(table: &mut Table, name: &str, [a, b]: [Option<u64>; 2]) {
     if a.unwrap_or(0) == 0 && b.unwrap_or(0) == 0 {
         return;

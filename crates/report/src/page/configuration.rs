@@ -1,19 +1,19 @@
-//! Resolved configurations, key by key.
+//! Compares resolved configurations key by key.
 
 use crate::Table;
 use settings::Config;
 use toml::Value;
 
-/// Where a key has no value.
+/// Shown for a key without a value.
 const ABSENT: &str = "not set";
 
-/// The keys of a configuration that are not as [`Config::default`] has them.
+/// The keys that differ from [`Config::default`].
 pub(super) fn changed(config: &toml::Table) -> Option<Table> {
     let defaults = Config::default().to_toml().ok()?.parse().ok()?;
     differing(["default", "this run"], &defaults, config)
 }
 
-/// The keys that differ between two configurations; none where none does.
+/// The keys that differ between two configurations; none if there are none.
 pub(super) fn differing(heads: [&str; 2], one: &toml::Table, other: &toml::Table) -> Option<Table> {
     let (one, other) = (flat(one), flat(other));
     let find = |keys: &[(String, String)], name: &str| {
@@ -35,7 +35,7 @@ pub(super) fn differing(heads: [&str; 2], one: &toml::Table, other: &toml::Table
     (!is_empty).then_some(table)
 }
 
-/// Every key with its section.
+/// Every key with its section and its value.
 fn flat(table: &toml::Table) -> Vec<(String, String)> {
     let below = |(name, value): (&String, &Value)| match value {
         Value::Table(table) => flat(table)

@@ -1,4 +1,4 @@
-//! How a run ended; where nothing was written about that, what probably happened.
+//! How a run ended, or what probably happened if it did not record its end.
 
 use super::run_files::RunFiles;
 use super::view::Ending;
@@ -6,7 +6,7 @@ use crate::process::{Fate, OomKills, ProcessRecord};
 use memory::format_bytes;
 use serde::Deserialize;
 
-/// Tells how a run ended.
+/// Describes how a run ended.
 pub(super) fn ending(run: &RunFiles) -> Ending {
     let ended = |mood, headline, what: &str| Ending {
         mood,
@@ -41,7 +41,7 @@ pub(super) fn ending(run: &RunFiles) -> Ending {
     }
 }
 
-/// `metrics.jsonl` stops without an `end` record.
+/// For a `metrics.jsonl` without an `end` record.
 fn without_end(run: &RunFiles) -> Ending {
     let process = ProcessRecord::deserialize(&run.begin["process"]).ok();
     let pid = process.as_ref().map_or(0, |process| process.pid);
@@ -110,7 +110,7 @@ fn gone(oom_kills: Option<OomKills>) -> (&'static str, &'static str, String) {
     }
 }
 
-/// The last step that was written down.
+/// The last recorded step.
 fn reached(run: &RunFiles) -> String {
     let of = run.config.get("train").and_then(|train| train.get("steps"));
     let of = of.map_or(String::new(), |steps| format!(" of {steps}"));
@@ -139,7 +139,7 @@ fn resident(run: &RunFiles) -> String {
     })
 }
 
-/// What is known of the resident set of a run that could not write it down.
+/// What is known of the resident set of a run that did not record it.
 fn at_least(run: &RunFiles) -> String {
     let peak = run.peak_step["peak_bytes"].as_u64();
     let host = match (run.device(), peak) {

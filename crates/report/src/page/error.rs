@@ -1,11 +1,11 @@
-//! Why there is no page.
+//! Errors of pages.
 
 use std::path::PathBuf;
 
-/// Why there is no page.
+/// Why no page could be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
-    /// A folder that no run wrote into.
+    /// A folder without files of a run.
     #[error(
         "{0} is no run directory: it has neither metrics.jsonl nor plan.json nor config.toml; name a folder that `trainer \
          train` wrote, such as one under runs/"
@@ -19,7 +19,7 @@ pub enum PageError {
         /// Why.
         source: std::io::Error,
     },
-    /// A file that is not what its name says.
+    /// A file with invalid contents.
     #[error("{path} is damaged, so there is no report of this run: {reason}")]
     Malformed {
         /// The file.
@@ -35,7 +35,7 @@ pub enum PageError {
         /// Why.
         source: std::io::Error,
     },
-    /// The template is wrong: a defect.
+    /// The template is invalid, which is a defect.
     #[error("the template of the report is wrong: {0}")]
     Template(#[from] minijinja::Error),
 }

@@ -7,10 +7,10 @@ use crate::{Align, Table};
 use memory::{Category, Phase, format_bytes};
 use serde_json::Value;
 
-/// How many of the largest tensors are listed.
+/// Number of the largest tensors that are listed.
 const LARGEST: usize = 15;
 
-/// What a step needs beside the device's memory, by the names of its fields.
+/// What a step needs besides the device's memory, by the names of the fields.
 const ELSEWHERE: [(&str, &str); 6] = [
     ("pinned host memory", "host_pinned_bytes"),
     ("copied to the device", "h2d_bytes"),
@@ -20,12 +20,12 @@ const ELSEWHERE: [(&str, &str); 6] = [
     ("sent to other ranks", "sent_bytes"),
 ];
 
-/// Bytes to the last one.
+/// Bytes with all digits.
 pub(super) fn exact(bytes: u64) -> String {
     grouped(bytes as f64, 0)
 }
 
-/// `was` to `is`, with a sign.
+/// `is` less `was`, with a sign.
 pub(super) fn difference(was: u64, is: u64) -> String {
     match is.cmp(&was) {
         std::cmp::Ordering::Equal => "0".into(),
@@ -34,7 +34,7 @@ pub(super) fn difference(was: u64, is: u64) -> String {
     }
 }
 
-/// Peak, peak by category and peak by phase of a plan or a step, in the order of every report; then what it has elsewhere.
+/// Peak, peak by category and peak by phase of a plan or a step, in the order of every report; then its other needs.
 pub(super) fn memory_rows(record: &Value) -> Vec<(String, Option<u64>)> {
     let categories = Category::ALL.map(|category| {
         let name = category.name();
@@ -56,8 +56,8 @@ pub(super) fn memory_rows(record: &Value) -> Vec<(String, Option<u64>)> {
     on_device.chain(elsewhere).collect()
 }
 
-/// Two records' memory side by side, to the byte, and the second rounded, with what evaluations took at most; rows that are
-/// nothing in both are left out.
+/// Compares the memory of two records, to the byte, with the second also rounded, and with the peaks of evaluations.
+/// Rows that are 0 in both are left out.
 pub(super) fn memory_beside(
     heads: [&str; 3],
     one: &Value,
@@ -82,7 +82,7 @@ pub(super) fn memory_beside(
     table
 }
 
-/// What a device itself says of its memory at its fullest; none where it says nothing.
+/// The device's own figures of its memory at its fullest; none if it has none.
 pub(super) fn device_account(step: &Value) -> Option<Table> {
     const MARKS: [(&str, &str); 3] = [
         ("device_used_high_bytes", "used of the pool, at most"),
@@ -135,7 +135,7 @@ pub(super) fn largest(leases: &Value) -> Option<Table> {
     Some(table)
 }
 
-/// A stacked bar of a record's peak by category, of a length in proportion to `longest`.
+/// A stacked bar of a record's peak by category. Its length is in proportion to `longest`.
 pub(super) fn bar(name: &'static str, record: &Value, longest: u64) -> Option<Bar> {
     let piece = |category: Category| {
         let bytes = record["peak_by_category"][category.name()].as_u64()?;
@@ -152,7 +152,7 @@ pub(super) fn bar(name: &'static str, record: &Value, longest: u64) -> Option<Ba
     })
 }
 
-/// Other recompute specifications, as the plan has them.
+/// Other recompute specifications, from the plan.
 pub(super) fn strategies(run: &RunFiles) -> Option<Table> {
     let strategies = run.plan["strategies"].as_array()?;
     let mut table = Table::of(&[
@@ -182,7 +182,7 @@ pub(super) fn strategies(run: &RunFiles) -> Option<Table> {
     (!strategies.is_empty()).then_some(table)
 }
 
-/// Whether a strategy is what the run did.
+/// Whether a strategy is the run's own.
 pub(super) fn is_own(run: &RunFiles, strategy: &Value) -> bool {
     let key = |section: &str, name: &str| {
         let value = run.config.get(section).and_then(|keys| keys.get(name));
@@ -196,7 +196,7 @@ pub(super) fn is_own(run: &RunFiles, strategy: &Value) -> bool {
         && strategy["peak_bytes"] == run.plan["peak_bytes"]
 }
 
-/// What single other settings would change, as the plan has it.
+/// The effects of single other settings, from the plan.
 pub(super) fn effects(run: &RunFiles) -> Option<Table> {
     let effects = run.plan["effects"]
         .as_array()
@@ -246,7 +246,7 @@ pub(super) fn fixes(oom: &Value) -> Option<Table> {
     Some(table)
 }
 
-/// `backward, block 3`.
+/// A place in words, such as `backward, block 3`.
 pub(super) fn place(phase: &Value, layer: &Value) -> String {
     let layer = match layer {
         Value::Number(number) => format!("block {number}"),
@@ -259,7 +259,7 @@ pub(super) fn place(phase: &Value, layer: &Value) -> String {
         .join(", ")
 }
 
-/// A value without quotes; nothing for null.
+/// A value without quotes; empty for null.
 pub(super) fn word(value: &Value) -> String {
     match value {
         Value::Null => String::new(),

@@ -6,7 +6,7 @@ use super::view::{Fact, Section, SectionItem};
 use crate::numbers::grouped;
 use crate::{Align, Table};
 
-/// How many of the last evaluations are listed.
+/// Number of the last evaluations that are listed.
 const EVALUATIONS: usize = 5;
 fn fact(evaluation: &EvaluationSummary, name: &'static str) -> Fact {
     let mut note = vec![format!("step {}", evaluation.step)];
@@ -29,7 +29,7 @@ fn fact(evaluation: &EvaluationSummary, name: &'static str) -> Fact {
     }
 }
 
-/// The best and the last evaluation, to know first.
+/// The best and the last evaluation, as facts at the top.
 pub(super) fn facts(run: &RunFiles) -> impl Iterator<Item = Fact> {
     let best = run
         .best_evaluation()
@@ -90,7 +90,7 @@ pub(super) fn evaluations(run: &RunFiles) -> Section {
     }
 }
 
-/// The last texts.
+/// The last texts of the model.
 pub(super) fn samples(samples: Vec<Sample>) -> Section {
     Section {
         title: "Texts of the model's own",
@@ -102,7 +102,7 @@ pub(super) fn samples(samples: Vec<Sample>) -> Section {
     }
 }
 
-/// Where a run was resumed, and what was changed then.
+/// The steps after which a run was resumed, and what was changed.
 pub(super) fn resumes(run: &RunFiles) -> Section {
     let mut table = Table::new(&["resumed after", "changed by --allow-change", "from"], &[]);
     for resume in &run.resumes {
@@ -126,7 +126,7 @@ pub(super) fn resumes(run: &RunFiles) -> Section {
     }
 }
 
-/// A perplexity, which of a model that knows nothing has no bound.
+/// A perplexity. An untrained model's can be very large.
 fn perplexity(value: f64) -> String {
     match value {
         large if large >= 1e6 => format!("{large:.2e}"),

@@ -1,7 +1,7 @@
-//! `report.html`: a run, or two beside each other, on a page that needs no network.
+//! Writes `report.html`: a page about one run, or two beside each other, which needs no network.
 //!
-//! A run directory is read as far as it is there (`run_files.rs`), becomes the parts of a page (`single.rs`, `comparison.rs`), and
-//! these become HTML by a template, which escapes everything, or text.
+//! `run_files.rs` reads the files that a run directory has. `single.rs` and `comparison.rs` make the parts of a page
+//! from them. A template, which escapes everything, makes HTML from these parts, or they become text.
 
 mod chart;
 mod comparison;
@@ -27,9 +27,9 @@ use view::Page;
 /// The page's name in a run directory.
 const NAME: &str = "report.html";
 
-/// Writes the page of a run to a file, or into its directory, with what other settings would need; returns where.
-/// `others` plans them for a configuration and the plan of its run; the fields `strategies` and `effects` are taken of what
-/// it says.
+/// Writes the page of a run to a file, or into its directory, with what the run would need with other settings; returns
+/// the path. `others` plans these for a configuration and the run's plan; its fields `strategies` and `effects` are
+/// used.
 ///
 /// # Errors
 /// [`PageError`].
@@ -39,7 +39,7 @@ pub fn write(
     others: impl FnOnce(&str, &Value) -> Option<Value>,
 ) -> Result<PathBuf, PageError> {
     let mut run = RunFiles::read(run_dir)?;
-    // The plans of older runs have them.
+    // The plans of older runs have these fields.
     let lacks_others = run.plan.is_object() && run.plan["strategies"].is_null();
     let planned = lacks_others.then(|| others(&run.config_text, &run.plan));
     if let Some(mut planned) = planned.flatten() {
@@ -50,7 +50,7 @@ pub fn write(
     put(&single::page(&run), file.unwrap_or(&run_dir.join(NAME)))
 }
 
-/// Writes the page that compares two runs to a file, or to `report-vs-A.html` in B; returns where.
+/// Writes the page that compares two runs to a file, or to `report-vs-A.html` in B; returns the path.
 ///
 /// # Errors
 /// [`PageError`].
@@ -60,7 +60,7 @@ pub fn write_comparison(a: &Path, b: &Path, file: Option<&Path>) -> Result<PathB
     put(&comparison::page(&a, &b), file.unwrap_or(&default))
 }
 
-/// How a run ended, and its memory in tables.
+/// The end of a run, and its memory in tables, as text.
 ///
 /// # Errors
 /// [`PageError`].
@@ -68,7 +68,7 @@ pub fn text(run_dir: &Path) -> Result<String, PageError> {
     Ok(single::page(&RunFiles::read(run_dir)?).text())
 }
 
-/// What differs between two runs, in tables.
+/// The differences between two runs in tables, as text.
 ///
 /// # Errors
 /// [`PageError`].
@@ -86,7 +86,7 @@ fn put(page: &Page, file: &Path) -> Result<PathBuf, PageError> {
 
 fn html(page: &Page) -> Result<String, minijinja::Error> {
     let mut templates = minijinja::Environment::new();
-    // What ends in .html is escaped; style and script are ours.
+    // Templates that end in .html are escaped; style and script are our own.
     templates.add_template("page.html", include_str!("page.html"))?;
     templates.add_template("style.css", include_str!("style.css"))?;
     templates.add_template("script.js", include_str!("script.js"))?;
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use view::{Section, SectionItem};
 
-    /// Names of folders, tensors and models are anyone's.
+    /// Folders, tensors and models can have any names.
     #[test]
     fn everything_is_escaped() {
         let evil = "\"><script>alert('x')</script>";

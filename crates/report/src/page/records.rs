@@ -1,14 +1,14 @@
-//! Records of `metrics.jsonl` as a page needs them.
+//! Records of `metrics.jsonl`, reduced to what a page needs.
 
 use serde::Serialize;
 use serde_json::Value;
 
-/// How many of the last texts a page has.
+/// Number of the last texts on a page.
 pub(super) const SAMPLES: usize = 4;
-/// Characters of a prompt, and of a text, that are shown.
+/// The most characters of a prompt, and of a text, that are shown.
 const LONGEST: usize = 400;
 
-/// An evaluation, in short. What is not finite is none.
+/// The figures of an evaluation. Values that are not finite are none.
 pub(super) struct EvaluationSummary {
     pub(super) step: u64,
     pub(super) loss: Option<f64>,
@@ -18,17 +18,17 @@ pub(super) struct EvaluationSummary {
     pub(super) ms: Option<f64>,
 }
 
-/// A text of the model's own.
+/// A sample of the model's text.
 #[derive(Clone, Serialize)]
 pub(super) struct Sample {
-    /// The step after which it was made, in a comparison the run too.
+    /// The step after which it was made; in a comparison, with the run's name.
     at: String,
     prompt: String,
     text: String,
 }
 
 impl EvaluationSummary {
-    /// From the record `eval`.
+    /// Reads a record `eval`.
     pub(super) fn read(record: &Value) -> EvaluationSummary {
         let number = |name: &str| record[name].as_f64();
         EvaluationSummary {
@@ -43,7 +43,7 @@ impl EvaluationSummary {
 }
 
 impl Sample {
-    /// From the record `sample`.
+    /// Reads a record `sample`.
     pub(super) fn read(record: &Value) -> Sample {
         let text = |name: &str| harmless(record[name].as_str().unwrap_or_default());
         Sample {
@@ -53,7 +53,7 @@ impl Sample {
         }
     }
 
-    /// The same as that of a run among others.
+    /// The same, with the name of its run.
     pub(super) fn of(&self, run: &str) -> Sample {
         Sample {
             at: format!("{run}, {}", self.at),
@@ -61,18 +61,18 @@ impl Sample {
         }
     }
 
-    /// The same on a line, with a bar where the model took over.
+    /// The sample on one line, with a bar between the prompt and the model's text.
     pub(super) fn line(&self) -> String {
         format!("{}: {}|{}", self.at, self.prompt, self.text)
     }
 }
 
-/// A text that a terminal shows and does not obey, on one line, of a length that can be read.
+/// A text without control characters, so that a terminal only shows it, on one line, and shortened.
 pub(super) fn harmless(text: &str) -> String {
     let shown = |character| match character {
         '\n' => '↵',
         '\0'..='\x1f' => char::from_u32('␀' as u32 + character as u32).unwrap_or('\u{fffd}'),
-        // The rest of those without a picture, what ends a line, and what turns the direction of all that follows it.
+        // The other control characters, line ends, and characters that change the direction of text.
         '\x7f'..='\u{9f}'
         | '\u{61c}'
         | '\u{200e}'

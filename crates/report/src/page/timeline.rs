@@ -1,8 +1,8 @@
-//! `memory/timeline.svg`, put into a page.
+//! Puts `memory/timeline.svg` into a page.
 
 use super::view::SectionItem;
 
-/// A frame with the picture as a document of its own, in which no script runs.
+/// A frame with the picture as its own document, in which no script runs.
 pub(super) fn frame(picture: &str) -> SectionItem {
     SectionItem::Frame {
         document: format!(

@@ -1,4 +1,4 @@
-//! What a page shows, in order: the same parts become HTML and text.
+//! The parts of a page in order, which become HTML or text.
 
 use super::chart::Chart;
 use super::records::Sample;
@@ -9,11 +9,11 @@ use serde::Serialize;
 #[derive(Serialize)]
 pub(super) struct Page {
     pub(super) title: String,
-    /// A line below it.
+    /// A line below the title.
     pub(super) about: String,
-    /// How each run ended, with its name.
+    /// How each run ended, with the run's name.
     pub(super) endings: Vec<(String, Ending)>,
-    /// What to know first.
+    /// Key figures, at the top.
     pub(super) facts: Vec<Fact>,
     pub(super) parts: Vec<Section>,
 }
@@ -23,9 +23,9 @@ pub(super) struct Page {
 pub(super) struct Ending {
     /// `good`, `bad` or `open`.
     pub(super) mood: &'static str,
-    /// In a few words.
+    /// A few words.
     pub(super) headline: &'static str,
-    /// All that is known.
+    /// The details.
     pub(super) detail: String,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Ending {
 pub(super) struct Fact {
     pub(super) name: &'static str,
     pub(super) value: String,
-    /// What stands below it in small letters.
+    /// A small text below it.
     pub(super) note: String,
 }
 
@@ -43,12 +43,12 @@ pub(super) struct Fact {
 pub(super) struct Section {
     pub(super) title: &'static str,
     pub(super) items: Vec<SectionItem>,
-    /// Whether it is in the text form too.
+    /// Whether the text form has it too.
     #[serde(skip)]
     pub(super) in_text: bool,
 }
 
-/// Something in a section.
+/// An item of a section.
 #[derive(Serialize)]
 #[serde(tag = "kind", content = "body", rename_all = "snake_case")]
 pub(super) enum SectionItem {
@@ -56,12 +56,12 @@ pub(super) enum SectionItem {
     Say(String),
     Table(Table),
     Samples(Vec<Sample>),
-    /// Pictures side by side, where there is room.
+    /// Pictures, side by side if there is room.
     Charts(Vec<Chart>),
     Bars(Vec<Bar>),
-    /// A file, folded: its name and text.
+    /// A folded file: its name and text.
     File(&'static str, String),
-    /// A picture that a run wrote, in a frame of its own: nothing in it can run or reach the page.
+    /// A picture that a run wrote, in its own frame, so that nothing in it can run or reach the page.
     Frame {
         document: String,
         /// Width over height.
@@ -86,7 +86,7 @@ pub(super) struct BarPiece {
 }
 
 impl Page {
-    /// The page as text: what its parts say, and their tables.
+    /// The page as text: its sentences and tables.
     pub(super) fn text(&self) -> String {
         let mut text = format!("{}\n", self.title);
         for (name, ending) in &self.endings {

@@ -1,4 +1,4 @@
-//! Pictures of a run's memory, from its history: for PyTorch's memory viewer, for Perfetto, and one that needs neither.
+//! Draws a run's memory from its history: for PyTorch's memory viewer, for Perfetto, and as an SVG.
 
 mod slices;
 mod snapshot;
@@ -14,13 +14,13 @@ use std::path::Path;
 /// What pictures are drawn from.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// Device, as a person calls it.
+    /// The device, in words.
     pub device: String,
-    /// What happened to its memory.
+    /// The history of its memory.
     pub history: History,
-    /// What its queues were busy with, by the clock of the history; none where nobody looked.
+    /// What its queues worked on, by the history's clock; empty if that was not recorded.
     pub spans: Vec<Span>,
-    /// The lease at which the run ended, if one was refused.
+    /// The refused lease that ended the run, if any.
     pub refused: Option<RefusedLease>,
 }
 
@@ -31,11 +31,11 @@ pub struct RefusedLease {
     pub name: &'static str,
     /// Its size.
     pub bytes: u64,
-    /// Where it was asked for.
+    /// The place that asked for it.
     pub place: Place,
-    /// Device bytes that were leased then: tells when that was, since leases go back while the error is on its way.
+    /// Device bytes leased then. They identify the moment, because leases end while the error is returned.
     pub live_bytes: u64,
-    /// Bytes that the device still had; 0 where nobody knows.
+    /// Bytes that were free on the device; 0 if that is not known.
     pub free_bytes: u64,
 }
 
@@ -55,10 +55,10 @@ impl From<&Refusal> for RefusedLease {
 
 impl Trace {
     /// Writes `snapshot.pickle` (for PyTorch's memory viewer), `trace.json` (for Perfetto) and `timeline.svg` into a
-    /// folder, which is made where it is missing.
+    /// folder, and makes the folder if it does not exist.
     ///
     /// # Errors
-    /// A file cannot be written.
+    /// If a file cannot be written.
     pub fn write(&self, folder: &Path) -> io::Result<()> {
         std::fs::create_dir_all(folder)?;
         let playback = Playback::new(&self.history);

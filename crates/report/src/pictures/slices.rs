@@ -1,26 +1,26 @@
-//! Phases and layers as stretches of time, nested where one interrupts another.
+//! Phases and layers as slices of time, nested if one interrupts another.
 
 use memory::{History, Layer, MemoryChange, Phase, Place, Playback};
 
-/// What a slice tells.
+/// What a slice shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Track {
-    /// What was going on.
+    /// The phase of the step.
     Phases,
-    /// Where in the model.
+    /// The layer of the model.
     Layers,
 }
 
-/// A stretch of a track, from one event to another.
+/// A stretch of time on a track, from one event to another.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slice {
     pub track: Track,
     pub place: Place,
-    /// Whether it interrupts another, inside which it lies: a replay.
+    /// Whether it is a replay, which lies inside the slice that it interrupts.
     pub is_replay: bool,
     /// Number of its first event.
     pub start: usize,
-    /// Number of the event at its end.
+    /// Number of its last event.
     pub end: usize,
 }
 
@@ -33,18 +33,18 @@ impl Slice {
         }
     }
 
-    /// Its beginning and its end in seconds.
+    /// Its start and end in seconds.
     pub(super) fn seconds(&self, playback: &Playback) -> (f64, f64) {
         let at_s = |event: usize| playback.instants[event].at_s;
         (at_s(self.start), at_s(self.end))
     }
 }
 
-/// The slices of both tracks, by their beginnings, outer ones first.
+/// The slices of both tracks, ordered by their starts, outer ones first.
 ///
-/// A history says which place was entered or returned to, not which of both. It is a return where the place lies below
-/// the present one. Between the blocks of a pass the run returns to the whole model for no time: a phase lasts until the
-/// run enters another.
+/// A history records the new place, but not whether it was entered or returned to. It is a return if the place is the
+/// one below on the stack. Between the blocks of a pass, the run returns to the whole model for no time, so a phase
+/// lasts until the run enters another phase.
 pub(super) fn slices(history: &History) -> Vec<Slice> {
     if history.events.is_empty() {
         return Vec::new();
@@ -81,23 +81,23 @@ pub(super) fn slices(history: &History) -> Vec<Slice> {
     tracks.slices
 }
 
-/// A slice that lasts.
+/// A slice that has not ended.
 #[derive(Clone, Copy)]
 struct Open {
     index: usize,
-    /// When it ends unless it goes on: the run has left its last layer.
+    /// The event at which it ends unless it continues: the run has left its last layer.
     left: Option<usize>,
 }
 
 #[derive(Default)]
 struct Tracks {
     slices: Vec<Slice>,
-    /// The open slices, with the replay inside them, of each track.
+    /// For each track the open slice, and the replay inside it.
     open: [[Option<Open>; 2]; 2],
 }
 
 impl Tracks {
-    /// The run is at a place from an event on.
+    /// Records that the run is at a place from an event on.
     fn be_at(&mut self, place: Place, event: usize) {
         let is_replay = place.phase == Phase::Recompute;
         for track in [Track::Phases, Track::Layers] {
@@ -137,7 +137,7 @@ impl Tracks {
         });
     }
 
-    /// The run is between layers.
+    /// Records that the run is between layers.
     fn leave_layer(&mut self, event: usize) {
         for is_replay in [true, false] {
             self.close(Track::Layers, is_replay, event);

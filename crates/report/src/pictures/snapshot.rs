@@ -1,9 +1,9 @@
-//! `snapshot.pickle`: what PyTorch's `torch.cuda.memory._snapshot()` returns, for its memory viewer and
+//! Writes `snapshot.pickle`, with the contents of PyTorch's `torch.cuda.memory._snapshot()`, for its memory viewer and
 //! `torch/cuda/_memory_viz.py`.
 //!
-//! The history is a device's trace of allocations, from the first of loading on. What lives across steps lies in segments
-//! of its own, the leases of steps in one, the slab. Page-locked host memory is left out: the viewer knows the memory of
-//! devices alone, and would count it to them. So are leases without a byte, whose addresses are those of others.
+//! The history becomes a device's trace of allocations, from the start of loading. Leases that live across steps have
+//! their own segments, and the leases of steps share one, the slab. Page-locked host memory is left out, because the
+//! viewer would count it as the device's, and so are leases without bytes, which share addresses with others.
 
 use super::{RefusedLease, Trace};
 use memory::{Address, Category, Lease, MemoryChange, Place, Playback};
@@ -11,14 +11,14 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
 
-/// Where the first segment lies: addresses tell segments apart, no more.
+/// The address of the first segment. Addresses only distinguish segments.
 const FIRST_ADDRESS: u64 = 0x7f00_0000_0000;
 
-/// Segments begin at its multiples, as blocks of NVIDIA's driver do.
+/// Segments begin at multiples of this, as blocks of NVIDIA's driver do.
 const ALIGNMENT: u64 = 2 << 20;
 
-/// Bytes, an address or microseconds. Signed: of an unsigned number beyond 31 bits serde-pickle writes nine bytes, which the
-/// viewer reads as a `BigInt`, and cannot add to others.
+/// Bytes, an address or microseconds. Signed, because serde-pickle writes an unsigned number beyond 31 bits in nine
+/// bytes, which the viewer reads as a `BigInt` and cannot add to other numbers.
 #[derive(Clone, Copy, Serialize)]
 struct Number(i64);
 
@@ -61,7 +61,7 @@ struct Block {
     frames: Vec<Frame>,
 }
 
-/// The viewer shows `filename:line:name`.
+/// The viewer shows it as `filename:line:name`.
 #[derive(Clone, Serialize)]
 struct Frame {
     filename: String,
@@ -82,8 +82,8 @@ struct Entry {
     frames: Vec<Frame>,
     user_metadata: String,
     pool_id: (u32, u32),
-    /// The viewer colours allocations by it. Where there are any it needs `unknown` among them, or it fails; segments have
-    /// that.
+    /// The viewer colours allocations by it. If any entry has one, it requires `unknown` among them and fails
+    /// otherwise; segments have that.
     #[serde(skip_serializing_if = "Option::is_none")]
     category: Option<&'static str>,
 }
@@ -114,7 +114,7 @@ pub(super) fn write(
         .map_err(io::Error::other)
 }
 
-/// Gives what is leased addresses.
+/// Assigns addresses to leases.
 struct Allocator {
     entries: Vec<Entry>,
     time_us: u64,
@@ -129,7 +129,7 @@ struct Allocator {
 
 impl Allocator {
     fn new(trace: &Trace) -> Allocator {
-        // Without memory behind it nobody reserved the slab: it is as large as leases reach.
+        // Without real memory, the slab was not reserved, so it is as large as its leases reach.
         let reach = |change: &MemoryChange| match *change {
             MemoryChange::ReserveSlab { bytes } => bytes,
             MemoryChange::Take {
@@ -193,7 +193,7 @@ impl Allocator {
         self.allocate(number, address, lease);
     }
 
-    /// The slab's address.
+    /// The slab's address. Reserves it on first use.
     fn slab(&mut self) -> u64 {
         let made = self.slab;
         let address = made.unwrap_or_else(|| self.segment(self.slab_bytes, "slab".to_string()));
@@ -201,7 +201,7 @@ impl Allocator {
         address
     }
 
-    /// Reserves a segment; its address.
+    /// Reserves a segment; returns its address.
     fn segment(&mut self, bytes: u64, user_metadata: String) -> u64 {
         let address = self.next_address;
         self.next_address = (address + bytes.max(1)).next_multiple_of(ALIGNMENT);
@@ -255,7 +255,7 @@ impl Allocator {
         self.entries.push(entry);
     }
 
-    /// The fields that all entries have at this time; the caller adds the rest.
+    /// An entry with the fields that all entries have. The caller adds the others.
     fn entry(
         &self,
         action: &'static str,
@@ -276,7 +276,7 @@ impl Allocator {
         }
     }
 
-    /// The segments at the end, tiled by blocks.
+    /// The segments that exist at the end, divided into blocks.
     fn segments(&self) -> Vec<Segment> {
         let mut live: Vec<(u64, Lease)> = self.live.iter().flatten().copied().collect();
         live.sort_unstable_by_key(|(address, _)| *address);
@@ -317,7 +317,7 @@ impl Allocator {
     }
 }
 
-/// What lies between two addresses, if they are not the same.
+/// A free block between two addresses, if they differ.
 fn hole(from: u64, to: u64) -> Option<Block> {
     (from < to).then(|| Block {
         address: from.into(),
@@ -328,7 +328,7 @@ fn hole(from: u64, to: u64) -> Option<Block> {
     })
 }
 
-/// A tensor as a frame of a stack, and as what the viewer shows when it is pointed at.
+/// A tensor as a stack frame, and as the text that the viewer shows under the pointer.
 fn describe(name: &str, place: Place) -> (Frame, String) {
     let place = format!("{}, {}", place.phase.name(), place.layer);
     let user_metadata = format!("{place}: `{name}`");

@@ -1,4 +1,4 @@
-//! `timeline.svg`: the bytes of one step stacked by category, its phases, its peak and what was live then.
+//! Draws `timeline.svg`: one step's bytes by category, its phases, its peak, and what was live at the peak.
 
 use super::Trace;
 use super::slices::{Slice, Track, slices};
@@ -6,8 +6,8 @@ use crate::numbers::grouped;
 use crate::svg::{Svg, round_step, tenths};
 use memory::{Category, Phase, Playback, format_bytes};
 
-/// Readable in light and in dark; every selector begins with the picture's own class, so that it can stand in a page. The
-/// hues of categories are those of PyTorch's memory timeline.
+/// For light and dark pages. Every selector begins with the picture's own class, so that the picture can be part of a
+/// page. The colours of categories are those of PyTorch's memory timeline.
 const STYLE: &str = include_str!("timeline.css");
 
 const WIDTH: f64 = 760.0;
@@ -15,18 +15,18 @@ const LEFT: f64 = 76.0;
 const RIGHT: f64 = 744.0;
 const TOP: f64 = 70.0;
 const BOTTOM: f64 = 350.0;
-/// Rows of phases, of replays and of times, below the plot.
+/// The rows of phases, replays and times below the plot.
 const PHASES: f64 = BOTTOM + 6.0;
 const REPLAYS: f64 = PHASES + 20.0;
 const TIMES: f64 = REPLAYS + 28.0;
 const BELOW: f64 = TIMES + 32.0;
 const LINE: f64 = 20.0;
-/// Tensors that are named.
+/// Number of tensors that are named.
 const LARGEST: usize = 5;
-/// Columns that say what was live when they are pointed at.
+/// Number of columns that show under the pointer what was live.
 const COLUMNS: usize = 200;
 
-/// The picture, as a file of its own.
+/// The picture as a file.
 pub(super) fn draw(trace: &Trace, playback: &Playback) -> String {
     let rows = Category::ALL.len().max(LARGEST) as f64;
     let height = BELOW + LINE * (rows + 0.5) + 8.0;
@@ -47,7 +47,7 @@ pub(super) fn draw(trace: &Trace, playback: &Playback) -> String {
     svg.finish()
 }
 
-/// Where things are in the picture.
+/// Converts times and bytes to places in the picture.
 struct Scale<'a> {
     playback: &'a Playback,
     start_s: f64,
@@ -56,7 +56,7 @@ struct Scale<'a> {
 }
 
 impl Scale<'_> {
-    /// None where nothing happened.
+    /// None if there is no event.
     fn new(playback: &Playback) -> Option<Scale<'_>> {
         let start_s = playback.instants.get(playback.step)?.at_s;
         let seconds = playback.instants.last()?.at_s - start_s;
@@ -65,12 +65,12 @@ impl Scale<'_> {
             playback,
             start_s,
             seconds: seconds.max(f64::MIN_POSITIVE),
-            // Room for the peak's label.
+            // Leaves room for the peak's label.
             top_bytes: peak + peak / 8 + 1,
         })
     }
 
-    /// The events of the step, by number.
+    /// The numbers of the step's events.
     fn events(&self) -> std::ops::Range<usize> {
         self.playback.step..self.playback.instants.len()
     }
@@ -120,7 +120,7 @@ fn titles(svg: &mut Svg, trace: &Trace, playback: &Playback) {
     svg.text((RIGHT, 26.0), "", "end", &words)
 }
 
-/// Lines at round numbers of bytes, four to eight of them.
+/// Draws four to eight lines at round numbers of bytes.
 fn grid(svg: &mut Svg, scale: &Scale) {
     let step = (scale.top_bytes / 4).max(1);
     let step = 1_u64 << step.ilog2();
@@ -132,7 +132,7 @@ fn grid(svg: &mut Svg, scale: &Scale) {
     }
 }
 
-/// The events that can be seen: of each pixel's the highest, the lowest and the last.
+/// The events that are visible: the highest, the lowest and the last of each pixel.
 fn outline(scale: &Scale) -> Vec<usize> {
     let mut seen = Vec::new();
     let mut events = scale.events().peekable();
@@ -160,7 +160,7 @@ fn outline(scale: &Scale) -> Vec<usize> {
     seen
 }
 
-/// Each category on those before it, as a staircase.
+/// Stacks each category on those before it, as a staircase.
 fn areas(svg: &mut Svg, scale: &Scale, events: &[usize]) {
     for count in (1..=Category::ALL.len()).rev() {
         let name = Category::ALL[count - 1].name();
@@ -180,14 +180,14 @@ fn areas(svg: &mut Svg, scale: &Scale, events: &[usize]) {
     }
 }
 
-/// A row of phases, and one of replays.
+/// Draws a row of phases and a row of replays.
 fn phases(svg: &mut Svg, scale: &Scale, slices: &[Slice]) {
     for (is_replay, y, height) in [(false, PHASES, 18.0), (true, REPLAYS, 8.0)] {
         let of_row = slices.iter().filter(|slice| {
             let is_phase = slice.track == Track::Phases && slice.is_replay == is_replay;
             is_phase && slice.start >= scale.playback.step
         });
-        // What lies closer together than can be seen is one.
+        // Slices that are too close to be distinguished are joined.
         let mut stretches: Vec<(Phase, f64, f64)> = Vec::new();
         for slice in of_row {
             let (start, end) = (scale.x(slice.start), scale.x(slice.end));
@@ -199,7 +199,7 @@ fn phases(svg: &mut Svg, scale: &Scale, slices: &[Slice]) {
             }
         }
         for (phase, start, end) in &stretches {
-            // Short replays are still seen.
+            // Short replays stay visible.
             let least = if is_replay { 0.5 } else { 0.0 };
             let (name, width) = (phase.name(), (end - start).max(least));
             if width > 0.05 {
@@ -217,7 +217,7 @@ fn phases(svg: &mut Svg, scale: &Scale, slices: &[Slice]) {
     }
 }
 
-/// Round times, or numbers of events where no time passed.
+/// Draws round times, or numbers of events if no time passed.
 fn times(svg: &mut Svg, scale: &Scale) {
     let (unit, of_unit) = match scale.seconds {
         _ if !scale.playback.is_timed => ("events", 1e-6),
@@ -228,7 +228,7 @@ fn times(svg: &mut Svg, scale: &Scale) {
     let range = scale.seconds / of_unit;
     let (step, decimals) = round_step(range, 8.0);
     let mut at = 0.0;
-    // The last place is the unit's.
+    // The last place is kept for the unit.
     while at < 0.94 * range {
         let x = scale.x_at(scale.start_s + at * of_unit);
         svg.text((x, TIMES), "quiet", "middle", &format!("{at:.decimals$}"));
@@ -259,11 +259,11 @@ fn mark_peak(svg: &mut Svg, scale: &Scale) {
     svg.text((x + aside, y - 8.0), "", anchor, &words)
 }
 
-/// Columns that are seen when they are pointed at, and say what was live at their highest.
+/// Draws columns that appear under the pointer, and show what was live at their highest event.
 fn hovers(svg: &mut Svg, scale: &Scale) {
     let width = (RIGHT - LEFT) / COLUMNS as f64;
     let mut events = scale.events().peekable();
-    // What was live before a column is live at its beginning.
+    // What was live before a column is still live at its start.
     let mut last = scale.playback.step;
     for column in 0..COLUMNS {
         let end = LEFT + (column + 1) as f64 * width;
@@ -294,7 +294,7 @@ fn hovers(svg: &mut Svg, scale: &Scale) {
     }
 }
 
-/// The categories of the step from the top of the picture down, with their bytes at the peak.
+/// Draws the step's categories from the top of the picture down, with their bytes at the peak.
 fn legend(svg: &mut Svg, scale: &Scale) {
     svg.text((16.0, BELOW), "quiet", "start", "At the peak, by category");
     let live = &scale.playback.instants[scale.playback.peak].live;

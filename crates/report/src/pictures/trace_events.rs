@@ -1,8 +1,8 @@
-//! `trace.json`: a history as events of Chrome's trace format, for Perfetto (ui.perfetto.dev) and `chrome://tracing`.
+//! Writes `trace.json`: a history as Chrome's trace events, for Perfetto (ui.perfetto.dev) and `chrome://tracing`.
 //!
-//! A counter for each category and one for all, in bytes of device memory; phases and layers as slices; a track for each
-//! queue. Counters have one value each, since Perfetto imports no others. What the format asks for is held by tests and by
-//! `scripts/check-trace`; Perfetto itself was not run.
+//! There is a counter for each category and one for their sum, in bytes of device memory; slices for phases and layers;
+//! and a track for each queue. Each counter has one value, because Perfetto imports no others. Tests and
+//! `scripts/check-trace` check the format; Perfetto itself was not run.
 
 use super::Trace;
 use super::slices::{Track, slices};
@@ -45,7 +45,7 @@ enum Args {
 const COUNTERS: u32 = 0;
 const PHASES: u32 = 1;
 const LAYERS: u32 = 2;
-/// And the queues from here on, in their order.
+/// The number of the first queue's track; the others follow in order.
 const FIRST_QUEUE: u32 = 3;
 
 /// Writes the events of a run.
@@ -76,7 +76,7 @@ pub(super) fn write(
     serde_json::to_writer(out, &file).map_err(io::Error::from)
 }
 
-/// Whole nanoseconds, so that what ends together ends at the same number.
+/// Whole nanoseconds, so that slices that end together end at the same number.
 fn microseconds(seconds: f64) -> f64 {
     (seconds * 1e9).round() / 1e3
 }
@@ -108,7 +108,7 @@ fn complete(name: Cow<str>, tid: u32, (start_s, end_s): (f64, f64), args: Args) 
     }
 }
 
-/// What the process and its tracks are called, and their order.
+/// The names of the process and its tracks, and the order of the tracks.
 fn names(device: &str) -> Vec<TraceEvent<'static>> {
     let meta = |what: &'static str, tid, args| event(what.into(), "M", tid, 0.0, args);
     let name = format!("training step on {device}");
@@ -126,7 +126,7 @@ fn names(device: &str) -> Vec<TraceEvent<'static>> {
     events
 }
 
-/// Each counter where it changes, and the peak as an instant.
+/// Each counter wherever it changes, and the peak as an instant.
 fn counters(playback: &Playback, events: &mut Vec<TraceEvent>) {
     let mut told: Option<ByCategory> = None;
     for (number, instant) in playback.instants.iter().enumerate() {
@@ -152,7 +152,7 @@ fn counters(playback: &Playback, events: &mut Vec<TraceEvent>) {
     }
 }
 
-/// What queues were busy with in the step. The end of what was asked for before it is cut to the step.
+/// What queues worked on in the step. Work that was started before the step is cut at its beginning.
 fn spans<'a>(trace: &'a Trace, playback: &Playback, events: &mut Vec<TraceEvent<'a>>) {
     let begin = playback.instants.get(playback.step);
     let Some(begin) = begin.filter(|_| playback.is_timed) else {

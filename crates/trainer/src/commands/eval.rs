@@ -30,14 +30,14 @@ pub struct EvalArgs {
     pub seq: Option<String>,
 }
 
-/// What `eval --json` prints.
+/// The output of `eval --json`.
 #[derive(Serialize)]
 struct Record {
     model: PathBuf,
     data: String,
     loss: f64,
     perplexity: f64,
-    /// Null where nobody says how many bytes of text a token stands for.
+    /// Null if it is not known how many bytes of text a token has.
     bits_per_byte: Option<f64>,
     targets: usize,
     samples: usize,
@@ -57,7 +57,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     if !trained.resolved.seq_is_explicit {
         trained.resolved.config.data.seq = trained.seq();
     }
-    // Elsewhere the packing of training may mean nothing: only prepared folders have documents.
+    // Training's packing is used only for prepared folders, because other data has no documents.
     let (packing, prepared) = (trained.packing(), Path::new(&args.data).is_dir());
     let is_default = trained.resolved.config.data.packing == Packing::Concatenate;
     if let (Some(packing), true, true) = (packing, prepared, is_default) {

@@ -52,8 +52,8 @@ impl ExportArgs {
     }
 }
 
-/// Writes the model of a checkpoint, with all that came with it. Weights go from file to file: no device is used, and no
-/// model is held in memory.
+/// Writes the model of a checkpoint with the files that came with it. Weights are copied from file to file, without a
+/// device and without holding the model in memory.
 pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
     let (out, max_shard_bytes) = (&args.out, args.max_shard_bytes()?);
     refuse_non_empty(out)?;
@@ -68,7 +68,7 @@ pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
     let parameters = architecture.parameters();
     let weights = ModelWeights::open(&from, parameters)?;
     let dtype = args.dtype().unwrap_or(weights.dtype());
-    // Its own config.json describes it, so that the length of sequences is not asked for.
+    // Sequence length 0, because the model has its own config.json.
     let files = origin.files(&config, 0, dtype);
     let converted = weights.converted(dtype);
     refuse_model_without_room(out, &converted, &files, max_shard_bytes, args.force)?;

@@ -89,7 +89,7 @@ pub(crate) fn init(resolved: &Resolved) -> Result<(), Failure> {
         .in_layout()
         .map(|parameter| (parameter.initial, parameter.dtype(dtype)))
         .collect();
-    // Elements are drawn in their order. A tensor that is written transposed is read several times, and drawn again each time.
+    // Elements are drawn in order. A tensor that is written transposed is read, and drawn, several times.
     let drawn = RefCell::new((0, fresh.values(initial[0].0, 0)));
     let weights = OutgoingWeights::new(parameters, dtype, |index, elements| {
         let (next, values) = &mut *drawn.borrow_mut();

@@ -1,4 +1,4 @@
-//! The commands beside training, a file or a folder each. They use what trains, which uses none of them.
+//! The commands besides training, a file or a folder each. They use the code that trains, which uses none of them.
 
 mod bench;
 mod doctor;
@@ -86,7 +86,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Carries out what one process does, whose configuration is `resolve`d where there is one.
+    /// Carries out a command of a single process. `resolve` gives its configuration, if it has one.
     pub(crate) fn carry_out(
         &self,
         launch: Option<Launch>,
@@ -106,7 +106,7 @@ impl Command {
             Command::Profile(_) => profile::profile(&begun()?),
             Command::Tune(_) => tune::tune(&begun()?),
             Command::Init(_) => init::init(&begun()?),
-            // It resolves a configuration for each strategy.
+            // `bench` resolves one configuration per strategy itself.
             Command::Bench(args) => bench::bench(args),
             Command::Prepare(args) => prepare::prepare(args),
             Command::Eval(args) => eval::eval(args),
@@ -133,7 +133,7 @@ impl Command {
         }
     }
 
-    /// Refuses what a launcher started several times: each process would do all of it.
+    /// Refuses a command that a launcher started several times, because each process would do all of it.
     fn refuse_several(&self, launch: Option<Launch>) -> Result<(), Failure> {
         let instead = match self {
             Command::Plan(_) | Command::Bench(_) => " and give it --ranks N",

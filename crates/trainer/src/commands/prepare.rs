@@ -1,4 +1,4 @@
-//! The `prepare` command: text becomes token files. Without the feature `text` it is refused.
+//! The `prepare` command: makes token files of text. Without the feature `text` it is refused.
 
 #[cfg(feature = "text")]
 mod writing;
@@ -41,7 +41,7 @@ pub struct PrepareArgs {
     pub quiet: bool,
 }
 
-/// Says that this build cannot do it, and what builds one that can.
+/// Says that this build lacks the feature, and how to build with it.
 #[cfg(not(feature = "text"))]
 pub(crate) fn prepare(_: &PrepareArgs) -> Result<(), crate::Failure> {
     Err(crate::Failure::NotBuilt("`trainer prepare`"))

@@ -1,4 +1,4 @@
-//! The `profile` command: every operation of a step, beside the least that the device could take.
+//! The `profile` command: the times of a step's operations, beside the shortest times that the device allows.
 
 use crate::commands::doctor::{DeviceRates, RateWork};
 use crate::decisions;
@@ -19,45 +19,45 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// Steps; the first one warms up, and the best of the others counts for each operation.
+/// Steps. The first one warms up; for each operation the best of the others counts.
 const STEPS: usize = 4;
 
-/// A step, operation by operation. `profile --json`.
+/// A step, operation by operation: the output of `profile --json`.
 #[derive(Clone, Debug, Serialize)]
 struct Profile {
     /// `cpu` or `cuda`.
     device: &'static str,
     /// Compute type.
     dtype: &'static str,
-    /// What decides which operations there are: times are good for runs that have the same (`--costs`).
+    /// The settings that decide the operations. The times hold for runs with the same settings (`--costs`).
     measured_for: MeasuredFor,
-    /// Peak rate of matrix products that floors are counted with, in units of 10^12 operations a second:
+    /// Peak rate of matrix products that floors are computed with, in units of 10^12 operations a second:
     /// `hardware.peak_tflops`, or the data sheet's, or else the rate measured on large products.
     peak_tflops: f64,
-    /// Bandwidth that floors are counted with, in units of 10^9 bytes a second: measured on large copies.
+    /// Bandwidth that floors are computed with, in units of 10^9 bytes a second: measured on large copies.
     bandwidth_gbps: f64,
-    /// All operations one after the other.
+    /// The sum of all operations' times.
     total_ms: f64,
-    /// What they would take at the least.
+    /// The sum of their floors.
     floor_ms: f64,
-    /// Longest first.
+    /// The operations, longest first.
     operations: Vec<Operations>,
 }
 
-/// All operations of a name and size in a step.
+/// All operations of a step with the same name and sizes.
 #[derive(Clone, Debug, Serialize)]
 struct Operations {
     /// The name in `Kernels`.
     operation: &'static str,
     /// m, k, n of a product; dimensions of the first operand of others.
     sizes: Vec<usize>,
-    /// How many.
+    /// Number of calls.
     calls: usize,
-    /// All of them, each with its launch and the wait for its end.
+    /// Time of all calls, each with its launch and the wait for its end.
     ms: f64,
-    /// Operations of their products over the peak.
+    /// FLOPs of their products divided by the peak rate.
     flops_floor_ms: f64,
-    /// Bytes of their operands over the bandwidth.
+    /// Bytes of their operands divided by the bandwidth.
     bytes_floor_ms: f64,
 }
 
@@ -68,7 +68,7 @@ impl Operations {
     }
 }
 
-/// Makes some steps and prints what their operations took.
+/// Makes some steps and prints the times of their operations.
 pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
     let folder = trace_folder(resolved)?;
     let (config, device) = decisions::on_device(resolved, None)?;
@@ -109,7 +109,7 @@ pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What large products and copies reach.
+/// Measures the rates of large products and copies.
 fn measure(device: &OpenDevice, step: &DeviceStep) -> Result<DeviceRates, Failure> {
     let memory = device.memory();
     let kernels = device.kernels(step, &memory)?;
@@ -121,7 +121,7 @@ fn measure(device: &OpenDevice, step: &DeviceStep) -> Result<DeviceRates, Failur
     )
 }
 
-/// The operations of each step but the first.
+/// The operations of each step except the first.
 fn timed_steps(
     device: &OpenDevice,
     step: &DeviceStep,
@@ -142,12 +142,12 @@ fn timed_steps(
         Ok(tracer.timings.take())
     });
     let steps = steps.collect::<Result<Vec<_>, Failure>>()?;
-    // Before the session gives back what lives across steps.
+    // Before the session is dropped and releases what lives across steps.
     tracer.stop();
     Ok(steps.into_iter().skip(1).collect())
 }
 
-/// A step of the right shape, on tokens that all differ as random ones do.
+/// A step of the run's shape, with pseudo-random tokens.
 fn random_batch(settings: &Settings) -> StepBatch {
     let (rows, seq) = (settings.micro_batch, settings.seq);
     let vocab = settings.model.vocab as u32;
@@ -165,7 +165,7 @@ fn random_batch(settings: &Settings) -> StepBatch {
     (0..settings.accum).map(micro).collect()
 }
 
-/// Takes each operation's best time, and adds up those that are alike.
+/// Takes each operation's best time, and adds up operations with the same name and sizes.
 fn sum_up(steps: &[Vec<Timing>], peak_tflops: f64, bandwidth_gbps: f64) -> Vec<Operations> {
     let mut sums = BTreeMap::new();
     for (index, first) in steps[0].iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The `report` command: a page about a run, or two.
+//! The `report` command: writes a page about a run, or about two.
 
 use crate::failure::Failure;
 use crate::stdout::print;
@@ -11,7 +11,7 @@ use settings::load::{Source, load};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Where runs without `--out` are.
+/// The folder of runs without `--out`.
 const RUNS: &str = "runs";
 
 /// Flags of `report`.
@@ -28,7 +28,7 @@ pub struct ReportArgs {
     pub out: Option<PathBuf>,
 }
 
-/// Writes a page and prints where, or prints tables.
+/// Writes a page and prints its path, or prints tables.
 ///
 /// # Errors
 /// [`Failure`]: no run to report on, files that cannot be read or written.
@@ -55,8 +55,8 @@ pub(crate) fn report(args: &ReportArgs) -> Result<(), Failure> {
     print(format_args!("{}\n", written.display()))
 }
 
-/// The needs of a run's other settings, as `trainer plan` prints them. None, with a warning, if the run's configuration makes no
-/// plan here.
+/// What the run would need with other settings, as `trainer plan` prints it. None, with a warning, if the run's
+/// configuration cannot be planned here.
 fn others(config: &str, plan: &Value) -> Option<Value> {
     let planned = plan_others(config, plan).inspect_err(|reason| {
         tracing::warn!("the page does not say what other settings would need: {reason:#}");
@@ -75,7 +75,8 @@ fn plan_others(config: &str, plan: &Value) -> Result<Value, Failure> {
     Ok(serde_json::to_value(plan).expect("a plan is plain data"))
 }
 
-/// The run that wrote its metrics last: names begin with the model's, and a page that is made anew is no sign of life.
+/// The run that wrote its metrics last. Names do not tell, because they begin with the model's name, and writing a page
+/// again does not make a run newer.
 fn newest_run(runs: &Path) -> Result<PathBuf, Failure> {
     let written = |folder: &PathBuf| -> Option<SystemTime> {
         let metrics = folder.join("metrics.jsonl").metadata();

@@ -1,4 +1,4 @@
-//! Folders of models that were trained: what `eval` and `generate` compute with, `export` copies, and a run goes on from.
+//! Folders of trained models: `eval` and `generate` compute with them, `export` copies them, and runs resume from them.
 
 use crate::args::overrides;
 use crate::checkpoints::model_folder;
@@ -42,7 +42,7 @@ pub struct TrainedArgs {
     pub json: bool,
 }
 
-/// A model's folder, and how it is to be computed.
+/// A model's folder, and the settings to compute with.
 pub(crate) struct Trained {
     pub(crate) folder: PathBuf,
     pub(crate) resolved: Resolved,
@@ -51,7 +51,7 @@ pub(crate) struct Trained {
 }
 
 impl Trained {
-    /// Looks at a model's folder; `flags` are settings of the command's own.
+    /// Opens a model's folder. `flags` are the command's own settings.
     pub(crate) fn open(args: &TrainedArgs, flags: Vec<Override>) -> Result<Trained, Failure> {
         let shared = [
             ("--device", "train.device", &args.device),
@@ -68,7 +68,7 @@ impl Trained {
             ..RunOptions::default()
         };
         let mut resolved = resolve(Task::Train, given, options)?;
-        // First, since a checkpoint's checksums are computed by them.
+        // First, because these threads compute a checkpoint's checksums.
         start_threads(resolved.config.train.threads)?;
         let folder = model_folder(&args.from)?;
         adopt_model(&mut resolved, &folder)?;
@@ -80,7 +80,7 @@ impl Trained {
         })
     }
 
-    /// Positions that it was made for, if it says so.
+    /// The number of positions that it was made for, if its files say.
     pub(crate) fn positions(&self) -> Option<usize> {
         let keys = ["max_position_embeddings", "n_positions"];
         let said = keys
@@ -89,19 +89,19 @@ impl Trained {
         said.map(|positions| positions as usize)
     }
 
-    /// Tokens in the sequences that it was trained on, if the folder is of a run; else at most as many as it has positions.
+    /// Length of the sequences that it was trained on, if the folder is a run's, but at most its number of positions.
     pub(crate) fn seq(&self) -> usize {
         let said = self.of_training("seq").and_then(|seq| seq.as_integer());
         let seq = said.map_or(self.resolved.config.data.seq, |seq| seq as usize);
         seq.min(self.positions().unwrap_or(seq))
     }
 
-    /// How documents became the sequences that it was trained on, if the folder is of a run.
+    /// How documents were packed into the sequences that it was trained on, if the folder belongs to a run.
     pub(crate) fn packing(&self) -> Option<Packing> {
         self.of_training("packing")?.try_into().ok()
     }
 
-    /// A key of `[data]` of the run that it comes from.
+    /// The value of a key of `[data]` in the run that trained it.
     fn of_training(&self, key: &str) -> Option<toml::Value> {
         let text = std::fs::read_to_string(self.folder.join("config.toml")).ok()?;
         let config: toml::Table = text.parse().ok()?;
@@ -125,7 +125,7 @@ impl Trained {
         })
     }
 
-    /// The tokens that end its texts: as `generation_config.json`, else `config.json`, else the tokenizer has it.
+    /// The tokens that end its texts, from `generation_config.json`, else from `config.json`, else from the tokenizer.
     pub(crate) fn ends(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let generation = json(&self.folder.join("generation_config.json"));
         let said = [&generation, &self.description].into_iter();
@@ -136,7 +136,7 @@ impl Trained {
         }
     }
 
-    /// Leases the model on its device, loads its weights, and reserves what the plan says that computing takes.
+    /// Leases the model on its device, loads its weights, and reserves the plan's slab.
     pub(crate) fn load(
         &self,
         settings: &Settings,
@@ -160,14 +160,14 @@ impl Trained {
 /// Settings for sequences of `seq` tokens.
 pub(crate) fn settings(resolved: &Resolved, seq: usize) -> Result<Settings, Failure> {
     let mut config = resolved.decided(seq);
-    // What a run was trained by need not be here, or fit other lengths.
+    // The attention of the training run may not be installed here, or may not fit other sequence lengths.
     if config.attention.backend == AttentionBackend::Cudnn {
         config.attention.backend = AttentionBackend::Auto;
     }
     Ok(Settings::new(&config)?)
 }
 
-/// A token, or a list of tokens; none where there is neither.
+/// A token, or a list of tokens; none if the value is neither.
 fn tokens(json: &Value) -> Option<impl Iterator<Item = u32>> {
     let listed = match json {
         Value::Array(listed) => listed.as_slice(),

@@ -14,7 +14,7 @@ use {
     settings::Settings,
 };
 
-/// Times the algorithms of the products of a run, and prints what was chosen.
+/// Times the algorithms of a run's products, and prints the choice.
 pub(crate) fn tune(resolved: &Resolved) -> Result<(), Failure> {
     let (config, device) = decisions::on_device(resolved, None)?;
     match &device {

@@ -1,4 +1,4 @@
-//! Readings of a run in figures, and those of several runs in one.
+//! Summarises the readings of a run, and the runs of a strategy.
 
 use super::tenants::Tenants;
 use planner::OtherProcess;
@@ -6,44 +6,44 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// What a GPU does at a moment.
+/// A GPU's state at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct GpuReading {
     pub(super) sm_clock_mhz: Option<u32>,
     pub(super) memory_clock_mhz: Option<u32>,
     pub(super) power_w: Option<u32>,
     pub(super) temperature_c: Option<u32>,
-    /// The reasons that hold its clocks back, in NVML's words.
+    /// Why clocks are below their limit, in NVML's words.
     pub(super) reasons: BTreeSet<String>,
 }
 
-/// Most that a GPU may.
+/// A GPU's limits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) sm_clock_mhz: Option<u32>,
     pub(super) power_w: Option<u32>,
 }
 
-/// What a GPU did in a run, or in all runs of a strategy.
+/// The state of a GPU during a run, or during all runs of a strategy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct GpuFigures {
     /// Clock of the multiprocessors, while the GPU was not idle.
     pub(crate) sm_clock_mhz: Option<Spread>,
-    /// The highest that it can have.
+    /// The highest possible clock.
     pub(crate) sm_clock_max_mhz: Option<u32>,
     /// Clock of the memory.
     pub(crate) memory_clock_mhz: Option<Spread>,
     /// Power drawn.
     pub(crate) power_w: Option<Spread>,
-    /// The limit on it.
+    /// The limit on power.
     pub(crate) power_limit_w: Option<u32>,
-    /// The hottest.
+    /// The highest temperature.
     pub(crate) temperature_c_max: Option<u32>,
-    /// What held clocks back, in NVML's words.
+    /// Why clocks were below their limit, in NVML's words.
     pub(crate) throttle_reasons: BTreeSet<String>,
-    /// Processes that were on it before or after the run.
+    /// Processes that used it before or after the run.
     pub(crate) other_processes: Vec<OtherProcess>,
-    /// Memory in use before and after that no process owned.
+    /// Memory in use before and after the run that no process owned.
     pub(crate) unowned_bytes: Option<u64>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// None of no values. The median of an even number of them is the larger of the two in the middle.
+    /// None without values. The median of an even number of values is the larger of the two in the middle.
     fn new(values: impl IntoIterator<Item = u32>) -> Option<Spread> {
         let mut values: Vec<u32> = values.into_iter().collect();
         values.sort_unstable();
@@ -77,9 +77,9 @@ impl Spread {
 }
 
 impl GpuFigures {
-    /// Sums a run up, from its readings and from who was on the GPU before it began and after it had ended.
+    /// Summarises a run, from its readings and from who used the GPU before and after it.
     pub(super) fn new(limits: Limits, readings: &[GpuReading], tenants: &[Tenants]) -> GpuFigures {
-        // The clock of a GPU that waits for its work is low, and means nothing.
+        // An idle GPU has a low clock, which says nothing about the run.
         let is_busy = |reading: &&GpuReading| !reading.reasons.contains("gpu_idle");
         let mut counted: Vec<&GpuReading> = readings.iter().filter(is_busy).collect();
         if counted.is_empty() {
@@ -99,12 +99,12 @@ impl GpuFigures {
             temperature_c_max: of(|reading| reading.temperature_c).map(|spread| spread.max),
             throttle_reasons: reasons.cloned().collect(),
             other_processes: largest(tenants.iter().flat_map(|tenants| &tenants.others)),
-            // What a process that has just ended held may still be on its way back.
+            // The smaller of both, because the memory of a process that has just ended may not be free yet.
             unowned_bytes: unowned.min().flatten(),
         }
     }
 
-    /// Sums all runs of a strategy up; none where there are none.
+    /// Summarises all runs of a strategy; none without runs.
     pub(crate) fn of_runs(runs: &[&GpuFigures]) -> Option<GpuFigures> {
         let first = runs.first()?;
         let spread = |figure: fn(&GpuFigures) -> Option<Spread>| {
@@ -125,7 +125,7 @@ impl GpuFigures {
     }
 }
 
-/// Each process once, with the most that it held; those that held most first.
+/// Each process once, with the most that it held, those that held most first.
 fn largest<'a>(processes: impl Iterator<Item = &'a OtherProcess>) -> Vec<OtherProcess> {
     let mut processes: Vec<OtherProcess> = processes.cloned().collect();
     processes.sort_by_key(|process| (process.pid, Reverse(process.bytes)));
@@ -138,7 +138,7 @@ fn largest<'a>(processes: impl Iterator<Item = &'a OtherProcess>) -> Vec<OtherPr
 pub(super) mod tests {
     use super::*;
 
-    /// The figures of a run with nothing but a clock and reasons.
+    /// The figures of a run that has only a clock and reasons.
     pub(crate) fn run(sm_clock_mhz: u32, reasons: &[&str]) -> GpuFigures {
         let limits = Limits {
             sm_clock_mhz: Some(1980),

@@ -1,5 +1,5 @@
-//! What a GPU does while a run is measured, and who else is on it, by NVML, NVIDIA's management library. Where there is
-//! none, nothing is said.
+//! Watches a GPU while a run is measured, and who else uses it, by NVML, NVIDIA's management library. Without NVML
+//! nothing is reported.
 
 mod figures;
 #[cfg(feature = "cuda")]
@@ -21,11 +21,11 @@ use std::convert::Infallible;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Time between two readings: short beside a run, long beside what a reading takes, which is about a millisecond.
+/// Time between two readings: short compared with a run, long compared with a reading, which takes about 1 ms.
 const PERIOD: Duration = Duration::from_millis(200);
 
-/// Does something in another process, and watches a GPU meanwhile. There are no figures of the processor, and none without
-/// NVML.
+/// Runs `work`, which waits for another process, and watches a GPU meanwhile. There are no figures for the CPU, and
+/// none without NVML.
 pub(crate) fn watched<T>(device: Device, work: impl FnOnce() -> T) -> (T, Option<GpuFigures>) {
     let Some(gpu) = &Gpu::find(device) else {
         return (work(), None);
@@ -51,7 +51,7 @@ pub(crate) fn watched<T>(device: Device, work: impl FnOnce() -> T) -> (T, Option
     )
 }
 
-/// Adds who else is on the GPU to the report of a lease that the GPU refused.
+/// Adds the other processes on the GPU to the report of a lease that the GPU refused.
 pub(crate) fn name_others(report: &mut OomReport, device: Device) {
     if report.device_bytes.is_none() && report.cause != Cause::OtherProcess {
         return;
@@ -59,7 +59,7 @@ pub(crate) fn name_others(report: &mut OomReport, device: Device) {
     let Some(tenants) = Gpu::find(device).map(|gpu| gpu.tenants()) else {
         return;
     };
-    // Where NVML does not even show this process, it does not tell whose memory is whose.
+    // If NVML does not even show this process, it does not know whose memory is whose.
     report.unowned_bytes = tenants.unowned_bytes.filter(|_| tenants.shows_this_process);
     report.other_processes = tenants.others;
 }

@@ -1,9 +1,9 @@
-//! A stand-in for NVML in a build without CUDA, which uses no GPU.
+//! Replaces NVML in a build without CUDA, which uses no GPU.
 
 use super::figures::{GpuReading, Limits};
 use super::tenants::Tenants;
 
-/// A GPU that no such build has.
+/// A GPU, which does not exist in such a build.
 pub(super) enum Gpu {}
 
 impl Gpu {

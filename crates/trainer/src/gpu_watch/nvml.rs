@@ -1,4 +1,4 @@
-//! Asks NVML about a GPU. What a GPU or a driver does not tell is left out.
+//! Asks NVML about a GPU. Figures that a GPU or a driver does not report are left out.
 
 use super::figures::{GpuReading, Limits};
 use super::tenants::Tenants;
@@ -11,19 +11,19 @@ use planner::OtherProcess;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
-/// The library's name in a driver; the name without a number comes with packages for developers alone.
+/// The library's name in a driver. The name without a number comes only with packages for developers.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// Most bytes of a process's name.
+/// The most bytes of a process's name.
 const NAME_BYTES: usize = 256;
 
-/// A GPU that NVML knows.
+/// A GPU as NVML knows it.
 pub(super) struct Gpu {
     nvml: &'static Nvml,
     device: Device<'static>,
 }
 
-/// The library, loaded when a GPU is first asked for; none where there is no driver.
+/// The library, loaded on first use; none without a driver.
 fn library() -> Option<&'static Nvml> {
     static LOADED: OnceLock<Option<Nvml>> = OnceLock::new();
     let load = || {
@@ -35,7 +35,7 @@ fn library() -> Option<&'static Nvml> {
     LOADED.get_or_init(load).as_ref()
 }
 
-/// Where a GPU is on the machine's bus: CUDA numbers GPUs as CUDA_VISIBLE_DEVICES has them, and NVML does not.
+/// The GPU's address on the machine's bus. CUDA numbers GPUs in the order of CUDA_VISIBLE_DEVICES, while NVML does not.
 fn bus_id(device: settings::Device) -> Option<String> {
     match device {
         settings::Device::Cpu => None,
@@ -44,7 +44,7 @@ fn bus_id(device: settings::Device) -> Option<String> {
 }
 
 impl Gpu {
-    /// The GPU that CUDA calls so.
+    /// The GPU that CUDA has under this number.
     pub(super) fn find(device: settings::Device) -> Option<Gpu> {
         let bus_id = bus_id(device)?;
         let nvml = library()?;
@@ -53,7 +53,7 @@ impl Gpu {
         found.ok().map(|device| Gpu { nvml, device })
     }
 
-    /// What does not change in a run.
+    /// The limits, which do not change during a run.
     pub(super) fn limits(&self) -> Limits {
         let milliwatts = self.device.enforced_power_limit().ok();
         Limits {
@@ -62,7 +62,7 @@ impl Gpu {
         }
     }
 
-    /// What it does now.
+    /// Its state now.
     pub(super) fn read(&self) -> GpuReading {
         let milliwatts = self.device.power_usage().ok();
         let reasons = self.device.current_throttle_reasons();
@@ -75,9 +75,9 @@ impl Gpu {
         }
     }
 
-    /// Who is on it now.
+    /// Who uses it now.
     pub(super) fn tenants(&self) -> Tenants {
-        // By the second version of this function: the first counts what the driver keeps for itself as used.
+        // Uses the second version of this function: the first counts the driver's own memory as used.
         let used = self.device.memory_info().ok().map(|memory| memory.used);
         let compute = self.device.running_compute_processes().ok();
         let processes = compute.map(|compute| {
@@ -106,7 +106,7 @@ fn words(reasons: ThrottleReasons) -> BTreeSet<String> {
     names.map(|(name, _)| name.to_lowercase()).collect()
 }
 
-/// What each process holds: one that computes and draws is in both lists, with the same bytes.
+/// What each process holds. A process that computes and draws is in both lists, with the same bytes.
 fn by_pid(processes: Vec<ProcessInfo>) -> BTreeMap<u32, Option<u64>> {
     let mut by_pid = BTreeMap::new();
     for process in processes {

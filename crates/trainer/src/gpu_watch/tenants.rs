@@ -1,20 +1,20 @@
-//! Whose a GPU's memory is at one moment.
+//! Who holds a GPU's memory at one moment.
 
 use planner::OtherProcess;
 
-/// Who is on a GPU.
+/// The processes on a GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tenants {
-    /// All processes but this one, those that hold most first.
+    /// All processes except this one, those that hold most first.
     pub(super) others: Vec<OtherProcess>,
-    /// This process is among those that NVML shows.
+    /// Whether NVML shows this process too.
     pub(super) shows_this_process: bool,
-    /// Memory in use less what all processes hold; none where one of them is not known.
+    /// Memory in use, less what all processes hold; none if one of these is not known.
     pub(super) unowned_bytes: Option<u64>,
 }
 
 impl Tenants {
-    /// Takes memory in use, and processes with what they hold, where each is known.
+    /// From the memory in use, and the processes with what they hold, as far as these are known.
     #[cfg(any(test, feature = "cuda"))]
     pub(super) fn new(
         used_bytes: Option<u64>,
@@ -71,7 +71,7 @@ mod tests {
         assert!(!tenants.shows_this_process);
         assert_eq!(Tenants::new(Some(100), None, 7).unowned_bytes, None);
         assert_eq!(Tenants::new(None, Some(Vec::new()), 7).unowned_bytes, None);
-        // A process may end between two questions.
+        // A process may end between two queries.
         let more = Tenants::new(Some(10), Some(vec![process(1, Some(20))]), 7);
         assert_eq!(more.unowned_bytes, Some(0));
     }

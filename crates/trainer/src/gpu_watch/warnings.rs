@@ -1,16 +1,16 @@
-//! What makes measurements on a GPU worth less than they look.
+//! Warns of conditions that distort measurements on a GPU.
 
 use super::GpuFigures;
 use planner::{NOTABLE_BYTES, OtherProcess, unowned};
 use std::collections::BTreeMap;
 
-/// Clocks below this share of the first run's have fallen.
+/// A clock has fallen if it is below this share of the first run's.
 const FALLEN: f64 = 0.95;
 
-/// Reasons for low clocks that someone has asked for, or that mean nothing.
+/// Reasons for low clocks that somebody has set, or that mean nothing.
 const HARMLESS: [&str; 2] = ["gpu_idle", "applications_clocks_setting"];
 
-/// What to say of the runs of a matrix, in the order in which they were made, each with its strategy.
+/// Warnings about the runs of a matrix. `runs` are in the order in which they were made, each with its strategy.
 pub(crate) fn warnings(runs: &[(&str, &GpuFigures)]) -> Vec<String> {
     let mut warnings = fallen_clocks(runs);
     warnings.extend(held_back(runs));
@@ -34,7 +34,7 @@ pub(crate) fn warnings(runs: &[(&str, &GpuFigures)]) -> Vec<String> {
     warnings
 }
 
-/// The slowest run of each strategy whose clocks are below those of the matrix's first run.
+/// Warnings for strategies with a run whose clock is below that of the first run, with the slowest run of each.
 fn fallen_clocks(runs: &[(&str, &GpuFigures)]) -> Vec<String> {
     let clock = |figures: &GpuFigures| Some(figures.sm_clock_mhz?.median);
     let Some(first) = runs.iter().find_map(|(_, figures)| clock(figures)) else {
@@ -58,7 +58,7 @@ fn fallen_clocks(runs: &[(&str, &GpuFigures)]) -> Vec<String> {
     warnings.collect()
 }
 
-/// Each reason that held clocks back, with the strategies in whose runs it did.
+/// Each reason for low clocks, with the strategies in whose runs it occurred.
 fn held_back(runs: &[(&str, &GpuFigures)]) -> Vec<String> {
     let mut strategies: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (strategy, figures) in runs {

@@ -1,11 +1,11 @@
-//! In what ranks differ that should be alike.
+//! Describes differences between ranks in things that must be equal.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Differences that a sentence has room for.
+/// The most differences in a sentence.
 const MOST: usize = 4;
 
-/// Who has what where others have something else; none where all have the same.
+/// Which ranks have which values where others have different ones; none if all ranks have the same.
 pub(super) fn sentence(all: &[BTreeMap<String, String>]) -> Option<String> {
     let names: BTreeSet<&String> = all.iter().flat_map(BTreeMap::keys).collect();
     let mut differences = names.into_iter().filter_map(|name| difference(name, all));
@@ -20,7 +20,7 @@ pub(super) fn sentence(all: &[BTreeMap<String, String>]) -> Option<String> {
     Some(format!("{}{more}", first.join("; ")))
 }
 
-/// `ranks 2 and 3 have batch.micro 2, rank 0 has 4`.
+/// Such as `ranks 2 and 3 have batch.micro 2, rank 0 has 4`.
 fn difference(name: &str, all: &[BTreeMap<String, String>]) -> Option<String> {
     let value = |facts: &BTreeMap<String, String>| facts.get(name).cloned();
     let of_first = value(all.first()?);

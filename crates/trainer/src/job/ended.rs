@@ -1,4 +1,4 @@
-//! How a command that failed leaves: what it says, and its exit code.
+//! Ends a failed command: reports the failure, and leaves the job with an exit code.
 
 use super::Job;
 use crate::failure::Failure;
@@ -7,7 +7,7 @@ use settings::ConfigError;
 use std::process::ExitCode;
 use std::rc::Rc;
 
-/// A command that ended early, with the job that ends with it.
+/// A command that failed, and the job that it has to leave.
 pub struct Ended {
     failure: Failure,
     job: Option<Rc<Job>>,
@@ -31,13 +31,13 @@ impl Ended {
         Ended { failure, job }
     }
 
-    /// Why.
+    /// The failure.
     pub fn failure(&self) -> &Failure {
         &self.failure
     }
 
-    /// Says what was wrong, and leaves the job: together with the others where they know that it ends, else ending them, for
-    /// they would wait. Nobody is told twice: what all ranks know the first one says.
+    /// Reports the failure and leaves the job. If the other ranks know of the failure, all leave together; otherwise
+    /// this rank ends the others, because they would wait. The first rank alone reports a failure that all know.
     pub fn tell_and_leave(self) -> ExitCode {
         let code = self.failure.exit_code();
         let others_do =
@@ -50,7 +50,7 @@ impl Ended {
     }
 }
 
-/// The error, and what may help.
+/// The error and its hints.
 fn in_words(failure: &Failure) -> String {
     let hints = failure.hints();
     let hints = hints.iter().map(|hint| format!("hint: {hint}\n"));
@@ -58,12 +58,12 @@ fn in_words(failure: &Failure) -> String {
 }
 
 impl Job {
-    /// Leaves after a failure. Does not return where other ranks do not know of it.
+    /// Leaves after a failure. Does not return if other ranks do not know of it.
     fn leave(&self, failure: &Failure) {
         let Some(rank) = &self.rank else {
             return;
         };
-        // A launcher ends the others once one has left with an exit code: so all must be done writing.
+        // A launcher ends all ranks once one has left with an exit code, so all must first be done writing.
         let is_together =
             (self.is_over.get() || failure.is_of_all()) && rank.group.share(&[]).is_ok();
         match is_together {
@@ -72,7 +72,7 @@ impl Job {
         }
     }
 
-    /// Leaves after all is done.
+    /// Leaves after success.
     pub(crate) fn finish(&self) {
         if let Some(rank) = &self.rank {
             rank.group.leave();

@@ -1,4 +1,4 @@
-//! How a rank leaves its last words, and finds those of others.
+//! Writes a rank's last words, and reads those of others.
 
 use super::Rank;
 use crate::failure::Failure;
@@ -6,7 +6,7 @@ use crate::last_words::{LastWords, file, hostname};
 use std::sync::atomic::Ordering;
 
 impl Rank {
-    /// What there is to say of a failure.
+    /// The last words for a failure.
     pub(super) fn words(&self, failure: &Failure) -> LastWords {
         LastWords {
             rank: self.group.rank(),
@@ -18,7 +18,7 @@ impl Rank {
         }
     }
 
-    /// Writes them down, once the run has a directory. That they could not be is no reason to end otherwise.
+    /// Writes them, if the run has a directory. A failure to write is ignored: the original failure is reported.
     pub(super) fn leave(&self, words: LastWords) {
         let Some(directory) = self.directory.get() else {
             return;
@@ -32,7 +32,7 @@ impl Rank {
         }
     }
 
-    /// The first of the other ranks that left word of a failure of its own.
+    /// The first of the other ranks whose last words name a failure of its own.
     pub(super) fn culprit(&self) -> Option<LastWords> {
         let directory = self.directory.get()?;
         let others = (0..self.group.size()).filter(|rank| *rank != self.group.rank());

@@ -1,4 +1,4 @@
-//! The job that a run is a part of: ranks that begin, go on and end together. A run that is alone agrees with itself.
+//! The job that a run belongs to: ranks begin, continue and end together. A single process agrees with itself.
 
 mod differences;
 mod ended;
@@ -23,13 +23,13 @@ use std::time::Duration;
 
 /// The job of this process.
 pub(crate) struct Job {
-    /// None: there are no ranks.
+    /// None without ranks.
     rank: Option<Arc<Rank>>,
-    /// All ranks know that it ends, and why: none waits for another.
+    /// Whether all ranks know that the job ends, and why. Then no rank waits for another.
     is_over: Cell<bool>,
 }
 
-/// The last line but one of a rank's metrics: who it was, and what went through its engine.
+/// The last line but one of a rank's metrics: the rank, and what its engine sent.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "kind", rename = "ranks")]
 pub(crate) struct RanksRecord {
@@ -37,28 +37,28 @@ pub(crate) struct RanksRecord {
     size: usize,
     hostname: String,
     engine: String,
-    /// Bytes that the engine's library was handed for other ranks.
+    /// Bytes that the engine's library was given for other ranks.
     sent_bytes: u64,
 }
 
-/// What a rank knows of itself, for whatever ends it.
+/// What a rank knows of itself when something ends it.
 struct Rank {
     group: Arc<dyn Group>,
-    /// Where it leaves its last words, once the run has a directory.
+    /// Where it writes its last words, once the run has a directory.
     directory: OnceLock<PathBuf>,
-    /// Steps made.
+    /// Number of steps made.
     step: AtomicUsize,
 }
 
-/// Carries out what all ranks do, and ends the job: with a failure that the others do not know of at once, else together.
+/// Runs `act` on every rank, and ends the job: together, or by ending ranks that do not know of a failure.
 ///
 /// # Errors
-/// [`Ended`], which has yet to leave the job.
+/// [`Ended`], which must still leave the job.
 pub(crate) fn together(
     job: Rc<Job>,
     act: impl FnOnce(&Rc<Job>) -> Result<(), Failure>,
 ) -> Result<(), Ended> {
-    // The first rank may still be writing, and a launcher ends those that stay when others have left.
+    // The first rank may still be writing, and a launcher ends the remaining ranks when others have left.
     match act(&job).and_then(|()| job.agree(Ok(()))) {
         Ok(()) => {
             job.finish();
@@ -72,19 +72,19 @@ pub(crate) fn together(
     }
 }
 
-/// A rank's message where all must have succeeded.
+/// A rank's message when all must have succeeded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Said {
-    /// Why it did not.
+    /// Why this rank failed, if it did.
     failed: Option<LastWords>,
 }
 
 impl Job {
-    /// Starts the group that a launcher made this process a rank of, and of one alone the group that the configuration asks
-    /// for, if it does. After this a panic ends all ranks.
+    /// Joins the group that a launcher started this process in. Without a launcher, makes a group of one if the
+    /// configuration asks for it. Afterwards a panic ends all ranks.
     ///
     /// # Errors
-    /// [`Failure::Ranks`] if there is no engine, or other ranks do not come.
+    /// [`Failure::Ranks`] if there is no engine, or if other ranks do not join.
     pub(crate) fn start(
         config: &Config,
         device: Device,
@@ -113,17 +113,17 @@ impl Job {
         }
     }
 
-    /// What moves bytes between its ranks.
+    /// The engine between its ranks.
     pub(crate) fn group(&self) -> Option<Arc<dyn Group>> {
         Some(self.rank.as_ref()?.group.clone())
     }
 
-    /// What it calls itself.
+    /// The engine's name.
     pub(crate) fn engine(&self) -> Option<String> {
         Some(self.rank.as_ref()?.group.engine())
     }
 
-    /// Which rank this is, where there are any.
+    /// This rank's number and the number of ranks; none without ranks.
     pub(crate) fn rank(&self) -> Option<memory::Rank> {
         let group = &self.rank.as_ref()?.group;
         Some(memory::Rank {
@@ -132,40 +132,40 @@ impl Job {
         })
     }
 
-    /// How many train together.
+    /// The number of ranks that train together.
     pub(crate) fn size(&self) -> usize {
         self.rank().map_or(1, |rank| rank.of)
     }
 
-    /// Whether this is the rank that writes what a run has once.
+    /// Whether this rank writes what a run has only once.
     pub(crate) fn leads(&self) -> bool {
         self.rank().is_none_or(|rank| rank.number == 0)
     }
 
-    /// Whether there are ranks.
+    /// Whether there are ranks. One is possible.
     pub(crate) fn has_ranks(&self) -> bool {
         self.rank.is_some()
     }
 
-    /// Where last words are left, from now on.
+    /// Sets the folder for last words.
     pub(crate) fn leave_words_in(&self, directory: &Path) {
         if let Some(rank) = &self.rank {
-            // A run has one directory.
+            // A run has only one directory.
             let _ = rank.directory.set(directory.into());
         }
     }
 
-    /// So many steps are made.
+    /// Records that `step` steps are made.
     pub(crate) fn note_step(&self, step: usize) {
         if let Some(rank) = &self.rank {
             rank.step.store(step, Ordering::Relaxed);
         }
     }
 
-    /// What all ranks must have done: where one could not, none goes on.
+    /// Agrees on something that all ranks must have done: if one has failed, all fail.
     ///
     /// # Errors
-    /// What this rank failed of, else what the first other one did.
+    /// This rank's failure, or else that of the first other rank that failed.
     pub(crate) fn agree<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         let Some(rank) = &self.rank else {
             return outcome;
@@ -175,7 +175,7 @@ impl Job {
             failed: failed.clone(),
         }) {
             Ok(said) => said,
-            // What this rank failed of says more.
+            // This rank's own failure says more.
             Err(lost) => return outcome.and(Err(lost)),
         };
         let Some(first) = said.into_iter().find_map(|said| said.failed) else {
@@ -190,7 +190,7 @@ impl Job {
         }
     }
 
-    /// What every rank says, in their order; the same for all.
+    /// The values of all ranks, in order; the same on every rank.
     ///
     /// # Errors
     /// [`Failure::Ranks`] if ranks are lost.
@@ -204,7 +204,7 @@ impl Job {
         }
     }
 
-    /// What the first rank says; the same for all.
+    /// The value of the first rank; the same on every rank.
     ///
     /// # Errors
     /// [`Failure::Ranks`] if ranks are lost.
@@ -212,10 +212,10 @@ impl Job {
         Ok(self.everybodys(&word.to_owned())?.swap_remove(0))
     }
 
-    /// Refuses ranks that would not train the same: `facts` of each has a name and a value.
+    /// Refuses ranks that would not train the same. `facts` are names and values.
     ///
     /// # Errors
-    /// [`Failure::RanksDiffer`] on all ranks alike, naming what differs and who.
+    /// [`Failure::RanksDiffer`] on all ranks, which names the difference and the ranks.
     pub(crate) fn compare(&self, facts: &BTreeMap<String, String>) -> Result<(), Failure> {
         match differences::sentence(&self.everybodys(facts)?) {
             None => Ok(()),
@@ -226,7 +226,7 @@ impl Job {
         }
     }
 
-    /// A failure that says who failed first, where this rank only saw that others are lost.
+    /// If this rank only saw that others are lost, replaces the failure by the one of the rank that failed first.
     pub(crate) fn explain(&self, failure: Failure) -> Failure {
         match (&self.rank, failure) {
             (Some(rank), Failure::Ranks(error)) => match rank.culprit() {
@@ -240,29 +240,29 @@ impl Job {
         }
     }
 
-    /// Leaves word of a failure for the other ranks, before anything is torn down, unless they know of it.
+    /// Writes last words for the other ranks, before anything is dropped, unless they know of the failure.
     pub(crate) fn leave_words(&self, failure: &Failure) {
         if let (Some(rank), false) = (&self.rank, failure.is_of_all()) {
             rank.leave(rank.words(failure));
         }
     }
 
-    /// Whether there are other ranks, which do not know of a failure yet and are ended by it.
+    /// Whether there are other ranks that do not know of a failure, so that it ends them.
     pub(crate) fn ends_others(&self, failure: &Failure) -> bool {
         self.size() > 1 && !self.all_know(failure)
     }
 
-    /// Whether there are ranks, all of which know that the job ends by a failure: none waits for another.
+    /// Whether there are ranks, and all of them know that the job ends by a failure, so that none waits.
     pub(crate) fn all_know(&self, failure: &Failure) -> bool {
         self.has_ranks() && (self.is_over.get() || failure.is_of_all())
     }
 
-    /// All ranks have come to the same end.
+    /// Records that all ranks have reached the same end.
     pub(crate) fn end_together(&self) {
         self.is_over.set(true);
     }
 
-    /// What moves bytes between ranks, and how many it was handed for others than this one: counted where the library is called.
+    /// The engine between ranks, and the bytes it was given for other ranks, counted at the library's calls.
     pub(crate) fn traffic(&self) -> Option<RanksRecord> {
         let group = &self.rank.as_ref()?.group;
         Some(RanksRecord {
@@ -298,7 +298,7 @@ fn start(config: &Config, device: Device, launch: &Launch) -> Result<Arc<dyn Gro
 }
 
 impl Rank {
-    /// What every rank says, in their order.
+    /// The values of all ranks, in order.
     fn share<T: Serialize + DeserializeOwned>(&self, own: &T) -> Result<Vec<T>, Failure> {
         let bytes = serde_json::to_vec(own).expect("plain data can be written as JSON");
         let read = |bytes: Vec<u8>| {
@@ -312,7 +312,7 @@ impl Rank {
         self.group.share(&bytes)?.into_iter().map(read).collect()
     }
 
-    /// Makes a panic of any thread end all ranks: they would wait for this one.
+    /// Makes a panic of any thread end all ranks, because they would wait for this one.
     fn outlive_panics(self: &Arc<Rank>) {
         let (rank, before) = (self.clone(), std::panic::take_hook());
         std::panic::set_hook(Box::new(move |panic| {
@@ -329,7 +329,7 @@ mod tests {
     use super::*;
     use fakes::Threads;
 
-    /// What ranks say where each carries out the same with its own job.
+    /// The results of all ranks, if each runs `act` with its own job.
     pub(super) fn on_ranks<T: Send>(size: usize, act: impl Fn(&Job) -> T + Sync) -> Vec<T> {
         let groups = Threads::group(size);
         std::thread::scope(|scope| {
@@ -392,7 +392,7 @@ mod tests {
         );
     }
 
-    /// Who only saw others go names the one who went.
+    /// A rank that only saw another rank leave must name that one.
     #[test]
     fn last_words_name_the_culprit() {
         let folder = tempfile::tempdir().unwrap();
@@ -411,7 +411,7 @@ mod tests {
             "{}",
             told[0]
         );
-        // The other's words only say that it lost this one.
+        // The other rank's words only say that it lost this one.
         assert_eq!(told[1], "rank 1 did not answer");
         let text = std::fs::read_to_string(folder.path().join("rank-1.json")).unwrap();
         let words: serde_json::Value = serde_json::from_str(&text).unwrap();

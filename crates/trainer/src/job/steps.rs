@@ -5,29 +5,29 @@ use crate::failure::Failure;
 use data::{DataError, StepBatch};
 use serde::{Deserialize, Serialize};
 
-/// What a step begins with; the same for all ranks.
+/// The beginning of a step; the same kind on all ranks.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Begun {
-    /// What this rank has read of it, with the number of targets that the others have.
+    /// The rows that this rank has read, with the number of targets of the others.
     Step(StepBatch),
-    /// The signal that a rank was sent, and which rank, where there are any.
+    /// The signal that a rank received, and the rank, if there are ranks.
     Signal((i32, Option<usize>)),
 }
 
-/// A rank's message.
+/// A rank's message before a step.
 #[derive(Serialize, Deserialize)]
 struct Ready {
     signal: Option<i32>,
-    /// Why it could not read its rows.
+    /// Why the rank could not read its rows.
     failed: Option<LastWords>,
     targets: usize,
 }
 
 impl Job {
-    /// Begins a step for which this rank was sent a signal, or none, and has read its rows, or could not.
+    /// Begins a step. `signal` is what this rank received, and `read` its rows, or why it could not read them.
     ///
     /// # Errors
-    /// On all ranks why the first of them could not read its rows; [`Failure::Ranks`] if ranks are lost.
+    /// On all ranks, why the first failing rank could not read its rows; [`Failure::Ranks`] if ranks are lost.
     pub(crate) fn begin_step(
         &self,
         signal: Option<i32>,
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use data::MicroBatch;
 
-    /// A step of `targets` targets.
+    /// A step with `targets` targets.
     fn step(targets: usize) -> StepBatch {
         StepBatch::from_iter([MicroBatch {
             input_ids: vec![0; targets],

@@ -1,4 +1,4 @@
-//! Configurations from code.
+//! Makes configurations in code.
 
 use crate::failure::Failure;
 use crate::initial_model::adopt_model;
@@ -6,8 +6,8 @@ use settings::load::{Source, load};
 use settings::{Config, Given, Resolved, RunOptions, Task, resolve};
 use std::path::Path;
 
-/// The configuration of a preset (`tiny`, `llama-3-8b`) or a file, with settings over it, each as `--set` takes it:
-/// `recompute.spec=full`. Its fields may be changed further; [`Config::with`] checks them.
+/// The configuration of a preset (`tiny`, `llama-3-8b`) or a file, with settings over it, each as `--set` takes it,
+/// such as `recompute.spec=full`. Its fields may be changed afterwards; [`Config::with`] checks them.
 ///
 /// ```
 /// let mut config = trainer::configuration("llama-3-8b", &["data.seq=4096", "recompute.spec=core_attn"])?;
@@ -23,7 +23,7 @@ pub fn configuration(preset_or_file: &str, set: &[&str]) -> Result<Config, Failu
     Ok(resolve(Task::Plan, given, RunOptions::default())?.config)
 }
 
-/// The configuration of a text in TOML, such as files hold.
+/// The configuration in a TOML text, as in files.
 ///
 /// # Errors
 /// As [`configuration`].
@@ -33,7 +33,7 @@ pub fn configuration_from_text(text: &str) -> Result<Config, Failure> {
     Ok(load(&source, &[], false)?.config.with(&[])?)
 }
 
-/// The defaults with the model of a folder, and settings over them.
+/// The defaults with the model of a folder, and with settings over them.
 pub(super) fn of_pretrained(folder: &Path, set: &[&str]) -> Result<Config, Failure> {
     let options = RunOptions {
         init_from: Some(folder.to_path_buf()),
@@ -52,7 +52,7 @@ fn given(config: Option<String>, set: &[&str]) -> Given {
     }
 }
 
-/// What a command would make of a configuration.
+/// A configuration as a command resolves it.
 pub(super) fn resolved(config: Config) -> Resolved {
     Resolved {
         task: Task::Train,

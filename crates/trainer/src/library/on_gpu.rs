@@ -1,8 +1,8 @@
-//! Tensors of candle on the GPU that a trainer trains on.
+//! Uses candle's tensors on the GPU that a trainer trains on.
 //!
-//! candle and the trainer work in the same context, the GPU's primary one, each in streams of its own. What one has made is read by
-//! the other after an event: the computation waits for candle's stream before it touches a tensor, and candle's stream waits
-//! for the computation before it touches the tensor again, or gives its memory back.
+//! candle and the trainer work in the same context, the GPU's primary one, on different streams. Events order them: the
+//! computation waits for candle's stream before it uses a tensor, and candle's stream waits for the computation before
+//! it uses the tensor again, or frees its memory.
 
 use crate::failure::Failure;
 use candle_core::cuda_backend::CudaStorageSlice;
@@ -15,21 +15,21 @@ use session::LentTokens;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Whether a device of candle's is this GPU.
+/// Whether candle's device is this GPU.
 pub(super) fn is_same(gpu: &CudaDevice, device: &CandleDevice) -> bool {
     device.cuda_stream().context().ordinal() == gpu.facts().index
 }
 
-/// A stream of candle's, which waits for the computation when this is dropped.
+/// One of candle's streams, which waits for the computation when this is dropped.
 struct Stream<'a> {
     gpu: &'a CudaDevice,
     stream: &'a CudaStream,
-    /// candle's own record of the use, which comes after.
+    /// candle's own record of the use. It is dropped after the wait.
     _used: SyncOnDrop<'a>,
 }
 
 impl<'a> Stream<'a> {
-    /// Has the computation wait for the stream.
+    /// Makes the computation wait for the stream.
     fn enter(
         gpu: &'a CudaDevice,
         stream: &'a CudaStream,
@@ -41,7 +41,7 @@ impl<'a> Stream<'a> {
             _used: used,
         };
         gpu.enter()?;
-        // SAFETY: candle's contexts are the primary ones, and this is that of the same GPU.
+        // SAFETY: candle's contexts are the primary ones, and this one belongs to the same GPU.
         unsafe { gpu.wait_for_stream(entered.handle()) }?;
         Ok(entered)
     }
@@ -58,8 +58,8 @@ impl Drop for Stream<'_> {
     }
 }
 
-/// Calls `work` with the tokens of a step where they are on the GPU: as they have to be (contiguous, I32 or U32) and on this one.
-/// None if they are not.
+/// Calls `work` with a step's tokens in place, if they are on this GPU, contiguous, and of type I32 or U32; else with
+/// `None`.
 pub(super) fn with_tokens<R>(
     gpu: &CudaDevice,
     (ids, targets): (&Tensor, &Tensor),
@@ -73,7 +73,7 @@ pub(super) fn with_tokens<R>(
     ) else {
         return Ok(work(None));
     };
-    // Until these are dropped, candle's streams wait for nothing, and nothing writes the tensors: they are borrowed.
+    // The tensors are borrowed, so nothing writes them while these live. When these are dropped, candle's streams wait.
     let (ids, _ids_in_use) = of_ids.view(gpu)?;
     let (targets, _targets_in_use) = of_targets.view(gpu)?;
     Ok(work(Some(LentTokens {
@@ -86,7 +86,7 @@ pub(super) fn with_tokens<R>(
 struct Tokens<'a> {
     slice: &'a CudaStorageSlice,
     stream: Arc<CudaStream>,
-    /// The first element, and how many there are.
+    /// The first element, and the number of elements.
     first: usize,
     count: usize,
 }
@@ -109,8 +109,8 @@ impl<'a> Tokens<'a> {
         })
     }
 
-    /// The tokens, and their stream, which is held back when that is dropped. Tokens are below 2^31, so both types have the same
-    /// bits.
+    /// The tokens, and their stream, which waits for the computation when it is dropped. Tokens are below 2^31, so both
+    /// types have the same bits.
     fn view<'b>(&'b self, gpu: &'b CudaDevice) -> Result<(In<'static>, Stream<'b>), Failure> {
         let (pointer, used) = match self.slice {
             CudaStorageSlice::I32(slice) => slice.device_ptr(&self.stream),
@@ -119,13 +119,13 @@ impl<'a> Tokens<'a> {
         };
         let stream = Stream::enter(gpu, &self.stream, used)?;
         let pointer = (pointer as *const u8).wrapping_add(self.first * size_of::<i32>());
-        // SAFETY: as many elements of four bytes; the caller keeps the tensor until the stream is held back.
+        // SAFETY: this many elements of four bytes; the caller keeps the tensor until the stream waits.
         let view = unsafe { In::of_device(pointer, memory::DType::I32, [self.count]) };
         Ok((view, stream))
     }
 }
 
-/// A tensor of f32 on a device of candle's, which `fill` writes in the order of the computation.
+/// A tensor of f32 on candle's device, which `fill` writes in the order of the computation.
 pub(super) fn filled(
     gpu: &CudaDevice,
     device: &CandleDevice,
@@ -133,7 +133,7 @@ pub(super) fn filled(
     fill: impl FnOnce(Out) -> Result<(), Failure>,
 ) -> Result<Tensor, Failure> {
     let elements = shape.iter().product();
-    // SAFETY: filled below before anybody sees it.
+    // SAFETY: it is filled below before anyone reads it.
     let allocated = unsafe { device.alloc::<f32>(elements) };
     let mut slice = allocated.map_err(|error| {
         let bytes = memory::format_bytes((elements * size_of::<f32>()) as u64);
@@ -146,7 +146,7 @@ pub(super) fn filled(
         let stream = device.cuda_stream();
         let (pointer, used) = slice.device_ptr_mut(&stream);
         let _in_use = Stream::enter(gpu, &stream, used)?;
-        // SAFETY: as many elements, which nobody else has.
+        // SAFETY: this many elements, which nobody else uses.
         fill(unsafe { Out::of_device(pointer as *mut u8, memory::DType::F32, [elements]) })?;
     }
     let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(slice, device.clone()));

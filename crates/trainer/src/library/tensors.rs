@@ -1,4 +1,4 @@
-//! Between tensors of candle and what sessions take and give.
+//! Converts between candle's tensors and what sessions take and return.
 
 use crate::failure::Failure;
 use candle_core::{DType, Device, Tensor};
@@ -45,7 +45,7 @@ pub(super) fn step_batch(
     Ok(micro_batches.collect())
 }
 
-/// Refuses another shape than the run was planned for.
+/// Refuses a shape that the run was not planned for.
 fn check_shape(config: &Config, tensor: &Tensor, name: &str) -> Result<(), Failure> {
     let (micro, accum, seq) = (config.batch.micro, config.batch.accum, config.data.seq);
     let fits = match *tensor.dims() {
@@ -66,7 +66,7 @@ fn check_shape(config: &Config, tensor: &Tensor, name: &str) -> Result<(), Failu
     )))
 }
 
-/// The elements of a tensor as tokens of the vocabulary, or what else is allowed.
+/// The elements of a tensor, which must be tokens of the vocabulary or allowed by `is_allowed`.
 fn tokens(
     tensor: &Tensor,
     name: &str,
@@ -94,7 +94,7 @@ fn tokens(
     checked.collect()
 }
 
-/// All elements of a tensor on any device, as numbers of a type.
+/// All elements of a tensor on any device, converted to a type.
 fn elements<T: candle_core::WithDType>(
     tensor: &Tensor,
     dtype: DType,
@@ -112,7 +112,7 @@ fn unreadable(name: &str) -> impl FnOnce(candle_core::Error) -> Failure {
     move |error| Failure::Usage(format!("candle cannot read `{name}`: {error}"))
 }
 
-/// Values of a parameter as they are used, as files have it.
+/// A parameter's values, converted from the shape in which they are used to that in files.
 pub(super) fn in_files_shape(values: Vec<f32>, parameter: &Parameter) -> Result<Tensor, Failure> {
     let tensor = Tensor::from_vec(values, parameter.shape.as_slice(), &Device::Cpu);
     tensor
@@ -120,7 +120,7 @@ pub(super) fn in_files_shape(values: Vec<f32>, parameter: &Parameter) -> Result<
         .map_err(unreadable(&parameter.name))
 }
 
-/// A tensor of a parameter on a device.
+/// A parameter's tensor, moved to a device.
 pub(super) fn moved(
     tensor: Tensor,
     device: &Device,
@@ -131,7 +131,7 @@ pub(super) fn moved(
         .map_err(unreadable(&parameter.name))
 }
 
-/// A state as files would have the parameter; flat where it is no value for each of the parameter's.
+/// A state in the shape of the parameter in files; flat if it does not have one value for each of the parameter's.
 pub(super) fn state(state: NamedStateCopy, parameter: &Parameter) -> Result<Tensor, Failure> {
     let elements = state.bytes.len() / state.dtype.size_in_bytes();
     let is_value =
@@ -146,7 +146,7 @@ pub(super) fn state(state: NamedStateCopy, parameter: &Parameter) -> Result<Tens
     tensor.map_err(unreadable(&state.name))
 }
 
-/// The same type in candle's words.
+/// The same type in candle.
 fn dtype_of(dtype: memory::DType) -> DType {
     match dtype {
         memory::DType::U8 => DType::U8,
@@ -159,7 +159,7 @@ fn dtype_of(dtype: memory::DType) -> DType {
     }
 }
 
-/// The values of a tensor in the shape of files, as they are used.
+/// The values of a tensor in the shape of files, converted to the shape in which they are used.
 pub(super) fn values_of(tensor: &Tensor, parameter: &Parameter) -> Result<Vec<f32>, Failure> {
     let (name, shape) = (&parameter.name, parameter.stored_shape());
     if tensor.dims() != shape || !tensor.dtype().is_float() {
@@ -173,7 +173,7 @@ pub(super) fn values_of(tensor: &Tensor, parameter: &Parameter) -> Result<Vec<f3
     elements(&turned, DType::F32, name)
 }
 
-/// Turns a parameter as it is used into what files have, or back.
+/// Transposes a parameter between its use and files, if files have it transposed.
 fn turned(tensor: Tensor, parameter: &Parameter) -> candle_core::Result<Tensor> {
     match parameter.stored {
         Stored::AsUsed | Stored::ByExpert(_) => Ok(tensor),

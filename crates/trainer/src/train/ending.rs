@@ -1,4 +1,4 @@
-//! How a run ends: what is explained, drawn and summed up.
+//! The end of a run: explains failures, draws pictures, and summarises.
 
 use super::Run;
 use crate::failure::Failure;
@@ -10,7 +10,7 @@ use report::{EndRecord, max_rss_bytes, memory_table, page};
 use std::io::Write;
 
 impl Run {
-    /// Looks for fixes of an out-of-memory error and writes them to `oom.json`; leaves other failures alone.
+    /// Searches fixes for an out-of-memory error and writes them to `oom.json`. Other failures are returned unchanged.
     pub(super) fn explain(&self, failure: Failure) -> Failure {
         let Failure::OutOfMemory { error, .. } = failure else {
             return failure;
@@ -41,7 +41,7 @@ impl Run {
         Failure::OutOfMemory { error, hints }
     }
 
-    /// Draws what was recorded, and the run's page. A run that is done is not spoilt by a page that is not.
+    /// Draws what was recorded, and writes the run's page. If that fails, the run's own outcome is not affected.
     pub(super) fn draw(&mut self, failure: Option<&Failure>) {
         let (folder, own) = (self.directory.path(), self.directory.own());
         let pictures = own.filter(|_| !self.job.leads()).unwrap_or(folder);
@@ -65,7 +65,7 @@ impl Run {
         if let (Some(Failure::OutOfMemory { .. }), Ok(tables), false) =
             (failure, page::text(folder), self.resolved.options.quiet)
         {
-            // Nobody may be reading: the exit code says it too.
+            // A write error is ignored, because the exit code reports the failure too.
             let _ = writeln!(std::io::stderr(), "{tables}");
         }
     }
@@ -83,7 +83,7 @@ impl Run {
         self.records.write(&record)
     }
 
-    /// What a person wants to know at the end.
+    /// The summary at the end, for the user.
     pub(super) fn summary(&self) -> String {
         let Some(last) = &self.made.last else {
             let steps = self.made.steps;
@@ -116,7 +116,7 @@ impl Run {
             "none" => String::new(),
             labels => format!(", {labels} offloaded"),
         };
-        // The configuration was accepted, so its places go together.
+        // The configuration was accepted, so its homes are valid.
         offload += &config
             .homes()
             .map_or_else(|_| String::new(), |homes| homes.words());

@@ -1,4 +1,4 @@
-//! What a run does between steps: evaluates, writes a sample, saves.
+//! What a run does between steps: it evaluates, writes a sample of text, and saves.
 
 use super::Run;
 use crate::failure::Failure;
@@ -9,7 +9,7 @@ use session::{Generation, Sampling, Session};
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-/// What is due after a step.
+/// What is to be done after a step.
 struct Due {
     evaluation: bool,
     sample: bool,
@@ -46,7 +46,7 @@ impl Run {
         if due.checkpoint || keeps_best {
             self.save(session)?;
         }
-        // What happens here is no part of the next step's time.
+        // The time of this is not part of the next step's.
         self.made.until = Instant::now();
         Ok(())
     }
@@ -63,15 +63,15 @@ impl Run {
         }
     }
 
-    /// Evaluates; says whether no evaluation before had a lower loss. Of one that a signal breaks off nothing is told: it is
-    /// made when the run goes on.
+    /// Evaluates; returns whether the loss is lower than that of every earlier evaluation. An evaluation that a signal
+    /// interrupts is not recorded, and is made again when the run is resumed.
     fn evaluate(&mut self, session: &mut Session, step: usize) -> Result<bool, Failure> {
         let data = self.evaluation_inputs.evaluation.as_ref();
         let data = data.expect("it was opened, since evaluations are asked for");
         let config = &self.resolved.config;
         let begun = Instant::now();
         let batches = data.once(config.eval.samples);
-        // Ranks do the same, and end at the end of a step.
+        // Ranks do not stop here, but together at the end of a step.
         let breaks_off = || !self.job.has_ranks() && self.interrupt.signal().is_some();
         let batches = batches.take_while(|_| !breaks_off());
         let mut shapes = BTreeSet::new();
@@ -88,7 +88,7 @@ impl Run {
         refuse_nothing(&found, data)?;
         let (loss, best) = (found.loss(), self.saver.best.as_ref());
         let is_best = loss.is_finite() && best.is_none_or(|best| (loss as f32) < best.loss);
-        // What is best is saved by all ranks or none.
+        // All ranks save the best one, or none does.
         let is_best = self.job.word_of_first(&is_best.to_string())? == true.to_string();
         if is_best {
             self.saver.best = Some(Best {
@@ -113,7 +113,7 @@ impl Run {
         Ok(is_best)
     }
 
-    /// Lets the model write a few words.
+    /// Writes a sample of the model's text.
     fn sample(&mut self, session: &mut Session, step: usize) -> Result<(), Failure> {
         let with = self.evaluation_inputs.sample.as_ref();
         let with = with.expect("it was opened, since samples are asked for");

@@ -1,4 +1,4 @@
-//! The data, tokenizer and prompt that a run opens for its evaluations and samples.
+//! The data, tokenizer and prompt for a run's evaluations and samples.
 
 use crate::failure::Failure;
 use crate::model_tokens::ModelTokens;
@@ -7,28 +7,28 @@ use data::{DataError, Dataset};
 use settings::{Resolved, Settings};
 use tokenization::Tokenizer;
 
-/// Inputs of evaluations and samples, apart from the model.
+/// Inputs of evaluations and samples, besides the model.
 pub(super) struct EvaluationInputs {
     pub(super) evaluation: Option<Dataset>,
     pub(super) sample: Option<SampleInputs>,
 }
 
-/// Inputs of the model's own text.
+/// Inputs for a sample of the model's text.
 pub(super) struct SampleInputs {
     pub(super) tokenizer: Tokenizer,
-    /// Tokens that it begins with.
+    /// Tokens of the prompt.
     pub(super) prompt: Vec<u32>,
-    /// Tokens that are planned for, the prompt included.
+    /// The most tokens of a sample, prompt included, which are planned for.
     pub(super) window: usize,
 }
 
 impl EvaluationInputs {
-    /// A fingerprint of what evaluations read.
+    /// A fingerprint of the data that evaluations read.
     pub(super) fn fingerprint(&self) -> Option<String> {
         self.evaluation.as_ref().map(Dataset::fingerprint)
     }
 
-    /// Opens what the settings ask for, for a model whose tokens stand for `tokens`.
+    /// Opens what the settings ask for. `tokens` are those of the model.
     pub(super) fn open(
         resolved: &Resolved,
         settings: &Settings,

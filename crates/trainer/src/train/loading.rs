@@ -1,4 +1,4 @@
-//! A session made for a run: what does not fit is refused, then everything that lives across steps is leased.
+//! Makes a session for a run: refuses what does not fit, then leases everything that lives across steps.
 
 use super::Run;
 use super::resuming::Resumed;
@@ -11,10 +11,10 @@ use report::Busy;
 use session::Session;
 use settings::Settings;
 
-/// Pinned host memory from which leasing it is announced.
+/// From this size on, leasing pinned host memory is announced.
 const PINNING_TAKES_A_WHILE: u64 = 1 << 30;
 
-/// What to say before pinned memory is leased: pinning and zeroing take seconds for every few GiB.
+/// A message before pinned memory is leased, because pinning and zeroing take seconds for every few GiB.
 fn pinning(bytes: u64) -> Option<String> {
     (bytes >= PINNING_TAKES_A_WHILE).then(|| {
         format!(
@@ -25,7 +25,7 @@ fn pinning(bytes: u64) -> Option<String> {
 }
 
 impl Run {
-    /// Refuses a run whose plan does not fit, before anything is leased: it would fail in its first step, or while it is loaded.
+    /// Refuses a run whose plan does not fit, before anything is leased: at the latest, its first step would fail.
     fn refuse_what_does_not_fit(&self, settings: &Settings) -> Result<(), Failure> {
         if self.resolved.config.memory.force {
             return Ok(());
@@ -82,7 +82,7 @@ impl Run {
         Ok(session)
     }
 
-    /// Says beforehand if the plan is above the limit, and what may take a while.
+    /// Warns if the plan is above the limit, and announces what may take a while.
     fn announce(&self) {
         let planned = self.plan.most_bytes();
         if let Some(limit) = self.limit.filter(|limit| planned > *limit) {

@@ -1,4 +1,4 @@
-//! Everything that a run reads, opened, settled and planned before anything is written of it.
+//! Opens all that a run reads, decides what is open, and plans, before anything is written.
 
 use super::evaluation_inputs::EvaluationInputs;
 use super::resuming::Resumed;
@@ -18,12 +18,12 @@ use planner::Plan;
 use settings::{Config, HEURISTIC, OptimizerPlace, Resolved, Settings};
 use std::path::Path;
 
-/// A run that nothing is written of yet, with all that it reads.
+/// A run that is ready to start, with all that it reads. Nothing has been written for it yet.
 pub(super) struct Prepared {
     pub(super) resolved: Resolved,
     pub(super) resumed: Option<Resumed>,
     pub(super) dataset: Dataset,
-    /// What the model's tokens stand for, trained on these data.
+    /// What the model's tokens stand for after training on this data.
     pub(super) tokens: ModelTokens,
     pub(super) device: OpenDevice,
     pub(super) step: DeviceStep,
@@ -32,7 +32,7 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Opens the data and the device, settles what is left open, and plans: what cannot be is refused here.
+    /// Opens the data and the device, decides what is left open, and plans. A run that is not possible is refused here.
     pub(super) fn new(job: &Job, mut resolved: Resolved) -> Result<Prepared, Failure> {
         let mut resumed = Resumed::find(job, &resolved)?;
         if let Some(resumed) = &resumed {
@@ -86,7 +86,7 @@ impl Prepared {
         })
     }
 
-    /// What evaluates and what saves, with all that they read.
+    /// Opens what is needed for evaluating and saving.
     pub(super) fn open_companions(&self, job: &Job) -> Result<(EvaluationInputs, Saver), Failure> {
         let (config, options) = (&self.resolved.config, &self.resolved.options);
         let resumed = self.resumed.as_ref();
@@ -105,8 +105,8 @@ impl Prepared {
         ))
     }
 
-    /// Refuses on the first rank to write the trained model where there is one already. If all steps were made before, that may
-    /// be this run's own model: it stays as it is, and none is written.
+    /// The first rank refuses to write the trained model over an existing one. If all steps were made before, it may be
+    /// this run's own model: then it is kept, and none is written.
     pub(super) fn keep_or_refuse_final_model(
         &mut self,
         job: &Job,
@@ -133,7 +133,7 @@ impl Prepared {
     }
 }
 
-/// A run may be resumed from another folder: what is written down of its data says where that is.
+/// Makes paths in the configuration independent of the current folder, because a run may be resumed from another one.
 fn name_paths_for_later(config: &mut Config) {
     let states = match &mut config.offload.optimizer {
         OptimizerPlace::Folder(folder) => Some(folder),
@@ -153,7 +153,7 @@ fn name_paths_for_later(config: &mut Config) {
     }
 }
 
-/// Refuses what would fail later.
+/// Refuses options that would fail later.
 fn refuse_beforehand(resolved: &Resolved) -> Result<(), Failure> {
     if let Some(Some(_)) = resolved.options.trace {
         return Err(Failure::Usage(

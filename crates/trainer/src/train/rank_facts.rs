@@ -1,4 +1,4 @@
-//! What the ranks of a run must have alike.
+//! What the ranks of a run must have in common.
 
 use super::preparing::Prepared;
 use super::resuming::Resumed;
@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// What the command lines of all ranks must ask for alike, before any of them asks the others for it.
+/// What all ranks' command lines must ask for alike. Compared before any rank needs it of the others.
 pub(super) fn asked_for(options: &RunOptions) -> BTreeMap<String, String> {
     let asked = [
         ("--resume", options.resume.is_some()),
@@ -25,7 +25,7 @@ pub(super) fn asked_for(options: &RunOptions) -> BTreeMap<String, String> {
     asked.into()
 }
 
-/// Tells the weights of a folder from others: names and sizes of their files, and how each begins and ends.
+/// A fingerprint of the weights in a folder: names and sizes of the files, and their first and last bytes.
 fn weights_of(folder: &Path) -> Result<String, Failure> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(Failure::file(folder))? {
@@ -47,7 +47,7 @@ fn weights_of(folder: &Path) -> Result<String, Failure> {
     Ok(format!("{} files, {:08x}", files.len(), hash.finalize()))
 }
 
-/// The size of a file, and up to a MiB from either end.
+/// The size of a file, and up to 1 MiB from its beginning and from its end.
 fn ends_of(path: &Path) -> std::io::Result<Vec<u8>> {
     const END_BYTES: u64 = 1 << 20;
     let mut file = File::open(path)?;
@@ -60,14 +60,14 @@ fn ends_of(path: &Path) -> std::io::Result<Vec<u8>> {
 }
 
 impl Prepared {
-    /// Names and values that must be the same on every rank.
+    /// Names and values that must be equal on all ranks.
     ///
     /// # Errors
-    /// A value that TOML cannot express.
+    /// If a value cannot be written in TOML.
     pub(super) fn facts(&self, job: &Job) -> Result<BTreeMap<String, String>, Failure> {
         let (config, options) = (&self.resolved.config, &self.resolved.options);
         let settings = &self.step.settings;
-        // Whether it is the same data, its fingerprint says.
+        // Paths of data may differ, because fingerprints tell whether the data is the same.
         let alike = config
             .values()?
             .into_iter()

@@ -1,4 +1,4 @@
-//! A run that goes on from a checkpoint.
+//! Resumes a run from a checkpoint.
 
 use crate::checkpoints::{newest_if_any, newest_together};
 use crate::failure::Failure;
@@ -15,22 +15,22 @@ use settings::{AutoOr, Config, Given, HEURISTIC, Resolved, Resume, resolve};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The file of a checkpoint that has the run's settings.
+/// The file of a checkpoint with the run's settings.
 const SETTINGS: &str = "config.toml";
 
-/// A checkpoint to go on from.
+/// A checkpoint to resume from.
 pub(super) struct Resumed {
     checkpoint: Checkpoint,
-    /// The run whose folder goes on; none: the run begins one of its own.
+    /// The run that continues in its own folder; none if a new run begins.
     run: Option<PathBuf>,
-    /// Whether samples come from the same data, cut and ordered in the same way.
+    /// Whether samples come from the same data, divided and ordered in the same way.
     are_same_samples: bool,
-    /// What the run changes of what is computed.
+    /// The settings of the computation that change.
     pub(super) changes: Vec<String>,
 }
 
 impl Resumed {
-    /// Finds the checkpoint that the command line asks for, if it asks, with all ranks of the job.
+    /// Finds the checkpoint that the command line names, if any, together with all ranks of the job.
     pub(super) fn find(job: &Job, resolved: &Resolved) -> Result<Option<Resumed>, Failure> {
         let out = resolved.options.out.as_deref();
         let under_out = |word: &str| {
@@ -58,8 +58,8 @@ impl Resumed {
         }))
     }
 
-    /// Settings that the command line leaves open are those of the checkpoint. They were read at a glance from the newest one
-    /// that seemed whole. If that one is damaged and an older one is taken, all settings are resolved again.
+    /// Takes the checkpoint's settings for what the command line leaves open. They were first read from the newest
+    /// checkpoint, unverified. If that one is damaged and an older one is used, all settings are resolved again.
     pub(super) fn own_settings(&self, resolved: Resolved) -> Result<Resolved, Failure> {
         let own = self.checkpoint.path.join(SETTINGS);
         let own = own.to_str().map(str::to_owned);
@@ -71,7 +71,7 @@ impl Resumed {
             ..resolved.given
         };
         let mut again = resolve(resolved.task, given, resolved.options)?;
-        // A launcher's rank has a device of its own.
+        // A rank that a launcher started has its own device.
         again.config.train.device = resolved.config.train.device;
         if let Some(folder) = again.options.init_from.clone() {
             adopt_model(&mut again, &folder)?;
@@ -79,8 +79,8 @@ impl Resumed {
         Ok(again)
     }
 
-    /// Refuses to go on as another run, on these data, with these algorithms of matrix products and this cuDNN, unless that is
-    /// meant.
+    /// Refuses to resume with settings, data, algorithms of matrix products or a cuDNN that change the computation,
+    /// unless changes are allowed.
     pub(super) fn compare(
         &mut self,
         resolved: &Resolved,
@@ -102,7 +102,7 @@ impl Resumed {
             let change = format!("algorithms of matrix products: {had} before, {has} now");
             self.changes.push(change);
         }
-        // Where another backend was used before, `attention.backend` has changed, and says so.
+        // If another backend was used before, `attention.backend` differs and is reported.
         if let (Some(had), Some(has)) = (self.checkpoint.state.cudnn_version.as_deref(), cudnn)
             && had != has
         {
@@ -122,7 +122,7 @@ impl Resumed {
         Err(Failure::Changed(self.changes.clone()))
     }
 
-    /// The configuration that the checkpoint was written under.
+    /// The configuration in the checkpoint.
     fn config(&self) -> Result<Config, Failure> {
         let text = self.checkpoint.file(SETTINGS)?.unwrap_or_default();
         let place = self.checkpoint.path.join(SETTINGS);
@@ -136,7 +136,7 @@ impl Resumed {
         Ok(config)
     }
 
-    /// A chunk of the output head that is left to a choice is the one that the run had: another would change bits.
+    /// Keeps the run's chunk of the output head if the configuration leaves it open. Another chunk would change bits.
     pub(super) fn keep_head_chunk(&self, config: &mut Config) -> Result<(), Failure> {
         if config.memory.head_chunk == AutoOr::Auto {
             config.memory.head_chunk = self.config()?.memory.head_chunk;
@@ -144,27 +144,27 @@ impl Resumed {
         Ok(())
     }
 
-    /// The checkpoint's folder: a model in Hugging Face layout, too.
+    /// The checkpoint's folder, which also has a model in Hugging Face layout.
     pub(super) fn folder(&self) -> &Path {
         &self.checkpoint.path
     }
 
-    /// The run whose folder goes on.
+    /// The run that continues in its own folder.
     pub(super) fn run(&self) -> Option<&Path> {
         self.run.as_deref()
     }
 
-    /// Where the run was.
+    /// The state of the run at the checkpoint.
     pub(super) fn state(&self) -> &checkpoint::TrainerState {
         &self.checkpoint.state
     }
 
-    /// Whether the run read these data before.
+    /// Whether the run read this data before.
     pub(super) fn read(&self, dataset: &Dataset) -> bool {
         self.checkpoint.state.data == dataset.fingerprint()
     }
 
-    /// Fills a session with weights, optimizer states and counters.
+    /// Restores a session's weights, optimizer states and counters.
     pub(super) fn restore(&self, session: &mut Session, config: &Config) -> Result<(), Failure> {
         let state = self.state();
         let (was, optim) = (&state.optimizer, &config.optim);
@@ -184,7 +184,7 @@ impl Resumed {
         Ok(())
     }
 
-    /// The data from where the run was; other samples from their beginning.
+    /// The data from the checkpoint's position, or from the beginning if the samples differ.
     pub(super) fn seek(&self, dataset: Dataset) -> Result<Batches, Failure> {
         let mut batches = dataset.batches();
         match self.are_same_samples {
@@ -194,7 +194,7 @@ impl Resumed {
         Ok(batches)
     }
 
-    /// The best evaluation before, if it was made on the same data.
+    /// The best evaluation so far, if it was made on the same data.
     pub(super) fn best(&self, evaluation: Option<&str>) -> Option<Best> {
         let best = self.state().best.clone()?;
         if evaluation.is_some_and(|data| data != best.data) {
@@ -204,7 +204,7 @@ impl Resumed {
         Some(best)
     }
 
-    /// Puts later checkpoints of the run aside: its steps are made once more.
+    /// Renames later checkpoints of the run, because their steps are made again.
     pub(super) fn set_aside_later(&self) -> Result<(), Failure> {
         let Some(run) = &self.run else {
             return Ok(());
@@ -216,7 +216,7 @@ impl Resumed {
     }
 }
 
-/// The run whose folder goes on: that of the checkpoint, unless `--out` names another.
+/// The run that continues: that of the checkpoint, unless `--out` names another folder.
 fn going_on(checkpoint: &Path, out: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
     let parent = checkpoint.parent();
     let in_a_run = parent.filter(|parent| parent.ends_with("checkpoints"));

@@ -1,4 +1,4 @@
-//! Whether disks have room for what a run saves, asked before anything is written of it.
+//! Checks whether disks have room for what a run saves, before anything is written.
 
 use super::preparing::Prepared;
 use super::resuming::Resumed;
@@ -12,12 +12,12 @@ use model::Origin;
 use planner::{DiskNeed, NoDiskRoom, Saved, SystemDisks};
 use std::path::Path;
 
-/// An upper bound for the files of a checkpoint whose sizes are not known before: its state, its manifest, the index of ranks.
+/// An upper bound for a checkpoint's files of unknown sizes: its state, manifest, and index of ranks.
 const UNKNOWN_FILES: u64 = 1 << 20;
 
 impl Prepared {
-    /// Refuses a run that the disks have no room for, unless it is forced; returns the bytes of a checkpoint's tensors, of all
-    /// ranks.
+    /// Refuses a run if the disks have no room for it, unless it is forced. Returns the bytes of a checkpoint's
+    /// tensors, of all ranks together.
     pub(super) fn refuse_without_room_to_save(
         &self,
         job: &Job,
@@ -34,7 +34,7 @@ impl Prepared {
         job.agree(checked).map(|()| checkpoint_bytes)
     }
 
-    /// Whether the plan is above the limit or the whole device. Such a run is refused later, with hints that would make it fit.
+    /// Whether the plan exceeds the limit or the device. Such a run is refused later, with hints how to make it fit.
     fn is_refused_anyway(&self) -> bool {
         let bounds = self.limit.into_iter().chain(self.device.total_bytes());
         bounds
@@ -65,7 +65,7 @@ impl Prepared {
         Ok(NoDiskRoom::check(&needs, &SystemDisks)?)
     }
 
-    /// Steps that were made before.
+    /// Number of steps made before.
     pub(super) fn steps_before(&self) -> usize {
         let state = self.resumed.as_ref().map(Resumed::state);
         state.map_or(0, |state| state.step as usize)

@@ -1,4 +1,4 @@
-//! Writes checkpoints: in the background from a copy on the host, or while training waits; in one process, or on all ranks.
+//! Writes checkpoints, in the background from a copy on the host, or while training waits; on one rank or on all.
 
 use crate::failure::Failure;
 use checkpoint::{
@@ -17,28 +17,28 @@ pub(super) struct Saver {
     pub(super) writer: Writer,
     /// The files that came with the model and are saved with it.
     origin: Origin,
-    /// The last step that was saved, or is being saved.
+    /// The last step that was saved or is being saved.
     pub(super) last: Option<usize>,
     /// Why the last save failed.
     pub(super) failure: Option<CheckpointError>,
-    /// The last checkpoint that is whole.
+    /// The last whole checkpoint.
     newest: Option<PathBuf>,
     /// The evaluation with the lowest loss.
     pub(super) best: Option<Best>,
-    /// Bytes of the tensors of a checkpoint, of all ranks.
+    /// Bytes of a checkpoint's tensors, of all ranks together.
     pub(super) checkpoint_bytes: u64,
 }
 
-/// Writes checkpoints of one process, or of several ranks together.
+/// Writes checkpoints of a single process, or of several ranks together.
 pub(super) enum Writer {
     Alone(BackgroundWriter<Outcome>),
     Ranks(Box<JointSaver>),
 }
 
-/// How a save ended.
+/// The outcome of a save.
 type Outcome = Result<PathBuf, CheckpointError>;
 
-/// One checkpoint, but for its tensors.
+/// A checkpoint without its tensors.
 pub(super) struct Checkpointing {
     pub(super) run: PathBuf,
     pub(super) state: TrainerState,
@@ -46,14 +46,14 @@ pub(super) struct Checkpointing {
     pub(super) old: Old,
 }
 
-/// Checkpoints that a new one makes superfluous.
+/// Which older checkpoints to remove after a save.
 pub(super) struct Old {
     pub(super) run: PathBuf,
-    /// The step of the new one.
+    /// The step of the new checkpoint.
     pub(super) step: u64,
-    /// How many are kept; none: all.
+    /// How many are kept; `None`: all.
     pub(super) keep_last: Option<usize>,
-    /// The step of one that is kept in any case.
+    /// The step of a checkpoint that is always kept.
     pub(super) best: Option<u64>,
 }
 
@@ -79,12 +79,12 @@ impl Saver {
         &self.origin
     }
 
-    /// The last checkpoint that is whole.
+    /// The last whole checkpoint.
     pub(super) fn newest(&self) -> Option<&Path> {
         self.newest.as_deref()
     }
 
-    /// Notes how a save ended. A failure is a warning, and training goes on.
+    /// Records the outcome of a save. A failure is a warning, and training continues.
     ///
     /// # Errors
     /// If ranks are lost.
@@ -114,7 +114,7 @@ impl Saver {
         Ok(())
     }
 
-    /// Notes how the save that is under way ended, if it has.
+    /// Records the outcome of the save under way, if it has ended.
     pub(super) fn poll(&mut self) -> Result<(), Failure> {
         let outcome = match &mut self.writer {
             Writer::Alone(writer) => writer.take_outcome(),
@@ -123,7 +123,7 @@ impl Saver {
         self.note(outcome)
     }
 
-    /// Waits for the save that is under way, and notes how it ended.
+    /// Waits for the save under way, and records its outcome.
     pub(super) fn wait(&mut self) -> Result<(), Failure> {
         let outcome = match &mut self.writer {
             Writer::Alone(writer) => writer.wait(),
@@ -132,16 +132,16 @@ impl Saver {
         self.note(outcome)
     }
 
-    /// Waits for the save that is under way.
+    /// Waits for the save under way.
     ///
     /// # Errors
-    /// If the last one failed: none comes after it that could make up for it.
+    /// If the last save failed, because no later save replaces it.
     pub(super) fn finish(&mut self) -> Result<(), Failure> {
         self.wait()?;
         let Some(error) = self.failure.take() else {
             return Ok(());
         };
-        // The step is not saved, whatever checkpoint there is.
+        // The step is not saved, even if an older checkpoint exists.
         self.last = None;
         Err(error.into())
     }
@@ -161,7 +161,7 @@ impl Checkpointing {
         Ok(folder)
     }
 
-    /// The same checkpoint, for several ranks to write together.
+    /// The same checkpoint, to be written by several ranks together.
     pub(super) fn of_ranks(self) -> JointCheckpoint {
         let Checkpointing {
             run,
@@ -187,8 +187,8 @@ impl Old {
     }
 }
 
-/// The files to save with the model of a run: those that came with the model that it starts from, and the tokenizer of its
-/// data if that model has none.
+/// The files to save with a run's model: those of the model that it starts from, and the tokenizer of its data if that
+/// model has none.
 pub(super) fn origin(from: Option<&Path>, data: Option<&Path>) -> Result<Origin, Failure> {
     let origin = from.map(Origin::read).transpose()?.unwrap_or_default();
     match data {
@@ -201,7 +201,7 @@ pub(super) fn origin(from: Option<&Path>, data: Option<&Path>) -> Result<Origin,
 mod tests {
     use super::*;
 
-    /// Otherwise the checkpoint before would be taken for the last step's.
+    /// Otherwise the older checkpoint would be taken for the last step's.
     #[test]
     fn a_step_whose_save_failed_is_not_saved() {
         let mut saver = Saver::new(Origin::default(), None, None);

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 impl Run {
-    /// Saves the state after the last step, in the background where there is a copy for it. If the save fails, the run warns and
-    /// goes on.
+    /// Saves the state after the last step, in the background if the host has a copy. If the save fails, the run warns
+    /// and continues.
     pub(super) fn save(&mut self, session: &mut Session) -> Result<(), Failure> {
         let begun = Instant::now();
         self.begin_save(session)?;
@@ -29,7 +29,7 @@ impl Run {
             return Ok(());
         }
         if let Writer::Ranks(_) = self.saver.writer {
-            // A save under way would take this one's folder for a leftover.
+            // A save under way would treat this one's folder as a leftover.
             self.saver.wait()?;
         }
         let checkpointing = self.checkpointing(session)?;
@@ -48,7 +48,7 @@ impl Run {
             (Writer::Alone(writer), Some(copy)) => {
                 match writer.start(move || checkpointing.write(&copy.state())) {
                     Ok(before) => before,
-                    // The system has no thread left, so training waits.
+                    // The system has no more threads, so training waits for the save.
                     Err(_) => {
                         self.saver.wait()?;
                         let checkpointing = self.checkpointing(session)?;
@@ -60,7 +60,7 @@ impl Run {
         self.saver.note(outcome)
     }
 
-    /// Goes on with a save that ranks make beside their steps: after each of these.
+    /// Continues a save that ranks make beside their steps. Called after each step.
     pub(super) fn go_on_saving(&mut self) -> Result<(), Failure> {
         match &self.saver.writer {
             Writer::Ranks(_) => self.saver.poll(),
@@ -68,18 +68,18 @@ impl Run {
         }
     }
 
-    /// Waits for the save that is under way, on all ranks.
+    /// Waits for the save under way, on all ranks.
     ///
     /// # Errors
-    /// If the last one failed: none comes after it that could make up for it.
+    /// If the last save failed, because no later save replaces it.
     pub(super) fn finish_saves(&mut self) -> Result<(), Failure> {
         let finished = self.saver.finish();
         self.job.agree(finished)
     }
 
-    /// Saves the state after the last step and waits for it, unless it is saved already; returns where.
+    /// Saves the state after the last step and waits for it, unless it is saved already; returns the folder.
     pub(super) fn save_now(&mut self, session: &Session) -> Result<PathBuf, Failure> {
-        // Two saves at a time would take each other's unfinished folder for a leftover.
+        // Two saves at a time would treat each other's unfinished folder as a leftover.
         self.saver.wait()?;
         let is_saved = self.saver.last == Some(self.made.steps) && self.saver.failure.is_none();
         if let (true, Some(folder)) = (is_saved, self.saver.newest()) {
@@ -94,7 +94,7 @@ impl Run {
         Ok(outcome?)
     }
 
-    /// Says which steps will be saved, and where.
+    /// Reports which steps will be saved, and where.
     pub(super) fn tell_what_is_saved(&self) {
         let config = &self.resolved.config;
         let (checkpoint, steps) = (&config.checkpoint, config.train.steps);

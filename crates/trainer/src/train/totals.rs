@@ -1,4 +1,4 @@
-//! What is known of a step when it is asked for, and what a run has made when it is done.
+//! What is known of a step when it is started, and the totals of a run.
 
 use crate::job::Job;
 use checkpoint::TrainerState;
@@ -10,20 +10,20 @@ use std::time::{Duration, Instant};
 /// What is known of a step before it is made.
 #[derive(Clone, Default)]
 pub(super) struct Asked {
-    /// How long it waited for its data.
+    /// Time that it waited for its data.
     pub(super) data_wait: Duration,
     /// Tokens of all ranks, masked ones included.
     pub(super) tokens: usize,
-    /// Targets that are this rank's.
+    /// This rank's targets.
     pub(super) own_targets: usize,
     /// Lengths of this rank's micro-batches.
     pub(super) own_lengths: Vec<usize>,
-    /// Passes over the data after it, to four decimals.
+    /// Number of passes over the data after it, to four decimals.
     pub(super) epoch: f64,
 }
 
 impl Asked {
-    /// `next` is the sample that follows, of so many in a pass.
+    /// `next` is the sample that follows, and `samples` the number in a pass.
     pub(super) fn of(
         job: &Job,
         batch: &StepBatch,
@@ -42,14 +42,14 @@ impl Asked {
     }
 }
 
-/// What has been made so far.
+/// Totals of the run so far.
 pub(super) struct Totals {
-    /// Steps that a checkpoint brought along.
+    /// Steps made before the checkpoint that was resumed.
     pub(super) before: usize,
     pub(super) steps: usize,
     pub(super) skipped: usize,
     pub(super) skipped_in_a_row: usize,
-    /// Tokens read, masked ones included, and those of them that were targets.
+    /// Tokens read, masked ones included, and how many were targets.
     pub(super) tokens: u64,
     pub(super) targets: u64,
     /// Tokens of this process, and the time of its steps.
@@ -58,15 +58,15 @@ pub(super) struct Totals {
     /// When the last step was known to be done.
     pub(super) until: Instant,
     pub(super) last: Option<StepOutcome>,
-    /// The most that any step of this process has used.
+    /// The most memory that a step of this process has used.
     pub(super) used: Used,
 }
 
-/// The most memory that any of some steps used.
+/// The most memory that any of several steps used.
 #[derive(Default)]
 pub(super) struct Used {
     peak_bytes: u64,
-    /// Live at that peak.
+    /// Bytes live at that peak.
     pub(super) by_category: ByCategory,
     pub(super) by_phase: ByPhase<u64>,
     pub(super) host_pinned_bytes: u64,
@@ -86,7 +86,7 @@ impl Used {
 }
 
 impl Totals {
-    /// What a checkpoint holds, or nothing.
+    /// The totals in a checkpoint; zero without one.
     pub(super) fn after(state: Option<&TrainerState>) -> Totals {
         let number = |of: fn(&TrainerState) -> u64| state.map_or(0, of);
         let steps = number(|state| state.step) as usize;
@@ -105,7 +105,7 @@ impl Totals {
         }
     }
 
-    /// Time since the step before: on a device that the host runs ahead of, the only one that adds up.
+    /// Time since the step before. If the host runs ahead of the device, only these times add up to the run's.
     pub(super) fn lap(&mut self, done_at: Instant) -> Duration {
         let before = std::mem::replace(&mut self.until, done_at);
         done_at.saturating_duration_since(before)

@@ -1,21 +1,21 @@
-//! Leases of blocks that are alike, in one line: what is live in a model of 126 blocks stays short enough to be read.
+//! Writes equal leases of several blocks in one line, so that the live leases of a model with 126 blocks stay readable.
 //!
-//! A lease is known by its text, "`x` (activation; block 3, forward)". Folded, "`x` (activation; blocks 0-30, 40, forward)"
-//! is a lease in each of these blocks, with the bytes of one.
+//! A lease is identified by its text, such as "`x` (activation; block 3, forward)". The folded text "`x` (activation;
+//! blocks 0-30, 40, forward)" stands for one lease in each of these blocks, each with the given bytes.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 
-/// A lease, or as many as there are blocks in its name.
+/// A lease, or equal leases of several blocks.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Folded<B> {
     pub(crate) name: String,
-    /// Bytes of each, or their change.
+    /// Bytes of each lease, or by how much they changed.
     pub(crate) bytes: B,
     pub(crate) count: usize,
 }
 
-/// Puts leases of blocks together that differ in their block alone.
+/// Folds leases that differ only in their block.
 pub(crate) fn fold<'a, B: Copy + Ord>(
     leases: impl Iterator<Item = (&'a str, B)>,
 ) -> Vec<Folded<B>> {
@@ -42,14 +42,14 @@ pub(crate) fn fold<'a, B: Copy + Ord>(
     folded
 }
 
-/// What stands before and after the block in a lease's name.
+/// The text before the block in a lease's name, the block, and the text after it.
 fn around_block(name: &str) -> Option<(&str, usize, &str)> {
     let (before, rest) = name.split_once("; block ")?;
     let (block, after) = rest.split_once(", ")?;
     Some((before, block.parse().ok()?, after))
 }
 
-/// "0-30, 40".
+/// Numbers as ranges, such as "0-30, 40".
 fn ranges(mut blocks: Vec<usize>) -> String {
     blocks.sort_unstable();
     let runs = blocks.chunk_by(|block, next| block + 1 == *next);
@@ -60,7 +60,7 @@ fn ranges(mut blocks: Vec<usize>) -> String {
     runs.collect::<Vec<_>>().join(", ")
 }
 
-/// The names of single leases; none for a name that is not folded.
+/// The names of the single leases; none if the name is not folded.
 fn unfold(name: &str) -> Option<Vec<String>> {
     let (before, rest) = name.split_once("; blocks ")?;
     let (blocks, after) = rest.rsplit_once(", ")?;
@@ -74,7 +74,7 @@ fn unfold(name: &str) -> Option<Vec<String>> {
     Some(names)
 }
 
-/// Writes bytes by lease, folded.
+/// Writes the bytes of leases, folded.
 pub(crate) fn serialize<S: Serializer>(
     leases: &BTreeMap<String, u64>,
     serializer: S,

@@ -1,4 +1,4 @@
-//! Peaks that somebody has looked at, in a file, and what has changed since: a guard for anyone's CI.
+//! Keeps approved peaks in a file, and reports how later peaks differ: a guard that anyone can use in CI.
 
 use super::folded::{self, fold};
 use super::rows::{Planned, Row};
@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The file: a strategy's peaks by its name.
+/// The file: approved peaks by the strategy's name.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Golden {
     /// Version of the trainer that wrote it.
@@ -23,27 +23,27 @@ pub(crate) struct Golden {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Blessed {
     planned_peak_bytes: u64,
-    /// What is reserved beyond the peak; none in a file of a version that did not say.
+    /// Reserved bytes beyond the peak; none in files of older versions.
     #[serde(skip_serializing_if = "Option::is_none")]
     lost_to_placement_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     planned_host_bytes: Option<u64>,
-    /// None where it was not run.
+    /// None if it was only planned.
     #[serde(skip_serializing_if = "Option::is_none")]
     peak_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tokens_per_s: Option<f64>,
-    /// What is live at the peak: bytes by tensor, layer and phase of its lease.
+    /// Bytes of the leases that are live at the peak, by tensor, layer and phase.
     #[serde(with = "folded")]
     leases: BTreeMap<String, u64>,
 }
 
-/// What has changed.
+/// How two sets of peaks differ.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Changes {
     /// Peaks that differ, strategies that are gone or new.
     pub(crate) failures: Vec<String>,
-    /// What is slower.
+    /// Strategies that are slower.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -68,10 +68,10 @@ impl Golden {
         }
     }
 
-    /// Reads a file.
+    /// Reads such a file.
     ///
     /// # Errors
-    /// It cannot be read, or holds something else.
+    /// If the file cannot be read, or does not hold peaks.
     pub(crate) fn read(path: &Path) -> Result<Golden, Failure> {
         let unusable = |what: &str| Failure::Malformed {
             path: path.into(),
@@ -88,15 +88,15 @@ impl Golden {
     /// Writes the file.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// If the file cannot be written.
     pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
         let json = serde_json::to_string_pretty(self);
         let json = json.map_err(|error| Failure::Usage(error.to_string()))?;
         std::fs::write(path, json + "\n").map_err(Failure::file(path))
     }
 
-    /// Compares with what is now. A peak that only one side measured is compared by its plan alone; speed warns, beyond so
-    /// many percent.
+    /// Compares with newer peaks. If only one side measured a peak, only the plans are compared. A loss of speed beyond
+    /// `tolerance`, in percent, is a warning.
     pub(crate) fn changes(&self, now: &Golden, tolerance: f64) -> Changes {
         let mut changes = Changes::default();
         for (name, was) in &self.strategies {
@@ -154,7 +154,7 @@ impl Blessed {
         }
     }
 
-    /// What is at the peak and was not, or was larger or smaller, a line each; the largest change first.
+    /// The leases at the peak that are new, gone, larger or smaller, a line each, the largest change first.
     fn leases_that_moved(&self, now: &Blessed) -> String {
         let names: BTreeSet<&String> = self.leases.keys().chain(now.leases.keys()).collect();
         let differences = names.into_iter().map(|name| {
@@ -240,7 +240,7 @@ mod tests {
         assert!(measured.contains("measured peak 556"));
     }
 
-    /// A model with more blocks has a line for those that it has more, and blocks that grew alike have one together.
+    /// The blocks that a model has gained have one line, and so do all blocks that grew by the same.
     #[test]
     fn blocks_that_moved_alike_are_one_line() {
         let lease = |block: usize| format!("`gate` (activation; block {block}, forward)");
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(change(&of(12, 8), &of(12, 9)), wider);
     }
 
-    /// A tensor may be placed elsewhere while the peak stays.
+    /// The placement of a tensor may change while the peak stays the same.
     #[test]
     fn what_placement_loses_is_compared_where_both_know_it() {
         let losing = |bytes| {

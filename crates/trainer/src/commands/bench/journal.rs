@@ -1,4 +1,4 @@
-//! Measurements of a matrix, kept in a file as they are made, so that an interrupted matrix can go on.
+//! Stores a matrix's measurements as they are made, so that an interrupted matrix can continue.
 
 use super::matrix::BenchStrategy;
 use super::measure::BenchRun;
@@ -15,7 +15,7 @@ pub(crate) struct Journal {
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Contents {
-    /// What was asked for: measurements of another matrix are none of this one.
+    /// What was measured: the measurements of another matrix are not used.
     asked: String,
     runs: Vec<JournalEntry>,
 }
@@ -29,10 +29,10 @@ pub(crate) struct JournalEntry {
 }
 
 impl Journal {
-    /// Opens the measurements of what is asked for; an empty journal if there is no file yet.
+    /// Opens the journal for the matrix `asked`. It is empty if there is no file yet.
     ///
     /// # Errors
-    /// The file cannot be read, or belongs to another matrix.
+    /// If the file cannot be read, or belongs to another matrix.
     pub(crate) fn open(path: Option<PathBuf>, asked: String) -> Result<Journal, Failure> {
         let text = match &path {
             Some(path) => match std::fs::read_to_string(path) {
@@ -75,17 +75,17 @@ impl Journal {
         &self.contents.runs
     }
 
-    /// Whether a strategy was measured in a round, or is not to be tried again: what did not fit will not fit.
+    /// Whether a strategy was measured in a round, or failed in any: it would fail again.
     pub(crate) fn has(&self, strategy: &BenchStrategy, round: usize) -> bool {
         let of_strategy = |entry: &&JournalEntry| entry.strategy == strategy.name;
         let mut runs = self.runs().iter().filter(of_strategy);
         runs.any(|entry| entry.round == round || entry.run.figures.is_none())
     }
 
-    /// Adds a run, and writes the file anew where there is one: whole, whatever interrupts it.
+    /// Adds a run and writes the journal to its file, if it has one. An interruption leaves a complete file.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// If the file cannot be written.
     pub(crate) fn add(&mut self, entry: JournalEntry) -> Result<(), Failure> {
         self.contents.runs.push(entry);
         let Some(path) = &self.path else {

@@ -1,4 +1,4 @@
-//! One run of a strategy, in a process of its own: nothing of it, memory or caches, meets the next.
+//! Runs a strategy once, in its own process, so that no memory and no caches carry over to the next run.
 
 use crate::failure::Failure;
 use crate::gpu_watch::{GpuFigures, watched};
@@ -8,17 +8,17 @@ use settings::{RankEngine, Resolved};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What a run told.
+/// The results of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct BenchRun {
     /// How it ended.
     pub(crate) result: RunEnd,
-    /// Medians and peaks over the steps that count; nothing where there are none.
+    /// Medians and peaks over the steps that count; none if no step does.
     #[serde(flatten)]
     pub(crate) figures: Option<RunFigures>,
-    /// Why there are none.
+    /// Why there are no figures.
     pub(crate) reason: Option<String>,
-    /// What the GPU did meanwhile; none without NVML.
+    /// The state of the GPU during the run; none without NVML.
     #[serde(default)]
     pub(crate) gpu: Option<GpuFigures>,
 }
@@ -38,24 +38,24 @@ pub(crate) enum RunEnd {
 /// The figures of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RunFigures {
-    /// Most live bytes of the device.
+    /// The most live bytes of the device.
     pub(crate) peak_bytes: u64,
     /// Median time of a step.
     pub(crate) step_ms: f64,
-    /// Median over steps, masked tokens included.
+    /// Median tokens a second over steps, masked tokens included.
     pub(crate) tokens_per_s: f64,
     /// Model FLOPs in units of 10^12 a second; replays do not count.
     pub(crate) tflops: Option<f64>,
-    /// Share of the device's peak; none where that is unknown.
+    /// Share of the device's peak; none if that is not known.
     pub(crate) mfu: Option<f64>,
     /// Loss of the last step.
     pub(crate) loss: f64,
 }
 
-/// Runs `train` with a configuration for `warmup` and `steps` more steps, in a folder that is not there yet.
+/// Runs `train` with a configuration for `warmup` and then `steps` more steps, in a folder that does not exist yet.
 ///
 /// # Errors
-/// The configuration cannot be written or the program not be started.
+/// If the configuration cannot be written or the program cannot be started.
 pub(crate) fn measure(
     resolved: &Resolved,
     (warmup, steps): (usize, usize),
@@ -63,10 +63,10 @@ pub(crate) fn measure(
 ) -> Result<BenchRun, Failure> {
     let mut config = resolved.config.clone();
     config.train.steps = warmup + steps;
-    // A traced run waits for every operation; what happens between steps is no part of a strategy.
+    // A traced run waits for every operation. Work between steps does not belong to a strategy.
     config.log.trace = false;
     config.without_between_steps();
-    // Whatever launched bench, a run of it is no rank of that; a group of one it may be.
+    // The runs are not ranks of the launcher that may have started bench. A group of one rank is allowed.
     config.collectives.zero = config.ranks().map(|ranks| ranks.zero);
     config.collectives.engine = RankEngine::Alone;
     let file = folder.with_extension("toml");
@@ -123,7 +123,7 @@ fn failed(reason: String) -> BenchRun {
     }
 }
 
-/// Reads the metrics of a run, less its first steps.
+/// Reads the metrics of a run, without its first `warmup` steps.
 fn figures(folder: &Path, warmup: usize) -> Option<RunFigures> {
     let text = std::fs::read_to_string(folder.join("metrics.jsonl")).ok()?;
     let lines = text
@@ -150,7 +150,7 @@ fn figures(folder: &Path, warmup: usize) -> Option<RunFigures> {
     })
 }
 
-/// The middle of some values, or the mean of the two in the middle; none of none.
+/// The median; the mean of the two middle values if their number is even; none without values.
 pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

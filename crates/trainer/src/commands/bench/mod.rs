@@ -1,7 +1,7 @@
 //! The `bench` command: strategies measured side by side, and a guard for their peaks.
 //!
-//! Every strategy is planned first, then trained in a process of its own, in rounds: each round has every strategy once, so
-//! that a machine that gets slower gets slower for all.
+//! Every strategy is planned first, and then trained in its own process. Each round trains every strategy once, so a
+//! machine that slows down slows all strategies alike.
 
 mod args;
 mod folded;
@@ -34,21 +34,21 @@ use serde::Serialize;
 use settings::{Resolved, Settings};
 use std::path::PathBuf;
 
-/// Steps and rounds of a matrix that says nothing of them.
+/// Defaults for a matrix that does not set its steps and rounds.
 const WARMUP: usize = 2;
 const STEPS: usize = 6;
 const ROUNDS: usize = 3;
 
-/// `bench --json`.
+/// The output of `bench --json`.
 #[derive(Serialize)]
 struct Report<'a> {
     version: &'static str,
-    /// Where it was measured, or planned for.
+    /// The device that it was measured on, or planned for.
     device: String,
     warmup: usize,
     steps: usize,
     rounds: usize,
-    /// Nothing was run.
+    /// Whether nothing was run.
     plan_only: bool,
     rows: &'a [Row],
 }
@@ -56,7 +56,7 @@ struct Report<'a> {
 /// Compares strategies.
 ///
 /// # Errors
-/// [`Failure`]: a matrix that is none, files that cannot be read or written, peaks that changed, an interruption.
+/// [`Failure`]: an invalid matrix, files that cannot be read or written, peaks that changed, an interruption.
 pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
     let shared = args.shared()?;
     if shared.options().trace.is_some() {
@@ -64,7 +64,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
             "a traced run waits for every operation, so bench does not trace; use `trainer train --trace`".into(),
         ));
     }
-    // Read before anything is measured, so that a missing file costs no time.
+    // Read before measuring, so that a missing file is noticed at once.
     let was = args.check.as_deref().map(Golden::read).transpose()?;
     let strategies = shared.matrix().strategies()?;
     let planned = plan_all(&shared, &strategies)?;
@@ -99,7 +99,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
     }
 }
 
-/// Says what makes the measurements worth less, where that is known.
+/// Warns of what is known to distort the measurements.
 fn warn_of_the_gpu(runs: &[JournalEntry]) {
     let watched = runs
         .iter()
@@ -109,7 +109,7 @@ fn warn_of_the_gpu(runs: &[JournalEntry]) {
     }
 }
 
-/// Says what has changed, and fails on any byte.
+/// Reports differences, and fails if any byte differs.
 fn check(was: &Golden, now: &Golden, tolerance: f64) -> Result<(), Failure> {
     let changes = was.changes(now, tolerance);
     for warning in &changes.warnings {
@@ -121,16 +121,16 @@ fn check(was: &Golden, now: &Golden, tolerance: f64) -> Result<(), Failure> {
     }
 }
 
-/// Every strategy with its plan.
+/// The plans of all strategies.
 struct PlannedMatrix {
     planned: Vec<Planned>,
-    /// Their configurations, where settings go together.
+    /// Their configurations; none if the settings contradict each other.
     resolved: Vec<Option<Resolved>>,
     device: String,
 }
 
 impl PlannedMatrix {
-    /// Refuses data that the model may not read before anything is measured: every strategy reads the same.
+    /// Refuses data that the model may not read, before anything is measured. All strategies read the same data.
     fn refuse_foreign_data(&self) -> Result<(), Failure> {
         let strategies = self.planned.iter().zip(&self.resolved);
         let mut measured = strategies.filter(|(planned, _)| planned.obstacle.is_none());
@@ -144,7 +144,7 @@ impl PlannedMatrix {
     }
 }
 
-/// Plans every strategy. One whose settings do not go together is no reason to stop; that all of them are is.
+/// Plans every strategy. A strategy with contradictory settings is skipped; it is an error only if all are.
 fn plan_all(shared: &Shared, strategies: &[BenchStrategy]) -> Result<PlannedMatrix, Failure> {
     let mut matrix = PlannedMatrix {
         planned: Vec::new(),
@@ -185,7 +185,7 @@ fn plan_all(shared: &Shared, strategies: &[BenchStrategy]) -> Result<PlannedMatr
     }
 }
 
-/// Plans a strategy. Its run has the chunk of the output head that was planned, whatever its device would hold.
+/// Plans a strategy, and sets its run to the chunk of the output head that was planned.
 fn plan(resolved: &mut Resolved) -> Result<Plan, Failure> {
     let config = decisions::on_paper(resolved, None)?;
     resolved.config.memory.head_chunk = config.memory.head_chunk;
@@ -195,7 +195,7 @@ fn plan(resolved: &mut Resolved) -> Result<Plan, Failure> {
     )?)
 }
 
-/// Why a strategy is not worth a run: its plan is above a limit in bytes, or this host has no room for it.
+/// Why a strategy is not run: its plan exceeds a limit in bytes, or this host has no room for it.
 fn obstacle(resolved: &Resolved, plan: &Plan, plans_only: bool) -> Option<(Outcome, String)> {
     if resolved.config.memory.force {
         return None;
@@ -247,7 +247,7 @@ impl Bench {
         }
     }
 
-    /// Runs every strategy that can be in every round. A signal ends it with what there is by then.
+    /// Runs every possible strategy in every round. A signal ends it early, with the runs so far.
     fn measure_all(
         &self,
         shared: &Shared,
@@ -271,7 +271,7 @@ impl Bench {
                 bar.set_message(strategy.clone());
                 let out = folder.path().join(format!("run-{}", bar.position()));
                 let run = measure::measure(resolved, (self.warmup, self.steps), &out)?;
-                // The signal reached the run too: what it made of it counts for nothing.
+                // The signal reached the run too, so its result is dropped.
                 if let Some(signal) = interrupt.signal() {
                     bar.finish_and_clear();
                     return Ok((journal.runs().to_vec(), Some(signal)));
@@ -287,7 +287,7 @@ impl Bench {
         Ok((journal.runs().to_vec(), None))
     }
 
-    /// All that measurements depend on, but for the machine.
+    /// Everything that measurements depend on, except the machine.
     fn asked(&self, shared: &Shared, matrix: &PlannedMatrix) -> Result<String, Failure> {
         let mut asked = format!(
             "{} {} {}",
@@ -306,7 +306,7 @@ impl Bench {
         Ok(asked)
     }
 
-    /// A bar over the matrix on a terminal.
+    /// A progress bar over the matrix, on a terminal.
     fn bar(&self, matrix: &PlannedMatrix) -> ProgressBar {
         if self.quiet {
             return ProgressBar::hidden();

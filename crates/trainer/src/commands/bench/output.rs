@@ -1,10 +1,10 @@
-//! The table of strategies: for a terminal, as Markdown, as comma-separated values.
+//! Writes the table of strategies for a terminal, as Markdown and as comma-separated values.
 
 use super::rows::{Outcome, Row};
 use memory::format_bytes;
 use report::{Align, Table};
 
-/// Columns, and whether they are numbers.
+/// The columns. Numbers are aligned to the right.
 const COLUMNS: [(&str, Align); 13] = [
     ("strategy", Align::Left),
     ("result", Align::Left),
@@ -21,7 +21,7 @@ const COLUMNS: [(&str, Align); 13] = [
     ("dominated by", Align::Left),
 ];
 
-/// All rows as a table; columns without an entry are left out.
+/// All rows as a table, without empty columns.
 pub(crate) fn table(rows: &[Row]) -> Table {
     let cells: Vec<[String; COLUMNS.len()]> = rows.iter().map(cells).collect();
     let is_used = |column: &usize| cells.iter().any(|row| !row[*column].is_empty());
@@ -63,7 +63,7 @@ fn cells(row: &Row) -> [String; COLUMNS.len()] {
         bytes(row.peak_bytes),
         saved.map_or(String::new(), signed_bytes),
         bytes(row.planned_sent_bytes),
-        // No "-0".
+        // Adding 0 avoids "-0".
         number(row.ms_per_gib_saved, |ms| {
             format!("{:.0}", ms.round() + 0.0)
         }),
@@ -76,7 +76,7 @@ fn signed_bytes(bytes: i64) -> String {
     format!("{sign}{}", format_bytes(bytes.unsigned_abs()))
 }
 
-/// Every field of every row that has one value, for spreadsheets: bytes as bytes.
+/// All fields of all rows that have a single value, for spreadsheets, with sizes in bytes.
 pub(crate) fn csv(rows: &[Row]) -> String {
     let mut text = String::from(
         "strategy,result,tokens_per_s,spread,step_ms,tflops,mfu,against_baseline,planned_peak_bytes,peak_bytes,\
@@ -110,7 +110,7 @@ pub(crate) fn csv(rows: &[Row]) -> String {
     text
 }
 
-/// A field by RFC 4180.
+/// Quotes a field according to RFC 4180.
 fn quoted(text: &str) -> String {
     match text.contains([',', '"', '\n']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
@@ -118,7 +118,7 @@ fn quoted(text: &str) -> String {
     }
 }
 
-/// Whether something that was to be measured was not.
+/// The number of strategies whose run failed.
 pub(crate) fn failures(rows: &[Row]) -> usize {
     rows.iter()
         .filter(|row| row.result == Outcome::Failed)

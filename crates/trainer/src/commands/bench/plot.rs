@@ -1,4 +1,4 @@
-//! Peak against speed, as a picture: each strategy a point, those that no other dominates joined by a line.
+//! Draws peak against speed: each strategy is a point, and a line joins those that no other strategy dominates.
 
 use super::rows::Row;
 use crate::failure::Failure;
@@ -8,7 +8,7 @@ use std::path::Path;
 /// Draws the strategies that were measured.
 ///
 /// # Errors
-/// None was measured, or the file cannot be written.
+/// If no strategy was measured, or the file cannot be written.
 pub(crate) fn draw(path: &Path, rows: &[Row]) -> Result<(), Failure> {
     let measured = |row: &Row| Some((row.peak_bytes? as f64, row.tokens_per_s?));
     let (unit, unit_bytes) = unit_of_bytes(rows.iter().filter_map(measured).map(|at| at.0));

@@ -1,4 +1,4 @@
-//! The table's rows: what was planned and measured of each strategy, beside the baseline of its model.
+//! The rows of the table: what was planned and measured for each strategy, compared with the baseline of its model.
 
 use super::journal::JournalEntry;
 use super::matrix::BenchStrategy;
@@ -12,38 +12,38 @@ use serde::Serialize;
 pub(crate) struct Row {
     /// The strategy's name.
     pub(crate) strategy: String,
-    /// Its model, where the matrix has several.
+    /// Its model, if the matrix has several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) model: Option<String>,
-    /// How many ranks train together, where its plan is one of several.
+    /// The number of ranks, if it is planned for several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ranks: Option<usize>,
     /// Its settings, as `--set` takes them.
     pub(crate) set: Vec<String>,
-    /// How it went.
+    /// Its result.
     pub(crate) result: Outcome,
     /// Why there are no measurements.
     pub(crate) reason: Option<String>,
-    /// Most live device bytes of a step, measured.
+    /// The most live device bytes of a step, measured.
     pub(crate) peak_bytes: Option<u64>,
-    /// The same, planned; none for settings that do not go together.
+    /// The same, planned; none if the settings contradict each other.
     pub(crate) planned_peak_bytes: Option<u64>,
-    /// What the plan reserves of a device.
+    /// Device bytes that the plan reserves.
     pub(crate) planned_reserved_bytes: Option<u64>,
     /// Pinned host memory, planned.
     pub(crate) planned_host_bytes: Option<u64>,
     /// Scratch files on the disk, planned.
     pub(crate) planned_disk_bytes: Option<u64>,
-    /// Bytes that a rank sends to others in a step, planned; none of a process alone.
+    /// Bytes that a rank sends to others in a step, planned; none for a single process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) planned_sent_bytes: Option<u64>,
-    /// FLOPs of replays over those of forward and backward, planned.
+    /// FLOPs of replays as a share of forward and backward, planned.
     pub(crate) recompute_flops_fraction: Option<f64>,
-    /// The planned peak less than the baseline's.
+    /// By how much the planned peak is below the baseline's.
     pub(crate) saved_bytes: Option<i64>,
-    /// Median over rounds, each the median of its steps.
+    /// Tokens a second: the median over rounds of the median over steps.
     pub(crate) tokens_per_s: Option<f64>,
-    /// The largest less the smallest of the rounds, over the median; none of a single round.
+    /// The difference between the fastest and the slowest round, divided by the median; none with a single round.
     pub(crate) spread: Option<f64>,
     /// Median time of a step.
     pub(crate) step_ms: Option<f64>,
@@ -51,29 +51,29 @@ pub(crate) struct Row {
     pub(crate) tflops: Option<f64>,
     /// Share of the device's peak.
     pub(crate) mfu: Option<f64>,
-    /// Speed over the baseline's, the median over rounds of both in one round.
+    /// Speed divided by the baseline's: the median over rounds of the quotient within a round.
     pub(crate) against_baseline: Option<f64>,
-    /// How much longer the baseline's step would take at this speed (`against_baseline`), for a GiB that is saved.
+    /// How much longer a step of the baseline would take at this speed (`against_baseline`), for each GiB saved.
     pub(crate) ms_per_gib_saved: Option<f64>,
-    /// A strategy that needs no more memory, and is faster by more than the spread of either.
+    /// A strategy that needs no more memory, and is faster by more than the spread of both.
     pub(crate) dominated_by: Option<String>,
     /// Loss of the last step.
     pub(crate) loss: Option<f64>,
-    /// What the GPU did meanwhile; none without NVML.
+    /// The state of the GPU during its runs; none without NVML.
     pub(crate) gpu: Option<GpuFigures>,
 }
 
-/// How a strategy went.
+/// The result of a strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {
-    /// It was measured; or only planned, and fits.
+    /// It was measured, or it was only planned and fits.
     Ok,
     /// It does not fit.
     Oom,
-    /// It ended in another way.
+    /// It failed for another reason.
     Failed,
-    /// It was not tried.
+    /// It was not run.
     Skipped,
 }
 
@@ -88,16 +88,16 @@ impl Outcome {
     }
 }
 
-/// What is known of a strategy before its first run.
+/// What is known of a strategy before it is run.
 pub(crate) struct Planned {
     pub(crate) strategy: BenchStrategy,
-    /// The plan, or why there is none.
+    /// The plan, or why planning failed.
     pub(crate) plan: Result<Plan, String>,
-    /// Why it is not tried although there is a plan.
+    /// Why it is not run although it was planned.
     pub(crate) obstacle: Option<(Outcome, String)>,
 }
 
-/// All rows, in the matrix's order.
+/// The rows of all strategies, in the matrix's order.
 pub(crate) fn rows(planned: &[Planned], runs: &[JournalEntry], plan_only: bool) -> Vec<Row> {
     let mut rows: Vec<Row> = planned
         .iter()
@@ -188,7 +188,7 @@ fn row(planned: &Planned, runs: &[JournalEntry], plan_only: bool) -> Row {
     }
 }
 
-/// Fills in what stands beside the baseline.
+/// Fills in the fields that compare a row with its baseline.
 fn compare(rows: &mut [Row], index: usize, baseline: usize, runs: &[JournalEntry]) {
     let base = &rows[baseline];
     let row = &rows[index];
@@ -214,8 +214,8 @@ fn compare(rows: &mut [Row], index: usize, baseline: usize, runs: &[JournalEntry
     row.ms_per_gib_saved = slower.zip(gib).map(|(ms, gib)| ms / gib);
 }
 
-/// The smallest strategy of the same model that needs no more memory and is faster by more than the spread of either: a smaller
-/// difference may turn round in the next measurement. A single round has no spread, so nothing dominates after it.
+/// The smallest strategy of the same model that needs no more memory and is faster by more than the spread of both. A
+/// smaller difference could reverse in the next measurement. A single round has no spread, so none dominates.
 fn dominator(row: &Row, rows: &[Row]) -> Option<String> {
     let score = |row: &Row| Some((row.peak_bytes?, row.tokens_per_s?, row.spread?));
     let (peak, speed, spread) = score(row)?;
@@ -271,7 +271,7 @@ mod tests {
         }
     }
 
-    /// The machine is half as fast in the second round: that is nobody's fault.
+    /// In the second round the machine is half as fast, for all strategies.
     #[test]
     fn drift_hits_all_alike() {
         let runs = [
@@ -291,7 +291,7 @@ mod tests {
         rows.into_iter().map(|row| row.dominated_by).collect()
     }
 
-    /// `near` is as fast as `none` within what either of them varies, in both directions.
+    /// `near` and `none` differ by less than the spread of either, so neither dominates the other.
     #[test]
     fn what_is_faster_beyond_the_spread_dominates() {
         let names = ["none", "slow", "full", "bad", "near", "small"];
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(dominated(&names, &once), vec![None; names.len()]);
     }
 
-    /// The medians of both columns are from other rounds, but they say the same: who is faster saves time too.
+    /// The columns' medians come from different rounds, but must agree: a faster strategy also saves time.
     #[test]
     fn speed_and_time_for_a_gib_agree() {
         let gib = 1 << 30;
@@ -334,7 +334,7 @@ mod tests {
         for (row, bytes) in rows.iter_mut().zip([2 * gib, gib]) {
             row.planned_peak_bytes = Some(bytes);
         }
-        // Medians apart would have the opposite: 890 tokens/s beside 900.
+        // Comparing the medians would give the opposite: 890 tokens/s and 900.
         assert!(rows[1].step_ms > rows[0].step_ms);
         compare(&mut rows, 1, 0, &runs);
         let (speed, ms) = (rows[1].against_baseline, rows[1].ms_per_gib_saved);

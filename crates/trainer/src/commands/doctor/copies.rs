@@ -1,4 +1,4 @@
-//! How fast the processor copies beside its computation: what offloaded bytes cost on the CPU device.
+//! Measures how fast the processor copies beside its computation: the cost of offload on the CPU device.
 
 use crate::failure::Failure;
 use kernels::{KernelError, Kernels, Queue};
@@ -6,24 +6,24 @@ use memory::{Buffer, Category, DType, Memory};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// Copies between pinned and other memory, as queues make them, in units of 10^9 bytes a second.
+/// The rates of copies between pinned and other memory, as queues make them, in units of 10^9 bytes a second.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Copies {
     /// Uploads: `hardware.h2d_gbps`.
     h2d_gbps: f64,
     /// Downloads: `hardware.d2h_gbps`.
     d2h_gbps: f64,
-    /// Both at a time, added up: `hardware.both_ways_gbps`.
+    /// The sum of both directions at a time: `hardware.both_ways_gbps`.
     both_ways_gbps: f64,
 }
 
-/// Bytes of a copy: more than the caches hold.
+/// Bytes of a copy, more than caches hold.
 const COPY_BYTES: usize = 128 << 20;
 
-/// The best of so many copies counts.
+/// The number of copies, of which the fastest counts.
 const REPETITIONS: usize = 5;
 
-/// A block on either side.
+/// A pair of buffers for copies.
 struct Lane {
     device: Buffer,
     host: Buffer,
@@ -40,15 +40,15 @@ impl Lane {
 }
 
 impl Copies {
-    /// Measures within a second.
+    /// Measures for less than a second.
     ///
     /// # Errors
-    /// [`Failure::OutOfMemory`] if half a GiB is not to be had.
+    /// [`Failure::OutOfMemory`] if there is no half a GiB left.
     pub(super) fn measure(cpu: &Kernels, memory: &Memory) -> Result<Copies, Failure> {
         let (mut up, mut down) = (Lane::lease(memory)?, Lane::lease(memory)?);
         let mut best = |queues: &[Queue]| -> Result<f64, Failure> {
             let mut least = Duration::MAX;
-            // The first one starts threads and touches pages.
+            // The first repetition starts threads and touches pages, so it does not count.
             for repetition in 0..=REPETITIONS {
                 let start = Instant::now();
                 copy(cpu, &mut up, &mut down, queues)?;
@@ -67,7 +67,7 @@ impl Copies {
     }
 }
 
-/// Makes a copy in each of the queues, and waits for all of them.
+/// Starts a copy in each of the queues, and waits for all of them.
 fn copy(
     cpu: &Kernels,
     up: &mut Lane,
@@ -75,7 +75,7 @@ fn copy(
     queues: &[Queue],
 ) -> Result<(), KernelError> {
     for queue in queues {
-        // SAFETY: the lanes live on, are different ones, and are left alone until both copies are over.
+        // SAFETY: the lanes outlive the copies, are different buffers, and are not used until both copies are over.
         unsafe {
             match queue {
                 Queue::Upload => cpu.start_upload(up.device.view_mut(), up.host.view())?,

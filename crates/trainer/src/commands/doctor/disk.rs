@@ -1,4 +1,4 @@
-//! How fast a disk is, read and written as training does it.
+//! Measures how fast a disk reads and writes, in the way that training uses it.
 
 use super::rates::random_bytes;
 use super::rows;
@@ -13,55 +13,55 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A folder's disk.
+/// The rates of a folder's disk.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct DiskRates {
     /// The folder.
     path: PathBuf,
     /// Bytes that may be written there.
     free_bytes: u64,
-    /// What carries reads and writes out: `io_uring` or `threads`.
+    /// What carries out reads and writes: `io_uring` or `threads`.
     engine: &'static str,
-    /// Whether they go past the page cache.
+    /// Whether reads and writes bypass the page cache.
     direct: bool,
-    /// Bytes that were written and read.
+    /// Size of the file that was written and read.
     file_bytes: u64,
     /// Reads, in units of 10^9 bytes a second.
     read_gbps: f64,
     /// Writes.
     write_gbps: f64,
-    /// Both at a time, added up, as an update reads and writes states: `hardware.disk_gbps`.
+    /// The sum of both at a time, as updates read and write states: `hardware.disk_gbps`.
     disk_gbps: f64,
 }
 
-/// What is read or written at a time.
+/// Bytes of one read or write.
 const CHUNK_BYTES: usize = 64 << 20;
 
-/// Most bytes of the file.
+/// The largest size of the file.
 const FILE_BYTES: u64 = 1 << 30;
 
-/// How long each measurement takes at least, and how long the file may take to be filled.
+/// The least time of each measurement, and the most time for filling the file.
 const TIME: Duration = Duration::from_secs(2);
 
-/// What is measured on.
+/// The file and the buffers of the measurement.
 struct Bench {
     cpu: Kernels<Cpu>,
     file: Arc<dyn BlockFile>,
     incoming: Buffer,
     outgoing: Buffer,
-    /// Chunks that were written at least once: others cost less to read and more to write.
+    /// Chunks that have been written at least once: others are faster to read and slower to write.
     chunks: usize,
 }
 
 impl DiskRates {
-    /// Measures a folder's disk, within ten seconds. What is made there goes again.
+    /// Measures a folder's disk for less than ten seconds, and removes the file.
     ///
     /// # Errors
     /// [`Failure`] if the folder cannot be used, or its disk fails or has no room.
     pub(super) fn measure(path: &Path) -> Result<DiskRates, Failure> {
         let folder = ScratchFolder::open(path)?;
         let free_bytes = folder.free_bytes()?;
-        // Half of what is free is left to others.
+        // Half of the free space is left to others.
         let chunks = (FILE_BYTES.min(free_bytes / 2) / CHUNK_BYTES as u64) as usize;
         if chunks == 0 {
             return Err(Failure::Usage(format!(
@@ -114,7 +114,7 @@ impl Bench {
         let pinned =
             |name| memory.lease_pinned(Category::Temporary, name, [CHUNK_BYTES], DType::U8);
         let (incoming, mut outgoing) = (pinned("incoming")?, pinned("outgoing")?);
-        // Some disks store zeros, and what repeats, faster than states.
+        // Random data, because some disks store zeros and repetitions faster than states.
         cpu.upload(
             outgoing.view_mut(),
             &random_bytes(CHUNK_BYTES / 4, DType::F32),
@@ -128,7 +128,7 @@ impl Bench {
         })
     }
 
-    /// Writes the file for the first time, or as much of it as there is time for.
+    /// Writes the file for the first time, or as much of it as the time allows.
     fn fill(&mut self, chunks: usize) -> Result<(), KernelError> {
         let start = Instant::now();
         while self.chunks == 0 || (self.chunks < chunks && start.elapsed() < TIME) {
@@ -138,7 +138,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Bytes a second, in units of 10^9, while the queues work through the file side by side.
+    /// Units of 10^9 bytes a second, while the queues read and write the file at the same time.
     fn rate(&mut self, queues: &[Queue]) -> Result<f64, KernelError> {
         let (start, mut rounds) = (Instant::now(), 0);
         while rounds == 0 || start.elapsed() < TIME {
@@ -149,7 +149,7 @@ impl Bench {
         Ok(bytes as f64 / start.elapsed().as_secs_f64() / 1e9)
     }
 
-    /// Works through chunks of the file in each of the queues: reads from the first on, writes from the last on.
+    /// Copies chunks of the file in each of the queues. Reads go forward, writes backward.
     fn copy(
         &mut self,
         queues: &[Queue],
@@ -159,8 +159,8 @@ impl Bench {
         for (from_start, from_end) in chunks.clone().zip(chunks.rev()) {
             for queue in queues {
                 let (cpu, file) = (&self.cpu, &self.file);
-                // SAFETY: the buffers live on, are different ones, and are left alone until all copies are over; what
-                // reads leave in theirs does not matter.
+                // SAFETY: the buffers outlive the copies, are different ones, and are not used until all copies are
+                // over. What reads leave in them does not matter.
                 unsafe {
                     match queue {
                         Queue::DiskRead => {

@@ -25,28 +25,28 @@ pub(super) struct FoundGpu {
     driver_version: String,
     /// Version of cuBLASLt.
     library_version: usize,
-    /// The file of the cuBLASLt that was loaded; null where the system does not tell.
+    /// The file of the cuBLASLt that was loaded; null if the system does not report it.
     library_path: Option<PathBuf>,
-    /// The version of cuDNN, where its attention works on this GPU.
+    /// The version of cuDNN, if its attention works on this GPU.
     cudnn_version: Option<String>,
-    /// Why it does not.
+    /// Why it does not work.
     cudnn_missing: Option<String>,
-    /// Its memory when this process had a context and nothing else.
+    /// Its memory after this process had made a context and nothing else.
     memory: DeviceBytes,
-    /// What this process takes beside its leases.
+    /// What this process takes besides its leases.
     #[serde(flatten)]
     overhead: Overhead,
     /// The unit in which the driver maps memory.
     allocation_granularity_bytes: u64,
-    /// What the pool sets aside for its first and smallest block.
+    /// What the pool reserves for its first and smallest block.
     pool_page_bytes: u64,
     /// Copies from page-locked host memory, in units of 10^9 bytes a second: `hardware.h2d_gbps`.
     h2d_gbps: f64,
     /// Copies to page-locked host memory: `hardware.d2h_gbps`.
     d2h_gbps: f64,
-    /// Both at a time, added up: `hardware.both_ways_gbps`.
+    /// The sum of both directions at a time: `hardware.both_ways_gbps`.
     both_ways_gbps: f64,
-    /// Dense bf16 peak by NVIDIA's data sheets, in units of 10^12 operations a second; null where it is not known.
+    /// Dense bf16 peak by NVIDIA's data sheets, in units of 10^12 operations a second; null if it is not known.
     peak_tflops: Option<f64>,
     /// Rates in bf16, the GPU's training type.
     bf16: DeviceRates,
@@ -100,7 +100,7 @@ impl FoundGpu {
     }
 }
 
-/// All GPUs that can be used, and what others lack.
+/// All usable GPUs, and what is missing for others.
 #[cfg(feature = "cuda")]
 pub(super) fn gpus() -> (Vec<FoundGpu>, Vec<String>) {
     let (mut gpus, mut missing) = (Vec::new(), Vec::new());
@@ -125,7 +125,7 @@ pub(super) fn gpus() -> (Vec<FoundGpu>, Vec<String>) {
     (gpus, missing)
 }
 
-/// No GPU can be used.
+/// No GPUs: this binary was built without CUDA.
 #[cfg(not(feature = "cuda"))]
 pub(super) fn gpus() -> (Vec<FoundGpu>, Vec<String>) {
     let found = match std::path::Path::new("/proc/driver/nvidia/version").exists() {
@@ -137,7 +137,7 @@ pub(super) fn gpus() -> (Vec<FoundGpu>, Vec<String>) {
     (Vec::new(), vec![format!("{found}: {build}")])
 }
 
-/// The preset whose step is rehearsed: the smallest model of those that GPUs are bought for.
+/// The preset whose step is rehearsed: the smallest of the models that people buy GPUs for.
 #[cfg(feature = "cuda")]
 const REHEARSED: &str = "qwen2.5-0.5b";
 

@@ -16,26 +16,26 @@ use serde::Serialize;
 pub(super) struct Host {
     /// Threads that operations run on.
     threads: usize,
-    /// Memory of the machine; null where the system does not tell.
+    /// Memory of the machine; null if the system does not report it.
     memory_bytes: Option<u64>,
-    /// What is free or can be freed.
+    /// Memory that is free or can be freed.
     available_bytes: Option<u64>,
     /// The control group's limit; null without one. Page-locked memory counts towards it.
     group_limit_bytes: Option<u64>,
-    /// Most memory that a process may lock; null without a limit.
+    /// The most memory that a process may lock; null without a limit.
     locked_limit_bytes: Option<u64>,
     /// Rates in f32, the processor's training type.
     f32: DeviceRates,
-    /// Copies beside the computation.
+    /// Rates of copies beside the computation.
     #[serde(flatten)]
     copies: Copies,
 }
 
 impl Host {
-    /// Looks and measures.
+    /// Reads the system's figures and measures the rates.
     ///
     /// # Errors
-    /// [`Failure::OutOfMemory`] if half a GiB is not to be had.
+    /// [`Failure::OutOfMemory`] if there is no half a GiB left.
     pub(super) fn new() -> Result<Host, Failure> {
         let memory = Memory::host();
         let cpu = Cpu::new(&memory, DType::F32)?;

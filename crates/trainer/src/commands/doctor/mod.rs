@@ -1,4 +1,4 @@
-//! The `doctor` command: what this machine offers for training, and what it lacks.
+//! The `doctor` command: what this machine offers for training, and what is missing.
 
 mod copies;
 mod disk;
@@ -50,7 +50,7 @@ impl DoctorArgs {
     }
 }
 
-/// What this machine offers. `doctor --json`.
+/// What this machine offers: the output of `doctor --json`.
 #[derive(Clone, Debug, Serialize)]
 struct Diagnosis {
     /// Version of the trainer.
@@ -63,8 +63,8 @@ struct Diagnosis {
     ranks: Option<ranks::RankLinks>,
     /// Whether this binary can use GPUs.
     cuda_built: bool,
-    /// What it has of every kernel, as the code itself says: `sm_90` for machine code, `compute_80 ptx 8.8` for what the
-    /// driver of another GPU compiles. Empty if it was built without CUDA.
+    /// The kinds of code that it has for every kernel, read from the code itself: `sm_90` is machine code, `compute_80
+    /// ptx 8.8` is compiled by the driver of another GPU. Empty if it was built without CUDA.
     carries: Vec<String>,
     /// GPUs that can be used.
     gpus: Vec<gpus::FoundGpu>,
@@ -72,8 +72,8 @@ struct Diagnosis {
     missing: Vec<String>,
 }
 
-/// Looks at the machine and measures it, within seconds; so too the disk of a folder, if one is given, and the links between
-/// ranks, if a launcher started some.
+/// Examines and measures the machine, within seconds. Also measures the disk of `path`, and the links between ranks
+/// that a launcher started.
 pub(crate) fn doctor(
     resolved: &Resolved,
     path: Option<&Path>,
@@ -84,7 +84,7 @@ pub(crate) fn doctor(
     };
     let (job, ranks) = ranks::RankLinks::measure(&resolved.config, launch)?;
     together(job, |job| {
-        // One looks at the machine, and the others wait: they would be in its way.
+        // Only one rank examines the machine while the others wait, so that they do not disturb it.
         let told = match job.leads() {
             true => diagnose(resolved, path, Some(ranks)),
             false => Ok(()),
@@ -143,7 +143,7 @@ impl std::fmt::Display for Diagnosis {
     }
 }
 
-/// Rows of a name and a value; rows without a value are left out.
+/// Rows of names and values, without those that have no value.
 fn rows(title: &str, rows: Vec<(&str, Option<String>)>) -> Table {
     let mut table = Table::new(&[title, ""], &[]);
     for (name, value) in rows {
@@ -154,7 +154,7 @@ fn rows(title: &str, rows: Vec<(&str, Option<String>)>) -> Table {
     table
 }
 
-/// Bytes for people, where they are known and limited.
+/// Bytes for people; none if there is no figure.
 fn bytes(bytes: Option<u64>) -> Option<String> {
     bytes.map(format_bytes)
 }

@@ -1,27 +1,27 @@
-//! What a process takes of a GPU beside its leases.
+//! What a process takes of a GPU besides its leases.
 
 use memory::{DeviceBytes, format_bytes};
 use planner::CUDA_OVERHEAD_BYTES;
 use serde::Serialize;
 
-/// Device memory beside the blocks of this process, from what the driver says is free before and after.
+/// Device memory besides this process's blocks, computed from what the driver reports free before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Overhead {
-    /// The bytes in use once this process had a context and nothing else: that context, and what other processes hold.
+    /// Bytes in use when this process had only a context: the context, and what other processes hold.
     context_bytes: u64,
-    /// What modules and cuBLASLt took after that, until every product of a step was done.
+    /// What modules and cuBLASLt took afterwards, until all products of a step were computed.
     libraries_bytes: u64,
-    /// Both.
+    /// The sum of both.
     overhead_bytes: u64,
-    /// What plans count with: `device_overhead_bytes` of `plan.json`.
+    /// What plans assume: `device_overhead_bytes` of `plan.json`.
     planned_overhead_bytes: u64,
-    /// Other processes hold part of `context_bytes`, by its size.
+    /// Whether other processes hold a part of `context_bytes`, judged by its size.
     shared: bool,
 }
 
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU has one"))]
 impl Overhead {
-    /// Compares the device's memory when there was a context with that when everything was loaded. Blocks do not count.
+    /// Compares the device's memory with only a context and with everything loaded. Blocks are not counted.
     pub(super) fn new(with_context: DeviceBytes, loaded: DeviceBytes) -> Overhead {
         let (context_bytes, overhead_bytes) = (with_context.beside(), loaded.beside());
         Overhead {

@@ -1,4 +1,4 @@
-//! The ranks that a launcher started together, and how fast they reach each other.
+//! The ranks that a launcher started, and how fast they send to each other.
 
 use super::rows;
 use crate::device::{OpenDevice, device_of_rank};
@@ -23,24 +23,24 @@ pub(super) struct RankLinks {
     size: usize,
     /// Their machines, each once.
     hosts: Vec<String>,
-    /// What the slowest rank sends to the others and receives from them at a time, each way, in units of 10^9 bytes a second:
-    /// `hardware.link_gbps`. Null where there is one rank.
+    /// The rate at which the slowest rank sends to and receives from the others at the same time, each way, in units of
+    /// 10^9 bytes a second: `hardware.link_gbps`. Null with one rank.
     link_gbps: Option<f64>,
-    /// What the engine took of a GPU's memory, on the rank where it took most; null for the processor.
+    /// GPU memory that the engine took, on the rank where it took most; null for the CPU.
     engine_bytes: Option<u64>,
 }
 
-/// What a rank sends to the others, and they to it.
+/// Bytes that a rank sends to all others together, and as many that it receives.
 const BYTES: usize = 64 << 20;
 
-/// The best of so many exchanges counts.
+/// The number of exchanges, of which the fastest counts.
 const REPETITIONS: usize = 5;
 
 impl RankLinks {
-    /// Starts the job that a launcher asks for and measures it. Every rank calls it, and is told the same.
+    /// Starts the job that a launcher asks for, and measures it. Every rank calls this, and gets the same result.
     ///
     /// # Errors
-    /// [`Failure::Ranks`] if ranks cannot reach each other, [`Failure::OutOfMemory`] if 128 MiB are not to be had.
+    /// [`Failure::Ranks`] if ranks cannot reach each other, [`Failure::OutOfMemory`] if there are no 128 MiB left.
     pub(super) fn measure(
         config: &Config,
         launch: &Launch,
@@ -90,7 +90,7 @@ impl RankLinks {
     }
 }
 
-/// Seconds of the fastest exchange in which this rank sends as much to each of the others; none where it is alone.
+/// Seconds of the fastest exchange, in which this rank sends equally much to each other rank; none if it is alone.
 fn exchanges(job: &Job, kernels: &Kernels, memory: &Memory) -> Result<Option<f64>, Failure> {
     let Some(rank) = job.rank().filter(|rank| rank.of > 1) else {
         return Ok(None);
@@ -102,7 +102,7 @@ fn exchanges(job: &Job, kernels: &Kernels, memory: &Memory) -> Result<Option<f64
     let incoming = others().map(|rank| Ok((rank, lease("incoming")?)));
     let mut incoming = incoming.collect::<Result<Vec<_>, Failure>>()?;
     let mut least = Duration::MAX;
-    // The first one makes connections.
+    // The first exchange makes connections, so it does not count.
     for repetition in 0..=REPETITIONS {
         job.word_of_first("ready")?;
         let start = Instant::now();
@@ -114,7 +114,7 @@ fn exchanges(job: &Job, kernels: &Kernels, memory: &Memory) -> Result<Option<f64
     Ok(Some(least.as_secs_f64()))
 }
 
-/// Sends the same to all, and waits.
+/// Sends the same to all others, and waits.
 fn exchange(
     kernels: &Kernels,
     outgoing: &Buffer,
@@ -129,7 +129,7 @@ fn exchange(
         sends,
         receives: receives.collect(),
     };
-    // SAFETY: the buffers are borrowed until the exchange is over, and are different ones.
+    // SAFETY: the buffers stay borrowed until the exchange is over, and are different ones.
     unsafe { kernels.start_exchange(exchange) }?;
     kernels.finish(kernels.record(Queue::Collective)?)
 }

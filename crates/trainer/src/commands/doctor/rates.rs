@@ -1,4 +1,4 @@
-//! How fast a device is, by the operations that training uses.
+//! Measures how fast a device is with the operations that training uses.
 
 use crate::failure::Failure;
 use kernels::random::{key, random_u32};
@@ -7,14 +7,14 @@ use memory::{Buffer, Category, DType, Memory};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// What is measured.
+/// Sizes of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RateWork {
     /// Rows and columns of square products.
     pub(super) gemm_size: usize,
     /// Elements of a copy.
     pub(super) copy_elements: usize,
-    /// The best of so many counts.
+    /// The number of repetitions, of which the fastest counts.
     pub(super) repetitions: usize,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct DeviceRates {
 }
 
 impl RateWork {
-    /// Large enough to leave the caches, small enough to take a second: on a GPU 900 MiB of operands.
+    /// Operands that exceed the caches, and take less than about a second. On a GPU they have 900 MiB.
     pub(crate) fn of(target: Target) -> RateWork {
         match target {
             Target::Cpu => RateWork {
@@ -80,7 +80,7 @@ impl DeviceRates {
         let mut bytes = vec![0u8; elements * dtype.size_in_bytes()];
         let best = |operation: &mut dyn FnMut() -> Result<(), Failure>| {
             let times = (0..=work.repetitions).map(|_| timed(operation));
-            // The first one loads kernels and touches pages.
+            // The first one loads kernels and touches pages, so it does not count.
             let times: Vec<Duration> = times.skip(1).collect::<Result<_, Failure>>()?;
             let best = times.into_iter().min().unwrap_or_default();
             Ok::<f64, Failure>(best.as_secs_f64())
@@ -97,7 +97,7 @@ impl DeviceRates {
             wait(kernels, &to)
         })?;
         let download = best(&mut || Ok(kernels.download(&mut bytes, to.view())?))?;
-        // Products of zeros draw less power, and so run at a higher clock.
+        // Not zeros: their products draw less power, so the clock would be higher.
         let operand = random_bytes(size * size, dtype);
         kernels.upload(a.view_mut(), &operand)?;
         kernels.upload(b.view_mut(), &operand)?;
@@ -121,7 +121,7 @@ impl DeviceRates {
         })
     }
 
-    /// The rate of products, for people; beside the peak where that is known.
+    /// The rate of products for people, with its share of the peak if that is known.
     pub(super) fn products(&self, peak_tflops: Option<f64>) -> String {
         let rate = format!("{:.3} TFLOP/s", self.gemm_tflops);
         match peak_tflops {
@@ -147,7 +147,7 @@ impl DeviceRates {
     }
 }
 
-/// Numbers from -1 to 1 that look random, and are the same every time. `dtype` is f32 or bf16.
+/// Pseudo-random numbers from -1 to 1, the same every time. `dtype` is f32 or bf16.
 pub(super) fn random_bytes(elements: usize, dtype: DType) -> Vec<u8> {
     let (key, width) = (key(0, 0, 0), dtype.size_in_bytes());
     let mut bytes = Vec::with_capacity(elements * width);
@@ -165,7 +165,7 @@ fn timed(operation: &mut dyn FnMut() -> Result<(), Failure>) -> Result<Duration,
     Ok(start.elapsed())
 }
 
-/// Waits for all work before, by reading one element of its result.
+/// Waits for all work so far, by reading an element of its result.
 fn wait(kernels: &Kernels, result: &Buffer) -> Result<(), Failure> {
     let element = result.view().rows(0..1);
     let mut bytes = vec![0; element.dtype().size_in_bytes()];

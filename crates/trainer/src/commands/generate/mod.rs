@@ -56,7 +56,7 @@ fn probability(text: &str) -> Result<f32, String> {
     value.ok_or_else(|| "a probability is above 0 and at most 1".into())
 }
 
-/// What `generate --json` prints.
+/// The output of `generate --json`.
 #[derive(Serialize)]
 struct Record<'a> {
     model: PathBuf,
@@ -72,7 +72,7 @@ struct Continuation<'a> {
     text: String,
     prompt_tokens: usize,
     tokens: Vec<u32>,
-    /// `end`: the model ended it; `length`: there was room for no more.
+    /// `end`: the model ended the text; `length`: there was no room for more tokens.
     finish_reason: &'static str,
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
     })
 }
 
-/// Tokens of a sequence, at most: as many as are asked for, if the model has the positions.
+/// The most tokens of a sequence: what is asked for, limited by the model's positions.
 fn window(max_tokens: usize, longest: usize, positions: Option<usize>) -> Result<usize, Failure> {
     let wanted = longest.saturating_add(max_tokens);
     let Some(positions) = positions.filter(|positions| wanted > *positions) else {
@@ -141,7 +141,7 @@ fn window(max_tokens: usize, longest: usize, positions: Option<usize>) -> Result
     Ok(positions)
 }
 
-/// The text as it is made. Of several prompts, all but the first are shown when it is done.
+/// Shows the text as it is generated. With several prompts, all but the first are shown at the end.
 struct Shown<'a> {
     prompts: &'a [Prompt],
     tokenizer: &'a Tokenizer,

@@ -1,4 +1,4 @@
-//! The texts and conversations that `generate` goes on with.
+//! Reads the texts and conversations that `generate` continues.
 
 use crate::failure::Failure;
 use clap::{ArgGroup, Args};
@@ -40,18 +40,18 @@ pub struct PromptArgs {
     pub system: Option<String>,
 }
 
-/// One text to go on with, or one conversation to answer.
+/// A text to continue, or a conversation to answer.
 pub(crate) struct Prompt {
     /// What the user wrote: the text, or the last message.
     pub(crate) said: String,
-    /// The answer to a conversation stands apart from it; a text goes on where it ends.
+    /// Whether it is a conversation: its answer is shown apart from it, while a text is continued where it ends.
     pub(crate) is_conversation: bool,
-    /// What the model reads.
+    /// The tokens that the model reads.
     pub(crate) tokens: Vec<u32>,
 }
 
 impl Prompt {
-    /// What a person sees before the model's own text.
+    /// What is shown before the model's own text.
     pub(crate) fn heading(&self) -> String {
         match self.is_conversation {
             false => self.said.clone(),
@@ -65,11 +65,11 @@ impl Prompt {
 }
 
 impl PromptArgs {
-    /// Reads everything that is to be gone on with, in the order --prompt, --prompt-file, --chat-file.
+    /// Reads all prompts, in the order --prompt, --prompt-file, --chat-file.
     ///
     /// # Errors
-    /// Files that cannot be read or have no prompts; conversations that are none, or end with an answer; a model without a
-    /// chat template; prompts without tokens, or with tokens beyond the model's `vocab`.
+    /// Files that cannot be read or have no prompts; conversations that are invalid or end with an answer; a model
+    /// without a chat template; prompts without tokens, or with tokens that are not in the model's `vocab`.
     pub(crate) fn read(
         &self,
         (model, vocab): (&Path, usize),
@@ -105,7 +105,7 @@ impl PromptArgs {
             let template = template()?;
             for messages in conversations {
                 let messages = self.with_system(messages)?;
-                // The template writes the special tokens itself.
+                // The template writes the special tokens.
                 let tokens = tokenizer.encode(&rendered(&template, &messages)?)?;
                 prompts.push((last_said(&messages), tokens));
             }
@@ -134,7 +134,7 @@ impl PromptArgs {
     }
 }
 
-/// The lines of a file that say something.
+/// The lines of a file that are not blank.
 fn lines(path: &Path) -> Result<Vec<String>, Failure> {
     let text = read_text(path)?;
     let lines = text.lines().filter(|line| !line.trim().is_empty());
@@ -145,7 +145,7 @@ fn lines(path: &Path) -> Result<Vec<String>, Failure> {
     }
 }
 
-/// The conversations of a file: a list of messages, an object with `messages`, or such an object a line.
+/// The conversations of a file: a list of messages, an object with `messages`, or one such object on each line.
 fn read_conversations(path: &Path) -> Result<Vec<Vec<Value>>, Failure> {
     let text = read_text(path)?;
     let found: Result<Vec<Value>, _> = serde_json::Deserializer::from_str(&text)
@@ -206,7 +206,7 @@ fn rendered(template: &ChatTemplate, messages: &[Value]) -> Result<String, Failu
     text.map_err(|error| Failure::Usage(format!("the chat template refuses the prompt: {error}")))
 }
 
-/// What the last message says.
+/// The text of the last message.
 fn last_said(messages: &[Value]) -> String {
     match messages.last().map(|last| &last["content"]) {
         Some(Value::String(said)) => said.clone(),

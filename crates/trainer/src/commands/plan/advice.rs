@@ -1,4 +1,4 @@
-//! What `plan` answers beside the plan: `--device-memory` and `--largest`.
+//! Answers that `plan` gives besides the plan: `--device-memory` and `--largest`.
 
 use crate::args::RunArgs;
 use crate::failure::Failure;
@@ -22,14 +22,14 @@ pub struct AdviceArgs {
 }
 
 impl AdviceArgs {
-    /// The bytes of `--device-memory`: what has to hold the run.
+    /// The bytes of `--device-memory`.
     pub(crate) fn device_bytes(&self) -> Result<Option<u64>, Failure> {
         let bytes = self.device_memory.as_deref().map(device_memory_bytes);
         bytes.transpose()
     }
 }
 
-/// Adds to a plan what the flags ask for: of both, `--largest` is what is looked for, within `--device-memory`.
+/// Adds to a plan what the flags ask for. With both, `--largest` is found within `--device-memory`.
 pub(crate) fn answer(
     asked: &AdviceArgs,
     run: &RunArgs,
@@ -47,7 +47,7 @@ pub(crate) fn answer(
                 .into(),
         ));
     }
-    // The largest is looked for with the smallest chunk that a choice would take: it takes that where a larger one does not fit.
+    // The largest is searched with the smallest chunk that may be chosen: if a larger chunk does not fit, it is chosen.
     let mut smallest = config.clone();
     if resolved.config.memory.head_chunk == AutoOr::Auto {
         smallest.memory.head_chunk = AutoOr::Number(DEFAULT_HEAD_CHUNK);
@@ -94,7 +94,7 @@ fn device_memory_bytes(text: &str) -> Result<u64, Failure> {
     }
 }
 
-/// The command that trains with these flags and further settings. Of what sets the same key, the last is left.
+/// The command that trains with these flags and further settings. Of several for one key, only the last is written.
 fn train_command(args: &RunArgs, resolved: &Resolved, set: Vec<String>) -> String {
     let given = args.given();
     let mut words = vec!["trainer".to_string(), "train".to_string()];
@@ -124,7 +124,7 @@ fn train_command(args: &RunArgs, resolved: &Resolved, set: Vec<String>) -> Strin
 
     let mut settings = Vec::new();
     if resolved.config.train.device.is_none() {
-        // Training takes what is there; the plan is for this.
+        // A plan is for the device that it names, while training would use any device it finds.
         let device = resolved.device().to_string();
         settings.push(("train.device".into(), vec!["--device".into(), device]));
     }
@@ -142,7 +142,7 @@ fn train_command(args: &RunArgs, resolved: &Resolved, set: Vec<String>) -> Strin
     quoted.join(" ")
 }
 
-/// A flag, and its value if it has one; of one that was repeated, each time.
+/// A flag, and its value if it has one. A repeated flag is written each time.
 fn words_of(place: &str) -> Vec<String> {
     let Some((flag, values)) = place.split_once(' ') else {
         return vec![place.into()];
@@ -154,7 +154,7 @@ fn words_of(place: &str) -> Vec<String> {
         .collect()
 }
 
-/// The words of the last setting of each key, in their order; once for a flag that sets several keys.
+/// The words of the last setting of each key, in order. A flag that sets several keys is written once.
 fn last_of_each(settings: Vec<(String, Vec<String>)>) -> impl Iterator<Item = String> {
     let mut seen = BTreeSet::new();
     let last = settings.into_iter().rev();

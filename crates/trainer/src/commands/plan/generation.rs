@@ -1,4 +1,4 @@
-//! `plan --generate`: what a model needs to make text.
+//! `plan --generate`: the memory that a model needs to generate text.
 
 use crate::commands::trained::settings;
 use crate::failure::Failure;
@@ -18,7 +18,7 @@ pub struct GenerationArgs {
     pub batch: u64,
 }
 
-/// Prints what a model needs to generate.
+/// Prints the memory that a model needs to generate.
 pub(crate) fn print_generation_plan(
     resolved: &Resolved,
     tokens: u64,

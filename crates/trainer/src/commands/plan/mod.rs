@@ -57,7 +57,7 @@ fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
     let mut plan = Plan::with_alternatives(&config, target)?;
     plan.notes.extend(attention::note(&config));
     let mut plan = answer(&args.advice, &args.run, resolved, &config, plan)?;
-    // The policy is chosen anew for each budget.
+    // Without a policy, which is chosen again for each budget.
     let open = Config {
         recompute: resolved.config.recompute.clone(),
         offload: resolved.config.offload.clone(),
@@ -76,7 +76,7 @@ fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
     }
 }
 
-/// The plan, and what was asked for beside it.
+/// The plan and the answers that were asked for, in words.
 fn in_words(plan: &Plan, resolved: &Resolved) -> String {
     let verdict = verdict(resolved, plan.most_bytes());
     let pareto = plan.pareto.as_ref().map(pareto::tables);
@@ -86,7 +86,7 @@ fn in_words(plan: &Plan, resolved: &Resolved) -> String {
     format!("{plan}{verdict}{}", asked.collect::<String>())
 }
 
-/// Whether the plan's peak fits a limit in bytes; a share of a device that is not there says nothing.
+/// Whether the plan's peak fits a limit in bytes. A limit as a share of a device cannot be checked without it.
 fn verdict(resolved: &Resolved, peak_bytes: u64) -> String {
     match resolved.config.memory.limit {
         Some(Size::Bytes(limit)) => {

@@ -1,4 +1,4 @@
-//! `plan --pareto`: what a budget buys, beside the presets.
+//! `plan --pareto`: the policies chosen for budgets, beside the presets.
 
 use crate::failure::Failure;
 use clap::Args;
@@ -21,7 +21,7 @@ pub struct ParetoArgs {
 }
 
 impl ParetoArgs {
-    /// What is asked for.
+    /// The frontier, if `--pareto` is given.
     pub(crate) fn answer(
         &self,
         config: &Config,
@@ -31,7 +31,7 @@ impl ParetoArgs {
         Ok(frontier.transpose()?)
     }
 
-    /// Draws it where that is asked for: chosen policies are the front, presets have names.
+    /// Draws the frontier if `--plot` is given: chosen policies form a line, and presets have names.
     pub(crate) fn draw(&self, plan: &Plan) -> Result<(), Failure> {
         match (&plan.pareto, &self.plot) {
             (Some(frontier), Some(path)) => draw(frontier, path),
@@ -80,10 +80,10 @@ pub(crate) fn tables(frontier: &Frontier) -> String {
     format!("\n{chosen}\n{presets}")
 }
 
-/// Milliseconds, short or long, so that rows that differ look different.
+/// A time with five digits, so that rows that differ look different.
 fn five_digits(ms: f64) -> String {
     let whole = (ms.abs().log10().floor() as i32).saturating_add(1);
-    // Of 0 the logarithm is below all integers.
+    // The logarithm of 0 is below all integers.
     let decimals = 5i32.saturating_sub(whole).clamp(0, 9) as usize;
     format!("{ms:.decimals$} ms")
 }

@@ -1,4 +1,4 @@
-//! Token files are written, with progress, and what is in them is said.
+//! Writes token files with progress, and reports what is in them.
 
 use super::PrepareArgs;
 use crate::failure::Failure;
@@ -10,7 +10,7 @@ use prepare::{Options, PrepareError, Progress, Summary};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// Writes the token files, and says what is in them.
+/// Writes the token files, and reports what is in them.
 pub(crate) fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
     let options = Options {
         inputs: args.inputs.clone(),
@@ -23,7 +23,7 @@ pub(crate) fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::new()
         .map_err(|error| Failure::Usage(format!("signals cannot be watched: {error}")))?;
     let stopped = interrupt.watch();
-    // Drawn on a terminal alone.
+    // Drawn only on a terminal.
     let bar = if args.quiet {
         ProgressBar::hidden()
     } else {

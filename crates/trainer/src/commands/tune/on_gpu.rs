@@ -1,4 +1,4 @@
-//! What `tune` does on a GPU that is there.
+//! The part of `tune` that needs a GPU.
 
 use crate::algorithms::{kept_at, read, write};
 use crate::device::explained;
@@ -13,16 +13,16 @@ use std::fmt;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-/// What was chosen for the products of a run. `tune --json`.
+/// The algorithms that were chosen for the products of a run: the output of `tune --json`.
 #[derive(Debug, Serialize)]
 pub(super) struct Tuned {
     /// The GPU's name.
     gpu: String,
     /// The version of cuBLASLt.
     library_version: usize,
-    /// Where the choice is kept, beside what is known of other runs.
+    /// The file that keeps the choice, together with those of other runs.
     file: PathBuf,
-    /// Those of the run, in the order in which a step asks for them.
+    /// The products of the run, in the order of a step.
     products: Vec<TunedRow>,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Tuned {
 struct TunedRow {
     /// m, k, n of `[m, k] [k, n]`.
     sizes: [u64; 3],
-    /// How many of them at once.
+    /// Number of products in a batch.
     batch: i32,
     /// The type of the operands.
     dtype: &'static str,
@@ -39,11 +39,11 @@ struct TunedRow {
     out_dtype: &'static str,
     /// Algorithms that were timed.
     measured: usize,
-    /// Which one was taken, in the order of the library's heuristic, from 0.
+    /// The number of the chosen one, from 0 in the order of the library's heuristic.
     taken: usize,
     /// Its time.
     microseconds: f64,
-    /// That of the heuristic's first.
+    /// The time of the heuristic's first algorithm.
     first_microseconds: f64,
 }
 
@@ -66,13 +66,13 @@ impl From<&TunedProduct> for TunedRow {
     }
 }
 
-/// Times the algorithms of the products of a run, and keeps the fastest.
+/// Times the algorithms of a run's products, and keeps the fastest.
 pub(super) fn tune(
     device: &Rc<CudaDevice>,
     resolved: &Resolved,
     settings: &Settings,
 ) -> Result<Tuned, Failure> {
-    // What is in the way of keeping the choice is told before minutes are spent on it.
+    // The file is checked first, so that minutes of timing are not lost.
     let (file, mut kept) = match &resolved.options.out {
         Some(file) => (file.clone(), read(file, device)?),
         None => kept_by_default(device)?,
@@ -90,7 +90,7 @@ pub(super) fn tune(
     })
 }
 
-/// Every product of a run with the fastest of its algorithms.
+/// Every product of a run with its fastest algorithm.
 fn timed(device: &Rc<CudaDevice>, settings: &Settings) -> Result<Vec<TunedProduct>, Failure> {
     let products = library_calls(settings)?.products;
     let memory = Memory::device(device.clone());
@@ -100,7 +100,7 @@ fn timed(device: &Rc<CudaDevice>, settings: &Settings) -> Result<Vec<TunedProduc
     tuned.map_err(|error| explained(error, device, &memory))
 }
 
-/// The file of this GPU and library, with what is in it. One that is not to be used is replaced: it is a cache.
+/// The file of this GPU and library, with its contents. An unusable file is replaced, because it is only a cache.
 fn kept_by_default(device: &CudaDevice) -> Result<(PathBuf, Option<Algorithms>), Failure> {
     let Some(file) = kept_at(device) else {
         return Err(Failure::Usage(
