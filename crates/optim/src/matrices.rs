@@ -55,9 +55,14 @@ pub(crate) fn update(
     }
     if let Some(segment) = round.get(rank.number) {
         let tensor = &segment.whole().tensor;
-        let direction = first(whole.reborrow(), rule.dtype(), tensor.elements());
+        let mut direction = first(whole.reborrow(), rule.dtype(), tensor.elements());
         let rates = sources.numbers.rates(segment.group);
-        rule.transform(on, tensor.shape, direction, rest.reborrow(), rates)?;
+        let of_matrix = tensor.elements() / tensor.count;
+        for number in 0..tensor.count {
+            let matrix = number * of_matrix..(number + 1) * of_matrix;
+            let direction = direction.reborrow().rows(matrix);
+            rule.transform(on, tensor.shape, direction, rest.reborrow(), rates)?;
+        }
     }
     for matrix in matrices {
         matrix.scatter(on, whole.as_in(), rest.reborrow())?;

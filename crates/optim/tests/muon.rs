@@ -51,11 +51,11 @@ fn orthogonalised(x: &[f64], [rows, columns]: [usize; 2], muon: &Muon) -> Vec<f6
     x
 }
 
-/// One update of one matrix by the optimizer, and by the formula in f64.
-fn updates(shape: [usize; 2], muon: Muon) -> [Vec<f64>; 2] {
+/// One update of a tensor of `count` matrices by the optimizer, and of each matrix by the formula in f64.
+fn updates(count: usize, shape: [usize; 2], muon: Muon) -> [Vec<f64>; 2] {
     let memory = Memory::host();
     let mut builder = LayoutBuilder::default();
-    builder.add(Layer::Block(0), "matrix", &shape);
+    builder.add(Layer::Block(0), "matrices", &[count, shape[0], shape[1]]);
     let layout = Rc::new(builder.build());
     let kernels: Box<kernels::Kernels> = Box::new(Cpu::new(&memory, DType::BF16).unwrap());
     let recipe = Recipe {
@@ -67,7 +67,7 @@ fn updates(shape: [usize; 2], muon: Muon) -> [Vec<f64>; 2] {
         },
         matrices: vec![WholeTensor {
             entry: 0,
-            count: 1,
+            count,
             shape,
             stored: shape,
         }],
@@ -103,14 +103,15 @@ fn updates(shape: [usize; 2], muon: Muon) -> [Vec<f64>; 2] {
     weights.read(&*kernels, range, bytes).unwrap();
     let values: Vec<f64> = values.into_iter().map(f64::from).collect();
     let [rows, columns] = shape;
-    let oracle = match rows <= columns {
-        true => orthogonalised(&values, shape, &muon),
+    let oracle = |values: &[f64]| match rows <= columns {
+        true => orthogonalised(values, shape, &muon),
         false => {
             let wide = [columns, rows];
-            let turned = orthogonalised(&transposed(&values, shape), wide, &muon);
+            let turned = orthogonalised(&transposed(values, shape), wide, &muon);
             transposed(&turned, wide)
         }
     };
+    let oracle: Vec<f64> = values.chunks(rows * columns).flat_map(oracle).collect();
     let ratio = 0.2 * (rows.max(columns) as f64).sqrt();
     [
         moved.into_iter().map(|weight| -f64::from(weight)).collect(),
@@ -120,19 +121,28 @@ fn updates(shape: [usize; 2], muon: Muon) -> [Vec<f64>; 2] {
 
 #[test]
 fn the_iteration_is_that_of_f64() {
-    for shape in [[7, 7], [24, 40], [65, 33], [1, 50], [300, 4]] {
+    let cases = [
+        (1, [7, 7]),
+        (1, [24, 40]),
+        (1, [65, 33]),
+        (1, [1, 50]),
+        (1, [300, 4]),
+        (5, [24, 40]),
+        (3, [65, 33]),
+    ];
+    for (count, shape) in cases {
         for (ns_dtype, allowed) in [(DType::F32, 1e-5), (DType::BF16, 0.05)] {
             let muon = Muon {
                 ns_dtype,
                 ..Muon::default()
             };
-            let [found, expected] = updates(shape, muon);
+            let [found, expected] = updates(count, shape, muon);
             let largest = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
             let pairs = found.iter().zip(&expected);
             let error = pairs.fold(0.0, |most: f64, (x, y)| most.max((x - y).abs()));
             assert!(
                 error <= allowed * largest,
-                "{shape:?} {ns_dtype:?}: {error} of {largest}"
+                "{count} {shape:?} {ns_dtype:?}: {error} of {largest}"
             );
         }
     }

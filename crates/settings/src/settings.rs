@@ -10,7 +10,7 @@ use data::Packing;
 use memory::{DType, Homes, Layer, Layout, Rank, Role};
 use model::{
     Action, Architecture, Attention, ModelConfig, NamePatterns, OffloadLabels,
-    PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy,
+    PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy, Stored,
 };
 use optim::{
     Adafactor, AdamW, Hyperparameters, MasterFormat, MomentFormat, Muon, SMALLEST_QUANTISED,
@@ -358,8 +358,20 @@ impl Settings {
     }
 }
 
-/// A parameter that is a matrix of two dimensions, by its index in the layout.
+/// A parameter that is a matrix, or the matrices of experts, by its index in the layout. Those of an expert are as many as
+/// files have of it, so that gate and up are two, as in a dense layer.
 fn matrix_of(entry: usize, parameter: &Parameter) -> Option<WholeTensor> {
+    if let (Stored::ByExpert(files), &[experts, outputs, inputs]) =
+        (parameter.stored, &parameter.shape[..])
+    {
+        let shape = [outputs / files.parts.len(), inputs];
+        return Some(WholeTensor {
+            entry,
+            count: experts * files.parts.len(),
+            shape,
+            stored: shape,
+        });
+    }
     Some(WholeTensor {
         entry,
         count: 1,
