@@ -5,6 +5,9 @@ use super::keys::{HfConfigError, flag, number, size, size_or};
 use crate::{ExpertsConfig, LatentConfig, ModelConfig, ScoreKind};
 use serde_json::{Value, json};
 
+/// How many layers predict further tokens: none, since these are left out. transformers assumes one.
+pub(super) const PREDICTORS: &str = "num_nextn_predict_layers";
+
 /// The families whose feed-forward layers are experts.
 const FAMILIES: [&str; 5] = [
     "mixtral",
@@ -220,7 +223,10 @@ fn latent(json: &Value, family: &str) -> Result<LatentConfig, HfConfigError> {
         },
         rotary_dim: size_or(json, "qk_rope_head_dim", 64)?,
         v_head_dim: size_or(json, "v_head_dim", 128)?,
-        neighbours: !is_v3 || json["rope_interleave"] != false,
+        neighbours: match json.get("rope_interleave") {
+            Some(value) if is_v3 => *value == true,
+            _ => true,
+        },
     })
 }
 
@@ -289,5 +295,6 @@ fn write_deepseek(config: &ModelConfig, experts: &ExpertsConfig, family: &str, j
     }
     if is_v3 {
         json["rope_interleave"] = json!(latent.neighbours);
+        json[PREDICTORS] = json!(0);
     }
 }

@@ -1,6 +1,7 @@
 //! The files that came with a model beside its weights. They are saved with it.
 
 use super::config::dtype_name;
+use super::experts::PREDICTORS;
 use crate::ModelConfig;
 use memory::DType;
 use serde_json::{Map, Value};
@@ -188,6 +189,9 @@ fn with_dtype(text: &str, dtype: &str) -> Option<String> {
     let mut config = original.clone();
     // What was quantised is widened when it is read.
     config.remove("quantization_config");
+    if let Some(predictors) = config.get_mut(PREDICTORS) {
+        *predictors = 0.into();
+    }
     let mut keys = vec!["dtype", "torch_dtype"];
     keys.retain(|key| original.contains_key(*key));
     if keys.is_empty() {

@@ -230,8 +230,8 @@ impl<'a> ModelWeights<'a> {
         })
     }
 
-    /// The beginning of the names of the layer after the model's last, if the files have one and the model's routers
-    /// have biases, as DeepSeek-V3's. It predicts a second token, and is no part of the model.
+    /// The beginning of the names of the layer after the model's last, if the files have one that predicts a second token,
+    /// as DeepSeek-V3's have. It is no part of the model.
     fn predictor(&self) -> Option<String> {
         let mut parameters = self.parameters.in_layout();
         parameters.find(|parameter| parameter.name.ends_with(CHOICE_BIAS))?;
@@ -241,9 +241,8 @@ impl<'a> ModelWeights<'a> {
             _ => None,
         });
         let beginning = format!("model.layers.{}.", blocks.max()? + 1);
-        let names = self.tensors.names();
-        let is_there = names.iter().any(|name| name.starts_with(&beginning));
-        is_there.then_some(beginning)
+        let is_there = self.tensors.get(&format!("{beginning}{PREDICTOR}"));
+        is_there.is_some().then_some(beginning)
     }
 
     /// A tensor that the model does not have, and the reason for refusing it.
@@ -299,6 +298,9 @@ fn is_buffer(name: &str) -> bool {
     ENDS.iter().any(|end| name.ends_with(end))
 }
 
+/// What only a layer that predicts a second token has.
+const PREDICTOR: &str = "eh_proj.weight";
+
 /// The end of the names of the biases of routers' choices.
 const CHOICE_BIAS: &str = ".gate.e_score_correction_bias";
 
@@ -332,9 +334,13 @@ fn find(tensors: &Tensors, parameter: &Parameter) -> Result<Vec<FoundTensor>, (S
 /// One tensor of a parameter.
 fn find_tensor(tensors: &Tensors, needed: FileTensor) -> Result<FoundTensor, String> {
     let FileTensor { name, shape, first } = needed;
-    // GPT-2's own files leave out the first part of the name, `transformer.`.
+    // GPT-2's own files leave out the first part of the name, `transformer.`. Where Mixtral's experts are one tensor, the
+    // router has its newer name too.
     let short = name.strip_prefix("transformer.");
-    let mut names = [Some(name.as_str()), short].into_iter().flatten();
+    let newer = name.replace(".block_sparse_moe.", ".mlp.");
+    let mut names = [Some(name.as_str()), short, Some(&newer)]
+        .into_iter()
+        .flatten();
     let found = names.find_map(|name| Some((name, tensors.get(name)?)));
     let (name, tensor) = found.ok_or("is missing")?;
     if tensor.shape != shape {
