@@ -52,7 +52,7 @@ pub fn signatures(dtype: DType) -> [Signature; 4] {
     };
     let store_side_by_side = Signature {
         operation: "store_in_cache",
-        outs: vec![cache("k_cache")],
+        outs: vec![cache("k_cache").free_dim(0)],
         ins: vec![real("k", &[2, 9]), real("v", &[2, 3]), table(), lengths()],
         call: |kernels, outs, ins| {
             kernels.run(StoreInCache {
@@ -68,7 +68,7 @@ pub fn signatures(dtype: DType) -> [Signature; 4] {
     let attend_to_latents = Signature {
         operation: "cached_attention",
         outs: vec![real("out", &[2, 20])],
-        ins: vec![real("q", &[2, 24]), cache("k_cache"), table(), lengths()],
+        ins: vec![real("q", &[2, 24]), cache("k_cache").free_dim(0), table(), lengths()],
         call: |kernels, outs, ins| {
             kernels.run(CachedAttention {
                 out: outs[0].reborrow(),
