@@ -1,63 +1,91 @@
-// Latent attention: the rotary embedding of the last columns of heads, and keys and values from one latent a token.
-#include "positions.cuh"
+// Latent attention (DeepSeek-V2, 2024): heads that are turned in part, and keys and values of one latent. A block works on
+// one token.
+#include "rotary.cuh"
 
-// A block has a token. Its threads turn the pairs of the last columns of its heads.
+// Turns the `pack`-th pack of pairs of neighbours of a head, in place.
+template <typename T> __device__ void turn_neighbours(T *x, int pack, const Angles &angles) {
+    const int half = angles.half, first = pack * PACK, next = 2 * first + PACK;
+    const Pack cosine = load(angles.cosines, first, half), sine = load(angles.sines, first, half);
+    Pack parts[2] = {load(x, 2 * first, 2 * half), load(x, next, 2 * half)};
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+        float *pair = &parts[i / (PACK / 2)].at[2 * i % PACK];
+        const float a = pair[0], b = pair[1];
+        pair[0] = a * cosine.at[i] - b * angles.sign * sine.at[i];
+        pair[1] = b * cosine.at[i] + a * angles.sign * sine.at[i];
+    }
+    store(x, 2 * first, 2 * half, parts[0]);
+    store(x, next, 2 * half, parts[1]);
+}
+
+// Turns the last columns of each head, a pack of pairs a thread.
 template <typename T>
 __device__ void rotary_tail(T *x, const float *table, size_t table_rows, const int *positions, size_t seq, int heads,
                             int head_dim, int half, int are_neighbours, float sign) {
     const size_t token = blockIdx.x;
-    const float *cosines = table + position_of(token, positions, seq) * half, *sines = cosines + table_rows * half;
-    for (int pair = threadIdx.x; pair < heads * half; pair += blockDim.x) {
-        const int head = pair / half, at = pair % half;
-        T *turned = x + (token * heads + head) * head_dim + head_dim - 2 * half;
-        const int low = are_neighbours ? 2 * at : at, high = are_neighbours ? 2 * at + 1 : at + half;
-        const float a = widen(turned[low]), b = widen(turned[high]);
-        const float cosine = cosines[at], sine = sign * sines[at];
-        turned[low] = narrow<T>(a * cosine - b * sine);
-        turned[high] = narrow<T>(b * cosine + a * sine);
+    const Angles angles = angles_of(token, table, table_rows, positions, seq, half, sign);
+    const int packs = packs_of(half);
+    for (int pack = threadIdx.x; pack < heads * packs; pack += blockDim.x) {
+        T *const tail = x + (token * heads + pack / packs + 1) * head_dim - 2 * half;
+        if (are_neighbours) {
+            turn_neighbours(tail, pack % packs, angles);
+        } else {
+            turn_pairs(tail, tail, pack % packs, angles);
+        }
     }
 }
 
-// The widths of a head: columns without a position, those with one, and those of a value.
-struct Widths {
-    int heads, own, turned, value;
+// The columns of a head: of keys without a position, of keys with one, and of values.
+struct Columns {
+    int unturned, turned, value;
 };
 
-// A block has a token.
+// Makes keys and values a pack a thread. What is null is left out.
 template <typename T>
-__device__ void expand_keys(T *k, T *v, const T *kv, const T *k_rotary, const Widths &widths) {
+__device__ void expand_keys(T *k, T *v, const T *kv, const T *k_rotary, int heads, Columns columns) {
     const size_t token = blockIdx.x;
-    const int of_k = widths.own + widths.turned, of_kv = widths.own + widths.value;
-    const T *from = kv + token * widths.heads * of_kv;
-    for (int at = threadIdx.x; k != nullptr && at < widths.heads * of_k; at += blockDim.x) {
-        const int head = at / of_k, column = at % of_k;
-        k[token * widths.heads * of_k + at] = column < widths.own ? from[head * of_kv + column]
-                                                                  : k_rotary[token * widths.turned + column - widths.own];
-    }
-    for (int at = threadIdx.x; v != nullptr && at < widths.heads * widths.value; at += blockDim.x) {
-        const int head = at / widths.value, column = at % widths.value;
-        v[token * widths.heads * widths.value + at] = from[head * of_kv + widths.own + column];
+    const int turned = packs_of(columns.unturned), values = turned + packs_of(columns.turned);
+    const int packs = values + packs_of(columns.value), key = columns.unturned + columns.turned;
+    for (int pack = threadIdx.x; pack < heads * packs; pack += blockDim.x) {
+        const int own = pack % packs;
+        const size_t head = token * heads + pack / packs;
+        const T *from = kv + head * (columns.unturned + columns.value);
+        if (own >= values && v != nullptr) {
+            move_pack(v + head * columns.value, from + columns.unturned, own - values, columns.value);
+        } else if (own < turned && k != nullptr) {
+            move_pack(k + head * key, from, own, columns.unturned);
+        } else if (own < values && k != nullptr) {
+            T *to = k + head * key + columns.unturned;
+            move_pack(to, k_rotary + token * columns.turned, own - turned, columns.turned);
+        }
     }
 }
 
-// A block has a token; sums over heads are in their order.
+// The gradients of `expand_keys`. A thread adds up a pack of the shared columns over the heads, in order.
 template <typename T>
-__device__ void expand_keys_backward(T *dkv, T *dk_rotary, const T *dk, const T *dv, const Widths &widths) {
+__device__ void expand_keys_backward(T *dkv, T *dk_rotary, const T *dk, const T *dv, int heads, Columns columns) {
     const size_t token = blockIdx.x;
-    const int of_k = widths.own + widths.turned, of_kv = widths.own + widths.value;
-    const T *of_keys = dk + token * widths.heads * of_k, *of_values = dv + token * widths.heads * widths.value;
-    for (int at = threadIdx.x; at < widths.heads * of_kv; at += blockDim.x) {
-        const int head = at / of_kv, column = at % of_kv;
-        dkv[token * widths.heads * of_kv + at] = column < widths.own
-                                                     ? of_keys[head * of_k + column]
-                                                     : of_values[head * widths.value + column - widths.own];
-    }
-    for (int column = threadIdx.x; column < widths.turned; column += blockDim.x) {
-        float sum = 0.0f;
-        for (int head = 0; head < widths.heads; head++) {
-            sum += widen(of_keys[head * of_k + widths.own + column]);
+    const int values = packs_of(columns.unturned), packs = values + packs_of(columns.value);
+    const int key = columns.unturned + columns.turned, all = heads * packs;
+    for (int pack = threadIdx.x; pack < all + packs_of(columns.turned); pack += blockDim.x) {
+        if (pack >= all) {
+            const size_t first = (pack - all) * PACK;
+            const T *from = dk + token * heads * key + columns.unturned;
+            Pack sum = {};
+            for (int head = 0; head < heads; head++) {
+                add(sum, load(from + size_t(head) * key, first, columns.turned));
+            }
+            store(dk_rotary + token * columns.turned, first, columns.turned, sum);
+            continue;
         }
-        dk_rotary[token * widths.turned + column] = narrow<T>(sum);
+        const int own = pack % packs;
+        const size_t head = token * heads + pack / packs;
+        T *to = dkv + head * (columns.unturned + columns.value);
+        if (own < values) {
+            move_pack(to, dk + head * key, own, columns.unturned);
+        } else {
+            move_pack(to + columns.unturned, dv + head * columns.value, own - values, columns.value);
+        }
     }
 }
 
@@ -69,13 +97,13 @@ __device__ void expand_keys_backward(T *dkv, T *dk_rotary, const T *dk, const T 
     }                                                                                                          \
     EXPORT(rotary_tail_##name);                                                                                \
     extern "C" __global__ void expand_keys_##name(T *k, T *v, const T *kv, const T *k_rotary, int heads,       \
-                                                  int own, int turned, int value) {                            \
-        expand_keys(k, v, kv, k_rotary, Widths{heads, own, turned, value});                                    \
+                                                  int unturned, int turned, int value) {                       \
+        expand_keys(k, v, kv, k_rotary, heads, {unturned, turned, value});                                     \
     }                                                                                                          \
     EXPORT(expand_keys_##name);                                                                                \
     extern "C" __global__ void expand_keys_backward_##name(T *dkv, T *dk_rotary, const T *dk, const T *dv,     \
-                                                           int heads, int own, int turned, int value) {        \
-        expand_keys_backward(dkv, dk_rotary, dk, dv, Widths{heads, own, turned, value});                       \
+                                                           int heads, int unturned, int turned, int value) {   \
+        expand_keys_backward(dkv, dk_rotary, dk, dv, heads, {unturned, turned, value});                        \
     }                                                                                                          \
     EXPORT(expand_keys_backward_##name)
 

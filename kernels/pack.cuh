@@ -109,6 +109,14 @@ __device__ void store_elements(T *x, size_t first, size_t n, const Elements<T> &
     }
 }
 
+__device__ inline int packs_of(int elements) { return (elements + PACK - 1) / PACK; }
+
+// Moves the `pack`-th pack of `width` elements.
+template <typename T> __device__ void move_pack(T *to, const T *from, int pack, int width) {
+    const int first = pack * PACK;
+    store_elements(to, first, width, load_elements(from, first, width, narrow<T>(0.0f)));
+}
+
 template <typename T> __device__ Pack widen(const Elements<T> &elements) {
     Pack pack;
 #pragma unroll

@@ -2,14 +2,6 @@
 // turned on the way, as `rotary.cu` turns them.
 #include "rotary.cuh"
 
-__device__ inline int packs_of(int elements) { return (elements + PACK - 1) / PACK; }
-
-// Moves the `pack`-th pack of `width` elements.
-template <typename T> __device__ void move_pack(T *to, const T *from, int pack, int width) {
-    const int first = pack * PACK;
-    store_elements(to, first, width, load_elements(from, first, width, narrow<T>(0.0f)));
-}
-
 // A block works on one token: a pack a thread, or a pack of pairs where the part is turned. Without a `table` nothing is. A
 // part that is null is left out.
 template <bool JOINS, typename T>

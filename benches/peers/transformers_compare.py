@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
-from transformers_reference import CONFIGS, VOCAB, gradient_distance, load
+from transformers_reference import CONFIGS, VOCAB, gradient_distance, in_memory, load
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TOLERANCES = dict(loss=1e-5, grad_norm=1e-5, gradients=1e-4, logits=1e-4)
@@ -69,6 +69,7 @@ def published(folder):
     """All that transformers' own classes read from a model's folder."""
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", attn_implementation="eager", local_files_only=True)
+    model.config._experts_implementation = "eager"
     # The folder's name is allowed to differ.
     config = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict() | dict(_name_or_path="")
     chat = tokenizer.apply_chat_template([dict(role="w1", content="w7 w9")], tokenize=False)
@@ -114,11 +115,11 @@ def largest_error(found, expected, key):
     return max(abs(ours[key] - theirs[key]) / abs(theirs[key]) for ours, theirs in pairs)
 
 
-def logits(folder, batches, weights=None):
+def logits(folder, batches, family, weights=None):
     """Losses of all batches, by transformers with the model in a folder, or with other weights in it."""
     model = load(folder).eval()
     if weights:
-        missing, unexpected = model.load_state_dict(load_file(weights), strict=False)
+        missing, unexpected = model.load_state_dict(in_memory(load_file(weights), family), strict=False)
         assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     with torch.no_grad():
         return model(input_ids=batches["input_ids"].long()).logits
@@ -134,9 +135,9 @@ def compare(trainer, reference, flags):
         steps = [record for record in records if record["kind"] == "step"]
         gradients = load_file(out / "gradients" / "step-1.safetensors")
         batches = load_file(reference / "batches.safetensors")
-        ours = logits(out / "final", batches)
+        ours = logits(out / "final", batches, reference.name)
         exports = export_differences(trainer, model, out / "final", out)
-    untrained, theirs = (logits(reference, batches, weights) for weights in (None, reference / "model_final.safetensors"))
+    untrained, theirs = (logits(reference, batches, reference.name, weights) for weights in (None, reference / "model_final.safetensors"))
     scale = theirs.abs().max()
     assert (untrained - theirs).abs().max() / scale > 100 * TOLERANCES["logits"], "training moved nothing"
     return exports, dict(loss=largest_error(steps, settings["steps"], "loss"),

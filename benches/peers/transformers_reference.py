@@ -11,8 +11,12 @@ step loss and gradient norm), `grads_step0.safetensors` (the first step's gradie
 `model_final.safetensors` (the weights after the last step). The figures are those of transformers' own forward pass and
 loss, PyTorch's backward pass, clipping and AdamW, in f32 on one thread.
 
-For GPT-2 two mistakes are made on purpose (`broken` in `reference.json`), and for Mistral's window, which is one key longer and
-one shorter: their figures have to be beyond every tolerance.
+Tensors in these files have the names and shapes of the model's own files: a matrix for each expert. With a loss of balance, a
+step's loss is that of the targets plus the coefficient times the mean of the micro-batches' balance; `loss` is that of the
+targets alone.
+
+For GPT-2 two mistakes are made on purpose (`broken` in `reference.json`), for Mistral's window, which is one key longer and one
+shorter, and for experts and latent attention: their figures have to be beyond every tolerance.
 """
 import argparse
 import json
@@ -42,6 +46,11 @@ LLAMA3_ROPE = dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_fa
 YARN_ROPE = dict(rope_type="yarn", rope_theta=500.0, factor=4.0, beta_fast=4.0, beta_slow=0.5,
                  original_max_position_embeddings=64)
 WINDOW = 5
+MIXTURE = dict(output_router_logits=True, sliding_window=None)
+# Heads of queries and keys are wider than those of values; the first layer is dense.
+LATENT = dict({name: value for name, value in LLAMA.items() if name != "head_dim"}, num_hidden_layers=3, num_key_value_heads=3, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=6,
+              v_head_dim=10, moe_intermediate_size=14, first_k_dense_replace=1)
+ROPE = dict(rope_type="default", rope_theta=10_000.0)
 CONFIGS = {
     "llama": transformers.LlamaConfig(**LLAMA),
     "llama3": transformers.LlamaConfig(**LLAMA | dict(rope_parameters=LLAMA3_ROPE, max_position_embeddings=512,
@@ -64,6 +73,22 @@ CONFIGS = {
         max_position_embeddings=256, rope_parameters=YARN_ROPE | dict(attention_factor=1.3, truncate=False))),
     "phi3": transformers.Phi3Config(**LLAMA | dict(sliding_window=WINDOW + 2, num_attention_heads=6, num_key_value_heads=2,
                                                    head_dim=4)),
+    "mixtral": transformers.MixtralConfig(**LLAMA | MIXTURE | dict(
+        num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=0.05, rope_parameters=ROPE)),
+    "qwen2_moe": transformers.Qwen2MoeConfig(**LLAMA | MIXTURE | dict(
+        num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=6, num_experts=6, num_experts_per_tok=2,
+        moe_intermediate_size=14, shared_expert_intermediate_size=22, norm_topk_prob=False, mlp_only_layers=[1],
+        router_aux_loss_coef=0.1)),
+    "qwen3_moe": transformers.Qwen3MoeConfig(**LLAMA | MIXTURE | dict(
+        num_hidden_layers=3, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=14, norm_topk_prob=True,
+        decoder_sparse_step=2, output_router_logits=False)),
+    "deepseek_v2": transformers.DeepseekV2Config(**LATENT | dict(
+        n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2, topk_method="group_limited_greedy", n_group=3,
+        topk_group=2, routed_scaling_factor=1.7, q_lora_rank=None, rope_parameters=YARN_ROPE | dict(mscale=0.7, mscale_all_dim=0.9),
+        max_position_embeddings=256)),
+    "deepseek_v3": transformers.DeepseekV3Config(**LATENT | dict(
+        n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=4, topk_group=2, norm_topk_prob=True,
+        routed_scaling_factor=2.5, q_lora_rank=18, num_mtp_layers=0)),
     "gpt2": transformers.GPT2Config(vocab_size=VOCAB, n_positions=32, n_embd=30, n_layer=2, n_head=3, n_inner=74,
                                     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None),
 }
@@ -73,6 +98,8 @@ def load(folder, **changes):
     """The model of a Hugging Face folder, in f32 and with plain attention."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
                                                               local_files_only=True, **changes)
+    # PyTorch's grouped products want rows of whole 16 bytes, which these widths are not. Dense models ignore it.
+    model.config._experts_implementation = "eager"
     return model.train()
 
 
@@ -85,6 +112,8 @@ def write_random_model(config, folder):
                 parameter.normal_(std=0.2)
             else:
                 parameter.normal_(mean=float("norm" in name or ".ln_" in name) * name.endswith("weight"), std=0.2)
+        for _, bias in choice_biases(model):
+            bias.normal_(std=0.2)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
 
@@ -100,12 +129,65 @@ def random_batches():
     return ids, targets
 
 
+def choice_biases(model):
+    """The buffers that are added to scores where experts are chosen."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+
+
+# The module of experts, and the parts of gate and up and of the way down, in the files of a family; others have the last.
+PARTS = dict(mixtral=("block_sparse_moe", ["w1", "w3"], ["w2"]))
+OTHER_PARTS = ("mlp", ["gate_proj", "up_proj"], ["down_proj"])
+
+
+def in_files(tensors, family):
+    """Tensors under the names that files have: those of experts are split into a matrix for each part of each."""
+    module, *parts = PARTS.get(family, OTHER_PARTS)
+    result = {}
+    for name, tensor in tensors.items():
+        layer, _, last = name.rpartition(".mlp.experts.")
+        if not layer:
+            result[name.replace(".mlp.gate.", f".{module}.gate.")] = tensor
+            continue
+        of_last = parts[last == "down_proj"]
+        for expert, matrix in enumerate(tensor):
+            for part, rows in zip(of_last, matrix.chunk(len(of_last))):
+                result[f"{layer}.{module}.experts.{expert}.{part}.weight"] = rows.clone()
+    return result
+
+
+def in_memory(tensors, family):
+    """The inverse of `in_files`."""
+    module, *parts = PARTS.get(family, OTHER_PARTS)
+    result, experts = {}, {}
+    for name, tensor in tensors.items():
+        layer, _, rest = name.partition(f".{module}.experts.")
+        if not rest:
+            result[name.replace(f".{module}.gate.", ".mlp.gate.")] = tensor
+            continue
+        expert, part, _ = rest.split(".")
+        last = "down_proj" if part in parts[1] else "gate_up_proj"
+        experts.setdefault(f"{layer}.mlp.experts.{last}", {}).setdefault(int(expert), {})[part] = tensor
+    for name, matrices in experts.items():
+        of_last = parts[name.endswith("down_proj")]
+        stacked = [torch.cat([matrices[expert][part] for part in of_last]) for expert in sorted(matrices)]
+        result[name] = torch.stack(stacked)
+    return result
+
+
 def gradients(model):
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    # An expert that no token went to has none.
+    return {name: parameter.grad.clone() if parameter.grad is not None else torch.zeros_like(parameter)
+            for name, parameter in model.named_parameters()}
 
 
 def weights(model):
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in [*model.named_parameters(), *choice_biases(model)]}
+
+
+def balance(output, config):
+    """What is added to a micro-batch's loss, and is within it already."""
+    coefficient = getattr(config, "router_aux_loss_coef", 0.0) if getattr(config, "output_router_logits", False) else 0.0
+    return coefficient * output.aux_loss if coefficient else None
 
 
 def train(model, ids, targets):
@@ -120,9 +202,10 @@ def train(model, ids, targets):
         count, loss = int((step_targets != MASKED).sum()), 0.0
         for micro_ids, micro_targets in zip(step_ids, step_targets):
             # The targets are aligned with the ids already, so transformers must not shift them again.
-            part = model(input_ids=micro_ids, labels=micro_targets, shift_labels=micro_targets,
-                         num_items_in_batch=count).loss
-            part.backward()
+            output = model(input_ids=micro_ids, labels=micro_targets, shift_labels=micro_targets, num_items_in_batch=count)
+            added = balance(output, model.config)
+            part = output.loss if added is None else output.loss - added
+            (part if added is None else part + added / len(step_ids)).backward()
             loss += part.item()
         first = first or gradients(model)
         norm = torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER["clip_grad_norm"]).item()
@@ -170,6 +253,43 @@ def broken_window(folder, ids, targets, right):
     return result
 
 
+def broken_experts(folder, ids, targets, right):
+    """The steps with a mistake that the family's features invite."""
+    kind = transformers.AutoConfig.from_pretrained(folder).model_type
+    mistakes = dict(qwen2_moe=dict(softmax_after_top_k=softmax_after, balance_without_a_layer=without_a_layer),
+                    deepseek_v2=dict(mscale_not_squared=unsquared), deepseek_v3=dict(rotation_by_halves=by_halves))[kind]
+    result = {}
+    for name, mistake in mistakes.items():
+        model, undo = mistake(folder)
+        steps, first = train(model, ids, targets)
+        undo()
+        result[name] = dict(steps=steps, gradient_distance=gradient_distance(first, right))
+    return result
+
+
+def softmax_after(folder):
+    return load(folder, norm_topk_prob=True), lambda: None
+
+
+def by_halves(folder):
+    return load(folder, rope_interleave=False), lambda: None
+
+
+def unsquared(folder):
+    model = load(folder)
+    for layer in model.model.layers:
+        plain = layer.self_attn.qk_head_dim ** -0.5
+        layer.self_attn.scaling = plain * (layer.self_attn.scaling / plain) ** 0.5
+    return model, lambda: None
+
+
+def without_a_layer(folder):
+    from transformers.models.qwen2_moe import modeling_qwen2_moe as module
+    whole = module.load_balancing_loss_func
+    module.load_balancing_loss_func = lambda logits, *rest: whole(logits[1:], *rest)
+    return load(folder), lambda: setattr(module, "load_balancing_loss_func", whole)
+
+
 def write_reference(family, folder):
     folder.mkdir(parents=True)
     torch.manual_seed(SEED)
@@ -177,8 +297,8 @@ def write_reference(family, folder):
     ids, targets = random_batches()
     model = load(folder)
     steps, first = train(model, ids, targets)
-    save_file(first, folder / "grads_step0.safetensors")
-    save_file(weights(model), folder / "model_final.safetensors")
+    save_file(in_files(first, family), folder / "grads_step0.safetensors")
+    save_file(in_files(weights(model), family), folder / "model_final.safetensors")
     rows = dict(input_ids=ids, targets=targets)
     save_file({name: tensor.reshape(-1, SEQ).to(torch.int32).contiguous() for name, tensor in rows.items()},
               folder / "batches.safetensors")
@@ -187,7 +307,8 @@ def write_reference(family, folder):
         optimizer=OPTIMIZER, micro_batch=MICRO_BATCH, accum=ACCUM, seq=SEQ,
         loss="mean over the step's unmasked targets; grad_norm is before clipping; targets are inputs shifted by one; -100 = masked",
         input_ids=ids.tolist(), targets=targets.tolist(), steps=steps)
-    broken = dict(gpt2=broken_gpt2, mistral_window=broken_window).get(family)
+    broken = dict(gpt2=broken_gpt2, mistral_window=broken_window, qwen2_moe=broken_experts, deepseek_v2=broken_experts,
+                  deepseek_v3=broken_experts).get(family)
     if broken:
         reference["broken"] = broken(folder, ids, targets, first)
     (folder / "reference.json").write_text(json.dumps(reference) + "\n")

@@ -503,10 +503,14 @@ impl ModelConfig {
             }
         }
         if let Some(experts) = &self.experts {
-            experts.check(self.layers)?;
+            let checked = experts.check(self.layers);
+            checked.map_err(ModelConfigError::Experts)?;
         }
         match &self.latent {
-            Some(latent) => latent.check(self.head_dim),
+            Some(latent) => {
+                let checked = latent.check(self.head_dim);
+                checked.map_err(ModelConfigError::Latent)
+            }
             None => Ok(()),
         }
     }

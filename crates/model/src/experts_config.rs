@@ -1,6 +1,5 @@
 //! What a configuration says of experts and of latent attention.
 
-use crate::ModelConfigError;
 use kernels::operation::{RouterGroups, RouterScore, Routing};
 use serde::{Deserialize, Serialize};
 
@@ -136,14 +135,13 @@ impl ExpertsConfig {
     }
 
     /// Refuses numbers that make no experts, in a model of `layers` layers.
-    pub(crate) fn check(&self, layers: usize) -> Result<(), ModelConfigError> {
-        let refused = |problem: String| Err(ModelConfigError::Experts(problem));
+    pub(crate) fn check(&self, layers: usize) -> Result<(), String> {
         let [groups, chosen_groups] = [self.groups, self.chosen_groups];
         if [self.count, self.ffn, groups, chosen_groups].contains(&0) {
-            return refused("count, ffn, groups and chosen_groups are at least 1".into());
+            return Err("count, ffn, groups and chosen_groups are at least 1".into());
         }
         if !self.count.is_multiple_of(groups) || chosen_groups > groups {
-            return refused(format!(
+            return Err(format!(
                 "{} experts in {groups} groups, of which {chosen_groups} are chosen: groups must divide count, and chosen_groups \
                  be at most groups",
                 self.count
@@ -152,27 +150,27 @@ impl ExpertsConfig {
         let size = self.count / groups;
         let choosable = chosen_groups * size;
         if !(1..=choosable).contains(&self.chosen) {
-            return refused(format!(
+            return Err(format!(
                 "chosen = {}; it must be from 1 to {choosable}, the experts of the chosen groups",
                 self.chosen
             ));
         }
         if groups > 1 && self.score == ScoreKind::Sigmoid && size < 2 {
-            return refused(
+            return Err(
                 "sigmoid scores rate a group by its best two experts, and a group has one".into(),
             );
         }
         if self.shared_gate && self.shared_ffn == 0 {
-            return refused("shared_gate is set, and shared_ffn is 0".into());
+            return Err("shared_gate is set, and shared_ffn is 0".into());
         }
         if !(self.factor.is_finite() && self.factor > 0.0) {
-            return refused(format!("factor = {}; it must be above 0", self.factor));
+            return Err(format!("factor = {}; it must be above 0", self.factor));
         }
         let dense = &self.dense_layers;
         if !dense.is_sorted_by(|one, next| one < next)
             || dense.last().is_some_and(|last| *last >= layers)
         {
-            return refused(format!(
+            return Err(format!(
                 "dense_layers = {dense:?}; write each of the {layers} layers, counted from 0, at most once and in order"
             ));
         }
@@ -194,14 +192,13 @@ impl ExpertsConfig {
 
 impl LatentConfig {
     /// Refuses widths that do not fit heads `head_dim` wide.
-    pub(crate) fn check(&self, head_dim: usize) -> Result<(), ModelConfigError> {
-        let refused = |problem: String| Err(ModelConfigError::Latent(problem));
+    pub(crate) fn check(&self, head_dim: usize) -> Result<(), String> {
         if [self.kv, self.q.unwrap_or(1), self.v_head_dim].contains(&0) {
-            return refused("kv, q and v_head_dim are at least 1".into());
+            return Err("kv, q and v_head_dim are at least 1".into());
         }
         let turned = self.rotary_dim;
-        if turned == 0 || turned % 2 != 0 || turned >= head_dim {
-            return refused(format!(
+        if turned == 0 || !turned.is_multiple_of(2) || turned >= head_dim {
+            return Err(format!(
                 "rotary_dim = {turned}; it must be even, and less than model.head_dim = {head_dim}"
             ));
         }

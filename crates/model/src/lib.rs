@@ -73,7 +73,9 @@ pub use kv_cache::{CacheShape, CacheWidths, CachedSequences, KvCache, LayerCache
 pub use label::{Label, Labels};
 pub use linear::{Linear, PRODUCT_ELEMENTS_MAX};
 pub use model::{Computation, Model};
-pub use parameters::{Initial, Parameter, ParameterId, Parameters, PartParameters, Stored};
+pub use parameters::{
+    ExpertFiles, FileTensor, Initial, Parameter, ParameterId, Parameters, PartParameters, Stored,
+};
 pub use pass::{Pass, Work};
 pub use patterns::NamePatterns;
 pub use policy::{

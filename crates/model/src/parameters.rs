@@ -36,6 +36,31 @@ pub enum Stored {
     AsUsed,
     /// Inputs by outputs.
     Transposed,
+    /// The matrices of several experts, each in tensors of its own.
+    ByExpert(ExpertFiles),
+}
+
+/// How files name the matrices of experts, which a model has as one parameter `[experts, outputs, inputs]`: the tensor
+/// `module.experts.N.part.weight` has some of the outputs of expert N, as many as those of the other parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertFiles {
+    /// The end of the parameter's name that `module.experts.N.part.weight` replaces.
+    pub end: &'static str,
+    /// The name of the module.
+    pub module: &'static str,
+    /// The parts of an expert, in the order of their outputs.
+    pub parts: &'static [&'static str],
+}
+
+/// A tensor of a file, and which elements of its parameter it has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FileTensor {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// The place of its first element in the parameter.
+    pub first: usize,
 }
 
 /// A parameter.
@@ -58,12 +83,46 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// Its shape in files.
+    /// Its shape in files, if it is one tensor there.
     pub fn stored_shape(&self) -> Vec<usize> {
         match self.stored {
-            Stored::AsUsed => self.shape.clone(),
+            Stored::AsUsed | Stored::ByExpert(_) => self.shape.clone(),
             Stored::Transposed => self.shape.iter().rev().copied().collect(),
         }
+    }
+
+    /// The parameter as one tensor of a file.
+    pub fn as_one_tensor(&self) -> FileTensor {
+        FileTensor {
+            name: self.name.clone(),
+            shape: self.stored_shape(),
+            first: 0,
+        }
+    }
+
+    /// The tensors that files have in its place, in the order of their elements.
+    pub fn file_tensors(&self) -> Vec<FileTensor> {
+        let Stored::ByExpert(files) = self.stored else {
+            return vec![self.as_one_tensor()];
+        };
+        let &[experts, outputs, inputs] = &self.shape[..] else {
+            unreachable!("experts are declared with three sizes");
+        };
+        let name = self.name.strip_suffix(files.end);
+        let name = name.expect("experts are declared under a name with this end");
+        let of_part = outputs / files.parts.len();
+        let numbered = (0..experts).flat_map(|expert| {
+            let parts = files.parts.iter();
+            parts.map(move |part| (expert, part))
+        });
+        numbered
+            .enumerate()
+            .map(|(number, (expert, part))| FileTensor {
+                name: format!("{name}{}.experts.{expert}.{part}.weight", files.module),
+                shape: vec![of_part, inputs],
+                first: number * of_part * inputs,
+            })
+            .collect()
     }
 
     /// Its elements.
@@ -229,6 +288,17 @@ impl PartParameters<'_> {
         let name = format!("{}{name}", self.prefix);
         self.in_type(DType::F32)
             .declare_as(Role::Buffer, name, shape, initial)
+    }
+
+    /// The matrices `[experts, outputs, inputs]` of several experts, which files keep apart.
+    ///
+    /// # Panics
+    /// If the name does not have the end that `files` says.
+    pub fn experts(&mut self, name: &str, shape: [usize; 3], files: ExpertFiles) -> ParameterId {
+        assert!(name.ends_with(files.end), "{name} ends in {}", files.end);
+        let id = self.declare(name, &shape, Initial::Normal);
+        self.all.declared[id.index].stored = Stored::ByExpert(files);
+        id
     }
 
     /// A weight of any shape.

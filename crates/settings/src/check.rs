@@ -65,8 +65,7 @@ pub fn built(
     })
 }
 
-/// Refuses settings that make no sense together. The model's own shape is checked by
-/// [`model::ModelConfig::validate`].
+/// Refuses settings that make no sense together, whatever the model: [`model`] checks those that need to know it.
 ///
 /// # Errors
 /// The first contradiction, with what to write instead.
@@ -105,9 +104,17 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
     }
     between_steps(config)?;
     packing(config)?;
-    experts(config)?;
     automatic(config)?;
     sizes(config)
+}
+
+/// Refuses a model that makes no sense, and settings that do not go with it.
+///
+/// # Errors
+/// The first of these, with what to write instead.
+pub fn model(config: &Config) -> Result<(), ConfigError> {
+    config.model.validate()?;
+    experts(config)
 }
 
 /// Refuses to give gradients back in the backward pass that the step still needs.

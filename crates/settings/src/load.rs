@@ -332,7 +332,7 @@ impl Config {
     /// [`ConfigError`] where the command line would refuse it.
     pub fn accepted(self) -> Result<Config, ConfigError> {
         check::contradictions(&self)?;
-        self.model.validate()?;
+        check::model(&self)?;
         Ok(self)
     }
 }

@@ -182,7 +182,7 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
     check::built(&config, &loaded.places, task == Task::Train)?;
     check::contradictions(&config)?;
     if !model_elsewhere {
-        config.model.validate()?;
+        check::model(&config)?;
     }
     // How many steps some epochs are is known once the data is open.
     if config.train.epochs.is_none() {

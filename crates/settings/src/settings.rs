@@ -121,8 +121,8 @@ impl Settings {
     ///
     /// # Errors
     /// A recompute specification or labels to offload that cannot be followed, cuDNN's attention where it does not fit, sequences longer than the model has
-    /// positions, more logits in a chunk of the head than a product of cuBLASLt may have, tiles of experts, a rate of biases that no
-    /// router has, or offload of what exists in tiles alone.
+    /// positions, more logits in a chunk of the head than a product of cuBLASLt may have, or offload of what exists in tiles
+    /// alone.
     pub fn new(config: &Config) -> Result<Settings, ConfigError> {
         let (optim, recompute) = (&config.optim, &config.recompute);
         let seq = config.data.seq;
@@ -141,7 +141,6 @@ impl Settings {
             )));
         }
         check_logits(config)?;
-        check_routers(config)?;
         let attention = attention(config);
         if let (Attention::Cudnn, Some(reason)) = (attention, cudnn_misfit(config)) {
             return Err(ConfigError::Contradiction(format!(
@@ -448,27 +447,6 @@ fn check_logits(config: &Config) -> Result<(), ConfigError> {
         "a chunk of the output head has {chunk} tokens of {vocab} logits, more than the 2^31 of one matrix product; make \
          memory.head_chunk at most {most}"
     )))
-}
-
-/// Refuses what experts do not go with, and to move biases that no router has.
-fn check_routers(config: &Config) -> Result<(), ConfigError> {
-    let experts = config.model.experts.as_ref();
-    let has_bias = experts.is_some_and(|experts| experts.choice_bias);
-    let rate = config.optim.router_bias_rate;
-    if rate > 0.0 && !has_bias {
-        return Err(ConfigError::Contradiction(format!(
-            "optim.router_bias_rate is {rate}, but no router of the model has a bias to move; leave it out, or add \
-             model.experts.choice_bias"
-        )));
-    }
-    if let (Some(tokens), Some(experts)) = (config.memory.tile_tokens, experts) {
-        return Err(ConfigError::Contradiction(format!(
-            "memory.tile_tokens is {tokens}, but the model has experts, whose rows come from all tokens of a micro-batch \
-             ({} experts for each token), so there are no tiles of them; leave memory.tile_tokens out",
-            experts.chosen
-        )));
-    }
-    Ok(())
 }
 
 /// Refuses to offload what exists for a tile of tokens alone.

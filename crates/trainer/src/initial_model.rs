@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use model::ModelConfig;
-use settings::{ConfigError, Resolved, check};
+use settings::{Resolved, check};
 use std::path::Path;
 
 /// Keys of `[model]` that no weight's shape depends on: a run may change them for a model that it starts from.
@@ -61,8 +61,8 @@ pub(crate) fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), 
     let model: ModelConfig = toml::Value::Table(taken)
         .try_into()
         .expect("each value was one of a model's before");
-    model.validate().map_err(ConfigError::from)?;
     resolved.config.model = model;
+    check::model(&resolved.config)?;
     check::contradictions(&resolved.config)?;
     Ok(())
 }

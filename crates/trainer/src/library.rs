@@ -306,7 +306,7 @@ impl Trainer {
         self.enter()?;
         #[cfg(feature = "candle-cuda")]
         if let (Some(gpu), Device::Cuda(device)) = (&self.gpu, &self.given_on)
-            && parameter.stored == Stored::AsUsed
+            && parameter.stored != Stored::Transposed
         {
             return on_gpu::filled(gpu, device, &parameter.shape, |out| Ok(copy(out)?));
         }

@@ -38,15 +38,20 @@ pub(super) fn turn_row<T: Real>(
     token: usize,
     inverse: bool,
 ) {
+    let [cosines, sines] = angles(table, positions, token);
+    rotate(x, cosines, sines, inverse);
+}
+
+/// The cosines and the sines of a token's position.
+pub(super) fn angles<'a>(table: In<'a>, positions: Positions, token: usize) -> [&'a [f32]; 2] {
     let half = table.dims()[2];
     let (cosines, sines) = table.slice().split_at(table.elements() / 2);
     let first = position(positions, token) * half;
-    let angles = first..first + half;
-    rotate(x, &cosines[angles.clone()], &sines[angles], inverse);
+    [cosines, sines].map(|of_all| &of_all[first..first + half])
 }
 
 vectorized! {
-    fn rotate<T: Real>(x: &mut [T], cosines: &[f32], sines: &[f32], inverse: bool) {
+    pub(super) fn rotate<T: Real>(x: &mut [T], cosines: &[f32], sines: &[f32], inverse: bool) {
         let half = cosines.len();
         let sign = if inverse { -1.0 } else { 1.0 };
         for head in x.chunks_exact_mut(2 * half) {

@@ -1,182 +1,172 @@
-//! The router of a mixture of experts: choices, weights, tables by expert, and losses of balance. A token is computed by
-//! one task, in f32, and every sum has one order.
+//! The router of a mixture of experts.
 
 use super::dispatch::by_dtype;
-use super::overwrites;
-use super::simd::Real;
+use super::simd::{Real, exp, lane_max, lane_sum, vectorized};
+use super::{Shared, overwrites};
 use crate::operation::{
-    BalanceLoss, CountChoices, GroupByExpert, Route, RouteBackward, RouterGroups, RouterScore,
-    RouterZLoss, Routing, StepRouterBias,
+    BalanceLoss, CountChoices, EXPERTS_MAX, GroupByExpert, Route, RouteBackward, RouterGroups,
+    RouterScore, RouterZLoss, Routing, StepRouterBias,
 };
-use memory::Out;
+use memory::{Element, Out};
 use rayon::prelude::*;
 
 /// Tokens of a task.
 const TOKENS: usize = 64;
 
-/// Scores of one token, which replace its logits.
-fn score(logits: &mut [f32], score: RouterScore) {
-    match score {
-        RouterScore::Sigmoid => logits
-            .iter_mut()
-            .for_each(|logit| *logit = 1.0 / (1.0 + (-*logit).exp())),
-        RouterScore::Softmax => {
-            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let mut sum = 0.0;
-            for logit in logits.iter_mut() {
-                *logit = (*logit - largest).exp();
-                sum += *logit;
-            }
-            logits.iter_mut().for_each(|score| *score /= sum);
-        }
-    }
-}
+/// What sums of scores are divided by has this added.
+const TINY: f32 = 1e-20;
 
-/// The log-sum-exp of a token's logits.
-fn log_sum_exp(logits: &[f32]) -> f32 {
-    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f32 = logits.iter().map(|logit| (logit - largest).exp()).sum();
-    largest + sum.ln()
-}
-
-/// The place of the greatest of some numbers that are not taken; the first of equal ones, and a NaN only where all are.
-fn greatest(numbers: &[f32], taken: &[bool]) -> usize {
-    let mut best: Option<usize> = None;
-    for at in (0..numbers.len()).filter(|at| !taken[*at]) {
-        let number = numbers[at];
-        let is_better = best.is_none_or(|best| {
-            number > numbers[best] || (numbers[best].is_nan() && !number.is_nan())
-        });
-        if is_better {
-            best = Some(at);
-        }
-    }
-    best.expect("fewer are taken than there are")
-}
-
-/// Marks the experts that cannot be chosen, because their groups are not among the best.
-fn close_groups(choices: &[f32], closed: &mut [bool], groups: RouterGroups) {
-    let size = choices.len() / groups.count;
-    let rates: Vec<f32> = choices
-        .chunks(size)
-        .map(|group| {
-            let mut taken = vec![false; size];
-            let mut best = || {
-                let at = greatest(group, &taken);
-                taken[at] = true;
-                group[at]
-            };
-            let first = best();
-            if groups.best == 2 {
-                first + best()
-            } else {
-                first
-            }
-        })
-        .collect();
-    let mut open = vec![false; groups.count];
-    for _ in 0..groups.chosen {
-        let group = greatest(&rates, &open);
-        open[group] = true;
-        closed[group * size..(group + 1) * size].fill(false);
-    }
-}
-
-/// The experts of one token, in ascending order.
-fn choose(choices: &[f32], routing: &Routing, ids: &mut [i32]) {
-    let mut taken = vec![routing.groups.is_some(); choices.len()];
-    if let Some(groups) = routing.groups {
-        close_groups(choices, &mut taken, groups);
-    }
-    for id in ids.iter_mut() {
-        let expert = greatest(choices, &taken);
-        taken[expert] = true;
-        *id = expert as i32;
-    }
-    ids.sort_unstable();
-}
-
-/// The sum by which the weights of the chosen are divided.
-fn norm_of(chosen: impl Iterator<Item = f32>, routing: &Routing) -> f32 {
-    match routing.is_normed {
-        true => chosen.sum::<f32>() + 1e-20,
-        false => 1.0,
-    }
-}
-
-/// Runs of rows of an output that may be left out.
-fn tasks<'a, T: Send>(out: Option<Out<'a>>, width: usize, count: usize) -> Vec<Option<&'a mut [T]>>
-where
-    T: memory::Element,
-{
-    match out {
-        Some(out) => out
-            .slice_mut::<T>()
-            .chunks_mut(TOKENS * width)
-            .map(Some)
-            .collect(),
-        None => (0..count).map(|_| None).collect(),
-    }
-}
+/// The keys by which experts are chosen: greater ones are taken first. These stand for no number.
+const ABSENT: u32 = 0;
+const NAN: u32 = 1;
+const CHOSEN: u32 = u32::MAX;
 
 pub(super) fn route(operation: Route) {
     let Route {
         ids,
         weights,
-        scores,
+        scores: all_scores,
         logits,
         bias,
         routing,
     } = operation;
-    let [tokens, experts] = [logits.dims()[0], logits.dims()[1]];
-    let (choices, count) = (routing.choices, tokens.div_ceil(TOKENS));
+    let experts = logits.dims()[1];
     let bias = bias.map(|bias| bias.slice::<f32>());
-    let ids = tasks::<i32>(ids, choices, count);
-    let weights = tasks::<f32>(weights, choices, count);
-    let scores = tasks::<f32>(scores, experts, count);
-    let logits = logits.slice::<f32>().par_chunks(TOKENS * experts);
-    let outputs = (ids, weights, scores).into_par_iter();
-    logits
-        .zip(outputs)
-        .for_each(|(logits, (mut ids, mut weights, mut scores))| {
-            let mut of_token = vec![0.0f32; experts];
-            let mut biased = vec![0.0f32; experts];
-            let mut chosen = vec![0i32; choices];
-            for (token, logits) in logits.chunks_exact(experts).enumerate() {
-                of_token.copy_from_slice(logits);
-                score(&mut of_token, routing.score);
-                biased.copy_from_slice(&of_token);
-                for (biased, bias) in biased.iter_mut().zip(bias.into_iter().flatten()) {
-                    *biased += bias;
-                }
-                choose(&biased, &routing, &mut chosen);
-                let place = token * choices..(token + 1) * choices;
-                if let Some(ids) = &mut ids {
-                    ids[place.clone()].copy_from_slice(&chosen);
-                }
-                if let Some(weights) = &mut weights {
-                    let of = |expert: &i32| of_token[*expert as usize];
-                    let sum = norm_of(chosen.iter().map(of), &routing);
-                    for (weight, expert) in weights[place].iter_mut().zip(&chosen) {
-                        *weight = routing.factor * (of(expert) / sum);
-                    }
-                }
-                if let Some(scores) = &mut scores {
-                    let sum = seen_sum(&of_token, routing.score);
-                    let scores = &mut scores[token * experts..(token + 1) * experts];
-                    for (seen, score) in scores.iter_mut().zip(&of_token) {
-                        *seen = score / sum;
-                    }
+    let (ids, weights) = (ids.map(shared::<i32>), weights.map(shared::<f32>));
+    let all_scores = all_scores.map(shared::<f32>);
+    let tasks = logits.slice::<f32>().par_chunks(TOKENS * experts);
+    tasks.enumerate().for_each(|(task, logits)| {
+        let tokens = (task * TOKENS..).zip(logits.chunks_exact(experts));
+        for (token, logits) in tokens {
+            let mut scores = [0.0; EXPERTS_MAX];
+            let scores = &mut scores[..experts];
+            score(scores, logits, routing.score);
+            let chosen = choose_experts(logits, scores, bias, &routing);
+            let chosen = || (0..experts).filter(|expert| chosen[*expert] == CHOSEN);
+            let sum: f32 = chosen().map(|expert| scores[expert]).sum();
+            let divisor = if routing.is_normed { sum + TINY } else { 1.0 };
+            for (choice, expert) in chosen().enumerate() {
+                let at = token * routing.choices + choice;
+                // SAFETY: the choices of a token belong to its task alone.
+                unsafe {
+                    write(ids, at, expert as i32);
+                    write(weights, at, scores[expert] / divisor * routing.factor);
                 }
             }
-        });
+            let sum = sum_of_balanced(scores, routing.score);
+            for (expert, score) in scores.iter().enumerate() {
+                // SAFETY: as above.
+                unsafe { write(all_scores, token * experts + expert, score / sum) };
+            }
+        }
+    });
 }
 
-/// What scores are divided by for losses of balance: sigmoids by their sum.
-fn seen_sum(scores: &[f32], kind: RouterScore) -> f32 {
-    match kind {
+fn shared<T: Element>(out: Out) -> Shared<T> {
+    Shared(out.slice_mut().as_mut_ptr())
+}
+
+/// Writes an element of an output that may have been left out.
+///
+/// # Safety
+/// The element lies in the output, and nothing else touches it.
+unsafe fn write<T>(out: Option<Shared<T>>, at: usize, value: T) {
+    if let Some(out) = out {
+        // SAFETY: the caller's promise.
+        unsafe { out.at(at).write(value) };
+    }
+}
+
+/// What the scores that losses of balance see are divided by.
+fn sum_of_balanced(scores: &[f32], score: RouterScore) -> f32 {
+    match score {
         RouterScore::Softmax => 1.0,
-        RouterScore::Sigmoid => scores.iter().sum(),
+        RouterScore::Sigmoid => sum(scores) + TINY,
+    }
+}
+
+/// The scores of a token.
+fn score(scores: &mut [f32], logits: &[f32], score: RouterScore) {
+    match score {
+        RouterScore::Softmax => {
+            softmax(scores, logits);
+        }
+        RouterScore::Sigmoid => sigmoid(scores, logits),
+    }
+}
+
+/// The keys of a token's experts: `CHOSEN` of those that it is sent to.
+fn choose_experts(
+    logits: &[f32],
+    scores: &[f32],
+    bias: Option<&[f32]>,
+    routing: &Routing,
+) -> [u32; EXPERTS_MAX] {
+    let adds_two = routing.groups.is_some_and(|groups| groups.best == 2);
+    let mut values = [0.0; EXPERTS_MAX];
+    let values = &mut values[..logits.len()];
+    match bias {
+        Some(bias) => add(values, scores, bias),
+        None if adds_two => values.copy_from_slice(scores),
+        None => values.copy_from_slice(logits),
+    }
+    let mut keys = [ABSENT; EXPERTS_MAX];
+    let own = keys.iter_mut().zip(&*values);
+    own.for_each(|(key, value)| *key = key_of(*value));
+    if let Some(groups) = routing.groups {
+        leave_groups(&mut keys, values, groups);
+    }
+    choose(&mut keys[..values.len()], routing.choices);
+    keys
+}
+
+/// Takes away the keys of experts that are not in the best groups.
+fn leave_groups(keys: &mut [u32], values: &[f32], groups: RouterGroups) {
+    let size = values.len() / groups.count;
+    let mut of_groups = [ABSENT; EXPERTS_MAX];
+    let of_groups = &mut of_groups[..groups.count];
+    for (group, values) in of_groups.iter_mut().zip(values.chunks_exact(size)) {
+        let mut best = [f32::NAN; 2];
+        for value in values {
+            if key_of(*value) > key_of(best[0]) {
+                best = [*value, best[0]];
+            } else if key_of(*value) > key_of(best[1]) {
+                best[1] = *value;
+            }
+        }
+        *group = key_of(best[..groups.best].iter().sum());
+    }
+    choose(of_groups, groups.chosen);
+    for (group, keys) in of_groups.iter().zip(keys.chunks_exact_mut(size)) {
+        if *group != CHOSEN {
+            keys.fill(ABSENT);
+        }
+    }
+}
+
+/// Replaces the `count` greatest keys by `CHOSEN`, of equal ones the first.
+fn choose(keys: &mut [u32], count: usize) {
+    for _ in 0..count {
+        let mut best = (ABSENT, 0);
+        for (index, key) in keys.iter().enumerate() {
+            if *key > best.0 && *key != CHOSEN {
+                best = (*key, index);
+            }
+        }
+        keys[best.1] = CHOSEN;
+    }
+}
+
+/// Ordered like the numbers. Both zeros are equal, and a NaN is less than any.
+fn key_of(value: f32) -> u32 {
+    if value.is_nan() {
+        return NAN;
+    }
+    let bits = (value + 0.0).to_bits();
+    if bits >> 31 == 1 {
+        !bits
+    } else {
+        bits | 1 << 31
     }
 }
 
@@ -194,98 +184,75 @@ fn route_backward_of<T: Real>(operation: RouteBackward) {
         balance,
         z_loss,
     } = operation;
-    let [tokens, experts] = [logits.dims()[0], logits.dims()[1]];
-    let seq = balance.map_or(1, |balance| tokens / balance.dims()[0]);
-    let (balance, choices) = (
-        balance.map(|balance| balance.slice::<f32>()),
-        routing.choices,
-    );
+    let (experts, choices) = (logits.dims()[1], routing.choices);
+    let tokens = logits.dims()[0];
+    let balance = balance.map(|rows| (rows.slice::<f32>(), tokens / rows.dims()[0]));
     let (dweights, ids) = (dweights.slice::<f32>(), ids.slice::<i32>());
-    let inputs = logits.slice::<f32>().par_chunks(TOKENS * experts);
-    let outputs = dlogits.slice_mut::<T>().par_chunks_mut(TOKENS * experts);
-    outputs
-        .zip(inputs)
-        .enumerate()
-        .for_each(|(task, (dlogits, logits))| {
-            let mut scores = vec![0.0f32; experts];
-            let mut dscores = vec![0.0f32; experts];
-            let rows = dlogits.chunks_exact_mut(experts);
-            for (row, (dlogits, logits)) in rows.zip(logits.chunks_exact(experts)).enumerate() {
-                let token = task * TOKENS + row;
-                let place = token * choices..(token + 1) * choices;
-                scores.copy_from_slice(logits);
-                score(&mut scores, routing.score);
-                dscores.fill(0.0);
-                let chosen = (&ids[place.clone()], &dweights[place]);
-                chosen_gradient(&mut dscores, &scores, chosen, &routing);
-                if let Some(balance) = balance {
-                    let gradient = &balance[token / seq * experts..][..experts];
-                    seen_gradient(&mut dscores, &scores, gradient, routing.score);
-                }
-                through_scores(&mut dscores, &scores, routing.score);
-                if let Some(factor) = z_loss {
-                    let sum = log_sum_exp(logits);
-                    for (gradient, logit) in dscores.iter_mut().zip(logits) {
-                        *gradient += 2.0 * factor * sum * (logit - sum).exp();
-                    }
-                }
-                for (out, gradient) in dlogits.iter_mut().zip(&dscores) {
-                    *out = T::narrow(*gradient);
-                }
-            }
-        });
+    let tasks = dlogits.slice_mut::<T>().par_chunks_mut(TOKENS * experts);
+    let tasks = tasks.zip(logits.slice::<f32>().par_chunks(TOKENS * experts));
+    tasks.enumerate().for_each(|(task, (dlogits, logits))| {
+        let rows = dlogits.chunks_exact_mut(experts);
+        let rows = rows.zip(logits.chunks_exact(experts));
+        for (token, (dlogits, logits)) in (task * TOKENS..).zip(rows) {
+            let own = token * choices..(token + 1) * choices;
+            let given = (&dweights[own.clone()], &ids[own]);
+            let balance = balance.map(|(rows, seq)| &rows[token / seq * experts..][..experts]);
+            backward(dlogits, logits, given, &routing, balance, z_loss);
+        }
+    });
 }
 
-/// Adds the gradient of the scores of the chosen by the gradient of their weights.
-fn chosen_gradient(
+/// The gradient of a token's logits.
+fn backward<T: Real>(
+    dlogits: &mut [T],
+    logits: &[f32],
+    (dweights, ids): (&[f32], &[i32]),
+    routing: &Routing,
+    balance: Option<&[f32]>,
+    z_loss: Option<f32>,
+) {
+    let (mut scores, mut dscores) = ([0.0; EXPERTS_MAX], [0.0; EXPERTS_MAX]);
+    let scores = &mut scores[..logits.len()];
+    let dscores = &mut dscores[..logits.len()];
+    score(scores, logits, routing.score);
+    weights_backward(dscores, scores, (dweights, ids), routing);
+    if let Some(balance) = balance {
+        let total = sum_of_balanced(scores, routing.score);
+        // The softmax is not divided by anything.
+        let mean = match routing.score {
+            RouterScore::Softmax => 0.0,
+            RouterScore::Sigmoid => dot(balance, scores) / total,
+        };
+        add_scaled(dscores, balance, mean, 1.0 / total);
+    }
+    match routing.score {
+        RouterScore::Softmax => softmax_backward(dscores, scores),
+        RouterScore::Sigmoid => sigmoid_backward(dscores, scores),
+    }
+    if let Some(factor) = z_loss {
+        let lse = softmax(scores, logits);
+        add_scaled(dscores, scores, 0.0, 2.0 * factor * lse);
+    }
+    let pairs = dlogits.iter_mut().zip(dscores);
+    pairs.for_each(|(out, value)| *out = T::narrow(*value));
+}
+
+/// Sets the gradients of the chosen scores.
+fn weights_backward(
     dscores: &mut [f32],
     scores: &[f32],
-    (ids, dweights): (&[i32], &[f32]),
+    (dweights, ids): (&[f32], &[i32]),
     routing: &Routing,
 ) {
-    let of = |id: &i32| scores[*id as usize];
-    let sum = norm_of(ids.iter().map(of), routing);
-    let pairs = || ids.iter().zip(dweights);
-    let mean = match routing.is_normed {
-        true => pairs()
-            .map(|(id, dweight)| routing.factor * dweight * (of(id) / sum))
-            .sum(),
-        false => 0.0f32,
-    };
-    for (id, dweight) in pairs() {
-        dscores[*id as usize] += (routing.factor * dweight - mean) / sum;
+    let chosen = || ids.iter().map(|id| *id as usize).zip(dweights);
+    let (mut mean, mut divisor) = (0.0, 1.0);
+    if routing.is_normed {
+        divisor = TINY + chosen().map(|(expert, _)| scores[expert]).sum::<f32>();
+        let products = chosen().map(|(expert, dweight)| dweight * scores[expert]);
+        mean = products.sum::<f32>() / divisor;
     }
-}
-
-/// Adds the gradient of scores by that of what losses of balance see.
-fn seen_gradient(dscores: &mut [f32], scores: &[f32], gradient: &[f32], kind: RouterScore) {
-    let sum = seen_sum(scores, kind);
-    let mean = match kind {
-        RouterScore::Softmax => 0.0,
-        RouterScore::Sigmoid => {
-            let terms = gradient.iter().zip(scores);
-            terms
-                .map(|(gradient, score)| gradient * (score / sum))
-                .sum()
-        }
-    };
-    for (dscore, gradient) in dscores.iter_mut().zip(gradient) {
-        *dscore += (gradient - mean) / sum;
-    }
-}
-
-/// The gradient of logits by that of scores, in place.
-fn through_scores(dscores: &mut [f32], scores: &[f32], kind: RouterScore) {
-    let pairs = || dscores.iter().zip(scores);
-    let mean: f32 = match kind {
-        RouterScore::Softmax => pairs().map(|(dscore, score)| dscore * score).sum(),
-        RouterScore::Sigmoid => 0.0,
-    };
-    for (dscore, score) in dscores.iter_mut().zip(scores) {
-        *dscore = match kind {
-            RouterScore::Softmax => score * (*dscore - mean),
-            RouterScore::Sigmoid => *dscore * score * (1.0 - score),
-        };
+    for (expert, dweight) in chosen() {
+        dscores[expert] = (dweight - mean) / divisor * routing.factor;
     }
 }
 
@@ -296,15 +263,17 @@ pub(super) fn router_z_loss(operation: RouterZLoss) {
         factor,
     } = operation;
     let experts = logits.dims()[1];
-    let losses = losses.slice_mut::<f32>().par_iter_mut();
-    let rows = logits.slice::<f32>().par_chunks(experts);
-    losses.zip(rows).for_each(|(loss, logits)| {
-        let sum = log_sum_exp(logits);
-        *loss = factor * sum * sum;
+    let losses = losses.slice_mut::<f32>().par_chunks_mut(TOKENS);
+    let tasks = losses.zip(logits.slice::<f32>().par_chunks(TOKENS * experts));
+    tasks.for_each(|(losses, logits)| {
+        for (loss, logits) in losses.iter_mut().zip(logits.chunks_exact(experts)) {
+            let lse = softmax(&mut [0.0; EXPERTS_MAX][..experts], logits);
+            *loss = factor * lse * lse;
+        }
     });
 }
 
-/// Counts, adds up, and places rows in the order of tokens. One task does it all: it is a small part of a layer.
+/// Sorted in one task: that takes less time than reading the ids once for each expert in many.
 pub(super) fn group_by_expert(operation: GroupByExpert) {
     let GroupByExpert {
         offsets,
@@ -315,38 +284,44 @@ pub(super) fn group_by_expert(operation: GroupByExpert) {
         experts,
     } = operation;
     let (choices, ids) = (ids.dims()[1], ids.slice::<i32>());
-    let mut next = vec![0i32; experts + 1];
-    ids.iter().for_each(|id| next[*id as usize + 1] += 1);
-    (0..experts).for_each(|expert| next[expert + 1] += next[expert]);
-    if let Some(offsets) = offsets {
-        offsets.slice_mut::<i32>().copy_from_slice(&next);
+    let mut starts = [0; EXPERTS_MAX + 1];
+    for id in ids {
+        starts[*id as usize + 1] += 1;
     }
-    let mut row_token = row_token.map(|out| out.slice_mut::<i32>());
-    let mut row_slot = row_slot.map(|out| out.slice_mut::<i32>());
-    let mut slot_row = slot_row.map(|out| out.slice_mut::<i32>());
+    for expert in 0..experts {
+        starts[expert + 1] += starts[expert];
+    }
+    if let Some(offsets) = offsets {
+        offsets
+            .slice_mut::<i32>()
+            .copy_from_slice(&starts[..=experts]);
+    }
+    let table = |out: Option<Out>| out.map(shared::<i32>);
+    let (row_token, row_slot, slot_row) = (table(row_token), table(row_slot), table(slot_row));
     for (slot, id) in ids.iter().enumerate() {
-        let row = next[*id as usize];
-        next[*id as usize] += 1;
-        if let Some(tokens) = &mut row_token {
-            tokens[row as usize] = (slot / choices) as i32;
-        }
-        if let Some(slots) = &mut row_slot {
-            slots[row as usize] = slot as i32;
-        }
-        if let Some(rows) = &mut slot_row {
-            rows[slot] = row;
+        let next = &mut starts[*id as usize];
+        let row = *next as usize;
+        *next += 1;
+        // SAFETY: there are as many rows as ids, and this is the only task.
+        unsafe {
+            write(row_token, row, (slot / choices) as i32);
+            write(row_slot, row, slot as i32);
+            write(slot_row, slot, row as i32);
         }
     }
 }
 
 pub(super) fn count_choices(CountChoices { counts, ids }: CountChoices) {
     let (sequences, experts) = (counts.dims()[0], counts.dims()[1]);
-    let of_sequence = ids.elements() / sequences;
-    let rows = counts.slice_mut::<f32>().chunks_exact_mut(experts);
-    for (counts, ids) in rows.zip(ids.slice::<i32>().chunks(of_sequence.max(1))) {
+    let ids = ids.slice::<i32>();
+    let of_sequence = ids.len() / sequences;
+    let counts = counts.slice_mut::<f32>().par_chunks_mut(experts);
+    counts.enumerate().for_each(|(sequence, counts)| {
         counts.fill(0.0);
-        ids.iter().for_each(|id| counts[*id as usize] += 1.0);
-    }
+        for id in &ids[sequence * of_sequence..][..of_sequence] {
+            counts[*id as usize] += 1.0;
+        }
+    });
 }
 
 pub(super) fn balance_loss(operation: BalanceLoss) {
@@ -361,20 +336,27 @@ pub(super) fn balance_loss(operation: BalanceLoss) {
     } = operation;
     let experts = counts.dims()[1];
     let group = pooled * experts;
-    let gradients = gradient.slice_mut::<f32>().chunks_exact_mut(group);
-    let [counts, sums] = [counts, sums].map(|of| of.slice::<f32>().chunks_exact(group));
+    let groups = gradient.slice_mut::<f32>().chunks_exact_mut(group);
+    let groups = groups.zip(counts.slice::<f32>().chunks_exact(group));
     let mut total = 0.0;
-    for ((gradient, counts), sums) in gradients.zip(counts).zip(sums) {
+    for ((gradient, counts), sums) in groups.zip(sums.slice::<f32>().chunks_exact(group)) {
         for expert in 0..experts {
-            let pool = |of: &[f32]| of.iter().skip(expert).step_by(experts).sum::<f32>();
-            let (count, sum) = (pool(counts), pool(sums));
+            let [count, sum] = [counts, sums].map(|rows| {
+                let column = rows[expert..].iter().step_by(experts);
+                column.map(|value| f64::from(*value)).sum::<f64>()
+            });
             total += count * sum;
-            let of_expert = gradient.iter_mut().skip(expert).step_by(experts);
-            of_expert.for_each(|gradient| *gradient = factor * count);
+            let column = gradient[expert..].iter_mut().step_by(experts);
+            column.for_each(|out| *out = (f64::from(factor) * count) as f32);
         }
     }
     let loss = &mut loss.slice_mut::<f32>()[0];
-    *loss = factor * total + if overwrites(&init) { 0.0 } else { *loss };
+    let before = if overwrites(&init) {
+        0.0
+    } else {
+        f64::from(*loss)
+    };
+    *loss = (before + f64::from(factor) * total) as f32;
 }
 
 pub(super) fn step_router_bias(operation: StepRouterBias) {
@@ -388,11 +370,69 @@ pub(super) fn step_router_bias(operation: StepRouterBias) {
         return;
     }
     let counts = counts.slice::<f32>();
-    let mean = counts.iter().sum::<f32>() / counts.len() as f32;
+    let total: f64 = counts.iter().map(|count| f64::from(*count)).sum();
     for (bias, count) in bias.slice_mut::<f32>().iter_mut().zip(counts) {
-        *bias += match mean - count {
-            0.0 => 0.0,
-            less => rate * less.signum(),
-        };
+        // Whole numbers: both sides are exact.
+        let of_all = f64::from(*count) * counts.len() as f64;
+        if of_all < total {
+            *bias += rate;
+        } else if of_all > total {
+            *bias -= rate;
+        }
+    }
+}
+
+vectorized! {
+    /// Sets scores to the softmax of logits, and returns the logarithm of the sum of the logits' exponentials.
+    fn softmax(scores: &mut [f32], logits: &[f32]) -> f32 {
+        let largest = lane_max(logits);
+        for (score, logit) in scores.iter_mut().zip(logits) {
+            *score = exp(logit - largest);
+        }
+        let sum = lane_sum([&*scores], |[score]| score);
+        scores.iter_mut().for_each(|score| *score /= sum);
+        largest + sum.ln()
+    }
+
+    fn sigmoid(scores: &mut [f32], logits: &[f32]) {
+        for (score, logit) in scores.iter_mut().zip(logits) {
+            *score = 1.0 / (1.0 + exp(-logit));
+        }
+    }
+
+    fn sum(x: &[f32]) -> f32 {
+        lane_sum([x], |[x]| x)
+    }
+
+    fn dot(x: &[f32], y: &[f32]) -> f32 {
+        lane_sum([x, y], |[x, y]| x * y)
+    }
+
+    fn add(out: &mut [f32], x: &[f32], y: &[f32]) {
+        for ((out, x), y) in out.iter_mut().zip(x).zip(y) {
+            *out = x + y;
+        }
+    }
+
+    /// `out += (x - mean) * factor`.
+    fn add_scaled(out: &mut [f32], x: &[f32], mean: f32, factor: f32) {
+        for (out, x) in out.iter_mut().zip(x) {
+            *out += (x - mean) * factor;
+        }
+    }
+
+    /// Gradients of scores become those of logits.
+    fn softmax_backward(gradients: &mut [f32], scores: &[f32]) {
+        let mean = lane_sum([&*gradients, scores], |[gradient, score]| gradient * score);
+        for (gradient, score) in gradients.iter_mut().zip(scores) {
+            *gradient = (*gradient - mean) * score;
+        }
+    }
+
+    /// As `softmax_backward`.
+    fn sigmoid_backward(gradients: &mut [f32], scores: &[f32]) {
+        for (gradient, score) in gradients.iter_mut().zip(scores) {
+            *gradient *= score * (1.0 - score);
+        }
     }
 }

@@ -1,11 +1,11 @@
-//! Latent attention: the rotary embedding of the last columns of heads, and keys and values from one latent a token.
+//! Latent attention (DeepSeek-V2, 2024).
 
 use super::extent::Extent;
 use super::positions::position_arguments;
 use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::KernelError;
 use crate::operation::{ExpandKeys, ExpandKeysBackward, RotaryTail};
-use memory::{DType, Out};
+use memory::DType;
 
 pub(super) fn rotary_tail<D: Driver>(
     cuda: &Cuda<D>,
@@ -20,9 +20,8 @@ pub(super) fn rotary_tail<D: Driver>(
         inverse,
     } = operation;
     let kernel = kernel!("latent", "rotary_tail", x.dtype());
-    let [tokens, width] = [x.dims()[0], x.dims()[1]];
+    let (tokens, heads) = (x.dims()[0], x.dims()[1] / head_dim);
     let (table_rows, half) = (table.dims()[1], table.dims()[2]);
-    let heads = width / head_dim;
     let [positions, seq] = position_arguments(positions);
     let sign = if inverse { -1.0 } else { 1.0 };
     let arguments = [
@@ -34,15 +33,17 @@ pub(super) fn rotary_tail<D: Driver>(
         Argument::Int(heads as i32),
         Argument::Int(head_dim as i32),
         Argument::Int(half as i32),
-        Argument::Int(i32::from(are_neighbours)),
+        are_neighbours.into(),
         sign.into(),
     ];
+    // One pack of pairs per thread.
     cuda.launch(kernel, Extent::rows(tokens, heads * half), &arguments)
 }
 
-/// Heads, and the widths of one: columns without a position, those with one, and those of a value.
-fn widths(heads: usize, of_kv: usize, own: usize, turned: usize) -> [Argument; 4] {
-    [heads, own, turned, of_kv - own].map(|number| Argument::Int(number as i32))
+/// The heads, and the columns of each: of keys without a position, of keys with one, and of values.
+fn columns(heads: usize, [both, turned, unturned]: [usize; 3]) -> [Argument; 4] {
+    let numbers = [heads, unturned, turned, both - unturned];
+    numbers.map(|number| Argument::Int(number as i32))
 }
 
 pub(super) fn expand_keys<D: Driver>(
@@ -57,22 +58,27 @@ pub(super) fn expand_keys<D: Driver>(
         heads,
     } = operation;
     let kernel = kernel!("latent", "expand_keys", kv.dtype());
-    let (of_kv, turned) = (kv.dims()[1] / heads, k_rotary.dims()[1]);
-    let of_head = |out: &Out| out.dims()[1] / heads;
-    let own = match (&k, &v) {
-        (Some(k), _) => of_head(k) - turned,
-        (None, Some(v)) => of_kv - of_head(v),
-        (None, None) => unreachable!("the check before asks for one"),
+    let (tokens, width, turned) = (kv.dims()[0], kv.dims()[1], k_rotary.dims()[1]);
+    let both = width / heads;
+    let unturned = match (&k, &v) {
+        (Some(k), _) => k.dims()[1] / heads - turned,
+        (None, Some(v)) => both - v.dims()[1] / heads,
+        (None, None) => unreachable!("the check asks for one of them"),
     };
-    let tensors = [
+    let [heads_argument, unturned, turned_argument, value] =
+        columns(heads, [both, turned, unturned]);
+    let arguments = [
         Argument::optional(&k),
         Argument::optional(&v),
         (&kv).into(),
         (&k_rotary).into(),
+        heads_argument,
+        unturned,
+        turned_argument,
+        value,
     ];
-    let arguments = [tensors, widths(heads, of_kv, own, turned)].concat();
-    let [tokens, width] = [kv.dims()[0], kv.dims()[1]];
-    cuda.launch(kernel, Extent::rows(tokens, width), &arguments)
+    let extent = Extent::rows(tokens, width + heads * turned);
+    cuda.launch(kernel, extent, &arguments)
 }
 
 pub(super) fn expand_keys_backward<D: Driver>(
@@ -86,16 +92,20 @@ pub(super) fn expand_keys_backward<D: Driver>(
         dv,
         heads,
     } = operation;
-    let kernel = kernel!("latent", "expand_keys_backward", dkv.dtype());
-    let (of_kv, turned) = (dkv.dims()[1] / heads, dk_rotary.dims()[1]);
-    let own = of_kv - dv.dims()[1] / heads;
-    let tensors = [
+    let kernel = kernel!("latent", "expand_keys_backward", dk.dtype());
+    let (tokens, width, turned) = (dkv.dims()[0], dkv.dims()[1], dk_rotary.dims()[1]);
+    let unturned = dk.dims()[1] / heads - turned;
+    let [heads, unturned, turned_argument, value] =
+        columns(heads, [width / heads, turned, unturned]);
+    let arguments = [
         (&dkv).into(),
         (&dk_rotary).into(),
         (&dk).into(),
         (&dv).into(),
+        heads,
+        unturned,
+        turned_argument,
+        value,
     ];
-    let arguments = [tensors, widths(heads, of_kv, own, turned)].concat();
-    let [tokens, width] = [dkv.dims()[0], dkv.dims()[1]];
-    cuda.launch(kernel, Extent::rows(tokens, width), &arguments)
+    cuda.launch(kernel, Extent::rows(tokens, width + turned), &arguments)
 }

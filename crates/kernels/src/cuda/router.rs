@@ -1,4 +1,4 @@
-//! The router of a mixture of experts: choices, weights, tables by expert, and losses of balance.
+//! The router of a mixture of experts.
 
 use super::extent::{Extent, WARP};
 use super::{Argument, Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
@@ -7,30 +7,12 @@ use crate::operation::{
     BalanceLoss, CountChoices, GroupByExpert, Route, RouteBackward, RouterScore, RouterZLoss,
     Routing, StepRouterBias,
 };
-use memory::DType;
+use memory::{DType, In};
 
-/// The most experts, and the threads of blocks that work on tables: as in `router.cu`.
-const EXPERTS_MAX: usize = 512;
-const THREADS: usize = 256;
+/// Threads of a block that groups, or that sums: as in `router.cu`.
+const THREADS: usize = 512;
 
-/// Refuses more experts than a warp has room for.
-fn check_experts(operation: &'static str, experts: usize) -> Result<(), KernelError> {
-    match experts <= EXPERTS_MAX {
-        true => Ok(()),
-        false => {
-            let message =
-                format!("{experts} experts are more than {EXPERTS_MAX}, the most on CUDA");
-            Err(KernelError::too_large(operation, message))
-        }
-    }
-}
-
-/// One block.
-fn alone() -> Extent {
-    blocks(1)
-}
-
-/// This many blocks that work on tables.
+/// Blocks of so many threads.
 fn blocks(count: usize) -> Extent {
     Extent {
         grid: [count, 1, 1],
@@ -39,14 +21,21 @@ fn blocks(count: usize) -> Extent {
     }
 }
 
-/// Experts, choices, whether scores are sigmoids, whether weights are normed.
-fn numbers(routing: &Routing, experts: usize) -> [Argument; 4] {
-    let is_sigmoid = routing.score == RouterScore::Sigmoid;
+fn int(number: usize) -> Argument {
+    Argument::Int(number as i32)
+}
+
+fn optional(x: &Option<In>) -> Argument {
+    x.as_ref().map_or(Argument::NULL, Argument::from)
+}
+
+/// Choices, whether scores are sigmoids, whether they are normed, and the factor.
+fn routing_arguments(routing: &Routing) -> [Argument; 4] {
     [
-        Argument::Int(experts as i32),
-        Argument::Int(routing.choices as i32),
-        Argument::Int(i32::from(is_sigmoid)),
-        Argument::Int(i32::from(routing.is_normed)),
+        int(routing.choices),
+        (routing.score == RouterScore::Sigmoid).into(),
+        routing.is_normed.into(),
+        routing.factor.into(),
     ]
 }
 
@@ -59,27 +48,28 @@ pub(super) fn route<D: Driver>(cuda: &Cuda<D>, operation: Route) -> Result<(), K
         bias,
         routing,
     } = operation;
-    let [tokens, experts] = [logits.dims()[0], logits.dims()[1]];
-    check_experts("route", experts)?;
-    let groups = routing
-        .groups
-        .map_or([1; 3], |groups| [groups.count, groups.chosen, groups.best]);
-    let tensors = [
+    let (tokens, experts) = (logits.dims()[0], logits.dims()[1]);
+    let [choices, is_sigmoid, is_normed, factor] = routing_arguments(&routing);
+    let [groups, chosen_groups, best] = match routing.groups {
+        Some(groups) => [groups.count, groups.chosen, groups.best],
+        None => [0; 3],
+    };
+    let arguments = [
         Argument::optional(&ids),
         Argument::optional(&weights),
         Argument::optional(&scores),
         (&logits).into(),
-        bias.as_ref().map_or(Argument::NULL, Argument::from),
+        optional(&bias),
         tokens.into(),
+        int(experts),
+        choices,
+        is_sigmoid,
+        is_normed,
+        factor,
+        int(groups),
+        int(chosen_groups),
+        int(best),
     ];
-    let groups = groups.map(|number| Argument::Int(number as i32));
-    let arguments = [
-        &tensors[..],
-        &numbers(&routing, experts),
-        &groups,
-        &[routing.factor.into()],
-    ]
-    .concat();
     let kernel = kernel!("router", "route_f32");
     cuda.launch(kernel, Extent::lanes(tokens, WARP), &arguments)
 }
@@ -97,21 +87,24 @@ pub(super) fn route_backward<D: Driver>(
         balance,
         z_loss,
     } = operation;
-    let [tokens, experts] = [logits.dims()[0], logits.dims()[1]];
-    check_experts("route_backward", experts)?;
-    let seq = balance.map_or(1, |balance| tokens / balance.dims()[0]);
-    let tensors = [
+    let (tokens, experts) = (logits.dims()[0], logits.dims()[1]);
+    let sequences = balance.as_ref().map_or(1, |balance| balance.dims()[0]);
+    let [choices, is_sigmoid, is_normed, factor] = routing_arguments(&routing);
+    let arguments = [
         (&dlogits).into(),
         (&dweights).into(),
         (&logits).into(),
         (&ids).into(),
-        balance.as_ref().map_or(Argument::NULL, Argument::from),
+        optional(&balance),
         tokens.into(),
-        seq.into(),
+        (tokens / sequences).into(),
+        int(experts),
+        choices,
+        is_sigmoid,
+        is_normed,
+        factor,
         z_loss.unwrap_or(0.0).into(),
     ];
-    let numbers = numbers(&routing, experts);
-    let arguments = [&tensors[..], &numbers, &[routing.factor.into()]].concat();
     let kernel = kernel!("router", "route_backward", dlogits.dtype());
     cuda.launch(kernel, Extent::lanes(tokens, WARP), &arguments)
 }
@@ -125,16 +118,15 @@ pub(super) fn router_z_loss<D: Driver>(
         logits,
         factor,
     } = operation;
-    let [tokens, experts] = [logits.dims()[0], logits.dims()[1]];
-    check_experts("router_z_loss", experts)?;
+    let (tokens, experts) = (logits.dims()[0], logits.dims()[1]);
     let arguments = [
         (&losses).into(),
         (&logits).into(),
         tokens.into(),
-        Argument::Int(experts as i32),
+        int(experts),
         factor.into(),
     ];
-    let kernel = kernel!("router", "router_z_loss");
+    let kernel = kernel!("router", "router_z_loss_f32");
     cuda.launch(kernel, Extent::lanes(tokens, WARP), &arguments)
 }
 
@@ -157,9 +149,9 @@ pub(super) fn group_by_expert<D: Driver>(
         Argument::optional(&slot_row),
         (&ids).into(),
         ids.elements().into(),
-        ids.dims()[1].into(),
+        int(ids.dims()[1]),
     ];
-    let kernel = kernel!("router", "group_by_expert");
+    let kernel = kernel!("router", "group_by_expert_i32");
     cuda.launch(kernel, blocks(experts), &arguments)
 }
 
@@ -167,17 +159,16 @@ pub(super) fn count_choices<D: Driver>(
     cuda: &Cuda<D>,
     CountChoices { counts, ids }: CountChoices,
 ) -> Result<(), KernelError> {
-    let [sequences, experts] = [counts.dims()[0], counts.dims()[1]];
-    let all = sequences * experts;
+    let (sequences, experts) = (counts.dims()[0], counts.dims()[1]);
     let arguments = [
         (&counts).into(),
         (&ids).into(),
-        all.into(),
-        experts.into(),
+        sequences.into(),
         (ids.elements() / sequences).into(),
+        experts.into(),
     ];
-    let kernel = kernel!("router", "count_choices");
-    cuda.launch(kernel, Extent::lanes(all, WARP), &arguments)
+    let kernel = kernel!("router", "count_choices_f32");
+    cuda.launch(kernel, Extent::lanes(sequences * experts, WARP), &arguments)
 }
 
 pub(super) fn balance_loss<D: Driver>(
@@ -193,18 +184,19 @@ pub(super) fn balance_loss<D: Driver>(
         factor,
         init,
     } = operation;
+    let (rows, experts) = (counts.dims()[0], counts.dims()[1]);
     let arguments = [
         (&loss).into(),
         (&gradient).into(),
         (&counts).into(),
         (&sums).into(),
-        (counts.dims()[0] / pooled).into(),
+        (rows / pooled).into(),
+        experts.into(),
         pooled.into(),
-        counts.dims()[1].into(),
         factor.into(),
         accumulates(&init),
     ];
-    cuda.launch(kernel!("router", "balance_loss"), alone(), &arguments)
+    cuda.launch(kernel!("router", "balance_loss_f32"), blocks(1), &arguments)
 }
 
 pub(super) fn step_router_bias<D: Driver>(
@@ -224,5 +216,6 @@ pub(super) fn step_router_bias<D: Driver>(
         bias.elements().into(),
         rate.into(),
     ];
-    cuda.launch(kernel!("router", "step_router_bias"), alone(), &arguments)
+    let kernel = kernel!("router", "step_router_bias_f32");
+    cuda.launch(kernel, blocks(1), &arguments)
 }

@@ -54,7 +54,7 @@ impl Contract for RotaryTail<'_> {
         check.that(head_dim > 0 && x[1].is_multiple_of(head_dim), || {
             format!("`x` is {x:?}: not whole heads of {head_dim}")
         })?;
-        check.that(turned <= head_dim, || {
+        check.that((1..=head_dim).contains(&turned), || {
             format!("a head has {head_dim} columns, and {turned} are to be turned")
         })?;
         self.positions.check(check, x[0], table[1])
@@ -88,6 +88,7 @@ fn check_heads(
     check.rank("k_rotary", &k_rotary, 2)?;
     let (tokens, turned) = (kv.dims()[0], k_rotary.dims()[1]);
     check.tensor("k_rotary", &k_rotary, &[tokens, turned], kv.dtype())?;
+    check.that(turned > 0, || "`k_rotary` has no columns".into())?;
     check.that(heads > 0 && kv.dims()[1].is_multiple_of(heads), || {
         format!("`kv` is {:?}: not whole heads of {heads}", kv.dims())
     })?;
@@ -100,7 +101,7 @@ fn check_heads(
         check.tensor(name, &part, &[tokens, width], kv.dtype())?;
         let head = width / heads;
         check.that(
-            width.is_multiple_of(heads) && head >= rotary && head - rotary < both,
+            width.is_multiple_of(heads) && head > rotary && head - rotary < both,
             || {
                 format!(
                     "`{name}` is {:?}: not {heads} heads made of `kv`",

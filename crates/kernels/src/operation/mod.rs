@@ -64,6 +64,7 @@ pub use positions::{AddPositions, AddPositionsBackward, Positions};
 pub use qkv::{JoinQkv, SplitQkv, Turn};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rotary::Rotary;
+pub(crate) use router::EXPERTS_MAX;
 pub use router::{
     BalanceLoss, CountChoices, GroupByExpert, Route, RouteBackward, RouterGroups, RouterScore,
     RouterZLoss, Routing, StepRouterBias,

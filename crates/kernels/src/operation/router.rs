@@ -8,6 +8,9 @@ use super::check::{Check, Checked};
 use super::contract::{Contract, Operand, changes, reads, sets, writes};
 use memory::{DType, In, Out};
 
+/// The most experts of a router: a token's logits lie in the registers of a warp.
+pub(crate) const EXPERTS_MAX: usize = 512;
+
 /// How scores follow from logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouterScore {
@@ -43,12 +46,15 @@ pub struct Routing {
     pub groups: Option<RouterGroups>,
 }
 
-/// Sends tokens to experts. From f32 `logits [t, e]` follow scores (f32; softmax subtracts the greatest logit). Chosen
-/// are the `choices` greatest of score + `bias [e]` (f32), within the best groups if there are some. Of equal ones the
-/// lowest expert is taken first; a NaN counts as less than any number, so the choices are always distinct.
+/// Sends tokens to experts, of which there are at most 512. From f32 `logits [t, e]` follow scores (f32; softmax
+/// subtracts the greatest logit). Chosen are the `choices` greatest of score + `bias [e]` (f32), within the best groups
+/// if there are some. Without a bias, and without groups of two best, logits are compared in place of scores: they
+/// have the same order, and no roundings. Of equal ones the lowest expert (or group) is taken first; a NaN counts as
+/// less than any number, so the choices are always distinct.
 /// `ids [t, k]` (i32) are the chosen experts in ascending order, `weights [t, k]` (f32) the weights in the same order:
-/// factor x score, divided by the sum of the chosen if normed. The bias is never in a weight. `scores [t, e]` (f32) are
-/// what losses of balance see: the softmax, or the sigmoids divided by their sum. Each output may be left out.
+/// factor x score, divided by the sum of the chosen + 1e-20 if normed. The bias is never in a weight. `scores [t, e]`
+/// (f32) are what losses of balance see: the softmax, or the sigmoids divided by their sum + 1e-20. Each output may be
+/// left out.
 pub struct Route<'a> {
     pub ids: Option<Out<'a>>,
     pub weights: Option<Out<'a>>,
@@ -60,7 +66,7 @@ pub struct Route<'a> {
 
 /// The gradient of [`Route`]: `dlogits [t, e]` (f32 or bf16) from `dweights [t, k]` (f32). Choice and bias have none.
 /// To the gradient of the scores of a token `balance [n, e]` (f32) adds the row of its sequence: `t` is `n` sequences of
-/// equally many tokens, and these gradients are of `scores`, not of the weights' scores. A router of which no other
+/// equally many tokens, and these gradients are of the output `scores`: of the softmax, or of the divided sigmoids. A router of which no other
 /// loss is asked has no `balance`. `z_loss` adds the gradient of factor x (log-sum-exp of logits)^2 to each token's.
 pub struct RouteBackward<'a> {
     pub dlogits: Out<'a>,
@@ -152,11 +158,20 @@ impl Routing {
     }
 }
 
+/// Refuses more experts than there is room for.
+fn at_most(check: &Check, experts: usize) -> Checked {
+    check.that(experts <= EXPERTS_MAX, || {
+        format!("a router has at most {EXPERTS_MAX} experts, not {experts}")
+    })
+}
+
 /// Checks f32 logits and gives their numbers of tokens and of experts.
 fn logits(check: &Check, logits: &In) -> Result<[usize; 2], crate::KernelError> {
     check.rank("logits", logits, 2)?;
     check.tensor("logits", logits, logits.dims(), DType::F32)?;
-    Ok([logits.dims()[0], logits.dims()[1]])
+    let [tokens, experts] = [logits.dims()[0], logits.dims()[1]];
+    at_most(check, experts)?;
+    Ok([tokens, experts])
 }
 
 /// Checks a tensor of `n` sequences that divide `t` tokens.
@@ -241,6 +256,7 @@ impl Contract for GroupByExpert<'_> {
     }
 
     fn check(&self, check: &Check) -> Checked {
+        at_most(check, self.experts)?;
         check.rank("ids", &self.ids, 2)?;
         check.tensor("ids", &self.ids, self.ids.dims(), DType::I32)?;
         let rows = self.ids.elements();

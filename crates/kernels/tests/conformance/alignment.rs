@@ -3,19 +3,20 @@
 use crate::case::{Cases, judge};
 use crate::device::computing;
 use crate::{
-    DTYPES, adamw, cross_entropy, elementwise, experts, grouped_products, layer_norm, rms_norm,
-    swiglu,
+    DTYPES, adamw, cross_entropy, elementwise, experts, grouped_products, latent, layer_norm,
+    rms_norm, swiglu,
 };
 use memory::DType;
 
 /// Operations that take any alignment, and of how many cases one is run: AdamW has many of each form and size, which alignment
 /// does not tell apart.
-const ANYWHERE: [(Cases, usize); 8] = [
+const ANYWHERE: [(Cases, usize); 9] = [
     (rms_norm::cases, 1),
     (layer_norm::cases, 1),
     (elementwise::cases, 1),
     (cross_entropy::cases, 1),
     (swiglu::cases, 1),
+    (latent::cases, 1),
     (adamw::cases, 3),
     (experts::cases, 1),
     (grouped_products::cases, 1),

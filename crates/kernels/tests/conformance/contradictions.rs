@@ -6,16 +6,17 @@ use crate::dropout::Dropped;
 use crate::host::Host;
 use crate::refusals::{devices, refused};
 use crate::signatures::{
-    Call, Signature, argument, attention_shape, layer_norm_backward, signatures, split_qkv,
+    Call, ROUTING, Signature, argument, attention_shape, layer_norm_backward, signatures, split_qkv,
 };
 use kernels::quantise::BLOCK;
 use kernels::{
     AdamW, AddPositions, AddPositionsBackward, Attention, AttentionBackward, AttentionShape,
-    BiasBackward, BiasDropoutAdd, DropoutBackward, EmbeddingBackward, FlashAttention, FlashOptions,
-    GroupedGradient, Init, MasterOperand, MomentOperand, Positions, RmsNormBackward, Rotary, Sum,
-    SumInOrder,
+    BalanceLoss, BiasBackward, BiasDropoutAdd, DropoutBackward, EmbeddingBackward, ExpandKeys,
+    FlashAttention, FlashOptions, GroupByExpert, GroupedGradient, Init, KernelError, Kernels,
+    MasterOperand, MomentOperand, Positions, RmsNormBackward, Rotary, Route, RouterGroups,
+    RouterZLoss, Routing, Sum, SumInOrder,
 };
-use memory::{DType, Dims};
+use memory::{DType, Dims, In, Out};
 
 /// The signature of an operation, called otherwise.
 fn otherwise(signatures: Vec<Signature>, operation: &str, call: Call) -> Signature {
@@ -30,7 +31,7 @@ fn otherwise(signatures: Vec<Signature>, operation: &str, call: Call) -> Signatu
 
 #[test]
 fn only_matmul_and_sum_rows_add_to_another_tensor() {
-    let calls: [(&str, Call); 11] = [
+    let calls: [(&str, Call); 12] = [
         ("sum", |kernels, outs, ins| {
             kernels.run(Sum {
                 out: outs[0].reborrow(),
@@ -90,6 +91,20 @@ fn only_matmul_and_sum_rows_add_to_another_tensor() {
             let inits = [Init::Overwrite, Init::Overwrite, Init::Add(ins[2])];
             layer_norm_backward(kernels, outs, ins, inits)
         }),
+        ("balance_loss", |kernels, outs, ins| {
+            let [loss, gradient] = outs else {
+                unreachable!()
+            };
+            kernels.run(BalanceLoss {
+                loss: loss.reborrow(),
+                gradient: gradient.reborrow(),
+                counts: ins[0],
+                sums: ins[1],
+                pooled: 2,
+                factor: 1.0,
+                init: Init::Add(ins[0]),
+            })
+        }),
         ("rms_norm_backward", |kernels, outs, ins| {
             let [dx, dweight] = outs else { unreachable!() };
             let (dx, dweight, add) = (dx.reborrow(), dweight.reborrow(), Init::Add(ins[0]));
@@ -145,6 +160,168 @@ fn keys_of_other_widths_leave_no_queries_or_break_heads() {
             refused(&device, &signature, None, mistake);
         }
     }
+}
+
+/// What a router may not be told, for six experts.
+#[test]
+fn routings_that_contradict_the_experts_are_refused() {
+    let groups = |count, chosen, best| {
+        let groups = RouterGroups {
+            count,
+            chosen,
+            best,
+        };
+        (2, Some(groups))
+    };
+    let refused = [
+        ((0, None), "0 of 6 experts"),
+        ((7, None), "7 of 6 experts"),
+        (groups(0, 1, 1), "not 0 equal groups"),
+        (groups(4, 1, 1), "not 4 equal groups"),
+        (groups(2, 0, 1), "0 of 2 groups"),
+        (groups(2, 3, 1), "3 of 2 groups"),
+        (groups(2, 1, 0), "no 0 best"),
+        (groups(2, 1, 3), "no 3 best"),
+        (groups(6, 3, 2), "no 2 best"),
+        (groups(6, 1, 1), "2 of 1 experts"),
+    ];
+    for device in devices(DType::F32) {
+        let logits = device.put(&Host::random(DType::F32, [10, 6], 1.0, 1));
+        let before = Host::random(DType::F32, [10, 6], 1.0, 2);
+        let mut scores = device.put(&before);
+        for ((choices, groups), message) in refused {
+            let error = device.kernels.run(Route {
+                ids: None,
+                weights: None,
+                scores: Some(scores.view_mut()),
+                logits: logits.view(),
+                bias: None,
+                routing: Routing {
+                    choices,
+                    groups,
+                    ..ROUTING
+                },
+            });
+            let error = error.expect_err(message);
+            assert_eq!(error.operation, "route");
+            assert!(error.message.contains(message), "{message}: {error}");
+        }
+        assert!(device.memory.is_shapes() || device.take(&scores) == before);
+    }
+}
+
+#[test]
+fn more_experts_than_a_warp_has_room_for_are_refused() {
+    for device in devices(DType::F32) {
+        let logits = device.put(&Host::random(DType::F32, [2, 513], 1.0, 1));
+        let mut losses = device.room(DType::F32, [2]);
+        let called = device.kernels.run(RouterZLoss {
+            losses: losses.view_mut(),
+            logits: logits.view(),
+            factor: 1.0,
+        });
+        let error = called.expect_err("513 experts");
+        assert!(error.message.contains("at most 512 experts"), "{error}");
+        let ids = device.put(&Host::random_ids(4, 513, 1));
+        let mut offsets = device.room(DType::I32, [514]);
+        let called = device.kernels.run(GroupByExpert {
+            offsets: Some(offsets.view_mut()),
+            row_token: None,
+            row_slot: None,
+            slot_row: None,
+            ids: ids.view().reshape([2, 2]),
+            experts: 513,
+        });
+        let error = called.expect_err("513 experts");
+        assert!(error.message.contains("at most 512 experts"), "{error}");
+    }
+}
+
+#[test]
+fn balance_of_broken_groups_is_refused() {
+    let calls: [(Call, &str); 2] = [
+        (
+            |kernels, outs, ins| pooling(kernels, outs, ins, 0),
+            "no rows",
+        ),
+        (
+            |kernels, outs, ins| pooling(kernels, outs, ins, 3),
+            "three of four rows",
+        ),
+    ];
+    for device in devices(DType::F32) {
+        for (call, mistake) in calls {
+            let signature = otherwise(signatures(DType::F32, &device), "balance_loss", call);
+            refused(&device, &signature, None, mistake);
+        }
+    }
+}
+
+fn pooling(
+    kernels: &Kernels,
+    outs: &mut [Out],
+    ins: &[In],
+    pooled: usize,
+) -> Result<(), KernelError> {
+    let [loss, gradient] = outs else {
+        unreachable!("two outputs")
+    };
+    kernels.run(BalanceLoss {
+        loss: loss.reborrow(),
+        gradient: gradient.reborrow(),
+        counts: ins[0],
+        sums: ins[1],
+        pooled,
+        factor: 1.0,
+        init: Init::Overwrite,
+    })
+}
+
+/// Heads of keys and values that `kv` does not make, and none at all.
+#[test]
+fn keys_and_values_of_other_heads_are_refused() {
+    let calls: [(Call, &str); 4] = [
+        (
+            |kernels, outs, ins| expanded(kernels, outs, ins, ([true; 2], 0)),
+            "no heads",
+        ),
+        (
+            |kernels, outs, ins| expanded(kernels, outs, ins, ([true; 2], 7)),
+            "seven heads",
+        ),
+        (
+            |kernels, outs, ins| expanded(kernels, outs, ins, ([true; 2], 1)),
+            "one head",
+        ),
+        (
+            |kernels, outs, ins| expanded(kernels, outs, ins, ([false; 2], 2)),
+            "no output",
+        ),
+    ];
+    for device in devices(DType::F32) {
+        for (call, mistake) in calls {
+            let signature = otherwise(signatures(DType::F32, &device), "expand_keys", call);
+            refused(&device, &signature, None, mistake);
+        }
+    }
+}
+
+fn expanded(
+    kernels: &Kernels,
+    outs: &mut [Out],
+    ins: &[In],
+    ([has_k, has_v], heads): ([bool; 2], usize),
+) -> Result<(), KernelError> {
+    let [k, v] = outs else {
+        unreachable!("two outputs")
+    };
+    kernels.run(ExpandKeys {
+        k: has_k.then(|| k.reborrow()),
+        v: has_v.then(|| v.reborrow()),
+        kv: ins[0],
+        k_rotary: ins[1],
+        heads,
+    })
 }
 
 #[test]

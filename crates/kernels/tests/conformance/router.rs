@@ -1,4 +1,5 @@
-//! Routers: choices, weights and their gradients, tables by expert, counts, and losses of balance.
+//! Choices of experts, their weights, and the gradients of logits; tables by which rows are grouped; and the loss and the
+//! bias that balance experts.
 
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
@@ -11,45 +12,47 @@ use kernels::{
     RouterScore, RouterZLoss, Routing, StepRouterBias,
 };
 use memory::DType;
+use std::cmp::Ordering;
 
-/// A router and the losses that its gradient has.
-#[derive(Clone, Debug)]
-struct Router {
-    /// Of the gradient of the logits.
-    dtype: DType,
-    tokens: usize,
-    experts: usize,
-    routing: Routing,
-    has_bias: bool,
-    /// Sequences of the loss of balance; 0: there is none.
-    sequences: usize,
-    z_loss: Option<f32>,
-    /// All logits of a token are equal.
-    is_tied: bool,
+/// What sums of scores are divided by has this added.
+const TINY: f64 = 1e-20;
+
+#[derive(Clone, Copy, Debug)]
+enum Logits {
+    Random,
+    /// Whole numbers: many are equal.
+    Coarse,
 }
 
-const PLAIN: Routing = Routing {
-    choices: 2,
-    score: RouterScore::Softmax,
-    is_normed: true,
-    factor: 1.0,
-    groups: None,
-};
+#[derive(Clone, Debug)]
+struct Router {
+    dtype: DType,
+    tokens: usize,
+    sequences: usize,
+    experts: usize,
+    routing: Routing,
+    logits: Logits,
+    has_bias: bool,
+    has_balance: bool,
+    z_loss: Option<f32>,
+}
 
 impl Router {
     fn logits(&self) -> Host {
         let dims = [self.tokens, self.experts];
         let random = Host::random(DType::F32, dims, 3.0, 1);
-        let tied = random.values();
-        let first = (0..tied.len()).map(|at| tied[at / self.experts * self.experts]);
-        match self.is_tied {
-            true => Host::new(DType::F32, dims, first),
-            false => random,
+        match self.logits {
+            Logits::Random => random,
+            Logits::Coarse => Host::new(
+                DType::F32,
+                dims,
+                random.values().into_iter().map(f64::round),
+            ),
         }
     }
 
     fn bias(&self) -> Host {
-        Host::random(DType::F32, [self.experts], 0.4, 2)
+        Host::random(DType::F32, [self.experts], 0.3, 2)
     }
 
     fn dweights(&self) -> Host {
@@ -57,238 +60,455 @@ impl Router {
     }
 
     fn balance(&self) -> Host {
-        Host::random(DType::F32, [self.sequences.max(1), self.experts], 1.0, 4)
+        Host::random(DType::F32, [self.sequences, self.experts], 0.2, 4)
     }
 
-    /// Scores, and what losses of balance see of them, in f64.
-    fn scores(&self, logits: &Tensor) -> Result<[Tensor; 2]> {
-        match self.routing.score {
-            RouterScore::Softmax => {
-                let scores = softmax(logits)?;
-                Ok([scores.clone(), scores])
-            }
-            RouterScore::Sigmoid => {
-                let scores = (logits.neg()?.exp()? + 1.0)?.recip()?;
-                let seen = scores.broadcast_div(&scores.sum_keepdim(1)?)?;
-                Ok([scores, seen])
-            }
-        }
+    /// The factor of the loss that is computed alone, where the gradient asks for none.
+    fn z_factor(&self) -> f32 {
+        self.z_loss.unwrap_or(0.01)
     }
 
-    /// The chosen experts of a token, in ascending order: the best by score, of equal ones the first.
-    fn chosen(&self, choices: &[f64]) -> Vec<usize> {
-        let best = |numbers: &[(usize, f64)], count: usize| -> Vec<usize> {
-            let mut sorted = numbers.to_vec();
-            sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-            sorted.into_iter().take(count).map(|(at, _)| at).collect()
-        };
-        let all: Vec<(usize, f64)> = choices.iter().copied().enumerate().collect();
-        let mut open = all.clone();
-        if let Some(groups) = self.routing.groups {
-            let size = self.experts / groups.count;
-            let rate = |(group, numbers): (usize, &[(usize, f64)])| {
-                let best = best(numbers, groups.best);
-                (group, best.iter().map(|at| choices[*at]).sum())
-            };
-            let rates: Vec<(usize, f64)> = all.chunks(size).enumerate().map(rate).collect();
-            let chosen = best(&rates, groups.chosen);
-            open.retain(|(at, _)| chosen.contains(&(at / size)));
-        }
-        let mut chosen = best(&open, self.routing.choices);
-        chosen.sort_unstable();
-        chosen
-    }
-
-    fn ids(&self) -> Vec<usize> {
-        let logits = constant(&self.logits()).unwrap();
-        let [scores, _] = self.scores(&logits).unwrap();
-        let bias = match self.has_bias {
-            true => self.bias().values(),
-            false => vec![0.0; self.experts],
-        };
-        let rows = scores.to_vec2::<f64>().unwrap().into_iter();
-        rows.flat_map(|row| {
-            let choices: Vec<f64> = row.iter().zip(&bias).map(|(a, b)| a + b).collect();
-            self.chosen(&choices)
-        })
-        .collect()
-    }
-
-    /// Values by token and expert, from those by token and choice.
-    fn spread(&self, ids: &[usize], by_choice: &[f64]) -> Result<Tensor> {
-        let mut spread = vec![0.0; self.tokens * self.experts];
-        for (slot, id) in ids.iter().enumerate() {
-            spread[slot / self.routing.choices * self.experts + id] = by_choice[slot];
-        }
-        let dims = (self.tokens, self.experts);
-        Tensor::from_vec(spread, dims, &candle_core::Device::Cpu)
-    }
-
-    /// Weights by token and choice, scores as seen, losses by the size of logits, and the gradient of the logits.
-    fn oracle(&self, ids: &[usize]) -> Result<[Vec<f64>; 4]> {
-        let logits = variable(&self.logits())?;
-        let [scores, seen] = self.scores(&logits)?;
-        let mask = self.spread(ids, &vec![1.0; ids.len()])?;
-        let mut weights = (scores * &mask)?;
-        if self.routing.is_normed {
-            weights = weights.broadcast_div(&weights.sum_keepdim(1)?)?;
-        }
-        let weights = (weights * f64::from(self.routing.factor))?;
-        let dweights = self.spread(ids, &self.dweights().values())?;
-        let mut loss = (&weights * dweights)?.sum_all()?;
-        if self.sequences > 0 {
-            let seq = self.tokens / self.sequences;
-            let rows: Vec<u32> = (0..self.tokens).map(|token| (token / seq) as u32).collect();
-            let rows = Tensor::from_vec(rows, self.tokens, &candle_core::Device::Cpu)?;
-            let gradient = constant(&self.balance())?.index_select(&rows, 0)?;
-            loss = (loss + (&seen * gradient)?.sum_all()?)?;
-        }
-        let largest = logits.max_keepdim(1)?.detach();
-        let sums = logits.broadcast_sub(&largest)?.exp()?.sum_keepdim(1)?;
-        let of_all = ((sums.log()? + largest)?.sqr()? * f64::from(self.z_loss.unwrap_or(0.5)))?;
-        if self.z_loss.is_some() {
-            loss = (loss + of_all.sum_all()?)?;
-        }
-        let one = loss.ones_like()?;
-        let dlogits = gradients(&loss, &one, &[&logits])?.remove(0);
-        let all = values(&weights)?;
-        let of_choice =
-            |(slot, id): (usize, &usize)| all[slot / self.routing.choices * self.experts + id];
-        let weights = ids.iter().enumerate().map(of_choice).collect();
-        Ok([weights, values(&seen)?, values(&of_all)?, dlogits])
-    }
-}
-
-impl Case for Router {
-    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+    /// Ids, weights and scores, as far as they are wanted.
+    fn route(
+        &self,
+        device: &Device,
+        logits: &Host,
+        wanted: [bool; 3],
+    ) -> std::result::Result<[Option<Host>; 3], KernelError> {
+        let [logits, bias] = [logits, &self.bias()].map(|host| device.put(host));
         let chosen = [self.tokens, self.routing.choices];
-        let [mut weights, mut scores] =
-            [chosen, [self.tokens, self.experts]].map(|dims| device.room(DType::F32, dims));
-        let mut ids = device.room(DType::I32, chosen);
-        let mut losses = device.room(DType::F32, [self.tokens]);
-        let mut dlogits = device.room(self.dtype, [self.tokens, self.experts]);
-        let hosts = [self.logits(), self.bias(), self.dweights(), self.balance()];
-        let [logits, bias, dweights, balance] = hosts.map(|host| device.put(&host));
+        let all = [self.tokens, self.experts];
+        let rooms = [
+            (DType::I32, chosen),
+            (DType::F32, chosen),
+            (DType::F32, all),
+        ];
+        let mut index = 0;
+        let [mut ids, mut weights, mut scores] = rooms.map(|(dtype, dims)| {
+            index += 1;
+            wanted[index - 1].then(|| device.room(dtype, dims))
+        });
         device.kernels.run(Route {
-            ids: Some(ids.view_mut()),
-            weights: Some(weights.view_mut()),
-            scores: Some(scores.view_mut()),
+            ids: ids.as_mut().map(|ids| ids.view_mut()),
+            weights: weights.as_mut().map(|weights| weights.view_mut()),
+            scores: scores.as_mut().map(|scores| scores.view_mut()),
             logits: logits.view(),
             bias: self.has_bias.then(|| bias.view()),
             routing: self.routing,
         })?;
-        device.kernels.run(RouterZLoss {
-            losses: losses.view_mut(),
-            logits: logits.view(),
-            factor: self.z_loss.unwrap_or(0.5),
-        })?;
+        Ok([ids, weights, scores].map(|out| out.map(|out| device.take(&out))))
+    }
+
+    /// By what a token's experts are compared.
+    fn compared(&self, logits: &[f64]) -> Vec<f64> {
+        let adds_two = self.routing.groups.is_some_and(|groups| groups.best == 2);
+        if !self.has_bias && !adds_two {
+            return logits.to_vec();
+        }
+        let sum: f64 = logits.iter().map(|logit| logit.exp()).sum();
+        let score = |logit: &f64| match self.routing.score {
+            RouterScore::Softmax => logit.exp() / sum,
+            RouterScore::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
+        };
+        let scores = logits.iter().map(score);
+        match self.has_bias {
+            true => scores
+                .zip(self.bias().values())
+                .map(|(s, b)| s + b)
+                .collect(),
+            false => scores.collect(),
+        }
+    }
+
+    /// The experts that a token is sent to.
+    fn chosen(&self, logits: &[f64]) -> Vec<usize> {
+        let compared = self.compared(logits);
+        let mut experts: Vec<usize> = (0..self.experts).collect();
+        if let Some(RouterGroups {
+            count,
+            chosen,
+            best,
+        }) = self.routing.groups
+        {
+            let size = self.experts / count;
+            let of_groups: Vec<f64> = compared
+                .chunks(size)
+                .map(|values| greatest(values, best).iter().map(|i| values[*i]).sum())
+                .collect();
+            let groups = greatest(&of_groups, chosen);
+            experts.retain(|expert| groups.contains(&(expert / size)));
+        }
+        let left: Vec<f64> = experts.iter().map(|expert| compared[*expert]).collect();
+        let mut chosen: Vec<usize> = greatest(&left, self.routing.choices)
+            .into_iter()
+            .map(|index| experts[index])
+            .collect();
+        chosen.sort();
+        chosen
+    }
+
+    /// The ids of all tokens.
+    fn ids(&self, logits: &Host) -> Vec<usize> {
+        let values = logits.values();
+        let rows = values.chunks(self.experts);
+        rows.flat_map(|logits| self.chosen(logits)).collect()
+    }
+
+    /// Weights, scores, the other loss of each token, and the gradient of logits, which all losses have part in.
+    fn oracle(&self, ids: &[usize]) -> Result<[Vec<f64>; 4]> {
+        let Routing {
+            choices,
+            score,
+            is_normed,
+            factor,
+            ..
+        } = self.routing;
+        let logits = variable(&self.logits())?;
+        let dims = (self.tokens, self.experts);
+        let mut mask = vec![0.0; self.tokens * self.experts];
+        let mut spread = mask.clone();
+        let places = ids.iter().enumerate();
+        let places = places.map(|(slot, id)| slot / choices * self.experts + id);
+        let places: Vec<usize> = places.collect();
+        for (place, dweight) in places.iter().zip(self.dweights().values()) {
+            mask[*place] = 1.0;
+            spread[*place] = dweight;
+        }
+        let [mask, spread] =
+            [mask, spread].map(|values| Tensor::from_vec(values, dims, logits.device()));
+        let (scores, balanced) = match score {
+            RouterScore::Softmax => (softmax(&logits)?, softmax(&logits)?),
+            RouterScore::Sigmoid => {
+                let scores = (logits.neg()?.exp()? + 1.0)?.recip()?;
+                let balanced = scores.broadcast_div(&(scores.sum_keepdim(1)? + TINY)?)?;
+                (scores, balanced)
+            }
+        };
+        let chosen = (&scores * mask?)?;
+        let weights = match is_normed {
+            true => chosen.broadcast_div(&(chosen.sum_keepdim(1)? + TINY)?)?,
+            false => chosen,
+        };
+        let weights = (weights * f64::from(factor))?;
+        let lse = logits.exp()?.sum_keepdim(1)?.log()?;
+        let z_losses = (lse.sqr()? * f64::from(self.z_factor()))?;
+        let mut loss = (&weights * spread?)?.sum_all()?;
+        if self.has_balance {
+            let seq = self.tokens / self.sequences;
+            let rows = constant(&self.balance())?.reshape((self.sequences, 1, self.experts))?;
+            let rows = rows.repeat((1, seq, 1))?.reshape(dims)?;
+            loss = (loss + (&balanced * rows)?.sum_all()?)?;
+        }
+        if self.z_loss.is_some() {
+            loss = (loss + z_losses.sum_all()?)?;
+        }
+        let dlogits = gradients(&loss, &loss.ones_like()?, &[&logits])?.remove(0);
+        let weights = values(&weights)?;
+        let weights = places.iter().map(|place| weights[*place]).collect();
+        Ok([weights, values(&balanced)?, values(&z_losses)?, dlogits])
+    }
+}
+
+/// The indices of the `count` greatest values: of equal ones the first, of numbers before NaN.
+fn greatest(values: &[f64], count: usize) -> Vec<usize> {
+    let mut indices: Vec<usize> = (0..values.len()).collect();
+    indices.sort_by(|a, b| {
+        let [a, b] = [a, b].map(|index| values[*index]);
+        let by_value = b.partial_cmp(&a).unwrap_or(Ordering::Equal);
+        a.is_nan().cmp(&b.is_nan()).then(by_value)
+    });
+    indices.truncate(count);
+    indices
+}
+
+impl Case for Router {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let routed = self.route(device, &self.logits(), [true; 3])?;
+        // Planning has no ids.
+        let given = self.ids(&self.logits()).into_iter().map(|id| id as f64);
+        let given = Host::new(DType::I32, [self.tokens, self.routing.choices], given);
+        let [logits, dweights, ids, balance] =
+            [self.logits(), self.dweights(), given, self.balance()].map(|host| device.put(&host));
+        let mut dlogits = device.room(self.dtype, [self.tokens, self.experts]);
         device.kernels.run(RouteBackward {
             dlogits: dlogits.view_mut(),
             dweights: dweights.view(),
             logits: logits.view(),
             ids: ids.view(),
             routing: self.routing,
-            balance: (self.sequences > 0).then(|| balance.view()),
+            balance: self.has_balance.then(|| balance.view()),
             z_loss: self.z_loss,
         })?;
-        let outputs = [&ids, &weights, &scores, &losses, &dlogits];
-        Ok(outputs.map(|tensor| device.take(tensor)).into())
+        let mut losses = device.room(DType::F32, [self.tokens]);
+        device.kernels.run(RouterZLoss {
+            losses: losses.view_mut(),
+            logits: logits.view(),
+            factor: self.z_factor(),
+        })?;
+        let others = [&losses, &dlogits].map(|tensor| device.take(tensor));
+        Ok(routed.into_iter().flatten().chain(others).collect())
     }
 
     fn expected(&self) -> Vec<Expected> {
-        let ids = self.ids();
+        let ids = self.ids(&self.logits());
         let [weights, scores, losses, dlogits] = self.oracle(&ids).unwrap();
         let ids = ids.into_iter().map(|id| id as f64).collect();
+        // The gradient of what is always 1 vanishes.
+        let terms = if self.experts == 1 { 1.0 } else { 0.0 };
         vec![
-            Expected::new("ids", ids, Rule::Exact),
-            Expected::new("weights", weights, Rule::Standard),
-            Expected::new("scores", scores, Rule::Standard),
-            Expected::new("z losses", losses, Rule::Standard),
-            Expected::new("dlogits", dlogits, Rule::Standard).with_terms(1.0),
+            Expected::new("route: ids", ids, Rule::Exact),
+            Expected::new("route: weights", weights, Rule::Standard),
+            Expected::new("route: scores", scores, Rule::Standard),
+            Expected::new("router_z_loss", losses, Rule::Standard),
+            Expected::new("route_backward", dlogits, Rule::Standard).with_terms(terms),
         ]
     }
 }
 
-/// Tables, counts and the loss of balance of given choices.
+fn routing(choices: usize, score: RouterScore, is_normed: bool) -> Routing {
+    Routing {
+        choices,
+        score,
+        is_normed,
+        factor: 1.0,
+        groups: None,
+    }
+}
+
+fn groups(count: usize, chosen: usize, best: usize) -> Option<RouterGroups> {
+    Some(RouterGroups {
+        count,
+        chosen,
+        best,
+    })
+}
+
+/// Numbers of tokens, sequences and experts, how they are routed, and whether by a bias too.
+fn routers() -> Vec<([usize; 3], Routing, bool)> {
+    use RouterScore::{Sigmoid, Softmax};
+    let grouped = |routing, groups, factor| Routing {
+        groups,
+        factor,
+        ..routing
+    };
+    vec![
+        // The gate of shared experts.
+        ([70, 1, 1], routing(1, Sigmoid, false), false),
+        ([5, 1, 1], routing(1, Softmax, true), false),
+        ([200, 4, 8], routing(2, Softmax, true), false),
+        ([66, 3, 60], routing(4, Softmax, false), false),
+        ([40, 2, 128], routing(8, Softmax, true), false),
+        ([9, 1, 5], routing(5, Sigmoid, true), false),
+        ([7, 7, 33], routing(3, Sigmoid, false), true),
+        ([12, 2, 8], routing(3, Softmax, true), true),
+        ([6, 1, 512], routing(17, Softmax, true), false),
+        (
+            [30, 3, 160],
+            grouped(routing(6, Softmax, false), groups(8, 3, 1), 16.0),
+            false,
+        ),
+        (
+            [30, 2, 256],
+            grouped(routing(8, Sigmoid, true), groups(8, 4, 2), 2.5),
+            true,
+        ),
+        // More groups than lanes, and groups of one.
+        (
+            [8, 1, 140],
+            grouped(routing(10, Sigmoid, true), groups(70, 40, 2), 1.5),
+            false,
+        ),
+        (
+            [8, 1, 6],
+            grouped(routing(2, Softmax, true), groups(6, 3, 1), 1.0),
+            true,
+        ),
+    ]
+}
+
+fn router_cases(dtype: DType) -> Vec<Router> {
+    let mut cases = Vec::new();
+    for ([tokens, sequences, experts], routing, has_bias) in routers() {
+        for (logits, has_balance, z_loss) in [
+            (Logits::Random, false, None),
+            (Logits::Random, true, None),
+            (Logits::Coarse, false, Some(0.1)),
+            (Logits::Coarse, true, Some(0.02)),
+        ] {
+            cases.push(Router {
+                dtype,
+                tokens,
+                sequences,
+                experts,
+                routing,
+                logits,
+                has_bias,
+                has_balance,
+                z_loss,
+            });
+        }
+    }
+    cases
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Choices {
+    Random,
+    /// All tokens choose the first experts.
+    First,
+    /// All tokens choose the last experts.
+    Last,
+}
+
 #[derive(Debug)]
-struct Tables {
-    /// Ids of all tokens, ascending in each.
-    ids: Vec<usize>,
+struct Grouping {
+    sequences: usize,
+    seq: usize,
     choices: usize,
     experts: usize,
-    sequences: usize,
-    pooled: usize,
-    start: Start,
+    chosen: Choices,
 }
 
-impl Tables {
-    /// Choices of random tokens, of which none takes the expert that is left out.
-    fn random([tokens, choices, experts]: [usize; 3], without: Option<usize>) -> Tables {
-        let mut ids = Vec::new();
-        for token in 0..tokens {
-            let open: Vec<usize> = (0..experts)
-                .filter(|expert| Some(*expert) != without)
-                .collect();
-            let order = Host::random(DType::F32, [open.len()], 1.0, 50 + token as u64).values();
-            let mut sorted: Vec<usize> = (0..open.len()).collect();
-            sorted.sort_by(|a, b| order[*a].total_cmp(&order[*b]));
-            let mut chosen: Vec<usize> = sorted[..choices].iter().map(|at| open[*at]).collect();
-            chosen.sort_unstable();
-            ids.extend(chosen);
-        }
-        Tables {
-            ids,
-            choices,
-            experts,
-            sequences: 1,
-            pooled: 1,
-            start: Start::Overwrite,
-        }
+impl Grouping {
+    fn ids(&self) -> Host {
+        let (tokens, experts) = (self.sequences * self.seq, self.experts);
+        let random = Host::random(DType::F32, [tokens, experts], 1.0, 1).values();
+        let chosen = |values: &[f64]| {
+            let mut chosen = match self.chosen {
+                Choices::Random => greatest(values, self.choices),
+                Choices::First => (0..self.choices).collect(),
+                Choices::Last => (experts - self.choices..experts).collect(),
+            };
+            chosen.sort();
+            chosen
+        };
+        let ids = random.chunks(experts).flat_map(chosen);
+        let ids = ids.map(|id| id as f64);
+        Host::new(DType::I32, [tokens, self.choices], ids)
     }
 
-    fn counts(&self) -> Vec<f64> {
-        let of_sequence = self.ids.len() / self.sequences;
-        let mut counts = vec![0.0; self.sequences * self.experts];
-        for (slot, id) in self.ids.iter().enumerate() {
-            counts[slot / of_sequence * self.experts + id] += 1.0;
-        }
-        counts
-    }
-
-    fn sums(&self) -> Host {
-        Host::random(DType::F32, [self.sequences, self.experts], 1.0, 5)
-    }
-}
-
-const FACTOR: f32 = 0.3;
-
-impl Case for Tables {
-    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
-        let tokens = self.ids.len() / self.choices;
-        let slots = [tokens, self.choices];
-        let ids = self.ids.iter().map(|id| *id as f64);
-        let ids = device.put(&Host::new(DType::I32, slots, ids));
-        let mut offsets = device.room(DType::I32, [self.experts + 1]);
-        let [mut row_token, mut row_slot] =
-            [(); 2].map(|()| device.room(DType::I32, [self.ids.len()]));
-        let mut slot_row = device.room(DType::I32, slots);
+    /// The tables that are wanted: offsets, tokens and slots of rows, rows of slots.
+    fn group(
+        &self,
+        device: &Device,
+        wanted: [bool; 4],
+    ) -> std::result::Result<[Option<Host>; 4], KernelError> {
+        let ids = device.put(&self.ids());
+        let rows = self.ids().dims.elements();
+        let room = |wanted: bool, count: usize| wanted.then(|| device.room(DType::I32, [count]));
+        let [mut offsets, mut row_token, mut row_slot] = [
+            room(wanted[0], self.experts + 1),
+            room(wanted[1], rows),
+            room(wanted[2], rows),
+        ];
+        let mut slot_row = wanted[3].then(|| device.room(DType::I32, self.ids().dims));
         device.kernels.run(GroupByExpert {
-            offsets: Some(offsets.view_mut()),
-            row_token: Some(row_token.view_mut()),
-            row_slot: Some(row_slot.view_mut()),
-            slot_row: Some(slot_row.view_mut()),
+            offsets: offsets.as_mut().map(|table| table.view_mut()),
+            row_token: row_token.as_mut().map(|table| table.view_mut()),
+            row_slot: row_slot.as_mut().map(|table| table.view_mut()),
+            slot_row: slot_row.as_mut().map(|table| table.view_mut()),
             ids: ids.view(),
             experts: self.experts,
         })?;
-        let by_sequence = [self.sequences, self.experts];
-        let [mut counts, mut gradient] = [(); 2].map(|()| device.room(DType::F32, by_sequence));
+        let tables = [offsets, row_token, row_slot, slot_row];
+        Ok(tables.map(|table| table.map(|table| device.take(&table))))
+    }
+}
+
+impl Case for Grouping {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let tables = self.group(device, [true; 4])?;
+        let ids = device.put(&self.ids());
+        let mut counts = device.room(DType::F32, [self.sequences, self.experts]);
         device.kernels.run(CountChoices {
             counts: counts.view_mut(),
             ids: ids.view(),
         })?;
-        let earlier = Host::new(DType::F32, [1], [2.0]);
+        let counts = device.take(&counts);
+        Ok(tables.into_iter().flatten().chain([counts]).collect())
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        let ids = self.ids().values();
+        let mut row_slot: Vec<usize> = (0..ids.len()).collect();
+        row_slot.sort_by_key(|slot| ids[*slot] as usize);
+        let mut slot_row = vec![0.0; ids.len()];
+        for (row, slot) in row_slot.iter().enumerate() {
+            slot_row[*slot] = row as f64;
+        }
+        let before = |expert: usize| ids.iter().filter(|id| **id < expert as f64).count();
+        let offsets = (0..=self.experts).map(|expert| before(expert) as f64);
+        let count = |ids: &[f64], expert| ids.iter().filter(|id| **id == expert as f64).count();
+        let counts = ids
+            .chunks(self.seq * self.choices)
+            .flat_map(|ids| (0..self.experts).map(move |expert| count(ids, expert) as f64));
+        let tokens = row_slot.iter().map(|slot| (slot / self.choices) as f64);
+        let slots = row_slot.iter().map(|slot| *slot as f64);
+        let exact = |name, values| Expected::new(name, values, Rule::Exact);
+        vec![
+            exact("group_by_expert: offsets", offsets.collect()),
+            exact("group_by_expert: row_token", tokens.collect()),
+            exact("group_by_expert: row_slot", slots.collect()),
+            exact("group_by_expert: slot_row", slot_row),
+            exact("count_choices", counts.collect()),
+        ]
+    }
+}
+
+fn groupings() -> Vec<Grouping> {
+    let sizes = [
+        [1, 1, 1, 1],
+        [1, 5, 2, 8],
+        [3, 37, 4, 5],
+        [2, 350, 3, 40],
+        [1, 600, 1, 2],
+        [1, 9, 5, 5],
+        [1, 20, 6, 512],
+    ];
+    let all = [Choices::Random, Choices::First, Choices::Last];
+    let grouping = |[sequences, seq, choices, experts]: [usize; 4], chosen| Grouping {
+        sequences,
+        seq,
+        choices,
+        experts,
+        chosen,
+    };
+    sizes
+        .into_iter()
+        .flat_map(|sizes| all.map(|chosen| grouping(sizes, chosen)))
+        .collect()
+}
+
+#[derive(Debug)]
+struct Balance {
+    rows: usize,
+    pooled: usize,
+    experts: usize,
+    start: Start,
+}
+
+const FACTOR: f32 = 0.03;
+
+impl Balance {
+    /// Counts, sums, and an earlier loss.
+    fn tensors(&self) -> [Host; 3] {
+        let dims = [self.rows, self.experts];
+        let counts = Host::random_ids(self.rows * self.experts, 50, 1).values();
+        let sums = Host::random(DType::F32, dims, 20.0, 2).values();
+        [
+            Host::new(DType::F32, dims, counts),
+            Host::new(DType::F32, dims, sums.into_iter().map(f64::abs)),
+            Host::new(DType::F32, [1], [3.5]),
+        ]
+    }
+}
+
+impl Case for Balance {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let [counts, sums, earlier] = self.tensors();
         let mut loss = device.start(self.start, &earlier);
-        let (sums, earlier) = (device.put(&self.sums()), device.put(&earlier));
+        let mut gradient = device.room(DType::F32, counts.dims);
+        let [counts, sums, earlier] = [counts, sums, earlier].map(|host| device.put(&host));
         device.kernels.run(BalanceLoss {
             loss: loss.view_mut(),
             gradient: gradient.view_mut(),
@@ -298,288 +518,191 @@ impl Case for Tables {
             factor: FACTOR,
             init: self.start.init(&earlier),
         })?;
-        let outputs = [
-            &offsets, &row_token, &row_slot, &slot_row, &counts, &loss, &gradient,
-        ];
-        Ok(outputs.map(|tensor| device.take(tensor)).into())
+        Ok(vec![device.take(&loss), device.take(&gradient)])
     }
 
     fn expected(&self) -> Vec<Expected> {
-        let mut rows: Vec<usize> = (0..self.ids.len()).collect();
-        rows.sort_by_key(|slot| (self.ids[*slot], *slot));
-        let before = |expert| self.ids.iter().filter(|id| **id < expert).count() as f64;
-        let mut slot_row = vec![0.0; rows.len()];
-        rows.iter()
-            .enumerate()
-            .for_each(|(row, slot)| slot_row[*slot] = row as f64);
-        let (counts, sums) = (self.counts(), self.sums().values());
-        let group = self.pooled * self.experts;
-        let pool = |of: &[f64], place: usize| -> f64 {
-            let first = place / group * group;
-            let of_group = of[first..first + group].iter();
-            of_group
-                .skip(place % self.experts)
-                .step_by(self.experts)
-                .sum()
-        };
-        let factor = f64::from(FACTOR);
-        let firsts = (0..counts.len()).filter(|place| place % group < self.experts);
-        let loss: f64 = firsts
-            .map(|place| pool(&counts, place) * pool(&sums, place))
-            .sum();
-        let earlier = if self.start == Start::Overwrite {
-            0.0
-        } else {
-            2.0
-        };
-        let gradient = (0..counts.len()).map(|place| factor * pool(&counts, place));
-        let tokens = rows.iter().map(|slot| (slot / self.choices) as f64);
-        let exact = |name, values| Expected::new(name, values, Rule::Exact);
+        let [counts, sums, earlier] = self.tensors();
+        let [counts, sums] = [counts, sums].map(|host| host.values());
+        let (mut loss, mut gradient) = (self.start.values(&earlier), vec![0.0; counts.len()]);
+        let of_group = self.pooled * self.experts;
+        for (place, gradient) in gradient.iter_mut().enumerate() {
+            let (start, expert) = (place / of_group * of_group, place % self.experts);
+            let rows = (0..self.pooled).map(|row| start + row * self.experts + expert);
+            let count: f64 = rows.map(|other| counts[other]).sum();
+            *gradient = f64::from(FACTOR) * count;
+            // Each row's sum is multiplied by the counts of its group.
+            loss[0] += f64::from(FACTOR) * count * sums[place];
+        }
         vec![
-            exact("offsets", (0..=self.experts).map(before).collect()),
-            exact("row_token", tokens.collect()),
-            exact("row_slot", rows.iter().map(|slot| *slot as f64).collect()),
-            exact("slot_row", slot_row),
-            exact("counts", counts.clone()),
-            Expected::new("loss", vec![factor * loss + earlier], Rule::Standard),
-            Expected::new("gradient", gradient.collect(), Rule::Standard),
+            Expected::new("balance_loss", loss, Rule::Standard),
+            Expected::new("balance_loss: gradient", gradient, Rule::Standard),
         ]
     }
 }
 
-/// Routers of every family, and at the ends of what there may be.
-fn routers(dtype: DType) -> Vec<Router> {
-    let groups = |count, chosen, best| RouterGroups {
-        count,
-        chosen,
-        best,
-    };
-    let plain = Router {
-        dtype,
-        tokens: 37,
-        experts: 8,
-        routing: PLAIN,
-        has_bias: false,
-        sequences: 0,
-        z_loss: None,
-        is_tied: false,
-    };
-    let with = |tokens, experts, routing: Routing| Router {
-        tokens,
-        experts,
-        routing,
-        ..plain.clone()
-    };
-    let sigmoid = Routing {
-        score: RouterScore::Sigmoid,
-        factor: 2.5,
-        ..PLAIN
-    };
-    let all = |choices| Routing { choices, ..PLAIN };
-    let mut routers = vec![
-        plain.clone(),
-        // The gate of shared experts, all experts chosen, and more experts than lanes of a warp.
-        with(
-            5,
-            1,
-            Routing {
-                choices: 1,
-                is_normed: false,
-                ..sigmoid
-            },
-        ),
-        with(9, 5, all(5)),
-        with(
-            11,
-            131,
-            Routing {
-                choices: 8,
-                is_normed: false,
-                ..PLAIN
-            },
-        ),
-        with(
-            3,
-            512,
-            Routing {
-                choices: 12,
-                ..sigmoid
-            },
-        ),
-        with(
-            21,
-            24,
-            Routing {
-                choices: 3,
-                is_normed: false,
-                factor: 16.0,
-                groups: Some(groups(4, 2, 1)),
-                ..PLAIN
-            },
-        ),
-        with(
-            21,
-            64,
-            Routing {
-                choices: 8,
-                groups: Some(groups(8, 4, 2)),
-                ..sigmoid
-            },
-        ),
-        with(
-            4,
-            96,
-            Routing {
-                choices: 6,
-                groups: Some(groups(48, 7, 2)),
-                ..sigmoid
-            },
-        ),
-    ];
-    let more: Vec<Router> = routers
-        .iter()
-        .map(|router| Router {
-            has_bias: true,
-            sequences: if router.tokens % 3 == 0 { 3 } else { 1 },
-            z_loss: Some(0.3),
-            ..router.clone()
-        })
-        .collect();
-    let tied = routers.iter().map(|router| Router {
-        is_tied: true,
-        ..router.clone()
-    });
-    let tied: Vec<Router> = tied.collect();
-    routers.extend(more);
-    routers.extend(tied);
-    routers
+#[derive(Debug)]
+struct BiasStep {
+    experts: usize,
+    clip: f32,
+}
+
+const RATE: f32 = 0.001;
+
+impl BiasStep {
+    /// The bias, and counts of which the mean is whole, and the count of the last.
+    fn tensors(&self) -> [Host; 2] {
+        let mut counts = Host::random_ids(self.experts, 9, 1).values();
+        let last = self.experts - 1;
+        let others = |counts: &[f64]| counts[..last].iter().sum::<f64>();
+        while last > 0 && !(others(&counts) as usize).is_multiple_of(last) {
+            counts[0] += 1.0;
+        }
+        counts[last] = others(&counts) / last.max(1) as f64;
+        [
+            Host::random(DType::F32, [self.experts], 0.1, 2),
+            Host::new(DType::F32, [self.experts], counts),
+        ]
+    }
+}
+
+impl Case for BiasStep {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let [mut bias, counts] = self.tensors().map(|host| device.put(&host));
+        let clip = Host::new(DType::F32, [2], [17.0, f64::from(self.clip)]);
+        let clip = device.put(&clip);
+        device.kernels.run(StepRouterBias {
+            bias: bias.view_mut(),
+            counts: counts.view(),
+            clip: clip.view(),
+            rate: RATE,
+        })?;
+        Ok(vec![device.take(&bias)])
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        let [bias, counts] = self.tensors().map(|host| host.values());
+        if self.clip.is_nan() {
+            return vec![Expected::new(
+                "step_router_bias: skipped",
+                bias,
+                Rule::Exact,
+            )];
+        }
+        let mean = counts.iter().sum::<f64>() / counts.len() as f64;
+        let steps = counts.iter().map(|count| match mean.partial_cmp(count) {
+            Some(Ordering::Greater) => RATE,
+            Some(Ordering::Less) => -RATE,
+            _ => 0.0,
+        });
+        let moved = bias
+            .iter()
+            .zip(steps)
+            .map(|(bias, step)| bias + f64::from(step));
+        // A step is a hundredth of the bias: the rule would hardly see it, f32's own rounding does.
+        let rounded = moved.map(|moved| f64::from(moved as f32)).collect();
+        vec![Expected::new("step_router_bias", rounded, Rule::Exact)]
+    }
 }
 
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
-    for router in routers(dtype) {
-        cases.push(Box::new(router));
+    for case in router_cases(dtype) {
+        cases.push(Box::new(case));
     }
-    // More rows than a block of threads takes at a time.
-    for (sizes, without) in [
-        ([1, 1, 1], None),
-        ([6, 2, 5], Some(4)),
-        ([300, 2, 7], Some(0)),
-        ([150, 8, 131], None),
-    ] {
-        cases.push(Box::new(Tables::random(sizes, without)));
-        cases.push(Box::new(Tables {
-            ids: (0..sizes[0]).flat_map(|_| 0..sizes[1]).collect(),
-            sequences: if sizes[0] % 3 == 0 { 3 } else { 1 },
-            start: Start::Accumulate,
-            ..Tables::random(sizes, without)
-        }));
+    for case in groupings() {
+        cases.push(Box::new(case));
     }
-    for pooled in [1, 2, 6] {
-        cases.push(Box::new(Tables {
-            sequences: 6,
-            pooled,
-            ..Tables::random([12, 3, 300], None)
-        }));
+    for (rows, pooled, experts) in [(1, 1, 1), (6, 1, 8), (6, 3, 33), (40, 40, 64), (48, 8, 128)] {
+        for start in [Start::Overwrite, Start::Accumulate] {
+            cases.push(Box::new(Balance {
+                rows,
+                pooled,
+                experts,
+                start,
+            }));
+        }
+    }
+    for experts in [1, 8, 33, 160, 512] {
+        for clip in [1.0, 0.25, f32::NAN] {
+            cases.push(Box::new(BiasStep { experts, clip }));
+        }
     }
     cases
 }
 
-/// A token of which nothing is known goes to as many experts as any other.
 #[test]
-fn logits_that_are_no_numbers_give_distinct_experts() {
+fn leaving_outputs_out_changes_no_bit_of_the_others() {
     for device in computing(DType::F32) {
-        for routing in [
-            PLAIN,
-            Routing {
-                choices: 4,
-                score: RouterScore::Sigmoid,
-                groups: Some(RouterGroups {
-                    count: 4,
-                    chosen: 2,
-                    best: 2,
-                }),
-                ..PLAIN
-            },
-        ] {
-            let mut logits = Host::random(DType::F32, [3, 8], 1.0, 1).values();
-            logits[3] = f64::NAN;
-            logits[8..16].fill(f64::NAN);
-            logits[16..22].fill(f64::NEG_INFINITY);
-            let logits = device.put(&Host::new(DType::F32, [3, 8], logits));
-            let mut ids = device.room(DType::I32, [3, routing.choices]);
-            let route = Route {
-                ids: Some(ids.view_mut()),
-                weights: None,
-                scores: None,
-                logits: logits.view(),
-                bias: None,
-                routing,
-            };
-            device.kernels.run(route).unwrap();
-            for ids in device.take(&ids).values().chunks(routing.choices) {
-                let are_ascending = ids.is_sorted_by(|one, next| one < next);
-                let are_experts = ids.iter().all(|id| (0.0..8.0).contains(id));
-                assert!(are_ascending && are_experts, "{}: {ids:?}", device.name);
+        device.memory.set_poison(true);
+        for case in router_cases(DType::F32) {
+            let all = case.route(&device, &case.logits(), [true; 3]).unwrap();
+            for combination in 0..8 {
+                let wanted = [1, 2, 4].map(|bit| combination & bit != 0);
+                let some = case.route(&device, &case.logits(), wanted).unwrap();
+                compare(&all, &some, &wanted, &format!("{} {case:?}", device.name));
+            }
+        }
+        for case in groupings() {
+            let all = case.group(&device, [true; 4]).unwrap();
+            for combination in 0..16 {
+                let wanted = [1, 2, 4, 8].map(|bit| combination & bit != 0);
+                let some = case.group(&device, wanted).unwrap();
+                compare(&all, &some, &wanted, &format!("{} {case:?}", device.name));
             }
         }
     }
 }
 
-#[test]
-fn what_is_left_out_changes_no_bit_of_the_rest() {
-    for device in computing(DType::F32) {
-        let router = &routers(DType::F32)[6];
-        let logits = device.put(&router.logits());
-        let route = |wanted: [bool; 3]| {
-            let dims = [
-                router.routing.choices,
-                router.routing.choices,
-                router.experts,
-            ];
-            let types = [DType::I32, DType::F32, DType::F32];
-            let mut outputs = [0, 1, 2]
-                .map(|at| wanted[at].then(|| device.room(types[at], [router.tokens, dims[at]])));
-            let [ids, weights, scores] = outputs
-                .each_mut()
-                .map(|output| output.as_mut().map(|output| output.view_mut()));
-            let route = Route {
-                ids,
-                weights,
-                scores,
-                logits: logits.view(),
-                bias: None,
-                routing: router.routing,
-            };
-            device.kernels.run(route).unwrap();
-            outputs.map(|output| output.map(|output| device.take(&output)))
-        };
-        let all = route([true; 3]);
-        for at in 0..3 {
-            let alone = route([0, 1, 2].map(|other| other == at));
-            assert!(alone[at] == all[at], "{}: output {at}", device.name);
-        }
+fn compare(all: &[Option<Host>], some: &[Option<Host>], wanted: &[bool], place: &str) {
+    for ((all, some), wanted) in all.iter().zip(some).zip(wanted) {
+        assert!(all.is_some());
+        let expected = all.as_ref().filter(|_| *wanted);
+        assert!(some.as_ref() == expected, "{place}");
     }
 }
 
-/// A bias moves by the rate towards the mean, and not at all in a step that is skipped.
+/// A step with such logits is skipped later on, but ids are row numbers before that.
 #[test]
-fn biases_move_towards_the_mean_load() {
+fn tokens_whose_logits_are_no_numbers_choose_distinct_experts() {
     for device in computing(DType::F32) {
-        let moved = |factor: f64| {
-            let counts = device.put(&Host::new(DType::F32, [4], [2.0, 6.0, 4.0, 4.0]));
-            let clip = device.put(&Host::new(DType::F32, [2], [1.0, factor]));
-            let mut bias = device.put(&Host::new(DType::F32, [4], [1.0, 1.0, 1.0, 1.0]));
-            let step = StepRouterBias {
-                bias: bias.view_mut(),
-                counts: counts.view(),
-                clip: clip.view(),
-                rate: 0.25,
-            };
-            device.kernels.run(step).unwrap();
-            device.take(&bias).values()
-        };
-        assert_eq!(moved(1.0), [1.25, 0.75, 1.0, 1.0], "{}", device.name);
-        assert_eq!(moved(f64::NAN), [1.0; 4], "{}", device.name);
+        for case in router_cases(DType::F32) {
+            let mut values = case.logits().values();
+            let rows = values.chunks_mut(case.experts);
+            for (token, row) in rows.enumerate() {
+                match token % 5 {
+                    0 => row.fill(f64::NAN),
+                    1 => row[case.experts / 2] = f64::NAN,
+                    2 => row[1..].fill(f64::NAN),
+                    3 => row[0] = f64::INFINITY,
+                    _ => {}
+                }
+            }
+            let logits = Host::new(DType::F32, [case.tokens, case.experts], values);
+            let [ids, weights, _] = case.route(&device, &logits, [true; 3]).unwrap();
+            let [ids, weights] = [ids, weights].map(|out| out.unwrap().values());
+            let choices = case.routing.choices;
+            for (token, ids) in ids.chunks(choices).enumerate() {
+                let place = format!("{}: token {token} of {case:?}", device.name);
+                assert!(ids.is_sorted_by(|a, b| a < b), "{place}: {ids:?}");
+                assert!(ids[0] >= 0.0 && ids[choices - 1] < case.experts as f64);
+                // The others have scores, where a token's scores do not depend on each other.
+                if !case.has_bias && case.routing.groups.is_none() {
+                    let expected =
+                        case.chosen(&logits.values()[token * case.experts..][..case.experts]);
+                    assert!(
+                        ids.iter().zip(expected).all(|(a, b)| *a == b as f64),
+                        "{place}"
+                    );
+                }
+                let weights = &weights[token * choices..][..choices];
+                let is_bad = weights.iter().any(|weight| weight.is_nan());
+                match token % 5 {
+                    0 => assert!(is_bad, "{place}"),
+                    4 => assert!(!is_bad, "{place}"),
+                    _ => {}
+                }
+            }
+        }
     }
 }

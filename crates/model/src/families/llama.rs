@@ -2,11 +2,11 @@
 //! v), Qwen3 (norms of q and k), Phi-3 (q, k and v are one matrix in files, gate and up another). With experts in place of
 //! the feed-forward layer: Mixtral, Qwen2-MoE, Qwen3-MoE; and with latent attention too: DeepSeek-V2 and V3.
 
-use crate::parameters::{Initial, Parameters, PartParameters};
+use crate::parameters::{ExpertFiles, Initial, Parameters, PartParameters};
 use crate::stages::{
-    Attention, Choice, ChoiceTables, CoreAttention, Dispatch, Embedding, ExpertActivation,
-    ExpertLinear, ExpertsDown, ExpertsUp, Head, HeadNorms, LatentDown, LatentHeads, LatentUp,
-    MlpActivation, Norm, NormStage, Projection, Qkv, ResidualProjection, Rotary,
+    Attention, CoreAttention, Dispatch, Embedding, ExpertActivation, ExpertLinear, ExpertsDown,
+    ExpertsUp, Head, HeadNorms, LatentDown, LatentHeads, LatentUp, MlpActivation, Norm, NormStage,
+    Projection, Qkv, ResidualProjection, Rotary, RouterChoice, RouterTables,
 };
 use crate::{
     Activation, ActivationFunction, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite,
@@ -161,20 +161,24 @@ fn experts_of(
 ) -> Vec<Box<dyn Stage>> {
     let (hidden, ffn) = (config.hidden, experts.ffn);
     let (count, choices) = (experts.count, experts.chosen);
-    let gate = "mlp.gate";
+    let (module, parts) = names_in_files(config);
+    let gate = format!("{module}.gate");
+    let files = |end, parts| ExpertFiles { end, module, parts };
+    let up = files("mlp.experts.gate_up_proj", parts.0);
+    let down = files("mlp.experts.down_proj", parts.1);
     let mut stages: Vec<Box<dyn Stage>> = vec![
         Box::new(Projection {
             name: "moe_router",
             input: H2,
-            output: Choice::LOGITS,
-            linear: Linear::declare(own, gate, [count, hidden], false),
+            output: RouterChoice::LOGITS,
+            linear: Linear::declare(own, &gate, [count, hidden], false),
             in_f32: true,
         }),
-        Box::new(Choice {
+        Box::new(RouterChoice {
             name: "moe_choice",
-            logits: Choice::LOGITS,
-            weights: Choice::WEIGHTS,
-            ids: Choice::IDS,
+            logits: RouterChoice::LOGITS,
+            weights: RouterChoice::WEIGHTS,
+            ids: RouterChoice::IDS,
             experts: count,
             routing: experts.routing(),
             bias: experts.choice_bias.then(|| {
@@ -183,7 +187,7 @@ fn experts_of(
             }),
             is_router: true,
         }),
-        Box::new(ChoiceTables {
+        Box::new(RouterTables {
             experts: count,
             choices,
         }),
@@ -193,23 +197,19 @@ fn experts_of(
             hidden,
         }),
         Box::new(ExpertsUp {
-            linear: ExpertLinear::declare(
-                own,
-                "mlp.experts.gate_up_proj",
-                [count, 2 * ffn, hidden],
-            ),
+            linear: ExpertLinear::declare(own, up.end, [count, 2 * ffn, hidden], up),
             choices,
         }),
         Box::new(ExpertActivation {
             name: "moe_act",
             input: ExpertsUp::GATE_UP,
             output: ExpertActivation::ACT,
-            weights: Some((Choice::WEIGHTS, Some(ChoiceTables::ROW_SLOT))),
+            weights: Some((RouterChoice::WEIGHTS, Some(RouterTables::ROW_SLOT))),
             choices,
             width: ffn,
         }),
     ];
-    let linear = ExpertLinear::declare(own, "mlp.experts.down_proj", [count, hidden, ffn]);
+    let linear = ExpertLinear::declare(own, down.end, [count, hidden, ffn], down);
     stages.extend(shared_experts(hidden, experts, own));
     let shared = (experts.shared_ffn > 0).then(|| {
         let name = format!("{}.down_proj", shared_name(experts));
@@ -222,6 +222,19 @@ fn experts_of(
         choices,
     }));
     stages
+}
+
+/// The module of experts in files, and the parts of gate and up, and of the way down.
+fn names_in_files(
+    config: &ModelConfig,
+) -> (
+    &'static str,
+    (&'static [&'static str], &'static [&'static str]),
+) {
+    match config.llama_like() {
+        Ok("mixtral") => ("block_sparse_moe", (&["w1", "w3"], &["w2"])),
+        _ => ("mlp", (&["gate_proj", "up_proj"], &["down_proj"])),
+    }
 }
 
 /// Qwen2-MoE has one shared expert, and DeepSeek several, which are one matrix in its files too.
@@ -247,15 +260,15 @@ fn shared_experts(
         stages.push(Box::new(Projection {
             name: "shared_gate",
             input: H2,
-            output: Choice::SHARED_LOGITS,
+            output: RouterChoice::SHARED_LOGITS,
             linear: Linear::declare(own, "mlp.shared_expert_gate", [1, hidden], false),
             in_f32: true,
         }));
-        stages.push(Box::new(Choice {
+        stages.push(Box::new(RouterChoice {
             name: "shared_weight",
-            logits: Choice::SHARED_LOGITS,
-            weights: Choice::SHARED_WEIGHTS,
-            ids: Choice::SHARED_IDS,
+            logits: RouterChoice::SHARED_LOGITS,
+            weights: RouterChoice::SHARED_WEIGHTS,
+            ids: RouterChoice::SHARED_IDS,
             experts: 1,
             routing: ExpertsConfig::GATE,
             bias: None,
@@ -273,7 +286,7 @@ fn shared_experts(
     }));
     let weights = experts
         .shared_gate
-        .then_some((Choice::SHARED_WEIGHTS, None));
+        .then_some((RouterChoice::SHARED_WEIGHTS, None));
     stages.push(Box::new(ExpertActivation {
         name: "shared_act",
         input: ExpertActivation::SHARED_GATE_UP,

@@ -14,7 +14,8 @@ pub enum HfConfigError {
     Key(&'static str, &'static str),
     /// Another architecture.
     #[error(
-        "model_type `{0}` is not supported; this trainer knows llama, mistral, qwen2, qwen3, phi3 and gpt2"
+        "model_type `{0}` is not supported; this trainer knows llama, mistral, qwen2, qwen3, phi3, mixtral, qwen2_moe, \
+         qwen3_moe, deepseek_v2, deepseek_v3 and gpt2"
     )]
     Family(String),
     /// A known model type with another head than the language model's, or with none.
@@ -38,12 +39,17 @@ pub enum HfConfigError {
 }
 
 /// The known model types, each with its class that has the language model's head.
-const ARCHITECTURES: [(&str, &str); 6] = [
+const ARCHITECTURES: [(&str, &str); 11] = [
     ("llama", "LlamaForCausalLM"),
     ("mistral", "MistralForCausalLM"),
     ("qwen2", "Qwen2ForCausalLM"),
     ("qwen3", "Qwen3ForCausalLM"),
     ("phi3", "Phi3ForCausalLM"),
+    ("mixtral", "MixtralForCausalLM"),
+    ("qwen2_moe", "Qwen2MoeForCausalLM"),
+    ("qwen3_moe", "Qwen3MoeForCausalLM"),
+    ("deepseek_v2", "DeepseekV2ForCausalLM"),
+    ("deepseek_v3", "DeepseekV3ForCausalLM"),
     ("gpt2", "GPT2LMHeadModel"),
 ];
 

@@ -1,10 +1,14 @@
 //! The `config.json` of Llama and of the families like it: Mistral, Qwen2, Qwen3, Phi-3.
 
 use super::keys::{HfConfigError, causal_lm, flag, number, size, size_or};
-use super::rope;
-use crate::ModelConfig;
+use super::{experts, rope};
 use crate::config::{ActivationFunction, NormKind, PositionKind};
+use crate::{ModelConfig, RopeScaling};
 use serde_json::{Value, json};
+
+/// The families whose `attention_bias` is read; where it does not fit the rest, the model is refused.
+const HAVE_ATTENTION_BIAS: [&str; 5] =
+    ["llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"];
 
 /// The window that transformers assumes for a file that does not mention one. Phi-3 then has none.
 const DEFAULT_WINDOW: usize = 4096;
@@ -22,9 +26,13 @@ pub(super) fn read(json: &Value, family: &str) -> Result<ModelConfig, HfConfigEr
     let size = |key| size(json, key);
     let (hidden, heads) = (size("hidden_size")?, size("num_attention_heads")?);
     let layers = size("num_hidden_layers")?;
-    let has_attention_bias = ["llama", "qwen3"].contains(&family) && flag(json, "attention_bias")?;
+    let has_attention_bias = HAVE_ATTENTION_BIAS.contains(&family) && flag(json, "attention_bias")?;
+    let has_qkv_bias = match family {
+        "qwen2_moe" => json["qkv_bias"] != false,
+        _ => family == "qwen2",
+    };
     let (sliding_window, full_attention_layers) = window(json, family, layers)?;
-    Ok(ModelConfig {
+    let config = ModelConfig {
         hidden,
         layers,
         heads,
@@ -36,11 +44,11 @@ pub(super) fn read(json: &Value, family: &str) -> Result<ModelConfig, HfConfigEr
         ffn: size("intermediate_size")?,
         vocab: size("vocab_size")?,
         tie_embeddings: flag(json, "tie_word_embeddings")?,
-        qkv_bias: family == "qwen2" || has_attention_bias,
+        qkv_bias: has_qkv_bias || has_attention_bias,
         o_bias: has_attention_bias,
         mlp_bias: family == "llama" && flag(json, "mlp_bias")?,
         fused_projections: family == "phi3",
-        qk_norm: family == "qwen3",
+        qk_norm: ["qwen3", "qwen3_moe"].contains(&family),
         sliding_window,
         full_attention_layers,
         norm: NormKind::Rms,
@@ -51,10 +59,10 @@ pub(super) fn read(json: &Value, family: &str) -> Result<ModelConfig, HfConfigEr
         dropout: 0.0,
         norm_eps: match (number(json, "rms_norm_eps")?, family) {
             (Some(norm_eps), _) => norm_eps,
-            (None, "phi3") => 1e-5,
+            (None, "phi3" | "mixtral") => 1e-5,
             (None, _) => 1e-6,
         },
-        rope_theta: rope::theta(json)?,
+        rope_theta: rope::theta(json, family)?,
         rope_scaling: rope::scaling(json)?,
         init_std: number(json, "initializer_range")?.unwrap_or(0.02),
         router_aux: 0.0,
@@ -62,7 +70,20 @@ pub(super) fn read(json: &Value, family: &str) -> Result<ModelConfig, HfConfigEr
         router_z_loss: 0.0,
         experts: None,
         latent: None,
-    })
+    };
+    experts::read(json, family, without_scale_of_latents(config, family))
+}
+
+/// Only latent attention multiplies scores by what YaRN's `mscale_all_dim` gives.
+fn without_scale_of_latents(config: ModelConfig, family: &str) -> ModelConfig {
+    let mut config = config;
+    let is_latent = family.starts_with("deepseek");
+    if let (false, Some(RopeScaling::Yarn { mscale_all_dim, .. })) =
+        (is_latent, &mut config.rope_scaling)
+    {
+        *mscale_all_dim = None;
+    }
+    config
 }
 
 /// The window, if some layers have one, and the layers without it, as transformers reads them. Mistral and Phi-3 have
@@ -128,7 +149,7 @@ pub(super) fn write(config: &ModelConfig, seq: usize, dtype: &str) -> Value {
         "intermediate_size": config.ffn,
         "vocab_size": config.vocab,
         "tie_word_embeddings": config.tie_embeddings,
-        "attention_bias": config.qkv_bias,
+        "attention_bias": config.o_bias || (config.qkv_bias && family == "qwen2"),
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
         "rope_scaling": config.rope_scaling.as_ref().map(rope::written),
@@ -139,6 +160,7 @@ pub(super) fn write(config: &ModelConfig, seq: usize, dtype: &str) -> Value {
         "eos_token_id": null,
         "torch_dtype": dtype,
     });
+    experts::write(config, family, &mut json);
     if config.mlp_bias {
         json["mlp_bias"] = json!(true);
     }
@@ -194,7 +216,13 @@ fn refuse_unsupported(json: &Value, family: &str) -> Result<(), HfConfigError> {
         }),
         ("quantization_config", |value| !value.is_null()),
     ];
-    let refused = refused.iter().find(|(key, wrong)| wrong(&json[*key]));
+    let is_known = |key: &str| match key {
+        "num_experts" => experts::are_in(family),
+        "quantization_config" => family == "deepseek_v3" && is_fp8(&json[key]),
+        _ => false,
+    };
+    let mut refused = refused.iter().filter(|(key, _)| !is_known(key));
+    let refused = refused.find(|(key, wrong)| wrong(&json[*key]));
     let refused = refused.map(|(key, _)| (*key, json[*key].to_string()));
     // This family's classes ignore these keys, so a file that sets them describes another model.
     let has_types = ["qwen2", "qwen3"].contains(&family);
@@ -210,4 +238,9 @@ fn refuse_unsupported(json: &Value, family: &str) -> Result<(), HfConfigError> {
         Some((key, value)) => Err(HfConfigError::Unsupported(key, value)),
         None => Ok(()),
     }
+}
+
+/// Whether weights are quantised as those of DeepSeek-V3 are published: FP8, with a factor for each block of 128 x 128.
+fn is_fp8(quantization: &Value) -> bool {
+    quantization["quant_method"] == "fp8" && quantization["weight_block_size"] == json!([128, 128])
 }

@@ -1,6 +1,7 @@
 //! Models as Hugging Face stores them: `config.json`, weights in safetensors, and the files beside them.
 
 mod config;
+mod experts;
 mod gpt2;
 mod keys;
 mod llama;

@@ -162,9 +162,13 @@ fn describing(text: &str, model: &ModelConfig, (seq, dtype): (usize, DType)) -> 
         return Some(text.into());
     }
     let (dropout, norm_eps) = (model.dropout, model.norm_eps);
+    // Losses of routers belong to a training run, not to the model.
     let changed = ModelConfig {
         dropout,
         norm_eps,
+        router_aux: model.router_aux,
+        router_aux_kind: model.router_aux_kind,
+        router_z_loss: model.router_z_loss,
         ..described.clone()
     };
     if changed != *model {
@@ -182,6 +186,8 @@ fn describing(text: &str, model: &ModelConfig, (seq, dtype): (usize, DType)) -> 
 fn with_dtype(text: &str, dtype: &str) -> Option<String> {
     let original: Map<String, Value> = serde_json::from_str(text).ok()?;
     let mut config = original.clone();
+    // What was quantised is widened when it is read.
+    config.remove("quantization_config");
     let mut keys = vec!["dtype", "torch_dtype"];
     keys.retain(|key| original.contains_key(*key));
     if keys.is_empty() {

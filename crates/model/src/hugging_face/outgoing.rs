@@ -1,7 +1,7 @@
 //! Weights on their way from arenas into files.
 
 use super::turned::Turned;
-use crate::parameters::{Parameter, Parameters, Stored};
+use crate::parameters::{FileTensor, Parameter, Parameters, Stored};
 use files::{TensorSource, TensorSpec, host_room, in_chunks};
 use memory::DType;
 use std::borrow::Cow;
@@ -11,8 +11,18 @@ use std::ops::Range;
 /// A model's weights on their way from arenas into files.
 pub struct OutgoingWeights<F> {
     specs: Vec<TensorSpec>,
-    stored: Vec<Stored>,
+    sources: Vec<Source>,
     bytes: F,
+}
+
+/// Where a file's tensor comes from.
+#[derive(Clone, Copy)]
+struct Source {
+    /// The parameter's index in the layout.
+    parameter: usize,
+    /// The place of the first element in it.
+    first: usize,
+    is_transposed: bool,
 }
 
 impl<'a, F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>> OutgoingWeights<F> {
@@ -20,22 +30,19 @@ impl<'a, F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>> OutgoingWeight
     /// `dtype`, and not transposed. It is called for one chunk at a time, in order, when the chunk is written. For a
     /// parameter that files store transposed, it may be called for all elements several times.
     pub fn new(parameters: &Parameters, dtype: DType, bytes: F) -> Self {
-        let stored = parameters.in_layout().map(|parameter| parameter.stored);
         OutgoingWeights {
             specs: file_specs(parameters, dtype),
-            stored: stored.collect(),
+            sources: sources(parameters),
             bytes,
         }
     }
 
     /// As `new`, if `bytes` returns parameters as files store them.
     pub(super) fn as_stored(parameters: &Parameters, dtype: DType, bytes: F) -> Self {
-        let specs = file_specs(parameters, dtype);
-        OutgoingWeights {
-            stored: vec![Stored::AsUsed; specs.len()],
-            specs,
-            bytes,
-        }
+        let mut outgoing = OutgoingWeights::new(parameters, dtype, bytes);
+        let sources = outgoing.sources.iter_mut();
+        sources.for_each(|source| source.is_transposed = false);
+        outgoing
     }
 }
 
@@ -49,8 +56,12 @@ where
 
     fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
         let TensorSpec { dtype, shape, .. } = &self.specs[index];
-        let bytes = |elements| (self.bytes)(index, elements);
-        if self.stored[index] == Stored::AsUsed {
+        let source = self.sources[index];
+        let bytes = |elements: Range<usize>| {
+            let elements = source.first + elements.start..source.first + elements.end;
+            (self.bytes)(source.parameter, elements)
+        };
+        if !source.is_transposed {
             let mut chunks = in_chunks(0..shape.iter().product());
             return chunks.try_for_each(|chunk| out.write_all(&bytes(chunk)?));
         }
@@ -69,12 +80,26 @@ where
     }
 }
 
-/// The parameters as tensors of a file of this type, in the order of the layout.
+/// The tensors of files of this type, in the order of the layout.
 pub fn file_specs(parameters: &Parameters, dtype: DType) -> Vec<TensorSpec> {
-    let spec = |parameter: &Parameter| TensorSpec {
-        name: parameter.name.clone(),
-        dtype: parameter.dtype(dtype).into(),
-        shape: parameter.stored_shape(),
+    let specs = |parameter: &Parameter| {
+        let dtype = parameter.dtype(dtype).into();
+        let tensors = parameter.file_tensors().into_iter();
+        tensors.map(move |FileTensor { name, shape, .. }| TensorSpec { name, dtype, shape })
     };
-    parameters.in_layout().map(spec).collect()
+    parameters.in_layout().flat_map(specs).collect()
+}
+
+fn sources(parameters: &Parameters) -> Vec<Source> {
+    let of_parameter = |(parameter, declared): (usize, &Parameter)| {
+        let is_transposed = declared.stored == Stored::Transposed;
+        let tensors = declared.file_tensors().into_iter();
+        tensors.map(move |FileTensor { first, .. }| Source {
+            parameter,
+            first,
+            is_transposed,
+        })
+    };
+    let parameters = parameters.in_layout().enumerate();
+    parameters.flat_map(of_parameter).collect()
 }

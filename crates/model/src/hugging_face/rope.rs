@@ -6,12 +6,12 @@ use crate::{ModelConfig, RopeScaling};
 use serde_json::{Value, json};
 
 /// The base of the wavelengths. Newer files keep it in `rope_parameters`.
-pub(super) fn theta(json: &Value) -> Result<f64, HfConfigError> {
+pub(super) fn theta(json: &Value, family: &str) -> Result<f64, HfConfigError> {
     let given = match number(json, "rope_theta")? {
         None => number(&json["rope_parameters"], "rope_theta")?,
         given => given,
     };
-    Ok(given.unwrap_or(10_000.0))
+    Ok(given.unwrap_or(if family == "mixtral" { 1e6 } else { 10_000.0 }))
 }
 
 /// How the wavelengths are stretched.

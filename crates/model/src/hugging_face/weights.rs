@@ -3,12 +3,12 @@
 
 use super::outgoing::OutgoingWeights;
 use super::turned::Turned;
-use crate::parameters::{Parameter, Parameters, Stored};
+use crate::parameters::{FileTensor, Parameter, Parameters, Stored};
 use files::{
     CHUNK_ELEMENTS, Dtype, FilesError, TensorParts, TensorSource, Tensors, host_room, in_chunks,
     narrow, widen,
 };
-use memory::{Cover, DType, Layout};
+use memory::{Cover, DType, Layer, Layout};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -46,9 +46,23 @@ impl From<FilesError> for WeightsError {
 pub struct ModelWeights<'a> {
     tensors: Tensors,
     parameters: &'a Parameters,
-    /// The parameters' names in the files, in the order of the layout.
-    names: Vec<String>,
+    /// The tensors of the files that each parameter consists of, in the order of the layout.
+    found: Vec<Vec<FoundTensor>>,
+    skipped: Option<String>,
 }
+
+/// A tensor of the files that has some elements of a parameter.
+#[derive(Debug)]
+struct FoundTensor {
+    name: String,
+    /// The place of its first element in the parameter.
+    first: usize,
+    /// The tensor with the factors of its blocks, if it is quantised.
+    scales: Option<String>,
+}
+
+/// Rows and columns of a block of an FP8 weight, which share a factor.
+const SCALED_BLOCK: usize = 128;
 
 impl<'a> ModelWeights<'a> {
     /// Opens `model.safetensors`, or the shards of `model.safetensors.index.json`, or the files of several ranks, and
@@ -65,26 +79,39 @@ impl<'a> ModelWeights<'a> {
             name: name.into(),
             problem,
         };
-        let names = parameters
+        let found = parameters
             .in_layout()
-            .map(|parameter| find(&tensors, parameter).map_err(|it| wrong((&parameter.name, it))));
-        let names = names.collect::<Result<Vec<_>, _>>()?;
-        let weights = ModelWeights {
+            .map(|parameter| find(&tensors, parameter).map_err(|(name, it)| wrong((&name, it))));
+        let found = found.collect::<Result<Vec<_>, _>>()?;
+        let mut weights = ModelWeights {
             tensors,
             parameters,
-            names,
+            found,
+            skipped: None,
         };
+        weights.skipped = weights.predictor();
         match weights.unwanted()? {
             None => Ok(weights),
             Some(unwanted) => Err(wrong(unwanted)),
         }
     }
 
-    /// The type that fits all weights without a type of their own: bf16 if all are bf16, else f32.
+    /// What is in the files and not read: the beginning of the names of a layer behind the model's own that predicts a
+    /// second token (DeepSeek-V3).
+    pub fn skipped(&self) -> Option<&str> {
+        self.skipped.as_deref()
+    }
+
+    /// The type that fits all weights without a type of their own: bf16 if all are bf16 or quantised, else f32.
     pub fn dtype(&self) -> DType {
-        let weights = self.parameters.in_layout().enumerate();
-        let mut weights = weights.filter(|(_, parameter)| parameter.dtype.is_none());
-        match weights.all(|(index, _)| self.tensor(index).dtype == Dtype::BF16) {
+        let weights = self.parameters.in_layout().zip(&self.found);
+        let weights = weights.filter(|(parameter, _)| parameter.dtype.is_none());
+        let mut weights = weights.flat_map(|(_, found)| found);
+        let fits = |found: &FoundTensor| {
+            let dtype = self.tensor(&found.name).dtype;
+            dtype == Dtype::BF16 || found.scales.is_some()
+        };
+        match weights.all(fits) {
             true => DType::BF16,
             false => DType::F32,
         }
@@ -104,23 +131,32 @@ impl<'a> ModelWeights<'a> {
         let mut values = Vec::with_capacity(CHUNK_ELEMENTS);
         let parameters = self.parameters.in_layout().zip(layout.entries());
         for (index, (parameter, entry)) in parameters.enumerate() {
-            let tensor = self.tensor(index);
+            let is_wanted = |place: &Range<usize>| wanted.within(place).elements() > 0;
+            if !self.is_transposed(parameter) {
+                for found in &self.found[index] {
+                    let first = entry.offset + found.first;
+                    let source = self.source(found)?;
+                    let chunks = in_chunks(0..source.elements());
+                    let place = |chunk: &Range<usize>| first + chunk.start..first + chunk.end;
+                    for chunk in chunks.filter(|chunk| is_wanted(&place(chunk))) {
+                        let place = place(&chunk);
+                        source.values(chunk, &mut values)?;
+                        set(place.start, &values)?;
+                    }
+                }
+                continue;
+            }
+            let tensor = self.tensor(&self.found[index][0].name);
             let (dtype, size) = (tensor.dtype, tensor.dtype.bitsize() / 8);
             let bytes = |elements| bytes_of(&tensor, elements).map_err(E::from);
             let is_wanted = |elements: &Range<usize>| {
-                let place = entry.offset + elements.start..entry.offset + elements.end;
-                wanted.within(&place).elements() > 0
+                is_wanted(&(entry.offset + elements.start..entry.offset + elements.end))
             };
             let mut set = |first: usize, bytes: &[u8]| {
                 values.clear();
                 widen(dtype, bytes, &mut values);
                 set(entry.offset + first, &values)
             };
-            if !self.is_transposed(parameter) {
-                let mut chunks = in_chunks(0..entry.elements()).filter(is_wanted);
-                chunks.try_for_each(|chunk| set(chunk.start, &bytes(chunk)?))?;
-                continue;
-            }
             let stored = Turned {
                 rows: tensor.shape[0],
                 columns: tensor.shape[1],
@@ -146,16 +182,15 @@ impl<'a> ModelWeights<'a> {
         let parameters = self.parameters.in_layout();
         let dtypes: Vec<Dtype> = parameters.map(|one| one.dtype(dtype).into()).collect();
         let bytes = move |index: usize, elements: Range<usize>| {
-            let (tensor, dtype) = (self.tensor(index), dtypes[index]);
-            let bytes = bytes_of(&tensor, elements.clone()).map_err(|error| match error {
-                WeightsError::Read(error) => error.into(),
-                other => std::io::Error::other(other),
-            })?;
+            let (found, dtype) = (self.holding(index, &elements), dtypes[index]);
+            let own = elements.start - found.first..elements.end - found.first;
+            let tensor = self.tensor(&found.name);
             if tensor.dtype == dtype {
-                return Ok(bytes);
+                return bytes_of(&tensor, own).map_err(io_error);
             }
             let mut values = Vec::with_capacity(elements.len());
-            widen(tensor.dtype, &bytes, &mut values);
+            let source = self.source(found).map_err(io_error)?;
+            source.values(own, &mut values).map_err(io_error)?;
             Ok(Cow::Owned(narrow(&values, dtype).into_owned()))
         };
         match &self.tensors {
@@ -169,17 +204,60 @@ impl<'a> ModelWeights<'a> {
         matches!(self.tensors, Tensors::Whole(_)) && parameter.stored == Stored::Transposed
     }
 
-    fn tensor(&self, index: usize) -> TensorParts<'_> {
-        let tensor = self.tensors.get(&self.names[index]);
+    fn tensor(&self, name: &str) -> TensorParts<'_> {
+        let tensor = self.tensors.get(name);
         tensor.expect("it was found when the files were opened")
+    }
+
+    /// The tensor with some elements of a parameter. Parts of a file that is written lie in one of a file that is read.
+    fn holding(&self, index: usize, elements: &Range<usize>) -> &FoundTensor {
+        let found = &self.found[index];
+        let after = found.partition_point(|tensor| tensor.first <= elements.start);
+        &found[after - 1]
+    }
+
+    /// A tensor's elements, with the factors of its blocks if it is quantised.
+    fn source(&self, found: &FoundTensor) -> Result<SourceTensor<'_>, WeightsError> {
+        let mut scales = Vec::new();
+        if let Some(name) = &found.scales {
+            let tensor = self.tensor(name);
+            let count = tensor.shape.iter().product();
+            widen(tensor.dtype, &bytes_of(&tensor, 0..count)?, &mut scales);
+        }
+        Ok(SourceTensor {
+            tensor: self.tensor(&found.name),
+            scales,
+        })
+    }
+
+    /// The beginning of the names of the layer after the model's last, if the files have one and the model's routers
+    /// have biases, as DeepSeek-V3's. It predicts a second token, and is no part of the model.
+    fn predictor(&self) -> Option<String> {
+        let mut parameters = self.parameters.in_layout();
+        parameters.find(|parameter| parameter.name.ends_with(CHOICE_BIAS))?;
+        let parts = self.parameters.in_layout().map(|parameter| parameter.part);
+        let blocks = parts.filter_map(|part| match part {
+            Layer::Block(block) => Some(block),
+            _ => None,
+        });
+        let beginning = format!("model.layers.{}.", blocks.max()? + 1);
+        let names = self.tensors.names();
+        let is_there = names.iter().any(|name| name.starts_with(&beginning));
+        is_there.then_some(beginning)
     }
 
     /// A tensor that the model does not have, and the reason for refusing it.
     fn unwanted(&self) -> Result<Option<(&str, String)>, FilesError> {
-        let known: std::collections::HashSet<&str> =
-            self.names.iter().map(String::as_str).collect();
+        let found = self.found.iter().flatten();
+        let known = found.flat_map(|found| [Some(&found.name), found.scales.as_ref()]);
+        let known: std::collections::HashSet<&str> = known.flatten().map(String::as_str).collect();
+        let is_skipped = |name: &str| {
+            let skipped = self.skipped.as_deref();
+            skipped.is_some_and(|beginning| name.starts_with(beginning))
+        };
         let extra = self.tensors.names().into_iter();
-        for name in extra.filter(|name| !known.contains(name) && !is_buffer(name)) {
+        let extra = extra.filter(|name| !known.contains(name) && !is_buffer(name));
+        for name in extra.filter(|name| !is_skipped(name)) {
             let problem = match name == HEAD {
                 true if self.is_embedding(name)? => continue,
                 true => {
@@ -196,8 +274,9 @@ impl<'a> ModelWeights<'a> {
 
     /// Whether a head has the same bytes as the embedding.
     fn is_embedding(&self, head: &str) -> Result<bool, FilesError> {
-        let is_it = |name: &String| EMBEDDINGS.iter().any(|end| name.ends_with(end));
-        let embedding = self.names.iter().find(|name| is_it(name));
+        let is_it = |name: &&String| EMBEDDINGS.iter().any(|end| name.ends_with(end));
+        let names = self.found.iter().flatten().map(|found| &found.name);
+        let embedding = names.into_iter().find(is_it);
         let embedding = embedding.and_then(|embedding| self.tensors.get(embedding));
         match (embedding, self.tensors.get(head)) {
             (Some(one), Some(other)) if (one.dtype, one.shape) == (other.dtype, other.shape) => {
@@ -220,28 +299,111 @@ fn is_buffer(name: &str) -> bool {
     ENDS.iter().any(|end| name.ends_with(end))
 }
 
-/// A parameter's name in the files, if it has the right shape and a type that can be widened.
-fn find(tensors: &Tensors, parameter: &Parameter) -> Result<String, String> {
+/// The end of the names of the biases of routers' choices.
+const CHOICE_BIAS: &str = ".gate.e_score_correction_bias";
+
+fn io_error(error: WeightsError) -> std::io::Error {
+    match error {
+        WeightsError::Read(error) => error.into(),
+        other => std::io::Error::other(other),
+    }
+}
+
+/// The tensors of the files that a parameter consists of, if they have the right shapes and types that can be widened;
+/// otherwise the name of one and what is wrong with it. The matrices of experts may also be one tensor.
+fn find(tensors: &Tensors, parameter: &Parameter) -> Result<Vec<FoundTensor>, (String, String)> {
+    let is_whole = matches!(tensors, Tensors::Whole(_));
+    let is_one = !is_whole || tensors.get(&parameter.name).is_some();
+    let needed = match is_one {
+        false => parameter.file_tensors(),
+        true if is_whole => vec![parameter.as_one_tensor()],
+        true => vec![FileTensor {
+            shape: parameter.shape.clone(),
+            ..parameter.as_one_tensor()
+        }],
+    };
+    let found = needed.into_iter().map(|needed| {
+        let name = needed.name.clone();
+        find_tensor(tensors, needed).map_err(|problem| (name, problem))
+    });
+    found.collect()
+}
+
+/// One tensor of a parameter.
+fn find_tensor(tensors: &Tensors, needed: FileTensor) -> Result<FoundTensor, String> {
+    let FileTensor { name, shape, first } = needed;
     // GPT-2's own files leave out the first part of the name, `transformer.`.
-    let short = parameter.name.strip_prefix("transformer.");
-    let mut names = [Some(parameter.name.as_str()), short].into_iter().flatten();
+    let short = name.strip_prefix("transformer.");
+    let mut names = [Some(name.as_str()), short].into_iter().flatten();
     let found = names.find_map(|name| Some((name, tensors.get(name)?)));
     let (name, tensor) = found.ok_or("is missing")?;
-    let needed = match tensors {
-        Tensors::Whole(_) => parameter.stored_shape(),
-        Tensors::InPieces(_) => parameter.shape.clone(),
-    };
-    if tensor.shape != needed {
+    if tensor.shape != shape {
         return Err(format!(
-            "has shape {:?}; the model needs {needed:?}",
+            "has shape {:?}; the model needs {shape:?}",
             tensor.shape
         ));
     }
-    match tensor.dtype {
-        Dtype::F32 | Dtype::BF16 | Dtype::F16 => Ok(name.into()),
-        other => Err(format!(
-            "holds {other:?}; convert the model to F32, BF16 or F16"
+    let scales = match tensor.dtype {
+        Dtype::F32 | Dtype::BF16 | Dtype::F16 => None,
+        Dtype::F8_E4M3 if shape.len() == 2 => Some(find_scales(tensors, name, &shape)?),
+        other => {
+            return Err(format!(
+                "holds {other:?}; convert the model to F32, BF16 or F16"
+            ));
+        }
+    };
+    Ok(FoundTensor {
+        name: name.into(),
+        first,
+        scales,
+    })
+}
+
+/// The factors of an FP8 weight, as DeepSeek-V3 publishes them: one for each block.
+fn find_scales(tensors: &Tensors, name: &str, shape: &[usize]) -> Result<String, String> {
+    let scales = format!("{name}_scale_inv");
+    let blocks: Vec<usize> = shape
+        .iter()
+        .map(|size| size.div_ceil(SCALED_BLOCK))
+        .collect();
+    let fits = |tensor: &TensorParts| {
+        tensor.shape == blocks && matches!(tensor.dtype, Dtype::F32 | Dtype::BF16)
+    };
+    match tensors.get(&scales).is_some_and(|tensor| fits(&tensor)) {
+        true => Ok(scales),
+        false => Err(format!(
+            "holds F8_E4M3, and `{scales}` with a factor for each block of {SCALED_BLOCK} x {SCALED_BLOCK} is missing or has \
+             another shape or type; convert the model to BF16"
         )),
+    }
+}
+
+/// A tensor that is read as f32.
+struct SourceTensor<'a> {
+    tensor: TensorParts<'a>,
+    /// A factor for each block, by rows; none if it is not quantised.
+    scales: Vec<f32>,
+}
+
+impl SourceTensor<'_> {
+    fn elements(&self) -> usize {
+        self.tensor.shape.iter().product()
+    }
+
+    /// Some elements, in place of what was in `values`.
+    fn values(&self, elements: Range<usize>, values: &mut Vec<f32>) -> Result<(), WeightsError> {
+        values.clear();
+        let bytes = bytes_of(&self.tensor, elements.clone())?;
+        widen(self.tensor.dtype, &bytes, values);
+        if !self.scales.is_empty() {
+            let columns = self.tensor.shape[1];
+            let across = columns.div_ceil(SCALED_BLOCK);
+            for (value, at) in values.iter_mut().zip(elements) {
+                let (row, column) = (at / columns, at % columns);
+                *value *= self.scales[row / SCALED_BLOCK * across + column / SCALED_BLOCK];
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,9 +1,9 @@
 //! The experts of a feed-forward layer: rows gathered by expert, their products, and the sum of each token's rows.
-//! Tables are those of [`super::ChoiceTables`]. `t` tokens of `k` choices are `r` rows, of `e` experts `f` wide.
+//! Tables are those of [`super::RouterTables`]. `t` tokens of `k` choices are `r` rows, of `e` experts `f` wide.
 
-use super::ChoiceTables;
+use super::RouterTables;
 use crate::activation::Dimension;
-use crate::parameters::{Initial, ParameterId, PartParameters};
+use crate::parameters::{ExpertFiles, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, Linear, ModelError, Pass};
 use kernels::Init;
@@ -22,14 +22,15 @@ pub struct ExpertLinear {
 }
 
 impl ExpertLinear {
-    /// Declares the parameter `name`.
+    /// Declares the parameter `name [experts, outputs, inputs]`.
     pub fn declare(
         parameters: &mut PartParameters,
         name: &str,
         [experts, outputs, inputs]: [usize; 3],
+        files: ExpertFiles,
     ) -> ExpertLinear {
         ExpertLinear {
-            weight: parameters.declare(name, &[experts, outputs, inputs], Initial::Normal),
+            weight: parameters.experts(name, [experts, outputs, inputs], files),
             inputs,
             outputs,
         }
@@ -110,14 +111,14 @@ impl Stage for Dispatch {
 
     fn io(&self) -> Io {
         Io {
-            reads: vec![self.input, ChoiceTables::ROW_TOKEN],
+            reads: vec![self.input, RouterTables::ROW_TOKEN],
             writes: vec![(Dispatch::EXPERT_IN, rows(self.choices, self.hidden))],
-            backward_reads: vec![ChoiceTables::SLOT_ROW],
+            backward_reads: vec![RouterTables::SLOT_ROW],
         }
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let (x, row_token) = (pass.pull(self.input)?, pass.pull(ChoiceTables::ROW_TOKEN)?);
+        let (x, row_token) = (pass.pull(self.input)?, pass.pull(RouterTables::ROW_TOKEN)?);
         let mut out = pass.output(Dispatch::EXPERT_IN)?;
         if let Some(out) = &mut out {
             pass.kernels().run(GatherRows {
@@ -132,7 +133,7 @@ impl Stage for Dispatch {
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let drows = pass.gradient(Dispatch::EXPERT_IN);
-        let slot_row = pass.pull(ChoiceTables::SLOT_ROW)?;
+        let slot_row = pass.pull(RouterTables::SLOT_ROW)?;
         let (mut dx, init) = pass.gradient_to_add(self.input)?;
         pass.kernels().run(SumRows {
             out: dx.view_mut(),
@@ -168,9 +169,9 @@ impl Stage for ExpertsUp {
         let input = Dispatch::EXPERT_IN;
         let read = self.linear.backward_reads(input);
         Io {
-            reads: vec![input, ChoiceTables::OFFSETS],
+            reads: vec![input, RouterTables::OFFSETS],
             writes: vec![(ExpertsUp::GATE_UP, rows(self.choices, self.linear.outputs))],
-            backward_reads: read.chain([ChoiceTables::OFFSETS]).collect(),
+            backward_reads: read.chain([RouterTables::OFFSETS]).collect(),
         }
     }
 
@@ -188,7 +189,7 @@ impl Stage for ExpertsUp {
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let x = pass.pull(Dispatch::EXPERT_IN)?;
-        let offsets = pass.pull(ChoiceTables::OFFSETS)?;
+        let offsets = pass.pull(RouterTables::OFFSETS)?;
         let mut out = pass.output(ExpertsUp::GATE_UP)?;
         if let Some(out) = &mut out {
             let (y, offsets) = (out.view_mut(), offsets.view());
@@ -200,7 +201,7 @@ impl Stage for ExpertsUp {
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let dy = pass.gradient(ExpertsUp::GATE_UP);
-        let offsets = pass.pull(ChoiceTables::OFFSETS)?;
+        let offsets = pass.pull(RouterTables::OFFSETS)?;
         for input in self.linear.backward_reads(Dispatch::EXPERT_IN) {
             let x = pass.pull(input)?;
             self.linear
@@ -341,7 +342,7 @@ impl Stage for ExpertsDown {
 
     fn io(&self) -> Io {
         let shared = self.shared.iter().map(|_| ExpertActivation::SHARED_ACT);
-        let tables = [ChoiceTables::OFFSETS, ChoiceTables::SLOT_ROW];
+        let tables = [RouterTables::OFFSETS, RouterTables::SLOT_ROW];
         let reads = [self.residual, ExpertActivation::ACT].into_iter();
         let shared_read = self.shared.iter();
         let shared_read =
@@ -351,7 +352,7 @@ impl Stage for ExpertsDown {
             reads: reads.chain(tables).chain(shared).collect(),
             writes: vec![(Activation::NEXT_X, Extent::tokens(self.linear.outputs))],
             backward_reads: backward
-                .chain([ChoiceTables::OFFSETS, ChoiceTables::ROW_TOKEN])
+                .chain([RouterTables::OFFSETS, RouterTables::ROW_TOKEN])
                 .chain(shared_read)
                 .collect(),
         }
@@ -374,8 +375,8 @@ impl Stage for ExpertsDown {
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let residual = pass.pull(self.residual)?;
         let act = pass.pull(ExpertActivation::ACT)?;
-        let offsets = pass.pull(ChoiceTables::OFFSETS)?;
-        let slot_row = pass.pull(ChoiceTables::SLOT_ROW)?;
+        let offsets = pass.pull(RouterTables::OFFSETS)?;
+        let slot_row = pass.pull(RouterTables::SLOT_ROW)?;
         let shared = self.shared.as_ref();
         let shared = shared.map(|linear| Ok((linear, pass.pull(ExpertActivation::SHARED_ACT)?)));
         let shared = shared.transpose().map_err(|error: ModelError| error)?;
@@ -405,8 +406,8 @@ impl Stage for ExpertsDown {
         if let Some(linear) = &self.shared {
             linear.backward(pass, ExpertActivation::SHARED_ACT, dout.view())?;
         }
-        let row_token = pass.pull(ChoiceTables::ROW_TOKEN)?;
-        let offsets = pass.pull(ChoiceTables::OFFSETS)?;
+        let row_token = pass.pull(RouterTables::ROW_TOKEN)?;
+        let offsets = pass.pull(RouterTables::OFFSETS)?;
         let rows = [row_token.dims()[0], self.linear.outputs];
         let mut dy = pass.temporary("d_expert_out", rows)?;
         pass.kernels().run(GatherRows {

@@ -25,7 +25,7 @@ pub use projection::Projection;
 pub use qkv::{HeadNorms, Qkv};
 pub use residual::ResidualProjection;
 pub use rotary::Rotary;
-pub use router::{Choice, ChoiceTables};
+pub use router::{RouterChoice, RouterTables};
 
 use memory::{Buffer, Out};
 

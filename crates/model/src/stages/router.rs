@@ -12,7 +12,7 @@ use kernels::operation::{
 use memory::In;
 
 /// Chooses experts by their logits. It also weighs shared experts that have a gate, as a router with one expert.
-pub struct Choice {
+pub struct RouterChoice {
     /// The name in reports.
     pub name: &'static str,
     /// `[t, e]` f32.
@@ -31,7 +31,7 @@ pub struct Choice {
     pub is_router: bool,
 }
 
-impl Choice {
+impl RouterChoice {
     /// The logits of a router.
     pub const LOGITS: Activation =
         Activation::new("router_logits", "d_router_logits", Label::MOE_ROUTER);
@@ -55,7 +55,7 @@ impl Choice {
     }
 }
 
-impl Stage for Choice {
+impl Stage for RouterChoice {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -141,7 +141,7 @@ impl Stage for Choice {
     }
 }
 
-impl Choice {
+impl RouterChoice {
     /// Adds the micro-batch's choices of each expert to those of the step.
     fn count(&self, pass: &mut Pass, ids: In) -> Result<(), ModelError> {
         let mut counts = pass.temporary_f32("choices", [1, self.experts])?;
@@ -198,14 +198,14 @@ fn add_z_loss(pass: &mut Pass, logits: In) -> Result<Option<f32>, ModelError> {
 }
 
 /// Groups the chosen rows by expert: the tables that experts work by. `t` tokens of `k` choices are `r` rows.
-pub struct ChoiceTables {
+pub struct RouterTables {
     /// Number of experts.
     pub experts: usize,
     /// Experts that a token is sent to.
     pub choices: usize,
 }
 
-impl ChoiceTables {
+impl RouterTables {
     /// `[e + 1]`: the first row of each expert.
     pub const OFFSETS: Activation =
         Activation::new("expert_offsets", "no_gradient", Label::MOE_TABLES);
@@ -218,14 +218,14 @@ impl ChoiceTables {
     pub const SLOT_ROW: Activation = Activation::new("slot_row", "no_gradient", Label::MOE_TABLES);
 
     const ALL: [Activation; 4] = [
-        ChoiceTables::OFFSETS,
-        ChoiceTables::ROW_TOKEN,
-        ChoiceTables::ROW_SLOT,
-        ChoiceTables::SLOT_ROW,
+        RouterTables::OFFSETS,
+        RouterTables::ROW_TOKEN,
+        RouterTables::ROW_SLOT,
+        RouterTables::SLOT_ROW,
     ];
 }
 
-impl Stage for ChoiceTables {
+impl Stage for RouterTables {
     fn name(&self) -> &'static str {
         "moe_tables"
     }
@@ -240,16 +240,16 @@ impl Stage for ChoiceTables {
             Extent::of_i32(&slots),
         ];
         Io {
-            reads: vec![Choice::IDS],
-            writes: ChoiceTables::ALL.into_iter().zip(extents).collect(),
+            reads: vec![RouterChoice::IDS],
+            writes: RouterTables::ALL.into_iter().zip(extents).collect(),
             backward_reads: Vec::new(),
         }
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let ids = pass.pull(Choice::IDS)?;
+        let ids = pass.pull(RouterChoice::IDS)?;
         let mut tables = [None, None, None, None];
-        for (table, of) in tables.iter_mut().zip(ChoiceTables::ALL) {
+        for (table, of) in tables.iter_mut().zip(RouterTables::ALL) {
             *table = pass.output(of)?;
         }
         let [offsets, row_token, row_slot, slot_row] = tables.each_mut().map(written);
@@ -261,7 +261,7 @@ impl Stage for ChoiceTables {
             ids: ids.view(),
             experts: self.experts,
         })?;
-        for (table, of) in tables.into_iter().zip(ChoiceTables::ALL) {
+        for (table, of) in tables.into_iter().zip(RouterTables::ALL) {
             pass.put(of, table);
         }
         Ok(())

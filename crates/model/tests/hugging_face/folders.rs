@@ -1,6 +1,7 @@
 //! Model folders that transformers wrote, and others made of them.
 
 use files::{Disk, Dtype, TensorFiles, TensorSource, TensorSpec};
+use half::bf16;
 use memory::{DType, Layout};
 use model::{
     Architecture, Attention, ModelConfig, ModelWeights, Origin, OutgoingWeights, Parameters,
@@ -57,10 +58,28 @@ impl Shape {
 
     /// An arena's weights on their way into files.
     pub fn outgoing<'a>(&'a self, arena: &'a [f32], dtype: DType) -> impl TensorSource + 'a {
+        let declared: Vec<_> = self.parameters.in_layout().collect();
         OutgoingWeights::new(&self.parameters, dtype, move |index, elements| {
             let values = &arena[self.layout.entries()[index].range()][elements];
-            Ok(files::narrow(values, dtype.into()))
+            Ok(files::narrow(values, declared[index].dtype(dtype).into()))
         })
+    }
+
+    /// An arena's values in bf16, where they are not of a type of their own.
+    pub fn rounded(&self, arena: &[f32]) -> Vec<f32> {
+        let mut rounded: Vec<f32> = arena
+            .iter()
+            .map(|value| bf16::from_f32(*value).to_f32())
+            .collect();
+        let entries = self
+            .layout
+            .entries()
+            .iter()
+            .zip(self.parameters.in_layout());
+        for (entry, _) in entries.filter(|(_, parameter)| parameter.dtype.is_some()) {
+            rounded[entry.range()].copy_from_slice(&arena[entry.range()]);
+        }
+        rounded
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::folders::{FAMILIES, Shape, golden, tensors};
 use files::{Disk, TensorSource};
-use half::bf16;
 use memory::DType;
 use model::{ModelWeights, Origin, write_model};
 use serde_json::{Map, Value};
@@ -37,10 +36,7 @@ fn every_family_in_f32_and_bf16_sharded_and_not() {
         let origin = Origin::read(&golden(family)).unwrap();
         let (shape, original) = (Shape::of(&origin), config(&golden(family)));
         let arena = shape.read(&golden(family));
-        let rounded: Vec<f32> = arena
-            .iter()
-            .map(|value| bf16::from_f32(*value).to_f32())
-            .collect();
+        let rounded = shape.rounded(&arena);
         assert_ne!(arena, rounded, "rounding shows");
         for shards in [u64::MAX, SMALL_SHARDS] {
             let folder = write(

@@ -176,7 +176,7 @@ pub(super) fn values_of(tensor: &Tensor, parameter: &Parameter) -> Result<Vec<f3
 /// Turns a parameter as it is used into what files have, or back.
 fn turned(tensor: Tensor, parameter: &Parameter) -> candle_core::Result<Tensor> {
     match parameter.stored {
-        Stored::AsUsed => Ok(tensor),
+        Stored::AsUsed | Stored::ByExpert(_) => Ok(tensor),
         Stored::Transposed => tensor.t()?.contiguous(),
     }
 }

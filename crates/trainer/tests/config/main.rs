@@ -204,6 +204,16 @@ fn init_takes_a_folder_and_a_seed() {
     assert!(Cli::try_parse_from(["trainer", "init"]).is_err());
 }
 
+/// What needs experts is checked once the folder's model is known.
+#[test]
+fn a_folders_model_may_have_experts() {
+    for set in ["optim.router_bias_rate=1e-3", "model.router_aux=0.01"] {
+        assert_refused(&["--set", set], &["experts"]);
+        let run = resolve(&["--init-from", "d", "--set", set]);
+        assert!(run.is_ok(), "{set}: {run:?}");
+    }
+}
+
 #[test]
 fn explicit_model_keys_are_those_the_user_set() {
     let keys = |arguments: &[&str]| resolve(arguments).unwrap().explicit_model_keys;

@@ -13,6 +13,7 @@ mod router;
 
 pub use attention::attention_shape;
 pub use layers::{layer_norm_backward, split_qkv};
+pub use router::ROUTING;
 
 use crate::device::Device;
 use kernels::{KernelError, Kernels};
@@ -95,9 +96,9 @@ pub fn signatures(dtype: DType, device: &Device) -> Vec<Signature> {
     signatures.extend(flash_attention::signatures(dtype, device));
     signatures.extend(cache::signatures(dtype));
     signatures.extend(experts::signatures(dtype));
-    signatures.extend(router::signatures(dtype));
     signatures.extend(adafactor::signatures(dtype));
     signatures.extend(adamw::signatures(dtype));
     signatures.extend(muon::signatures(dtype));
+    signatures.extend(router::signatures(dtype));
     signatures
 }

@@ -1,43 +1,41 @@
-//! Routers, and the heads of latent attention.
+//! Routers, and latent attention.
 
 use super::{Signature, argument};
 use kernels::{
     BalanceLoss, CountChoices, ExpandKeys, ExpandKeysBackward, GroupByExpert, Init, Positions,
-    RotaryTail, Route, RouteBackward, RouterScore, RouterZLoss, Routing, StepRouterBias,
+    RotaryTail, Route, RouteBackward, RouterGroups, RouterScore, RouterZLoss, Routing,
+    StepRouterBias,
 };
 use memory::DType;
 
-const ROUTING: Routing = Routing {
+/// Two of six experts, in the best of two groups.
+pub const ROUTING: Routing = Routing {
     choices: 2,
-    score: RouterScore::Softmax,
+    score: RouterScore::Sigmoid,
     is_normed: true,
-    factor: 1.0,
-    groups: None,
+    factor: 2.5,
+    groups: Some(RouterGroups {
+        count: 2,
+        chosen: 1,
+        best: 2,
+    }),
 };
 
-pub fn signatures(dtype: DType) -> Vec<Signature> {
-    let mut signatures = of_routers(dtype);
-    signatures.extend(of_tables());
-    signatures.extend(of_latents(dtype));
-    signatures
-}
-
 fn of_routers(dtype: DType) -> Vec<Signature> {
-    let real = |name, dims: &[usize]| argument(name, dtype, dims);
     let float = |name, dims: &[usize]| argument(name, DType::F32, dims);
     let table = |name, dims: &[usize]| argument(name, DType::I32, dims);
     vec![
         Signature {
             operation: "route",
             outs: vec![
-                table("ids", &[6, 2]),
-                float("weights", &[6, 2]),
-                float("scores", &[6, 5]),
+                table("ids", &[10, 2]),
+                float("weights", &[10, 2]),
+                float("scores", &[10, 6]),
             ],
-            ins: vec![float("logits", &[6, 5]), float("bias", &[5])],
+            ins: vec![float("logits", &[10, 6]), float("bias", &[6])],
             call: |kernels, outs, ins| {
                 let [ids, weights, scores] = outs else {
-                    unreachable!("the signature has three outputs")
+                    unreachable!("three outputs")
                 };
                 kernels.run(Route {
                     ids: Some(ids.reborrow()),
@@ -51,12 +49,13 @@ fn of_routers(dtype: DType) -> Vec<Signature> {
         },
         Signature {
             operation: "route_backward",
-            outs: vec![real("dlogits", &[6, 5]).free_type()],
+            outs: vec![argument("dlogits", dtype, &[10, 6]).free_type()],
             ins: vec![
-                float("dweights", &[6, 2]),
-                float("logits", &[6, 5]),
-                table("ids", &[6, 2]),
-                float("balance", &[3, 5]),
+                float("dweights", &[10, 2]),
+                float("logits", &[10, 6]),
+                table("ids", &[10, 2]),
+                // Three sequences are not of equal length.
+                float("balance", &[2, 6]),
             ],
             call: |kernels, outs, ins| {
                 kernels.run(RouteBackward {
@@ -66,54 +65,34 @@ fn of_routers(dtype: DType) -> Vec<Signature> {
                     ids: ins[2],
                     routing: ROUTING,
                     balance: Some(ins[3]),
-                    z_loss: Some(0.5),
+                    z_loss: Some(0.1),
                 })
             },
         },
         Signature {
             operation: "router_z_loss",
-            outs: vec![float("losses", &[6])],
-            ins: vec![float("logits", &[6, 5]).free_dim(1)],
+            outs: vec![float("losses", &[10])],
+            ins: vec![float("logits", &[10, 6]).free_dim(1)],
             call: |kernels, outs, ins| {
                 kernels.run(RouterZLoss {
                     losses: outs[0].reborrow(),
                     logits: ins[0],
-                    factor: 0.5,
+                    factor: 0.1,
                 })
             },
         },
-        Signature {
-            operation: "step_router_bias",
-            outs: vec![float("bias", &[5])],
-            ins: vec![float("counts", &[5]), float("clip", &[2])],
-            call: |kernels, outs, ins| {
-                kernels.run(StepRouterBias {
-                    bias: outs[0].reborrow(),
-                    counts: ins[0],
-                    clip: ins[1],
-                    rate: 0.5,
-                })
-            },
-        },
-    ]
-}
-
-fn of_tables() -> Vec<Signature> {
-    let float = |name, dims: &[usize]| argument(name, DType::F32, dims);
-    let table = |name, dims: &[usize]| argument(name, DType::I32, dims);
-    vec![
         Signature {
             operation: "group_by_expert",
             outs: vec![
-                table("offsets", &[6]),
-                table("row_token", &[12]),
-                table("row_slot", &[12]),
-                table("slot_row", &[6, 2]),
+                table("offsets", &[7]),
+                table("row_token", &[20]),
+                table("row_slot", &[20]),
+                table("slot_row", &[10, 2]),
             ],
-            ins: vec![table("ids", &[6, 2])],
+            ins: vec![table("ids", &[10, 2])],
             call: |kernels, outs, ins| {
                 let [offsets, row_token, row_slot, slot_row] = outs else {
-                    unreachable!("the signature has four outputs")
+                    unreachable!("four tables")
                 };
                 kernels.run(GroupByExpert {
                     offsets: Some(offsets.reborrow()),
@@ -121,14 +100,14 @@ fn of_tables() -> Vec<Signature> {
                     row_slot: Some(row_slot.reborrow()),
                     slot_row: Some(slot_row.reborrow()),
                     ids: ins[0],
-                    experts: 5,
+                    experts: 6,
                 })
             },
         },
         Signature {
             operation: "count_choices",
-            outs: vec![float("counts", &[3, 5]).free_dim(1)],
-            ins: vec![table("ids", &[6, 2]).free_dim(1)],
+            outs: vec![float("counts", &[2, 6]).free_dim(1)],
+            ins: vec![table("ids", &[10, 2]).free_dim(1)],
             call: |kernels, outs, ins| {
                 kernels.run(CountChoices {
                     counts: outs[0].reborrow(),
@@ -136,13 +115,19 @@ fn of_tables() -> Vec<Signature> {
                 })
             },
         },
+    ]
+}
+
+fn of_balance() -> Vec<Signature> {
+    let float = |name, dims: &[usize]| argument(name, DType::F32, dims);
+    vec![
         Signature {
             operation: "balance_loss",
-            outs: vec![float("loss", &[1]), float("gradient", &[4, 5])],
-            ins: vec![float("counts", &[4, 5]), float("sums", &[4, 5])],
+            outs: vec![float("loss", &[1]), float("gradient", &[4, 6])],
+            ins: vec![float("counts", &[4, 6]), float("sums", &[4, 6])],
             call: |kernels, outs, ins| {
                 let [loss, gradient] = outs else {
-                    unreachable!("the signature has two outputs")
+                    unreachable!("two outputs")
                 };
                 kernels.run(BalanceLoss {
                     loss: loss.reborrow(),
@@ -150,8 +135,21 @@ fn of_tables() -> Vec<Signature> {
                     counts: ins[0],
                     sums: ins[1],
                     pooled: 2,
-                    factor: 0.5,
-                    init: Init::Overwrite,
+                    factor: 0.1,
+                    init: Init::Accumulate,
+                })
+            },
+        },
+        Signature {
+            operation: "step_router_bias",
+            outs: vec![float("bias", &[6])],
+            ins: vec![float("counts", &[6]), float("clip", &[2])],
+            call: |kernels, outs, ins| {
+                kernels.run(StepRouterBias {
+                    bias: outs[0].reborrow(),
+                    counts: ins[0],
+                    clip: ins[1],
+                    rate: 0.001,
                 })
             },
         },
@@ -160,18 +158,18 @@ fn of_tables() -> Vec<Signature> {
 
 fn of_latents(dtype: DType) -> Vec<Signature> {
     let real = |name, dims: &[usize]| argument(name, dtype, dims);
-    let float = |name, dims: &[usize]| argument(name, DType::F32, dims);
     vec![
         Signature {
             operation: "rotary_tail",
-            outs: vec![real("x", &[6, 28]).free_type()],
-            ins: vec![float("table", &[2, 3, 2]).free_dim(1)],
+            outs: vec![real("x", &[10, 10]).free_type()],
+            // A head of five has no room for three pairs.
+            ins: vec![argument("table", DType::F32, &[2, 7, 2]).free_dim(1)],
             call: |kernels, outs, ins| {
                 kernels.run(RotaryTail {
                     x: outs[0].reborrow(),
-                    head_dim: 4,
+                    head_dim: 5,
                     table: ins[0],
-                    positions: Positions::Sequences(3),
+                    positions: Positions::Sequences(5),
                     are_neighbours: true,
                     inverse: false,
                 })
@@ -179,37 +177,44 @@ fn of_latents(dtype: DType) -> Vec<Signature> {
         },
         Signature {
             operation: "expand_keys",
-            outs: vec![real("k", &[6, 18]), real("v", &[6, 15])],
-            ins: vec![real("kv", &[6, 27]), real("k_rotary", &[6, 2])],
+            outs: vec![real("k", &[4, 10]), real("v", &[4, 8])],
+            ins: vec![real("kv", &[4, 14]), real("k_rotary", &[4, 2])],
             call: |kernels, outs, ins| {
                 let [k, v] = outs else {
-                    unreachable!("the signature has two outputs")
+                    unreachable!("two outputs")
                 };
                 kernels.run(ExpandKeys {
                     k: Some(k.reborrow()),
                     v: Some(v.reborrow()),
                     kv: ins[0],
                     k_rotary: ins[1],
-                    heads: 3,
+                    heads: 2,
                 })
             },
         },
         Signature {
             operation: "expand_keys_backward",
-            outs: vec![real("dkv", &[6, 27]), real("dk_rotary", &[6, 2])],
-            ins: vec![real("dk", &[6, 18]), real("dv", &[6, 15])],
+            outs: vec![real("dkv", &[4, 14]), real("dk_rotary", &[4, 2])],
+            ins: vec![real("dk", &[4, 10]), real("dv", &[4, 8])],
             call: |kernels, outs, ins| {
                 let [dkv, dk_rotary] = outs else {
-                    unreachable!("the signature has two outputs")
+                    unreachable!("two outputs")
                 };
                 kernels.run(ExpandKeysBackward {
                     dkv: dkv.reborrow(),
                     dk_rotary: dk_rotary.reborrow(),
                     dk: ins[0],
                     dv: ins[1],
-                    heads: 3,
+                    heads: 2,
                 })
             },
         },
     ]
+}
+
+pub fn signatures(dtype: DType) -> Vec<Signature> {
+    let mut signatures = of_routers(dtype);
+    signatures.extend(of_balance());
+    signatures.extend(of_latents(dtype));
+    signatures
 }

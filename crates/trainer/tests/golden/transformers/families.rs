@@ -1,7 +1,7 @@
 //! The models here that transformers trained, for the tests of every crate.
 
 /// A folder beside this file each.
-pub const FAMILIES: [&str; 12] = [
+pub const FAMILIES: [&str; 17] = [
     "llama",
     "llama3",
     "llama_biases",
@@ -14,4 +14,9 @@ pub const FAMILIES: [&str; 12] = [
     "mistral_window",
     "phi3",
     "gpt2",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
 ];
