@@ -68,7 +68,12 @@ pub fn signatures(dtype: DType) -> [Signature; 4] {
     let attend_to_latents = Signature {
         operation: "cached_attention",
         outs: vec![real("out", &[2, 20])],
-        ins: vec![real("q", &[2, 24]), cache("k_cache").free_dim(0), table(), lengths()],
+        ins: vec![
+            real("q", &[2, 24]),
+            cache("k_cache").free_dim(0),
+            table(),
+            lengths(),
+        ],
         call: |kernels, outs, ins| {
             kernels.run(CachedAttention {
                 out: outs[0].reborrow(),
