@@ -50,7 +50,11 @@ fn cached(run: &mut Run, sequences: &[Vec<i32>]) -> Vec<Vec<f32>> {
     }
     for step in (0..LAST).rev() {
         let places: Vec<usize> = LENGTHS.iter().map(|length| length - 1 - step).collect();
-        let ids: Vec<i32> = places.iter().zip(sequences).map(|(at, of)| of[*at]).collect();
+        let ids: Vec<i32> = places
+            .iter()
+            .zip(sequences)
+            .map(|(at, of)| of[*at])
+            .collect();
         let lengths: Vec<usize> = places.iter().map(|place| place + 1).collect();
         let places: Vec<i32> = places.iter().map(|place| *place as i32).collect();
         let of_cache = (&mut cache, 0..sequences.len(), &lengths[..]);
@@ -97,7 +101,11 @@ fn logits_are_those_of_whole_sequences() {
             for (expected, found) in expected.iter().zip(&found) {
                 assert_eq!((LAST + 1) * VOCAB, expected.len());
                 let rows = expected.chunks(VOCAB);
-                assert!(rows.clone().zip(rows.skip(1)).all(|(row, next)| row != next));
+                assert!(
+                    rows.clone()
+                        .zip(rows.skip(1))
+                        .all(|(row, next)| row != next)
+                );
                 for (expected, found) in expected.iter().zip(found) {
                     let distance = (expected - found).abs();
                     assert!(distance < 1e-4, "{config:?}: {expected} {found}");

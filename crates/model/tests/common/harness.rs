@@ -6,8 +6,8 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target, Traffic};
 use memory::{Buffer, Category, DType, Home, Homes, Memory};
 use model::{
-    Architecture, Batch, BatchShape, Computation, KvCache, Model, ModelConfig, NoHooks, Policy, Purpose,
-    Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work,
+    Architecture, Batch, BatchShape, Computation, KvCache, Model, ModelConfig, NoHooks, Policy,
+    Purpose, Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work,
 };
 use std::ops::Range;
 use std::rc::Rc;
