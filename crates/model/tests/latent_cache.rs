@@ -11,8 +11,10 @@ const LENGTHS: [usize; 3] = [13, 5, 9];
 /// Tokens of each that come one at a time, after the others.
 const LAST: usize = 3;
 
+/// Of a family with experts, which has latents; all layers are dense, so that stages can run on tiles.
 fn config(latent: &LatentConfig, scaling: &str) -> ModelConfig {
-    let text = r#"{"hidden": 20, "layers": 2, "heads": 3, "kv_heads": 3, "head_dim": 10, "ffn": 44, "vocab": 31}"#;
+    let text = r#"{"hidden": 20, "layers": 2, "heads": 3, "kv_heads": 3, "head_dim": 10, "ffn": 44, "vocab": 31,
+        "experts": {"count": 2, "chosen": 1, "ffn": 4, "dense_layers": [0, 1]}}"#;
     let config: ModelConfig = serde_json::from_str(text).unwrap();
     ModelConfig {
         latent: Some(latent.clone()),
@@ -92,7 +94,8 @@ fn logits_are_those_of_whole_sequences() {
                 values: None,
             };
             assert_eq!(architecture.cache_shape().widths, widths);
-            let mut run = Run::on_cpu(architecture, &Policy::keep_all(2));
+            let policy = Policy::keep_all_of(architecture.labels(), 2);
+            let mut run = Run::on_cpu(architecture, &policy);
             let sequences = [1, 2, 3].map(|seed| tokens(seed).0);
             let cut = |(ids, length): (&Vec<i32>, &usize)| ids[..*length].to_vec();
             let sequences: Vec<Vec<i32>> = sequences.iter().zip(&LENGTHS).map(cut).collect();
