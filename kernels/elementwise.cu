@@ -20,6 +20,16 @@ template <typename O, typename I> __device__ void copy(O *out, const I *x, size_
     }
 }
 
+// A block copies one row. Rows are so many elements apart.
+template <typename O, typename I>
+__device__ void copy_rows(O *out, size_t out_stride, const I *x, size_t x_stride, size_t width) {
+    O *to = out + blockIdx.x * out_stride;
+    const I *from = x + blockIdx.x * x_stride;
+    for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
+        store(to, first, width, load(from, first, width));
+    }
+}
+
 // A block works on one row, `stride` elements after the one before.
 template <typename T> __device__ void add_bias(T *out, size_t stride, const T *bias, size_t width) {
     T *row = out + blockIdx.x * stride;
@@ -59,7 +69,12 @@ OF_ONE_TYPE(bf16, bf16);
 
 #define OF_TWO_TYPES(O, I, name)                                                                               \
     extern "C" __global__ void copy_##name(O *out, const I *x, size_t n) { copy(out, x, n); }                  \
-    EXPORT(copy_##name)
+    EXPORT(copy_##name);                                                                                       \
+    extern "C" __global__ void copy_rows_##name(O *out, size_t out_stride, const I *x, size_t x_stride,        \
+                                                size_t width) {                                                \
+        copy_rows(out, out_stride, x, x_stride, width);                                                        \
+    }                                                                                                          \
+    EXPORT(copy_rows_##name)
 
 OF_TWO_TYPES(float, float, f32_f32);
 OF_TWO_TYPES(float, bf16, f32_bf16);

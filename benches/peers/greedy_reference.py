@@ -35,6 +35,7 @@ def continuation(model, prompt):
 def main():
     for folder in sorted(path for path in pathlib.Path(sys.argv[1]).iterdir() if path.is_dir()):
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
+                                                                  experts_implementation="eager",
                                                                   local_files_only=True).eval()
         reference = json.loads((folder / "reference.json").read_text())
         rows = [row for micro_batch in reference["input_ids"][0] for row in micro_batch]

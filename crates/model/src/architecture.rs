@@ -5,7 +5,7 @@ use crate::needed::{frozen_flops, lowest_trained, used_elements};
 use crate::parameters::{Parameter, Parameters};
 use crate::position::StagePosition;
 use crate::stage::{Declared, Stage};
-use crate::stages::{Head, Qkv, Rotary};
+use crate::stages::{Head, Rotary};
 use crate::{
     Activation, CacheShape, DropoutSite, Extent, Labels, LayerActivation, ParameterId, RouterLosses,
 };
@@ -141,25 +141,24 @@ impl Architecture {
         embedding.into_iter().chain(of_blocks).collect()
     }
 
-    /// The keys and values that a cache keeps of each token.
+    /// What a cache keeps of each token.
     ///
     /// # Panics
-    /// If layers differ in the widths of their keys or values.
+    /// If a layer has no attention, or keeps more or less than another.
     pub fn cache_shape(&self) -> CacheShape {
-        let layers = self.blocks.len();
-        let width = |layer, activation| {
-            let extent = self.extent(LayerActivation { layer, activation });
-            extent.elements(1, 1) as usize
+        let of_block = |block: &Block| {
+            let mut stages = block.stages().iter();
+            stages.find_map(|declared| declared.stage.cache_widths())
         };
-        let widths = |layer| [Qkv::K, Qkv::V].map(|of| width(layer, of));
-        let first = widths(0);
+        let widths = of_block(&self.blocks[0]).expect("a cache is for attention");
+        let mut blocks = self.blocks.iter();
         assert!(
-            (1..layers).all(|layer| widths(layer) == first),
+            blocks.all(|block| of_block(block) == Some(widths)),
             "keys and values of all layers are as wide"
         );
         CacheShape {
-            layers,
-            widths: first,
+            layers: self.blocks.len(),
+            widths,
         }
     }
 

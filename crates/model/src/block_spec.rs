@@ -1,7 +1,8 @@
 //! What a model's configuration says of each block. A family makes stages from it.
 
 use crate::{
-    ActivationFunction, ExpertsConfig, LatentConfig, ModelConfig, PositionKind, RopeScaling,
+    ActivationFunction, CacheWidths, ExpertsConfig, LatentConfig, ModelConfig, PositionKind,
+    RopeScaling,
 };
 use kernels::{AttentionShape, ScoreScale};
 use std::rc::Rc;
@@ -73,6 +74,30 @@ impl AttentionSpec {
     /// Width of the output of all heads together.
     pub fn o_width(&self) -> usize {
         self.heads * self.v_head_dim
+    }
+
+    /// What a cache keeps of a token: keys and values, or its latent, beside the columns of keys that all heads share.
+    pub fn cache_widths(&self) -> CacheWidths {
+        let [keys, values] = self.cached().kv_widths();
+        CacheWidths {
+            keys,
+            values: self.latent.is_none().then_some(values),
+        }
+    }
+
+    /// What passes with a cache compute. Latent attention has its absorbed form there (DeepSeek-V2, 2024): one head of
+    /// keys, which are the latents beside the shared columns, and whose values are the latents; scores are the same.
+    pub fn cached(&self) -> AttentionSpec {
+        let Some(latent) = &self.latent else {
+            return self.clone();
+        };
+        AttentionSpec {
+            kv_heads: 1,
+            qk_head_dim: latent.kv + latent.rotary_dim,
+            v_head_dim: latent.kv,
+            scale: Some(self.shape(1, 1).scale()),
+            ..self.clone()
+        }
     }
 
     /// Its shape for `batch` sequences of `seq` tokens.

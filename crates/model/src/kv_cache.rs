@@ -1,4 +1,5 @@
 //! The keys and values of sequences that are being generated, in blocks of [`CACHE_BLOCK`] tokens (Kwon et al. 2023).
+//! Under latent attention they are latents, each beside the columns of keys that all heads share (DeepSeek-V2, 2024).
 
 use crate::ModelError;
 use crate::batch::send;
@@ -12,8 +13,7 @@ pub struct KvCache {
     /// `[layers, blocks 16 widths]`: the keys of layer 0, its values, the keys of layer 1, and so on.
     keys_and_values: Buffer,
     blocks: usize,
-    /// Elements of a token's keys, and of its values.
-    widths: [usize; 2],
+    widths: CacheWidths,
     /// The blocks of each sequence, in order.
     tables: Vec<Vec<i32>>,
 }
@@ -23,8 +23,24 @@ pub struct KvCache {
 pub struct CacheShape {
     /// Blocks of the model.
     pub layers: usize,
-    /// Elements of a token's keys in one layer, and of its values.
-    pub widths: [usize; 2],
+    /// Elements of a token in one layer.
+    pub widths: CacheWidths,
+}
+
+/// Elements that attention keeps of a token in a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheWidths {
+    /// Its keys.
+    pub keys: usize,
+    /// Its values; none: they are the first columns of the keys.
+    pub values: Option<usize>,
+}
+
+impl CacheWidths {
+    /// All elements.
+    pub fn elements(self) -> usize {
+        self.keys + self.values.unwrap_or(0)
+    }
 }
 
 /// The sequences of a cache that a micro-batch continues, one per row.
@@ -40,8 +56,8 @@ pub struct CachedSequences<'a> {
 pub struct LayerCache<'a> {
     /// `[blocks, 16, width of keys]`.
     pub k_cache: Out<'a>,
-    /// `[blocks, 16, width of values]`.
-    pub v_cache: Out<'a>,
+    /// `[blocks, 16, width of values]`; none: values are the first columns of keys.
+    pub v_cache: Option<Out<'a>>,
     /// `[b, m]` i32: the blocks of each sequence.
     pub table: In<'a>,
     /// `[b]` i32: tokens of each sequence, including those of the micro-batch.
@@ -57,10 +73,10 @@ fn blocks(tokens: &[usize]) -> usize {
 }
 
 impl KvCache {
-    /// Bytes for sequences of `tokens` tokens each: layers x KV heads x widths of a head x tokens x bytes. The tokens
-    /// of each sequence are rounded up to whole blocks.
+    /// Bytes for sequences of `tokens` tokens each: layers x elements of a token x tokens x bytes. The tokens of each
+    /// sequence are rounded up to whole blocks.
     pub fn bytes(shape: CacheShape, dtype: DType, tokens: &[usize]) -> u64 {
-        let values = shape.layers * shape.widths.iter().sum::<usize>();
+        let values = shape.layers * shape.widths.elements();
         (values * blocks(tokens) * CACHE_BLOCK * dtype.size_in_bytes()) as u64
     }
 
@@ -75,7 +91,7 @@ impl KvCache {
         tokens: &[usize],
     ) -> Result<KvCache, ModelError> {
         let blocks = blocks(tokens);
-        let of_layer = blocks * CACHE_BLOCK * widths.iter().sum::<usize>();
+        let of_layer = blocks * CACHE_BLOCK * widths.elements();
         let shape = [layers, of_layer];
         let mut free = 0..blocks as i32;
         let table = |tokens: &usize| free.by_ref().take(tokens.div_ceil(CACHE_BLOCK)).collect();
@@ -127,16 +143,17 @@ impl CachedSequences<'_> {
         let KvCache {
             keys_and_values,
             blocks,
-            widths: [k_width, v_width],
+            widths,
             ..
         } = &mut *self.cache;
         let slots = *blocks * CACHE_BLOCK;
         let of_layer = keys_and_values.view_mut().rows(layer..layer + 1);
-        let of_layer = of_layer.reshape([slots * (*k_width + *v_width)]);
-        let (keys, values) = of_layer.split_at(slots * *k_width);
+        let of_layer = of_layer.reshape([slots * widths.elements()]);
+        let (keys, values) = of_layer.split_at(slots * widths.keys);
+        let values_of = |width| values.reshape([*blocks, CACHE_BLOCK, width]);
         LayerCache {
-            k_cache: keys.reshape([*blocks, CACHE_BLOCK, *k_width]),
-            v_cache: values.reshape([*blocks, CACHE_BLOCK, *v_width]),
+            k_cache: keys.reshape([*blocks, CACHE_BLOCK, widths.keys]),
+            v_cache: widths.values.map(values_of),
             table: self.table.view(),
             lengths: self.lengths.view(),
         }

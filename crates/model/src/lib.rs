@@ -70,7 +70,7 @@ pub use hugging_face::{
     write_model,
 };
 pub use init::{Fresh, InitialValues, initialise};
-pub use kv_cache::{CacheShape, CachedSequences, KvCache, LayerCache};
+pub use kv_cache::{CacheShape, CacheWidths, CachedSequences, KvCache, LayerCache};
 pub use label::{Label, Labels};
 pub use linear::{Linear, PRODUCT_ELEMENTS_MAX};
 pub use model::{Computation, Model};

@@ -469,11 +469,15 @@ impl<'a> Pass<'a> {
             stage,
             io,
             parameters,
+            parameters_with_cache,
         } = self.stage(at);
         let running = Running {
             at,
             is_backward,
-            parameters,
+            parameters: match self.work.purpose {
+                Purpose::Inference(Some(_)) => parameters_with_cache,
+                _ => parameters,
+            },
             pulled: 0,
         };
         let outer = std::mem::replace(&mut self.running, running);
@@ -535,6 +539,28 @@ impl<'a> Pass<'a> {
     /// # Errors
     /// [`ModelError::OutOfMemory`] if it is refused.
     pub fn output(&mut self, activation: Activation) -> Result<Option<Buffer>, ModelError> {
+        let extent = self.extent(activation);
+        self.output_of(activation, extent)
+    }
+
+    /// As [`Pass::output`], with so many columns: for passes with a cache, in which other things may stand in the places
+    /// of activations.
+    ///
+    /// # Errors
+    /// As [`Pass::output`].
+    pub fn output_as_wide(
+        &mut self,
+        activation: Activation,
+        columns: usize,
+    ) -> Result<Option<Buffer>, ModelError> {
+        self.output_of(activation, &Extent::tokens(columns))
+    }
+
+    fn output_of(
+        &mut self,
+        activation: Activation,
+        extent: &Extent,
+    ) -> Result<Option<Buffer>, ModelError> {
         let at = self.of_block(activation);
         if !self.is_wanted(at) {
             return Ok(None);
@@ -544,7 +570,6 @@ impl<'a> Pass<'a> {
             _ => Category::Temporary,
         };
         let is_within = self.is_within(at);
-        let extent = self.extent(activation);
         let (dims, dtype) = extent.resolve(self.shape_of(at), self.dtype());
         let (memory, name) = (self.work.memory, at.activation.name());
         let lease = || Ok(memory.lease(category, name, dims, dtype)?);

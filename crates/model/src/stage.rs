@@ -1,6 +1,6 @@
 //! A stage: a step of the forward pass that is run and replayed as one, with its backward pass.
 
-use crate::{Activation, DropoutSite, Extent, ModelError, ParameterId, Pass};
+use crate::{Activation, CacheWidths, DropoutSite, Extent, ModelError, ParameterId, Pass};
 
 /// A step of a model, in both directions.
 ///
@@ -19,6 +19,16 @@ pub trait Stage {
     /// The parameters that it uses. [`Pass`] refuses others.
     fn parameters(&self) -> Vec<ParameterId> {
         Vec::new()
+    }
+
+    /// The matrices of its block that it uses besides in passes with a cache.
+    fn parameters_with_cache(&self) -> Vec<ParameterId> {
+        Vec::new()
+    }
+
+    /// If it is attention: what it keeps of a token in a cache.
+    fn cache_widths(&self) -> Option<CacheWidths> {
+        None
     }
 
     /// Whether its backward pass reads the values of its matrices.
@@ -124,14 +134,18 @@ pub struct Declared {
     pub io: Io,
     /// The parameters that it uses.
     pub parameters: Vec<ParameterId>,
+    /// Those that it uses in passes with a cache.
+    pub parameters_with_cache: Vec<ParameterId>,
 }
 
 impl Declared {
     /// Collects a stage's declarations.
     pub(crate) fn of(stage: Box<dyn Stage>) -> Declared {
+        let parameters = stage.parameters();
         Declared {
             io: stage.io(),
-            parameters: stage.parameters(),
+            parameters_with_cache: [&parameters[..], &stage.parameters_with_cache()].concat(),
+            parameters,
             stage,
         }
     }

@@ -125,6 +125,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
                 site: 0,
                 rate: 0.25,
             },
+            latents: None,
         }),
         Box::new(Projection {
             in_f32: false,

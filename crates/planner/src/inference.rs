@@ -149,11 +149,19 @@ impl PlannedCache {
         (batch, tokens): (usize, usize),
     ) -> PlannedCache {
         let (model, dtype) = (&settings.model, settings.dtype);
+        let (layers, kv_heads) = (model.layers, model.kv_heads);
+        let of_token = match &model.latent {
+            None => format!(
+                "2 x {layers} layers x {kv_heads} KV heads x {} wide",
+                model.head_dim
+            ),
+            Some(latent) => format!(
+                "{layers} layers x ({} of a latent + {} of all heads)",
+                latent.kv, latent.rotary_dim
+            ),
+        };
         let formula = format!(
-            "2 x {} layers x {} KV heads x {} wide x {} tokens in blocks of 16 x {batch} sequences x {} bytes",
-            model.layers,
-            model.kv_heads,
-            model.head_dim,
+            "{of_token} x {} tokens in blocks of 16 x {batch} sequences x {} bytes",
             tokens.next_multiple_of(16),
             dtype.size_in_bytes(),
         );

@@ -5,7 +5,7 @@ use super::dispatch::by_dtype;
 use super::simd::{Real, exp, lane_sum, vectorized};
 use crate::AttentionShape;
 use crate::operation::{CACHE_BLOCK, CachedAttention, StoreInCache};
-use memory::In;
+use memory::{In, Out};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -57,13 +57,26 @@ fn store_in_cache_of<T: Real>(operation: StoreInCache) {
         lengths,
     } = operation;
     let places = Places::new(table, lengths, k.dims()[0]);
-    for (cache, new) in [(k_cache, k), (v_cache, v)] {
-        let (cache, width) = (cache.slice_mut::<T>(), new.dims()[1]);
-        for (row, new) in new.slice::<T>().chunks_exact(width).enumerate() {
-            if let Some((blocks, position)) = places.of_row(row) {
-                let block = blocks[position / CACHE_BLOCK] as usize;
-                let slot = block * CACHE_BLOCK + position % CACHE_BLOCK;
-                cache[slot * width..][..width].copy_from_slice(new);
+    let (k_width, v_width) = (k.dims()[1], v.dims()[1]);
+    let (k, v) = (k.slice::<T>(), v.slice::<T>());
+    let rows = k.chunks_exact(k_width).zip(v.chunks_exact(v_width));
+    let k_cache = k_cache.slice_mut::<T>();
+    let mut v_cache = v_cache.map(Out::slice_mut::<T>);
+    for (row, (k, v)) in rows.enumerate() {
+        let Some((blocks, position)) = places.of_row(row) else {
+            continue;
+        };
+        let block = blocks[position / CACHE_BLOCK] as usize;
+        let slot = block * CACHE_BLOCK + position % CACHE_BLOCK;
+        match &mut v_cache {
+            Some(v_cache) => {
+                k_cache[slot * k_width..][..k_width].copy_from_slice(k);
+                v_cache[slot * v_width..][..v_width].copy_from_slice(v);
+            }
+            None => {
+                let both = k_cache[slot * (k_width + v_width)..].split_at_mut(k_width);
+                both.0.copy_from_slice(k);
+                both.1[..v_width].copy_from_slice(v);
             }
         }
     }
@@ -89,7 +102,11 @@ fn cached_attention_of<T: Real>(operation: CachedAttention) {
         heads, kv_heads, ..
     } = shape;
     let places = Places::new(table, lengths, rows);
-    let (q, k, v) = (q.slice::<T>(), k_cache.slice::<T>(), v_cache.slice::<T>());
+    let (q, k) = (q.slice::<T>(), k_cache.slice::<T>());
+    let (v, v_stride) = match v_cache {
+        Some(v_cache) => (v_cache.slice::<T>(), v_dim),
+        None => (k, qk_dim),
+    };
     let out = Shared(out.slice_mut::<T>().as_mut_ptr());
     (0..rows * heads).into_par_iter().for_each(|task| {
         let (row, head) = (task / heads, task % heads);
@@ -106,7 +123,7 @@ fn cached_attention_of<T: Real>(operation: CachedAttention) {
             first: (position + 1).saturating_sub(shape.window.unwrap_or(usize::MAX)),
             kv_heads,
             head: head / shape.group(),
-            dims: [qk_dim, v_dim],
+            strides: [qk_dim, v_stride],
         };
         let q = &q[task * qk_dim..][..qk_dim];
         for (part, out) in out.chunks_mut(COLUMNS).enumerate() {
@@ -123,18 +140,18 @@ struct Keys<'a, T> {
     /// The number of keys up to the query's own, and the first key that it sees.
     count: usize,
     first: usize,
-    /// Heads of a token in the cache, which of them it is, and its widths in k and in v.
+    /// Heads of a token in the cache, which of them it is, and how far apart they are in k and in v.
     kv_heads: usize,
     head: usize,
-    dims: [usize; 2],
+    strides: [usize; 2],
 }
 
 impl<T> Keys<'_, T> {
     /// Where the head's elements of a token begin, in the cache of keys and in that of values.
     #[inline(always)]
     fn at(&self, slot: usize) -> [usize; 2] {
-        self.dims
-            .map(|dim| (slot * self.kv_heads + self.head) * dim)
+        self.strides
+            .map(|stride| (slot * self.kv_heads + self.head) * stride)
     }
 
     /// The first slot of the block `index`, and the tokens in it that the query sees.

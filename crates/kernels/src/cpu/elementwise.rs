@@ -21,7 +21,33 @@ fn fill_of<T: Real>(out: &mut [T], value: f32) {
 }
 
 pub(super) fn copy(operation::Copy { out, x }: operation::Copy) {
-    by_dtypes!(out.dtype(), x.dtype(), copy_of(out.slice_mut(), x.slice()));
+    match out.is_contiguous() && x.is_contiguous() {
+        true => by_dtypes!(out.dtype(), x.dtype(), copy_of(out.slice_mut(), x.slice())),
+        false => by_dtypes!(out.dtype(), x.dtype(), copy_rows_of(out, x)),
+    }
+}
+
+/// Copies between matrices that may have gaps between rows.
+fn copy_rows_of<O: Real, I: Real>(out: Out, x: In) {
+    let &[rows, columns] = x.dims() else {
+        unreachable!("only matrices have gaps");
+    };
+    let (strides, at_a_time) = ([out.strides()[0], x.strides()[0]], CHUNK / columns.max(1));
+    let out = Shared(out.pointer().cast::<O>());
+    let x = Shared(x.pointer().cast::<I>().cast_mut());
+    let all = (0..rows).into_par_iter().with_min_len(at_a_time.max(1));
+    all.for_each(|row| {
+        // SAFETY: the rows lie within the views; that of the output, which is exclusive, is this task's alone.
+        let (out, x) = unsafe {
+            (
+                std::slice::from_raw_parts_mut(out.at(row * strides[0]), columns),
+                std::slice::from_raw_parts(x.at(row * strides[1]), columns),
+            )
+        };
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = O::narrow(x.widen());
+        }
+    });
 }
 
 pub(super) fn copy_of<O: Real, I: Real>(out: &mut [O], x: &[I]) {

@@ -1,13 +1,14 @@
 //! Attention over cached keys and values.
 
 use super::extent::Extent;
-use super::{Cuda, Driver, Kernel, kernel, no_kernel};
+use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::KernelError;
 use crate::operation::{CachedAttention, StoreInCache};
 use memory::DType;
 
-/// Widest head: one thread per column sums over warps, as in `cache.cu`.
+/// Threads of a block of attention. A lane has one pack of a head up to this width, or three: as in `cache.cu`.
 const THREADS: usize = 256;
+const WIDEST: usize = 3 * THREADS;
 
 pub(super) fn store_in_cache<D: Driver>(
     cuda: &Cuda<D>,
@@ -28,7 +29,7 @@ pub(super) fn store_in_cache<D: Driver>(
     };
     let arguments = [
         (&k_cache).into(),
-        (&v_cache).into(),
+        Argument::optional(&v_cache),
         (&k).into(),
         (&v).into(),
         (&table).into(),
@@ -55,16 +56,20 @@ pub(super) fn cached_attention<D: Driver>(
         shape,
     } = operation;
     let head_dim = shape.qk_head_dim.max(shape.v_head_dim);
-    if head_dim > THREADS {
-        let message = format!("heads of {head_dim} are wider than {THREADS}, the widest on CUDA");
-        return Err(KernelError::too_large("cached_attention", message));
-    }
-    let kernel = kernel!("cache", "cached_attention", q.dtype());
+    let kernel = match head_dim {
+        ..=THREADS => kernel!("cache", "cached_attention", q.dtype()),
+        ..=WIDEST => kernel!("cache", "cached_attention_wide", q.dtype()),
+        _ => {
+            let message =
+                format!("heads of {head_dim} are wider than {WIDEST}, the widest on CUDA");
+            return Err(KernelError::too_large("cached_attention", message));
+        }
+    };
     let arguments = [
         (&out).into(),
         (&q).into(),
         (&k_cache).into(),
-        (&v_cache).into(),
+        v_cache.as_ref().map_or(Argument::NULL, Argument::from),
         (&table).into(),
         (&lengths).into(),
         table.dims()[1].into(),

@@ -21,8 +21,21 @@ pub(super) fn copy<D: Driver>(
     cuda: &Cuda<D>,
     operation::Copy { out, x }: operation::Copy,
 ) -> Result<(), KernelError> {
-    let kernel = kernel!("elementwise", "copy", out.dtype(), x.dtype());
     let n = out.elements();
+    if !(out.is_contiguous() && x.is_contiguous()) {
+        let kernel = kernel!("elementwise", "copy_rows", out.dtype(), x.dtype());
+        let [out_stride, x_stride] = [out.strides()[0], x.strides()[0]];
+        let (rows, width) = (out.dims()[0], out.dims()[1]);
+        let arguments = [
+            (&out).into(),
+            out_stride.into(),
+            (&x).into(),
+            x_stride.into(),
+            width.into(),
+        ];
+        return cuda.launch(kernel, Extent::rows(rows, width), &arguments);
+    }
+    let kernel = kernel!("elementwise", "copy", out.dtype(), x.dtype());
     let arguments = [(&out).into(), (&x).into(), n.into()];
     cuda.launch(kernel, Extent::flat(n), &arguments)
 }

@@ -9,7 +9,8 @@ use memory::{DType, In, Out};
 pub const CACHE_BLOCK: usize = 16;
 
 /// Stores the keys and values of the last tokens of each sequence: `k [b * n, w]`, `v [b * n, u]`, `n` rows for
-/// each of `b` sequences, into `k_cache [blocks, 16, w]`, `v_cache [blocks, 16, u]`.
+/// each of `b` sequences, into `k_cache [blocks, 16, w]`, `v_cache [blocks, 16, u]`. Without `v_cache`,
+/// `k_cache [blocks, 16, w + u]` has both side by side.
 ///
 /// `table [b, m]` i32 names the blocks of each sequence, in order; `lengths [b]` i32 are its tokens, including the new
 /// ones. If a sequence has fewer than `n` tokens, its rows come last, and rows before its first token are not stored.
@@ -17,7 +18,7 @@ pub const CACHE_BLOCK: usize = 16;
 /// same block.
 pub struct StoreInCache<'a> {
     pub k_cache: Out<'a>,
-    pub v_cache: Out<'a>,
+    pub v_cache: Option<Out<'a>>,
     pub k: In<'a>,
     pub v: In<'a>,
     pub table: In<'a>,
@@ -27,7 +28,8 @@ pub struct StoreInCache<'a> {
 /// Causal attention of the last `shape.seq` tokens of each sequence over all of its tokens, or over the last `shape.window` of
 /// them. Keys and values are in a cache that [`StoreInCache`] has filled, those of the last tokens included.
 /// `q [b * n, heads * d]`; `out [b * n, heads * e]`; `k_cache [blocks, 16, kv_heads * d]`, `v_cache [blocks, 16, kv_heads * e]`,
-/// `table` and `lengths` as there. Rows before a sequence's first token become 0.
+/// `table` and `lengths` as there. Without `v_cache`, the values are the first `e` columns of each head of keys (latent
+/// attention in its absorbed form, DeepSeek-V2 2024). Rows before a sequence's first token become 0.
 ///
 /// The bits of a row of `out` depend only on its query, its position, and the keys and values up to there. They do not
 /// depend on the rest of the batch, on the blocks in use, or on how many tokens are new.
@@ -35,7 +37,7 @@ pub struct CachedAttention<'a> {
     pub out: Out<'a>,
     pub q: In<'a>,
     pub k_cache: In<'a>,
-    pub v_cache: In<'a>,
+    pub v_cache: Option<In<'a>>,
     pub table: In<'a>,
     pub lengths: In<'a>,
     pub shape: AttentionShape,
@@ -49,17 +51,19 @@ fn check_table(check: &Check, sequences: usize, table: &In, lengths: &In) -> Che
     check.tensor("lengths", lengths, &[sequences], DType::I32)
 }
 
-/// Checks the caches of keys and of values against the widths of a token.
+/// Checks the cache of keys, and that of values if there is one, against the widths of a token in each.
 fn check_caches(
     check: &Check,
-    [k_cache, v_cache]: [&dyn View; 2],
-    [k_width, v_width]: [usize; 2],
+    (k_cache, k_width): (&dyn View, usize),
+    values: Option<(&dyn View, usize)>,
     dtype: DType,
 ) -> Checked {
     check.rank("k_cache", k_cache, 3)?;
     let blocks = k_cache.view().dims()[0];
     check.tensor("k_cache", k_cache, &[blocks, CACHE_BLOCK, k_width], dtype)?;
-    check.tensor("v_cache", v_cache, &[blocks, CACHE_BLOCK, v_width], dtype)
+    values.map_or(Ok(()), |(v_cache, v_width)| {
+        check.tensor("v_cache", v_cache, &[blocks, CACHE_BLOCK, v_width], dtype)
+    })
 }
 
 impl Contract for StoreInCache<'_> {
@@ -71,9 +75,14 @@ impl Contract for StoreInCache<'_> {
         let (k, v) = (&self.k, &self.v);
         check.real_of_rank("k", k, 2)?;
         check.rank("v", v, 2)?;
-        let (rows, widths) = (k.dims()[0], [k.dims()[1], v.dims()[1]]);
-        check.tensor("v", v, &[rows, widths[1]], k.dtype())?;
-        check_caches(check, [&self.k_cache, &self.v_cache], widths, k.dtype())?;
+        let (rows, [k_width, v_width]) = (k.dims()[0], [k.dims()[1], v.dims()[1]]);
+        check.tensor("v", v, &[rows, v_width], k.dtype())?;
+        let values = self.v_cache.as_ref().map(|cache| (cache as _, v_width));
+        let of_keys = match values {
+            Some(_) => k_width,
+            None => k_width + v_width,
+        };
+        check_caches(check, (&self.k_cache, of_keys), values, k.dtype())?;
         check.rank("table", &self.table, 2)?;
         let sequences = self.table.dims()[0];
         check_table(check, sequences, &self.table, &self.lengths)?;
@@ -106,15 +115,19 @@ impl Contract for CachedAttention<'_> {
     fn check(&self, check: &Check) -> Checked {
         let shape = self.shape;
         shape.check(check, [&[("q", &self.q)], &[], &[], &[("out", &self.out)]])?;
-        let widths = shape.head_dims().map(|dim| shape.kv_heads * dim);
-        let caches: [&dyn View; 2] = [&self.k_cache, &self.v_cache];
-        check_caches(check, caches, widths, self.q.dtype())?;
+        let [k_dim, v_dim] = shape.head_dims();
+        check.that(self.v_cache.is_some() || v_dim <= k_dim, || {
+            format!("values of {v_dim} columns are no part of keys of {k_dim}")
+        })?;
+        let [k_width, v_width] = [k_dim, v_dim].map(|dim| shape.kv_heads * dim);
+        let values = self.v_cache.as_ref().map(|cache| (cache as _, v_width));
+        check_caches(check, (&self.k_cache, k_width), values, self.q.dtype())?;
         check_table(check, shape.batch, &self.table, &self.lengths)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
         let keys = self.shape.batch * self.most_keys();
-        let caches = [self.k_cache, self.v_cache].map(|cache| {
+        let caches = [self.k_cache].into_iter().chain(self.v_cache).map(|cache| {
             let &[blocks, each, width] = cache.dims() else {
                 unreachable!("the check asks for three dimensions");
             };

@@ -5,6 +5,7 @@ use crate::case::{Case, run};
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing};
 use crate::host::Host;
+use crate::refusals::devices;
 use kernels::{AttentionShape, CACHE_BLOCK, KernelError, ScoreScale, StoreInCache};
 use memory::DType;
 
@@ -15,6 +16,8 @@ struct CachedAttention {
     lengths: Vec<usize>,
     /// The shape of attention for the new tokens: its sequence length counts those alone.
     shape: AttentionShape,
+    /// Values are the first columns of keys, and the last columns are stored as if they were values.
+    is_latent: bool,
     /// Scores are as large as this, about.
     range: f64,
 }
@@ -71,14 +74,32 @@ impl CachedAttention {
 
     fn qkv(&self) -> [Host; 3] {
         let [q, k, v] = [self.shape.q(), self.shape.k(), self.shape.v()].map(|[_, width]| width);
-        [self.rows(q, 1), self.rows(k, 2), self.rows(v, 3)]
+        let (q, k) = (self.rows(q, 1), self.rows(k, 2));
+        let v = match self.is_latent {
+            true => columns(&k, 0..v),
+            false => self.rows(v, 3),
+        };
+        [q, k, v]
+    }
+
+    /// What is stored of a token in two parts: keys and values, or the columns of keys that are values, and the rest.
+    fn stored(&self) -> [Host; 2] {
+        let [_, k, v] = self.qkv();
+        match self.is_latent {
+            true => {
+                let rest = columns(&k, v.dims[1]..k.dims[1]);
+                [v, rest]
+            }
+            false => [k, v],
+        }
     }
 
     /// Stores tokens a part at a time: in each, so many of every sequence. The last part attends.
     fn read(&self, device: &Device, parts: &[usize]) -> Result<Vec<Host>, KernelError> {
         let (sequences, longest) = (self.lengths.len(), self.longest());
         assert_eq!(parts.iter().sum::<usize>(), longest);
-        let mut caches = [self.shape.k(), self.shape.v()].map(|[_, width]| {
+        let widths = [self.shape.k(), self.shape.v()];
+        let mut caches = widths.map(|[_, width]| {
             let cache = [sequences * self.blocks(), CACHE_BLOCK, width];
             device.put(&Host::new(
                 self.dtype,
@@ -87,7 +108,7 @@ impl CachedAttention {
             ))
         });
         let table = device.put(&self.table());
-        let [q, k, v] = self.qkv();
+        let ([q, ..], [k, v]) = (self.qkv(), self.stored());
         let (mut read, mut lengths) = (0, device.room(DType::I32, [sequences]));
         for new in parts {
             let left = longest - read - new;
@@ -100,7 +121,7 @@ impl CachedAttention {
             let [k_cache, v_cache] = &mut caches;
             device.kernels.run(StoreInCache {
                 k_cache: k_cache.view_mut(),
-                v_cache: v_cache.view_mut(),
+                v_cache: (!self.is_latent).then(|| v_cache.view_mut()),
                 k: k.view(),
                 v: v.view(),
                 table: table.view(),
@@ -116,14 +137,14 @@ impl CachedAttention {
             out: out.view_mut(),
             q: q.view(),
             k_cache: caches[0].view(),
-            v_cache: caches[1].view(),
+            v_cache: (!self.is_latent).then(|| caches[1].view()),
             table: table.view(),
             lengths: lengths.view(),
             shape,
         })?;
-        Ok([&out, &caches[0], &caches[1]]
-            .map(|tensor| device.take(tensor))
-            .into())
+        let read = if self.is_latent { 1 } else { 2 };
+        let tensors = [&out].into_iter().chain(&caches[..read]);
+        Ok(tensors.map(|tensor| device.take(tensor)).collect())
     }
 
     /// What a cache holds in the end: what it held where there is no token.
@@ -202,6 +223,14 @@ impl CachedAttention {
     }
 }
 
+/// Some columns of rows.
+fn columns(rows: &Host, columns: std::ops::Range<usize>) -> Host {
+    let values = rows.values();
+    let kept = values.chunks(rows.dims[1]);
+    let kept = kept.flat_map(|row| row[columns.clone()].to_vec());
+    Host::new(rows.dtype, [rows.dims[0], columns.len()], kept)
+}
+
 impl Case for CachedAttention {
     fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
         let before = self.longest() - self.shape.seq;
@@ -211,11 +240,15 @@ impl Case for CachedAttention {
 
     fn expected(&self) -> Vec<Expected> {
         let [_, k, v] = self.qkv();
-        vec![
+        let mut expected = vec![
             Expected::new("cached_attention", self.output(), Rule::Standard),
             Expected::new("store_in_cache: k", self.cached(&k), Rule::Exact),
-            Expected::new("store_in_cache: v", self.cached(&v), Rule::Exact),
-        ]
+        ];
+        if !self.is_latent {
+            let values = self.cached(&v);
+            expected.push(Expected::new("store_in_cache: v", values, Rule::Exact));
+        }
+        expected
     }
 }
 
@@ -245,6 +278,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                     window,
                     ..AttentionShape::new([lengths.len(), new], [heads, kv_heads], head_dim)
                 },
+                is_latent: false,
                 range,
             }) as Box<dyn Case>
         })
@@ -259,6 +293,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 scale: scale.map(ScoreScale::new),
                 ..AttentionShape::new([3, 7], [4, 2], head_dim)
             },
+            is_latent: false,
             range: 1.0,
         }) as Box<dyn Case>
     };
@@ -267,9 +302,29 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         (24, 200, None),
         (48, 33, Some(0.3)),
         (64, 64, Some(0.4)),
+        (300, 270, None),
     ];
     let usual = SHAPES.into_iter().flat_map(case);
-    usual.chain(widths.map(of_widths)).collect()
+    // One head of keys whose first columns are values: packs that both share, some of a lane, and several of a lane.
+    let of_latents = |([kv, rotary], window): ([usize; 2], Option<usize>)| {
+        Box::new(CachedAttention {
+            dtype,
+            lengths: vec![37, 5, 20],
+            shape: AttentionShape {
+                v_head_dim: kv,
+                window,
+                scale: Some(ScoreScale::new(0.2)),
+                ..AttentionShape::new([3, 7], [4, 1], kv + rotary)
+            },
+            is_latent: true,
+            range: 1.0,
+        }) as Box<dyn Case>
+    };
+    let latents = [[28, 8], [33, 3], [250, 6], [256, 8], [512, 64], [576, 64]];
+    let latents = latents.map(|widths| (widths, None)).into_iter();
+    let latents = latents.chain([([512, 64], Some(21))]).map(of_latents);
+    let usual = usual.chain(widths.map(of_widths));
+    usual.chain(latents).collect()
 }
 
 /// A token has the same bits alone and in a batch, and whether what is before it was read with it or before.
@@ -285,6 +340,7 @@ fn a_token_does_not_see_the_batch() {
                     window,
                     ..AttentionShape::new([lengths.len(), 1], [4, 2], 20)
                 },
+                is_latent: false,
                 range: 2.0,
             };
             let case = |lengths: &[usize]| within(lengths, None);
@@ -318,13 +374,14 @@ fn a_token_does_not_see_the_batch() {
 }
 
 #[test]
-fn heads_wider_than_a_block_of_threads() {
+fn heads_wider_than_three_packs_of_a_warp() {
     for dtype in DTYPES {
         for device in computing(dtype) {
             let case = CachedAttention {
                 dtype,
                 lengths: vec![19, 40],
-                shape: AttentionShape::new([2, 1], [2, 1], 300),
+                shape: AttentionShape::new([2, 1], [2, 1], 800),
+                is_latent: false,
                 range: 1.0,
             };
             match device.kernels.target() {
@@ -336,9 +393,43 @@ fn heads_wider_than_a_block_of_threads() {
                 kernels::Target::Cuda => {
                     let error = case.run(&device).unwrap_err();
                     assert_eq!(error.operation, "cached_attention");
-                    assert!(error.message.contains("wider than 256"), "{error}");
+                    assert!(error.message.contains("wider than 768"), "{error}");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn values_wider_than_the_keys_that_have_them() {
+    for dtype in DTYPES {
+        for device in devices(dtype) {
+            let case = CachedAttention {
+                dtype,
+                lengths: vec![9],
+                shape: AttentionShape {
+                    v_head_dim: 13,
+                    ..AttentionShape::new([1, 2], [4, 1], 12)
+                },
+                is_latent: false,
+                range: 1.0,
+            };
+            let tensor = |dims: &[usize]| {
+                let dims = memory::Dims::try_from(dims).unwrap();
+                device.room(dtype, dims)
+            };
+            let (mut out, q, k_cache) = (tensor(&[2, 52]), tensor(&[2, 48]), tensor(&[2, 16, 12]));
+            let error = device.kernels.run(kernels::CachedAttention {
+                out: out.view_mut(),
+                q: q.view(),
+                k_cache: k_cache.view(),
+                v_cache: None,
+                table: device.put(&case.table()).view(),
+                lengths: case.put_lengths(&device, [9].into_iter()).view(),
+                shape: case.shape,
+            });
+            let error = error.unwrap_err();
+            assert!(error.message.contains("no part of keys of 12"), "{error}");
         }
     }
 }

@@ -44,6 +44,8 @@ struct Copy {
     to: DType,
     rows: usize,
     columns: usize,
+    /// How the rows that are written lie, and those that are read.
+    layouts: [Layout; 2],
 }
 
 /// What a conversion may get wrong: signs of zero, ties, the edges of the range, and no number at all.
@@ -73,13 +75,22 @@ impl Copy {
 
 impl Case for Copy {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
-        let x = device.put(&self.x());
-        let mut out = device.room(self.to, [self.rows, self.columns]);
+        let [to, from] = self.layouts;
+        let before = Host::new(
+            self.to,
+            [self.rows, self.columns],
+            vec![0.5; self.rows * self.columns],
+        );
+        let x = device.put(&from.around(&self.x()));
+        let mut out = device.put(&to.around(&before));
         device.kernels.run(kernels::Copy {
-            out: out.view_mut(),
-            x: x.view(),
+            out: to.view_mut(out.view_mut()),
+            x: from.view(x.view()),
         })?;
-        Ok(vec![device.take(&out)])
+        Ok(vec![match device.memory.is_shapes() {
+            true => before,
+            false => to.within(&device.take(&out)),
+        }])
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -179,12 +190,17 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         }
     }
     for (rows, columns) in [(1, 1), (37, 131), (131, 288)] {
-        for to in DTYPES {
+        let gaps = [[PLAIN, COLUMNS], [COLUMNS, PLAIN], [WIDE_COLUMNS; 2]];
+        for (to, layouts) in DTYPES
+            .into_iter()
+            .flat_map(|to| [[PLAIN; 2]].into_iter().chain(gaps).map(move |of| (to, of)))
+        {
             cases.push(Box::new(Copy {
                 from: dtype,
                 to,
                 rows,
                 columns,
+                layouts,
             }));
         }
     }

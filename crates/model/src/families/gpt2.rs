@@ -76,6 +76,7 @@ fn stages(
             kind,
             attention: attention.clone(),
             dropout: of_probs,
+            latents: None,
         }),
         Box::new(ResidualProjection {
             name: "attn_out",

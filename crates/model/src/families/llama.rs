@@ -5,8 +5,8 @@
 use crate::parameters::{ExpertFiles, Initial, Parameters, PartParameters};
 use crate::stages::{
     Attention, CoreAttention, Dispatch, Embedding, ExpertActivation, ExpertLinear, ExpertsDown,
-    ExpertsUp, Head, HeadNorms, LatentDown, LatentUp, MlpActivation, Norm, NormStage, Projection,
-    Qkv, ResidualProjection, Rotary, RouterChoice, RouterTables,
+    ExpertsUp, Head, HeadNorms, LatentDown, LatentHeads, LatentUp, MlpActivation, Norm, NormStage,
+    Projection, Qkv, ResidualProjection, Rotary, RouterChoice, RouterTables,
 };
 use crate::{
     Activation, ActivationFunction, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite,
@@ -69,16 +69,24 @@ fn stages(
     };
     let mut stages: Vec<Box<dyn Stage>> =
         vec![norm(own, "attn_norm", [X, H1, RSTD1], "input_layernorm")];
-    match &attention.latent {
-        None => stages.push(Box::new(qkv(config, attention, own))),
-        Some(latent) => stages.extend(latents(hidden, attention, latent, own)),
-    }
+    let latents = match &attention.latent {
+        None => {
+            stages.push(Box::new(qkv(config, attention, own)));
+            None
+        }
+        Some(latent) => {
+            let (made, heads) = latents(hidden, attention, latent, own);
+            stages.extend(made);
+            Some(heads)
+        }
+    };
     let (o_width, o_bias) = (attention.o_width(), attention.o_bias);
     stages.extend([
         Box::new(CoreAttention {
             kind,
             attention: attention.clone(),
             dropout: DropoutSite::NONE,
+            latents,
         }) as Box<dyn Stage>,
         Box::new(ResidualProjection {
             name: "attn_out",
@@ -293,13 +301,13 @@ fn shared_experts(
 /// The norms of latents have this epsilon, whatever the model's others have.
 const LATENT_EPS: f64 = 1e-6;
 
-/// Latents, their norms, and queries, keys and values from them.
+/// Latents, their norms, and queries, keys and values from them; and the matrix of keys and values.
 fn latents(
     hidden: usize,
     attention: &AttentionSpec,
     latent: &LatentConfig,
     own: &mut PartParameters,
-) -> Vec<Box<dyn Stage>> {
+) -> (Vec<Box<dyn Stage>>, LatentHeads) {
     let mut stages: Vec<Box<dyn Stage>> =
         vec![Box::new(LatentDown::declare(own, H1, hidden, latent))];
     if let Some(width) = latent.q {
@@ -311,8 +319,9 @@ fn latents(
     let parameter = ("self_attn.kv_a_layernorm", latent.kv, LATENT_EPS);
     stages.push(normed(own, "mla_kv_norm", of, parameter));
     let up = LatentUp::declare(own, (hidden, H1), attention, latent);
+    let heads = up.heads;
     stages.push(Box::new(up));
-    stages
+    (stages, heads)
 }
 
 fn qkv(config: &ModelConfig, attention: &AttentionSpec, own: &mut PartParameters) -> Qkv {

@@ -1,14 +1,17 @@
 //! Causal attention over whole sequences, with or without stored scores.
 
-use super::{Qkv, written};
+use super::{LatentHeads, Qkv, written};
 use crate::activation::Dimension;
 use crate::stage::{Io, Stage};
-use crate::{Activation, AttentionSpec, DropoutSite, Extent, Label, ModelError, Pass};
+use crate::{
+    Activation, AttentionSpec, CacheWidths, DropoutSite, Extent, Label, ModelError, ParameterId,
+    Pass,
+};
 use kernels::operation::{
     self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, StoreInCache,
 };
 use kernels::{AttentionShape, Flash, FlashOptions, Target};
-use memory::{Buffer, DType};
+use memory::{Buffer, DType, Out};
 
 /// How attention is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -47,6 +50,8 @@ pub struct CoreAttention {
     pub attention: AttentionSpec,
     /// Where probabilities are dropped.
     pub dropout: DropoutSite,
+    /// Latent attention's matrix, for passes with a cache: they weigh latents, of which heads make their values.
+    pub latents: Option<LatentHeads>,
 }
 
 impl CoreAttention {
@@ -132,31 +137,40 @@ impl CoreAttention {
         Ok(())
     }
 
-    /// Attention over the keys and values of earlier tokens in a cache, too.
+    /// Attention over the keys and values of earlier tokens in a cache, too. Under latent attention, q has queries of
+    /// latents, k has latents, and v the columns of keys that all heads share ([`super::LatentUp`]).
     fn cached(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
         let mut o = pass.output(Self::O)?;
-        let (kernels, shape) = (pass.kernels(), self.shape(pass));
+        let attention = self.attention.cached();
+        let mut sums = match &self.latents {
+            Some(_) => Some(pass.temporary("latent_sums", [pass.tokens(), attention.o_width()])?),
+            None => None,
+        };
+        let (kernels, batch) = (pass.kernels(), pass.batch().shape);
         let mut cache = pass.cache().expect("whoever calls this has one");
         let (table, lengths) = (cache.table, cache.lengths);
         kernels.run(StoreInCache {
             k_cache: cache.k_cache.reborrow(),
-            v_cache: cache.v_cache.reborrow(),
+            v_cache: cache.v_cache.as_mut().map(Out::reborrow),
             k: k.view(),
             v: v.view(),
             table,
             lengths,
         })?;
-        if let Some(out) = written(&mut o) {
+        if let Some(out) = written(&mut sums).or(written(&mut o)) {
             kernels.run(CachedAttention {
                 out,
                 q: q.view(),
                 k_cache: cache.k_cache.as_in(),
-                v_cache: cache.v_cache.as_in(),
+                v_cache: cache.v_cache.as_ref().map(Out::as_in),
                 table,
                 lengths,
-                shape,
+                shape: attention.shape(batch.rows, batch.seq),
             })?;
+        }
+        if let (Some(latents), Some(sums), Some(o)) = (&self.latents, &sums, &mut o) {
+            latents.values(pass, o.view_mut(), sums.view())?;
         }
         pass.put(Self::O, o);
         Ok(())
@@ -260,6 +274,14 @@ impl Stage for CoreAttention {
 
     fn dropout(&self) -> Option<DropoutSite> {
         Some(self.dropout)
+    }
+
+    fn parameters_with_cache(&self) -> Vec<ParameterId> {
+        self.latents.iter().map(LatentHeads::parameter).collect()
+    }
+
+    fn cache_widths(&self) -> Option<CacheWidths> {
+        Some(self.attention.cache_widths())
     }
 
     fn flops_per_token(&self, seq: usize) -> u64 {

@@ -6,8 +6,8 @@ use crate::parameters::{ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
 use crate::{Activation, AttentionSpec, Extent, Label, LatentConfig, Linear, ModelError, Pass};
 use kernels::Init;
-use kernels::operation::{ExpandKeys, ExpandKeysBackward, Matmul, RotaryTail};
-use memory::{Buffer, In};
+use kernels::operation::{Copy, ExpandKeys, ExpandKeysBackward, Matmul, RotaryTail};
+use memory::{Buffer, In, Out};
 
 /// The rotary embedding of the last columns of heads.
 #[derive(Clone, Copy)]
@@ -220,7 +220,70 @@ impl LatentDown {
     }
 }
 
-/// Queries, keys and values of all heads from their latents.
+/// The matrix `[a (n + v), kv]` of keys and values as passes with a cache use it, which keep latents alone: queries are
+/// multiplied by a head's rows of keys, and the sums of weighed latents by its rows of values (the absorbed form). There
+/// are two products for each head.
+#[derive(Clone, Copy)]
+pub struct LatentHeads {
+    weight: ParameterId,
+    heads: usize,
+    /// kv, n, p and v.
+    latent: usize,
+    own: usize,
+    turned: usize,
+    value: usize,
+}
+
+impl LatentHeads {
+    /// The matrix.
+    pub fn parameter(&self) -> ParameterId {
+        self.weight
+    }
+
+    /// Queries of latents `[t, a (kv + p)]` from queries `[t, a (n + p)]`.
+    fn queries(&self, pass: &Pass, mut out: Out, q: In) -> Result<(), ModelError> {
+        let (of_out, of_q) = (self.latent + self.turned, self.own + self.turned);
+        let rows = q.dims()[0] * self.heads;
+        let by_head = out.reborrow().reshape([rows, of_out]);
+        pass.kernels().run(Copy {
+            out: by_head.columns(self.latent..of_out),
+            x: q.reshape([rows, of_q]).columns(self.own..of_q),
+        })?;
+        let weight = pass.parameter(self.weight);
+        for head in 0..self.heads {
+            let [to, from] = [head * of_out, head * of_q];
+            let first = head * (self.own + self.value);
+            pass.kernels().run(Matmul {
+                out: out.reborrow().columns(to..to + self.latent),
+                a: q.columns(from..from + self.own),
+                b: weight.rows(first..first + self.own),
+                bias: None,
+                init: Init::Overwrite,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Outputs `[t, a v]` from sums of weighed latents `[t, a kv]`.
+    pub(super) fn values(&self, pass: &Pass, mut out: Out, sums: In) -> Result<(), ModelError> {
+        let weight = pass.parameter(self.weight);
+        for head in 0..self.heads {
+            let [to, from] = [head * self.value, head * self.latent];
+            let end = (head + 1) * (self.own + self.value);
+            pass.kernels().run(Matmul {
+                out: out.reborrow().columns(to..to + self.value),
+                a: sums.columns(from..from + self.latent),
+                b: weight.rows(end - self.value..end).t(),
+                bias: None,
+                init: Init::Overwrite,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Queries, keys and values of all heads from their latents. In a pass with a cache, what attention over latents takes
+/// stands in their places: queries of latents `[t, a (kv + p)]`, latents `[t, kv]`, and the shared columns `[t, p]`.
 pub struct LatentUp {
     /// What queries are made from: their latent, or the block's normalised input.
     pub q_input: Activation,
@@ -228,7 +291,8 @@ pub struct LatentUp {
     q: Linear,
     /// Keys without their shared columns, and values, head by head.
     kv: Linear,
-    heads: usize,
+    /// Its matrix, head by head.
+    pub heads: LatentHeads,
     kv_widths: [usize; 2],
     rotary: Tail,
 }
@@ -255,11 +319,20 @@ impl LatentUp {
         let own_columns = attention.qk_head_dim - latent.rotary_dim;
         let of_head = own_columns + attention.v_head_dim;
         let kv_outputs = attention.heads * of_head;
+        let q = Linear::declare(own, name, [attention.q_width(), inputs], false);
+        let kv = Linear::declare(own, "self_attn.kv_b_proj", [kv_outputs, latent.kv], false);
         LatentUp {
             q_input,
-            q: Linear::declare(own, name, [attention.q_width(), inputs], false),
-            kv: Linear::declare(own, "self_attn.kv_b_proj", [kv_outputs, latent.kv], false),
-            heads: attention.heads,
+            q,
+            heads: LatentHeads {
+                weight: kv.parameters()[0],
+                heads: attention.heads,
+                latent: latent.kv,
+                own: own_columns,
+                turned: latent.rotary_dim,
+                value: attention.v_head_dim,
+            },
+            kv,
             kv_widths: attention.kv_widths(),
             rotary: Tail {
                 head_dim: attention.qk_head_dim,
@@ -305,10 +378,12 @@ impl Stage for LatentUp {
         let x = pass.pull(self.q_input)?;
         let latent = pass.pull(LatentDown::C_KV)?;
         let k_rotary = pass.pull(LatentDown::K_ROTARY)?;
+        if pass.cache().is_some() {
+            return self.for_cache(pass, x.view(), latent.view(), k_rotary.view());
+        }
         let mut q = pass.output(LatentUp::Q)?;
         if let Some(q) = &mut q {
-            self.q.forward(pass, q.view_mut(), x.view())?;
-            self.rotary.turn(pass, q, false)?;
+            self.queries(pass, q, x.view())?;
         }
         pass.put(LatentUp::Q, q);
         let (mut k, mut v) = (pass.output(LatentUp::K)?, pass.output(LatentUp::V)?);
@@ -320,7 +395,7 @@ impl Stage for LatentUp {
                 v: super::written(&mut v),
                 kv: kv.view(),
                 k_rotary: k_rotary.view(),
-                heads: self.heads,
+                heads: self.heads.heads,
             })?;
         }
         pass.put(LatentUp::K, k);
@@ -340,10 +415,44 @@ impl Stage for LatentUp {
             dk_rotary: dk_rotary.view_mut(),
             dk: dk.view(),
             dv: dv.view(),
-            heads: self.heads,
+            heads: self.heads.heads,
         })?;
         pass.file_gradient(LatentDown::K_ROTARY, dk_rotary);
         drop((dk, dv));
         self.kv.backward(pass, LatentDown::C_KV, dkv.view())
+    }
+}
+
+impl LatentUp {
+    fn queries(&self, pass: &Pass, q: &mut Buffer, x: In) -> Result<(), ModelError> {
+        self.q.forward(pass, q.view_mut(), x)?;
+        self.rotary.turn(pass, q, false)
+    }
+
+    /// What attention over latents takes.
+    fn for_cache(
+        &self,
+        pass: &mut Pass,
+        x: In,
+        latent: In,
+        k_rotary: In,
+    ) -> Result<(), ModelError> {
+        let [tokens, width] = [latent.dims()[0], latent.dims()[1]];
+        let of_head = width + self.heads.turned;
+        let mut out = pass.output_as_wide(LatentUp::Q, self.heads.heads * of_head)?;
+        if let Some(out) = &mut out {
+            let mut q = pass.temporary("q_of_keys", [tokens, self.q.outputs()])?;
+            self.queries(pass, &mut q, x)?;
+            self.heads.queries(pass, out.view_mut(), q.view())?;
+        }
+        pass.put(LatentUp::Q, out);
+        for (of, x) in [(LatentUp::K, latent), (LatentUp::V, k_rotary)] {
+            let mut out = pass.output_as_wide(of, x.dims()[1])?;
+            if let Some(out) = super::written(&mut out) {
+                pass.kernels().run(Copy { out, x })?;
+            }
+            pass.put(of, out);
+        }
+        Ok(())
     }
 }

@@ -18,7 +18,7 @@ pub use attention::{Attention, CoreAttention};
 pub use embedding::Embedding;
 pub use experts::{Dispatch, ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp};
 pub use head::Head;
-pub use latent::{LatentDown, LatentUp};
+pub use latent::{LatentDown, LatentHeads, LatentUp};
 pub use mlp_activation::MlpActivation;
 pub use norm::{Norm, NormStage};
 pub use projection::Projection;

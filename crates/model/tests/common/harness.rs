@@ -6,9 +6,10 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target, Traffic};
 use memory::{Buffer, Category, DType, Home, Homes, Memory};
 use model::{
-    Architecture, Batch, BatchShape, Computation, Model, ModelConfig, NoHooks, Policy, Purpose,
-    Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work,
+    Architecture, Batch, BatchShape, Computation, KvCache, Model, ModelConfig, NoHooks, Policy,
+    Purpose, Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work,
 };
+use std::ops::Range;
 use std::rc::Rc;
 use units::{Gradients, Weights};
 
@@ -175,6 +176,40 @@ impl Run {
         self.model.forward_backward(work, &mut replayed).unwrap();
         assert!(self.gradients.missing().is_empty());
         replayed
+    }
+
+    /// A cache for sequences of so many tokens.
+    pub fn cache(&self, tokens: &[usize]) -> KvCache {
+        let shape = self.model.architecture().cache_shape();
+        KvCache::lease(&self.memory, shape, DType::F32, tokens).unwrap()
+    }
+
+    /// The logits `[rows, VOCAB]` of what follows the last of some tokens, as many of each row, at these positions. Some
+    /// sequences of a cache go on there, whose lengths include these tokens.
+    pub fn next_logits(
+        &mut self,
+        (rows, ids, positions): (usize, &[i32], &[i32]),
+        cache: Option<(&mut KvCache, Range<usize>, &[usize])>,
+    ) -> Vec<f32> {
+        let (memory, kernels) = (&self.memory, &*self.kernels);
+        let seq = ids.len() / rows;
+        let shape = BatchShape { rows, seq };
+        let batch = Batch::without_targets(memory, kernels, shape, ids, positions).unwrap();
+        let cached = cache.map(|(cache, sequences, lengths)| {
+            let cached = cache.sequences(memory, kernels, sequences, lengths);
+            cached.unwrap()
+        });
+        let work = Work {
+            memory,
+            kernels,
+            weights: &mut self.weights,
+            order: &Rc::default(),
+            saved: &mut self.saved,
+            batch: &batch,
+            purpose: Purpose::Inference(cached),
+        };
+        let logits = self.model.next_logits(work).unwrap();
+        logits.view().slice::<f32>().to_vec()
     }
 
     /// The loss of the last pass.

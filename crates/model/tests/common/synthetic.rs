@@ -403,6 +403,7 @@ fn block(
         kind,
         attention,
         dropout: DropoutSite::NONE,
+        latents: None,
     }));
     stages.push(Box::new(ResidualProjection {
         name: "attn_out",

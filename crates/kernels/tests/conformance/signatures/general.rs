@@ -22,7 +22,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         Signature {
             operation: "copy",
             outs: vec![real("out", &[4, 6]).free_type()],
-            ins: vec![real("x", &[4, 6]).free_type()],
+            ins: vec![real("x", &[4, 6]).free_type().free_layout()],
             call: |kernels, outs, ins| {
                 kernels.run(kernels::Copy {
                     out: outs[0].reborrow(),
