@@ -167,6 +167,11 @@ impl ExpertsConfig {
             return Err(format!("factor = {}; it must be above 0", self.factor));
         }
         let dense = &self.dense_layers;
+        if dense.len() >= layers {
+            return Err(format!(
+                "dense_layers = {dense:?} leave no layer to the experts; leave model.experts out"
+            ));
+        }
         if !dense.is_sorted_by(|one, next| one < next)
             || dense.last().is_some_and(|last| *last >= layers)
         {

@@ -2,7 +2,7 @@
 //! transformers reads them.
 
 use super::keys::{HfConfigError, flag, number, size, size_or};
-use crate::{ExpertsConfig, LatentConfig, ModelConfig, ScoreKind};
+use crate::{ExpertsConfig, LatentConfig, ModelConfig, RouterAuxKind, ScoreKind};
 use serde_json::{Value, json};
 
 /// How many layers predict further tokens: none, since these are left out. transformers assumes one.
@@ -46,7 +46,7 @@ pub(super) fn read(
     }
     let latent = latent(json, family)?;
     Ok(ModelConfig {
-        head_dim: size_or(json, "qk_nope_head_dim", 128)? + latent.rotary_dim,
+        head_dim: size_or(json, "qk_nope_head_dim", 128)?.saturating_add(latent.rotary_dim),
         kv_heads: size_or(json, "num_key_value_heads", config.heads)?,
         latent: Some(latent),
         ..config
@@ -161,7 +161,7 @@ fn experts(
                 count: count(all)?,
                 chosen: size_or(json, "num_experts_per_tok", chosen)?,
                 ffn,
-                shared_ffn: ffn * size_or(json, "n_shared_experts", shared)?,
+                shared_ffn: ffn.saturating_mul(size_or(json, "n_shared_experts", shared)?),
                 // The list is bounded, since `validate` refuses models of more layers.
                 dense_layers: (0..first_dense.min(config.layers).min(1 << 16)).collect(),
                 score: if is_v3 {
@@ -257,8 +257,11 @@ pub(super) fn write(config: &ModelConfig, family: &str, json: &mut Value) {
         _ => write_deepseek(config, experts, family, json),
     }
     if !is_deepseek(family) {
-        json["output_router_logits"] = json!(config.router_aux > 0.0);
-        json["router_aux_loss_coef"] = json!(config.router_aux);
+        // transformers knows no other kind.
+        let is_pooled = config.router_aux_kind == RouterAuxKind::Pooled;
+        let aux = if is_pooled { config.router_aux } else { 0.0 };
+        json["output_router_logits"] = json!(aux > 0.0);
+        json["router_aux_loss_coef"] = json!(aux);
     }
 }
 

@@ -188,7 +188,7 @@ fn with_dtype(text: &str, dtype: &str) -> Option<String> {
     let original: Map<String, Value> = serde_json::from_str(text).ok()?;
     let mut config = original.clone();
     // What was quantised is widened when it is read.
-    config.remove("quantization_config");
+    config.shift_remove("quantization_config");
     if let Some(predictors) = config.get_mut(PREDICTORS) {
         *predictors = 0.into();
     }

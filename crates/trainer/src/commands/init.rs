@@ -89,15 +89,16 @@ pub(crate) fn init(resolved: &Resolved) -> Result<(), Failure> {
         .in_layout()
         .map(|parameter| (parameter.initial, parameter.dtype(dtype)))
         .collect();
-    // Elements are drawn in order. A tensor that is written transposed is read, and drawn, several times.
-    let drawn = RefCell::new((0, fresh.values(initial[0].0, 0)));
+    // Elements are drawn in order. A tensor that is written transposed is read, and drawn, several times; one that has
+    // tensors in two files is drawn anew for the second, as far as the first went.
+    let drawn = RefCell::new((0, 0, fresh.values(initial[0].0, 0)));
     let weights = OutgoingWeights::new(parameters, dtype, |index, elements| {
-        let (next, values) = &mut *drawn.borrow_mut();
+        let (of, next, values) = &mut *drawn.borrow_mut();
         let (initial, dtype) = initial[index];
-        if elements.start == 0 {
-            (*next, *values) = (0, fresh.values(initial, index));
+        if (*of, *next) != (index, elements.start) {
+            (*of, *values) = (index, fresh.values(initial, index));
+            values.by_ref().take(elements.start).for_each(drop);
         }
-        assert_eq!(*next, elements.start, "elements are asked for in order");
         *next = elements.end;
         let values: Vec<f32> = values.take(elements.len()).collect();
         Ok(narrow(&values, dtype.into()).into_owned().into())
