@@ -115,7 +115,9 @@ fn what_does_not_fit_is_refused_when_it_is_asked_for() {
     // SAFETY: nothing is started.
     let refused = unsafe { kernels.start_upload(out.view_mut(), x.view()) }.unwrap_err();
     assert_eq!(refused.operation, "start_upload");
-    let refused = kernels.start_read(lease(17).unwrap().view()).unwrap_err();
+    let refused = kernels
+        .start_read(lease(kernels::READING_BYTES_MAX / 4 + 1).unwrap().view())
+        .unwrap_err();
     assert_eq!(refused.operation, "start_read");
     assert_eq!(kernels.traffic(), Traffic::default());
 }

@@ -177,7 +177,13 @@ impl Oracle<'_> {
     /// `[n, e]`: the weight of each expert for each token.
     fn weights(&self, tokens: &Tensor, name: &str) -> Result<Tensor> {
         let experts = self.config.experts.as_ref().expect("the layer has experts");
-        let logits = self.linear(tokens, &format!("{name}.gate"))?;
+        // Mixtral's files call the module by another name.
+        let older = name.replace(".mlp", ".block_sparse_moe");
+        let mut names = [name, &older]
+            .map(|module| format!("{module}.gate"))
+            .into_iter();
+        let gate = names.find(|gate| self.vars.contains_key(&format!("{gate}.weight")));
+        let logits = self.linear(tokens, &gate.expect("the layer has a router"))?;
         let is_softmax = experts.score == ScoreKind::Softmax;
         let scores = match is_softmax {
             true => softmax(&logits)?,

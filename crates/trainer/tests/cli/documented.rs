@@ -62,11 +62,13 @@ fn written() -> BTreeSet<String> {
     place.trainer(&run).succeeds();
     let resumed = "--resume run/checkpoints/step-2 --out resumed --quiet";
     place.trainer(resumed).succeeds();
+    let mixture = "--config tiny-moe --steps 1 --seq 16 --micro-batch 1 --out mixture --quiet";
+    place.trainer(mixture).succeeds();
     let short = format!("{small} --memory-limit 400KiB --out short");
     place.trainer(&short).fails(3, &["oom.json"]);
 
     let mut names = BTreeSet::new();
-    for folder in ["run", "run/ranks/0", "resumed"] {
+    for folder in ["run", "run/ranks/0", "resumed", "mixture"] {
         for record in Metrics::read(&place, folder).0 {
             names.insert(record["kind"].as_str().unwrap().to_owned());
             collect(&record, &mut names);
@@ -81,7 +83,8 @@ fn written() -> BTreeSet<String> {
         let plan = format!("plan --json --config small.toml --device cuda {flags}");
         place.trainer(&plan).succeeds().stdout
     });
-    let files = ["run/plan.json", "short/oom.json"].map(|file| place.text(file));
+    let files =
+        ["run/plan.json", "mixture/plan.json", "short/oom.json"].map(|file| place.text(file));
     for text in plans.iter().chain(&files) {
         collect(&serde_json::from_str(text).unwrap(), &mut names);
     }
