@@ -58,7 +58,7 @@ pub(super) fn cached_attention<D: Driver>(
     let head_dim = shape.qk_head_dim.max(shape.v_head_dim);
     let kernel = match head_dim {
         ..=THREADS => kernel!("cache", "cached_attention", q.dtype()),
-        ..=WIDEST => kernel!("cache", "cached_attention_wide", q.dtype()),
+        width if width <= WIDEST => kernel!("cache", "cached_attention_wide", q.dtype()),
         _ => {
             let message =
                 format!("heads of {head_dim} are wider than {WIDEST}, the widest on CUDA");

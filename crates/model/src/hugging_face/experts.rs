@@ -200,7 +200,8 @@ fn qwen_dense_layers(json: &Value, layers: usize) -> Result<Vec<usize>, HfConfig
         Value::Array(list) => list.iter().filter_map(Value::as_u64).collect(),
         _ => return Err(wrong),
     };
-    let is_dense = |layer: &usize| listed.contains(&(*layer as u64)) || (layer + 1) % step != 0;
+    let is_dense =
+        |layer: &usize| listed.contains(&(*layer as u64)) || !(layer + 1).is_multiple_of(step);
     Ok((0..layers.min(1 << 16)).filter(is_dense).collect())
 }
 
