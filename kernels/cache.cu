@@ -89,8 +89,8 @@ template <typename T> struct Keys {
     const int *blocks;
     // The first that is seen, and the number of those up to the query's own.
     size_t first, count;
-    // Heads of a token in the cache, which of them it is, and its widths there.
-    size_t heads, head, k_dim, v_dim;
+    // Heads of a token in the cache, which of them it is, its widths there, and how far values of two heads are apart.
+    size_t heads, head, k_dim, v_dim, v_stride;
 
     // Which head of all tokens' it is in a slot.
     __device__ size_t at(size_t slot) const { return slot * heads + head; }
@@ -119,10 +119,9 @@ __device__ Seen<PACKS> see(const T *q, const Keys<T> &keys, int warp, int lane, 
             const size_t position = block * CACHE_BLOCK + token + own;
             const bool is_seen = token + own < CACHE_BLOCK && keys.first <= position && position < keys.count;
             const size_t at = keys.at(start + token + own);
-            Part<PACKS> key = {};
             float score = 0.0f;
             if (is_seen) {
-                key = load_part<PACKS>(keys.k + at * keys.k_dim, keys.k_dim, part, lanes);
+                const Part<PACKS> key = load_part<PACKS>(keys.k + at * keys.k_dim, keys.k_dim, part, lanes);
 #pragma unroll
                 for (int i = 0; i < PACKS * PACK; i++) {
                     score += query.packs[i / PACK].at[i % PACK] * key.packs[i / PACK].at[i % PACK];
@@ -131,10 +130,8 @@ __device__ Seen<PACKS> see(const T *q, const Keys<T> &keys, int warp, int lane, 
             for (int distance = lanes / 2; distance > 0; distance /= 2) {
                 score += __shfl_xor_sync(WHOLE_WARP, score, distance);
             }
-            if (is_seen && keys.v == nullptr) {
-                seen.add_key(score, key, scale);
-            } else if (is_seen) {
-                seen.add_key(score, load_part<PACKS>(keys.v + at * keys.v_dim, keys.v_dim, part, lanes), scale);
+            if (is_seen) {
+                seen.add_key(score, load_part<PACKS>(keys.v + at * keys.v_stride, keys.v_dim, part, lanes), scale);
             }
         }
     }
@@ -165,7 +162,9 @@ __device__ void cached_attention(T *out, const T *q, const T *k_cache, const T *
     }
     const size_t kv_head = head / (heads / kv_heads);
     const size_t count = size_t(position) + 1, first = count > window ? count - window : 0;
-    const Keys<T> keys = {k_cache, v_cache, places.blocks_of(row), first, count, kv_heads, kv_head, k_dim, v_dim};
+    const bool are_apart = v_cache != nullptr;
+    const Keys<T> keys = {k_cache, are_apart ? v_cache : k_cache, places.blocks_of(row), first, count, kv_heads, kv_head,
+                          k_dim, v_dim, are_apart ? v_dim : k_dim};
     int lanes = 1;
     while (lanes < WARP && size_t(lanes) * PACK < (k_dim > v_dim ? k_dim : v_dim)) {
         lanes *= 2;

@@ -65,7 +65,7 @@ pub fn built(
     })
 }
 
-/// Refuses settings that make no sense together, whatever the model: [`model`] checks those that need to know it.
+/// Refuses settings that make no sense together, whatever the model: [`model()`] checks those that need to know it.
 ///
 /// # Errors
 /// For the first contradiction, with what to write instead.
