@@ -8,7 +8,7 @@ constexpr int SLOTS = EXPERTS_MAX / WARP;
 // Tokens of a block.
 constexpr int TOKENS = 8;
 
-// What sums of scores are divided by has this added.
+// Added to each sum of scores before anything is divided by it, so that no division is by 0.
 constexpr float TINY = 1e-20f;
 
 // What a lane has of a token: a number an expert.
@@ -59,7 +59,7 @@ __device__ inline void score(Slots &x, int is_sigmoid) {
     }
 }
 
-// What the scores that losses of balance see are divided by.
+// The divisor of the scores that the loss of balance sees: sigmoids are divided by their sum, softmaxes by nothing.
 __device__ inline float sum_of_balanced(const Slots &scores, int is_sigmoid) {
     return is_sigmoid ? slots_sum([&](int slot) { return scores.at[slot]; }) + TINY : 1.0f;
 }

@@ -40,7 +40,7 @@ pub struct ListedOrigin {
     pub validation_fraction: f64,
 }
 
-/// What identifies a tokenizer in `dataset.json`.
+/// The entry in `dataset.json` that identifies a tokenizer.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct ListedTokenizer {
     /// `bytes` or `hugging-face`.

@@ -10,7 +10,7 @@ pub const DEFAULT_SEQ: usize = 256;
 /// The most tokens in a step. More must be a mistyped setting.
 const MAX_STEP_TOKENS: usize = i32::MAX as usize;
 
-/// What to read, and how to divide it into steps.
+/// Says which data a run reads, and how it is divided into steps.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// `data.path`; `None` reads the built-in text.

@@ -21,7 +21,7 @@ pub(crate) struct TokenShards {
     pub(crate) name: String,
     pub(crate) format: Format,
     pub(crate) files: Vec<TokenFile>,
-    /// What they were made from, if that is known.
+    /// The text that the shards were made from, if `dataset.json` tells.
     pub(crate) origin: Option<ListedOrigin>,
 }
 

@@ -141,7 +141,7 @@ impl Architecture {
         embedding.into_iter().chain(of_blocks).collect()
     }
 
-    /// What a cache keeps of each token.
+    /// The columns that a cache keeps of each token in each layer.
     ///
     /// # Panics
     /// If a layer has no attention, or keeps more or less than another.
@@ -175,19 +175,16 @@ impl Architecture {
         of_blocks.collect()
     }
 
-    /// Its routers in the order of layers: the layer, how many experts it has, and the name of the buffer that is added
-    /// to scores where it chooses, if it has one.
-    pub fn routers(&self) -> Vec<(usize, usize, Option<String>)> {
-        let blocks = self.blocks.iter().enumerate();
-        let of_blocks = blocks.flat_map(|(layer, block)| {
-            let stages = block.stages().iter();
-            stages.filter_map(move |declared| {
-                let (experts, bias) = declared.stage.router()?;
-                let name = bias.map(|bias| self.parameters.get(bias).name.clone());
-                Some((layer, experts, name))
-            })
+    /// Its routers in the order of layers: how many experts each has, and the name of the buffer that is added to scores
+    /// where it chooses, if it has one.
+    pub fn routers(&self) -> Vec<(usize, Option<String>)> {
+        let stages = self.blocks.iter().flat_map(|block| block.stages());
+        let routers = stages.filter_map(|declared| {
+            let (experts, bias) = declared.stage.router()?;
+            let name = bias.map(|bias| self.parameters.get(bias).name.clone());
+            Some((experts, name))
         });
-        of_blocks.collect()
+        routers.collect()
     }
 
     /// Width of the residual stream.

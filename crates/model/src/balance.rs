@@ -59,7 +59,7 @@ impl RouterLosses {
 }
 
 impl Balance {
-    /// Room for the routers among `counting` stages, which have equally many experts each.
+    /// Room for `routers`, each with its number of experts, which all have equally many.
     pub(crate) fn lease(
         memory: &Memory,
         routers: Vec<(StagePosition, usize)>,

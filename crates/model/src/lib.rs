@@ -37,6 +37,7 @@ mod offload;
 mod on_tiles;
 mod parameters;
 mod pass;
+mod pass_balance;
 mod patterns;
 mod policy;
 mod position;

@@ -5,10 +5,9 @@ use crate::stage::Declared;
 use crate::tiles::Tiles;
 use crate::{
     Action, Activation, Batch, BatchShape, DropoutSite, Extent, LayerActivation, LayerCache,
-    LossPart, Model, ModelError, ParameterId, Purpose, ReplayCounts, RouterLosses,
-    SavedActivations,
+    LossPart, Model, ModelError, ParameterId, Purpose, ReplayCounts, SavedActivations,
 };
-use kernels::operation::{BalanceLoss, Sum};
+use kernels::operation::Sum;
 use kernels::{Dropout, Init, Kernels};
 use memory::{Buffer, Category, DType, Dims, In, Layer, Memory, Out, Phase, PlaceGuard};
 use std::rc::Rc;
@@ -33,8 +32,8 @@ pub struct Work<'a> {
 }
 
 /// The stage that runs, its direction, and which of its declared reads it has pulled.
-struct Running<'a> {
-    at: StagePosition,
+pub(crate) struct Running<'a> {
+    pub(crate) at: StagePosition,
     is_backward: bool,
     parameters: &'a [ParameterId],
     /// A bit for each activation that the stage declares to read.
@@ -49,9 +48,9 @@ pub struct Pass<'a> {
     pub(crate) model: &'a Model,
     pub(crate) work: Work<'a>,
     pub(crate) replayed: ReplayCounts,
-    running: Running<'a>,
+    pub(crate) running: Running<'a>,
     /// The stage whose backward pass runs; none during forward.
-    backward_at: Option<StagePosition>,
+    pub(crate) backward_at: Option<StagePosition>,
     /// The activations that this stage's backward pass has released before its end.
     let_go: Vec<Activation>,
     /// Gradients of activations, until the stage that wrote the activation takes them.
@@ -243,58 +242,6 @@ impl<'a> Pass<'a> {
         Ok(kernels.run(Sum {
             out,
             x: losses,
-            init,
-        })?)
-    }
-
-    /// The losses of routers, if the model trains and has some.
-    pub(crate) fn router_losses(&self) -> Option<RouterLosses> {
-        match self.work.purpose {
-            Purpose::Training(_) => self.model.architecture().router_losses(),
-            Purpose::Inference(_) => None,
-        }
-    }
-
-    /// Micro-batches of the whole step.
-    pub(crate) fn micro_batches(&mut self) -> usize {
-        self.work.purpose.training().loss.micro_batches
-    }
-
-    /// Where the router that runs writes its counts `[sequences, experts]` and summed scores for the loss of balance.
-    /// None without such a loss, and in replays, which would write the same.
-    pub(crate) fn balance(&mut self) -> Option<[Out<'_>; 2]> {
-        let at = self.running.at;
-        let is_forward =
-            matches!(self.work.purpose, Purpose::Training(_)) && self.backward_at.is_none();
-        let balance = self.work.saved.balance.as_mut().filter(|_| is_forward);
-        balance.map(|balance| balance.of_router(at))
-    }
-
-    /// The gradient `[sequences, experts]` of the scores of the router that runs, by the loss of balance.
-    pub(crate) fn balance_gradient(&self) -> Option<In<'_>> {
-        let balance = self.work.saved.balance.as_ref();
-        balance.map(|balance| balance.gradient_of(self.running.at))
-    }
-
-    /// The loss of balance and its gradient, once all routers have chosen.
-    pub(crate) fn balance_loss(&mut self) -> Result<(), ModelError> {
-        let Some(losses) = self.router_losses() else {
-            return Ok(());
-        };
-        let (kernels, shape) = (self.work.kernels, self.work.batch.shape);
-        let step = &mut self.work.purpose.training().loss;
-        let Some(balance) = &mut self.work.saved.balance else {
-            return Ok(());
-        };
-        let (pooled, factor) = losses.pooled(balance, shape, step.micro_batches);
-        let (loss, init) = step.part(LossPart::RouterAux);
-        Ok(kernels.run(BalanceLoss {
-            loss,
-            gradient: balance.gradient.view_mut(),
-            counts: balance.counts.view(),
-            sums: balance.sums.view(),
-            pooled,
-            factor,
             init,
         })?)
     }

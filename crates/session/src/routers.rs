@@ -57,7 +57,7 @@ impl Routers {
         rate: f64,
     ) -> Result<Option<Routers>, OutOfMemory> {
         let routers = architecture.routers();
-        let Some((_, experts, _)) = routers.first() else {
+        let Some((experts, _)) = routers.first() else {
             return Ok(None);
         };
         let (experts, count) = (*experts, routers.len());
@@ -78,7 +78,7 @@ impl Routers {
         };
         let biases = routers
             .iter()
-            .map(|(_, _, bias)| bias.as_ref().and_then(place));
+            .map(|(_, bias)| bias.as_ref().and_then(place));
         Ok(Some(Routers {
             experts,
             biases: biases.collect(),

@@ -6,7 +6,7 @@ use session::Evaluation;
 use settings::{Config, Resolved, TrainConfig, check};
 use std::path::Path;
 
-/// What to read, and how to divide it into steps.
+/// The options that say which data a run reads, and how it is divided into steps.
 pub(crate) fn data_options(resolved: &Resolved) -> Options {
     let config = &resolved.config;
     let format = config.data.format;

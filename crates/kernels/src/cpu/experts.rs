@@ -123,7 +123,7 @@ struct SharedOutput(Output);
 unsafe impl Sync for SharedOutput {}
 
 impl SharedOutput {
-    /// What remains of it from a row and a column on.
+    /// The part of the output that begins at a row and a column.
     fn starting_at(&self, row: usize, column: usize) -> Output {
         let out = self.0.starting_at_row(row);
         let pointer = out.pointer.wrapping_add(column);

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 /// Tokens of a task.
 const TOKENS: usize = 64;
 
-/// What sums of scores are divided by has this added.
+/// Added to each sum of scores before anything is divided by it, so that no division is by 0.
 const TINY: f32 = 1e-20;
 
 /// The keys by which experts are chosen: greater ones are taken first. These stand for no number.
@@ -77,7 +77,7 @@ unsafe fn write<T>(out: Option<Shared<T>>, at: usize, value: T) {
     }
 }
 
-/// What the scores that losses of balance see are divided by.
+/// The divisor of the scores that the loss of balance sees: sigmoids are divided by their sum, softmaxes by nothing.
 fn sum_of_balanced(scores: &[f32], score: RouterScore) -> f32 {
     match score {
         RouterScore::Softmax => 1.0,

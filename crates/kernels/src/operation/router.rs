@@ -65,9 +65,9 @@ pub struct Route<'a> {
 }
 
 /// The gradient of [`Route`]: `dlogits [t, e]` (f32 or bf16) from `dweights [t, k]` (f32). Choice and bias have none.
-/// To the gradient of the scores of a token `balance [n, e]` (f32) adds the row of its sequence: `t` is `n` sequences of
-/// equally many tokens, and these gradients are of the output `scores`: of the softmax, or of the divided sigmoids. A router of which no other
-/// loss is asked has no `balance`. `z_loss` adds the gradient of factor x (log-sum-exp of logits)^2 to each token's.
+/// `balance [n, e]` (f32) is the gradient of the output `scores` by the loss of balance, one row for all tokens of a
+/// sequence: `t` is `n` sequences of equally many tokens. `z_loss` is the factor of [`RouterZLoss`], whose gradient is
+/// added too. Both are left out if there is no such loss.
 pub struct RouteBackward<'a> {
     pub dlogits: Out<'a>,
     pub dweights: In<'a>,

@@ -82,7 +82,8 @@ impl CachedAttention {
         [q, k, v]
     }
 
-    /// What is stored of a token in two parts: keys and values, or the columns of keys that are values, and the rest.
+    /// The two tensors that a cache stores: keys and values; or of latents, the columns of keys that are also values, and
+    /// the other columns of keys.
     fn stored(&self) -> [Host; 2] {
         let [_, k, v] = self.qkv();
         match self.is_latent {

@@ -162,7 +162,7 @@ fn keys_of_other_widths_leave_no_queries_or_break_heads() {
     }
 }
 
-/// What a router may not be told, for six experts.
+/// Each of these routings contradicts a router of six experts.
 #[test]
 fn routings_that_contradict_the_experts_are_refused() {
     let groups = |count, chosen, best| {

@@ -14,7 +14,7 @@ use kernels::{
 use memory::DType;
 use std::cmp::Ordering;
 
-/// What sums of scores are divided by has this added.
+/// Added to each sum of scores before anything is divided by it, so that no division is by 0.
 const TINY: f64 = 1e-20;
 
 #[derive(Clone, Copy, Debug)]

@@ -41,11 +41,7 @@ impl ExpertLinear {
         self.product(pass, (y, x), offsets, false)
     }
 
-    /// `dx [r, inputs] = dy [r, outputs] W`.
-    fn input_gradient(&self, pass: &Pass, dx: Out, dy: In, offsets: In) -> Result<(), ModelError> {
-        self.product(pass, (dx, dy), offsets, true)
-    }
-
+    /// As [`ExpertLinear::forward`], or `by_columns` `dx [r, inputs] = dy [r, outputs] W`.
     fn product(
         &self,
         pass: &Pass,
@@ -60,6 +56,25 @@ impl ExpertLinear {
             by_columns,
             offsets,
         })?)
+    }
+
+    /// `dW += dy^T x`, and files the gradient of `input`, of which the layer computed its outputs.
+    fn backward(
+        &self,
+        pass: &mut Pass,
+        input: Activation,
+        dy: In,
+        offsets: In,
+    ) -> Result<(), ModelError> {
+        for input in self.backward_reads(input) {
+            let x = pass.pull(input)?;
+            self.add_gradient(pass, dy, x.view(), offsets)?;
+            pass.release(input, x);
+        }
+        let (mut dx, _) = pass.gradient_to_add(input)?;
+        self.product(pass, (dx.view_mut(), dy), offsets, true)?;
+        pass.file_gradient(input, dx);
+        Ok(())
     }
 
     /// `dW += dy^T x`, an expert at a time, if the weight is trained.
@@ -202,17 +217,8 @@ impl Stage for ExpertsUp {
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let dy = pass.gradient(ExpertsUp::GATE_UP);
         let offsets = pass.pull(RouterTables::OFFSETS)?;
-        for input in self.linear.backward_reads(Dispatch::EXPERT_IN) {
-            let x = pass.pull(input)?;
-            self.linear
-                .add_gradient(pass, dy.view(), x.view(), offsets.view())?;
-            pass.release(input, x);
-        }
-        let (mut dx, _) = pass.gradient_to_add(Dispatch::EXPERT_IN)?;
-        self.linear
-            .input_gradient(pass, dx.view_mut(), dy.view(), offsets.view())?;
-        pass.file_gradient(Dispatch::EXPERT_IN, dx);
-        Ok(())
+        let (input, dy, offsets) = (Dispatch::EXPERT_IN, dy.view(), offsets.view());
+        self.linear.backward(pass, input, dy, offsets)
     }
 }
 
@@ -377,9 +383,10 @@ impl Stage for ExpertsDown {
         let act = pass.pull(ExpertActivation::ACT)?;
         let offsets = pass.pull(RouterTables::OFFSETS)?;
         let slot_row = pass.pull(RouterTables::SLOT_ROW)?;
-        let shared = self.shared.as_ref();
-        let shared = shared.map(|linear| Ok((linear, pass.pull(ExpertActivation::SHARED_ACT)?)));
-        let shared = shared.transpose().map_err(|error: ModelError| error)?;
+        let shared = match &self.shared {
+            Some(linear) => Some((linear, pass.pull(ExpertActivation::SHARED_ACT)?)),
+            None => None,
+        };
         let mut out = pass.output(Activation::NEXT_X)?;
         if let Some(out) = &mut out {
             let down = [act.dims()[0], self.linear.outputs];
@@ -416,17 +423,8 @@ impl Stage for ExpertsDown {
             row_token: row_token.view(),
         })?;
         pass.file_gradient(self.residual, dout);
-        for input in self.linear.backward_reads(ExpertActivation::ACT) {
-            let x = pass.pull(input)?;
-            self.linear
-                .add_gradient(pass, dy.view(), x.view(), offsets.view())?;
-            pass.release(input, x);
-        }
-        let (mut dx, _) = pass.gradient_to_add(ExpertActivation::ACT)?;
-        self.linear
-            .input_gradient(pass, dx.view_mut(), dy.view(), offsets.view())?;
-        pass.file_gradient(ExpertActivation::ACT, dx);
-        Ok(())
+        let (input, dy, offsets) = (ExpertActivation::ACT, dy.view(), offsets.view());
+        self.linear.backward(pass, input, dy, offsets)
     }
 }
 
