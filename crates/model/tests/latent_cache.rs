@@ -111,7 +111,7 @@ fn logits_are_those_of_whole_sequences() {
                 );
                 for (expected, found) in expected.iter().zip(found) {
                     let distance = (expected - found).abs();
-                    assert!(distance < 1e-4, "{config:?}: {expected} {found}");
+                    assert!(distance < 1e-5, "{config:?}: {expected} {found}");
                 }
             }
         }
