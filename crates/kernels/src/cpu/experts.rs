@@ -6,10 +6,10 @@ use super::gemm::{FEW_ROWS, Matrix, Output, product, product_of_few_rows};
 use super::products::{Instructions, matrix_of, multiply_by_expert, multiply_gradients, rows_of};
 use super::simd::{CHUNK, Real, exp, lane_sum, vectorized};
 use super::{Shared, overwrites};
-use crate::{Init, Target};
 use crate::operation::{
     ExpertRows, Fill, GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
 };
+use crate::{Init, Target};
 use memory::{Buffer, DType, In, Out};
 use rayon::prelude::*;
 use std::cell::RefCell;

@@ -4,9 +4,9 @@
 
 use crate::parameters::{ExpertFiles, Initial, Parameters, PartParameters};
 use crate::stages::{
-    Attention, CoreAttention, Embedding, ExpertActivation, ExpertLinear, ExpertsDown,
-    ExpertsUp, Head, HeadNorms, LatentDown, LatentHeads, LatentUp, MlpActivation, Norm, NormStage,
-    Projection, Qkv, ResidualProjection, Rotary, RouterChoice, RouterTables,
+    Attention, CoreAttention, Embedding, ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp,
+    Head, HeadNorms, LatentDown, LatentHeads, LatentUp, MlpActivation, Norm, NormStage, Projection,
+    Qkv, ResidualProjection, Rotary, RouterChoice, RouterTables,
 };
 use crate::{
     Activation, ActivationFunction, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite,

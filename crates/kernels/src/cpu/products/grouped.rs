@@ -1,9 +1,9 @@
 //! Products of experts. Each is small: several run at a time, each with a part of the workspace, so that threads need
 //! not wait for one another after every expert.
 
+use super::pack::Listed;
 use super::store::{Added, Output};
 use super::tiles::{DEPTH, SIDE};
-use super::pack::Listed;
 use super::{Instructions, Operand, Product, RIGHT_PANELS, Room};
 use crate::Init;
 use crate::operation::{ExpertRows, GroupedGradient, GroupedMatmul};
