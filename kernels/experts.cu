@@ -1,18 +1,6 @@
-// Rows of experts: gathered, summed by token, and between their products the gated activation, weighed by the router.
+// Rows of experts: summed by token, and between their products the gated activation, weighed by the router.
 #include "pack.cuh"
 #include "reduce.cuh"
-
-// A block copies the row of a row's token.
-template <typename T> __device__ void gather_rows(T *rows, const T *x, const int *row_token, size_t width) {
-    const T *from = x + size_t(row_token[blockIdx.x]) * width;
-    T *to = rows + size_t(blockIdx.x) * width;
-    knowing(are_wide(width, rows, x), [&](auto wide) {
-        constexpr bool WIDE = decltype(wide)();
-        for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
-            store<WIDE>(to, first, width, load<WIDE>(from, first, width));
-        }
-    });
-}
 
 // First element of this thread's pack in the row of its block.
 __device__ inline size_t pack_of_row() { return (size_t(blockIdx.y) * blockDim.x + threadIdx.x) * PACK; }
@@ -95,10 +83,6 @@ __device__ void weighed_swiglu_backward(T *gate_up, float *dweights, const T *da
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
-    extern "C" __global__ void gather_rows_##name(T *rows, const T *x, const int *row_token, size_t width) {   \
-        gather_rows(rows, x, row_token, width);                                                                \
-    }                                                                                                          \
-    EXPORT(gather_rows_##name);                                                                                \
     extern "C" __global__ void sum_rows_##name(T *out, const T *rows, const int *slot_row, const T *init,      \
                                                size_t choices, size_t width) {                                 \
         sum_rows(out, rows, slot_row, init, choices, width);                                                   \

@@ -20,16 +20,30 @@ template <typename T, bool BY_DEPTH> struct Factor {
     // From one line in memory to the next, in elements.
     unsigned stride;
     int count, depth;
+    // Which line each is; null: the first one, and those that follow it.
+    const int *table;
 
     __device__ T at(int row, int place) const {
-        return BY_DEPTH ? first[size_t(place) * stride + row] : first[size_t(row) * stride + place];
+        const int line = BY_DEPTH ? place : row, element = BY_DEPTH ? row : place;
+        return first[size_t(table != nullptr ? table[line] : line) * stride + element];
     }
     // What is left from a place of the depth on, by lines in memory, and how many lines there are.
     __device__ HeadRows<const T> lines(int place) const {
-        const T *from = first + (BY_DEPTH ? size_t(place) * stride : size_t(place));
-        return {from, stride, BY_DEPTH ? count : depth - place};
+        return {first + (BY_DEPTH ? 0 : place), stride, BY_DEPTH ? count : depth - place};
     }
     __device__ int line_count(int place) const { return BY_DEPTH ? depth - place : count; }
+};
+
+// Rows that are grouped by expert, from `first` on: with a table the rows of `x` that it lists.
+template <typename T> struct ExpertRows {
+    const T *x;
+    const int *table;
+
+    template <bool BY_DEPTH>
+    __device__ Factor<T, BY_DEPTH> factor(size_t first, size_t width, size_t column, int count, int depth) const {
+        return {x + (table != nullptr ? 0 : first * width) + column, unsigned(width), count, depth,
+                table != nullptr ? table + first : nullptr};
+    }
 };
 
 // The block's part of the output: rows and columns that exist, which may be more than it computes.
@@ -50,7 +64,12 @@ template <int LONG, bool BY_DEPTH> struct Held {
     Of tile;
 
     __device__ void copy(const Factor<bf16, BY_DEPTH> &factor, int place) const {
-        copy_rows<LINES, THREADS>(tile, factor.lines(place), 0, factor.line_count(place));
+        const int first = BY_DEPTH ? place : 0, count = factor.line_count(place);
+        if (factor.table == nullptr) {
+            copy_rows<LINES, THREADS>(tile, factor.lines(place), first, count);
+        } else {
+            copy_listed_rows<LINES, THREADS>(tile, factor.lines(place), factor.table + first, count);
+        }
     }
     // The fragment of sixteen rows and sixteen places for the left side of a product.
     __device__ void load_left(uint32_t (&fragment)[4], int row, int place) const {
@@ -237,7 +256,7 @@ __device__ inline Rows rows_of_tile(const int *offsets, int experts, int tile) {
 // `out [r, n] = x [r, m] weights_i^T`, with `weights [e, n, m]`, or BY_COLUMNS `[e, m, n]`. Blocks along x for tiles of
 // rows, of which neighbours may read the same weights, and along y for tiles of columns.
 template <typename T, bool BY_COLUMNS>
-__device__ void grouped_matmul(T *out, const T *x, const T *weights, const int *offsets, int experts, size_t m,
+__device__ void grouped_matmul(T *out, ExpertRows<T> x, const T *weights, const int *offsets, int experts, size_t m,
                                size_t n) {
     const Rows rows = rows_of_tile(offsets, experts, int(blockIdx.x));
     if (rows.count <= 0) {
@@ -246,15 +265,15 @@ __device__ void grouped_matmul(T *out, const T *x, const T *weights, const int *
     const size_t column = size_t(blockIdx.y) * COLUMNS;
     const T *own = weights + size_t(rows.expert) * m * n + (BY_COLUMNS ? column : column * m);
     const Output<T> part = {out + size_t(rows.first) * n + column, n, rows.count, int(n - column), 0};
-    const Factor<T, false> a = {x + size_t(rows.first) * m, unsigned(m), rows.count, int(m)};
-    const Factor<T, BY_COLUMNS> b = {own, unsigned(BY_COLUMNS ? n : m), part.columns, int(m)};
+    const auto a = x.template factor<false>(size_t(rows.first), m, 0, rows.count, int(m));
+    const Factor<T, BY_COLUMNS> b = {own, unsigned(BY_COLUMNS ? n : m), part.columns, int(m), nullptr};
     multiply(part, a, b);
 }
 
 // `out_i [n, m] = [out_i +] dy^T x` of each expert's rows; one without rows gets zeros, or keeps what it has. Blocks
 // along x for tiles of columns, along y for tiles of rows, along z for experts.
 template <typename G, typename T>
-__device__ void grouped_gradient(G *out, const T *dy, const T *x, const int *offsets, size_t n, size_t m,
+__device__ void grouped_gradient(G *out, ExpertRows<T> dy, ExpertRows<T> x, const int *offsets, size_t n, size_t m,
                                  int accumulate) {
     const size_t first = offsets[blockIdx.z], row = size_t(blockIdx.y) * ROWS, column = size_t(blockIdx.x) * COLUMNS;
     const int depth = offsets[blockIdx.z + 1] - int(first);
@@ -263,15 +282,16 @@ __device__ void grouped_gradient(G *out, const T *dy, const T *x, const int *off
     }
     G *own = out + (size_t(blockIdx.z) * n + row) * m + column;
     const Output<G> part = {own, m, int(n - row), int(m - column), accumulate};
-    const Factor<T, true> a = {dy + first * n + row, unsigned(n), part.rows, depth};
-    const Factor<T, true> b = {x + first * m + column, unsigned(m), part.columns, depth};
+    const auto a = dy.template factor<true>(first, n, row, part.rows, depth);
+    const auto b = x.template factor<true>(first, m, column, part.columns, depth);
     multiply(part, a, b);
 }
 
 #define PRODUCT(T, name, by_columns)                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                      \
-        name(T *out, const T *x, const T *weights, const int *offsets, int experts, size_t m, size_t n) {      \
-        grouped_matmul<T, by_columns>(out, x, weights, offsets, experts, m, n);                                \
+        name(T *out, const T *x, const int *row_token, const T *weights, const int *offsets, int experts,      \
+             size_t m, size_t n) {                                                                             \
+        grouped_matmul<T, by_columns>(out, {x, row_token}, weights, offsets, experts, m, n);                   \
     }                                                                                                          \
     EXPORT(name)
 
@@ -282,9 +302,9 @@ PRODUCT(bf16, grouped_matmul_by_columns_bf16, true);
 
 #define GRADIENT(G, T, name)                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                      \
-        grouped_gradient_##name(G *out, const T *dy, const T *x, const int *offsets, size_t n, size_t m,       \
-                                int accumulate) {                                                              \
-        grouped_gradient(out, dy, x, offsets, n, m, accumulate);                                               \
+        grouped_gradient_##name(G *out, const T *dy, const int *dy_token, const T *x, const int *x_token,      \
+                                const int *offsets, size_t n, size_t m, int accumulate) {                      \
+        grouped_gradient<G, T>(out, {dy, dy_token}, {x, x_token}, offsets, n, m, accumulate);                  \
     }                                                                                                          \
     EXPORT(grouped_gradient_##name)
 

@@ -86,6 +86,37 @@ __device__ void copy_rows(Tile<T, D> tile, HeadRows<const T> rows, int first, in
     }
 }
 
+// The same of the `count` rows that `table` lists.
+template <int ROWS, int THREADS, typename T, int D>
+__device__ void copy_listed_rows(Tile<T, D> tile, HeadRows<const T> rows, const int *table, int count) {
+    typedef Tile<T, D> Of;
+    constexpr int STEP = THREADS / Of::CHUNKS;
+    static_assert(THREADS % Of::CHUNKS == 0 && ROWS % STEP == 0, "every thread has as many chunks as the others");
+    const int own = threadIdx.x / Of::CHUNKS, chunk = threadIdx.x % Of::CHUNKS, element = chunk * Of::PER_CHUNK;
+    const int to = tile.at(own, chunk), given = rows.width - element, left = count - own;
+    table += own;
+    if (rows.in_chunks()) {
+        const int existing = given > 0 ? left : 0;
+        // All of a thread's entries are on their way before it waits for the first.
+        unsigned listed[ROWS / STEP];
+#pragma unroll
+        for (int row = 0; row < ROWS; row += STEP) {
+            listed[row / STEP] = row < existing ? table[row] : 0;
+        }
+#pragma unroll
+        for (int row = 0; row < ROWS; row += STEP) {
+            const T *from = rows.row(listed[row / STEP]) + element;
+            copy_async(tile.chunks, to + row * Of::PITCH, reinterpret_cast<const Chunk *>(from), row < existing);
+        }
+    } else {
+#pragma unroll 1
+        for (int row = 0; row < ROWS; row += STEP) {
+            const T *from = rows.row(row < left ? table[row] : 0) + element;
+            tile.chunks[to + row * Of::PITCH] = partial_chunk(from, row < left ? given : 0);
+        }
+    }
+}
+
 // Stores the first `width` of a row's elements that this lane has in tiles of sums; `half` 0 is the upper row.
 template <int N, typename T>
 __device__ void store_row(T *row, int width, const float (&sums)[N][4], int half, float factor) {

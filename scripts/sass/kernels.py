@@ -19,6 +19,9 @@ def flash(width, rows):
 # tensors: `extent.rs`. Rows of 8,192 elements in the backward pass of norms: `norm_backward.rs`.
 ROWS, COLUMNS, FLAT, WIDE_ROWS = Launch(512), Launch(4 * 128), Launch(256), Launch(256)
 
+# Two stages of 64 rows and of 128 columns, each of 64 elements of bf16 and a chunk of padding: `experts.rs`.
+GROUPED = Launch(4 * 32, 2 * (64 + 128) * (64 * 2 + 16))
+
 # By source file.
 HOT = {
     "flash_attention": {
@@ -36,6 +39,17 @@ HOT = {
     "columns": {"add_parts_f32": COLUMNS},
     "elementwise": {"bias_backward_bf16": COLUMNS},
     "swiglu": {"swiglu_bf16": Launch(128), "swiglu_backward_bf16": Launch(128)},
+    "grouped_matmul": {
+        "grouped_matmul_bf16": GROUPED,
+        "grouped_matmul_by_columns_bf16": GROUPED,
+        "grouped_gradient_f32_bf16": GROUPED,
+        "grouped_gradient_bf16_bf16": GROUPED,
+    },
+    "experts": {
+        "sum_rows_bf16": Launch(128),
+        "weighed_swiglu_bf16": Launch(128),
+        "weighed_swiglu_backward_bf16": ROWS,
+    },
     "rotary": {"rotary_bf16": ROWS},
     "qkv": {"split_qkv_bf16": ROWS, "join_qkv_bf16": ROWS},
     "cross_entropy": {"cross_entropy_bf16": ROWS},

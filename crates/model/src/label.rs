@@ -45,7 +45,7 @@ impl Label {
     pub const MOE_ROUTER: Label = Label::new("moe_router").within("moe");
     /// The chosen experts, and the tables that group rows by expert. Only `full` drops them.
     pub const MOE_TABLES: Label = Label::new("moe_tables").dropped_by_full_alone();
-    /// The rows that experts read.
+    /// Nothing: experts read the rows of their tokens where the norm left them. Commands may go on naming it.
     pub const MOE_DISPATCH: Label = Label::new("moe_dispatch").within("moe");
     /// The output of the experts' activation function.
     pub const MOE_ACT: Label = Label::new("moe_act").within("moe");

@@ -90,7 +90,7 @@ pub(crate) fn levers(run: &Setup) -> Vec<Lever> {
 }
 
 /// Specifications that are compared for every model.
-const STRATEGIES: [&str; 16] = [
+const STRATEGIES: [&str; 15] = [
     "none",
     "core_attn",
     "layernorm",
@@ -100,11 +100,10 @@ const STRATEGIES: [&str; 16] = [
     "mlp",
     "shared_experts",
     "moe_act",
-    "moe_dispatch",
     "moe",
     "core_attn,layernorm,mlp_act",
     "core_attn,layernorm,mlp",
-    "layernorm,moe_act,moe_dispatch",
+    "layernorm,moe_act",
     "layernorm,mlp,moe",
     "full",
 ];

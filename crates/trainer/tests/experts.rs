@@ -23,11 +23,10 @@ const LAYERS: usize = 3;
 const STEPS: usize = 2;
 
 /// Stages of which some policy replays each.
-const REPLAYED: [&str; 7] = [
+const REPLAYED: [&str; 6] = [
     "moe_router",
     "moe_choice",
     "moe_tables",
-    "moe_dispatch",
     "moe_up",
     "moe_act",
     "mla_up",

@@ -1,4 +1,4 @@
-//! Experts: rows gathered by expert, a product an expert, the weighed activation, and the sum of each token's rows.
+//! Experts: a product an expert, the weighed activation, and the sum of each token's rows.
 
 use super::dispatch::by_dtype;
 use super::elementwise::fill;
@@ -6,10 +6,10 @@ use super::gemm::{FEW_ROWS, Matrix, Output, product, product_of_few_rows};
 use super::products::{Instructions, matrix_of, multiply_by_expert, multiply_gradients, rows_of};
 use super::simd::{CHUNK, Real, exp, lane_sum, vectorized};
 use super::{Shared, overwrites};
-use crate::Init;
 use crate::operation::{
-    Fill, GatherRows, GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
+    ExpertRows, Fill, GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
 };
+use crate::{Init, Target};
 use memory::{Buffer, DType, In, Out};
 use rayon::prelude::*;
 use std::cell::RefCell;
@@ -22,15 +22,17 @@ const PIECE: [usize; 2] = [256, 512];
 /// Columns of a token's rows that are added up at a time.
 const COLUMNS: usize = 256;
 
-pub(super) fn gather_rows(operation: GatherRows) {
-    by_dtype!(operation.x.dtype(), gather_rows_of(operation));
-}
-
-fn gather_rows_of<T: Real>(GatherRows { rows, x, row_token }: GatherRows) {
-    let width = x.dims()[1].max(1);
-    let (x, tokens) = (x.slice::<T>(), row_token.slice::<i32>());
+/// Rows of f32 in the order of experts: those of tokens are gathered in scratch.
+fn in_order<'a>(rows: ExpertRows<'a>, scratch: &'a mut [f32]) -> In<'a> {
+    let ExpertRows { x, row_token } = rows;
+    let Some(row_token) = row_token else {
+        return x;
+    };
+    let dims = rows.dims();
+    let width = dims[1].max(1);
+    let (x, tokens) = (x.slice::<f32>(), row_token.slice::<i32>());
     let at_a_time = rows_of_a_task(width);
-    let tasks = rows.slice_mut::<T>().par_chunks_mut(at_a_time * width);
+    let tasks = scratch.par_chunks_mut(at_a_time * width);
     tasks
         .zip(tokens.par_chunks(at_a_time))
         .for_each(|(rows, tokens)| {
@@ -38,6 +40,7 @@ fn gather_rows_of<T: Real>(GatherRows { rows, x, row_token }: GatherRows) {
                 row.copy_from_slice(&x[*token as usize * width..][..width]);
             }
         });
+    In::of_slice(scratch, dims)
 }
 
 fn rows_of_a_task(width: usize) -> usize {
@@ -80,7 +83,7 @@ pub(super) fn grouped_matmul(
     operation: GroupedMatmul,
 ) {
     match workspace {
-        Some(workspace) if operation.x.dtype() != DType::F32 => {
+        Some(workspace) if operation.rows.x.dtype() != DType::F32 => {
             let mut workspace = workspace.borrow_mut();
             let workspace = workspace.view_mut().slice_mut();
             multiply_by_expert(operation, workspace, instructions);
@@ -92,11 +95,13 @@ pub(super) fn grouped_matmul(
 fn grouped_matmul_f32(operation: GroupedMatmul) {
     let GroupedMatmul {
         out,
-        x,
+        scratch,
+        rows,
         weights,
         by_columns,
         offsets,
     } = operation;
+    let x = in_order(rows, scratch.slice_mut());
     let width = out.dims()[1];
     let out = Shared(out.pointer().cast::<f32>());
     for_each_expert(offsets, |expert, rows| {
@@ -168,7 +173,7 @@ pub(super) fn grouped_gradient(
         clear_experts_without_rows(operation.out.reborrow(), operation.offsets);
     }
     match workspace {
-        Some(workspace) if [operation.out.dtype(), operation.x.dtype()] != [DType::F32; 2] => {
+        Some(workspace) if [operation.out.dtype(), operation.dy.x.dtype()] != [DType::F32; 2] => {
             let mut workspace = workspace.borrow_mut();
             let workspace = workspace.view_mut().slice_mut();
             multiply_gradients(operation, workspace, instructions);
@@ -191,11 +196,15 @@ fn clear_experts_without_rows(out: Out, offsets: In) {
 fn grouped_gradient_f32(operation: GroupedGradient) {
     let GroupedGradient {
         out,
+        scratch,
         dy,
-        x,
+        rows,
         offsets,
         init,
     } = operation;
+    let of_dy = dy.scratch_elements(Target::Cpu);
+    let (of_dy, of_x) = scratch.slice_mut().split_at_mut(of_dy);
+    let (dy, x) = (in_order(dy, of_dy), in_order(rows, of_x));
     let [outputs, inner] = [out.dims()[1], out.dims()[2]];
     let out = Shared(out.pointer().cast::<f32>());
     let accumulate = matches!(init, Init::Accumulate);

@@ -121,7 +121,6 @@ impl Cpu {
             Operation::CountChoices(operation) => router::count_choices(operation),
             Operation::BalanceLoss(operation) => router::balance_loss(operation),
             Operation::StepRouterBias(operation) => router::step_router_bias(operation),
-            Operation::GatherRows(operation) => experts::gather_rows(operation),
             Operation::SumRows(operation) => experts::sum_rows(operation),
             Operation::GroupedMatmul(operation) => {
                 experts::grouped_matmul(self.workspace.as_ref(), self.instructions, operation)

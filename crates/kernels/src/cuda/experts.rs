@@ -1,9 +1,9 @@
-//! Experts: rows gathered by expert, a product an expert, the weighed activation, and the sum of each token's rows.
+//! Experts: a product an expert, the weighed activation, and the sum of each token's rows.
 
 use super::extent::{Extent, WARP};
 use super::{Argument, Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
 use crate::operation::{
-    GatherRows, GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
+    GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
 };
 use crate::{Init, KernelError};
 use memory::{DType, In};
@@ -16,21 +16,6 @@ const THREADS: usize = 128;
 const TILE: [usize; 2] = [64, 128];
 const TILE_THREADS: usize = 4 * WARP;
 const DEPTH: usize = 64;
-
-pub(super) fn gather_rows<D: Driver>(
-    cuda: &Cuda<D>,
-    GatherRows { rows, x, row_token }: GatherRows,
-) -> Result<(), KernelError> {
-    let kernel = kernel!("experts", "gather_rows", x.dtype());
-    let (count, width) = (rows.dims()[0], rows.dims()[1]);
-    let arguments = [
-        (&rows).into(),
-        (&x).into(),
-        (&row_token).into(),
-        width.into(),
-    ];
-    cuda.launch(kernel, Extent::rows(count, width), &arguments)
-}
 
 pub(super) fn sum_rows<D: Driver>(cuda: &Cuda<D>, operation: SumRows) -> Result<(), KernelError> {
     let SumRows {
@@ -73,30 +58,34 @@ pub(super) fn grouped_matmul<D: Driver>(
 ) -> Result<(), KernelError> {
     let GroupedMatmul {
         out,
-        x,
+        scratch: _,
+        rows,
         weights,
         by_columns,
         offsets,
     } = operation;
+    let dtype = rows.x.dtype();
     let kernel = match by_columns {
-        false => kernel!("grouped_matmul", "grouped_matmul", x.dtype()),
-        true => kernel!("grouped_matmul", "grouped_matmul_by_columns", x.dtype()),
+        false => kernel!("grouped_matmul", "grouped_matmul", dtype),
+        true => kernel!("grouped_matmul", "grouped_matmul_by_columns", dtype),
     };
-    let ([rows, columns], experts) = ([out.dims()[0], out.dims()[1]], weights.dims()[0]);
+    let ([count, inner], experts) = (rows.dims(), weights.dims()[0]);
+    let columns = out.dims()[1];
     // As many tiles as the experts' rows can have: every expert may have one that is not full.
-    let tiles = (rows + experts * (TILE[0] - 1)) / TILE[0];
+    let tiles = (count + experts * (TILE[0] - 1)) / TILE[0];
     let extent = Extent {
         grid: [tiles, columns.div_ceil(TILE[1]), 1],
         block: [TILE_THREADS, 1, 1],
-        shared_bytes: shared_bytes(x.dtype()),
+        shared_bytes: shared_bytes(dtype),
     };
     let arguments = [
         (&out).into(),
-        (&x).into(),
+        (&rows.x).into(),
+        table(&rows.row_token),
         (&weights).into(),
         (&offsets).into(),
         Argument::Int(experts as i32),
-        x.dims()[1].into(),
+        inner.into(),
         columns.into(),
     ];
     cuda.launch(kernel, extent, &arguments)
@@ -108,27 +97,26 @@ pub(super) fn grouped_gradient<D: Driver>(
 ) -> Result<(), KernelError> {
     let GroupedGradient {
         out,
+        scratch: _,
         dy,
-        x,
+        rows,
         offsets,
         init,
     } = operation;
-    let kernel = kernel!(
-        "grouped_matmul",
-        "grouped_gradient",
-        out.dtype(),
-        dy.dtype()
-    );
+    let dtype = dy.x.dtype();
+    let kernel = kernel!("grouped_matmul", "grouped_gradient", out.dtype(), dtype);
     let [experts, outputs, inner] = [0, 1, 2].map(|dim| out.dims()[dim]);
     let extent = Extent {
         grid: [inner.div_ceil(TILE[1]), outputs.div_ceil(TILE[0]), experts],
         block: [TILE_THREADS, 1, 1],
-        shared_bytes: shared_bytes(dy.dtype()),
+        shared_bytes: shared_bytes(dtype),
     };
     let arguments = [
         (&out).into(),
-        (&dy).into(),
-        (&x).into(),
+        (&dy.x).into(),
+        table(&dy.row_token),
+        (&rows.x).into(),
+        table(&rows.row_token),
         (&offsets).into(),
         outputs.into(),
         inner.into(),
@@ -137,9 +125,9 @@ pub(super) fn grouped_gradient<D: Driver>(
     cuda.launch(kernel, extent, &arguments)
 }
 
-/// The choice of each row, if they are given.
-fn slots(row_slot: &Option<In>) -> Argument {
-    row_slot.as_ref().map_or(Argument::NULL, Argument::from)
+/// A table of rows, if one is given.
+fn table(of_rows: &Option<In>) -> Argument {
+    of_rows.as_ref().map_or(Argument::NULL, Argument::from)
 }
 
 pub(super) fn weighed_swiglu<D: Driver>(
@@ -158,7 +146,7 @@ pub(super) fn weighed_swiglu<D: Driver>(
         (&act).into(),
         (&gate_up).into(),
         (&weights).into(),
-        slots(&row_slot),
+        table(&row_slot),
         width.into(),
     ];
     let extent = Extent::rows_by_columns(rows, width, THREADS);
@@ -183,7 +171,7 @@ pub(super) fn weighed_swiglu_backward<D: Driver>(
         (&dweights).into(),
         (&dact).into(),
         (&weights).into(),
-        slots(&row_slot),
+        table(&row_slot),
         width.into(),
     ];
     cuda.launch(kernel, Extent::rows(rows, width), &arguments)

@@ -175,7 +175,6 @@ impl<D: Driver> Cuda<D> {
             Operation::CountChoices(operation) => router::count_choices(self, operation),
             Operation::BalanceLoss(operation) => router::balance_loss(self, operation),
             Operation::StepRouterBias(operation) => router::step_router_bias(self, operation),
-            Operation::GatherRows(operation) => experts::gather_rows(self, operation),
             Operation::SumRows(operation) => experts::sum_rows(self, operation),
             Operation::GroupedMatmul(operation) => experts::grouped_matmul(self, operation),
             Operation::GroupedGradient(operation) => experts::grouped_gradient(self, operation),

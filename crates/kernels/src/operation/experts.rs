@@ -1,5 +1,4 @@
-//! Experts: rows gathered by expert, a product an expert, the gated activation with the router's weight, and the sum
-//! of each token's rows.
+//! Experts: a product an expert, the gated activation with the router's weight, and the sum of each token's rows.
 //!
 //! Shapes: `t` tokens, `k` choices of a token, `r = t k` rows, `e` experts. Tables are those of
 //! [`super::GroupByExpert`].
@@ -8,13 +7,15 @@ use super::Init;
 use super::check::{Check, Checked, View};
 use super::contract::{Contract, Operand, changes, reads, sets, writes};
 use super::matmul::check_types;
+use crate::Target;
 use memory::{DType, In, Out};
 
-/// `rows [r, h]` = the row of `x [t, h]` of each row's token, `row_token [r]` (i32).
-pub struct GatherRows<'a> {
-    pub rows: Out<'a>,
+/// Rows that are grouped by expert: `r` rows of `x [r, w]`, or those that the products find in `x [t, w]` by each row's
+/// token, `row_token [r]` (i32).
+#[derive(Clone, Copy)]
+pub struct ExpertRows<'a> {
     pub x: In<'a>,
-    pub row_token: In<'a>,
+    pub row_token: Option<In<'a>>,
 }
 
 /// `out [t, h] = init + ` the sum of each token's rows of `rows [r, h]`, `slot_row [t, k]` (i32). The sum is f32, in the
@@ -27,23 +28,26 @@ pub struct SumRows<'a> {
 }
 
 /// A product an expert. The rows of expert `i` are those from `offsets [e + 1]` (i32) i to i + 1, of both `out [r, n]`
-/// and `x [r, m]`: `out = x weights_i^T` with `weights [e, n, m]`, or if `by_columns` `out = x weights_i` with
-/// `weights [e, m, n]`. All of one type; sums are f32 and rounded once.
+/// and `rows`, m wide: `out = rows weights_i^T` with `weights [e, n, m]`, or if `by_columns` `out = rows weights_i` with
+/// `weights [e, m, n]`. All of one type; sums are f32 and rounded once. `scratch` is f32 of
+/// [`ExpertRows::scratch_elements`].
 pub struct GroupedMatmul<'a> {
     pub out: Out<'a>,
-    pub x: In<'a>,
+    pub scratch: Out<'a>,
+    pub rows: ExpertRows<'a>,
     pub weights: In<'a>,
     pub by_columns: bool,
     pub offsets: In<'a>,
 }
 
-/// The gradient of the weights of [`GroupedMatmul`]: `out_i = init + dy^T x` of the rows of expert `i`, with
-/// `out [e, n, m]` (f32 or bf16), `dy [r, n]` and `x [r, m]` of one type, `offsets [e + 1]` (i32). An expert without rows
-/// gets zeros, or when accumulating keeps what it has.
+/// The gradient of the weights of [`GroupedMatmul`]: `out_i = init + dy^T rows` of the rows of expert `i`, with
+/// `out [e, n, m]` (f32 or bf16), `dy` n wide and `rows` m wide of one type, `offsets [e + 1]` (i32). An expert without
+/// rows gets zeros, or when accumulating keeps what it has. `scratch` is f32, as much as both [`ExpertRows`] need.
 pub struct GroupedGradient<'a> {
     pub out: Out<'a>,
-    pub dy: In<'a>,
-    pub x: In<'a>,
+    pub scratch: Out<'a>,
+    pub dy: ExpertRows<'a>,
+    pub rows: ExpertRows<'a>,
     pub offsets: In<'a>,
     pub init: Init<'a>,
 }
@@ -79,22 +83,37 @@ fn sizes<const N: usize>(x: &dyn View) -> [usize; N] {
     x.dims().try_into().expect("the rank was checked")
 }
 
-impl Contract for GatherRows<'_> {
-    fn name(&self) -> &'static str {
-        "gather_rows"
+impl<'a> ExpertRows<'a> {
+    /// Rows that lie in the order of experts.
+    pub fn in_order(x: In<'a>) -> ExpertRows<'a> {
+        ExpertRows { x, row_token: None }
     }
 
-    fn check(&self, check: &Check) -> Checked {
-        check.real_of_rank("x", &self.x, 2)?;
-        check.rank("row_token", &self.row_token, 1)?;
-        let rows = self.row_token.dims()[0];
-        table(check, "row_token", &self.row_token, &[rows])?;
-        let dims = [rows, self.x.dims()[1]];
-        check.tensor("rows", &self.rows, &dims, self.x.dtype())
+    /// Their number and their width.
+    pub fn dims(&self) -> [usize; 2] {
+        let rows = self.row_token.as_ref().unwrap_or(&self.x).dims()[0];
+        [rows, self.x.dims()[1]]
     }
 
-    fn operands(&self) -> Vec<Operand<'_>> {
-        vec![writes(&self.rows), reads(self.x), reads(self.row_token)]
+    /// The f32 elements of scratch that a product of them needs: a function of these alone. The CPU multiplies f32 by a
+    /// library that wants rows at equal distances, so it gathers them.
+    pub fn scratch_elements(&self, target: Target) -> usize {
+        match (target, self.x.dtype(), self.row_token) {
+            (Target::Cpu, DType::F32, Some(_)) => self.dims().iter().product(),
+            _ => 0,
+        }
+    }
+
+    fn check(&self, check: &Check, name: &str) -> Checked {
+        check.real_of_rank(name, &self.x, 2)?;
+        self.row_token.iter().try_for_each(|tokens| {
+            check.rank("row_token", tokens, 1)?;
+            table(check, "row_token", tokens, tokens.dims())
+        })
+    }
+
+    fn operands(&self) -> impl Iterator<Item = Operand<'a>> {
+        [self.x].into_iter().chain(self.row_token).map(reads)
     }
 }
 
@@ -135,37 +154,36 @@ impl Contract for GroupedMatmul<'_> {
     }
 
     fn check(&self, check: &Check) -> Checked {
-        check.real_of_rank("x", &self.x, 2)?;
+        self.rows.check(check, "rows")?;
         check.rank("weights", &self.weights, 3)?;
-        let [rows, inner] = sizes(&self.x);
+        let [rows, inner] = self.rows.dims();
         let [experts, first, second] = sizes(&self.weights);
         let (outputs, shape) = match self.by_columns {
             false => (first, [experts, first, inner]),
             true => (second, [experts, inner, second]),
         };
-        let dtype = self.x.dtype();
+        let dtype = self.rows.x.dtype();
         check.tensor("weights", &self.weights, &shape, dtype)?;
         check.tensor("out", &self.out, &[rows, outputs], dtype)?;
         check_types(check, &[dtype])?;
+        let elements = self.rows.scratch_elements(check.target);
+        check.tensor("scratch", &self.scratch, &[elements], DType::F32)?;
         table(check, "offsets", &self.offsets, &[experts + 1])
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        vec![
-            writes(&self.out),
-            reads(self.x),
-            reads(self.weights),
-            reads(self.offsets),
-        ]
+        let read = self.rows.operands();
+        let read = read.chain([self.weights, self.offsets].map(reads));
+        [writes(&self.out)].into_iter().chain(read).collect()
     }
 
     fn multiplications(&self) -> usize {
-        self.out.elements() * self.x.dims()[1]
+        self.out.elements() * self.rows.dims()[1]
     }
 
     /// Rows, inner size, outputs, experts.
     fn sizes(&self) -> Vec<usize> {
-        let [rows, inner] = sizes(&self.x);
+        let [rows, inner] = self.rows.dims();
         vec![rows, inner, self.out.dims()[1], self.weights.dims()[0]]
     }
 }
@@ -177,36 +195,41 @@ impl Contract for GroupedGradient<'_> {
 
     fn check(&self, check: &Check) -> Checked {
         check.no_residual(&self.init)?;
-        check.real_of_rank("dy", &self.dy, 2)?;
-        check.rank("x", &self.x, 2)?;
+        self.dy.check(check, "dy")?;
+        self.rows.check(check, "rows")?;
         check.rank("out", &self.out, 3)?;
-        let [rows, outputs] = sizes(&self.dy);
+        let ([rows, outputs], [others, inner]) = (self.dy.dims(), self.rows.dims());
+        check.that(rows == others, || {
+            format!("`dy` has {rows} rows, and `rows` are {others}")
+        })?;
+        let dtype = self.dy.x.dtype();
+        check.tensor("rows", &self.rows.x, self.rows.x.dims(), dtype)?;
         let [experts, ..] = sizes::<3>(&self.out);
-        let inner = self.x.dims()[1];
-        check.tensor("x", &self.x, &[rows, inner], self.dy.dtype())?;
         check.real("out", &self.out, &[experts, outputs, inner])?;
-        check_types(check, &[self.out.dtype(), self.dy.dtype()])?;
+        check_types(check, &[self.out.dtype(), dtype])?;
+        let elements = [self.dy, self.rows].map(|rows| rows.scratch_elements(check.target));
+        let elements = elements.iter().sum();
+        check.tensor("scratch", &self.scratch, &[elements], DType::F32)?;
         table(check, "offsets", &self.offsets, &[experts + 1])
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        vec![
-            sets(&self.out, &self.init),
-            reads(self.dy),
-            reads(self.x),
-            reads(self.offsets),
-        ]
+        let read = self.dy.operands().chain(self.rows.operands());
+        let read = read.chain([reads(self.offsets)]);
+        let out = [sets(&self.out, &self.init)].into_iter();
+        out.chain(read).collect()
     }
 
     fn multiplications(&self) -> usize {
-        self.dy.elements() * self.x.dims()[1]
+        let [rows, outputs] = self.dy.dims();
+        rows * outputs * self.rows.dims()[1]
     }
 
     /// Outputs, rows, inner size, experts.
     fn sizes(&self) -> Vec<usize> {
-        let [rows, outputs] = sizes(&self.dy);
+        let [rows, outputs] = self.dy.dims();
         let experts = self.out.dims()[0];
-        vec![outputs, rows, self.x.dims()[1], experts]
+        vec![outputs, rows, self.rows.dims()[1], experts]
     }
 }
 

@@ -50,7 +50,7 @@ pub use dropout::{BiasDropoutAdd, Dropout, DropoutBackward};
 pub use elementwise::{AddBias, BiasBackward, Copy, Fill};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use experts::{
-    GatherRows, GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
+    ExpertRows, GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
 };
 pub use flash::{Flash, FlashAttention, FlashAttentionBackward, FlashOptions};
 pub use gelu::{Gelu, GeluBackward};
@@ -136,7 +136,6 @@ operations! {
     CountChoices,
     BalanceLoss,
     StepRouterBias,
-    GatherRows,
     SumRows,
     GroupedMatmul,
     GroupedGradient,

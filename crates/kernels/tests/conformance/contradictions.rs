@@ -12,8 +12,8 @@ use kernels::quantise::BLOCK;
 use kernels::{
     AdamW, AddPositions, AddPositionsBackward, Attention, AttentionBackward, AttentionShape,
     BalanceLoss, BiasBackward, BiasDropoutAdd, DropoutBackward, EmbeddingBackward, ExpandKeys,
-    FlashAttention, FlashOptions, GroupByExpert, GroupedGradient, Init, KernelError, Kernels,
-    MasterOperand, MomentOperand, Positions, RmsNormBackward, Rotary, Route, RouterGroups,
+    ExpertRows, FlashAttention, FlashOptions, GroupByExpert, GroupedGradient, Init, KernelError,
+    Kernels, MasterOperand, MomentOperand, Positions, RmsNormBackward, Rotary, Route, RouterGroups,
     RouterZLoss, Routing, Sum, SumInOrder,
 };
 use memory::{DType, Dims, In, Out};
@@ -71,10 +71,12 @@ fn only_matmul_and_sum_rows_add_to_another_tensor() {
             })
         }),
         ("grouped_gradient", |kernels, outs, ins| {
+            let [out, scratch] = outs else { unreachable!() };
             kernels.run(GroupedGradient {
-                out: outs[0].reborrow(),
-                dy: ins[0],
-                x: ins[1],
+                out: out.reborrow(),
+                scratch: scratch.reborrow(),
+                dy: ExpertRows::in_order(ins[0]),
+                rows: ExpertRows::in_order(ins[1]),
                 offsets: ins[2],
                 init: Init::Add(ins[0]),
             })

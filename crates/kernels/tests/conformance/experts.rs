@@ -1,4 +1,4 @@
-//! Rows of experts: gathered by expert and summed by token, and the weighed activation with its gradients in place.
+//! Rows of experts: summed by token, and the weighed activation with its gradients in place.
 
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
@@ -6,7 +6,7 @@ use crate::device::{Device, Start};
 use crate::host::Host;
 use crate::oracle::{constant, gradients, values, variable};
 use candle_core::{DType as CandleType, Result};
-use kernels::{GatherRows, KernelError, SumRows, WeighedSwigluBackward};
+use kernels::{KernelError, SumRows, WeighedSwigluBackward};
 use memory::DType;
 
 /// A permutation of places; `step` has no factor in common with their number.
@@ -21,9 +21,9 @@ fn table(dims: &[usize], entries: &[usize]) -> Host {
     Host::new(DType::I32, dims, entries.iter().map(|entry| *entry as f64))
 }
 
-/// Tokens go to their choices' rows and come back.
+/// The rows of a token's choices come back to it.
 #[derive(Debug)]
-struct Dispatch {
+struct Combine {
     dtype: DType,
     tokens: usize,
     choices: usize,
@@ -32,56 +32,38 @@ struct Dispatch {
     start: Start,
 }
 
-impl Dispatch {
+impl Combine {
     fn slot_row(&self) -> Vec<usize> {
         permutation(self.tokens * self.choices, self.step)
     }
 
-    fn row_token(&self) -> Vec<usize> {
-        let mut tokens = vec![0; self.tokens * self.choices];
-        for (slot, row) in self.slot_row().into_iter().enumerate() {
-            tokens[row] = slot / self.choices;
-        }
-        tokens
-    }
-
-    /// Tokens, rows, and what the sum is added to.
-    fn tensors(&self) -> [Host; 3] {
+    /// Rows, and what the sum is added to.
+    fn tensors(&self) -> [Host; 2] {
         let rows = self.tokens * self.choices;
-        [(self.tokens, 1), (rows, 2), (self.tokens, 3)]
+        [(rows, 2), (self.tokens, 3)]
             .map(|(rows, seed)| Host::random(self.dtype, [rows, self.width], 1.0, seed))
     }
 }
 
-impl Case for Dispatch {
+impl Case for Combine {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
-        let [x, rows, earlier] = self.tensors();
-        let mut gathered = device.room(self.dtype, rows.dims);
+        let [rows, earlier] = self.tensors();
         let mut sums = device.start(self.start, &earlier);
-        let row_token = table(&[self.tokens * self.choices], &self.row_token());
         let slot_row = table(&[self.tokens, self.choices], &self.slot_row());
-        let [x, rows, earlier, row_token, slot_row] =
-            [x, rows, earlier, row_token, slot_row].map(|host| device.put(&host));
-        device.kernels.run(GatherRows {
-            rows: gathered.view_mut(),
-            x: x.view(),
-            row_token: row_token.view(),
-        })?;
+        let [rows, earlier, slot_row] = [rows, earlier, slot_row].map(|host| device.put(&host));
         device.kernels.run(SumRows {
             out: sums.view_mut(),
             rows: rows.view(),
             slot_row: slot_row.view(),
             init: self.start.init(&earlier),
         })?;
-        Ok(vec![device.take(&gathered), device.take(&sums)])
+        Ok(vec![device.take(&sums)])
     }
 
     /// Sums have the bits of the order that is stated.
     fn expected(&self) -> Vec<Expected> {
-        let [x, rows, earlier] = self.tensors().map(|host| host.values());
+        let [rows, earlier] = self.tensors().map(|host| host.values());
         let row = |values: &[f64], row: usize| values[row * self.width..][..self.width].to_vec();
-        let gathered = self.row_token().into_iter();
-        let gathered = gathered.flat_map(|token| row(&x, token)).collect();
         let slots = self.slot_row();
         let sum = |token: usize| {
             let mut sums = vec![0.0f32; self.width];
@@ -95,10 +77,7 @@ impl Case for Dispatch {
             sums.into_iter().map(f64::from)
         };
         let sums = (0..self.tokens).flat_map(sum).collect();
-        vec![
-            Expected::new("gather_rows", gathered, Rule::Exact),
-            Expected::new("sum_rows", sums, Rule::Exact),
-        ]
+        vec![Expected::new("sum_rows", sums, Rule::Exact)]
     }
 }
 
@@ -197,7 +176,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     ];
     for (tokens, choices, width, step) in sizes {
         for start in [Start::Overwrite, Start::Accumulate, Start::Add] {
-            cases.push(Box::new(Dispatch {
+            cases.push(Box::new(Combine {
                 dtype,
                 tokens,
                 choices,

@@ -1,14 +1,15 @@
 //! A product an expert, and the gradient of its weights: experts without rows, with all of them, with less and with more
-//! than a block's.
+//! than a block's; rows in the order of experts, and those of tokens.
 
+use crate::DTYPES;
 use crate::case::{Case, run};
 use crate::compare::{Expected, Rule};
-use crate::device::{Device, Start, by_instructions, gradient_starts};
+use crate::device::{Device, Start, Tensor, by_instructions, computing, gradient_starts};
 use crate::host::Host;
 use crate::oracle::add;
 use crate::refusals::devices;
 use kernels::cpu::Instructions;
-use kernels::{GroupedGradient, GroupedMatmul, Init, KernelError, Matmul, Target};
+use kernels::{ExpertRows, GroupedGradient, GroupedMatmul, Init, KernelError, Matmul, Target};
 use memory::DType;
 use std::ops::Range;
 
@@ -40,6 +41,86 @@ impl Experts {
     }
 }
 
+/// Where the rows of an operand are.
+#[derive(Clone, Copy, Debug)]
+pub enum Rows {
+    InOrder,
+    /// Among those of so many tokens, some of which have several rows, and others none.
+    OfTokens(usize),
+    /// The same rows, gathered beforehand.
+    Gathered(usize),
+}
+
+impl Rows {
+    fn random(self, dtype: DType, dims: [usize; 2], seed: u64) -> HostRows {
+        let random = |rows| Host::random(dtype, [rows, dims[1]], 1.0, seed);
+        let (Rows::OfTokens(tokens) | Rows::Gathered(tokens)) = self else {
+            let (x, table) = (random(dims[0]), None);
+            return HostRows { x, table };
+        };
+        let table = (0..dims[0]).map(|row| ((11 * row + 3) % tokens) as f64);
+        let table = Host::new(DType::I32, [dims[0]], table);
+        let found = HostRows {
+            x: random(tokens),
+            table: Some(table),
+        };
+        match self {
+            Rows::Gathered(_) => HostRows {
+                x: Host::new(dtype, dims, found.in_order()),
+                table: None,
+            },
+            _ => found,
+        }
+    }
+}
+
+/// Rows, or tokens with the table of rows.
+struct HostRows {
+    x: Host,
+    table: Option<Host>,
+}
+
+impl HostRows {
+    fn in_order(&self) -> Vec<f64> {
+        let (x, width) = (self.x.values(), self.x.dims[1]);
+        match &self.table {
+            None => x,
+            Some(table) => {
+                let tokens = table.values().into_iter();
+                let rows = tokens.map(|token| &x[token as usize * width..][..width]);
+                rows.flatten().copied().collect()
+            }
+        }
+    }
+
+    fn put(&self, device: &Device) -> DeviceRows {
+        DeviceRows {
+            x: device.put(&self.x),
+            table: self.table.as_ref().map(|table| device.put(table)),
+        }
+    }
+}
+
+struct DeviceRows {
+    x: Tensor,
+    table: Option<Tensor>,
+}
+
+impl DeviceRows {
+    fn rows(&self) -> ExpertRows<'_> {
+        ExpertRows {
+            x: self.x.view(),
+            row_token: self.table.as_ref().map(Tensor::view),
+        }
+    }
+}
+
+fn scratch(device: &Device, operands: &[ExpertRows]) -> Tensor {
+    let target = device.kernels.target();
+    let elements = operands.iter().map(|rows| rows.scratch_elements(target));
+    device.room(DType::F32, [elements.sum::<usize>()])
+}
+
 /// `a [m, k] b [k, n]` in f64, given by elements.
 fn product(
     [m, k, n]: [usize; 3],
@@ -61,33 +142,38 @@ fn expected(name: &'static str, values: Vec<f64>, depth: usize) -> Expected {
 pub struct Product {
     pub dtype: DType,
     pub experts: Experts,
+    pub rows: Rows,
     pub inner: usize,
     pub outputs: usize,
     pub by_columns: bool,
 }
 
 impl Product {
-    fn tensors(&self) -> [Host; 2] {
+    fn tensors(&self) -> (HostRows, Host) {
         let [first, second] = match self.by_columns {
             false => [self.outputs, self.inner],
             true => [self.inner, self.outputs],
         };
         let weights = [self.experts.count(), first, second];
-        [
-            Host::random(self.dtype, [self.experts.rows(), self.inner], 1.0, 1),
+        let rows = [self.experts.rows(), self.inner];
+        (
+            self.rows.random(self.dtype, rows, 1),
             Host::random(self.dtype, weights, 1.0, 2),
-        ]
+        )
     }
 }
 
 impl Case for Product {
     fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
-        let [x, weights] = self.tensors().map(|host| device.put(&host));
+        let (rows, weights) = self.tensors();
+        let (rows, weights) = (rows.put(device), device.put(&weights));
         let offsets = device.put(&self.experts.offsets());
         let mut out = device.room(self.dtype, [self.experts.rows(), self.outputs]);
+        let mut scratch = scratch(device, &[rows.rows()]);
         device.kernels.run(GroupedMatmul {
             out: out.view_mut(),
-            x: x.view(),
+            scratch: scratch.view_mut(),
+            rows: rows.rows(),
             weights: weights.view(),
             by_columns: self.by_columns,
             offsets: offsets.view(),
@@ -96,7 +182,8 @@ impl Case for Product {
     }
 
     fn expected(&self) -> Vec<Expected> {
-        let [x, weights] = self.tensors().map(|host| host.values());
+        let (rows, weights) = self.tensors();
+        let (x, weights) = (rows.in_order(), weights.values());
         let (inner, outputs) = (self.inner, self.outputs);
         let of_expert = |(expert, rows): (usize, Range<usize>)| {
             let weights = &weights[expert * inner * outputs..][..inner * outputs];
@@ -121,32 +208,40 @@ pub struct Gradient {
     pub gradient: DType,
     pub start: Start,
     pub experts: Experts,
+    /// Of dy, and of what the products read.
+    pub rows: [Rows; 2],
     pub inner: usize,
     pub outputs: usize,
 }
 
 impl Gradient {
-    fn tensors(&self) -> [Host; 3] {
+    fn tensors(&self) -> ([HostRows; 2], Host) {
         let (rows, experts) = (self.experts.rows(), self.experts.count());
         let out = [experts, self.outputs, self.inner];
-        [
-            Host::random(self.dtype, [rows, self.outputs], 1.0, 1),
-            Host::random(self.dtype, [rows, self.inner], 1.0, 2),
+        let [dy, x] = self.rows;
+        (
+            [
+                dy.random(self.dtype, [rows, self.outputs], 1),
+                x.random(self.dtype, [rows, self.inner], 2),
+            ],
             Host::random(self.gradient, out, 1.0, 3),
-        ]
+        )
     }
 }
 
 impl Case for Gradient {
     fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
-        let [dy, x, earlier] = self.tensors();
+        let (operands, earlier) = self.tensors();
         let mut out = device.start(self.start, &earlier);
-        let [dy, x, earlier, offsets] =
-            [dy, x, earlier, self.experts.offsets()].map(|host| device.put(&host));
+        let [earlier, offsets] = [earlier, self.experts.offsets()].map(|host| device.put(&host));
+        let operands = operands.map(|rows| rows.put(device));
+        let [dy, rows] = operands.each_ref().map(DeviceRows::rows);
+        let mut scratch = scratch(device, &[dy, rows]);
         device.kernels.run(GroupedGradient {
             out: out.view_mut(),
-            dy: dy.view(),
-            x: x.view(),
+            scratch: scratch.view_mut(),
+            dy,
+            rows,
             offsets: offsets.view(),
             init: self.start.init(&earlier),
         })?;
@@ -154,8 +249,8 @@ impl Case for Gradient {
     }
 
     fn expected(&self) -> Vec<Expected> {
-        let [dy, x, earlier] = self.tensors();
-        let [dy, x] = [dy, x].map(|host| host.values());
+        let (operands, earlier) = self.tensors();
+        let [dy, x] = operands.map(|rows| rows.in_order());
         let (inner, outputs) = (self.inner, self.outputs);
         let of_expert = |rows: Range<usize>| {
             let start = rows.start;
@@ -169,6 +264,16 @@ impl Case for Gradient {
         let out = add(out, &self.start.values(&earlier));
         vec![expected("grouped_gradient", out, self.experts.rows())]
     }
+}
+
+/// Of so many rows: as there are, of fewer tokens, and of more.
+fn ways(rows: usize) -> [Rows; 3] {
+    let fewer = rows.div_ceil(3);
+    [
+        Rows::InOrder,
+        Rows::OfTokens(fewer),
+        Rows::OfTokens(rows + 5),
+    ]
 }
 
 /// One expert; experts without rows at the start, in between and at the end; all rows to one; less, as much and more than
@@ -190,10 +295,15 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for (rows, [inner, outputs]) in routings() {
         let experts = Experts(rows);
-        for by_columns in [false, true] {
+        let ways = ways(experts.rows());
+        for (by_columns, rows) in [false, true]
+            .into_iter()
+            .flat_map(|by| ways.map(|of| (by, of)))
+        {
             cases.push(Box::new(Product {
                 dtype,
                 experts: experts.clone(),
+                rows,
                 inner,
                 outputs,
                 by_columns,
@@ -202,12 +312,15 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         // Gradients of bf16 take kernels that were made for bf16.
         let starts =
             gradient_starts().filter(|(gradient, _)| dtype == DType::BF16 || *gradient == dtype);
-        for (gradient, start) in starts {
+        for (number, (gradient, start)) in starts.enumerate() {
+            // Each of both is found by tokens in some call, and once both are.
+            let rows = [[0, 1], [1, 0], [0, 0], [2, 1]][number % 4].map(|way: usize| ways[way]);
             cases.push(Box::new(Gradient {
                 dtype,
                 gradient,
                 start,
                 experts: experts.clone(),
+                rows,
                 inner,
                 outputs,
             }));
@@ -222,6 +335,7 @@ fn large() -> Vec<Product> {
     let product = |rows: &[usize], inner, by_columns| Product {
         dtype: DType::BF16,
         experts: Experts(rows.to_vec()),
+        rows: Rows::InOrder,
         inner,
         outputs: 40,
         by_columns,
@@ -241,14 +355,14 @@ fn every_set_of_instructions_gives_the_bits_of_products_alone() {
         .map(|(rows, [inner, outputs])| Product {
             dtype: DType::BF16,
             experts: Experts(rows),
+            rows: Rows::InOrder,
             inner,
             outputs,
             by_columns: false,
         });
-    let here = Instructions::ALL.into_iter().filter(|set| set.are_here());
-    let devices: Vec<Device> = here.map(by_instructions).collect();
+    let devices = every_set_of_instructions();
     for case in small.chain(large()) {
-        let [x, weights] = case.tensors();
+        let (HostRows { x, .. }, weights) = case.tensors();
         for device in &devices {
             let [x, weights] = [&x, &weights].map(|host| device.put(host));
             let mut out = device.room(case.dtype, [case.experts.rows(), case.outputs]);
@@ -273,6 +387,53 @@ fn every_set_of_instructions_gives_the_bits_of_products_alone() {
     }
 }
 
+fn every_set_of_instructions() -> Vec<Device> {
+    let here = Instructions::ALL.into_iter().filter(|set| set.are_here());
+    here.map(by_instructions).collect()
+}
+
+/// Wherever rows are read, their sums have one order.
+#[test]
+fn rows_of_tokens_have_the_bits_of_rows_in_order() {
+    for dtype in DTYPES {
+        let mut devices = computing(dtype);
+        if dtype == DType::BF16 {
+            devices.extend(every_set_of_instructions());
+        }
+        let (experts, [inner, outputs]) = (Experts(vec![0, 5, 70, 0, 33]), [136, 72]);
+        let same = |ways: [&dyn Case; 2]| {
+            for device in &devices {
+                let [found, gathered] = ways.map(|case| run(case, device));
+                assert!(found == gathered, "{:?} on {}", ways[0], device.name);
+            }
+        };
+        for by_columns in [false, true] {
+            let product = |rows| Product {
+                dtype,
+                experts: experts.clone(),
+                rows,
+                inner,
+                outputs,
+                by_columns,
+            };
+            same([&product(Rows::OfTokens(50)), &product(Rows::Gathered(50))]);
+        }
+        // The wider operand is the left one.
+        for [inner, outputs] in [[inner, outputs], [outputs, inner]] {
+            let gradient = |rows: fn(usize) -> Rows| Gradient {
+                dtype,
+                gradient: dtype,
+                start: Start::Overwrite,
+                experts: experts.clone(),
+                rows: [rows(50), rows(120)],
+                inner,
+                outputs,
+            };
+            same([&gradient(Rows::OfTokens), &gradient(Rows::Gathered)]);
+        }
+    }
+}
+
 #[test]
 fn kernels_made_for_f32_refuse_gradients_of_bf16() {
     for device in devices(DType::F32) {
@@ -281,6 +442,7 @@ fn kernels_made_for_f32_refuse_gradients_of_bf16() {
             gradient,
             start: Start::Overwrite,
             experts: Experts(vec![2, 1]),
+            rows: [Rows::InOrder; 2],
             inner: 3,
             outputs: 4,
         };

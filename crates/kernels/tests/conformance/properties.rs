@@ -6,13 +6,14 @@ use crate::compare::{Expected, Rule};
 use crate::device::{Start, computing, planning};
 use crate::dropout::Dropped;
 use crate::flash_attention::FlashAttention;
-use crate::grouped_products::{self, Experts};
+use crate::grouped_products::{self, Experts, Rows};
 use crate::layout::{COLUMNS, Layout, PLAIN, TRANSPOSED, TRANSPOSED_COLUMNS};
 use crate::matmul::{Bias, Product};
 use crate::{DTYPES, case};
 use kernels::{AttentionShape, Flash};
 use memory::DType;
 use proptest::collection;
+use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -100,14 +101,18 @@ proptest! {
         inner in 1..80usize,
         outputs in 1..150usize,
         by_columns in any::<bool>(),
+        tokens in [option::of(1..100usize), option::of(1..100usize)],
         start in select(&[Start::Overwrite, Start::Accumulate][..]),
         [dtype, gradient] in [select(&DTYPES[..]), select(&DTYPES[..])],
     ) {
         let experts = Experts(rows);
-        let product = grouped_products::Product { dtype, experts, inner, outputs, by_columns };
+        let both = tokens.map(|tokens| tokens.map_or(Rows::InOrder, Rows::OfTokens));
+        let rows = both[0];
+        let product = grouped_products::Product { dtype, experts, rows, inner, outputs, by_columns };
         hold(&product, dtype);
         let grouped_products::Product { experts, .. } = product;
-        let gradient = grouped_products::Gradient { dtype, gradient, start, experts, inner, outputs };
+        let gradient =
+            grouped_products::Gradient { dtype, gradient, start, experts, rows: both, inner, outputs };
         hold(&gradient, DType::BF16);
     }
 

@@ -4,9 +4,9 @@
 
 use crate::parameters::{ExpertFiles, Initial, Parameters, PartParameters};
 use crate::stages::{
-    Attention, CoreAttention, Dispatch, Embedding, ExpertActivation, ExpertLinear, ExpertsDown,
-    ExpertsUp, Head, HeadNorms, LatentDown, LatentHeads, LatentUp, MlpActivation, Norm, NormStage,
-    Projection, Qkv, ResidualProjection, Rotary, RouterChoice, RouterTables,
+    Attention, CoreAttention, Embedding, ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp,
+    Head, HeadNorms, LatentDown, LatentHeads, LatentUp, MlpActivation, Norm, NormStage, Projection,
+    Qkv, ResidualProjection, Rotary, RouterChoice, RouterTables,
 };
 use crate::{
     Activation, ActivationFunction, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite,
@@ -191,13 +191,9 @@ fn experts_of(
             experts: count,
             choices,
         }),
-        Box::new(Dispatch {
-            input: H2,
-            choices,
-            hidden,
-        }),
         Box::new(ExpertsUp {
             linear: ExpertLinear::declare(own, up.end, [count, 2 * ffn, hidden], up),
+            input: H2,
             choices,
         }),
         Box::new(ExpertActivation {

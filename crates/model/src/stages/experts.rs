@@ -1,4 +1,4 @@
-//! The experts of a feed-forward layer: rows gathered by expert, their products, and the sum of each token's rows.
+//! The experts of a feed-forward layer: products that read rows by each row's token, and the sum of each token's rows.
 //! Tables are those of [`super::RouterTables`]. `t` tokens of `k` choices are `r` rows, of `e` experts `f` wide.
 
 use super::RouterTables;
@@ -8,10 +8,10 @@ use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, Linear, ModelError, Pass};
 use kernels::Init;
 use kernels::operation::{
-    GatherRows, GroupedGradient, GroupedMatmul, SumRows, Swiglu, SwigluBackward, WeighedSwiglu,
+    ExpertRows, GroupedGradient, GroupedMatmul, SumRows, Swiglu, SwigluBackward, WeighedSwiglu,
     WeighedSwigluBackward,
 };
-use memory::{In, Out};
+use memory::{Buffer, In, Out};
 
 /// The same linear layer of every expert: `weight [e, outputs, inputs]`.
 #[derive(Clone, Debug)]
@@ -36,57 +36,44 @@ impl ExpertLinear {
         }
     }
 
-    /// `y [r, outputs] = x [r, inputs] W^T`, each row with the weight of its expert.
-    fn forward(&self, pass: &Pass, y: Out, x: In, offsets: In) -> Result<(), ModelError> {
-        self.product(pass, (y, x), offsets, false)
-    }
-
-    /// As [`ExpertLinear::forward`], or `by_columns` `dx [r, inputs] = dy [r, outputs] W`.
+    /// `y [r, outputs] = x [r, inputs] W^T`, each row with the weight of its expert, or `by_columns`
+    /// `dx [r, inputs] = dy [r, outputs] W`.
     fn product(
         &self,
         pass: &Pass,
-        (out, x): (Out, In),
+        (out, rows): (Out, ExpertRows),
         offsets: In,
         by_columns: bool,
     ) -> Result<(), ModelError> {
+        let mut scratch = scratch(pass, &[rows])?;
         Ok(pass.kernels().run(GroupedMatmul {
             out,
-            x,
+            scratch: scratch.view_mut(),
+            rows,
             weights: pass.parameter(self.weight),
             by_columns,
             offsets,
         })?)
     }
 
-    /// `dW += dy^T x`, and files the gradient of `input`, of which the layer computed its outputs.
-    fn backward(
+    /// `dW += dy^T x`, an expert at a time, if the weight is trained.
+    fn add_gradient(
         &self,
         pass: &mut Pass,
-        input: Activation,
-        dy: In,
+        dy: ExpertRows,
+        rows: ExpertRows,
         offsets: In,
     ) -> Result<(), ModelError> {
-        for input in self.backward_reads(input) {
-            let x = pass.pull(input)?;
-            self.add_gradient(pass, dy, x.view(), offsets)?;
-            pass.release(input, x);
-        }
-        let (mut dx, _) = pass.gradient_to_add(input)?;
-        self.product(pass, (dx.view_mut(), dy), offsets, true)?;
-        pass.file_gradient(input, dx);
-        Ok(())
-    }
-
-    /// `dW += dy^T x`, an expert at a time, if the weight is trained.
-    fn add_gradient(&self, pass: &mut Pass, dy: In, x: In, offsets: In) -> Result<(), ModelError> {
         let kernels = pass.kernels();
+        let mut scratch = scratch(pass, &[dy, rows])?;
         let Some((out, init)) = pass.accumulate(self.weight) else {
             return Ok(());
         };
         Ok(kernels.run(GroupedGradient {
             out,
+            scratch: scratch.view_mut(),
             dy,
-            x,
+            rows,
             offsets,
             init,
         })?)
@@ -103,68 +90,19 @@ impl ExpertLinear {
     }
 }
 
-/// expert_in `[r, h]` = the rows of h2 of each row's token.
-pub struct Dispatch {
-    /// What is gathered.
-    pub input: Activation,
-    /// Experts that a token is sent to.
-    pub choices: usize,
-    /// Its width.
-    pub hidden: usize,
+/// Scratch of a product.
+fn scratch(pass: &Pass, operands: &[ExpertRows]) -> Result<Buffer, ModelError> {
+    let target = pass.kernels().target();
+    let elements = operands.iter().map(|rows| rows.scratch_elements(target));
+    pass.temporary_f32("expert_rows", [elements.sum::<usize>()])
 }
 
-impl Dispatch {
-    /// The rows of each expert one after the other.
-    pub const EXPERT_IN: Activation =
-        Activation::new("expert_in", "d_expert_in", Label::MOE_DISPATCH);
-}
-
-impl Stage for Dispatch {
-    fn name(&self) -> &'static str {
-        "moe_dispatch"
-    }
-
-    fn io(&self) -> Io {
-        Io {
-            reads: vec![self.input, RouterTables::ROW_TOKEN],
-            writes: vec![(Dispatch::EXPERT_IN, rows(self.choices, self.hidden))],
-            backward_reads: vec![RouterTables::SLOT_ROW],
-        }
-    }
-
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let (x, row_token) = (pass.pull(self.input)?, pass.pull(RouterTables::ROW_TOKEN)?);
-        let mut out = pass.output(Dispatch::EXPERT_IN)?;
-        if let Some(out) = &mut out {
-            pass.kernels().run(GatherRows {
-                rows: out.view_mut(),
-                x: x.view(),
-                row_token: row_token.view(),
-            })?;
-        }
-        pass.put(Dispatch::EXPERT_IN, out);
-        Ok(())
-    }
-
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let drows = pass.gradient(Dispatch::EXPERT_IN);
-        let slot_row = pass.pull(RouterTables::SLOT_ROW)?;
-        let (mut dx, init) = pass.gradient_to_add(self.input)?;
-        pass.kernels().run(SumRows {
-            out: dx.view_mut(),
-            rows: drows.view(),
-            slot_row: slot_row.view(),
-            init,
-        })?;
-        pass.file_gradient(self.input, dx);
-        Ok(())
-    }
-}
-
-/// Gate and up of every row, by its expert.
+/// Gate and up of every row, by its expert: products of the input's rows, found by each row's token.
 pub struct ExpertsUp {
     /// The products.
     pub linear: ExpertLinear,
+    /// What they read.
+    pub input: Activation,
     /// Experts that a token is sent to.
     pub choices: usize,
 }
@@ -181,12 +119,13 @@ impl Stage for ExpertsUp {
     }
 
     fn io(&self) -> Io {
-        let input = Dispatch::EXPERT_IN;
-        let read = self.linear.backward_reads(input);
+        let tables = [RouterTables::ROW_TOKEN, RouterTables::OFFSETS];
+        let read = self.linear.backward_reads(self.input);
+        let backward = tables.into_iter().chain([RouterTables::SLOT_ROW]);
         Io {
-            reads: vec![input, RouterTables::OFFSETS],
+            reads: [self.input].into_iter().chain(tables).collect(),
             writes: vec![(ExpertsUp::GATE_UP, rows(self.choices, self.linear.outputs))],
-            backward_reads: read.chain([RouterTables::OFFSETS]).collect(),
+            backward_reads: read.chain(backward).collect(),
         }
     }
 
@@ -203,12 +142,13 @@ impl Stage for ExpertsUp {
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let x = pass.pull(Dispatch::EXPERT_IN)?;
+        let (x, row_token) = (pass.pull(self.input)?, pass.pull(RouterTables::ROW_TOKEN)?);
         let offsets = pass.pull(RouterTables::OFFSETS)?;
         let mut out = pass.output(ExpertsUp::GATE_UP)?;
         if let Some(out) = &mut out {
-            let (y, offsets) = (out.view_mut(), offsets.view());
-            self.linear.forward(pass, y, x.view(), offsets)?;
+            let rows = of_tokens(&x, &row_token);
+            let product = (out.view_mut(), rows);
+            self.linear.product(pass, product, offsets.view(), false)?;
         }
         pass.put(ExpertsUp::GATE_UP, out);
         Ok(())
@@ -216,9 +156,38 @@ impl Stage for ExpertsUp {
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let dy = pass.gradient(ExpertsUp::GATE_UP);
+        let (row_token, slot_row) = (
+            pass.pull(RouterTables::ROW_TOKEN)?,
+            pass.pull(RouterTables::SLOT_ROW)?,
+        );
         let offsets = pass.pull(RouterTables::OFFSETS)?;
-        let (input, dy, offsets) = (Dispatch::EXPERT_IN, dy.view(), offsets.view());
-        self.linear.backward(pass, input, dy, offsets)
+        for input in self.linear.backward_reads(self.input) {
+            let x = pass.pull(input)?;
+            let (dy, rows) = (ExpertRows::in_order(dy.view()), of_tokens(&x, &row_token));
+            self.linear.add_gradient(pass, dy, rows, offsets.view())?;
+            pass.release(input, x);
+        }
+        let mut drows = pass.temporary("d_expert_in", [dy.dims()[0], self.linear.inputs])?;
+        let product = (drows.view_mut(), ExpertRows::in_order(dy.view()));
+        self.linear.product(pass, product, offsets.view(), true)?;
+        drop(dy);
+        let (mut dx, init) = pass.gradient_to_add(self.input)?;
+        pass.kernels().run(SumRows {
+            out: dx.view_mut(),
+            rows: drows.view(),
+            slot_row: slot_row.view(),
+            init,
+        })?;
+        pass.file_gradient(self.input, dx);
+        Ok(())
+    }
+}
+
+/// Rows of experts that are found by each row's token.
+fn of_tokens<'a>(x: &'a Buffer, row_token: &'a Buffer) -> ExpertRows<'a> {
+    ExpertRows {
+        x: x.view(),
+        row_token: Some(row_token.view()),
     }
 }
 
@@ -315,7 +284,7 @@ impl Stage for ExpertActivation {
     }
 }
 
-type Pulled = std::rc::Rc<memory::Buffer>;
+type Pulled = std::rc::Rc<Buffer>;
 
 /// Weights and table, if there are weights.
 fn pulled(
@@ -391,8 +360,8 @@ impl Stage for ExpertsDown {
         if let Some(out) = &mut out {
             let down = [act.dims()[0], self.linear.outputs];
             let mut down = pass.temporary("expert_out", down)?;
-            let (y, x) = (down.view_mut(), act.view());
-            self.linear.forward(pass, y, x, offsets.view())?;
+            let product = (down.view_mut(), ExpertRows::in_order(act.view()));
+            self.linear.product(pass, product, offsets.view(), false)?;
             pass.kernels().run(SumRows {
                 out: out.view_mut(),
                 rows: down.view(),
@@ -415,16 +384,22 @@ impl Stage for ExpertsDown {
         }
         let row_token = pass.pull(RouterTables::ROW_TOKEN)?;
         let offsets = pass.pull(RouterTables::OFFSETS)?;
-        let rows = [row_token.dims()[0], self.linear.outputs];
-        let mut dy = pass.temporary("d_expert_out", rows)?;
-        pass.kernels().run(GatherRows {
-            rows: dy.view_mut(),
-            x: dout.view(),
-            row_token: row_token.view(),
-        })?;
+        let input = ExpertActivation::ACT;
+        for input in self.linear.backward_reads(input) {
+            let act = pass.pull(input)?;
+            let (dy, rows) = (
+                of_tokens(&dout, &row_token),
+                ExpertRows::in_order(act.view()),
+            );
+            self.linear.add_gradient(pass, dy, rows, offsets.view())?;
+            pass.release(input, act);
+        }
+        let (mut dact, _) = pass.gradient_to_add(input)?;
+        let product = (dact.view_mut(), of_tokens(&dout, &row_token));
+        self.linear.product(pass, product, offsets.view(), true)?;
+        pass.file_gradient(input, dact);
         pass.file_gradient(self.residual, dout);
-        let (input, dy, offsets) = (ExpertActivation::ACT, dy.view(), offsets.view());
-        self.linear.backward(pass, input, dy, offsets)
+        Ok(())
     }
 }
 

@@ -16,7 +16,7 @@ mod router;
 
 pub use attention::{Attention, CoreAttention};
 pub use embedding::Embedding;
-pub use experts::{Dispatch, ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp};
+pub use experts::{ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp};
 pub use head::Head;
 pub use latent::{LatentDown, LatentHeads, LatentUp};
 pub use mlp_activation::MlpActivation;

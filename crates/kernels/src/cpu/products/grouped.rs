@@ -1,11 +1,12 @@
 //! Products of experts. Each is small: several run at a time, each with a part of the workspace, so that threads need
 //! not wait for one another after every expert.
 
+use super::pack::Listed;
 use super::store::{Added, Output};
 use super::tiles::{DEPTH, SIDE};
 use super::{Instructions, Operand, Product, RIGHT_PANELS, Room};
 use crate::Init;
-use crate::operation::{GroupedGradient, GroupedMatmul};
+use crate::operation::{ExpertRows, GroupedGradient, GroupedMatmul};
 use memory::In;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -22,8 +23,24 @@ pub(in crate::cpu) fn matrix_of(tensor: In, expert: usize) -> In {
     all.rows(expert * rows..(expert + 1) * rows)
 }
 
+/// Rows of an expert as an operand, which finds those of tokens by their table.
+fn operand_of(all: ExpertRows, rows: Range<usize>) -> Operand {
+    match all.row_token {
+        Some(tokens) => Operand::of(all.x).listed(&tokens.slice()[rows], Listed::Rows),
+        None => Operand::of(all.x.rows(rows)),
+    }
+}
+
+/// The same, transposed: the rows are places of the depth.
+fn transposed(all: ExpertRows, rows: Range<usize>) -> Operand {
+    match all.row_token {
+        Some(tokens) => Operand::of(all.x.t()).listed(&tokens.slice()[rows], Listed::Places),
+        None => Operand::of(all.x.rows(rows).t()),
+    }
+}
+
 /// [`GroupedMatmul`] of bf16. The left operand is always the weights: they are read once, and a strip of them needs
-/// room on the stack alone, while the few rows of `x` are what all strips share.
+/// room on the stack alone, while an expert's few rows are what all strips share.
 pub(in crate::cpu) fn multiply_by_expert(
     operation: GroupedMatmul,
     workspace: &mut [f32],
@@ -31,13 +48,14 @@ pub(in crate::cpu) fn multiply_by_expert(
 ) {
     let GroupedMatmul {
         out,
-        x,
+        scratch: _,
+        rows: all,
         weights,
         by_columns,
         offsets,
     } = operation;
-    let instructions = instructions.of([x, weights]);
-    let depth = x.dims()[1];
+    let instructions = instructions.of([all.x, weights]);
+    let [_, depth] = all.dims();
     let added = Added {
         bias: None,
         init: Init::Overwrite,
@@ -51,7 +69,7 @@ pub(in crate::cpu) fn multiply_by_expert(
     parts.for_each(Room::all(workspace), |expert, rows, room| {
         let weights = matrix_of(weights, expert);
         let weights = if by_columns { weights.t() } else { weights };
-        let operands = [weights, x.rows(rows.clone())].map(Operand::of);
+        let operands = [Operand::of(weights), operand_of(all, rows.clone())];
         Product::new(operands, depth, out.rows(rows), room, instructions).run();
     });
 }
@@ -64,12 +82,13 @@ pub(in crate::cpu) fn multiply_gradients(
 ) {
     let GroupedGradient {
         out,
+        scratch: _,
         dy,
-        x,
+        rows: x,
         offsets,
         init,
     } = operation;
-    let instructions = instructions.of([dy, x]);
+    let instructions = instructions.of([dy.x, x.x]);
     let [experts, outputs, inner] = out.dims().try_into().expect("the rank was checked");
     let is_turned = inner > outputs;
     let added = Added { bias: None, init };
@@ -82,7 +101,7 @@ pub(in crate::cpu) fn multiply_gradients(
     };
     parts.for_each(Room::all(workspace), |expert, rows, room| {
         let depth = rows.len();
-        let [dy, x] = [dy, x].map(|x| Operand::of(x.rows(rows.clone()).t()));
+        let [dy, x] = [dy, x].map(|all| transposed(all, rows.clone()));
         let operands = if is_turned { [x, dy] } else { [dy, x] };
         let out = out.rows(expert * outputs..(expert + 1) * outputs);
         Product::new(operands, depth, out, room, instructions).run();

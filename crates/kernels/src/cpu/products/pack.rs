@@ -14,6 +14,14 @@ pub(super) struct Operand {
     pub(super) rows: usize,
     row_stride: usize,
     depth_stride: usize,
+    table: Option<(Listed, Shared<i32>)>,
+}
+
+/// What of a matrix in memory a table lists in the order of the operand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Listed {
+    Rows,
+    Places,
 }
 
 /// Part of an operand: this many rows and places of the depth, from `row` and `place` on.
@@ -35,15 +43,40 @@ impl Operand {
             rows: view.dims()[0],
             row_stride: view.strides()[0],
             depth_stride: view.strides()[1],
+            table: None,
+        }
+    }
+
+    /// Of this matrix the rows, or the places of the depth, that `table` lists; of the other all.
+    pub(super) fn listed(self, table: &[i32], listed: Listed) -> Operand {
+        let rows = match listed {
+            Listed::Rows => table.len(),
+            Listed::Places => self.rows,
+        };
+        let table = Shared(table.as_ptr().cast_mut());
+        Operand {
+            rows,
+            table: Some((listed, table)),
+            ..self
         }
     }
 
     /// Whether the elements of a row lie side by side.
     pub(super) fn has_contiguous_rows(&self) -> bool {
-        self.depth_stride == 1
+        self.depth_stride == 1 && !matches!(self.table, Some((Listed::Places, _)))
     }
 
-    fn at<T>(&self, row: usize, place: usize) -> *const T {
+    /// # Safety
+    /// A table must list this row or place, and be live.
+    #[inline(always)]
+    unsafe fn at<T>(&self, row: usize, place: usize) -> *const T {
+        // SAFETY: the caller's promise.
+        let entry = |table: Shared<i32>, index| unsafe { *table.at(index) as usize };
+        let (row, place) = match self.table {
+            None => (row, place),
+            Some((Listed::Rows, table)) => (entry(table, row), place),
+            Some((Listed::Places, table)) => (row, entry(table, place)),
+        };
         let first = self.pointer.at(0).cast::<T>().cast_const();
         first.wrapping_add(row * self.row_stride + place * self.depth_stride)
     }
@@ -51,9 +84,10 @@ impl Operand {
     /// The tiles of bf16 in place, if the instructions can read them there. All tiles must be whole.
     pub(super) fn in_place<S: Tiles>(&self, part: Part) -> Option<Left> {
         let is_whole = part.rows == STRIP_TILES * SIDE && part.places.is_multiple_of(DEPTH);
-        let is_readable = S::READS_ROWS && self.has_contiguous_rows();
+        let is_readable = S::READS_ROWS && self.has_contiguous_rows() && self.table.is_none();
         (is_whole && is_readable).then(|| Left {
-            pointer: self.at::<bf16>(part.row, part.place).cast(),
+            // SAFETY: there is no table.
+            pointer: unsafe { self.at::<bf16>(part.row, part.place) }.cast(),
             row: 2 * self.row_stride,
             block: 2 * DEPTH,
             tile: 2 * SIDE * self.row_stride,
@@ -91,25 +125,56 @@ unsafe fn pack_as<S: Tiles, T: Real>(operand: &Operand, part: Part, side: Side, 
         let to = to.wrapping_add(block * S::SQUARES);
         let places = DEPTH.min(part.places - start);
         let is_whole = part.rows == SIDE && places == DEPTH;
-        let first = operand.at::<T>(part.row, part.place + start);
-        // SAFETY: the caller's promise; a patch is whole, and its rows are contiguous.
+        let (row, place) = (part.row, part.place + start);
+        // SAFETY: the caller's promise; a patch is whole, and its rows or places are contiguous.
         unsafe {
-            if is_whole && operand.depth_stride == 1 {
-                pack_rows::<S, T>(first, operand.row_stride, side, to);
-            } else if is_whole && operand.row_stride == 1 {
-                let is_last = part.places - start == DEPTH;
-                pack_places::<S, T>(first, operand.depth_stride, side, to, is_last);
-            } else {
-                let mut patch = [T::narrow(0.0); SIDE * DEPTH];
-                for (row, patch) in patch.chunks_exact_mut(DEPTH).take(part.rows).enumerate() {
-                    for (place, value) in patch[..places].iter_mut().enumerate() {
-                        *value = *operand.at(part.row + row, part.place + start + place);
-                    }
+            match operand.table {
+                None if is_whole && operand.depth_stride == 1 => {
+                    pack_rows::<S, T>(operand.at(row, place), operand.row_stride, side, to);
                 }
-                pack_rows::<S, T>(patch.as_ptr(), DEPTH, side, to);
+                None if is_whole && operand.row_stride == 1 => {
+                    let is_last = part.places - start == DEPTH;
+                    let (first, stride) = (operand.at(row, place), operand.depth_stride);
+                    pack_places::<S, T>(first, stride, side, to, is_last);
+                }
+                Some((Listed::Places, _)) if is_whole && operand.row_stride == 1 => {
+                    let mut patch = [T::narrow(0.0); SIDE * DEPTH];
+                    for (index, patch) in patch.chunks_exact_mut(SIDE).enumerate() {
+                        copy_to(patch, operand.at(row, place + index));
+                    }
+                    for index in (start + DEPTH..part.places).take(DEPTH) {
+                        prefetch(operand.at::<T>(row, part.place + index).cast());
+                    }
+                    pack_places::<S, T>(patch.as_ptr(), SIDE, side, to, true);
+                }
+                _ => {
+                    let mut patch = [T::narrow(0.0); SIDE * DEPTH];
+                    for (index, patch) in patch.chunks_exact_mut(DEPTH).take(part.rows).enumerate()
+                    {
+                        let patch = &mut patch[..places];
+                        if operand.has_contiguous_rows() && places > 0 {
+                            copy_to(patch, operand.at(row + index, place));
+                            continue;
+                        }
+                        for (skipped, value) in patch.iter_mut().enumerate() {
+                            *value = *operand.at(row + index, place + skipped);
+                        }
+                    }
+                    pack_rows::<S, T>(patch.as_ptr(), DEPTH, side, to);
+                }
             }
         }
     }
+}
+
+/// Copies elements that lie side by side.
+///
+/// # Safety
+/// As many as `to` has must be live.
+#[inline(always)]
+unsafe fn copy_to<T: Real>(to: &mut [T], from: *const T) {
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
 }
 
 /// Packs a tile whose rows are contiguous.

@@ -95,7 +95,7 @@ pub fn signatures(dtype: DType, device: &Device) -> Vec<Signature> {
     signatures.extend(attention::signatures(dtype, device));
     signatures.extend(flash_attention::signatures(dtype, device));
     signatures.extend(cache::signatures(dtype));
-    signatures.extend(experts::signatures(dtype));
+    signatures.extend(experts::signatures(dtype, device));
     signatures.extend(adafactor::signatures(dtype));
     signatures.extend(adamw::signatures(dtype));
     signatures.extend(muon::signatures(dtype));
