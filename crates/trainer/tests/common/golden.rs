@@ -155,6 +155,7 @@ fn micro_batch(ids: &Value, targets: &Value) -> MicroBatch {
         input_ids: ids.concat(),
         targets: targets.concat(),
         documents: None,
+        lengths: None,
     }
 }
 
