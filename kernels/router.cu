@@ -64,6 +64,23 @@ __device__ inline float sum_of_balanced(const Slots &scores, int is_sigmoid) {
     return is_sigmoid ? slots_sum([&](int slot) { return scores.at[slot]; }) + TINY : 1.0f;
 }
 
+// Whether a token is padding: in its sequence of `seq` it comes after as many as `lengths` has. Null: none is.
+__device__ inline bool is_padding(const int *lengths, size_t seq, size_t token) {
+    return lengths != nullptr && token % seq >= size_t(lengths[token / seq]);
+}
+
+// A factor, divided by the number of tokens that are not padding if there is some.
+__device__ inline float share_of(float factor, const int *lengths, size_t sequences) {
+    if (lengths == nullptr) {
+        return factor;
+    }
+    int count = 0;
+    for (size_t sequence = threadIdx.x; sequence < sequences; sequence += WARP) {
+        count += lengths[sequence];
+    }
+    return factor / float(warp_reduce(count, Sum()));
+}
+
 // The keys by which experts are chosen: greater ones are taken first. These stand for no number.
 constexpr unsigned ABSENT = 0, OF_NAN = 1;
 
@@ -136,8 +153,9 @@ __device__ inline void leave_groups(unsigned (&keys)[SLOTS], SharedArray<float> 
 
 // Without groups there are 0 of them. What is null is left out.
 extern "C" __global__ void route_f32(int *ids, float *weights, float *all_scores, const float *logits,
-                                     const float *bias, size_t tokens, int experts, int choices, int is_sigmoid,
-                                     int is_normed, float factor, int groups, int chosen_groups, int best) {
+                                     const float *bias, const int *lengths, size_t tokens, size_t seq, int experts,
+                                     int choices, int is_sigmoid, int is_normed, float factor, int groups,
+                                     int chosen_groups, int best) {
     SHARED(float, values, TOKENS * EXPERTS_MAX);
     const size_t token = own_row();
     if (token >= tokens) {
@@ -161,6 +179,7 @@ extern "C" __global__ void route_f32(int *ids, float *weights, float *all_scores
     const unsigned chosen = choose(keys, choices);
     const float sum = slots_sum([&](int slot) { return chosen >> slot & 1 ? scores.at[slot] : 0.0f; });
     const float divisor = is_normed ? sum + TINY : 1.0f, of_all = sum_of_balanced(scores, is_sigmoid);
+    const bool is_seen = !is_padding(lengths, seq, token);
     int before = 0;
     each_slot([&](int slot) {
         const bool is_chosen = chosen >> slot & 1;
@@ -174,7 +193,7 @@ extern "C" __global__ void route_f32(int *ids, float *weights, float *all_scores
             weights[at] = scores.at[slot] / divisor * factor;
         }
         if (all_scores != nullptr && expert_of(slot) < experts) {
-            all_scores[token * experts + expert_of(slot)] = scores.at[slot] / of_all;
+            all_scores[token * experts + expert_of(slot)] = is_seen ? scores.at[slot] / of_all : 0.0f;
         }
     });
 }
@@ -212,8 +231,8 @@ __device__ inline Slots weights_backward(const Slots &scores, const float *dweig
 // is 0.
 template <typename T>
 __device__ void route_backward(T *dlogits, const float *dweights, const float *logits, const int *ids,
-                               const float *balance, size_t tokens, size_t seq, int experts, int choices,
-                               int is_sigmoid, int is_normed, float factor, float z_loss) {
+                               const float *balance, const int *lengths, size_t tokens, size_t seq, int experts,
+                               int choices, int is_sigmoid, int is_normed, float factor, float z_loss) {
     const size_t token = own_row();
     if (token >= tokens) {
         return;
@@ -223,7 +242,8 @@ __device__ void route_backward(T *dlogits, const float *dweights, const float *l
     score(scores, is_sigmoid);
     const size_t first = token * choices;
     Slots dscores = weights_backward(scores, dweights + first, ids + first, choices, is_normed, factor);
-    if (balance != nullptr) {
+    const bool is_seen = !is_padding(lengths, seq, token);
+    if (balance != nullptr && is_seen) {
         const Slots rows = load_slots(balance + token / seq * experts, experts, 0.0f);
         const float of_all = sum_of_balanced(scores, is_sigmoid);
         float mean = 0.0f;
@@ -240,9 +260,9 @@ __device__ void route_backward(T *dlogits, const float *dweights, const float *l
         const float score = scores.at[slot];
         dscores.at[slot] = is_sigmoid ? dscores.at[slot] * score * (1.0f - score) : (dscores.at[slot] - mean) * score;
     });
-    if (z_loss != 0.0f) {
-        const float lse = softmax(own);
-        each_slot([&](int slot) { dscores.at[slot] += 2.0f * z_loss * lse * own.at[slot]; });
+    if (z_loss != 0.0f && is_seen) {
+        const float share = share_of(z_loss, lengths, tokens / seq), lse = softmax(own);
+        each_slot([&](int slot) { dscores.at[slot] += 2.0f * share * lse * own.at[slot]; });
     }
     each_slot([&](int slot) {
         if (expert_of(slot) < experts) {
@@ -254,26 +274,26 @@ __device__ void route_backward(T *dlogits, const float *dweights, const float *l
 #define BACKWARD(T, name)                                                                                      \
     extern "C" __global__ void route_backward_##name(                                                          \
         T *dlogits, const float *dweights, const float *logits, const int *ids, const float *balance,          \
-        size_t tokens, size_t seq, int experts, int choices, int is_sigmoid, int is_normed, float factor,      \
-        float z_loss) {                                                                                        \
-        route_backward(dlogits, dweights, logits, ids, balance, tokens, seq, experts, choices, is_sigmoid,     \
-                       is_normed, factor, z_loss);                                                             \
+        const int *lengths, size_t tokens, size_t seq, int experts, int choices, int is_sigmoid,               \
+        int is_normed, float factor, float z_loss) {                                                           \
+        route_backward(dlogits, dweights, logits, ids, balance, lengths, tokens, seq, experts, choices,        \
+                       is_sigmoid, is_normed, factor, z_loss);                                                 \
     }                                                                                                          \
     EXPORT(route_backward_##name)
 
 BACKWARD(float, f32);
 BACKWARD(bf16, bf16);
 
-extern "C" __global__ void router_z_loss_f32(float *losses, const float *logits, size_t tokens, int experts,
-                                             float factor) {
+extern "C" __global__ void router_z_loss_f32(float *losses, const float *logits, const int *lengths,
+                                             size_t tokens, size_t seq, int experts, float factor) {
     const size_t token = own_row();
     if (token >= tokens) {
         return;
     }
     Slots own = load_slots(logits + token * experts, experts, -INFINITY);
-    const float lse = softmax(own);
+    const float share = share_of(factor, lengths, tokens / seq), lse = softmax(own);
     if (threadIdx.x == 0) {
-        losses[token] = factor * lse * lse;
+        losses[token] = is_padding(lengths, seq, token) ? 0.0f : share * lse * lse;
     }
 }
 EXPORT(router_z_loss_f32);
@@ -329,17 +349,18 @@ extern "C" __global__ void group_by_expert_i32(int *offsets, int *row_token, int
 }
 EXPORT(group_by_expert_i32);
 
-// A warp counts one expert of one sequence of `slots` ids.
-extern "C" __global__ void count_choices_f32(float *counts, const int *ids, size_t sequences, size_t slots,
-                                             size_t experts) {
+// A warp counts one expert of one sequence of `slots` ids, `choices` of each token.
+extern "C" __global__ void count_choices_f32(float *counts, const int *ids, const int *lengths, size_t sequences,
+                                             size_t slots, size_t experts, size_t choices) {
     const size_t row = own_row();
     if (row >= sequences * experts) {
         return;
     }
     const int *own = ids + row / experts * slots;
     const int expert = int(row % experts);
+    const size_t end = lengths == nullptr ? slots : size_t(lengths[row / experts]) * choices;
     int count = 0;
-    for (size_t slot = threadIdx.x; slot < slots; slot += WARP) {
+    for (size_t slot = threadIdx.x; slot < end; slot += WARP) {
         count += own[slot] == expert;
     }
     count = warp_reduce(count, Sum());
@@ -349,19 +370,27 @@ extern "C" __global__ void count_choices_f32(float *counts, const int *ids, size
 }
 EXPORT(count_choices_f32);
 
-// One block; a thread takes an expert of one group of sequences after the other.
+// One block; a thread takes an expert of one group of sequences after the other. Nothing was counted where there is only
+// padding, and nothing is divided there.
 extern "C" __global__ void balance_loss_f32(float *loss, float *gradient, const float *counts, const float *sums,
-                                            size_t groups, size_t experts, size_t pooled, float factor,
-                                            int accumulate) {
+                                            const int *lengths, size_t groups, size_t experts, size_t pooled,
+                                            size_t sequences, float factor, int accumulate) {
     double total = 0.0;
     for (size_t own = threadIdx.x; own < groups * experts; own += THREADS) {
-        const size_t first = own / experts * pooled * experts + own % experts;
-        double count = 0.0, sum = 0.0;
+        const size_t start = own / experts * pooled, first = start * experts + own % experts;
+        double count = 0.0, sum = 0.0, tokens = 0.0;
         for (size_t row = 0; row < pooled; row++) {
             count += double(counts[first + row * experts]);
             sum += double(sums[first + row * experts]);
+            tokens += lengths == nullptr ? 0.0 : double(lengths[(start + row) % sequences]);
+        }
+        if (tokens > 0.0) {
+            sum /= tokens * tokens;
         }
         total += count * sum;
+        if (tokens > 0.0) {
+            count /= tokens * tokens;
+        }
         for (size_t row = 0; row < pooled; row++) {
             gradient[first + row * experts] = float(double(factor) * count);
         }

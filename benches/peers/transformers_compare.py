@@ -62,7 +62,8 @@ def train(trainer, reference, model, settings, out, flags):
     run(trainer, "train", "--init-from", model, "--data", reference / "batches.safetensors", "--no-shuffle",
         "--micro-batch", settings["micro_batch"], "--accum", settings["accum"], "--steps", len(settings["steps"]),
         "--lr", settings["optimizer"]["lr"], "--dump-gradients", 1, "--save-final", out / "final", "--out", out,
-        "--save-every", len(settings["steps"]), "--device", "cpu", "--dtype", "f32", "--quiet", *flags)
+        "--save-every", len(settings["steps"]), "--device", "cpu", "--dtype", "f32", "--quiet",
+        *(["--packing", "pad"] if "lengths" in settings else []), *flags)
 
 
 def published(folder):

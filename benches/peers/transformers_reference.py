@@ -16,7 +16,8 @@ step's loss is that of the targets plus the coefficient times the mean of the mi
 targets alone.
 
 For GPT-2 two mistakes are made on purpose (`broken` in `reference.json`), for Mistral's window, which is one key longer and one
-shorter, and for experts and latent attention: their figures have to be beyond every tolerance.
+shorter, and for experts and latent attention: their figures have to be beyond every tolerance. Rows of a family whose name
+ends in `padded` end in padding, which transformers is told by `attention_mask`, and `reference.json` by `lengths`.
 """
 import argparse
 import json
@@ -75,6 +76,8 @@ CONFIGS = {
                                                    head_dim=4)),
     "mixtral": transformers.MixtralConfig(**LLAMA | MIXTURE | dict(
         num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=0.05, rope_parameters=ROPE)),
+    "mixtral_padded": transformers.MixtralConfig(**LLAMA | MIXTURE | dict(
+        intermediate_size=12, num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=0.2, rope_parameters=ROPE)),
     "qwen2_moe": transformers.Qwen2MoeConfig(**LLAMA | MIXTURE | dict(
         num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=6, num_experts=6, num_experts_per_tok=2,
         moe_intermediate_size=14, shared_expert_intermediate_size=22, norm_topk_prob=False, mlp_only_layers=[1],
@@ -89,6 +92,13 @@ CONFIGS = {
     "deepseek_v3": transformers.DeepseekV3Config(**LATENT | dict(
         n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=4, topk_group=2, norm_topk_prob=True,
         routed_scaling_factor=2.5, q_lora_rank=18, num_mtp_layers=0)),
+    "deepseek_v2_queries": transformers.DeepseekV2Config(**LATENT | dict(
+        num_hidden_layers=2, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, topk_method="greedy",
+        routed_scaling_factor=1.0, q_lora_rank=18, rope_parameters=ROPE)),
+    "deepseek_v3_yarn": transformers.DeepseekV3Config(**LATENT | dict(
+        num_hidden_layers=2, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=2, topk_group=1,
+        norm_topk_prob=True, routed_scaling_factor=1.5, q_lora_rank=18, num_mtp_layers=0, max_position_embeddings=256,
+        rope_parameters=YARN_ROPE | dict(mscale=1.2, mscale_all_dim=0.8))),
     "gpt2": transformers.GPT2Config(vocab_size=VOCAB, n_positions=32, n_embd=30, n_layer=2, n_head=3, n_inner=74,
                                     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None),
 }
@@ -118,15 +128,27 @@ def write_random_model(config, folder):
     (folder / "generation_config.json").unlink(missing_ok=True)
 
 
-def random_batches():
-    """Token ids and targets, both [step][micro-batch][sample][position]."""
+def random_batches(is_padded):
+    """Token ids and targets, both [step][micro-batch][sample][position], and how many tokens of each sample are not padding,
+    the fewest first: in that order the trainer reads them."""
     tokens = torch.randint(0, VOCAB, (STEPS, ACCUM, MICRO_BATCH, SEQ + 1))
     ids, targets = tokens[..., :-1].clone(), tokens[..., 1:].clone()
     share = torch.tensor(MASKED_SHARE).view(1, ACCUM, 1, 1)
     targets[torch.rand(targets.shape) < share] = MASKED
+    lengths = torch.linspace(3 if is_padded else SEQ, SEQ, STEPS * ACCUM * MICRO_BATCH).long().view(ids.shape[:-1])
+    if is_padded:
+        # In a file of batches, padding is what follows a row's last target.
+        last = torch.arange(SEQ) == lengths[..., None] - 1
+        targets[last] = tokens[..., 1:][last]
+        targets[~mask(lengths)] = MASKED
     counts = (targets != MASKED).sum((2, 3))
-    assert (counts[:, 0] != counts[:, 1]).all(), "micro-batches have different numbers of targets"
-    return ids, targets
+    assert is_padded or (counts[:, 0] != counts[:, 1]).all(), "micro-batches have different numbers of targets"
+    return ids, targets, lengths
+
+
+def mask(lengths):
+    """True where a token is not padding."""
+    return torch.arange(SEQ) < lengths[..., None]
 
 
 def choice_biases(model):
@@ -141,7 +163,7 @@ OTHER_PARTS = ("mlp", ["gate_proj", "up_proj"], ["down_proj"])
 
 def in_files(tensors, family):
     """Tensors under the names that files have: those of experts are split into a matrix for each part of each."""
-    module, *parts = PARTS.get(family, OTHER_PARTS)
+    module, *parts = PARTS.get(family.partition("_")[0], OTHER_PARTS)
     result = {}
     for name, tensor in tensors.items():
         layer, _, last = name.rpartition(".mlp.experts.")
@@ -157,7 +179,7 @@ def in_files(tensors, family):
 
 def in_memory(tensors, family):
     """The inverse of `in_files`."""
-    module, *parts = PARTS.get(family, OTHER_PARTS)
+    module, *parts = PARTS.get(family.partition("_")[0], OTHER_PARTS)
     result, experts = {}, {}
     for name, tensor in tensors.items():
         layer, _, rest = name.partition(f".{module}.experts.")
@@ -190,7 +212,7 @@ def balance(output, config):
     return coefficient * output.aux_loss if coefficient else None
 
 
-def train(model, ids, targets):
+def train(model, ids, targets, lengths):
     """Loss and gradient norm of every step, and the first step's gradients."""
     parameters = list(model.parameters())
     decay = OPTIMIZER["weight_decay"]
@@ -198,11 +220,13 @@ def train(model, ids, targets):
               dict(params=[p for p in parameters if p.ndim < 2], weight_decay=0.0)]
     adamw = torch.optim.AdamW(groups, lr=OPTIMIZER["lr"], betas=OPTIMIZER["betas"], eps=OPTIMIZER["eps"])
     steps, first = [], None
-    for index, (step_ids, step_targets) in enumerate(zip(ids, targets)):
+    for index, (step_ids, step_targets, step_lengths) in enumerate(zip(ids, targets, lengths)):
         count, loss = int((step_targets != MASKED).sum()), 0.0
-        for micro_ids, micro_targets in zip(step_ids, step_targets):
+        for micro_ids, micro_targets, micro_lengths in zip(step_ids, step_targets, step_lengths):
+            seen = mask(micro_lengths)
             # The targets are aligned with the ids already, so transformers must not shift them again.
-            output = model(input_ids=micro_ids, labels=micro_targets, shift_labels=micro_targets, num_items_in_batch=count)
+            output = model(input_ids=micro_ids, labels=micro_targets, shift_labels=micro_targets, num_items_in_batch=count,
+                           attention_mask=None if seen.all() else seen.long())
             added = balance(output, model.config)
             part = output.loss if added is None else output.loss - added
             (part if added is None else part + added / len(step_ids)).backward()
@@ -230,38 +254,35 @@ def transpose_square_c_proj(tensors):
     return tensors
 
 
-def broken_gpt2(folder, ids, targets, right):
+def broken_gpt2(folder, batches, right):
     """The steps with each of two mistakes."""
     erf = load(folder, activation_function="gelu")
-    steps, first = train(erf, ids, targets)
+    steps, first = train(erf, *batches)
     result = dict(gelu_erf=dict(steps=steps, gradient_distance=gradient_distance(first, right)))
     untransposed = load(folder)
     with torch.no_grad():
         transpose_square_c_proj(dict(untransposed.named_parameters()))
-    steps, first = train(untransposed, ids, targets)
+    steps, first = train(untransposed, *batches)
     # Such an importer would write its gradients without transposing, too.
     distance = gradient_distance(transpose_square_c_proj(first), right)
     return result | dict(c_proj_untransposed=dict(steps=steps, gradient_distance=distance))
 
 
-def broken_window(folder, ids, targets, right):
+def broken_window(folder, batches, right):
     """The steps with windows that are off by one."""
     result = {}
     for name, window in dict(one_key_more=WINDOW + 1, one_key_less=WINDOW - 1).items():
-        steps, first = train(load(folder, sliding_window=window), ids, targets)
+        steps, first = train(load(folder, sliding_window=window), *batches)
         result[name] = dict(steps=steps, gradient_distance=gradient_distance(first, right))
     return result
 
 
-def broken_experts(folder, ids, targets, right):
+def broken_experts(folder, batches, right):
     """The steps with a mistake that the family's features invite."""
-    kind = transformers.AutoConfig.from_pretrained(folder).model_type
-    mistakes = dict(qwen2_moe=dict(softmax_after_top_k=softmax_after, balance_without_a_layer=without_a_layer),
-                    deepseek_v2=dict(mscale_not_squared=unsquared), deepseek_v3=dict(rotation_by_halves=by_halves))[kind]
     result = {}
-    for name, mistake in mistakes.items():
+    for name, mistake in MISTAKES[folder.name].items():
         model, undo = mistake(folder)
-        steps, first = train(model, ids, targets)
+        steps, first = train(model, *batches)
         undo()
         result[name] = dict(steps=steps, gradient_distance=gradient_distance(first, right))
     return result
@@ -283,6 +304,20 @@ def unsquared(folder):
     return model, lambda: None
 
 
+def unnormed_queries(folder):
+    model = load(folder)
+    for layer in model.model.layers:
+        layer.self_attn.q_a_layernorm.forward = lambda latents: latents
+    return model, lambda: None
+
+
+def with_padding(folder):
+    from transformers.models.mixtral import modeling_mixtral as module
+    whole = module.load_balancing_loss_func
+    module.load_balancing_loss_func = lambda logits, experts, choices, mask: whole(logits, experts, choices)
+    return load(folder), lambda: setattr(module, "load_balancing_loss_func", whole)
+
+
 def without_a_layer(folder):
     from transformers.models.qwen2_moe import modeling_qwen2_moe as module
     whole = module.load_balancing_loss_func
@@ -290,13 +325,21 @@ def without_a_layer(folder):
     return load(folder), lambda: setattr(module, "load_balancing_loss_func", whole)
 
 
+MISTAKES = dict(
+    mixtral_padded=dict(balance_of_padding=with_padding),
+    qwen2_moe=dict(softmax_after_top_k=softmax_after, balance_without_a_layer=without_a_layer),
+    deepseek_v2=dict(mscale_not_squared=unsquared), deepseek_v3=dict(rotation_by_halves=by_halves),
+    deepseek_v2_queries=dict(latents_not_normed=unnormed_queries), deepseek_v3_yarn=dict(mscale_not_squared=unsquared))
+
+
 def write_reference(family, folder):
     folder.mkdir(parents=True)
     torch.manual_seed(SEED)
     write_random_model(CONFIGS[family], folder)
-    ids, targets = random_batches()
+    is_padded = family.endswith("padded")
+    batches = ids, targets, lengths = random_batches(is_padded)
     model = load(folder)
-    steps, first = train(model, ids, targets)
+    steps, first = train(model, *batches)
     save_file(in_files(first, family), folder / "grads_step0.safetensors")
     save_file(in_files(weights(model), family), folder / "model_final.safetensors")
     rows = dict(input_ids=ids, targets=targets)
@@ -307,10 +350,11 @@ def write_reference(family, folder):
         optimizer=OPTIMIZER, micro_batch=MICRO_BATCH, accum=ACCUM, seq=SEQ,
         loss="mean over the step's unmasked targets; grad_norm is before clipping; targets are inputs shifted by one; -100 = masked",
         input_ids=ids.tolist(), targets=targets.tolist(), steps=steps)
-    broken = dict(gpt2=broken_gpt2, mistral_window=broken_window, qwen2_moe=broken_experts, deepseek_v2=broken_experts,
-                  deepseek_v3=broken_experts).get(family)
-    if broken:
-        reference["broken"] = broken(folder, ids, targets, first)
+    if is_padded:
+        reference["lengths"] = lengths.tolist()
+    broken = dict(gpt2=broken_gpt2, mistral_window=broken_window) | dict.fromkeys(MISTAKES, broken_experts)
+    if family in broken:
+        reference["broken"] = broken[family](folder, batches, first)
     (folder / "reference.json").write_text(json.dumps(reference) + "\n")
     return steps
 

@@ -17,6 +17,8 @@ pub struct MicroBatch {
     /// `[rows, seq]`: for each token the position in its row at which its document begins. `None` if each row is one
     /// document.
     pub documents: Option<Vec<i32>>,
+    /// `[rows]`: how many tokens each row begins with that are not padding. `None` if no row has padding.
+    pub lengths: Option<Vec<i32>>,
 }
 
 impl MicroBatch {
@@ -28,6 +30,7 @@ impl MicroBatch {
             rows,
             seq,
             documents: documents.then(Vec::new),
+            lengths: None,
         }
     }
 
@@ -108,6 +111,7 @@ mod tests {
             seq: targets.len(),
             targets,
             documents: None,
+            lengths: None,
         };
         let mut step = StepBatch::from_iter([
             micro(vec![MASKED, 0, 5]),

@@ -197,6 +197,10 @@ impl Dataset {
     pub(crate) fn read(&self, samples: &[usize]) -> Result<MicroBatch, DataError> {
         let vocab = self.options.vocab;
         let mut batch = self.shape(samples);
+        if self.options.packing != Packing::Concatenate {
+            let lengths = samples.iter().map(|&sample| self.length(sample) as i32);
+            batch.lengths = Some(lengths.collect());
+        }
         batch.make_room();
         for &sample in samples {
             let (source, sample) = self.locate(sample);

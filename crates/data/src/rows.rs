@@ -67,9 +67,11 @@ impl Rows {
 
     /// Number of a sample's inputs that are not padding, in rows of `seq`.
     pub(crate) fn length(&self, sample: usize, seq: usize) -> usize {
+        let inputs = |piece: &DocumentPiece| piece.inputs as usize;
         match self {
-            Self::Documents(pieces) => pieces[sample].inputs as usize,
-            _ => seq,
+            Self::Concatenated(_) => seq,
+            Self::Packed(rows) => rows.row(sample).iter().map(inputs).sum(),
+            Self::Documents(pieces) => inputs(&pieces[sample]),
         }
     }
 

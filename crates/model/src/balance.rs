@@ -1,7 +1,7 @@
 //! The losses that routers add to that of the targets, and the balance of their choices in a micro-batch.
 
 use crate::position::StagePosition;
-use crate::{BatchShape, RouterAuxKind};
+use crate::{Batch, RouterAuxKind};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 use std::ops::Range;
 
@@ -33,26 +33,32 @@ pub(crate) struct Balance {
 
 impl RouterLosses {
     /// How many rows of [`Balance`] the loss of balance takes together, and the factor on the sum of their products,
-    /// in a micro-batch of which a step has `micro_batches`.
+    /// in a micro-batch of which a step has `micro_batches`. Where sequences have padding, the factor is not divided by
+    /// the square of the number of tokens: that depends on lengths, which are on the device.
     pub(crate) fn pooled(
         &self,
         balance: &Balance,
-        batch: BatchShape,
+        batch: &Batch,
         micro_batches: usize,
     ) -> (usize, f32) {
+        let shape = batch.shape;
         let [routers, sequences] = [balance.routers.len(), balance.sequences];
         let [experts, choices] = [balance.counts.dims()[1], self.choices].map(|count| count as f64);
         let (pooled, tokens, mean_over) = match self.kind {
-            RouterAuxKind::Pooled => (routers * sequences, routers * batch.tokens(), 1),
-            RouterAuxKind::Layer => (sequences, batch.tokens(), 1),
-            RouterAuxKind::Sequence => (1, batch.seq, sequences),
+            RouterAuxKind::Pooled => (routers * sequences, routers * shape.tokens(), 1),
+            RouterAuxKind::Layer => (sequences, shape.tokens(), 1),
+            RouterAuxKind::Sequence => (1, shape.seq, sequences),
         };
         // transformers' loss counts every choice, so that balanced routers give k; Megatron's divides by k.
         let choices = match self.kind {
             RouterAuxKind::Pooled => 1.0,
             RouterAuxKind::Layer | RouterAuxKind::Sequence => choices,
         };
-        let tokens = tokens as f64;
+        let tokens = if batch.lengths().is_some() {
+            1.0
+        } else {
+            tokens as f64
+        };
         let mean = choices * tokens * tokens * mean_over as f64 * micro_batches as f64;
         (pooled, (self.aux * experts / mean) as f32)
     }

@@ -15,6 +15,9 @@ pub struct Batch {
     /// `[rows, seq]` i32 where documents are packed: for each token, the position in its sequence at which its document
     /// begins.
     pub documents: Option<Buffer>,
+    /// `[rows]` i32: how many tokens each sequence begins with that are not padding, which the losses of routers leave out;
+    /// none: no token is padding.
+    pub lengths: Option<Buffer>,
     /// `[rows seq]` i32: each token's position, if that is not its place in its sequence.
     pub positions: Option<Buffer>,
     /// The keys of dropout's random numbers; none: nothing is dropped.
@@ -57,6 +60,7 @@ impl Batch {
             input_ids: Tokens::Sent(send(memory, kernels, "input_ids", tokens, input_ids)?),
             targets: Tokens::Sent(send(memory, kernels, "targets", tokens, targets)?),
             documents: None,
+            lengths: None,
             positions: None,
             dropout: None,
         })
@@ -87,6 +91,7 @@ impl Batch {
             input_ids: lent("input_ids", input_ids)?,
             targets: lent("targets", targets)?,
             documents: None,
+            lengths: None,
             positions: None,
             dropout: None,
         })
@@ -109,6 +114,7 @@ impl Batch {
             input_ids: Tokens::Sent(send(memory, kernels, "input_ids", tokens, input_ids)?),
             targets: Tokens::Sent(memory.lease(Category::Input, "targets", [0], DType::I32)?),
             documents: None,
+            lengths: None,
             positions: Some(send(memory, kernels, "positions", tokens, positions)?),
             dropout: None,
         })
@@ -137,6 +143,23 @@ impl Batch {
         })
     }
 
+    /// Ends sequences with padding: `lengths` has, for each, how many tokens come before it.
+    ///
+    /// # Errors
+    /// As [`Batch::upload`].
+    pub fn with_lengths(
+        self,
+        memory: &Memory,
+        kernels: &Kernels,
+        lengths: &[i32],
+    ) -> Result<Batch, ModelError> {
+        let lengths = send(memory, kernels, "lengths", [self.shape.rows], lengths)?;
+        Ok(Batch {
+            lengths: Some(lengths),
+            ..self
+        })
+    }
+
     /// Adds keys of dropout for the sites of a model ([`crate::Architecture::dropout_sites`]), as training has them.
     ///
     /// # Errors
@@ -160,6 +183,11 @@ impl Batch {
             Some(positions) => Positions::Given(positions.view()),
             None => Positions::Sequences(self.shape.seq),
         }
+    }
+
+    /// Where sequences have padding, how many tokens come before it.
+    pub fn lengths(&self) -> Option<In<'_>> {
+        self.lengths.as_ref().map(Buffer::view)
     }
 }
 

@@ -40,18 +40,19 @@ impl Pass<'_> {
         let Some(losses) = self.router_losses() else {
             return Ok(());
         };
-        let (kernels, shape) = (self.work.kernels, self.work.batch.shape);
+        let (kernels, batch) = (self.work.kernels, self.work.batch);
         let step = &mut self.work.purpose.training().loss;
         let Some(balance) = &mut self.work.saved.balance else {
             return Ok(());
         };
-        let (pooled, factor) = losses.pooled(balance, shape, step.micro_batches);
+        let (pooled, factor) = losses.pooled(balance, batch, step.micro_batches);
         let (loss, init) = step.part(LossPart::RouterAux);
         Ok(kernels.run(BalanceLoss {
             loss,
             gradient: balance.gradient.view_mut(),
             counts: balance.counts.view(),
             sums: balance.sums.view(),
+            lengths: batch.lengths(),
             pooled,
             factor,
             init,

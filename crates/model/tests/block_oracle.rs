@@ -95,12 +95,18 @@ fn batch(seed: u64) -> (Vec<i32>, Vec<i32>) {
 /// Compares the model, with either kind of attention, to the oracle.
 fn assert_agrees(name: &str, config: &ModelConfig) {
     for attention in [Attention::Eager, Attention::Flash] {
-        assert_agrees_with(&format!("{name}, {attention:?}"), config, attention);
+        assert_agrees_with(&format!("{name}, {attention:?}"), config, attention, None);
     }
 }
 
-/// Runs two micro-batches through the model and the oracle, and compares the loss and every gradient.
-fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
+/// Runs two micro-batches through the model and the oracle, and compares the loss and every gradient. With lengths, the
+/// rest of each sequence is padding.
+fn assert_agrees_with(
+    name: &str,
+    config: &ModelConfig,
+    attention: Attention,
+    lengths: Option<[[i32; ROWS]; 2]>,
+) {
     let memory = Memory::host();
     let cpu = Cpu::new(&memory, DType::F32).unwrap();
     let architecture = Architecture::of(config, attention);
@@ -136,8 +142,15 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
     let mut of_routers =
         Tensor::zeros((), candle_core::DType::F64, &candle_core::Device::Cpu).unwrap();
     for micro in 0..2 {
-        let (ids, targets) = batch(100 + 10 * micro);
-        let on_device = Batch::upload(&memory, &cpu, SHAPE, &ids, &targets).unwrap();
+        let (ids, mut targets) = batch(100 + 10 * micro);
+        let lengths = lengths.map(|lengths| lengths[micro as usize]);
+        for (row, targets) in targets.chunks_mut(SEQ).enumerate() {
+            targets[lengths.map_or(SEQ, |lengths| lengths[row] as usize)..].fill(-100);
+        }
+        let mut on_device = Batch::upload(&memory, &cpu, SHAPE, &ids, &targets).unwrap();
+        if let Some(lengths) = lengths {
+            on_device = on_device.with_lengths(&memory, &cpu, &lengths).unwrap();
+        }
         let loss = StepLoss {
             sums: loss.view_mut(),
             are_first: [micro == 0; 3],
@@ -178,7 +191,9 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
         };
         let sum = oracle.loss_sum(&ids, &targets, (ROWS, SEQ)).unwrap();
         if parts > 1 {
-            let added = oracle.router_loss(ROWS).unwrap();
+            let lengths = lengths.unwrap_or([SEQ as i32; ROWS]);
+            let lengths = lengths.map(|length| length as usize);
+            let added = oracle.router_loss(&lengths, SEQ).unwrap();
             of_routers = (of_routers + (added / 2.0).unwrap()).unwrap();
         }
         expected_loss = Some(match expected_loss {
@@ -467,6 +482,26 @@ fn experts_as_qwen2_moe_beside_a_dense_layer() {
         ..plain()
     };
     assert_agrees("Qwen2-MoE", &config);
+}
+
+/// Padding has no part in any loss of routers.
+#[test]
+fn losses_of_routers_leave_padding_out() {
+    for kind in [
+        RouterAuxKind::Pooled,
+        RouterAuxKind::Layer,
+        RouterAuxKind::Sequence,
+    ] {
+        let config = ModelConfig {
+            router_aux: 0.2,
+            router_aux_kind: kind,
+            router_z_loss: 0.1,
+            experts: Some(experts()),
+            ..plain()
+        };
+        let lengths = Some([[SEQ as i32, 5], [11, 24]]);
+        assert_agrees_with(&format!("{kind:?}"), &config, Attention::Flash, lengths);
+    }
 }
 
 #[test]

@@ -36,6 +36,7 @@ fn batch(settings: &Settings, step: usize) -> StepBatch {
         rows: settings.micro_batch,
         seq: settings.seq,
         documents: None,
+        lengths: None,
     };
     StepBatch::from_iter(vec![micro; settings.accum])
 }

@@ -280,7 +280,11 @@ impl Session {
             let lent = lent.filter(|_| section.is_none());
             let lent = lent.map(|lent| lent.of(index, micro));
             let (memory, kernels) = (&self.memory, &*self.kernels);
-            let batch = upload(memory, kernels, micro, lent)?;
+            let mut batch = upload(memory, kernels, micro, lent)?;
+            let losses = self.model.architecture().router_losses();
+            if let (Some(lengths), Some(_)) = (&micro.lengths, losses) {
+                batch = batch.with_lengths(memory, kernels, lengths)?;
+            }
             let batch = batch.with_dropout(memory, kernels, &dropout_sites, randomness)?;
             let mut updating = Updating {
                 kernels: &*self.kernels,

@@ -44,5 +44,6 @@ pub fn shape_of_a_micro_batch(settings: &Settings, rows: usize, seq: usize) -> M
         rows,
         seq,
         documents: (settings.packing == Packing::FirstFit).then(|| vec![0; rows * seq]),
+        lengths: (settings.packing != Packing::Concatenate).then(|| vec![seq as i32; rows]),
     }
 }

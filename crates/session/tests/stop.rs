@@ -61,6 +61,7 @@ fn batch(settings: &Settings, step: usize) -> StepBatch {
             rows: settings.micro_batch,
             seq: settings.seq,
             documents: None,
+            lengths: None,
         }
     });
     micro.collect()

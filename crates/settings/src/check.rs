@@ -237,14 +237,6 @@ fn experts(config: &Config) -> Result<(), ConfigError> {
             "memory.tile_tokens cuts a micro-batch into tiles, and experts take the rows of a whole one; leave it out",
         );
     }
-    let has_losses = model.router_losses().is_some();
-    if has_losses && config.data.packing != Packing::Concatenate {
-        return contradiction(format!(
-            "data.packing = \"{}\" fills sequences up with padding, which the losses of routers would count as tokens; set \
-             model.router_aux and model.router_z_loss to 0, or take data.packing = \"concatenate\"",
-            config.data.packing
-        ));
-    }
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use common::elsewhere::{OPTIMIZERS, all_pinned, bits, forms, run, with_form, wit
 use common::ranks::{Together, each, on_cpu, ranks, together};
 use common::side_by_side::side_by_side;
 use common::{assert_as_planned, odd_model, parameters, plan, session, step_batch};
+use data::{MASKED, Packing};
 use memory::{DType, Home, Homes};
 use model::{
     Attention, ExpertsConfig, LatentConfig, ModelConfig, OffloadLabels, Policy, RouterAuxKind,
@@ -337,6 +338,38 @@ fn biases_of_choices_follow_the_load_and_skipped_steps_leave_them() {
     let skipped = session.step(&step_batch(&settings, 1)).unwrap();
     assert!(!skipped.is_finite());
     assert_eq!(biases(&session), moved);
+}
+
+/// Which tokens padding has changes no loss and no gradient, and the plan knows of lengths.
+#[test]
+fn losses_of_routers_do_not_depend_on_padding() {
+    for (name, model) in models() {
+        let settings = Settings {
+            packing: Packing::Pad,
+            ..keeps_everything(&model, 0)
+        };
+        let run = |padding: i32, has_lengths: bool| {
+            let mut batch = step_batch(&settings, 0);
+            for micro in &mut batch.micro {
+                micro.lengths = has_lengths.then(|| vec![9, 21]);
+                micro.input_ids[9..21].fill(padding);
+                micro.targets[9..21].fill(MASKED);
+            }
+            let outcome = session(&settings).step(&batch).unwrap();
+            if has_lengths {
+                assert_as_planned(name, &plan(&settings), &outcome);
+            }
+            let [aux, z] = outcome.router_losses.unwrap();
+            [outcome.loss, outcome.grad_norm, aux, z]
+        };
+        let far = |one: [f32; 4], other: [f32; 4]| {
+            let pairs = one.into_iter().zip(other);
+            pairs.map(|(one, other)| (one - other).abs() / one.max(1e-9))
+        };
+        let with = far(run(1, true), run(2, true)).fold(0.0, f32::max);
+        let without = far(run(1, false), run(2, false)).fold(0.0, f32::max);
+        assert!(with < 1e-6 && without > 1e-4, "{name}: {with} {without}");
+    }
 }
 
 /// What is added to the loss changes gradients, and is reported beside the loss.

@@ -249,6 +249,7 @@ fn uniform_recompute_replays_each_stage_once() {
             rows: 1,
             seq: 4096,
             documents: None,
+            lengths: None,
         };
         session
             .step(&data::StepBatch::from_iter([micro]))

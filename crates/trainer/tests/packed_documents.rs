@@ -49,6 +49,7 @@ fn alone(settings: &Settings) -> StepBatch {
             rows: 1,
             seq: tokens,
             documents: None,
+            lengths: None,
         }
     };
     let lengths = LENGTHS.into_iter().flatten();
@@ -72,6 +73,7 @@ fn side_by_side(settings: &Settings) -> StepBatch {
         rows: LENGTHS.len(),
         seq: settings.seq,
         documents: Some(starts.collect()),
+        lengths: None,
     };
     StepBatch::from_iter([micro])
 }

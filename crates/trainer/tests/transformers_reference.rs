@@ -71,14 +71,20 @@ fn distance_of_mistake(golden: &Golden, mistake: &Value) -> Distance {
     distance
 }
 
-/// A loss of balance that leaves out a layer shows in gradients, not in the loss of the targets.
+/// A loss of balance that leaves out a layer, or that counts padding, shows in gradients, not in the loss of the targets.
 #[test]
-fn the_tolerances_see_a_layer_that_balance_leaves_out() {
-    let golden = open("qwen2_moe");
-    let mistake = &golden.reference["broken"]["balance_without_a_layer"];
-    let distance = distance_of_mistake(&golden, mistake);
-    println!("{distance:?}");
-    assert!(distance.gradient > TOLERANCE.gradient && distance.grad_norm > TOLERANCE.grad_norm);
+fn the_tolerances_see_wrong_balance() {
+    for (family, mistake) in [
+        ("qwen2_moe", "balance_without_a_layer"),
+        ("mixtral_padded", "balance_of_padding"),
+    ] {
+        let golden = open(family);
+        let distance = distance_of_mistake(&golden, &golden.reference["broken"][mistake]);
+        println!("{mistake}: {distance:?}");
+        let beyond =
+            distance.gradient > TOLERANCE.gradient && distance.grad_norm > TOLERANCE.grad_norm;
+        assert!(beyond, "{mistake}: {distance:?}");
+    }
 }
 
 /// GPT-2's likeliest mistakes, a GELU by the error function and a square `c_proj` that is not transposed, would not pass, nor a
@@ -94,6 +100,8 @@ fn the_tolerances_see_likely_mistakes() {
         ("qwen2_moe", "softmax_after_top_k"),
         ("deepseek_v2", "mscale_not_squared"),
         ("deepseek_v3", "rotation_by_halves"),
+        ("deepseek_v2_queries", "latents_not_normed"),
+        ("deepseek_v3_yarn", "mscale_not_squared"),
     ] {
         let golden = open(family);
         let distance = distance_of_mistake(&golden, &golden.reference["broken"][mistake]);

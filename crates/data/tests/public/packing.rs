@@ -83,10 +83,9 @@ fn padding_has_no_targets_and_sees_itself_alone() {
         [1, 2, 3, MASKED, MASKED, 5, 6, 7, MASKED, MASKED]
     );
     assert_eq!(micro.documents, Some(vec![0, 0, 0, 3, 4, 0, 0, 0, 3, 4]));
-    assert_eq!(
-        epoch(&one_row(Packing::Concatenate, 5, options))[0].documents,
-        None
-    );
+    assert_eq!(micro.lengths, Some(vec![3, 3]));
+    let whole = &epoch(&one_row(Packing::Concatenate, 5, options))[0];
+    assert_eq!((&whole.documents, &whole.lengths), (&None, &None));
 }
 
 #[test]
@@ -98,6 +97,8 @@ fn padded_rows_are_documents_cut_to_seq_and_end_at_a_multiple_of_64() {
         .iter()
         .map(|row| (row.seq, row.target_count(), row.input_ids[0]))
         .collect();
+    let lengths: Vec<_> = rows.iter().flat_map(|row| row.lengths.clone()).collect();
+    assert_eq!(lengths, [[10], [100], [200]]);
     assert_eq!(shapes, [(64, 10, 0), (128, 100, 11), (200, 200, 112)]);
     assert_eq!(rows[0].targets[9..11], [10, MASKED]);
     assert!(

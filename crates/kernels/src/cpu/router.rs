@@ -7,7 +7,7 @@ use crate::operation::{
     BalanceLoss, CountChoices, EXPERTS_MAX, GroupByExpert, Route, RouteBackward, RouterGroups,
     RouterScore, RouterZLoss, Routing, StepRouterBias,
 };
-use memory::{Element, Out};
+use memory::{Element, In, Out};
 use rayon::prelude::*;
 
 /// Tokens of a task.
@@ -21,6 +21,32 @@ const ABSENT: u32 = 0;
 const NAN: u32 = 1;
 const CHOSEN: u32 = u32::MAX;
 
+/// Which tokens are padding: those of each sequence that come after as many as its length.
+#[derive(Clone, Copy)]
+struct Padding<'a> {
+    lengths: &'a [i32],
+    seq: usize,
+}
+
+impl<'a> Padding<'a> {
+    /// None if no token is padding.
+    fn of(lengths: Option<In<'a>>, tokens: usize) -> Option<Padding<'a>> {
+        lengths.map(|lengths| Padding {
+            lengths: lengths.slice(),
+            seq: tokens / lengths.elements(),
+        })
+    }
+
+    fn has(self, token: usize) -> bool {
+        token % self.seq >= self.lengths[token / self.seq] as usize
+    }
+
+    /// How many tokens are not padding.
+    fn others(self) -> f32 {
+        self.lengths.iter().sum::<i32>() as f32
+    }
+}
+
 pub(super) fn route(operation: Route) {
     let Route {
         ids,
@@ -28,9 +54,11 @@ pub(super) fn route(operation: Route) {
         scores: all_scores,
         logits,
         bias,
+        lengths,
         routing,
     } = operation;
     let experts = logits.dims()[1];
+    let padding = Padding::of(lengths, logits.dims()[0]);
     let bias = bias.map(|bias| bias.slice::<f32>());
     let (ids, weights) = (ids.map(shared::<i32>), weights.map(shared::<f32>));
     let all_scores = all_scores.map(shared::<f32>);
@@ -54,6 +82,9 @@ pub(super) fn route(operation: Route) {
                 }
             }
             let sum = sum_of_balanced(scores, routing.score);
+            if padding.is_some_and(|padding| padding.has(token)) {
+                scores.fill(0.0);
+            }
             for (expert, score) in scores.iter().enumerate() {
                 // SAFETY: as above.
                 unsafe { write(all_scores, token * experts + expert, score / sum) };
@@ -182,10 +213,15 @@ fn route_backward_of<T: Real>(operation: RouteBackward) {
         ids,
         routing,
         balance,
-        z_loss,
+        mut z_loss,
+        lengths,
     } = operation;
     let (experts, choices) = (logits.dims()[1], routing.choices);
     let tokens = logits.dims()[0];
+    let padding = Padding::of(lengths, tokens);
+    if let (Some(factor), Some(padding)) = (&mut z_loss, padding) {
+        *factor /= padding.others();
+    }
     let balance = balance.map(|rows| (rows.slice::<f32>(), tokens / rows.dims()[0]));
     let (dweights, ids) = (dweights.slice::<f32>(), ids.slice::<i32>());
     let tasks = dlogits.slice_mut::<T>().par_chunks_mut(TOKENS * experts);
@@ -197,6 +233,10 @@ fn route_backward_of<T: Real>(operation: RouteBackward) {
             let own = token * choices..(token + 1) * choices;
             let given = (&dweights[own.clone()], &ids[own]);
             let balance = balance.map(|(rows, seq)| &rows[token / seq * experts..][..experts]);
+            let (balance, z_loss) = match padding {
+                Some(padding) if padding.has(token) => (None, None),
+                _ => (balance, z_loss),
+            };
             backward(dlogits, logits, given, &routing, balance, z_loss);
         }
     });
@@ -260,15 +300,22 @@ pub(super) fn router_z_loss(operation: RouterZLoss) {
     let RouterZLoss {
         losses,
         logits,
+        lengths,
         factor,
     } = operation;
-    let experts = logits.dims()[1];
+    let [tokens, experts] = [0, 1].map(|dim| logits.dims()[dim]);
+    let padding = Padding::of(lengths, tokens);
+    let factor = padding.map_or(factor, |padding| factor / padding.others());
     let losses = losses.slice_mut::<f32>().par_chunks_mut(TOKENS);
     let tasks = losses.zip(logits.slice::<f32>().par_chunks(TOKENS * experts));
-    tasks.for_each(|(losses, logits)| {
-        for (loss, logits) in losses.iter_mut().zip(logits.chunks_exact(experts)) {
+    tasks.enumerate().for_each(|(task, (losses, logits))| {
+        let rows = losses.iter_mut().zip(logits.chunks_exact(experts));
+        for (token, (loss, logits)) in (task * TOKENS..).zip(rows) {
             let lse = softmax(&mut [0.0; EXPERTS_MAX][..experts], logits);
-            *loss = factor * lse * lse;
+            *loss = match padding {
+                Some(padding) if padding.has(token) => 0.0,
+                _ => factor * lse * lse,
+            };
         }
     });
 }
@@ -311,14 +358,21 @@ pub(super) fn group_by_expert(operation: GroupByExpert) {
     }
 }
 
-pub(super) fn count_choices(CountChoices { counts, ids }: CountChoices) {
+pub(super) fn count_choices(operation: CountChoices) {
+    let CountChoices {
+        counts,
+        ids,
+        lengths,
+    } = operation;
     let (sequences, experts) = (counts.dims()[0], counts.dims()[1]);
-    let ids = ids.slice::<i32>();
+    let (choices, ids) = (ids.dims()[1], ids.slice::<i32>());
     let of_sequence = ids.len() / sequences;
+    let lengths = lengths.map(|lengths| lengths.slice::<i32>());
     let counts = counts.slice_mut::<f32>().par_chunks_mut(experts);
     counts.enumerate().for_each(|(sequence, counts)| {
         counts.fill(0.0);
-        for id in &ids[sequence * of_sequence..][..of_sequence] {
+        let own = lengths.map_or(of_sequence, |lengths| lengths[sequence] as usize * choices);
+        for id in &ids[sequence * of_sequence..][..own] {
             counts[*id as usize] += 1.0;
         }
     });
@@ -330,6 +384,7 @@ pub(super) fn balance_loss(operation: BalanceLoss) {
         gradient,
         counts,
         sums,
+        lengths,
         pooled,
         factor,
         init,
@@ -338,16 +393,24 @@ pub(super) fn balance_loss(operation: BalanceLoss) {
     let group = pooled * experts;
     let groups = gradient.slice_mut::<f32>().chunks_exact_mut(group);
     let groups = groups.zip(counts.slice::<f32>().chunks_exact(group));
+    let groups = groups.zip(sums.slice::<f32>().chunks_exact(group));
+    let lengths = lengths.map(|lengths| lengths.slice::<i32>());
     let mut total = 0.0;
-    for ((gradient, counts), sums) in groups.zip(sums.slice::<f32>().chunks_exact(group)) {
+    for (number, ((gradient, counts), sums)) in groups.enumerate() {
+        let squared = lengths.map_or(1.0, |lengths| {
+            let own = lengths.iter().cycle().skip(number * pooled % lengths.len());
+            let tokens: f64 = own.take(pooled).map(|length| f64::from(*length)).sum();
+            // Nothing was counted where there is only padding.
+            tokens.max(1.0).powi(2)
+        });
         for expert in 0..experts {
             let [count, sum] = [counts, sums].map(|rows| {
                 let column = rows[expert..].iter().step_by(experts);
                 column.map(|value| f64::from(*value)).sum::<f64>()
             });
-            total += count * sum;
+            total += count * (sum / squared);
             let column = gradient[expert..].iter_mut().step_by(experts);
-            column.for_each(|out| *out = (f64::from(factor) * count) as f32);
+            column.for_each(|out| *out = (f64::from(factor) * (count / squared)) as f32);
         }
     }
     let loss = &mut loss.slice_mut::<f32>()[0];

@@ -29,6 +29,11 @@ fn optional(x: &Option<In>) -> Argument {
     x.as_ref().map_or(Argument::NULL, Argument::from)
 }
 
+/// Sequences of which a table has a row each; one for all without a table.
+fn count(rows: &Option<In>) -> usize {
+    rows.as_ref().map_or(1, |rows| rows.dims()[0])
+}
+
 /// Choices, whether scores are sigmoids, whether they are normed, and the factor.
 fn routing_arguments(routing: &Routing) -> [Argument; 4] {
     [
@@ -46,6 +51,7 @@ pub(super) fn route<D: Driver>(cuda: &Cuda<D>, operation: Route) -> Result<(), K
         scores,
         logits,
         bias,
+        lengths,
         routing,
     } = operation;
     let (tokens, experts) = (logits.dims()[0], logits.dims()[1]);
@@ -60,7 +66,9 @@ pub(super) fn route<D: Driver>(cuda: &Cuda<D>, operation: Route) -> Result<(), K
         Argument::optional(&scores),
         (&logits).into(),
         optional(&bias),
+        optional(&lengths),
         tokens.into(),
+        (tokens / count(&lengths)).into(),
         int(experts),
         choices,
         is_sigmoid,
@@ -86,9 +94,10 @@ pub(super) fn route_backward<D: Driver>(
         routing,
         balance,
         z_loss,
+        lengths,
     } = operation;
     let (tokens, experts) = (logits.dims()[0], logits.dims()[1]);
-    let sequences = balance.as_ref().map_or(1, |balance| balance.dims()[0]);
+    let sequences = count(&balance).max(count(&lengths));
     let [choices, is_sigmoid, is_normed, factor] = routing_arguments(&routing);
     let arguments = [
         (&dlogits).into(),
@@ -96,6 +105,7 @@ pub(super) fn route_backward<D: Driver>(
         (&logits).into(),
         (&ids).into(),
         optional(&balance),
+        optional(&lengths),
         tokens.into(),
         (tokens / sequences).into(),
         int(experts),
@@ -116,13 +126,16 @@ pub(super) fn router_z_loss<D: Driver>(
     let RouterZLoss {
         losses,
         logits,
+        lengths,
         factor,
     } = operation;
     let (tokens, experts) = (logits.dims()[0], logits.dims()[1]);
     let arguments = [
         (&losses).into(),
         (&logits).into(),
+        optional(&lengths),
         tokens.into(),
+        (tokens / count(&lengths)).into(),
         int(experts),
         factor.into(),
     ];
@@ -157,15 +170,22 @@ pub(super) fn group_by_expert<D: Driver>(
 
 pub(super) fn count_choices<D: Driver>(
     cuda: &Cuda<D>,
-    CountChoices { counts, ids }: CountChoices,
+    operation: CountChoices,
 ) -> Result<(), KernelError> {
+    let CountChoices {
+        counts,
+        ids,
+        lengths,
+    } = operation;
     let (sequences, experts) = (counts.dims()[0], counts.dims()[1]);
     let arguments = [
         (&counts).into(),
         (&ids).into(),
+        optional(&lengths),
         sequences.into(),
         (ids.elements() / sequences).into(),
         experts.into(),
+        ids.dims()[1].into(),
     ];
     let kernel = kernel!("router", "count_choices_f32");
     cuda.launch(kernel, Extent::lanes(sequences * experts, WARP), &arguments)
@@ -180,6 +200,7 @@ pub(super) fn balance_loss<D: Driver>(
         gradient,
         counts,
         sums,
+        lengths,
         pooled,
         factor,
         init,
@@ -190,9 +211,11 @@ pub(super) fn balance_loss<D: Driver>(
         (&gradient).into(),
         (&counts).into(),
         (&sums).into(),
+        optional(&lengths),
         (rows / pooled).into(),
         experts.into(),
         pooled.into(),
+        count(&lengths).into(),
         factor.into(),
         accumulates(&init),
     ];

@@ -54,20 +54,23 @@ pub struct Routing {
 /// `ids [t, k]` (i32) are the chosen experts in ascending order, `weights [t, k]` (f32) the weights in the same order:
 /// factor x score, divided by the sum of the chosen + 1e-20 if normed. The bias is never in a weight. `scores [t, e]`
 /// (f32) are what losses of balance see: the softmax, or the sigmoids divided by their sum + 1e-20. Each output may be
-/// left out.
+/// left out. `lengths [n]` (i32), where sequences have padding, is how many tokens each of `n` sequences of equally many
+/// begins with that are none: `scores` of padding are 0.
 pub struct Route<'a> {
     pub ids: Option<Out<'a>>,
     pub weights: Option<Out<'a>>,
     pub scores: Option<Out<'a>>,
     pub logits: In<'a>,
     pub bias: Option<In<'a>>,
+    pub lengths: Option<In<'a>>,
     pub routing: Routing,
 }
 
 /// The gradient of [`Route`]: `dlogits [t, e]` (f32 or bf16) from `dweights [t, k]` (f32). Choice and bias have none.
 /// `balance [n, e]` (f32) is the gradient of the output `scores` by the loss of balance, one row for all tokens of a
 /// sequence: `t` is `n` sequences of equally many tokens. `z_loss` is the factor of [`RouterZLoss`], whose gradient is
-/// added too. Both are left out if there is no such loss.
+/// added too. Both are left out if there is no such loss. Padding, which `lengths [n]` tells as for [`Route`], has no part
+/// in either.
 pub struct RouteBackward<'a> {
     pub dlogits: Out<'a>,
     pub dweights: In<'a>,
@@ -76,12 +79,15 @@ pub struct RouteBackward<'a> {
     pub routing: Routing,
     pub balance: Option<In<'a>>,
     pub z_loss: Option<f32>,
+    pub lengths: Option<In<'a>>,
 }
 
-/// `losses [t]` (f32) = factor x (log-sum-exp of each row of `logits [t, e]`)^2 (Zoph et al. 2022).
+/// `losses [t]` (f32) = factor x (log-sum-exp of each row of `logits [t, e]`)^2 (Zoph et al. 2022). With `lengths [n]`,
+/// as for [`Route`], that of padding is 0, and the factor is divided by the number of other tokens.
 pub struct RouterZLoss<'a> {
     pub losses: Out<'a>,
     pub logits: In<'a>,
+    pub lengths: Option<In<'a>>,
     pub factor: f32,
 }
 
@@ -98,22 +104,25 @@ pub struct GroupByExpert<'a> {
 }
 
 /// `counts [n, e]` (f32) = how often each expert is chosen in each of `n` sequences of equally many rows of
-/// `ids [t, k]` (i32).
+/// `ids [t, k]` (i32), padding left out that `lengths [n]` tells as for [`Route`].
 pub struct CountChoices<'a> {
     pub counts: Out<'a>,
     pub ids: In<'a>,
+    pub lengths: Option<In<'a>>,
 }
 
 /// The loss of balance of routers (Fedus et al. 2021), with its gradient. `counts [n, e]` and `sums [n, e]` (f32) are
 /// choices and summed scores of `n` sequences; the sequences of each `pooled` consecutive rows are taken together. With
 /// c and s the sums of these rows, the loss is factor x sum of c s over experts and groups; `loss [1]` (f32) = init +
 /// it. Each row of `gradient [n, e]` (f32) becomes factor x c of its group: the gradient of the score of each of its
-/// tokens.
+/// tokens. Where sequences have padding, `lengths [m]` (i32) has the tokens without it of the `m` sequences that every
+/// router has rows of, and the factor is divided by the square of a group's number of such tokens.
 pub struct BalanceLoss<'a> {
     pub loss: Out<'a>,
     pub gradient: Out<'a>,
     pub counts: In<'a>,
     pub sums: In<'a>,
+    pub lengths: Option<In<'a>>,
     pub pooled: usize,
     pub factor: f32,
     pub init: Init<'a>,
@@ -179,6 +188,20 @@ fn sequences(check: &Check, name: &str, rows: &In, [tokens, experts]: [usize; 2]
     check.rank(name, rows, 2)?;
     let count = rows.dims()[0];
     check.tensor(name, rows, &[count, experts], DType::F32)?;
+    divides(check, count, tokens)
+}
+
+/// Checks lengths of `n` sequences that divide `t` tokens, `n` being `count` where that is known.
+fn lengths(check: &Check, lengths: &Option<In>, count: Option<usize>, tokens: usize) -> Checked {
+    lengths.iter().try_for_each(|lengths| {
+        check.rank("lengths", lengths, 1)?;
+        let count = count.unwrap_or(lengths.elements());
+        check.tensor("lengths", lengths, &[count], DType::I32)?;
+        divides(check, count, tokens)
+    })
+}
+
+fn divides(check: &Check, count: usize, tokens: usize) -> Checked {
     check.that(count > 0 && tokens.is_multiple_of(count), || {
         format!("{tokens} tokens are not {count} sequences of equal length")
     })
@@ -196,13 +219,15 @@ impl Contract for Route<'_> {
         check.optional("ids", &self.ids, &chosen, DType::I32)?;
         check.optional("weights", &self.weights, &chosen, DType::F32)?;
         check.optional("scores", &self.scores, &[tokens, experts], DType::F32)?;
+        lengths(check, &self.lengths, None, tokens)?;
         self.bias
             .iter()
             .try_for_each(|bias| check.tensor("bias", bias, &[experts], DType::F32))
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        let read = [self.logits].into_iter().chain(self.bias).map(reads);
+        let read = [self.logits].into_iter().chain(self.bias);
+        let read = read.chain(self.lengths).map(reads);
         let written = [&self.ids, &self.weights, &self.scores];
         let written = written.into_iter().flatten().map(writes);
         read.chain(written).collect()
@@ -221,16 +246,19 @@ impl Contract for RouteBackward<'_> {
         check.real("dlogits", &self.dlogits, &[tokens, experts])?;
         check.tensor("dweights", &self.dweights, &chosen, DType::F32)?;
         check.tensor("ids", &self.ids, &chosen, DType::I32)?;
+        let count = self.balance.as_ref().map(|balance| balance.dims()[0]);
+        lengths(check, &self.lengths, count, tokens)?;
         self.balance
             .iter()
             .try_for_each(|balance| sequences(check, "balance", balance, [tokens, experts]))
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        let read = [self.logits, self.dweights, self.ids];
+        let read = [self.logits, self.dweights, self.ids].into_iter();
+        let read = read.chain(self.balance).chain(self.lengths);
         [writes(&self.dlogits)]
             .into_iter()
-            .chain(read.into_iter().chain(self.balance).map(reads))
+            .chain(read.map(reads))
             .collect()
     }
 }
@@ -242,11 +270,13 @@ impl Contract for RouterZLoss<'_> {
 
     fn check(&self, check: &Check) -> Checked {
         let [tokens, _] = logits(check, &self.logits)?;
+        lengths(check, &self.lengths, None, tokens)?;
         check.tensor("losses", &self.losses, &[tokens], DType::F32)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        vec![writes(&self.losses), reads(self.logits)]
+        let read = [self.logits].into_iter().chain(self.lengths).map(reads);
+        [writes(&self.losses)].into_iter().chain(read).collect()
     }
 }
 
@@ -291,12 +321,14 @@ impl Contract for CountChoices<'_> {
         check.tensor("ids", &self.ids, self.ids.dims(), DType::I32)?;
         check.rank("counts", &self.counts, 2)?;
         let experts = self.counts.dims()[1];
-        let counts = self.counts.as_in();
-        sequences(check, "counts", &counts, [self.ids.dims()[0], experts])
+        let (counts, tokens) = (self.counts.as_in(), self.ids.dims()[0]);
+        sequences(check, "counts", &counts, [tokens, experts])?;
+        lengths(check, &self.lengths, Some(counts.dims()[0]), tokens)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        vec![writes(&self.counts), reads(self.ids)]
+        let read = [self.ids].into_iter().chain(self.lengths).map(reads);
+        [writes(&self.counts)].into_iter().chain(read).collect()
     }
 }
 
@@ -313,6 +345,7 @@ impl Contract for BalanceLoss<'_> {
         check.tensor("sums", &self.sums, dims, DType::F32)?;
         check.tensor("gradient", &self.gradient, dims, DType::F32)?;
         check.tensor("loss", &self.loss, &[1], DType::F32)?;
+        lengths(check, &self.lengths, None, dims[0])?;
         let (rows, pooled) = (dims[0], self.pooled);
         check.that(pooled > 0 && rows.is_multiple_of(pooled), || {
             format!("{rows} sequences are not groups of {pooled}")
@@ -320,12 +353,11 @@ impl Contract for BalanceLoss<'_> {
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        vec![
-            writes(&self.gradient),
-            reads(self.counts),
-            reads(self.sums),
-            sets(&self.loss, &self.init),
-        ]
+        let tables = [self.counts, self.sums].into_iter().chain(self.lengths);
+        [writes(&self.gradient), sets(&self.loss, &self.init)]
+            .into_iter()
+            .chain(tables.map(reads))
+            .collect()
     }
 }
 

@@ -102,6 +102,7 @@ fn only_matmul_and_sum_rows_add_to_another_tensor() {
                 gradient: gradient.reborrow(),
                 counts: ins[0],
                 sums: ins[1],
+                lengths: None,
                 pooled: 2,
                 factor: 1.0,
                 init: Init::Add(ins[0]),
@@ -198,6 +199,7 @@ fn routings_that_contradict_the_experts_are_refused() {
                 scores: Some(scores.view_mut()),
                 logits: logits.view(),
                 bias: None,
+                lengths: None,
                 routing: Routing {
                     choices,
                     groups,
@@ -220,6 +222,7 @@ fn more_experts_than_a_warp_has_room_for_are_refused() {
         let called = device.kernels.run(RouterZLoss {
             losses: losses.view_mut(),
             logits: logits.view(),
+            lengths: None,
             factor: 1.0,
         });
         let error = called.expect_err("513 experts");
@@ -273,6 +276,7 @@ fn pooling(
         gradient: gradient.reborrow(),
         counts: ins[0],
         sums: ins[1],
+        lengths: None,
         pooled,
         factor: 1.0,
         init: Init::Overwrite,

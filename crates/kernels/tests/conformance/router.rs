@@ -35,9 +35,29 @@ struct Router {
     has_bias: bool,
     has_balance: bool,
     z_loss: Option<f32>,
+    has_padding: bool,
+}
+
+/// How many tokens of each sequence of `seq` are not padding: of the last of several none, of the first all.
+fn lengths(sequences: usize, seq: usize) -> Host {
+    let length = |sequence: usize| seq - seq * sequence / (sequences - 1).max(1);
+    let lengths = (0..sequences).map(|sequence| length(sequence) as f64);
+    Host::new(DType::I32, [sequences], lengths)
+}
+
+/// 1 for tokens that are not padding, 0 for padding.
+fn counted(lengths: &Host, seq: usize) -> Vec<f64> {
+    let lengths = lengths.values().into_iter();
+    lengths
+        .flat_map(|length| (0..seq).map(move |at| f64::from((at as f64) < length)))
+        .collect()
 }
 
 impl Router {
+    fn lengths(&self) -> Host {
+        lengths(self.sequences, self.tokens / self.sequences)
+    }
+
     fn logits(&self) -> Host {
         let dims = [self.tokens, self.experts];
         let random = Host::random(DType::F32, dims, 3.0, 1);
@@ -75,7 +95,8 @@ impl Router {
         logits: &Host,
         wanted: [bool; 3],
     ) -> std::result::Result<[Option<Host>; 3], KernelError> {
-        let [logits, bias] = [logits, &self.bias()].map(|host| device.put(host));
+        let [logits, bias, lengths] =
+            [logits, &self.bias(), &self.lengths()].map(|host| device.put(host));
         let chosen = [self.tokens, self.routing.choices];
         let all = [self.tokens, self.experts];
         let rooms = [
@@ -94,6 +115,7 @@ impl Router {
             scores: scores.as_mut().map(|scores| scores.view_mut()),
             logits: logits.view(),
             bias: self.has_bias.then(|| bias.view()),
+            lengths: self.has_padding.then(|| lengths.view()),
             routing: self.routing,
         })?;
         Ok([ids, weights, scores].map(|out| out.map(|out| device.take(&out))))
@@ -191,7 +213,14 @@ impl Router {
         };
         let weights = (weights * f64::from(factor))?;
         let lse = logits.exp()?.sum_keepdim(1)?.log()?;
-        let z_losses = (lse.sqr()? * f64::from(self.z_factor()))?;
+        let mut z_losses = (lse.sqr()? * f64::from(self.z_factor()))?;
+        let mut balanced = balanced;
+        if self.has_padding {
+            let counted = counted(&self.lengths(), self.tokens / self.sequences);
+            let counted = Tensor::from_vec(counted, (self.tokens, 1), logits.device())?;
+            balanced = balanced.broadcast_mul(&counted)?;
+            z_losses = (z_losses * &counted)?.broadcast_div(&counted.sum_all()?)?;
+        }
         let mut loss = (&weights * spread?)?.sum_all()?;
         if self.has_balance {
             let seq = self.tokens / self.sequences;
@@ -227,8 +256,15 @@ impl Case for Router {
         // Planning has no ids.
         let given = self.ids(&self.logits()).into_iter().map(|id| id as f64);
         let given = Host::new(DType::I32, [self.tokens, self.routing.choices], given);
-        let [logits, dweights, ids, balance] =
-            [self.logits(), self.dweights(), given, self.balance()].map(|host| device.put(&host));
+        let [logits, dweights, ids, balance, lengths] = [
+            self.logits(),
+            self.dweights(),
+            given,
+            self.balance(),
+            self.lengths(),
+        ]
+        .map(|host| device.put(&host));
+        let lengths = self.has_padding.then(|| lengths.view());
         let mut dlogits = device.room(self.dtype, [self.tokens, self.experts]);
         device.kernels.run(RouteBackward {
             dlogits: dlogits.view_mut(),
@@ -238,11 +274,13 @@ impl Case for Router {
             routing: self.routing,
             balance: self.has_balance.then(|| balance.view()),
             z_loss: self.z_loss,
+            lengths,
         })?;
         let mut losses = device.room(DType::F32, [self.tokens]);
         device.kernels.run(RouterZLoss {
             losses: losses.view_mut(),
             logits: logits.view(),
+            lengths,
             factor: self.z_factor(),
         })?;
         let others = [&losses, &dlogits].map(|tensor| device.take(tensor));
@@ -329,11 +367,13 @@ fn routers() -> Vec<([usize; 3], Routing, bool)> {
 fn router_cases(dtype: DType) -> Vec<Router> {
     let mut cases = Vec::new();
     for ([tokens, sequences, experts], routing, has_bias) in routers() {
-        for (logits, has_balance, z_loss) in [
-            (Logits::Random, false, None),
-            (Logits::Random, true, None),
-            (Logits::Coarse, false, Some(0.1)),
-            (Logits::Coarse, true, Some(0.02)),
+        for (logits, has_balance, z_loss, has_padding) in [
+            (Logits::Random, false, None, false),
+            (Logits::Random, true, None, false),
+            (Logits::Coarse, false, Some(0.1), false),
+            (Logits::Coarse, true, Some(0.02), false),
+            (Logits::Random, false, Some(0.8), true),
+            (Logits::Random, true, Some(0.3), true),
         ] {
             cases.push(Router {
                 dtype,
@@ -345,6 +385,7 @@ fn router_cases(dtype: DType) -> Vec<Router> {
                 has_bias,
                 has_balance,
                 z_loss,
+                has_padding,
             });
         }
     }
@@ -419,13 +460,18 @@ impl Case for Grouping {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let tables = self.group(device, [true; 4])?;
         let ids = device.put(&self.ids());
-        let mut counts = device.room(DType::F32, [self.sequences, self.experts]);
-        device.kernels.run(CountChoices {
-            counts: counts.view_mut(),
-            ids: ids.view(),
-        })?;
-        let counts = device.take(&counts);
-        Ok(tables.into_iter().flatten().chain([counts]).collect())
+        let lengths = device.put(&lengths(self.sequences, self.seq));
+        let mut results: Vec<Host> = tables.into_iter().flatten().collect();
+        for lengths in [None, Some(lengths.view())] {
+            let mut counts = device.room(DType::F32, [self.sequences, self.experts]);
+            device.kernels.run(CountChoices {
+                counts: counts.view_mut(),
+                ids: ids.view(),
+                lengths,
+            })?;
+            results.push(device.take(&counts));
+        }
+        Ok(results)
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -439,9 +485,14 @@ impl Case for Grouping {
         let before = |expert: usize| ids.iter().filter(|id| **id < expert as f64).count();
         let offsets = (0..=self.experts).map(|expert| before(expert) as f64);
         let count = |ids: &[f64], expert| ids.iter().filter(|id| **id == expert as f64).count();
-        let counts = ids
-            .chunks(self.seq * self.choices)
-            .flat_map(|ids| (0..self.experts).map(move |expert| count(ids, expert) as f64));
+        let counts_of = |lengths: Vec<f64>| {
+            let sequences = ids.chunks(self.seq * self.choices).zip(lengths);
+            let own = sequences.map(|(ids, length)| &ids[..length as usize * self.choices]);
+            own.flat_map(|ids| (0..self.experts).map(move |expert| count(ids, expert) as f64))
+                .collect()
+        };
+        let counts = counts_of(vec![self.seq as f64; self.sequences]);
+        let without_padding = counts_of(lengths(self.sequences, self.seq).values());
         let tokens = row_slot.iter().map(|slot| (slot / self.choices) as f64);
         let slots = row_slot.iter().map(|slot| *slot as f64);
         let exact = |name, values| Expected::new(name, values, Rule::Exact);
@@ -450,7 +501,8 @@ impl Case for Grouping {
             exact("group_by_expert: row_token", tokens.collect()),
             exact("group_by_expert: row_slot", slots.collect()),
             exact("group_by_expert: slot_row", slot_row),
-            exact("count_choices", counts.collect()),
+            exact("count_choices", counts),
+            exact("count_choices: without padding", without_padding),
         ]
     }
 }
@@ -485,11 +537,20 @@ struct Balance {
     pooled: usize,
     experts: usize,
     start: Start,
+    /// Sequences that have lengths.
+    padded: Option<usize>,
 }
 
 const FACTOR: f32 = 0.03;
 
 impl Balance {
+    /// Lengths of sequences, of which that of the last of several is 0.
+    fn lengths(&self) -> Host {
+        let count = self.padded.unwrap_or(1);
+        let length = |sequence| (count - 1 - sequence) as f64 + f64::from(count == 1) * 3.0;
+        Host::new(DType::I32, [count], (0..count).map(length))
+    }
+
     /// Counts, sums, and an earlier loss.
     fn tensors(&self) -> [Host; 3] {
         let dims = [self.rows, self.experts];
@@ -508,12 +569,14 @@ impl Case for Balance {
         let [counts, sums, earlier] = self.tensors();
         let mut loss = device.start(self.start, &earlier);
         let mut gradient = device.room(DType::F32, counts.dims);
-        let [counts, sums, earlier] = [counts, sums, earlier].map(|host| device.put(&host));
+        let [counts, sums, earlier, lengths] =
+            [counts, sums, earlier, self.lengths()].map(|host| device.put(&host));
         device.kernels.run(BalanceLoss {
             loss: loss.view_mut(),
             gradient: gradient.view_mut(),
             counts: counts.view(),
             sums: sums.view(),
+            lengths: self.padded.map(|_| lengths.view()),
             pooled: self.pooled,
             factor: FACTOR,
             init: self.start.init(&earlier),
@@ -530,9 +593,19 @@ impl Case for Balance {
             let (start, expert) = (place / of_group * of_group, place % self.experts);
             let rows = (0..self.pooled).map(|row| start + row * self.experts + expert);
             let count: f64 = rows.map(|other| counts[other]).sum();
-            *gradient = f64::from(FACTOR) * count;
+            let tokens = match self.padded {
+                Some(sequences) => {
+                    let lengths = self.lengths().values();
+                    let rows = (0..self.pooled).map(|row| start / self.experts + row);
+                    let tokens: f64 = rows.map(|row| lengths[row % sequences]).sum();
+                    tokens.max(1.0)
+                }
+                None => 1.0,
+            };
+            let factor = f64::from(FACTOR) / (tokens * tokens);
+            *gradient = factor * count;
             // Each row's sum is multiplied by the counts of its group.
-            loss[0] += f64::from(FACTOR) * count * sums[place];
+            loss[0] += factor * count * sums[place];
         }
         vec![
             Expected::new("balance_loss", loss, Rule::Standard),
@@ -613,13 +686,24 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     for case in groupings() {
         cases.push(Box::new(case));
     }
-    for (rows, pooled, experts) in [(1, 1, 1), (6, 1, 8), (6, 3, 33), (40, 40, 64), (48, 8, 128)] {
-        for start in [Start::Overwrite, Start::Accumulate] {
+    for (rows, pooled, experts, sequences) in [
+        (1, 1, 1, 1),
+        (6, 1, 8, 3),
+        (6, 3, 33, 3),
+        (40, 40, 64, 4),
+        (48, 8, 128, 8),
+    ] {
+        for (start, padded) in [
+            (Start::Overwrite, None),
+            (Start::Accumulate, None),
+            (Start::Accumulate, Some(sequences)),
+        ] {
             cases.push(Box::new(Balance {
                 rows,
                 pooled,
                 experts,
                 start,
+                padded,
             }));
         }
     }

@@ -62,9 +62,9 @@ fn refuse(json: &Value, family: &str) -> Result<(), HfConfigError> {
         true => &["noaux_tc"],
         false => &["greedy", "group_limited_greedy"],
     };
-    let has_window = match family {
-        "mixtral" => !json["sliding_window"].is_null(),
-        _ => json["use_sliding_window"] == true,
+    let window = match family {
+        "mixtral" => ("sliding_window", !json["sliding_window"].is_null()),
+        _ => ("use_sliding_window", json["use_sliding_window"] == true),
     };
     let is_other = |key: &str, known: &[&str]| text(key).is_some_and(|one| !known.contains(&one));
     let refused = [
@@ -72,7 +72,7 @@ fn refuse(json: &Value, family: &str) -> Result<(), HfConfigError> {
             "router_jitter_noise",
             number(json, "router_jitter_noise")?.is_some_and(|it| it != 0.0),
         ),
-        ("sliding_window", has_window),
+        window,
         (
             "scoring_func",
             is_deepseek(family) && is_other("scoring_func", &[scoring]),
@@ -194,12 +194,16 @@ fn qwen_dense_layers(json: &Value, layers: usize) -> Result<Vec<usize>, HfConfig
             "a whole number above 0",
         ));
     }
-    let wrong = HfConfigError::Key("mlp_only_layers", "a list of layers");
-    let listed: Vec<u64> = match &json["mlp_only_layers"] {
-        Value::Null => Vec::new(),
-        Value::Array(list) => list.iter().filter_map(Value::as_u64).collect(),
-        _ => return Err(wrong),
+    let layer = |value: &Value| value.as_u64().filter(|layer| *layer < layers as u64);
+    let listed: Option<Vec<u64>> = match &json["mlp_only_layers"] {
+        Value::Null => Some(Vec::new()),
+        Value::Array(list) => list.iter().map(layer).collect(),
+        _ => None,
     };
+    let listed = listed.ok_or(HfConfigError::Key(
+        "mlp_only_layers",
+        "a list of layers, each a whole number below `num_hidden_layers`",
+    ))?;
     let is_dense =
         |layer: &usize| listed.contains(&(*layer as u64)) || !(layer + 1).is_multiple_of(step);
     Ok((0..layers.min(1 << 16)).filter(is_dense).collect())

@@ -218,7 +218,7 @@ fn refuse_unsupported(json: &Value, family: &str) -> Result<(), HfConfigError> {
     ];
     let is_known = |key: &str| match key {
         "num_experts" => experts::are_in(family),
-        "quantization_config" => family == "deepseek_v3" && is_fp8(&json[key]),
+        "quantization_config" => is_fp8(&json[key]),
         _ => false,
     };
     let mut refused = refused.iter().filter(|(key, _)| !is_known(key));

@@ -365,7 +365,8 @@ fn find_tensor(tensors: &Tensors, needed: FileTensor) -> Result<FoundTensor, Str
     })
 }
 
-/// The factors of an FP8 weight, as DeepSeek-V3 publishes them: one for each block.
+/// The factors of an FP8 weight, as DeepSeek-V3 publishes them: one for each block. Blocks of another power of two that
+/// make as many of the weight divide it in the same way, so no `quantization_config` is needed to know them.
 fn find_scales(tensors: &Tensors, name: &str, shape: &[usize]) -> Result<String, String> {
     let scales = format!("{name}_scale_inv");
     let blocks: Vec<usize> = shape

@@ -104,6 +104,7 @@ impl Stage for RouterChoice {
                 scores: written(&mut scores),
                 logits: logits.view(),
                 bias: self.bias.map(|bias| pass.parameter(bias)),
+                lengths: pass.batch().lengths().filter(|_| self.is_router),
                 routing: self.routing,
             })?;
             if let (Some(scores), Some(ids)) = (&scores, &ids) {
@@ -135,6 +136,7 @@ impl Stage for RouterChoice {
                 false => None,
             },
             z_loss,
+            lengths: pass.batch().lengths().filter(|_| self.is_router),
         })?;
         pass.file_gradient(self.logits, dlogits);
         Ok(())
@@ -149,6 +151,7 @@ impl RouterChoice {
         kernels.run(CountChoices {
             counts: counts.view_mut(),
             ids,
+            lengths: None,
         })?;
         let (out, init) = pass.accumulate_statistics();
         Ok(kernels.run(BiasBackward {
@@ -162,7 +165,7 @@ impl RouterChoice {
 /// Writes what the loss of balance needs of a router: how often each expert was chosen in each sequence, and the sums of
 /// its scores.
 fn balance(pass: &mut Pass, scores: In, ids: In) -> Result<(), ModelError> {
-    let kernels = pass.kernels();
+    let (kernels, lengths) = (pass.kernels(), pass.batch().lengths());
     let Some([counts, mut sums]) = pass.balance() else {
         return Ok(());
     };
@@ -176,7 +179,11 @@ fn balance(pass: &mut Pass, scores: In, ids: In) -> Result<(), ModelError> {
             init: Init::Overwrite,
         })?;
     }
-    Ok(kernels.run(CountChoices { counts, ids })?)
+    Ok(kernels.run(CountChoices {
+        counts,
+        ids,
+        lengths,
+    })?)
 }
 
 /// Adds a router's loss by the size of its logits, if it has one, and gives its factor.
@@ -186,11 +193,18 @@ fn add_z_loss(pass: &mut Pass, logits: In) -> Result<Option<f32>, ModelError> {
         return Ok(None);
     }
     let tokens = logits.dims()[0];
-    let factor = (z / (tokens * pass.micro_batches()) as f64) as f32;
+    // Where there is padding, the operations divide by the number of other tokens.
+    let counted = if pass.batch().lengths().is_some() {
+        1
+    } else {
+        tokens
+    };
+    let factor = (z / (counted * pass.micro_batches()) as f64) as f32;
     let mut losses = pass.temporary_f32("router_z_losses", [tokens])?;
     pass.kernels().run(RouterZLoss {
         losses: losses.view_mut(),
         logits,
+        lengths: pass.batch().lengths(),
         factor,
     })?;
     pass.add_to_loss(LossPart::RouterZ, losses.view())?;

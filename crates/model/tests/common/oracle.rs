@@ -251,9 +251,21 @@ impl Oracle<'_> {
         chosen
     }
 
-    /// What routers add to the loss of a micro-batch of `rows` sequences that was computed last, with their coefficients.
-    pub fn router_loss(&self, rows: usize) -> Result<Tensor> {
-        let routers = self.routers.take();
+    /// What routers add to the loss of a micro-batch that was computed last, with their coefficients. All tokens of its
+    /// sequences of `seq` are padding from `lengths` on.
+    pub fn router_loss(&self, lengths: &[usize], seq: usize) -> Result<Tensor> {
+        let starts = (0..).step_by(seq).zip(lengths);
+        let kept = starts.flat_map(|(start, length)| start..start + *length as u32);
+        let kept = Tensor::from_iter(kept, &Device::Cpu)?;
+        let without_padding = |routed: Routed| -> Result<Routed> {
+            Ok(Routed {
+                scores: routed.scores.index_select(&kept, 0)?,
+                logits: routed.logits.index_select(&kept, 0)?,
+                chosen: routed.chosen.index_select(&kept, 0)?,
+            })
+        };
+        let routers = self.routers.take().into_iter().map(without_padding);
+        let routers: Vec<Routed> = routers.collect::<Result<_>>()?;
         let experts = self.config.experts.as_ref().expect("the model has experts");
         let (count, choices) = (experts.count as f64, experts.chosen as f64);
         let mut z = Tensor::zeros((), DType::F64, &Device::Cpu)?;
@@ -288,12 +300,13 @@ impl Oracle<'_> {
             }
             RouterAuxKind::Sequence => {
                 for routed in &routers {
-                    let seq = routed.chosen.dims()[0] / rows;
-                    for row in 0..rows {
-                        let chosen = routed.chosen.narrow(0, row * seq, seq)?;
-                        let scores = routed.scores.narrow(0, row * seq, seq)?;
-                        let of_row = (product(&chosen, &scores)? / (choices * rows as f64))?;
-                        aux = (aux + of_row)?;
+                    let mut start = 0;
+                    for length in lengths {
+                        let chosen = routed.chosen.narrow(0, start, *length)?;
+                        let scores = routed.scores.narrow(0, start, *length)?;
+                        let mean_over = choices * lengths.len() as f64;
+                        aux = (aux + (product(&chosen, &scores)? / mean_over)?)?;
+                        start += length;
                     }
                 }
             }

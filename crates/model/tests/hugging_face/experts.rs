@@ -3,7 +3,6 @@
 use crate::folders::{Shape, Tensors, changed, golden, tensors};
 use files::Dtype;
 use model::{ModelConfig, ModelWeights, Origin};
-use std::path::Path;
 
 fn shape(family: &str) -> Shape {
     Shape::of(&Origin::read(&golden(family)).unwrap())
@@ -82,14 +81,15 @@ fn a_layer_that_predicts_a_second_token_is_skipped_in_deepseek_v3_alone() {
 
 const QUANTISED: &str = "model.layers.0.mlp.gate_proj.weight";
 
-/// A weight of 1.5 (0x3c), with a factor.
-fn quantised(factor: Option<f32>) -> tempfile::TempDir {
-    changed("deepseek_v3", |tensors| {
+/// A weight of 1.5 (0x3c), with a factor for each of so many blocks.
+fn quantised(family: &str, factors: Option<([usize; 2], f32)>) -> tempfile::TempDir {
+    changed(family, |tensors| {
         let (dtype, shape, bytes) = tensors.get_mut(QUANTISED).unwrap();
         *dtype = Dtype::F8_E4M3;
         *bytes = vec![0x3c; shape.iter().product()];
-        if let Some(factor) = factor {
-            let scales = (Dtype::F32, vec![1, 1], factor.to_le_bytes().to_vec());
+        if let Some((blocks, factor)) = factors {
+            let bytes = factor.to_le_bytes().repeat(blocks.iter().product());
+            let scales = (Dtype::F32, blocks.to_vec(), bytes);
             tensors.insert(format!("{QUANTISED}_scale_inv"), scales);
         }
     })
@@ -97,16 +97,18 @@ fn quantised(factor: Option<f32>) -> tempfile::TempDir {
 
 #[test]
 fn quantised_weights_are_widened_by_their_factors() {
-    let shape = shape("deepseek_v3");
-    let read = |folder: &Path| {
+    for family in ["deepseek_v3", "llama"] {
+        let shape = shape(family);
+        let folder = quantised(family, Some(([1, 1], 0.5)));
         let index = shape.layout.find(QUANTISED).unwrap();
-        shape.read(folder)[shape.layout.entries()[index].range()].to_vec()
-    };
-    let values = read(quantised(Some(0.5)).path());
-    assert!(values.iter().all(|value| *value == 0.75));
-    let folder = quantised(None);
-    let refused = ModelWeights::open(folder.path(), &shape.parameters).unwrap_err();
-    assert!(refused.to_string().contains("_scale_inv"), "{refused}");
+        let values = &shape.read(folder.path())[shape.layout.entries()[index].range()];
+        assert!(values.iter().all(|value| *value == 0.75));
+        for factors in [None, Some(([1, 2], 0.5))] {
+            let folder = quantised(family, factors);
+            let refused = ModelWeights::open(folder.path(), &shape.parameters).unwrap_err();
+            assert!(refused.to_string().contains("_scale_inv"), "{refused}");
+        }
+    }
 }
 
 /// Which layers are dense, in every way of saying so.
@@ -149,17 +151,22 @@ fn what_would_change_the_arithmetic_is_refused() {
             "quantization_config",
             "{\"quant_method\": \"gptq\"}",
         ),
+        (
+            "qwen3_moe",
+            "quantization_config",
+            "{\"quant_method\": \"fp8\", \"weight_block_size\": [64, 64]}",
+        ),
         ("qwen3_moe", "use_sliding_window", "true"),
+        ("qwen3_moe", "mlp_only_layers", "[0, 1.5]"),
+        ("qwen3_moe", "mlp_only_layers", "[-1]"),
+        ("qwen2_moe", "mlp_only_layers", "[3]"),
+        ("qwen2_moe", "mlp_only_layers", "1"),
     ] {
         let text = std::fs::read_to_string(golden(family).join("config.json")).unwrap();
         let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
         json[key] = serde_json::from_str(value).unwrap();
         let refused = ModelConfig::from_hf(&json.to_string()).unwrap_err();
-        let named = if key == "use_sliding_window" {
-            "sliding_window"
-        } else {
-            key
-        };
-        assert!(refused.to_string().contains(named), "{family} {refused}");
+        let named = format!("`{key}`");
+        assert!(refused.to_string().contains(&named), "{family} {refused}");
     }
 }

@@ -160,6 +160,7 @@ fn random_batch(settings: &Settings) -> StepBatch {
             rows,
             seq,
             documents: None,
+            lengths: None,
         }
     };
     (0..settings.accum).map(micro).collect()

@@ -75,6 +75,7 @@ mod tests {
             rows: 1,
             seq: targets,
             documents: None,
+            lengths: None,
         }])
     }
 

@@ -41,6 +41,7 @@ pub(super) fn step_batch(
         rows: micro,
         seq,
         documents: None,
+        lengths: None,
     });
     Ok(micro_batches.collect())
 }

@@ -115,11 +115,21 @@ impl Golden {
             list(&self.reference["input_ids"]),
             list(&self.reference["targets"]),
         );
-        let steps = ids.iter().zip(&targets).map(|(ids, targets)| {
-            let (ids, targets) = (list(ids), list(targets));
-            let micro = ids.iter().zip(&targets);
-            StepBatch::from_iter(micro.map(|(ids, targets)| micro_batch(ids, targets)))
-        });
+        let steps = ids
+            .iter()
+            .zip(&targets)
+            .enumerate()
+            .map(|(step, (ids, targets))| {
+                let (ids, targets) = (list(ids), list(targets));
+                let micro = ids.iter().zip(&targets).enumerate();
+                StepBatch::from_iter(micro.map(|(micro, (ids, targets))| {
+                    let lengths = &self.reference["lengths"][step][micro];
+                    MicroBatch {
+                        lengths: serde_json::from_value(lengths.clone()).unwrap(),
+                        ..micro_batch(ids, targets)
+                    }
+                }))
+            });
         steps.collect()
     }
 
@@ -155,6 +165,7 @@ fn micro_batch(ids: &Value, targets: &Value) -> MicroBatch {
         input_ids: ids.concat(),
         targets: targets.concat(),
         documents: None,
+        lengths: None,
     }
 }
 

@@ -313,6 +313,7 @@ pub fn step_batch(settings: &Settings, step: usize) -> StepBatch {
         rows: settings.micro_batch,
         seq: settings.seq,
         documents: None,
+        lengths: None,
     });
     micro.collect()
 }

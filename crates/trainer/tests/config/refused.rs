@@ -180,10 +180,6 @@ fn contradictions_are_refused() {
             "experts take the rows of a whole one",
         ),
         (
-            &["--config", "tiny-moe", "--packing", "pad", "--data", "."],
-            "would count as tokens",
-        ),
-        (
             &[
                 "--config",
                 "tiny-moe",

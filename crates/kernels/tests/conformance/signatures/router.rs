@@ -32,7 +32,12 @@ fn of_routers(dtype: DType) -> Vec<Signature> {
                 float("weights", &[10, 2]),
                 float("scores", &[10, 6]),
             ],
-            ins: vec![float("logits", &[10, 6]), float("bias", &[6])],
+            ins: vec![
+                float("logits", &[10, 6]),
+                float("bias", &[6]),
+                // Three sequences are not of equal length.
+                table("lengths", &[2]),
+            ],
             call: |kernels, outs, ins| {
                 let [ids, weights, scores] = outs else {
                     unreachable!("three outputs")
@@ -43,6 +48,7 @@ fn of_routers(dtype: DType) -> Vec<Signature> {
                     scores: Some(scores.reborrow()),
                     logits: ins[0],
                     bias: Some(ins[1]),
+                    lengths: Some(ins[2]),
                     routing: ROUTING,
                 })
             },
@@ -54,8 +60,8 @@ fn of_routers(dtype: DType) -> Vec<Signature> {
                 float("dweights", &[10, 2]),
                 float("logits", &[10, 6]),
                 table("ids", &[10, 2]),
-                // Three sequences are not of equal length.
                 float("balance", &[2, 6]),
+                table("lengths", &[2]),
             ],
             call: |kernels, outs, ins| {
                 kernels.run(RouteBackward {
@@ -66,17 +72,22 @@ fn of_routers(dtype: DType) -> Vec<Signature> {
                     routing: ROUTING,
                     balance: Some(ins[3]),
                     z_loss: Some(0.1),
+                    lengths: Some(ins[4]),
                 })
             },
         },
         Signature {
             operation: "router_z_loss",
             outs: vec![float("losses", &[10])],
-            ins: vec![float("logits", &[10, 6]).free_dim(1)],
+            ins: vec![
+                float("logits", &[10, 6]).free_dim(1),
+                table("lengths", &[2]),
+            ],
             call: |kernels, outs, ins| {
                 kernels.run(RouterZLoss {
                     losses: outs[0].reborrow(),
                     logits: ins[0],
+                    lengths: Some(ins[1]),
                     factor: 0.1,
                 })
             },
@@ -107,11 +118,12 @@ fn of_routers(dtype: DType) -> Vec<Signature> {
         Signature {
             operation: "count_choices",
             outs: vec![float("counts", &[2, 6]).free_dim(1)],
-            ins: vec![table("ids", &[10, 2]).free_dim(1)],
+            ins: vec![table("ids", &[10, 2]).free_dim(1), table("lengths", &[2])],
             call: |kernels, outs, ins| {
                 kernels.run(CountChoices {
                     counts: outs[0].reborrow(),
                     ids: ins[0],
+                    lengths: Some(ins[1]),
                 })
             },
         },
@@ -120,11 +132,12 @@ fn of_routers(dtype: DType) -> Vec<Signature> {
 
 fn of_balance() -> Vec<Signature> {
     let float = |name, dims: &[usize]| argument(name, DType::F32, dims);
+    let lengths = argument("lengths", DType::I32, &[2]);
     vec![
         Signature {
             operation: "balance_loss",
             outs: vec![float("loss", &[1]), float("gradient", &[4, 6])],
-            ins: vec![float("counts", &[4, 6]), float("sums", &[4, 6])],
+            ins: vec![float("counts", &[4, 6]), float("sums", &[4, 6]), lengths],
             call: |kernels, outs, ins| {
                 let [loss, gradient] = outs else {
                     unreachable!("two outputs")
@@ -134,6 +147,7 @@ fn of_balance() -> Vec<Signature> {
                     gradient: gradient.reborrow(),
                     counts: ins[0],
                     sums: ins[1],
+                    lengths: Some(ins[2]),
                     pooled: 2,
                     factor: 0.1,
                     init: Init::Accumulate,

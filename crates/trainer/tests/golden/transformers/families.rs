@@ -1,7 +1,7 @@
 //! The models here that transformers trained, for the tests of every crate.
 
 /// A folder beside this file each.
-pub const FAMILIES: [&str; 17] = [
+pub const FAMILIES: [&str; 20] = [
     "llama",
     "llama3",
     "llama_biases",
@@ -15,8 +15,11 @@ pub const FAMILIES: [&str; 17] = [
     "phi3",
     "gpt2",
     "mixtral",
+    "mixtral_padded",
     "qwen2_moe",
     "qwen3_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v2_queries",
+    "deepseek_v3_yarn",
 ];
