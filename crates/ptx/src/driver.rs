@@ -214,12 +214,11 @@ impl Blocks for Interpreter {
         "PTX"
     }
 
-    /// Device memory counts as unwritten, although a device's blocks are zero: kernels must not rely on that.
     fn allocate(&self, space: Space, bytes: u64) -> Result<NonNull<u8>, Refused> {
         let pointer = match space {
             Space::Device => {
                 let mut memory = self.0.memory.borrow_mut();
-                let address = memory.allocate("block", bytes as usize);
+                let address = memory.allocate_with("block", &vec![0; bytes as usize]);
                 NonNull::new(std::ptr::without_provenance_mut(address as usize))
             }
             Space::Host => HostBlock::new(bytes).map(|block| {
@@ -245,7 +244,7 @@ impl Blocks for Interpreter {
         }
     }
 
-    /// Other devices fill new leases with a pattern. This one marks them unwritten instead, so that early reads are errors.
+    /// Other devices fill poisoned leases with a pattern. This one marks them unwritten too, so that early reads are errors.
     unsafe fn fill(&self, pointer: *mut u8, value: u8, bytes: u64) {
         let mut memory = self.0.memory.borrow_mut();
         let forgotten = memory.forget(pointer.addr() as u64, bytes as usize, value);
