@@ -12,7 +12,7 @@ use kernels::cuda::Cuda;
 use memory::{DType, Memory};
 use model::{Attention, ModelConfig, Policy};
 use planner::Plan;
-use ptx::{AccessCounts, Interpreter, PtxTexts};
+use ptx::{Interpreter, LineCounts, PtxTexts};
 use session::Session;
 use settings::Settings;
 use settings::load::{Source, load};
@@ -204,22 +204,22 @@ fn steps_are_those_of_the_processor_and_as_planned_whatever_is_recomputed() {
     });
 }
 
-/// Where the estimate of a step (`scripts/estimate-step`) finds how often a kernel's accesses go over what they take at the least.
-const ACCESSES: &str = concat!(
+/// Where the estimate of a step (`scripts/estimate-step`) finds the conflicts of banks in shared memory.
+const CONFLICTS: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/../../scripts/estimate/accesses.json"
+    "/../../scripts/estimate/conflicts.json"
 );
 
-/// Sizes of a large model's kind, so that accesses are as there: whole packs and tiles.
+/// A large model's kind: whole packs and tiles, and rows that blocks share.
 fn aligned(head_dim: usize, form: usize, gradients: DType) -> Settings {
-    let heads = 256 / head_dim;
+    let heads = 512 / head_dim;
     let model = ModelConfig {
-        hidden: 256,
+        hidden: 512,
         heads,
         kv_heads: heads / 2,
         head_dim,
         ffn: 512,
-        vocab: 512,
+        vocab: 256,
         ..odd_model(1)
     };
     let mut settings = Settings {
@@ -232,52 +232,45 @@ fn aligned(head_dim: usize, form: usize, gradients: DType) -> Settings {
     settings
 }
 
-/// What was counted over a step of each: rounds of shared memory and sectors of global memory, as shares of the least that there
-/// can be, by kernel.
-fn counted() -> BTreeMap<String, [f64; 2]> {
-    let all = Arc::new(Mutex::new(BTreeMap::<String, AccessCounts>::new()));
-    let noted = all.clone();
+/// Of each kernel that accesses shared memory in these steps: the rounds that its accesses take, as a share of those that they
+/// would take without conflicts.
+fn rounds() -> BTreeMap<String, f64> {
+    let counted = Arc::new(Mutex::new(BTreeMap::<String, [u64; 2]>::new()));
+    let noted = counted.clone();
     let texts = PtxTexts::of_this_binary().reporting_to(move |kernel, report| {
-        let mut all = noted.lock().unwrap();
-        let counts = all.entry(kernel.into()).or_default();
-        report
-            .lines
-            .iter()
-            .for_each(|line| counts.add(&line.counts));
+        let mut counted = noted.lock().unwrap();
+        let [all, conflicts] = counted.entry(kernel.into()).or_default();
+        for LineCounts { counts, .. } in &report.lines {
+            *all += counts.rounds;
+            *conflicts += counts.conflicts;
+        }
     });
     let texts = Arc::new(texts);
     // Masters in f32; remainders and 8-bit moments.
     for (head_dim, form, gradients) in [(128, 3, DType::F32), (64, 10, DType::BF16)] {
         interpreted_by(&texts, &aligned(head_dim, form, gradients));
     }
-    let share = |all: u64, above: u64| match all {
-        0 => 1.0,
-        _ => (100.0 * all as f64 / (all - above) as f64).round() / 100.0,
-    };
-    let all = all.lock().unwrap();
-    let shares = all.iter().map(|(kernel, counts)| {
-        let shares = [
-            share(counts.rounds, counts.conflicts),
-            share(counts.sectors, counts.scattered),
-        ];
-        (kernel.clone(), shares)
-    });
-    shares.collect()
+    let counted = counted.lock().unwrap();
+    let shares = counted.iter().filter(|(_, [all, _])| *all > 0);
+    let share = |[all, conflicts]: [u64; 2]| all as f64 / (all - conflicts) as f64;
+    shares
+        .map(|(kernel, counts)| (kernel.clone(), (100.0 * share(*counts)).round() / 100.0))
+        .collect()
 }
 
-/// `BLESS_ACCESSES=1` writes the file anew.
+/// `BLESS_CONFLICTS=1` writes the file anew.
 #[test]
-fn the_estimate_takes_the_accesses_that_a_step_makes() {
-    let rows = counted()
+fn the_estimate_takes_the_conflicts_of_banks_that_steps_have() {
+    let rows = rounds()
         .into_iter()
-        .map(|(kernel, [rounds, sectors])| format!("  \"{kernel}\": [{rounds:?}, {sectors:?}]"));
+        .map(|(kernel, share)| format!("  \"{kernel}\": {share:?}"));
     let text = format!("{{\n{}\n}}\n", rows.collect::<Vec<String>>().join(",\n"));
-    if std::env::var_os("BLESS_ACCESSES").is_some() {
-        std::fs::write(ACCESSES, &text).unwrap();
+    if std::env::var_os("BLESS_CONFLICTS").is_some() {
+        std::fs::write(CONFLICTS, &text).unwrap();
     }
-    let taken = std::fs::read_to_string(ACCESSES).unwrap();
+    let taken = std::fs::read_to_string(CONFLICTS).unwrap();
     assert_eq!(
         text, taken,
-        "after a change of kernels, BLESS_ACCESSES=1 has the estimate take what was counted"
+        "after a change of kernels, BLESS_CONFLICTS=1 has the estimate take what was counted"
     );
 }
