@@ -1,4 +1,4 @@
-"""Compiles a CUDA source to machine code with NVRTC, as the build does, without a build."""
+"""Compiles a CUDA source to machine code or PTX with NVRTC, as the build does, without a build."""
 import ctypes
 import os
 import pathlib
@@ -38,6 +38,15 @@ def strings(texts):
 
 def compile(source, target):
     """The cubin of a source file for a compute capability such as 90."""
+    return compiled(source, f"sm_{target}", "CUBIN")
+
+
+def compile_ptx(source):
+    """The PTX of a source file that a binary carries, for GPUs from compute capability 8.0 on."""
+    return compiled(source, "compute_80", "PTX").rstrip(b"\0")
+
+
+def compiled(source, architecture, result):
     library, include = toolkit()
     nvrtc, program, size = ctypes.CDLL(str(library)), ctypes.c_void_p(), ctypes.c_size_t()
     source = pathlib.Path(source)
@@ -48,12 +57,12 @@ def compile(source, target):
         getattr(nvrtc, f"nvrtcGet{kind}")(program, text)
         return text.raw
 
-    options = strings(["--std=c++17", "-default-device", f"--gpu-architecture=sm_{target}", f"-I{source.parent}", f"-I{include}"])
+    options = strings(["--std=c++17", "-default-device", f"--gpu-architecture={architecture}", f"-I{source.parent}", f"-I{include}"])
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), str(source).encode(), len(HEADERS),
                              strings(list(HEADERS.values())), strings(list(HEADERS)))
     try:
         if nvrtc.nvrtcCompileProgram(program, len(options), options) != 0:
-            raise NotCompiled(f"{source} for sm_{target}:\n{fetch('ProgramLog').decode()}")
-        return fetch("CUBIN")
+            raise NotCompiled(f"{source} for {architecture}:\n{fetch('ProgramLog').decode()}")
+        return fetch(result)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))

@@ -1,6 +1,6 @@
 //! Finds and loads the compiler, and compiles a program.
 
-use crate::{Error, Source};
+use crate::{Error, PTX_OF, Source};
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::{Path, PathBuf};
@@ -123,30 +123,11 @@ impl Nvrtc {
     /// # Errors
     /// [`Error::Source`] with what the compiler says, if it refuses.
     pub fn compile(&self, source: &Source, target: &str) -> Result<Compiled, Error> {
-        let program = Program::new(self, source);
-        let folder = source.path.parent().unwrap_or(Path::new("."));
-        let options = [
-            format!("--gpu-architecture={target}"),
-            "--std=c++17".into(),
-            // Functions without `__host__` or `__device__` are the device's, since there is no host code.
-            "--device-as-default-execution-space".into(),
-            "--ptxas-options=--warn-on-spills".into(),
-            "--ptxas-options=--warn-on-local-memory-usage".into(),
-            format!("--include-path={}", folder.display()),
-            format!("--include-path={}", self.headers.display()),
+        let more = [
+            "--ptxas-options=--warn-on-spills",
+            "--ptxas-options=--warn-on-local-memory-usage",
         ];
-        let is_compiled = program.compile(&options.map(text));
-        let said = program.get(self.log);
-        // A zero ends the text, and another ends the assembler's messages, if there are any.
-        let said = String::from_utf8_lossy(&said).replace('\0', "");
-        let said = said.trim().to_string();
-        if !is_compiled {
-            return Err(Error::Source {
-                path: source.path.clone(),
-                target: target.into(),
-                said,
-            });
-        }
+        let (program, said) = self.program(source, target, &more)?;
         let [warnings, notes] = sort_out(&said, FITTED.contains(&target));
         Ok(Compiled {
             machine_code: program.get(self.machine_code),
@@ -154,6 +135,53 @@ impl Nvrtc {
             warnings,
             notes,
         })
+    }
+
+    /// The PTX of a source for [`PTX_OF`](crate::PTX_OF), with the file and line of each instruction: the same instructions as
+    /// without.
+    ///
+    /// # Errors
+    /// As [`Nvrtc::compile`].
+    pub fn ptx_with_lines(&self, source: &Source) -> Result<String, Error> {
+        // A virtual architecture: no machine code is made.
+        let target = PTX_OF.replace("sm_", "compute_");
+        let (program, _) = self.program(source, &target, &["--generate-line-info"])?;
+        let ptx = String::from_utf8_lossy(&program.get(self.ptx)).into_owned();
+        Ok(ptx.trim_end_matches('\0').into())
+    }
+
+    /// A compiled program, and what the compiler said.
+    fn program(
+        &self,
+        source: &Source,
+        target: &str,
+        more: &[&str],
+    ) -> Result<(Program<'_>, String), Error> {
+        let program = Program::new(self, source);
+        let folder = source.path.parent().unwrap_or(Path::new("."));
+        let options = [
+            format!("--gpu-architecture={target}"),
+            "--std=c++17".into(),
+            // Functions without `__host__` or `__device__` are the device's, since there is no host code.
+            "--device-as-default-execution-space".into(),
+            format!("--include-path={}", folder.display()),
+            format!("--include-path={}", self.headers.display()),
+        ];
+        let more = more.iter().map(|option| (*option).into());
+        let options: Vec<CString> = options.into_iter().chain(more).map(text).collect();
+        let is_compiled = program.compile(&options);
+        let said = program.get(self.log);
+        // A zero ends the text, and another ends the assembler's messages, if there are any.
+        let said = String::from_utf8_lossy(&said).replace('\0', "");
+        let said = said.trim().to_string();
+        match is_compiled {
+            true => Ok((program, said)),
+            false => Err(Error::Source {
+                path: source.path.clone(),
+                target: target.into(),
+                said,
+            }),
+        }
     }
 }
 

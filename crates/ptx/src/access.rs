@@ -172,8 +172,7 @@ fn count(
 
 fn load(o: &mut PtxOperands, space: Named, element: Element, elements: usize) -> Decoded {
     o.exactly(2)?;
-    o.goes_to_registers(0)?;
-    let (places, address) = (o.places(0, elements)?, o.address(1)?);
+    let (places, address) = (o.target_places(0, elements)?, o.address(1)?);
     Ok(Executable::access(move |warp, outside, mask| {
         let addresses = addresses(address, &warp.registers, mask);
         count(outside, space, &addresses, mask, element.bytes * elements);
@@ -280,8 +279,7 @@ fn store_lane(
 /// A parameter, whose place the parser has found.
 fn parameter(o: &mut PtxOperands, bytes: usize) -> Decoded {
     o.exactly(2)?;
-    o.goes_to_registers(0)?;
-    let (place, offset) = (o.places(0, 1)?[0], o.parameter(1)?);
+    let (place, offset) = (o.target_places(0, 1)?[0], o.parameter(1)?);
     Ok(Executable::access(move |warp, outside, mask| {
         check_alignment(offset as u64, bytes)?;
         let found = offset

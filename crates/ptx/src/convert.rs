@@ -84,8 +84,7 @@ fn packed<T: Constant, H: Constant>(
         }));
     }
     if let PtxOperand::Vector(_) = o.operand(0)? {
-        o.goes_to_registers(0)?;
-        let ([low, high], a) = (o.sources::<H, 2>(0)?, o.source::<T>(1)?);
+        let ([low, high], a) = (o.targets::<H, 2>(0)?, o.source::<T>(1)?);
         return Ok(Executable::compute(move |registers, mask| {
             let halves = registers.read(a).map(&split);
             registers.write(low, mask, halves.map(|[low, _]| low));

@@ -1,6 +1,6 @@
 //! A `Driver` that interprets kernels and computes matrix products with the emulation's code.
 
-use crate::{ArgumentValue, GlobalMemory, Module, ParseError, Shape};
+use crate::{ArgumentValue, GlobalMemory, LaunchError, PtxTexts, Shape};
 use kernels::cuda::{Argument, Driver, Gemm, Launch, Matrix, Workspace};
 use kernels::{DiskCopy, Exchange, KernelError, Queue, Reading};
 use memory::{Blocks, HostBlock, Refused, Space};
@@ -8,38 +8,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::{Arc, OnceLock};
-
-/// One PTX text, and the module that it becomes when a kernel of it is first launched.
-struct SourceText {
-    name: String,
-    text: String,
-    module: OnceLock<Result<Module, ParseError>>,
-}
-
-/// The PTX texts of a binary. Interpreters share them, and what was decoded of them.
-pub struct PtxTexts(Vec<SourceText>);
-
-impl PtxTexts {
-    /// Texts by the name of their source, without `.cu`: `kernels::cuda::ptx()`.
-    pub fn new(texts: impl IntoIterator<Item = (impl Into<String>, String)>) -> Arc<PtxTexts> {
-        let texts = texts.into_iter().map(|(name, text)| SourceText {
-            name: name.into(),
-            text,
-            module: OnceLock::new(),
-        });
-        Arc::new(PtxTexts(texts.collect()))
-    }
-
-    fn module(&self, name: &str) -> Result<&Module, String> {
-        let source = self.0.iter().find(|source| source.name == name);
-        let source = source.ok_or_else(|| format!("there is no PTX of `{name}.cu`"))?;
-        let module = source.module.get_or_init(|| Module::parse(&source.text));
-        module
-            .as_ref()
-            .map_err(|error| format!("{name}.cu: {error}"))
-    }
-}
+use std::sync::Arc;
 
 /// A CUDA device whose kernels are interpreted; everything is done when it is asked for. Device memory lies at made-up
 /// addresses: nothing but the interpreter reads it.
@@ -92,7 +61,14 @@ impl Interpreter {
         };
         let mut memory = self.0.memory.borrow_mut();
         let report = module.launch(launch.kernel.name, shape, &arguments, &mut memory);
-        report.map(|_| ()).map_err(|error| error.to_string())
+        let report = report.map_err(|mut error| {
+            if let LaunchError::Mistake(mistake) = &mut error {
+                mistake.place = self.0.sources.place(launch.kernel.source, mistake.line);
+            }
+            error.to_string()
+        })?;
+        self.0.sources.tell(launch.kernel.name, &report);
+        Ok(())
     }
 }
 
@@ -238,12 +214,11 @@ impl Blocks for Interpreter {
         "PTX"
     }
 
-    /// Device memory counts as unwritten, although a device's blocks are zero: kernels must not rely on that.
     fn allocate(&self, space: Space, bytes: u64) -> Result<NonNull<u8>, Refused> {
         let pointer = match space {
             Space::Device => {
                 let mut memory = self.0.memory.borrow_mut();
-                let address = memory.allocate("block", bytes as usize);
+                let address = memory.allocate_with("block", &vec![0; bytes as usize]);
                 NonNull::new(std::ptr::without_provenance_mut(address as usize))
             }
             Space::Host => HostBlock::new(bytes).map(|block| {
@@ -269,7 +244,7 @@ impl Blocks for Interpreter {
         }
     }
 
-    /// Other devices fill new leases with a pattern. This one marks them unwritten instead, so that early reads are errors.
+    /// Other devices fill poisoned leases with a pattern. This one marks them unwritten too, so that early reads are errors.
     unsafe fn fill(&self, pointer: *mut u8, value: u8, bytes: u64) {
         let mut memory = self.0.memory.borrow_mut();
         let forgotten = memory.forget(pointer.addr() as u64, bytes as usize, value);

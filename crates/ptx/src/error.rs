@@ -31,7 +31,8 @@ pub enum LaunchError {
 /// A mistake of a kernel, and its place.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "{kernel}, line {line} of the PTX, block {block:?}, thread {thread:?}: {message}\n    {text}"
+    "{kernel}, line {line} of the PTX{}, block {block:?}, thread {thread:?}: {message}\n    {text}",
+    place.as_ref().map(|place| format!(" ({place})")).unwrap_or_default()
 )]
 pub struct Mistake {
     /// The kernel's name.
@@ -40,6 +41,8 @@ pub struct Mistake {
     pub line: u32,
     /// That line.
     pub text: String,
+    /// Its place in the CUDA sources, or why that is not known, where somebody asked for it.
+    pub place: Option<String>,
     /// The block, as `%ctaid`.
     pub block: [u32; 3],
     /// The thread, as `%tid`; the first if there are several.
@@ -59,6 +62,8 @@ pub enum MistakeKind {
     Misaligned,
     /// A read of bytes that nobody wrote, or whose asynchronous copy was not waited for.
     Uninitialised,
+    /// A read of a register that the thread never wrote.
+    Unwritten,
     /// Two accesses, one of them a write, that nothing orders.
     Race,
     /// A barrier that not all threads reach.

@@ -1,8 +1,9 @@
 //! A kernel, decoded, and what it is launched with.
 
 use crate::executable::Executable;
-use crate::registers::{Condition, LANES, Registers};
+use crate::registers::{Condition, LANES, Numbered, Registers};
 use crate::shadow::BLOCKS_MAX;
+use std::collections::BTreeSet;
 
 /// Where dynamic shared memory lies: behind all arrays.
 pub(crate) const DYNAMIC_SHARED: u64 = 1 << 20;
@@ -14,7 +15,11 @@ const THREADS_MAX: u64 = 1024;
 /// An instruction, decoded.
 pub(crate) struct PtxInstruction {
     pub(crate) line: u32,
+    pub(crate) opcode: &'static str,
     pub(crate) guard: Option<Condition>,
+    /// The registers that it reads and writes, but its guard.
+    pub(crate) read: Box<[Numbered]>,
+    pub(crate) written: Box<[Numbered]>,
     pub(crate) action: Executable,
 }
 
@@ -45,6 +50,11 @@ impl PtxKernel {
     /// Its unmangled name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The opcodes of its instructions.
+    pub fn opcodes(&self) -> BTreeSet<&'static str> {
+        self.code.iter().map(|code| code.opcode).collect()
     }
 
     /// Its parameters, in their order.

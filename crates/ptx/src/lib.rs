@@ -33,6 +33,8 @@ mod access;
 mod arithmetic;
 mod async_copy;
 mod barrier;
+#[cfg(feature = "cuda")]
+mod binary;
 mod collective;
 mod compare;
 mod control;
@@ -42,6 +44,7 @@ mod driver;
 mod error;
 mod executable;
 mod kernel;
+mod lines;
 mod logic;
 mod machine;
 mod matrix;
@@ -54,12 +57,17 @@ mod registers;
 mod report;
 mod shadow;
 mod text;
+mod texts;
 mod warp;
 
-pub use driver::{Interpreter, PtxTexts};
+#[cfg(feature = "cuda")]
+pub use binary::with_lines;
+pub use driver::Interpreter;
 pub use error::{LaunchError, Mistake, MistakeKind, ParseError};
 pub use kernel::{ArgumentValue, PtxKernel, PtxParameter, Shape};
+pub use lines::SourceLines;
 pub use memory::GlobalMemory;
 pub use module::Module;
 pub use opcodes::supported;
 pub use report::{AccessCounts, LineCounts, Report};
+pub use texts::PtxTexts;

@@ -7,10 +7,10 @@
 use crate::barrier;
 use crate::error::{Mistake, MistakeKind, Wrong};
 use crate::executable::{Executable, Outside};
-use crate::kernel::PtxKernel;
+use crate::kernel::{PtxInstruction, PtxKernel};
 use crate::memory::AddressSpace;
 use crate::operands::by_lane;
-use crate::registers::{LANES, LaneMask, Register, lanes};
+use crate::registers::{File, LANES, LaneMask, Numbered, Register, Registers, lanes};
 use crate::report::{AccessCounts, LineCounts, Report};
 use crate::warp::{LaneGroup, Warp};
 
@@ -28,6 +28,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) global: &'a mut AddressSpace,
     pub(crate) shared: AddressSpace,
     pub(crate) counts: Vec<AccessCounts>,
+    /// By instruction, whether some thread executed it.
+    pub(crate) has_run: Vec<bool>,
     pub(crate) instructions: u64,
     /// Instructions that the warps of a block may still take.
     pub(crate) budget: u64,
@@ -76,10 +78,14 @@ impl Machine<'_> {
     }
 
     fn report(self) -> Report {
-        let lines = self.kernel.code.iter().zip(self.counts);
+        let code = &self.kernel.code;
+        let run = code.iter().zip(&self.has_run).filter(|(_, run)| **run);
+        let opcodes = run.map(|(instruction, _)| instruction.opcode).collect();
+        let lines = code.iter().zip(self.counts);
         let lines = lines.filter(|(_, counts)| *counts != AccessCounts::default());
         Report {
             instructions: self.instructions,
+            opcodes,
             lines: lines
                 .map(|(instruction, counts)| LineCounts {
                     line: instruction.line,
@@ -168,6 +174,7 @@ impl Machine<'_> {
             kernel: self.kernel.name.clone(),
             line,
             text: line_of(self.text, line).into(),
+            place: None,
             block: running.index,
             thread: [
                 thread % width,
@@ -223,6 +230,10 @@ impl Machine<'_> {
                 return Err(stopped(Wrong::new(MistakeKind::Endless, "it does not end")));
             }
             self.instructions += u64::from(mask.count_ones());
+            self.has_run[group.at] |= mask != 0;
+            check_registers(instruction, &warp.registers, group.lanes, mask).map_err(stopped)?;
+            // Nobody reads a result before the instruction is through, even if that waits for other lanes.
+            warp.registers.set_written(&instruction.written, mask);
             match &instruction.action {
                 Executable::Compute(run) => run(&mut warp.registers, mask),
                 Executable::Access(run) => {
@@ -307,6 +318,34 @@ fn branch(warp: &mut Warp, group: &mut LaneGroup, target: usize, mask: LaneMask)
     group.lanes = stays;
     group.at += 1;
     mask != 0
+}
+
+/// Errors if one of the lanes of `mask`, which execute an instruction, or of `all`, which read its guard, reads a register that it
+/// never wrote.
+#[inline]
+fn check_registers(
+    instruction: &PtxInstruction,
+    registers: &Registers,
+    all: LaneMask,
+    mask: LaneMask,
+) -> Result<(), Wrong> {
+    let guard = instruction.guard.map(|guard| Numbered {
+        file: File::Predicates,
+        index: guard.index,
+    });
+    let of_guard = registers.unwritten(guard.as_slice(), all);
+    let Some((register, lanes)) = of_guard.or_else(|| registers.unwritten(&instruction.read, mask))
+    else {
+        return Ok(());
+    };
+    let what = match register.file {
+        File::Words => "register of 32 or 16 bits",
+        File::Doubles => "register of 64 bits",
+        File::Predicates => "predicate",
+    };
+    let message = format!("reads a {what} that the lanes {lanes:#010x} never wrote");
+    let wrong = Wrong::new(MistakeKind::Unwritten, message);
+    Err(wrong.of_lane(lanes.trailing_zeros() as usize))
 }
 
 fn check_copies(warp: &Warp, mask: LaneMask) -> Result<(), Wrong> {

@@ -30,8 +30,7 @@ const ROW_BYTES: usize = 16;
 /// row `l / 4` of each matrix, or of its transpose.
 fn load_matrices(o: &mut PtxOperands, is_transposed: bool) -> Decoded {
     o.exactly(2)?;
-    o.goes_to_registers(0)?;
-    let (targets, address) = (o.sources::<u32, MATRICES>(0)?, o.address(1)?);
+    let (targets, address) = (o.targets::<u32, MATRICES>(0)?, o.address(1)?);
     Ok(Executable::together(None, move |warp, outside, mask| {
         let addresses = addresses(address, &warp.registers, mask);
         outside.counts.count_shared(&addresses, mask, ROW_BYTES);
@@ -75,8 +74,7 @@ const K: usize = 16;
 /// those eight later. A sum is rounded once, where a device may round or truncate in between.
 fn multiply(o: &mut PtxOperands) -> Decoded {
     o.exactly(4)?;
-    o.goes_to_registers(0)?;
-    let d = o.sources::<f32, 4>(0)?;
+    let d = o.targets::<f32, 4>(0)?;
     let (a, b, c) = (
         o.sources::<u32, 4>(1)?,
         o.sources::<u32, 2>(2)?,

@@ -69,6 +69,7 @@ impl Module {
             global: &mut memory.space,
             shared,
             counts: vec![AccessCounts::default(); kernel.code.len()],
+            has_run: vec![false; kernel.code.len()],
             instructions: 0,
             budget: 0,
         };

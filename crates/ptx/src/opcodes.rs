@@ -24,9 +24,10 @@ pub fn supported() -> impl Iterator<Item = &'static str> {
     FAMILIES.into_iter().flatten().map(|(name, _)| *name)
 }
 
-/// The function that decodes an opcode.
-pub(crate) fn find(opcode: &str) -> Option<Decode> {
+/// An opcode's name, and the function that decodes it.
+pub(crate) fn find(opcode: &str) -> Option<(&'static str, Decode)> {
     static TABLE: OnceLock<HashMap<&'static str, Decode>> = OnceLock::new();
     let table = TABLE.get_or_init(|| FAMILIES.into_iter().flatten().copied().collect());
-    table.get(opcode).copied()
+    let found = table.get_key_value(opcode);
+    found.map(|(name, decode)| (*name, *decode))
 }

@@ -1,6 +1,8 @@
 //! An instruction's operands, and the registers and constants that they stand for.
 
-use crate::registers::{Condition, LANES, LaneValue, Register, Registers};
+use crate::registers::{
+    Condition, File, LANES, LaneMask, LaneValue, Numbered, Register, Registers,
+};
 use std::array;
 use std::collections::HashMap;
 
@@ -38,18 +40,6 @@ pub(crate) const SPECIAL: [&str; 13] = [
     "%nctaid.z",
     "%laneid",
 ];
-
-/// The value of a register before it is written: a NaN as a float, and no valid address.
-const UNWRITTEN: u64 = u64::MAX;
-const UNWRITTEN_PREDICATE: u32 = 0xaaaa_aaaa;
-
-/// Which file of registers.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum File {
-    Words,
-    Doubles,
-    Predicates,
-}
 
 /// Registers that are declared together: `%f<36>`, or one.
 struct Family {
@@ -97,18 +87,29 @@ pub(crate) struct Names<'t> {
 
 impl<'t> Names<'t> {
     pub(crate) fn new(variables: HashMap<&'t str, u64>) -> Names<'t> {
-        let registers = Registers {
-            words: vec![[0; LANES]; SPECIAL.len()],
-            ..Registers::default()
-        };
-        Names {
+        let mut names = Names {
             scopes: Vec::new(),
             constants: HashMap::new(),
-            registers,
+            registers: Registers::default(),
             variables,
             parameters: HashMap::new(),
             labels: HashMap::new(),
+        };
+        for _ in SPECIAL {
+            names.add_constant(0u32);
         }
+        names
+    }
+
+    /// A register that has a value before the first instruction.
+    fn add_constant<T: LaneValue>(&mut self, value: T) -> usize {
+        let file = file_of::<T>();
+        let index = self.registers.add(file, 1);
+        self.registers
+            .write(Register::new(index), LaneMask::MAX, [value; LANES]);
+        self.registers
+            .set_written(&[Numbered { file, index }], LaneMask::MAX);
+        index
     }
 
     pub(crate) fn open_scope(&mut self) {
@@ -123,52 +124,42 @@ impl<'t> Names<'t> {
 
     /// Declares one register, or `name0` to `name{count-1}`.
     pub(crate) fn declare(&mut self, kind: &str, name: &'t str, count: Option<usize>) {
-        let added = count.unwrap_or(1);
-        let registers = &mut self.registers;
-        let (file, first) = match kind {
-            ".pred" => (File::Predicates, registers.predicates.len()),
-            kind if kind.ends_with("64") => (File::Doubles, registers.doubles.len()),
-            _ => (File::Words, registers.words.len()),
+        let file = match kind {
+            ".pred" => File::Predicates,
+            kind if kind.ends_with("64") => File::Doubles,
+            _ => File::Words,
         };
-        match file {
-            File::Predicates => registers
-                .predicates
-                .resize(first + added, UNWRITTEN_PREDICATE),
-            File::Doubles => registers.doubles.resize(first + added, [UNWRITTEN; LANES]),
-            File::Words => registers
-                .words
-                .resize(first + added, [UNWRITTEN as u32; LANES]),
-        }
+        let first = self.registers.add(file, count.unwrap_or(1));
         let family = Family { file, first, count };
         let scope = self.scopes.last_mut().expect("a body is a scope");
         scope.insert(name, family);
     }
 
-    /// The file and index of a register.
-    fn register(&self, name: &str) -> Option<(File, usize)> {
+    /// A register by its name.
+    fn register(&self, name: &str) -> Option<Numbered> {
+        let numbered = |file, index| Some(Numbered { file, index });
         if let Some(index) = SPECIAL.iter().position(|special| *special == name) {
-            return Some((File::Words, index));
+            return numbered(File::Words, index);
         }
         let prefix = name.trim_end_matches(|end: char| end.is_ascii_digit());
         let number = name[prefix.len()..].parse().ok();
         self.scopes.iter().rev().find_map(|scope| {
             if let Some(family) = scope.get(name).filter(|family| family.count.is_none()) {
-                return Some((family.file, family.first));
+                return numbered(family.file, family.first);
             }
             let family = scope.get(prefix)?;
             let number = number.filter(|number| Some(*number) < family.count)?;
-            Some((family.file, family.first + number))
+            numbered(family.file, family.first + number)
         })
     }
 
     fn constant<T: LaneValue<Bits: Into<u64>>>(&mut self, value: T) -> Register<T> {
-        let bits = value.bits();
-        let file = T::file_mut(&mut self.registers);
-        let key = (size_of::<T::Bits>() == 8, bits.into());
-        let index = *self.constants.entry(key).or_insert_with(|| {
-            file.push([bits; LANES]);
-            file.len() - 1
-        });
+        let key = (size_of::<T::Bits>() == 8, value.bits().into());
+        if let Some(index) = self.constants.get(&key) {
+            return Register::new(*index);
+        }
+        let index = self.add_constant(value);
+        self.constants.insert(key, index);
         Register::new(index)
     }
 
@@ -183,6 +174,17 @@ impl<'t> Names<'t> {
 pub(crate) struct PtxOperands<'a, 't> {
     pub(crate) names: &'a mut Names<'t>,
     pub(crate) list: Vec<PtxOperand<'t>>,
+    /// The registers that the instruction reads and writes, as far as they have been asked for.
+    pub(crate) read: Vec<Numbered>,
+    pub(crate) written: Vec<Numbered>,
+}
+
+/// The file that holds values of a type.
+fn file_of<T: LaneValue>() -> File {
+    match size_of::<T::Bits>() {
+        8 => File::Doubles,
+        _ => File::Words,
+    }
 }
 
 /// Types of lanes whose constants can be written.
@@ -262,21 +264,18 @@ impl<'t> PtxOperands<'_, 't> {
     }
 
     fn slot<T: LaneValue>(&self, name: &str) -> Result<Register<T>, String> {
-        let file = match size_of::<T::Bits>() {
-            8 => File::Doubles,
-            _ => File::Words,
-        };
+        let wanted = file_of::<T>();
         match self.names.register(name) {
-            Some((found, index)) if found == file => Ok(Register::new(index)),
-            Some((found, _)) => Err(format!(
-                "`{name}` is one of the {found:?}, not the {file:?}"
+            Some(Numbered { file, index }) if file == wanted => Ok(Register::new(index)),
+            Some(Numbered { file, .. }) => Err(format!(
+                "`{name}` is one of the {file:?}, not the {wanted:?}"
             )),
             None => Err(format!("`{name}` is not declared")),
         }
     }
 
     /// Where a result goes.
-    pub(crate) fn target<T: LaneValue>(&self, index: usize) -> Result<Register<T>, String> {
+    pub(crate) fn target<T: LaneValue>(&mut self, index: usize) -> Result<Register<T>, String> {
         let name = match self.operand(index)? {
             PtxOperand::Name(name) => name,
             other => return Err(format!("{other:?} is no register")),
@@ -286,23 +285,29 @@ impl<'t> PtxOperands<'_, 't> {
 
     /// Where the result of a shuffle goes: a register, and the predicate behind its `|`, if there is one.
     pub(crate) fn shuffle_target(
-        &self,
+        &mut self,
         index: usize,
     ) -> Result<(Register<u32>, Option<Register<bool>>), String> {
         match self.operand(index)? {
             PtxOperand::Pair(name, predicate) => {
-                let predicate = self.predicate(predicate).map(Register::new)?;
+                let predicate = self.written_predicate(predicate)?;
                 Ok((self.written(name)?, Some(predicate)))
             }
             _ => Ok((self.target(index)?, None)),
         }
     }
 
-    fn written<T: LaneValue>(&self, name: &str) -> Result<Register<T>, String> {
-        match SPECIAL.contains(&name) {
-            true => Err(format!("`{name}` cannot be written")),
-            false => self.slot(name),
+    fn written<T: LaneValue>(&mut self, name: &str) -> Result<Register<T>, String> {
+        if SPECIAL.contains(&name) {
+            return Err(format!("`{name}` cannot be written"));
         }
+        self.written.extend(self.names.register(name));
+        self.slot(name)
+    }
+
+    fn written_predicate(&mut self, name: &str) -> Result<Register<bool>, String> {
+        self.written.extend(self.names.register(name));
+        self.predicate(name).map(Register::new)
     }
 
     /// A source operand: a register, a constant or a variable's address.
@@ -315,7 +320,10 @@ impl<'t> PtxOperands<'_, 't> {
         let constant = match *operand {
             PtxOperand::Name(name) => match self.names.variables.get(name) {
                 Some(address) => T::of_integer(*address),
-                None => return self.slot(name),
+                None => {
+                    self.read.extend(self.names.register(name));
+                    return self.slot(name);
+                }
             },
             PtxOperand::Integer(value) => T::of_integer(value),
             PtxOperand::Float(bits) => T::of_float(bits),
@@ -333,15 +341,12 @@ impl<'t> PtxOperands<'_, 't> {
         }
     }
 
-    /// The registers of a vector of `N`.
+    /// The sources of a vector of `N`.
     pub(crate) fn sources<T: Constant, const N: usize>(
         &mut self,
         index: usize,
     ) -> Result<[Register<T>; N], String> {
-        let elements = self.vector(index)?;
-        if elements.len() != N {
-            return Err(format!("a vector of {} in place of {N}", elements.len()));
-        }
+        let elements = self.elements(index, N)?;
         let mut slots = [Register::new(0); N];
         for (slot, element) in slots.iter_mut().zip(&elements) {
             *slot = self.source_of(element)?;
@@ -349,79 +354,124 @@ impl<'t> PtxOperands<'_, 't> {
         Ok(slots)
     }
 
-    /// Errors if the destination is not made of writable registers.
-    pub(crate) fn goes_to_registers(&self, index: usize) -> Result<(), String> {
-        let operand = self.operand(index)?;
-        let elements = match &operand {
-            PtxOperand::Vector(elements) => elements.as_slice(),
-            one => std::slice::from_ref(one),
-        };
-        let is_register = |element: &PtxOperand| match element {
-            PtxOperand::Name(name) => {
-                !self.names.variables.contains_key(name) && !SPECIAL.contains(name)
-            }
-            _ => false,
-        };
-        match elements.iter().all(is_register) {
-            true => Ok(()),
-            false => Err(format!("{operand:?} cannot be written")),
+    /// The registers of a vector of `N` where results go.
+    pub(crate) fn targets<T: LaneValue, const N: usize>(
+        &mut self,
+        index: usize,
+    ) -> Result<[Register<T>; N], String> {
+        let elements = self.elements(index, N)?;
+        let mut slots = [Register::new(0); N];
+        for (slot, element) in slots.iter_mut().zip(&elements) {
+            *slot = self.written(self.target_name(element)?)?;
+        }
+        Ok(slots)
+    }
+
+    /// The name of a register that an element of a destination is.
+    fn target_name(&self, element: &PtxOperand<'t>) -> Result<&'t str, String> {
+        match element {
+            PtxOperand::Name(name) if !self.names.variables.contains_key(name) => Ok(name),
+            _ => Err(format!("{element:?} cannot be written")),
         }
     }
 
-    /// The places of a vector of so many elements, or of one element alone.
+    /// The elements of a vector of so many, or one element alone.
+    fn elements(&self, index: usize, count: usize) -> Result<Vec<PtxOperand<'t>>, String> {
+        let elements = match count {
+            1 => vec![self.operand(index)?],
+            _ => self.vector(index)?,
+        };
+        match elements.len() {
+            found if found == count => Ok(elements),
+            found => Err(format!("{found} elements in place of {count}")),
+        }
+    }
+
+    /// The places of a vector of so many elements, or of one element alone, which are read.
     pub(crate) fn places(
         &mut self,
         index: usize,
         count: usize,
     ) -> Result<Vec<AnyRegister>, String> {
-        let elements = match count {
-            1 => vec![self.operand(index)?],
-            _ => self.vector(index)?,
-        };
-        if elements.len() != count {
-            return Err(format!("{} elements in place of {count}", elements.len()));
-        }
+        let elements = self.elements(index, count)?;
         elements.iter().map(|element| self.place(element)).collect()
+    }
+
+    /// The same of those that are written.
+    pub(crate) fn target_places(
+        &mut self,
+        index: usize,
+        count: usize,
+    ) -> Result<Vec<AnyRegister>, String> {
+        let elements = self.elements(index, count)?;
+        let place = |element: &PtxOperand<'t>| {
+            let name = self.target_name(element)?;
+            match self.any_register(name)? {
+                AnyRegister::Word(_) => self.written(name).map(AnyRegister::Word),
+                AnyRegister::Double(_) => self.written(name).map(AnyRegister::Double),
+            }
+        };
+        elements.iter().map(place).collect()
+    }
+
+    fn any_register(&self, name: &str) -> Result<AnyRegister, String> {
+        match self.names.register(name) {
+            Some(Numbered {
+                file: File::Words,
+                index,
+            }) => Ok(AnyRegister::Word(Register::new(index))),
+            Some(Numbered {
+                file: File::Doubles,
+                index,
+            }) => Ok(AnyRegister::Double(Register::new(index))),
+            _ => Err(format!("`{name}` is no register that memory takes")),
+        }
     }
 
     fn place(&mut self, element: &PtxOperand<'t>) -> Result<AnyRegister, String> {
         match element {
-            PtxOperand::Name(name) => match self.names.register(name) {
-                Some((File::Words, index)) => Ok(AnyRegister::Word(Register::new(index))),
-                Some((File::Doubles, index)) => Ok(AnyRegister::Double(Register::new(index))),
-                _ => Err(format!("`{name}` is no register that memory takes")),
-            },
+            PtxOperand::Name(name) => {
+                self.read.extend(self.names.register(name));
+                self.any_register(name)
+            }
             PtxOperand::Double(_) => self.source_of(element).map(AnyRegister::Double),
             constant => self.source_of(constant).map(AnyRegister::Word),
         }
     }
 
     /// Where a predicate goes.
-    pub(crate) fn predicate_target(&self, index: usize) -> Result<Register<bool>, String> {
+    pub(crate) fn predicate_target(&mut self, index: usize) -> Result<Register<bool>, String> {
         match self.operand(index)? {
-            PtxOperand::Name(name) => self.predicate(name).map(Register::new),
+            PtxOperand::Name(name) => self.written_predicate(name),
             other => Err(format!("{other:?} is no predicate")),
         }
     }
 
     /// A predicate that is read.
     pub(crate) fn condition(&mut self, index: usize) -> Result<Condition, String> {
-        let (index, is_negated) = match self.operand(index)? {
-            PtxOperand::Name(name) => (self.predicate(name)?, false),
-            PtxOperand::Not(name) => (self.predicate(name)?, true),
+        let (name, is_negated) = match self.operand(index)? {
+            PtxOperand::Name(name) => (name, false),
+            PtxOperand::Not(name) => (name, true),
             PtxOperand::Integer(value) => {
-                let constants = &mut self.names.registers.predicates;
-                constants.push(if value == 0 { 0 } else { u32::MAX });
-                (constants.len() - 1, false)
+                let registers = &mut self.names.registers;
+                let index = registers.add(File::Predicates, 1);
+                registers.predicates[index] = if value == 0 { 0 } else { LaneMask::MAX };
+                let is_negated = false;
+                return Ok(Condition { index, is_negated });
             }
             other => return Err(format!("{other:?} is no predicate")),
         };
+        self.read.extend(self.names.register(name));
+        let index = self.predicate(name)?;
         Ok(Condition { index, is_negated })
     }
 
     fn predicate(&self, name: &str) -> Result<usize, String> {
         match self.names.register(name) {
-            Some((File::Predicates, index)) => Ok(index),
+            Some(Numbered {
+                file: File::Predicates,
+                index,
+            }) => Ok(index),
             _ => Err(format!("`{name}` is no predicate")),
         }
     }

@@ -361,7 +361,10 @@ impl<'t> Body<'_, 't> {
         }
         self.code.push(PtxInstruction {
             line: self.parser.line(),
+            opcode: "ret",
             guard: None,
+            read: Box::default(),
+            written: Box::default(),
             action: Executable::End,
         });
         self.resolve_branches()
@@ -424,16 +427,20 @@ impl<'t> Body<'_, 't> {
             return Ok(());
         }
         let refuse = |message| ParseError { line, message };
-        let Some(decode) = opcodes::find(word) else {
+        let Some((opcode, decode)) = opcodes::find(word) else {
             return Err(refuse(format!("unknown opcode `{word}`")));
         };
         let list = self.operands()?;
         let mut operands = PtxOperands {
             names: &mut self.names,
             list,
+            read: Vec::new(),
+            written: Vec::new(),
         };
         let action =
             decode(&mut operands).map_err(|message| refuse(format!("{word}: {message}")))?;
+        let read = std::mem::take(&mut operands.read).into();
+        let written = std::mem::take(&mut operands.written).into();
         let guard = guard.map(|guard| {
             operands.list = vec![guard];
             operands.condition(0)
@@ -441,7 +448,10 @@ impl<'t> Body<'_, 't> {
         let guard: Option<Condition> = guard.transpose().map_err(refuse)?;
         self.code.push(PtxInstruction {
             line,
+            opcode,
             guard,
+            read,
+            written,
             action,
         });
         Ok(())

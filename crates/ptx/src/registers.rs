@@ -14,6 +14,21 @@ pub(crate) fn lanes(mask: LaneMask) -> impl Iterator<Item = usize> {
     (0..LANES).filter(move |lane| mask >> lane & 1 == 1)
 }
 
+/// Which file of registers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum File {
+    Words,
+    Doubles,
+    Predicates,
+}
+
+/// A register by its file and its place there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Numbered {
+    pub(crate) file: File,
+    pub(crate) index: usize,
+}
+
 /// Constants and special registers live here too; no instruction writes them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Registers {
@@ -23,6 +38,8 @@ pub(crate) struct Registers {
     pub(crate) doubles: Vec<[u64; LANES]>,
     /// Predicates.
     pub(crate) predicates: Vec<LaneMask>,
+    /// By file, for each register the lanes that have a value in it.
+    written: [Vec<LaneMask>; 3],
 }
 
 /// A register that holds a `T` for each lane.
@@ -105,6 +122,41 @@ lane! {
 }
 
 impl Registers {
+    /// Adds registers that no lane has written, and gives the place of the first.
+    pub(crate) fn add(&mut self, file: File, count: usize) -> usize {
+        let written = &mut self.written[file as usize];
+        let (first, end) = (written.len(), written.len() + count);
+        written.resize(end, 0);
+        match file {
+            File::Words => self.words.resize(end, [0; LANES]),
+            File::Doubles => self.doubles.resize(end, [0; LANES]),
+            File::Predicates => self.predicates.resize(end, 0),
+        }
+        first
+    }
+
+    /// From now on the lanes of a mask have values in these registers.
+    #[inline]
+    pub(crate) fn set_written(&mut self, registers: &[Numbered], mask: LaneMask) {
+        for Numbered { file, index } in registers {
+            self.written[*file as usize][*index] |= mask;
+        }
+    }
+
+    /// The first of these registers that some lane of a mask has not written, and these lanes.
+    #[inline]
+    pub(crate) fn unwritten(
+        &self,
+        registers: &[Numbered],
+        mask: LaneMask,
+    ) -> Option<(Numbered, LaneMask)> {
+        let mut lacking = registers.iter().map(|register| {
+            let written = self.written[register.file as usize][register.index];
+            (*register, mask & !written)
+        });
+        lacking.find(|(_, lanes)| *lanes != 0)
+    }
+
     /// All lanes of a register.
     #[inline(always)]
     pub(crate) fn read<T: LaneValue>(&self, slot: Register<T>) -> [T; LANES] {

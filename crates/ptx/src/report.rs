@@ -1,6 +1,7 @@
 //! Counts of a launch: its instructions, and the cost of its accesses.
 
 use crate::registers::{LANES, LaneMask, lanes};
+use std::collections::BTreeSet;
 
 /// Bytes that global memory moves at a time.
 const SECTOR_BYTES: u64 = 32;
@@ -13,6 +14,8 @@ const BANK_BYTES: u64 = 4;
 pub struct Report {
     /// Instructions, counted once for each thread that took part.
     pub instructions: u64,
+    /// The opcodes that some thread executed.
+    pub opcodes: BTreeSet<&'static str>,
     /// Every line that accessed global or shared memory, in the order of the text.
     pub lines: Vec<LineCounts>,
 }

@@ -304,6 +304,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         (48, 33, Some(0.3)),
         (64, 64, Some(0.4)),
         (300, 270, None),
+        (301, 270, None),
     ];
     let usual = SHAPES.into_iter().flat_map(case);
     // One head of keys whose first columns are values: packs that both share, some of a lane, and several of a lane.

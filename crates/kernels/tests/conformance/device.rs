@@ -89,12 +89,9 @@ pub fn by_instructions(instructions: Instructions) -> Device {
 /// The PTX that the build script made, interpreted; none in a build without it.
 #[cfg(feature = "cuda")]
 fn interpreted(dtype: DType) -> Option<Device> {
-    use kernels::cuda::ptx;
-    use ptx::{Interpreter, PtxTexts};
+    use ptx::Interpreter;
     use std::rc::Rc;
-    use std::sync::{Arc, LazyLock};
-    static SOURCES: LazyLock<Arc<PtxTexts>> = LazyLock::new(|| PtxTexts::new(ptx()));
-    let interpreter = Interpreter::new(&SOURCES);
+    let interpreter = Interpreter::new(&crate::interpreted::TEXTS);
     let memory = Memory::device(Rc::new(interpreter.clone()));
     let kernels = Box::new(Cuda::new(interpreter, &memory, dtype).unwrap());
     Some(Device {

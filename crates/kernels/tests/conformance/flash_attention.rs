@@ -224,8 +224,8 @@ impl Case for FlashAttention {
 
 /// batch, seq, heads, kv_heads, head_dim: a token alone; below, at and above blocks of queries and keys; groups of 1
 /// to 8; more tasks than pieces of scratch; on CUDA so many blocks that a group of query heads is in two parts, of
-/// unequal size, and that it is in one.
-const SHAPES: [[usize; 5]; 15] = [
+/// unequal size, and that it is in one; without a group, heads of every width of tiles that are no whole chunks, or no pairs.
+const SHAPES: [[usize; 5]; 18] = [
     [1, 1, 1, 1, 20],
     [3, 1, 4, 2, 20],
     [2, 37, 8, 1, 20],
@@ -238,6 +238,9 @@ const SHAPES: [[usize; 5]; 15] = [
     [1, 150, 6, 2, 33],
     [1, 200, 2, 1, 64],
     [1, 150, 2, 2, 128],
+    [1, 33, 1, 1, 40],
+    [1, 70, 1, 1, 91],
+    [1, 33, 1, 1, 251],
     [9, 50, 4, 4, 8],
     [256, 2, 7, 1, 8],
     [256, 3, 4, 2, 8],

@@ -151,6 +151,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         (18, 5120),
         (3, 5001),
         (18, 8200),
+        (2, 8201),
         (3, 20_000),
     ];
     let [f32, bf16] = DTYPES;

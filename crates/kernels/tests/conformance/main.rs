@@ -29,6 +29,8 @@ mod gram;
 mod grouped_products;
 mod host;
 mod instructions;
+#[cfg(feature = "cuda")]
+mod interpreted;
 mod latent;
 mod layer_norm;
 mod layout;

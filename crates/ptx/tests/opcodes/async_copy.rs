@@ -41,8 +41,8 @@ fn copy() -> String {
     let early = fault(&text.replace("cp.async.wait_all;\n", ""), 1, 32);
     assert_eq!(early.kind, MistakeKind::Uninitialised, "{early}");
     assert!(early.text.starts_with("ld.shared.v4.u32"), "{early}");
-    let load = "ld.shared.v4.u32 {%v0, %v1, %v2, %v3}, [%to];";
-    let never = text.replace("cp.async.wait_all;\n", "").replace(load, "");
+    let (before, _) = text.split_once("cp.async.wait_all;").unwrap();
+    let never = format!("{before}ret;\n}}\n");
     assert_eq!(fault(&never, 1, 32).kind, MistakeKind::Unfinished);
     let crooked = fault(&text.replace("[%in], 16", "[%in+4], 16"), 1, 32);
     assert_eq!(crooked.kind, MistakeKind::Misaligned);

@@ -1,4 +1,4 @@
-//! Accesses that are out of bounds, misaligned, or of unwritten bytes.
+//! Accesses that are out of bounds, misaligned, or of unwritten bytes, and reads of unwritten registers.
 
 use crate::harness::{by_lane, fault, run};
 use ptx::{ArgumentValue, GlobalMemory, LaunchError, MistakeKind};
@@ -48,12 +48,11 @@ fn accesses_that_are_not_aligned_are_found() {
     // An array is no better aligned than it is declared.
     for alignment in [4, 8, 16] {
         let text = by_lane(&format!(
-            ".reg .b64 %v;
+            ".reg .f32 %v;
             .shared .align {alignment} .b8 array[16];
-            mov.u64 %v, 0;
-            st.shared.v4.f32 [array], {{%f, %f, %f, %f}};"
+            mov.f32 %v, 0f00000000;
+            st.shared.v4.f32 [array], {{%v, %v, %v, %v}};"
         ));
-        let text = text.replace(".reg .b64 %v;", ".reg .b64 %v;\n.reg .f32 %f;");
         let mut memory = GlobalMemory::new();
         let arguments = [ArgumentValue::U64(0), ArgumentValue::U64(0)];
         let done = run(&text, 1, &arguments, &mut memory);
@@ -105,4 +104,46 @@ fn reads_of_what_nobody_wrote_are_found() {
         (found.kind, found.block),
         (MistakeKind::Uninitialised, [1, 0, 0])
     );
+}
+
+/// A lane that reads a register has written it: as a source, an address, an element of a vector, or a guard.
+#[test]
+fn reads_of_registers_that_a_lane_never_wrote_are_found() {
+    let declared =
+        ".reg .b32 %v<4>;\n.reg .b64 %x;\n.reg .pred %p, %q;\nsetp.lt.u32 %p, %lane, 7;\n";
+    for (body, line, thread) in [
+        ("add.s32 %v1, %v0, 1;", "add.s32 %v1, %v0, 1;", 0),
+        ("ld.global.u32 %v0, [%x];", "ld.global.u32 %v0, [%x];", 0),
+        (
+            "mov.u32 %v0, %lane;\nst.global.v2.u32 [%out], {%v0, %v1};",
+            "st.global.v2.u32 [%out], {%v0, %v1};",
+            0,
+        ),
+        ("@%q mov.u32 %v0, 1;", "@%q mov.u32 %v0, 1;", 0),
+        (
+            "vote.sync.any.pred %p, !%q, -1;",
+            "vote.sync.any.pred %p, !%q, -1;",
+            0,
+        ),
+        // Written where the predicate holds alone.
+        (
+            "@%p mov.u32 %v0, 1;\nneg.s32 %v1, %v0;",
+            "neg.s32 %v1, %v0;",
+            7,
+        ),
+        (
+            "@!%p mov.u32 %v0, 1;\nneg.s32 %v1, %v0;",
+            "neg.s32 %v1, %v0;",
+            0,
+        ),
+    ] {
+        let found = fault(&by_lane(&format!("{declared}{body}")), 1, 32);
+        let place = (found.kind, found.text.as_str(), found.thread[0]);
+        assert_eq!(place, (MistakeKind::Unwritten, line, thread), "{found}");
+    }
+    let written =
+        "@%p mov.u32 %v0, 1;\n@!%p mov.u32 %v0, 2;\n@%p neg.s32 %v1, %v0;\n@%p neg.s32 %v2, %v1;";
+    let text = by_lane(&format!("{declared}{written}"));
+    let arguments = [ArgumentValue::U64(0), ArgumentValue::U64(0)];
+    run(&text, 32, &arguments, &mut GlobalMemory::new()).unwrap();
 }

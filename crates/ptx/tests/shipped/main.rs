@@ -2,6 +2,7 @@
 #![cfg(feature = "cuda")]
 
 mod device;
+mod lines;
 mod mutations;
 mod references;
 

@@ -27,7 +27,7 @@ fn mutated(
     });
     let body = lines.collect::<Vec<String>>().join("\n");
     assert!(changes > 0, "`{kernel}` has no such line");
-    PtxTexts::new([(source, format!("{before}{body}{after}"))])
+    Arc::new(PtxTexts::new([(source, format!("{before}{body}{after}"))]))
 }
 
 /// A line that contains something, with another text in its place.

@@ -1,0 +1,102 @@
+//! What the suite runs of the PTX in this binary.
+
+use ptx::{Module, PtxTexts, Report};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, LazyLock, Mutex};
+
+/// Names a folder of PTX that is interpreted in place of the binary's: `scripts/check-mutations` breaks kernels there.
+const REPLACED: &str = "CONFORMANCE_PTX";
+
+/// Names a file that gets a line for every opcode of a kernel, when it is first executed.
+const OPCODES: &str = "CONFORMANCE_OPCODES";
+
+/// What the interpreters of all tests run.
+pub static TEXTS: LazyLock<Arc<PtxTexts>> = LazyLock::new(|| {
+    let texts = match std::env::var_os(REPLACED) {
+        Some(folder) => PtxTexts::new(replaced(folder.as_ref())),
+        None => PtxTexts::of_this_binary(),
+    };
+    Arc::new(match std::env::var_os(OPCODES) {
+        Some(path) => texts.reporting_to(noting(&path)),
+        None => texts,
+    })
+});
+
+fn replaced(folder: &Path) -> impl Iterator<Item = (&'static str, String)> {
+    kernels::cuda::ptx().map(move |(name, text)| {
+        let other = std::fs::read_to_string(folder.join(format!("{name}.ptx")));
+        (name, other.unwrap_or(text))
+    })
+}
+
+/// Writes down which opcodes of which kernels were executed.
+fn noting(path: &OsString) -> impl Fn(&str, &Report) + Send + Sync + use<> {
+    let noted = Mutex::new((BTreeSet::new(), File::create(path).unwrap()));
+    move |kernel, report| {
+        let (seen, file) = &mut *noted.lock().unwrap();
+        for opcode in &report.opcodes {
+            if seen.insert((kernel.to_string(), *opcode)) {
+                writeln!(file, "{kernel} {opcode}").unwrap();
+            }
+        }
+    }
+}
+
+/// Opcodes that no case executes, by kernel or, at a `*`, in all kernels.
+const NOT_EXECUTED: [(&str, &str); 7] = [
+    // Quotients of numbers of more than 32 bits; smaller ones are divided by a shorter way.
+    ("*", "div.u64"),
+    ("*", "rem.u64"),
+    ("count_choices_f32", "bra.uni"),
+    ("count_choices_f32", "sub.s64"),
+    ("group_by_expert_i32", "bra.uni"),
+    // The loop over more than seven times a block's threads of grains: eight million elements.
+    ("adafactor_rate", "shl.b32"),
+    // Losses that begin at no multiple of 16 bytes, as none that are leased do.
+    ("sum_f32", "mov.f32"),
+];
+
+/// The suite runs on the interpreter, in a process of its own, and executes every opcode of every kernel that is not listed.
+#[test]
+fn every_opcode_of_every_kernel_is_executed_or_listed() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("executed-opcodes");
+    let suite = Command::new(std::env::current_exe().unwrap())
+        .args(["--skip", "gpu::", "--skip", "interpreted::"])
+        .env("CONFORMANCE_DEVICES", "cpu,ptx")
+        .env(OPCODES, &path)
+        .status();
+    assert!(suite.unwrap().success());
+    let executed = std::fs::read_to_string(&path).unwrap();
+    let executed: BTreeSet<(&str, &str)> = executed
+        .lines()
+        .map(|line| line.split_once(' ').unwrap())
+        .collect();
+    let modules = kernels::cuda::ptx().map(|(_, text)| Module::parse(&text).unwrap());
+    let modules: Vec<Module> = modules.collect();
+    let all = modules.iter().flat_map(Module::kernels).flat_map(|kernel| {
+        let opcodes = kernel.opcodes().into_iter();
+        opcodes.map(|opcode| (kernel.name(), opcode))
+    });
+    let all: BTreeSet<(&str, &str)> = all.collect();
+    let is_listed = |(kernel, opcode): &(&str, &str)| {
+        let mut rows = NOT_EXECUTED.iter();
+        rows.any(|row| ["*", *kernel].contains(&row.0) && row.1 == *opcode)
+    };
+    let missing: Vec<_> = all
+        .difference(&executed)
+        .filter(|pair| !is_listed(pair))
+        .collect();
+    assert!(missing.is_empty(), "no case executes {missing:#?}");
+    let run: Vec<_> = executed.iter().filter(|pair| is_listed(pair)).collect();
+    assert!(run.is_empty(), "listed, and executed: {run:?}");
+    println!(
+        "{} opcodes of kernels, {} executed",
+        all.len(),
+        executed.len()
+    );
+}

@@ -1,0 +1,31 @@
+//! The texts of this binary, and the compiler that knows their lines.
+
+use crate::PtxTexts;
+use nvrtc::{Nvrtc, read_sources};
+use std::path::{Path, PathBuf};
+
+impl PtxTexts {
+    /// The PTX that this binary carries. Mistakes name lines of the CUDA sources where `CUDA_HOME` has the compiler.
+    pub fn of_this_binary() -> PtxTexts {
+        PtxTexts::new(kernels::cuda::ptx()).with_lines(with_lines)
+    }
+}
+
+/// The PTX of a source of `kernels/`, compiled a second time, with line information.
+///
+/// # Errors
+/// If `CUDA_HOME` names no compiler, or that refuses the source.
+pub fn with_lines(name: &str) -> Result<String, String> {
+    let home = std::env::var_os("CUDA_HOME").map(PathBuf::from);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels");
+    let compile = || {
+        let nvrtc = Nvrtc::load(home.as_deref())?;
+        let sources = read_sources(&folder)?;
+        let source = sources.iter().find(|source| source.name == name);
+        let compiled = source.map(|source| nvrtc.ptx_with_lines(source));
+        compiled.transpose()
+    };
+    let compiled: Result<_, nvrtc::Error> = compile();
+    let found = compiled.map_err(|error| error.to_string())?;
+    found.ok_or_else(|| format!("there is no {name}.cu"))
+}

@@ -1,0 +1,276 @@
+//! Whole training steps of the CUDA backend on a device that interprets the PTX in the binary: as on the processor, as planned,
+//! and the same to the bit whatever is recomputed.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use common::elsewhere::{forms, state, with_form};
+use common::side_by_side::side_by_side;
+use common::{assert_as_planned, odd_model, step_batch};
+use kernels::Target;
+use kernels::cuda::Cuda;
+use memory::{DType, Memory};
+use model::{Attention, ModelConfig, Policy};
+use planner::Plan;
+use ptx::{Interpreter, LineCounts, PtxTexts};
+use session::Session;
+use settings::Settings;
+use settings::load::{Source, load};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::{Arc, LazyLock, Mutex};
+
+static TEXTS: LazyLock<Arc<PtxTexts>> = LazyLock::new(|| Arc::new(PtxTexts::of_this_binary()));
+
+const LAYERS: usize = 2;
+
+/// Weights change between two.
+const STEPS: usize = 2;
+
+/// A preset with as many layers.
+fn preset(name: &str) -> ModelConfig {
+    let model = load(&Source::open(name).unwrap(), &[], false)
+        .unwrap()
+        .config
+        .model;
+    ModelConfig {
+        layers: LAYERS,
+        ..model
+    }
+}
+
+/// A model with a form of weights and states, and `seq` tokens in a row: more than a tile of attention has.
+fn settings(model: ModelConfig, form: usize, seq: usize, attention: Attention) -> Settings {
+    let gradients = [DType::F32, DType::BF16][form % 2];
+    Settings {
+        attention,
+        seq,
+        micro_batch: 2,
+        accum: 2,
+        ..with_form(model, forms()[form], "none", gradients)
+    }
+}
+
+/// What steps came to.
+struct Run {
+    losses: Vec<f32>,
+    norms: Vec<f32>,
+    /// Gradients of the first step, by trained parameter.
+    gradients: Vec<Vec<f32>>,
+    /// Weights and states after the last.
+    state: Vec<u8>,
+    replays: usize,
+    peak_bytes: u64,
+}
+
+fn run(mut session: Session, settings: &Settings, plan: &Plan) -> Run {
+    session.initialise(7).unwrap();
+    let memory = session.memory().clone();
+    memory.reserve_slab(plan.slab_bytes).unwrap();
+    memory.set_poison(true);
+    let (mut outcomes, mut gradients) = (Vec::new(), Vec::new());
+    for step in 0..STEPS {
+        let outcome = session.step(&step_batch(settings, step)).unwrap();
+        assert_as_planned("a step", plan, &outcome);
+        if step == 0 {
+            let entries = session.model().layout().entries().iter().enumerate();
+            let trained = entries.filter(|(_, entry)| entry.role.is_trained());
+            gradients = trained
+                .map(|(index, _)| session.gradient(index).unwrap())
+                .collect();
+        }
+        outcomes.push(outcome);
+    }
+    Run {
+        losses: outcomes.iter().map(|outcome| outcome.loss).collect(),
+        norms: outcomes.iter().map(|outcome| outcome.grad_norm).collect(),
+        gradients,
+        state: state(&session),
+        replays: outcomes[0].replayed.total(),
+        peak_bytes: plan.peak_bytes,
+    }
+}
+
+fn interpreted(settings: &Settings) -> Run {
+    interpreted_by(&TEXTS, settings)
+}
+
+fn interpreted_by(texts: &Arc<PtxTexts>, settings: &Settings) -> Run {
+    let interpreter = Interpreter::new(texts);
+    let memory = Memory::device(Rc::new(interpreter.clone()));
+    let kernels = Cuda::new(interpreter, &memory, settings.narrowest_dtype()).unwrap();
+    let session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels)).unwrap();
+    run(
+        session,
+        settings,
+        &Plan::new(settings, Target::Cuda).unwrap(),
+    )
+}
+
+fn on_cpu(settings: &Settings) -> Run {
+    let session = Session::on_cpu(settings.clone(), &Memory::host()).unwrap();
+    run(
+        session,
+        settings,
+        &Plan::new(settings, Target::Cpu).unwrap(),
+    )
+}
+
+/// The largest difference of a gradient's element, as a share of the largest in its parameter.
+fn worst_gradient(found: &Run, expected: &Run) -> f32 {
+    let of_parameter = |(found, expected): (&Vec<f32>, &Vec<f32>)| {
+        let differences = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
+        let largest = expected
+            .iter()
+            .fold(0f32, |most, value| most.max(value.abs()));
+        // An expert to which no token goes has zeros.
+        differences.fold(0f32, f32::max) / largest.max(f32::MIN_POSITIVE)
+    };
+    assert_eq!(found.gradients.len(), expected.gradients.len());
+    let pairs = found.gradients.iter().zip(&expected.gradients);
+    pairs.map(of_parameter).fold(0f32, f32::max)
+}
+
+#[track_caller]
+fn assert_near(name: &str, found: &[f32], expected: &[f32], share: f32) {
+    for (found, expected) in found.iter().zip(expected) {
+        let difference = (found - expected).abs() / expected.abs();
+        assert!(
+            difference <= share,
+            "{name}: {found} in place of {expected}"
+        );
+    }
+}
+
+/// A model, and how far its steps may be from those of the processor: by loss and norm, and by gradients.
+type Row = (&'static str, Settings, f32, f32);
+
+fn models() -> Vec<Row> {
+    let dense = |form, seq| settings(odd_model(LAYERS), form, seq, Attention::Flash);
+    vec![
+        ("dense, f32", dense(0, 71), 1e-6, 2e-5),
+        ("dense, bf16", dense(7, 150), 1e-3, 4e-2),
+        (
+            "tiny-moe, bf16",
+            settings(preset("tiny-moe"), 9, 40, Attention::Eager),
+            1e-3,
+            4e-2,
+        ),
+        (
+            "tiny-mla, f32",
+            settings(preset("tiny-mla"), 0, 40, Attention::Flash),
+            1e-6,
+            2e-5,
+        ),
+    ]
+}
+
+#[test]
+fn steps_are_those_of_the_processor_and_as_planned_whatever_is_recomputed() {
+    side_by_side(models(), |(name, kept, by_loss, by_gradient)| {
+        let labels = kept.model.labels();
+        let full = Policy::with_layers(labels, "full", &BTreeMap::new(), LAYERS).unwrap();
+        let replayed = Settings {
+            policy: full,
+            ..kept.clone()
+        };
+        let (cpu, none, full) = (on_cpu(&kept), interpreted(&kept), interpreted(&replayed));
+        println!(
+            "{name}: losses {:?}, {:?} on the processor; norms {:?}, {:?}; gradients {}",
+            none.losses,
+            cpu.losses,
+            none.norms,
+            cpu.norms,
+            worst_gradient(&none, &cpu)
+        );
+        assert_near(name, &none.losses, &cpu.losses, by_loss);
+        assert_near(name, &none.norms, &cpu.norms, by_gradient);
+        let worst = worst_gradient(&none, &cpu);
+        assert!(worst <= by_gradient, "{name}: {worst}");
+        // Another device's sums have other bits.
+        assert!(none.gradients != cpu.gradients, "{name}");
+        assert!(none.replays == 0 && full.replays > 0, "{name}");
+        assert!(full.peak_bytes < none.peak_bytes, "{name}");
+        let bits = |values: &[f32]| {
+            values
+                .iter()
+                .map(|value| value.to_bits())
+                .collect::<Vec<u32>>()
+        };
+        assert_eq!(bits(&full.losses), bits(&none.losses), "{name}");
+        assert_eq!(bits(&full.norms), bits(&none.norms), "{name}");
+        assert!(full.gradients == none.gradients, "{name}: gradients differ");
+        assert!(full.state == none.state, "{name}: weights or states differ");
+    });
+}
+
+/// Where the estimate of a step (`scripts/estimate-step`) finds the conflicts of banks in shared memory.
+const CONFLICTS: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../scripts/estimate/conflicts.json"
+);
+
+/// A large model's kind: whole packs and tiles, and rows that blocks share.
+fn aligned(head_dim: usize, form: usize, gradients: DType) -> Settings {
+    let heads = 512 / head_dim;
+    let model = ModelConfig {
+        hidden: 512,
+        heads,
+        kv_heads: heads / 2,
+        head_dim,
+        ffn: 512,
+        vocab: 256,
+        ..odd_model(1)
+    };
+    let mut settings = Settings {
+        micro_batch: 1,
+        accum: 1,
+        head_chunk: 256,
+        ..settings(model, form, 256, Attention::Flash)
+    };
+    settings.states.gradients = gradients;
+    settings
+}
+
+/// Of each kernel that accesses shared memory in these steps: the rounds that its accesses take, as a share of those that they
+/// would take without conflicts.
+fn rounds() -> BTreeMap<String, f64> {
+    let counted = Arc::new(Mutex::new(BTreeMap::<String, [u64; 2]>::new()));
+    let noted = counted.clone();
+    let texts = PtxTexts::of_this_binary().reporting_to(move |kernel, report| {
+        let mut counted = noted.lock().unwrap();
+        let [all, conflicts] = counted.entry(kernel.into()).or_default();
+        for LineCounts { counts, .. } in &report.lines {
+            *all += counts.rounds;
+            *conflicts += counts.conflicts;
+        }
+    });
+    let texts = Arc::new(texts);
+    // Masters in f32; remainders and 8-bit moments.
+    for (head_dim, form, gradients) in [(128, 3, DType::F32), (64, 10, DType::BF16)] {
+        interpreted_by(&texts, &aligned(head_dim, form, gradients));
+    }
+    let counted = counted.lock().unwrap();
+    let shares = counted.iter().filter(|(_, [all, _])| *all > 0);
+    let share = |[all, conflicts]: [u64; 2]| all as f64 / (all - conflicts) as f64;
+    shares
+        .map(|(kernel, counts)| (kernel.clone(), (100.0 * share(*counts)).round() / 100.0))
+        .collect()
+}
+
+/// `BLESS_CONFLICTS=1` writes the file anew.
+#[test]
+fn the_estimate_takes_the_conflicts_of_banks_that_steps_have() {
+    let rows = rounds()
+        .into_iter()
+        .map(|(kernel, share)| format!("  \"{kernel}\": {share:?}"));
+    let text = format!("{{\n{}\n}}\n", rows.collect::<Vec<String>>().join(",\n"));
+    if std::env::var_os("BLESS_CONFLICTS").is_some() {
+        std::fs::write(CONFLICTS, &text).unwrap();
+    }
+    let taken = std::fs::read_to_string(CONFLICTS).unwrap();
+    assert_eq!(
+        text, taken,
+        "after a change of kernels, BLESS_CONFLICTS=1 has the estimate take what was counted"
+    );
+}
