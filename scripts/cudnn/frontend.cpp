@@ -2,11 +2,14 @@
 //
 //   frontend DEVICE.json FOLDER|- 2x8x2x512x64 ...
 //
-// A shape is batch x heads x key-value heads x tokens x head width. Prints `shape pass workspace plan`, and writes the plans to
+// A shape is batch x heads x key-value heads x tokens x head width, with -packed behind it where queries, keys and values are
+// columns of one tensor. Prints `shape pass workspace plan`, and writes the plans to
 // the folder.
 #include <cudnn_frontend.h>
 
+#include <array>
 #include <cstdio>
+#include <cstring>
 #include <dlfcn.h>
 #include <fstream>
 #include <iterator>
@@ -18,20 +21,24 @@ namespace fe = cudnn_frontend;
 
 struct Shape {
     int64_t batch, heads, kv_heads, tokens, width;
+    bool is_packed;
+
+    // Elements from a token's row of so many heads to the next.
+    int64_t row(int64_t of_heads) const { return (is_packed ? heads + 2 * kv_heads : of_heads) * width; }
 };
 
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-// `[b, s, heads, d]` in memory.
-static fe::graph::Tensor_attributes rows(const Shape &shape, const char *name, int64_t heads) {
+// `[b, s, heads, d]` in memory, in rows of so many elements.
+static fe::graph::Tensor_attributes rows(const Shape &shape, const char *name, int64_t heads, int64_t row) {
     return fe::graph::Tensor_attributes()
         .set_name(name)
         .set_dim({shape.batch, heads, shape.tokens, shape.width})
-        .set_stride({shape.tokens * heads * shape.width, shape.width, heads * shape.width, 1});
+        .set_stride({shape.tokens * row, shape.width, row, 1});
 }
 
-static void write_rows(const Tensor &tensor, const Shape &shape, int64_t heads) {
-    const fe::graph::Tensor_attributes as = rows(shape, "", heads);
+static void write_rows(const Tensor &tensor, const Shape &shape, int64_t heads, int64_t row) {
+    const fe::graph::Tensor_attributes as = rows(shape, "", heads, row);
     tensor->set_output(true).set_dim(as.get_dim()).set_stride(as.get_stride());
 }
 
@@ -52,6 +59,11 @@ static Tensor scale(fe::graph::Graph &graph) {
                             .set_data_type(fe::DataType_t::FLOAT));
 }
 
+static std::array<Tensor, 3> inputs(fe::graph::Graph &graph, const Shape &shape) {
+    const auto input = [&](const char *name, int64_t heads) { return graph.tensor(rows(shape, name, heads, shape.row(heads))); };
+    return {input("q", shape.heads), input("k", shape.kv_heads), input("v", shape.kv_heads)};
+}
+
 static void add_forward(fe::graph::Graph &graph, const Shape &shape) {
     const auto options = fe::graph::SDPA_attributes()
                              .set_name("forward")
@@ -59,10 +71,9 @@ static void add_forward(fe::graph::Graph &graph, const Shape &shape) {
                              .set_attn_scale(scale(graph))
                              .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
                              .set_diagonal_band_right_bound(0);
-    const Tensor q = graph.tensor(rows(shape, "q", shape.heads));
-    const Tensor k = graph.tensor(rows(shape, "k", shape.kv_heads)), v = graph.tensor(rows(shape, "v", shape.kv_heads));
+    const auto [q, k, v] = inputs(graph, shape);
     auto [out, statistics] = graph.sdpa(q, k, v, options);
-    write_rows(out, shape, shape.heads);
+    write_rows(out, shape, shape.heads, shape.heads * shape.width);
     const fe::graph::Tensor_attributes as = row_numbers(shape);
     statistics->set_output(true).set_data_type(fe::DataType_t::FLOAT).set_dim(as.get_dim()).set_stride(as.get_stride());
 }
@@ -74,13 +85,13 @@ static void add_backward(fe::graph::Graph &graph, const Shape &shape) {
                              .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
                              .set_diagonal_band_right_bound(0)
                              .set_deterministic_algorithm(true);
-    const Tensor q = graph.tensor(rows(shape, "q", shape.heads));
-    const Tensor k = graph.tensor(rows(shape, "k", shape.kv_heads)), v = graph.tensor(rows(shape, "v", shape.kv_heads));
-    const Tensor out = graph.tensor(rows(shape, "out", shape.heads)), dout = graph.tensor(rows(shape, "dout", shape.heads));
+    const auto [q, k, v] = inputs(graph, shape);
+    const int64_t row = shape.heads * shape.width;
+    const Tensor out = graph.tensor(rows(shape, "out", shape.heads, row)), dout = graph.tensor(rows(shape, "dout", shape.heads, row));
     auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, graph.tensor(row_numbers(shape)), options);
-    write_rows(dq, shape, shape.heads);
-    write_rows(dk, shape, shape.kv_heads);
-    write_rows(dv, shape, shape.kv_heads);
+    write_rows(dq, shape, shape.heads, shape.row(shape.heads));
+    write_rows(dk, shape, shape.kv_heads, shape.row(shape.kv_heads));
+    write_rows(dv, shape, shape.kv_heads, shape.row(shape.kv_heads));
 }
 
 #define STEP(call)                                                                \
@@ -146,6 +157,7 @@ int main(int count, char **words) {
             std::fprintf(stderr, "%s is no shape\n", words[word]);
             return 2;
         }
+        shape.is_packed = std::strstr(words[word], "-packed") != nullptr;
         is_built = build(device, words[word], shape, true, words[2]) && build(device, words[word], shape, false, words[2]) && is_built;
     }
     return is_built ? 0 : 1;

@@ -4,6 +4,7 @@ use super::choices::{AttentionBackend, FloatType};
 use super::schema::Config;
 use data::Packing;
 use kernels::AttentionShape;
+use kernels::cuda::LibraryShape;
 use model::Attention;
 
 /// Sequences from which flash attention is faster than eager attention on the CPU (`benches/results/`).
@@ -61,9 +62,18 @@ pub fn cudnn_misfit(config: &Config) -> Option<String> {
 }
 
 /// The attention of a micro-batch.
-pub fn cudnn_shape(config: &Config) -> AttentionShape {
+fn cudnn_shape(config: &Config) -> AttentionShape {
     let attention = config.model.attention(config.model.sliding_window);
     attention.shape(config.batch.micro, config.data.seq)
+}
+
+/// The attention of a micro-batch as cuDNN is asked for it.
+pub fn library_shape(config: &Config) -> LibraryShape {
+    let spec = config.model.attention(config.model.sliding_window);
+    match spec.is_packed(Attention::Cudnn) {
+        true => LibraryShape::packed(cudnn_shape(config)),
+        false => LibraryShape::apart(cudnn_shape(config)),
+    }
 }
 
 /// Whether `auto` may stand for cuDNN's attention under a configuration without open questions: where it would else be flash

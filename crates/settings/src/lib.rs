@@ -33,7 +33,7 @@ mod size;
 mod tests;
 mod unknown;
 
-pub use attention::{auto_attention, cudnn_fits, cudnn_misfit, cudnn_shape};
+pub use attention::{auto_attention, cudnn_fits, cudnn_misfit, library_shape};
 pub use choices::{
     AttentionBackend, AutoOr, FloatType, Graphs, HostPlace, OptimizerPlace, RankEngine, Release,
 };

@@ -101,9 +101,9 @@ fn found(index: usize, config: &Config) -> Result<String, KernelError> {
     use std::sync::Mutex;
 
     // Cached, because a matrix of strategies asks for the same few shapes many times.
-    type Verdicts = HashMap<(usize, kernels::AttentionShape), Result<String, KernelError>>;
+    type Verdicts = HashMap<(usize, kernels::cuda::LibraryShape), Result<String, KernelError>>;
     static VERDICTS: Mutex<Option<Verdicts>> = Mutex::new(None);
-    let shape = settings::cudnn_shape(config);
+    let shape = settings::library_shape(config);
     let key = (index, shape);
     let mut verdicts = VERDICTS.lock().expect("nobody panics over it");
     let verdicts = verdicts.get_or_insert_default();

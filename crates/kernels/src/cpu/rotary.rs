@@ -1,5 +1,6 @@
 //! Rotary position embedding (Su et al. 2021), pairing the halves of a head as Hugging Face does.
 
+use super::Shared;
 use super::dispatch::by_dtype;
 use super::positions::position;
 use super::simd::{CHUNK, Real, vectorized};
@@ -18,16 +19,17 @@ fn rotary_of<T: Real>(operation: Rotary) {
         positions,
         inverse,
     } = operation;
-    let width = x.dims()[1];
-    let x = x.slice_mut::<T>();
-    let rows = (CHUNK / width).max(1);
-    x.par_chunks_mut(rows * width)
-        .enumerate()
-        .for_each(|(chunk, x)| {
-            for (row, x) in x.chunks_exact_mut(width).enumerate() {
-                turn_row(x, table, positions, chunk * rows + row, inverse);
-            }
-        });
+    let (&[tokens, width], stride) = (x.dims(), x.strides()[0]) else {
+        unreachable!("the check asks for two dimensions");
+    };
+    let x = Shared(x.pointer().cast::<T>());
+    let at_a_time = (CHUNK / width.max(1)).max(1);
+    let tokens = (0..tokens).into_par_iter().with_min_len(at_a_time);
+    tokens.for_each(|token| {
+        // SAFETY: the row lies within the view, which is exclusive, and is this task's alone.
+        let row = unsafe { std::slice::from_raw_parts_mut(x.at(token * stride), width) };
+        turn_row(row, table, positions, token, inverse);
+    });
 }
 
 /// Turns the heads of one token.

@@ -161,11 +161,44 @@ pub struct Workspace {
     pub bytes: usize,
 }
 
+/// Sizes and layout of an attention, for each of which a library makes a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LibraryShape {
+    /// Its sizes.
+    pub sizes: AttentionShape,
+    /// Elements from one token's row to the next's, of q, k and v. Rows of their gradients are as far apart.
+    pub row_strides: [usize; 3],
+}
+
+impl LibraryShape {
+    /// q, k and v as three tensors.
+    pub fn apart(sizes: AttentionShape) -> LibraryShape {
+        LibraryShape {
+            sizes,
+            row_strides: [sizes.q(), sizes.k(), sizes.v()].map(|[_, width]| width),
+        }
+    }
+
+    /// q, k and v side by side in the rows of one tensor.
+    pub fn packed(sizes: AttentionShape) -> LibraryShape {
+        let width = LibraryShape::apart(sizes).row_strides.iter().sum();
+        LibraryShape {
+            sizes,
+            row_strides: [width; 3],
+        }
+    }
+
+    /// Whether they are side by side.
+    pub fn is_packed(&self) -> bool {
+        *self == LibraryShape::packed(self.sizes)
+    }
+}
+
 /// Causal attention by a library: bf16, without documents or dropout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LibraryAttention {
-    /// Its sizes.
-    pub shape: AttentionShape,
+    /// Its sizes, and how q, k and v lie.
+    pub shape: LibraryShape,
     /// The tensors that it reads and writes.
     pub tensors: AttentionTensors,
     /// Scratch of the library.
@@ -186,13 +219,13 @@ pub enum AttentionPass {
 pub enum AttentionTensors {
     /// `out` and `lse` are written.
     Forward {
-        /// `[b, s, heads, d]` bf16.
+        /// `[b, s, heads, d]` bf16, in rows of tokens that may have gaps between them.
         q: *const u8,
-        /// `[b, s, kv_heads, d]` bf16.
+        /// `[b, s, kv_heads, d]` bf16, as `q`.
         k: *const u8,
         /// Like `k`.
         v: *const u8,
-        /// Like `q`.
+        /// `[b, s, heads, d]` bf16.
         out: *const u8,
         /// `[b, heads, s]` f32.
         lse: *const u8,

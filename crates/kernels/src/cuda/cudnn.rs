@@ -1,12 +1,13 @@
 //! Attention by cuDNN: where in the scratch the library finds what.
 
 use super::{
-    AttentionPass, AttentionTensors, BackwardTensors, Cuda, Driver, LibraryAttention, Workspace,
+    AttentionPass, AttentionTensors, BackwardTensors, Cuda, Driver, LibraryAttention, LibraryShape,
+    Workspace,
 };
 use crate::operation::flash::CudnnScratch;
 use crate::operation::{FlashAttention, FlashAttentionBackward};
 use crate::{AttentionShape, KernelError};
-use memory::Out;
+use memory::{In, Out};
 
 /// Bytes that are leased for the library's own workspace, beside what it is handed by name.
 pub fn cudnn_workspace_bytes(shape: AttentionShape, pass: AttentionPass) -> usize {
@@ -15,6 +16,14 @@ pub fn cudnn_workspace_bytes(shape: AttentionShape, pass: AttentionPass) -> usiz
         AttentionPass::Backward => CudnnScratch::backward(shape),
     };
     scratch.workspace
+}
+
+/// The sizes, and how far apart rows are.
+fn library_shape(sizes: AttentionShape, qkv: [&In; 3]) -> LibraryShape {
+    LibraryShape {
+        sizes,
+        row_strides: qkv.map(|x| x.strides()[0]),
+    }
 }
 
 /// Bytes of scratch, given out one after the other.
@@ -60,7 +69,7 @@ pub(super) fn attention<D: Driver>(
     };
     let workspace = pieces.rest();
     cuda.attention(&LibraryAttention {
-        shape,
+        shape: library_shape(shape, [&operation.q, &operation.k, &operation.v]),
         tensors,
         workspace,
     })
@@ -89,7 +98,7 @@ pub(super) fn attention_backward<D: Driver>(
     });
     let workspace = pieces.rest();
     cuda.attention(&LibraryAttention {
-        shape,
+        shape: library_shape(shape, [&operation.q, &operation.k, &operation.v]),
         tensors,
         workspace,
     })

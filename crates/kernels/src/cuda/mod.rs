@@ -39,7 +39,7 @@ mod swiglu;
 
 pub use calls::{
     Argument, AttentionPass, AttentionTensors, BIAS_ALIGNMENT_BYTES, BackwardTensors, Gemm, Kernel,
-    Launch, LibraryAttention, Matrix, Workspace,
+    Launch, LibraryAttention, LibraryShape, Matrix, Workspace,
 };
 pub use cudnn::cudnn_workspace_bytes;
 #[cfg(feature = "cuda")]

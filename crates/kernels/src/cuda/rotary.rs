@@ -21,6 +21,7 @@ pub(super) fn rotary<D: Driver>(cuda: &Cuda<D>, operation: Rotary) -> Result<(),
     let sign = if inverse { -1.0 } else { 1.0 };
     let arguments = [
         (&x).into(),
+        x.strides()[0].into(),
         (&table).into(),
         table_rows.into(),
         positions,

@@ -47,14 +47,32 @@ impl Check {
         shape: &[usize],
         dtype: DType,
     ) -> Checked {
+        self.shape(name, x, shape, dtype)?;
+        self.contiguous(name, x)
+    }
+
+    /// Checks for a tensor of this shape and type in contiguous rows. There may be gaps between rows.
+    pub(crate) fn by_rows(
+        &self,
+        name: &str,
+        x: &dyn View,
+        shape: &[usize],
+        dtype: DType,
+    ) -> Checked {
+        self.shape(name, x, shape, dtype)?;
+        self.that(x.view().is_by_rows(), || {
+            format!("the elements of a row of `{name}` are strided, expected contiguous")
+        })
+    }
+
+    fn shape(&self, name: &str, x: &dyn View, shape: &[usize], dtype: DType) -> Checked {
         let x = x.view();
         self.that(x.dims() == shape, || {
             format!("`{name}` is {:?}, expected {shape:?}", x.dims())
         })?;
         self.that(x.dtype() == dtype, || {
             format!("`{name}` holds {:?}, expected {dtype:?}", x.dtype())
-        })?;
-        self.contiguous(name, &x)
+        })
     }
 
     /// Checks for a contiguous tensor of this shape and type, unless it was left out.
@@ -78,13 +96,7 @@ impl Check {
     /// Checks for a tensor of this shape that holds f32 or bf16 in contiguous rows. There may be gaps between rows.
     pub(crate) fn real_by_rows(&self, name: &str, x: &dyn View, shape: &[usize]) -> Checked {
         self.real_type(name, x)?;
-        let x = x.view();
-        self.that(x.dims() == shape, || {
-            format!("`{name}` is {:?}, expected {shape:?}", x.dims())
-        })?;
-        self.that(x.is_by_rows(), || {
-            format!("the elements of a row of `{name}` are strided, expected contiguous")
-        })
+        self.by_rows(name, x, shape, x.view().dtype())
     }
 
     /// Checks for a contiguous tensor of `rank` dimensions that holds f32 or bf16.

@@ -6,7 +6,7 @@ use super::contract::{Contract, Operand, changes, reads};
 use memory::{DType, In, Out};
 
 /// Rotates pairs (i, i + head_dim / 2) of every head of `x [t, heads * head_dim]`, in place, by the angles of its token's
-/// position. `table` is `[2, p, head_dim / 2]` f32: cosines, sines. `inverse` turns the other way: the backward pass.
+/// position. There may be gaps between the rows of `x`. `table` is `[2, p, head_dim / 2]` f32: cosines, sines. `inverse` turns the other way: the backward pass.
 pub struct Rotary<'a> {
     pub x: Out<'a>,
     pub table: In<'a>,
@@ -21,7 +21,8 @@ impl Contract for Rotary<'_> {
 
     fn check(&self, check: &Check) -> Checked {
         let (x, table) = (self.x.dims(), self.table.dims());
-        check.real_of_rank("x", &self.x, 2)?;
+        check.rank("x", &self.x, 2)?;
+        check.real_by_rows("x", &self.x, x)?;
         check.rank("table", &self.table, 3)?;
         check.tensor("table", &self.table, &[2, table[1], table[2]], DType::F32)?;
         let head_dim = 2 * table[2];

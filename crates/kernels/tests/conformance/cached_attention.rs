@@ -225,7 +225,7 @@ impl CachedAttention {
 }
 
 /// Some columns of rows.
-fn columns(rows: &Host, columns: std::ops::Range<usize>) -> Host {
+pub fn columns(rows: &Host, columns: std::ops::Range<usize>) -> Host {
     let values = rows.values();
     let kept = values.chunks(rows.dims[1]);
     let kept = kept.flat_map(|row| row[columns.clone()].to_vec());

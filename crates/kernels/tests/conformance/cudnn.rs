@@ -1,7 +1,7 @@
 //! Attention by cuDNN: on a GPU of compute capability 9.0 with the library, or on what stands in for both.
 
 use crate::attention::{Attention, Scores, shape};
-use crate::device::planning;
+use crate::device::{Tensor, planning};
 use crate::dropout::Dropped;
 use crate::flash_attention::FlashAttention;
 use kernels::{Fault, Flash, Target};
@@ -48,13 +48,65 @@ fn what_cudnn_does_not_compute_is_refused() {
         let called = |case: &FlashAttention| {
             let qkv = case.attention.qkv().map(|host| device.put(&host));
             let mut out = device.room(case.attention.dtype, case.attention.shape.out());
-            case.run_forward(&device, Some(out.view_mut()), None, qkv.each_ref())
+            let qkv = qkv.each_ref().map(Tensor::view);
+            case.run_forward(&device, Some(out.view_mut()), None, qkv)
         };
         let is_cuda = device.kernels.target() == Target::Cuda;
         assert_eq!(called(&fits()).is_ok(), is_cuda, "{}", device.name);
         for misfit in &misfits {
             let refused = called(misfit).unwrap_err();
             assert_eq!(refused.fault, Fault::Caller, "{misfit:?}: {refused}");
+        }
+    }
+}
+
+/// Rows of q, k and v, and of their gradients, may have gaps between them where cuDNN computes: as large ones for both, and
+/// whole pieces of 16 bytes.
+#[test]
+fn rows_that_cudnn_cannot_read_are_refused() {
+    let shape = shape([2, 37, 8, 2, 16]);
+    let widths = [shape.q(), shape.k(), shape.v()].map(|[_, width]| width);
+    let width: usize = widths.iter().sum();
+    for device in planning(DType::BF16) {
+        if device.kernels.target() != Target::Cuda {
+            continue;
+        }
+        let called = |by: Flash, extra: usize, of_gradients: usize| {
+            let case = FlashAttention {
+                by,
+                ..self::case(DType::BF16, [2, 37, 8, 2, 16])
+            };
+            let dims = |extra| [shape.q()[0], width + extra];
+            let mut out = device.room(DType::BF16, shape.out());
+            let mut lse = device.room(DType::F32, case.lse_dims());
+            let qkv = device.room(DType::BF16, dims(extra));
+            let mut joined = device.room(DType::BF16, dims(of_gradients));
+            let qkv = qkv.view().split_columns(widths);
+            case.run_forward(&device, Some(out.view_mut()), Some(lse.view_mut()), qkv)?;
+            let gradients = joined.view_mut().split_columns(widths);
+            case.run_backward(&device, gradients, qkv, [&out, &lse])
+        };
+        for fits in [0, 8] {
+            called(Flash::Cudnn, fits, fits).unwrap();
+        }
+        for (by, extra, of_gradients, word) in [
+            (Flash::Own, 0, 0, "`q` is strided"),
+            (
+                Flash::Cudnn,
+                4,
+                4,
+                "rows of `q` do not begin at multiples of 16",
+            ),
+            (
+                Flash::Cudnn,
+                8,
+                0,
+                "rows of `dq` are not as far apart as those of `q`",
+            ),
+        ] {
+            let refused = called(by, extra, of_gradients).unwrap_err();
+            assert_eq!(refused.fault, Fault::Caller, "{refused}");
+            assert!(refused.message.contains(word), "{refused}");
         }
     }
 }
@@ -90,16 +142,19 @@ const SHAPES: [[usize; 5]; 8] = [
 #[cfg(feature = "cuda")]
 mod on_a_device {
     use super::*;
+    use crate::cached_attention::columns;
     use crate::case::{judge, run};
-    use crate::device::gpu;
+    use crate::device::{Device, gpu};
+    use crate::host::Host;
     use crate::optional_outputs::flash_attention;
-    use kernels::cuda::CudaDevice;
+    use kernels::cuda::{CudaDevice, LibraryShape};
     use std::process::Command;
 
     /// Whether the first GPU computes attention by cuDNN.
     fn is_there() -> bool {
         let device = CudaDevice::open(0);
-        let checked = device.and_then(|device| device.check_cudnn(shape([1, 64, 4, 2, 64])));
+        let checked = device
+            .and_then(|device| device.check_cudnn(LibraryShape::packed(shape([1, 64, 4, 2, 64]))));
         if let Err(error) = &checked {
             println!("no cuDNN: {error}");
         }
@@ -120,6 +175,10 @@ mod on_a_device {
             let first = run(&case, &device);
             device.memory.set_poison(false);
             assert!(first == run(&case, &device), "{case:?}: other bits");
+            assert!(
+                first == packed(&case, &device),
+                "{case:?}: other bits where packed"
+            );
             let wanted = [[true, true], [true, false], [false, true]];
             let [both, out, lse] = wanted.map(|wanted| flash_attention(&case, &device, wanted));
             assert!(out[0] == both[0], "out alone of {case:?}");
@@ -131,6 +190,40 @@ mod on_a_device {
             judge(&own, std::slice::from_ref(&device));
             println!("{sizes:?}: passed on {}", device.name);
         }
+    }
+
+    /// As the case runs, but with q, k and v, and their gradients, as columns of one tensor each.
+    fn packed(case: &FlashAttention, device: &Device) -> Vec<Host> {
+        let (shape, dtype) = (case.attention.shape, case.attention.dtype);
+        let widths = [shape.q(), shape.k(), shape.v()].map(|[_, width]| width);
+        let dims = [shape.q()[0], widths.iter().sum()];
+        let parts = case.attention.qkv().map(|part| part.values());
+        let row = |token: usize| {
+            let of_part =
+                |(part, width): (&Vec<f64>, usize)| part[token * width..][..width].to_vec();
+            parts
+                .iter()
+                .zip(widths)
+                .flat_map(of_part)
+                .collect::<Vec<_>>()
+        };
+        let qkv = device.put(&Host::new(dtype, dims, (0..dims[0]).flat_map(row)));
+        let mut out = device.room(dtype, shape.out());
+        let mut lse = device.room(DType::F32, case.lse_dims());
+        let mut joined = device.room(dtype, dims);
+        let (out_view, lse_view) = (out.view_mut(), lse.view_mut());
+        let qkv = qkv.view().split_columns(widths);
+        let ran = case.run_forward(device, Some(out_view), Some(lse_view), qkv);
+        ran.unwrap();
+        let gradients = joined.view_mut().split_columns(widths);
+        let ran = case.run_backward(device, gradients, qkv, [&out, &lse]);
+        ran.unwrap();
+        let joined = device.take(&joined);
+        let [q_width, k_width, _] = widths;
+        let ends = [0, q_width, q_width + k_width, dims[1]];
+        let gradients = ends.windows(2).map(|end| columns(&joined, end[0]..end[1]));
+        let forward = [device.take(&lse), device.take(&out)];
+        forward.into_iter().chain(gradients).collect()
     }
 
     /// In a process of its own, since a process finds one driver.

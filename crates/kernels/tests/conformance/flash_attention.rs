@@ -10,7 +10,7 @@ use crate::host::Host;
 use crate::oracle::{constant, gradients, softmax, values, variable};
 use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor, Var};
 use kernels::{AttentionShape, Flash, FlashAttentionBackward, FlashOptions, KernelError, Target};
-use memory::{DType, Out};
+use memory::{DType, In, Out};
 
 #[derive(Debug)]
 pub struct FlashAttention {
@@ -94,7 +94,7 @@ impl FlashAttention {
         device: &Device,
         out: Option<Out>,
         lse: Option<Out>,
-        [q, k, v]: [&Tensor; 3],
+        [q, k, v]: [In; 3],
     ) -> std::result::Result<(), KernelError> {
         let documents = self.put_documents(device);
         let placed = Dropped::put(self.attention.dropout, device);
@@ -107,9 +107,9 @@ impl FlashAttention {
             out,
             lse,
             scratch: scratch.view_mut(),
-            q: q.view(),
-            k: k.view(),
-            v: v.view(),
+            q,
+            k,
+            v,
             shape,
             options,
         })?;
@@ -117,36 +117,36 @@ impl FlashAttention {
         Ok(())
     }
 
-    fn run_backward(
+    /// Writes dq, dk and dv.
+    pub fn run_backward(
         &self,
         device: &Device,
-        [q, k, v]: [&Tensor; 3],
+        [dq, dk, dv]: [Out; 3],
+        [q, k, v]: [In; 3],
         [out, lse]: [&Tensor; 2],
-    ) -> std::result::Result<Vec<Host>, KernelError> {
+    ) -> std::result::Result<(), KernelError> {
         let attention = &self.attention;
         let documents = self.put_documents(device);
         let placed = Dropped::put(self.attention.dropout, device);
         let (target, shape) = (device.kernels.target(), attention.shape);
-        let [mut dq, mut dk, mut dv] =
-            [shape.q(), shape.k(), shape.v()].map(|dims| device.room(attention.dtype, dims));
         let [_, elements] = self.scratch_elements(target, [true; 2]);
         let mut scratch = device.room(DType::F32, [elements]);
         device.kernels.run(FlashAttentionBackward {
-            dq: dq.view_mut(),
-            dk: dk.view_mut(),
-            dv: dv.view_mut(),
+            dq,
+            dk,
+            dv,
             scratch: scratch.view_mut(),
             dout: device.put(&attention.dout()).view(),
             out: out.view(),
             lse: lse.view(),
-            q: q.view(),
-            k: k.view(),
-            v: v.view(),
+            q,
+            k,
+            v,
             shape,
             options: self.options(&documents, &placed),
         })?;
         device.take(&scratch);
-        Ok([&dq, &dk, &dv].map(|tensor| device.take(tensor)).into())
+        Ok(())
     }
 
     /// Negative infinity where a query sees no key, `[b, 1, s, s]`.
@@ -191,10 +191,15 @@ impl Case for FlashAttention {
         let mut out = device.room(self.attention.dtype, self.attention.shape.out());
         let mut lse = device.room(DType::F32, self.lse_dims());
         let (out_view, lse_view) = (out.view_mut(), lse.view_mut());
-        self.run_forward(device, Some(out_view), Some(lse_view), qkv.each_ref())?;
-        let backward = self.run_backward(device, qkv.each_ref(), [&out, &lse])?;
-        let forward = [device.take(&lse), device.take(&out)];
-        Ok(forward.into_iter().chain(backward).collect())
+        let qkv = qkv.each_ref().map(Tensor::view);
+        self.run_forward(device, Some(out_view), Some(lse_view), qkv)?;
+        let shape = self.attention.shape;
+        let mut gradients =
+            [shape.q(), shape.k(), shape.v()].map(|dims| device.room(self.attention.dtype, dims));
+        let written = gradients.each_mut().map(Tensor::view_mut);
+        self.run_backward(device, written, qkv, [&out, &lse])?;
+        let results = [&lse, &out].into_iter().chain(&gradients);
+        Ok(results.map(|tensor| device.take(tensor)).collect())
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -469,8 +474,13 @@ fn dropout_keeps_the_share_that_it_should() {
             };
             let [q, k, v] = [constant(16, 0.0), constant(4, 0.0), constant(4, 1.0)];
             let mut out = device.room(DType::F32, [SEQ, 16]);
-            case.run_forward(&device, Some(out.view_mut()), None, [&q, &k, &v])
-                .unwrap();
+            case.run_forward(
+                &device,
+                Some(out.view_mut()),
+                None,
+                [&q, &k, &v].map(Tensor::view),
+            )
+            .unwrap();
             let shares = device.take(&out).values();
             let kept = |(index, share): (usize, &f64)| {
                 share * (1.0 - f64::from(probability)) * (index / 16 + 1) as f64

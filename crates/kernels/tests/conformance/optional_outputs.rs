@@ -2,7 +2,7 @@
 
 use crate::DTYPES;
 use crate::attention::{Attention, Scores, shape};
-use crate::device::{Device, computing};
+use crate::device::{Device, Tensor, computing};
 use crate::dropout::Dropped;
 use crate::flash_attention::FlashAttention;
 use crate::host::Host;
@@ -81,8 +81,8 @@ pub fn flash_attention(
     let [out_view, lse_view] =
         [&mut out, &mut lse].map(|output| output.as_mut().map(|output| output.view_mut()));
     let qkv = case.attention.qkv().map(|host| device.put(&host));
-    case.run_forward(device, out_view, lse_view, qkv.each_ref())
-        .unwrap();
+    let qkv = qkv.each_ref().map(Tensor::view);
+    case.run_forward(device, out_view, lse_view, qkv).unwrap();
     [out, lse].map(|output| output.map(|output| device.take(&output)))
 }
 

@@ -4,6 +4,7 @@ use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::Device;
 use crate::host::Host;
+use crate::layout::{COLUMNS, Layout, PLAIN, WIDE_COLUMNS};
 use crate::oracle::{constant, gradients, values, variable};
 use candle_core::{Result, Tensor};
 use kernels::{KernelError, Positions};
@@ -20,6 +21,8 @@ struct Rotary {
     table: usize,
     /// Whether the tokens' positions are given, in no order.
     given: bool,
+    /// How the rows lie.
+    layout: Layout,
 }
 
 /// Angles of so many positions.
@@ -102,16 +105,19 @@ impl Case for Rotary {
         };
         let turns: [&[bool]; 3] = [&[false], &[true], &[false, true]];
         let turned = |turns: &[bool]| {
-            let mut x = device.put(&self.x());
+            let mut x = device.put(&self.layout.around(&self.x()));
             for inverse in turns {
                 device.kernels.run(kernels::Rotary {
-                    x: x.view_mut(),
+                    x: self.layout.view_mut(x.view_mut()),
                     table: table.view(),
                     positions,
                     inverse: *inverse,
                 })?;
             }
-            Ok(device.take(&x))
+            Ok(match device.memory.is_shapes() {
+                true => self.x(),
+                false => self.layout.within(&device.take(&x)),
+            })
         };
         turns.into_iter().map(turned).collect()
     }
@@ -128,15 +134,15 @@ impl Case for Rotary {
 
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let sizes = [
-        (1, 1, 1, 2, 1, false),
-        (2, 37, 3, 20, 37, false),
-        (3, 65, 1, 20, 80, false),
-        (1, 37, 6, 48, 37, false),
-        (2, 150, 8, 64, 150, false),
-        (2, 37, 3, 20, 70, true),
-        (1, 150, 8, 64, 41, true),
+        (1, 1, 1, 2, 1, false, PLAIN),
+        (2, 37, 3, 20, 37, false, PLAIN),
+        (3, 65, 1, 20, 80, false, PLAIN),
+        (1, 37, 6, 48, 37, false, COLUMNS),
+        (2, 150, 8, 64, 150, false, PLAIN),
+        (2, 37, 3, 20, 70, true, COLUMNS),
+        (1, 150, 8, 64, 41, true, WIDE_COLUMNS),
     ];
-    let case = |(batch, seq, heads, head_dim, table, given)| {
+    let case = |(batch, seq, heads, head_dim, table, given, layout)| {
         Box::new(Rotary {
             dtype,
             batch,
@@ -145,6 +151,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             head_dim,
             table,
             given,
+            layout,
         }) as Box<dyn Case>
     };
     sizes.into_iter().map(case).collect()

@@ -71,7 +71,7 @@ fn stages(
         };
     [
         norm(own, "attn_norm", [X, H1], "ln_1", [MEAN1, RSTD1]),
-        Box::new(qkv(config, own)),
+        Box::new(qkv(config, attention.is_packed(kind), own)),
         Box::new(CoreAttention {
             kind,
             attention: attention.clone(),
@@ -110,7 +110,7 @@ fn stages(
 }
 
 /// One matrix projects the input to queries, keys and values.
-fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
+fn qkv(config: &ModelConfig, is_packed: bool, own: &mut PartParameters) -> Qkv {
     let hidden = config.hidden;
     Qkv {
         input: H1,
@@ -118,6 +118,7 @@ fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
         kv_widths: [hidden; 2],
         norms: None,
         is_rotary: false,
+        is_packed,
     }
 }
 

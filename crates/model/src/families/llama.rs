@@ -71,7 +71,7 @@ fn stages(
         vec![norm(own, "attn_norm", [X, H1, RSTD1], "input_layernorm")];
     let latents = match &attention.latent {
         None => {
-            stages.push(Box::new(qkv(config, attention, own)));
+            stages.push(Box::new(qkv(config, attention, kind, own)));
             None
         }
         Some(latent) => {
@@ -320,7 +320,12 @@ fn latents(
     (stages, heads)
 }
 
-fn qkv(config: &ModelConfig, attention: &AttentionSpec, own: &mut PartParameters) -> Qkv {
+fn qkv(
+    config: &ModelConfig,
+    attention: &AttentionSpec,
+    kind: Attention,
+    own: &mut PartParameters,
+) -> Qkv {
     let (head_dim, has_bias) = (attention.qk_head_dim, attention.qkv_bias);
     let [k_width, v_width] = attention.kv_widths();
     let parts = [
@@ -349,5 +354,6 @@ fn qkv(config: &ModelConfig, attention: &AttentionSpec, own: &mut PartParameters
             head_dim,
         }),
         is_rotary: attention.is_rotary,
+        is_packed: attention.is_packed(kind),
     }
 }

@@ -8,10 +8,12 @@ use crate::{
     Pass,
 };
 use kernels::operation::{
-    self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, StoreInCache,
+    self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, SplitQkv,
+    StoreInCache,
 };
 use kernels::{AttentionShape, Flash, FlashOptions, Target};
-use memory::{Buffer, DType, Out};
+use memory::{Buffer, DType, In, Out};
+use std::rc::Rc;
 
 /// How attention is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -62,6 +64,45 @@ impl CoreAttention {
     /// The log-sum-exp of each query's scores, `[b, a, s]` f32, where scores are not stored.
     pub const LSE: Activation = Activation::new("lse", "d_lse", Label::CORE_ATTN);
 
+    /// What has queries, keys and values.
+    fn inputs(&self) -> &'static [Activation] {
+        match self.attention.is_packed(self.kind) {
+            true => &[Qkv::PACKED],
+            false => &Qkv::MADE,
+        }
+    }
+
+    fn pull_inputs(&self, pass: &mut Pass) -> Result<Vec<Rc<Buffer>>, ModelError> {
+        self.inputs()
+            .iter()
+            .map(|input| pass.pull(*input))
+            .collect()
+    }
+
+    /// Queries, keys and values.
+    fn views<'x>(&self, inputs: &'x [Rc<Buffer>]) -> [In<'x>; 3] {
+        match inputs {
+            [packed] => packed.view().split_columns(self.widths()),
+            [q, k, v] => [q.view(), k.view(), v.view()],
+            _ => unreachable!("they are one activation or three"),
+        }
+    }
+
+    /// The gradients of queries, keys and values, to be written.
+    fn views_mut<'x>(&self, gradients: &'x mut [Buffer]) -> [Out<'x>; 3] {
+        match gradients {
+            [packed] => packed.view_mut().split_columns(self.widths()),
+            [q, k, v] => [q.view_mut(), k.view_mut(), v.view_mut()],
+            _ => unreachable!("they are one activation or three"),
+        }
+    }
+
+    /// Widths of queries, keys and values.
+    fn widths(&self) -> [usize; 3] {
+        let [k_width, v_width] = self.attention.kv_widths();
+        [self.attention.q_width(), k_width, v_width]
+    }
+
     fn shape(&self, pass: &Pass) -> AttentionShape {
         let batch = pass.batch().shape;
         self.attention.shape(batch.rows, batch.seq)
@@ -93,19 +134,20 @@ impl CoreAttention {
             pass.batch().documents.is_none(),
             "settings take flash attention where documents are packed"
         );
-        let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
+        let inputs = self.pull_inputs(pass)?;
         let (mut o, mut probs) = (pass.output(Self::O)?, pass.output(Self::PROBS)?);
         let keeps = probs.is_some();
         let mut scratch = self.scratch(pass, |target, shape, dtype| {
             operation::Attention::scratch_elements(target, shape, dtype, keeps)
         })?;
+        let [q, k, v] = self.views(&inputs);
         pass.kernels().run(operation::Attention {
             out: written(&mut o),
             probs: written(&mut probs),
             scratch: scratch.view_mut(),
-            q: q.view(),
-            k: k.view(),
-            v: v.view(),
+            q,
+            k,
+            v,
             shape: self.shape(pass),
             dropout: pass.dropout(self.dropout),
         })?;
@@ -115,20 +157,21 @@ impl CoreAttention {
     }
 
     fn flash(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
+        let inputs = self.pull_inputs(pass)?;
         let (mut o, mut lse) = (pass.output(Self::O)?, pass.output(Self::LSE)?);
         let (has_out, has_lse) = (o.is_some(), lse.is_some());
         let mut scratch = self.scratch(pass, |target, shape, dtype| match self.kind {
             Attention::Cudnn => FlashAttention::cudnn_scratch_elements(shape, has_out, has_lse),
             _ => FlashAttention::scratch_elements(target, shape, dtype),
         })?;
+        let [q, k, v] = self.views(&inputs);
         pass.kernels().run(FlashAttention {
             out: written(&mut o),
             lse: written(&mut lse),
             scratch: scratch.view_mut(),
-            q: q.view(),
-            k: k.view(),
-            v: v.view(),
+            q,
+            k,
+            v,
             shape: self.shape(pass),
             options: self.options(pass),
         })?;
@@ -140,8 +183,10 @@ impl CoreAttention {
     /// Attention over the keys and values of earlier tokens in a cache, too. Under latent attention, q has queries of
     /// latents, k has latents, and v the columns of keys that all heads share ([`super::LatentUp`]).
     fn cached(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
+        let inputs = self.pull_inputs(pass)?;
         let mut o = pass.output(Self::O)?;
+        let apart = self.apart(pass, &inputs)?;
+        let [q, k, v] = self.views(apart.as_deref().unwrap_or(&inputs));
         let attention = self.attention.cached();
         let mut sums = match &self.latents {
             Some(_) => Some(pass.temporary("latent_sums", [pass.tokens(), attention.o_width()])?),
@@ -153,15 +198,15 @@ impl CoreAttention {
         kernels.run(StoreInCache {
             k_cache: cache.k_cache.reborrow(),
             v_cache: cache.v_cache.as_mut().map(Out::reborrow),
-            k: k.view(),
-            v: v.view(),
+            k,
+            v,
             table,
             lengths,
         })?;
         if let Some(out) = written(&mut sums).or(written(&mut o)) {
             kernels.run(CachedAttention {
                 out,
-                q: q.view(),
+                q,
                 k_cache: cache.k_cache.as_in(),
                 v_cache: cache.v_cache.as_ref().map(Out::as_in),
                 table,
@@ -176,68 +221,96 @@ impl CoreAttention {
         Ok(())
     }
 
-    /// Leases the gradients of q, k and v.
-    fn gradients(&self, pass: &Pass) -> Result<[Buffer; 3], ModelError> {
+    /// Copies of packed queries, keys and values, for a cache, which takes each of them whole.
+    fn apart(
+        &self,
+        pass: &Pass,
+        inputs: &[Rc<Buffer>],
+    ) -> Result<Option<Vec<Rc<Buffer>>>, ModelError> {
+        let [packed] = inputs else { return Ok(None) };
+        let widths = self.widths();
+        let lease =
+            |(of, width): (Activation, usize)| pass.temporary(of.name(), [packed.dims()[0], width]);
+        let parts = Qkv::MADE.into_iter().zip(widths).map(lease);
+        let mut parts = parts.collect::<Result<Vec<_>, ModelError>>()?;
+        let [q, k, v] = self.views_mut(&mut parts);
+        pass.kernels().run(SplitQkv {
+            q: Some(q),
+            k: Some(k),
+            v: Some(v),
+            qkv: packed.view(),
+            kv_widths: self.attention.kv_widths(),
+            turn: None,
+        })?;
+        Ok(Some(parts.into_iter().map(Rc::new).collect()))
+    }
+
+    /// Leases the gradients of what has q, k and v.
+    fn gradients(&self, pass: &Pass) -> Result<Vec<Buffer>, ModelError> {
+        let widths = self.widths();
         let lease = |of: Activation, width| {
             let shape = [pass.tokens(), width];
             pass.temporary(of.gradient_name(), shape)
         };
-        let [k_width, v_width] = self.attention.kv_widths();
-        Ok([
-            lease(Qkv::Q, self.attention.q_width())?,
-            lease(Qkv::K, k_width)?,
-            lease(Qkv::V, v_width)?,
-        ])
+        match self.inputs() {
+            [packed] => Ok(vec![lease(*packed, widths.iter().sum())?]),
+            apart => {
+                let apart = apart.iter().zip(widths);
+                apart.map(|(of, width)| lease(*of, width)).collect()
+            }
+        }
     }
 
-    fn eager_backward(&self, pass: &mut Pass) -> Result<[Buffer; 3], ModelError> {
+    fn eager_backward(&self, pass: &mut Pass) -> Result<Vec<Buffer>, ModelError> {
         let dout = pass.gradient(Self::O);
         // Pull replayable inputs first: a replay leases memory.
         let probs = pass.pull(Self::PROBS)?;
-        let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
-        let [mut dq, mut dk, mut dv] = self.gradients(pass)?;
+        let inputs = self.pull_inputs(pass)?;
+        let mut gradients = self.gradients(pass)?;
         let mut scratch = self.scratch(pass, AttentionBackward::scratch_elements)?;
+        let ([dq, dk, dv], [q, k, v]) = (self.views_mut(&mut gradients), self.views(&inputs));
         pass.kernels().run(AttentionBackward {
-            dq: dq.view_mut(),
-            dk: dk.view_mut(),
-            dv: dv.view_mut(),
+            dq,
+            dk,
+            dv,
             scratch: scratch.view_mut(),
             dout: dout.view(),
             probs: probs.view(),
-            q: q.view(),
-            k: k.view(),
-            v: v.view(),
+            q,
+            k,
+            v,
             shape: self.shape(pass),
             dropout: pass.dropout(self.dropout),
         })?;
-        Ok([dq, dk, dv])
+        Ok(gradients)
     }
 
-    fn flash_backward(&self, pass: &mut Pass) -> Result<[Buffer; 3], ModelError> {
+    fn flash_backward(&self, pass: &mut Pass) -> Result<Vec<Buffer>, ModelError> {
         let dout = pass.gradient(Self::O);
         // Pull replayable inputs first: a replay leases memory.
         let (lse, o) = (pass.pull(Self::LSE)?, pass.pull(Self::O)?);
-        let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
-        let [mut dq, mut dk, mut dv] = self.gradients(pass)?;
+        let inputs = self.pull_inputs(pass)?;
+        let mut gradients = self.gradients(pass)?;
         let mut scratch = self.scratch(pass, |target, shape, dtype| match self.kind {
             Attention::Cudnn => FlashAttentionBackward::cudnn_scratch_elements(shape),
             _ => FlashAttentionBackward::scratch_elements(target, shape, dtype),
         })?;
+        let ([dq, dk, dv], [q, k, v]) = (self.views_mut(&mut gradients), self.views(&inputs));
         pass.kernels().run(FlashAttentionBackward {
-            dq: dq.view_mut(),
-            dk: dk.view_mut(),
-            dv: dv.view_mut(),
+            dq,
+            dk,
+            dv,
             scratch: scratch.view_mut(),
             dout: dout.view(),
             out: o.view(),
             lse: lse.view(),
-            q: q.view(),
-            k: k.view(),
-            v: v.view(),
+            q,
+            k,
+            v,
             shape: self.shape(pass),
             options: self.options(pass),
         })?;
-        Ok([dq, dk, dv])
+        Ok(gradients)
     }
 }
 
@@ -253,7 +326,7 @@ impl Stage for CoreAttention {
             Dimension::Seq,
         ];
         let o = (Self::O, Extent::tokens(self.attention.o_width()));
-        let inputs = [Qkv::Q, Qkv::K, Qkv::V];
+        let inputs = self.inputs();
         let (writes, kept) = match self.kind {
             Attention::Eager => {
                 let sizes = [&by_head[..], &[Dimension::Seq]].concat();
@@ -268,7 +341,7 @@ impl Stage for CoreAttention {
         Io {
             reads: inputs.to_vec(),
             writes,
-            backward_reads: [&inputs, kept].concat(),
+            backward_reads: [inputs, kept].concat(),
         }
     }
 
@@ -304,8 +377,8 @@ impl Stage for CoreAttention {
             Attention::Eager => self.eager_backward(pass)?,
             Attention::Flash | Attention::Cudnn => self.flash_backward(pass)?,
         };
-        for (of, gradient) in [Qkv::Q, Qkv::K, Qkv::V].into_iter().zip(gradients) {
-            pass.file_gradient(of, gradient);
+        for (of, gradient) in self.inputs().iter().zip(gradients) {
+            pass.file_gradient(*of, gradient);
         }
         Ok(())
     }

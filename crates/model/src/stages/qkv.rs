@@ -5,10 +5,10 @@ use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, Linear, ModelError, ParameterId, Pass};
 use kernels::Init;
 use kernels::operation::{JoinQkv, Rotary, SplitQkv, Turn};
-use memory::{Buffer, In};
+use memory::{Buffer, In, Out};
 
 /// Computes `q [b s, heads d]`, `k [b s, kv_heads d]` and `v [b s, kv_heads e]` from the normalised input. One product
-/// makes all three, and its result is then split.
+/// makes all three. Its result is then split, or stays as it is for attention that reads its columns.
 pub struct Qkv {
     /// What is projected.
     pub input: Activation,
@@ -20,6 +20,8 @@ pub struct Qkv {
     pub norms: Option<HeadNorms>,
     /// Whether the rotary embedding is applied to queries and keys.
     pub is_rotary: bool,
+    /// Whether they are one activation, [`Qkv::PACKED`] ([`crate::AttentionSpec::is_packed`]); not with norms.
+    pub is_packed: bool,
 }
 
 /// Norms of queries and keys, a head at a time.
@@ -37,12 +39,14 @@ impl Qkv {
     pub const K: Activation = Activation::new("k", "d_k", Label::QKV);
     /// Values.
     pub const V: Activation = Activation::new("v", "d_v", Label::QKV);
+    /// Queries, keys and values side by side, after bias and rotary embedding, `[b s, heads d + kv_heads (d + e)]`.
+    pub const PACKED: Activation = Activation::new("qkv", "d_qkv", Label::QKV);
     /// Queries before their norm, in models that have one.
     pub const Q_RAW: Activation = Activation::new("q_raw", "d_raw", Label::QKV);
     /// Keys before their norm, in models that have one.
     pub const K_RAW: Activation = Activation::new("k_raw", "d_raw", Label::QKV);
 
-    const MADE: [Activation; 3] = [Qkv::Q, Qkv::K, Qkv::V];
+    pub(super) const MADE: [Activation; 3] = [Qkv::Q, Qkv::K, Qkv::V];
     const RAW: [Activation; 2] = [Qkv::Q_RAW, Qkv::K_RAW];
 
     /// Widths of queries, keys and values.
@@ -59,11 +63,11 @@ impl Qkv {
         })
     }
 
-    /// Applies the rotary embedding to normalised queries or keys, or its inverse to their gradient.
-    fn turn_in_place(&self, pass: &Pass, x: &mut Buffer, inverse: bool) -> Result<(), ModelError> {
+    /// Applies the rotary embedding to queries or keys, or its inverse to their gradient.
+    fn turn_in_place(&self, pass: &Pass, x: Out, inverse: bool) -> Result<(), ModelError> {
         if self.is_rotary {
             pass.kernels().run(Rotary {
-                x: x.view_mut(),
+                x,
                 table: pass.rotary_table(),
                 positions: pass.positions(),
                 inverse,
@@ -94,6 +98,23 @@ impl Qkv {
             kv_widths: self.kv_widths,
             turn: self.turn(pass),
         })?)
+    }
+
+    /// The columns of queries and keys.
+    fn turned_columns<'x>(&self, qkv: &'x mut Buffer) -> Out<'x> {
+        let [q_width, k_width, _] = self.widths();
+        qkv.view_mut().columns(0..q_width + k_width)
+    }
+
+    /// Queries, keys and values as they come out of the product, but turned.
+    fn packed(&self, pass: &mut Pass, x: In) -> Result<(), ModelError> {
+        let mut qkv = pass.output(Qkv::PACKED)?;
+        if let Some(qkv) = &mut qkv {
+            self.linear.forward(pass, qkv.view_mut(), x)?;
+            self.turn_in_place(pass, self.turned_columns(qkv), false)?;
+        }
+        pass.put(Qkv::PACKED, qkv);
+        Ok(())
     }
 
     /// Queries, keys and values where there are no norms.
@@ -137,7 +158,7 @@ impl Qkv {
                 let shape = heads.shape(source);
                 let y = Some(out.view_mut().reshape(shape));
                 heads.norms[which].forward(pass, y, None, source.reshape(shape))?;
-                self.turn_in_place(pass, out, false)?;
+                self.turn_in_place(pass, out.view_mut(), false)?;
             }
             pass.put(raw, fresh.filter(|_| is_kept[which]));
             pass.put(made, out);
@@ -147,10 +168,15 @@ impl Qkv {
 
     /// The gradients of queries, keys and values side by side, as they were before norms and rotary embedding.
     fn joined_gradient(&self, pass: &mut Pass) -> Result<Buffer, ModelError> {
+        if self.is_packed {
+            let mut dqkv = pass.gradient(Qkv::PACKED);
+            self.turn_in_place(pass, self.turned_columns(&mut dqkv), true)?;
+            return Ok(dqkv);
+        }
         let [mut dq, mut dk, dv] = Qkv::MADE.map(|activation| pass.gradient(activation));
         if let Some(heads) = &self.norms {
             for gradient in [&mut dq, &mut dk] {
-                self.turn_in_place(pass, gradient, true)?;
+                self.turn_in_place(pass, gradient.view_mut(), true)?;
             }
             (dq, dk) = (heads.backward(pass, 0, dq)?, heads.backward(pass, 1, dk)?);
         }
@@ -198,13 +224,17 @@ impl Stage for Qkv {
     fn io(&self) -> Io {
         let raw = self.norms.iter().flat_map(|_| Qkv::RAW);
         let extents = || self.widths().map(Extent::tokens);
+        let packed = (Qkv::PACKED, Extent::tokens(self.linear.outputs()));
         Io {
             reads: vec![self.input],
-            writes: raw
-                .clone()
-                .zip(extents())
-                .chain(Qkv::MADE.into_iter().zip(extents()))
-                .collect(),
+            writes: match self.is_packed {
+                true => vec![packed],
+                false => raw
+                    .clone()
+                    .zip(extents())
+                    .chain(Qkv::MADE.into_iter().zip(extents()))
+                    .collect(),
+            },
             backward_reads: self
                 .linear
                 .backward_reads(self.input)
@@ -235,6 +265,7 @@ impl Stage for Qkv {
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let x = pass.pull(self.input)?;
         match &self.norms {
+            _ if self.is_packed => self.packed(pass, x.view()),
             None => self.plain(pass, x.view()),
             Some(heads) => self.normalised(pass, heads, x.view()),
         }

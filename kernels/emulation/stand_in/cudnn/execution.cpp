@@ -2,6 +2,7 @@
 #include "../settings.h"
 #include "driver.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace stand_in {
@@ -64,13 +65,51 @@ void check_pack(const Graph &graph, const Pack &pack, cudaStream_t stream) {
     }
 }
 
-// What is written lies apart from what is read and from the workspace. Outputs may be interleaved, as rows of one tensor.
+// Adds the addresses of a tensor's neighbouring elements, run by run.
+void add_runs(std::vector<Span> &runs, const Tensor &tensor, const void *memory) {
+    size_t inner = tensor.dims.size() - 1;
+    for (size_t axis = 0; axis < tensor.dims.size(); axis++) {
+        const bool is_longer = tensor.strides[inner] != 1 || tensor.dims[axis] > tensor.dims[inner];
+        inner = tensor.strides[axis] == 1 && is_longer ? axis : inner;
+    }
+    std::vector<int64_t> starts = {0};
+    for (size_t axis = 0; axis < tensor.dims.size(); axis++) {
+        std::vector<int64_t> further;
+        for (const int64_t start : starts) {
+            for (int64_t place = 0; place < (axis == inner ? 1 : tensor.dims[axis]); place++) {
+                further.push_back(start + place * tensor.strides[axis]);
+            }
+        }
+        starts = std::move(further);
+    }
+    for (const int64_t start : starts) {
+        const char *first = static_cast<const char *>(memory) + size_t(start) * tensor.element_bytes();
+        runs.push_back(span_of("tensor " + std::to_string(tensor.uid), first, size_t(tensor.dims[inner]) * tensor.element_bytes()));
+    }
+}
+
+// That no element of two outputs is the same.
+void check_elements_apart(const Tensor &a, const Tensor &b, const Pack &pack) {
+    std::vector<Span> runs;
+    add_runs(runs, a, pack.pointers.at(a.uid));
+    add_runs(runs, b, pack.pointers.at(b.uid));
+    std::sort(runs.begin(), runs.end(), [](const Span &one, const Span &other) { return one.begin < other.begin; });
+    for (size_t next = 1; next < runs.size(); next++) {
+        check_apart(runs[next - 1], runs[next]);
+    }
+}
+
+// What is written lies apart from what is read and from the workspace. Outputs may be interleaved, as columns of one tensor.
 void check_overlaps(const Graph &graph, const Pack &pack, const Span &workspace) {
     std::vector<Span> read = {workspace}, written;
+    std::vector<Tensor> outputs;
     for (const auto &[uid, tensor] : graph.tensors) {
         if (tensor.is_in_memory()) {
             auto &spans = graph.writes(uid) ? written : read;
             spans.push_back(span_of("tensor " + std::to_string(uid), pack.pointers.at(uid), tensor.span_bytes()));
+            if (graph.writes(uid)) {
+                outputs.push_back(tensor);
+            }
         }
     }
     for (size_t one = 1; one < read.size(); one++) {
@@ -81,8 +120,8 @@ void check_overlaps(const Graph &graph, const Pack &pack, const Span &workspace)
             check_apart(written[one], other);
         }
         for (size_t other = 0; other < one; other++) {
-            if (written[one].begin == written[other].begin) {
-                check_apart(written[one], written[other]);
+            if (written[one].begin < written[other].end && written[other].begin < written[one].end) {
+                check_elements_apart(outputs[one], outputs[other], pack);
             }
         }
     }

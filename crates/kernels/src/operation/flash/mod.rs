@@ -18,7 +18,8 @@ use memory::{DType, In, Out};
 /// Causal attention that never stores the scores: blocks of them, with an online softmax. `q [b * s, heads * d]`,
 /// `k [b * s, kv_heads * d]`, `v [b * s, kv_heads * e]`; `out [b * s, heads * e]`; `lse [b, heads, s]` (f32),
 /// for each query the natural logarithm of the sum of e^score over the keys that it sees. Either output may be left out, which changes no bit of the other. `scratch` is
-/// f32 of [`FlashAttention::scratch_elements`], by cuDNN of [`FlashAttention::cudnn_scratch_elements`].
+/// f32 of [`FlashAttention::scratch_elements`], by cuDNN of [`FlashAttention::cudnn_scratch_elements`]. By cuDNN, `q`, `k` and
+/// `v` may be columns of one tensor: there may be gaps between their rows.
 pub struct FlashAttention<'a> {
     pub out: Option<Out<'a>>,
     pub lse: Option<Out<'a>>,
@@ -31,7 +32,7 @@ pub struct FlashAttention<'a> {
 }
 
 /// Gradients of [`FlashAttention`]: `dq`, `dk`, `dv` from `dout`, and from the `out` and `lse` of the same inputs and
-/// options. The outputs are overwritten. The probabilities are recomputed, so it computes, and counts, one more product
+/// options. The outputs are overwritten. By cuDNN, the gradients of `q`, `k` and `v` have as large gaps between rows as these. The probabilities are recomputed, so it computes, and counts, one more product
 /// than [`super::AttentionBackward`].
 pub struct FlashAttentionBackward<'a> {
     pub dq: Out<'a>,
@@ -62,8 +63,25 @@ pub struct FlashOptions<'a> {
 }
 
 impl FlashOptions<'_> {
-    fn check(&self, check: &Check, shape: AttentionShape, dtype: DType) -> Checked {
-        if self.by == Flash::Cudnn {
+    /// Checks what [`AttentionShape::check`] does, and the options.
+    fn check(
+        &self,
+        check: &Check,
+        shape: AttentionShape,
+        tensors: [&[(&str, &dyn View)]; 4],
+    ) -> Checked {
+        let dtype = tensors[0][0].1.view().dtype();
+        if self.by == Flash::Own {
+            shape.check(check, tensors)?;
+        } else {
+            shape.check_shapes(check, tensors)?;
+            let [of_qkv @ .., of_out] = tensors;
+            of_qkv
+                .into_iter()
+                .try_for_each(|tensors| check_rows(check, tensors))?;
+            of_out
+                .iter()
+                .try_for_each(|(name, x)| check.contiguous(name, *x))?;
             let misfit = shape.cudnn_misfit(check.target, dtype);
             check.that(misfit.is_none(), || misfit.unwrap_or_default())?;
             let plain = self.documents.is_none() && self.dropout.is_none();
@@ -77,6 +95,24 @@ impl FlashOptions<'_> {
         }
         check.dropout(self.dropout)
     }
+}
+
+/// cuDNN reads and writes rows in pieces of 16 bytes, and those of a tensor and of its gradient as far apart.
+fn check_rows(check: &Check, tensors: &[(&str, &dyn View)]) -> Checked {
+    const PIECE_BYTES: usize = 16;
+    let stride = |x: &dyn View| x.view().strides()[0] * x.view().dtype().size_in_bytes();
+    let (first, of_first) = tensors[0];
+    for (name, x) in tensors {
+        let start = x.view().pointer() as usize;
+        let is_aligned = [start, stride(*x)].map(|bytes| bytes.is_multiple_of(PIECE_BYTES));
+        check.that(is_aligned == [true; 2], || {
+            format!("rows of `{name}` do not begin at multiples of {PIECE_BYTES} bytes")
+        })?;
+        check.that(stride(*x) == stride(of_first), || {
+            format!("rows of `{name}` are not as far apart as those of `{first}`")
+        })?;
+    }
+    Ok(())
 }
 
 /// Shape of `lse`.
@@ -100,13 +136,11 @@ impl Contract for FlashAttention<'_> {
 
     fn check(&self, check: &Check) -> Checked {
         let (shape, q) = (self.shape, &self.q);
-        shape.check(
-            check,
-            [&[("q", q)], &[("k", &self.k)], &[("v", &self.v)], &[]],
-        )?;
+        let tensors: [&[(&str, &dyn View)]; 4] =
+            [&[("q", q)], &[("k", &self.k)], &[("v", &self.v)], &[]];
+        self.options.check(check, shape, tensors)?;
         check.optional("out", &self.out, &shape.out(), q.dtype())?;
         check.optional("lse", &self.lse, &statistics(shape), DType::F32)?;
-        self.options.check(check, shape, q.dtype())?;
         let elements = match self.options.by {
             Flash::Own => FlashAttention::scratch_elements(check.target, shape, q.dtype()),
             Flash::Cudnn => FlashAttention::cudnn_scratch_elements(
@@ -146,9 +180,8 @@ impl Contract for FlashAttentionBackward<'_> {
             &[("v", &self.v), ("dv", &self.dv)],
             &[("out", &self.out), ("dout", &self.dout)],
         ];
-        shape.check(check, tensors)?;
+        self.options.check(check, shape, tensors)?;
         check.tensor("lse", &self.lse, &statistics(shape), DType::F32)?;
-        self.options.check(check, shape, q.dtype())?;
         let elements = match self.options.by {
             Flash::Own => FlashAttentionBackward::scratch_elements(check.target, shape, q.dtype()),
             Flash::Cudnn => FlashAttentionBackward::cudnn_scratch_elements(shape),

@@ -219,7 +219,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         },
         Signature {
             operation: "rotary",
-            outs: vec![real("x", &[10, 24]).free_type()],
+            outs: vec![real("x", &[10, 24]).free_type().free_layout()],
             ins: vec![float("table", &[2, 5, 4]).free_dim(1)],
             call: |kernels, outs, ins| {
                 kernels.run(Rotary {
@@ -232,7 +232,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         },
         Signature {
             operation: "rotary",
-            outs: vec![real("x", &[10, 24]).free_type()],
+            outs: vec![real("x", &[10, 24]).free_type().free_layout()],
             ins: vec![float("table", &[2, 5, 4]).free_dim(1), positions()],
             call: |kernels, outs, ins| {
                 kernels.run(Rotary {

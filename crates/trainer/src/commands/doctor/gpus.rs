@@ -165,7 +165,7 @@ fn gpu(index: usize) -> Result<FoundGpu, crate::failure::Failure> {
     )?;
     let overhead = Overhead::new(with_context, device.memory_bytes()?);
     let copies = device.copy_rates()?;
-    let cudnn = device.check_cudnn(settings::cudnn_shape(&config));
+    let cudnn = device.check_cudnn(settings::library_shape(&config));
     let facts = device.facts();
     let (major, minor) = facts.capability;
     let version = facts.driver_version;

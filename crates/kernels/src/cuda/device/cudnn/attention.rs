@@ -7,15 +7,15 @@
 use super::descriptor::{Descriptor, Refused};
 use super::graph::{BF16, F32, Graph, Lay, Sizes, Tensor, Uid};
 use super::interface::{Kind, Name, Pointwise, Raw};
-use crate::AttentionShape;
+use crate::cuda::LibraryShape;
 
 /// `out` and `lse` from `q`, `k`, `v`.
-pub(super) fn forward(shape: AttentionShape) -> Result<Graph, Refused> {
+pub(super) fn forward(shape: LibraryShape) -> Result<Graph, Refused> {
     let (sizes, mut graph) = (Sizes::of(shape), Graph::default());
     let q = graph.tensor(Uid::Q, BF16, sizes.q())?;
     let k = graph.tensor(Uid::K, BF16, sizes.k())?;
-    let v = graph.tensor(Uid::V, BF16, sizes.k())?;
-    let out = graph.tensor(Uid::Out, BF16, sizes.q())?;
+    let v = graph.tensor(Uid::V, BF16, sizes.v())?;
+    let out = graph.tensor(Uid::Out, BF16, sizes.out())?;
     let lse = graph.tensor(Uid::Lse, F32, sizes.rows())?;
     let scale = graph.scalar(Uid::Scale)?;
 
@@ -76,23 +76,23 @@ fn mask_graph(graph: &mut Graph, sizes: Sizes) -> Result<MaskGraph, Refused> {
 
 /// `dq`, `dk`, `dv` from `dout`, `q`, `k`, `v`, `out` and `lse`. Sums of dq are f32 in memory that is handed over, where blocks add
 /// to them in the order that the engine's knobs ask for.
-pub(super) fn backward(shape: AttentionShape) -> Result<Graph, Refused> {
+pub(super) fn backward(shape: LibraryShape) -> Result<Graph, Refused> {
     const EXP: Pointwise = Pointwise::CUDNN_POINTWISE_EXP;
     const IDENTITY: Pointwise = Pointwise::CUDNN_POINTWISE_IDENTITY;
     const MUL: Pointwise = Pointwise::CUDNN_POINTWISE_MUL;
     const SUB: Pointwise = Pointwise::CUDNN_POINTWISE_SUB;
     let (sizes, mut graph) = (Sizes::of(shape), Graph::default());
-    let (like_q, scores, rows) = (sizes.q(), sizes.scores(), sizes.rows());
-    let q = graph.tensor(Uid::Q, BF16, like_q)?;
+    let (scores, rows) = (sizes.scores(), sizes.rows());
+    let q = graph.tensor(Uid::Q, BF16, sizes.q())?;
     // Products read keys and values with their dimensions exchanged.
     let k = graph.tensor(Uid::K, BF16, sizes.k().transposed())?;
-    let v = graph.tensor(Uid::V, BF16, sizes.k().transposed())?;
-    let out = graph.tensor(Uid::Out, BF16, like_q)?;
-    let dout = graph.tensor(Uid::Dout, BF16, like_q)?;
+    let v = graph.tensor(Uid::V, BF16, sizes.v().transposed())?;
+    let out = graph.tensor(Uid::Out, BF16, sizes.out())?;
+    let dout = graph.tensor(Uid::Dout, BF16, sizes.out())?;
     let lse = graph.tensor(Uid::Lse, F32, rows)?;
-    let dq = graph.tensor(Uid::Dq, BF16, like_q)?;
+    let dq = graph.tensor(Uid::Dq, BF16, sizes.q())?;
     let dk = graph.tensor(Uid::Dk, BF16, sizes.k())?;
-    let dv = graph.tensor(Uid::Dv, BF16, sizes.k())?;
+    let dv = graph.tensor(Uid::Dv, BF16, sizes.v())?;
     let [scale, masked, one] = [
         graph.scalar(Uid::Scale)?,
         graph.scalar(Uid::Masked)?,

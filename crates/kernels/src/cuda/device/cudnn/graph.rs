@@ -5,7 +5,7 @@
 
 use super::descriptor::{Descriptor, Refused, Value};
 use super::interface::{DataType, Kind, Name, Pointwise, Raw, Reduction};
-use crate::AttentionShape;
+use crate::cuda::LibraryShape;
 
 /// Operands are aligned at least so; what is leased is at 256 bytes.
 const ALIGNMENT_BYTES: i64 = 16;
@@ -50,11 +50,12 @@ pub(super) struct Lay {
 }
 
 impl Lay {
-    /// `[b, s, heads, d]` in memory, seen as `[b, heads, s, d]`: q, k, v, o and their gradients.
-    pub(super) fn by_token([b, heads, s, d]: [i64; 4]) -> Lay {
+    /// `[b, s, heads, d]` in memory, seen as `[b, heads, s, d]`, with so many elements from a token to the next: q, k, v, o
+    /// and their gradients.
+    pub(super) fn by_token([b, heads, s, d]: [i64; 4], row: i64) -> Lay {
         Lay {
             dims: [b, heads, s, d],
-            strides: [s * heads * d, d, heads * d, 1],
+            strides: [s * row, d, row, 1],
         }
     }
 
@@ -84,7 +85,7 @@ impl Lay {
     }
 }
 
-/// The sizes of a shape as cuDNN counts them.
+/// The sizes of a shape as cuDNN counts them, and elements from a row of q, k or v to the next.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) b: i64,
@@ -92,16 +93,18 @@ pub(super) struct Sizes {
     pub(super) kv_heads: i64,
     pub(super) s: i64,
     pub(super) d: i64,
+    rows: [i64; 3],
 }
 
 impl Sizes {
-    pub(super) fn of(shape: AttentionShape) -> Sizes {
+    pub(super) fn of(shape: LibraryShape) -> Sizes {
+        let sizes = shape.sizes;
         let [b, heads, kv_heads, s, d] = [
-            shape.batch,
-            shape.heads,
-            shape.kv_heads,
-            shape.seq,
-            shape.qk_head_dim,
+            sizes.batch,
+            sizes.heads,
+            sizes.kv_heads,
+            sizes.seq,
+            sizes.qk_head_dim,
         ]
         .map(|size| size as i64);
         Sizes {
@@ -110,17 +113,29 @@ impl Sizes {
             kv_heads,
             s,
             d,
+            rows: shape.row_strides.map(|stride| stride as i64),
         }
     }
 
-    /// Like q.
+    /// q and its gradient.
     pub(super) fn q(self) -> Lay {
-        Lay::by_token([self.b, self.heads, self.s, self.d])
+        Lay::by_token([self.b, self.heads, self.s, self.d], self.rows[0])
     }
 
-    /// Like k.
+    /// k and its gradient.
     pub(super) fn k(self) -> Lay {
-        Lay::by_token([self.b, self.kv_heads, self.s, self.d])
+        Lay::by_token([self.b, self.kv_heads, self.s, self.d], self.rows[1])
+    }
+
+    /// v and its gradient.
+    pub(super) fn v(self) -> Lay {
+        Lay::by_token([self.b, self.kv_heads, self.s, self.d], self.rows[2])
+    }
+
+    /// The output and its gradient.
+    pub(super) fn out(self) -> Lay {
+        let dims = [self.b, self.heads, self.s, self.d];
+        Lay::by_token(dims, self.heads * self.d)
     }
 
     /// A number for each query and key.

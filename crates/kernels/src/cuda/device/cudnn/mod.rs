@@ -13,8 +13,10 @@ mod self_check;
 pub use library::CudnnVersion;
 pub use on_paper::{PaperPlan, plan_on_paper};
 
-use crate::cuda::{AttentionPass, AttentionTensors, LibraryAttention, cudnn_workspace_bytes};
-use crate::{AttentionShape, KernelError};
+use crate::KernelError;
+use crate::cuda::{
+    AttentionPass, AttentionTensors, LibraryAttention, LibraryShape, cudnn_workspace_bytes,
+};
 use cudarc::driver::sys::CUstream;
 use descriptor::{Refused, accepted};
 use graph::Uid;
@@ -27,7 +29,7 @@ use std::rc::Rc;
 /// The library at work in one stream, with a plan for each shape seen so far.
 pub(super) struct Cudnn {
     handle: sys::CudnnHandle,
-    plans: RefCell<HashMap<(AttentionShape, AttentionPass), Rc<Plan>>>,
+    plans: RefCell<HashMap<(LibraryShape, AttentionPass), Rc<Plan>>>,
 }
 
 impl Cudnn {
@@ -63,7 +65,7 @@ impl Cudnn {
         let operation = pass.operation();
         let plan = self.plan_within(shape, pass, attention.workspace.bytes)?;
         // Read before the call returns.
-        let [scale, masked, one] = [shape.scale(), f32::NEG_INFINITY, 1.0];
+        let [scale, masked, one] = [shape.sizes.scale(), f32::NEG_INFINITY, 1.0];
         let number = |value: &f32| std::ptr::from_ref(value).cast::<u8>();
         let numbers = [(Uid::Scale, number(&scale)), (Uid::Masked, number(&masked))];
         let of_backward = [(Uid::One, number(&one))];
@@ -106,9 +108,9 @@ impl Cudnn {
     ///
     /// # Errors
     /// [`KernelError`] if there is none, or it takes more than is leased for it.
-    pub(super) fn prepare(&self, shape: AttentionShape) -> Result<(), KernelError> {
+    pub(super) fn prepare(&self, shape: LibraryShape) -> Result<(), KernelError> {
         for pass in [AttentionPass::Forward, AttentionPass::Backward] {
-            self.plan_within(shape, pass, cudnn_workspace_bytes(shape, pass))?;
+            self.plan_within(shape, pass, cudnn_workspace_bytes(shape.sizes, pass))?;
         }
         Ok(())
     }
@@ -116,7 +118,7 @@ impl Cudnn {
     /// A plan that takes no larger workspace.
     fn plan_within(
         &self,
-        shape: AttentionShape,
+        shape: LibraryShape,
         pass: AttentionPass,
         bytes: usize,
     ) -> Result<Rc<Plan>, KernelError> {
@@ -134,7 +136,7 @@ impl Cudnn {
         Ok(plan)
     }
 
-    fn plan(&self, shape: AttentionShape, pass: AttentionPass) -> Result<Rc<Plan>, Refused> {
+    fn plan(&self, shape: LibraryShape, pass: AttentionPass) -> Result<Rc<Plan>, Refused> {
         let key = (shape, pass);
         if let Some(plan) = self.plans.borrow().get(&key) {
             return Ok(plan.clone());

@@ -4,8 +4,8 @@ use super::descriptor::Descriptor;
 use super::interface::{Kind, Name};
 use super::library::CudnnVersion;
 use super::plan::{Device, Plan};
-use crate::cuda::AttentionPass;
-use crate::{AttentionShape, KernelError};
+use crate::KernelError;
+use crate::cuda::{AttentionPass, LibraryShape};
 
 /// An H100 SXM, by NVIDIA's data sheets, in the keys that cuDNN writes for a device itself.
 const H100: &str = r#"{"maxGridSize":[2147483647,65535,65535],"maxBlockSize":[1024,1024,64],"regsPerBlock":65536,"multiProcessorCount":132,"warpSize":32,"maxSharedMemoryPerBlock":49152,"maxSharedMemoryPerBlockOptin":232448,"reservedSharedMemoryPerBlock":1024,"maxRegistersPerSM":65536,"maxCtasPerSM":32,"maxThreadsPerBlock":1024,"maxThreadsPerSM":2048,"pciDeviceId":0,"isTccDriver":0,"supportCoopLaunch":1,"totalGlobalMem":85017624576,"smClockRateKHz":1980000,"memClockRateKHz":2619000,"memoryBusWidth":5120,"l2CacheSize":52428800,"cudaDeviceId":0,"deviceVer":900,"driverVer":13000,"deviceName":"NVIDIA H100 80GB HBM3"}"#;
@@ -24,7 +24,7 @@ pub struct PaperPlan {
 ///
 /// # Errors
 /// [`KernelError`] if cuDNN cannot be used, or has no plan.
-pub fn plan_on_paper(shape: AttentionShape, pass: AttentionPass) -> Result<PaperPlan, KernelError> {
+pub fn plan_on_paper(shape: LibraryShape, pass: AttentionPass) -> Result<PaperPlan, KernelError> {
     CudnnVersion::look_up()?;
     let planned = || {
         let json = H100.as_bytes();

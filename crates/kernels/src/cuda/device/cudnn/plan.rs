@@ -4,8 +4,7 @@ use super::attention;
 use super::descriptor::{Descriptor, Pointer, Refused};
 use super::graph::{Graph, Uid};
 use super::interface::{self as sys, CudnnHandle, Kind, Knob, Mode, Name, Status};
-use crate::AttentionShape;
-use crate::cuda::AttentionPass;
+use crate::cuda::{AttentionPass, LibraryShape};
 
 /// The engine of the backward pass on Hopper, and how it is set: in tiles of 64 queries and 64 keys (`TILE_M`, `TILE_N`,
 /// `KERNEL_CFG`), with sums of dq that blocks add to in turn (`STAGES` 4), so that the result has the same bits every time and
@@ -44,7 +43,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn new(
         device: Device,
-        shape: AttentionShape,
+        shape: LibraryShape,
         pass: AttentionPass,
     ) -> Result<Plan, Refused> {
         let made: Graph = match pass {

@@ -8,7 +8,7 @@ use crate::cuda::device::random_data::RandomData;
 use crate::cuda::device::rehearsal::blamed_on_memory;
 use crate::cuda::{
     AttentionPass, AttentionTensors, BackwardTensors, Cuda, CudaDriver, Driver, LibraryAttention,
-    Workspace, cudnn_workspace_bytes,
+    LibraryShape, Workspace, cudnn_workspace_bytes,
 };
 use crate::{AttentionShape, KernelError, Kernels};
 use memory::{Space, round_up};
@@ -48,13 +48,13 @@ impl Kernels<Cuda<CudaDriver>> {
     /// A sentence about the first of these that gives other bits for the same data; none if all repeat theirs.
     pub(super) fn varying_attention(
         &self,
-        passes: impl IntoIterator<Item = (AttentionShape, AttentionPass)>,
+        passes: impl IntoIterator<Item = (LibraryShape, AttentionPass)>,
     ) -> Result<Option<String>, KernelError> {
         let data = RandomData::new();
         let mut passes = passes.into_iter();
         let varying = passes.find_map(|(shape, pass)| match self.repeats(shape, pass, &data) {
             Ok(true) => None,
-            Ok(false) => Some(Ok(varies(shape))),
+            Ok(false) => Some(Ok(varies(shape.sizes))),
             Err(error) => Some(Err(error)),
         });
         let trimmed = self.backend.driver.device.trim();
@@ -65,7 +65,7 @@ impl Kernels<Cuda<CudaDriver>> {
     /// Whether an attention gives the same bits each time.
     fn repeats(
         &self,
-        shape: AttentionShape,
+        shape: LibraryShape,
         pass: AttentionPass,
         data: &RandomData,
     ) -> Result<bool, KernelError> {
@@ -124,6 +124,26 @@ fn varies(shape: AttentionShape) -> String {
     )
 }
 
+/// Places q, k and v, or their gradients: in one tensor where they are packed, else one after the other. Gives their first
+/// elements, and the tensors with their bytes.
+fn place_qkv(
+    shape: LibraryShape,
+    mut place: impl FnMut(usize) -> *const u8,
+) -> ([*const u8; 3], Vec<(*const u8, usize)>) {
+    let tokens = shape.sizes.batch * shape.sizes.seq;
+    if !shape.is_packed() {
+        let bytes = shape.row_strides.map(|stride| 2 * tokens * stride);
+        let starts = bytes.map(place);
+        return (starts, starts.into_iter().zip(bytes).collect());
+    }
+    let bytes = 2 * tokens * shape.row_strides[0];
+    let start = place(bytes);
+    let [q_width, k_width, _] = LibraryShape::apart(shape.sizes).row_strides;
+    let columns = [0, q_width, q_width + k_width];
+    let starts = columns.map(|column| start.wrapping_add(2 * column));
+    (starts, vec![(start, bytes)])
+}
+
 /// An attention whose tensors lie one after the other.
 struct Places {
     attention: LibraryAttention,
@@ -133,48 +153,42 @@ struct Places {
 }
 
 impl Places {
-    fn of(shape: AttentionShape, pass: AttentionPass, start: *mut u8) -> Places {
-        let [q, k] = [shape.q(), shape.k()].map(|[rows, width]| 2 * rows * width);
-        let (of_rows, sums) = (4 * shape.batch * shape.seq * shape.heads, 2 * q);
+    fn of(shape: LibraryShape, pass: AttentionPass, start: *mut u8) -> Places {
+        let sizes = shape.sizes;
+        let out_bytes = 2 * sizes.batch * sizes.seq * sizes.heads * sizes.qk_head_dim;
+        let (of_rows, sums) = (4 * sizes.batch * sizes.seq * sizes.heads, 2 * out_bytes);
         let mut used = 0;
         let mut place = |bytes: usize| {
             let at = start.wrapping_add(used as usize).cast_const();
             used += round_up(bytes as u64);
             at
         };
-        let inputs = [place(q), place(k), place(k)];
-        let (out, lse) = (place(q), place(of_rows));
-        let ([q_at, k_at, v_at], forward) = (inputs, vec![(out, q), (lse, of_rows)]);
+        let ([q, k, v], _) = place_qkv(shape, &mut place);
+        let (out, lse) = (place(out_bytes), place(of_rows));
         let (tensors, written) = match pass {
-            AttentionPass::Forward => {
-                let tensors = AttentionTensors::Forward {
-                    q: q_at,
-                    k: k_at,
-                    v: v_at,
-                    out,
-                    lse,
-                };
-                (tensors, forward)
-            }
+            AttentionPass::Forward => (
+                AttentionTensors::Forward { q, k, v, out, lse },
+                vec![(out, out_bytes), (lse, of_rows)],
+            ),
             AttentionPass::Backward => {
-                let [dq, dk, dv] = [q, k, k].map(&mut place);
+                let ([dq, dk, dv], written) = place_qkv(shape, &mut place);
                 let tensors = AttentionTensors::Backward(BackwardTensors {
-                    q: q_at,
-                    k: k_at,
-                    v: v_at,
+                    q,
+                    k,
+                    v,
                     out,
                     lse,
-                    dout: place(q),
+                    dout: place(out_bytes),
                     dq,
                     dk,
                     dv,
                     dq_sums: place(sums),
                     row_sums: place(of_rows),
                 });
-                (tensors, vec![(dq, q), (dk, k), (dv, k)])
+                (tensors, written)
             }
         };
-        let bytes = cudnn_workspace_bytes(shape, pass);
+        let bytes = cudnn_workspace_bytes(sizes, pass);
         let workspace = Workspace {
             pointer: place(bytes),
             bytes,

@@ -3,13 +3,13 @@
 use super::library::CudnnVersion;
 use crate::cuda::device::random_data::uniform;
 use crate::cuda::device::rehearsal::blamed_on_memory;
-use crate::cuda::{AttentionPass, Cuda, CudaDevice, CudaDriver};
+use crate::cuda::{AttentionPass, Cuda, CudaDevice, CudaDriver, LibraryShape};
 use crate::{
     AttentionShape, Fault, Flash, FlashAttention, FlashAttentionBackward, FlashOptions,
-    KernelError, Kernels, Target,
+    KernelError, Kernels, SplitQkv, Target,
 };
 use half::bf16;
-use memory::{Buffer, Category, DType, Memory, OutOfMemory};
+use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 use std::rc::Rc;
 
 /// The compute capability for which the backward pass that adds up in order exists.
@@ -35,7 +35,7 @@ impl CudaDevice {
     /// cuDNN.
     pub fn check_cudnn(
         self: &Rc<CudaDevice>,
-        shape: AttentionShape,
+        shape: LibraryShape,
     ) -> Result<CudnnVersion, KernelError> {
         let refused = |reason: String| Err(KernelError::device("cudnn", reason));
         let (major, minor) = self.facts().capability;
@@ -63,15 +63,15 @@ impl CudaDevice {
     /// shape itself.
     fn try_cudnn(
         self: &Rc<CudaDevice>,
-        shape: AttentionShape,
+        shape: LibraryShape,
     ) -> Result<([Results; 2], Option<String>), KernelError> {
         let small = AttentionShape {
             batch: 1,
             seq: SEQ,
             heads: 4,
-            kv_heads: if shape.group() == 1 { 4 } else { 2 },
+            kv_heads: if shape.sizes.group() == 1 { 4 } else { 2 },
             window: None,
-            ..shape
+            ..shape.sizes
         };
         let memory = Memory::device(self.clone());
         let kernels = Cuda::new(CudaDriver::new(self)?, &memory, DType::BF16);
@@ -85,8 +85,14 @@ impl CudaDevice {
             .prepare(shape)
             .map_err(blamed)?;
         let results = |by: Flash| {
-            let trial = Trial::new(&memory, small)?;
-            trial.results(&kernels, by).map_err(blamed)
+            let trial = Trial {
+                shape: small,
+                memory: &memory,
+                kernels: &kernels,
+                by,
+            };
+            let is_packed = by == Flash::Cudnn && shape.is_packed();
+            trial.results(is_packed).map_err(blamed)
         };
         let compared = [results(Flash::Own)?, results(Flash::Cudnn)?];
         let passes = [AttentionPass::Forward, AttentionPass::Backward];
@@ -107,81 +113,113 @@ fn untried(error: KernelError) -> KernelError {
     KernelError { message, ..error }
 }
 
-/// Tensors of one attention, forward and backward.
-struct Trial {
+/// One attention, forward and backward.
+struct Trial<'a> {
     shape: AttentionShape,
-    memory: Memory,
-    /// q, k, v, dout.
-    inputs: [Buffer; 4],
+    memory: &'a Memory,
+    kernels: &'a Kernels,
+    by: Flash,
 }
 
-impl Trial {
-    fn new(memory: &Memory, shape: AttentionShape) -> Result<Trial, KernelError> {
-        let lease = |dims| lease(memory, dims, DType::BF16);
-        Ok(Trial {
-            shape,
-            memory: memory.clone(),
-            inputs: [
-                lease(shape.q())?,
-                lease(shape.k())?,
-                lease(shape.v())?,
-                lease(shape.out())?,
-            ],
-        })
-    }
-
-    fn results(mut self, kernels: &Kernels, by: Flash) -> Result<Results, KernelError> {
-        for (key, input) in self.inputs.iter_mut().enumerate() {
-            let elements = 0..input.view().elements() as u64;
-            let bytes: Vec<u8> = elements.flat_map(|at| uniform(key as u64, at)).collect();
-            kernels.upload(input.view_mut(), &bytes)?;
-        }
-        let [q, k, v, dout] = &self.inputs;
-        let (shape, memory) = (self.shape, &self.memory);
-        let like = |x: &Buffer| {
-            lease(
-                memory,
-                [x.view().dims()[0], x.view().dims()[1]],
-                DType::BF16,
-            )
+impl Trial<'_> {
+    /// Results for random inputs. Where they are packed, q, k and v are read as columns of one tensor, and their gradients are
+    /// written so.
+    fn results(&self, is_packed: bool) -> Result<Results, KernelError> {
+        let (shape, kernels) = (self.shape, self.kernels);
+        let widths = [shape.q(), shape.k(), shape.v()].map(|[_, width]| width);
+        let packed = [shape.q()[0], widths.iter().sum()];
+        let (qkv, dout) = (self.random(packed, 0)?, self.random(shape.out(), 1)?);
+        let apart = || -> Result<[Buffer; 3], KernelError> {
+            Ok([
+                self.lease(shape.q())?,
+                self.lease(shape.k())?,
+                self.lease(shape.v())?,
+            ])
         };
-        let [mut out, mut dq, mut dk, mut dv] = [like(dout)?, like(q)?, like(k)?, like(v)?];
-        let mut lse = lease(memory, [shape.batch, shape.heads, shape.seq], DType::F32)?;
-        let options = FlashOptions {
-            by,
-            ..FlashOptions::default()
+        let split = |[q, k, v]: &mut [Buffer; 3], qkv: &Buffer| {
+            kernels.run(SplitQkv {
+                q: Some(q.view_mut()),
+                k: Some(k.view_mut()),
+                v: Some(v.view_mut()),
+                qkv: qkv.view(),
+                kv_widths: [widths[1], widths[2]],
+                turn: None,
+            })
         };
-        let [forward, backward] = scratch_elements(shape, by);
-        kernels.run(FlashAttention {
-            out: Some(out.view_mut()),
-            lse: Some(lse.view_mut()),
-            scratch: lease(memory, [forward], DType::F32)?.view_mut(),
-            q: q.view(),
-            k: k.view(),
-            v: v.view(),
-            shape,
-            options,
-        })?;
-        kernels.run(FlashAttentionBackward {
-            dq: dq.view_mut(),
-            dk: dk.view_mut(),
-            dv: dv.view_mut(),
-            scratch: lease(memory, [backward], DType::F32)?.view_mut(),
-            dout: dout.view(),
-            out: out.view(),
-            lse: lse.view(),
-            q: q.view(),
-            k: k.view(),
-            v: v.view(),
-            shape,
-            options,
-        })?;
+        let mut gradients = apart()?;
+        let [out, lse] = if is_packed {
+            let mut joined = self.lease(packed)?;
+            let columns = joined.view_mut().split_columns(widths);
+            let outputs = self.attend(qkv.view().split_columns(widths), columns, &dout)?;
+            split(&mut gradients, &joined)?;
+            outputs
+        } else {
+            let mut inputs = apart()?;
+            split(&mut inputs, &qkv)?;
+            let written = gradients.each_mut().map(Buffer::view_mut);
+            self.attend(inputs.each_ref().map(Buffer::view), written, &dout)?
+        };
         let read = |x: &Buffer| {
             let mut bytes = vec![0; x.view().bytes()];
             kernels.download(&mut bytes, x.view())?;
             Ok(bytes)
         };
-        [&out, &lse, &dq, &dk, &dv].into_iter().map(read).collect()
+        let results = [&out, &lse].into_iter().chain(&gradients);
+        results.map(read).collect()
+    }
+
+    /// Writes dq, dk and dv, and gives out and lse.
+    fn attend(
+        &self,
+        [q, k, v]: [In; 3],
+        [dq, dk, dv]: [Out; 3],
+        dout: &Buffer,
+    ) -> Result<[Buffer; 2], KernelError> {
+        let (shape, memory) = (self.shape, self.memory);
+        let mut out = self.lease(shape.out())?;
+        let mut lse = lease(memory, [shape.batch, shape.heads, shape.seq], DType::F32)?;
+        let options = FlashOptions {
+            by: self.by,
+            ..FlashOptions::default()
+        };
+        let [forward, backward] = scratch_elements(shape, self.by);
+        self.kernels.run(FlashAttention {
+            out: Some(out.view_mut()),
+            lse: Some(lse.view_mut()),
+            scratch: lease(memory, [forward], DType::F32)?.view_mut(),
+            q,
+            k,
+            v,
+            shape,
+            options,
+        })?;
+        self.kernels.run(FlashAttentionBackward {
+            dq,
+            dk,
+            dv,
+            scratch: lease(memory, [backward], DType::F32)?.view_mut(),
+            dout: dout.view(),
+            out: out.view(),
+            lse: lse.view(),
+            q,
+            k,
+            v,
+            shape,
+            options,
+        })?;
+        Ok([out, lse])
+    }
+
+    fn lease(&self, dims: [usize; 2]) -> Result<Buffer, KernelError> {
+        lease(self.memory, dims, DType::BF16)
+    }
+
+    fn random(&self, dims: [usize; 2], key: u64) -> Result<Buffer, KernelError> {
+        let mut buffer = self.lease(dims)?;
+        let elements = 0..buffer.view().elements() as u64;
+        let bytes: Vec<u8> = elements.flat_map(|at| uniform(key, at)).collect();
+        self.kernels.upload(buffer.view_mut(), &bytes)?;
+        Ok(buffer)
     }
 }
 
