@@ -1,29 +1,29 @@
-//! Places pieces of documents side by side into rows.
+//! Places parts of documents side by side into rows.
 
-use crate::pieces::DocumentPiece;
+use crate::document_parts::DocumentPart;
 
-/// Number of open rows that are tried for each piece. More would save little padding, and take longer.
+/// Number of open rows that are tried for each part. More would save little padding, and take longer.
 const OPEN_ROWS: usize = 64;
 
-/// Rows of pieces, at 12 bytes for each piece and 8 for each row.
+/// Rows of parts, at 12 bytes for each part and 8 for each row.
 #[derive(Debug)]
 pub(crate) struct PackedRows {
-    pieces: Vec<DocumentPiece>,
-    ends: Vec<usize>, // one past the last piece of each row
+    parts: Vec<DocumentPart>,
+    ends: Vec<usize>, // one past the last part of each row
 }
 
 impl PackedRows {
-    /// Puts each piece into the first open row with room for it, or else into a new row. If too many rows are open, the
+    /// Puts each part into the first open row with room for it, or else into a new row. If too many rows are open, the
     /// fullest is closed.
-    pub(crate) fn first_fit(pieces: &[DocumentPiece], seq: usize) -> Self {
+    pub(crate) fn first_fit(parts: &[DocumentPart], seq: usize) -> Self {
         struct Open {
             row: usize,
             room: usize,
         }
         let mut open: Vec<Open> = Vec::with_capacity(OPEN_ROWS);
-        let mut counts = Vec::new(); // pieces in each row
-        let row_of_piece = pieces.iter().map(|piece| {
-            let inputs = piece.inputs as usize;
+        let mut counts = Vec::new(); // parts in each row
+        let row_of_part = parts.iter().map(|part| {
+            let inputs = part.inputs as usize;
             let place = open
                 .iter()
                 .position(|row| row.room >= inputs)
@@ -47,24 +47,24 @@ impl PackedRows {
             }
             row
         });
-        let row_of_piece: Vec<usize> = row_of_piece.collect();
-        Self::sorted(pieces, &row_of_piece, &counts)
+        let row_of_part: Vec<usize> = row_of_part.collect();
+        Self::sorted(parts, &row_of_part, &counts)
     }
 
-    /// The pieces in the order of their rows, and within a row in their original order.
-    fn sorted(pieces: &[DocumentPiece], row_of_piece: &[usize], counts: &[usize]) -> Self {
+    /// The parts in the order of their rows, and within a row in their original order.
+    fn sorted(parts: &[DocumentPart], row_of_part: &[usize], counts: &[usize]) -> Self {
         let starts = counts.iter().scan(0, |next, count| {
             *next += count;
             Some(*next - count)
         });
         let mut ends: Vec<usize> = starts.collect();
-        let mut sorted = pieces.to_vec();
-        for (piece, &row) in pieces.iter().zip(row_of_piece) {
-            sorted[ends[row]] = *piece;
+        let mut sorted = parts.to_vec();
+        for (part, &row) in parts.iter().zip(row_of_part) {
+            sorted[ends[row]] = *part;
             ends[row] += 1;
         }
         Self {
-            pieces: sorted,
+            parts: sorted,
             ends,
         }
     }
@@ -73,18 +73,14 @@ impl PackedRows {
         self.ends.len()
     }
 
-    pub(crate) fn row(&self, row: usize) -> &[DocumentPiece] {
+    pub(crate) fn row(&self, row: usize) -> &[DocumentPart] {
         let start = if row == 0 { 0 } else { self.ends[row - 1] };
-        &self.pieces[start..self.ends[row]]
+        &self.parts[start..self.ends[row]]
     }
 
     /// The share of the rows that is not padding, from 0 to 1.
     pub(crate) fn filled(&self, seq: usize) -> f64 {
-        let inputs: u64 = self
-            .pieces
-            .iter()
-            .map(|piece| u64::from(piece.inputs))
-            .sum();
+        let inputs: u64 = self.parts.iter().map(|part| u64::from(part.inputs)).sum();
         inputs as f64 / (self.rows() as f64 * seq as f64)
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::{
     DataError, MicroBatch, Packing,
+    document_parts::{DocumentPart, document_parts},
     first_fit::PackedRows,
-    pieces::{DocumentPiece, pieces},
     shards::TokenShards,
 };
 
@@ -13,10 +13,10 @@ pub(crate) enum Rows {
     /// Sample `i` of a shard is the `seq + 1` tokens from `i * seq`; no sample crosses shards. Has, for each shard, the
     /// number of samples up to its end.
     Concatenated(Vec<usize>),
-    /// A row is one or more pieces of documents.
+    /// A row is one or more parts of documents.
     Packed(PackedRows),
     /// A row is the beginning of a document.
-    Documents(Vec<DocumentPiece>),
+    Documents(Vec<DocumentPart>),
 }
 
 impl Rows {
@@ -27,10 +27,11 @@ impl Rows {
     ) -> Result<Self, DataError> {
         Ok(match packing {
             Packing::Concatenate => Self::concatenated(shards, seq)?,
-            Packing::FirstFit => {
-                Self::Packed(PackedRows::first_fit(&pieces(shards, packing, seq)?, seq))
-            }
-            Packing::Pad => Self::Documents(pieces(shards, packing, seq)?),
+            Packing::FirstFit => Self::Packed(PackedRows::first_fit(
+                &document_parts(shards, packing, seq)?,
+                seq,
+            )),
+            Packing::Pad => Self::Documents(document_parts(shards, packing, seq)?),
         })
     }
 
@@ -61,17 +62,17 @@ impl Rows {
         match self {
             Self::Concatenated(ends) => ends[ends.len() - 1],
             Self::Packed(rows) => rows.rows(),
-            Self::Documents(pieces) => pieces.len(),
+            Self::Documents(parts) => parts.len(),
         }
     }
 
     /// Number of a sample's inputs that are not padding, in rows of `seq`.
     pub(crate) fn length(&self, sample: usize, seq: usize) -> usize {
-        let inputs = |piece: &DocumentPiece| piece.inputs as usize;
+        let inputs = |part: &DocumentPart| part.inputs as usize;
         match self {
             Self::Concatenated(_) => seq,
             Self::Packed(rows) => rows.row(sample).iter().map(inputs).sum(),
-            Self::Documents(pieces) => inputs(&pieces[sample]),
+            Self::Documents(parts) => inputs(&parts[sample]),
         }
     }
 
@@ -91,10 +92,10 @@ impl Rows {
                 shards.files[shard].read(first, into.seq, vocab, into)
             }
             Self::Packed(rows) => {
-                let mut pieces = rows.row(sample).iter();
-                pieces.try_for_each(|piece| piece.read(shards, vocab, into))
+                let mut parts = rows.row(sample).iter();
+                parts.try_for_each(|part| part.read(shards, vocab, into))
             }
-            Self::Documents(pieces) => pieces[sample].read(shards, vocab, into),
+            Self::Documents(parts) => parts[sample].read(shards, vocab, into),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Bytes in one piece or in several, in files or in memory.
+//! Bytes in one part or in several, in files or in memory.
 
 use crate::{CHUNK_BYTES, FilesError, host_room};
 use safetensors::Dtype;
@@ -19,11 +19,11 @@ pub struct TensorParts<'a> {
     pub bytes: Parts<'a>,
 }
 
-/// A sequence of bytes whose pieces may lie in different places. Pieces in files are read only when they are needed.
+/// A sequence of bytes whose parts may lie in different places. Parts in files are read only when they are needed.
 #[derive(Debug, Clone, Default)]
 pub struct Parts<'a> {
-    /// Each piece with the place where it ends in the whole sequence.
-    pieces: Vec<(usize, Piece<'a>)>,
+    /// Each part with the place where it ends in the whole sequence.
+    parts: Vec<(usize, Part<'a>)>,
 }
 
 /// Some bytes of a file.
@@ -46,54 +46,54 @@ impl FileRange<'_> {
 
 /// Bytes that lie together.
 #[derive(Debug, Clone)]
-enum Piece<'a> {
+enum Part<'a> {
     Memory(&'a [u8]),
     File(FileRange<'a>),
 }
 
-impl<'a> Piece<'a> {
+impl<'a> Part<'a> {
     fn len(&self) -> usize {
         match self {
-            Piece::Memory(bytes) => bytes.len(),
-            Piece::File(range) => range.bytes.len(),
+            Part::Memory(bytes) => bytes.len(),
+            Part::File(range) => range.bytes.len(),
         }
     }
 
     /// Copies some of its bytes.
     fn copy(&self, range: Range<usize>, out: &mut [u8]) -> Result<(), FilesError> {
         match self {
-            Piece::Memory(bytes) => out.copy_from_slice(&bytes[range]),
-            Piece::File(file) => file.read(range.start, out)?,
+            Part::Memory(bytes) => out.copy_from_slice(&bytes[range]),
+            Part::File(file) => file.read(range.start, out)?,
         }
         Ok(())
     }
 }
 
 impl<'a> Parts<'a> {
-    /// Pieces in memory, in their order.
-    pub fn new(pieces: impl IntoIterator<Item = &'a [u8]>) -> Parts<'a> {
-        Parts::of(pieces.into_iter().map(Piece::Memory))
+    /// Parts in memory, in their order.
+    pub fn new(parts: impl IntoIterator<Item = &'a [u8]>) -> Parts<'a> {
+        Parts::of(parts.into_iter().map(Part::Memory))
     }
 
-    /// Pieces in files, in their order.
-    pub(crate) fn in_files(pieces: impl IntoIterator<Item = FileRange<'a>>) -> Parts<'a> {
-        Parts::of(pieces.into_iter().map(Piece::File))
+    /// Parts in files, in their order.
+    pub(crate) fn in_files(parts: impl IntoIterator<Item = FileRange<'a>>) -> Parts<'a> {
+        Parts::of(parts.into_iter().map(Part::File))
     }
 
-    fn of(pieces: impl Iterator<Item = Piece<'a>>) -> Parts<'a> {
+    fn of(parts: impl Iterator<Item = Part<'a>>) -> Parts<'a> {
         let mut end = 0;
-        let ended = pieces.map(|piece| {
-            end += piece.len();
-            (end, piece)
+        let ended = parts.map(|part| {
+            end += part.len();
+            (end, part)
         });
         Parts {
-            pieces: ended.collect(),
+            parts: ended.collect(),
         }
     }
 
     /// How many bytes there are.
     pub fn len(&self) -> usize {
-        self.pieces.last().map_or(0, |(end, _)| *end)
+        self.parts.last().map_or(0, |(end, _)| *end)
     }
 
     /// Whether there are none.
@@ -101,8 +101,8 @@ impl<'a> Parts<'a> {
         self.len() == 0
     }
 
-    /// Some of the bytes: borrowed if one piece in memory has them all, else copied. Ask for a chunk at a time, since a
-    /// copy takes memory. Pieces outside the range are not read.
+    /// Some of the bytes: borrowed if one part in memory has them all, else copied. Ask for a chunk at a time, since a
+    /// copy takes memory. Parts outside the range are not read.
     ///
     /// # Errors
     /// [`FilesError::File`] if a file cannot be read, [`FilesError::Memory`] if there is no memory for a copy.
@@ -112,25 +112,25 @@ impl<'a> Parts<'a> {
     pub fn get(&self, range: Range<usize>) -> Result<Cow<'a, [u8]>, FilesError> {
         let len = self.len();
         assert!(range.end <= len, "{range:?} is within {len} bytes");
-        let first = self.pieces.partition_point(|(end, _)| *end <= range.start);
-        let mut pieces = self.pieces[first..].iter().map(|(end, piece)| {
-            let start = end - piece.len();
+        let first = self.parts.partition_point(|(end, _)| *end <= range.start);
+        let mut parts = self.parts[first..].iter().map(|(end, part)| {
+            let start = end - part.len();
             (
                 start.max(range.start) - start..range.end.min(*end) - start,
-                piece,
+                part,
             )
         });
-        let Some((within, piece)) = pieces.next().filter(|_| !range.is_empty()) else {
+        let Some((within, part)) = parts.next().filter(|_| !range.is_empty()) else {
             return Ok(Cow::Borrowed(&[]));
         };
-        if let (Piece::Memory(bytes), true) = (piece, within.len() == range.len()) {
+        if let (Part::Memory(bytes), true) = (part, within.len() == range.len()) {
             return Ok(Cow::Borrowed(&bytes[within]));
         }
         let mut gathered = host_room(range.len())?;
         let mut rest = &mut gathered[..];
-        for (within, piece) in std::iter::once((within, piece)).chain(pieces) {
+        for (within, part) in std::iter::once((within, part)).chain(parts) {
             let (own, behind) = rest.split_at_mut(within.len());
-            piece.copy(within, own)?;
+            part.copy(within, own)?;
             rest = behind;
             if rest.is_empty() {
                 break;
@@ -185,7 +185,7 @@ mod tests {
             for range in ranges(&wanted) {
                 let got = parts.get(range.clone()).unwrap();
                 prop_assert_eq!(&*got, &bytes[range.clone()]);
-                let in_one = |piece: &Range<usize>| piece.start <= range.start && range.end <= piece.end;
+                let in_one = |part: &Range<usize>| part.start <= range.start && range.end <= part.end;
                 let is_copied = matches!(got, Cow::Owned(_));
                 prop_assert_eq!(is_copied, !range.is_empty() && !written.iter().any(in_one));
             }

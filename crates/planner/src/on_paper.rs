@@ -280,21 +280,21 @@ impl OnPaper {
 
 /// Cuts a step wherever another layer begins its work.
 fn stretches(playback: &Playback) -> Vec<Stretch> {
-    let mut pieces: Vec<Stretch> = Vec::new();
+    let mut stretches: Vec<Stretch> = Vec::new();
     for instant in &playback.instants[playback.step..] {
         let (part, live) = (part(instant.place), instant.live.total());
-        match pieces.last_mut() {
+        match stretches.last_mut() {
             Some(last) if part.is_none_or(|part| part == last.part) => {
                 last.most = last.most.max(live);
             }
-            _ => pieces.push(Stretch {
+            _ => stretches.push(Stretch {
                 part: part.unwrap_or(Part::Rest),
                 at_start: live,
                 most: live,
             }),
         }
     }
-    join_visits(pieces)
+    join_visits(stretches)
 }
 
 /// The part that begins when a place is entered; none if the part does not change.
@@ -308,24 +308,24 @@ fn part(place: Place) -> Option<Part> {
     }
 }
 
-/// Joins the pieces of a block's backward pass. It is interrupted if activations of an earlier block are fetched, or if
-/// a replay starts at an earlier block. The piece after such a visit shows which block was at work.
-fn join_visits(pieces: Vec<Stretch>) -> Vec<Stretch> {
-    let mut joined: Vec<Stretch> = Vec::with_capacity(pieces.len());
-    for piece in pieces.into_iter().rev() {
+/// Joins the stretches of a block's backward pass. A fetch of an earlier block's activations interrupts it, and so does a
+/// replay that starts at an earlier block. The stretch after such a visit shows which block was at work.
+fn join_visits(stretches: Vec<Stretch>) -> Vec<Stretch> {
+    let mut joined: Vec<Stretch> = Vec::with_capacity(stretches.len());
+    for stretch in stretches.into_iter().rev() {
         let Some(after) = joined.last_mut() else {
-            joined.push(piece);
+            joined.push(stretch);
             continue;
         };
-        let is_visit = match (piece.part, after.part) {
+        let is_visit = match (stretch.part, after.part) {
             (Part::Backward(layer), Part::Backward(of)) => layer <= of,
             _ => false,
         };
         if is_visit {
-            after.at_start = piece.at_start;
-            after.most = after.most.max(piece.most);
+            after.at_start = stretch.at_start;
+            after.most = after.most.max(stretch.most);
         } else {
-            joined.push(piece);
+            joined.push(stretch);
         }
     }
     joined.reverse();

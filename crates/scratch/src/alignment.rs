@@ -57,7 +57,7 @@ impl AlignedBytes {
     /// So many uninitialised bytes, at least one.
     pub(crate) fn new(bytes: usize) -> AlignedBytes {
         let layout = Layout::from_size_align(bytes.max(1), BLOCK_BYTES);
-        let layout = layout.expect("a few pieces are less than all memory");
+        let layout = layout.expect("a few parts are less than all memory");
         // SAFETY: the size is not 0.
         let start = NonNull::new(unsafe { alloc(layout) });
         AlignedBytes {

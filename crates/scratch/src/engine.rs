@@ -1,6 +1,6 @@
-//! Copies bytes to the disk and back, many pieces at a time, since a drive is fast only with many requests.
+//! Copies bytes to the disk and back, many parts at a time, since a drive is fast only with many requests.
 
-use crate::transfer::{PIECE_BYTES, Transfer, Way};
+use crate::transfer::{PART_BYTES, Transfer, Way};
 use crate::{pool, ring};
 use std::fs::File;
 use std::io;
@@ -32,18 +32,18 @@ impl Engine {
         }
     }
 
-    /// Copies all of a piece. When it returns, even with an error, nothing is under way.
+    /// Copies all of a transfer. When it returns, even with an error, nothing is under way.
     ///
     /// # Safety
-    /// The piece's memory is alive, may be written if bytes are read, and nothing else uses it meanwhile.
-    pub(crate) unsafe fn copy(self, file: &File, way: Way, piece: Transfer) -> io::Result<()> {
+    /// The transfer's memory is alive, may be written if bytes are read, and nothing else uses it meanwhile.
+    pub(crate) unsafe fn copy(self, file: &File, way: Way, transfer: Transfer) -> io::Result<()> {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Engine::Uring if piece.bytes > PIECE_BYTES => ring::copy(file, way, piece),
-                // A single piece is one system call with either engine.
-                Engine::Uring => pool::copy_part(file, way, piece),
-                Engine::Threads => pool::copy(file, way, piece),
+                Engine::Uring if transfer.bytes > PART_BYTES => ring::copy(file, way, transfer),
+                // A transfer of one part is one system call with either engine.
+                Engine::Uring => pool::copy_part(file, way, transfer),
+                Engine::Threads => pool::copy(file, way, transfer),
             }
         }
     }

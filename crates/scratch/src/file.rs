@@ -5,7 +5,7 @@ use crate::alignment::{AlignedBytes, Alignment, BLOCK_BYTES};
 use crate::engine::Engine;
 use crate::lock::FolderLock;
 use crate::space::room;
-use crate::transfer::{DEPTH, PIECE_BYTES, Transfer, Way};
+use crate::transfer::{DEPTH, PART_BYTES, Transfer, Way};
 use kernels::BlockFile;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -50,10 +50,10 @@ pub struct ScratchFile {
 }
 
 /// Bytes that are copied through our own memory at a time.
-const BOUNCE_BYTES: usize = 8 * PIECE_BYTES;
+const BOUNCE_BYTES: usize = 8 * PART_BYTES;
 
 /// Most bytes in the page cache, if it cannot be bypassed.
-const CACHED_BYTES: usize = 2 * DEPTH * PIECE_BYTES;
+const CACHED_BYTES: usize = 2 * DEPTH * PART_BYTES;
 
 impl ScratchFile {
     pub(crate) fn create(
@@ -144,21 +144,21 @@ impl ScratchFile {
 
     /// # Safety
     /// As for [`Engine::copy`].
-    unsafe fn copy(&self, way: Way, piece: Transfer) -> io::Result<()> {
-        let fits = piece.offset.checked_add(piece.bytes as u64);
+    unsafe fn copy(&self, way: Way, transfer: Transfer) -> io::Result<()> {
+        let fits = transfer.offset.checked_add(transfer.bytes as u64);
         if fits.is_none_or(|end| end > self.bytes) {
             let message = format!("the file has {} bytes", self.bytes);
             return Err(io::Error::new(ErrorKind::InvalidInput, message));
         }
         if !self.is_direct {
             // SAFETY: the caller's promise.
-            return unsafe { self.copy_cached(way, piece) };
+            return unsafe { self.copy_cached(way, transfer) };
         }
         let Alignment { memory, offset } = self.alignment;
-        let head = (piece.offset.next_multiple_of(offset as u64) - piece.offset) as usize;
-        let head = head.min(piece.bytes);
-        let middle = (piece.bytes - head) / offset * offset;
-        let [first, rest] = split(piece, head);
+        let head = (transfer.offset.next_multiple_of(offset as u64) - transfer.offset) as usize;
+        let head = head.min(transfer.bytes);
+        let middle = (transfer.bytes - head) / offset * offset;
+        let [first, rest] = split(transfer, head);
         let [second, third] = split(rest, middle);
         // SAFETY: the caller's promise, for each part.
         unsafe {
@@ -175,16 +175,16 @@ impl ScratchFile {
     ///
     /// # Safety
     /// As for [`Engine::copy`].
-    unsafe fn copy_through(&self, way: Way, mut piece: Transfer) -> io::Result<()> {
-        if piece.bytes == 0 {
+    unsafe fn copy_through(&self, way: Way, mut transfer: Transfer) -> io::Result<()> {
+        if transfer.bytes == 0 {
             return Ok(());
         }
         let block = self.alignment.offset as u64;
-        let bounce = AlignedBytes::new(BOUNCE_BYTES.min(piece.bytes) + 2 * BLOCK_BYTES);
+        let bounce = AlignedBytes::new(BOUNCE_BYTES.min(transfer.bytes) + 2 * BLOCK_BYTES);
         let one_at_a_time = self.partial.lock();
         let _one_at_a_time = one_at_a_time.unwrap_or_else(PoisonError::into_inner);
-        while piece.bytes > 0 {
-            let [part, rest] = split(piece, piece.bytes.min(BOUNCE_BYTES));
+        while transfer.bytes > 0 {
+            let [part, rest] = split(transfer, transfer.bytes.min(BOUNCE_BYTES));
             let before = part.offset % block;
             let end = (part.offset + part.bytes as u64).next_multiple_of(block);
             let whole = Transfer {
@@ -207,7 +207,7 @@ impl ScratchFile {
                     }
                 }
             }
-            piece = rest;
+            transfer = rest;
         }
         Ok(())
     }
@@ -216,9 +216,9 @@ impl ScratchFile {
     ///
     /// # Safety
     /// As for [`Engine::copy`].
-    unsafe fn copy_cached(&self, way: Way, mut piece: Transfer) -> io::Result<()> {
-        while piece.bytes > 0 {
-            let [part, rest] = split(piece, piece.bytes.min(CACHED_BYTES));
+    unsafe fn copy_cached(&self, way: Way, mut transfer: Transfer) -> io::Result<()> {
+        while transfer.bytes > 0 {
+            let [part, rest] = split(transfer, transfer.bytes.min(CACHED_BYTES));
             // SAFETY: the caller's promise.
             unsafe { self.engine.copy(&self.file, way, part)? };
             if way == Way::Write {
@@ -235,15 +235,15 @@ impl ScratchFile {
                 let advice = libc::POSIX_FADV_DONTNEED;
                 libc::posix_fadvise(self.file.as_raw_fd(), start, bytes, advice);
             }
-            piece = rest;
+            transfer = rest;
         }
         Ok(())
     }
 }
 
-/// The first so many bytes of a piece, and the rest.
-fn split(piece: Transfer, bytes: usize) -> [Transfer; 2] {
-    [Transfer { bytes, ..piece }, piece.after(bytes)]
+/// The first `bytes` of a transfer, and the rest.
+fn split(transfer: Transfer, bytes: usize) -> [Transfer; 2] {
+    [Transfer { bytes, ..transfer }, transfer.after(bytes)]
 }
 
 /// A new file, past the page cache if that is asked for and the file system can do it.
@@ -278,22 +278,22 @@ impl BlockFile for ScratchFile {
     }
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        let piece = Transfer {
+        let transfer = Transfer {
             offset,
             memory: bytes.as_mut_ptr(),
             bytes: bytes.len(),
         };
         // SAFETY: the slice is borrowed until this returns, and by then nothing is under way.
-        unsafe { self.copy(Way::Read, piece) }
+        unsafe { self.copy(Way::Read, transfer) }
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let piece = Transfer {
+        let transfer = Transfer {
             offset,
             memory: bytes.as_ptr().cast_mut(),
             bytes: bytes.len(),
         };
         // SAFETY: as above; a write only reads the memory.
-        unsafe { self.copy(Way::Write, piece) }
+        unsafe { self.copy(Way::Write, transfer) }
     }
 }

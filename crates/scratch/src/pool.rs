@@ -11,8 +11,8 @@ const THREADS: usize = 8;
 
 /// # Safety
 /// As for [`crate::Engine::copy`].
-pub(crate) unsafe fn copy(file: &File, way: Way, piece: Transfer) -> io::Result<()> {
-    let parts = piece.parts();
+pub(crate) unsafe fn copy(file: &File, way: Way, transfer: Transfer) -> io::Result<()> {
+    let parts = transfer.parts();
     let threads = parts.len().min(THREADS);
     let parts: Vec<Transfer> = parts.collect();
     let next = AtomicUsize::new(0);

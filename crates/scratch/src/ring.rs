@@ -25,7 +25,7 @@ pub(crate) fn probe() -> io::Result<()> {
 
 /// # Safety
 /// As for [`crate::Engine::copy`].
-pub(crate) unsafe fn copy(file: &File, way: Way, piece: Transfer) -> io::Result<()> {
+pub(crate) unsafe fn copy(file: &File, way: Way, transfer: Transfer) -> io::Result<()> {
     let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
     let ring = match idle {
         Some(ring) => ring,
@@ -40,7 +40,7 @@ pub(crate) unsafe fn copy(file: &File, way: Way, piece: Transfer) -> io::Result<
         failed: None,
     };
     // SAFETY: the caller's promise.
-    let copied = unsafe { copy.carry_out(piece) };
+    let copied = unsafe { copy.carry_out(transfer) };
     let ring = copy.ring;
     let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
     idle.push(ring);
@@ -62,8 +62,8 @@ struct Copy<'a> {
 impl Copy<'_> {
     /// # Safety
     /// As for [`crate::Engine::copy`].
-    unsafe fn carry_out(&mut self, piece: Transfer) -> io::Result<()> {
-        let mut parts = piece.parts();
+    unsafe fn carry_out(&mut self, transfer: Transfer) -> io::Result<()> {
+        let mut parts = transfer.parts();
         loop {
             while self.failed.is_none()
                 && let Some(slot) = self.slots.iter().position(Option::is_none)

@@ -1,9 +1,9 @@
-//! A piece to copy between memory and a file, and its parts.
+//! A transfer between memory and a file, and the parts in which it is copied.
 
 use std::io;
 
 /// The most bytes of one system call.
-pub(crate) const PIECE_BYTES: usize = 1 << 20;
+pub(crate) const PART_BYTES: usize = 1 << 20;
 
 /// How many parts are under way at a time.
 pub(crate) const DEPTH: usize = 32;
@@ -25,13 +25,13 @@ pub(crate) struct Transfer {
     pub(crate) bytes: usize,
 }
 
-// SAFETY: whoever makes a piece keeps the memory alive while it is copied, and no two pieces share any.
+// SAFETY: whoever makes a transfer keeps the memory alive while it is copied, and no two transfers share any.
 unsafe impl Send for Transfer {}
-// SAFETY: as above; a piece does not change after it is made.
+// SAFETY: as above; a transfer does not change after it is made.
 unsafe impl Sync for Transfer {}
 
 impl Transfer {
-    /// The piece without its first so many bytes.
+    /// The transfer without its first `bytes`.
     pub(crate) fn after(self, bytes: usize) -> Transfer {
         Transfer {
             offset: self.offset + bytes as u64,
@@ -40,12 +40,12 @@ impl Transfer {
         }
     }
 
-    /// Its parts of at most [`PIECE_BYTES`].
+    /// Its parts of at most [`PART_BYTES`].
     pub(crate) fn parts(self) -> impl ExactSizeIterator<Item = Transfer> {
-        (0..self.bytes.div_ceil(PIECE_BYTES)).map(move |index| {
-            let rest = self.after(index * PIECE_BYTES);
+        (0..self.bytes.div_ceil(PART_BYTES)).map(move |index| {
+            let rest = self.after(index * PART_BYTES);
             Transfer {
-                bytes: rest.bytes.min(PIECE_BYTES),
+                bytes: rest.bytes.min(PART_BYTES),
                 ..rest
             }
         })

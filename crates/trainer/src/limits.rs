@@ -73,7 +73,7 @@ pub(crate) fn refuse_model_without_room(
     is_forced: bool,
 ) -> Result<(), Failure> {
     let weights = tensor_file_bytes(weights.tensors(), "model", max_shard_bytes);
-    let model = DiskNeed::new(Saved::Model, weights + bytes_of(files), out);
+    let model = DiskNeed::new(Saved::Model, weights + total_bytes(files), out);
     match is_forced {
         true => Ok(()),
         false => Ok(NoDiskRoom::check(&[model], &SystemDisks)?),
@@ -81,7 +81,7 @@ pub(crate) fn refuse_model_without_room(
 }
 
 /// Bytes of small files in memory.
-pub(crate) fn bytes_of(files: &[(String, Vec<u8>)]) -> u64 {
+pub(crate) fn total_bytes(files: &[(String, Vec<u8>)]) -> u64 {
     files.iter().map(|(_, bytes)| bytes.len() as u64).sum()
 }
 

@@ -142,7 +142,7 @@ pub struct NormStage {
     pub norm: Norm,
     /// What is normalised.
     pub input: Activation,
-    /// What comes of it.
+    /// The activation that it writes.
     pub output: Activation,
     /// Its mean, in a LayerNorm, and its reciprocal deviation, `[b s]` f32 each.
     pub statistics: Vec<Activation>,

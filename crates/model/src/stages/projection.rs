@@ -11,7 +11,7 @@ pub struct Projection {
     pub name: &'static str,
     /// What is projected.
     pub input: Activation,
-    /// What comes of it.
+    /// The activation that it writes.
     pub output: Activation,
     /// The linear layer.
     pub linear: Linear,

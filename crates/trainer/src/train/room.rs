@@ -4,7 +4,7 @@ use super::preparing::Prepared;
 use super::resuming::Resumed;
 use crate::failure::Failure;
 use crate::job::Job;
-use crate::limits::{bytes_of, states_on_disk};
+use crate::limits::{states_on_disk, total_bytes};
 use checkpoint::saved;
 use files::Disk;
 use memory::Home;
@@ -45,7 +45,7 @@ impl Prepared {
     fn check_disks(&self, checkpoint_bytes: u64, origin: &Origin) -> Result<(), Failure> {
         let (config, options) = (&self.resolved.config, &self.resolved.options);
         let files = origin.files(&config.model, config.data.seq, self.step.settings.dtype);
-        let beside = bytes_of(&files) + config.to_toml()?.len() as u64 + UNKNOWN_FILES;
+        let beside = total_bytes(&files) + config.to_toml()?.len() as u64 + UNKNOWN_FILES;
         let goes_on = self.resumed.as_ref().and_then(Resumed::run);
         let there = goes_on.map(|run| saved(&Disk, run)).transpose()?;
         let there = there.map_or(0, |steps| steps.len());
@@ -56,7 +56,7 @@ impl Prepared {
         let run = run.unwrap_or(Path::new("runs"));
         let mut needs = vec![DiskNeed::new(Saved::Checkpoints(count), checkpoints, run)];
         if let Some(folder) = &options.save_final {
-            let model = self.plan.model_bytes + bytes_of(&files);
+            let model = self.plan.model_bytes + total_bytes(&files);
             needs.push(DiskNeed::new(Saved::Model, model, folder));
         }
         if let Home::Disk(folder) = config.homes()?.states {

@@ -1,18 +1,18 @@
-//! Cuts documents into pieces that fit a row.
+//! Cuts documents into parts that fit a row.
 
 use crate::{DataError, MicroBatch, Packing, shards::TokenShards};
 
 /// Inputs in a row from one document, each with the next token as its target. 12 bytes. llm.c's header limits shards to
 /// fewer than 2^31 tokens, and only shards of that layout have documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DocumentPiece {
+pub(crate) struct DocumentPart {
     shard: u32,
     start: u32,
     pub(crate) inputs: u32,
 }
 
-impl DocumentPiece {
-    /// Appends the piece to the row that is being read.
+impl DocumentPart {
+    /// Appends the part to the row that is being read.
     pub(crate) fn read(
         self,
         shards: &TokenShards,
@@ -29,16 +29,16 @@ impl DocumentPiece {
     }
 }
 
-/// The pieces of all documents, of at most `seq` inputs, in order; with [`Packing::Pad`] only the first of each. A
-/// document that continues in the next shard counts as two. One of a single token has no target, so no piece.
-pub(crate) fn pieces(
+/// The parts of all documents, of at most `seq` inputs, in order; with [`Packing::Pad`] only the first of each. A
+/// document that continues in the next shard counts as two. One of a single token has no target, so no part.
+pub(crate) fn document_parts(
     shards: &TokenShards,
     packing: Packing,
     seq: usize,
-) -> Result<Vec<DocumentPiece>, DataError> {
+) -> Result<Vec<DocumentPart>, DataError> {
     shards.check_documents(packing)?;
     let seq = u32::try_from(seq).unwrap_or(u32::MAX);
-    let mut pieces = Vec::new();
+    let mut parts = Vec::new();
     for (number, index) in shards
         .files
         .iter()
@@ -52,7 +52,7 @@ pub(crate) fn pieces(
             while left > 0 {
                 let inputs = left.min(seq);
                 let shard = number as u32;
-                pieces.push(DocumentPiece {
+                parts.push(DocumentPart {
                     shard,
                     start,
                     inputs,
@@ -67,12 +67,12 @@ pub(crate) fn pieces(
             begin = end;
         }
     }
-    if pieces.is_empty() {
+    if parts.is_empty() {
         return Err(DataError::NoDocuments {
             file: shards.name.clone(),
             packing: packing.name(),
             reason: "has no document of two tokens",
         });
     }
-    Ok(pieces)
+    Ok(parts)
 }
