@@ -1,7 +1,7 @@
 //! Products of experts. Each is small: several run at a time, each with a part of the workspace, so that threads need
 //! not wait for one another after every expert.
 
-use super::pack::Listed;
+use super::pack::TableOf;
 use super::store::{Added, Output};
 use super::tiles::{DEPTH, SIDE};
 use super::{Instructions, Operand, Product, RIGHT_PANELS, Room};
@@ -26,7 +26,7 @@ pub(in crate::cpu) fn matrix_of(tensor: In, expert: usize) -> In {
 /// Rows of an expert as an operand, which finds those of tokens by their table.
 fn operand_of(all: ExpertRows, rows: Range<usize>) -> Operand {
     match tokens_of(all, &rows) {
-        Some(tokens) => Operand::of(all.x).listed(tokens, Listed::Rows),
+        Some(tokens) => Operand::of(all.x).listed(tokens, TableOf::Rows),
         None => Operand::of(all.x.rows(rows)),
     }
 }
@@ -34,7 +34,7 @@ fn operand_of(all: ExpertRows, rows: Range<usize>) -> Operand {
 /// The same, transposed: the rows are places of the depth.
 fn transposed(all: ExpertRows, rows: Range<usize>) -> Operand {
     match tokens_of(all, &rows) {
-        Some(tokens) => Operand::of(all.x.t()).listed(tokens, Listed::Places),
+        Some(tokens) => Operand::of(all.x.t()).listed(tokens, TableOf::Places),
         None => Operand::of(all.x.rows(rows).t()),
     }
 }
