@@ -20,12 +20,13 @@ template <typename T, bool BY_DEPTH> struct Factor {
     // From one line in memory to the next, in elements.
     unsigned stride;
     int count, depth;
-    // Which line each is; null: the first one, and those that follow it.
+    // Which line each is, from an entry on; null: the first one, and those that follow it.
     const int *table;
+    unsigned entry;
 
-    __device__ T at(int row, int place) const {
+    template <bool IS_LISTED> __device__ T at(int row, int place) const {
         const int line = BY_DEPTH ? place : row, element = BY_DEPTH ? row : place;
-        return first[size_t(table != nullptr ? table[line] : line) * stride + element];
+        return first[size_t(IS_LISTED ? table[entry + line] : line) * stride + element];
     }
     // What is left from a place of the depth on, by lines in memory, and how many lines there are.
     __device__ HeadRows<const T> lines(int place) const {
@@ -41,8 +42,7 @@ template <typename T> struct ExpertRows {
 
     template <bool BY_DEPTH>
     __device__ Factor<T, BY_DEPTH> factor(size_t first, size_t width, size_t column, int count, int depth) const {
-        return {x + (table != nullptr ? 0 : first * width) + column, unsigned(width), count, depth,
-                table != nullptr ? table + first : nullptr};
+        return {x + (table != nullptr ? 0 : first * width) + column, unsigned(width), count, depth, table, unsigned(first)};
     }
 };
 
@@ -68,7 +68,7 @@ template <int LONG, bool BY_DEPTH> struct Held {
         if (factor.table == nullptr) {
             copy_rows<LINES, THREADS>(tile, factor.lines(place), first, count);
         } else {
-            copy_listed_rows<LINES, THREADS>(tile, factor.lines(place), factor.table + first, count);
+            copy_listed_rows<LINES, THREADS>(tile, factor.lines(place), factor.table, factor.entry + first, count);
         }
     }
     // The fragment of sixteen rows and sixteen places for the left side of a product.
@@ -173,12 +173,22 @@ __device__ void multiply(const Output<O> &out, const Factor<bf16, A_BY_DEPTH> &a
 
 // Copies LONG rows of a factor at F32_DEPTH places to `tile`, by depth, with zeros beyond its end. Neighbouring threads
 // read neighbouring elements.
-template <int LONG, bool BY_DEPTH>
-__device__ void copy_f32(SharedArray<float> tile, int pitch, const Factor<float, BY_DEPTH> &factor, int start) {
+template <bool IS_LISTED, int LONG, bool BY_DEPTH>
+__device__ void copy_f32_lines(SharedArray<float> tile, int pitch, const Factor<float, BY_DEPTH> &factor, int start) {
+#pragma unroll (IS_LISTED ? 4 : 8)
     for (int i = threadIdx.x; i < LONG * F32_DEPTH; i += THREADS) {
         const int row = BY_DEPTH ? i % LONG : i / F32_DEPTH, place = BY_DEPTH ? i / LONG : i % F32_DEPTH;
         const bool exists = row < factor.count && start + place < factor.depth;
-        tile[place * pitch + row] = exists ? factor.at(row, start + place) : 0.0f;
+        tile[place * pitch + row] = exists ? factor.template at<IS_LISTED>(row, start + place) : 0.0f;
+    }
+}
+
+template <int LONG, bool BY_DEPTH>
+__device__ void copy_f32(SharedArray<float> tile, int pitch, const Factor<float, BY_DEPTH> &factor, int start) {
+    if (factor.table == nullptr) {
+        copy_f32_lines<false, LONG>(tile, pitch, factor, start);
+    } else {
+        copy_f32_lines<true, LONG>(tile, pitch, factor, start);
     }
 }
 
@@ -266,7 +276,7 @@ __device__ void grouped_matmul(T *out, ExpertRows<T> x, const T *weights, const 
     const T *own = weights + size_t(rows.expert) * m * n + (BY_COLUMNS ? column : column * m);
     const Output<T> part = {out + size_t(rows.first) * n + column, n, rows.count, int(n - column), 0};
     const auto a = x.template factor<false>(size_t(rows.first), m, 0, rows.count, int(m));
-    const Factor<T, BY_COLUMNS> b = {own, unsigned(BY_COLUMNS ? n : m), part.columns, int(m), nullptr};
+    const Factor<T, BY_COLUMNS> b = {own, unsigned(BY_COLUMNS ? n : m), part.columns, int(m), nullptr, 0};
     multiply(part, a, b);
 }
 

@@ -86,22 +86,22 @@ __device__ void copy_rows(Tile<T, D> tile, HeadRows<const T> rows, int first, in
     }
 }
 
-// The same of the `count` rows that `table` lists.
+// The same of the `count` rows that `table` lists from an entry on.
 template <int ROWS, int THREADS, typename T, int D>
-__device__ void copy_listed_rows(Tile<T, D> tile, HeadRows<const T> rows, const int *table, int count) {
+__device__ void copy_listed_rows(Tile<T, D> tile, HeadRows<const T> rows, const int *table, unsigned entry, int count) {
     typedef Tile<T, D> Of;
     constexpr int STEP = THREADS / Of::CHUNKS;
     static_assert(THREADS % Of::CHUNKS == 0 && ROWS % STEP == 0, "every thread has as many chunks as the others");
     const int own = threadIdx.x / Of::CHUNKS, chunk = threadIdx.x % Of::CHUNKS, element = chunk * Of::PER_CHUNK;
     const int to = tile.at(own, chunk), given = rows.width - element, left = count - own;
-    table += own;
+    entry += own;
     if (rows.in_chunks()) {
         const int existing = given > 0 ? left : 0;
         // All of a thread's entries are on their way before it waits for the first.
         unsigned listed[ROWS / STEP];
 #pragma unroll
         for (int row = 0; row < ROWS; row += STEP) {
-            listed[row / STEP] = row < existing ? table[row] : 0;
+            listed[row / STEP] = row < existing ? table[entry + row] : 0;
         }
 #pragma unroll
         for (int row = 0; row < ROWS; row += STEP) {
@@ -111,7 +111,7 @@ __device__ void copy_listed_rows(Tile<T, D> tile, HeadRows<const T> rows, const 
     } else {
 #pragma unroll 1
         for (int row = 0; row < ROWS; row += STEP) {
-            const T *from = rows.row(row < left ? table[row] : 0) + element;
+            const T *from = rows.row(row < left ? table[entry + row] : 0) + element;
             tile.chunks[to + row * Of::PITCH] = partial_chunk(from, row < left ? given : 0);
         }
     }

@@ -1,7 +1,7 @@
 //! Products of experts. Each is small: several run at a time, each with a part of the workspace, so that threads need
 //! not wait for one another after every expert.
 
-use super::pack::Listed;
+use super::pack::TableOf;
 use super::store::{Added, Output};
 use super::tiles::{DEPTH, SIDE};
 use super::{Instructions, Operand, Product, RIGHT_PANELS, Room};
@@ -25,18 +25,26 @@ pub(in crate::cpu) fn matrix_of(tensor: In, expert: usize) -> In {
 
 /// Rows of an expert as an operand, which finds those of tokens by their table.
 fn operand_of(all: ExpertRows, rows: Range<usize>) -> Operand {
-    match all.row_token {
-        Some(tokens) => Operand::of(all.x).listed(&tokens.slice()[rows], Listed::Rows),
+    match tokens_of(all, &rows) {
+        Some(tokens) => Operand::of(all.x).listed(tokens, TableOf::Rows),
         None => Operand::of(all.x.rows(rows)),
     }
 }
 
 /// The same, transposed: the rows are places of the depth.
 fn transposed(all: ExpertRows, rows: Range<usize>) -> Operand {
-    match all.row_token {
-        Some(tokens) => Operand::of(all.x.t()).listed(&tokens.slice()[rows], Listed::Places),
+    match tokens_of(all, &rows) {
+        Some(tokens) => Operand::of(all.x.t()).listed(tokens, TableOf::Places),
         None => Operand::of(all.x.rows(rows).t()),
     }
+}
+
+/// The tokens of an expert's rows, if a table has them. Packing reads them unchecked.
+fn tokens_of<'a>(all: ExpertRows<'a>, rows: &Range<usize>) -> Option<&'a [i32]> {
+    let tokens = &all.row_token?.slice::<i32>()[rows.clone()];
+    let exists = |token: &i32| (*token as usize) < all.x.dims()[0];
+    assert!(tokens.iter().all(exists), "a row's token is none of `rows`");
+    Some(tokens)
 }
 
 /// [`GroupedMatmul`] of bf16. The left operand is always the weights: they are read once, and a strip of them needs

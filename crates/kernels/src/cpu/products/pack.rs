@@ -14,12 +14,12 @@ pub(super) struct Operand {
     pub(super) rows: usize,
     row_stride: usize,
     depth_stride: usize,
-    table: Option<(Listed, Shared<i32>)>,
+    table: Option<(TableOf, Shared<i32>)>,
 }
 
 /// What of a matrix in memory a table lists in the order of the operand.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Listed {
+pub(super) enum TableOf {
     Rows,
     Places,
 }
@@ -48,22 +48,22 @@ impl Operand {
     }
 
     /// Of this matrix the rows, or the places of the depth, that `table` lists; of the other all.
-    pub(super) fn listed(self, table: &[i32], listed: Listed) -> Operand {
-        let rows = match listed {
-            Listed::Rows => table.len(),
-            Listed::Places => self.rows,
+    pub(super) fn listed(self, table: &[i32], of: TableOf) -> Operand {
+        let rows = match of {
+            TableOf::Rows => table.len(),
+            TableOf::Places => self.rows,
         };
         let table = Shared(table.as_ptr().cast_mut());
         Operand {
             rows,
-            table: Some((listed, table)),
+            table: Some((of, table)),
             ..self
         }
     }
 
     /// Whether the elements of a row lie side by side.
     pub(super) fn has_contiguous_rows(&self) -> bool {
-        self.depth_stride == 1 && !matches!(self.table, Some((Listed::Places, _)))
+        self.depth_stride == 1 && !matches!(self.table, Some((TableOf::Places, _)))
     }
 
     /// # Safety
@@ -74,8 +74,8 @@ impl Operand {
         let entry = |table: Shared<i32>, index| unsafe { *table.at(index) as usize };
         let (row, place) = match self.table {
             None => (row, place),
-            Some((Listed::Rows, table)) => (entry(table, row), place),
-            Some((Listed::Places, table)) => (row, entry(table, place)),
+            Some((TableOf::Rows, table)) => (entry(table, row), place),
+            Some((TableOf::Places, table)) => (row, entry(table, place)),
         };
         let first = self.pointer.at(0).cast::<T>().cast_const();
         first.wrapping_add(row * self.row_stride + place * self.depth_stride)
@@ -137,7 +137,7 @@ unsafe fn pack_as<S: Tiles, T: Real>(operand: &Operand, part: Part, side: Side, 
                     let (first, stride) = (operand.at(row, place), operand.depth_stride);
                     pack_places::<S, T>(first, stride, side, to, is_last);
                 }
-                Some((Listed::Places, _)) if is_whole && operand.row_stride == 1 => {
+                Some((TableOf::Places, _)) if is_whole && operand.row_stride == 1 => {
                     let mut patch = [T::narrow(0.0); SIDE * DEPTH];
                     for (index, patch) in patch.chunks_exact_mut(SIDE).enumerate() {
                         copy_to(patch, operand.at(row, place + index));
