@@ -164,23 +164,28 @@ impl Architecture {
 
     /// The statistics that stages count over a step: position and name of the stage, and how many numbers it counts.
     pub(crate) fn statistics(&self) -> Vec<(StagePosition, &'static str, usize)> {
+        let stages = self.stages_of_blocks();
+        let counted =
+            stages.filter_map(|(at, stage)| Some((at, stage.name(), stage.statistics()?)));
+        counted.collect()
+    }
+
+    /// The stages of all blocks, each with its position.
+    pub(crate) fn stages_of_blocks(&self) -> impl Iterator<Item = (StagePosition, &dyn Stage)> {
         let blocks = self.blocks.iter().enumerate();
-        let of_blocks = blocks.flat_map(|(layer, block)| {
+        blocks.flat_map(|(layer, block)| {
             let stages = block.stages().iter().enumerate();
-            stages.filter_map(move |(number, Declared { stage, .. })| {
-                let at = StagePosition::new(layer, number);
-                Some((at, stage.name(), stage.statistics()?))
+            stages.map(move |(number, declared)| {
+                (StagePosition::new(layer, number), &*declared.stage)
             })
-        });
-        of_blocks.collect()
+        })
     }
 
     /// Its routers in the order of layers: how many experts each has, and the name of the buffer that is added to scores
     /// where it chooses, if it has one.
     pub fn routers(&self) -> Vec<(usize, Option<String>)> {
-        let stages = self.blocks.iter().flat_map(|block| block.stages());
-        let routers = stages.filter_map(|declared| {
-            let (experts, bias) = declared.stage.router()?;
+        let routers = self.stages_of_blocks().filter_map(|(_, stage)| {
+            let (experts, bias) = stage.router()?;
             let name = bias.map(|bias| self.parameters.get(bias).name.clone());
             Some((experts, name))
         });

@@ -101,6 +101,28 @@ impl Label {
     }
 }
 
+/// The labels of blocks of which some have experts, with those of what attention reads.
+macro_rules! with_experts {
+    ($($projected:ident),+) => {
+        Labels::new(&[
+            Label::BLOCK_INPUT,
+            Label::LAYERNORM,
+            $(Label::$projected,)+
+            Label::CORE_ATTN,
+            Label::ATTN_VALUE,
+            Label::ATTN_OUT,
+            Label::MLP,
+            Label::MLP_ACT,
+            Label::MOE,
+            Label::MOE_ROUTER,
+            Label::MOE_TABLES,
+            Label::MOE_DISPATCH,
+            Label::MOE_ACT,
+            Label::SHARED_EXPERTS,
+        ])
+    };
+}
+
 /// The labels of an architecture, in forward order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Labels(&'static [Label]);
@@ -122,41 +144,10 @@ impl Labels {
     ]);
 
     /// The labels of models of which some layers have experts.
-    pub const EXPERTS: Labels = Labels::new(&[
-        Label::BLOCK_INPUT,
-        Label::LAYERNORM,
-        Label::QKV,
-        Label::CORE_ATTN,
-        Label::ATTN_VALUE,
-        Label::ATTN_OUT,
-        Label::MLP,
-        Label::MLP_ACT,
-        Label::MOE,
-        Label::MOE_ROUTER,
-        Label::MOE_TABLES,
-        Label::MOE_DISPATCH,
-        Label::MOE_ACT,
-        Label::SHARED_EXPERTS,
-    ]);
+    pub const EXPERTS: Labels = with_experts!(QKV);
 
     /// The labels of models with latent attention, of which some layers have experts.
-    pub const LATENT: Labels = Labels::new(&[
-        Label::BLOCK_INPUT,
-        Label::LAYERNORM,
-        Label::MLA_LATENT,
-        Label::MLA_UP_PROJ,
-        Label::CORE_ATTN,
-        Label::ATTN_VALUE,
-        Label::ATTN_OUT,
-        Label::MLP,
-        Label::MLP_ACT,
-        Label::MOE,
-        Label::MOE_ROUTER,
-        Label::MOE_TABLES,
-        Label::MOE_DISPATCH,
-        Label::MOE_ACT,
-        Label::SHARED_EXPERTS,
-    ]);
+    pub const LATENT: Labels = with_experts!(MLA_LATENT, MLA_UP_PROJ);
 
     /// A table of labels.
     ///

@@ -90,11 +90,9 @@ impl Architecture {
         layers.push(vec![(Activation::X, Extent::tokens(self.width()), of_head)]);
         let statistics = Statistics::lease(memory, self.statistics())?;
         let has_balance = self.router_losses().is_some_and(|losses| losses.aux > 0.0);
-        let routers = self.statistics().into_iter();
-        let balance = has_balance.then(|| {
-            let routers = routers.map(|(at, _, experts)| (at, experts)).collect();
-            Balance::lease(memory, routers, batch.rows)
-        });
+        let stages = self.stages_of_blocks();
+        let routers = stages.filter_map(|(at, stage)| Some((at, stage.router()?.0)));
+        let balance = has_balance.then(|| Balance::lease(memory, routers.collect(), batch.rows));
         let counted = (statistics, balance.transpose()?);
         SavedActivations::lease(memory, layers, counted, dtype, batch)
     }

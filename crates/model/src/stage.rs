@@ -52,13 +52,13 @@ pub trait Stage {
         0
     }
 
-    /// How many numbers it counts over a step ([`Pass::accumulate_statistics`]), if any.
+    /// How many numbers it counts over a step ([`Pass::accumulate_statistics`]), if any. A router counts how often it chose
+    /// each expert.
     fn statistics(&self) -> Option<usize> {
-        None
+        self.router().map(|(experts, _)| experts)
     }
 
-    /// If it is a router: its experts, and the buffer that is added to scores where it chooses, if it has one. Then its
-    /// statistics are how often it chose each expert.
+    /// If it is a router: its experts, and the buffer that is added to scores where it chooses, if it has one.
     fn router(&self) -> Option<(usize, Option<ParameterId>)> {
         None
     }

@@ -6,7 +6,8 @@
 use super::Positions;
 use super::check::{Check, Checked};
 use super::contract::{Contract, Operand, changes, reads, writes};
-use memory::{DType, In, Out};
+use super::rotary::{check_table, read_of_table};
+use memory::{In, Out};
 
 /// Rotates the last `p` columns of each head of `x [t, a (n + p)]` in place, as [`super::Rotary`] does with all;
 /// `table [2, positions, p / 2]` (f32) has cosines, then sines. Pairs are (i, i + p / 2), or (2 i, 2 i + 1) if
@@ -46,33 +47,21 @@ impl Contract for RotaryTail<'_> {
     }
 
     fn check(&self, check: &Check) -> Checked {
-        let (x, table) = (self.x.dims(), self.table.dims());
+        let x = self.x.dims();
         check.real_of_rank("x", &self.x, 2)?;
-        check.rank("table", &self.table, 3)?;
-        check.tensor("table", &self.table, &[2, table[1], table[2]], DType::F32)?;
-        let (head_dim, turned) = (self.head_dim, 2 * table[2]);
+        check_table(check, &self.table, &self.positions, x[0])?;
+        let (head_dim, turned) = (self.head_dim, 2 * self.table.dims()[2]);
         check.that(head_dim > 0 && x[1].is_multiple_of(head_dim), || {
             format!("`x` is {x:?}: not whole heads of {head_dim}")
         })?;
         check.that((1..=head_dim).contains(&turned), || {
             format!("a head has {head_dim} columns, and {turned} are to be turned")
-        })?;
-        self.positions.check(check, x[0], table[1])
+        })
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        let &[parts, rows, half] = self.table.dims() else {
-            unreachable!("the check asks for three dimensions");
-        };
-        let touched = parts * self.positions.table_rows(self.x.dims()[0], rows);
-        let table = self.table.reshape([parts * rows, half]);
-        let read = [table.rows(0..touched)]
-            .into_iter()
-            .chain(self.positions.given());
-        [changes(&self.x)]
-            .into_iter()
-            .chain(read.map(reads))
-            .collect()
+        let read = read_of_table(self.table, &self.positions, self.x.dims()[0]);
+        [changes(&self.x)].into_iter().chain(read).collect()
     }
 }
 

@@ -3,7 +3,8 @@
 use super::Positions;
 use super::check::{Check, Checked};
 use super::contract::{Contract, Operand, reads, writes};
-use memory::{DType, In, Out};
+use super::rotary::{check_table, read_of_table};
+use memory::{In, Out};
 
 /// The rotation of queries and keys when they are split or joined, as by [`super::Rotary`].
 #[derive(Clone, Copy)]
@@ -39,26 +40,17 @@ pub struct JoinQkv<'a> {
 impl<'a> Turn<'a> {
     /// Refuses a rotation that does not fit `tokens` tokens and rows of these widths.
     fn check(&self, check: &Check, tokens: usize, widths: [usize; 2]) -> Checked {
-        let table = self.table.dims();
-        check.rank("table", &self.table, 3)?;
-        check.tensor("table", &self.table, &[2, table[1], table[2]], DType::F32)?;
-        let head_dim = 2 * table[2];
+        check_table(check, &self.table, &self.positions, tokens)?;
+        let head_dim = 2 * self.table.dims()[2];
         let whole = |width: &usize| width.is_multiple_of(head_dim);
         check.that(widths.iter().all(whole), || {
             format!("queries and keys of {widths:?} columns are not whole heads of {head_dim}")
-        })?;
-        self.positions.check(check, tokens, table[1])
+        })
     }
 
     /// The parts of table and positions that are read.
     fn operands(&self, tokens: usize) -> impl Iterator<Item = Operand<'a>> {
-        let &[parts, rows, half] = self.table.dims() else {
-            unreachable!("the check asks for three dimensions");
-        };
-        let touched = parts * self.positions.table_rows(tokens, rows);
-        let table = self.table.reshape([parts * rows, half]);
-        let given = self.positions.given();
-        [table.rows(0..touched)].into_iter().chain(given).map(reads)
+        read_of_table(self.table, &self.positions, tokens)
     }
 }
 

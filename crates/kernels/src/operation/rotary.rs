@@ -14,36 +14,51 @@ pub struct Rotary<'a> {
     pub inverse: bool,
 }
 
+/// Refuses a table of angles that does not fit `tokens` tokens at their positions.
+pub(super) fn check_table(
+    check: &Check,
+    table: &In,
+    positions: &Positions,
+    tokens: usize,
+) -> Checked {
+    check.rank("table", table, 3)?;
+    let dims = table.dims();
+    check.tensor("table", table, &[2, dims[1], dims[2]], DType::F32)?;
+    positions.check(check, tokens, dims[1])
+}
+
+/// The parts of table and positions that `tokens` tokens read.
+pub(super) fn read_of_table<'a>(
+    table: In<'a>,
+    positions: &Positions<'a>,
+    tokens: usize,
+) -> impl Iterator<Item = Operand<'a>> {
+    let &[parts, rows, half] = table.dims() else {
+        unreachable!("the check asks for three dimensions");
+    };
+    let touched = parts * positions.table_rows(tokens, rows);
+    let table = table.reshape([parts * rows, half]).rows(0..touched);
+    [table].into_iter().chain(positions.given()).map(reads)
+}
+
 impl Contract for Rotary<'_> {
     fn name(&self) -> &'static str {
         "rotary"
     }
 
     fn check(&self, check: &Check) -> Checked {
-        let (x, table) = (self.x.dims(), self.table.dims());
+        let x = self.x.dims();
         check.rank("x", &self.x, 2)?;
         check.real_by_rows("x", &self.x, x)?;
-        check.rank("table", &self.table, 3)?;
-        check.tensor("table", &self.table, &[2, table[1], table[2]], DType::F32)?;
-        let head_dim = 2 * table[2];
+        check_table(check, &self.table, &self.positions, x[0])?;
+        let head_dim = 2 * self.table.dims()[2];
         check.that(x[1].is_multiple_of(head_dim), || {
             format!("`x` is {x:?}: not whole heads of {head_dim}")
-        })?;
-        self.positions.check(check, x[0], table[1])
+        })
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        let &[parts, rows, half] = self.table.dims() else {
-            unreachable!("the check asks for three dimensions");
-        };
-        let rows = parts * self.positions.table_rows(self.x.dims()[0], rows);
-        let table = self.table.reshape([parts * self.table.dims()[1], half]);
-        let read = [table.rows(0..rows)]
-            .into_iter()
-            .chain(self.positions.given());
-        [changes(&self.x)]
-            .into_iter()
-            .chain(read.map(reads))
-            .collect()
+        let read = read_of_table(self.table, &self.positions, self.x.dims()[0]);
+        [changes(&self.x)].into_iter().chain(read).collect()
     }
 }

@@ -79,10 +79,6 @@ impl Stage for RouterChoice {
         false
     }
 
-    fn statistics(&self) -> Option<usize> {
-        self.is_router.then_some(self.experts)
-    }
-
     fn router(&self) -> Option<(usize, Option<ParameterId>)> {
         self.is_router.then_some((self.experts, self.bias))
     }
