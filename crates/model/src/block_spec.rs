@@ -1,8 +1,8 @@
 //! What a model's configuration says of each block. A family makes stages from it.
 
 use crate::{
-    ActivationFunction, Attention, CacheWidths, ExpertsConfig, LatentConfig, ModelConfig,
-    PositionKind, RopeScaling,
+    ActivationFunction, CacheWidths, ExpertsConfig, LatentConfig, ModelConfig, PositionKind,
+    RopeScaling,
 };
 use kernels::{AttentionShape, ScoreScale};
 use std::rc::Rc;
@@ -74,12 +74,6 @@ impl AttentionSpec {
     /// Width of the output of all heads together.
     pub fn o_width(&self) -> usize {
         self.heads * self.v_head_dim
-    }
-
-    /// Whether queries, keys and values stay side by side in the product that makes them. cuDNN reads them there. Norms of heads
-    /// and latents make them anew.
-    pub fn is_packed(&self, kind: Attention) -> bool {
-        kind == Attention::Cudnn && !self.qk_norm && self.latent.is_none()
     }
 
     /// What a cache keeps of a token: keys and values, or its latent, beside the columns of keys that all heads share.

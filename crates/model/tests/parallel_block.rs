@@ -117,7 +117,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
             kv_widths: [config.kv_width(); 2],
             norms: None,
             is_rotary: true,
-            is_packed: config.attention(None).is_packed(kind),
+            is_packed: kind.reads_packed(&config.attention(None)),
         }),
         Box::new(CoreAttention {
             kind,

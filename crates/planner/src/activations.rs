@@ -118,9 +118,8 @@ mod tests {
         assert_eq!(of_qkv(&flash), (vec!["q", "k", "v"], bytes));
         assert_eq!(of_qkv(&cudnn), (vec!["qkv"], bytes));
         assert_eq!(of_qkv(&normed).0, ["q_raw", "k_raw", "q", "k", "v"]);
-        // Attention's output and log-sum-exp follow, and cuDNN's scratch.
-        let output = bytes / 3 + 4 * 512 * 8 * 8;
+        // Beside the product there was a copy; now only what follows is there, which is smaller.
         let [flash, cudnn] = [flash, cudnn].map(|plan| plan.phase_peak_bytes.forward);
-        assert!(cudnn + bytes <= flash + output + 8192, "{cudnn} {flash}");
+        assert!(cudnn + bytes / 3 <= flash, "{cudnn} {flash}");
     }
 }

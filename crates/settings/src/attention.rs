@@ -70,7 +70,7 @@ fn cudnn_shape(config: &Config) -> AttentionShape {
 /// The attention of a micro-batch as cuDNN is asked for it.
 pub fn library_shape(config: &Config) -> LibraryShape {
     let spec = config.model.attention(config.model.sliding_window);
-    match spec.is_packed(Attention::Cudnn) {
+    match Attention::Cudnn.reads_packed(&spec) {
         true => LibraryShape::packed(cudnn_shape(config)),
         false => LibraryShape::apart(cudnn_shape(config)),
     }

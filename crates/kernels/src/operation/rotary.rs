@@ -6,7 +6,8 @@ use super::contract::{Contract, Operand, changes, reads};
 use memory::{DType, In, Out};
 
 /// Rotates pairs (i, i + head_dim / 2) of every head of `x [t, heads * head_dim]`, in place, by the angles of its token's
-/// position. There may be gaps between the rows of `x`. `table` is `[2, p, head_dim / 2]` f32: cosines, sines. `inverse` turns the other way: the backward pass.
+/// position. There may be gaps between the rows of `x`. `table` is `[2, p, head_dim / 2]` f32: cosines, sines. `inverse`
+/// turns the other way: the backward pass.
 pub struct Rotary<'a> {
     pub x: Out<'a>,
     pub table: In<'a>,

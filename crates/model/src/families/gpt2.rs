@@ -71,7 +71,7 @@ fn stages(
         };
     [
         norm(own, "attn_norm", [X, H1], "ln_1", [MEAN1, RSTD1]),
-        Box::new(qkv(config, attention.is_packed(kind), own)),
+        Box::new(qkv(config, kind.reads_packed(attention), own)),
         Box::new(CoreAttention {
             kind,
             attention: attention.clone(),

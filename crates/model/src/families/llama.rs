@@ -354,6 +354,6 @@ fn qkv(
             head_dim,
         }),
         is_rotary: attention.is_rotary,
-        is_packed: attention.is_packed(kind),
+        is_packed: kind.reads_packed(attention),
     }
 }

@@ -34,6 +34,12 @@ impl Attention {
         self == Attention::Eager
     }
 
+    /// Whether queries, keys and values stay side by side in the product that makes them. cuDNN reads them there. Norms of heads
+    /// and latents make them anew.
+    pub fn reads_packed(self, spec: &AttentionSpec) -> bool {
+        self == Attention::Cudnn && !spec.qk_norm && spec.latent.is_none()
+    }
+
     /// The name in settings and files.
     pub fn name(self) -> &'static str {
         match self {
@@ -66,7 +72,7 @@ impl CoreAttention {
 
     /// What has queries, keys and values.
     fn inputs(&self) -> &'static [Activation] {
-        match self.attention.is_packed(self.kind) {
+        match self.kind.reads_packed(&self.attention) {
             true => &[Qkv::PACKED],
             false => &Qkv::MADE,
         }

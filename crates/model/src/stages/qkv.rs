@@ -20,7 +20,7 @@ pub struct Qkv {
     pub norms: Option<HeadNorms>,
     /// Whether the rotary embedding is applied to queries and keys.
     pub is_rotary: bool,
-    /// Whether they are one activation, [`Qkv::PACKED`] ([`crate::AttentionSpec::is_packed`]); not with norms.
+    /// Whether they are one activation, [`Qkv::PACKED`] ([`super::Attention::reads_packed`]); not with norms.
     pub is_packed: bool,
 }
 

@@ -398,7 +398,7 @@ fn block(
         kv_widths: [k_width, v_width],
         norms: None,
         is_rotary: true,
-        is_packed: attention.is_packed(kind),
+        is_packed: kind.reads_packed(&attention),
     }));
     stages.push(Box::new(CoreAttention {
         kind,

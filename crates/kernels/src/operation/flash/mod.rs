@@ -32,8 +32,8 @@ pub struct FlashAttention<'a> {
 }
 
 /// Gradients of [`FlashAttention`]: `dq`, `dk`, `dv` from `dout`, and from the `out` and `lse` of the same inputs and
-/// options. The outputs are overwritten. By cuDNN, the gradients of `q`, `k` and `v` have as large gaps between rows as these. The probabilities are recomputed, so it computes, and counts, one more product
-/// than [`super::AttentionBackward`].
+/// options. The outputs are overwritten. By cuDNN, `dq`, `dk` and `dv` have the gaps between rows of `q`, `k` and `v`. The
+/// probabilities are recomputed, so it computes, and counts, one more product than [`super::AttentionBackward`].
 pub struct FlashAttentionBackward<'a> {
     pub dq: Out<'a>,
     pub dk: Out<'a>,
