@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Keeps other trainers out of a run's folder until it is dropped, or until the process ends in any way.
 ///
 /// It locks `RUN/.lock`. The file stays behind, and means nothing without the lock. On a file system without locks,
-/// nobody is kept out.
+/// other trainers are not kept out.
 #[derive(Debug)]
 pub struct RunLock {
     _file: File,

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// Another file system, of which only so many more bytes can be written.
+/// A file system that becomes full after a number of bytes; otherwise it is the one that it wraps.
 pub struct FullDisk<F> {
     disk: F,
     room: Arc<Mutex<u64>>,

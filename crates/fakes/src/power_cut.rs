@@ -24,8 +24,8 @@ pub enum Kept {
 
 /// A file system in memory that knows what is durable. Clones are handles of the same one.
 ///
-/// It carries out so many operations (writes among them), then refuses every further one. [`Self::materialise`] writes
-/// into a real folder what a disk could hold at that moment.
+/// It carries out a set number of operations, writes among them, and refuses every later one. [`Self::materialise`]
+/// writes into a real folder what a disk could hold at that moment.
 #[derive(Clone)]
 pub struct PowerCut(Arc<Mutex<State>>);
 

@@ -18,8 +18,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Kernels that run later, on the processor. What is left in the queues when they are dropped never runs: nobody waits
-/// for it, and its memory may be gone.
+/// Kernels that run later, on the processor. Work that is left in the queues when they are dropped
+/// never runs, because its memory may be gone.
 pub struct Scheduled<B> {
     backend: B,
     ignored: Option<&'static str>,

@@ -292,7 +292,8 @@ impl MetricsFile {
         })
     }
 
-    /// Goes on with the file of a run after so many steps: what comes after them goes, so that a step occurs once.
+    /// Opens the file of a run that is resumed after `step` steps. Records of later steps are removed, because those steps
+    /// are made again.
     ///
     /// # Errors
     /// Those of the file system; the file is then as it was.

@@ -60,7 +60,7 @@ impl ScratchFolder {
         self.lock.path()
     }
 
-    /// Makes a file of so many bytes, all reserved on the disk when this returns. They read as 0.
+    /// Makes a file of `bytes` zero bytes. Its space on the disk is reserved when this returns.
     ///
     /// # Errors
     /// [`ScratchError::Full`] if the disk has too little room, or [`ScratchError::File`].

@@ -341,7 +341,7 @@ impl Session {
         (self.step, self.updates)
     }
 
-    /// Goes on after so many steps and updates.
+    /// Sets how many steps and updates came before, when a run is resumed.
     pub fn set_progress(&mut self, (step, updates): (usize, usize)) {
         (self.step, self.updates) = (step, updates);
     }

@@ -223,7 +223,7 @@ impl Settings {
         (self.structure)(&self.model, self.attention, parameters).in_tiles(self.tile_tokens)
     }
 
-    /// The same for a model of so many layers; name patterns that fit only what is left out are left out too.
+    /// The same settings with `layers` layers. Name patterns that fit only removed layers are removed too.
     pub fn of_layers(&self, layers: usize) -> Settings {
         let mut small = self.clone();
         small.model.layers = layers;

@@ -32,7 +32,7 @@ impl Kernels<Cuda<CudaDriver>> {
     /// product. Before each time that is taken the whole block is filled, so that no cache holds the operands of the time before.
     ///
     /// # Errors
-    /// [`crate::Fault::DeviceFull`] where memory is short; else as the products.
+    /// [`crate::Fault::DeviceFull`] if memory is short; otherwise as for products.
     pub fn tune(&self, products: &[Gemm]) -> Result<Vec<TunedProduct>, KernelError> {
         let products = distinct(products)?;
         let device = &self.backend.driver.device;

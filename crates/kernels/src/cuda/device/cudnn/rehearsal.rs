@@ -26,8 +26,8 @@ impl Kernels<Cuda<CudaDriver>> {
     /// many differ.
     ///
     /// # Errors
-    /// [`crate::Fault::DeviceFull`] where memory is short; [`KernelError`] where the same data gives other bits, else as
-    /// attention.
+    /// [`crate::Fault::DeviceFull`] if memory is short; [`KernelError`] if the same data gives other bits the second time;
+    /// otherwise as for attention.
     pub fn rehearse_attention(
         &self,
         attentions: &[LibraryAttention],
