@@ -30,6 +30,7 @@ pub(crate) const OPCODES: Opcodes = table! {
     "setp.gtu.f32": f32, |a, b| a > b || a.is_nan() || b.is_nan();
     "setp.le.u64": u64, |a, b| a <= b;
     "setp.leu.f32": f32, |a, b| a <= b || a.is_nan() || b.is_nan();
+    "setp.leu.f64": f64, |a, b| a <= b || a.is_nan() || b.is_nan();
     "setp.lt.f32": f32, |a, b| a < b;
     "setp.lt.f64": f64, |a, b| a < b;
     "setp.lt.s16": i16, |a, b| a < b;
@@ -37,6 +38,7 @@ pub(crate) const OPCODES: Opcodes = table! {
     "setp.lt.s64": i64, |a, b| a < b;
     "setp.lt.u32": u32, |a, b| a < b;
     "setp.lt.u64": u64, |a, b| a < b;
+    "setp.ne.s16": i16, |a, b| a != b;
     "setp.ne.s32": i32, |a, b| a != b;
     "setp.ne.s64": i64, |a, b| a != b;
     "setp.ne.u32": u32, |a, b| a != b;

@@ -17,6 +17,7 @@ pub(crate) const OPCODES: Opcodes = &[
     }),
     ("cvt.rn.f32.s32", |o| unary(o, |a: i32| a as f32)),
     ("cvt.rn.f32.u64", |o| unary(o, |a: u64| a as f32)),
+    ("cvt.rn.f64.s32", |o| unary(o, |a: i32| f64::from(a))),
     ("cvt.rn.f64.u64", |o| unary(o, |a: u64| a as f64)),
     ("cvt.s32.s16", |o| unary(o, |a: i16| i32::from(a))),
     ("cvt.s64.s32", |o| unary(o, |a: i32| i64::from(a))),

@@ -49,6 +49,7 @@ pub fn table() -> Vec<Case> {
         "setp.gtu.f32",
         "setp.le.u64",
         "setp.leu.f32",
+        "setp.leu.f64",
         "setp.lt.f32",
         "setp.lt.f64",
         "setp.lt.s16",
@@ -56,6 +57,7 @@ pub fn table() -> Vec<Case> {
         "setp.lt.s64",
         "setp.lt.u32",
         "setp.lt.u64",
+        "setp.ne.s16",
         "setp.ne.s32",
         "setp.ne.s64",
         "setp.ne.u32",
@@ -96,7 +98,7 @@ fn compare(opcode: &'static str) -> Case {
         rows.push(([F(-0.0), F(0.0)], P(equal)));
     }
     if parts[2] == "f64" {
-        rows.push(([D(f64::NAN), D(1.0)], P(false)));
+        rows.push(([D(f64::NAN), D(1.0)], P(parts[1].ends_with('u'))));
         rows.push(([D(-0.0), D(0.0)], P(equal)));
     }
     case(opcode, &rows)
