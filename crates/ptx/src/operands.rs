@@ -416,12 +416,14 @@ impl<'t> PtxOperands<'_, 't> {
 
     fn any_register(&self, name: &str) -> Result<AnyRegister, String> {
         match self.names.register(name) {
-            Some(Numbered { file, index }) if file == File::Words => {
-                Ok(AnyRegister::Word(Register::new(index)))
-            }
-            Some(Numbered { file, index }) if file == File::Doubles => {
-                Ok(AnyRegister::Double(Register::new(index)))
-            }
+            Some(Numbered {
+                file: File::Words,
+                index,
+            }) => Ok(AnyRegister::Word(Register::new(index))),
+            Some(Numbered {
+                file: File::Doubles,
+                index,
+            }) => Ok(AnyRegister::Double(Register::new(index))),
             _ => Err(format!("`{name}` is no register that memory takes")),
         }
     }
@@ -466,7 +468,10 @@ impl<'t> PtxOperands<'_, 't> {
 
     fn predicate(&self, name: &str) -> Result<usize, String> {
         match self.names.register(name) {
-            Some(Numbered { file, index }) if file == File::Predicates => Ok(index),
+            Some(Numbered {
+                file: File::Predicates,
+                index,
+            }) => Ok(index),
             _ => Err(format!("`{name}` is no predicate")),
         }
     }

@@ -150,11 +150,11 @@ impl Registers {
         registers: &[Numbered],
         mask: LaneMask,
     ) -> Option<(Numbered, LaneMask)> {
-        let lacking = registers.iter().map(|register| {
+        let mut lacking = registers.iter().map(|register| {
             let written = self.written[register.file as usize][register.index];
             (*register, mask & !written)
         });
-        lacking.into_iter().find(|(_, lanes)| *lanes != 0)
+        lacking.find(|(_, lanes)| *lanes != 0)
     }
 
     /// All lanes of a register.

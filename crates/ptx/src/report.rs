@@ -36,8 +36,6 @@ pub struct AccessCounts {
     pub global: u64,
     /// Sectors of 32 bytes that these touch, each access by itself.
     pub sectors: u64,
-    /// Sectors above those that as many bytes in a row have.
-    pub scattered: u64,
     /// Accesses of warps to shared memory.
     pub shared: u64,
     /// Rounds that these take: in one, every bank gives a word. 8 bytes a lane go by half warps, 16 by quarters.
@@ -47,16 +45,6 @@ pub struct AccessCounts {
 }
 
 impl AccessCounts {
-    /// Adds the counts of other accesses.
-    pub fn add(&mut self, other: &AccessCounts) {
-        self.global += other.global;
-        self.sectors += other.sectors;
-        self.scattered += other.scattered;
-        self.shared += other.shared;
-        self.rounds += other.rounds;
-        self.conflicts += other.conflicts;
-    }
-
     pub(crate) fn count_global(&mut self, addresses: &[u64; LANES], mask: LaneMask, bytes: usize) {
         let mut sectors = [0; LANES];
         let mut count = 0;
@@ -68,10 +56,7 @@ impl AccessCounts {
             }
         }
         self.global += u64::from(mask != 0);
-        let touched = distinct(&mut sectors[..count]) * (bytes as u64).div_ceil(SECTOR_BYTES);
-        let in_a_row = (u64::from(mask.count_ones()) * bytes as u64).div_ceil(SECTOR_BYTES);
-        self.sectors += touched;
-        self.scattered += touched.saturating_sub(in_a_row);
+        self.sectors += distinct(&mut sectors[..count]) * (bytes as u64).div_ceil(SECTOR_BYTES);
     }
 
     pub(crate) fn count_shared(&mut self, addresses: &[u64; LANES], mask: LaneMask, bytes: usize) {

@@ -42,11 +42,6 @@ fn sectors_and_conflicts_are_counted_by_line() {
             "{shift}"
         );
         assert_eq!(
-            global.counts.scattered,
-            sectors.saturating_sub(4),
-            "{shift}"
-        );
-        assert_eq!(
             (shared.counts.shared, shared.counts.rounds),
             (1, rounds),
             "{shift}"

@@ -94,7 +94,10 @@ fn load(is_transposed: bool) -> String {
                 "mov.u64 %s, rows;\nsetp.lt.u32 %p, %lane, 16;\n@%p bra over;",
             )
             .replace("bar.sync 0;", "")
-            .replace("st.global.v4", "over:\nst.global.v4")
+            .replace(
+                "{%d0, %d1, %d2, %d3};\nret;",
+                "{%d0, %d1, %d2, %d3};\nover:\nret;",
+            )
             .replace(".reg .b32 %v", ".reg .pred %p;\n.reg .b32 %v"),
         1,
         32,
