@@ -37,15 +37,15 @@ class Tile:
     hmma: int
     ldsm: int
     # Bytes that it moves through shared memory: matrices loaded, chunks copied in, other loads and stores.
-    shared_bytes: float
+    shared_bytes: int
     # Copies of 16 bytes a lane, and instructions and bytes of the loops within that make them, where they are not unrolled.
     copies: int
     copy_instructions: int = 0
-    copy_bytes: float = 0
+    copy_bytes: int = 0
     # The instructions that this path has beyond the shortest path with as many products. If warps have different parts,
     # these are all the parts.
     of_parts: int = 0
-    bytes_of_parts: float = 0
+    bytes_of_parts: int = 0
 
     def of_copies(self, copies):
         """An iteration that makes so many copies, whether by a loop or unrolled."""
@@ -72,8 +72,8 @@ class Counted:
     # Wide loads of these loops, and the most under way at a time.
     loads: int
     in_flight: int
-    # Bytes that a warp moves through shared memory on that way.
-    shared_traffic: float
+    # Bytes that a warp moves through shared memory on that way, without conflicts of banks.
+    shared_traffic: int
     # Of the loop with products, if there is one.
     tile: Tile | None = None
 
@@ -82,14 +82,6 @@ class Counted:
         if not loads or not self.loads:
             return self.instructions
         return self.instructions - self.looped + self.looped * loads / self.loads
-
-
-def with_conflicts(counted, rounds):
-    """With conflicts of banks: accesses of shared memory take so many times the rounds that they would take without."""
-    tile = counted.tile and dataclasses.replace(counted.tile, shared_bytes=rounds * counted.tile.shared_bytes,
-                                                copy_bytes=rounds * counted.tile.copy_bytes,
-                                                bytes_of_parts=rounds * counted.tile.bytes_of_parts)
-    return dataclasses.replace(counted, shared_traffic=rounds * counted.shared_traffic, tile=tile)
 
 
 def extracted(commit, root, folder):
@@ -118,16 +110,15 @@ def cached_cubin(source, cache):
     return cubins.read(path.read_bytes())
 
 
-def kernels_of(folder, sources, rounds):
-    """Counts by the kernel's name, of kernels with their sources; of some of them it was counted how many rounds accesses take."""
+def kernels_of(folder, sources):
+    """Counts by the kernel's name, of kernels with their sources."""
     home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
     found = {}
     for source in sorted(set(sources.values())):
         cubin = cached_cubin(folder / f"{source}.cu", home / "trainer" / "cubins")
         found |= {name: kernel for name, kernel in cubin.kernels.items() if sources.get(name) == source}
     listings = listing.disassemble(packages.disassembler(), TARGET, {name: kernel.code for name, kernel in found.items()})
-    return Kernels((name, with_conflicts(counted(listings[name], kernel.resources), rounds.get(name, 1)))
-                   for name, kernel in found.items())
+    return Kernels((name, counted(listings[name], kernel.resources)) for name, kernel in found.items())
 
 
 def shared_bytes_of(instructions):

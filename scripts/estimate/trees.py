@@ -1,7 +1,6 @@
 """A source tree to estimate: its machine code, and the calls of its steps."""
 import dataclasses
 import functools
-import json
 import pathlib
 
 from . import calls, code, step
@@ -11,9 +10,6 @@ READ_COMMIT = "c5abdaf"
 # The calls of its steps, written by hand, since the example step_calls came later.
 READ_LISTINGS = pathlib.Path(__file__).parent / f"{READ_COMMIT}.json"
 RECOMPUTED = "recompute.spec=mlp_act"
-# Of the working tree's kernels, the rounds that accesses of shared memory take, as a share of those without conflicts of banks:
-# counted over steps on the interpreter of PTX, by crates/trainer/tests/interpreted.rs.
-CONFLICTS = pathlib.Path(__file__).parent / "conflicts.json"
 
 
 # Compared by identity, since estimates are cached by tree.
@@ -25,23 +21,23 @@ class Tree:
     kernels: code.Kernels
 
 
-def of_kernels(title, listings, folder, rounds):
+def of_kernels(title, listings, folder):
     """A tree with the machine code of the kernels that its listings name, from a folder of sources."""
     sources = {call.kernel: call.source for each in listings.values() for call in each.calls if call.kernel}
-    return Tree(title, listings, code.kernels_of(folder, sources, rounds))
+    return Tree(title, listings, code.kernels_of(folder, sources))
 
 
 def read_commit(names, root, folder):
     """The commit of the close reading, whose sources go into a folder."""
     listings = {(name, ()): calls.of_file(READ_LISTINGS, name) for name in names}
-    return of_kernels(READ_COMMIT, listings, code.extracted(READ_COMMIT, root, folder), {})
+    return of_kernels(READ_COMMIT, listings, code.extracted(READ_COMMIT, root, folder))
 
 
 def working_tree(names, root):
     """This tree, with what a step asks for when SwiGLU is recomputed, too."""
     listings = {(name, more): calls.parsed(calls.written(WORKLOADS[name].preset, [*WORKLOADS[name].settings, *more]))
                 for name in names for more in ((), (RECOMPUTED,))}
-    return of_kernels("working tree", listings, root / "kernels", json.loads(CONFLICTS.read_text()))
+    return of_kernels("working tree", listings, root / "kernels")
 
 
 @functools.cache

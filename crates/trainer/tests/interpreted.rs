@@ -12,13 +12,13 @@ use kernels::cuda::Cuda;
 use memory::{DType, Memory};
 use model::{Attention, ModelConfig, Policy};
 use planner::Plan;
-use ptx::{Interpreter, LineCounts, PtxTexts};
+use ptx::{Interpreter, PtxTexts};
 use session::Session;
 use settings::Settings;
 use settings::load::{Source, load};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 
 static TEXTS: LazyLock<Arc<PtxTexts>> = LazyLock::new(|| Arc::new(PtxTexts::of_this_binary()));
 
@@ -92,11 +92,7 @@ fn run(mut session: Session, settings: &Settings, plan: &Plan) -> Run {
 }
 
 fn interpreted(settings: &Settings) -> Run {
-    interpreted_by(&TEXTS, settings)
-}
-
-fn interpreted_by(texts: &Arc<PtxTexts>, settings: &Settings) -> Run {
-    let interpreter = Interpreter::new(texts);
+    let interpreter = Interpreter::new(&TEXTS);
     let memory = Memory::device(Rc::new(interpreter.clone()));
     let kernels = Cuda::new(interpreter, &memory, settings.narrowest_dtype()).unwrap();
     let session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels)).unwrap();
@@ -202,75 +198,4 @@ fn steps_are_those_of_the_processor_and_as_planned_whatever_is_recomputed() {
         assert!(full.gradients == none.gradients, "{name}: gradients differ");
         assert!(full.state == none.state, "{name}: weights or states differ");
     });
-}
-
-/// Where the estimate of a step (`scripts/estimate-step`) finds the conflicts of banks in shared memory.
-const CONFLICTS: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../../scripts/estimate/conflicts.json"
-);
-
-/// A large model's kind: whole packs and tiles, and rows that blocks share.
-fn aligned(head_dim: usize, form: usize, gradients: DType) -> Settings {
-    let heads = 512 / head_dim;
-    let model = ModelConfig {
-        hidden: 512,
-        heads,
-        kv_heads: heads / 2,
-        head_dim,
-        ffn: 512,
-        vocab: 256,
-        ..odd_model(1)
-    };
-    let mut settings = Settings {
-        micro_batch: 1,
-        accum: 1,
-        head_chunk: 256,
-        ..settings(model, form, 256, Attention::Flash)
-    };
-    settings.states.gradients = gradients;
-    settings
-}
-
-/// Of each kernel that accesses shared memory in these steps: the rounds that its accesses take, as a share of those that they
-/// would take without conflicts.
-fn rounds() -> BTreeMap<String, f64> {
-    let counted = Arc::new(Mutex::new(BTreeMap::<String, [u64; 2]>::new()));
-    let noted = counted.clone();
-    let texts = PtxTexts::of_this_binary().reporting_to(move |kernel, report| {
-        let mut counted = noted.lock().unwrap();
-        let [all, conflicts] = counted.entry(kernel.into()).or_default();
-        for LineCounts { counts, .. } in &report.lines {
-            *all += counts.rounds;
-            *conflicts += counts.conflicts;
-        }
-    });
-    let texts = Arc::new(texts);
-    // Masters in f32; remainders and 8-bit moments.
-    for (head_dim, form, gradients) in [(128, 3, DType::F32), (64, 10, DType::BF16)] {
-        interpreted_by(&texts, &aligned(head_dim, form, gradients));
-    }
-    let counted = counted.lock().unwrap();
-    let shares = counted.iter().filter(|(_, [all, _])| *all > 0);
-    let share = |[all, conflicts]: [u64; 2]| all as f64 / (all - conflicts) as f64;
-    shares
-        .map(|(kernel, counts)| (kernel.clone(), (100.0 * share(*counts)).round() / 100.0))
-        .collect()
-}
-
-/// `BLESS_CONFLICTS=1` writes the file anew.
-#[test]
-fn the_estimate_takes_the_conflicts_of_banks_that_steps_have() {
-    let rows = rounds()
-        .into_iter()
-        .map(|(kernel, share)| format!("  \"{kernel}\": {share:?}"));
-    let text = format!("{{\n{}\n}}\n", rows.collect::<Vec<String>>().join(",\n"));
-    if std::env::var_os("BLESS_CONFLICTS").is_some() {
-        std::fs::write(CONFLICTS, &text).unwrap();
-    }
-    let taken = std::fs::read_to_string(CONFLICTS).unwrap();
-    assert_eq!(
-        text, taken,
-        "after a change of kernels, BLESS_CONFLICTS=1 has the estimate take what was counted"
-    );
 }

@@ -198,12 +198,6 @@ class Attention(unittest.TestCase):
         self.assertEqual((shape.rows, shape.passing), (64, 32))
         self.assertEqual((shape.busy["issue"], shape.busy["shared memory"]), (150, 72 * 4 - 4))
 
-    def test_conflicts_of_banks_take_their_rounds(self):
-        plain = dataclasses.replace(STREAM, shared_traffic=1000)
-        self.assertEqual(code.with_conflicts(plain, 1.5), dataclasses.replace(plain, shared_traffic=1500))
-        self.assertEqual(code.with_conflicts(plain, 1), plain)
-        self.assertEqual(code.with_conflicts(self.COUNTED, 1.5).tile.shared_bytes, 1.5 * 72 * 512)
-
     def test_blocks_are_taken_in_their_order(self):
         self.assertEqual(attention.longest_slot([4, 3, 2, 1], 2), 5)
         self.assertEqual(attention.longest_slot([1, 2, 3, 4], 2), 6)
