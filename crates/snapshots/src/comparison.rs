@@ -55,13 +55,21 @@ pub struct GroupChange {
 
 impl Comparison {
     /// Compares peaks device by device. `tolerance` has the bytes by which a peak of so many bytes may grow.
-    pub fn new(base: &[RecordedPeak], new: &[RecordedPeak], tolerance: impl Fn(u64) -> u64) -> Comparison {
+    pub fn new(
+        base: &[RecordedPeak],
+        new: &[RecordedPeak],
+        tolerance: impl Fn(u64) -> u64,
+    ) -> Comparison {
         let all = base.iter().chain(new);
         let numbers: BTreeSet<u32> = all.map(|peak| peak.device).collect();
-        let of = |peaks: &[RecordedPeak], number| peaks.iter().find(|peak| peak.device == number).cloned();
+        let of = |peaks: &[RecordedPeak], number| {
+            peaks.iter().find(|peak| peak.device == number).cloned()
+        };
         let devices: Vec<DeviceComparison> = numbers
             .into_iter()
-            .map(|number| DeviceComparison::new(number, of(base, number), of(new, number), &tolerance))
+            .map(|number| {
+                DeviceComparison::new(number, of(base, number), of(new, number), &tolerance)
+            })
             .collect();
         Comparison {
             version: VERSION,
@@ -147,13 +155,20 @@ fn changes(base: &[LiveGroup], new: &[LiveGroup]) -> Vec<GroupChange> {
         };
         if was.keys().eq(is.keys()) {
             let lines = was.iter().filter(|(line, was)| is[*line] != **was);
-            changes.extend(lines.map(|(line, was)| change(line.iter().copied().collect(), *was, is[line])));
+            changes.extend(
+                lines.map(|(line, was)| change(line.iter().copied().collect(), *was, is[line])),
+            );
         } else {
             let named = if is.is_empty() { was } else { is };
-            changes.push(change(named.keys().flatten().copied().collect(), sum(was), sum(is)));
+            changes.push(change(
+                named.keys().flatten().copied().collect(),
+                sum(was),
+                sum(is),
+            ));
         }
     }
-    let growth = |change: &GroupChange| i128::from(change.new_bytes) - i128::from(change.base_bytes);
+    let growth =
+        |change: &GroupChange| i128::from(change.new_bytes) - i128::from(change.base_bytes);
     changes.sort_by_key(|change| std::cmp::Reverse(growth(change)));
     changes
 }

@@ -55,7 +55,9 @@ impl CodeLines {
 fn look(tree: &PickleTree, frame: PickleValue) -> (Owner, CodeLine) {
     let file = tree.text_field(frame, "filename").unwrap_or("");
     let name = tree.text_field(frame, "name").unwrap_or("");
-    let line = tree.int_field(frame, "line").and_then(|line| line.try_into().ok());
+    let line = tree
+        .int_field(frame, "line")
+        .and_then(|line| line.try_into().ok());
     let owner = owner(file);
     let place = match owner {
         Owner::Native => name.into(),
@@ -63,7 +65,13 @@ fn look(tree: &PickleTree, frame: PickleValue) -> (Owner, CodeLine) {
     };
     // A line of 0 says that there is none.
     let line = line.filter(|line| *line > 0 && owner != Owner::Native);
-    (owner, CodeLine { place: printable(&place), line })
+    (
+        owner,
+        CodeLine {
+            place: printable(&place),
+            line,
+        },
+    )
 }
 
 fn owner(file: &str) -> Owner {
@@ -72,7 +80,12 @@ fn owner(file: &str) -> Owner {
     // Lines like `<string>` are code that was made at run time; inductor writes its own into files.
     match file {
         "" | "??" => Owner::Native,
-        _ if ends(&[".cpp", ".cc", ".c", ".cu", ".cuh", ".h", ".hpp", ".so", ".S"]) => Owner::Native,
+        _ if ends(&[
+            ".cpp", ".cc", ".c", ".cu", ".cuh", ".h", ".hpp", ".so", ".S",
+        ]) =>
+        {
+            Owner::Native
+        }
         _ if is_of_pytorch(file) || file.starts_with('<') || has(&["torchinductor_"]) => {
             Owner::PyTorch
         }
@@ -84,8 +97,18 @@ fn owner(file: &str) -> Owner {
 /// Whether a file is PyTorch's own: in an installed package, or in a checkout of its sources.
 fn is_of_pytorch(file: &str) -> bool {
     const PARTS: [&str; 12] = [
-        "nn/", "autograd/", "utils/", "optim/", "cuda/", "distributed/", "amp/", "func/", "fx/", "_",
-        "profiler/", "functional.py",
+        "nn/",
+        "autograd/",
+        "utils/",
+        "optim/",
+        "cuda/",
+        "distributed/",
+        "amp/",
+        "func/",
+        "fx/",
+        "_",
+        "profiler/",
+        "functional.py",
     ];
     let (folders, rest) = match file.rsplit_once("/torch/") {
         Some((folders, rest)) => (folders, rest),
@@ -104,7 +127,9 @@ fn last_folders(file: &str) -> &str {
 /// Without control characters, which a terminal would obey.
 pub(crate) fn printable(text: &str) -> String {
     let letters = text.chars().take(200);
-    letters.map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+    letters
+        .map(|letter| if letter.is_control() { '?' } else { letter })
+        .collect()
 }
 
 #[cfg(test)]
@@ -118,12 +143,18 @@ mod tests {
             ("model.py", Owner::User),
             ("/home/me/torch/train.py", Owner::User),
             ("forward, layer 3", Owner::User),
-            ("/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", Owner::PyTorch),
+            (
+                "/env/lib/python3.11/site-packages/torch/nn/modules/linear.py",
+                Owner::PyTorch,
+            ),
             ("/opt/pytorch/torch/nn/functional.py", Owner::PyTorch),
             ("torch/_tensor.py", Owner::PyTorch),
             ("/tmp/torchinductor_me/ab/cab.py", Owner::PyTorch),
             ("<eval_with_key>.3", Owner::PyTorch),
-            ("/env/lib/python3.11/site-packages/transformers/trainer.py", Owner::Package),
+            (
+                "/env/lib/python3.11/site-packages/transformers/trainer.py",
+                Owner::Package,
+            ),
             ("/usr/lib/python3.11/threading.py", Owner::Package),
             ("../aten/src/ATen/EmptyTensor.cpp", Owner::Native),
             ("??", Owner::Native),

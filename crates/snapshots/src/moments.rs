@@ -66,41 +66,63 @@ impl MemorySnapshot {
         let mut layer = |groups: &Groups, group: usize| {
             while layer_of.len() <= group {
                 let name = &groups.names[layer_of.len()];
-                let name = if knows_categories { &name.category } else { &name.place };
-                layer_of.push(layers.iter().position(|layer| layer == name).unwrap_or(rest));
+                let name = if knows_categories {
+                    &name.category
+                } else {
+                    &name.place
+                };
+                layer_of.push(
+                    layers
+                        .iter()
+                        .position(|layer| layer == name)
+                        .unwrap_or(rest),
+                );
             }
             layer_of[group]
         };
-        // What was live before is known at the end alone, so sums are relative until then.
+        // What was live before is known at the end alone. Groups get the same numbers each time.
         let events = self.trace(device).len();
         let mut moments: Vec<(usize, f64, Vec<i64>)> = Vec::new();
-        let mut changes = Vec::new();
-        let before = self.follow(device, &mut groups, |number, entry, change| {
-            let at = match (times, self.time_us(entry)) {
-                (Some((first, last)), Some(now)) => (now - first) as f64 / (last - first) as f64,
-                _ => number as f64 / events as f64,
-            };
-            changes.push((at, change));
-        })?;
-        let unseen = layers.iter().position(|layer| layer == BEFORE).unwrap_or(rest);
+        let before = self.follow(device, &mut groups, |_, _, _| {})?;
+        let unseen = layers
+            .iter()
+            .position(|layer| layer == BEFORE)
+            .unwrap_or(rest);
         live[unseen] += before.freed_bytes;
         for (group, bytes) in &before.kept {
             live[layer(&groups, *group)] += bytes;
         }
         moments.push((0, 0.0, live.clone()));
-        for (at, change) in changes {
+        self.follow(device, &mut Groups::default(), |number, entry, change| {
             match change {
-                TraceChange::Began(allocation) => live[layer(&groups, allocation.group)] += allocation.bytes,
-                TraceChange::Ended(allocation) => live[layer(&groups, allocation.group)] -= allocation.bytes,
+                TraceChange::Began(allocation) => {
+                    live[layer(&groups, allocation.group)] += allocation.bytes
+                }
+                TraceChange::Ended(allocation) => {
+                    live[layer(&groups, allocation.group)] -= allocation.bytes
+                }
                 TraceChange::EndedFromBefore(bytes) => live[unseen] -= bytes,
-                TraceChange::Waits(_) | TraceChange::Reserved(_) => continue,
+                TraceChange::Waits(_) | TraceChange::Reserved(_) => return,
             }
-            keep(&mut moments, ((at * columns as f64) as usize, at, live.clone()));
-        }
+            let at = match (times, self.time_us(entry)) {
+                (Some((first, last)), Some(now)) => (now - first) as f64 / (last - first) as f64,
+                _ => number as f64 / events as f64,
+            };
+            keep(
+                &mut moments,
+                ((at * columns as f64) as usize, at, live.clone()),
+            );
+        })?;
         let bytes = |live: Vec<i64>| live.into_iter().map(|bytes| bytes.max(0) as u64).collect();
         Ok(MemoryCourse {
             layers,
-            moments: moments.into_iter().map(|(_, at, live)| LiveMoment { at, bytes: bytes(live) }).collect(),
+            moments: moments
+                .into_iter()
+                .map(|(_, at, live)| LiveMoment {
+                    at,
+                    bytes: bytes(live),
+                })
+                .collect(),
             seconds: times.map(|(first, last)| (last - first) as f64 * 1e-6),
             events,
         })
@@ -122,7 +144,11 @@ impl MemorySnapshot {
 /// Adds a moment: of a column the highest and the last one stay.
 fn keep(moments: &mut Vec<(usize, f64, Vec<i64>)>, moment: (usize, f64, Vec<i64>)) {
     let total = |moment: &(usize, f64, Vec<i64>)| moment.2.iter().sum::<i64>();
-    let of_column = moments.iter().rev().take_while(|kept| kept.0 == moment.0).count();
+    let of_column = moments
+        .iter()
+        .rev()
+        .take_while(|kept| kept.0 == moment.0)
+        .count();
     if of_column >= 2 {
         let last = moments.len() - 1;
         if total(&moments[last]) > total(&moments[last - 1]) {

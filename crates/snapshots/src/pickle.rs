@@ -58,7 +58,10 @@ pub enum PickleError {
 ///
 /// # Errors
 /// [`PickleError`].
-pub(crate) fn read_pickle(input: impl BufRead, held_bytes_max: u64) -> Result<PickleTree, PickleError> {
+pub(crate) fn read_pickle(
+    input: impl BufRead,
+    held_bytes_max: u64,
+) -> Result<PickleTree, PickleError> {
     let mut reader = Reader {
         input,
         at: 0,
@@ -221,10 +224,12 @@ impl<R: BufRead> Reader<R> {
     fn bytes<const N: usize>(&mut self) -> Result<[u8; N], PickleError> {
         let mut bytes = [0; N];
         let cut_off = PickleError::CutOff { at: self.at };
-        self.input.read_exact(&mut bytes).map_err(|error| match error.kind() {
-            std::io::ErrorKind::UnexpectedEof => cut_off,
-            _ => error.into(),
-        })?;
+        self.input
+            .read_exact(&mut bytes)
+            .map_err(|error| match error.kind() {
+                std::io::ErrorKind::UnexpectedEof => cut_off,
+                _ => error.into(),
+            })?;
         self.at += N as u64;
         Ok(bytes)
     }
@@ -264,7 +269,11 @@ impl<R: BufRead> Reader<R> {
     fn line(&mut self, most: u64) -> Result<Vec<u8>, PickleError> {
         let mut line = Vec::new();
         let most = most.min(self.room);
-        let read = self.input.by_ref().take(most).read_until(b'\n', &mut line)? as u64;
+        let read = self
+            .input
+            .by_ref()
+            .take(most)
+            .read_until(b'\n', &mut line)? as u64;
         self.at += read;
         match line.pop() {
             Some(b'\n') => Ok(line),
@@ -296,7 +305,11 @@ impl<R: BufRead> Reader<R> {
             return Err(PickleError::TooLarge);
         }
         self.take_room(growth(&self.tree.texts, len as usize))?;
-        let read = self.input.by_ref().take(len).read_to_end(&mut self.tree.texts)? as u64;
+        let read = self
+            .input
+            .by_ref()
+            .take(len)
+            .read_to_end(&mut self.tree.texts)? as u64;
         self.at += read;
         match read == len {
             true => self.range(start),
@@ -349,7 +362,10 @@ impl<R: BufRead> Reader<R> {
 
     fn pop(&mut self) -> Result<PickleValue, PickleError> {
         self.below(1)?;
-        Ok(self.stack.pop().expect("the stack has a value above its mark"))
+        Ok(self
+            .stack
+            .pop()
+            .expect("the stack has a value above its mark"))
     }
 
     /// The height below the topmost values, which all lie above the last mark.
@@ -380,7 +396,9 @@ impl<R: BufRead> Reader<R> {
         let number = self.tree.containers.len() as u32;
         let elements = (count * size_of::<PickleValue>()) as u64;
         self.take_room(growth(&self.tree.containers, 1) + elements)?;
-        self.tree.containers.push(self.stack.drain(from..).collect());
+        self.tree
+            .containers
+            .push(self.stack.drain(from..).collect());
         self.push(kind(number))
     }
 
@@ -460,7 +478,9 @@ fn without_escapes(line: &[u8]) -> String {
             [b'\\', b'U', ..] => 8,
             _ => 0,
         };
-        let hex = line.get(at + 2..at + 2 + digits).filter(|hex| !hex.is_empty());
+        let hex = line
+            .get(at + 2..at + 2 + digits)
+            .filter(|hex| !hex.is_empty());
         let code = hex.and_then(|hex| u32::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
         match code.and_then(char::from_u32) {
             Some(letter) => {

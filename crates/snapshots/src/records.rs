@@ -54,10 +54,18 @@ fn of_text(text: &str) -> Result<Vec<RecordedPeak>, RecordError> {
         return Ok(vec![of_plan(&plan)]);
     }
     // A run that was killed leaves half a line.
-    let records = text.lines().map_while(|line| serde_json::from_str::<Value>(line).ok());
+    let records = text
+        .lines()
+        .map_while(|line| serde_json::from_str::<Value>(line).ok());
     let steps = records.filter(|record| record["kind"] == "step" && record["peak_bytes"].is_u64());
-    let most = steps.max_by_key(|step| (step["peak_bytes"].as_u64(), std::cmp::Reverse(step["step"].as_u64())));
-    let most = most.ok_or_else(|| RecordError::Foreign("it has no `peak_bytes` and no steps".into()))?;
+    let most = steps.max_by_key(|step| {
+        (
+            step["peak_bytes"].as_u64(),
+            std::cmp::Reverse(step["step"].as_u64()),
+        )
+    });
+    let most =
+        most.ok_or_else(|| RecordError::Foreign("it has no `peak_bytes` and no steps".into()))?;
     Ok(vec![of_step(&most)])
 }
 
@@ -114,15 +122,21 @@ fn of_step(step: &Value) -> RecordedPeak {
     RecordedPeak {
         device: 0,
         peak_bytes: step["peak_bytes"].as_u64().unwrap_or(0),
-        at: format!("step {}: {}", step["step"], place(step, "peak_phase", "peak_layer")),
+        at: format!(
+            "step {}: {}",
+            step["step"],
+            place(step, "peak_phase", "peak_layer")
+        ),
         counted: "The highest of the steps' measured peaks, to the byte.".into(),
         waiting_bytes: 0,
         by_category: by_category(step),
         live: Vec::new(),
-        reserved: reserved.filter(|bytes| *bytes > 0).map(|bytes| ReservedMemory {
-            peak_bytes: bytes,
-            at_peak_bytes: bytes,
-            ..ReservedMemory::default()
-        }),
+        reserved: reserved
+            .filter(|bytes| *bytes > 0)
+            .map(|bytes| ReservedMemory {
+                peak_bytes: bytes,
+                at_peak_bytes: bytes,
+                ..ReservedMemory::default()
+            }),
     }
 }

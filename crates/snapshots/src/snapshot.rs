@@ -124,7 +124,10 @@ impl Groups {
             return *number;
         }
         let line = frames.and_then(|frames| self.lines.of_stack(tree, frames));
-        let metadata = || tree.text_field(value, "user_metadata").filter(|text| !text.is_empty());
+        let metadata = || {
+            tree.text_field(value, "user_metadata")
+                .filter(|text| !text.is_empty())
+        };
         let (place, line) = match line {
             Some(line) => (line.place, line.line),
             None => (printable(metadata().unwrap_or("no stack recorded")), None),
@@ -190,7 +193,10 @@ impl MemorySnapshot {
     /// # Errors
     /// [`SnapshotError::Foreign`].
     pub fn peaks(&self) -> Result<Vec<RecordedPeak>, SnapshotError> {
-        self.devices.iter().map(|device| self.peak(device)).collect()
+        self.devices
+            .iter()
+            .map(|device| self.peak(device))
+            .collect()
     }
 
     /// Goes through a device's trace; returns what was live before it.
@@ -208,7 +214,9 @@ impl MemorySnapshot {
     /// The entries of a device's trace.
     pub(crate) fn trace(&self, device: u32) -> &[PickleValue] {
         let trace = self.devices.iter().find(|trace| trace.device == device);
-        trace.and_then(|trace| self.tree.list(trace.trace)).unwrap_or(&[])
+        trace
+            .and_then(|trace| self.tree.list(trace.trace))
+            .unwrap_or(&[])
     }
 
     /// The time of an entry in microseconds, where it has one.
@@ -287,7 +295,8 @@ impl MemorySnapshot {
     ) -> Result<(Vec<LiveGroup>, u64), SnapshotError> {
         let is_past = |entry: usize| at.is_none_or(|at| entry > at);
         let mut sums: HashMap<usize, (i64, u64)> = HashMap::new();
-        let (mut freed_bytes, mut freed_count, mut waiting) = (before.freed_bytes, before.freed_count, 0);
+        let (mut freed_bytes, mut freed_count, mut waiting) =
+            (before.freed_bytes, before.freed_count, 0);
         follow(&self.tree, device, groups, |entry, _, change| {
             if is_past(entry) {
                 return;
@@ -298,7 +307,11 @@ impl MemorySnapshot {
                     (*sum, *count) = (*sum + bytes, *count + 1);
                 }
                 TraceChange::Waits(allocation) => waiting += allocation.bytes,
-                TraceChange::Ended(Allocation { bytes, group, waits }) => {
+                TraceChange::Ended(Allocation {
+                    bytes,
+                    group,
+                    waits,
+                }) => {
                     let (sum, count) = sums.entry(group).or_default();
                     (*sum, *count) = (*sum - bytes, *count - 1);
                     waiting -= if waits { bytes } else { 0 };
@@ -318,17 +331,33 @@ impl MemorySnapshot {
             (*sum, *count) = (*sum + freed_bytes, *count + freed_count);
         }
         // Without events, what waits at the end waits now.
-        let waiting = waiting + if at.is_none() { before.waiting_bytes } else { 0 };
+        let waiting = waiting
+            + if at.is_none() {
+                before.waiting_bytes
+            } else {
+                0
+            };
         let mut live: Vec<LiveGroup> = sums
             .into_iter()
             .filter(|(_, (bytes, _))| *bytes > 0)
             .map(|(group, (bytes, count))| {
-                let LiveGroupName { place, line, category } = groups.names[group].clone();
-                LiveGroup { place, line, category, bytes: bytes as u64, count }
+                let LiveGroupName {
+                    place,
+                    line,
+                    category,
+                } = groups.names[group].clone();
+                LiveGroup {
+                    place,
+                    line,
+                    category,
+                    bytes: bytes as u64,
+                    count,
+                }
             })
             .collect();
         live.sort_by(|a, b| {
-            let rest = |group: &LiveGroup| (group.place.clone(), group.line, group.category.clone());
+            let rest =
+                |group: &LiveGroup| (group.place.clone(), group.line, group.category.clone());
             b.bytes.cmp(&a.bytes).then_with(|| rest(a).cmp(&rest(b)))
         });
         Ok((live, waiting.max(0) as u64))
@@ -349,7 +378,9 @@ fn size(tree: &PickleTree, value: PickleValue, name: &str) -> Result<i64, Snapsh
 /// What a snapshot has of each device that it says something of.
 fn devices(tree: &PickleTree, entries: &mut usize) -> Result<Vec<DeviceTrace>, SnapshotError> {
     // `torch.cuda.memory_snapshot()` is the list of segments alone.
-    let segments = tree.list(tree.root).or_else(|| tree.list_field(tree.root, "segments"));
+    let segments = tree
+        .list(tree.root)
+        .or_else(|| tree.list_field(tree.root, "segments"));
     let segments = segments.ok_or_else(|| foreign("it has no `segments`"))?;
     let mut devices: HashMap<u32, DeviceTrace> = HashMap::new();
     let traces = tree.list_field(tree.root, "device_traces").unwrap_or(&[]);
@@ -357,7 +388,10 @@ fn devices(tree: &PickleTree, entries: &mut usize) -> Result<Vec<DeviceTrace>, S
         return Err(foreign(format!("it has {} devices", traces.len())));
     }
     for (number, trace) in traces.iter().enumerate() {
-        let count = tree.list(*trace).ok_or_else(|| foreign("a trace is no list"))?.len();
+        let count = tree
+            .list(*trace)
+            .ok_or_else(|| foreign("a trace is no list"))?
+            .len();
         take(entries, count)?;
         if count > 0 {
             device(&mut devices, number as u32).trace = *trace;
@@ -383,7 +417,9 @@ fn take(entries: &mut usize, count: usize) -> Result<(), SnapshotError> {
     *entries += count;
     match *entries <= ENTRIES_MAX {
         true => Ok(()),
-        false => Err(foreign(format!("it has more than {ENTRIES_MAX} entries; record fewer steps"))),
+        false => Err(foreign(format!(
+            "it has more than {ENTRIES_MAX} entries; record fewer steps"
+        ))),
     }
 }
 
@@ -440,7 +476,9 @@ fn requested(tree: &PickleTree, block: PickleValue) -> Result<Option<i64>, Snaps
         return size(tree, block, "requested_size").map(Some);
     }
     let history = tree.list_field(block, "history").and_then(<[_]>::first);
-    history.map(|last| size(tree, *last, "real_size")).transpose()
+    history
+        .map(|last| size(tree, *last, "real_size"))
+        .transpose()
 }
 
 /// Goes through the entries of a trace.
@@ -459,17 +497,23 @@ fn follow(
     };
     for (number, entry) in tree.list(device.trace).unwrap_or(&[]).iter().enumerate() {
         let action = tree.text_field(*entry, "action");
-        let action = action.ok_or_else(|| foreign(format!("event {} has no `action`", number + 1)))?;
+        let action =
+            action.ok_or_else(|| foreign(format!("event {} has no `action`", number + 1)))?;
         let mut tell = |change| on(number, *entry, change);
         let sized = || -> Result<(i64, i64), SnapshotError> {
             let address = tree.int_field(*entry, "addr");
-            let address = address.ok_or_else(|| foreign(format!("event {} has no `addr`", number + 1)))?;
+            let address =
+                address.ok_or_else(|| foreign(format!("event {} has no `addr`", number + 1)))?;
             Ok((address, size(tree, *entry, "size")?))
         };
         match action {
             "alloc" => {
                 let (address, bytes) = sized()?;
-                let allocation = Allocation { bytes, group: groups.of(tree, *entry), waits: false };
+                let allocation = Allocation {
+                    bytes,
+                    group: groups.of(tree, *entry),
+                    waits: false,
+                };
                 // A trace that has lost entries may lack the end of what was here.
                 if let Some(ended) = live.insert(address, allocation) {
                     tell(TraceChange::Ended(ended));
@@ -478,7 +522,10 @@ fn follow(
             }
             "free_requested" => {
                 let (address, _) = sized()?;
-                if let Some(allocation) = live.get_mut(&address).filter(|allocation| !allocation.waits) {
+                if let Some(allocation) = live
+                    .get_mut(&address)
+                    .filter(|allocation| !allocation.waits)
+                {
                     allocation.waits = true;
                     tell(TraceChange::Waits(*allocation));
                 }
@@ -500,8 +547,14 @@ fn follow(
             _ => {}
         }
     }
-    for block in device.blocks.iter().filter(|block| !live.contains_key(&block.address)) {
-        let has_stack = tree.list_field(block.value, "frames").is_some_and(|frames| !frames.is_empty());
+    for block in device
+        .blocks
+        .iter()
+        .filter(|block| !live.contains_key(&block.address))
+    {
+        let has_stack = tree
+            .list_field(block.value, "frames")
+            .is_some_and(|frames| !frames.is_empty());
         let group = match has_stack || tree.field(block.value, "history").is_some() {
             true => groups.of(tree, block.value),
             false => groups.before(),
