@@ -42,7 +42,8 @@ impl MemorySnapshot {
     pub fn course(&self, device: u32, columns: usize) -> Result<MemoryCourse, SnapshotError> {
         let peaks = self.peaks()?;
         let peak = peaks.into_iter().find(|peak| peak.device == device);
-        let peak = peak.expect("a device that is drawn has a peak");
+        let unknown = || SnapshotError::Foreign(format!("there is no device {device}"));
+        let peak = peak.ok_or_else(unknown)?;
         let knows_categories = peak.by_category.keys().any(|name| name != "unknown");
         let mut layers: Vec<String> = match knows_categories {
             true => peak.by_category.keys().cloned().collect(),
