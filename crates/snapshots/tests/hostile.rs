@@ -53,7 +53,7 @@ fn what_is_no_snapshot_is_a_sentence() {
     for (file, words) in [
         (&b""[..], "ends in the middle"),
         (b"\x80\x02}", "ends in the middle"),
-        (b"\x89PNG\r\n\x1a\n", "no pickle"),
+        (b"\x7fELF\x02\x01", "no pickle"),
         (b"\x80\x02}.", "no `segments`"),
         (b"\x80\x02]K\x07a.", "no `blocks`"),
         (b"\x80\x02].", "neither segments nor events"),
