@@ -1,5 +1,5 @@
 //! What a run tells: `metrics.jsonl`, progress on a terminal, tables and pictures of memory, and the
-//! page `report.html`.
+//! page `report.html`; and pages of memory snapshots.
 //!
 //! This crate reads records of [`memory`] and [`model`]; it never changes anything of a run.
 

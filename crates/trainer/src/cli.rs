@@ -73,6 +73,9 @@ impl Cli {
                 "`trainer export` takes what a checkpoint says, and has no configuration of its own".into(),
             )),
             Some(Command::Doctor(doctor)) => doctor.resolve(),
+            Some(Command::Check(_) | Command::Show(_)) => Err(ConfigError::Contradiction(
+                "`trainer check` and `trainer show` read files, and have no configuration of their own".into(),
+            )),
             Some(Command::Report(_)) => Err(ConfigError::Contradiction(
                 "`trainer report` reads the configurations of runs, and has none of its own".into(),
             )),

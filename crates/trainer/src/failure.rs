@@ -167,6 +167,9 @@ pub enum Failure {
     /// Peaks are not those of the file.
     #[error("peaks have changed:\n{0}")]
     PeaksChanged(String),
+    /// A peak is higher than that of the other file.
+    #[error("the peak grew: {0}")]
+    PeakGrew(String),
     /// Strategies of a matrix ended in another way than for want of memory.
     #[error("{failed} of the strategies failed: the reasons are above")]
     StrategiesFailed {
@@ -235,7 +238,7 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             refused if refused.wants_host_memory() => 3,
-            Failure::PeaksChanged(_) => 1,
+            Failure::PeaksChanged(_) | Failure::PeakGrew(_) => 1,
             Failure::Scratch(ScratchError::Held { .. }) => 2,
             Failure::Scratch(ScratchError::Full { .. }) => 3,
             Failure::Scratch(_) => 4,

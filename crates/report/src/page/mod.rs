@@ -1,7 +1,7 @@
 //! Writes `report.html`: a page about one run, or two beside each other, which needs no network.
 //!
 //! `run_files.rs` reads the files that a run directory has. `single.rs` and `comparison.rs` make the parts of a page
-//! from them. A template, which escapes everything, makes HTML from these parts, or they become text.
+//! from them, and `recorded.rs` those of a memory snapshot. A template, which escapes everything, makes HTML from these parts, or they become text.
 
 mod chart;
 mod comparison;
@@ -10,6 +10,7 @@ mod ending;
 mod error;
 mod figures;
 mod history;
+mod recorded;
 mod records;
 mod run_files;
 mod single;
@@ -19,6 +20,7 @@ mod view;
 #[cfg(test)]
 pub(crate) use chart::FRAME as PAGE_FRAME;
 pub use error::PageError;
+pub use recorded::{RESERVED_ROWS, SnapshotPage, of_snapshot};
 use run_files::RunFiles;
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,7 @@
 //! The commands besides training, a file or a folder each. They use the code that trains, which uses none of them.
 
 mod bench;
+mod check;
 mod doctor;
 mod eval;
 mod export;
@@ -10,6 +11,7 @@ mod plan;
 mod prepare;
 mod profile;
 mod report;
+mod show;
 mod trained;
 mod tune;
 
@@ -17,6 +19,7 @@ use crate::args::{MeasuringArgs, RunArgs};
 use crate::begin::begin;
 use crate::failure::Failure;
 use bench::BenchArgs;
+use check::CheckArgs;
 use clap::Subcommand;
 use collectives::Launch;
 use doctor::DoctorArgs;
@@ -28,6 +31,7 @@ use plan::PlanArgs;
 use prepare::PrepareArgs;
 use report::ReportArgs;
 use settings::{ConfigError, Resolved, preset};
+use show::ShowArgs;
 
 pub(crate) use doctor::doctor;
 
@@ -83,6 +87,13 @@ pub enum Command {
     ///
     /// Settings, curves, memory as planned and as measured, and how the run ended: one file that needs no network.
     Report(ReportArgs),
+    /// Compare two peaks and say what grew: exit 1 if the peak did
+    ///
+    /// Takes memory snapshots of PyTorch 2.1 to 2.13 (`torch.cuda.memory._dump_snapshot`), which are read without running
+    /// anything in them, and our own metrics.jsonl, plan.json and memory/snapshot.pickle.
+    Check(CheckArgs),
+    /// Draw a memory snapshot of PyTorch as a page and a timeline
+    Show(ShowArgs),
 }
 
 impl Command {
@@ -113,6 +124,8 @@ impl Command {
             Command::Generate(args) => generate::generate(args),
             Command::Export(args) => export::export(args),
             Command::Report(args) => report::report(args),
+            Command::Check(args) => check::check(args),
+            Command::Show(args) => show::show(args),
         }
     }
 
@@ -130,6 +143,8 @@ impl Command {
             Command::Export(_) => "export",
             Command::Doctor(_) => "doctor",
             Command::Report(_) => "report",
+            Command::Check(_) => "check",
+            Command::Show(_) => "show",
         }
     }
 

@@ -15,6 +15,7 @@ mod bad_settings;
 mod bad_sizes;
 mod bad_token_files;
 mod bench;
+mod check;
 mod checkpoints;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -54,6 +55,7 @@ mod resume;
 mod resume_auto;
 mod run_directory;
 mod same_lines;
+mod show;
 mod signals;
 #[cfg(feature = "cuda")]
 mod stand_in;

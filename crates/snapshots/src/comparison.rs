@@ -1,0 +1,179 @@
+//! What grew between two peaks.
+
+use crate::peak::{LiveGroup, RecordedPeak};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The form of `check --json`. It rises with any change of a field's name or meaning.
+const VERSION: u32 = 1;
+
+/// The peaks of two files beside each other.
+#[derive(Debug, Serialize)]
+pub struct Comparison {
+    version: u32,
+    /// Whether the peak of any device grew by more than what is tolerated.
+    pub grew: bool,
+    /// A device each, by number.
+    pub devices: Vec<DeviceComparison>,
+}
+
+/// The peaks of one device beside each other.
+#[derive(Debug, Serialize)]
+pub struct DeviceComparison {
+    /// Its number.
+    pub device: u32,
+    /// Bytes by which the peak may grow.
+    pub tolerance_bytes: u64,
+    /// Whether it grew by more.
+    pub grew: bool,
+    /// The peak before; none if the device was not used.
+    pub base: Option<RecordedPeak>,
+    /// The peak now.
+    pub new: Option<RecordedPeak>,
+    /// What has other bytes at the peak, what grew most first.
+    pub changes: Vec<GroupChange>,
+}
+
+/// What was live of one group at two peaks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GroupChange {
+    /// Where it was allocated; its category, where no more is known of both.
+    pub place: String,
+    /// The line, where the function has the same lines in both; else the lines now, if there are any.
+    pub lines: Vec<u32>,
+    /// What it was for.
+    pub category: String,
+    /// Bytes before.
+    pub base_bytes: u64,
+    /// Bytes now.
+    pub new_bytes: u64,
+    /// Allocations before.
+    pub base_count: u64,
+    /// Allocations now.
+    pub new_count: u64,
+}
+
+impl Comparison {
+    /// Compares peaks device by device. `tolerance` has the bytes by which a peak of so many bytes may grow.
+    pub fn new(
+        base: &[RecordedPeak],
+        new: &[RecordedPeak],
+        tolerance: impl Fn(u64) -> u64,
+    ) -> Comparison {
+        let all = base.iter().chain(new);
+        let numbers: BTreeSet<u32> = all.map(|peak| peak.device).collect();
+        let of = |peaks: &[RecordedPeak], number| {
+            peaks.iter().find(|peak| peak.device == number).cloned()
+        };
+        let devices: Vec<DeviceComparison> = numbers
+            .into_iter()
+            .map(|number| {
+                DeviceComparison::new(number, of(base, number), of(new, number), &tolerance)
+            })
+            .collect();
+        Comparison {
+            version: VERSION,
+            grew: devices.iter().any(|device| device.grew),
+            devices,
+        }
+    }
+}
+
+impl DeviceComparison {
+    fn new(
+        device: u32,
+        base: Option<RecordedPeak>,
+        new: Option<RecordedPeak>,
+        tolerance: impl Fn(u64) -> u64,
+    ) -> DeviceComparison {
+        let bytes = |peak: &Option<RecordedPeak>| peak.as_ref().map_or(0, |peak| peak.peak_bytes);
+        let tolerance_bytes = tolerance(bytes(&base));
+        DeviceComparison {
+            device,
+            tolerance_bytes,
+            grew: bytes(&new) > bytes(&base).saturating_add(tolerance_bytes),
+            changes: changes(&groups(&base, &new), &groups(&new, &base)),
+            base,
+            new,
+        }
+    }
+}
+
+/// What was live at a peak, by category alone if the other one knows no more.
+fn groups(peak: &Option<RecordedPeak>, other: &Option<RecordedPeak>) -> Vec<LiveGroup> {
+    let Some(peak) = peak else {
+        return Vec::new();
+    };
+    let only_categories = |peak: &RecordedPeak| peak.live.is_empty();
+    if !only_categories(peak) && !other.as_ref().is_some_and(only_categories) {
+        return peak.live.clone();
+    }
+    let categories = peak.by_category.iter();
+    let group = |(category, bytes): (&String, &u64)| LiveGroup {
+        place: category.clone(),
+        line: None,
+        category: category.clone(),
+        bytes: *bytes,
+        count: 0,
+    };
+    categories.map(group).collect()
+}
+
+/// A function's groups of one category, by line.
+type Lines = BTreeMap<Option<u32>, (u64, u64)>;
+
+fn by_function(groups: &[LiveGroup]) -> BTreeMap<(String, String), Lines> {
+    let mut functions: BTreeMap<(String, String), Lines> = BTreeMap::new();
+    for group in groups {
+        let function = functions.entry((group.place.clone(), group.category.clone()));
+        let (bytes, count) = function.or_default().entry(group.line).or_default();
+        (*bytes, *count) = (*bytes + group.bytes, *count + group.count);
+    }
+    functions
+}
+
+/// What differs, what grew most first. A change of a file moves the lines below it, so a function whose sum is the same is
+/// no change, and one that has other lines than before is compared as a whole.
+fn changes(base: &[LiveGroup], new: &[LiveGroup]) -> Vec<GroupChange> {
+    let (base, new) = (by_function(base), by_function(new));
+    let functions: BTreeSet<_> = base.keys().chain(new.keys()).collect();
+    let none = Lines::new();
+    let mut changes = Vec::new();
+    for function in functions {
+        let [was, is] = [&base, &new].map(|side| side.get(function).unwrap_or(&none));
+        if sum(was) == sum(is) {
+            continue;
+        }
+        let change = |lines: Vec<u32>, was: (u64, u64), is: (u64, u64)| GroupChange {
+            place: function.0.clone(),
+            lines,
+            category: function.1.clone(),
+            base_bytes: was.0,
+            new_bytes: is.0,
+            base_count: was.1,
+            new_count: is.1,
+        };
+        if was.keys().eq(is.keys()) {
+            let lines = was.iter().filter(|(line, was)| is[*line] != **was);
+            changes.extend(
+                lines.map(|(line, was)| change(line.iter().copied().collect(), *was, is[line])),
+            );
+        } else {
+            let named = if is.is_empty() { was } else { is };
+            changes.push(change(
+                named.keys().flatten().copied().collect(),
+                sum(was),
+                sum(is),
+            ));
+        }
+    }
+    let growth =
+        |change: &GroupChange| i128::from(change.new_bytes) - i128::from(change.base_bytes);
+    changes.sort_by_key(|change| std::cmp::Reverse(growth(change)));
+    changes
+}
+
+fn sum(lines: &Lines) -> (u64, u64) {
+    let add = |sum: (u64, u64), line: &(u64, u64)| (sum.0 + line.0, sum.1 + line.1);
+    lines.values().fold((0, 0), add)
+}

@@ -1,0 +1,204 @@
+//! The `check` command: compares two peaks, and fails if the second is higher.
+
+use crate::failure::Failure;
+use crate::stdout::{print, print_json};
+use clap::Args;
+use memory::format_bytes;
+use report::{Align, Table};
+use settings::{Size, SizeError};
+use snapshots::{Comparison, DeviceComparison, GroupChange, RecordedPeak, peaks};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// Changes that are listed.
+const CHANGES: usize = 20;
+
+/// Flags of `check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// What was before: a memory snapshot of PyTorch or of --trace, a metrics.jsonl, or a plan.json
+    #[arg(value_name = "BASE")]
+    pub base: PathBuf,
+    /// What is now
+    #[arg(value_name = "NEW")]
+    pub new: PathBuf,
+    /// By how much the peak may grow, such as 16MiB or 5% [default: not at all]
+    #[arg(long, value_name = "SIZE|PERCENT", value_parser = tolerance)]
+    pub tolerance: Option<Size>,
+    /// Print everything as JSON
+    #[arg(long, conflicts_with = "markdown")]
+    pub json: bool,
+    /// Print tables as Markdown, for a pull request
+    #[arg(long)]
+    pub markdown: bool,
+}
+
+/// A size, or nothing at all.
+fn tolerance(text: &str) -> Result<Size, SizeError> {
+    match text.trim_end_matches('%') {
+        "0" => Ok(Size::Bytes(0)),
+        _ => text.parse(),
+    }
+}
+
+/// Compares the peaks of two files and prints what grew.
+///
+/// # Errors
+/// [`Failure::Malformed`] for a file without a peak, and [`Failure::PeakGrew`].
+pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
+    let [base, new] = [&args.base, &args.new].map(|path| read(path));
+    let (base, new) = (base?, new?);
+    let tolerance = args.tolerance.unwrap_or(Size::Bytes(0));
+    let comparison = Comparison::new(&base, &new, |bytes| tolerance.bytes_of(bytes));
+    match args.json {
+        true => print_json(&comparison)?,
+        false => {
+            let devices = comparison.devices.iter();
+            print(
+                devices
+                    .map(|device| text(device, args.markdown))
+                    .collect::<Vec<_>>()
+                    .join("\n"),
+            )?;
+        }
+    }
+    let mut grown = comparison.devices.iter().filter(|device| device.grew);
+    match grown.next() {
+        None => Ok(()),
+        Some(device) => Err(Failure::PeakGrew(headline(device))),
+    }
+}
+
+/// The peaks in a file.
+fn read(path: &Path) -> Result<Vec<RecordedPeak>, Failure> {
+    peaks(path).map_err(|error| Failure::Malformed {
+        path: path.into(),
+        reason: error.to_string(),
+    })
+}
+
+/// A device's peaks, what changed, and what was reserved.
+fn text(device: &DeviceComparison, is_markdown: bool) -> String {
+    let mut text = match is_markdown {
+        true => format!("**{}**\n\n", headline(device)),
+        false => format!("{}\n", headline(device)),
+    };
+    let tables = [changes(&device.changes), reserved(device)];
+    for table in tables.into_iter().flatten() {
+        let _ = match is_markdown {
+            true => writeln!(text, "{}", table.markdown()),
+            false => write!(text, "{table}"),
+        };
+    }
+    for (name, peak) in [("base", &device.base), ("new", &device.new)] {
+        if let Some(peak) = peak {
+            let _ = writeln!(text, "{name}: {}", counted(peak));
+        }
+    }
+    text
+}
+
+/// How a peak was counted, and what is special about it.
+pub(crate) fn counted(peak: &RecordedPeak) -> String {
+    let waiting = match peak.waiting_bytes {
+        0 => String::new(),
+        bytes => format!(
+            " Of the peak {} had been freed and waited for another stream.",
+            format_bytes(bytes)
+        ),
+    };
+    format!("the peak is {}. {}{waiting}", peak.at, peak.counted)
+}
+
+/// Both peaks in one line.
+fn headline(device: &DeviceComparison) -> String {
+    let bytes = |peak: &Option<RecordedPeak>| peak.as_ref().map_or(0, |peak| peak.peak_bytes);
+    let (was, is) = (bytes(&device.base), bytes(&device.new));
+    let change = match is.cmp(&was) {
+        std::cmp::Ordering::Equal => "the same as before".into(),
+        std::cmp::Ordering::Less => format!("{} less than before", format_bytes(was - is)),
+        std::cmp::Ordering::Greater => {
+            let share = 100.0 * (is - was) as f64 / was as f64;
+            let share = if was == 0 {
+                String::new()
+            } else {
+                format!(" ({share:.1} %)")
+            };
+            format!("{}{share} more than before", format_bytes(is - was))
+        }
+    };
+    let tolerated = match (is > was, device.grew, device.tolerance_bytes) {
+        (false, ..) | (_, _, 0) => String::new(),
+        (_, true, bytes) => format!(", and {} are tolerated", format_bytes(bytes)),
+        (_, false, _) => ", which is tolerated".into(),
+    };
+    format!(
+        "device {}: peak {} ({is} bytes; {was} before), {change}{tolerated}",
+        device.device,
+        format_bytes(is)
+    )
+}
+
+/// What has other bytes at the peak; none if nothing has.
+fn changes(changes: &[GroupChange]) -> Option<Table> {
+    let mut table = Table::of(&[
+        ("at the peak, from", Align::Left),
+        ("category", Align::Left),
+        ("before", Align::Right),
+        ("now", Align::Right),
+        ("difference, bytes", Align::Right),
+        ("allocations", Align::Right),
+    ]);
+    for change in changes.iter().take(CHANGES) {
+        let lines: Vec<String> = change.lines.iter().map(ToString::to_string).collect();
+        let lines = match lines.is_empty() {
+            true => String::new(),
+            false => format!(":{}", lines.join(",")),
+        };
+        let count = match (change.base_count, change.new_count) {
+            (was, is) if was == is => format!("{is}"),
+            (was, is) => format!("{was} -> {is}"),
+        };
+        table.row([
+            format!("{}{lines}", change.place),
+            change.category.clone(),
+            format_bytes(change.base_bytes),
+            format_bytes(change.new_bytes),
+            format!(
+                "{:+}",
+                i128::from(change.new_bytes) - i128::from(change.base_bytes)
+            ),
+            count,
+        ]);
+    }
+    if let Some(rest) = changes.get(CHANGES..).filter(|rest| !rest.is_empty()) {
+        let sum: i128 = rest
+            .iter()
+            .map(|change| i128::from(change.new_bytes) - i128::from(change.base_bytes))
+            .sum();
+        let name = format!("{} more", rest.len());
+        table.row([
+            name,
+            String::new(),
+            String::new(),
+            String::new(),
+            format!("{sum:+}"),
+        ]);
+    }
+    (!changes.is_empty()).then_some(table)
+}
+
+/// What the allocator had reserved, beside what was live.
+fn reserved(device: &DeviceComparison) -> Option<Table> {
+    let of = |peak: &Option<RecordedPeak>| peak.as_ref().and_then(|peak| peak.reserved.clone());
+    let (base, new) = (of(&device.base), of(&device.new));
+    let mut table = Table::new(&["allocator"], &["before", "now"]);
+    let (was, is) = (base.as_ref(), new.as_ref());
+    for (name, of) in report::page::RESERVED_ROWS {
+        let cell = |side: Option<&snapshots::ReservedMemory>| {
+            side.map_or(String::new(), |side| format_bytes(of(side)))
+        };
+        table.row([name.to_string(), cell(was), cell(is)]);
+    }
+    is.or(was).map(|_| table)
+}

@@ -1,0 +1,54 @@
+//! The `show` command: draws a memory snapshot as a page and a timeline.
+
+use super::check::counted;
+use crate::failure::Failure;
+use crate::stdout::print;
+use clap::Args;
+use report::page;
+use snapshots::MemorySnapshot;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::PathBuf;
+
+/// Flags of `show`.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// A memory snapshot: of PyTorch's `torch.cuda.memory._dump_snapshot`, or memory/snapshot.pickle of --trace
+    #[arg(value_name = "SNAPSHOT")]
+    pub snapshot: PathBuf,
+    /// Print what was live in tables, and write nothing
+    #[arg(long)]
+    pub text: bool,
+    /// Write the page to FILE, and timelines beside it [default: beside the snapshot]
+    #[arg(long, value_name = "FILE.html", conflicts_with = "text")]
+    pub out: Option<PathBuf>,
+}
+
+/// Writes the page and prints its path, or prints tables.
+///
+/// # Errors
+/// [`Failure::Malformed`] for what is no snapshot, [`Failure::Report`] if the page cannot be written.
+pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
+    let malformed = |reason: String| Failure::Malformed {
+        path: args.snapshot.clone(),
+        reason,
+    };
+    let file = File::open(&args.snapshot).map_err(|error| malformed(error.to_string()))?;
+    let snapshot =
+        MemorySnapshot::read(BufReader::new(file)).map_err(|error| malformed(error.to_string()))?;
+    let name = args
+        .snapshot
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy();
+    let drawn = page::of_snapshot(&name, &snapshot, counted)
+        .map_err(|error| malformed(error.to_string()))?;
+    if args.text {
+        return print(drawn.text());
+    }
+    let default = args.snapshot.with_extension("html");
+    for path in drawn.write(args.out.as_ref().unwrap_or(&default))? {
+        print(format_args!("{}\n", path.display()))?;
+    }
+    Ok(())
+}

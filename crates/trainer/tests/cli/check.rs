@@ -1,0 +1,149 @@
+//! `trainer check`: peaks of PyTorch's snapshots, of runs and of plans beside each other.
+
+use crate::workplace::Workplace;
+use serde_json::Value;
+
+const BASE: &[u8] = include_bytes!("../../../snapshots/tests/fixtures/whole-2.9.pickle");
+const NEW: &[u8] = include_bytes!("../../../snapshots/tests/fixtures/late-2.13.pickle");
+/// The peaks that PyTorch's own module computes of these.
+const PEAKS: [u64; 2] = [8_389_614, 12_581_921];
+
+fn place() -> Workplace {
+    let place = Workplace::new();
+    place.file("base.pickle", BASE);
+    place.file("new.pickle", NEW);
+    place
+}
+
+#[test]
+fn a_peak_that_grew_fails_and_says_from_where() {
+    let place = place();
+    let grown = PEAKS[1] - PEAKS[0];
+    let outcome = place
+        .trainer("check base.pickle new.pickle")
+        .fails(1, &["the peak grew", "4.00 MiB (50.0 %) more"]);
+    for words in [
+        "peak 12.0 MiB (12581921 bytes; 8389614 before)",
+        "project/train.py step",
+        "before recording began",
+        "reserved at the peak",
+        "bytes were live when recording began, counted from the segments",
+    ] {
+        assert!(
+            outcome.stdout.contains(words),
+            "no {words:?}: {}",
+            outcome.stdout
+        );
+    }
+    place.trainer("check new.pickle base.pickle").succeeds();
+    place
+        .trainer("check base.pickle base.pickle --tolerance 0")
+        .succeeds();
+    let tolerant = |tolerance: &str| {
+        place.trainer(&format!(
+            "check base.pickle new.pickle --tolerance {tolerance}"
+        ))
+    };
+    tolerant(&grown.to_string()).succeeds();
+    tolerant(&(grown - 1).to_string()).fails(1, &["are tolerated"]);
+    tolerant("50%").succeeds();
+    tolerant("49%").fails(1, &["the peak grew"]);
+    tolerant("lots").fails(2, &["is not a size"]);
+}
+
+#[test]
+fn programs_get_json_and_pull_requests_markdown() {
+    let place = place();
+    let outcome = place
+        .trainer("check base.pickle new.pickle --json")
+        .fails(1, &["the peak grew"]);
+    let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let device = &json["devices"][0];
+    assert_eq!(
+        (&json["version"], &json["grew"]),
+        (&Value::from(1), &Value::from(true))
+    );
+    for (side, peak) in [("base", PEAKS[0]), ("new", PEAKS[1])] {
+        let live = device[side]["live"].as_array().unwrap();
+        let sum: u64 = live
+            .iter()
+            .map(|group| group["bytes"].as_u64().unwrap())
+            .sum();
+        assert_eq!(
+            [Value::from(peak), Value::from(sum)],
+            [device[side]["peak_bytes"].clone(), peak.into()]
+        );
+    }
+    let signed = |change: &Value| {
+        change["new_bytes"].as_i64().unwrap() - change["base_bytes"].as_i64().unwrap()
+    };
+    let changes = device["changes"].as_array().unwrap();
+    let difference: i64 = changes.iter().map(signed).sum();
+    assert_eq!(difference, PEAKS[1] as i64 - PEAKS[0] as i64);
+    let markdown = place
+        .trainer("check base.pickle base.pickle --markdown")
+        .succeeds()
+        .stdout;
+    assert!(
+        markdown.starts_with("**device 0: peak 8.00 MiB"),
+        "{markdown}"
+    );
+    assert!(markdown.contains("|---|---:|---:|"), "{markdown}");
+}
+
+/// Four files of one run have one peak.
+#[test]
+fn our_own_files_have_the_planned_peak() {
+    let place = Workplace::new();
+    let small = "--config small.toml --device cpu --quiet --steps 2";
+    place
+        .trainer(&format!("{small} --recompute full --trace --out run"))
+        .succeeds();
+    place.trainer(&format!("{small} --out other")).succeeds();
+    let plan: Value = serde_json::from_str(&place.text("run/plan.json")).unwrap();
+    for file in ["plan.json", "metrics.jsonl", "memory/snapshot.pickle"] {
+        let same = place
+            .trainer(&format!("check run/plan.json run/{file} --json"))
+            .succeeds();
+        let same: Value = serde_json::from_str(&same.stdout).unwrap();
+        let new = &same["devices"][0]["new"];
+        assert_eq!(new["peak_bytes"], plan["peak_bytes"], "{file}");
+        let mut expected = plan["peak_by_category"].as_object().unwrap().clone();
+        expected.retain(|_, bytes| bytes != 0);
+        assert_eq!(new["by_category"], Value::from(expected), "{file}");
+    }
+    for (file, words) in [
+        ("plan.json", "(forward, layer 0)"),
+        ("metrics.jsonl", "activation"),
+    ] {
+        let grown = place
+            .trainer(&format!("check run/{file} other/{file}"))
+            .fails(1, &["the peak grew"]);
+        assert!(grown.stdout.contains(words), "{}", grown.stdout);
+    }
+}
+
+#[test]
+fn files_that_have_no_peak_are_refused() {
+    let place = place();
+    place.file("evil.pickle", "cposix\nsystem\n(Vtouch ran\ntR.");
+    place.file("empty.pickle", "");
+    place.file("cut.pickle", &NEW[..NEW.len() / 2]);
+    place.file("other.json", "{\"name\": 1}");
+    for (file, words) in [
+        ("evil.pickle", "import `posix.system`"),
+        ("empty.pickle", "it is empty"),
+        ("cut.pickle", "ends in the middle"),
+        ("other.json", "neither a memory snapshot"),
+        ("small.toml", "no pickle"),
+        ("nowhere.pickle", "No such file"),
+    ] {
+        for command in [
+            format!("check base.pickle {file}"),
+            format!("check {file} base.pickle"),
+        ] {
+            place.trainer(&command).fails(4, &[file, words]);
+        }
+    }
+    assert!(!place.path("ran").exists());
+}
