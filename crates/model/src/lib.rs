@@ -12,6 +12,7 @@
 //! a policy.
 
 mod activation;
+mod adapter;
 mod architecture;
 mod balance;
 mod batch;
@@ -31,6 +32,7 @@ mod init;
 mod kv_cache;
 mod label;
 mod linear;
+mod lora;
 mod model;
 mod needed;
 mod offload;
@@ -70,10 +72,11 @@ pub use hugging_face::{
     WeightsError, file_specs, import, loading_bytes, parameters_of_files, saving_bytes,
     write_model,
 };
-pub use init::{Fresh, InitialValues, initialise};
+pub use init::{Fresh, InitialValues, initialise, initialise_factors};
 pub use kv_cache::{CacheShape, CacheWidths, CachedSequences, KvCache, LayerCache};
 pub use label::{Label, Labels};
 pub use linear::{Linear, PRODUCT_ELEMENTS_MAX};
+pub use lora::{LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern, Target};
 pub use model::{Computation, Model};
 pub use parameters::{
     ExpertFiles, FileTensor, Initial, Parameter, ParameterId, Parameters, PartParameters, Stored,

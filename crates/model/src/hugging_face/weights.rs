@@ -81,7 +81,10 @@ impl<'a> ModelWeights<'a> {
         };
         let found = parameters
             .in_layout()
-            .map(|parameter| find(&tensors, parameter).map_err(|(name, it)| wrong((&name, it))));
+            .map(|parameter| match parameter.is_factor {
+                true => Ok(Vec::new()),
+                false => find(&tensors, parameter).map_err(|(name, it)| wrong((&name, it))),
+            });
         let found = found.collect::<Result<Vec<_>, _>>()?;
         let mut weights = ModelWeights {
             tensors,

@@ -2,7 +2,7 @@
 
 use super::{Norm, written};
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, Label, Linear, ModelError, ParameterId, Pass};
+use crate::{Activation, DropoutSite, Extent, Label, Linear, ModelError, ParameterId, Pass};
 use kernels::Init;
 use kernels::operation::{JoinQkv, Rotary, SplitQkv, Turn};
 use memory::{Buffer, In};
@@ -76,12 +76,12 @@ impl Qkv {
     /// product, because a part of it might have other bits.
     fn project(
         &self,
-        pass: &Pass,
+        pass: &mut Pass,
         x: In,
         parts: &mut [Option<Buffer>; 3],
     ) -> Result<(), ModelError> {
         if parts.iter().all(Option::is_none) {
-            return Ok(());
+            return self.linear.forward(pass, None, x);
         }
         let mut qkv = pass.temporary("qkv", [x.dims()[0], self.linear.outputs()])?;
         self.linear.forward(pass, qkv.view_mut(), x)?;
@@ -204,6 +204,7 @@ impl Stage for Qkv {
                 .clone()
                 .zip(extents())
                 .chain(Qkv::MADE.into_iter().zip(extents()))
+                .chain(self.linear.writes())
                 .collect(),
             backward_reads: self
                 .linear
@@ -222,6 +223,10 @@ impl Stage for Qkv {
             .into_iter()
             .chain(of_norms)
             .collect()
+    }
+
+    fn dropout(&self) -> Vec<DropoutSite> {
+        self.linear.dropout()
     }
 
     fn flops_per_token(&self, _seq: usize) -> u64 {
