@@ -75,6 +75,7 @@ impl Adapter {
                         name: module,
                         shape: [outputs, inputs],
                         rank: size.map(|size| size.rank),
+                        scale: size.map_or(0.0, |size| size.scale),
                         layer,
                     }),
                 rate: lora.dropout,

@@ -68,8 +68,9 @@ pub use error::ModelError;
 pub use experts_config::{ExpertsConfig, LatentConfig, RouterAuxKind, ScoreKind};
 pub use hooks::{NoHooks, PassHooks};
 pub use hugging_face::{
-    HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
-    WeightsError, file_specs, import, loading_bytes, parameters_of_files, saving_bytes,
+    ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, AdapterWeights, HfConfigError,
+    MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights, WeightsError, file_specs,
+    import, import_adapter, loading_bytes, parameters_of_files, saving_bytes, write_adapter,
     write_model,
 };
 pub use init::{Fresh, InitialValues, initialise, initialise_factors};

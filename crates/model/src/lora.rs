@@ -86,6 +86,8 @@ pub struct LinearModule {
     pub shape: [usize; 2],
     /// The rank of its adapter, if it has one.
     pub rank: Option<usize>,
+    /// The factor on what its adapter adds.
+    pub scale: f32,
     /// The block that it is in.
     pub layer: usize,
 }

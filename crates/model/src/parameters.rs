@@ -213,10 +213,13 @@ impl Parameters {
 
     /// Only the trained parameters.
     pub fn trained(&self) -> Parameters {
-        let declared = self.declared.iter();
-        let trained = declared.filter(|parameter| parameter.role.is_trained());
+        self.some(|parameter| parameter.role.is_trained().then(|| parameter.clone()))
+    }
+
+    /// What a function makes of some of them.
+    pub(crate) fn some(&self, of: impl Fn(&Parameter) -> Option<Parameter>) -> Parameters {
         Parameters {
-            declared: trained.cloned().collect(),
+            declared: self.declared.iter().filter_map(of).collect(),
             ..Parameters::default()
         }
     }

@@ -283,7 +283,6 @@ keys! {
     }
 
     /// `[lora]`
-    #[serde(default)]
     lora: LoraConfig {
         rank: Option<usize> = optional(Kind::Whole(1), ("16", "no adapters, the model itself is trained"),
             "Low-rank adapters (LoRA): their rank; the model itself is frozen")

@@ -4,6 +4,7 @@
 //! binary is a thin wrapper. `Trainer` (feature `candle`, on by default) is for programs with candle's tensors.
 
 #[cfg(feature = "cuda")]
+mod adapters;
 mod algorithms;
 mod args;
 mod attention;
