@@ -3,8 +3,8 @@
 //! A command line becomes [`settings::Resolved`], which [`carry_out`] executes with [`planner`] and [`session`]. The
 //! binary is a thin wrapper. `Trainer` (feature `candle`, on by default) is for programs with candle's tensors.
 
-#[cfg(feature = "cuda")]
 mod adapters;
+#[cfg(feature = "cuda")]
 mod algorithms;
 mod args;
 mod attention;

@@ -14,6 +14,7 @@ mod saver;
 mod saving;
 mod totals;
 
+use crate::adapters::BaseModel;
 use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
