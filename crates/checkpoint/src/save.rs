@@ -14,6 +14,8 @@ pub struct Contents<'a> {
     pub state: &'a TrainerState,
     /// The weights, under Hugging Face names.
     pub model: &'a dyn TensorSource,
+    /// What the weights' files are called, without their ending: `model`, or another name if they are no whole model.
+    pub stem: &'a str,
     /// The optimizer states, named by the parameter's name, a dot, and the state's name.
     pub optimizer: &'a dyn TensorSource,
     /// Small files that go with it, by name: `config.json`, the run's settings, the tokenizer's.
@@ -89,7 +91,7 @@ fn write(disk: &dyn FileSystem, folder: &Path, contents: &Contents) -> Result<()
         .map_err(FilesError::at("make", folder))?;
     let tensors =
         |stem, source| write_tensors(disk, folder, stem, source, contents.max_shard_bytes);
-    let mut written = tensors("model", contents.model)?;
+    let mut written = tensors(contents.stem, contents.model)?;
     written.extend(tensors("optimizer", contents.optimizer)?);
     finish(disk, folder, written, contents.files, contents.state)
 }

@@ -131,14 +131,15 @@ impl Architecture {
 
     /// The sites of dropout with their layers, in forward order.
     pub fn dropout_sites(&self) -> Vec<(usize, DropoutSite)> {
-        let embedding = self.embedding.stage.dropout().map(|site| (0, site));
+        let embedding = self.embedding.stage.dropout().into_iter();
+        let embedding = embedding.map(|site| (0, site));
         let blocks = self.blocks.iter().enumerate();
         let of_blocks = blocks.flat_map(|(layer, block)| {
             let sites = block.stages().iter();
-            let sites = sites.filter_map(|declared| declared.stage.dropout());
+            let sites = sites.flat_map(|declared| declared.stage.dropout());
             sites.map(move |site| (layer, site))
         });
-        embedding.into_iter().chain(of_blocks).collect()
+        embedding.chain(of_blocks).collect()
     }
 
     /// The columns that a cache keeps of each token in each layer.

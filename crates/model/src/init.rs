@@ -1,11 +1,11 @@
 //! Fresh weights.
 
-use crate::{Initial, Parameters};
+use crate::{Initial, Parameter, Parameters};
 use files::{CHUNK_ELEMENTS, in_chunks};
 use memory::Layout;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use rand_distr::{Distribution, StandardNormal};
+use rand_distr::{Distribution, StandardNormal, StandardUniform};
 
 /// Hands every parameter's initial values to `set` in chunks: the first element's place in the arena, and the values.
 /// Each tensor has a random stream of its own, so a seed gives the same weights on every machine.
@@ -18,9 +18,36 @@ pub fn initialise<E>(
     init: Fresh,
     mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
+    let wanted = |_: &Parameter| true;
+    initialise_some(parameters, layout, init, wanted, &mut set)
+}
+
+/// As [`initialise`], for the factors of adapters alone.
+///
+/// # Errors
+/// What `set` returns.
+pub fn initialise_factors<E>(
+    parameters: &Parameters,
+    layout: &Layout,
+    init: Fresh,
+    mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
+) -> Result<(), E> {
+    let wanted = |parameter: &Parameter| parameter.is_factor;
+    initialise_some(parameters, layout, init, wanted, &mut set)
+}
+
+fn initialise_some<E>(
+    parameters: &Parameters,
+    layout: &Layout,
+    init: Fresh,
+    wanted: impl Fn(&Parameter) -> bool,
+    set: &mut dyn FnMut(usize, &[f32]) -> Result<(), E>,
+) -> Result<(), E> {
     let mut chunk = Vec::with_capacity(CHUNK_ELEMENTS);
-    for (index, (parameter, entry)) in parameters.in_layout().zip(layout.entries()).enumerate() {
-        let mut values = init.values(parameter.initial, index);
+    let all = parameters.in_layout().zip(parameters.numbers());
+    let all = all.zip(layout.entries());
+    for ((parameter, number), entry) in all.filter(|((parameter, _), _)| wanted(parameter)) {
+        let mut values = init.values(parameter.initial, parameter.stream(number));
         for elements in in_chunks(0..entry.elements()) {
             chunk.clear();
             chunk.extend(values.by_ref().take(elements.len()));
@@ -40,10 +67,11 @@ pub struct Fresh {
 }
 
 impl Fresh {
-    /// The infinite sequence of values of the parameter at `index` of the layout.
-    pub fn values(self, initial: Initial, index: usize) -> InitialValues {
+    /// The infinite sequence of values of a parameter that draws from this stream of random numbers. A model's
+    /// parameters have streams by their places in the layout.
+    pub fn values(self, initial: Initial, stream: u64) -> InitialValues {
         let mut random = ChaCha8Rng::seed_from_u64(self.seed);
-        random.set_stream(index as u64);
+        random.set_stream(stream);
         InitialValues {
             random,
             deviation: self.deviation as f32,
@@ -59,6 +87,13 @@ pub struct InitialValues {
     initial: Initial,
 }
 
+impl InitialValues {
+    fn normal(&mut self, deviation: f32) -> f32 {
+        let value: f32 = StandardNormal.sample(&mut self.random);
+        value * deviation
+    }
+}
+
 impl Iterator for InitialValues {
     type Item = f32;
 
@@ -66,9 +101,11 @@ impl Iterator for InitialValues {
         Some(match self.initial {
             Initial::One => 1.0,
             Initial::Zero => 0.0,
-            Initial::Normal => {
-                let value: f32 = StandardNormal.sample(&mut self.random);
-                value * self.deviation
+            Initial::Normal => self.normal(self.deviation),
+            Initial::NormalOf(deviation) => self.normal(deviation),
+            Initial::Uniform(bound) => {
+                let share: f32 = StandardUniform.sample(&mut self.random);
+                (2.0 * share - 1.0) * bound
             }
         })
     }
@@ -81,7 +118,7 @@ mod tests {
 
     #[test]
     fn matrices_are_normal_and_vectors_plain() {
-        let values = |initial, count, index, seed| -> Vec<f32> {
+        let values = |initial, count: usize, index: u64, seed| -> Vec<f32> {
             let fresh = Fresh {
                 deviation: 0.02,
                 seed,
@@ -99,6 +136,14 @@ mod tests {
         assert_eq!(drawn, matrix(3, 7));
         assert_ne!(drawn, matrix(4, 7));
         assert_ne!(drawn, matrix(3, 8));
+        let factor = values(Initial::Uniform(0.25), 20_000, 3, 7);
+        let [least, most] = factor.iter().fold([0f32; 2], |[least, most], value| {
+            [least.min(*value), most.max(*value)]
+        });
+        let mean = factor.iter().sum::<f32>() / n;
+        assert!((-0.25..-0.2499).contains(&least) && (0.2499..0.25).contains(&most));
+        assert!(mean.abs() < 3e-3, "{mean}");
+        assert_eq!(values(Initial::NormalOf(0.02), 20_000, 3, 7), drawn);
         assert_eq!(values(Initial::One, 2, 0, 7), [1.0, 1.0]);
         assert_eq!(values(Initial::Zero, 2, 0, 7), [0.0, 0.0]);
     }
@@ -131,7 +176,7 @@ mod tests {
         initialise(parameters, &layout, fresh, set).unwrap();
         let entries = layout.entries().iter().zip(parameters.in_layout());
         for (index, (entry, parameter)) in entries.enumerate() {
-            let values = fresh.values(parameter.initial, index);
+            let values = fresh.values(parameter.initial, index as u64);
             let expected: Vec<f32> = values.take(entry.elements()).collect();
             assert_eq!(filled[entry.range()], expected);
         }

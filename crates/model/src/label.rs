@@ -53,6 +53,8 @@ impl Label {
     pub const SHARED_EXPERTS: Label = Label::new("shared_experts").within("moe");
     /// The latents of latent attention, before and after their norms.
     pub const MLA_LATENT: Label = Label::new("mla_latent");
+    /// The products of low rank of adapters' inputs and first factors.
+    pub const LORA: Label = Label::new("lora");
     /// Queries, keys and values of latent attention.
     pub const MLA_UP_PROJ: Label = Label::new("mla_up_proj");
 
@@ -101,10 +103,10 @@ impl Label {
     }
 }
 
-/// The labels of blocks of which some have experts, with those of what attention reads.
+/// The labels of blocks of which some have experts, with those of what attention reads, and last that of adapters.
 macro_rules! with_experts {
     ($($projected:ident),+) => {
-        Labels::new(&[
+        &[
             Label::BLOCK_INPUT,
             Label::LAYERNORM,
             $(Label::$projected,)+
@@ -119,9 +121,25 @@ macro_rules! with_experts {
             Label::MOE_DISPATCH,
             Label::MOE_ACT,
             Label::SHARED_EXPERTS,
-        ])
+            Label::LORA,
+        ]
     };
 }
+
+/// The labels of each kind of model. The last one is there if the model has adapters.
+const DENSE: &[Label] = &[
+    Label::BLOCK_INPUT,
+    Label::LAYERNORM,
+    Label::QKV,
+    Label::CORE_ATTN,
+    Label::ATTN_VALUE,
+    Label::ATTN_OUT,
+    Label::MLP,
+    Label::MLP_ACT,
+    Label::LORA,
+];
+const EXPERTS: &[Label] = with_experts!(QKV);
+const LATENT: &[Label] = with_experts!(MLA_LATENT, MLA_UP_PROJ);
 
 /// The labels of an architecture, in forward order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,22 +150,13 @@ impl Labels {
     pub const MAX: usize = 32;
 
     /// The labels of blocks with attention and a dense feed-forward layer.
-    pub const DENSE: Labels = Labels::new(&[
-        Label::BLOCK_INPUT,
-        Label::LAYERNORM,
-        Label::QKV,
-        Label::CORE_ATTN,
-        Label::ATTN_VALUE,
-        Label::ATTN_OUT,
-        Label::MLP,
-        Label::MLP_ACT,
-    ]);
+    pub const DENSE: Labels = Labels::without_lora(DENSE);
 
     /// The labels of models of which some layers have experts.
-    pub const EXPERTS: Labels = with_experts!(QKV);
+    pub const EXPERTS: Labels = Labels::without_lora(EXPERTS);
 
     /// The labels of models with latent attention, of which some layers have experts.
-    pub const LATENT: Labels = with_experts!(MLA_LATENT, MLA_UP_PROJ);
+    pub const LATENT: Labels = Labels::without_lora(LATENT);
 
     /// A table of labels.
     ///
@@ -156,6 +165,24 @@ impl Labels {
     pub const fn new(labels: &'static [Label]) -> Labels {
         assert!(labels.len() <= Labels::MAX, "too many labels");
         Labels(labels)
+    }
+
+    /// A table without its last label, that of adapters.
+    const fn without_lora(labels: &'static [Label]) -> Labels {
+        match labels.split_last() {
+            Some((_, others)) => Labels::new(others),
+            None => Labels::new(labels),
+        }
+    }
+
+    /// The same labels, and that of adapters.
+    ///
+    /// # Panics
+    /// If these are no labels of a family.
+    pub fn with_lora(self) -> Labels {
+        let mut tables = [DENSE, EXPERTS, LATENT].into_iter();
+        let table = tables.find(|table| Labels::without_lora(table) == self);
+        Labels::new(table.expect("a family has a table with the label of adapters too"))
     }
 
     /// All of them.
@@ -171,10 +198,8 @@ impl Labels {
     /// What `choose` takes of the labels of every family, each once.
     pub fn of_all(choose: impl Fn(Labels) -> Vec<Label>) -> Vec<Label> {
         let mut all: Vec<Label> = Vec::new();
-        for label in [Labels::DENSE, Labels::EXPERTS, Labels::LATENT]
-            .into_iter()
-            .flat_map(choose)
-        {
+        let tables = [DENSE, EXPERTS, LATENT].into_iter();
+        for label in tables.map(Labels::new).flat_map(choose) {
             if !all.contains(&label) {
                 all.push(label);
             }

@@ -12,6 +12,7 @@
 //! a policy.
 
 mod activation;
+mod adapter;
 mod architecture;
 mod balance;
 mod batch;
@@ -31,6 +32,7 @@ mod init;
 mod kv_cache;
 mod label;
 mod linear;
+mod lora;
 mod model;
 mod needed;
 mod offload;
@@ -66,14 +68,16 @@ pub use error::ModelError;
 pub use experts_config::{ExpertsConfig, LatentConfig, RouterAuxKind, ScoreKind};
 pub use hooks::{NoHooks, PassHooks};
 pub use hugging_face::{
-    HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
-    WeightsError, file_specs, import, loading_bytes, parameters_of_files, saving_bytes,
+    ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, AdapterWeights, HfConfigError,
+    MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights, WeightsError, file_specs,
+    import, import_adapter, loading_bytes, parameters_of_files, saving_bytes, write_adapter,
     write_model,
 };
-pub use init::{Fresh, InitialValues, initialise};
+pub use init::{Fresh, InitialValues, initialise, initialise_factors};
 pub use kv_cache::{CacheShape, CacheWidths, CachedSequences, KvCache, LayerCache};
 pub use label::{Label, Labels};
 pub use linear::{Linear, PRODUCT_ELEMENTS_MAX};
+pub use lora::{LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern, Target};
 pub use model::{Computation, Model};
 pub use parameters::{
     ExpertFiles, FileTensor, Initial, Parameter, ParameterId, Parameters, PartParameters, Stored,

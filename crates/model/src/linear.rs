@@ -1,10 +1,11 @@
 //! Linear layers: every use of a model's matrices, forward and backward.
 
+use crate::adapter::Adapter;
 use crate::parameters::{Initial, ParameterId, PartParameters};
-use crate::{Activation, ModelError, Pass};
+use crate::{Activation, DropoutSite, Extent, ModelError, Pass};
 use kernels::operation::{AddBias, BiasBackward, Matmul};
 use kernels::{Init, Kernels};
-use memory::{In, Out};
+use memory::{Buffer, In, Out};
 use std::ops::Range;
 
 /// The most elements that a matrix product's result may have: cuBLASLt's algorithms count them in 32 bits.
@@ -20,6 +21,8 @@ pub struct Linear {
     inputs: usize,
     /// Outputs of each weight.
     outputs: Vec<usize>,
+    /// That of weights that are targets of adapters, if some are.
+    adapter: Option<Adapter>,
 }
 
 impl Linear {
@@ -46,8 +49,10 @@ impl Linear {
             biases: Vec::new(),
             inputs,
             outputs: Vec::new(),
+            adapter: None,
         };
-        for (name, outputs) in parts {
+        let parts: Vec<(&str, usize)> = parts.into_iter().collect();
+        for (name, outputs) in parts.iter().copied() {
             let weight = parameters.matrix(&format!("{name}.weight"), [outputs, inputs]);
             all.weights.push(weight);
             all.outputs.push(outputs);
@@ -56,6 +61,7 @@ impl Linear {
                 all.biases.push(bias);
             }
         }
+        all.adapter = Adapter::declare(parameters, &parts, inputs);
         all
     }
 
@@ -66,6 +72,7 @@ impl Linear {
             biases: Vec::new(),
             inputs,
             outputs: vec![outputs],
+            adapter: None,
         }
     }
 
@@ -81,15 +88,27 @@ impl Linear {
 
     /// Its parameters.
     pub fn parameters(&self) -> Vec<ParameterId> {
-        [&self.weights[..], &self.biases].concat()
+        let factors = self.adapter.iter().flat_map(Adapter::parameters);
+        let own = self.weights.iter().chain(&self.biases).copied();
+        own.chain(factors).collect()
     }
 
-    /// The activations that its backward pass reads: its input, or nothing if all weights are frozen.
+    /// What its stage writes besides its output: what its adapter keeps.
+    pub fn writes(&self) -> Option<(Activation, Extent)> {
+        self.adapter.as_ref().map(Adapter::writes)
+    }
+
+    /// Where its adapter drops elements of the input.
+    pub fn dropout(&self) -> Vec<DropoutSite> {
+        self.adapter.iter().flat_map(Adapter::sites).collect()
+    }
+
+    /// The activations that its backward pass reads: its input, if a weight or a factor is trained, and what its adapter
+    /// keeps.
     pub fn backward_reads(&self, input: Activation) -> Vec<Activation> {
-        match self.trains_a_weight() {
-            true => vec![input],
-            false => Vec::new(),
-        }
+        let kept = self.adapter.as_ref().map(|adapter| adapter.writes().0);
+        let input = (self.trains_a_weight() || kept.is_some()).then_some(input);
+        input.into_iter().chain(kept).collect()
     }
 
     fn trains_a_weight(&self) -> bool {
@@ -104,14 +123,35 @@ impl Linear {
 
     /// FLOPs of the three products for one token.
     pub fn flops_per_token(&self) -> u64 {
-        6 * self.inputs as u64 * self.outputs() as u64
+        let of_adapter = self.adapter.as_ref().map_or(0, Adapter::flops_per_token);
+        6 * self.inputs as u64 * self.outputs() as u64 + of_adapter
+    }
+
+    /// `y = x W^T + b`, with what the adapter adds. Without `y`, only what the adapter keeps is computed, if it is needed.
+    ///
+    /// # Errors
+    /// [`ModelError`] if the device fails or a lease is refused.
+    pub fn forward<'y>(
+        &self,
+        pass: &mut Pass,
+        y: impl Into<Option<Out<'y>>>,
+        x: In,
+    ) -> Result<(), ModelError> {
+        let mut y = y.into();
+        if let Some(y) = &mut y {
+            self.base(pass, y.reborrow(), x)?;
+        }
+        self.adapt(pass, y, x)
+    }
+
+    /// Adds what the adapter does to `y`, if there is one, and keeps what its backward pass reads.
+    fn adapt(&self, pass: &mut Pass, y: Option<Out>, x: In) -> Result<(), ModelError> {
+        let adapter = self.adapter.as_ref();
+        adapter.map_or(Ok(()), |adapter| adapter.forward(pass, y, x))
     }
 
     /// `y = x W^T + b`.
-    ///
-    /// # Errors
-    /// [`ModelError::Kernel`] if the device fails.
-    pub fn forward(&self, pass: &Pass, mut y: Out, x: In) -> Result<(), ModelError> {
+    fn base(&self, pass: &Pass, mut y: Out, x: In) -> Result<(), ModelError> {
         let kernels = pass.kernels();
         if !self.is_one_product(pass, x.dims()[0]) {
             for (part, columns) in self.columns().enumerate() {
@@ -149,56 +189,107 @@ impl Linear {
     ///
     /// # Errors
     /// As [`Linear::forward`].
-    pub fn forward_onto(&self, pass: &Pass, y: Out, x: In, residual: In) -> Result<(), ModelError> {
-        let bias = self.bias().map(|bias| pass.parameter(bias));
-        Ok(pass.kernels().run(Matmul {
-            out: y,
-            a: x,
-            b: self.weight(pass).t(),
-            bias,
-            init: Init::Add(residual),
-        })?)
+    pub fn forward_onto<'y>(
+        &self,
+        pass: &mut Pass,
+        y: impl Into<Option<Out<'y>>>,
+        x: In,
+        residual: In,
+    ) -> Result<(), ModelError> {
+        let bias = self.bias();
+        self.add_product(pass, y.into(), x, (bias, Init::Add(residual)))
     }
 
     /// `y = init + x W^T`, for a layer of one weight, without the bias.
     ///
     /// # Errors
     /// As [`Linear::forward`].
-    pub fn product(&self, pass: &Pass, y: Out, x: In, init: Init) -> Result<(), ModelError> {
+    pub fn product<'y>(
+        &self,
+        pass: &mut Pass,
+        y: impl Into<Option<Out<'y>>>,
+        x: In,
+        init: Init,
+    ) -> Result<(), ModelError> {
+        self.add_product(pass, y.into(), x, (None, init))
+    }
+
+    fn add_product(
+        &self,
+        pass: &mut Pass,
+        mut y: Option<Out>,
+        x: In,
+        (bias, init): (Option<ParameterId>, Init),
+    ) -> Result<(), ModelError> {
         self.assert_one_weight();
-        Ok(pass.kernels().run(Matmul {
-            out: y,
-            a: x,
-            b: self.weight(pass).t(),
-            bias: None,
-            init,
-        })?)
+        if let Some(y) = &mut y {
+            pass.kernels().run(Matmul {
+                out: y.reborrow(),
+                a: x,
+                b: self.weight(pass).t(),
+                bias: bias.map(|bias| pass.parameter(bias)),
+                init,
+            })?;
+        }
+        self.adapt(pass, y, x)
     }
 
     /// Both gradients, from the output's gradient `dy`; files that of `input`. The input is released before its
-    /// gradient is leased. If all weights are frozen, the input is not read ([`Linear::backward_reads`]).
+    /// gradient is leased. It is read only if a weight or a factor is trained ([`Linear::backward_reads`]).
     ///
     /// # Errors
     /// As [`Linear::forward`], and as replays of the input.
     pub fn backward(&self, pass: &mut Pass, input: Activation, dy: In) -> Result<(), ModelError> {
-        if self.trains_a_weight() {
-            let x = pass.pull(input)?;
-            self.add_gradient(pass, dy, x.view())?;
-            pass.release(input, x);
-        } else {
-            self.add_bias_gradients(pass, dy)?;
-        }
+        let through = self.parameter_gradients(pass, input, dy)?;
         let (mut dx, init) = pass.gradient_to_add(input)?;
-        self.input_gradient(pass, dx.view_mut(), init, dy)?;
+        self.input_gradient(pass, dx.view_mut(), init, (dy, through))?;
         pass.file_gradient(input, dx);
         Ok(())
     }
 
-    /// `dx = init + dy W`.
+    /// The gradients of its parameters from the output's gradient `dy`. Gives what [`Linear::input_gradient`] takes of
+    /// its adapter.
+    ///
+    /// # Errors
+    /// As [`Linear::backward`].
+    pub fn parameter_gradients(
+        &self,
+        pass: &mut Pass,
+        input: Activation,
+        dy: In,
+    ) -> Result<Option<Buffer>, ModelError> {
+        if !self.trains_a_weight() && self.adapter.is_none() {
+            self.add_bias_gradients(pass, dy)?;
+            return Ok(None);
+        }
+        let x = pass.pull(input)?;
+        self.add_gradient(pass, dy, x.view())?;
+        let adapter = self.adapter.as_ref();
+        let through = adapter.map(|adapter| adapter.add_gradients(pass, dy, x.view()));
+        let through = through.transpose()?;
+        pass.release(input, x);
+        Ok(through)
+    }
+
+    /// `dx = init + dy W`, and what the adapter adds, if [`Linear::parameter_gradients`] gave something of it.
     ///
     /// # Errors
     /// As [`Linear::forward`].
     pub fn input_gradient(
+        &self,
+        pass: &Pass,
+        mut dx: Out,
+        init: Init,
+        (dy, through): (In, Option<Buffer>),
+    ) -> Result<(), ModelError> {
+        self.base_input_gradient(pass, dx.reborrow(), init, dy)?;
+        match (&self.adapter, through) {
+            (Some(adapter), Some(through)) => adapter.add_input_gradient(pass, dx, through.view()),
+            _ => Ok(()),
+        }
+    }
+
+    fn base_input_gradient(
         &self,
         pass: &Pass,
         mut dx: Out,
@@ -289,7 +380,7 @@ impl Linear {
 }
 
 /// `dW = init + dy^T x`.
-fn weight_gradient(
+pub(crate) fn weight_gradient(
     kernels: &Kernels,
     (out, init): (Out, Init),
     dy: In,

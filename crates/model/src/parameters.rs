@@ -1,7 +1,10 @@
 //! The parameters of a model. The stages that use them declare them once.
 
-use crate::NamePatterns;
+use crate::label::fnv;
+use crate::lora::{LinearModule, Lora};
+use crate::{Labels, NamePatterns};
 use memory::{DType, Layer, Layout, LayoutBuilder, Role};
+use std::rc::Rc;
 
 /// A parameter, numbered in the order of declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,6 +25,10 @@ impl ParameterId {
 pub enum Initial {
     /// Normally distributed values with the model's standard deviation.
     Normal,
+    /// Normally distributed values with this standard deviation.
+    NormalOf(f32),
+    /// Evenly distributed values between this and its negative.
+    Uniform(f32),
     /// Ones.
     One,
     /// Zeros.
@@ -80,9 +87,20 @@ pub struct Parameter {
     pub stored: Stored,
     /// The type that it is stored in; none: the type that the model computes in.
     pub dtype: Option<DType>,
+    /// Whether it is a factor of an adapter, which files of the model do not have.
+    pub is_factor: bool,
 }
 
 impl Parameter {
+    /// The number of its stream of random numbers, if it is the parameter of a model with this number. Factors have
+    /// streams by their names, so a model's fresh weights are the same with adapters and without.
+    pub(crate) fn stream(&self, number: usize) -> u64 {
+        match self.is_factor {
+            true => fnv(&self.name) | 1 << 63,
+            false => number as u64,
+        }
+    }
+
     /// Its shape in files, if it is one tensor there.
     pub fn stored_shape(&self) -> Vec<usize> {
         match self.stored {
@@ -149,23 +167,59 @@ impl Parameter {
 pub struct Parameters {
     declared: Vec<Parameter>,
     frozen: NamePatterns,
+    lora: Option<Rc<Lora>>,
+    modules: Vec<LinearModule>,
 }
 
 impl Parameters {
     /// No parameters yet. Those that are declared later under a name that a pattern fits are frozen.
     pub fn freezing(frozen: NamePatterns) -> Parameters {
         Parameters {
-            declared: Vec::new(),
             frozen,
+            ..Parameters::default()
         }
+    }
+
+    /// No parameters yet. Those that are declared later are frozen, and linear layers that are targets get adapters,
+    /// which are trained.
+    pub fn adapted(lora: Lora) -> Parameters {
+        Parameters {
+            lora: Some(Rc::new(lora)),
+            ..Parameters::freezing(NamePatterns::new(&["*".into()]))
+        }
+    }
+
+    /// The linear layers of the blocks that may have adapters, in forward order; none if the model has no adapters.
+    pub fn modules(&self) -> &[LinearModule] {
+        &self.modules
+    }
+
+    /// The labels of a model's activations: these, and that of adapters if it has some.
+    pub(crate) fn labels(&self, labels: Labels) -> Labels {
+        match self.lora {
+            Some(_) => labels.with_lora(),
+            None => labels,
+        }
+    }
+
+    /// The numbers of the parameters of the layout among those of the model without adapters.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = usize> {
+        self.in_layout().scan(0, |next, parameter| {
+            let number = *next;
+            *next += usize::from(!parameter.is_factor);
+            Some(number)
+        })
     }
 
     /// Only the trained parameters.
     pub fn trained(&self) -> Parameters {
-        let declared = self.declared.iter();
-        let trained = declared.filter(|parameter| parameter.role.is_trained());
+        self.some(|parameter| parameter.role.is_trained().then(|| parameter.clone()))
+    }
+
+    /// What a function makes of some of them.
+    pub(crate) fn some(&self, of: impl Fn(&Parameter) -> Option<Parameter>) -> Parameters {
         Parameters {
-            declared: trained.cloned().collect(),
+            declared: self.declared.iter().filter_map(of).collect(),
             ..Parameters::default()
         }
     }
@@ -183,6 +237,7 @@ impl Parameters {
             prefix: prefix.into(),
             stored: Stored::AsUsed,
             dtype: None,
+            has_adapters: matches!(part, Layer::Block(_)),
         }
     }
 
@@ -250,9 +305,68 @@ pub struct PartParameters<'a> {
     prefix: String,
     stored: Stored,
     dtype: Option<DType>,
+    has_adapters: bool,
 }
 
 impl PartParameters<'_> {
+    /// The same part, for linear layers that are never targets of adapters, as routers are.
+    pub fn without_adapters(&mut self) -> PartParameters<'_> {
+        PartParameters {
+            has_adapters: false,
+            ..self.again()
+        }
+    }
+
+    fn again(&mut self) -> PartParameters<'_> {
+        PartParameters {
+            all: self.all,
+            part: self.part,
+            prefix: self.prefix.clone(),
+            stored: self.stored,
+            dtype: self.dtype,
+            has_adapters: self.has_adapters,
+        }
+    }
+
+    /// The adapters that linear layers declared next may have: those of the model, with the number of the block.
+    pub(crate) fn lora(&self) -> Option<(Rc<Lora>, usize)> {
+        match (self.part, &self.all.lora) {
+            (Layer::Block(layer), Some(lora)) if self.has_adapters => Some((lora.clone(), layer)),
+            _ => None,
+        }
+    }
+
+    /// The whole name of a module of this part.
+    pub(crate) fn module(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    /// Notes a linear layer that may have an adapter. Gives its number in its block.
+    pub(crate) fn add_module(&mut self, module: LinearModule) -> u32 {
+        let modules = &mut self.all.modules;
+        let before = modules.iter().rev();
+        let number = before
+            .take_while(|before| before.layer == module.layer)
+            .count();
+        modules.push(module);
+        number as u32
+    }
+
+    /// A factor of an adapter: f32 whatever the model computes in, and trained.
+    pub(crate) fn factor(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        initial: Initial,
+    ) -> ParameterId {
+        let name = self.module(name);
+        let mut own = self.in_type(DType::F32);
+        own.stored = Stored::AsUsed;
+        let id = own.declare_as(Role::Trained, name, &shape, initial);
+        self.all.declared[id.index].is_factor = true;
+        id
+    }
+
     /// The same, for matrices that files store in this way.
     pub fn stored(self, stored: Stored) -> Self {
         PartParameters { stored, ..self }
@@ -265,11 +379,8 @@ impl PartParameters<'_> {
     pub fn in_type(&mut self, dtype: DType) -> PartParameters<'_> {
         assert!(matches!(dtype, DType::F32 | DType::BF16));
         PartParameters {
-            all: self.all,
-            part: self.part,
-            prefix: self.prefix.clone(),
-            stored: self.stored,
             dtype: Some(dtype),
+            ..self.again()
         }
     }
 
@@ -325,6 +436,7 @@ impl PartParameters<'_> {
             part: self.part,
             initial,
             dtype: self.dtype,
+            is_factor: false,
             stored: match shape.len() {
                 2 if role != Role::Buffer => self.stored,
                 _ => Stored::AsUsed,

@@ -37,8 +37,8 @@ pub trait Stage {
     }
 
     /// Where it drops elements. [`Pass::dropout`] refuses other sites.
-    fn dropout(&self) -> Option<DropoutSite> {
-        None
+    fn dropout(&self) -> Vec<DropoutSite> {
+        Vec::new()
     }
 
     /// Whether it adds to the loss ([`Pass::add_loss`]).

@@ -83,7 +83,7 @@ impl Stage for ParallelOutput {
             linear.add_gradient(pass, dy.view(), x.view())?;
             pass.release(of, x);
             let (mut dx, init) = pass.gradient_to_add(of)?;
-            linear.input_gradient(pass, dx.view_mut(), init, dy.view())?;
+            linear.input_gradient(pass, dx.view_mut(), init, (dy.view(), None))?;
             pass.file_gradient(of, dx);
         }
         pass.file_gradient(Activation::X, dy);

@@ -85,3 +85,32 @@ impl ByRange for AdamW {
         })
     }
 }
+
+/// AdamW at a multiple of the learning rate.
+pub(crate) struct AdamWAt {
+    pub(crate) adamw: AdamW,
+    pub(crate) ratio: f64,
+}
+
+impl Keeps for AdamWAt {
+    fn moments(&self) -> &'static [Moment] {
+        self.adamw.moments()
+    }
+
+    fn rate_count(&self) -> usize {
+        self.adamw.rate_count()
+    }
+
+    fn rates(&self, step: &StepNumbers) -> Vec<f32> {
+        self.adamw.rates(&StepNumbers {
+            learning_rate: step.learning_rate * self.ratio,
+            ..*step
+        })
+    }
+}
+
+impl ByRange for AdamWAt {
+    fn update(&self, on: &Asking, update: Update) -> Result<(), KernelError> {
+        self.adamw.update(on, update)
+    }
+}

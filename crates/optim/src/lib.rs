@@ -41,7 +41,7 @@ pub use formats::{MasterFormat, MomentFormat, SMALLEST_QUANTISED};
 pub use master::weight_bytes;
 pub use muon::{LrAdjust, Muon};
 pub use named::NamedState;
-pub use numbers::{Hyperparameters, OptimizerKind};
+pub use numbers::{Faster, Hyperparameters, OptimizerKind};
 pub use optimizer::{Optimizer, Recipe};
 pub use rule::{StepNumbers, WholeTensor};
 pub use saved::{RestoreError, SavedState};

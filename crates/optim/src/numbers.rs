@@ -1,14 +1,14 @@
 //! The numbers of an update that all calls of a step share.
 
 use crate::adafactor::Adafactor;
-use crate::adamw::AdamW;
+use crate::adamw::{AdamW, AdamWAt};
 use crate::form::Form;
 use crate::muon::Muon;
 use crate::rule::{ParameterGroup, Rule, StepNumbers, WholeTensor};
 use crate::segment::Segment;
 use choices::choices;
 use kernels::{KernelError, Kernels};
-use memory::{Buffer, Category, Cover, DType, In, Layout, Memory, OutOfMemory};
+use memory::{Buffer, Category, Cover, DType, Entry, In, Layout, Memory, OutOfMemory};
 
 choices! {
     /// The optimizers. A new one is a line here, and in [`Hyperparameters::groups`] the parameters that it updates.
@@ -39,6 +39,17 @@ pub struct Hyperparameters {
     pub weight_decay: f64,
     /// Gradients are scaled down to this global norm. Infinity turns clipping off.
     pub clip_norm: f64,
+    /// Parameters that AdamW updates at another rate than the others.
+    pub faster: Option<Faster>,
+}
+
+/// Parameters whose names end alike, and how many times the learning rate they are updated at.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Faster {
+    /// The end of their names.
+    pub ending: &'static str,
+    /// Their rate over that of other parameters.
+    pub ratio: f64,
 }
 
 impl Default for Hyperparameters {
@@ -50,6 +61,7 @@ impl Default for Hyperparameters {
             adafactor: Adafactor::default(),
             weight_decay: 0.1,
             clip_norm: 1.0,
+            faster: None,
         }
     }
 }
@@ -63,7 +75,27 @@ impl Hyperparameters {
             tensors: Vec::new(),
         };
         match self.kind {
-            OptimizerKind::AdamW => vec![adamw(layout.trained())],
+            OptimizerKind::AdamW => {
+                let Some(faster) = self.faster else {
+                    return vec![adamw(layout.trained())];
+                };
+                let entries = layout.entries().iter();
+                let entries = entries.filter(|entry| entry.name.ends_with(faster.ending));
+                let cover = Cover::new(entries.map(Entry::padded_range));
+                let at_ratio = ParameterGroup {
+                    rule: Rule::Ranges(Box::new(AdamWAt {
+                        adamw: self.adamw,
+                        ratio: faster.ratio,
+                    })),
+                    cover: cover.clone(),
+                    tensors: Vec::new(),
+                };
+                let tails = Cover::new(layout.tails().iter().cloned());
+                vec![
+                    adamw(layout.trained().without(&cover).without(&tails)),
+                    at_ratio,
+                ]
+            }
             OptimizerKind::Muon => {
                 let entries = layout.entries();
                 let ranges = hidden.iter().map(|one| entries[one.entry].padded_range());

@@ -69,7 +69,7 @@ fn recipe(settings: &Settings) -> String {
             ranks.zero.stage()
         )
     });
-    let frozen = match settings.freeze.is_empty() {
+    let frozen = match settings.freeze.is_empty() && settings.lora.is_none() {
         true => "",
         false => ", of what is trained; what is frozen has its weight alone",
     };

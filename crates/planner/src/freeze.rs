@@ -3,17 +3,26 @@
 use kernels::Target;
 use kernels::meta::FlopCounter;
 use memory::{Memory, format_bytes};
+use model::{Action, BatchShape};
+use optim::Hyperparameters;
 use serde::Serialize;
 use session::{Session, SessionError};
 use settings::Settings;
+use std::collections::BTreeMap;
 
 /// The effect of not training some parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedFreeze {
     /// Number of parameters that are trained.
     pub trained_parameters: usize,
     /// Bytes of gradients and optimizer states that frozen parameters do not take, on device, host and disk.
     pub saved_bytes: u64,
+    /// Bytes of activations, by label, that are not kept between forward and backward because only what is frozen would
+    /// need them.
+    pub saved_activation_bytes: BTreeMap<&'static str, u64>,
+    /// Whether all but adapters is frozen.
+    #[serde(skip)]
+    pub by_adapters: bool,
 }
 
 impl PlannedFreeze {
@@ -23,30 +32,76 @@ impl PlannedFreeze {
         target: Target,
         session: &Session,
     ) -> Result<Option<PlannedFreeze>, SessionError> {
-        if settings.freeze.is_empty() {
+        if settings.freeze.is_empty() && settings.lora.is_none() {
             return Ok(None);
         }
         let everything = Settings {
             freeze: Vec::new(),
+            lora: None,
+            optimizer: Hyperparameters {
+                faster: None,
+                ..settings.optimizer
+            },
             ..settings.clone()
         };
+        let (before, now) = (kept(&everything), kept(settings));
+        let saved_activation_bytes = before.into_iter().filter_map(|(label, bytes)| {
+            let saved = bytes - now.get(label).copied().unwrap_or(0).min(bytes);
+            (saved > 0).then_some((label, saved))
+        });
         let (memory, flops) = (Memory::shapes(), FlopCounter::default());
         let everything = Session::on_shapes(everything, &memory, target, flops)?;
         let saved = everything.training_bytes();
         Ok(Some(PlannedFreeze {
             trained_parameters: session.model().layout().trained_parameters(),
             saved_bytes: saved.saturating_sub(session.training_bytes()),
+            saved_activation_bytes: saved_activation_bytes.collect(),
+            by_adapters: settings.lora.is_some(),
         }))
     }
 
     /// The same as a sentence.
     pub(crate) fn note(&self, parameters: usize) -> String {
+        let by = match self.by_adapters {
+            true => "--lora",
+            false => "train.freeze",
+        };
+        let mut kept_less: Vec<String> = Vec::new();
+        for (label, bytes) in &self.saved_activation_bytes {
+            kept_less.push(format!("{label} {}", format_bytes(*bytes)));
+        }
+        let activations = match kept_less.is_empty() {
+            true => String::new(),
+            false => format!("; of activations are kept less: {}", kept_less.join(", ")),
+        };
         format!(
-            "{} of {parameters} parameters are trained; freezing the others (train.freeze) saves {} of gradients and optimizer \
-             states ({} bytes)",
+            "{} of {parameters} parameters are trained; freezing the others ({by}) saves {} of gradients and optimizer \
+             states ({} bytes){activations}",
             self.trained_parameters,
             format_bytes(self.saved_bytes),
             self.saved_bytes
         )
     }
+}
+
+/// Bytes of activations that are kept between forward and backward, or offloaded, by label.
+fn kept(settings: &Settings) -> BTreeMap<&'static str, u64> {
+    let architecture = settings.architecture();
+    let shape = BatchShape {
+        rows: settings.micro_batch,
+        seq: settings.seq,
+    };
+    let mut kept = BTreeMap::new();
+    let blocks = architecture.blocks().iter();
+    for (block, actions) in blocks.zip(architecture.actions(&settings.policy)) {
+        for ((activation, extent), action) in block.activations().zip(actions) {
+            if action != Action::Recompute {
+                let (dims, dtype) = extent.resolve(shape, settings.dtype);
+                let elements: usize = dims.as_slice().iter().product();
+                let bytes = (elements * dtype.size_in_bytes()) as u64;
+                *kept.entry(activation.label().name()).or_default() += bytes;
+            }
+        }
+    }
+    kept
 }

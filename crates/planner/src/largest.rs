@@ -1,4 +1,4 @@
-//! Finds the largest micro-batch or sequence that fits: `plan --largest`.
+//! Finds the largest micro-batch, sequence or rank of adapters that fits: `plan --largest`.
 
 use crate::change::set;
 use crate::figures::figures;
@@ -18,6 +18,8 @@ choices::choices! {
         MicroBatch = "micro-batch",
         /// Tokens in a sequence.
         Seq = "seq",
+        /// The rank of adapters.
+        Rank = "rank",
     }
 }
 
@@ -43,8 +45,8 @@ pub struct Largest {
     pub reserved_bytes: u64,
     /// The next larger value.
     pub next: usize,
-    /// The bytes that the next value needs. Null if it makes no valid run, because it is beyond the model's positions
-    /// or has more than 2^24 tokens in a micro-batch.
+    /// The bytes that the next value needs. Null if it makes no valid run, because it is beyond the model's positions or
+    /// the sides of a matrix, or has more than 2^24 tokens in a micro-batch.
     pub next_needs_bytes: Option<u64>,
 }
 
@@ -54,7 +56,7 @@ const TOKENS_MAX: usize = 1 << 24;
 impl Sought {
     /// The value with this name.
     pub fn named(name: &str) -> Option<Sought> {
-        let mut all = [Sought::MicroBatch, Sought::Seq].into_iter();
+        let mut all = [Sought::MicroBatch, Sought::Seq, Sought::Rank].into_iter();
         all.find(|sought| sought.name() == name)
     }
 
@@ -63,6 +65,7 @@ impl Sought {
         let change = match self {
             Sought::MicroBatch => set!(batch.micro = value),
             Sought::Seq => set!(data.seq = value),
+            Sought::Rank => set!(lora.rank = Some(value), value),
         };
         change.applied_to(config)
     }

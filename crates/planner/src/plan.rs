@@ -137,7 +137,7 @@ pub struct Plan {
     /// What would make the run fit, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<Advice>,
-    /// The largest micro-batch or sequence, where that was asked for.
+    /// The largest micro-batch, sequence or rank, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub largest: Option<Largest>,
     /// What automatic recompute chooses for budgets, where that was asked for.
@@ -201,7 +201,7 @@ impl Plan {
         let note = |planned: &PlannedOffload| planned.note(&settings.homes, traffic);
         notes.extend(offload.as_ref().map(note));
         let freeze = PlannedFreeze::new(settings, target, &figures.session)?;
-        notes.extend(freeze.map(|freeze| freeze.note(parameters)));
+        notes.extend(freeze.as_ref().map(|freeze| freeze.note(parameters)));
         let arena_bytes = arenas.iter().map(|arena| arena.bytes).sum::<u64>();
         let Peak {
             bytes: peak_bytes,

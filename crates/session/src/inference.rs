@@ -10,7 +10,10 @@ use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
 use memory::{Homes, Layer, Memory, Phase};
-use model::{BatchShape, Computation, Model, Policy, SavedActivations, import};
+use model::{
+    BatchShape, Computation, Fresh, Model, Policy, SavedActivations, import, import_adapter,
+    initialise,
+};
 use optim::weight_bytes;
 use settings::Settings;
 use std::path::Path;
@@ -102,6 +105,31 @@ impl Inference {
             self.set_values(offset, values)
         })?;
         Ok(())
+    }
+
+    /// Fills the model with the weights of a fresh one, for adapters on a model that was never in files.
+    ///
+    /// # Errors
+    /// [`SessionError::Kernel`] if the device fails.
+    pub fn initialise(&mut self, fresh: Fresh) -> Result<(), SessionError> {
+        let layout = self.model.layout().clone();
+        let parameters = self.model.architecture().parameters().clone();
+        initialise(&parameters, &layout, fresh, |offset, values| {
+            self.set_values(offset, values)
+        })
+    }
+
+    /// Fills the factors of adapters from a folder as PEFT writes it.
+    ///
+    /// # Errors
+    /// As [`Inference::import`].
+    pub fn import_adapter(&mut self, folder: &Path) -> Result<(), SessionError> {
+        let layout = self.model.layout().clone();
+        let parameters = self.model.architecture().parameters().clone();
+        let held = self.weights.held();
+        import_adapter(folder, &parameters, &layout, &held, |offset, values| {
+            self.set_values(offset, values)
+        })
     }
 
     /// Sets values, beginning at an element of the arena, rounded as training rounds them.

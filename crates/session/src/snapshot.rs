@@ -6,10 +6,11 @@
 use files::{PieceSource, PieceSpec, TensorSource, TensorSpec, host_room, in_chunks};
 use kernels::{KernelError, Kernels};
 use memory::{Buffer, Category, DType, Memory, OutOfMemory};
-use model::{OutgoingWeights, Parameters};
+use model::{ADAPTER_STEM, OutgoingWeights, Parameters};
 use optim::Optimizer;
 use settings::Settings;
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +19,12 @@ use units::{Ranks, Weights};
 
 /// What is saved, and its place in a copy: weights in the order of the layout, then states.
 struct Inventory {
+    /// What is saved of the weights: all, or the factors of adapters alone.
     parameters: Parameters,
+    /// Their names in files.
+    names: Vec<String>,
+    /// What their files are called.
+    stem: &'static str,
     dtype: DType,
     items: Vec<Item>,
     /// The items as in files.
@@ -89,12 +95,20 @@ impl Inventory {
     /// Lists what this rank saves, if there are several; otherwise everything.
     fn new(settings: &Settings, held: StateOnDevice, parameters: &Parameters) -> Inventory {
         let layout = held.weights.layout();
+        let is_saved =
+            |index: &usize| settings.lora.is_none() || layout.entries()[*index].role.is_trained();
+        let (parameters, stem) = match &settings.lora {
+            None => (parameters.clone(), "model"),
+            Some(_) => (parameters.factors(), ADAPTER_STEM),
+        };
         let own = match several(settings) {
             Some(ranks) => layout.own(ranks.rank),
             None => layout.all(),
         };
         let mut inventory = Inventory {
-            parameters: parameters.clone(),
+            names: parameters.in_layout().map(|one| one.name.clone()).collect(),
+            parameters,
+            stem,
             dtype: held.weights.dtype(),
             items: Vec::new(),
             specs: Vec::new(),
@@ -106,9 +120,13 @@ impl Inventory {
             let own = own.within(&entry.range()).ranges().to_vec();
             own.into_iter().map(move |range| (index, range))
         });
+        let own = own.filter(|(index, _)| is_saved(index));
         let own: Vec<(usize, Range<usize>)> = own.collect();
+        let saved = (0..layout.entries().len()).filter(is_saved);
+        let numbers: HashMap<usize, usize> = saved.zip(0..).collect();
         for (index, range) in &own {
-            inventory.add_weights(held.weights, *index, range);
+            let name = inventory.names[numbers[index]].clone();
+            inventory.add_weights(held.weights, (*index, name), range);
         }
         inventory.weights = inventory.items.len();
         let is_trained = |index: usize| layout.entries()[index].role.is_trained();
@@ -118,12 +136,17 @@ impl Inventory {
         inventory
     }
 
-    fn add_weights(&mut self, weights: &Weights, index: usize, range: &Range<usize>) {
+    fn add_weights(
+        &mut self,
+        weights: &Weights,
+        (index, name): (usize, String),
+        range: &Range<usize>,
+    ) {
         let entry = &weights.layout().entries()[index];
         let dtype = weights.dtype_of(range);
         let spec = PieceSpec {
-            stem: "model".into(),
-            name: entry.name.clone(),
+            stem: self.stem.into(),
+            name,
             dtype: dtype.into(),
             shape: entry.shape.clone(),
             elements: range.start - entry.offset..range.end - entry.offset,
@@ -214,7 +237,12 @@ struct OptimizerStates<'a> {
 }
 
 impl SessionState<'_> {
-    /// The weights, in a process that has all of them.
+    /// What the files of the weights are called, without their ending.
+    pub fn stem(&self) -> &'static str {
+        self.inventory.stem
+    }
+
+    /// The weights, in a process that has all of them; of a model with adapters those alone.
     pub fn weights(&self) -> impl TensorSource + '_ {
         let Inventory {
             parameters,

@@ -6,8 +6,9 @@ use files::{Disk, TensorSource, host_room, narrow, widen, writing_order};
 use kernels::{KernelError, Kernels};
 use memory::{DType, Layer, Memory, Phase};
 use model::{
-    Fresh, MAX_SHARD_BYTES, Origin, OutgoingWeights, Parameters, WeightsError, file_specs, import,
-    initialise, parameters_of_files, write_model,
+    Fresh, Lora, MAX_SHARD_BYTES, Origin, OutgoingWeights, Parameters, WeightsError, file_specs,
+    import, import_adapter, initialise, initialise_factors, parameters_of_files, write_adapter,
+    write_model,
 };
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -55,28 +56,74 @@ impl Session {
         })
     }
 
+    /// Initialises the factors of adapters.
+    ///
+    /// # Errors
+    /// As [`Session::initialise`].
+    pub fn initialise_factors(&mut self, seed: u64) -> Result<(), SessionError> {
+        let deviation = self.settings.model.init_std;
+        let layout = self.model.layout().clone();
+        let parameters = self.model.architecture().parameters().clone();
+        let fresh = Fresh { deviation, seed };
+        initialise_factors(&parameters, &layout, fresh, |offset, values| {
+            self.set_values(offset, values)
+        })
+    }
+
+    /// Fills the factors of adapters from a folder as PEFT writes it.
+    ///
+    /// # Errors
+    /// As [`Session::import`].
+    pub fn import_adapter(&mut self, folder: &Path) -> Result<(), SessionError> {
+        let layout = self.model.layout().clone();
+        let parameters = self.model.architecture().parameters().clone();
+        let held = self.weights.held();
+        import_adapter(folder, &parameters, &layout, &held, |offset, values| {
+            self.set_values(offset, values)
+        })
+    }
+
+    /// The adapters, if the model has some.
+    pub fn adapters(&self) -> Option<&Lora> {
+        self.settings.lora.as_ref()
+    }
+
     /// Writes the model to a folder in Hugging Face layout, with the files that it came with. All ranks call this, and
     /// the first one writes.
     ///
     /// # Errors
     /// [`SessionError::File`] or [`SessionError::Weights`].
     pub fn export(&mut self, folder: &Path, origin: &Origin) -> Result<(), SessionError> {
-        let parameters = self.model.architecture().parameters().clone();
+        let settings = &self.settings;
+        let files = origin.files(&settings.model, settings.seq, self.weights.dtype());
+        self.export_with(folder, &files)
+    }
+
+    /// The same with these files. Of a model with adapters those alone are written, as PEFT writes them.
+    ///
+    /// # Errors
+    /// As [`Session::export`].
+    pub fn export_with(
+        &mut self,
+        folder: &Path,
+        files: &[(String, Vec<u8>)],
+    ) -> Result<(), SessionError> {
+        let (parameters, indices) = self.exported();
         let dtype = self.weights.dtype();
+        let has_adapters = self.settings.lora.is_some();
         let ranks = self.settings.ranks.as_ref();
         if ranks.is_some_and(|ranks| ranks.rank.number > 0) {
             let mut reader = Reader::begin(self);
             reader.rest()?;
             return reader.end();
         }
-        let settings = &self.settings;
-        let files = origin.files(&settings.model, settings.seq, dtype);
         let reader = RefCell::new(Reader::begin(self));
-        let bytes = |index, elements| reader.borrow_mut().bytes(index, elements);
+        let bytes = |index: usize, elements| reader.borrow_mut().bytes(indices[index], elements);
         let made = std::fs::create_dir_all(folder).map_err(SessionError::file(folder));
         let written = made.and_then(|()| {
-            write_chunks(&parameters, bytes, dtype, |weights| {
-                write_model(&Disk, folder, &files, weights, MAX_SHARD_BYTES)
+            write_chunks(&parameters, bytes, dtype, |weights| match has_adapters {
+                true => write_adapter(&Disk, folder, files, weights),
+                false => write_model(&Disk, folder, files, weights, MAX_SHARD_BYTES),
             })
         });
         let mut reader = reader.into_inner();
@@ -87,6 +134,22 @@ impl Session {
         }
         reader.end()?;
         written
+    }
+
+    /// The parameters that are written, and their indices in the layout: of a model with adapters those alone.
+    fn exported(&self) -> (Parameters, Vec<usize>) {
+        let parameters = self.model.architecture().parameters();
+        let all = parameters.in_layout().enumerate();
+        match self.settings.lora {
+            None => (parameters.clone(), all.map(|(index, _)| index).collect()),
+            Some(_) => {
+                let factors = all.filter(|(_, one)| one.is_factor);
+                (
+                    parameters.factors(),
+                    factors.map(|(index, _)| index).collect(),
+                )
+            }
+        }
     }
 
     /// Whether other ranks have weights that this one does not have.
@@ -148,11 +211,11 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn begin(session: &'a mut Session) -> Reader<'a> {
         let gathers = session.gathers();
-        let parameters = session.model.architecture().parameters();
-        let files = file_specs(parameters, session.weights.dtype());
-        let sources = parameters_of_files(parameters);
+        let (parameters, indices) = session.exported();
+        let files = file_specs(&parameters, session.weights.dtype());
+        let sources = parameters_of_files(&parameters);
         let order = writing_order(&files, MAX_SHARD_BYTES).into_iter();
-        let mut order: Vec<usize> = order.map(|tensor| sources[tensor]).collect();
+        let mut order: Vec<usize> = order.map(|tensor| indices[sources[tensor]]).collect();
         order.dedup();
         if gathers {
             let layout = session.weights.layout();

@@ -7,8 +7,8 @@ use super::choices::{AUTO, AttentionBackend, AutoOr, HostPlace, Release};
 use super::device::Device;
 use super::error::ConfigError;
 use super::keys::OptimConfig;
-use super::ranks;
 use super::schema::Config;
+use super::{lora, ranks};
 use data::{Format, Packing};
 use memory::{Home, Layer, Window};
 use model::{Architecture, Attention, Parameter, Parameters};
@@ -81,6 +81,7 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
         );
     }
     config.refuse_in_vain()?;
+    lora::check(config)?;
     release(config)?;
     ranks::check(config)?;
     if config.optim.kind == OptimizerKind::Adafactor {

@@ -26,6 +26,18 @@ impl From<FloatType> for DType {
 }
 
 choices! {
+    /// The type of a frozen model.
+    BaseType {
+        /// 16 bits.
+        Bf16 = "bf16",
+        /// 8 bits, by blocks.
+        EightBit = "8bit",
+        /// 4 bits, by blocks (Dettmers et al. 2023).
+        Nf4 = "nf4",
+    }
+}
+
+choices! {
     /// The implementation of attention.
     AttentionBackend {
         /// The best implementation that the device and the shape allow.

@@ -1,7 +1,8 @@
 //! Every key, in the order of the reference and of help, and the struct of each section, which its rows make.
 
 use super::choices::{
-    AttentionBackend, AutoOr, FloatType, Graphs, HostPlace, OptimizerPlace, RankEngine, Release,
+    AttentionBackend, AutoOr, BaseType, FloatType, Graphs, HostPlace, OptimizerPlace, RankEngine,
+    Release,
 };
 use super::device::Device;
 use super::key::Mark::{ComparedApart, KeepsBits, PerRank};
@@ -11,7 +12,9 @@ use super::need;
 use super::size::Size;
 use data::{Format, Inputs, Packing};
 use memory::Window;
-use model::{ActivationFunction, NormKind, PositionKind, RopeScaling, RouterAuxKind, ScoreKind};
+use model::{
+    ActivationFunction, LoraInit, NormKind, PositionKind, RopeScaling, RouterAuxKind, ScoreKind,
+};
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -277,6 +280,32 @@ keys! {
         decay_steps: Option<usize> = optional(Kind::Whole(1), ("500", "until the last step, for wsd the last tenth of the steps"),
             "Steps of the decay").needs(need::FALLING_RATE),
         min_ratio: f64 = key(Kind::Real(Range::Share), "0.1", "Learning rate after the decay, as a fraction of the peak"),
+    }
+
+    /// `[lora]`
+    lora: LoraConfig {
+        rank: Option<usize> = optional(Kind::Whole(1), ("16", "no adapters, the model itself is trained"),
+            "Low-rank adapters (LoRA): their rank; the model itself is frozen")
+            .details("They are Hugging Face PEFT's, in a folder as PEFT writes it.").flag("--lora", "RANK", TRAINING),
+        alpha: Option<f64> = optional(Kind::Real(Range::Positive), ("32.0", "lora.rank"),
+            "What an adapter adds is multiplied by alpha / rank").needs(need::LORA),
+        targets: Vec<String> = key(Kind::Texts, "[\"all-linear\"]", "Linear layers that get adapters, by the ends of their names")
+            .details("all-linear: all of the blocks', without routers and experts. Names are Hugging Face's (q_proj, c_attn); what has \
+                      other characters is a regular expression for whole names.").needs(need::LORA),
+        layers: Option<Vec<usize>> = optional(Kind::Wholes, ("[30, 31]", "all"), "Blocks that get adapters, counted from 0")
+            .needs(need::LORA),
+        rank_pattern: BTreeMap<String, usize> = key(Kind::WholeTable(1), "{}",
+            "Ranks of layers whose names end in what an expression fits, e.g. { \"q_proj\" = 32 }").needs(need::LORA),
+        alpha_pattern: BTreeMap<String, f64> = key(Kind::RealTable(Range::Positive), "{}", "Alphas, likewise").needs(need::LORA),
+        dropout: f64 = key(Kind::Real(Range::BelowOne), "0.0", "Rate at which inputs of adapters are dropped").needs(need::LORA),
+        rslora: bool = key(Kind::Bool, "false", "The factor is alpha / sqrt(rank)").needs(need::LORA),
+        init: LoraInit = key(Kind::Choice(LoraInit::NAMES), "\"kaiming\"", "What fresh factors A are; factors B are zero")
+            .details("kaiming: uniform within 1 / sqrt(inputs); gaussian: normal with standard deviation 1 / rank.").needs(need::LORA),
+        b_lr_ratio: f64 = key(Kind::Real(Range::Positive), "1.0", "Learning rate of factors B over that of factors A (LoRA+)")
+            .needs(need::LORA),
+        base_dtype: Option<BaseType> = optional(Kind::Choice(BaseType::NAMES), ("\"bf16\"", "train.dtype"),
+            "Data type of the frozen model under adapters")
+            .flag("--base-dtype", "bf16|8bit|nf4", TRAINING).needs(need::LORA),
     }
 
     /// `[recompute]`

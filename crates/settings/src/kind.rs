@@ -43,6 +43,10 @@ pub enum Kind {
     AutoAndReal,
     /// A table of texts with any keys.
     TextTable,
+    /// A table of integers of at least this, with any keys.
+    WholeTable(i64),
+    /// A table of numbers in this range, with any keys.
+    RealTable(Range),
 }
 
 /// The range of a number.
@@ -157,7 +161,15 @@ impl Kind {
             Kind::TextTable => value
                 .as_table()
                 .is_some_and(|table| table.values().all(Value::is_str)),
+            Kind::WholeTable(least) => Kind::Whole(least).allows_all_of(value),
+            Kind::RealTable(range) => Kind::Real(range).allows_all_of(value),
         }
+    }
+
+    /// Whether a value is a table of allowed values.
+    fn allows_all_of(self, value: &Value) -> bool {
+        let table = value.as_table();
+        table.is_some_and(|table| table.values().all(|one| self.allows(one)))
     }
 
     fn size(value: &Value) -> Option<Result<Size, SizeError>> {
@@ -202,6 +214,10 @@ impl Kind {
                 format!("a list of two numbers above 0, the first of which may be \"{AUTO}\"")
             }
             Kind::TextTable => "a table whose values are texts".to_owned(),
+            Kind::WholeTable(least) => {
+                format!("a table whose values are whole numbers of at least {least}")
+            }
+            Kind::RealTable(range) => format!("a table whose values are each {}", range.expected()),
         }
     }
 }

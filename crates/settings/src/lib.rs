@@ -20,6 +20,7 @@ mod key;
 pub mod keys;
 pub mod kind;
 pub mod load;
+mod lora;
 mod need;
 pub mod preset;
 mod ranks;
@@ -35,15 +36,16 @@ mod unknown;
 
 pub use attention::{auto_attention, cudnn_fits, cudnn_misfit, library_shape};
 pub use choices::{
-    AttentionBackend, AutoOr, FloatType, Graphs, HostPlace, OptimizerPlace, RankEngine, Release,
+    AttentionBackend, AutoOr, BaseType, FloatType, Graphs, HostPlace, OptimizerPlace, RankEngine,
+    Release,
 };
 pub use device::{Device, DeviceError};
 pub use error::ConfigError;
 pub use key::{Flag, FlagArgument, Key, KeyDefault, Mark};
 pub use keys::{
     AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, EvalConfig,
-    HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, RecomputeConfig,
-    TrainConfig,
+    HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig,
+    RecomputeConfig, TrainConfig,
 };
 pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};

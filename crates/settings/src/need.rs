@@ -45,6 +45,8 @@ mod rows {
     pub(crate) const GATHERED_WEIGHTS: Need = need(|run, _| run.zero() >= Some(Zero::States),
         Warning("ranks that gather weights, from --zero 1 on"));
     pub(crate) const DIVIDED_WEIGHTS: Need = need(|run, _| run.zero() >= Some(Zero::Weights), Warning("--zero 3"));
+    pub(crate) const LORA: Need = need(|run, _| run.lora.rank.is_some(),
+        Error("says what adapters are like, and there are none", "--lora RANK", &["lora.rank"]));
     pub(crate) const MUON: Need = need(|run, _| run.optim.kind == OptimizerKind::Muon,
         Error("is a number of muon, which is not the optimizer", "--optimizer muon", &["optim.kind"]));
     pub(crate) const ADAFACTOR: Need = need(|run, _| run.optim.kind == OptimizerKind::Adafactor,

@@ -51,6 +51,8 @@ pub struct RunOptions {
     pub out: Option<PathBuf>,
     /// Hugging Face folder to start from; it sets the model.
     pub init_from: Option<PathBuf>,
+    /// Folder of adapters to start from, as PEFT writes it; it sets `[lora]`.
+    pub lora_from: Option<PathBuf>,
     /// Run or checkpoint to resume.
     pub resume: Option<Resume>,
     /// Whether a resumed run may compute something else than before.

@@ -8,8 +8,8 @@ use super::device::Device;
 use super::error::ConfigError;
 use super::keys::{
     AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, EvalConfig,
-    HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, RecomputeConfig,
-    TrainConfig,
+    HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig,
+    RecomputeConfig, TrainConfig,
 };
 use memory::Rank;
 
@@ -29,6 +29,9 @@ pub struct Config {
     pub optim: OptimConfig,
     /// The learning rate.
     pub lr: LrConfig,
+    /// Adapters.
+    #[serde(default)]
+    pub lora: LoraConfig,
     /// Which activations are recomputed.
     pub recompute: RecomputeConfig,
     /// The implementation of attention.

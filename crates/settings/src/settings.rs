@@ -4,12 +4,13 @@ use super::attention::{attention, cudnn_misfit};
 use super::choices::Graphs;
 use super::error::ConfigError;
 use super::keys::HardwareConfig;
+use super::lora::check_modules;
 use super::schema::Config;
 use super::unknown::nearest_containing;
 use data::Packing;
 use memory::{DType, Homes, Layer, Layout, Rank, Role};
 use model::{
-    Action, Architecture, Attention, ModelConfig, NamePatterns, OffloadLabels,
+    Action, Architecture, Attention, Lora, ModelConfig, NamePatterns, OffloadLabels,
     PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy, Stored,
 };
 use optim::{
@@ -28,6 +29,8 @@ pub struct Settings {
     pub structure: fn(&ModelConfig, Attention, Parameters) -> Architecture,
     /// Name patterns (`*`, `?`) of parameters that are not trained.
     pub freeze: Vec<String>,
+    /// Adapters, which alone are trained; none: the model itself is.
+    pub lora: Option<Lora>,
     /// Compute type.
     pub dtype: DType,
     /// Tokens in a sequence.
@@ -127,7 +130,7 @@ impl Settings {
         let (optim, recompute) = (&config.optim, &config.recompute);
         let seq = config.data.seq;
         // Without an automatic choice, nothing was chosen to be offloaded.
-        let (labels, layers) = (config.model.labels(), config.model.layers);
+        let (labels, layers) = (config.labels(), config.model.layers);
         let offloaded = match config.chooses_offload() {
             true => Ok(OffloadLabels::default()),
             false => OffloadLabels::parse_of(labels, &config.offload.activations),
@@ -153,6 +156,7 @@ impl Settings {
             model: config.model.clone(),
             structure: Architecture::declared,
             freeze: config.train.freeze.clone(),
+            lora: config.lora.adapters()?,
             dtype: config.dtype().into(),
             seq,
             micro_batch: config.batch.micro,
@@ -188,6 +192,7 @@ impl Settings {
                 },
                 weight_decay: optim.weight_decay,
                 clip_norm: optim.clip_norm,
+                faster: config.lora.faster(),
             },
             states: StateFormats {
                 moments: optim.state_dtype,
@@ -219,7 +224,10 @@ impl Settings {
 
     /// What the model is made of, and how its stages run.
     pub fn architecture(&self) -> Architecture {
-        let parameters = Parameters::freezing(NamePatterns::new(&self.freeze));
+        let parameters = match &self.lora {
+            Some(lora) => Parameters::adapted(lora.clone()),
+            None => Parameters::freezing(NamePatterns::new(&self.freeze)),
+        };
         (self.structure)(&self.model, self.attention, parameters).in_tiles(self.tile_tokens)
     }
 
@@ -234,6 +242,10 @@ impl Settings {
             parameters().any(|parameter| pattern.fit(&parameter.name))
         };
         small.freeze.retain(fits);
+        let lora = small.lora.as_mut();
+        if let Some(of_layers) = lora.and_then(|lora| lora.layers.as_mut()) {
+            of_layers.retain(|layer| *layer < layers);
+        }
         small.states.f32_patterns.retain(fits);
         let patterns = small.whole_matrices.patterns.take();
         let patterns = patterns.map(|all| all.into_iter().filter(fits).collect::<Vec<String>>());
@@ -329,6 +341,9 @@ impl Settings {
     /// A pattern of names that fits no parameter, or patterns that freeze all.
     pub fn layout(&self, architecture: &Architecture) -> Result<Layout, ConfigError> {
         let parameters = architecture.parameters();
+        if let Some(lora) = &self.lora {
+            check_modules(lora, parameters.modules())?;
+        }
         let ranks = self.ranks.as_ref().map(|ranks| ranks.rank.of);
         let is_quantised = self.states.moments == MomentFormat::Quantised;
         let patterns = NamePatterns::new(&self.states.f32_patterns);

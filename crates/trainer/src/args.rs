@@ -64,6 +64,9 @@ pub struct WeightsArgs {
     /// Start from a model in Hugging Face layout
     #[arg(long, value_name = "DIR")]
     pub init_from: Option<PathBuf>,
+    /// Start from adapters in a folder as PEFT writes it
+    #[arg(long, value_name = "DIR")]
+    pub lora_from: Option<PathBuf>,
 }
 
 /// Whose plan is made, of ranks that train together. `train` learns it from its launcher.
@@ -192,6 +195,7 @@ impl RunArgs {
         RunOptions {
             out: self.output.out.clone(),
             init_from: self.weights.init_from.clone(),
+            lora_from: self.weights.lora_from.clone(),
             resume: self.resume.resume.clone().map(Resume::from),
             allow_change: self.resume.allow_change,
             save_final: self.output.save_final.clone(),

@@ -1,5 +1,6 @@
 //! What training and the commands that plan do first with their configuration.
 
+use crate::adapters::adopt_adapters;
 use crate::checkpoints::configuration_to_resume;
 use crate::failure::Failure;
 use crate::initial_model::adopt_model;
@@ -19,6 +20,7 @@ pub(crate) fn begin(resolved: &mut Resolved) -> Result<(), Failure> {
         warn_of_warmup(&resolved.config);
     }
     keep_head_chunk(resolved)?;
+    adopt_adapters(resolved)?;
     match resolved.options.init_from.clone() {
         Some(folder) => adopt_model(resolved, &folder),
         None => Ok(()),

@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use checkpoint::{Checkpoint, Found, find_any_together, find_together, glance};
 use collectives::{Alone, Group};
+use model::ADAPTER_CONFIG;
 use settings::Resume;
 use std::path::{Path, PathBuf};
 
@@ -38,7 +39,7 @@ fn tell_passed_over(found: Found, group: &dyn Group) -> Checkpoint {
 /// The folder of the newest checkpoint, or the folder itself if it has a model.
 pub(crate) fn model_folder(folder: &Path) -> Result<PathBuf, Failure> {
     let has = |name| folder.join(name).exists();
-    match has("config.json") && !has("manifest.json") {
+    match (has("config.json") || has(ADAPTER_CONFIG)) && !has("manifest.json") {
         true => Ok(folder.into()),
         false => Ok(newest_checkpoint(folder)?.path),
     }

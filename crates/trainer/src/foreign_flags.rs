@@ -63,6 +63,11 @@ const FOREIGN: &[Foreign] = &[
     foreign(&["moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity", "moe-token-drop-policy"], "not built: no token is dropped, and the plan is exact all the same"),
     foreign(&["moe-input-jitter-eps"], "not built: routers read what the layer reads"),
     foreign(&["moe-grouped-gemm", "moe-permute-fusion", "moe-token-dispatcher-type"], "not needed: there is one way, and it is grouped"),
+    foreign(&["lora-r", "lora-rank", "use-peft"], "--lora RANK"),
+    foreign(&["lora-alpha", "lora-dropout"], "--set lora.alpha=X, lora.dropout=X"),
+    foreign(&["lora-target-modules", "target-modules"], "--set lora.targets=LIST"),
+    foreign(&["load-in-4bit", "load-in-8bit"], "not built: --base-dtype takes bf16 alone"),
+    foreign(&["objective"], "not built: a run minimises the loss of next tokens, and knows no preferences (dpo)"),
     foreign(&["torch-compile", "compile"], "not needed: there is nothing to compile"),
 ];
 

@@ -3,6 +3,7 @@
 //! A command line becomes [`settings::Resolved`], which [`carry_out`] executes with [`planner`] and [`session`]. The
 //! binary is a thin wrapper. `Trainer` (feature `candle`, on by default) is for programs with candle's tensors.
 
+mod adapters;
 #[cfg(feature = "cuda")]
 mod algorithms;
 mod args;

@@ -100,6 +100,11 @@ impl Trainer {
         (origin, tokens): (Origin, ModelTokens),
         fill: impl FnOnce(&mut Session) -> Result<(), SessionError>,
     ) -> Result<Trainer, Failure> {
+        if config.lora.rank.is_some() {
+            return Err(Failure::Usage(
+                "the library trains whole models, and lora.rank asks for adapters; leave it out, or run `trainer --lora RANK`".into(),
+            ));
+        }
         // The caller's loop decides when to evaluate and save, so nothing is leased for that.
         config.without_between_steps();
         let mut resolved = resolved(config);

@@ -162,8 +162,9 @@ pub(crate) fn make_folder(folder: &Path, flag: &str) -> Result<(), Failure> {
 }
 
 /// Files of a model in Hugging Face layout, in one file or in shards.
-const MODEL_FILES: [&str; 3] = [
+const MODEL_FILES: [&str; 4] = [
     "config.json",
+    "adapter_config.json",
     "model.safetensors",
     "model.safetensors.index.json",
 ];

@@ -14,6 +14,7 @@ mod saver;
 mod saving;
 mod totals;
 
+use crate::adapters::BaseModel;
 use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -112,6 +113,8 @@ struct Run {
     tracer: Option<Tracer>,
     /// Whether the user was told that the driver makes no graphs.
     is_told_of_graphs: bool,
+    /// The model under adapters, if there are some.
+    base: Option<BaseModel>,
     made: Totals,
 }
 
@@ -165,6 +168,7 @@ impl Run {
             evaluation_inputs,
             tracer: None,
             is_told_of_graphs: false,
+            base: None,
             made,
         };
         let begun = job.agree(run.begin(goes_on));
@@ -272,7 +276,8 @@ impl Run {
         let Some(folder) = &self.resolved.options.save_final else {
             return Ok(());
         };
-        let exported = session.export(folder, self.saver.origin());
+        let files = self.model_files(session);
+        let exported = session.export_with(folder, &files);
         let exported = self.job.agree(exported.map_err(Failure::from));
         if exported.is_err() && !self.job.has_ranks() {
             match self.save_now(session) {

@@ -167,6 +167,7 @@ impl Moment {
     /// Saves it, the model as one file and its states as three shards.
     pub fn save(&self, disk: &dyn FileSystem, run: &Path) -> Result<PathBuf, CheckpointError> {
         let contents = Contents {
+            stem: "model",
             state: &self.state,
             model: &self.model,
             optimizer: &self.optimizer,

@@ -46,7 +46,8 @@ pub(super) fn architecture(
     let norm = Norm::layer(&mut last, "ln_f", hidden, config.norm_eps);
     let head = Head { norm, linear };
     let embedding = Box::new(embedding);
-    Architecture::new(Labels::DENSE, parameters, embedding, blocks, head)
+    let labels = parameters.labels(Labels::DENSE);
+    Architecture::new(labels, parameters, embedding, blocks, head)
 }
 
 /// x2 = x + dropout(attention(norm(x))), next x = x2 + dropout(feed_forward(norm(x2))).

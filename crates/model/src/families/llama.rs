@@ -51,7 +51,8 @@ pub(super) fn architecture(
         scaling: config.rope_scaling.clone(),
     };
     let embedding = Box::new(embedding);
-    Architecture::new(config.labels(), parameters, embedding, blocks, head)
+    let labels = parameters.labels(config.labels());
+    Architecture::new(labels, parameters, embedding, blocks, head)
         .with_rotary(rotary)
         .with_router_losses(config.router_losses())
 }
@@ -171,7 +172,7 @@ fn experts_of(
             name: "moe_router",
             input: H2,
             output: RouterChoice::LOGITS,
-            linear: Linear::declare(own, &gate, [count, hidden], false),
+            linear: Linear::declare(&mut own.without_adapters(), &gate, [count, hidden], false),
             in_f32: true,
         }),
         Box::new(RouterChoice {
@@ -257,7 +258,12 @@ fn shared_experts(
             name: "shared_gate",
             input: H2,
             output: RouterChoice::SHARED_LOGITS,
-            linear: Linear::declare(own, "mlp.shared_expert_gate", [1, hidden], false),
+            linear: Linear::declare(
+                &mut own.without_adapters(),
+                "mlp.shared_expert_gate",
+                [1, hidden],
+                false,
+            ),
             in_f32: true,
         }));
         stages.push(Box::new(RouterChoice {

@@ -1,10 +1,12 @@
 //! Models as Hugging Face stores them: `config.json`, weights in safetensors, and the files beside them.
 
+mod adapter;
 mod config;
 mod experts;
 mod gpt2;
 mod keys;
 mod llama;
+mod merge;
 mod origin;
 mod outgoing;
 mod rope;
@@ -16,11 +18,13 @@ use crate::parameters::{Parameters, Stored};
 use files::CHUNK_BYTES;
 use turned::Turned;
 
+pub use adapter::{ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, import_adapter};
 pub use keys::HfConfigError;
+pub use merge::AdapterWeights;
 pub use origin::{Origin, OriginError};
 pub use outgoing::{OutgoingWeights, file_specs, parameters_of_files};
 pub use weights::{ModelWeights, WeightsError, import};
-pub use write::{MAX_SHARD_BYTES, write_model};
+pub use write::{MAX_SHARD_BYTES, write_adapter, write_model};
 
 /// The most host memory that loading takes beside leases: chunks of values as they are read, in f32, and in their final
 /// type. A test holds the resident set to it.

@@ -5,8 +5,8 @@ use super::outgoing::OutgoingWeights;
 use super::turned::Turned;
 use crate::parameters::{FileTensor, Parameter, Parameters, Stored};
 use files::{
-    CHUNK_ELEMENTS, Dtype, FilesError, TensorParts, TensorSource, Tensors, host_room, in_chunks,
-    narrow, widen,
+    CHUNK_BYTES, CHUNK_ELEMENTS, Dtype, FilesError, TensorParts, TensorSource, Tensors, host_room,
+    in_chunks, narrow, widen,
 };
 use memory::{Cover, DType, Layer, Layout};
 use std::borrow::Cow;
@@ -81,7 +81,10 @@ impl<'a> ModelWeights<'a> {
         };
         let found = parameters
             .in_layout()
-            .map(|parameter| find(&tensors, parameter).map_err(|(name, it)| wrong((&name, it))));
+            .map(|parameter| match parameter.is_factor {
+                true => Ok(Vec::new()),
+                false => find(&tensors, parameter).map_err(|(name, it)| wrong((&name, it))),
+            });
         let found = found.collect::<Result<Vec<_>, _>>()?;
         let mut weights = ModelWeights {
             tensors,
@@ -115,6 +118,25 @@ impl<'a> ModelWeights<'a> {
             true => DType::BF16,
             false => DType::F32,
         }
+    }
+
+    /// A fingerprint of the names, shapes, types and contents of the tensors that the model consists of, however files
+    /// divide them.
+    ///
+    /// # Errors
+    /// [`WeightsError::Read`].
+    pub fn fingerprint(&self) -> Result<String, WeightsError> {
+        let (mut hash, mut all) = (crc32fast::Hasher::new(), 0);
+        for FoundTensor { name, .. } in self.found.iter().flatten() {
+            let tensor = self.tensor(name);
+            hash.update(format!("{name} {:?} {:?}", tensor.shape, tensor.dtype).as_bytes());
+            let bytes = tensor.bytes.len();
+            for chunk in (0..bytes).step_by(CHUNK_BYTES) {
+                hash.update(&tensor.bytes.get(chunk..bytes.min(chunk + CHUNK_BYTES))?);
+            }
+            all += bytes;
+        }
+        Ok(format!("{all} bytes, CRC-32 {:08x}", hash.finalize()))
     }
 
     /// Hands every parameter to `set` in chunks: the first element's place in the arena that the layout describes, and

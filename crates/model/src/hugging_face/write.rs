@@ -1,5 +1,6 @@
 //! Writes a model's folder in Hugging Face layout, so that an incomplete one is never taken for a model.
 
+use super::adapter::{ADAPTER_CONFIG, ADAPTER_STEM};
 use super::weights::WeightsError;
 use files::{FileSystem, FilesError, TensorSource, remove_tree, write_file, write_tensors};
 use std::io;
@@ -24,10 +25,36 @@ pub fn write_model(
     weights: &dyn TensorSource,
     max_shard_bytes: u64,
 ) -> Result<(), WeightsError> {
+    let tensors = (MODEL, weights, max_shard_bytes);
+    write_folder(disk, folder, files, tensors)
+}
+
+/// The name, without its ending, of the file with a model's weights.
+const MODEL: &str = "model";
+
+/// As [`write_model`], for an adapter's folder, whose `files` end with what readers take it by.
+///
+/// # Errors
+/// As [`write_model`].
+pub fn write_adapter(
+    disk: &dyn FileSystem,
+    folder: &Path,
+    files: &[(String, Vec<u8>)],
+    factors: &dyn TensorSource,
+) -> Result<(), WeightsError> {
+    write_folder(disk, folder, files, (ADAPTER_STEM, factors, u64::MAX))
+}
+
+fn write_folder(
+    disk: &dyn FileSystem,
+    folder: &Path,
+    files: &[(String, Vec<u8>)],
+    tensors: (&str, &dyn TensorSource, u64),
+) -> Result<(), WeightsError> {
     let unfinished = folder.join(UNFINISHED);
     clear(disk, &unfinished).map_err(WeightsError::Write)?;
     let write = || {
-        let names = write_apart(disk, &unfinished, files, weights, max_shard_bytes)?;
+        let names = write_apart(disk, &unfinished, files, tensors)?;
         move_all(disk, &unfinished, folder, &names)
     };
     write().map_err(|error| {
@@ -52,12 +79,11 @@ fn write_apart(
     disk: &dyn FileSystem,
     unfinished: &Path,
     files: &[(String, Vec<u8>)],
-    weights: &dyn TensorSource,
-    max_shard_bytes: u64,
+    (stem, weights, max_shard_bytes): (&str, &dyn TensorSource, u64),
 ) -> Result<Vec<String>, FilesError> {
     disk.create_folder(unfinished)
         .map_err(FilesError::at("make", unfinished))?;
-    let tensors = write_tensors(disk, unfinished, "model", weights, max_shard_bytes)?;
+    let tensors = write_tensors(disk, unfinished, stem, weights, max_shard_bytes)?;
     let mut names: Vec<String> = tensors.into_iter().map(|file| file.name).collect();
     for (name, bytes) in files {
         write_file(disk, unfinished, name, bytes)?;
@@ -65,12 +91,12 @@ fn write_apart(
     }
     disk.sync_folder(unfinished)
         .map_err(FilesError::at("write", unfinished))?;
-    names.sort_by_key(|name| name == CONFIG);
+    names.sort_by_key(|name| CONFIGS.contains(&&name[..]));
     Ok(names)
 }
 
-/// Readers take a folder with this file for a model's.
-const CONFIG: &str = "config.json";
+/// Readers take a folder with one of these files for a model's, or for an adapter's.
+const CONFIGS: [&str; 2] = ["config.json", ADAPTER_CONFIG];
 
 /// Moves the files out of their folder and removes it. All other names are durable before `config.json` gets its own.
 fn move_all(
@@ -81,7 +107,7 @@ fn move_all(
 ) -> Result<(), FilesError> {
     let sync = || disk.sync_folder(to).map_err(FilesError::at("write", to));
     for name in names {
-        if name == CONFIG {
+        if CONFIGS.contains(&&name[..]) {
             sync()?;
         }
         let target = to.join(name);

@@ -351,8 +351,8 @@ impl Stage for CoreAttention {
         }
     }
 
-    fn dropout(&self) -> Option<DropoutSite> {
-        Some(self.dropout)
+    fn dropout(&self) -> Vec<DropoutSite> {
+        vec![self.dropout]
     }
 
     fn parameters_with_cache(&self) -> Vec<ParameterId> {

@@ -97,8 +97,8 @@ impl Stage for Embedding {
         [self.tokens].into_iter().chain(self.positions).collect()
     }
 
-    fn dropout(&self) -> Option<DropoutSite> {
-        Some(self.dropout)
+    fn dropout(&self) -> Vec<DropoutSite> {
+        vec![self.dropout]
     }
 
     fn reads_matrices_backward(&self) -> bool {

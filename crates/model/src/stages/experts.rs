@@ -5,7 +5,7 @@ use super::RouterTables;
 use crate::activation::Dimension;
 use crate::parameters::{ExpertFiles, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, Label, Linear, ModelError, Pass};
+use crate::{Activation, DropoutSite, Extent, Label, Linear, ModelError, Pass};
 use kernels::Init;
 use kernels::operation::{
     ExpertRows, GroupedGradient, GroupedMatmul, SumRows, Swiglu, SwigluBackward, WeighedSwiglu,
@@ -325,7 +325,10 @@ impl Stage for ExpertsDown {
         let backward = self.linear.backward_reads(ExpertActivation::ACT);
         Io {
             reads: reads.chain(tables).chain(shared).collect(),
-            writes: vec![(Activation::NEXT_X, Extent::tokens(self.linear.outputs))],
+            writes: [(Activation::NEXT_X, Extent::tokens(self.linear.outputs))]
+                .into_iter()
+                .chain(self.shared.as_ref().and_then(Linear::writes))
+                .collect(),
             backward_reads: backward
                 .chain([RouterTables::OFFSETS, RouterTables::ROW_TOKEN])
                 .chain(shared_read)
@@ -341,6 +344,11 @@ impl Stage for ExpertsDown {
     fn flops_per_token(&self, _seq: usize) -> u64 {
         let shared = self.shared.as_ref().map_or(0, Linear::flops_per_token);
         self.choices as u64 * self.linear.flops_per_row() + shared
+    }
+
+    fn dropout(&self) -> Vec<DropoutSite> {
+        let shared = self.shared.as_ref();
+        shared.map_or(Vec::new(), Linear::dropout)
     }
 
     fn choices(&self) -> usize {
@@ -368,10 +376,9 @@ impl Stage for ExpertsDown {
                 slot_row: slot_row.view(),
                 init: Init::Add(residual.view()),
             })?;
-            drop(down);
-            if let Some((linear, act)) = shared {
-                linear.product(pass, out.view_mut(), act.view(), Init::Accumulate)?;
-            }
+        }
+        if let Some((linear, act)) = shared {
+            linear.product(pass, super::written(&mut out), act.view(), Init::Accumulate)?;
         }
         pass.put(Activation::NEXT_X, out);
         Ok(())

@@ -110,7 +110,7 @@ impl Head {
     }
 
     /// Norm and logits of some tokens.
-    fn normed(&self, pass: &Pass, x: In) -> Result<Normed, ModelError> {
+    fn normed(&self, pass: &mut Pass, x: In) -> Result<Normed, ModelError> {
         let rows = x.dims()[0];
         let mut h = pass.temporary("final_norm", [rows, self.width()])?;
         let names = self.norm.statistics().iter();
@@ -165,7 +165,7 @@ impl Head {
         drop(h);
         let mut dh = pass.temporary("d_final_norm", shape)?;
         self.linear
-            .input_gradient(pass, dh.view_mut(), Init::Overwrite, dlogits.view())?;
+            .input_gradient(pass, dh.view_mut(), Init::Overwrite, (dlogits.view(), None))?;
         Ok(dh)
     }
 }

@@ -181,7 +181,7 @@ impl Stage for LatentDown {
         }
         let (mut dx, mut init) = pass.gradient_to_add(self.input)?;
         if let Some((q, dq)) = &dq {
-            q.input_gradient(pass, dx.view_mut(), init, dq.view())?;
+            q.input_gradient(pass, dx.view_mut(), init, (dq.view(), None))?;
             init = Init::Accumulate;
         }
         for ((_, weight), dy) in self.kv_parts(pass).into_iter().zip([&dkv, &dk]) {
@@ -424,7 +424,7 @@ impl Stage for LatentUp {
 }
 
 impl LatentUp {
-    fn queries(&self, pass: &Pass, q: &mut Buffer, x: In) -> Result<(), ModelError> {
+    fn queries(&self, pass: &mut Pass, q: &mut Buffer, x: In) -> Result<(), ModelError> {
         self.q.forward(pass, q.view_mut(), x)?;
         self.rotary.turn(pass, q, false)
     }

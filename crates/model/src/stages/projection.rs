@@ -1,8 +1,9 @@
 //! Linear layers that read one activation and write one.
 
+use super::written;
 use crate::activation::Dimension;
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, Linear, ModelError, ParameterId, Pass};
+use crate::{Activation, DropoutSite, Extent, Linear, ModelError, ParameterId, Pass};
 
 /// output `[b s, f]` = input W^T + b: gate and up side by side, the first product of a feed-forward layer without a gate,
 /// or the logits of a router.
@@ -31,13 +32,20 @@ impl Stage for Projection {
         };
         Io {
             reads: vec![self.input],
-            writes: vec![(self.output, extent)],
+            writes: [(self.output, extent)]
+                .into_iter()
+                .chain(self.linear.writes())
+                .collect(),
             backward_reads: self.linear.backward_reads(self.input),
         }
     }
 
     fn parameters(&self) -> Vec<ParameterId> {
         self.linear.parameters()
+    }
+
+    fn dropout(&self) -> Vec<DropoutSite> {
+        self.linear.dropout()
     }
 
     fn flops_per_token(&self, _seq: usize) -> u64 {
@@ -51,9 +59,7 @@ impl Stage for Projection {
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let x = pass.pull(self.input)?;
         let mut y = pass.output(self.output)?;
-        if let Some(y) = &mut y {
-            self.linear.forward(pass, y.view_mut(), x.view())?;
-        }
+        self.linear.forward(pass, written(&mut y), x.view())?;
         pass.put(self.output, y);
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::{Norm, written};
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, Label, Linear, ModelError, ParameterId, Pass};
+use crate::{Activation, DropoutSite, Extent, Label, Linear, ModelError, ParameterId, Pass};
 use kernels::Init;
 use kernels::operation::{JoinQkv, Rotary, SplitQkv, Turn};
 use memory::{Buffer, In, Out};
@@ -80,12 +80,12 @@ impl Qkv {
     /// product, because a part of it might have other bits.
     fn project(
         &self,
-        pass: &Pass,
+        pass: &mut Pass,
         x: In,
         parts: &mut [Option<Buffer>; 3],
     ) -> Result<(), ModelError> {
         if parts.iter().all(Option::is_none) {
-            return Ok(());
+            return self.linear.forward(pass, None, x);
         }
         let mut qkv = pass.temporary("qkv", [x.dims()[0], self.linear.outputs()])?;
         self.linear.forward(pass, qkv.view_mut(), x)?;
@@ -109,8 +109,9 @@ impl Qkv {
     /// Queries, keys and values as they come out of the product, but turned.
     fn packed(&self, pass: &mut Pass, x: In) -> Result<(), ModelError> {
         let mut qkv = pass.output(Qkv::PACKED)?;
+        let written = qkv.as_mut().map(Buffer::view_mut);
+        self.linear.forward(pass, written, x)?;
         if let Some(qkv) = &mut qkv {
-            self.linear.forward(pass, qkv.view_mut(), x)?;
             self.turn_in_place(pass, self.turned_columns(qkv), false)?;
         }
         pass.put(Qkv::PACKED, qkv);
@@ -234,7 +235,10 @@ impl Stage for Qkv {
                     .zip(extents())
                     .chain(Qkv::MADE.into_iter().zip(extents()))
                     .collect(),
-            },
+            }
+            .into_iter()
+            .chain(self.linear.writes())
+            .collect(),
             backward_reads: self
                 .linear
                 .backward_reads(self.input)
@@ -252,6 +256,10 @@ impl Stage for Qkv {
             .into_iter()
             .chain(of_norms)
             .collect()
+    }
+
+    fn dropout(&self) -> Vec<DropoutSite> {
+        self.linear.dropout()
     }
 
     fn flops_per_token(&self, _seq: usize) -> u64 {

@@ -1,5 +1,6 @@
 //! A linear layer whose result is added to the residual stream.
 
+use super::written;
 use crate::stage::{Io, Stage};
 use crate::{Activation, DropoutSite, Extent, Label, Linear, ModelError, ParameterId, Pass};
 use kernels::Init;
@@ -34,18 +35,26 @@ impl ResidualProjection {
 
     /// The product adds bias and residual itself. With dropout, one operation after the product adds the bias, drops,
     /// and adds the residual.
-    fn sum(&self, pass: &Pass, mut out: Out, x: In, residual: In) -> Result<(), ModelError> {
-        let dropout = pass.dropout(self.dropout);
-        if dropout.is_none() {
+    fn sum(
+        &self,
+        pass: &mut Pass,
+        mut out: Option<Out>,
+        x: In,
+        residual: In,
+    ) -> Result<(), ModelError> {
+        if pass.dropout(self.dropout).is_none() {
             return self.linear.forward_onto(pass, out, x, residual);
         }
+        let product = out.as_mut().map(Out::reborrow);
+        self.linear.product(pass, product, x, Init::Overwrite)?;
+        let Some(out) = out else {
+            return Ok(());
+        };
         let bias = self.linear.bias().map(|bias| pass.parameter(bias));
-        self.linear
-            .product(pass, out.reborrow(), x, Init::Overwrite)?;
         Ok(pass.kernels().run(BiasDropoutAdd {
             out,
             bias,
-            dropout,
+            dropout: pass.dropout(self.dropout),
             first: self.first(pass),
             residual: Some(residual),
         })?)
@@ -60,7 +69,10 @@ impl Stage for ResidualProjection {
     fn io(&self) -> Io {
         Io {
             reads: vec![self.input, self.residual],
-            writes: vec![(self.output, Extent::tokens(self.linear.outputs()))],
+            writes: [(self.output, Extent::tokens(self.linear.outputs()))]
+                .into_iter()
+                .chain(self.linear.writes())
+                .collect(),
             backward_reads: self.linear.backward_reads(self.input),
         }
     }
@@ -69,8 +81,8 @@ impl Stage for ResidualProjection {
         self.linear.parameters()
     }
 
-    fn dropout(&self) -> Option<DropoutSite> {
-        Some(self.dropout)
+    fn dropout(&self) -> Vec<DropoutSite> {
+        [vec![self.dropout], self.linear.dropout()].concat()
     }
 
     fn flops_per_token(&self, _seq: usize) -> u64 {
@@ -84,9 +96,7 @@ impl Stage for ResidualProjection {
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let (x, residual) = (pass.pull(self.input)?, pass.pull(self.residual)?);
         let mut out = pass.output(self.output)?;
-        if let Some(out) = &mut out {
-            self.sum(pass, out.view_mut(), x.view(), residual.view())?;
-        }
+        self.sum(pass, written(&mut out), x.view(), residual.view())?;
         pass.put(self.output, out);
         Ok(())
     }

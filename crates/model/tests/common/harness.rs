@@ -269,7 +269,8 @@ impl Run {
         }
     }
 
-    fn descend(&mut self) {
+    /// A step of plain gradient descent.
+    pub fn descend(&mut self) {
         let layout = self.model.layout().clone();
         let entries = layout.entries().iter().enumerate();
         for (index, _) in entries.filter(|(_, entry)| entry.role.is_trained()) {
@@ -342,7 +343,8 @@ pub fn assert_agrees(run: &Run, config: &ModelConfig, is_parallel: bool) {
     let expected = loss.to_scalar::<f64>().unwrap();
     assert!((f64::from(run.loss()) / expected - 1.0).abs() < 1e-5);
     let expected = gradients(&(loss / targets.len() as f64).unwrap(), &vars).unwrap();
-    for (index, entry) in entries.iter().enumerate() {
+    let entries = entries.iter().enumerate();
+    for (index, entry) in entries.filter(|(_, entry)| entry.role.is_trained()) {
         let expected = &expected[&entry.name];
         let largest = expected
             .iter()

@@ -8,6 +8,9 @@ use model::{LatentConfig, RouterAuxKind, ScoreKind};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+/// Alpha of all adapters.
+pub const LORA_ALPHA: f64 = 6.0;
+
 /// Parameters by Hugging Face name.
 pub type Vars = BTreeMap<String, Var>;
 
@@ -119,8 +122,20 @@ impl Oracle<'_> {
         weighted.broadcast_add(&self.var(&format!("{name}.bias")))
     }
 
+    /// A parameter; the matrix of a layer with an adapter has the product of its factors added.
     fn var(&self, name: &str) -> Tensor {
-        self.vars[name].as_tensor().clone()
+        let weight = self.vars[name].as_tensor().clone();
+        let factor = |which: &str| {
+            let module = name.strip_suffix("weight")?;
+            self.vars.get(&format!("{module}lora_{which}.weight"))
+        };
+        match (factor("A"), factor("B")) {
+            (Some(a), Some(b)) => {
+                let scale = LORA_ALPHA / a.dims()[0] as f64;
+                (weight + b.matmul(a).unwrap() * scale).unwrap()
+            }
+            _ => weight,
+        }
     }
 
     fn block(&self, layer: usize, x: &Tensor) -> Result<Tensor> {

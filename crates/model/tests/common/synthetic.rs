@@ -341,7 +341,7 @@ impl Stage for Combine {
             }
             let (mut dx, init) = pass.gradient_to_add(*of)?;
             let out = dx.view_mut().reshape(side_by_side);
-            linear.input_gradient(pass, out, init, dy.view())?;
+            linear.input_gradient(pass, out, init, (dy.view(), None))?;
             pass.file_gradient(*of, dx);
         }
         pass.file_gradient(X2, dy);

@@ -10,15 +10,16 @@ use super::{config, file};
 use crate::keys::KEYS;
 use crate::load::Source;
 use crate::{
-    AttentionBackend, AttentionConfig, AutoOr, BatchConfig, CheckpointConfig, CollectivesConfig,
-    Config, DataConfig, Device, EvalConfig, FloatType, Graphs, HardwareConfig, HostPlace,
-    LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, OptimizerPlace, RankEngine,
-    RecomputeConfig, Release, Size, TrainConfig, dotted, preset, reference,
+    AttentionBackend, AttentionConfig, AutoOr, BaseType, BatchConfig, CheckpointConfig,
+    CollectivesConfig, Config, DataConfig, Device, EvalConfig, FloatType, Graphs, HardwareConfig,
+    HostPlace, LogConfig, LoraConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig,
+    OptimizerPlace, RankEngine, RecomputeConfig, Release, Size, TrainConfig, dotted, preset,
+    reference,
 };
 use data::{Format, Packing};
 use model::{
-    ActivationFunction, ExpertsConfig, LatentConfig, NormKind, PositionKind, RouterAuxKind,
-    ScoreKind,
+    ActivationFunction, ExpertsConfig, LatentConfig, LoraInit, NormKind, PositionKind,
+    RouterAuxKind, ScoreKind,
 };
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 
@@ -141,6 +142,19 @@ fn full() -> Config {
             warmup_steps: 1,
             decay_steps: Some(2),
             min_ratio: 0.0,
+        },
+        lora: LoraConfig {
+            rank: Some(12),
+            alpha: Some(3.0),
+            targets: vec!["q_proj".to_owned()],
+            layers: Some(vec![1]),
+            rank_pattern: [("q_proj".to_owned(), 4)].into(),
+            alpha_pattern: [("v_proj".to_owned(), 1.5)].into(),
+            dropout: 0.25,
+            rslora: true,
+            init: LoraInit::Gaussian,
+            b_lr_ratio: 4.0,
+            base_dtype: Some(BaseType::Bf16),
         },
         recompute: RecomputeConfig {
             spec: "core_attn,mlp".to_owned(),

@@ -1,5 +1,6 @@
 //! The `export` command: a checkpoint becomes a model in Hugging Face layout.
 
+use crate::adapters::{BaseModel, BaseWeights, has_adapters, settings_of};
 use crate::checkpoints::model_folder;
 use crate::failure::Failure;
 use crate::limits::refuse_model_without_room;
@@ -9,10 +10,11 @@ use clap::Args;
 use files::Disk;
 use memory::DType;
 use model::{
-    Architecture, Attention, MAX_SHARD_BYTES, ModelConfig, ModelWeights, Origin, write_model,
+    AdapterConfig, AdapterWeights, Architecture, Attention, MAX_SHARD_BYTES, ModelConfig,
+    ModelWeights, Origin, Parameters, write_model,
 };
-use settings::{FloatType, Size};
-use std::path::PathBuf;
+use settings::{FloatType, LoraConfig, Size};
+use std::path::{Path, PathBuf};
 
 /// Flags of `export`.
 #[derive(Debug, Args)]
@@ -29,6 +31,12 @@ pub struct ExportArgs {
     /// Data type of the weights [default: that of the checkpoint]
     #[arg(long, value_name = "f32|bf16", value_parser = FloatType::NAMES.to_vec())]
     pub dtype: Option<String>,
+    /// Of a run with adapters, write the whole model with what they add
+    #[arg(long)]
+    pub merge: bool,
+    /// The model under adapters [default: what their folder says]
+    #[arg(long, value_name = "DIR", requires = "merge")]
+    pub base: Option<PathBuf>,
     /// Try although the disk seems to have no room
     #[arg(long)]
     pub force: bool,
@@ -58,6 +66,21 @@ pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
     let (out, max_shard_bytes) = (&args.out, args.max_shard_bytes()?);
     refuse_non_empty(out)?;
     let from = model_folder(&args.from)?;
+    if has_adapters(&from) {
+        return match args.merge {
+            true => merge(args, &from),
+            false => Err(Failure::Usage(format!(
+                "{} is a folder of adapters as PEFT reads it; copy it, or write the whole model with --merge",
+                from.display()
+            ))),
+        };
+    }
+    if args.merge {
+        return Err(Failure::Usage(format!(
+            "--merge adds adapters to their model, and {} has none; leave it out",
+            from.display()
+        )));
+    }
     let origin = Origin::read(&from)?;
     let text = origin.config().unwrap_or_default();
     let config = ModelConfig::from_hf(text).map_err(|source| Failure::HfConfig {
@@ -78,6 +101,46 @@ pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
         "{} parameters of {} in {}\n",
         parameters.layout(|_, _| false).parameters(),
         from.display(),
+        out.display()
+    ))
+}
+
+/// Writes the model under adapters, with what they add.
+fn merge(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
+    let (out, max_shard_bytes) = (&args.out, args.max_shard_bytes()?);
+    let base = BaseModel::of_adapters(adapters, args.base.as_deref())?;
+    let Some(folder) = base.folder() else {
+        return Err(Failure::Usage(format!(
+            "the adapters in {} belong to a fresh model that is in no folder; write it by `trainer init --out DIR` with the run's \
+             --config and --seed, and name it with --base DIR",
+            adapters.display()
+        )));
+    };
+    let origin = Origin::read(folder)?;
+    let text = origin.config().unwrap_or_default();
+    let config = ModelConfig::from_hf(text).map_err(|source| Failure::HfConfig {
+        path: folder.join("config.json"),
+        source,
+    })?;
+    let lora = settings_of(AdapterConfig::read(adapters)?, &LoraConfig::default());
+    let lora = lora.adapters()?.expect("a folder of adapters has a rank");
+    let of = |parameters| Architecture::declared(&config, Attention::default(), parameters);
+    let (plain, adapted) = (of(Parameters::default()), of(Parameters::adapted(lora)));
+    let BaseWeights::Folder(folder) = base.weights(plain.parameters())? else {
+        unreachable!("it has a folder");
+    };
+    let weights = ModelWeights::open(folder, plain.parameters())?;
+    let factors = AdapterWeights::read(adapters, adapted.parameters())?;
+    let dtype = args.dtype().unwrap_or(weights.dtype());
+    let merged = factors.merged_with(&weights, dtype);
+    let files = origin.files(&config, 0, dtype);
+    refuse_model_without_room(out, &merged, &files, max_shard_bytes, args.force)?;
+    make_folder(out, "--out")?;
+    write_model(&Disk, out, &files, &merged, max_shard_bytes)?;
+    print(format_args!(
+        "{} with the adapters of {} in {}\n",
+        folder.display(),
+        adapters.display(),
         out.display()
     ))
 }

@@ -96,7 +96,7 @@ pub(crate) fn init(resolved: &Resolved) -> Result<(), Failure> {
         let (of, next, values) = &mut *drawn.borrow_mut();
         let (initial, dtype) = initial[index];
         if (*of, *next) != (index, elements.start) {
-            (*of, *values) = (index, fresh.values(initial, index));
+            (*of, *values) = (index, fresh.values(initial, index as u64));
             values.by_ref().take(elements.start).for_each(drop);
         }
         *next = elements.end;

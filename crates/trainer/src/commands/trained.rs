@@ -1,5 +1,6 @@
 //! Folders of trained models: `eval` and `generate` compute with them, `export` copies them, and runs resume from them.
 
+use crate::adapters::{BaseModel, BaseWeights, has_adapters, settings_of};
 use crate::args::overrides;
 use crate::checkpoints::model_folder;
 use crate::device::OpenDevice;
@@ -11,12 +12,13 @@ use crate::threads::start_threads;
 use clap::Args;
 use data::Packing;
 use memory::{Layer, Phase};
+use model::AdapterConfig;
 use planner::InferencePlan;
 use serde_json::Value;
 use session::Inference;
 use settings::load::Override;
 use settings::{AttentionBackend, Given, Resolved, RunOptions, Settings, Task, resolve};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tokenization::Tokenizer;
 
 /// Flags of what takes a model that was trained.
@@ -25,6 +27,9 @@ pub struct TrainedArgs {
     /// Model in Hugging Face layout, checkpoint, or run directory, of which the newest whole checkpoint is taken
     #[arg(value_name = "MODEL_OR_RUN_DIR")]
     pub from: PathBuf,
+    /// The model under adapters [default: what their folder says]
+    #[arg(long, value_name = "DIR")]
+    pub base: Option<PathBuf>,
     /// Where to compute [default: cuda if built and present, else cpu]
     #[arg(long, value_name = "cpu|cuda[:N]")]
     pub device: Option<String>,
@@ -48,6 +53,8 @@ pub(crate) struct Trained {
     pub(crate) resolved: Resolved,
     /// Its `config.json`.
     description: Value,
+    /// The folder of its adapters, and the model under them, if it has some.
+    adapters: Option<(PathBuf, BaseModel)>,
 }
 
 impl Trained {
@@ -70,13 +77,29 @@ impl Trained {
         let mut resolved = resolve(Task::Train, given, options)?;
         // First, because these threads compute a checkpoint's checksums.
         start_threads(resolved.config.train.threads)?;
-        let folder = model_folder(&args.from)?;
+        let mut folder = model_folder(&args.from)?;
+        let mut adapters = None;
+        if has_adapters(&folder) {
+            let base = BaseModel::of_adapters(&folder, args.base.as_deref())?;
+            let adapter = AdapterConfig::read(&folder)?;
+            resolved.config.lora = settings_of(adapter, &resolved.config.lora);
+            let described = folder.join("config.json").is_file();
+            let of_base = base.folder().filter(|_| !described).map(Path::to_path_buf);
+            adapters = Some((folder.clone(), base));
+            folder = of_base.unwrap_or(folder);
+        } else if args.base.is_some() {
+            return Err(Failure::Usage(format!(
+                "--base names the model under adapters, and {} has none; leave it out",
+                folder.display()
+            )));
+        }
         adopt_model(&mut resolved, &folder)?;
         let description = json(&folder.join("config.json"));
         Ok(Trained {
             folder,
             resolved,
             description,
+            adapters,
         })
     }
 
@@ -150,10 +173,24 @@ impl Trained {
         let mut inference = Inference::on_kernels(settings, &memory, kernels)?;
         {
             let _place = memory.enter(Phase::Load, Layer::Whole);
-            inference.import(&self.folder)?;
+            self.fill(&mut inference, settings)?;
         }
         memory.reserve_slab(plan.slab_bytes)?;
         Ok(inference)
+    }
+}
+
+impl Trained {
+    /// Loads its weights, and those of its adapters.
+    fn fill(&self, inference: &mut Inference, settings: &Settings) -> Result<(), Failure> {
+        let Some((adapters, base)) = &self.adapters else {
+            return Ok(inference.import(&self.folder)?);
+        };
+        match base.weights(settings.architecture().parameters())? {
+            BaseWeights::Folder(folder) => inference.import(folder)?,
+            BaseWeights::Fresh(fresh) => inference.initialise(fresh)?,
+        }
+        Ok(inference.import_adapter(adapters)?)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::Run;
 use super::resuming::Resumed;
+use crate::adapters::BaseModel;
 use crate::device::DeviceStep;
 use crate::failure::Failure;
 use crate::tracer::Tracer;
@@ -67,7 +68,11 @@ impl Run {
                 options.quiet || !self.job.leads(),
             );
             match (resumed, &options.init_from) {
-                (Some(resumed), _) => resumed.restore(&mut session, &self.resolved.config)?,
+                (Some(resumed), folder) => {
+                    self.base = resumed.base(&self.resolved.config, folder.as_deref())?;
+                    let base = self.base.as_ref();
+                    resumed.restore(&mut session, &self.resolved.config, base)?;
+                }
                 (None, Some(folder)) => {
                     if let Some(skipped) = session.import(folder)? {
                         tracing::info!(
@@ -77,9 +82,26 @@ impl Run {
                 }
                 (None, None) => session.initialise(self.resolved.config.train.seed)?,
             }
+            if resumed.is_none() && self.resolved.config.lora.rank.is_some() {
+                self.begin_adapters(&mut session)?;
+            }
         }
         memory.reserve_slab(self.plan.slab_bytes)?;
         Ok(session)
+    }
+
+    /// Fills fresh adapters, or those of a folder, and notes which model is under them.
+    fn begin_adapters(&mut self, session: &mut Session) -> Result<(), Failure> {
+        let (config, options) = (&self.resolved.config, &self.resolved.options);
+        match &options.lora_from {
+            Some(folder) => session.import_adapter(folder)?,
+            None => session.initialise_factors(config.train.seed)?,
+        }
+        let parameters = session.model().architecture().parameters();
+        let fresh = (config.train.seed, &config.model);
+        let base = BaseModel::of_run(options.init_from.as_deref(), parameters, fresh)?;
+        self.base = Some(base);
+        Ok(())
     }
 
     /// Warns if the plan is above the limit, and announces what may take a while.

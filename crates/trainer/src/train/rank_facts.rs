@@ -18,6 +18,7 @@ pub(super) fn asked_for(options: &RunOptions) -> BTreeMap<String, String> {
         ("--resume auto", options.resume == Some(Resume::Auto)),
         ("--out", options.out.is_some()),
         ("--init-from", options.init_from.is_some()),
+        ("--lora-from", options.lora_from.is_some()),
         ("--save-final", options.save_final.is_some()),
     ];
     let given = |is_given: bool| if is_given { "given" } else { "left out" };
@@ -98,6 +99,10 @@ impl Prepared {
             (
                 "--init-from",
                 options.init_from.as_deref().map(weights_of).transpose()?,
+            ),
+            (
+                "--lora-from",
+                options.lora_from.as_deref().map(weights_of).transpose()?,
             ),
             (
                 "a checkpoint",

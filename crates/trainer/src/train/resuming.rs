@@ -1,5 +1,6 @@
 //! Resumes a run from a checkpoint.
 
+use crate::adapters::{BaseModel, BaseWeights};
 use crate::checkpoints::{newest_if_any, newest_together};
 use crate::failure::Failure;
 use crate::initial_model::adopt_model;
@@ -164,8 +165,24 @@ impl Resumed {
         self.checkpoint.state.data == dataset.fingerprint()
     }
 
+    /// The model under the run's adapters, if it has some; `named` is a folder that has it now.
+    pub(super) fn base(
+        &self,
+        config: &Config,
+        named: Option<&Path>,
+    ) -> Result<Option<BaseModel>, Failure> {
+        let has_adapters = config.lora.rank.is_some();
+        let base = has_adapters.then(|| BaseModel::of_adapters(self.folder(), named));
+        base.transpose()
+    }
+
     /// Restores a session's weights, optimizer states and counters.
-    pub(super) fn restore(&self, session: &mut Session, config: &Config) -> Result<(), Failure> {
+    pub(super) fn restore(
+        &self,
+        session: &mut Session,
+        config: &Config,
+        base: Option<&BaseModel>,
+    ) -> Result<(), Failure> {
         let state = self.state();
         let (was, optim) = (&state.optimizer, &config.optim);
         let is = [optim.state_dtype.to_string(), optim.master.to_string()];
@@ -178,7 +195,19 @@ impl Resumed {
                 is[1]
             );
         }
-        session.import(self.folder())?;
+        match base {
+            None => {
+                session.import(self.folder())?;
+            }
+            Some(base) => {
+                let parameters = session.model().architecture().parameters().clone();
+                match base.weights(&parameters)? {
+                    BaseWeights::Folder(folder) => drop(session.import(folder)?),
+                    BaseWeights::Fresh(fresh) => session.initialise(fresh.seed)?,
+                }
+                session.import_adapter(self.folder())?;
+            }
+        }
         session.import_optimizer(self.folder())?;
         session.set_progress((state.step as usize, state.updates as usize));
         Ok(())

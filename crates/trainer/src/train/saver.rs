@@ -152,6 +152,7 @@ impl Checkpointing {
         let contents = Contents {
             state: &self.state,
             model: &state.weights(),
+            stem: state.stem(),
             optimizer: &state.optimizer(),
             files: &self.files,
             max_shard_bytes: MAX_SHARD_BYTES,

@@ -115,9 +115,7 @@ impl Run {
 
     fn checkpointing(&self, session: &Session) -> Result<Checkpointing, Failure> {
         let config = &self.resolved.config;
-        let dtype = session.model().dtype();
-        let origin = self.saver.origin();
-        let mut files = origin.files(&config.model, config.data.seq, dtype);
+        let mut files = self.model_files(session);
         files.push(("config.toml".into(), config.to_toml()?.into_bytes()));
         let (run, state) = (self.directory.path(), self.trainer_state(session));
         let best = state.best.as_ref().filter(|_| config.checkpoint.keep_best);
@@ -133,6 +131,17 @@ impl Run {
             files,
             old,
         })
+    }
+
+    /// The files that are saved with the model: those that it came with, and what readers of adapters need.
+    pub(super) fn model_files(&self, session: &Session) -> Vec<(String, Vec<u8>)> {
+        let config = &self.resolved.config;
+        let (model, origin) = (session.model(), self.saver.origin());
+        let mut files = origin.files(&config.model, config.data.seq, model.dtype());
+        if let (Some(base), Some(lora)) = (&self.base, session.adapters()) {
+            files.extend(base.files(lora, model.architecture().parameters()));
+        }
+        files
     }
 
     fn trainer_state(&self, session: &Session) -> TrainerState {

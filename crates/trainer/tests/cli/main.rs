@@ -34,6 +34,7 @@ mod generate;
 mod guides;
 mod init;
 mod last_step;
+mod lora;
 mod memory_limit;
 mod mixed_data;
 mod not_built;

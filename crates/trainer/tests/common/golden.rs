@@ -64,6 +64,7 @@ impl Golden {
         assert_eq!(number(&optimizer["clip_eps"]), 1e-6);
         Settings {
             freeze: Vec::new(),
+            lora: None,
             policy: Policy::with_layers(model.labels(), mode, &BTreeMap::new(), model.layers)
                 .unwrap(),
             model,

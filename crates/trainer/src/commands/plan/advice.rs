@@ -17,7 +17,7 @@ pub struct AdviceArgs {
     #[arg(long, value_name = "SIZE|NAME", allow_hyphen_values = true)]
     pub device_memory: Option<String>,
     /// Find the largest that fits --device-memory, or else --memory-limit
-    #[arg(long, value_name = "micro-batch|seq", value_parser = ["micro-batch", "seq"])]
+    #[arg(long, value_name = "micro-batch|seq|rank", value_parser = ["micro-batch", "seq", "rank"])]
     pub largest: Option<String>,
 }
 
@@ -109,6 +109,7 @@ fn train_command(args: &RunArgs, resolved: &Resolved, set: Vec<String>) -> Strin
     let output = &args.output;
     let folders = [
         ("--init-from", &args.weights.init_from),
+        ("--lora-from", &args.weights.lora_from),
         ("--out", &output.out),
         ("--save-final", &output.save_final),
     ];

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Trains adapters with Hugging Face's PEFT on the small models of transformers_reference.py, and writes what it computed, so
+that the trainer can be held against it.
+
+  eval "$(benches/peers/setup_torch)"
+  LD_LIBRARY_PATH=$PEER_LD $PEER_PYTHON benches/peers/peft_reference.py OUT [--trainer target/release/trainer]
+
+OUT/FAMILY has `start`, the adapter before the first step as PEFT saves it, with factors B that are not zero;
+`reference.json`, loss and gradient norm of every step; and `adapter_final.safetensors`, the factors after the last.
+`crates/trainer/tests/golden/peft/` is its output. With `--trainer` it repeats the steps with the trainer and compares losses,
+gradient norms and final factors; loads what the trainer saved with PEFT, and what it merged with transformers, and compares
+logits. It prints the largest relative errors, and exits 1 if one is beyond its tolerance.
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import peft
+import torch
+from peft.utils import get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+
+import transformers_reference as reference
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+MODELS = REPOSITORY / "crates/trainer/tests/golden/transformers"
+TOLERANCES = dict(loss=1e-5, grad_norm=1e-5, factors=1e-4, peft_logits=1e-4, merged_logits=1e-4)
+ADAPTERS = {
+    "llama": dict(target_modules="all-linear", r=4, lora_alpha=8, rank_pattern={"k_proj": 2}, alpha_pattern={"v_proj": 3}),
+    "qwen3": dict(target_modules=r".*\.(q_proj|up_proj|down_proj)", r=3, lora_alpha=5, use_rslora=True),
+    "gpt2": dict(target_modules=["c_attn", "mlp.c_proj"], r=4, lora_alpha=4, layers_to_transform=[1], fan_in_fan_out=True),
+}
+
+
+def start(family):
+    """A model with adapters that add something from the first step."""
+    torch.manual_seed(reference.SEED)
+    model = reference.load(MODELS / family)
+    model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **ADAPTERS[family]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1)
+    return model.train()
+
+
+def train(model, settings):
+    """Loss and gradient norm of every step."""
+    optimizer = settings["optimizer"]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    adamw = torch.optim.AdamW(trained, lr=optimizer["lr"], betas=optimizer["betas"], eps=optimizer["eps"],
+                              weight_decay=optimizer["weight_decay"])
+    steps = []
+    for ids, targets in zip(torch.tensor(settings["input_ids"]), torch.tensor(settings["targets"])):
+        count, loss = int((targets != reference.MASKED).sum()), 0.0
+        for micro_ids, micro_targets in zip(ids, targets):
+            output = model(input_ids=micro_ids, labels=micro_targets, shift_labels=micro_targets, num_items_in_batch=count)
+            output.loss.backward()
+            loss += output.loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(trained, optimizer["clip_grad_norm"]).item()
+        adamw.step()
+        adamw.zero_grad()
+        steps.append(dict(step=len(steps) + 1, loss=loss, grad_norm=norm, target_tokens=count))
+    return steps
+
+
+def save(model, family, folder):
+    """The adapter's folder, without what differs from machine to machine and from run to run."""
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
+    config = json.loads((folder / "adapter_config.json").read_text()) | dict(base_model_name_or_path=family)
+    if isinstance(config["target_modules"], list):
+        config["target_modules"].sort()
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(input_ids=torch.arange(16).view(1, 16) * 3 % reference.VOCAB).logits
+
+
+def distance(ours, theirs):
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def compare(trainer, family, folder, settings, expected):
+    """The largest relative errors of the trainer."""
+    steps = json.loads((folder / "reference.json").read_text())["steps"]
+    with tempfile.TemporaryDirectory() as out:
+        out = pathlib.Path(out)
+        base = MODELS / family
+        run = [trainer, "train", "--init-from", base, "--lora-from", folder / "start", "--data", base / "batches.safetensors",
+               "--no-shuffle", "--micro-batch", settings["micro_batch"], "--accum", settings["accum"], "--steps", len(steps),
+               "--lr", settings["optimizer"]["lr"], "--save-final", out / "final", "--out", out / "run", "--device", "cpu",
+               "--dtype", "f32", "--quiet"]
+        for command in (run, [trainer, "export", out / "final", "--merge", "--out", out / "merged"]):
+            subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+        records = map(json.loads, (out / "run/metrics.jsonl").read_text().splitlines())
+        ours = [record for record in records if record["kind"] == "step"]
+        def error(key):
+            return max(abs(one[key] - other[key]) / abs(other[key]) for one, other in zip(ours, steps, strict=True))
+        found, final = load_file(out / "final/adapter_model.safetensors"), load_file(folder / "adapter_final.safetensors")
+        assert found.keys() == final.keys(), sorted(found.keys() ^ final.keys())
+        loaded = peft.PeftModel.from_pretrained(reference.load(base), out / "final")
+        return dict(loss=error("loss"), grad_norm=error("grad_norm"),
+                    factors=max(distance(found[name], final[name]) for name in final),
+                    peft_logits=distance(logits(loaded), expected),
+                    merged_logits=distance(logits(reference.load(out / "merged")), expected))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--trainer", type=pathlib.Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    is_within = True
+    for family in ADAPTERS:
+        folder = arguments.out / family
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = json.loads((MODELS / family / "reference.json").read_text())
+        model = start(family)
+        before = logits(model)
+        model.train()
+        save(model, family, folder / "start")
+        steps = train(model, settings)
+        (folder / "reference.json").write_text(json.dumps(dict(steps=steps), indent=1) + "\n")
+        final = {name: tensor.clone().contiguous() for name, tensor in get_peft_model_state_dict(model).items()}
+        save_file(final, folder / "adapter_final.safetensors")
+        after = logits(model)
+        assert distance(before, after) > 100 * TOLERANCES["peft_logits"], "training moved nothing"
+        if arguments.trainer:
+            errors = compare(arguments.trainer, family, folder, settings, after)
+            is_within &= all(errors[key] <= TOLERANCES[key] for key in errors)
+            print(family, *(f"{key} {value:.1e}" for key, value in errors.items()))
+    sys.exit(not is_within)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,345 @@
+//! The factors of low rank that a linear layer adds to its weights ([`crate::Lora`]), forward and backward.
+
+use crate::linear::weight_gradient;
+use crate::lora::{LinearModule, LoraInit};
+use crate::parameters::{Initial, ParameterId, PartParameters};
+use crate::{Activation, DropoutSite, Extent, Label, ModelError, Pass};
+use kernels::operation::{BiasDropoutAdd, Combine, Copy, DropoutBackward, Matmul};
+use kernels::{Dropout, Init};
+use memory::{Buffer, DType, In, Out};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Mutex;
+
+/// What a linear layer adds for those of its weights that are targets: `y += (scale x A') B'`. `A` and `B` are f32, and
+/// converted to the compute type for products. The factors `A` of all weights are one product, whose result
+/// `[t, all ranks]`, the scale included, is kept for the backward pass.
+#[derive(Clone, Debug)]
+pub(crate) struct Adapter {
+    kept: Activation,
+    parts: Vec<Part>,
+    inputs: usize,
+}
+
+/// The adapter of one weight.
+#[derive(Clone, Debug)]
+struct Part {
+    /// `[rank, inputs]`.
+    a: ParameterId,
+    /// `[outputs, rank]`.
+    b: ParameterId,
+    scale: f32,
+    /// Its columns of what is kept.
+    ranks: Range<usize>,
+    /// Its columns of the layer's output.
+    outputs: Range<usize>,
+    /// Where elements of its input are dropped.
+    site: DropoutSite,
+}
+
+/// A factor in the compute type: as it is stored, or converted and scaled.
+enum Factor<'p> {
+    Stored(In<'p>),
+    Made(Buffer),
+}
+
+impl Factor<'_> {
+    fn view(&self) -> In<'_> {
+        match self {
+            Factor::Stored(view) => *view,
+            Factor::Made(buffer) => buffer.view(),
+        }
+    }
+}
+
+/// Dropout at adapters has site numbers from here on.
+const FIRST_SITE: u32 = 1 << 16;
+
+impl Adapter {
+    /// Declares the factors of those of a layer's weights, by name and outputs, that are targets. The factors `A` come
+    /// before the factors `B`, so that they lie together.
+    pub(crate) fn declare(
+        own: &mut PartParameters,
+        weights: &[(&str, usize)],
+        inputs: usize,
+    ) -> Option<Adapter> {
+        let (lora, layer) = own.lora()?;
+        let mut parts = Vec::new();
+        let (mut rank, mut output) = (0, 0);
+        for (name, outputs) in weights.iter().copied() {
+            let module = own.module(name);
+            let size = lora.of(&module, layer);
+            let site = DropoutSite {
+                site: FIRST_SITE
+                    + own.add_module(LinearModule {
+                        name: module,
+                        shape: [outputs, inputs],
+                        rank: size.map(|size| size.rank),
+                        scale: size.map_or(0.0, |size| size.scale),
+                        layer,
+                    }),
+                rate: lora.dropout,
+            };
+            if let Some(size) = size {
+                let initial = match lora.init {
+                    LoraInit::Kaiming => Initial::Uniform((inputs as f32).sqrt().recip()),
+                    LoraInit::Gaussian => Initial::NormalOf((size.rank as f32).recip()),
+                };
+                let shape = [size.rank, inputs];
+                let a = own.factor(&format!("{name}.lora_A.weight"), shape, initial);
+                let part = Part {
+                    a,
+                    b: a,
+                    scale: size.scale,
+                    ranks: rank..rank + size.rank,
+                    outputs: output..output + outputs,
+                    site,
+                };
+                rank = part.ranks.end;
+                parts.push((name, part));
+            }
+            output += outputs;
+        }
+        let parts = parts.into_iter().map(|(name, part)| {
+            let (name, shape) = (
+                format!("{name}.lora_B.weight"),
+                [part.outputs.len(), part.ranks.len()],
+            );
+            let b = own.factor(&name, shape, Initial::Zero);
+            Part { b, ..part }
+        });
+        let parts: Vec<Part> = parts.collect();
+        (!parts.is_empty()).then(|| Adapter {
+            kept: kept(weights[0].0),
+            parts,
+            inputs,
+        })
+    }
+
+    /// Its factors.
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = ParameterId> {
+        self.parts.iter().flat_map(|part| [part.a, part.b])
+    }
+
+    /// What it keeps for its backward pass.
+    pub(crate) fn writes(&self) -> (Activation, Extent) {
+        (self.kept, Extent::tokens(self.ranks()))
+    }
+
+    /// Where it drops elements of its input.
+    pub(crate) fn sites(&self) -> impl Iterator<Item = DropoutSite> {
+        self.parts.iter().map(|part| part.site)
+    }
+
+    /// FLOPs of its products for one token, forward and backward.
+    pub(crate) fn flops_per_token(&self) -> u64 {
+        let of = |part: &Part| 6 * (part.ranks.len() * (self.inputs + part.outputs.len())) as u64;
+        self.parts.iter().map(of).sum()
+    }
+
+    fn ranks(&self) -> usize {
+        self.parts.iter().map(|part| part.ranks.len()).sum()
+    }
+
+    /// `y += kept B'`, with `kept = scale x A'`, which is computed without `y` too if it is needed.
+    pub(crate) fn forward(&self, pass: &mut Pass, y: Option<Out>, x: In) -> Result<(), ModelError> {
+        let needed = pass.output(self.kept)?;
+        let is_needed = needed.is_some();
+        if !is_needed && y.is_none() {
+            return Ok(());
+        }
+        let mut kept = match needed {
+            Some(kept) => kept,
+            None => pass.temporary(self.kept.name(), [x.dims()[0], self.ranks()])?,
+        };
+        self.down(pass, kept.view_mut(), x)?;
+        if let Some(mut y) = y {
+            for part in &self.parts {
+                let b = factor(pass, &[(part.b, 1.0)])?;
+                let y = y.reborrow().columns(part.outputs.clone());
+                let kept = kept.view().columns(part.ranks.clone());
+                product(pass, y, (kept, b.view().t()), Init::Accumulate)?;
+            }
+        }
+        pass.put(self.kept, is_needed.then_some(kept));
+        Ok(())
+    }
+
+    /// `kept = scale x A'`, one product unless each weight drops other elements of `x`.
+    fn down(&self, pass: &Pass, mut kept: Out, x: In) -> Result<(), ModelError> {
+        let all: Vec<_> = self.parts.iter().map(|part| (part.a, part.scale)).collect();
+        if !self.drops(pass) {
+            let a = factor(pass, &all)?;
+            return product(pass, kept, (x, a.view().t()), Init::Overwrite);
+        }
+        for (part, of_part) in self.parts.iter().zip(all.chunks(1)) {
+            let dropped = self.dropped(pass, part, x)?;
+            let a = factor(pass, of_part)?;
+            let kept = kept.reborrow().columns(part.ranks.clone());
+            product(pass, kept, (dropped.view(), a.view().t()), Init::Overwrite)?;
+        }
+        Ok(())
+    }
+
+    /// Adds to the gradients of its factors, from the gradient `dy` of the layer's output and its input `x`. Gives the
+    /// gradient `[t, all ranks]` of what was kept, times the scale.
+    pub(crate) fn add_gradients(
+        &self,
+        pass: &mut Pass,
+        dy: In,
+        x: In,
+    ) -> Result<Buffer, ModelError> {
+        let kernels = pass.kernels();
+        let kept = pass.pull(self.kept)?;
+        for part in &self.parts {
+            let dy = dy.columns(part.outputs.clone());
+            let db = pass.accumulate(part.b).expect(TRAINED);
+            weight_gradient(kernels, db, dy, kept.view().columns(part.ranks.clone()))?;
+        }
+        pass.release(self.kept, kept);
+        let mut through = pass.temporary("d_lora", [dy.dims()[0], self.ranks()])?;
+        for part in &self.parts {
+            let b = factor(pass, &[(part.b, part.scale)])?;
+            let through = through.view_mut().columns(part.ranks.clone());
+            let dy = dy.columns(part.outputs.clone());
+            product(pass, through, (dy, b.view()), Init::Overwrite)?;
+        }
+        self.add_gradients_of_a(pass, through.view(), x)?;
+        Ok(through)
+    }
+
+    fn add_gradients_of_a(&self, pass: &mut Pass, through: In, x: In) -> Result<(), ModelError> {
+        let kernels = pass.kernels();
+        let drops = self.drops(pass);
+        let firsts: Vec<ParameterId> = self.parts.iter().map(|part| part.a).collect();
+        if !drops && let Some(da) = pass.accumulate_joined(&firsts) {
+            return weight_gradient(kernels, da, through, x);
+        }
+        for part in &self.parts {
+            let dropped = match drops {
+                true => Some(self.dropped(pass, part, x)?),
+                false => None,
+            };
+            let x = dropped.as_ref().map_or(x, Buffer::view);
+            let da = pass.accumulate(part.a).expect(TRAINED);
+            weight_gradient(kernels, da, through.columns(part.ranks.clone()), x)?;
+        }
+        Ok(())
+    }
+
+    /// `dx += through A`, where `through` is what [`Adapter::add_gradients`] gave.
+    pub(crate) fn add_input_gradient(
+        &self,
+        pass: &Pass,
+        mut dx: Out,
+        through: In,
+    ) -> Result<(), ModelError> {
+        let kernels = pass.kernels();
+        let all: Vec<_> = self.parts.iter().map(|part| (part.a, 1.0)).collect();
+        if !self.drops(pass) {
+            let a = factor(pass, &all)?;
+            return product(pass, dx, (through, a.view()), Init::Accumulate);
+        }
+        for (part, of_part) in self.parts.iter().zip(all.chunks(1)) {
+            let mut sum = pass.temporary("d_lora_dropped", [through.dims()[0], self.inputs])?;
+            let through = through.columns(part.ranks.clone());
+            let a = factor(pass, of_part)?;
+            product(pass, sum.view_mut(), (through, a.view()), Init::Overwrite)?;
+            kernels.run(BiasDropoutAdd {
+                out: sum.view_mut(),
+                bias: None,
+                dropout: pass.dropout(part.site),
+                first: self.first(pass),
+                residual: Some(dx.as_in()),
+            })?;
+            kernels.run(Copy {
+                out: dx.reborrow(),
+                x: sum.view(),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Whether this pass drops elements of its input.
+    fn drops(&self, pass: &Pass) -> bool {
+        pass.dropout(self.parts[0].site).is_some()
+    }
+
+    /// What is left of the input of a weight.
+    fn dropped(&self, pass: &Pass, part: &Part, x: In) -> Result<Buffer, ModelError> {
+        let dropout: Dropout = pass.dropout(part.site).expect("it drops elements");
+        let mut dropped = pass.temporary("lora_dropped", [x.dims()[0], self.inputs])?;
+        pass.kernels().run(DropoutBackward {
+            dx: dropped.view_mut(),
+            dy: x,
+            dropout,
+            first: self.first(pass),
+        })?;
+        Ok(dropped)
+    }
+
+    /// The number of the first element of its input: on a tile, its first token's.
+    fn first(&self, pass: &Pass) -> usize {
+        pass.first_token() * self.inputs
+    }
+}
+
+/// `out = init + a b`.
+fn product(pass: &Pass, out: Out, (a, b): (In, In), init: Init) -> Result<(), ModelError> {
+    Ok(pass.kernels().run(Matmul {
+        out,
+        a,
+        b,
+        bias: None,
+        init,
+    })?)
+}
+
+/// Factors are declared as trained.
+const TRAINED: &str = "a factor is trained";
+
+/// Factors of one width as one, stacked by rows, each times a number, in the compute type. What is stored so already is
+/// used as it is.
+fn factor<'p>(pass: &'p Pass, factors: &[(ParameterId, f32)]) -> Result<Factor<'p>, ModelError> {
+    let ids: Vec<ParameterId> = factors.iter().map(|(id, _)| *id).collect();
+    let is_plain = pass.dtype() == DType::F32 && factors.iter().all(|(_, scale)| *scale == 1.0);
+    if let Some(stored) = pass.parameters(&ids).filter(|_| is_plain) {
+        return Ok(Factor::Stored(stored));
+    }
+    let rows = ids.iter().map(|id| pass.parameter(*id).dims()[0]);
+    let shape = [rows.sum(), pass.parameter(ids[0]).dims()[1]];
+    let mut made = pass.temporary("lora_factor", shape)?;
+    let mut first = 0;
+    for (id, scale) in factors.iter().copied() {
+        let x = pass.parameter(id);
+        let elements = x.elements();
+        let mut out = made.view_mut().rows(first..first + x.dims()[0]);
+        first += x.dims()[0];
+        pass.kernels().run(Copy {
+            out: out.reborrow(),
+            x,
+        })?;
+        if scale != 1.0 {
+            // It adds to what the copy wrote, so that it reads nothing that nobody wrote.
+            pass.kernels().run(Combine {
+                out: out.reshape([elements]),
+                x: x.reshape([elements]),
+                alpha: scale,
+                beta: 0.0,
+            })?;
+        }
+    }
+    Ok(Factor::Made(made))
+}
+
+/// What the adapter of a layer keeps, whose first weight is called so. There are as many as there are names of modules, so
+/// their names stay in memory.
+fn kept(module: &str) -> Activation {
+    static NAMES: Mutex<BTreeMap<String, &'static str>> = Mutex::new(BTreeMap::new());
+    let mut names = NAMES.lock().expect("nothing panics while it is locked");
+    let name = names.entry(module.into()).or_insert_with(|| {
+        let name = format!("lora_{}", module.replace('.', "_"));
+        Box::leak(name.into_boxed_str())
+    });
+    Activation::new(name, "d_lora", Label::LORA)
+}

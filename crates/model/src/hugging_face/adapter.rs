@@ -1,0 +1,370 @@
+//! Adapters in folders as PEFT writes them: `adapter_config.json`, and `adapter_model.safetensors` with both factors of
+//! every layer.
+
+use super::weights::WeightsError;
+use crate::lora::{LinearModule, Lora, LoraInit, Target};
+use crate::parameters::{Parameter, Parameters, Stored};
+use files::{Dtype, Tensors, in_chunks, widen};
+use memory::{Cover, Layout};
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// The file that says what adapters are like.
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+
+/// The name, without its ending, of the file with the factors.
+pub const ADAPTER_STEM: &str = "adapter_model";
+
+/// What PEFT puts before the names of the model's modules.
+const PREFIX: &str = "base_model.model.";
+
+/// Why an adapter's folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AdapterError {
+    /// A file that cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A setting that is not built, or that is no setting.
+    #[error("{path}: `{key}` is {value}, which {why}")]
+    Setting {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: &'static str,
+        /// Its value, as JSON.
+        value: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+/// What `adapter_config.json` says, in the words of the settings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterConfig {
+    /// `lora.rank`.
+    pub rank: usize,
+    /// `lora.alpha`.
+    pub alpha: f64,
+    /// `lora.targets`.
+    pub targets: Vec<String>,
+    /// `lora.layers`.
+    pub layers: Option<Vec<usize>>,
+    /// `lora.rank_pattern`.
+    pub ranks: BTreeMap<String, usize>,
+    /// `lora.alpha_pattern`.
+    pub alphas: BTreeMap<String, f64>,
+    /// `lora.dropout`.
+    pub dropout: f64,
+    /// `lora.rslora`.
+    pub is_rank_stabilised: bool,
+    /// `lora.init`.
+    pub init: LoraInit,
+    /// The folder or the name of the model that it belongs to; may be empty.
+    pub base: String,
+}
+
+/// Settings that change what an adapter computes and are not built. They must be absent, null, false or empty.
+const NOT_BUILT: [&str; 20] = [
+    "use_dora",
+    "modules_to_save",
+    "target_parameters",
+    "exclude_modules",
+    "layers_pattern",
+    "layer_replication",
+    "trainable_token_indices",
+    "lora_bias",
+    "use_qalora",
+    "use_bdlora",
+    "loftq_config",
+    "eva_config",
+    "corda_config",
+    "arrow_config",
+    "alora_invocation_tokens",
+    "megatron_config",
+    "velora_config",
+    "kasa_config",
+    "lora_ga_config",
+    "monteclora_config",
+];
+
+impl AdapterConfig {
+    /// Reads a folder's `adapter_config.json`.
+    ///
+    /// # Errors
+    /// [`AdapterError`], which names the key.
+    pub fn read(folder: &Path) -> Result<AdapterConfig, AdapterError> {
+        let path = folder.join(ADAPTER_CONFIG);
+        let text = std::fs::read_to_string(&path).map_err(|source| AdapterError::Read {
+            path: path.clone(),
+            source,
+        })?;
+        let config: Map<String, Value> =
+            serde_json::from_str(&text).map_err(|error| AdapterError::Read {
+                path: path.clone(),
+                source: error.into(),
+            })?;
+        parse(&config).map_err(|(key, why)| AdapterError::Setting {
+            path,
+            key,
+            value: config.get(key).unwrap_or(&Value::Null).to_string(),
+            why,
+        })
+    }
+
+    /// The text of the file for adapters of these layers, of a model in the folder `base`.
+    pub fn text(lora: &Lora, parameters: &Parameters, base: &str) -> String {
+        let modules = parameters.modules();
+        let is_transposed = |one: &Parameter| one.stored == Stored::Transposed;
+        let number = |value: f64| match value.fract() == 0.0 {
+            true => json!(value as i64),
+            false => json!(value),
+        };
+        let ranks = lora.ranks.iter();
+        let ranks = ranks.map(|(pattern, rank)| (pattern.text.clone(), json!(rank)));
+        let alphas = lora.alphas.iter();
+        let alphas = alphas.map(|(pattern, alpha)| (pattern.text.clone(), number(*alpha)));
+        let config = json!({
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "r": lora.rank,
+            "lora_alpha": number(lora.alpha),
+            "lora_dropout": f64::from(lora.dropout),
+            "use_rslora": lora.is_rank_stabilised,
+            "init_lora_weights": match lora.init {
+                LoraInit::Kaiming => json!(true),
+                LoraInit::Gaussian => json!("gaussian"),
+            },
+            "target_modules": targets(modules, lora.layers.as_deref()),
+            "layers_to_transform": lora.layers,
+            "rank_pattern": ranks.collect::<Map<_, _>>(),
+            "alpha_pattern": alphas.collect::<Map<_, _>>(),
+            "bias": "none",
+            "fan_in_fan_out": parameters.in_layout().any(is_transposed),
+            "inference_mode": true,
+        });
+        let text = serde_json::to_string_pretty(&config).expect("keys are strings");
+        format!("{text}\n")
+    }
+}
+
+/// What to call the modules with adapters: the ends of their names, if in these layers all modules whose names end so have
+/// one, or else their names.
+fn targets<'a>(modules: &'a [LinearModule], layers: Option<&[usize]>) -> BTreeSet<&'a str> {
+    let end = |module: &LinearModule| {
+        module.name.len() - module.name.rsplit('.').next().map_or(0, str::len)
+    };
+    let adapted = || modules.iter().filter(|module| module.rank.is_some());
+    let ends: BTreeSet<&str> = adapted()
+        .map(|module| &module.name[end(module)..])
+        .collect();
+    let is_left_out = |module: &LinearModule| {
+        let is_asked = layers.is_none_or(|layers| layers.contains(&module.layer));
+        is_asked && module.rank.is_none() && ends.contains(&module.name[end(module)..])
+    };
+    match modules.iter().any(is_left_out) {
+        false => ends,
+        true => adapted().map(|module| &module.name[..]).collect(),
+    }
+}
+
+/// Reads the file's keys; an error names the key, and says what is wrong with it.
+fn parse(config: &Map<String, Value>) -> Result<AdapterConfig, (&'static str, &'static str)> {
+    let none = Value::Null;
+    let get = |key: &str| config.get(key).unwrap_or(&none);
+    let is_unset = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    };
+    if get("peft_type") != "LORA" {
+        return Err(("peft_type", "is not built; LORA is"));
+    }
+    if !matches!(get("bias"), Value::Null) && get("bias") != "none" {
+        return Err(("bias", "is not built; biases are frozen (none)"));
+    }
+    if let Some(key) = NOT_BUILT.into_iter().find(|key| !is_unset(get(key))) {
+        return Err((key, "is not built"));
+    }
+    let init = match get("init_lora_weights") {
+        Value::Null | Value::Bool(_) => LoraInit::Kaiming,
+        Value::String(name) if name == "gaussian" => LoraInit::Gaussian,
+        _ => return Err(("init_lora_weights", "is not built; true and gaussian are")),
+    };
+    let whole = |value: &Value| value.as_u64().map(|number| number as usize);
+    let is_no = "is none";
+    let layers = match get("layers_to_transform") {
+        Value::Null => None,
+        Value::Array(list) if list.is_empty() => None,
+        Value::Array(list) => Some(list.iter().map(whole).collect::<Option<Vec<_>>>()),
+        one => Some(whole(one).map(|one| vec![one])),
+    };
+    let texts = |list: &[Value]| -> Option<Vec<String>> {
+        list.iter()
+            .map(|text| text.as_str().map(str::to_owned))
+            .collect()
+    };
+    let targets = match get("target_modules") {
+        Value::String(all) if all == Target::ALL => Some(vec![all.clone()]),
+        // A text alone is always an expression for whole names.
+        Value::String(expression) => Some(vec![format!("({expression})")]),
+        Value::Array(list) => texts(list),
+        _ => None,
+    };
+    let empty = Map::new();
+    let table = |key| get(key).as_object().unwrap_or(&empty).iter();
+    let ranks = table("rank_pattern").map(|(text, rank)| Some((text.clone(), whole(rank)?)));
+    let alphas = table("alpha_pattern").map(|(text, alpha)| Some((text.clone(), alpha.as_f64()?)));
+    Ok(AdapterConfig {
+        rank: whole(get("r"))
+            .filter(|rank| *rank > 0)
+            .ok_or(("r", is_no))?,
+        alpha: get("lora_alpha").as_f64().ok_or(("lora_alpha", is_no))?,
+        targets: targets.ok_or(("target_modules", is_no))?,
+        layers: layers
+            .map(|layers| layers.ok_or(("layers_to_transform", is_no)))
+            .transpose()?,
+        ranks: ranks
+            .collect::<Option<_>>()
+            .ok_or(("rank_pattern", is_no))?,
+        alphas: alphas
+            .collect::<Option<_>>()
+            .ok_or(("alpha_pattern", is_no))?,
+        dropout: get("lora_dropout").as_f64().unwrap_or(0.0),
+        is_rank_stabilised: get("use_rslora").as_bool().unwrap_or(false),
+        init,
+        base: get("base_model_name_or_path")
+            .as_str()
+            .unwrap_or_default()
+            .to_owned(),
+    })
+}
+
+impl Parameters {
+    /// The factors of adapters alone, under PEFT's names.
+    pub fn factors(&self) -> Parameters {
+        self.some(|parameter| {
+            parameter.is_factor.then(|| Parameter {
+                name: format!("{PREFIX}{}", parameter.name),
+                ..parameter.clone()
+            })
+        })
+    }
+}
+
+/// Reads the `wanted` elements of all factors from an adapter's folder and hands them to `set`, in chunks: the first
+/// element's place in the arena, and f32 values.
+///
+/// # Errors
+/// [`WeightsError`], or what `set` returns.
+pub fn import_adapter<E: From<WeightsError>>(
+    folder: &Path,
+    parameters: &Parameters,
+    layout: &Layout,
+    wanted: &Cover,
+    mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
+) -> Result<(), E> {
+    let tensors = Tensors::open_folder(folder, ADAPTER_STEM).map_err(WeightsError::Read)?;
+    let wrong = |name: &str, problem: String| WeightsError::Tensor {
+        path: folder.into(),
+        name: name.into(),
+        problem,
+    };
+    let factors = parameters.factors();
+    let entries = parameters.in_layout().zip(layout.entries());
+    let entries = entries.filter(|(parameter, _)| parameter.is_factor);
+    let mut names: BTreeSet<&str> = tensors.names().into_iter().collect();
+    let mut values = Vec::new();
+    for (factor, (_, entry)) in factors.in_layout().zip(entries) {
+        let name = &factor.name[..];
+        let tensor = tensors.get(name);
+        let tensor = tensor.ok_or_else(|| wrong(name, "is missing".into()))?;
+        names.remove(name);
+        if tensor.shape != factor.shape {
+            let problem = format!(
+                "has shape {:?}; the adapter needs {:?}",
+                tensor.shape, factor.shape
+            );
+            return Err(wrong(name, problem).into());
+        }
+        if !matches!(tensor.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
+            let problem = format!("holds {:?}; convert it to F32, BF16 or F16", tensor.dtype);
+            return Err(wrong(name, problem).into());
+        }
+        let size = tensor.dtype.bitsize() / 8;
+        for chunk in in_chunks(0..entry.elements()) {
+            let place = entry.offset + chunk.start..entry.offset + chunk.end;
+            if wanted.within(&place).elements() > 0 {
+                let bytes = tensor.bytes.get(chunk.start * size..chunk.end * size);
+                values.clear();
+                widen(
+                    tensor.dtype,
+                    &bytes.map_err(WeightsError::Read)?,
+                    &mut values,
+                );
+                set(place.start, &values)?;
+            }
+        }
+    }
+    match names.first() {
+        None => Ok(()),
+        Some(name) => {
+            let problem = "belongs to no adapter that adapter_config.json describes";
+            Err(wrong(name, problem.into()).into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(change: impl Fn(&mut Map<String, Value>)) -> Result<AdapterConfig, AdapterError> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = json!({"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"],
+            "bias": "none", "modules_to_save": null, "use_dora": false, "loftq_config": {}, "init_lora_weights": true,
+            "lora_dropout": 0.25, "layers_to_transform": 3, "rank_pattern": {"q_proj": 4}, "unheard_of": 1});
+        change(config.as_object_mut().unwrap());
+        std::fs::write(folder.path().join(ADAPTER_CONFIG), config.to_string()).unwrap();
+        AdapterConfig::read(folder.path())
+    }
+
+    #[test]
+    fn a_configuration_is_read_as_peft_means_it() {
+        let config = read(|_| {}).unwrap();
+        assert_eq!((config.rank, config.alpha, config.dropout), (8, 16.0, 0.25));
+        assert_eq!(config.layers, Some(vec![3]));
+        assert_eq!(config.ranks["q_proj"], 4);
+        assert_eq!(config.targets, ["q_proj", "v_proj"]);
+        let of_text = read(|config| {
+            config.insert("target_modules".into(), json!("q_proj"));
+        });
+        let target = Target::new(&of_text.unwrap().targets[0]).unwrap();
+        assert!(!target.fits("model.layers.0.self_attn.q_proj") && target.fits("q_proj"));
+    }
+
+    #[test]
+    fn what_is_not_built_is_refused_by_name() {
+        for (key, value) in [
+            ("use_dora", json!(true)),
+            ("bias", json!("all")),
+            ("modules_to_save", json!(["lm_head"])),
+            ("peft_type", json!("IA3")),
+            ("init_lora_weights", json!("pissa")),
+            ("r", json!(0)),
+        ] {
+            let error = read(|config| {
+                config.insert(key.into(), value.clone());
+            });
+            let text = error.unwrap_err().to_string();
+            assert!(text.contains(&format!("`{key}` is {value}")), "{text}");
+        }
+    }
+}

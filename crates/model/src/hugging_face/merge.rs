@@ -1,0 +1,179 @@
+//! Weights of a model with adapters multiplied out and added.
+
+use super::adapter::import_adapter;
+use super::weights::{ModelWeights, WeightsError};
+use crate::parameters::{Parameters, Stored};
+use files::{Dtype, TensorSource, TensorSpec, narrow, widen};
+use memory::DType;
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// The factors of a model's adapters, in memory.
+#[derive(Debug)]
+pub struct AdapterWeights {
+    /// By the name of the matrix that they are added to.
+    deltas: HashMap<String, Delta>,
+}
+
+/// `left [rows, rank] right [rank, columns]`: what is added to a matrix of files.
+#[derive(Debug)]
+struct Delta {
+    left: Vec<f32>,
+    right: Vec<f32>,
+    rank: usize,
+    columns: usize,
+}
+
+impl AdapterWeights {
+    /// Reads an adapter's folder. `parameters` are those of the model with its adapters.
+    ///
+    /// # Errors
+    /// [`WeightsError`] that names the tensor.
+    pub fn read(folder: &Path, parameters: &Parameters) -> Result<AdapterWeights, WeightsError> {
+        let layout = parameters.layout(|_, _| false);
+        let mut factors: BTreeMap<usize, Vec<f32>> = BTreeMap::new();
+        let whole = layout.all();
+        import_adapter(folder, parameters, &layout, &whole, |place, values| {
+            let entry = match layout
+                .entries()
+                .iter()
+                .find(|entry| entry.range().contains(&place))
+            {
+                Some(entry) => entry.offset,
+                None => unreachable!("a factor has an entry"),
+            };
+            factors.entry(entry).or_default().extend(values);
+            Ok::<(), WeightsError>(())
+        })?;
+        let mut taken = |name: String| {
+            let entry = layout
+                .find(&name)
+                .map(|index| layout.entries()[index].offset);
+            let values = entry.and_then(|offset| factors.remove(&offset));
+            values.expect("a module with an adapter has both factors")
+        };
+        let transposed: Vec<&str> = parameters
+            .in_layout()
+            .filter(|one| one.stored == Stored::Transposed)
+            .map(|one| &one.name[..])
+            .collect();
+        let adapted = parameters.modules().iter();
+        let adapted = adapted.filter_map(|module| Some((module, module.rank?)));
+        let deltas = adapted.map(|(module, rank)| {
+            let [outputs, inputs] = module.shape;
+            let a = taken(format!("{}.lora_A.weight", module.name));
+            let mut b = taken(format!("{}.lora_B.weight", module.name));
+            b.iter_mut().for_each(|value| *value *= module.scale);
+            let name = format!("{}.weight", module.name);
+            let delta = match transposed.contains(&&name[..]) {
+                false => Delta {
+                    left: b,
+                    right: a,
+                    rank,
+                    columns: inputs,
+                },
+                true => Delta {
+                    left: turned(&a, inputs),
+                    right: turned(&b, rank),
+                    rank,
+                    columns: outputs,
+                },
+            };
+            (name, delta)
+        });
+        Ok(AdapterWeights {
+            deltas: deltas.collect(),
+        })
+    }
+
+    /// The weights of a model with these factors multiplied out and added, in one type. Sums are made in f32, and rounded
+    /// once.
+    pub fn merged_with<'a>(
+        &'a self,
+        base: &'a ModelWeights<'a>,
+        dtype: DType,
+    ) -> impl TensorSource + 'a {
+        Merged {
+            plain: base.converted(dtype),
+            exact: base.converted(DType::F32),
+            adapter: self,
+        }
+    }
+}
+
+/// A matrix of so many columns, transposed.
+fn turned(matrix: &[f32], columns: usize) -> Vec<f32> {
+    let column = |column: usize| matrix.iter().skip(column).step_by(columns);
+    (0..columns).flat_map(column).copied().collect()
+}
+
+struct Merged<'a, P, E> {
+    plain: P,
+    exact: E,
+    adapter: &'a AdapterWeights,
+}
+
+impl<P: TensorSource, E: TensorSource> TensorSource for Merged<'_, P, E> {
+    fn tensors(&self) -> &[TensorSpec] {
+        self.plain.tensors()
+    }
+
+    fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
+        let spec = &self.plain.tensors()[index];
+        match self.adapter.deltas.get(&spec.name) {
+            None => self.plain.write_to(index, out),
+            Some(delta) => self.exact.write_to(
+                index,
+                &mut Adding {
+                    delta,
+                    next: 0,
+                    dtype: spec.dtype,
+                    out,
+                },
+            ),
+        }
+    }
+}
+
+/// Takes the bytes of a matrix in f32, whole numbers at a time, and writes its sum with a product.
+struct Adding<'a> {
+    delta: &'a Delta,
+    /// The place of the next element.
+    next: usize,
+    dtype: Dtype,
+    out: &'a mut dyn Write,
+}
+
+impl Write for Adding<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut values = Vec::with_capacity(bytes.len() / 4);
+        widen(Dtype::F32, bytes, &mut values);
+        let Delta {
+            left,
+            right,
+            rank,
+            columns,
+        } = self.delta;
+        let mut done = 0;
+        while done < values.len() {
+            let (row, column) = (self.next / columns, self.next % columns);
+            let count = (columns - column).min(values.len() - done);
+            let mut sums = vec![0f32; count];
+            for (of_rank, factor) in left[row * rank..(row + 1) * rank].iter().enumerate() {
+                let first = of_rank * columns + column;
+                let terms = sums.iter_mut().zip(&right[first..first + count]);
+                terms.for_each(|(sum, term)| *sum += factor * term);
+            }
+            let pairs = values[done..done + count].iter_mut().zip(sums);
+            pairs.for_each(|(value, sum)| *value += sum);
+            (done, self.next) = (done + count, self.next + count);
+        }
+        self.out.write_all(&narrow(&values, self.dtype))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}

@@ -1,0 +1,234 @@
+//! Which linear layers have low-rank adapters: LoRA (Hu et al. 2021), by the rules of Hugging Face's PEFT.
+
+use fancy_regex::Regex;
+use serde::{Deserialize, Serialize};
+
+/// The values that a fresh `lora_A` has; a fresh `lora_B` is zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoraInit {
+    /// Uniform within 1 / sqrt(inputs): what PyTorch's `kaiming_uniform_` gives with a = sqrt(5).
+    #[default]
+    Kaiming,
+    /// Normal with a standard deviation of 1 / rank.
+    Gaussian,
+}
+
+impl LoraInit {
+    /// The names in settings.
+    pub const NAMES: &'static [&'static str] = &["kaiming", "gaussian"];
+}
+
+/// Low-rank adapters of a model. A layer that is a target computes `x W' + scale (x A') B'`, with `A [rank, inputs]` and
+/// `B [outputs, rank]`, and only these are trained.
+#[derive(Clone, Debug)]
+pub struct Lora {
+    /// The rank of layers that no pattern names.
+    pub rank: usize,
+    /// The scale is alpha / rank, or alpha / sqrt(rank).
+    pub alpha: f64,
+    /// The share of an adapter's inputs that is dropped.
+    pub dropout: f32,
+    /// Divide by the root of the rank (Kalajdzievski 2023).
+    pub is_rank_stabilised: bool,
+    /// What factors begin with.
+    pub init: LoraInit,
+    /// The blocks that have adapters; none: all.
+    pub layers: Option<Vec<usize>>,
+    /// The modules that are targets.
+    pub targets: Vec<Target>,
+    /// Ranks of modules whose names end in what a pattern fits.
+    pub ranks: Vec<(ModulePattern, usize)>,
+    /// Alphas, likewise.
+    pub alphas: Vec<(ModulePattern, f64)>,
+}
+
+/// What names modules that get adapters.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// As it was written.
+    pub text: String,
+    /// None: all linear layers of the blocks.
+    pattern: Option<ModulePattern>,
+}
+
+/// A regular expression for the names of modules.
+#[derive(Clone, Debug)]
+pub struct ModulePattern {
+    /// As it was written.
+    pub text: String,
+    regex: Regex,
+}
+
+/// What stands for modules is no regular expression.
+#[derive(Debug, thiserror::Error)]
+#[error("`{pattern}` is no regular expression: {reason}")]
+pub struct LoraPatternError {
+    /// As it was written.
+    pub pattern: String,
+    /// What is wrong.
+    pub reason: String,
+}
+
+/// The rank of a layer's adapter, and the factor on what it adds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct LoraSize {
+    pub(crate) rank: usize,
+    pub(crate) scale: f32,
+}
+
+/// A linear layer that may have an adapter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearModule {
+    /// Its name in Hugging Face's models.
+    pub name: String,
+    /// Outputs and inputs.
+    pub shape: [usize; 2],
+    /// The rank of its adapter, if it has one.
+    pub rank: Option<usize>,
+    /// The factor on what its adapter adds.
+    pub scale: f32,
+    /// The block that it is in.
+    pub layer: usize,
+}
+
+impl Target {
+    /// All linear layers of the blocks, without routers and experts.
+    pub const ALL: &'static str = "all-linear";
+
+    /// A name fits modules that are called so, or whose name ends in a dot and it. What has other characters than names
+    /// have is a regular expression for whole names.
+    ///
+    /// # Errors
+    /// A regular expression that is none.
+    pub fn new(text: &str) -> Result<Target, LoraPatternError> {
+        let is_name =
+            |character: char| character.is_ascii_alphanumeric() || "_.-".contains(character);
+        let pattern = match text {
+            Target::ALL => None,
+            _ if text.chars().all(is_name) => {
+                Some(ModulePattern::ending(&text.replace('.', r"\."))?)
+            }
+            _ => Some(ModulePattern::compiled(text, &format!("^(?:{text})$"))?),
+        };
+        Ok(Target {
+            text: text.into(),
+            pattern,
+        })
+    }
+
+    /// Whether it names a module.
+    pub fn fits(&self, module: &str) -> bool {
+        let pattern = self.pattern.as_ref();
+        pattern.is_none_or(|pattern| pattern.fits(module))
+    }
+}
+
+impl ModulePattern {
+    /// A regular expression that fits the whole name of a module, or what follows a dot in it.
+    ///
+    /// # Errors
+    /// A regular expression that is none.
+    pub fn ending(text: &str) -> Result<ModulePattern, LoraPatternError> {
+        ModulePattern::compiled(text, &format!(r"^(?:.*\.)?(?:{text})$"))
+    }
+
+    fn compiled(text: &str, regex: &str) -> Result<ModulePattern, LoraPatternError> {
+        let regex = Regex::new(regex).map_err(|error| LoraPatternError {
+            pattern: text.into(),
+            reason: error.to_string(),
+        })?;
+        Ok(ModulePattern {
+            text: text.into(),
+            regex,
+        })
+    }
+
+    /// Whether it fits a module's name.
+    pub fn fits(&self, module: &str) -> bool {
+        // A search fails only if it takes too many steps, for a pattern that nobody writes by accident.
+        self.regex.is_match(module).unwrap_or(false)
+    }
+}
+
+impl Lora {
+    /// The size of a module's adapter; none if it has none.
+    pub(crate) fn of(&self, module: &str, layer: usize) -> Option<LoraSize> {
+        let has_layer = |layers: &Vec<usize>| layers.contains(&layer);
+        let is_target = self.layers.as_ref().is_none_or(has_layer)
+            && self.targets.iter().any(|target| target.fits(module));
+        if !is_target {
+            return None;
+        }
+        let rank = first(&self.ranks, module).unwrap_or(self.rank);
+        let alpha = first(&self.alphas, module).unwrap_or(self.alpha);
+        let divisor = match self.is_rank_stabilised {
+            true => (rank as f64).sqrt(),
+            false => rank as f64,
+        };
+        Some(LoraSize {
+            rank,
+            scale: (alpha / divisor) as f32,
+        })
+    }
+}
+
+/// What the first pattern that fits a module says.
+fn first<T: Copy>(patterns: &[(ModulePattern, T)], module: &str) -> Option<T> {
+    let mut patterns = patterns.iter();
+    let found = patterns.find(|(pattern, _)| pattern.fits(module));
+    found.map(|(_, value)| *value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const Q: &str = "model.layers.3.self_attn.q_proj";
+
+    #[test]
+    fn names_are_ends_and_expressions_whole() {
+        for (text, fits) in [
+            ("q_proj", true),
+            ("self_attn.q_proj", true),
+            (Q, true),
+            ("proj", false),
+            ("all-linear", true),
+            (r".*\.(q|v)_proj", true),
+            (r"model\.layers\.3\..*", true),
+            (r"(q|v)_proj", false),
+            (r".*layers\.(?!3).*", false),
+        ] {
+            assert_eq!(Target::new(text).unwrap().fits(Q), fits, "{text}");
+        }
+        assert!(Target::new("(q_proj").is_err());
+    }
+
+    #[test]
+    fn patterns_change_rank_and_alpha() {
+        let lora = |is_rank_stabilised| Lora {
+            rank: 8,
+            alpha: 16.0,
+            dropout: 0.0,
+            is_rank_stabilised,
+            init: LoraInit::Kaiming,
+            layers: Some(vec![3]),
+            targets: vec![
+                Target::new("q_proj").unwrap(),
+                Target::new("v_proj").unwrap(),
+            ],
+            ranks: vec![(ModulePattern::ending(r"3\.self_attn\.v_proj").unwrap(), 4)],
+            alphas: vec![(ModulePattern::ending("v_proj").unwrap(), 2.0)],
+        };
+        let of = |is_rank_stabilised, module: &str, layer| {
+            let size = lora(is_rank_stabilised).of(module, layer)?;
+            Some((size.rank, size.scale))
+        };
+        let v = "model.layers.3.self_attn.v_proj";
+        assert_eq!(of(false, Q, 3), Some((8, 2.0)));
+        assert_eq!(of(false, v, 3), Some((4, 0.5)));
+        assert_eq!(of(true, v, 3), Some((4, 1.0)));
+        assert_eq!(of(false, Q, 2), None);
+        assert_eq!(of(false, "model.layers.3.mlp.up_proj", 3), None);
+    }
+}

@@ -1,0 +1,166 @@
+//! Adapters as a configuration describes them, and what does not go with them.
+
+use super::choices::BaseType;
+use super::error::ConfigError;
+use super::keys::LoraConfig;
+use super::schema::Config;
+use memory::DType;
+use model::{Labels, LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern, Target};
+use optim::{Faster, OptimizerKind};
+
+impl Default for LoraConfig {
+    fn default() -> LoraConfig {
+        LoraConfig {
+            rank: None,
+            alpha: None,
+            targets: vec![Target::ALL.into()],
+            layers: None,
+            rank_pattern: Default::default(),
+            alpha_pattern: Default::default(),
+            dropout: 0.0,
+            rslora: false,
+            init: LoraInit::default(),
+            b_lr_ratio: 1.0,
+            base_dtype: None,
+        }
+    }
+}
+
+impl LoraConfig {
+    /// The adapters; none if there is no rank.
+    ///
+    /// # Errors
+    /// A regular expression that is none.
+    pub fn adapters(&self) -> Result<Option<Lora>, ConfigError> {
+        let Some(rank) = self.rank else {
+            return Ok(None);
+        };
+        let wrong = |error: LoraPatternError| ConfigError::Contradiction(error.to_string());
+        let target = |text: &String| Target::new(text).map_err(wrong);
+        let pattern = |text: &String| ModulePattern::ending(text).map_err(wrong);
+        let ranks = self.rank_pattern.iter();
+        let ranks = ranks.map(|(text, rank)| Ok((pattern(text)?, *rank)));
+        let alphas = self.alpha_pattern.iter();
+        let alphas = alphas.map(|(text, alpha)| Ok((pattern(text)?, *alpha)));
+        Ok(Some(Lora {
+            rank,
+            alpha: self.alpha.unwrap_or(rank as f64),
+            dropout: self.dropout as f32,
+            is_rank_stabilised: self.rslora,
+            init: self.init,
+            layers: self.layers.clone(),
+            targets: self.targets.iter().map(target).collect::<Result<_, _>>()?,
+            ranks: ranks.collect::<Result<_, ConfigError>>()?,
+            alphas: alphas.collect::<Result<_, ConfigError>>()?,
+        }))
+    }
+
+    /// The parameters that are updated at another rate.
+    pub(crate) fn faster(&self) -> Option<Faster> {
+        (self.rank.is_some() && self.b_lr_ratio != 1.0).then_some(Faster {
+            ending: ".lora_B.weight",
+            ratio: self.b_lr_ratio,
+        })
+    }
+}
+
+impl Config {
+    /// The labels of the model's activations.
+    pub fn labels(&self) -> Labels {
+        match self.lora.rank {
+            Some(_) => self.model.labels().with_lora(),
+            None => self.model.labels(),
+        }
+    }
+}
+
+/// Refuses what does not go with adapters, whatever the model.
+pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
+    let lora = &config.lora;
+    let refused = |sentence: &str| Err(ConfigError::Contradiction(sentence.into()));
+    match lora.base_dtype {
+        None => {}
+        Some(BaseType::EightBit | BaseType::Nf4) => {
+            return refused(
+                "lora.base_dtype says that the frozen model is kept in 8 or 4 bits, which is not built; leave --base-dtype out, \
+                 or take bf16",
+            );
+        }
+        Some(BaseType::Bf16) if DType::from(config.dtype()) == DType::BF16 => {}
+        Some(BaseType::Bf16) => {
+            return refused(
+                "--base-dtype bf16 under --dtype f32 is not built: a bf16 model computes in bf16; add --dtype bf16, or leave \
+                 --base-dtype out",
+            );
+        }
+    }
+    if lora.rank.is_none() {
+        return Ok(());
+    }
+    if !config.train.freeze.is_empty() {
+        return refused(
+            "train.freeze says which parameters are not trained, and with --lora adapters alone are; leave one of the two out",
+        );
+    }
+    if lora.b_lr_ratio != 1.0 && config.optim.kind != OptimizerKind::AdamW {
+        return refused(
+            "lora.b_lr_ratio is for adamw, which is not the optimizer; leave it out, or take --optimizer adamw",
+        );
+    }
+    if config.model.latent.is_some() {
+        return refused(
+            "adapters on latent attention are not built; train the model itself, or take another one",
+        );
+    }
+    Ok(())
+}
+
+/// Refuses targets that are no linear layer, and ranks that a layer cannot have.
+pub(crate) fn check_modules(lora: &Lora, modules: &[LinearModule]) -> Result<(), ConfigError> {
+    let blocks = modules.iter().map(|module| module.layer + 1).max();
+    let blocks = blocks.unwrap_or(0);
+    let beyond = lora.layers.iter().flatten().find(|layer| **layer >= blocks);
+    if let Some(layer) = beyond {
+        return Err(ConfigError::Contradiction(format!(
+            "lora.layers names block {layer}, and the model has blocks 0 to {}; leave it out",
+            blocks.saturating_sub(1)
+        )));
+    }
+    let fits = |target: &&Target| !modules.iter().any(|module| target.fits(&module.name));
+    if let Some(target) = lora.targets.iter().find(fits) {
+        let mut ends: Vec<&str> = modules
+            .iter()
+            .filter_map(|module| module.name.rsplit('.').next())
+            .collect();
+        ends.sort_unstable();
+        ends.dedup();
+        return Err(ConfigError::Contradiction(format!(
+            "`{}` in lora.targets fits no linear layer that can have an adapter; there are {}",
+            target.text,
+            ends.join(", ")
+        )));
+    }
+    let adapted = || {
+        modules
+            .iter()
+            .filter_map(|module| Some((module, module.rank?)))
+    };
+    if adapted().next().is_none() {
+        return Err(ConfigError::Contradiction(
+            "lora.targets or lora.layers is empty, so that nothing is left to train; name some, or leave the key out".into(),
+        ));
+    }
+    let above =
+        |(module, rank): &(&LinearModule, usize)| *rank > module.shape[0].min(module.shape[1]);
+    match adapted().find(above) {
+        None => Ok(()),
+        Some((module, rank)) => Err(ConfigError::Contradiction(format!(
+            "an adapter of rank {rank} on `{}`, which is {} by {}, would have more parameters than it adds anything; take a rank of \
+             at most {}, for this layer alone by lora.rank_pattern",
+            module.name,
+            module.shape[0],
+            module.shape[1],
+            module.shape[0].min(module.shape[1])
+        ))),
+    }
+}

@@ -1,0 +1,195 @@
+//! Folders of adapters, and the model that is under them.
+
+use crate::failure::Failure;
+use model::{
+    ADAPTER_CONFIG, AdapterConfig, AdapterError, Lora, ModelConfig, ModelWeights, Parameters,
+};
+use serde::{Deserialize, Serialize};
+use settings::{LoraConfig, Resolved, check};
+use std::path::{Path, PathBuf};
+
+/// The file beside adapters with what is known of the model under them.
+const BASE: &str = "base.json";
+
+/// The model under adapters: a folder's, or a fresh one that was never in files.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct BaseModel {
+    /// Its folder.
+    folder: Option<PathBuf>,
+    /// Names, shapes, types and contents of its tensors, if it is a folder's that was read.
+    fingerprint: Option<String>,
+    /// Of a fresh one, the seed and the standard deviation of its weights.
+    fresh: Option<(u64, f64)>,
+}
+
+/// Where the weights under adapters come from.
+pub(crate) enum BaseWeights<'a> {
+    Folder(&'a Path),
+    Fresh(model::Fresh),
+}
+
+impl From<AdapterError> for Failure {
+    fn from(error: AdapterError) -> Failure {
+        match error {
+            AdapterError::Read { path, source } => Failure::Unreadable { path, source },
+            AdapterError::Setting {
+                path,
+                key,
+                value,
+                why,
+            } => Failure::Malformed {
+                path,
+                reason: format!("`{key}` is {value}, which {why}"),
+            },
+        }
+    }
+}
+
+/// Whether a folder has adapters, and not a whole model.
+pub(crate) fn has_adapters(folder: &Path) -> bool {
+    folder.join(ADAPTER_CONFIG).is_file()
+}
+
+impl BaseModel {
+    /// The model that a run begins with.
+    pub(crate) fn of_run(
+        folder: Option<&Path>,
+        parameters: &Parameters,
+        (seed, config): (u64, &ModelConfig),
+    ) -> Result<BaseModel, Failure> {
+        let Some(folder) = folder else {
+            return Ok(BaseModel {
+                folder: None,
+                fingerprint: None,
+                fresh: Some((seed, config.init_std)),
+            });
+        };
+        let weights = ModelWeights::open(folder, parameters)?;
+        Ok(BaseModel {
+            folder: Some(std::path::absolute(folder).unwrap_or_else(|_| folder.into())),
+            fingerprint: Some(weights.fingerprint()?),
+            fresh: None,
+        })
+    }
+
+    /// The model that a folder of adapters belongs to; `named` is another folder that has it.
+    pub(crate) fn of_adapters(folder: &Path, named: Option<&Path>) -> Result<BaseModel, Failure> {
+        let known = std::fs::read(folder.join(BASE)).ok();
+        let known: Option<BaseModel> = known.and_then(|text| serde_json::from_slice(&text).ok());
+        let said = AdapterConfig::read(folder)?.base;
+        let is_there = |folder: &Path| folder.join("config.json").is_file();
+        let mut base = known.unwrap_or_else(|| BaseModel {
+            folder: (!said.is_empty()).then(|| said.clone().into()),
+            fingerprint: None,
+            fresh: None,
+        });
+        if let Some(named) = named {
+            base.folder = Some(named.into());
+        }
+        match &base.folder {
+            Some(folder) if is_there(folder) => Ok(base),
+            None if base.fresh.is_some() => Ok(base),
+            Some(missing) => Err(Failure::Usage(format!(
+                "{} is of adapters on {}, which is no folder of a model here; name the model's folder with --base DIR (train: \
+                 --init-from DIR)",
+                folder.display(),
+                missing.display()
+            ))),
+            None => Err(Failure::Usage(format!(
+                "{} does not say which model its adapters belong to; name the model's folder with --base DIR (train: \
+                 --init-from DIR)",
+                folder.display()
+            ))),
+        }
+    }
+
+    /// Its folder.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// Where its weights come from.
+    ///
+    /// # Errors
+    /// If its folder has another model than before.
+    pub(crate) fn weights(&self, parameters: &Parameters) -> Result<BaseWeights<'_>, Failure> {
+        let Some(folder) = &self.folder else {
+            let (seed, deviation) = self.fresh.unwrap_or_default();
+            return Ok(BaseWeights::Fresh(model::Fresh { deviation, seed }));
+        };
+        if let Some(before) = &self.fingerprint {
+            let now = ModelWeights::open(folder, parameters)?.fingerprint()?;
+            if now != *before {
+                return Err(Failure::Malformed {
+                    path: folder.clone(),
+                    reason: format!(
+                        "the adapters were trained on another model: {before} then, {now} here; name the folder with that model"
+                    ),
+                });
+            }
+        }
+        Ok(BaseWeights::Folder(folder))
+    }
+
+    /// The files beside the factors: what is known of this model, and last what the adapters are like.
+    pub(crate) fn files(&self, lora: &Lora, parameters: &Parameters) -> [(String, Vec<u8>); 2] {
+        let base = serde_json::to_string_pretty(self).expect("paths are Unicode, and numbers JSON");
+        let folder = self.folder.as_ref();
+        let folder = folder.map_or(String::new(), |folder| folder.display().to_string());
+        let config = AdapterConfig::text(lora, parameters, &folder);
+        [
+            (BASE.into(), format!("{base}\n").into_bytes()),
+            (ADAPTER_CONFIG.into(), config.into_bytes()),
+        ]
+    }
+}
+
+/// The settings of a folder's adapters.
+pub(crate) fn settings_of(adapter: AdapterConfig, own: &LoraConfig) -> LoraConfig {
+    LoraConfig {
+        rank: Some(adapter.rank),
+        alpha: Some(adapter.alpha),
+        targets: adapter.targets,
+        layers: adapter.layers,
+        rank_pattern: adapter.ranks,
+        alpha_pattern: adapter.alphas,
+        dropout: adapter.dropout,
+        rslora: adapter.is_rank_stabilised,
+        init: adapter.init,
+        ..own.clone()
+    }
+}
+
+/// `--lora-from` sets the adapters, and the model under them where no other is named.
+pub(crate) fn adopt_adapters(resolved: &mut Resolved) -> Result<(), Failure> {
+    let Some(folder) = resolved.options.lora_from.clone() else {
+        return Ok(());
+    };
+    if resolved.options.resume.is_some() {
+        return Err(Failure::Usage(
+            "--lora-from begins with a folder's adapters, and --resume goes on with a run's; leave one of the two out".into(),
+        ));
+    }
+    let adapter = AdapterConfig::read(&folder)?;
+    let own = &resolved.config.lora;
+    if let Some(rank) = own.rank.filter(|rank| *rank != adapter.rank) {
+        return Err(Failure::Usage(format!(
+            "--lora {rank} contradicts the rank of {} in {}; leave --lora out",
+            adapter.rank,
+            folder.display()
+        )));
+    }
+    resolved.config.lora = settings_of(adapter, own);
+    if resolved.options.init_from.is_none() {
+        let base = BaseModel::of_adapters(&folder, None)?;
+        let Some(base) = base.folder else {
+            return Err(Failure::Usage(format!(
+                "the adapters in {} belong to a fresh model that is in no folder; write it by `trainer init --out DIR` with the \
+                 run's --config and --seed, and name it with --init-from DIR",
+                folder.display()
+            )));
+        };
+        resolved.options.init_from = Some(base);
+    }
+    Ok(check::contradictions(&resolved.config)?)
+}

@@ -1,0 +1,202 @@
+//! `--lora`: adapters from a fresh start or a folder, into checkpoints and folders, and merged into their model.
+
+use crate::workplace::Workplace;
+use serde_json::Value;
+
+/// A workplace with a model in a folder.
+fn with_model() -> Workplace {
+    let place = Workplace::new();
+    place
+        .trainer("init --config small.toml --out model")
+        .succeeds();
+    place
+}
+
+const TRAIN: &str = "train --init-from model --seq 32 --lora 4 --lr 0.01 --set data.any_tokenizer=true --micro-batch 2";
+
+fn eval(place: &Workplace, arguments: &str) -> f64 {
+    let outcome = place.trainer(&format!(
+        "eval {arguments} --json --data small.toml --seq 32"
+    ));
+    let record: Value = serde_json::from_str(&outcome.succeeds().stdout).unwrap();
+    assert_eq!(record["peak_bytes"], record["planned_peak_bytes"]);
+    record["loss"].as_f64().unwrap()
+}
+
+fn bytes(place: &Workplace, file: &str) -> Vec<u8> {
+    std::fs::read(place.path(file)).unwrap()
+}
+
+#[test]
+fn adapters_go_out_come_in_and_are_merged() {
+    let place = with_model();
+    place
+        .trainer(&format!(
+            "{TRAIN} --steps 6 --save-every 3 --save-final adapter --out run"
+        ))
+        .succeeds();
+    let names = place.names("adapter");
+    assert!(
+        names.contains(&"adapter_model.safetensors".into()),
+        "{names:?}"
+    );
+    assert!(!names.contains(&"model.safetensors".into()), "{names:?}");
+    assert!(
+        !place
+            .names("run/checkpoints/step-6")
+            .contains(&"model.safetensors".into())
+    );
+    let config: Value = serde_json::from_str(&place.text("adapter/adapter_config.json")).unwrap();
+    assert_eq!(config["r"], 4);
+    assert!(
+        config["base_model_name_or_path"]
+            .as_str()
+            .unwrap()
+            .ends_with("model")
+    );
+
+    let base = eval(&place, "model");
+    let adapted = eval(&place, "adapter");
+    assert!(adapted < base - 0.01, "{adapted} {base}");
+    assert_eq!(adapted, eval(&place, "run"));
+    place.trainer("export run --merge --out merged").succeeds();
+    let merged = eval(&place, "merged");
+    assert!((merged - adapted).abs() < 1e-5, "{merged} {adapted}");
+    place
+        .trainer("export adapter --merge --dtype bf16 --out narrow")
+        .succeeds();
+    assert!((eval(&place, "narrow") - adapted).abs() < 1e-2);
+    place
+        .trainer("export adapter --out copied")
+        .fails(2, &["--merge"]);
+    place
+        .trainer("generate adapter --prompt a --max-tokens 4 --temperature 0")
+        .succeeds();
+
+    // Resumed, and going on from a folder.
+    place
+        .trainer(&format!("{TRAIN} --steps 3 --save-final half --out first"))
+        .succeeds();
+    place
+        .trainer("train --resume first --steps 6 --save-final rest")
+        .succeeds();
+    let file = "adapter_model.safetensors";
+    let whole = bytes(&place, &format!("adapter/{file}"));
+    assert_eq!(whole, bytes(&place, &format!("rest/{file}")));
+    assert_ne!(whole, bytes(&place, &format!("half/{file}")));
+    let from = "train --lora-from half --seq 32 --steps 1 --set data.any_tokenizer=true --save-final more --out on";
+    place.trainer(from).succeeds();
+    assert!(eval(&place, "more") < base);
+
+    // Another model under the same adapters.
+    place
+        .trainer("init --config small.toml --seed 9 --out other")
+        .succeeds();
+    let words = ["other cannot be used", "trained on another model"];
+    let outcome = place.trainer("eval adapter --base other --data small.toml");
+    outcome.fails(4, &words);
+}
+
+/// A fresh model under adapters is made again of its seed.
+#[test]
+fn adapters_of_a_fresh_model_know_their_seed() {
+    let place = Workplace::new();
+    let train = "train --config small.toml --lora 2 --seed 5 --lr 0.01";
+    place
+        .trainer(&format!("{train} --steps 2 --save-every 1 --out run"))
+        .succeeds();
+    place
+        .trainer("train --resume run/checkpoints/step-1 --save-final last --out again")
+        .succeeds();
+    let file = "adapter_model.safetensors";
+    let last = bytes(&place, &format!("run/checkpoints/step-2/{file}"));
+    assert_eq!(last, bytes(&place, &format!("last/{file}")));
+    let fresh = eval(&place, "run");
+    place
+        .trainer("init --config small.toml --seed 5 --dtype f32 --out model")
+        .succeeds();
+    assert_eq!(eval(&place, "run --base model"), fresh);
+    place
+        .trainer("export run --merge --out merged")
+        .fails(2, &["trainer init", "--base DIR"]);
+    place
+        .trainer("export run --merge --base model --out merged")
+        .succeeds();
+    assert!((eval(&place, "merged") - fresh).abs() < 1e-5);
+}
+
+#[test]
+fn what_makes_no_sense_or_is_not_built_is_refused() {
+    let place = with_model();
+    for (flags, words) in [
+        ("--lora 0", &["`--lora 0`", "at least 1"][..]),
+        ("--lora 33", &["rank 33", "32 by 32", "at most"]),
+        (
+            "--lora 4 --set lora.targets=[\"qq_proj\"]",
+            &["`qq_proj` in lora.targets", "q_proj"],
+        ),
+        (
+            "--lora 4 --set lora.targets=[]",
+            &["nothing is left to train"],
+        ),
+        ("--lora 4 --set lora.layers=[7]", &["block 7", "0 to 1"]),
+        (
+            "--lora 4 --set train.freeze=[\"*norm*\"]",
+            &["train.freeze", "leave one of the two out"],
+        ),
+        ("--lora 4 --base-dtype nf4", &["not built"]),
+        ("--lora 4 --base-dtype 8bit", &["not built"]),
+        ("--set lora.alpha=3", &["`lora.alpha`", "--lora RANK"]),
+        ("--objective dpo", &["not built", "preferences"]),
+    ] {
+        let command = format!("plan --config small.toml {flags}");
+        place.trainer(&command).fails(2, words);
+    }
+    place.folder("strange");
+    let config = r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj"], "use_dora": true}"#;
+    place.file("strange/adapter_config.json", config);
+    place
+        .trainer("plan --lora-from strange --init-from model")
+        .fails(4, &["`use_dora` is true", "not built"]);
+}
+
+/// The plan says what freezing saves, and keeps no more of the adapters than what they need.
+#[test]
+fn the_plan_says_what_adapters_save() {
+    let place = Workplace::new();
+    let plan = |flags: &str| -> Value {
+        let plan = place.trainer(&format!(
+            "plan --json --config small.toml --device cpu {flags}"
+        ));
+        serde_json::from_str(&plan.succeeds().stdout).unwrap()
+    };
+    let [all, adapted] = ["", "--lora 4"].map(plan);
+    assert!(adapted["peak_bytes"].as_u64() < all["peak_bytes"].as_u64());
+    assert!(adapted["freeze"]["saved_bytes"].as_u64().unwrap() > 0);
+    let kept = adapted["activations"].as_array().unwrap().iter();
+    assert!(kept.clone().any(|one| one["label"] == "lora"));
+    let printed = place
+        .trainer("plan --config small.toml --device cpu --lora 4")
+        .succeeds();
+    assert!(
+        printed
+            .stdout
+            .contains("freezing the others (--lora) saves"),
+        "{printed:?}"
+    );
+}
+
+#[test]
+fn the_built_in_text_trains_adapters() {
+    let place = Workplace::new();
+    place.trainer("--lora 8 --steps 50 --out run").succeeds();
+    let lines = place.text("run/metrics.jsonl");
+    let steps = lines
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let steps: Vec<Value> = steps.filter(|line| line["kind"] == "step").collect();
+    let loss = |step: usize| steps[step]["loss"].as_f64().unwrap();
+    assert_eq!(steps.len(), 50);
+    assert!(loss(49) < loss(0), "{} {}", loss(49), loss(0));
+    assert_eq!(steps[0]["peak_bytes"], steps[0]["planned_peak_bytes"]);
+}

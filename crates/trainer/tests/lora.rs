@@ -1,0 +1,160 @@
+//! Adapters: the same bits under every mode, in every home and on any number of ranks, as planned; the model under them never
+//! changes; and nothing of its size is leased for training it.
+
+mod common;
+
+use common::elsewhere::{all_pinned, bits, run};
+use common::ranks::{each, on_cpu, ranks, together};
+use common::{assert_as_planned, config, parameters, plan, session, variants};
+use kernels::Target;
+use kernels::meta::FlopCounter;
+use memory::{Category, DType, Home, Homes, Memory, MemoryChange};
+use session::Session;
+use settings::{Config, Settings};
+use units::Zero;
+
+const STEPS: usize = 3;
+
+fn adapted(variant: usize, dtype: DType, mode: &str) -> Config {
+    let (_, model) = variants(2).into_iter().nth(variant).unwrap();
+    let mut config = config(model, dtype, mode);
+    config.lora.rank = Some(3);
+    config.lora.alpha = Some(5.0);
+    config.lora.dropout = 0.1;
+    config.lora.b_lr_ratio = 4.0;
+    config.lora.rank_pattern = [("k_proj".into(), 2)].into();
+    config
+}
+
+#[test]
+fn modes_and_homes_give_the_same_bits_as_planned() {
+    for variant in [0, 3] {
+        for dtype in common::DTYPES {
+            let of = |mode: &str, homes: Homes| Settings {
+                homes,
+                ..Settings::new(&adapted(variant, dtype, mode)).unwrap()
+            };
+            let went = |name: &str, settings: &Settings| {
+                let planned = plan(settings);
+                let mut session = session(settings);
+                let before = parameters(&session);
+                let bits = run(&mut session, settings, 0..STEPS, |outcome| {
+                    assert_as_planned(name, &planned, outcome);
+                });
+                for (index, values) in before.iter().enumerate() {
+                    let entry = &session.model().layout().entries()[index];
+                    let is_changed = session.parameter(index).unwrap() != *values;
+                    assert_eq!(is_changed, entry.name.contains(".lora_"), "{}", entry.name);
+                }
+                (bits, planned.peak_bytes)
+            };
+            let (kept, peak) = went("none", &of("none", Homes::default()));
+            for mode in ["lora", "full", "qkv,mlp,lora"] {
+                let (made, other) = went(mode, &of(mode, Homes::default()));
+                assert!(made == kept, "{variant} {dtype:?} {mode}");
+                assert!(other < peak, "{variant} {dtype:?} {mode}");
+            }
+            let (made, other) = went("pinned", &of("full", all_pinned()));
+            assert!(made == kept && other < peak, "{variant} {dtype:?} pinned");
+        }
+    }
+}
+
+#[test]
+fn ranks_give_the_same_bits() {
+    let of = |size, zero| Settings {
+        ranks: Some(ranks(size, zero)),
+        accum: 4 / size,
+        ..Settings::new(&adapted(0, DType::BF16, "lora")).unwrap()
+    };
+    let one = together(&each("alone", &of(1, Zero::States), STEPS, on_cpu));
+    for zero in Zero::ALL {
+        let name = format!("{zero:?}");
+        let two = together(&each(&name, &of(2, zero), STEPS, on_cpu));
+        assert!(two == one, "{name}");
+    }
+    let names = one.state.keys();
+    assert!(names.clone().count() > 0);
+    assert!(
+        names.into_iter().all(|(_, name)| name.contains(".lora_")),
+        "adapters alone are saved"
+    );
+}
+
+/// A step of a model in bf16: nothing but factors has gradients or states, no product of factors exists, and no input is
+/// copied to f32.
+#[test]
+fn no_lease_is_as_large_as_what_is_frozen() {
+    let mut config = adapted(0, DType::BF16, "none");
+    config.lora.dropout = 0.0;
+    let settings = Settings::new(&config).unwrap();
+    let memory = Memory::shapes();
+    memory.keep_history(|| 0.0);
+    let (target, flops) = (Target::Cuda, FlopCounter::default());
+    let mut session = Session::on_shapes(settings.clone(), &memory, target, flops).unwrap();
+    session.step(&common::step_batch(&settings, 0)).unwrap();
+    let layout = session.model().layout().clone();
+    let events = memory.history().unwrap().events.into_iter();
+    let leases = events.filter_map(|event| match event.change {
+        MemoryChange::Take { lease, .. } => Some(lease),
+        _ => None,
+    });
+    let leases: Vec<_> = leases.collect();
+    let trained = layout.trained().elements() as u64;
+    let granularity = 512;
+    let states = |category| {
+        let own = leases
+            .iter()
+            .filter(move |lease| lease.category == category);
+        own.map(|lease| lease.bytes).max().unwrap()
+    };
+    assert!(states(Category::Gradient) <= 4 * trained + granularity);
+    assert!(states(Category::OptimizerState) <= 4 * trained + granularity);
+    let tokens = (settings.micro_batch * settings.seq) as u64;
+    let of_lora: Vec<_> = leases
+        .iter()
+        .filter(|lease| lease.name.contains("lora"))
+        .collect();
+    assert!(
+        of_lora
+            .iter()
+            .any(|lease| lease.category == Category::Activation)
+    );
+    let narrowest = settings.model.hidden as u64;
+    for lease in of_lora {
+        assert!(lease.bytes < 2 * tokens * narrowest, "{lease:?}");
+    }
+    // In f32 are statistics, and losses and logits of a chunk of the head.
+    let model = &settings.model;
+    for width in [model.hidden, model.ffn, 2 * model.ffn] {
+        let copy = 4 * tokens * width as u64;
+        let fits = |bytes: u64| (copy..copy + granularity).contains(&bytes);
+        let copies = leases.iter().filter(|lease| fits(lease.bytes));
+        let names: Vec<&str> = copies.map(|lease| lease.name).collect();
+        assert!(
+            names
+                .iter()
+                .all(|name| ["gate_up", "d_gate_up"].contains(name)),
+            "{names:?}"
+        );
+    }
+}
+
+#[test]
+fn a_disk_holds_the_states_of_factors() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings::new(&adapted(0, DType::F32, "none")).unwrap();
+    let away = Settings {
+        homes: Homes {
+            states: Home::Disk(folder.path().into()),
+            ..Homes::default()
+        },
+        ..settings.clone()
+    };
+    let steps = |settings: &Settings| {
+        let mut session = session(settings);
+        let outcome = session.step(&common::step_batch(settings, 0)).unwrap();
+        (bits(&outcome), parameters(&session))
+    };
+    assert!(steps(&settings) == steps(&away));
+}
