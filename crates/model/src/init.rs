@@ -16,10 +16,10 @@ pub fn initialise<E>(
     parameters: &Parameters,
     layout: &Layout,
     init: Fresh,
-    mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
+    set: impl FnMut(usize, &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
     let wanted = |_: &Parameter| true;
-    initialise_some(parameters, layout, init, wanted, &mut set)
+    initialise_some(parameters, layout, init, wanted, set)
 }
 
 /// As [`initialise`], for the factors of adapters alone.
@@ -30,10 +30,10 @@ pub fn initialise_factors<E>(
     parameters: &Parameters,
     layout: &Layout,
     init: Fresh,
-    mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
+    set: impl FnMut(usize, &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
     let wanted = |parameter: &Parameter| parameter.is_factor;
-    initialise_some(parameters, layout, init, wanted, &mut set)
+    initialise_some(parameters, layout, init, wanted, set)
 }
 
 fn initialise_some<E>(
@@ -41,7 +41,7 @@ fn initialise_some<E>(
     layout: &Layout,
     init: Fresh,
     wanted: impl Fn(&Parameter) -> bool,
-    set: &mut dyn FnMut(usize, &[f32]) -> Result<(), E>,
+    mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut chunk = Vec::with_capacity(CHUNK_ELEMENTS);
     let all = parameters.in_layout().zip(parameters.numbers());

@@ -77,7 +77,7 @@ pub use init::{Fresh, InitialValues, initialise, initialise_factors};
 pub use kv_cache::{CacheShape, CacheWidths, CachedSequences, KvCache, LayerCache};
 pub use label::{Label, Labels};
 pub use linear::{Linear, PRODUCT_ELEMENTS_MAX};
-pub use lora::{LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern, Target};
+pub use lora::{AdapterTarget, LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern};
 pub use model::{Computation, Model};
 pub use parameters::{
     ExpertFiles, FileTensor, Initial, Parameter, ParameterId, Parameters, PartParameters, Stored,

@@ -36,7 +36,7 @@ pub struct Lora {
     /// The blocks that have adapters; none: all.
     pub layers: Option<Vec<usize>>,
     /// The modules that are targets.
-    pub targets: Vec<Target>,
+    pub targets: Vec<AdapterTarget>,
     /// Ranks of modules whose names end in what a pattern fits.
     pub ranks: Vec<(ModulePattern, usize)>,
     /// Alphas, likewise.
@@ -45,7 +45,7 @@ pub struct Lora {
 
 /// What names modules that get adapters.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct AdapterTarget {
     /// As it was written.
     pub text: String,
     /// None: all linear layers of the blocks.
@@ -92,7 +92,7 @@ pub struct LinearModule {
     pub layer: usize,
 }
 
-impl Target {
+impl AdapterTarget {
     /// All linear layers of the blocks, without routers and experts.
     pub const ALL: &'static str = "all-linear";
 
@@ -101,17 +101,17 @@ impl Target {
     ///
     /// # Errors
     /// A regular expression that is none.
-    pub fn new(text: &str) -> Result<Target, LoraPatternError> {
+    pub fn new(text: &str) -> Result<AdapterTarget, LoraPatternError> {
         let is_name =
             |character: char| character.is_ascii_alphanumeric() || "_.-".contains(character);
         let pattern = match text {
-            Target::ALL => None,
+            AdapterTarget::ALL => None,
             _ if text.chars().all(is_name) => {
                 Some(ModulePattern::ending(&text.replace('.', r"\."))?)
             }
             _ => Some(ModulePattern::compiled(text, &format!("^(?:{text})$"))?),
         };
-        Ok(Target {
+        Ok(AdapterTarget {
             text: text.into(),
             pattern,
         })
@@ -199,9 +199,9 @@ mod tests {
             (r"(q|v)_proj", false),
             (r".*layers\.(?!3).*", false),
         ] {
-            assert_eq!(Target::new(text).unwrap().fits(Q), fits, "{text}");
+            assert_eq!(AdapterTarget::new(text).unwrap().fits(Q), fits, "{text}");
         }
-        assert!(Target::new("(q_proj").is_err());
+        assert!(AdapterTarget::new("(q_proj").is_err());
     }
 
     #[test]
@@ -214,8 +214,8 @@ mod tests {
             init: LoraInit::Kaiming,
             layers: Some(vec![3]),
             targets: vec![
-                Target::new("q_proj").unwrap(),
-                Target::new("v_proj").unwrap(),
+                AdapterTarget::new("q_proj").unwrap(),
+                AdapterTarget::new("v_proj").unwrap(),
             ],
             ranks: vec![(ModulePattern::ending(r"3\.self_attn\.v_proj").unwrap(), 4)],
             alphas: vec![(ModulePattern::ending("v_proj").unwrap(), 2.0)],

@@ -4,7 +4,7 @@ use crate::label::fnv;
 use crate::lora::{LinearModule, Lora};
 use crate::{Labels, NamePatterns};
 use memory::{DType, Layer, Layout, LayoutBuilder, Role};
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// A parameter, numbered in the order of declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -167,7 +167,7 @@ impl Parameter {
 pub struct Parameters {
     declared: Vec<Parameter>,
     frozen: NamePatterns,
-    lora: Option<Rc<Lora>>,
+    lora: Option<Arc<Lora>>,
     modules: Vec<LinearModule>,
 }
 
@@ -184,7 +184,7 @@ impl Parameters {
     /// which are trained.
     pub fn adapted(lora: Lora) -> Parameters {
         Parameters {
-            lora: Some(Rc::new(lora)),
+            lora: Some(Arc::new(lora)),
             ..Parameters::freezing(NamePatterns::new(&["*".into()]))
         }
     }
@@ -329,7 +329,7 @@ impl PartParameters<'_> {
     }
 
     /// The adapters that linear layers declared next may have: those of the model, with the number of the block.
-    pub(crate) fn lora(&self) -> Option<(Rc<Lora>, usize)> {
+    pub(crate) fn lora(&self) -> Option<(Arc<Lora>, usize)> {
         match (self.part, &self.all.lora) {
             (Layer::Block(layer), Some(lora)) if self.has_adapters => Some((lora.clone(), layer)),
             _ => None,

@@ -5,8 +5,8 @@ mod common;
 use common::harness::{Outcome, Run, assert_agrees};
 use common::oracle::LORA_ALPHA;
 use model::{
-    Architecture, Attention, Labels, Lora, LoraInit, ModelConfig, ModulePattern, OffloadLabels,
-    Parameters, Policy, Target,
+    AdapterTarget, Architecture, Attention, Labels, Lora, LoraInit, ModelConfig, ModulePattern,
+    OffloadLabels, Parameters, Policy,
 };
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ fn lora(targets: &[&str], dropout: f32) -> Lora {
         layers: None,
         targets: targets
             .iter()
-            .map(|text| Target::new(text).unwrap())
+            .map(|text| AdapterTarget::new(text).unwrap())
             .collect(),
         ranks: vec![(pattern("k_proj"), 6)],
         alphas: Vec::new(),

@@ -5,7 +5,7 @@ use super::error::ConfigError;
 use super::keys::LoraConfig;
 use super::schema::Config;
 use memory::DType;
-use model::{Labels, LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern, Target};
+use model::{AdapterTarget, Labels, LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern};
 use optim::{Faster, OptimizerKind};
 
 impl Default for LoraConfig {
@@ -13,7 +13,7 @@ impl Default for LoraConfig {
         LoraConfig {
             rank: None,
             alpha: None,
-            targets: vec![Target::ALL.into()],
+            targets: vec![AdapterTarget::ALL.into()],
             layers: None,
             rank_pattern: Default::default(),
             alpha_pattern: Default::default(),
@@ -36,7 +36,7 @@ impl LoraConfig {
             return Ok(None);
         };
         let wrong = |error: LoraPatternError| ConfigError::Contradiction(error.to_string());
-        let target = |text: &String| Target::new(text).map_err(wrong);
+        let target = |text: &String| AdapterTarget::new(text).map_err(wrong);
         let pattern = |text: &String| ModulePattern::ending(text).map_err(wrong);
         let ranks = self.rank_pattern.iter();
         let ranks = ranks.map(|(text, rank)| Ok((pattern(text)?, *rank)));
@@ -126,7 +126,7 @@ pub(crate) fn check_modules(lora: &Lora, modules: &[LinearModule]) -> Result<(),
             blocks.saturating_sub(1)
         )));
     }
-    let fits = |target: &&Target| !modules.iter().any(|module| target.fits(&module.name));
+    let fits = |target: &&AdapterTarget| !modules.iter().any(|module| target.fits(&module.name));
     if let Some(target) = lora.targets.iter().find(fits) {
         let mut ends: Vec<&str> = modules
             .iter()

@@ -2,7 +2,7 @@
 //! every layer.
 
 use super::weights::WeightsError;
-use crate::lora::{LinearModule, Lora, LoraInit, Target};
+use crate::lora::{AdapterTarget, LinearModule, Lora, LoraInit};
 use crate::parameters::{Parameter, Parameters, Stored};
 use files::{Dtype, Tensors, in_chunks, widen};
 use memory::{Cover, Layout};
@@ -212,7 +212,7 @@ fn parse(config: &Map<String, Value>) -> Result<AdapterConfig, (&'static str, &'
             .collect()
     };
     let targets = match get("target_modules") {
-        Value::String(all) if all == Target::ALL => Some(vec![all.clone()]),
+        Value::String(all) if all == AdapterTarget::ALL => Some(vec![all.clone()]),
         // A text alone is always an expression for whole names.
         Value::String(expression) => Some(vec![format!("({expression})")]),
         Value::Array(list) => texts(list),
@@ -346,7 +346,7 @@ mod tests {
         let of_text = read(|config| {
             config.insert("target_modules".into(), json!("q_proj"));
         });
-        let target = Target::new(&of_text.unwrap().targets[0]).unwrap();
+        let target = AdapterTarget::new(&of_text.unwrap().targets[0]).unwrap();
         assert!(!target.fits("model.layers.0.self_attn.q_proj") && target.fits("q_proj"));
     }
 

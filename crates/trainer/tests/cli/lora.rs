@@ -129,7 +129,7 @@ fn adapters_of_a_fresh_model_know_their_seed() {
 fn what_makes_no_sense_or_is_not_built_is_refused() {
     let place = with_model();
     for (flags, words) in [
-        ("--lora 0", &["`--lora 0`", "at least 1"][..]),
+        ("--lora 0", &["in --lora 0", "at least 1"][..]),
         ("--lora 33", &["rank 33", "32 by 32", "at most"]),
         (
             "--lora 4 --set lora.targets=[\"qq_proj\"]",
