@@ -108,7 +108,7 @@ fn of_plan(plan: &Value) -> RecordedPeak {
     RecordedPeak {
         device: 0,
         peak_bytes: plan["peak_bytes"].as_u64().unwrap_or(0),
-        at: place(plan, "peak_phase", "peak_layer"),
+        at: format!("in {}", place(plan, "peak_phase", "peak_layer")),
         counted: "The plan's peak: every lease of a step, to the byte.".into(),
         waiting_bytes: 0,
         by_category: by_category(plan),
@@ -123,7 +123,7 @@ fn of_step(step: &Value) -> RecordedPeak {
         device: 0,
         peak_bytes: step["peak_bytes"].as_u64().unwrap_or(0),
         at: format!(
-            "step {}: {}",
+            "in step {}: {}",
             step["step"],
             place(step, "peak_phase", "peak_layer")
         ),

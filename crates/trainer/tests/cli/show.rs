@@ -12,7 +12,8 @@ fn a_snapshot_becomes_a_page_and_a_picture() {
     place.file("late.pickle", LATE);
     let outcome = place.trainer("show late.pickle").succeeds();
     assert_eq!(outcome.stdout, "late.html\nlate.svg\n");
-    let (page, picture) = (place.text("late.html"), place.text("late.svg"));
+    let page = place.text("late.html").replace("&#x2f;", "/");
+    let picture = place.text("late.svg");
     for words in [
         "12,581,921",
         "project/train.py step",
@@ -22,9 +23,7 @@ fn a_snapshot_becomes_a_page_and_a_picture() {
         assert!(page.contains(words), "no {words:?}");
     }
     assert!(
-        !page
-            .replace("http:&#x2f;&#x2f;www.w3.org", "")
-            .contains("http"),
+        !page.replace("http://www.w3.org", "").contains("http:"),
         "it needs no network"
     );
     assert!(picture.contains("class=\"place-0\"") && picture.contains("12,581,921 bytes"));
