@@ -119,6 +119,12 @@ def expandable(form):
     return {"segments": segments, "device_traces": [[], trace], "allocator_settings": {"expandable_segments": True}}
 
 
+def still(form):
+    """No events: nobody recorded."""
+    return {"segments": [form.segment(0x7F20_0000_0000, [(512, 512, "active_allocated", 3), (2 * MIB - 512, 0, "inactive", 3)])],
+            "device_traces": [[]]}
+
+
 FIXTURES = {
     "history-2.0": (late, Format(times=False, addresses=False, pools=False, requested=False), 0),
     "whole-2.1": (whole, Format(times=False, addresses=False, pools=False), 1),
@@ -127,6 +133,7 @@ FIXTURES = {
     "expandable-2.5": (expandable, Format(), 4),
     "whole-2.9": (whole, Format(compiled=True, metadata=True), 4),
     "late-2.13": (late, Format(compiled=True, metadata=True), 5),
+    "still-2.9": (still, Format(), 4),
 }
 
 

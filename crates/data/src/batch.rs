@@ -17,7 +17,8 @@ pub struct MicroBatch {
     /// `[rows, seq]`: for each token the position in its row at which its document begins. `None` if each row is one
     /// document.
     pub documents: Option<Vec<i32>>,
-    /// `[rows]`: how many tokens each row begins with that are not padding. `None` if no row has padding.
+    /// `[rows]`: how many tokens each row begins with that are not padding. `None`: padding is not told apart,
+    /// as under `Packing::Concatenate`.
     pub lengths: Option<Vec<i32>>,
 }
 

@@ -320,7 +320,7 @@ fn factor<'p>(pass: &'p Pass, factors: &[(ParameterId, f32)]) -> Result<Factor<'
             x,
         })?;
         if scale != 1.0 {
-            // It adds to what the copy wrote, so that it reads nothing that nobody wrote.
+            // `Combine` reads `out` even where beta is 0, so the copy fills it first: what nobody wrote may be NaN.
             pass.kernels().run(Combine {
                 out: out.reshape([elements]),
                 x: x.reshape([elements]),

@@ -147,12 +147,21 @@ impl Batch {
     ///
     /// # Errors
     /// As [`Batch::upload`].
+    ///
+    /// # Panics
+    /// If a sequence is shorter than its length.
     pub fn with_lengths(
         self,
         memory: &Memory,
         kernels: &Kernels,
         lengths: &[i32],
     ) -> Result<Batch, ModelError> {
+        let all = 0..=self.shape.seq as i32;
+        assert!(
+            lengths.iter().all(|length| all.contains(length)),
+            "a sequence has at most {} tokens, and lengths are {lengths:?}",
+            self.shape.seq
+        );
         let lengths = send(memory, kernels, "lengths", [self.shape.rows], lengths)?;
         Ok(Batch {
             lengths: Some(lengths),

@@ -17,7 +17,7 @@ pub(crate) struct PtxInstruction {
     pub(crate) line: u32,
     pub(crate) opcode: &'static str,
     pub(crate) guard: Option<Condition>,
-    /// The registers that it reads and writes, but its guard.
+    /// The registers that it reads and writes. Its guard's is not among them.
     pub(crate) read: Box<[Numbered]>,
     pub(crate) written: Box<[Numbered]>,
     pub(crate) action: Executable,

@@ -59,6 +59,15 @@ fn lines(text: &str) -> Vec<Line<'_>> {
             Some(".loc") => place = text,
             // Debugging information, the last thing of the text.
             Some(".section") => break,
+            Some(_) if text.contains(".entry") => {
+                // The place before it is another kernel's.
+                place = "";
+                lines.push(Line {
+                    number: index as u32 + 1,
+                    text,
+                    place,
+                });
+            }
             Some(_) => lines.push(Line {
                 number: index as u32 + 1,
                 text,

@@ -34,9 +34,16 @@ impl Session {
     /// [`SessionError::Kernel`] if the device fails.
     pub fn initialise(&mut self, seed: u64) -> Result<(), SessionError> {
         let deviation = self.settings.model.init_std;
+        self.initialise_as(Fresh { deviation, seed })
+    }
+
+    /// Fills the model with fresh weights of a standard deviation that need not be the settings'.
+    ///
+    /// # Errors
+    /// As [`Session::initialise`].
+    pub fn initialise_as(&mut self, fresh: Fresh) -> Result<(), SessionError> {
         let layout = self.model.layout().clone();
         let parameters = self.model.architecture().parameters().clone();
-        let fresh = Fresh { deviation, seed };
         initialise(&parameters, &layout, fresh, |offset, values| {
             self.set_values(offset, values)
         })

@@ -14,6 +14,8 @@ pub struct RecordedPeak {
     pub at: String,
     /// How it was counted, in words.
     pub counted: String,
+    /// Whether memory was recorded over time. If not, these are the bytes that were live when the snapshot was taken.
+    pub is_recorded: bool,
     /// Of the live bytes, those that had been freed and waited for the work of another stream.
     pub waiting_bytes: u64,
     /// Live bytes by category; `unknown` where none is recorded.

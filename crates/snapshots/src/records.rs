@@ -9,8 +9,11 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-/// The largest text that is read.
-const TEXT_BYTES_MAX: u64 = 64 << 20;
+/// The largest plan that is read.
+const PLAN_BYTES_MAX: u64 = 64 << 20;
+
+/// The longest line of metrics that is read.
+const LINE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a file has no peak.
 #[derive(Debug, thiserror::Error)]
@@ -36,34 +39,52 @@ pub fn peaks(path: &Path) -> Result<Vec<RecordedPeak>, RecordError> {
     let mut input = BufReader::new(File::open(path)?);
     match input.fill_buf()?.first() {
         None => Err(RecordError::Foreign("it is empty".into())),
-        Some(b'{') => {
-            let mut text = String::new();
-            input.take(TEXT_BYTES_MAX).read_to_string(&mut text)?;
-            of_text(&text)
-        }
+        Some(b'{') => match of_whole(path)? {
+            Some(plan) => Ok(vec![of_plan(&plan)]),
+            None => of_lines(input),
+        },
         Some(_) => Ok(MemorySnapshot::read(input)?.peaks()?),
     }
 }
 
-/// The peak of a plan, or of the step of a run that took most.
-fn of_text(text: &str) -> Result<Vec<RecordedPeak>, RecordError> {
-    if let Ok(plan) = serde_json::from_str::<Value>(text)
-        && plan["peak_bytes"].is_u64()
-        && plan["kind"].is_null()
-    {
-        return Ok(vec![of_plan(&plan)]);
+/// A plan, if the file is one.
+fn of_whole(path: &Path) -> Result<Option<Value>, RecordError> {
+    let mut text = Vec::new();
+    File::open(path)?
+        .take(PLAN_BYTES_MAX)
+        .read_to_end(&mut text)?;
+    let plan = serde_json::from_slice::<Value>(&text).ok();
+    Ok(plan.filter(|plan| plan["peak_bytes"].is_u64() && plan["kind"].is_null()))
+}
+
+/// The peak of the step of a run that took most. A run that was killed leaves half a line, as the last one.
+fn of_lines(mut input: impl BufRead) -> Result<Vec<RecordedPeak>, RecordError> {
+    let (mut most, mut broken, mut number) = (None::<Value>, None, 0);
+    loop {
+        let mut line = Vec::new();
+        let read = input
+            .by_ref()
+            .take(LINE_BYTES_MAX)
+            .read_until(b'\n', &mut line)?;
+        if read == 0 {
+            break;
+        }
+        number += 1;
+        if let Some(broken) = broken {
+            return Err(RecordError::Foreign(format!("line {broken} is no JSON")));
+        }
+        let Ok(record) = serde_json::from_slice::<Value>(&line) else {
+            broken = Some(number);
+            continue;
+        };
+        let bytes = |step: &Value| step["peak_bytes"].as_u64();
+        let is_more = most
+            .as_ref()
+            .is_none_or(|most| bytes(&record) > bytes(most));
+        if record["kind"] == "step" && bytes(&record).is_some() && is_more {
+            most = Some(record);
+        }
     }
-    // A run that was killed leaves half a line.
-    let records = text
-        .lines()
-        .map_while(|line| serde_json::from_str::<Value>(line).ok());
-    let steps = records.filter(|record| record["kind"] == "step" && record["peak_bytes"].is_u64());
-    let most = steps.max_by_key(|step| {
-        (
-            step["peak_bytes"].as_u64(),
-            std::cmp::Reverse(step["step"].as_u64()),
-        )
-    });
     let most =
         most.ok_or_else(|| RecordError::Foreign("it has no `peak_bytes` and no steps".into()))?;
     Ok(vec![of_step(&most)])
@@ -110,6 +131,7 @@ fn of_plan(plan: &Value) -> RecordedPeak {
         peak_bytes: plan["peak_bytes"].as_u64().unwrap_or(0),
         at: format!("in {}", place(plan, "peak_phase", "peak_layer")),
         counted: "The plan's peak: every lease of a step, to the byte.".into(),
+        is_recorded: true,
         waiting_bytes: 0,
         by_category: by_category(plan),
         live,
@@ -128,6 +150,7 @@ fn of_step(step: &Value) -> RecordedPeak {
             place(step, "peak_phase", "peak_layer")
         ),
         counted: "The highest of the steps' measured peaks, to the byte.".into(),
+        is_recorded: true,
         waiting_bytes: 0,
         by_category: by_category(step),
         live: Vec::new(),

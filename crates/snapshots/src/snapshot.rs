@@ -269,6 +269,7 @@ impl MemorySnapshot {
                     before.bytes()
                 ),
             },
+            is_recorded: entries > 0,
             waiting_bytes,
             by_category,
             live,

@@ -35,7 +35,7 @@ fn peaks_are_those_of_the_versions_own_module() {
             assert_eq!(peak.by_category.values().sum::<u64>(), sum, "{name}");
         }
     }
-    assert_eq!(expected.len(), 7);
+    assert_eq!(expected.len(), 8);
 }
 
 #[test]

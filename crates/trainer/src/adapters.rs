@@ -74,8 +74,7 @@ impl BaseModel {
 
     /// The model that a folder of adapters belongs to; `named` is another folder that has it.
     pub(crate) fn of_adapters(folder: &Path, named: Option<&Path>) -> Result<BaseModel, Failure> {
-        let known = std::fs::read(folder.join(BASE)).ok();
-        let known: Option<BaseModel> = known.and_then(|text| serde_json::from_slice(&text).ok());
+        let known = BaseModel::known(folder)?;
         let said = AdapterConfig::read(folder)?.base;
         let is_there = |folder: &Path| folder.join("config.json").is_file();
         let mut base = known.unwrap_or_else(|| BaseModel {
@@ -84,7 +83,9 @@ impl BaseModel {
             fresh: None,
         });
         if let Some(named) = named {
-            base.folder = Some(named.into());
+            // The folder takes the place of a model that would be made again from its seed.
+            base.fresh = None;
+            base.folder = Some(std::path::absolute(named).unwrap_or_else(|_| named.into()));
         }
         match &base.folder {
             Some(folder) if is_there(folder) => Ok(base),
@@ -100,6 +101,46 @@ impl BaseModel {
                  --init-from DIR)",
                 folder.display()
             ))),
+        }
+    }
+
+    /// The model that a run goes on with. One that was fresh is made again, and no folder takes its place.
+    pub(crate) fn of_checkpoint(folder: &Path, named: Option<&Path>) -> Result<BaseModel, Failure> {
+        let is_fresh = BaseModel::known(folder)?.is_some_and(|known| known.fresh.is_some());
+        match named.filter(|_| is_fresh) {
+            Some(named) => Err(Failure::Usage(format!(
+                "the run began with a fresh model, which is made again from its seed; leave --init-from {} out",
+                named.display()
+            ))),
+            None => BaseModel::of_adapters(folder, named),
+        }
+    }
+
+    /// What the file beside a folder's adapters says of the model under them; none if there is no file, as in PEFT's folders.
+    fn known(folder: &Path) -> Result<Option<BaseModel>, Failure> {
+        let path = folder.join(BASE);
+        let text = match std::fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(|source| Failure::Unreadable {
+                path: path.clone(),
+                source,
+            })?,
+        };
+        let known = serde_json::from_slice(&text);
+        known.map(Some).map_err(|error| Failure::Malformed {
+            path,
+            reason: error.to_string(),
+        })
+    }
+
+    /// Refuses this model under a folder's adapters if they were trained on other contents.
+    pub(crate) fn fits(&self, adapters: &Path) -> Result<(), Failure> {
+        let before = BaseModel::known(adapters)?.and_then(|known| known.fingerprint);
+        match (before, &self.fingerprint, &self.folder) {
+            (Some(before), Some(now), Some(folder)) if before != *now => {
+                Err(other_model(folder, &before, now))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -120,12 +161,7 @@ impl BaseModel {
         if let Some(before) = &self.fingerprint {
             let now = ModelWeights::open(folder, parameters)?.fingerprint()?;
             if now != *before {
-                return Err(Failure::Malformed {
-                    path: folder.clone(),
-                    reason: format!(
-                        "the adapters were trained on another model: {before} then, {now} here; name the folder with that model"
-                    ),
-                });
+                return Err(other_model(folder, before, &now));
             }
         }
         Ok(BaseWeights::Folder(folder))
@@ -141,6 +177,16 @@ impl BaseModel {
             (BASE.into(), format!("{base}\n").into_bytes()),
             (ADAPTER_CONFIG.into(), config.into_bytes()),
         ]
+    }
+}
+
+/// The refusal of a model that is not the one under some adapters.
+fn other_model(folder: &Path, before: &str, now: &str) -> Failure {
+    Failure::Malformed {
+        path: folder.into(),
+        reason: format!(
+            "the adapters were trained on another model: {before} then, {now} here; name the folder with that model"
+        ),
     }
 }
 

@@ -360,7 +360,9 @@ fn losses_of_routers_do_not_depend_on_padding() {
                 assert_as_planned(name, &plan(&settings), &outcome);
             }
             let [aux, z] = outcome.router_losses.unwrap();
-            [outcome.loss, outcome.grad_norm, aux, z]
+            let shown = [outcome.loss, outcome.grad_norm, aux, z];
+            assert!(shown.iter().all(|value| value.is_finite()), "{shown:?}");
+            shown
         };
         let far = |one: [f32; 4], other: [f32; 4]| {
             let pairs = one.into_iter().zip(other);

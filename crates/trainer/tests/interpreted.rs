@@ -115,6 +115,7 @@ fn on_cpu(settings: &Settings) -> Run {
 /// The largest difference of a gradient's element, as a share of the largest in its parameter.
 fn worst_gradient(found: &Run, expected: &Run) -> f32 {
     let of_parameter = |(found, expected): (&Vec<f32>, &Vec<f32>)| {
+        assert!(found.iter().all(|value| value.is_finite()));
         let differences = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
         let largest = expected
             .iter()

@@ -81,9 +81,11 @@ pub(super) fn route(operation: Route) {
                     write(weights, at, scores[expert] / divisor * routing.factor);
                 }
             }
-            let sum = sum_of_balanced(scores, routing.score);
+            let mut sum = sum_of_balanced(scores, routing.score);
             if padding.is_some_and(|padding| padding.has(token)) {
+                // The sum may be NaN, which would make the quotients NaN too.
                 scores.fill(0.0);
+                sum = 1.0;
             }
             for (expert, score) in scores.iter().enumerate() {
                 // SAFETY: as above.

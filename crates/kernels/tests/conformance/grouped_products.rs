@@ -313,7 +313,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         let starts =
             gradient_starts().filter(|(gradient, _)| dtype == DType::BF16 || *gradient == dtype);
         for (number, (gradient, start)) in starts.enumerate() {
-            // Each of both is found by tokens in some call, and once both are.
+            // One of both has a table in three calls; the last start, of bf16, has tables for both.
             let rows = [[0, 1], [1, 0], [0, 0], [2, 1]][number % 4].map(|way: usize| ways[way]);
             cases.push(Box::new(Gradient {
                 dtype,

@@ -20,7 +20,7 @@ mod view;
 #[cfg(test)]
 pub(crate) use chart::FRAME as PAGE_FRAME;
 pub use error::PageError;
-pub use recorded::{RESERVED_ROWS, SnapshotPage, of_snapshot};
+pub use recorded::{RESERVED_ROWS, SNAPSHOT_SUBTITLE, SnapshotPage, of_snapshot};
 use run_files::RunFiles;
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -10,11 +10,17 @@ use memory::format_bytes;
 use snapshots::{MemorySnapshot, RecordedPeak, ReservedMemory, SnapshotError};
 use std::path::{Path, PathBuf};
 
+/// What stands under the title of a snapshot's page.
+pub const SNAPSHOT_SUBTITLE: &str = "a memory snapshot";
+
 /// Lines of code that are listed.
 const LIVE: usize = 40;
 
+/// What a number of reserved bytes is called, and the number.
+type ReservedRow = (&'static str, fn(&ReservedMemory) -> u64);
+
 /// What there is to say of reserved memory, in order.
-pub const RESERVED_ROWS: [(&str, fn(&ReservedMemory) -> u64); 6] = [
+pub const RESERVED_ROWS: [ReservedRow; 6] = [
     ("reserved at the peak", |reserved| reserved.at_peak_bytes),
     ("reserved at most", |reserved| reserved.peak_bytes),
     ("reserved at the end", |reserved| reserved.end_bytes),
@@ -64,7 +70,7 @@ pub fn of_snapshot(
     }
     let page = Page {
         title: name.into(),
-        about: "a memory snapshot".into(),
+        about: SNAPSHOT_SUBTITLE.into(),
         endings: Vec::new(),
         facts,
         parts,

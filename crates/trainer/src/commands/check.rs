@@ -35,7 +35,7 @@ pub struct CheckArgs {
 
 /// A size, or nothing at all.
 fn tolerance(text: &str) -> Result<Size, SizeError> {
-    match text.trim_end_matches('%') {
+    match text.strip_suffix('%').unwrap_or(text) {
         "0" => Ok(Size::Bytes(0)),
         _ => text.parse(),
     }
@@ -71,10 +71,20 @@ pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
 
 /// The peaks in a file.
 fn read(path: &Path) -> Result<Vec<RecordedPeak>, Failure> {
-    peaks(path).map_err(|error| Failure::Malformed {
+    let malformed = |reason: String| Failure::Malformed {
         path: path.into(),
-        reason: error.to_string(),
-    })
+        reason,
+    };
+    let peaks = peaks(path).map_err(|error| malformed(error.to_string()))?;
+    // A device that was not used has no events, but another has.
+    match peaks.iter().all(|peak| !peak.is_recorded) {
+        true => Err(malformed(
+            peaks
+                .first()
+                .map_or("it has no devices".into(), |peak| peak.counted.clone()),
+        )),
+        false => Ok(peaks),
+    }
 }
 
 /// A device's peaks, what changed, and what was reserved.

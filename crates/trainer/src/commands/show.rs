@@ -8,7 +8,7 @@ use report::page;
 use snapshots::MemorySnapshot;
 use std::fs::File;
 use std::io::BufReader;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Flags of `show`.
 #[derive(Debug, Args)]
@@ -47,8 +47,27 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
         return print(drawn.text());
     }
     let default = args.snapshot.with_extension("html");
-    for path in drawn.write(args.out.as_ref().unwrap_or(&default))? {
+    let page = args.out.as_ref().unwrap_or(&default);
+    check_writable(page)?;
+    for path in drawn.write(page)? {
         print(format_args!("{}\n", path.display()))?;
     }
     Ok(())
+}
+
+/// Refuses a path that is no page's, or where another file is than a page of this command.
+fn check_writable(page: &Path) -> Result<(), Failure> {
+    if page.extension().is_none_or(|extension| extension != "html") {
+        return Err(Failure::Usage(format!(
+            "--out names the page, and {} does not end in .html",
+            page.display()
+        )));
+    }
+    match std::fs::read_to_string(page) {
+        Ok(text) if !text.contains(page::SNAPSHOT_SUBTITLE) => Err(Failure::Usage(format!(
+            "{} is there and is no page of `trainer show`; name another file with --out",
+            page.display()
+        ))),
+        _ => Ok(()),
+    }
 }

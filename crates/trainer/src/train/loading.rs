@@ -100,6 +100,9 @@ impl Run {
         let parameters = session.model().architecture().parameters();
         let fresh = (config.train.seed, &config.model);
         let base = BaseModel::of_run(options.init_from.as_deref(), parameters, fresh)?;
+        if let Some(folder) = &options.lora_from {
+            base.fits(folder)?;
+        }
         self.base = Some(base);
         Ok(())
     }

@@ -172,7 +172,7 @@ impl Resumed {
         named: Option<&Path>,
     ) -> Result<Option<BaseModel>, Failure> {
         let has_adapters = config.lora.rank.is_some();
-        let base = has_adapters.then(|| BaseModel::of_adapters(self.folder(), named));
+        let base = has_adapters.then(|| BaseModel::of_checkpoint(self.folder(), named));
         base.transpose()
     }
 
@@ -203,7 +203,7 @@ impl Resumed {
                 let parameters = session.model().architecture().parameters().clone();
                 match base.weights(&parameters)? {
                     BaseWeights::Folder(folder) => drop(session.import(folder)?),
-                    BaseWeights::Fresh(fresh) => session.initialise(fresh.seed)?,
+                    BaseWeights::Fresh(fresh) => session.initialise_as(fresh)?,
                 }
                 session.import_adapter(self.folder())?;
             }

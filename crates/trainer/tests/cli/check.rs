@@ -5,6 +5,8 @@ use serde_json::Value;
 
 const BASE: &[u8] = include_bytes!("../../../snapshots/tests/fixtures/whole-2.9.pickle");
 const NEW: &[u8] = include_bytes!("../../../snapshots/tests/fixtures/late-2.13.pickle");
+/// One device with a block of 512 bytes, and no trace.
+const STILL: &[u8] = include_bytes!("../../../snapshots/tests/fixtures/still-2.9.pickle");
 /// The peaks that PyTorch's own module computes of these.
 const PEAKS: [u64; 2] = [8_389_614, 12_581_921];
 
@@ -158,4 +160,33 @@ fn files_that_have_no_peak_are_refused() {
         }
     }
     assert!(!place.path("ran").exists());
+}
+
+/// A run's metrics count up to half a line at their end, and no further than a broken line before it.
+#[test]
+fn metrics_end_with_half_a_line_at_most() {
+    let place = place();
+    let step = |peak: u64| format!("{{\"kind\":\"step\",\"step\":1,\"peak_bytes\":{peak}}}\n");
+    place.file("base.jsonl", step(100));
+    place.file("cut.jsonl", step(100) + "{\"kind\":\"st");
+    place.trainer("check base.jsonl cut.jsonl").succeeds();
+    place.file("broken.jsonl", step(100) + "{\"kind\":\"st\n" + &step(200));
+    place
+        .trainer("check base.jsonl broken.jsonl")
+        .fails(4, &["broken.jsonl", "line 2 is no JSON"]);
+}
+
+/// A snapshot without events has no peak, so nothing was measured.
+#[test]
+fn a_snapshot_without_events_is_refused() {
+    let place = place();
+    place.file("still.pickle", STILL);
+    place.trainer("check base.pickle still.pickle").fails(
+        4,
+        &[
+            "still.pickle",
+            "No events were recorded",
+            "_record_memory_history",
+        ],
+    );
 }

@@ -95,6 +95,11 @@ fn adapters_go_out_come_in_and_are_merged() {
     let words = ["other cannot be used", "trained on another model"];
     let outcome = place.trainer("eval adapter --base other --data small.toml");
     outcome.fails(4, &words);
+    let from = "train --lora-from adapter --init-from other --seq 32 --steps 1 --set data.any_tokenizer=true --out on-other";
+    place.trainer(from).fails(4, &words);
+    place.file("adapter/base.json", "{");
+    let outcome = place.trainer("eval adapter --base other --data small.toml");
+    outcome.fails(4, &["base.json"]);
 }
 
 /// A fresh model under adapters is made again of its seed.
@@ -116,6 +121,9 @@ fn adapters_of_a_fresh_model_know_their_seed() {
         .trainer("init --config small.toml --seed 5 --dtype f32 --out model")
         .succeeds();
     assert_eq!(eval(&place, "run --base model"), fresh);
+    place
+        .trainer("train --resume run/checkpoints/step-1 --init-from model --out moved")
+        .fails(2, &["leave --init-from model out"]);
     place
         .trainer("export run --merge --out merged")
         .fails(2, &["trainer init", "--base DIR"]);

@@ -30,6 +30,17 @@ fn a_snapshot_becomes_a_page_and_a_picture() {
     let text = place.trainer("show late.pickle --text").succeeds().stdout;
     assert!(text.contains("project/train.py step:40"), "{text}");
 
+    // A page is written over, another file is not.
+    place.trainer("show late.pickle").succeeds();
+    for out in ["late.pickle", "late.svg"] {
+        let outcome = place.trainer(&format!("show late.pickle --out {out}"));
+        outcome.fails(2, &[out, "does not end in .html"]);
+    }
+    place.file("own.html", "<p>mine</p>");
+    place
+        .trainer("show late.pickle --out own.html")
+        .fails(2, &["own.html", "is no page of `trainer show`"]);
+
     place.file("two.pickle", TWO_DEVICES);
     let outcome = place.trainer("show two.pickle --out page.html").succeeds();
     assert_eq!(outcome.stdout, "page.html\npage.0.svg\npage.1.svg\n");
