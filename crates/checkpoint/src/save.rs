@@ -14,7 +14,7 @@ pub struct Contents<'a> {
     pub state: &'a TrainerState,
     /// The weights, under Hugging Face names.
     pub model: &'a dyn TensorSource,
-    /// What the weights' files are called, without their ending: `model`, or another name if they are no whole model.
+    /// The name of the weights' files, without their ending: `model` for a whole model, `adapter_model` for adapters alone.
     pub stem: &'a str,
     /// The optimizer states, named by the parameter's name, a dot, and the state's name.
     pub optimizer: &'a dyn TensorSource,

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Mutex;
 
-/// What a linear layer adds for those of its weights that are targets: `y += (scale x A') B'`. `A` and `B` are f32, and
+/// The adapters of a linear layer. For each weight that is a target, `y += (scale x A') B'`. `A` and `B` are f32, and
 /// converted to the compute type for products. The factors `A` of all weights are one product, whose result
 /// `[t, all ranks]`, the scale included, is kept for the backward pass.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ impl Adapter {
         inputs: usize,
     ) -> Option<Adapter> {
         let (lora, layer) = own.lora()?;
-        let mut parts = Vec::new();
+        let mut targets = Vec::new();
         let (mut rank, mut output) = (0, 0);
         for (name, outputs) in weights.iter().copied() {
             let module = own.module(name);
@@ -87,26 +87,24 @@ impl Adapter {
                 };
                 let shape = [size.rank, inputs];
                 let a = own.factor(&format!("{name}.lora_A.weight"), shape, initial);
-                let part = Part {
-                    a,
-                    b: a,
-                    scale: size.scale,
-                    ranks: rank..rank + size.rank,
-                    outputs: output..output + outputs,
-                    site,
-                };
-                rank = part.ranks.end;
-                parts.push((name, part));
+                let (ranks, outputs) = (rank..rank + size.rank, output..output + outputs);
+                rank = ranks.end;
+                targets.push((name, a, size.scale, ranks, outputs, site));
             }
             output += outputs;
         }
-        let parts = parts.into_iter().map(|(name, part)| {
-            let (name, shape) = (
-                format!("{name}.lora_B.weight"),
-                [part.outputs.len(), part.ranks.len()],
-            );
-            let b = own.factor(&name, shape, Initial::Zero);
-            Part { b, ..part }
+        let parts = targets.into_iter();
+        let parts = parts.map(|(name, a, scale, ranks, outputs, site)| {
+            let shape = [outputs.len(), ranks.len()];
+            let b = own.factor(&format!("{name}.lora_B.weight"), shape, Initial::Zero);
+            Part {
+                a,
+                b,
+                scale,
+                ranks,
+                outputs,
+                site,
+            }
         });
         let parts: Vec<Part> = parts.collect();
         (!parts.is_empty()).then(|| Adapter {
@@ -121,7 +119,7 @@ impl Adapter {
         self.parts.iter().flat_map(|part| [part.a, part.b])
     }
 
-    /// What it keeps for its backward pass.
+    /// The activation that its backward pass reads.
     pub(crate) fn writes(&self) -> (Activation, Extent) {
         (self.kept, Extent::tokens(self.ranks()))
     }
@@ -298,8 +296,8 @@ fn product(pass: &Pass, out: Out, (a, b): (In, In), init: Init) -> Result<(), Mo
 /// Factors are declared as trained.
 const TRAINED: &str = "a factor is trained";
 
-/// Factors of one width as one, stacked by rows, each times a number, in the compute type. What is stored so already is
-/// used as it is.
+/// Stacks factors of one width by rows, each multiplied by its number, in the compute type. A view of the arena serves where it
+/// holds just that.
 fn factor<'p>(pass: &'p Pass, factors: &[(ParameterId, f32)]) -> Result<Factor<'p>, ModelError> {
     let ids: Vec<ParameterId> = factors.iter().map(|(id, _)| *id).collect();
     let is_plain = pass.dtype() == DType::F32 && factors.iter().all(|(_, scale)| *scale == 1.0);
@@ -332,8 +330,8 @@ fn factor<'p>(pass: &'p Pass, factors: &[(ParameterId, f32)]) -> Result<Factor<'
     Ok(Factor::Made(made))
 }
 
-/// What the adapter of a layer keeps, whose first weight is called so. There are as many as there are names of modules, so
-/// their names stay in memory.
+/// The activation that a layer's adapter keeps, named after the layer's first weight. Names of activations live as long as
+/// the process, so each is leaked once; there are few, since blocks call their modules alike.
 fn kept(module: &str) -> Activation {
     static NAMES: Mutex<BTreeMap<String, &'static str>> = Mutex::new(BTreeMap::new());
     let mut names = NAMES.lock().expect("nothing panics while it is locked");

@@ -31,7 +31,7 @@ pub struct Lora {
     pub dropout: f32,
     /// Divide by the root of the rank (Kalajdzievski 2023).
     pub is_rank_stabilised: bool,
-    /// What factors begin with.
+    /// The values of fresh factors.
     pub init: LoraInit,
     /// The blocks that have adapters; none: all.
     pub layers: Option<Vec<usize>>,
@@ -43,7 +43,7 @@ pub struct Lora {
     pub alphas: Vec<(ModulePattern, f64)>,
 }
 
-/// What names modules that get adapters.
+/// A name, or a pattern of names, of modules that get adapters.
 #[derive(Clone, Debug)]
 pub struct AdapterTarget {
     /// As it was written.
@@ -60,9 +60,9 @@ pub struct ModulePattern {
     regex: Regex,
 }
 
-/// What stands for modules is no regular expression.
+/// A pattern of modules that cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error("`{pattern}` is no regular expression: {reason}")]
+#[error("`{pattern}` cannot be read as a regular expression: {reason}")]
 pub struct LoraPatternError {
     /// As it was written.
     pub pattern: String,
@@ -96,11 +96,11 @@ impl AdapterTarget {
     /// All linear layers of the blocks, without routers and experts.
     pub const ALL: &'static str = "all-linear";
 
-    /// A name fits modules that are called so, or whose name ends in a dot and it. What has other characters than names
-    /// have is a regular expression for whole names.
+    /// A plain name fits a module of that name, or one whose name ends in a dot and that name. Any other text is a regular
+    /// expression for the whole name.
     ///
     /// # Errors
-    /// A regular expression that is none.
+    /// A text that cannot be read as a regular expression.
     pub fn new(text: &str) -> Result<AdapterTarget, LoraPatternError> {
         let is_name =
             |character: char| character.is_ascii_alphanumeric() || "_.-".contains(character);
@@ -128,7 +128,7 @@ impl ModulePattern {
     /// A regular expression that fits the whole name of a module, or what follows a dot in it.
     ///
     /// # Errors
-    /// A regular expression that is none.
+    /// A text that cannot be read as a regular expression.
     pub fn ending(text: &str) -> Result<ModulePattern, LoraPatternError> {
         ModulePattern::compiled(text, &format!(r"^(?:.*\.)?(?:{text})$"))
     }

@@ -37,9 +37,11 @@ impl SourceLines {
         Ok(SourceLines(places.collect::<Result<_, _>>()?))
     }
 
-    /// The file and line of a line of the text without line information: `pack.cuh:120, inlined at rms_norm.cu:31`.
+    /// The file and line of a line of the text without line information: `pack.cuh:120, inlined at rms_norm.cu:31`; none before
+    /// a kernel's first place.
     pub fn of(&self, line: u32) -> Option<&str> {
-        self.0.get(&line).map(String::as_str)
+        let place = self.0.get(&line).map(String::as_str);
+        place.filter(|place| !place.is_empty())
     }
 }
 
@@ -59,20 +61,17 @@ fn lines(text: &str) -> Vec<Line<'_>> {
             Some(".loc") => place = text,
             // Debugging information, the last thing of the text.
             Some(".section") => break,
-            Some(_) if text.contains(".entry") => {
-                // The place before it is another kernel's.
-                place = "";
+            Some(_) => {
+                if text.contains(".entry") {
+                    // The place before it is another kernel's.
+                    place = "";
+                }
                 lines.push(Line {
                     number: index as u32 + 1,
                     text,
                     place,
                 });
             }
-            Some(_) => lines.push(Line {
-                number: index as u32 + 1,
-                text,
-                place,
-            }),
         }
     }
     lines

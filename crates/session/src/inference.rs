@@ -197,8 +197,8 @@ impl Session {
     /// Evaluates the model between two steps, without changing what they compute or need. The step before is finished
     /// first; its outcome stays available for [`Session::take_finished`].
     ///
+    /// # Errors
     /// [`SessionError::OutOfMemory`] if a lease is refused, and the errors of the batches.
-    /// [`SessionError::OutOfMemory`] if a lease is refused, and what the batches bring.
     pub fn evaluate<E: From<SessionError>>(
         &mut self,
         batches: impl IntoIterator<Item = Result<MicroBatch, E>>,

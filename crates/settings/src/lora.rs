@@ -5,7 +5,10 @@ use super::error::ConfigError;
 use super::keys::LoraConfig;
 use super::schema::Config;
 use memory::DType;
-use model::{AdapterTarget, Labels, LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern};
+use model::{
+    AdapterConfig, AdapterTarget, Labels, LinearModule, Lora, LoraInit, LoraPatternError,
+    ModulePattern,
+};
 use optim::{Faster, OptimizerKind};
 
 impl Default for LoraConfig {
@@ -30,7 +33,7 @@ impl LoraConfig {
     /// The adapters; none if there is no rank.
     ///
     /// # Errors
-    /// A regular expression that is none.
+    /// A pattern that cannot be read as a regular expression.
     pub fn adapters(&self) -> Result<Option<Lora>, ConfigError> {
         let Some(rank) = self.rank else {
             return Ok(None);
@@ -53,6 +56,53 @@ impl LoraConfig {
             ranks: ranks.collect::<Result<_, ConfigError>>()?,
             alphas: alphas.collect::<Result<_, ConfigError>>()?,
         }))
+    }
+
+    /// These settings with the adapters of a folder. Dropout is a setting of training, so one that is set here stays.
+    ///
+    /// # Errors
+    /// A key that is set here and has another value in the folder.
+    pub fn adopted(&self, adapter: AdapterConfig) -> Result<LoraConfig, ConfigError> {
+        let unset = LoraConfig::default();
+        let adopted = LoraConfig {
+            rank: Some(adapter.rank),
+            alpha: Some(adapter.alpha),
+            targets: adapter.targets,
+            layers: adapter.layers,
+            rank_pattern: adapter.ranks,
+            alpha_pattern: adapter.alphas,
+            dropout: match self.dropout == unset.dropout {
+                true => adapter.dropout,
+                false => self.dropout,
+            },
+            rslora: adapter.is_rank_stabilised,
+            init: adapter.init,
+            ..self.clone()
+        };
+        macro_rules! contradicts {
+            ($($field:ident),+) => {
+                [$((
+                    concat!("lora.", stringify!($field)),
+                    self.$field != unset.$field && self.$field != adopted.$field,
+                )),+]
+            };
+        }
+        let keys = contradicts!(
+            rank,
+            alpha,
+            targets,
+            layers,
+            rank_pattern,
+            alpha_pattern,
+            rslora,
+            init
+        );
+        match keys.into_iter().find(|(_, differs)| *differs) {
+            None => Ok(adopted),
+            Some((key, _)) => Err(ConfigError::Contradiction(format!(
+                "{key} is set, and the adapters of --lora-from have another value; leave it out"
+            ))),
+        }
     }
 
     /// The parameters that are updated at another rate.
@@ -126,8 +176,9 @@ pub(crate) fn check_modules(lora: &Lora, modules: &[LinearModule]) -> Result<(),
             blocks.saturating_sub(1)
         )));
     }
-    let fits = |target: &&AdapterTarget| !modules.iter().any(|module| target.fits(&module.name));
-    if let Some(target) = lora.targets.iter().find(fits) {
+    let fits_nothing =
+        |target: &&AdapterTarget| !modules.iter().any(|module| target.fits(&module.name));
+    if let Some(target) = lora.targets.iter().find(fits_nothing) {
         let mut ends: Vec<&str> = modules
             .iter()
             .filter_map(|module| module.name.rsplit('.').next())
@@ -155,8 +206,8 @@ pub(crate) fn check_modules(lora: &Lora, modules: &[LinearModule]) -> Result<(),
     match adapted().find(above) {
         None => Ok(()),
         Some((module, rank)) => Err(ConfigError::Contradiction(format!(
-            "an adapter of rank {rank} on `{}`, which is {} by {}, would have more parameters than it adds anything; take a rank of \
-             at most {}, for this layer alone by lora.rank_pattern",
+            "an adapter of rank {rank} on `{}`, which is {} by {}, has a higher rank than the matrix itself can have; take at \
+             most {}, for this layer alone by lora.rank_pattern",
             module.name,
             module.shape[0],
             module.shape[1],

@@ -467,7 +467,7 @@ fn shown(bytes: &[u8]) -> String {
     printed.take(80).collect()
 }
 
-/// A text of protocol 0, whose characters are bytes, with the escapes `\uXXXX` and `\UXXXXXXXX` replaced. Other escapes,
+/// A text of protocol 0, whose characters are bytes, with Unicode escapes (four digits after `\u`, eight after `\U`) replaced. Other escapes,
 /// which only Python 2 wrote, stay.
 fn without_escapes(line: &[u8]) -> String {
     let mut text = String::with_capacity(line.len());

@@ -5,7 +5,7 @@ use model::{
     ADAPTER_CONFIG, AdapterConfig, AdapterError, Lora, ModelConfig, ModelWeights, Parameters,
 };
 use serde::{Deserialize, Serialize};
-use settings::{LoraConfig, Resolved, check};
+use settings::{Resolved, check};
 use std::path::{Path, PathBuf};
 
 /// The file beside adapters with what is known of the model under them.
@@ -190,22 +190,6 @@ fn other_model(folder: &Path, before: &str, now: &str) -> Failure {
     }
 }
 
-/// The settings of a folder's adapters.
-pub(crate) fn settings_of(adapter: AdapterConfig, own: &LoraConfig) -> LoraConfig {
-    LoraConfig {
-        rank: Some(adapter.rank),
-        alpha: Some(adapter.alpha),
-        targets: adapter.targets,
-        layers: adapter.layers,
-        rank_pattern: adapter.ranks,
-        alpha_pattern: adapter.alphas,
-        dropout: adapter.dropout,
-        rslora: adapter.is_rank_stabilised,
-        init: adapter.init,
-        ..own.clone()
-    }
-}
-
 /// `--lora-from` sets the adapters, and the model under them where no other is named.
 pub(crate) fn adopt_adapters(resolved: &mut Resolved) -> Result<(), Failure> {
     let Some(folder) = resolved.options.lora_from.clone() else {
@@ -217,15 +201,7 @@ pub(crate) fn adopt_adapters(resolved: &mut Resolved) -> Result<(), Failure> {
         ));
     }
     let adapter = AdapterConfig::read(&folder)?;
-    let own = &resolved.config.lora;
-    if let Some(rank) = own.rank.filter(|rank| *rank != adapter.rank) {
-        return Err(Failure::Usage(format!(
-            "--lora {rank} contradicts the rank of {} in {}; leave --lora out",
-            adapter.rank,
-            folder.display()
-        )));
-    }
-    resolved.config.lora = settings_of(adapter, own);
+    resolved.config.lora = resolved.config.lora.adopted(adapter)?;
     if resolved.options.init_from.is_none() {
         let base = BaseModel::of_adapters(&folder, None)?;
         let Some(base) = base.folder else {

@@ -382,6 +382,10 @@ impl Failure {
                 command.map(|command| format!("`{command}` makes tokens for the model; give its --out to --data or --eval-data"))
             }
             Failure::Weights(WeightsError::Write { .. }) => None,
+            Failure::Unreadable { path, .. } if path.ends_with(model::ADAPTER_CONFIG) => Some(
+                "a folder of adapters has adapter_config.json and adapter_model.safetensors, as PEFT and --save-final write them"
+                    .into(),
+            ),
             Failure::Unreadable { .. } | Failure::Weights(_) => Some(
                 "--init-from takes a folder in Hugging Face layout: config.json and model.safetensors, as `trainer \
                  init` and --save-final write it"

@@ -4,24 +4,25 @@ mod common;
 
 use common::golden::{Golden, reference_steps, tensors};
 use memory::DType;
-use model::{AdapterConfig, Policy};
+use model::{ADAPTER_CONFIG, AdapterConfig, Lora, Parameters, Policy};
 use settings::{LoraConfig, Settings};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The settings of a family's adapters.
-fn lora(folder: &Path) -> LoraConfig {
+/// The adapters of a folder.
+fn adapters(folder: &Path) -> Lora {
     let adapter = AdapterConfig::read(folder).unwrap();
-    LoraConfig {
-        rank: Some(adapter.rank),
-        alpha: Some(adapter.alpha),
-        targets: adapter.targets,
-        layers: adapter.layers,
-        rank_pattern: adapter.ranks,
-        alpha_pattern: adapter.alphas,
-        rslora: adapter.is_rank_stabilised,
-        ..LoraConfig::default()
-    }
+    let lora = LoraConfig::default().adopted(adapter).unwrap();
+    lora.adapters().unwrap().unwrap()
+}
+
+/// Which layers have adapters, with rank and scale, in the words of a folder that the trainer writes and reads again.
+fn written_and_read(lora: &Lora, parameters: &Parameters) -> Lora {
+    let folder = tempfile::tempdir().unwrap();
+    let text = AdapterConfig::text(lora, parameters, "base");
+    std::fs::write(folder.path().join(ADAPTER_CONFIG), text).unwrap();
+    assert_eq!(AdapterConfig::read(folder.path()).unwrap().base, "base");
+    adapters(folder.path())
 }
 
 #[test]
@@ -32,7 +33,7 @@ fn adapters_agree_with_peft() {
         let start = peft.join("start");
         for mode in ["none", "lora,layernorm"] {
             let settings = golden.settings(DType::F32, "none");
-            let lora = lora(&start).adapters().unwrap();
+            let lora = Some(adapters(&start));
             let labels = settings.model.labels().with_lora();
             let layers = settings.model.layers;
             let policy = Policy::with_layers(labels, mode, &BTreeMap::new(), layers).unwrap();
@@ -43,6 +44,18 @@ fn adapters_agree_with_peft() {
             };
             let mut session = golden.session(&settings);
             session.import_adapter(&start).unwrap();
+            let parameters = session.model().architecture().parameters();
+            let again = Settings {
+                lora: Some(written_and_read(
+                    settings.lora.as_ref().unwrap(),
+                    parameters,
+                )),
+                ..settings.clone()
+            };
+            let again = golden.session(&again);
+            let again = again.model().architecture().parameters().modules();
+            assert_eq!(again, parameters.modules(), "{family}");
+            assert!(again.iter().any(|module| module.rank.is_some()));
             let text = std::fs::read_to_string(peft.join("reference.json")).unwrap();
             let reference: serde_json::Value = serde_json::from_str(&text).unwrap();
             let expected = reference_steps(&reference["steps"]);

@@ -208,7 +208,7 @@ pub struct Gradient {
     pub gradient: DType,
     pub start: Start,
     pub experts: Experts,
-    /// Of dy, and of what the products read.
+    /// How rows of `dy` are found, and those of the products' input.
     pub rows: [Rows; 2],
     pub inner: usize,
     pub outputs: usize,
@@ -266,7 +266,7 @@ impl Case for Gradient {
     }
 }
 
-/// Of so many rows: as there are, of fewer tokens, and of more.
+/// The ways in which `rows` rows can be found: in order, or by a table of fewer tokens than rows, or of more.
 fn ways(rows: usize) -> [Rows; 3] {
     let fewer = rows.div_ceil(3);
     [

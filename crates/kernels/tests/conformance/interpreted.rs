@@ -1,4 +1,4 @@
-//! What the suite runs of the PTX in this binary.
+//! Runs the suite on the PTX of this binary, and checks that every opcode of every kernel was executed.
 
 use ptx::{Module, PtxTexts, Report};
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ const REPLACED: &str = "CONFORMANCE_PTX";
 /// Names a file that gets a line for every opcode of a kernel, when it is first executed.
 const OPCODES: &str = "CONFORMANCE_OPCODES";
 
-/// What the interpreters of all tests run.
+/// The PTX that all tests run: this binary's, or that of a folder.
 pub static TEXTS: LazyLock<Arc<PtxTexts>> = LazyLock::new(|| {
     let texts = match std::env::var_os(REPLACED) {
         Some(folder) => PtxTexts::new(replaced(folder.as_ref())),

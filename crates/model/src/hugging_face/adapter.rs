@@ -69,6 +69,9 @@ pub struct AdapterConfig {
     pub base: String,
 }
 
+/// The largest rank that is read. No layer has so many inputs and outputs.
+const RANK_MAX: usize = 1 << 20;
+
 /// Settings that change what an adapter computes and are not built. They must be absent, null, false or empty.
 const NOT_BUILT: [&str; 20] = [
     "use_dora",
@@ -199,7 +202,9 @@ fn parse(config: &Map<String, Value>) -> Result<AdapterConfig, (&'static str, &'
         _ => return Err(("init_lora_weights", "is not built; true and gaussian are")),
     };
     let whole = |value: &Value| value.as_u64().map(|number| number as usize);
-    let is_no = "is none";
+    let rank = |value: &Value| whole(value).filter(|rank| (1..=RANK_MAX).contains(rank));
+    let alpha = |value: &Value| value.as_f64().filter(|alpha| (*alpha as f32).is_normal());
+    let is_no = "is of another kind than PEFT writes";
     let layers = match get("layers_to_transform") {
         Value::Null => None,
         Value::Array(list) if list.is_empty() => None,
@@ -218,33 +223,46 @@ fn parse(config: &Map<String, Value>) -> Result<AdapterConfig, (&'static str, &'
         Value::Array(list) => texts(list),
         _ => None,
     };
-    let empty = Map::new();
-    let table = |key| get(key).as_object().unwrap_or(&empty).iter();
-    let ranks = table("rank_pattern").map(|(text, rank)| Some((text.clone(), whole(rank)?)));
-    let alphas = table("alpha_pattern").map(|(text, alpha)| Some((text.clone(), alpha.as_f64()?)));
     Ok(AdapterConfig {
-        rank: whole(get("r"))
-            .filter(|rank| *rank > 0)
-            .ok_or(("r", is_no))?,
-        alpha: get("lora_alpha").as_f64().ok_or(("lora_alpha", is_no))?,
+        rank: rank(get("r")).ok_or(("r", "is no rank that a layer can have"))?,
+        alpha: alpha(get("lora_alpha")).ok_or(("lora_alpha", "is no factor"))?,
         targets: targets.ok_or(("target_modules", is_no))?,
         layers: layers
             .map(|layers| layers.ok_or(("layers_to_transform", is_no)))
             .transpose()?,
-        ranks: ranks
-            .collect::<Option<_>>()
-            .ok_or(("rank_pattern", is_no))?,
-        alphas: alphas
-            .collect::<Option<_>>()
-            .ok_or(("alpha_pattern", is_no))?,
-        dropout: get("lora_dropout").as_f64().unwrap_or(0.0),
-        is_rank_stabilised: get("use_rslora").as_bool().unwrap_or(false),
+        ranks: by_pattern(get("rank_pattern"), rank).ok_or(("rank_pattern", is_no))?,
+        alphas: by_pattern(get("alpha_pattern"), alpha).ok_or(("alpha_pattern", is_no))?,
+        dropout: match get("lora_dropout") {
+            Value::Null => 0.0,
+            share => share
+                .as_f64()
+                .filter(|share| (0.0..1.0).contains(share))
+                .ok_or(("lora_dropout", "is no share from 0 to below 1"))?,
+        },
+        is_rank_stabilised: match get("use_rslora") {
+            Value::Null => false,
+            flag => flag
+                .as_bool()
+                .ok_or(("use_rslora", "is neither true nor false"))?,
+        },
         init,
         base: get("base_model_name_or_path")
             .as_str()
             .unwrap_or_default()
             .to_owned(),
     })
+}
+
+/// What a table says of modules, by pattern; none if it is no table, or says anything else.
+fn by_pattern<T>(table: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<BTreeMap<String, T>> {
+    match table {
+        Value::Null => Some(BTreeMap::new()),
+        table => table
+            .as_object()?
+            .iter()
+            .map(|(text, value)| Some((text.clone(), read(value)?)))
+            .collect(),
+    }
 }
 
 impl Parameters {
@@ -359,6 +377,13 @@ mod tests {
             ("peft_type", json!("IA3")),
             ("init_lora_weights", json!("pissa")),
             ("r", json!(0)),
+            ("r", json!(1u64 << 62)),
+            ("lora_alpha", json!(1e300)),
+            ("lora_dropout", json!("0.5")),
+            ("lora_dropout", json!(1.5)),
+            ("use_rslora", json!(1)),
+            ("rank_pattern", json!({"q_proj": 0})),
+            ("alpha_pattern", json!([1])),
         ] {
             let error = read(|config| {
                 config.insert(key.into(), value.clone());

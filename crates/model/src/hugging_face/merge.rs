@@ -1,4 +1,4 @@
-//! Weights of a model with adapters multiplied out and added.
+//! Adds adapters to their model's weights: W + scale B A.
 
 use super::adapter::import_adapter;
 use super::weights::{ModelWeights, WeightsError};

@@ -1,6 +1,6 @@
 //! The `export` command: a checkpoint becomes a model in Hugging Face layout.
 
-use crate::adapters::{BaseModel, BaseWeights, has_adapters, settings_of};
+use crate::adapters::{BaseModel, BaseWeights, has_adapters};
 use crate::checkpoints::model_folder;
 use crate::failure::Failure;
 use crate::limits::refuse_model_without_room;
@@ -122,7 +122,7 @@ fn merge(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
         path: folder.join("config.json"),
         source,
     })?;
-    let lora = settings_of(AdapterConfig::read(adapters)?, &LoraConfig::default());
+    let lora = LoraConfig::default().adopted(AdapterConfig::read(adapters)?)?;
     let lora = lora.adapters()?.expect("a folder of adapters has a rank");
     let of = |parameters| Architecture::declared(&config, Attention::default(), parameters);
     let (plain, adapted) = (of(Parameters::default()), of(Parameters::adapted(lora)));

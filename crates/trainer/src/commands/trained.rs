@@ -1,6 +1,6 @@
 //! Folders of trained models: `eval` and `generate` compute with them, `export` copies them, and runs resume from them.
 
-use crate::adapters::{BaseModel, BaseWeights, has_adapters, settings_of};
+use crate::adapters::{BaseModel, BaseWeights, has_adapters};
 use crate::args::overrides;
 use crate::checkpoints::model_folder;
 use crate::device::OpenDevice;
@@ -82,7 +82,7 @@ impl Trained {
         if has_adapters(&folder) {
             let base = BaseModel::of_adapters(&folder, args.base.as_deref())?;
             let adapter = AdapterConfig::read(&folder)?;
-            resolved.config.lora = settings_of(adapter, &resolved.config.lora);
+            resolved.config.lora = resolved.config.lora.adopted(adapter)?;
             let described = folder.join("config.json").is_file();
             let of_base = base.folder().filter(|_| !described).map(Path::to_path_buf);
             adapters = Some((folder.clone(), base));

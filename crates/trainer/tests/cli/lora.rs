@@ -87,6 +87,12 @@ fn adapters_go_out_come_in_and_are_merged() {
     let from = "train --lora-from half --seq 32 --steps 1 --set data.any_tokenizer=true --save-final more --out on";
     place.trainer(from).succeeds();
     assert!(eval(&place, "more") < base);
+    place
+        .trainer("train --lora-from half --lora 4 --set lora.alpha=64 --out off")
+        .fails(2, &["lora.alpha is set", "another value"]);
+    place
+        .trainer("train --lora-from model --out off")
+        .fails(4, &["adapter_config.json", "a folder of adapters has"]);
 
     // Another model under the same adapters.
     place

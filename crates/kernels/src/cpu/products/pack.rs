@@ -17,7 +17,7 @@ pub(super) struct Operand {
     table: Option<(TableOf, Shared<i32>)>,
 }
 
-/// What of a matrix in memory a table lists in the order of the operand.
+/// Whether a table lists rows of the matrix in memory, or places of its depth. The operand has them in the table's order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum TableOf {
     Rows,
@@ -47,7 +47,7 @@ impl Operand {
         }
     }
 
-    /// Of this matrix the rows, or the places of the depth, that `table` lists; of the other all.
+    /// An operand of the rows, or the places of the depth, that `table` lists of this one.
     pub(super) fn listed(self, table: &[i32], of: TableOf) -> Operand {
         let rows = match of {
             TableOf::Rows => table.len(),

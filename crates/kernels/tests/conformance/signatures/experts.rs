@@ -19,7 +19,7 @@ pub fn signatures(dtype: DType, device: &Device) -> Vec<Signature> {
     let real = |name, dims: &[usize]| argument(name, dtype, dims);
     let float = |name, dims: &[usize]| argument(name, DType::F32, dims);
     let table = |name, dims: &[usize]| argument(name, DType::I32, dims);
-    // Of rows that are in order, and of 3 rows of tokens, so wide together.
+    // Rows in order take no scratch. 3 rows of tokens do where they are gathered: `width` is that of all tables' rows together.
     let target = device.kernels.target();
     let scratch = |width: usize| {
         let is_gathered = target == Target::Cpu && dtype == DType::F32;
