@@ -2,7 +2,7 @@
 
 use super::activations::{PlannedActivation, bytes_by_layer, total_bytes};
 use memory::format_bytes;
-use model::Label;
+use model::{Action, Label, Policy};
 use settings::Settings;
 
 /// Sentences for the person who reads the plan.
@@ -14,7 +14,43 @@ pub(crate) fn notes(settings: &Settings, activations: &[PlannedActivation]) -> V
     if !settings.policy.offloaded().is_empty() {
         notes.push(last_layer_under_offload(settings, activations));
     }
+    notes.extend(labels_without_activations(&settings.policy, activations));
     notes
+}
+
+/// A label may be any model's of the family, and this one may have nothing under it. A label that another one took along is
+/// not named, nor is any where all are dropped.
+fn labels_without_activations(
+    policy: &Policy,
+    activations: &[PlannedActivation],
+) -> Option<String> {
+    let labels = policy.labels();
+    let is_kept = |label: Label| {
+        (0..policy.layers()).all(|layer| policy.actions(layer).of(label) == Action::Keep)
+    };
+    let covers = |outer: Label, inner: Label| labels.covered(outer).any(|label| label == inner);
+    let is_empty = |label: Label| {
+        !activations
+            .iter()
+            .any(|one| labels.covered(label).any(|inner| inner.name() == one.label))
+    };
+    let is_taken_along = |label: Label| {
+        labels
+            .iter()
+            .any(|outer| outer != label && !is_kept(outer) && covers(outer, label))
+    };
+    if !labels.named().any(is_kept) {
+        return None;
+    }
+    let named = labels.named().filter(|label| !is_kept(*label));
+    let idle = named.filter(|label| is_empty(*label) && !is_taken_along(*label));
+    let idle: Vec<String> = idle.map(|label| format!("`{}`", label.name())).collect();
+    (!idle.is_empty()).then(|| {
+        format!(
+            "this model has no activations under {}; leaving that out changes nothing",
+            idle.join(", ")
+        )
+    })
 }
 
 /// The last layer keeps its activations: its backward pass runs first, so they would be needed again at once.

@@ -310,3 +310,23 @@ fn auto_chooses_by_the_labels_of_experts() {
         assert!(slower < full / 2.0, "{name}: {slower} {full}");
     }
 }
+
+/// A label under which this model has nothing is told, unless another one took it along.
+#[test]
+fn labels_that_name_nothing_are_told() {
+    let said = |spec: &str| {
+        let plan = recomputing("qwen3-30b-a3b", spec);
+        let mut notes = plan.notes.into_iter();
+        notes.find(|note| note.contains("no activations under"))
+    };
+    for (spec, told) in [
+        ("moe_dispatch", "`moe_dispatch`"),
+        ("mlp,moe_act,shared_experts", "`mlp`, `shared_experts`"),
+    ] {
+        let note = said(spec).expect(spec);
+        assert!(note.contains(&format!("under {told};")), "{spec}: {note}");
+    }
+    for spec in ["none", "full", "moe", "moe_act"] {
+        assert_eq!(said(spec), None, "{spec}");
+    }
+}
