@@ -35,14 +35,9 @@ impl AdapterWeights {
         let mut factors: BTreeMap<usize, Vec<f32>> = BTreeMap::new();
         let whole = layout.all();
         import_adapter(folder, parameters, &layout, &whole, |place, values| {
-            let entry = match layout
-                .entries()
-                .iter()
-                .find(|entry| entry.range().contains(&place))
-            {
-                Some(entry) => entry.offset,
-                None => unreachable!("a factor has an entry"),
-            };
+            let mut entries = layout.entries().iter();
+            let entry = entries.find(|entry| entry.range().contains(&place));
+            let entry = entry.expect("a factor has an entry").offset;
             factors.entry(entry).or_default().extend(values);
             Ok::<(), WeightsError>(())
         })?;
