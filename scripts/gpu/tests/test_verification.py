@@ -20,10 +20,10 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from verification import libraries, report, tensors
-from verification.commands import Clock, Finished, run
+from verification.commands import Clock, CommandList, Finished, run
 from verification.metrics import Metrics
 from verification.outcome import FAIL, NO_TIME, PASS, SKIPPED, Failed, Findings, Outcome, OutOfTime, Skipped
-from verification.sections import SECTIONS, conformance, cudnn, doctor, graphs, modes, offload, operations, plan, preflight, rehearsal, sanitizer, speed, tuning
+from verification.sections import SECTIONS, conformance, cudnn, doctor, graphs, models, modes, offload, operations, plan, preflight, rehearsal, sanitizer, speed, tuning
 
 # Steps of a real run, shortened; the device's marks are made up.
 RUN = '{"kind":"run","version":"0.1.0","device":"cuda","granularity_bytes":256,"flops_per_token":1597440}'
@@ -129,6 +129,25 @@ class Judging(unittest.TestCase):
             family[index].steps[-1].update(change)
             with self.assertRaises(Failed, msg=change):
                 modes.judge("f32", family)
+
+    @staticmethod
+    def kinds():
+        """A run, the same again, and recomputed, as the section `models` makes them."""
+        runs = [[{"loss": 5.0 - step, "replayed": replayed} for step in range(models.STEPS)] for replayed in ({}, {}, {"mlp": 8})]
+        return [SimpleNamespace(metrics=metrics(*steps)) for steps in runs]
+
+    def test_models_that_keep_bits_and_plans_and_are_near_the_cpu_pass(self):
+        models.judge("experts", *self.kinds(), 2e-6)
+
+    def test_models_that_are_far_from_the_cpu_or_change_bits_fail(self):
+        for index, change in ((1, {"loss": 1.0}), (2, {"loss": 1.0}), (2, {"replayed": {}}), (0, {"peak_bytes": 1}), (2, {"peak_bytes": 1})):
+            kinds = self.kinds()
+            kinds[index].metrics.steps[-1].update(change)
+            with self.assertRaises(Failed, msg=change):
+                models.judge("experts", *kinds, 2e-6)
+        for furthest in (1e-3, float("nan")):
+            with self.assertRaises(Failed):
+                models.judge("experts", *self.kinds(), furthest)
 
     def test_memory_that_grows_beside_the_pool_fails(self):
         constant = metrics({}, {}, {})
@@ -361,6 +380,13 @@ class Ending(unittest.TestCase):
         with self.assertRaises(OutOfTime) as ended:
             run(["bash", "-c", "echo begun; sleep 60 & sleep 60"], Clock(6))
         self.assertEqual(ended.exception.stdout, "begun\n")
+
+    def test_commands_are_listed_with_what_they_printed(self):
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(CommandList, "path", pathlib.Path(folder) / "commands.jsonl"):
+            run(["bash", "-c", "echo well"], Clock(6))
+            run(["bash", "-c", "echo out; echo why >&2; exit 3"], Clock(6))
+            listed = [json.loads(line) for line in CommandList.path.read_text().splitlines()]
+        self.assertEqual([(entry["code"], entry.get("stdout"), entry["stderr"]) for entry in listed], [(0, None, ""), (3, "out\n", "why\n")])
 
     def test_what_is_stopped_is_out_of_time_and_nothing_follows(self):
         # In a process of its own, since a stopped one starts no commands.

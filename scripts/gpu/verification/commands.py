@@ -1,4 +1,5 @@
 """Commands with a time limit: each is killed, with all that it started, when its time is up or the run is stopped."""
+import json
 import os
 import signal
 import subprocess
@@ -50,6 +51,24 @@ class Finished:
 _running, _stopped, _lock = set(), [], threading.RLock()
 # A process that waits for a GPU that hangs does not even end when it is killed.
 SECONDS_TO_END = 10
+# What a command printed is kept to this length in the list of commands, its end rather than its start.
+CHARACTERS_KEPT = 4000
+
+
+class CommandList:
+    """A file with a line of JSON for each command that has ended, so that a failure can be read where the GPU is gone."""
+    path = None
+
+    @classmethod
+    def add(cls, command, code, seconds, stdout, stderr):
+        if cls.path is None:
+            return
+        entry = dict(command=command, code=code, seconds=round(seconds, 2), stderr=stderr[-CHARACTERS_KEPT:])
+        # The output of a command that ended well is in the report.
+        if code != 0:
+            entry["stdout"] = stdout[-CHARACTERS_KEPT:]
+        with _lock, open(cls.path, "a") as file:
+            file.write(json.dumps(entry) + "\n")
 
 
 def stop(reason):
@@ -94,10 +113,11 @@ def run(command, clock, environment=None, folder=None):
         ended = stopped() and process.returncode == -signal.SIGKILL
     except subprocess.TimeoutExpired:
         kill(process)
-        stdout, ended = what_is_left(process), True
+        (stdout, stderr), ended = what_is_left(process), True
     finally:
         with _lock:
             _running.discard(process)
+    CommandList.add(command, process.returncode, time.monotonic() - start, stdout, stderr)
     if ended:
         raise OutOfTime(f"`{name}` was stopped after {time.monotonic() - start:.0f} s" + (f": {stopped()}" if stopped() else ""), stdout)
     return Finished(command, process.returncode, stdout, stderr, time.monotonic() - start)
@@ -106,6 +126,6 @@ def run(command, clock, environment=None, folder=None):
 def what_is_left(process):
     """The output of a killed process; one that does not end is left alone."""
     try:
-        return process.communicate(timeout=SECONDS_TO_END)[0]
+        return process.communicate(timeout=SECONDS_TO_END)
     except subprocess.TimeoutExpired:
-        return ""
+        return "", ""

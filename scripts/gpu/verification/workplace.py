@@ -70,22 +70,23 @@ class Workplace:
         require(finished.code == 0, f"`trainer plan {' '.join(map(str, arguments))}`: {finished.complaint()}")
         return json.loads(finished.stdout)
 
-    def try_training(self, *arguments):
-        """Trains on the device, which may fail."""
+    def try_training(self, *arguments, device=None):
+        """Trains on the device, or on another one; it may fail."""
         folder = self.new_folder()
-        finished = self.trainer("train", "--device", self.device, "--quiet", "--save-every", 0, "--out", folder, *arguments)
+        finished = self.trainer("train", "--device", device or self.device, "--quiet", "--save-every", 0, "--out", folder, *arguments)
         read = lambda name: (folder / name).read_text() if (folder / name).exists() else None
         metrics = Metrics.parse(read("metrics.jsonl") or "")
         return Trained(finished, folder, metrics, json.loads(read("plan.json") or "{}"))
 
-    def train(self, *arguments):
-        """Trains on the device; every step must have been made there, and be finite."""
-        trained = self.try_training(*arguments)
+    def train(self, *arguments, device=None):
+        """Trains on the device, or on another one; every step must have been made there, and be finite."""
+        device = device or self.device
+        trained = self.try_training(*arguments, device=device)
         command = f"`trainer train {' '.join(map(str, arguments))}`"
         require(trained.finished.code == 0, f"{command}: {trained.finished.complaint()}")
         metrics = trained.metrics
         used = metrics.header.get("device", "nothing")
-        require(used.partition(":")[0] == self.device, f"{command} ran on {used}, not on {self.device}")
+        require(used.partition(":")[0] == device, f"{command} ran on {used}, not on {device}")
         require(metrics.steps and metrics.end.get("reason") == "done", f"{command} has no steps, or no end")
         require(metrics.is_finite(), f"{command}: a step is not finite")
         return trained

@@ -8,7 +8,7 @@ from ..outcome import Failed, OutOfTime, Skipped, require
 from ..tensors import write_tokens
 
 CHECKS = "tokens/s, utilisation and peak bytes of each strategy beside PyTorch (SDPA, fused AdamW), with and without torch.compile"
-SECONDS = 300
+SECONDS = 270
 
 # The most that one run may take: compiling a large model takes most of a minute.
 RUN_SECONDS = 150

@@ -1,0 +1,62 @@
+"""Models, optimizers and homes of other kinds: the CPU's losses in f32, the same bits recomputed, planned = measured."""
+from ..outcome import require
+
+CHECKS = ("experts, latents, adapters, Muon, Adafactor, padded documents, and weights and gradients on the host: the CPU's losses in f32, the "
+          "same bits when everything is recomputed, planned peak = measured peak")
+SECONDS = 60
+
+STEPS = 4
+# Relative, in loss: both sum in f32, in another order.
+NEAR = 1e-4
+SMALL = ["--config", "tiny", "--micro-batch", 4, "--accum", 2]
+HOST = ["--offload-parameters", "pinned", "--offload-gradients", "pinned"]
+CASES = {
+    "experts": ["--config", "tiny-moe"],
+    "latents and experts": ["--config", "tiny-mla"],
+    "adapters": [*SMALL, "--lora", 8],
+    "adapters on GPT-2, dropout": ["--config", "gpt2", "--seq", 64, "--micro-batch", 2, "--lora", 8, "--set", "lora.dropout=0.1",
+                                   "--set", "model.layers=2"],
+    "Muon": [*SMALL, "--optimizer", "muon"],
+    "Adafactor": [*SMALL, "--optimizer", "adafactor"],
+    "Muon, experts": ["--config", "tiny-moe", "--optimizer", "muon"],
+    "padded documents": [*SMALL, "--seq", 256, "--packing", "pad"],
+    "documents, first fit": [*SMALL, "--seq", 256, "--packing", "first-fit"],
+    "documents, first fit, experts": ["--config", "tiny-moe", "--seq", 256, "--packing", "first-fit"],
+    "weights and gradients on the host": [*SMALL, *HOST],
+    "everything on the host, experts": ["--config", "tiny-moe", *HOST, "--offload-optimizer", "pinned"],
+}
+
+
+def run(place, found):
+    rows = found.table("Models of other kinds", "run", "type", "peak, bytes", "recomputed, bytes", "same bits", "furthest loss from the CPU's")
+    for name, flags in CASES.items():
+        for dtype in ("f32", "bf16"):
+            documents = ["--data", place.bundle / "golden" / "documents"] if "--packing" in flags else []
+            common = [*flags, *documents, "--dtype", dtype, "--steps", STEPS]
+            kept, again, recomputed = place.train_all([[*common, "--recompute", mode] for mode in ("none", "none", "full")])
+            reference = place.train(*common, device="cpu") if dtype == "f32" and place.is_cuda else None
+            furthest = distance(kept, reference) if reference else None
+            same = kept.metrics.bits() == again.metrics.bits() == recomputed.metrics.bits()
+            rows.append([name, dtype, f"{max(kept.metrics.peaks()):,}", f"{max(recomputed.metrics.peaks()):,}", "yes" if same else "NO",
+                         "-" if furthest is None else f"{furthest:.1e}"])
+            found.figures[f"{name}, {dtype}"] = dict(furthest=furthest, bits=kept.metrics.bits())
+            judge(f"{name}, {dtype}", kept, again, recomputed, furthest)
+
+
+def distance(trained, reference):
+    """The largest relative difference of the steps' losses."""
+    pairs = list(zip(trained.metrics.steps, reference.metrics.steps))
+    return max(abs(one["loss"] / other["loss"] - 1) for one, other in pairs)
+
+
+def judge(name, kept, again, recomputed, furthest):
+    require(len(set(kept.metrics.bits())) == STEPS, f"{name}: the steps do not differ from one another")
+    require(recomputed.metrics.replayed() and not kept.metrics.replayed(), f"{name}: `full` replays nothing, or `none` something")
+    require(again.metrics.bits() == kept.metrics.bits(), f"{name}: a second run has other bits")
+    require(recomputed.metrics.bits() == kept.metrics.bits(), f"{name}: with everything recomputed, other bits")
+    for trained in (kept, recomputed):
+        for step in trained.metrics.steps:
+            require(step["peak_bytes"] == step["planned_peak_bytes"],
+                    f"{name}: planned {step['planned_peak_bytes']:,} bytes, measured {step['peak_bytes']:,}")
+    if furthest is not None:
+        require(furthest < NEAR, f"{name}: losses are {furthest:.1e} from the CPU's")
