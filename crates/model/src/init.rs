@@ -1,14 +1,18 @@
 //! Fresh weights.
 
 use crate::{Initial, Parameter, Parameters};
-use files::{CHUNK_ELEMENTS, in_chunks};
+use files::CHUNK_ELEMENTS;
 use memory::Layout;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal, StandardUniform};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
 
-/// Hands every parameter's initial values to `set` in chunks: the first element's place in the arena, and the values.
-/// Each tensor has a random stream of its own, so a seed gives the same weights on every machine.
+/// Hands every parameter's initial values to `set` in chunks, in any order: the first element's place in the arena, and the
+/// values. Each tensor has a random stream of its own, so a seed gives the same weights on every machine, and tensors are
+/// drawn by several threads.
 ///
 /// # Errors
 /// What `set` returns.
@@ -43,18 +47,63 @@ fn initialise_some<E>(
     wanted: impl Fn(&Parameter) -> bool,
     mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut chunk = Vec::with_capacity(CHUNK_ELEMENTS);
     let all = parameters.in_layout().zip(parameters.numbers());
-    let all = all.zip(layout.entries());
-    for ((parameter, number), entry) in all.filter(|((parameter, _), _)| wanted(parameter)) {
-        let mut values = init.values(parameter.initial, parameter.stream(number));
-        for elements in in_chunks(0..entry.elements()) {
-            chunk.clear();
-            chunk.extend(values.by_ref().take(elements.len()));
-            set(entry.offset + elements.start, &chunk)?;
+    let mut tensors: Vec<Drawn> = all
+        .zip(layout.entries())
+        .filter(|((parameter, _), _)| wanted(parameter))
+        .map(|((parameter, number), entry)| Drawn {
+            values: (parameter.initial, parameter.stream(number)),
+            elements: entry.range(),
+        })
+        .collect();
+    // The largest first, or the last thread would draw it alone.
+    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.elements.len()));
+    let threads = rayon::current_num_threads().clamp(1, tensors.len().max(1));
+    // Small, since every thread holds one; below this size, the calls of `set` would take longer than the drawing.
+    let elements = CHUNK_ELEMENTS / 4;
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let (sender, chunks) = sync_channel(0);
+        for _ in 0..threads {
+            let (sender, next, tensors) = (sender.clone(), &next, &tensors);
+            scope.spawn(move || {
+                while let Some(tensor) = tensors.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if tensor.send(init, elements, &sender).is_none() {
+                        return;
+                    }
+                }
+            });
         }
+        drop(sender);
+        // An error drops the receiver, which ends the threads.
+        chunks
+            .into_iter()
+            .try_for_each(|(offset, values): (usize, Vec<f32>)| set(offset, &values))
+    })
+}
+
+/// A tensor that is drawn: what from, with which stream of random numbers, and its elements in the arena.
+struct Drawn {
+    values: (Initial, u64),
+    elements: Range<usize>,
+}
+
+impl Drawn {
+    /// Draws all values, and sends them so many at a time; none if nobody receives them any more.
+    fn send(
+        &self,
+        init: Fresh,
+        elements: usize,
+        sender: &SyncSender<(usize, Vec<f32>)>,
+    ) -> Option<()> {
+        let mut values = init.values(self.values.0, self.values.1);
+        for start in self.elements.clone().step_by(elements) {
+            let count = elements.min(self.elements.end - start);
+            let chunk = values.by_ref().take(count).collect();
+            sender.send((start, chunk)).ok()?;
+        }
+        Some(())
     }
-    Ok(())
 }
 
 /// The distribution of fresh weights.
