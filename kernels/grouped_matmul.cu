@@ -5,9 +5,10 @@
 // Every element of the output has one block, which adds up its products in one order.
 #include "tile.cuh"
 
-// What a block computes of the output, by two warps side by side and two below, and how far products of bf16 go from
-// one barrier to the next. The launch code repeats these numbers.
-constexpr int ROWS = 64, COLUMNS = 128, THREADS = 4 * WARP, DEPTH = 64;
+// What a block computes of the output, by two warps side by side and two below; how far products of bf16 go from one
+// barrier to the next; and how many such stages shared memory holds: one is multiplied, the others are on their way. The
+// launch code repeats these numbers.
+constexpr int ROWS = 128, COLUMNS = 128, THREADS = 4 * WARP, DEPTH = 32, STAGES = 4;
 // The same for f32.
 constexpr int F32_DEPTH = 16;
 // Sixteens of rows and eights of columns of a warp.
@@ -143,7 +144,7 @@ __device__ void store(const Output<O> &out, float (&sums)[SIXTEENS][EIGHTS][4], 
     }
 }
 
-// `out = [out +] a b^T` on tensor cores. While a tile is multiplied, the next one is on its way.
+// `out = [out +] a b^T` on tensor cores. While a stage is multiplied, the next ones are on their way.
 template <typename O, bool A_BY_DEPTH, bool B_BY_DEPTH>
 __device__ void multiply(const Output<O> &out, const Factor<bf16, A_BY_DEPTH> &a, const Factor<bf16, B_BY_DEPTH> &b) {
     typedef Held<ROWS, A_BY_DEPTH> Left;
@@ -154,18 +155,26 @@ __device__ void multiply(const Output<O> &out, const Factor<bf16, A_BY_DEPTH> &a
     float sums[SIXTEENS][EIGHTS][4] = {};
     const auto left = [&](int stage) { return Left{{chunks, stage * STAGE}}; };
     const auto right = [&](int stage) { return Right{{chunks, stage * STAGE + Left::CHUNKS}}; };
-    left(0).copy(a, 0);
-    right(0).copy(b, 0);
-    int stage = 0;
-    for (int place = 0; place < a.depth; place += DEPTH, stage ^= 1) {
-        wait_for_copies();
-        // The tile is there for all, and all are through with the one before, whose place the next one takes.
-        __syncthreads();
-        if (place + DEPTH < a.depth) {
-            left(stage ^ 1).copy(a, place + DEPTH);
-            right(stage ^ 1).copy(b, place + DEPTH);
+    const auto copy = [&](int stage, int place) {
+        if (place < a.depth) {
+            left(stage).copy(a, place);
+            right(stage).copy(b, place);
         }
+        // Also an empty one, so that a stage's group is always equally old when it is waited for.
+        close_copy_group();
+    };
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; stage++) {
+        copy(stage, stage * DEPTH);
+    }
+    int stage = 0;
+    for (int place = 0; place < a.depth; place += DEPTH) {
+        wait_for_copy_groups<STAGES - 2>();
+        // The stage is there for all, and all are through with the one before, whose place the newest one takes.
+        __syncthreads();
+        copy(stage == 0 ? STAGES - 1 : stage - 1, place + (STAGES - 1) * DEPTH);
         add_product(sums, left(stage), row, right(stage), column);
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
     wait_for_copies();
     store(out, sums, row, column);

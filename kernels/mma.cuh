@@ -34,7 +34,12 @@ void copy_async(SharedElements<T> to, int index, const T *from, bool exists = tr
     }
 }
 
-inline void wait_for_copies() { emulation::finish_copies(); }
+inline void close_copy_group() { emulation::close_copy_group(); }
+template <int UNDER_WAY> void wait_for_copy_groups() { emulation::finish_copies(UNDER_WAY); }
+inline void wait_for_copies() {
+    close_copy_group();
+    wait_for_copy_groups<0>();
+}
 
 #else
 
@@ -81,6 +86,14 @@ __device__ inline void copy_async(SharedElements<T> to, int index, const T *from
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(sizeof(T)), "r"(given)
                      : "memory");
     }
+}
+
+// What a thread has asked for since the last call becomes a group. There may be nothing in it.
+__device__ inline void close_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits, as `wait_for_copies` does, for all groups but the newest UNDER_WAY.
+template <int UNDER_WAY> __device__ inline void wait_for_copy_groups() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(UNDER_WAY) : "memory");
 }
 
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

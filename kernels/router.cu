@@ -349,21 +349,18 @@ extern "C" __global__ void group_by_expert_i32(int *offsets, int *row_token, int
 }
 EXPORT(group_by_expert_i32);
 
-// A warp counts one expert of one sequence of `slots` ids, `choices` of each token.
-extern "C" __global__ void count_choices_f32(float *counts, const int *ids, const int *lengths, size_t sequences,
-                                             size_t slots, size_t experts, size_t choices) {
-    const size_t row = own_row();
-    if (row >= sequences * experts) {
-        return;
-    }
+// A block counts one expert of one sequence of `slots` ids, `choices` of each token.
+extern "C" __global__ void count_choices_f32(float *counts, const int *ids, const int *lengths, size_t slots,
+                                             size_t experts, size_t choices) {
+    const size_t row = blockIdx.x;
     const int *own = ids + row / experts * slots;
     const int expert = int(row % experts);
     const size_t end = lengths == nullptr ? slots : size_t(lengths[row / experts]) * choices;
     int count = 0;
-    for (size_t slot = threadIdx.x; slot < end; slot += WARP) {
+    for (size_t slot = threadIdx.x; slot < end; slot += THREADS) {
         count += own[slot] == expert;
     }
-    count = warp_reduce(count, Sum());
+    count = block_sum(count);
     if (threadIdx.x == 0) {
         counts[row] = float(count);
     }

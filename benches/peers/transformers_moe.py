@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Peer: a training step of transformers' Qwen3-MoE on the CPU, by its grouped products or its loop over experts.
+"""Peer: a training step of transformers' Qwen3-MoE, on the CPU or a GPU, by its grouped products or its loop over experts.
 
 Prints one JSON line: tokens/s (median over steps after warm-up), losses, peak memory.
   python transformers_moe.py --experts 64 --chosen 4 --expert-ffn 192 --implementation grouped_mm|eager
@@ -23,6 +23,7 @@ def arguments():
     for name, default in numbers.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
     parser.add_argument("--implementation", default="grouped_mm", choices=["grouped_mm", "eager"])
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="f32", choices=["f32", "bf16"])
     parser.add_argument("--master", action="store_true")
     return parser.parse_args()
@@ -35,7 +36,9 @@ def model(a):
         moe_intermediate_size=a.expert_ffn, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], use_cache=False,
         output_router_logits=False, tie_word_embeddings=False, attn_implementation="sdpa", experts_implementation=a.implementation)
     torch.manual_seed(0)
-    made = Qwen3MoeForCausalLM(config).train().to({"f32": torch.float32, "bf16": torch.bfloat16}[a.dtype])
+    # Drawn where they are used, which takes a GPU no time.
+    torch.set_default_device(a.device)
+    made = Qwen3MoeForCausalLM(config).train().to(a.device, {"f32": torch.float32, "bf16": torch.bfloat16}[a.dtype])
     assert made.config._experts_implementation == a.implementation
     return made
 
@@ -72,18 +75,21 @@ def main():
     for _ in range(a.steps):
         start, total = time.perf_counter(), 0.0
         for _ in range(a.accum):
-            ids = torch.randint(0, a.vocab, (a.micro_batch, a.seq + 1))
+            ids = torch.randint(0, a.vocab, (a.micro_batch, a.seq + 1), device=a.device)
             logits = qwen(ids[:, :-1]).logits.float()
             loss = torch.nn.functional.cross_entropy(logits.view(-1, a.vocab), ids[:, 1:].reshape(-1)) / a.accum
             loss.backward()
             total += loss.item()
         optimizer.step()
+        if a.device != "cpu":
+            torch.cuda.synchronize()
         losses.append(total)
         times.append(time.perf_counter() - start)
     typical = statistics.median(times[a.warmup:] or times)
     print(json.dumps(dict(peer="torch " + torch.__version__, implementation=a.implementation, dtype=a.dtype,
                           params=sum(weight.numel() for weight in qwen.parameters()), step_s=round(typical, 4),
                           tokens_per_s=round(a.micro_batch * a.accum * a.seq / typical, 1), loss=[losses[0], losses[-1]],
+                          peak_allocated_bytes=torch.cuda.max_memory_allocated() if a.device != "cpu" else None,
                           peak_rss_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)))
 
 

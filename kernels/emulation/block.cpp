@@ -61,6 +61,7 @@ void Block::begin_block(uint64_t number, size_t shared_bytes) {
     for (Thread &thread : threads) {
         thread.state = State::Ready;
         thread.copies.clear();
+        thread.copy_groups = 0;
     }
     for (size_t warp = 0; warp < warp_count(); warp++) {
         warps[warp].exchange = now.clock;

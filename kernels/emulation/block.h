@@ -27,6 +27,8 @@ struct Copy {
     const void *source;
     Place place;
     Moment begin;
+    // Groups that the thread had closed when it asked for this copy.
+    unsigned group;
 };
 
 struct Thread {
@@ -37,6 +39,7 @@ struct Thread {
     unsigned mask = 0;
     bool vote = false;
     std::vector<Copy> copies;
+    unsigned copy_groups;
 
     unsigned lane() const { return number % WARP; }
 };

@@ -1,6 +1,8 @@
 // Instructions of a warp are exchanges of its lanes' registers, after which each lane makes its own part of the result.
 #include "tensor_cores.h"
 
+#include <algorithm>
+
 #include "block.h"
 
 namespace emulation {
@@ -91,16 +93,23 @@ void copy_later(SharedArray *array, int64_t index, const void *source, Place pla
         fail(place, "a copy of %zu bytes is not aligned", array->element_bytes);
     }
     std::memset(element_written(array, index, place), 0xff, array->element_bytes);
-    current().running->copies.push_back({array, index, source, place, current().now});
+    current().running->copies.push_back({array, index, source, place, current().now, current().running->copy_groups});
 }
 
-void finish_copies() {
+void close_copy_group() { current().running->copy_groups++; }
+
+void finish_copies(unsigned under_way) {
     std::vector<Copy> &copies = current().running->copies;
-    for (const Copy &copy : copies) {
+    const unsigned closed = current().running->copy_groups;
+    const auto is_under_way = [&](const Copy &copy) { return copy.group + under_way >= closed; };
+    // In the order in which they were asked for, so that those under way are the last.
+    const auto first_under_way = std::find_if(copies.begin(), copies.end(), is_under_way);
+    for (auto at = copies.begin(); at != first_under_way; ++at) {
+        const Copy &copy = *at;
         read_global(copy.source, copy.array->element_bytes, copy.begin, copy.place);
         std::memcpy(element_written(copy.array, copy.index, copy.place), copy.source, copy.array->element_bytes);
     }
-    copies.clear();
+    copies.erase(copies.begin(), first_under_way);
 }
 
 }  // namespace emulation

@@ -41,6 +41,9 @@ inline void load_matrices(uint32_t (&matrices)[4], const uint32_t (&row)[4], boo
 
 // `cp.async`: from now until this thread waits, the element is NaN.
 void copy_later(SharedArray *array, int64_t index, const void *source, Place place);
-void finish_copies();
+// All that were asked for since the last call are a group.
+void close_copy_group();
+// Waits for all groups but the newest so many.
+void finish_copies(unsigned under_way);
 
 }  // namespace emulation

@@ -19,8 +19,8 @@ def flash(width, rows):
 # tensors: `extent.rs`. Rows of 8,192 elements in the backward pass of norms: `norm_backward.rs`.
 ROWS, COLUMNS, FLAT, WIDE_ROWS = Launch(512), Launch(4 * 128), Launch(256), Launch(256)
 
-# Two stages of 64 rows and of 128 columns, each of 64 elements of bf16 and a chunk of padding: `experts.rs`.
-GROUPED = Launch(4 * 32, 2 * (64 + 128) * (64 * 2 + 16))
+# Four stages of 128 rows and of 128 columns, each of 32 elements of bf16 and a chunk of padding: `experts.rs`.
+GROUPED = Launch(4 * 32, 4 * (128 + 128) * (32 * 2 + 16))
 
 # By source file.
 HOT = {

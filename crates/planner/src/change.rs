@@ -47,9 +47,11 @@ impl Change {
         Change(vec![Put { key, value, put }])
     }
 
-    /// This change followed by another.
+    /// This change followed by another, which takes the place of what both set.
     pub(crate) fn and(&self, other: &Change) -> Change {
-        Change([&self.0[..], &other.0].concat())
+        let is_set_again = |one: &&Put| other.0.iter().any(|later| later.key == one.key);
+        let kept = self.0.iter().filter(|one| !is_set_again(one));
+        Change(kept.chain(&other.0).cloned().collect())
     }
 
     /// A configuration with the change.
@@ -113,6 +115,7 @@ mod tests {
         let pinned = full.and(&set!(offload.optimizer = OptimizerPlace::Pinned, "pinned"));
         let on_disk = pinned.with_states_on_disk().unwrap();
         let set = ["recompute.spec=full", "offload.optimizer=./scratch"];
+        assert_eq!(full.and(&on_disk).set(), set, "nothing is set twice");
         assert_eq!(on_disk.set(), set);
         let without = set!(offload.parameters = HostPlace::Pinned);
         assert!(without.with_states_on_disk().is_none());

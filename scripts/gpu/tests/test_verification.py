@@ -132,15 +132,15 @@ class Judging(unittest.TestCase):
 
     @staticmethod
     def kinds():
-        """A run, the same again, and recomputed, as the section `models` makes them."""
-        runs = [[{"loss": 5.0 - step, "replayed": replayed} for step in range(models.STEPS)] for replayed in ({}, {}, {"mlp": 8})]
+        """A run, and the same recomputed, as the section `models` makes them."""
+        runs = [[{"loss": 5.0 - step, "replayed": replayed} for step in range(models.STEPS)] for replayed in ({}, {"mlp": 8})]
         return [SimpleNamespace(metrics=metrics(*steps)) for steps in runs]
 
     def test_models_that_keep_bits_and_plans_and_are_near_the_cpu_pass(self):
         models.judge("experts", *self.kinds(), 2e-6)
 
     def test_models_that_are_far_from_the_cpu_or_change_bits_fail(self):
-        for index, change in ((1, {"loss": 1.0}), (2, {"loss": 1.0}), (2, {"replayed": {}}), (0, {"peak_bytes": 1}), (2, {"peak_bytes": 1})):
+        for index, change in ((1, {"loss": 1.0}), (1, {"replayed": {}}), (0, {"peak_bytes": 1}), (1, {"peak_bytes": 1})):
             kinds = self.kinds()
             kinds[index].metrics.steps[-1].update(change)
             with self.assertRaises(Failed, msg=change):
@@ -200,10 +200,10 @@ class Judging(unittest.TestCase):
     def test_offloaded_states_are_timed_beside_resident_ones(self):
         def trained(step_ms, optimizer_ms):
             run = metrics({"step_ms": 9e9}, *[{"step_ms": step_ms, "phase_ms": {"optimizer": optimizer_ms}}] * 2)
-            return SimpleNamespace(metrics=run, plan=dict(offload=dict(optimizer_bytes=4_000_000_000, exposed_ms=1.0)))
+            return SimpleNamespace(metrics=run, plan=dict(offload=dict(optimizer_bytes=4_000_000_000, exposed_ms=1.0, both_ways_gbps=75.0)))
         figures = offload.figures_of(trained(1000.0, 20.0), trained(1020.0, 30.0), trained(1200.0, 100.0))
         self.assertAlmostEqual(figures["slower"], 0.02)
-        self.assertEqual((figures["both_ways_gbps"], figures["optimizer_ms"]), (80.0, 20.0))
+        self.assertEqual((figures["measured_both_ways_gbps"], figures["optimizer_ms"]), (80.0, 20.0))
         self.assertEqual(offload.share_of_rate(80.0, 100.0), ", 80 % of 100.0")
 
     def test_speeds_of_other_models_do_not_compare(self):

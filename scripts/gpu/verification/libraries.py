@@ -53,8 +53,10 @@ def cublaslt_folders():
 
 
 def cudnn_folder():
-    """The folder of cuDNN 9; none where there is none, but for what LD_LIBRARY_PATH has."""
-    return next(iter(folders_with("libcudnn.so.9", package_roots())), None)
+    """The folder of cuDNN 9, none where there is none. One that LD_LIBRARY_PATH names comes before PyTorch's, which may be too old."""
+    named = [pathlib.Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    own = [folder for folder in named if (folder / "libcudnn.so.9").exists()]
+    return next(iter(own + folders_with("libcudnn.so.9", package_roots())), None)
 
 
 def library_path():

@@ -11,11 +11,12 @@ use memory::{DType, In};
 /// Threads of a block that works on a piece of a row, a pack each.
 const THREADS: usize = 128;
 
-/// Rows and columns of a product that a block computes, its threads, and how far products of bf16 go from one barrier to
-/// the next: as in `grouped_matmul.cu`.
-const TILE: [usize; 2] = [64, 128];
+/// Rows and columns of a product that a block computes, its threads, how far products of bf16 go from one barrier to the
+/// next, and how many such stages are in shared memory: as in `grouped_matmul.cu`.
+const TILE: [usize; 2] = [128, 128];
 const TILE_THREADS: usize = 4 * WARP;
-const DEPTH: usize = 64;
+const DEPTH: usize = 32;
+const STAGES: usize = 4;
 
 pub(super) fn sum_rows<D: Driver>(cuda: &Cuda<D>, operation: SumRows) -> Result<(), KernelError> {
     let SumRows {
@@ -42,13 +43,13 @@ pub(super) fn sum_rows<D: Driver>(cuda: &Cuda<D>, operation: SumRows) -> Result<
     cuda.launch(kernel, extent, &arguments)
 }
 
-/// Bytes of two stages of both operands: one is multiplied while the other is copied. A line of either has a chunk of padding,
-/// and by rows there are more lines. Tiles of f32 are the kernel's own.
+/// Bytes of all stages of both operands. A line of either has a chunk of padding, and by rows there are more lines. Tiles of
+/// f32 are the kernel's own.
 fn shared_bytes(dtype: DType) -> usize {
     const CHUNK: usize = 16;
     match dtype {
         DType::F32 => 0,
-        _ => 2 * (TILE[0] + TILE[1]) * (DEPTH * dtype.size_in_bytes() + CHUNK),
+        _ => STAGES * (TILE[0] + TILE[1]) * (DEPTH * dtype.size_in_bytes() + CHUNK),
     }
 }
 

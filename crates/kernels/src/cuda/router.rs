@@ -182,13 +182,12 @@ pub(super) fn count_choices<D: Driver>(
         (&counts).into(),
         (&ids).into(),
         optional(&lengths),
-        sequences.into(),
         (ids.elements() / sequences).into(),
         experts.into(),
         ids.dims()[1].into(),
     ];
     let kernel = kernel!("router", "count_choices_f32");
-    cuda.launch(kernel, Extent::lanes(sequences * experts, WARP), &arguments)
+    cuda.launch(kernel, blocks(sequences * experts), &arguments)
 }
 
 pub(super) fn balance_loss<D: Driver>(

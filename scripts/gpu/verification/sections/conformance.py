@@ -60,8 +60,9 @@ def run(place, found):
 
 
 def check_device(place, found, environment):
-    """Memory, copies and times of the device. Without a GPU these tests run where the bundle is made."""
-    finished = run_command([place.bundle / "cuda_device", "--nocapture"], place.clock, environment)
+    """Memory, copies and times of the device. Without a GPU these tests run where the bundle is made. One after the other, since
+    one of them fills the card."""
+    finished = run_command([place.bundle / "cuda_device", "--nocapture", "--test-threads", 1], place.clock, environment)
     passed, failed = results(finished.stdout)
     found.figures.update(device_passed=passed, device_failed=failed)
     require(finished.code == 0 and passed and not failed, f"{shortened(failed) or 'tests of the device'} failed: {finished.complaint()}")

@@ -70,11 +70,11 @@ def time(place, found):
             found.notes.append(f"{name}: no time; `verify offload --budget-s 1200` has more for it")
             continue
         figures = figures_of(resident, offloaded, at_end)
-        share = share_of_rate(figures["both_ways_gbps"], rates.get("both_ways_gbps"))
+        share = share_of_rate(figures["measured_both_ways_gbps"], rates.get("both_ways_gbps"))
         found.figures[name] = dict(shape=shape, **figures)
         rows.append([name, shape, f"{figures['without_ms']:.1f}", f"{figures['with_ms']:.1f}", f"{100 * figures['slower']:.1f} %",
                      f"{figures['optimizer_bytes']:,}", f"{figures['exposed_ms']:.1f}", f"{figures['optimizer_ms']:.1f}",
-                     f"{figures['both_ways_gbps']:.1f} GB/s{share}"])
+                     f"{figures['measured_both_ways_gbps']:.1f} GB/s{share}"])
         for trained in (offloaded, at_end):
             require(resident.metrics.bits() == trained.metrics.bits(), f"{name}: other bits than without offload")
 
@@ -108,10 +108,10 @@ def figures_of(resident, offloaded, at_end):
     without, with_ = (trained.metrics.median("step_ms", WARMUP) for trained in (resident, offloaded))
     planned = offloaded.plan["offload"]
     optimizer_ms = lambda trained: trained.metrics.steps[-1]["phase_ms"]["optimizer"]
-    # The update itself takes a fraction of that, beside the copies.
-    both_ways = 2 * planned["optimizer_bytes"] / optimizer_ms(at_end) / 1e6
+    # The update itself takes a fraction of that, beside the copies. The plan has a rate of its own, from `doctor`'s.
+    measured = 2 * planned["optimizer_bytes"] / optimizer_ms(at_end) / 1e6
     return dict(without_ms=without, with_ms=with_, slower=with_ / without - 1, optimizer_ms=optimizer_ms(resident),
-                at_end_ms=optimizer_ms(at_end), both_ways_gbps=both_ways, **planned)
+                at_end_ms=optimizer_ms(at_end), measured_both_ways_gbps=measured, **planned)
 
 
 def share_of_rate(both_ways, of_doctor):
