@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal, StandardUniform};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 /// Hands every parameter's initial values to `set` in chunks, in any order: the first element's place in the arena, and the
 /// values. Each tensor has a random stream of its own, so a seed gives the same weights on every machine, and tensors are
@@ -67,8 +67,9 @@ fn initialise_some<E>(
         for _ in 0..threads {
             let (sender, next, tensors) = (sender.clone(), &next, &tensors);
             scope.spawn(move || {
+                let mut room = Room::of(elements);
                 while let Some(tensor) = tensors.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if tensor.send(init, elements, &sender).is_none() {
+                    if tensor.send(init, &mut room, &sender).is_none() {
                         return;
                     }
                 }
@@ -76,10 +77,41 @@ fn initialise_some<E>(
         }
         drop(sender);
         // An error drops the receiver, which ends the threads.
-        chunks
-            .into_iter()
-            .try_for_each(|(offset, values): (usize, Vec<f32>)| set(offset, &values))
+        chunks.into_iter().try_for_each(|chunk: Chunk| {
+            let is_set = set(chunk.start, &chunk.values);
+            // Also after an error, because the thread waits for it. If the thread has ended, nobody needs the room any more.
+            let _ = chunk.back.send(chunk.values);
+            is_set
+        })
     })
+}
+
+/// Values of one tensor, on their way from the thread that drew them.
+struct Chunk {
+    /// The first one's place in the arena.
+    start: usize,
+    values: Vec<f32>,
+    back: Sender<Vec<f32>>,
+}
+
+/// The memory in which a thread draws, so that it allocates once.
+struct Room {
+    elements: usize,
+    back: Sender<Vec<f32>>,
+    returned: Receiver<Vec<f32>>,
+}
+
+impl Room {
+    fn of(elements: usize) -> Room {
+        let (back, returned) = channel();
+        // The receiver is in this struct, so the room arrives.
+        let _ = back.send(Vec::with_capacity(elements));
+        Room {
+            elements,
+            back,
+            returned,
+        }
+    }
 }
 
 /// A tensor that is drawn: what from, with which stream of random numbers, and its elements in the arena.
@@ -89,18 +121,21 @@ struct Drawn {
 }
 
 impl Drawn {
-    /// Draws all values, and sends them so many at a time; none if nobody receives them any more.
-    fn send(
-        &self,
-        init: Fresh,
-        elements: usize,
-        sender: &SyncSender<(usize, Vec<f32>)>,
-    ) -> Option<()> {
+    /// Draws all values, and sends them a chunk at a time; none if nobody receives them any more.
+    fn send(&self, init: Fresh, room: &mut Room, sender: &SyncSender<Chunk>) -> Option<()> {
         let mut values = init.values(self.values.0, self.values.1);
-        for start in self.elements.clone().step_by(elements) {
-            let count = elements.min(self.elements.end - start);
-            let chunk = values.by_ref().take(count).collect();
-            sender.send((start, chunk)).ok()?;
+        for start in self.elements.clone().step_by(room.elements) {
+            let mut chunk = room.returned.recv().ok()?;
+            chunk.clear();
+            let count = room.elements.min(self.elements.end - start);
+            chunk.extend(values.by_ref().take(count));
+            let back = room.back.clone();
+            let chunk = Chunk {
+                start,
+                values: chunk,
+                back,
+            };
+            sender.send(chunk).ok()?;
         }
         Some(())
     }
@@ -195,6 +230,28 @@ mod tests {
         assert_eq!(values(Initial::NormalOf(0.02), 20_000, 3, 7), drawn);
         assert_eq!(values(Initial::One, 2, 0, 7), [1.0, 1.0]);
         assert_eq!(values(Initial::Zero, 2, 0, 7), [0.0, 0.0]);
+    }
+
+    #[test]
+    fn an_error_ends_all_threads() {
+        let text = r#"{"hidden": 300, "layers": 3, "heads": 1, "kv_heads": 1, "head_dim": 8, "ffn": 8, "vocab": 2000}"#;
+        let config: ModelConfig = serde_json::from_str(text).unwrap();
+        let architecture = Architecture::of(&config, Attention::Eager);
+        let parameters = architecture.parameters();
+        let layout = parameters.layout(|_, _| false);
+        let (fresh, mut calls) = (
+            Fresh {
+                deviation: 0.02,
+                seed: 1,
+            },
+            0,
+        );
+        let set = |_, _: &[f32]| {
+            calls += 1;
+            if calls < 3 { Ok(()) } else { Err("full") }
+        };
+        assert_eq!(initialise(parameters, &layout, fresh, set), Err("full"));
+        assert_eq!(calls, 3);
     }
 
     #[test]
