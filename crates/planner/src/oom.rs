@@ -18,9 +18,14 @@ use serde::Serialize;
 use session::SessionError;
 use settings::{Config, Settings};
 
-/// A refused lease, and what would help.
+/// The form of `oom.json`. It rises with any change of a field's name, type or meaning (`crates/trainer/schemas/`).
+const SCHEMA_VERSION: u32 = 1;
+
+/// A refused lease, and what would help. `oom.json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct OomReport {
+    /// The form of this file.
+    pub schema_version: u32,
     /// Size of the refused lease.
     pub requested_bytes: u64,
     /// Its name.
@@ -111,6 +116,7 @@ impl OomReport {
             Space::Host => Vec::new(),
         };
         Ok(OomReport {
+            schema_version: SCHEMA_VERSION,
             requested_bytes: error.requested_bytes,
             name: error.name,
             category: error.category,

@@ -23,9 +23,14 @@ use session::{PeaksBetween, SessionError};
 use settings::{Config, Settings};
 use std::collections::BTreeMap;
 
+/// The form of `plan.json`. It rises with any change of a field's name, type or meaning (`crates/trainer/schemas/`).
+const SCHEMA_VERSION: u32 = 1;
+
 /// What a run will need, to the byte. `plan.json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
+    /// The form of this file.
+    pub schema_version: u32,
     /// `cpu` or `cuda`.
     pub device: &'static str,
     /// Compute type.
@@ -215,6 +220,7 @@ impl Plan {
             Target::Cpu => Some("the CPU has none"),
         };
         Ok(Plan {
+            schema_version: SCHEMA_VERSION,
             device: target.name(),
             dtype: settings.dtype.as_str(),
             attention: settings.attention,

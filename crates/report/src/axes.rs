@@ -177,7 +177,7 @@ impl Frame {
         let place = |(lines, (at, anchor, left)): (f64, (f64, &'static str, f64))| {
             let y = y + lines * height;
             let area = [left, left + width, y - 0.5 * height, y + 0.5 * height];
-            ((at, y + 4.0, anchor), area)
+            ((at, y + BASELINE, anchor), area)
         };
         places.map(place).collect()
     }
@@ -194,12 +194,33 @@ impl Frame {
             }
             svg.circle("point", dot.at, 4.0);
             if let Some((x, y, anchor)) = label {
+                self.lead_to(svg, dot.at, (x, y - BASELINE));
                 svg.text((x, y), "", anchor, &dot.name);
             }
             svg.end();
         }
     }
+
+    /// Draws a line from a point to the middle of its name's end, if the name is not beside it.
+    fn lead_to(&self, svg: &mut Svg, (x, y): (f64, f64), name: (f64, f64)) {
+        let height = self.letter.1;
+        if (name.1 - y).abs() > height {
+            let end = name.1
+                + if name.1 < y {
+                    0.5 * height
+                } else {
+                    -0.5 * height
+                };
+            svg.path(
+                "leader",
+                &format!("M{x},{y}L{},{}", tenths(name.0), tenths(end)),
+            );
+        }
+    }
 }
+
+/// From the middle of a line of text to its baseline.
+const BASELINE: f64 = 4.0;
 
 /// A text's place and its anchor.
 type NamePlace = (f64, f64, &'static str);

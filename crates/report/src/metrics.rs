@@ -10,10 +10,15 @@ use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::Path;
 use std::time::Duration;
 
+/// The form of `metrics.jsonl`. It rises with any change of a field's name, type or meaning (`crates/trainer/schemas/`).
+pub const METRICS_SCHEMA_VERSION: u32 = 1;
+
 /// The first line: what runs, and where.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "kind", rename = "run")]
 pub struct RunRecord {
+    /// The form of this file.
+    pub schema_version: u32,
     /// Version of the trainer.
     pub version: &'static str,
     /// `cpu` or `cuda:N`.
@@ -238,6 +243,8 @@ pub struct CheckpointRecord {
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "kind", rename = "resume")]
 pub struct ResumeRecord {
+    /// The form of this line and the following ones.
+    pub schema_version: u32,
     /// Steps that the checkpoint holds.
     pub step: usize,
     /// The checkpoint.

@@ -4,13 +4,14 @@ use crate::peak::{LiveGroup, RecordedPeak};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The form of `check --json`. It rises with any change of a field's name or meaning.
-const VERSION: u32 = 1;
+/// The form of `check --json`. It rises with any change of a field's name, type or meaning (`crates/trainer/schemas/`).
+const SCHEMA_VERSION: u32 = 1;
 
-/// The peaks of two files beside each other.
+/// The peaks of two files beside each other. `check --json`.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
-    version: u32,
+    /// The form of this output.
+    schema_version: u32,
     /// Whether the peak of any device grew by more than what is tolerated.
     pub grew: bool,
     /// A device each, by number.
@@ -72,7 +73,7 @@ impl Comparison {
             })
             .collect();
         Comparison {
-            version: VERSION,
+            schema_version: SCHEMA_VERSION,
             grew: devices.iter().any(|device| device.grew),
             devices,
         }

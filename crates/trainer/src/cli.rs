@@ -7,11 +7,20 @@ use clap::Parser;
 use memory::Rank;
 use settings::{ConfigError, Given, Resolved, Task, preset, resolve};
 
+/// What `--version` prints: the sources and the features of this build (`build.rs`).
+const VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " (",
+    env!("TRAINER_COMMIT"),
+    ")\nfeatures: ",
+    env!("TRAINER_FEATURES")
+);
+
 /// Trains transformers and knows their memory to the byte before the run starts.
 ///
 /// Without a command it trains; without arguments, a small model on the CPU.
 #[derive(Debug, Parser)]
-#[command(name = "trainer", version, args_conflicts_with_subcommands = true)]
+#[command(name = "trainer", version, long_version = VERSION, args_conflicts_with_subcommands = true)]
 #[command(after_help = preset::help())]
 pub struct Cli {
     /// What to do; nothing: train.
@@ -75,6 +84,9 @@ impl Cli {
             Some(Command::Doctor(doctor)) => doctor.resolve(),
             Some(Command::Check(_) | Command::Show(_)) => Err(ConfigError::Contradiction(
                 "`trainer check` and `trainer show` read files, and have no configuration of their own".into(),
+            )),
+            Some(Command::Schema(_)) => Err(ConfigError::Contradiction(
+                "`trainer schema` describes files, and has no configuration".into(),
             )),
             Some(Command::Report(_)) => Err(ConfigError::Contradiction(
                 "`trainer report` reads the configurations of runs, and has none of its own".into(),

@@ -29,7 +29,7 @@ use evaluation_inputs::EvaluationInputs;
 use planner::{Plan, StepPeaks};
 use preparing::Prepared;
 use records::RunRecords;
-use report::{ProcessRecord, ResumeRecord};
+use report::{METRICS_SCHEMA_VERSION, ProcessRecord, ResumeRecord};
 use resuming::Resumed;
 use saver::Saver;
 use session::{Session, SessionError, StepOutcome};
@@ -202,6 +202,7 @@ impl Run {
             resumed.set_aside_later()?;
         }
         self.records.write(&ResumeRecord {
+            schema_version: METRICS_SCHEMA_VERSION,
             step: self.made.steps,
             from: resumed.folder().display().to_string(),
             changes: resumed.changes.clone(),

@@ -11,6 +11,7 @@ mod plan;
 mod prepare;
 mod profile;
 mod report;
+mod schema;
 mod show;
 mod trained;
 mod tune;
@@ -30,6 +31,7 @@ use init::InitArgs;
 use plan::PlanArgs;
 use prepare::PrepareArgs;
 use report::ReportArgs;
+use schema::SchemaArgs;
 use settings::{ConfigError, Resolved, preset};
 use show::ShowArgs;
 
@@ -94,6 +96,10 @@ pub enum Command {
     Check(CheckArgs),
     /// Draw a memory snapshot of PyTorch as a page and a timeline
     Show(ShowArgs),
+    /// Print the JSON Schema of what programs read
+    ///
+    /// Each such file says by its `schema_version` which version of the schema it follows.
+    Schema(SchemaArgs),
 }
 
 impl Command {
@@ -126,6 +132,7 @@ impl Command {
             Command::Report(args) => report::report(args),
             Command::Check(args) => check::check(args),
             Command::Show(args) => show::show(args),
+            Command::Schema(args) => schema::schema(args),
         }
     }
 
@@ -145,6 +152,7 @@ impl Command {
             Command::Report(_) => "report",
             Command::Check(_) => "check",
             Command::Show(_) => "show",
+            Command::Schema(_) => "schema",
         }
     }
 

@@ -4,7 +4,10 @@ use super::Run;
 use super::totals::Asked;
 use crate::failure::Failure;
 use memory::GRANULARITY_BYTES;
-use report::{ProcessRecord, RouterMarks, RunRecord, StepRecord, Timing, resident_bytes};
+use report::{
+    METRICS_SCHEMA_VERSION, ProcessRecord, RouterMarks, RunRecord, StepRecord, Timing,
+    resident_bytes,
+};
 use session::StepOutcome;
 use std::time::Duration;
 
@@ -111,6 +114,7 @@ impl Run {
 
     pub(super) fn run_record(&self) -> RunRecord {
         RunRecord {
+            schema_version: METRICS_SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION"),
             device: self.resolved.device().to_string(),
             dtype: self.plan.dtype,

@@ -74,7 +74,7 @@ fn programs_get_json_and_pull_requests_markdown() {
     let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
     let device = &json["devices"][0];
     assert_eq!(
-        (&json["version"], &json["grew"]),
+        (&json["schema_version"], &json["grew"]),
         (&Value::from(1), &Value::from(true))
     );
     for (side, peak) in [("base", PEAKS[0]), ("new", PEAKS[1])] {

@@ -5,12 +5,17 @@ use crate::metrics::Metrics;
 use crate::workplace::Workplace;
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::path::Path;
 
 const RUN_DIRECTORY: &str = include_str!("../../../../docs/reference/run-directory.md");
 const EXIT_CODES: &str = include_str!("../../../../docs/reference/exit-codes.md");
 const HARDWARE: &str = include_str!("../../../../docs/reference/hardware.md");
-const README: &str = include_str!("../../../../README.md");
-const PICTURE: &str = include_str!("../../../../docs/pictures/step.svg");
+/// Pages with pictures.
+const PICTURED: [&str; 3] = [
+    include_str!("../../../../README.md"),
+    include_str!("../../../../docs/guides/offload.md"),
+    include_str!("../../../../docs/guides/recompute.md"),
+];
 
 /// Fields whose own keys are the names of stages, of GPUs, and ranges of layers.
 const BY_NAME: [&str; 3] = ["replayed", "fits", "layers"];
@@ -149,22 +154,41 @@ fn hardware_is_what_plans_assume() {
     }
 }
 
-/// The picture of the README is what its command draws.
+/// A page that has a picture has its command too: `--trace NAME` or `--plot NAME.svg`.
 #[test]
-fn the_picture_is_that_of_its_command() {
-    let readme = README.replace("\\\n", " ");
-    let mut commands = readme
-        .lines()
-        .filter_map(|line| line.strip_prefix("$ trainer plan "));
-    let drawn = commands.find_map(|flags| flags.split_once(" --trace "));
-    let (flags, _) = drawn.expect("README has the command");
-    let place = Workplace::new();
-    place
-        .trainer(&format!("plan {flags} --trace step"))
-        .succeeds();
-    assert!(PICTURE.contains("times are estimates"));
-    assert!(
-        place.text("step/timeline.svg") == PICTURE,
-        "draw docs/pictures/step.svg anew"
-    );
+fn pictures_are_those_of_their_commands() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/pictures");
+    let (place, mut drawn) = (Workplace::new(), Vec::new());
+    let pages = PICTURED.map(|page| page.replace("\\\n", " "));
+    let lines = pages.iter().flat_map(|page| page.lines());
+    for flags in lines.filter_map(|line| line.strip_prefix("$ trainer plan ")) {
+        let mut drawing = [(" --trace ", "/timeline.svg"), (" --plot ", "")].into_iter();
+        let drawing = drawing.find_map(|(flag, file)| Some((flags.split_once(flag)?.1, file)));
+        let Some((name, file)) = drawing else {
+            continue;
+        };
+        place.trainer(&format!("plan {flags}")).succeeds();
+        let picture = format!("{}.svg", name.trim_end_matches(".svg"));
+        let link = format!("pictures/{picture})");
+        assert!(pages.iter().any(|page| page.contains(&link)), "{link}");
+        let text = place.text(&format!("{name}{file}"));
+        assert!(text.contains("on paper"), "{picture} is no plan's");
+        let committed = folder.join(&picture);
+        if std::env::var_os("BLESS_PICTURES").is_some() {
+            std::fs::write(&committed, &text).unwrap();
+        }
+        let shown = std::fs::read_to_string(&committed).unwrap();
+        assert!(
+            shown == text,
+            "docs/pictures/{picture} is another: BLESS_PICTURES=1 draws it anew"
+        );
+        drawn.push(picture);
+    }
+    drawn.sort();
+    let mut files: Vec<String> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .collect();
+    files.sort();
+    assert_eq!(drawn, files);
 }

@@ -56,6 +56,7 @@ mod resume;
 mod resume_auto;
 mod run_directory;
 mod same_lines;
+mod schemas;
 mod show;
 mod signals;
 #[cfg(feature = "cuda")]

@@ -81,11 +81,15 @@ fn help_and_version_are_data() {
         assert!(help.stdout.contains(part), "{part}");
     }
     assert_eq!(help.stderr, "");
-    let version = place.trainer("--version").succeeds();
-    assert_eq!(
-        version.stdout,
-        concat!("trainer ", env!("CARGO_PKG_VERSION"), "\n")
-    );
+    let short = place.trainer("-V").succeeds();
+    let version = concat!("trainer ", env!("CARGO_PKG_VERSION"));
+    assert_eq!(short.stdout, format!("{version}\n"));
+    let long = place.trainer("--version").succeeds().stdout;
+    assert!(long.starts_with(&format!("{version} (commit ")), "{long}");
+    let features = long.lines().nth(1).unwrap();
+    assert!(features.starts_with("features: candle, "), "{long}");
+    let has_cuda = features.ends_with(", cuda, text, tokenizers");
+    assert_eq!(has_cuda, cfg!(feature = "cuda"), "{long}");
 }
 
 /// `trainer plan | head -1`: the reader has what it wanted.

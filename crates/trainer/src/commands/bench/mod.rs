@@ -39,17 +39,27 @@ const WARMUP: usize = 2;
 const STEPS: usize = 6;
 const ROUNDS: usize = 3;
 
-/// The output of `bench --json`.
+/// The form of `bench --json`. It rises with any change of a field's name, type or meaning (`crates/trainer/schemas/`).
+const SCHEMA_VERSION: u32 = 1;
+
+/// Strategies side by side. `bench --json`.
 #[derive(Serialize)]
-struct Report<'a> {
+struct BenchReport<'a> {
+    /// The form of this output.
+    schema_version: u32,
+    /// Version of the trainer.
     version: &'static str,
     /// The device that it was measured on, or planned for.
     device: String,
+    /// Steps of a run that are not counted, before the others.
     warmup: usize,
+    /// Steps of a run that are counted.
     steps: usize,
+    /// Runs of each strategy.
     rounds: usize,
     /// Whether nothing was run.
     plan_only: bool,
+    /// A strategy each.
     rows: &'a [Row],
 }
 
@@ -319,7 +329,8 @@ impl Bench {
 
     fn print(&self, args: &BenchArgs, device: &str, rows: &[Row]) -> Result<(), Failure> {
         if args.form.json {
-            return print_json(&Report {
+            return print_json(&BenchReport {
+                schema_version: SCHEMA_VERSION,
                 version: env!("CARGO_PKG_VERSION"),
                 device: device.into(),
                 warmup: self.warmup,

@@ -1,0 +1,99 @@
+"""Calls the program `trainer`, which this package brings along, and returns what it prints as dictionaries.
+
+    import trainer
+    plan = trainer.plan(config="llama-3-8b", recompute="full", seq=8192)
+    print(plan["peak_bytes"])
+
+Positional arguments are passed as they are. Keywords are flags: `micro_batch=2` is `--micro-batch 2`, `pareto=True` is
+`--pareto`, `set=["a.b=1", "c.d=2"]` is given once for each value, and None or False is left out. What the dictionaries hold
+is described by `schema(NAME)`.
+"""
+import json
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+__all__ = ["TrainerError", "bench", "binary", "check", "plan", "schema"]
+
+# `check` ends with it where a peak grew, `bench` where peaks have changed.
+CHECK_FAILED = 1
+
+
+class TrainerError(Exception):
+    """The program failed. The text is its own message, with its hints.
+
+    `exit_code` says why (docs/reference/exit-codes.md); `result` is what it printed all the same, or None.
+    """
+
+    def __init__(self, message, exit_code, result=None):
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.result = result
+
+
+def binary():
+    """The path of the program: beside this package, or else on the PATH."""
+    installed = Path(__file__).resolve().parent.parent
+    folders = [Path(sysconfig.get_path("scripts")), *(above / "bin" for above in [installed, *list(installed.parents)[2:3]])]
+    for folder in folders:
+        if os.access(folder / "trainer", os.X_OK):
+            return str(folder / "trainer")
+    found = shutil.which("trainer")
+    if found is None:
+        raise TrainerError(f"the program `trainer` is neither in {folders[0]} nor on the PATH: install the package anew", None)
+    return found
+
+
+def plan(*arguments, **flags):
+    """What a run would need, to the byte: `trainer plan --json`."""
+    return _called("plan", arguments, flags)
+
+
+def bench(*arguments, **flags):
+    """Strategies side by side: `trainer bench --json`. Changed peaks, under `check=FILE`, are an error with a `result`."""
+    return _called("bench", arguments, flags)
+
+
+def check(base, new, *arguments, **flags):
+    """Compares two peaks: `trainer check BASE NEW --json`. `["grew"]` says whether the second is higher than is tolerated."""
+    try:
+        return _called("check", [base, new, *arguments], flags)
+    except TrainerError as error:
+        if error.exit_code == CHECK_FAILED and error.result is not None:
+            return error.result
+        raise
+
+
+def schema(name):
+    """The JSON Schema of `plan`, `metrics`, `bench`, `check` or `oom`."""
+    return json.loads(_output(["schema", name]))
+
+
+def _called(command, arguments, flags):
+    return json.loads(_output([command, *map(str, arguments), "--json", *_flags(flags)]))
+
+
+def _flags(flags):
+    """Keywords as the command line has them."""
+    for name, value in flags.items():
+        flag = "--" + name.replace("_", "-")
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            if one is True:
+                yield flag
+            elif one is not None and one is not False:
+                yield f"{flag}={one}"
+
+
+def _output(words):
+    done = subprocess.run([binary(), *words], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8")
+    if done.returncode == 0:
+        return done.stdout
+    begin = done.stderr.find("error: ")
+    message = done.stderr[max(begin, 0):].strip()
+    try:
+        result = json.loads(done.stdout)
+    except ValueError:
+        result = None
+    raise TrainerError(message or f"trainer {words[0]} ended with {done.returncode}", done.returncode, result)
