@@ -45,6 +45,7 @@ mod optimizer_states;
 mod other_tools;
 mod output;
 mod plan;
+mod plan_from;
 mod prepare;
 mod profile;
 mod recompute;
