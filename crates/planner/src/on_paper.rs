@@ -202,6 +202,15 @@ pub fn trace(settings: &Settings, target: Target) -> Result<(History, Vec<Span>)
     Ok((step.history, step.spans))
 }
 
+/// Seconds of a step on paper, with copies that are not hidden.
+///
+/// # Errors
+/// Only on a defect: shapes need no memory.
+pub fn step_seconds(settings: &Settings, target: Target) -> Result<f64, SessionError> {
+    let paper = Paper::new(settings, target, Measured::default());
+    Ok(paper.step(settings)?.seconds)
+}
+
 /// A step that was made on shapes.
 pub(crate) struct OnPaper {
     pub(crate) peak: Peak,

@@ -52,6 +52,11 @@ impl ForeignFile {
                     Program::NAMES
                 ))
             })?;
+        if program == Program::HuggingFaceModel && !path.ends_with("config.json") {
+            return Err(malformed(
+                "--init-from DIR reads the model from here, so the file has to be called config.json, in a folder".into(),
+            ));
+        }
         Ok(ForeignFile {
             path,
             program,

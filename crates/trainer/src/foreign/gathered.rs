@@ -16,6 +16,8 @@ pub(crate) struct Told {
     pub(crate) keys: BTreeMap<String, String>,
     /// Whether it names a model, by `--config` or `--init-from`.
     pub(crate) model: bool,
+    /// Whether it names one by `--init-from`.
+    pub(crate) init_from: bool,
     /// `--ranks`.
     pub(crate) ranks: Option<u64>,
 }

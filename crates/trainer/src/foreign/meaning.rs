@@ -18,6 +18,8 @@ pub(crate) enum Meaning {
     Key(&'static str),
     /// Each of these values, in small letters and with dashes, sets keys of ours: `key=value`, with spaces between.
     Words(&'static [(&'static str, &'static str)]),
+    /// The same, where ours is near theirs and not the same.
+    Near(&'static [(&'static str, &'static str)]),
     /// It needs arithmetic, or other keys.
     Of(ForeignPart),
     /// It is given beside the configuration, and changes no plan.

@@ -126,6 +126,7 @@ impl Program {
             ],
             Megatron => &[
                 ("gradient_accumulation_steps", "1"),
+                ("fp32", "true"),
                 ("adam_beta2", "0.999"),
                 ("weight_decay", "0.01"),
                 ("use_distributed_optimizer", "false"),

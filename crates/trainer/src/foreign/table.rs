@@ -1,6 +1,6 @@
 //! What other trainers call things, and what each is here: for their flags, and for the keys of their files.
 
-use super::meaning::Meaning::{Key, Of, Words};
+use super::meaning::Meaning::{Key, Near, Of, Words};
 use super::meaning::{Foreign, ForeignPart, beside, foreign, needless, not_built, plain};
 
 /// On a row whose `true` asks for what is always done here, or for nothing that has a price.
@@ -152,7 +152,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["fp32"], "--dtype f32", Words(&[("true", "train.dtype=f32"), ("false", "")])),
     foreign(&["torch-dtype", "dtype", "mixed-precision-param", "params-dtype"], "--dtype f32|bf16", Words(TYPES)),
     foreign(&["training.dtype"], "--master none --grad-dtype bf16 --state-dtype bf16 for bfloat16", Words(&[("float32", ""), ("bfloat16", "optim.master=none optim.grad_dtype=bf16 optim.state_dtype=bf16")])),
-    not_built(&["fp16", "fp16.enabled"], "--dtype bf16, which needs no loss scaling"),
+    foreign(&["fp16", "fp16.enabled"], "--dtype bf16: f16 is not built, since bf16 needs no loss scaling", Near(&[("true", "train.dtype=bf16"), ("false", "")])),
     not_built(&["fp8", "fp8-*", "float8.*", "quantize.*"], "--dtype bf16: no product is computed in FP8"),
     foreign(&["gradient-checkpointing", "activation-checkpointing", "activation-checkpoint.mode", "fsdp-activation-checkpointing"], "--recompute full", Words(RECOMPUTE)),
     foreign(&["recompute-activations", "checkpoint-activations"], "--recompute core_attn", Words(&[("true", "recompute.spec=core_attn"), ("false", "")])),
@@ -316,7 +316,7 @@ mod tests {
                     assert!(dotted::find(key).is_some(), "{key}");
                     continue;
                 }
-                Words(words) => words,
+                Words(words) | Near(words) => words,
                 _ => continue,
             };
             let sets = sets.iter().flat_map(|(_, sets)| sets.split(' '));

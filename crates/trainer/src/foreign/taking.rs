@@ -182,7 +182,7 @@ fn of_model(
     foreign: &Foreign,
     to: &mut Gathered,
 ) -> (KeyOutcome, Vec<String>, String) {
-    if to.init_from.is_none() && !to.told.model {
+    if to.init_from.is_none() && !to.told.init_from {
         let folder = file
             .path
             .parent()
@@ -193,11 +193,15 @@ fn of_model(
         Meaning::Key(key) if key.starts_with("model.") => {
             (KeyOutcome::TakenOver, vec![key.into()], String::new())
         }
-        Meaning::Words(_) | Meaning::Of(_) if !foreign.is_called("torch-dtype") => (
-            KeyOutcome::TakenOver,
-            vec!["--init-from".into()],
-            String::new(),
-        ),
+        Meaning::Words(_) | Meaning::Near(_) | Meaning::Of(_)
+            if !foreign.is_called("torch-dtype") =>
+        {
+            (
+                KeyOutcome::TakenOver,
+                vec!["--init-from".into()],
+                String::new(),
+            )
+        }
         Meaning::Needless | Meaning::Beside => {
             (KeyOutcome::WithoutMeaning, Vec::new(), foreign.ours.into())
         }
@@ -218,7 +222,7 @@ fn became(
 ) -> Result<(KeyOutcome, Vec<String>, String), ConfigError> {
     let given: PartTaken = match foreign.meaning {
         Meaning::Key(key) => to.set(key, at.text, at.spot).map(Ok),
-        Meaning::Words(words) => {
+        Meaning::Words(words) | Meaning::Near(words) => {
             let word = plain(at.text);
             match words.iter().find(|(known, _)| *known == word) {
                 Some((_, "")) => Ok(Ok(Set::remark("as it is here"))),
@@ -239,7 +243,11 @@ fn became(
         }
         Meaning::NotBuilt => Ok(Err(NotBuilt(None))),
     };
+    let is_near = matches!(foreign.meaning, Meaning::Near(_));
     Ok(match given? {
+        Ok(set) if is_near && !set.here.is_empty() => {
+            (KeyOutcome::NotBuilt, set.here, foreign.ours.into())
+        }
         Ok(set) => (
             KeyOutcome::TakenOver,
             set.here,
@@ -256,7 +264,7 @@ fn became(
 fn is_off(at: At) -> bool {
     let word = plain(at.text);
     let of_one = at.name.contains("parallel") && word == "1";
-    of_one || ["false", "none", "0", "[]", "disabled"].contains(&word.as_str())
+    of_one || ["false", "none", "0", "0.0", "[]", "disabled"].contains(&word.as_str())
 }
 
 /// What the programs of the files do where these say nothing.
@@ -317,7 +325,7 @@ fn is_said(foreign: &Foreign, to: &Gathered) -> bool {
     let key = match foreign.meaning {
         Meaning::Key("train.epochs") if to.known("train.steps").is_some() => return true,
         Meaning::Key(key) => Some(key.to_owned()),
-        Meaning::Words(words) => of_a_word(words),
+        Meaning::Words(words) | Meaning::Near(words) => of_a_word(words),
         Meaning::Of(ForeignPart::Shard) => Some("collectives.zero".into()),
         _ => None,
     };

@@ -61,6 +61,7 @@ mod show;
 mod signals;
 #[cfg(feature = "cuda")]
 mod stand_in;
+mod study;
 mod terminal;
 mod token_files;
 mod tour;

@@ -65,9 +65,9 @@ const CASES: [Case; 9] = [
     ),
     (
         &["deepspeed-z3-offload.json"],
-        "--config llama-3.2-1b --seq 512 --micro-batch 2 --ranks 2 --zero 2",
-        "--config llama-3.2-1b --seq 512 --micro-batch 2 --accum 1 --ranks 2 --zero 2 --offload-optimizer pinned \
-         --offload-parameters pinned --overlap-grad-reduce=false",
+        "--config llama-3.2-1b --seq 512 --micro-batch 2 --ranks 2 --overlap-grad-reduce",
+        "--config llama-3.2-1b --seq 512 --micro-batch 2 --accum 1 --ranks 2 --zero 3 --offload-optimizer pinned \
+         --offload-parameters pinned",
     ),
 ];
 
@@ -148,7 +148,7 @@ fn every_key_is_listed_with_what_became_of_it() {
     let text = std::fs::read_to_string(fixtures().join("deepspeed-z3-offload.json")).unwrap();
     let mut expected = BTreeSet::new();
     leaves("", &serde_json::from_str(&text).unwrap(), &mut expected);
-    assert_eq!(expected.len(), 28);
+    assert_eq!(expected.len(), 30);
     let rows = keys(
         &place,
         &format!("{flags} {}", from(&["deepspeed-z3-offload.json"])),
@@ -248,47 +248,59 @@ fn broken_files_are_answered_in_a_sentence() {
         let many = vec![format!("*{before}"); 9].join(", ");
         format!("{text}{name}: &{name} [{many}]\n")
     });
-    for (name, text, words) in [
-        ("a.yaml", "base_model: [1, 2", "as YAML"),
-        ("b.yaml", "- 1\n- 2\n", "it has no keys"),
-        ("c.json", "{\"output_dir\": }", "as JSON"),
-        ("d.toml", "[training\nx", "as TOML"),
+    for (code, name, text, words) in [
+        (4, "a.yaml", "base_model: [1, 2", "as YAML"),
+        (4, "b.yaml", "- 1\n- 2\n", "it has no keys"),
+        (4, "c.json", "{\"output_dir\": }", "as JSON"),
+        (4, "d.toml", "[training\nx", "as TOML"),
         (
+            4,
             "e.toml",
             "[model]\nhidden = 3\n",
             "no trainer that is known",
         ),
-        ("f.sh", "echo hello", "no trainer that is known"),
-        ("g.yaml", &aliases, "as YAML"),
+        (4, "f.sh", "echo hello", "no trainer that is known"),
+        (4, "g.yaml", &aliases, "as YAML"),
         (
+            2,
             "h.yaml",
             "base_model: Qwen/Qwen3-8B\nsequence_len: much\n",
             "`sequence_len` of h.yaml",
         ),
         (
+            2,
             "i.yaml",
             "base_model: Qwen/Qwen3-8B\nsequence_len: 64\nmax_steps: soon\n",
             "`max_steps` of i.yaml is soon, which is no number",
         ),
         (
+            4,
             "j.json",
             "{\"model_type\": \"bloom\", \"hidden_size\": 3}",
-            "bloom",
+            "has to be called config.json",
         ),
-        ("k.yaml", "\u{0}", "k.yaml"),
+        (4, "k.yaml", "\u{0}", "k.yaml"),
     ] {
         place.file(name, text);
         place
             .trainer(&format!("plan --from {name}"))
-            .fails(2, &[words]);
+            .fails(code, &[words]);
     }
+    place.folder("bloom");
+    place.file(
+        "bloom/config.json",
+        "{\"model_type\": \"bloom\", \"hidden_size\": 3}",
+    );
+    place
+        .trainer("plan --from bloom --seq 8 --micro-batch 1")
+        .fails(4, &["model_type `bloom`"]);
     place.file("l.yaml", [0xff, 0xfe, 0xfa]);
     place
         .trainer("plan --from l.yaml")
-        .fails(2, &["it is no text"]);
+        .fails(4, &["it is no text"]);
     place
         .trainer("plan --from absent.yaml")
-        .fails(2, &["absent.yaml"]);
+        .fails(4, &["absent.yaml"]);
     place.file(
         "m.yaml",
         "base_model: Qwen/Qwen3-8B\nsequence_len: 64\nmicro_batch_size: 1\n",

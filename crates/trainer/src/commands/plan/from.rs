@@ -88,9 +88,10 @@ impl FromArgs {
 
 /// Flags with what was taken over before them.
 fn with_taken(mut run: RunArgs, taken: &Taken) -> RunArgs {
-    if run.source.config.is_none() && run.weights.init_from.is_none() {
-        run.source.config = taken.config.clone();
-        run.weights.init_from = taken.init_from.clone();
+    let (config, init_from) = (&mut run.source.config, &mut run.weights.init_from);
+    *init_from = init_from.take().or(taken.init_from.clone());
+    if init_from.is_none() {
+        *config = config.take().or(taken.config.clone());
     }
     let (mut flags, mut set) = (Vec::new(), Vec::new());
     for Setting { key, text, .. } in &taken.settings {
@@ -125,6 +126,7 @@ fn told(run: &RunArgs, rank: RankArgs) -> Result<Told, Failure> {
     Ok(Told {
         keys,
         model: given.config.is_some() || run.weights.init_from.is_some(),
+        init_from: run.weights.init_from.is_some(),
         ranks: rank.ranks,
     })
 }
