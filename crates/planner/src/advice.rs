@@ -4,7 +4,7 @@ use crate::change::Change;
 use crate::figures::figures;
 use crate::gpus;
 use crate::levers::{Lever, Setup, levers};
-use crate::on_paper::step_seconds;
+use crate::on_paper::PaperSeconds;
 use kernels::Target;
 use memory::format_bytes;
 use report::{Align, Table};
@@ -75,7 +75,9 @@ fn in_order(run: &Run) -> Result<Vec<Rc<Lever>>, SessionError> {
         }
         let change = (lever.pull)(&run.setup).unwrap_or_default();
         let cost = match run.setup.with(&change) {
-            Some(changed) => step_seconds(&changed.settings, changed.target)? / run.seconds - 1.0,
+            Some(changed) => {
+                PaperSeconds::new(&changed.settings, changed.target)?.step / run.seconds - 1.0
+            }
             None => 0.0,
         };
         // Shorter sequences and no clipping change what the model learns, whatever they cost.
@@ -117,7 +119,7 @@ impl Run {
             peak_bytes: planned.most_bytes(),
             reserved_bytes: planned.reserved_bytes,
             host_pinned_bytes: planned.host_pinned_bytes,
-            seconds: step_seconds(&setup.settings, setup.target)?,
+            seconds: PaperSeconds::new(&setup.settings, setup.target)?.step,
             setup,
         })
     }

@@ -18,7 +18,7 @@ pub(crate) struct BenchMatrix {
     pub(crate) steps: Option<usize>,
     /// How often the whole matrix is run.
     pub(crate) rounds: Option<usize>,
-    /// Whether strategies are compared on paper too: a step's time, what a GiB costs, and the peaks of all ranks.
+    /// Whether strategies are compared on paper too: the time of what a step computes, what a GiB costs, and the peaks of all ranks.
     pub(crate) paper: bool,
     /// Every combination of these is a strategy.
     matrix: Axes,

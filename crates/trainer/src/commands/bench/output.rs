@@ -20,8 +20,8 @@ const COLUMNS: [(&str, Align); 18] = [
     ("sent a step", Align::Right),
     ("ms/GiB", Align::Right),
     ("all ranks", Align::Right),
-    ("step on paper", Align::Right),
-    ("cost a GiB on paper", Align::Right),
+    ("computes, on paper", Align::Right),
+    ("cost a GiB", Align::Right),
     (GPUS[0].1, Align::Left),
     (GPUS[1].1, Align::Left),
     ("dominated by", Align::Left),
@@ -89,7 +89,9 @@ fn cells(row: &Row) -> [String; COLUMNS.len()] {
             true => format_bytes(most),
             false => format!("{} to {}", format_bytes(least), format_bytes(most)),
         }),
-        number(paper.map(|paper| paper.step_ms), |ms| format!("{ms:.0} ms")),
+        number(paper.map(|paper| paper.compute_ms), |ms| {
+            format!("{ms:.0} ms")
+        }),
         number(paper.and_then(|paper| paper.ms_per_gib_saved), |ms| {
             format!("{:.2} ms", ms + 0.0)
         }),

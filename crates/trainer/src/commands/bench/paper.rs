@@ -1,9 +1,9 @@
-//! What strategies are on paper, beside their peak: a step's time, which GPUs hold it, and the peaks of all ranks.
+//! What strategies are on paper, beside their peak: the time of what a step computes, which GPUs hold it, and the peaks of all ranks.
 
 use super::args::Shared;
 use super::matrix::BenchStrategy;
 use crate::failure::Failure;
-use planner::{Plan, step_seconds};
+use planner::{PaperSeconds, Plan};
 use rayon::prelude::*;
 use serde::Serialize;
 use settings::{Config, Resolved, Settings};
@@ -17,9 +17,9 @@ pub(crate) const GPUS: [(&str, &str); 2] = [("H100 80GB", "H100"), ("H200 141GB"
 /// A strategy on paper.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct PaperFigures {
-    /// A step, in milliseconds.
-    pub(crate) step_ms: f64,
-    /// By how much a step is longer than the baseline's, for each GiB saved.
+    /// What a step computes, in milliseconds: copying and sending apart, behind which replays may hide.
+    pub(crate) compute_ms: f64,
+    /// By how much it is longer than the baseline's, for each GiB saved.
     pub(crate) ms_per_gib_saved: Option<f64>,
     /// The lowest peak of a rank.
     pub(crate) least_peak_bytes: u64,
@@ -57,7 +57,7 @@ impl PaperFigures {
         let peaks = peaks.collect::<Result<Vec<u64>, Failure>>()?;
         let fits = |gpu: &&(&str, &'static str)| plan.fits.get(gpu.0) == Some(&true);
         Ok(PaperFigures {
-            step_ms: 1e3 * step_seconds(&Settings::new(config)?, target)?,
+            compute_ms: 1e3 * PaperSeconds::new(&Settings::new(config)?, target)?.computing,
             ms_per_gib_saved: None,
             least_peak_bytes: *peaks.iter().min().expect("there is a rank"),
             most_peak_bytes: *peaks.iter().max().expect("there is a rank"),

@@ -216,10 +216,10 @@ fn compare(rows: &mut [Row], index: usize, baseline: usize, runs: &[JournalEntry
     let gib = saved
         .filter(|saved| *saved > 0)
         .map(|saved| saved as f64 / (1u64 << 30) as f64);
-    let longer = base.paper.as_ref().map(|paper| paper.step_ms);
+    let longer = base.paper.as_ref().map(|paper| paper.compute_ms);
     let row = &mut rows[index];
     if let Some(paper) = &mut row.paper {
-        let longer = longer.map(|of_base| paper.step_ms - of_base);
+        let longer = longer.map(|of_base| paper.compute_ms - of_base);
         paper.ms_per_gib_saved = longer.zip(gib).map(|(ms, gib)| ms / gib);
     }
     row.saved_bytes = saved;
