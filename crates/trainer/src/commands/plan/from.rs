@@ -58,8 +58,10 @@ pub(super) struct ReadFiles {
     pub(super) run: RunArgs,
     /// Those of ranks.
     pub(super) rank: RankArgs,
-    files: Vec<ForeignFile>,
-    taken: Taken,
+    /// The files.
+    pub(super) files: Vec<ForeignFile>,
+    /// What was taken over from them.
+    pub(super) taken: Taken,
 }
 
 impl FromArgs {
@@ -132,10 +134,13 @@ fn told(run: &RunArgs, rank: RankArgs) -> Result<Told, Failure> {
 }
 
 impl FromFiles {
-    pub(super) fn new(read: ReadFiles, resolved: &Resolved) -> FromFiles {
-        let ReadFiles {
-            run, files, taken, ..
-        } = read;
+    /// What became of files, for a run with these flags.
+    pub(super) fn new(
+        files: Vec<ForeignFile>,
+        taken: Taken,
+        run: &RunArgs,
+        resolved: &Resolved,
+    ) -> FromFiles {
         let mut differs: Vec<&str> = Vec::new();
         for reason in files.iter().flat_map(|file| file.program.differs()) {
             if !differs.contains(reason) {
@@ -148,7 +153,7 @@ impl FromFiles {
         };
         FromFiles {
             files: files.into_iter().map(of).collect(),
-            command: train_command(&run, resolved, Vec::new()),
+            command: train_command(run, resolved, Vec::new()),
             keys: taken.rows,
             differs,
         }

@@ -62,15 +62,17 @@ impl PlanArgs {
 pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let read = args.from.read(&args.run, args.rank)?;
     let mut args = args.clone();
-    if let Some(read) = &read {
-        (args.run, args.rank) = (read.run.clone(), read.rank);
-    }
+    let foreign = read.map(|read| {
+        (args.run, args.rank) = (read.run, read.rank);
+        (read.files, read.taken)
+    });
     let mut resolved = args.resolve()?;
     begin(&mut resolved)?;
     match args.generation.generate {
         Some(tokens) => print_generation_plan(&resolved, tokens, args.generation.batch),
         None => {
-            let from = read.map(|read| FromFiles::new(read, &resolved));
+            let from =
+                foreign.map(|(files, taken)| FromFiles::new(files, taken, &args.run, &resolved));
             print_plan(&resolved, &args, from.as_ref())
         }
     }
