@@ -74,7 +74,7 @@ fn words(text: &str) -> Vec<Word> {
                 let word = word.get_or_insert_default();
                 word.push('$');
                 let mut depth = 0;
-                while let Some(inside) = letters.next() {
+                for inside in letters.by_ref() {
                     word.push(inside);
                     depth += i32::from(inside == '(') - i32::from(inside == ')');
                     if depth == 0 {

@@ -16,7 +16,8 @@ pub(crate) struct Foreign {
 pub(crate) enum Meaning {
     /// It is the value of this key of ours.
     Key(&'static str),
-    /// Each of these values, in small letters and with dashes, sets keys of ours: `key=value`, with spaces between.
+    /// Each of these values, in small letters, with dashes, and with `|` between those that mean the same, sets keys of ours:
+    /// `key=value`, with spaces between.
     Words(&'static [(&'static str, &'static str)]),
     /// The same, where ours is near theirs and not the same.
     Near(&'static [(&'static str, &'static str)]),
@@ -69,6 +70,13 @@ pub(crate) enum ForeignPart {
     Bucket,
     /// Minutes, where ours are seconds.
     Minutes,
+}
+
+/// What a value sets, of words with what they set.
+pub(super) fn sets_of(words: &[(&str, &'static str)], value: &str) -> Option<&'static str> {
+    let value = plain(value);
+    let is_it = |(names, _): &&(&str, &str)| names.split('|').any(|name| name == value);
+    words.iter().find(is_it).map(|(_, sets)| *sets)
 }
 
 pub(super) const fn foreign(

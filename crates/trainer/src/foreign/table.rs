@@ -4,21 +4,16 @@ use super::meaning::Meaning::{Key, Near, Of, Words};
 use super::meaning::{Foreign, ForeignPart, beside, foreign, needless, not_built, plain};
 
 /// On a row whose `true` asks for what is always done here, or for nothing that has a price.
-const ON: &[(&str, &str)] = &[("true", ""), ("false", "")];
+const ON: &[(&str, &str)] = &[("true|false", "")];
 
 /// Kinds of optimizers, in the words of Hugging Face, torchtitan and DeepSpeed.
 const OPTIMIZERS: &[(&str, &str)] = &[
-    ("adamw", ""),
-    ("adam", ""),
-    ("fusedadam", ""),
-    ("adamw-hf", ""),
-    ("adamw-torch", ""),
-    ("adamw-torch-fused", ""),
-    ("adamw-apex-fused", ""),
-    ("adamw-8bit", "optim.state_dtype=8bit"),
-    ("adamw-bnb-8bit", "optim.state_dtype=8bit"),
-    ("paged-adamw", "offload.optimizer=pinned"),
-    ("paged-adamw-32bit", "offload.optimizer=pinned"),
+    (
+        "adamw|adam|fusedadam|adamw-hf|adamw-torch|adamw-torch-fused|adamw-apex-fused",
+        "",
+    ),
+    ("adamw-8bit|adamw-bnb-8bit", "optim.state_dtype=8bit"),
+    ("paged-adamw|paged-adamw-32bit", "offload.optimizer=pinned"),
     (
         "paged-adamw-8bit",
         "optim.state_dtype=8bit offload.optimizer=pinned",
@@ -28,77 +23,52 @@ const OPTIMIZERS: &[(&str, &str)] = &[
 ];
 
 const SCHEDULES: &[(&str, &str)] = &[
-    ("linear", "lr.schedule=linear"),
-    ("cosine", "lr.schedule=cosine"),
-    ("constant", "lr.schedule=constant"),
-    ("constant-with-warmup", "lr.schedule=constant"),
-    ("wsd", "lr.schedule=wsd"),
-    ("warmup-stable-decay", "lr.schedule=wsd"),
-    ("warmuplr", "lr.schedule=constant"),
-    ("warmupdecaylr", "lr.schedule=linear"),
-    ("warmupcosinelr", "lr.schedule=cosine"),
+    ("linear|warmupdecaylr", "lr.schedule=linear"),
+    ("cosine|warmupcosinelr", "lr.schedule=cosine"),
+    (
+        "constant|constant-with-warmup|warmuplr",
+        "lr.schedule=constant",
+    ),
+    ("wsd|warmup-stable-decay", "lr.schedule=wsd"),
 ];
 
 const RECOMPUTE: &[(&str, &str)] = &[
-    ("true", "recompute.spec=full"),
-    ("false", "recompute.spec=none"),
-    ("none", "recompute.spec=none"),
-    ("full", "recompute.spec=full"),
+    ("true|full", "recompute.spec=full"),
+    ("false|none", "recompute.spec=none"),
     ("selective", "recompute.spec=layernorm,mlp"),
     (
-        "offload",
-        "recompute.spec=full offload.activations=block_input",
-    ),
-    (
-        "unsloth",
+        "offload|unsloth",
         "recompute.spec=full offload.activations=block_input",
     ),
 ];
 
 const ATTENTION: &[(&str, &str)] = &[
-    ("true", "attention.backend=flash"),
-    ("false", ""),
-    ("flash-attention-2", "attention.backend=flash"),
-    ("flash-attention-3", "attention.backend=flash"),
-    ("flash", "attention.backend=flash"),
-    ("fa2", "attention.backend=flash"),
-    ("sdpa", "attention.backend=flash"),
-    ("eager", "attention.backend=eager"),
-    ("unfused", "attention.backend=eager"),
+    (
+        "true|flash|fa2|flash-attention-2|flash-attention-3|sdpa",
+        "attention.backend=flash",
+    ),
+    ("eager|unfused", "attention.backend=eager"),
     ("fused", "attention.backend=cudnn"),
-    ("auto", ""),
+    ("false|auto", ""),
 ];
 
 const TYPES: &[(&str, &str)] = &[
-    ("bfloat16", "train.dtype=bf16"),
-    ("bf16", "train.dtype=bf16"),
-    ("float32", "train.dtype=f32"),
-    ("fp32", "train.dtype=f32"),
+    ("bfloat16|bf16", "train.dtype=bf16"),
+    ("float32|fp32", "train.dtype=f32"),
     ("auto", ""),
 ];
 
 const STATES: &[(&str, &str)] = &[
-    ("fp32", ""),
-    ("float32", ""),
-    ("bf16", "optim.state_dtype=bf16"),
-    ("bfloat16", "optim.state_dtype=bf16"),
+    ("fp32|float32", ""),
+    ("bf16|bfloat16", "optim.state_dtype=bf16"),
 ];
 
 const GRADIENTS: &[(&str, &str)] = &[
-    ("fp32", "optim.grad_dtype=f32"),
-    ("float32", "optim.grad_dtype=f32"),
-    ("bf16", "optim.grad_dtype=bf16"),
-    ("bfloat16", "optim.grad_dtype=bf16"),
-    ("torch.bfloat16", "optim.grad_dtype=bf16"),
-    ("torch.float32", "optim.grad_dtype=f32"),
+    ("fp32|float32|torch.float32", "optim.grad_dtype=f32"),
+    ("bf16|bfloat16|torch.bfloat16", "optim.grad_dtype=bf16"),
 ];
 
-const HOST: &[(&str, &str)] = &[
-    ("true", "offload.optimizer=pinned"),
-    ("false", ""),
-    ("cpu", "offload.optimizer=pinned"),
-    ("none", ""),
-];
+const HOST: &[(&str, &str)] = &[("true|cpu", "offload.optimizer=pinned"), ("false|none", "")];
 
 /// The row of a name: of the whole of it, of a section that holds it, or of what is left of it without its first sections.
 pub(crate) fn find(name: &str) -> Option<&'static Foreign> {
@@ -147,7 +117,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["use-precision-aware-optimizer", "store-param-remainders"], "--master bf16-split", Words(&[("true", "optim.master=bf16-split"), ("false", "")])),
     foreign(&["pure-bf16"], "--master none --grad-dtype bf16 --state-dtype bf16", Words(&[("true", "train.dtype=bf16 optim.master=none optim.grad_dtype=bf16 optim.state_dtype=bf16"), ("false", "")])),
     // Types, recompute, attention, places.
-    foreign(&["bf16"], "--dtype bf16", Words(&[("true", "train.dtype=bf16"), ("full", "train.dtype=bf16"), ("auto", "train.dtype=bf16"), ("false", "")])),
+    foreign(&["bf16"], "--dtype bf16", Words(&[("true|full|auto", "train.dtype=bf16"), ("false", "")])),
     foreign(&["bf16.enabled"], "--dtype bf16", Words(&[("true", "train.dtype=bf16"), ("false", "")])),
     foreign(&["fp32"], "--dtype f32", Words(&[("true", "train.dtype=f32"), ("false", "")])),
     foreign(&["torch-dtype", "dtype", "mixed-precision-param", "params-dtype"], "--dtype f32|bf16", Words(TYPES)),

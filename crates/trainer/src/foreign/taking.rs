@@ -2,13 +2,13 @@
 
 use super::file::{ForeignFile, ForeignKey};
 use super::gathered::{Gathered, Set, Setting, Spot, Told, text_of, written};
-use super::meaning::{Foreign, ForeignPart, Meaning, plain};
+use super::meaning::{Foreign, ForeignPart, Meaning, plain, sets_of};
 use super::part::{self, At, NotBuilt, PartTaken};
 use super::program::Program;
 use super::table::find;
 use serde::Serialize;
 use settings::ConfigError;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What became of a foreign key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -39,6 +39,42 @@ pub(crate) struct KeyRow {
     pub(crate) here: Vec<String>,
     /// What to do, or why there is nothing to do.
     pub(crate) remark: String,
+}
+
+/// What became of a key: the last three fields of its row.
+struct Became {
+    outcome: KeyOutcome,
+    here: Vec<String>,
+    remark: String,
+}
+
+impl Became {
+    fn new(outcome: KeyOutcome, remark: &str) -> Became {
+        Became {
+            outcome,
+            here: Vec::new(),
+            remark: remark.into(),
+        }
+    }
+
+    fn taken(here: Vec<String>) -> Became {
+        Became {
+            outcome: KeyOutcome::TakenOver,
+            here,
+            remark: String::new(),
+        }
+    }
+
+    fn row(self, file: Option<PathBuf>, key: &str, value: String) -> KeyRow {
+        KeyRow {
+            file,
+            key: key.into(),
+            value,
+            outcome: self.outcome,
+            here: self.here,
+            remark: self.remark,
+        }
+    }
 }
 
 /// What was taken over from foreign files.
@@ -97,9 +133,8 @@ pub(crate) fn take(files: &[ForeignFile], told: &Told) -> Result<Taken, ConfigEr
         }
     }
     if let Some(spec) = to.recompute.spec()? {
-        let place = "Megatron's recompute";
         let spot = Spot {
-            place,
+            place: "Megatron's recompute",
             is_default: false,
         };
         to.set("recompute.spec", &spec, spot)?;
@@ -112,13 +147,11 @@ pub(crate) fn take(files: &[ForeignFile], told: &Told) -> Result<Taken, ConfigEr
         )));
     }
     let mut rows: Vec<KeyRow> = rows.into_iter().flatten().collect();
-    let holds = |row: &KeyRow| {
-        let mut kept = to.settings.iter();
-        kept.any(|setting| {
-            row.here
-                .contains(&format!("{}={}", setting.key, setting.text))
-        })
-    };
+    let settings = to.settings.iter();
+    let settings = settings.map(|one| format!("{}={}", one.key, one.text));
+    let settings: Vec<String> = settings.collect();
+    // A file may have said otherwise since.
+    let holds = |row: &KeyRow| row.here.iter().any(|here| settings.contains(here));
     rows.extend(assumed.into_iter().filter(|row| holds(row)));
     Ok(Taken {
         settings: to.settings,
@@ -149,114 +182,85 @@ fn of_file(
         file: Some(file),
         files,
     };
-    let (outcome, here, remark) = match foreign {
-        None => (KeyOutcome::Unknown, Vec::new(), String::new()),
+    let became = match foreign {
+        None => Became::new(KeyOutcome::Unknown, ""),
         Some(foreign) if file.program == Program::HuggingFaceModel => of_model(file, foreign, to),
-        Some(foreign) if is_open(&text, foreign) => (
-            KeyOutcome::WithoutMeaning,
-            Vec::new(),
-            "left open there".into(),
-        ),
+        Some(foreign) if is_open(&text, foreign) => {
+            Became::new(KeyOutcome::WithoutMeaning, "left open there")
+        }
         Some(foreign) => became(foreign, at, to)?,
     };
-    Ok(KeyRow {
-        file: Some(file.path.clone()),
-        key: key.name.clone(),
-        value: key.value.as_str().map_or(text.clone(), str::to_owned),
-        outcome,
-        here,
-        remark,
-    })
+    let value = key.value.as_str().map_or(text.clone(), str::to_owned);
+    Ok(became.row(Some(file.path.clone()), &key.name, value))
 }
 
 /// Nothing is given, another file is to say it, or a variable that the script does not set.
 fn is_open(text: &str, foreign: &Foreign) -> bool {
-    let has_auto = |words: &[(&str, &str)]| words.iter().any(|(word, _)| *word == "auto");
-    let is_a_word = matches!(foreign.meaning, Meaning::Words(words) if has_auto(words));
+    let is_a_word = match foreign.meaning {
+        Meaning::Words(words) => sets_of(words, text).is_some(),
+        _ => false,
+    };
     ["null", "", "{}"].contains(&text) || text.starts_with('$') || (text == "auto" && !is_a_word)
 }
 
 /// A key of a model's `config.json`, which `--init-from` reads.
-fn of_model(
-    file: &ForeignFile,
-    foreign: &Foreign,
-    to: &mut Gathered,
-) -> (KeyOutcome, Vec<String>, String) {
+fn of_model(file: &ForeignFile, foreign: &Foreign, to: &mut Gathered) -> Became {
     if to.init_from.is_none() && !to.told.init_from {
-        let folder = file
-            .path
-            .parent()
-            .filter(|folder| !folder.as_os_str().is_empty());
-        to.init_from = Some(folder.map_or_else(|| PathBuf::from("."), Into::into));
+        let folder = file.path.parent().filter(|folder| *folder != Path::new(""));
+        to.init_from = Some(folder.unwrap_or(Path::new(".")).into());
     }
     match foreign.meaning {
-        Meaning::Key(key) if key.starts_with("model.") => {
-            (KeyOutcome::TakenOver, vec![key.into()], String::new())
-        }
-        Meaning::Words(_) | Meaning::Near(_) | Meaning::Of(_)
-            if !foreign.is_called("torch-dtype") =>
-        {
-            (
-                KeyOutcome::TakenOver,
-                vec!["--init-from".into()],
-                String::new(),
-            )
+        Meaning::Key(key) if key.starts_with("model.") => Became::taken(vec![key.into()]),
+        Meaning::Words(_) | Meaning::Of(_) if !foreign.is_called("torch-dtype") => {
+            Became::taken(vec!["--init-from".into()])
         }
         Meaning::Needless | Meaning::Beside => {
-            (KeyOutcome::WithoutMeaning, Vec::new(), foreign.ours.into())
+            Became::new(KeyOutcome::WithoutMeaning, foreign.ours)
         }
-        Meaning::NotBuilt => (KeyOutcome::NotBuilt, Vec::new(), foreign.ours.into()),
-        _ => (
+        Meaning::NotBuilt => Became::new(KeyOutcome::NotBuilt, foreign.ours),
+        _ => Became::new(
             KeyOutcome::WithoutMeaning,
-            Vec::new(),
-            format!("of the files; of a run: {}", foreign.ours),
+            &format!("of the files; of a run: {}", foreign.ours),
         ),
     }
 }
 
 /// What becomes of a key that has a value.
-fn became(
-    foreign: &Foreign,
-    at: At,
-    to: &mut Gathered,
-) -> Result<(KeyOutcome, Vec<String>, String), ConfigError> {
+///
+/// # Errors
+/// The value is none of our key's, or another file has another one.
+fn became(foreign: &Foreign, at: At, to: &mut Gathered) -> Result<Became, ConfigError> {
     let given: PartTaken = match foreign.meaning {
         Meaning::Key(key) => to.set(key, at.text, at.spot).map(Ok),
-        Meaning::Words(words) | Meaning::Near(words) => {
-            let word = plain(at.text);
-            match words.iter().find(|(known, _)| *known == word) {
-                Some((_, "")) => Ok(Ok(Set::remark("as it is here"))),
-                Some((_, sets)) => to.set_all(sets, at.spot).map(Ok),
-                None => Ok(Err(NotBuilt(None))),
-            }
-        }
+        Meaning::Words(words) | Meaning::Near(words) => match sets_of(words, at.text) {
+            Some("") => Ok(Ok(Set::remark("as it is here"))),
+            Some(sets) => to.set_all(sets, at.spot).map(Ok),
+            None => Ok(Err(NotBuilt(None))),
+        },
         Meaning::Of(part) => part::take(part, at, to),
         Meaning::Beside | Meaning::Needless => {
-            return Ok((KeyOutcome::WithoutMeaning, Vec::new(), foreign.ours.into()));
+            return Ok(Became::new(KeyOutcome::WithoutMeaning, foreign.ours));
         }
         Meaning::NotBuilt if is_off(at) => {
-            return Ok((
-                KeyOutcome::WithoutMeaning,
-                Vec::new(),
-                "off there, and not built here".into(),
-            ));
+            let why = "off there, and not built here";
+            return Ok(Became::new(KeyOutcome::WithoutMeaning, why));
         }
         Meaning::NotBuilt => Ok(Err(NotBuilt(None))),
     };
     let is_near = matches!(foreign.meaning, Meaning::Near(_));
     Ok(match given? {
-        Ok(set) if is_near && !set.here.is_empty() => {
-            (KeyOutcome::NotBuilt, set.here, foreign.ours.into())
-        }
-        Ok(set) => (
-            KeyOutcome::TakenOver,
-            set.here,
-            set.remark.unwrap_or_default(),
+        Ok(set) if is_near && !set.here.is_empty() => Became {
+            here: set.here,
+            ..Became::new(KeyOutcome::NotBuilt, foreign.ours)
+        },
+        Ok(set) => Became {
+            remark: set.remark.unwrap_or_default(),
+            ..Became::taken(set.here)
+        },
+        Err(NotBuilt(instead)) => Became::new(
+            KeyOutcome::NotBuilt,
+            instead.as_deref().unwrap_or(foreign.ours),
         ),
-        Err(NotBuilt(instead)) => {
-            let instead = instead.unwrap_or_else(|| foreign.ours.into());
-            (KeyOutcome::NotBuilt, Vec::new(), instead)
-        }
     })
 }
 
@@ -270,41 +274,29 @@ fn is_off(at: At) -> bool {
 /// What the programs of the files do where these say nothing.
 fn defaults(files: &[ForeignFile], to: &mut Gathered) -> Result<Vec<KeyRow>, ConfigError> {
     let mut rows = Vec::new();
-    let has_shape = to
-        .settings
-        .iter()
-        .any(|setting| setting.key == "model.hidden");
+    let has_shape = to.settings.iter().any(|one| one.key == "model.hidden");
     for file in files {
         let shape = file.program.shape().iter().filter(|_| has_shape);
         for (name, value) in file.program.defaults().iter().chain(shape) {
             let foreign = find(name).expect("the table has what programs assume");
-            let place = format!("{name} of {}", file.program.name());
-            let spot = Spot {
-                place: &place,
-                is_default: true,
-            };
             if is_said(foreign, to) {
                 continue;
             }
+            let place = format!("{name} of {}", file.program.name());
             let at = At {
                 name,
                 text: value,
-                spot,
+                spot: Spot {
+                    place: &place,
+                    is_default: true,
+                },
                 file: None,
                 files,
             };
-            let (outcome, here, remark) = became(foreign, at, to)?;
-            if here.is_empty() {
-                continue;
+            let became = became(foreign, at, to)?;
+            if !became.here.is_empty() {
+                rows.push(became.row(None, name, (*value).into()));
             }
-            rows.push(KeyRow {
-                file: None,
-                key: (*name).into(),
-                value: (*value).into(),
-                outcome,
-                here,
-                remark,
-            });
         }
     }
     if has_shape {
