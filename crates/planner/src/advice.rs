@@ -4,9 +4,8 @@ use crate::change::Change;
 use crate::figures::figures;
 use crate::gpus;
 use crate::levers::{Lever, Setup, levers};
-use crate::on_paper::Paper;
+use crate::on_paper::PaperSeconds;
 use kernels::Target;
-use kernels::timeline::Measured;
 use memory::format_bytes;
 use report::{Align, Table};
 use serde::Serialize;
@@ -76,7 +75,9 @@ fn in_order(run: &Run) -> Result<Vec<Rc<Lever>>, SessionError> {
         }
         let change = (lever.pull)(&run.setup).unwrap_or_default();
         let cost = match run.setup.with(&change) {
-            Some(changed) => seconds(&changed)? / run.seconds - 1.0,
+            Some(changed) => {
+                PaperSeconds::new(&changed.settings, changed.target)?.step / run.seconds - 1.0
+            }
             None => 0.0,
         };
         // Shorter sequences and no clipping change what the model learns, whatever they cost.
@@ -101,12 +102,6 @@ fn in_order(run: &Run) -> Result<Vec<Rc<Lever>>, SessionError> {
     Ok(repeated.collect())
 }
 
-/// Seconds of a step on paper.
-fn seconds(run: &Setup) -> Result<f64, SessionError> {
-    let paper = Paper::new(&run.settings, run.target, Measured::default());
-    Ok(paper.step(&run.settings)?.seconds)
-}
-
 /// A run with the rungs so far.
 #[derive(Clone)]
 struct Run {
@@ -124,7 +119,7 @@ impl Run {
             peak_bytes: planned.most_bytes(),
             reserved_bytes: planned.reserved_bytes,
             host_pinned_bytes: planned.host_pinned_bytes,
-            seconds: seconds(&setup)?,
+            seconds: PaperSeconds::new(&setup.settings, setup.target)?.step,
             setup,
         })
     }

@@ -52,7 +52,7 @@ pub use host_phases::HostPhases;
 pub use host_room::{HostNeed, HostRoom, NoHostRoom};
 pub use inference::{InferencePlan, PlannedCache};
 pub use largest::{Largest, Room, Sought};
-pub use on_paper::trace;
+pub use on_paper::{PaperSeconds, trace};
 pub use oom::{Fix, OomReport, Tried};
 pub use other_process::{NOTABLE_BYTES, OtherProcess, unowned};
 pub use plan::Plan;

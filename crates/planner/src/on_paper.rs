@@ -202,6 +202,30 @@ pub fn trace(settings: &Settings, target: Target) -> Result<(History, Vec<Span>)
     Ok((step.history, step.spans))
 }
 
+/// Seconds of a step on paper.
+#[derive(Clone, Copy, Debug)]
+pub struct PaperSeconds {
+    /// All of it, with copies that are not hidden.
+    pub step: f64,
+    /// The same if copying and sending took no time.
+    pub computing: f64,
+}
+
+impl PaperSeconds {
+    /// Makes a step on shapes with times.
+    ///
+    /// # Errors
+    /// Only on a defect: shapes need no memory.
+    pub fn new(settings: &Settings, target: Target) -> Result<PaperSeconds, SessionError> {
+        let paper = Paper::new(settings, target, Measured::default());
+        let made = paper.step(settings)?;
+        Ok(PaperSeconds {
+            step: made.seconds,
+            computing: made.computing,
+        })
+    }
+}
+
 /// A step that was made on shapes.
 pub(crate) struct OnPaper {
     pub(crate) peak: Peak,

@@ -12,7 +12,7 @@ use settings::{Given, Resume, RunOptions};
 use std::path::PathBuf;
 
 /// Flags that `train`, `plan` and `profile` share.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct RunArgs {
     /// Where the configuration comes from.
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub struct SourceArgs {
 }
 
 /// Whose weights are trained.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Training")]
 pub struct WeightsArgs {
     /// Start from a model in Hugging Face layout
@@ -104,7 +104,7 @@ fn optimizers() -> PossibleValuesParser {
 const QUANTISED: &str = "8bit";
 
 /// What memory is spent on, in other words than those of keys.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Memory")]
 pub struct MemoryArgs {
     /// Megatron's granularity: none, selective, full
@@ -125,7 +125,7 @@ pub struct MemoryArgs {
 }
 
 /// What is written.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
     /// Run directory [default: runs/NAME-TIME]
@@ -146,7 +146,7 @@ pub struct OutputArgs {
 }
 
 /// What is gone on with.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Training")]
 pub struct ResumeArgs {
     /// Go on from a run or checkpoint folder, or from the newest checkpoint under --out (auto: begin where there is none).

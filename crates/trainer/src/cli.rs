@@ -61,9 +61,7 @@ impl Cli {
         match &self.command {
             None => run(Task::Train, &self.train, launched, false),
             Some(Command::Train(train)) => run(Task::Train, train, launched, false),
-            Some(Command::Plan(plan)) => {
-                run(Task::Plan, &plan.run, plan.rank.rank(), plan.json)
-            }
+            Some(Command::Plan(plan)) => plan.resolve(),
             Some(Command::Profile(profile)) => {
                 run(Task::Profile, &profile.run, None, profile.json)
             }

@@ -15,6 +15,7 @@ mod commands;
 mod decisions;
 mod device;
 pub mod failure;
+mod foreign;
 mod foreign_flags;
 mod gpu_watch;
 mod initial_model;

@@ -119,10 +119,11 @@ impl Command {
             Command::Train(_) | Command::Doctor(_) => {
                 unreachable!("a launcher may start several of these: the caller carries them out")
             }
-            Command::Plan(args) => plan::plan(&begun()?, args),
             Command::Profile(_) => profile::profile(&begun()?),
             Command::Tune(_) => tune::tune(&begun()?),
             Command::Init(_) => init::init(&begun()?),
+            // Files of other trainers come before the flags are resolved.
+            Command::Plan(args) => plan::plan(args),
             // `bench` resolves one configuration per strategy itself.
             Command::Bench(args) => bench::bench(args),
             Command::Prepare(args) => prepare::prepare(args),

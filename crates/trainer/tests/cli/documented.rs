@@ -83,7 +83,12 @@ fn written() -> BTreeSet<String> {
         "--offload-optimizer pinned --device-memory 640.5MiB",
         "--ranks 2 --zero 1 --set train.freeze=[\"*norm*\"]",
         "--pareto --largest micro-batch --device-memory h100",
+        "--from args.json",
     ];
+    place.file(
+        "args.json",
+        r#"{"per_device_train_batch_size": 2, "max_length": 32}"#,
+    );
     let plans = plans.map(|flags| {
         let plan = format!("plan --json --config small.toml --device cuda {flags}");
         place.trainer(&plan).succeeds().stdout

@@ -97,6 +97,8 @@ fn place() -> Workplace {
         .unwrap();
     let matrix: Vec<&str> = lines(guard, Some("toml")).collect();
     place.file("strategies.toml", matrix.join("\n"));
+    let example = include_str!("../foreign/axolotl-lora-1b.yml");
+    place.file("axolotl-lora-1b.yml", example);
     place
 }
 

@@ -45,6 +45,7 @@ mod optimizer_states;
 mod other_tools;
 mod output;
 mod plan;
+mod plan_from;
 mod prepare;
 mod profile;
 mod recompute;
@@ -61,6 +62,7 @@ mod show;
 mod signals;
 #[cfg(feature = "cuda")]
 mod stand_in;
+mod study;
 mod terminal;
 mod token_files;
 mod tour;

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 /// Flags of `bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// Strategies: quick, full, cpu, moe, elsewhere, h100, h200, or a TOML file
+    /// Strategies: quick, full, cpu, moe, elsewhere, h100, h200, study, or a TOML file
     #[arg(long, value_name = "NAME|FILE", default_value = "quick")]
     pub matrix: String,
     /// Plan every strategy and run none: needs no device, takes seconds
@@ -121,16 +121,28 @@ impl Shared {
         &self.options
     }
 
-    /// The configuration of a strategy.
+    /// The configuration of a strategy, for the rank that the flags name.
     ///
     /// # Errors
     /// Settings that do not go together.
     pub(crate) fn resolve(&self, strategy: &BenchStrategy) -> Result<Resolved, ConfigError> {
+        let number = self.given.rank.map_or(0, |rank| rank.number);
+        self.resolve_of(strategy, number)
+    }
+
+    /// The configuration of a strategy, for the rank of a number.
+    ///
+    /// # Errors
+    /// Settings that do not go together.
+    pub(crate) fn resolve_of(
+        &self,
+        strategy: &BenchStrategy,
+        number: usize,
+    ) -> Result<Resolved, ConfigError> {
         let mut given = self.given.clone();
         given.config = strategy.config.clone().or(given.config);
-        let number = given.rank.map_or(0, |rank| rank.number);
         let of_strategy = strategy.ranks.map(|of| Rank { number, of });
-        given.rank = of_strategy.or(given.rank);
+        given.rank = of_strategy.or(given.rank.map(|rank| Rank { number, ..rank }));
         given.set.extend(strategy.set.iter().cloned());
         resolve(self.task, given, self.options.clone())
     }

@@ -18,8 +18,12 @@ pub(crate) struct BenchMatrix {
     pub(crate) steps: Option<usize>,
     /// How often the whole matrix is run.
     pub(crate) rounds: Option<usize>,
+    /// Whether strategies are compared on paper too: the time of what a step computes, what a GiB costs, and the peaks of all ranks.
+    pub(crate) paper: bool,
     /// Every combination of these is a strategy.
     matrix: Axes,
+    /// The same again, for models that have other labels or other ranks.
+    matrices: Vec<Axes>,
     /// Strategies beside those of the axes.
     strategy: Vec<BenchStrategy>,
 }
@@ -79,7 +83,7 @@ const OPTIMIZER: [(&str, &str); 7] = [
 ];
 
 /// Matrices that are compiled in, by name.
-const BUILT_IN: [(&str, &str); 7] = [
+const BUILT_IN: [(&str, &str); 8] = [
     (
         "quick",
         include_str!("../../../../../configs/bench/quick.toml"),
@@ -97,6 +101,10 @@ const BUILT_IN: [(&str, &str); 7] = [
     (
         "h100",
         include_str!("../../../../../configs/bench/h100.toml"),
+    ),
+    (
+        "study",
+        include_str!("../../../../../configs/bench/study.toml"),
     ),
     (
         "h200",
@@ -143,6 +151,9 @@ impl BenchMatrix {
     /// A word that stands for no form of the optimizer's states, or a name that two strategies have.
     pub(crate) fn strategies(&self) -> Result<Vec<BenchStrategy>, Failure> {
         let mut all = self.matrix.combinations()?;
+        for axes in &self.matrices {
+            all.extend(axes.combinations()?);
+        }
         all.extend(self.strategy.iter().cloned());
         for (index, strategy) in all.iter().enumerate() {
             if all[..index].iter().any(|other| other.name == strategy.name) {
@@ -304,6 +315,23 @@ mod tests {
         assert_eq!(strategies[3].name, "tiny / full");
         assert_eq!(strategies[3].config.as_deref(), Some("tiny"));
         assert_eq!(strategies.len(), 4);
+    }
+
+    #[test]
+    fn further_matrices_have_axes_of_their_own() {
+        let text = "[[matrices]]\nmodel = ['tiny']\nranks = [2]\nrecompute = ['none', 'full']\n[[matrices]]\nmodel = ['gpt2']\n\
+                    recompute = ['none']";
+        let strategies = BenchMatrix::parse("x", text).unwrap().strategies().unwrap();
+        let named: Vec<_> = strategies
+            .iter()
+            .map(|one| (one.name.as_str(), one.ranks))
+            .collect();
+        let expected = [
+            ("tiny / none", Some(2)),
+            ("tiny / full", Some(2)),
+            ("gpt2 / none", None),
+        ];
+        assert_eq!(named, expected);
     }
 
     #[test]

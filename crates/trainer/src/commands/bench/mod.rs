@@ -10,6 +10,7 @@ mod journal;
 mod matrix;
 mod measure;
 mod output;
+mod paper;
 mod plot;
 mod rows;
 
@@ -28,10 +29,11 @@ use golden::Golden;
 use indicatif::{ProgressBar, ProgressStyle};
 use journal::{Journal, JournalEntry};
 use matrix::BenchStrategy;
+use paper::PaperFigures;
 use planner::Plan;
 use rows::{Outcome, Planned, Row, rows};
 use serde::Serialize;
-use settings::{Resolved, Settings};
+use settings::{Config, Resolved, Settings};
 use std::path::PathBuf;
 
 /// Defaults for a matrix that does not set its steps and rounds.
@@ -167,24 +169,29 @@ fn plan_all(shared: &Shared, strategies: &[BenchStrategy]) -> Result<PlannedMatr
             .resolve(strategy)
             .map_err(Failure::from)
             .and_then(|mut resolved| {
-                let plan = plan(&mut resolved)?;
-                Ok((resolved, plan))
+                let (config, plan) = plan(&mut resolved)?;
+                let paper = shared
+                    .matrix()
+                    .paper
+                    .then(|| PaperFigures::new(shared, strategy, &resolved, &config, &plan));
+                Ok((resolved, plan, paper.transpose()?))
             });
-        let (resolved, plan, obstacle) = match planned {
-            Ok((resolved, plan)) => {
+        let (resolved, plan, paper, obstacle) = match planned {
+            Ok((resolved, plan, paper)) => {
                 matrix.device = resolved.device().to_string();
                 let obstacle = obstacle(&resolved, &plan, shared.plans_only());
-                (Some(resolved), Ok(plan), obstacle)
+                (Some(resolved), Ok(plan), paper, obstacle)
             }
             Err(failure) => {
                 let why = failure.to_string();
                 refused.get_or_insert(failure);
-                (None, Err(why), None)
+                (None, Err(why), None, None)
             }
         };
         matrix.planned.push(Planned {
             strategy: strategy.clone(),
             plan,
+            paper,
             obstacle,
         });
         matrix.resolved.push(resolved);
@@ -195,14 +202,12 @@ fn plan_all(shared: &Shared, strategies: &[BenchStrategy]) -> Result<PlannedMatr
     }
 }
 
-/// Plans a strategy, and sets its run to the chunk of the output head that was planned.
-fn plan(resolved: &mut Resolved) -> Result<Plan, Failure> {
+/// Plans a strategy, and sets its run to the chunk of the output head that was planned. With the configuration that was planned.
+fn plan(resolved: &mut Resolved) -> Result<(Config, Plan), Failure> {
     let config = decisions::on_paper(resolved, None)?;
     resolved.config.memory.head_chunk = config.memory.head_chunk;
-    Ok(Plan::new(
-        &Settings::new(&config)?,
-        resolved.device().target(),
-    )?)
+    let plan = Plan::new(&Settings::new(&config)?, resolved.device().target())?;
+    Ok((config, plan))
 }
 
 /// Why a strategy is not run: its plan exceeds a limit in bytes, or this host has no room for it.

@@ -1,11 +1,12 @@
 //! Writes the table of strategies for a terminal, as Markdown and as comma-separated values.
 
+use super::paper::GPUS;
 use super::rows::{Outcome, Row};
 use memory::format_bytes;
 use report::{Align, Table};
 
 /// The columns. Numbers are aligned to the right.
-const COLUMNS: [(&str, Align); 13] = [
+const COLUMNS: [(&str, Align); 18] = [
     ("strategy", Align::Left),
     ("result", Align::Left),
     ("tokens/s", Align::Right),
@@ -18,6 +19,11 @@ const COLUMNS: [(&str, Align); 13] = [
     ("saved", Align::Right),
     ("sent a step", Align::Right),
     ("ms/GiB", Align::Right),
+    ("all ranks", Align::Right),
+    ("computes, on paper", Align::Right),
+    ("cost a GiB", Align::Right),
+    (GPUS[0].1, Align::Left),
+    (GPUS[1].1, Align::Left),
     ("dominated by", Align::Left),
 ];
 
@@ -51,9 +57,21 @@ fn cells(row: &Row) -> [String; COLUMNS.len()] {
     let number = |value: Option<f64>, text: fn(f64) -> String| value.map_or(String::new(), text);
     let bytes = |value: Option<u64>| value.map_or(String::new(), format_bytes);
     let saved = row.saved_bytes.filter(|saved| *saved != 0);
+    let paper = row.paper.as_ref();
+    let fits = |gpu: &str| {
+        let fits = paper.map(|paper| paper.fits.contains(&gpu));
+        fits.map_or(String::new(), |fits| {
+            if fits { "fits" } else { "no" }.into()
+        })
+    };
+    let ranks = paper.map(|paper| (paper.least_peak_bytes, paper.most_peak_bytes));
+    let ranks = ranks.filter(|_| row.ranks.is_some_and(|ranks| ranks > 1));
     [
         row.strategy.clone(),
-        row.result.name().into(),
+        match (row.result, paper) {
+            (Outcome::Ok, Some(_)) => "planned".into(),
+            (result, _) => result.name().into(),
+        },
         number(row.tokens_per_s, |speed| format!("{speed:.0}")),
         number(row.spread, |spread| format!("{:.1} %", 100.0 * spread)),
         number(row.tflops, |tflops| format!("{tflops:.3}")),
@@ -67,6 +85,18 @@ fn cells(row: &Row) -> [String; COLUMNS.len()] {
         number(row.ms_per_gib_saved, |ms| {
             format!("{:.0}", ms.round() + 0.0)
         }),
+        ranks.map_or(String::new(), |(least, most)| match least == most {
+            true => format_bytes(most),
+            false => format!("{} to {}", format_bytes(least), format_bytes(most)),
+        }),
+        number(paper.map(|paper| paper.compute_ms), |ms| {
+            format!("{ms:.0} ms")
+        }),
+        number(paper.and_then(|paper| paper.ms_per_gib_saved), |ms| {
+            format!("{:.2} ms", ms + 0.0)
+        }),
+        fits(GPUS[0].1),
+        fits(GPUS[1].1),
         row.dominated_by.clone().unwrap_or_default(),
     ]
 }

@@ -3,6 +3,7 @@
 use super::journal::JournalEntry;
 use super::matrix::BenchStrategy;
 use super::measure::{RunEnd, RunFigures, median};
+use super::paper::PaperFigures;
 use crate::gpu_watch::GpuFigures;
 use planner::Plan;
 use serde::Serialize;
@@ -55,6 +56,9 @@ pub(crate) struct Row {
     pub(crate) against_baseline: Option<f64>,
     /// How much longer a step of the baseline would take at this speed (`against_baseline`), for each GiB saved.
     pub(crate) ms_per_gib_saved: Option<f64>,
+    /// The strategy on paper, if the matrix asks for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) paper: Option<PaperFigures>,
     /// A strategy that needs no more memory, and is faster by more than the spread of both.
     pub(crate) dominated_by: Option<String>,
     /// Loss of the last step.
@@ -93,6 +97,8 @@ pub(crate) struct Planned {
     pub(crate) strategy: BenchStrategy,
     /// The plan, or why planning failed.
     pub(crate) plan: Result<Plan, String>,
+    /// What it is on paper beside, if the matrix asks for it.
+    pub(crate) paper: Option<PaperFigures>,
     /// Why it is not run although it was planned.
     pub(crate) obstacle: Option<(Outcome, String)>,
 }
@@ -121,6 +127,7 @@ fn row(planned: &Planned, runs: &[JournalEntry], plan_only: bool) -> Row {
     let Planned {
         strategy,
         plan,
+        paper,
         obstacle,
     } = planned;
     let of_strategy: Vec<&JournalEntry> = runs
@@ -182,6 +189,7 @@ fn row(planned: &Planned, runs: &[JournalEntry], plan_only: bool) -> Row {
         mfu: of(|figures| figures.mfu),
         against_baseline: None,
         ms_per_gib_saved: None,
+        paper: paper.clone(),
         dominated_by: None,
         loss: figures.last().map(|figures| figures.loss),
         gpu: GpuFigures::of_runs(&gpu),
@@ -208,7 +216,12 @@ fn compare(rows: &mut [Row], index: usize, baseline: usize, runs: &[JournalEntry
     let gib = saved
         .filter(|saved| *saved > 0)
         .map(|saved| saved as f64 / (1u64 << 30) as f64);
+    let longer = base.paper.as_ref().map(|paper| paper.compute_ms);
     let row = &mut rows[index];
+    if let Some(paper) = &mut row.paper {
+        let longer = longer.map(|of_base| paper.compute_ms - of_base);
+        paper.ms_per_gib_saved = longer.zip(gib).map(|(ms, gib)| ms / gib);
+    }
     row.saved_bytes = saved;
     row.against_baseline = against_baseline;
     row.ms_per_gib_saved = slower.zip(gib).map(|(ms, gib)| ms / gib);
@@ -244,6 +257,7 @@ mod tests {
                 set: Vec::new(),
             },
             plan: Err("not planned here".into()),
+            paper: None,
             obstacle: None,
         });
         planned.collect()

@@ -11,7 +11,7 @@ use settings::{AutoOr, Config, DEFAULT_HEAD_CHUNK, Resolved, Size};
 use std::collections::BTreeSet;
 
 /// Flags of `plan` that look for other settings.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct AdviceArgs {
     /// Say what makes the run fit so much memory, or a GPU such as h100 or rtx-4090
     #[arg(long, value_name = "SIZE|NAME", allow_hyphen_values = true)]
@@ -95,7 +95,7 @@ fn device_memory_bytes(text: &str) -> Result<u64, Failure> {
 }
 
 /// The command that trains with these flags and further settings. Of several for one key, only the last is written.
-fn train_command(args: &RunArgs, resolved: &Resolved, set: Vec<String>) -> String {
+pub(super) fn train_command(args: &RunArgs, resolved: &Resolved, set: Vec<String>) -> String {
     let given = args.given();
     let mut words = vec!["trainer".to_string(), "train".to_string()];
     if let Some(rank) = resolved.config.rank.filter(|rank| rank.of > 1) {

@@ -8,7 +8,7 @@ use planner::InferencePlan;
 use settings::Resolved;
 
 /// Flags of `plan` for generation.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct GenerationArgs {
     /// Plan text of so many tokens, prompt included, instead of training
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]

@@ -1,29 +1,35 @@
 //! The `plan` command: the memory of a run, without its device.
 
 mod advice;
+mod from;
 mod generation;
 mod pareto;
 
 use crate::args::{RankArgs, RunArgs};
 use crate::attention;
+use crate::begin::begin;
 use crate::decisions::{self, planning};
 use crate::failure::Failure;
 use crate::stdout::{print, print_json};
 use crate::tracer::{draw_plan, trace_folder};
 use advice::{AdviceArgs, answer};
 use clap::Args;
+use from::{FromArgs, FromFiles, PlanOf};
 use generation::{GenerationArgs, print_generation_plan};
 use memory::format_bytes;
 use pareto::ParetoArgs;
 use planner::Plan;
-use settings::{Config, Resolved, Size};
+use settings::{Config, ConfigError, Given, Resolved, Size, Task, resolve};
 
 /// Flags of `plan`.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct PlanArgs {
     /// Print plan.json to standard output
     #[arg(long)]
     pub json: bool,
+    /// Files of other trainers.
+    #[command(flatten)]
+    pub from: FromArgs,
     /// Flags for advice beside the plan.
     #[command(flatten)]
     pub advice: AdviceArgs,
@@ -41,15 +47,42 @@ pub struct PlanArgs {
     pub run: RunArgs,
 }
 
-/// Prints the plan of a run, or of generation.
-pub(crate) fn plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
-    match args.generation.generate {
-        Some(tokens) => print_generation_plan(resolved, tokens, args.generation.batch),
-        None => print_plan(resolved, args),
+impl PlanArgs {
+    /// The configuration of the flags. Files of `--from` are read when the plan is made.
+    pub(crate) fn resolve(&self) -> Result<Resolved, ConfigError> {
+        let given = Given {
+            rank: self.rank.rank(),
+            ..self.run.given()
+        };
+        resolve(Task::Plan, given, self.run.options(self.json))
     }
 }
 
-fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
+/// Prints the plan of a run, or of generation.
+pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
+    let read = args.from.read(&args.run, args.rank)?;
+    let mut args = args.clone();
+    let foreign = read.map(|read| {
+        (args.run, args.rank) = (read.run, read.rank);
+        (read.files, read.taken)
+    });
+    let mut resolved = args.resolve()?;
+    begin(&mut resolved)?;
+    match args.generation.generate {
+        Some(tokens) => print_generation_plan(&resolved, tokens, args.generation.batch),
+        None => {
+            let from =
+                foreign.map(|(files, taken)| FromFiles::new(files, taken, &args.run, &resolved));
+            print_plan(&resolved, &args, from.as_ref())
+        }
+    }
+}
+
+fn print_plan(
+    resolved: &Resolved,
+    args: &PlanArgs,
+    from: Option<&FromFiles>,
+) -> Result<(), Failure> {
     let folder = trace_folder(resolved)?;
     let target = resolved.device().target();
     let config = decisions::on_paper(resolved, args.advice.device_bytes()?)?;
@@ -66,8 +99,11 @@ fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
     plan.pareto = args.pareto.answer(&open, target)?;
     drop(busy);
     match resolved.options.json {
-        true => print_json(&plan)?,
-        false => print(in_words(&plan, resolved))?,
+        true => print_json(&PlanOf { plan: &plan, from })?,
+        false => {
+            let from = from.map(ToString::to_string).unwrap_or_default();
+            print(format_args!("{}{from}", in_words(&plan, resolved)))?;
+        }
     }
     args.pareto.draw(&plan)?;
     match folder {

@@ -10,7 +10,7 @@ use settings::Config;
 use std::path::{Path, PathBuf};
 
 /// Flags of `plan` that compare budgets.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct ParetoArgs {
     /// Say what --recompute auto chooses for budgets, beside the presets: peak against time on paper
     #[arg(long)]

@@ -1,0 +1,68 @@
+//! What strategies are on paper, beside their peak: the time of what a step computes, which GPUs hold it, and the peaks of all ranks.
+
+use super::args::Shared;
+use super::matrix::BenchStrategy;
+use crate::failure::Failure;
+use planner::{PaperSeconds, Plan};
+use rayon::prelude::*;
+use serde::Serialize;
+use settings::{Config, Resolved, Settings};
+
+/// The most ranks that are planned one by one; of more, so many, spread over all.
+const MOST_RANKS: usize = 64;
+
+/// GPUs that a study is for, by their names in plans, each with its column.
+pub(crate) const GPUS: [(&str, &str); 2] = [("H100 80GB", "H100"), ("H200 141GB", "H200")];
+
+/// A strategy on paper.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PaperFigures {
+    /// What a step computes, in milliseconds: copying and sending apart, behind which replays may hide.
+    pub(crate) compute_ms: f64,
+    /// By how much it is longer than the baseline's, for each GiB saved.
+    pub(crate) ms_per_gib_saved: Option<f64>,
+    /// The lowest peak of a rank.
+    pub(crate) least_peak_bytes: u64,
+    /// The highest.
+    pub(crate) most_peak_bytes: u64,
+    /// How many ranks were planned for these.
+    pub(crate) ranks_planned: usize,
+    /// Those of [`GPUS`] that hold it, overhead included.
+    pub(crate) fits: Vec<&'static str>,
+}
+
+impl PaperFigures {
+    /// # Errors
+    /// As planning the strategy.
+    pub(crate) fn new(
+        shared: &Shared,
+        strategy: &BenchStrategy,
+        resolved: &Resolved,
+        config: &Config,
+        plan: &Plan,
+    ) -> Result<PaperFigures, Failure> {
+        let target = resolved.device().target();
+        let of = resolved.config.rank.map_or(1, |rank| rank.of);
+        let planned = of.min(MOST_RANKS);
+        let peak = |index: usize| -> Result<u64, Failure> {
+            let number = index * of.saturating_sub(1) / planned.saturating_sub(1).max(1);
+            let rank = shared.resolve_of(strategy, number)?.config.rank;
+            let config = Config {
+                rank,
+                ..config.clone()
+            };
+            Ok(Plan::new(&Settings::new(&config)?, target)?.peak_bytes)
+        };
+        let peaks = (0..planned).into_par_iter().map(peak);
+        let peaks = peaks.collect::<Result<Vec<u64>, Failure>>()?;
+        let fits = |gpu: &&(&str, &'static str)| plan.fits.get(gpu.0) == Some(&true);
+        Ok(PaperFigures {
+            compute_ms: 1e3 * PaperSeconds::new(&Settings::new(config)?, target)?.computing,
+            ms_per_gib_saved: None,
+            least_peak_bytes: *peaks.iter().min().expect("there is a rank"),
+            most_peak_bytes: *peaks.iter().max().expect("there is a rank"),
+            ranks_planned: planned,
+            fits: GPUS.iter().filter(fits).map(|(_, name)| *name).collect(),
+        })
+    }
+}

@@ -1,0 +1,145 @@
+//! A configuration file of another trainer: whose it is, and all its keys.
+
+use super::arguments::arguments;
+use super::program::Program;
+use crate::failure::Failure;
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+/// More bytes than a configuration has.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// A key of a file, with its value.
+#[derive(Clone, Debug)]
+pub(crate) struct ForeignKey {
+    /// Its name, with those of the sections that hold it: `training.seq_len`.
+    pub(crate) name: String,
+    /// A number, a text, a list, true, false or null.
+    pub(crate) value: Value,
+}
+
+/// A file of another trainer.
+#[derive(Debug)]
+pub(crate) struct ForeignFile {
+    /// As the command line names it.
+    pub(crate) path: PathBuf,
+    /// Whose it is.
+    pub(crate) program: Program,
+    /// All its keys, in order.
+    pub(crate) keys: Vec<ForeignKey>,
+}
+
+impl ForeignFile {
+    /// Reads a file. A folder stands for the `config.json` in it.
+    ///
+    /// # Errors
+    /// It cannot be read, is larger than a configuration, is broken, or is of no trainer that is known.
+    pub(crate) fn read(path: &Path) -> Result<ForeignFile, Failure> {
+        let path = match path.is_dir() {
+            true => path.join("config.json"),
+            false => path.to_owned(),
+        };
+        let malformed = |reason: String| Failure::Malformed {
+            path: path.clone(),
+            reason,
+        };
+        let text = text(&path).map_err(malformed)?;
+        let keys = keys(&path, &text).map_err(malformed)?;
+        let program =
+            Program::of(&path, keys.iter().map(|key| key.name.as_str())).ok_or_else(|| {
+                malformed(format!(
+                    "its keys are those of no trainer that is known: {}",
+                    Program::NAMES
+                ))
+            })?;
+        if program == Program::HuggingFaceModel && !path.ends_with("config.json") {
+            return Err(malformed(
+                "--init-from DIR reads the model from here, so the file has to be called config.json, in a folder".into(),
+            ));
+        }
+        Ok(ForeignFile {
+            path,
+            program,
+            keys,
+        })
+    }
+}
+
+fn text(path: &Path) -> Result<String, String> {
+    let length = std::fs::metadata(path).map_err(|error| error.to_string())?;
+    if length.len() > MOST_BYTES {
+        return Err(format!(
+            "it has {} bytes, and a configuration has at most {MOST_BYTES}",
+            length.len()
+        ));
+    }
+    let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
+    String::from_utf8(bytes).map_err(|error| format!("it is no text: {error}"))
+}
+
+/// The keys of a text, whose format follows from the file's ending, or else from how it begins.
+fn keys(path: &Path, text: &str) -> Result<Vec<ForeignKey>, String> {
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    let json = |text: &str| serde_json::from_str(text).map_err(|error| format!("as JSON: {error}"));
+    let root: Value = match ending {
+        Some("yaml" | "yml") => yaml(text)?,
+        Some("toml") => {
+            toml::from_str(text).map_err(|error| format!("as TOML: {}", error.message()))?
+        }
+        Some("json") => json(text)?,
+        _ if text.trim_start().starts_with('{') => json(text)?,
+        _ => Value::Object(flags(text)),
+    };
+    if !root.is_object() {
+        return Err("it has no keys: a configuration is a table of keys and values".into());
+    }
+    let mut keys = Vec::new();
+    flatten("", root, &mut keys);
+    Ok(keys)
+}
+
+/// The flags of a script; of those that stand twice, the last counts, as it does for the program.
+fn flags(text: &str) -> Map<String, Value> {
+    let flags = arguments(text).into_iter();
+    flags
+        .map(|(name, value)| (name, Value::String(value)))
+        .collect()
+}
+
+#[cfg(feature = "yaml")]
+fn yaml(text: &str) -> Result<Value, String> {
+    let broken = |error: serde_saphyr::Error| {
+        let words = error.without_snippet().to_string();
+        format!("as YAML: {}", words.replace('\n', ", "))
+    };
+    serde_saphyr::from_str(text).map_err(broken)
+}
+
+#[cfg(not(feature = "yaml"))]
+fn yaml(_: &str) -> Result<Value, String> {
+    Err("it is YAML, which this trainer was built without; build it by `cargo build --release --features yaml`".into())
+}
+
+/// Lists what is below a value. A list of sections has their numbers in its keys: `datasets[0].path`.
+fn flatten(name: &str, value: Value, into: &mut Vec<ForeignKey>) {
+    match value {
+        Value::Object(section) if !section.is_empty() => {
+            for (key, value) in section {
+                let name = match name {
+                    "" => key,
+                    _ => format!("{name}.{key}"),
+                };
+                flatten(&name, value, into);
+            }
+        }
+        Value::Array(items) if items.iter().any(|item| item.is_object() || item.is_array()) => {
+            for (number, item) in items.into_iter().enumerate() {
+                flatten(&format!("{name}[{number}]"), item, into);
+            }
+        }
+        value => into.push(ForeignKey {
+            name: name.to_owned(),
+            value,
+        }),
+    }
+}

@@ -1,0 +1,182 @@
+//! The trainers whose files are read: how they are told apart, what they do where a file says nothing, and how their memory
+//! differs from what is planned here.
+
+use super::meaning::plain;
+use serde::Serialize;
+use std::path::Path;
+
+/// Whose configuration a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Program {
+    /// The `config.json` of a model of Hugging Face's.
+    HuggingFaceModel,
+    /// `TrainingArguments` of transformers, TRL's included.
+    Transformers,
+    /// Axolotl.
+    Axolotl,
+    /// LLaMA-Factory.
+    LlamaFactory,
+    /// torchtitan.
+    Torchtitan,
+    /// Megatron-LM, its own arguments.
+    Megatron,
+    /// Megatron-Bridge.
+    MegatronBridge,
+    /// DeepSpeed.
+    DeepSpeed,
+}
+
+use Program::*;
+
+/// What transformers does where its arguments say nothing.
+const OF_TRANSFORMERS: &[(&str, &str)] = &[
+    ("per_device_train_batch_size", "8"),
+    ("gradient_accumulation_steps", "1"),
+    ("learning_rate", "5e-5"),
+    ("lr_scheduler_type", "linear"),
+    ("weight_decay", "0.0"),
+    ("adam_beta2", "0.999"),
+    ("num_train_epochs", "3.0"),
+    ("fp32", "true"),
+    ("gradient_checkpointing", "false"),
+    ("zero_stage", "0"),
+];
+
+/// How transformers' memory, and that of what stands on it, differs.
+const LOGITS_OF_TRANSFORMERS: &str = "transformers holds the logits of a whole micro-batch, 4 bytes x batch x sequence x vocabulary and as much \
+     for their gradient, unless Liger's fused loss is on; here they exist in chunks";
+
+impl Program {
+    /// All of them, for messages.
+    pub(crate) const NAMES: &str = "Hugging Face's config.json and TrainingArguments, axolotl, LLaMA-Factory, torchtitan, Megatron-LM and \
+         Megatron-Bridge, DeepSpeed";
+
+    /// What people call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            HuggingFaceModel => "a Hugging Face model",
+            Transformers => "transformers",
+            Axolotl => "axolotl",
+            LlamaFactory => "LLaMA-Factory",
+            Torchtitan => "torchtitan",
+            Megatron => "Megatron-LM",
+            MegatronBridge => "Megatron-Bridge",
+            DeepSpeed => "DeepSpeed",
+        }
+    }
+
+    /// Whose file has keys of these names, if that can be told.
+    pub(crate) fn of<'a>(path: &Path, names: impl Iterator<Item = &'a str>) -> Option<Program> {
+        let names: Vec<String> = names.map(plain).collect();
+        let has = |name: &str| names.iter().any(|one| one == name);
+        let has_section = |name: &str| names.iter().any(|one| one.starts_with(name));
+        if path.extension().is_some_and(|ending| ending == "toml") {
+            return has_section("training.").then_some(Torchtitan);
+        }
+        let has_one = |of: &[&str]| of.iter().any(|name| has(name));
+        let is_model = has("model-type") && has_one(&["hidden-size", "n-embd"]);
+        let is_zero = has_section("zero-optimization.") || has("train-micro-batch-size-per-gpu");
+        let of_bridge = ["train.", "train-config.", "model.", "model-config."];
+        let found = [
+            (HuggingFaceModel, is_model),
+            (DeepSpeed, is_zero),
+            (Axolotl, has("base-model")),
+            (
+                LlamaFactory,
+                has_one(&["stage", "finetuning-type", "cutoff-len"]),
+            ),
+            (
+                MegatronBridge,
+                of_bridge.iter().any(|name| has_section(name)),
+            ),
+            (
+                Transformers,
+                has_one(&["output-dir", "per-device-train-batch-size", "learning-rate"]),
+            ),
+            (
+                Megatron,
+                has_one(&["num-layers", "micro-batch-size", "seq-length"]),
+            ),
+        ];
+        let found = found.into_iter().find(|(_, is_it)| *is_it);
+        found.map(|(program, _)| program)
+    }
+
+    /// What it does where no file says otherwise, in its own words, as far as a plan or the command depends on it.
+    pub(crate) fn defaults(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            HuggingFaceModel => &[],
+            Transformers | LlamaFactory => OF_TRANSFORMERS,
+            Axolotl => &[
+                ("micro_batch_size", "1"),
+                ("gradient_accumulation_steps", "1"),
+                ("weight_decay", "0.0"),
+                ("adam_beta2", "0.999"),
+                ("fp32", "true"),
+                ("gradient_checkpointing", "false"),
+                ("zero_stage", "0"),
+            ],
+            Torchtitan => &[
+                ("training.local_batch_size", "8"),
+                ("gradient_accumulation_steps", "1"),
+                ("training.mixed_precision_param", "bfloat16"),
+                ("activation_checkpoint.mode", "selective"),
+                ("parallelism.data_parallel_shard_degree", "-1"),
+            ],
+            Megatron => &[
+                ("gradient_accumulation_steps", "1"),
+                ("fp32", "true"),
+                ("adam_beta2", "0.999"),
+                ("weight_decay", "0.01"),
+                ("use_distributed_optimizer", "false"),
+            ],
+            // Its recipes say the rest, and a file says where it differs from one.
+            MegatronBridge => &[("gradient_accumulation_steps", "1")],
+            DeepSpeed => &[
+                ("gradient_accumulation_steps", "1"),
+                ("zero_optimization.stage", "0"),
+            ],
+        }
+    }
+
+    /// Shapes of its models where a shape is given and says nothing of this.
+    pub(crate) fn shape(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Megatron | MegatronBridge => &[
+                ("normalization", "LayerNorm"),
+                ("swiglu", "false"),
+                ("position_embedding_type", "learned_absolute"),
+                ("disable_bias_linear", "false"),
+                ("untie_embeddings_and_output_weights", "false"),
+            ],
+            _ => &[],
+        }
+    }
+
+    /// Why its own peak is another than the plan's, as far as that is known.
+    pub(crate) fn differs(self) -> &'static [&'static str] {
+        match self {
+            HuggingFaceModel => &[],
+            Transformers => &[
+                "bf16 of transformers computes in bf16 on f32 weights: 16 bytes a parameter, and copies in bf16 while a step runs; here \
+                 there are bf16 weights beside f32 masters: 18 bytes, 16 with --master bf16-split",
+                LOGITS_OF_TRANSFORMERS,
+            ],
+            Axolotl | LlamaFactory => &[LOGITS_OF_TRANSFORMERS],
+            Torchtitan => &[
+                "torchtitan keeps f32 weights and gathers each block in bf16: 16 bytes a parameter, divided among ranks; here there are bf16 \
+                 weights beside f32 masters: 18 bytes, 16 with --master bf16-split",
+                "selective of torchtitan keeps chosen products and attention; layernorm,mlp here is near it, not equal",
+            ],
+            Megatron | MegatronBridge => &[
+                "Megatron divides a model by tensor and pipeline parallelism, of which a rank holds a part; here every rank computes whole \
+                 layers, and --zero 3 divides what it keeps",
+            ],
+            DeepSpeed => &[
+                "ZeRO-3 of DeepSpeed keeps parameters that it gathered within stage3_max_live_parameters, and buckets beside them; here \
+                 one unit is gathered ahead",
+            ],
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! What other trainers call things, and what each is here: for their flags, and for the keys of their files.
+
+use super::meaning::Meaning::{Key, Near, Of, Words};
+use super::meaning::{Foreign, ForeignPart, beside, foreign, needless, not_built, plain};
+
+/// On a row whose `true` asks for what is always done here, or for nothing that has a price.
+const ON: &[(&str, &str)] = &[("true|false", "")];
+
+/// Kinds of optimizers, in the words of Hugging Face, torchtitan and DeepSpeed.
+const OPTIMIZERS: &[(&str, &str)] = &[
+    (
+        "adamw|adam|fusedadam|adamw-hf|adamw-torch|adamw-torch-fused|adamw-apex-fused",
+        "",
+    ),
+    ("adamw-8bit|adamw-bnb-8bit", "optim.state_dtype=8bit"),
+    ("paged-adamw|paged-adamw-32bit", "offload.optimizer=pinned"),
+    (
+        "paged-adamw-8bit",
+        "optim.state_dtype=8bit offload.optimizer=pinned",
+    ),
+    ("adafactor", "optim.kind=adafactor"),
+    ("muon", "optim.kind=muon"),
+];
+
+const SCHEDULES: &[(&str, &str)] = &[
+    ("linear|warmupdecaylr", "lr.schedule=linear"),
+    ("cosine|warmupcosinelr", "lr.schedule=cosine"),
+    (
+        "constant|constant-with-warmup|warmuplr",
+        "lr.schedule=constant",
+    ),
+    ("wsd|warmup-stable-decay", "lr.schedule=wsd"),
+];
+
+const RECOMPUTE: &[(&str, &str)] = &[
+    ("true|full", "recompute.spec=full"),
+    ("false|none", "recompute.spec=none"),
+    ("selective", "recompute.spec=layernorm,mlp"),
+    (
+        "offload|unsloth",
+        "recompute.spec=full offload.activations=block_input",
+    ),
+];
+
+const ATTENTION: &[(&str, &str)] = &[
+    (
+        "true|flash|fa2|flash-attention-2|flash-attention-3|sdpa",
+        "attention.backend=flash",
+    ),
+    ("eager|unfused", "attention.backend=eager"),
+    ("fused", "attention.backend=cudnn"),
+    ("false|auto", ""),
+];
+
+const TYPES: &[(&str, &str)] = &[
+    ("bfloat16|bf16", "train.dtype=bf16"),
+    ("float32|fp32", "train.dtype=f32"),
+    ("auto", ""),
+];
+
+const STATES: &[(&str, &str)] = &[
+    ("fp32|float32", ""),
+    ("bf16|bfloat16", "optim.state_dtype=bf16"),
+];
+
+const GRADIENTS: &[(&str, &str)] = &[
+    ("fp32|float32|torch.float32", "optim.grad_dtype=f32"),
+    ("bf16|bfloat16|torch.bfloat16", "optim.grad_dtype=bf16"),
+];
+
+const HOST: &[(&str, &str)] = &[("true|cpu", "offload.optimizer=pinned"), ("false|none", "")];
+
+/// The row of a name: of the whole of it, of a section that holds it, or of what is left of it without its first sections.
+pub(crate) fn find(name: &str) -> Option<&'static Foreign> {
+    let name = plain(name);
+    let ends = name.match_indices('.').map(|(dot, _)| dot + 1);
+    let mut ends = std::iter::once(0).chain(ends).map(|from| &name[from..]);
+    ends.find_map(|end| {
+        let called = FOREIGN.iter().find(|row| row.is_called(end));
+        called.or_else(|| FOREIGN.iter().find(|row| row.covers(end)))
+    })
+}
+
+/// Every name that this trainer knows of another. A file's key is looked up whole, then by the sections that hold it (`name.*`),
+/// then without its first sections. `docs/guides/coming-from.md` lists those that people type.
+#[rustfmt::skip]
+pub(super) const FOREIGN: &[Foreign] = &[
+    // Batch, length and steps.
+    foreign(&["batch-size", "micro-batch-size", "per-device-train-batch-size", "train-micro-batch-size-per-gpu", "local-batch-size"], "--micro-batch B", Key("batch.micro")),
+    foreign(&["global-batch-size", "train-batch-size"], "--micro-batch B --accum A: a step has B x A sequences on each rank", Of(ForeignPart::GlobalBatch)),
+    foreign(&["gradient-accumulation-steps", "grad-accumulation", "grad-accum"], "--accum A", Key("batch.accum")),
+    foreign(&["max-steps", "train-iters", "max-iters", "training-steps", "num-iterations", "training.steps"], "--steps N", Of(ForeignPart::Steps)),
+    foreign(&["num-train-epochs", "num-epochs", "max-epochs"], "--epochs N", Key("train.epochs")),
+    not_built(&["warmup-min-lr", "warmup-max-lr", "warmup-type", "total-num-steps", "decay-ratio", "decoupled-lr", "decoupled-min-lr"], "--lr X, --schedule and --warmup say how the rate goes"),
+    not_built(&["train-samples", "lr-decay-samples", "lr-warmup-samples"], "--steps N, --set lr.decay_steps=N, --warmup N: samples divided by the sequences of a step"),
+    foreign(&["seq-length", "seq-len", "sequence-length", "sequence-len", "max-seq-length", "max-seq-len", "max-length", "block-size", "cutoff-len"], "--seq S", Key("data.seq")),
+    foreign(&["seed"], "--seed N", Key("train.seed")),
+    // The optimizer.
+    foreign(&["learning-rate", "lr"], "--lr X", Key("lr.peak")),
+    foreign(&["min-lr"], "--set lr.min_ratio=X: a fraction of --lr", Of(ForeignPart::MinLr)),
+    foreign(&["min-lr-factor"], "--set lr.min_ratio=X", Key("lr.min_ratio")),
+    foreign(&["lr-scheduler-type", "lr-scheduler", "lr-decay-style", "scheduler.type", "lr-scheduler.decay-type"], "--schedule constant|linear|cosine|wsd", Words(SCHEDULES)),
+    foreign(&["lr-decay-iters"], "--set lr.decay_steps=N", Key("lr.decay_steps")),
+    foreign(&["warmup-steps", "num-warmup-steps", "lr-warmup-iters", "warmup-iters", "warmup-num-steps"], "--warmup N", Key("lr.warmup_steps")),
+    foreign(&["warmup-ratio", "lr-warmup-fraction"], "--warmup N: a number of steps, not a share", Of(ForeignPart::WarmupShare)),
+    foreign(&["max-grad-norm", "clip-grad", "grad-clip", "gradient-clipping", "max-norm"], "--clip NORM", Of(ForeignPart::Clip)),
+    foreign(&["adam-beta1", "beta1"], "--set optim.beta1=X", Key("optim.beta1")),
+    foreign(&["adam-beta2", "beta2"], "--set optim.beta2=X", Key("optim.beta2")),
+    foreign(&["adam-eps", "adam-epsilon", "eps"], "--set optim.eps=X", Key("optim.eps")),
+    foreign(&["betas"], "--set optim.beta1=X, optim.beta2=X", Of(ForeignPart::Betas)),
+    foreign(&["weight-decay"], "--weight-decay X", Key("optim.weight_decay")),
+    foreign(&["optim", "optimizer", "optimizer.type", "optimizer.name"], "--optimizer adamw|adamw8bit|muon|adafactor", Words(OPTIMIZERS)),
+    foreign(&["exp-avg-dtype", "exp-avg-sq-dtype"], "--state-dtype f32|bf16|8bit, for both moments", Words(STATES)),
+    foreign(&["main-grads-dtype", "grad-accum-dtype", "communication-data-type", "mixed-precision-reduce"], "--grad-dtype f32|bf16", Words(GRADIENTS)),
+    foreign(&["grad-reduce-in-fp32", "accumulate-allreduce-grads-in-fp32"], "--grad-dtype f32", Words(&[("true", "optim.grad_dtype=f32"), ("false", "optim.grad_dtype=bf16")])),
+    foreign(&["grad-reduce-in-bf16"], "--grad-dtype bf16", Words(&[("true", "optim.grad_dtype=bf16"), ("false", "")])),
+    foreign(&["use-precision-aware-optimizer", "store-param-remainders"], "--master bf16-split", Words(&[("true", "optim.master=bf16-split"), ("false", "")])),
+    foreign(&["pure-bf16"], "--master none --grad-dtype bf16 --state-dtype bf16", Words(&[("true", "train.dtype=bf16 optim.master=none optim.grad_dtype=bf16 optim.state_dtype=bf16"), ("false", "")])),
+    // Types, recompute, attention, places.
+    foreign(&["bf16"], "--dtype bf16", Words(&[("true|full|auto", "train.dtype=bf16"), ("false", "")])),
+    foreign(&["bf16.enabled"], "--dtype bf16", Words(&[("true", "train.dtype=bf16"), ("false", "")])),
+    foreign(&["fp32"], "--dtype f32", Words(&[("true", "train.dtype=f32"), ("false", "")])),
+    foreign(&["torch-dtype", "dtype", "mixed-precision-param", "params-dtype"], "--dtype f32|bf16", Words(TYPES)),
+    foreign(&["training.dtype"], "--master none --grad-dtype bf16 --state-dtype bf16 for bfloat16", Words(&[("float32", ""), ("bfloat16", "optim.master=none optim.grad_dtype=bf16 optim.state_dtype=bf16")])),
+    foreign(&["fp16", "fp16.enabled"], "--dtype bf16: f16 is not built, since bf16 needs no loss scaling", Near(&[("true", "train.dtype=bf16"), ("false", "")])),
+    not_built(&["fp8", "fp8-*", "float8.*", "quantize.*"], "--dtype bf16: no product is computed in FP8"),
+    foreign(&["gradient-checkpointing", "activation-checkpointing", "activation-checkpoint.mode", "fsdp-activation-checkpointing"], "--recompute full", Words(RECOMPUTE)),
+    foreign(&["recompute-activations", "checkpoint-activations"], "--recompute core_attn", Words(&[("true", "recompute.spec=core_attn"), ("false", "")])),
+    foreign(&["recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"], "the same flag, or --recompute SPEC", Of(ForeignPart::Recompute)),
+    foreign(&["attn-implementation", "use-flash-attn", "flash-attention", "flash-attn", "attention-backend"], "--attention auto|eager|flash|cudnn", Words(ATTENTION)),
+    foreign(&["optimizer-cpu-offload", "cpu-offload", "offload-optimizer-device", "offload-optimizer.device"], "--offload-optimizer pinned", Words(HOST)),
+    foreign(&["offload-param.device", "offload-param-device", "enable-cpu-offload", "fsdp-offload-params", "offload-params"], "--offload-parameters pinned", Words(&[("cpu", "offload.parameters=pinned"), ("true", "offload.parameters=pinned offload.gradients=pinned offload.optimizer=pinned"), ("none", ""), ("false", "")])),
+    foreign(&["optimizer-offload-fraction", "offload-optimizer.ratio"], "--set offload.fraction=X", Key("offload.fraction")),
+    not_built(&["nvme-path"], "--offload-optimizer DIR, with the folder"),
+    not_built(&["cpu-offloading", "cpu-offloading-num-layers", "fine-grained-activation-offloading", "offload-modules", "activation-offloading"], "--offload-activations LABELS, by which activations wait on the host"),
+    // The model.
+    foreign(&["model", "model-name", "model-name-or-path", "pretrained-model-name-or-path", "pretrained-checkpoint", "base-model", "model.name", "model.flavor"], "--init-from DIR, a model in Hugging Face layout; or --config NAME to begin anew", Of(ForeignPart::Model)),
+    foreign(&["model-type", "architectures"], "--init-from DIR, whose config.json says the family", Of(ForeignPart::Family)),
+    foreign(&["num-layers", "num-hidden-layers", "n-layer"], "--config NAME, or --set model.layers=N", Key("model.layers")),
+    foreign(&["hidden-size", "n-embd"], "--config NAME, or --set model.hidden=N", Key("model.hidden")),
+    foreign(&["num-attention-heads", "n-head"], "--config NAME, or --set model.heads=N", Key("model.heads")),
+    foreign(&["num-query-groups", "num-key-value-heads"], "--config NAME, or --set model.kv_heads=N", Key("model.kv_heads")),
+    foreign(&["kv-channels", "head-dim"], "--config NAME, or --set model.head_dim=N", Key("model.head_dim")),
+    foreign(&["ffn-hidden-size", "intermediate-size", "n-inner"], "--config NAME, or --set model.ffn=N", Key("model.ffn")),
+    foreign(&["vocab-size", "padded-vocab-size"], "--config NAME, or --set model.vocab=N", Key("model.vocab")),
+    foreign(&["tie-word-embeddings", "share-embeddings-and-output-weights"], "--set model.tie_embeddings=true", Key("model.tie_embeddings")),
+    foreign(&["untie-embeddings-and-output-weights"], "--set model.tie_embeddings=false", Words(&[("true", "model.tie_embeddings=false"), ("false", "model.tie_embeddings=true")])),
+    foreign(&["rms-norm-eps", "norm-epsilon", "layernorm-epsilon", "layer-norm-epsilon"], "--set model.norm_eps=X", Key("model.norm_eps")),
+    foreign(&["normalization"], "--set model.norm=rms|layer", Words(&[("rmsnorm", "model.norm=rms"), ("layernorm", "model.norm=layer")])),
+    foreign(&["swiglu", "gated-linear-unit"], "--set model.activation=swiglu", Words(&[("true", "model.activation=swiglu"), ("false", "model.activation=gelu_tanh")])),
+    foreign(&["disable-bias-linear"], "--set model.biases=false", Words(&[("true", "model.biases=false"), ("false", "model.biases=true")])),
+    foreign(&["add-bias-linear"], "--set model.biases=true", Key("model.biases")),
+    foreign(&["add-qkv-bias"], "--set model.qkv_bias=true", Key("model.qkv_bias")),
+    foreign(&["attention-bias"], "--set model.qkv_bias=true, model.o_bias=true", Words(&[("true", "model.qkv_bias=true model.o_bias=true"), ("false", "")])),
+    foreign(&["mlp-bias"], "--set model.mlp_bias=true", Key("model.mlp_bias")),
+    foreign(&["qk-layernorm"], "--set model.qk_norm=true", Key("model.qk_norm")),
+    foreign(&["position-embedding-type"], "--set model.positions=rotary|learned", Words(&[("rope", "model.positions=rotary"), ("learned-absolute", "model.positions=learned")])),
+    foreign(&["rotary-base", "rope-theta"], "--set model.rope_theta=X", Key("model.rope_theta")),
+    foreign(&["init-method-std", "initializer-range"], "--set model.init_std=X", Key("model.init_std")),
+    foreign(&["hidden-dropout", "attention-dropout", "resid-pdrop", "embd-pdrop", "attn-pdrop"], "--set model.dropout=X: one rate for all", Of(ForeignPart::Dropout)),
+    foreign(&["max-position-embeddings", "n-positions", "n-ctx"], "--set model.max_positions=N, for learned positions alone", Of(ForeignPart::Positions)),
+    foreign(&["sliding-window"], "--set model.sliding_window=N", Key("model.sliding_window")),
+    foreign(&["use-sliding-window", "max-window-layers", "layer-types"], "--set model.full_attention_layers=[...]", Of(ForeignPart::Family)),
+    foreign(&["rope-scaling", "rope-parameters", "rope-scaling.*", "rope-parameters.*"], "--set model.rope_scaling.kind=llama3|yarn|linear, and what it needs", Of(ForeignPart::Family)),
+    foreign(&["num-experts", "n-routed-experts", "num-local-experts"], "--config NAME, or [model.experts]", Key("model.experts.count")),
+    foreign(&["moe-router-topk", "num-experts-per-tok"], "--config NAME, or [model.experts]", Key("model.experts.chosen")),
+    foreign(&["moe-ffn-hidden-size", "moe-intermediate-size"], "--config NAME, or [model.experts]", Key("model.experts.ffn")),
+    foreign(&["moe-shared-expert-intermediate-size", "shared-expert-intermediate-size"], "--config NAME, or [model.experts]", Key("model.experts.shared_ffn")),
+    foreign(&["moe-layer-freq"], "--config NAME, or [model.experts]", Of(ForeignPart::DenseLayers)),
+    foreign(&["n-shared-experts", "first-k-dense-replace", "decoder-sparse-step", "mlp-only-layers", "norm-topk-prob", "n-group", "topk-group", "routed-scaling-factor", "scoring-func", "topk-method"], "--config NAME, or [model.experts]", Of(ForeignPart::Family)),
+    foreign(&["multi-latent-attention"], "--config NAME, a preset or a TOML file with [model.latent]", Words(ON)),
+    foreign(&["kv-lora-rank"], "--set model.latent.kv=N", Key("model.latent.kv")),
+    foreign(&["q-lora-rank"], "--set model.latent.q=N", Key("model.latent.q")),
+    foreign(&["qk-rope-head-dim", "qk-pos-emb-head-dim"], "--set model.latent.rotary_dim=N", Key("model.latent.rotary_dim")),
+    foreign(&["v-head-dim"], "--set model.latent.v_head_dim=N", Key("model.latent.v_head_dim")),
+    foreign(&["qk-nope-head-dim", "qk-head-dim"], "--set model.head_dim=N: with the columns that are turned", Of(ForeignPart::Family)),
+    foreign(&["moe-aux-loss-coeff", "router-aux-loss-coef"], "--set model.router_aux=X", Key("model.router_aux")),
+    foreign(&["moe-router-load-balancing-type"], "--set model.router_aux_kind=pooled, layer or sequence", Words(&[("aux-loss", "model.router_aux_kind=layer"), ("seq-aux-loss", "model.router_aux_kind=sequence"), ("none", "")])),
+    foreign(&["moe-z-loss-coeff"], "--set model.router_z_loss=X", Key("model.router_z_loss")),
+    foreign(&["moe-router-bias-update-rate"], "--set optim.router_bias_rate=X", Key("optim.router_bias_rate")),
+    not_built(&["moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity", "moe-token-drop-policy"], "no token is dropped, and the plan is exact all the same"),
+    not_built(&["moe-input-jitter-eps"], "routers read what the layer reads"),
+    needless(&["moe-grouped-gemm", "moe-permute-fusion", "moe-token-dispatcher-type"], "there is one way, and it is grouped"),
+    foreign(&["rotary-percent", "partial-rotary-factor"], "all columns of a head are turned, unless [model.latent] says otherwise", Words(&[("1.0", ""), ("1", "")])),
+    not_built(&["apply-layernorm-1p", "num-nextn-predict-layers", "mtp-num-layers"], "the model is planned and trained without it"),
+    // Adapters, other objectives.
+    foreign(&["lora-r", "lora-rank"], "--lora RANK", Key("lora.rank")),
+    foreign(&["use-peft"], "--lora RANK", Words(ON)),
+    foreign(&["adapter", "finetuning-type"], "--lora RANK, or nothing to train all weights", Words(&[("lora", ""), ("full", "")])),
+    foreign(&["lora-alpha"], "--set lora.alpha=X", Key("lora.alpha")),
+    foreign(&["lora-dropout"], "--set lora.dropout=X", Key("lora.dropout")),
+    foreign(&["lora-target-modules", "target-modules", "lora-target"], "--set lora.targets=LIST", Of(ForeignPart::Targets)),
+    foreign(&["lora-target-linear"], "--set lora.targets=[\"all-linear\"]", Words(&[("true", "lora.targets=[\"all-linear\"]"), ("false", "")])),
+    foreign(&["use-rslora", "peft-use-rslora"], "--set lora.rslora=true", Key("lora.rslora")),
+    foreign(&["loraplus-lr-ratio"], "--set lora.b_lr_ratio=X", Key("lora.b_lr_ratio")),
+    not_built(&["load-in-4bit", "load-in-8bit", "quantization-bit"], "--base-dtype takes bf16 alone"),
+    not_built(&["use-dora", "lora-modules-to-save", "peft-use-dora", "neftune-noise-alpha", "relora-steps"], "--lora RANK trains plain adapters, or --set train.freeze=[...] the rest"),
+    not_built(&["objective", "rl", "pref-beta"], "a run minimises the loss of next tokens, and knows no preferences (dpo)"),
+    foreign(&["stage"], "--data of `trainer prepare`: pretraining and instructions alike", Words(&[("pt", ""), ("sft", "")])),
+    // Several devices.
+    foreign(&["zero-stage", "zero-optimization.stage"], "--zero 0|1|2|3, under mpirun, srun or torchrun", Key("collectives.zero")),
+    foreign(&["deepspeed", "fsdp"], "--zero 0|1|2|3, under mpirun, srun or torchrun", Of(ForeignPart::Division)),
+    foreign(&["data-parallel-sharding-strategy", "fsdp-sharding-strategy"], "--zero 3 for full, 2 for optimizer and gradients", Words(&[("full-shard", "collectives.zero=3"), ("shard-grad-op", "collectives.zero=3 collectives.reshard_after_forward=false"), ("no-shard", "collectives.zero=0"), ("optim-grads-params", "collectives.zero=3"), ("optim-grads", "collectives.zero=2"), ("optim", "collectives.zero=1")])),
+    foreign(&["use-distributed-optimizer"], "--zero 1, under mpirun, srun or torchrun", Words(&[("true", "collectives.zero=1"), ("false", "collectives.zero=0")])),
+    foreign(&["data-parallel-shard-degree"], "--zero 3, over all ranks", Of(ForeignPart::Shard)),
+    foreign(&["nproc-per-node", "nnodes"], "plan --ranks N; the launcher starts them", Of(ForeignPart::Devices)),
+    foreign(&["overlap-grad-reduce", "overlap-comm"], "the same flag: --overlap-grad-reduce", Key("collectives.overlap_grad_reduce")),
+    foreign(&["overlap-param-gather"], "the same flag", Key("collectives.overlap_param_gather")),
+    foreign(&["reduce-bucket-size", "ddp-bucket-size"], "--bucket-size SIZE, in bytes where theirs counts elements", Of(ForeignPart::Bucket)),
+    foreign(&["fsdp-reshard-after-forward", "reshard-after-forward"], "--reshard-after-forward=true|false", Words(&[("true", "collectives.reshard_after_forward=true"), ("false", "collectives.reshard_after_forward=false"), ("default", ""), ("always", ""), ("never", "collectives.reshard_after_forward=false")])),
+    not_built(&["expert-model-parallel-size", "expert-tensor-parallel-size", "expert-parallel-degree", "expert-tensor-parallel-degree"], "every rank computes all experts of its tokens; --zero 3 divides their weights among ranks"),
+    not_built(&["tensor-model-parallel-size", "tensor-parallel-size", "tensor-parallel-degree", "pipeline-model-parallel-size", "pipeline-parallel-degree", "virtual-pipeline-model-parallel-size", "context-parallel-size", "context-parallel-degree", "sequence-parallel", "data-parallel-replicate-degree", "num-layers-per-virtual-pipeline-stage"], "--zero 3 divides weights, gradients and states among all ranks"),
+    // Data, checkpoints and what is written.
+    foreign(&["save-steps", "save-interval", "checkpoint-interval", "checkpoint.interval"], "--save-every N", Key("checkpoint.every")),
+    foreign(&["save-total-limit", "keep-latest-k"], "--keep-last K", Key("checkpoint.keep_last")),
+    foreign(&["logging-steps", "log-interval", "log-freq"], "--set log.every=N", Key("log.every")),
+    foreign(&["distributed-timeout-minutes"], "--set collectives.timeout_s=N", Of(ForeignPart::Minutes)),
+    beside(&["tokenizer", "tokenizer-name", "tokenizer-name-or-path", "tokenizer-model", "tokenizer-path", "tokenizer-type", "tokenizer-use-fast", "template", "chat-template", "special-tokens.*", "train-on-inputs", "train-on-prompt", "mask-history"], "trainer prepare TEXTS --tokenizer DIR --out data, then --data data: tokens are made before a run"),
+    beside(&["dataset", "dataset-name", "dataset-path", "data-path", "train-file", "train-data-path", "input-bin", "datasets.*", "dataset-mixture.*", "mock-data", "split", "val-set-size", "val-size", "max-samples"], "--data PATH: the plan does not depend on the text; `trainer prepare` makes its tokens"),
+    beside(&["packing", "sample-packing", "eval-sample-packing", "group-by-length", "neat-packing", "pad-to-sequence-len"], "--packing concatenate|first-fit|pad, beside --data of `trainer prepare`"),
+    beside(&["validation-file", "valid-data-path", "val-data-path"], "--eval-data PATH"),
+    beside(&["eval-steps", "eval-interval", "val-loss-every", "evals-per-epoch", "eval-iters", "eval-strategy", "evaluation-strategy", "do-eval", "per-device-eval-batch-size"], "--eval-every N, beside --eval-data PATH: then evaluations are planned"),
+    beside(&["output-dir", "save", "save-dir", "checkpoint-dir", "dump-folder", "checkpoint.folder", "hub-model-id"], "--out DIR says where a run writes"),
+    beside(&["load", "resume-from-checkpoint"], "--resume DIR|latest|auto goes on with a run"),
+    beside(&["report-to", "tensorboard-dir", "enable-tensorboard", "save-tb-folder", "logging-dir", "plot-loss"], "--tensorboard; metrics.jsonl and `trainer report` are always there"),
+    beside(&["save-strategy", "saves-per-epoch", "async-mode", "async-save", "enable-checkpoint", "ckpt-format"], "--save-every N says when; saving goes on beside the computation, unless --save-blocking"),
+    needless(&["torch-compile", "compile", "torch-compile-backend", "compile.enable"], "there is nothing to compile"),
+    needless(&["local-rank", "node-rank", "master-addr", "master-port", "ddp-timeout", "ddp-backend", "ddp-find-unused-parameters"], "the launcher tells ranks of each other"),
+    needless(&["dataloader-num-workers", "num-workers", "preprocessing-num-workers", "dataset-num-proc", "dataloader-pin-memory", "overwrite-cache", "dataset-prepared-path", "data-cache-path", "remove-unused-columns", "no-mmap-bin-files", "no-create-attention-mask-in-dataloader", "dataset-kwargs.*", "dataloader.*", "tiktoken-pattern"], "data is read ahead by one thread, as tokens that are there already"),
+    needless(&["gradient-checkpointing-kwargs.*", "preserve-rng-state"], "a replay has the same bits, whatever way"),
+    needless(&["tf32", "liger-*", "plugins", "cross-entropy-loss-fusion", "use-liger-kernel", "enable-liger-kernel", "xformers-attention", "s2-attention", "disable-gradient-checkpointing", "use-unsloth", "tp-comm-overlap"], "which kernels compute is the trainer's affair; logits are never whole (memory.head_chunk)"),
+    needless(&["contiguous-gradients", "contiguous-memory-optimization", "sub-group-size", "round-robin-gradients", "allgather-partitions", "allgather-bucket-size", "reduce-scatter", "stage3-prefetch-bucket-size", "stage3-param-persistence-threshold", "stage3-max-live-parameters", "stage3-max-reuse-distance", "pin-memory", "memory-efficient-linear", "limit-all-gathers", "zero-allow-untested-optimizer", "zero-force-ds-cpu-optimizer", "empty-unused-memory-level", "empty-cache-steps", "torch-empty-cache-steps", "gradient-predivide-factor", "prescale-gradients"], "each buffer has its place in the plan, and there is no allocator to tame"),
+    needless(&["stage3-gather-16bit-weights-on-model-save", "stage3-gather-fp16-weights-on-model-save", "save-safetensors", "save-only-model", "export-dtype", "model-weights-only", "last-save-model-only", "overwrite-output-dir", "push-to-hub", "hub-strategy"], "a checkpoint is a Hugging Face folder, or becomes one by `trainer export`"),
+    needless(&["fsdp-config", "fsdp-*", "auto-wrap-policy", "transformer-layer-cls-to-wrap", "state-dict-type", "final-state-dict-type", "cpu-ram-efficient-loading", "lora-fan-in-fan-out"], "units are the blocks, and their layout is the trainer's affair"),
+    beside(&["lora-model-dir"], "--lora-from DIR begins with adapters that are there"),
+    needless(&["fp16.*", "loss-scale", "initial-loss-scale"], "bf16 needs no loss scaling"),
+    needless(&["wandb-*", "mlflow-*", "comet-*", "wandb.*", "monitor-config.*", "comms-config.*", "comms-logger.*", "tensorboard.*", "wall-clock-breakdown", "steps-per-print", "dump-state", "log-level", "logging-strategy", "log-throughput", "run-name", "description", "log-on-each-node", "disable-tqdm", "print-config"], "metrics.jsonl has every step, for any tool"),
+    needless(&["profile", "profile-step-start", "profile-step-end", "profiling.*", "profiling-config.*", "profiler.*", "flops-profiler.*"], "`trainer profile` times operations; --trace draws memory"),
+    needless(&["do-train", "do-predict", "trust-remote-code", "strict", "debug", "use-mcore-models", "hub-private-repo", "model-revision", "cache-dir", "transformers-version", "early-stopping-patience", "eval-table-size", "loss-watchdog-threshold", "loss-watchdog-patience", "manual-gc", "exit-duration-in-mins", "calculate-per-token-loss", "hf-assets-path", "label-names", "prediction-loss-only", "nccl-communicator-config-path"], "it changes neither the step nor its memory here"),
+    needless(&["use-cache", "bos-token-id", "eos-token-id", "pad-token-id", "hidden-act", "pretraining-tp", "name-or-path", "id2label", "label2id", "auto-map", "quantization-config.*", "rope-interleave", "output-router-logits", "summary-*", "task-specific-params.*", "n-layers-unused", "activation-function", "ep-size", "aux-loss-alpha", "seq-aux"], "it is the model's own, and goes with its folder"),
+    needless(&["selective-ac-option", "per-op-sac-force-recompute-mm-shapes-by-fqns", "early-stop", "recompute-layernorm"], "--recompute LABELS says what is recomputed"),
+    needless(&["group-query-attention"], "model.kv_heads says how many"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::{Command, CommandFactory};
+    use settings::dotted;
+    use std::collections::BTreeSet;
+
+    /// All flags of a command and those below it.
+    fn flags(command: &Command, into: &mut BTreeSet<String>) {
+        let longs = command
+            .get_arguments()
+            .filter_map(|argument| argument.get_long());
+        into.extend(longs.map(|long| format!("--{long}")));
+        for below in command.get_subcommands() {
+            flags(below, into);
+        }
+    }
+
+    #[test]
+    fn answers_name_flags_and_keys_that_there_are() {
+        let mut known = BTreeSet::new();
+        flags(&Cli::command(), &mut known);
+        let mut seen = BTreeSet::new();
+        for row in FOREIGN {
+            for name in row.names {
+                assert!(seen.insert(*name), "{name} stands twice");
+            }
+            let words = row.ours.split([' ', ',', ';', ':', '=']);
+            for flag in words.filter(|word| word.starts_with("--")) {
+                assert!(known.contains(flag), "{flag} in {:?}", row.ours);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_taken_over_is_a_value_of_a_key() {
+        for row in FOREIGN {
+            let sets = match row.meaning {
+                Key(key) => {
+                    assert!(dotted::find(key).is_some(), "{key}");
+                    continue;
+                }
+                Words(words) | Near(words) => words,
+                _ => continue,
+            };
+            let sets = sets.iter().flat_map(|(_, sets)| sets.split(' '));
+            for set in sets.filter(|set| !set.is_empty()) {
+                let (name, text) = set.split_once('=').unwrap();
+                let kind = dotted::find(name).unwrap().kind;
+                kind.check(name, &kind.parse(text), set).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_found_whole_by_section_and_by_their_end() {
+        let ours = |name: &str| find(name).map(|row| row.names[0]);
+        assert_eq!(ours("training.seq_len"), ours("seq-length"));
+        assert_eq!(ours("training.dtype"), Some("training.dtype"));
+        assert_eq!(ours("zero_optimization.stage"), Some("zero-stage"));
+        assert_eq!(ours("datasets[1].seed"), ours("dataset"));
+        assert_eq!(ours("wandb_run_id"), Some("wandb-*"));
+        assert_eq!(ours("fp16.hysteresis"), Some("fp16.*"));
+        assert_eq!((ours("no_such_key"), ours("a.no_such")), (None, None));
+    }
+
+    #[test]
+    fn the_guide_names_flags_that_are_answered() {
+        let guide = include_str!("../../../../docs/guides/coming-from.md");
+        let section = guide
+            .split("\n## ")
+            .find(|section| section.starts_with("Flags by name"));
+        let rows = section
+            .unwrap()
+            .lines()
+            .filter(|line| line.starts_with("| `--"));
+        let theirs = rows.filter_map(|line| line.split(" | ").next());
+        let names = theirs.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+        let names: Vec<&str> = names.filter_map(|name| name.strip_prefix("--")).collect();
+        assert!(names.len() > 120, "{names:?}");
+        for name in names {
+            assert!(find(name).is_some(), "--{name}");
+        }
+    }
+}

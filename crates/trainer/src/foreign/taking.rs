@@ -1,0 +1,381 @@
+//! From the keys of foreign files to settings of ours, and what became of each key.
+
+use super::file::{ForeignFile, ForeignKey};
+use super::gathered::{Gathered, Set, Setting, Spot, Told, text_of, written};
+use super::meaning::{Foreign, ForeignPart, Meaning, plain, sets_of};
+use super::part::{self, At, NotBuilt, PartTaken};
+use super::program::Program;
+use super::table::find;
+use serde::Serialize;
+use settings::ConfigError;
+use std::path::{Path, PathBuf};
+
+/// What became of a foreign key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum KeyOutcome {
+    /// A setting of ours says it.
+    TakenOver,
+    /// It has no meaning for a plan.
+    WithoutMeaning,
+    /// It is not built here.
+    NotBuilt,
+    /// No table has it.
+    Unknown,
+}
+
+/// A key of a file, and what became of it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct KeyRow {
+    /// The file; none: no file has the key, and the program goes by this value.
+    pub(crate) file: Option<PathBuf>,
+    /// Its name there.
+    pub(crate) key: String,
+    /// Its value there.
+    pub(crate) value: String,
+    /// What became of it.
+    pub(crate) outcome: KeyOutcome,
+    /// The settings of ours that say it.
+    pub(crate) here: Vec<String>,
+    /// What to do, or why there is nothing to do.
+    pub(crate) remark: String,
+}
+
+/// What became of a key: the last three fields of its row.
+struct Became {
+    outcome: KeyOutcome,
+    here: Vec<String>,
+    remark: String,
+}
+
+impl Became {
+    fn new(outcome: KeyOutcome, remark: &str) -> Became {
+        Became {
+            outcome,
+            here: Vec::new(),
+            remark: remark.into(),
+        }
+    }
+
+    fn taken(here: Vec<String>) -> Became {
+        Became {
+            outcome: KeyOutcome::TakenOver,
+            here,
+            remark: String::new(),
+        }
+    }
+
+    fn row(self, file: Option<PathBuf>, key: &str, value: String) -> KeyRow {
+        KeyRow {
+            file,
+            key: key.into(),
+            value,
+            outcome: self.outcome,
+            here: self.here,
+            remark: self.remark,
+        }
+    }
+}
+
+/// What was taken over from foreign files.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    /// Settings, in the order of the files.
+    pub(crate) settings: Vec<Setting>,
+    /// A preset.
+    pub(crate) config: Option<String>,
+    /// A model's folder.
+    pub(crate) init_from: Option<PathBuf>,
+    /// Ranks that the files start.
+    pub(crate) ranks: Option<u64>,
+    /// All keys, in the order of the files, and defaults that were gone by.
+    pub(crate) rows: Vec<KeyRow>,
+}
+
+/// When a key is looked at: others depend on some.
+fn turn(meaning: Meaning) -> usize {
+    match meaning {
+        Meaning::Of(ForeignPart::Devices | ForeignPart::Shard) => 0,
+        Meaning::Of(
+            ForeignPart::GlobalBatch
+            | ForeignPart::MinLr
+            | ForeignPart::WarmupShare
+            | ForeignPart::Positions,
+        ) => 3,
+        _ => 1,
+    }
+}
+
+/// The turn of what programs do where the files say nothing.
+const DEFAULTS: usize = 2;
+
+/// Takes over what files say, beside what the command line says.
+///
+/// # Errors
+/// A value that none of ours can be, files that contradict each other, or something that a plan needs and nobody says.
+pub(crate) fn take(files: &[ForeignFile], told: &Told) -> Result<Taken, ConfigError> {
+    let mut to = Gathered::new(told);
+    let keys = files
+        .iter()
+        .flat_map(|file| file.keys.iter().map(move |key| (file, key)));
+    let keys: Vec<(&ForeignFile, &ForeignKey)> = keys.collect();
+    let mut rows: Vec<Option<KeyRow>> = vec![None; keys.len()];
+    let mut assumed = Vec::new();
+    for at_turn in 0..4 {
+        if at_turn == DEFAULTS {
+            assumed = defaults(files, &mut to)?;
+        }
+        for (row, (file, key)) in rows.iter_mut().zip(&keys) {
+            let foreign = find(&key.name);
+            if foreign.map_or(1, |foreign| turn(foreign.meaning)) == at_turn {
+                *row = Some(of_file(file, key, foreign, files, &mut to)?);
+            }
+        }
+    }
+    if let Some(spec) = to.recompute.spec()? {
+        let spot = Spot {
+            place: "Megatron's recompute",
+            is_default: false,
+        };
+        to.set("recompute.spec", &spec, spot)?;
+    }
+    let missing = missing(files, &to);
+    if !missing.is_empty() {
+        return Err(ConfigError::Contradiction(format!(
+            "the files of --from leave open what a plan needs: {}",
+            missing.join("; ")
+        )));
+    }
+    let mut rows: Vec<KeyRow> = rows.into_iter().flatten().collect();
+    let settings = to.settings.iter();
+    let settings = settings.map(|one| format!("{}={}", one.key, one.text));
+    let settings: Vec<String> = settings.collect();
+    // A file may have said otherwise since.
+    let holds = |row: &KeyRow| row.here.iter().any(|here| settings.contains(here));
+    rows.extend(assumed.into_iter().filter(|row| holds(row)));
+    Ok(Taken {
+        settings: to.settings,
+        config: to.config,
+        init_from: to.init_from,
+        ranks: to.ranks,
+        rows,
+    })
+}
+
+/// A key of a file.
+fn of_file(
+    file: &ForeignFile,
+    key: &ForeignKey,
+    foreign: Option<&Foreign>,
+    files: &[ForeignFile],
+    to: &mut Gathered,
+) -> Result<KeyRow, ConfigError> {
+    let text = text_of(&key.value);
+    let place = format!("`{}` of {}", key.name, file.path.display());
+    let at = At {
+        name: &key.name,
+        text: &text,
+        spot: Spot {
+            place: &place,
+            is_default: false,
+        },
+        file: Some(file),
+        files,
+    };
+    let became = match foreign {
+        None => Became::new(KeyOutcome::Unknown, ""),
+        Some(foreign) if file.program == Program::HuggingFaceModel => of_model(file, foreign, to),
+        Some(foreign) if is_open(&text, foreign) => {
+            Became::new(KeyOutcome::WithoutMeaning, "left open there")
+        }
+        Some(foreign) => became(foreign, at, to)?,
+    };
+    let value = key.value.as_str().map_or(text.clone(), str::to_owned);
+    Ok(became.row(Some(file.path.clone()), &key.name, value))
+}
+
+/// Nothing is given, another file is to say it, or a variable that the script does not set.
+fn is_open(text: &str, foreign: &Foreign) -> bool {
+    let is_a_word = match foreign.meaning {
+        Meaning::Words(words) => sets_of(words, text).is_some(),
+        _ => false,
+    };
+    ["null", "", "{}"].contains(&text) || text.starts_with('$') || (text == "auto" && !is_a_word)
+}
+
+/// A key of a model's `config.json`, which `--init-from` reads.
+fn of_model(file: &ForeignFile, foreign: &Foreign, to: &mut Gathered) -> Became {
+    if to.init_from.is_none() && !to.told.init_from {
+        let folder = file.path.parent().filter(|folder| *folder != Path::new(""));
+        to.init_from = Some(folder.unwrap_or(Path::new(".")).into());
+    }
+    match foreign.meaning {
+        Meaning::Key(key) if key.starts_with("model.") => Became::taken(vec![key.into()]),
+        Meaning::Words(_) | Meaning::Of(_) if !foreign.is_called("torch-dtype") => {
+            Became::taken(vec!["--init-from".into()])
+        }
+        Meaning::Needless | Meaning::Beside => {
+            Became::new(KeyOutcome::WithoutMeaning, foreign.ours)
+        }
+        Meaning::NotBuilt => Became::new(KeyOutcome::NotBuilt, foreign.ours),
+        _ => Became::new(
+            KeyOutcome::WithoutMeaning,
+            &format!("of the files; of a run: {}", foreign.ours),
+        ),
+    }
+}
+
+/// What becomes of a key that has a value.
+///
+/// # Errors
+/// The value is none of our key's, or another file has another one.
+fn became(foreign: &Foreign, at: At, to: &mut Gathered) -> Result<Became, ConfigError> {
+    let given: PartTaken = match foreign.meaning {
+        Meaning::Key(key) => to.set(key, at.text, at.spot).map(Ok),
+        Meaning::Words(words) | Meaning::Near(words) => match sets_of(words, at.text) {
+            Some("") => Ok(Ok(Set::remark("as it is here"))),
+            Some(sets) => to.set_all(sets, at.spot).map(Ok),
+            None => Ok(Err(NotBuilt(None))),
+        },
+        Meaning::Of(part) => part::take(part, at, to),
+        Meaning::Beside | Meaning::Needless => {
+            return Ok(Became::new(KeyOutcome::WithoutMeaning, foreign.ours));
+        }
+        Meaning::NotBuilt if is_off(at) => {
+            let why = "off there, and not built here";
+            return Ok(Became::new(KeyOutcome::WithoutMeaning, why));
+        }
+        Meaning::NotBuilt => Ok(Err(NotBuilt(None))),
+    };
+    let is_near = matches!(foreign.meaning, Meaning::Near(_));
+    Ok(match given? {
+        Ok(set) if is_near && !set.here.is_empty() => Became {
+            here: set.here,
+            ..Became::new(KeyOutcome::NotBuilt, foreign.ours)
+        },
+        Ok(set) => Became {
+            remark: set.remark.unwrap_or_default(),
+            ..Became::taken(set.here)
+        },
+        Err(NotBuilt(instead)) => Became::new(
+            KeyOutcome::NotBuilt,
+            instead.as_deref().unwrap_or(foreign.ours),
+        ),
+    })
+}
+
+/// A feature that is off: parallelism of one device too.
+fn is_off(at: At) -> bool {
+    let word = plain(at.text);
+    let of_one = at.name.contains("parallel") && word == "1";
+    of_one || ["false", "none", "0", "0.0", "[]", "disabled"].contains(&word.as_str())
+}
+
+/// What the programs of the files do where these say nothing.
+fn defaults(files: &[ForeignFile], to: &mut Gathered) -> Result<Vec<KeyRow>, ConfigError> {
+    let mut rows = Vec::new();
+    let has_shape = to.settings.iter().any(|one| one.key == "model.hidden");
+    for file in files {
+        let shape = file.program.shape().iter().filter(|_| has_shape);
+        for (name, value) in file.program.defaults().iter().chain(shape) {
+            let foreign = find(name).expect("the table has what programs assume");
+            if is_said(foreign, to) {
+                continue;
+            }
+            let place = format!("{name} of {}", file.program.name());
+            let at = At {
+                name,
+                text: value,
+                spot: Spot {
+                    place: &place,
+                    is_default: true,
+                },
+                file: None,
+                files,
+            };
+            let became = became(foreign, at, to)?;
+            if !became.here.is_empty() {
+                rows.push(became.row(None, name, (*value).into()));
+            }
+        }
+    }
+    if has_shape {
+        complete_heads(to)?;
+    }
+    Ok(rows)
+}
+
+/// Whether something says already what a default would.
+fn is_said(foreign: &Foreign, to: &Gathered) -> bool {
+    let of_a_word = |words: &[(&str, &str)]| {
+        let sets = words.iter().flat_map(|(_, sets)| sets.split(' '));
+        let keys = sets
+            .filter_map(|set| set.split_once('='))
+            .map(|(key, _)| key);
+        keys.into_iter().next().map(str::to_owned)
+    };
+    let key = match foreign.meaning {
+        Meaning::Key("train.epochs") if to.known("train.steps").is_some() => return true,
+        Meaning::Key(key) => Some(key.to_owned()),
+        Meaning::Words(words) | Meaning::Near(words) => of_a_word(words),
+        Meaning::Of(ForeignPart::Shard) => Some("collectives.zero".into()),
+        _ => None,
+    };
+    let is_recompute = key.as_deref() == Some("recompute.spec");
+    let of_megatron = is_recompute && to.recompute.granularity.is_some();
+    of_megatron || key.is_some_and(|key| to.known(&key).is_some())
+}
+
+/// Heads of keys, and their width, where a shape says nothing of them.
+fn complete_heads(to: &mut Gathered) -> Result<(), ConfigError> {
+    let spot = Spot {
+        place: "the shape of the model",
+        is_default: true,
+    };
+    let (Some(hidden), Some(heads)) = (to.number("model.hidden"), to.number("model.heads")) else {
+        return Ok(());
+    };
+    to.set("model.kv_heads", &heads.to_string(), spot)?;
+    let width = hidden / heads.max(1.0);
+    if to.known("model.head_dim").is_none() {
+        to.set("model.head_dim", &width.to_string(), spot)?;
+    }
+    if to.known("model.ffn").is_none() && to.known("model.activation") == Some("gelu_tanh") {
+        to.set("model.ffn", &(4.0 * hidden).to_string(), spot)?;
+    }
+    Ok(())
+}
+
+/// What a plan needs and nobody has said, by the name of what says it.
+fn missing(files: &[ForeignFile], to: &Gathered) -> Vec<String> {
+    let mut missing = Vec::new();
+    let is_a_model = to.told.model || to.config.is_some() || to.init_from.is_some();
+    let shape = ["hidden", "layers", "heads", "ffn", "vocab"].map(|name| format!("model.{name}"));
+    let has_one = shape.iter().any(|key| to.known(key).is_some());
+    if !is_a_model && !has_one {
+        missing
+            .push("the model (--config NAME, --init-from DIR, or --from its config.json)".into());
+    }
+    let named = |what: &str, key: &str| format!("{what} ({})", written(key));
+    if !is_a_model && has_one {
+        let open = shape.iter().filter(|key| to.known(key).is_none());
+        missing.extend(open.map(|key| named(key, key)));
+    }
+    for (what, key) in [
+        ("the sequence length", "data.seq"),
+        ("the micro-batch", "batch.micro"),
+    ] {
+        if to.known(key).is_none() {
+            missing.push(named(what, key));
+        }
+    }
+    if to.needs_ranks && to.ranks().is_none() {
+        let of = files
+            .iter()
+            .map(|file| file.program.name())
+            .collect::<Vec<_>>()
+            .join(" and ");
+        missing.push(format!("on how many devices {of} runs (--ranks N)"));
+    }
+    missing
+}

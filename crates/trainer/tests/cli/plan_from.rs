@@ -1,0 +1,329 @@
+//! `plan --from`: configurations as other trainers publish them are planned as runs of this one, and no key is lost.
+
+use crate::workplace::Workplace;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+type Case = (&'static [&'static str], &'static str, &'static str);
+
+/// Configurations, what the command line adds, and flags that say the same.
+const CASES: [Case; 9] = [
+    (
+        &["axolotl-fft-8b.yaml"],
+        "",
+        "--config llama-3-8b --seq 8192 --micro-batch 1 --accum 8 --epochs 1 --state-dtype 8bit --offload-optimizer pinned \
+         --schedule cosine --lr 2e-5 --dtype bf16 --recompute full --attention flash --warmup 100 --weight-decay 0 --set \
+         optim.beta2=0.999 --set log.every=1",
+    ),
+    (
+        &["axolotl-lora-1b.yml"],
+        "",
+        "--config llama-3.2-1b --seq 2048 --micro-batch 2 --accum 2 --epochs 1 --state-dtype 8bit --schedule cosine --lr 2e-4 \
+         --dtype bf16 --recompute full --attention flash --warmup 10 --weight-decay 0 --set optim.beta2=0.999 --set log.every=1 \
+         --lora 16 --set lora.alpha=32 --set lora.dropout=0.05 --set \
+         lora.targets=[\"gate_proj\",\"down_proj\",\"up_proj\",\"q_proj\",\"v_proj\",\"k_proj\",\"o_proj\"]",
+    ),
+    (
+        &["llama-factory-full-sft.yaml", "deepspeed-z3-offload.json"],
+        "--ranks 8",
+        "--ranks 8 --config llama-3-8b --seq 2048 --micro-batch 1 --accum 2 --epochs 3 --schedule cosine --lr 1e-5 --dtype bf16 \
+         --recompute none --zero 3 --offload-optimizer pinned --offload-parameters pinned --overlap-grad-reduce=false \
+         --weight-decay 0 --set optim.beta2=0.999 --save-every 500 --set log.every=10",
+    ),
+    (
+        &["torchtitan-llama3-8b.toml"],
+        "--ranks 64",
+        "--ranks 64 --config llama-3-8b --seq 8192 --micro-batch 1 --accum 1 --steps 1000 --lr 3e-4 --set optim.eps=1e-8 --warmup 200 \
+         --clip 1 --zero 3 --save-every 500 --recompute layernorm,mlp --dtype bf16 --set log.every=10",
+    ),
+    (
+        &["megatron-llama3-8b.sh"],
+        "--set model.norm=rms --steps 1000 --attention flash",
+        "--ranks 8 --set model.norm=rms --steps 1000 --attention flash --set model.layers=32 --set model.hidden=4096 --set \
+         model.ffn=14336 --set model.heads=32 --set model.kv_heads=8 --set model.head_dim=128 --set model.vocab=128256 --seq 8192 \
+         --set model.rope_theta=1e6 --set model.init_std=0.0134 --set model.tie_embeddings=false --micro-batch 1 --accum 16 --lr 1.5e-4 \
+         --schedule cosine --set lr.min_ratio=0.066667 --clip 1 --weight-decay 0.1 --set optim.beta2=0.95 --dtype bf16 --grad-dtype bf16 \
+         --zero 1 --save-every 1000 --set log.every=1 --set collectives.timeout_s=3600",
+    ),
+    (
+        &["megatron-bridge-llama3-8b.yaml"],
+        "--config llama-3-8b --seq 4096 --ranks 8",
+        "--config llama-3-8b --seq 4096 --ranks 8 --steps 500000 --micro-batch 4 --accum 8 --lr 2.5e-4 --set lr.min_ratio=0.1 \
+         --warmup 1000 --save-every 1000 --set log.every=5 --seed 42 --grad-dtype f32",
+    ),
+    (
+        &["transformers-smollm-sft.yaml", "smollm-360m/config.json"],
+        "",
+        "--init-from FIXTURES/smollm-360m --seq 2048 --micro-batch 4 --accum 4 --epochs 1 --lr 1e-3 --schedule cosine --dtype bf16 \
+         --recompute full --attention flash --seed 42 --set log.every=5 --weight-decay 0 --set optim.beta2=0.999",
+    ),
+    (
+        &["smollm-360m"],
+        "--seq 512 --micro-batch 2 --largest micro-batch --device-memory h100",
+        "--init-from FIXTURES/smollm-360m --seq 512 --micro-batch 2 --largest micro-batch --device-memory h100",
+    ),
+    (
+        &["deepspeed-z3-offload.json"],
+        "--config llama-3.2-1b --seq 512 --micro-batch 2 --ranks 2 --overlap-grad-reduce",
+        "--config llama-3.2-1b --seq 512 --micro-batch 2 --accum 1 --ranks 2 --zero 3 --offload-optimizer pinned \
+         --offload-parameters pinned",
+    ),
+];
+
+fn fixtures() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/foreign")
+}
+
+fn from(files: &[&str]) -> String {
+    let flags = files
+        .iter()
+        .map(|file| format!("--from {}", fixtures().join(file).display()));
+    flags.collect::<Vec<_>>().join(" ")
+}
+
+/// What `plan` prints, after it succeeded without a warning.
+fn printed(place: &Workplace, flags: &str) -> String {
+    let flags = flags.replace("FIXTURES", &fixtures().display().to_string());
+    let outcome = place.trainer(&format!("plan {flags}")).succeeds();
+    assert_eq!(outcome.stderr, "", "{flags}");
+    outcome.stdout
+}
+
+/// The rows of all keys.
+fn keys(place: &Workplace, flags: &str) -> Vec<Value> {
+    let plan: Value = serde_json::from_str(&printed(place, &format!("--json {flags}"))).unwrap();
+    plan["from"]["keys"].as_array().unwrap().clone()
+}
+
+#[test]
+fn a_foreign_configuration_is_planned_as_the_same_flags_are() {
+    let place = Workplace::new();
+    for (files, more, ours) in CASES {
+        let foreign = format!("{} {more}", from(files));
+        let (text, of_ours) = (printed(&place, &foreign), printed(&place, ours));
+        assert!(text.starts_with(&of_ours), "{files:?}:\n{text}\n{of_ours}");
+        let json = |flags: &str| printed(&place, &format!("--json {flags}"));
+        let (text, of_ours) = (json(&foreign), json(ours));
+        let fields = of_ours.strip_suffix("\n}\n").unwrap();
+        assert!(text.starts_with(fields), "{files:?}");
+        assert_ne!(
+            json(&format!(
+                "{ours} --set model.dropout=0 --set memory.head_chunk=100"
+            )),
+            of_ours
+        );
+        // The command that it prints is planned the same.
+        let plan: Value = serde_json::from_str(&text).unwrap();
+        let command = plan["from"]["command"].as_str().unwrap();
+        let command = command
+            .replace("trainer train ", "--json ")
+            .replace("mpirun -n", "--ranks");
+        let words: Vec<String> = format!("plan {command}")
+            .split(' ')
+            .map(|word| word.trim_matches('\'').into())
+            .collect();
+        let again: Value =
+            serde_json::from_str(&place.trainer_words(&words).succeeds().stdout).unwrap();
+        assert_eq!(again["peak_bytes"], plan["peak_bytes"], "{command}");
+    }
+}
+
+/// The names of what is no section, below a value.
+fn leaves(name: &str, value: &Value, into: &mut BTreeSet<String>) {
+    match value.as_object() {
+        Some(section) => section
+            .iter()
+            .for_each(|(key, value)| leaves(&format!("{name}.{key}"), value, into)),
+        None => {
+            into.insert(name.trim_start_matches('.').into());
+        }
+    }
+}
+
+#[test]
+fn every_key_is_listed_with_what_became_of_it() {
+    let place = Workplace::new();
+    let flags = "--config llama-3.2-1b --seq 512 --micro-batch 2 --ranks 2";
+    let text = std::fs::read_to_string(fixtures().join("deepspeed-z3-offload.json")).unwrap();
+    let mut expected = BTreeSet::new();
+    leaves("", &serde_json::from_str(&text).unwrap(), &mut expected);
+    assert_eq!(expected.len(), 30);
+    let rows = keys(
+        &place,
+        &format!("{flags} {}", from(&["deepspeed-z3-offload.json"])),
+    );
+    let of_file = rows.iter().filter(|row| !row["file"].is_null());
+    let listed: BTreeSet<String> = of_file
+        .map(|row| row["key"].as_str().unwrap().into())
+        .collect();
+    assert_eq!(listed, expected);
+
+    place.file("odd.yaml", "base_model: Qwen/Qwen3-8B\nsequence_len: 64\nno_such_key: 7\nfp16: true\nload_in_4bit: true\nnew:\n  - deep: {er: 1}\n");
+    let rows = keys(&place, "--from odd.yaml");
+    let became: Vec<[&str; 3]> = rows
+        .iter()
+        .filter(|row| !row["file"].is_null())
+        .map(|row| ["key", "value", "outcome"].map(|name| row[name].as_str().unwrap()))
+        .collect();
+    let odd = [
+        ["base_model", "Qwen/Qwen3-8B", "taken_over"],
+        ["sequence_len", "64", "taken_over"],
+        ["no_such_key", "7", "unknown"],
+        ["fp16", "true", "not_built"],
+        ["load_in_4bit", "true", "not_built"],
+        ["new[0].deep.er", "1", "unknown"],
+    ];
+    assert_eq!(became, odd);
+    assert_eq!(rows[3]["here"], serde_json::json!(["train.dtype=bf16"]));
+    let assumed: Vec<&Value> = rows
+        .iter()
+        .filter(|row| row["file"].is_null())
+        .map(|row| &row["key"])
+        .collect();
+    assert!(
+        assumed.contains(&&Value::from("micro_batch_size")),
+        "{rows:?}"
+    );
+    let text = printed(&place, "--from odd.yaml");
+    for part in [
+        "taken over",
+        "not built",
+        "in no table",
+        "no_such_key",
+        "--base-dtype",
+        "another figure",
+        "logits of a whole",
+    ] {
+        assert!(text.contains(part), "no {part} in\n{text}");
+    }
+}
+
+#[test]
+fn what_is_missing_is_asked_for_by_name() {
+    let place = Workplace::new();
+    for (files, flags, words) in [
+        (
+            &["transformers-smollm-sft.yaml"][..],
+            "",
+            &["the model", "config.json"][..],
+        ),
+        (
+            &["megatron-bridge-llama3-8b.yaml"],
+            "",
+            &["the model", "the sequence length (--seq S)", "--ranks N"],
+        ),
+        (
+            &["deepspeed-z3-offload.json"],
+            "--config tiny --seq 64",
+            &["the micro-batch (--micro-batch B)", "--ranks N"],
+        ),
+        (
+            &["torchtitan-llama3-8b.toml"],
+            "",
+            &["on how many devices torchtitan runs (--ranks N)"],
+        ),
+    ] {
+        let flags = format!("plan {} {flags}", from(files));
+        place.trainer(&flags).fails(2, words);
+    }
+    place.file(
+        "some.sh",
+        "--num-layers 2 --hidden-size 64 --seq-length $SEQ --micro-batch-size 1",
+    );
+    place.trainer("plan --from some.sh").fails(
+        2,
+        &[
+            "model.heads (--set model.heads=VALUE)",
+            "model.vocab",
+            "--seq S",
+        ],
+    );
+}
+
+#[test]
+fn broken_files_are_answered_in_a_sentence() {
+    let place = Workplace::new();
+    let lines = "a: &a [x, x, x, x, x, x, x, x, x]\n".to_owned();
+    let aliases = ('b'..'k').fold(lines, |text, name| {
+        let before = (name as u8 - 1) as char;
+        let many = vec![format!("*{before}"); 9].join(", ");
+        format!("{text}{name}: &{name} [{many}]\n")
+    });
+    for (code, name, text, words) in [
+        (4, "a.yaml", "base_model: [1, 2", "as YAML"),
+        (4, "b.yaml", "- 1\n- 2\n", "it has no keys"),
+        (4, "c.json", "{\"output_dir\": }", "as JSON"),
+        (4, "d.toml", "[training\nx", "as TOML"),
+        (
+            4,
+            "e.toml",
+            "[model]\nhidden = 3\n",
+            "no trainer that is known",
+        ),
+        (4, "f.sh", "echo hello", "no trainer that is known"),
+        (4, "g.yaml", &aliases, "as YAML"),
+        (
+            2,
+            "h.yaml",
+            "base_model: Qwen/Qwen3-8B\nsequence_len: much\n",
+            "`sequence_len` of h.yaml",
+        ),
+        (
+            2,
+            "i.yaml",
+            "base_model: Qwen/Qwen3-8B\nsequence_len: 64\nmax_steps: soon\n",
+            "`max_steps` of i.yaml is soon, which is no number",
+        ),
+        (
+            4,
+            "j.json",
+            "{\"model_type\": \"bloom\", \"hidden_size\": 3}",
+            "has to be called config.json",
+        ),
+        (4, "k.yaml", "\u{0}", "k.yaml"),
+    ] {
+        place.file(name, text);
+        place
+            .trainer(&format!("plan --from {name}"))
+            .fails(code, &[words]);
+    }
+    place.folder("bloom");
+    place.file(
+        "bloom/config.json",
+        "{\"model_type\": \"bloom\", \"hidden_size\": 3}",
+    );
+    place
+        .trainer("plan --from bloom --seq 8 --micro-batch 1")
+        .fails(4, &["model_type `bloom`"]);
+    place.file("l.yaml", [0xff, 0xfe, 0xfa]);
+    place
+        .trainer("plan --from l.yaml")
+        .fails(4, &["it is no text"]);
+    place
+        .trainer("plan --from absent.yaml")
+        .fails(4, &["absent.yaml"]);
+    place.file(
+        "m.yaml",
+        "base_model: Qwen/Qwen3-8B\nsequence_len: 64\nmicro_batch_size: 1\n",
+    );
+    place.file("ds.json", "{\"train_micro_batch_size_per_gpu\": 2}");
+    place.trainer("plan --from m.yaml --from ds.json").fails(
+        2,
+        &[
+            "`micro_batch_size` of m.yaml says batch.micro=1",
+            "`train_micro_batch_size_per_gpu` of ds.json",
+            "--micro-batch B",
+        ],
+    );
+    place
+        .trainer("plan --from m.yaml --from ds.json --micro-batch 4")
+        .succeeds();
+    place.file(
+        "n.json",
+        "{\"train_batch_size\": 7, \"train_micro_batch_size_per_gpu\": 2}",
+    );
+    place
+        .trainer("plan --from n.json --config tiny --seq 64 --ranks 2")
+        .fails(2, &["asks for 7 sequences"]);
+}
