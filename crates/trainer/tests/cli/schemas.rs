@@ -13,7 +13,7 @@ const SCHEMAS: [(&str, &str, &[&str]); 5] = [
     (
         "plan",
         "plan.json, and what `trainer plan --json` prints",
-        &["Plan"],
+        &["PlanOf"],
     ),
     (
         "metrics",

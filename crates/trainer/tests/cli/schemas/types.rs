@@ -303,6 +303,9 @@ fn field(field: &syn::Field) -> Result<Option<Field>, String> {
 
 /// The name of a type, and whether it is that of an option.
 fn inner(of: &Type) -> (String, bool) {
+    if let Type::Reference(of) = of {
+        return inner(&of.elem);
+    }
     let Type::Path(path) = of else {
         panic!("only structs stand in another's place");
     };
