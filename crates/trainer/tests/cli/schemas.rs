@@ -114,7 +114,7 @@ impl Describing<'_> {
         }
         let types = self.types;
         for (field, may_lack) in types.fields(found) {
-            let mut described = match (field.name.as_str(), found.version) {
+            let mut described = match (field.name.as_str(), types.version(found)) {
                 ("schema_version", Some(version)) => json!({"const": version}),
                 _ => self.of(&field.of, argument),
             };
@@ -161,7 +161,7 @@ fn schema(types: &Types, title: &str, names: &[&str]) -> Value {
         .iter()
         .map(|name| describing.declared(name, None))
         .collect();
-    let version = types.structure(names[0]).version;
+    let version = types.version(types.structure(names[0]));
     let mut schema = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": title,

@@ -121,6 +121,13 @@ impl Types {
         }
     }
 
+    /// The version that a struct's file declares, or the file of what is written in its place.
+    pub fn version(&self, found: &Struct) -> Option<u32> {
+        let flat = found.fields.iter().filter_map(|field| field.flat.as_ref());
+        let mut of_flat = flat.map(|(of, _)| self.version(self.structure(of)));
+        found.version.or_else(|| of_flat.find_map(|version| version))
+    }
+
     /// The fields that a struct is written with, and whether each may be left out.
     pub fn fields<'a>(&'a self, found: &'a Struct) -> Vec<(&'a Field, bool)> {
         let mut all = Vec::new();
