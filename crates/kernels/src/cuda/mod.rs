@@ -15,6 +15,7 @@ mod cudnn;
 #[cfg(feature = "cuda")]
 mod device;
 mod driver;
+mod dequantise;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -129,6 +130,10 @@ impl<D: Driver> Cuda<D> {
         match operation {
             Operation::Fill(operation) => elementwise::fill(self, operation),
             Operation::Copy(operation) => elementwise::copy(self, operation),
+            Operation::DequantiseBytes(operation) => {
+                dequantise::dequantise_bytes(self, operation)
+            }
+            Operation::DequantiseNf4(operation) => dequantise::dequantise_nf4(self, operation),
             Operation::Matmul(operation) => matmul::matmul(self, operation),
             Operation::Gram(operation) => matmul::gram(self, operation),
             Operation::AddBias(operation) => elementwise::add_bias(self, operation),
