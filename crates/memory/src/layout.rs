@@ -348,7 +348,7 @@ impl Layout {
         let lie_together = entries.windows(2).all(|pair| {
             let [before, next] = [of(&pair[0]), of(&pair[1])];
             before.range().end == next.offset
-                && (before.role, before.dtype) == (next.role, next.dtype)
+                && (before.role, before.dtype, before.codes) == (next.role, next.dtype, next.codes)
                 && before.shape[1..] == next.shape[1..]
                 && self.unit_of[pair[0]] == self.unit_of[pair[1]]
         });

@@ -9,7 +9,7 @@ use crate::{
 };
 use kernels::operation::Sum;
 use kernels::{Dropout, Init, Kernels};
-use memory::{Buffer, Category, DType, Dims, In, Layer, Memory, Out, Phase, PlaceGuard};
+use memory::{Buffer, Category, DType, Dims, Entry, In, Layer, Memory, Out, Phase, PlaceGuard};
 use std::rc::Rc;
 use units::Weights;
 

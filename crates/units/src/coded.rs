@@ -90,7 +90,9 @@ impl CodedWeights {
         let (_, _, places) = self.entry(index);
         let part = |part: Range<usize>| {
             let first = self.first[&index];
-            self.buffer.view().rows(first + part.start..first + part.end)
+            self.buffer
+                .view()
+                .rows(first + part.start..first + part.end)
         };
         Parts {
             codes: part(places.codes),

@@ -8,8 +8,8 @@ mod coded;
 mod map;
 mod nf4;
 
-use map::{SIGNED_BITS, UNSIGNED_BITS};
 pub use coded::{dequantise_block, quantise_blocks, round_to_codes};
+use map::{SIGNED_BITS, UNSIGNED_BITS};
 pub use nf4::{
     NF4, QuantisedAbsmax, nf4_values, quantise_absmax, quantise_absmax_above, quantise_nf4,
 };

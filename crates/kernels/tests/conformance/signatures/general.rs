@@ -1,7 +1,10 @@
 //! Operations on any tensors.
 
 use super::{Signature, argument};
-use kernels::{DequantiseBytes, DequantiseNf4, Fill, Gram, Init, Matmul, NormAndClip, NormGrains, Sum, SumInOrder};
+use kernels::{
+    DequantiseBytes, DequantiseNf4, Fill, Gram, Init, Matmul, NormAndClip, NormGrains, Sum,
+    SumInOrder,
+};
 use memory::DType;
 
 pub fn signatures(dtype: DType) -> Vec<Signature> {
@@ -69,10 +72,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         Signature {
             operation: "dequantise_bytes",
             outs: vec![real("out", &[3, 100]).free_type().free_rank()],
-            ins: vec![
-                argument("codes", DType::U8, &[300]),
-                float("absmax", &[2]),
-            ],
+            ins: vec![argument("codes", DType::U8, &[300]), float("absmax", &[2])],
             call: |kernels, outs, ins| {
                 kernels.run(DequantiseBytes {
                     out: outs[0].reborrow(),
