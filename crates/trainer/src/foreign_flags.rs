@@ -66,7 +66,7 @@ const FOREIGN: &[Foreign] = &[
     foreign(&["lora-r", "lora-rank", "use-peft"], "--lora RANK"),
     foreign(&["lora-alpha", "lora-dropout"], "--set lora.alpha=X, lora.dropout=X"),
     foreign(&["lora-target-modules", "target-modules"], "--set lora.targets=LIST"),
-    foreign(&["load-in-4bit", "load-in-8bit"], "not built: --base-dtype takes bf16 alone"),
+    foreign(&["load-in-4bit", "load-in-8bit"], "--base-dtype nf4 or 8bit, with --lora RANK"),
     foreign(&["objective"], "not built: a run minimises the loss of next tokens, and knows no preferences (dpo)"),
     foreign(&["torch-compile", "compile"], "not needed: there is nothing to compile"),
 ];

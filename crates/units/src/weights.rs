@@ -114,7 +114,12 @@ impl Weights {
 
     /// Bytes on the device that live across steps.
     pub fn bytes(&self) -> u64 {
-        self.resident.bytes() + self.coded.as_ref().map_or(0, CodedWeights::bytes)
+        self.resident.bytes() + self.coded_bytes()
+    }
+
+    /// Those of the matrices that are stored as codes.
+    pub fn coded_bytes(&self) -> u64 {
+        self.coded.as_ref().map_or(0, CodedWeights::bytes)
     }
 
     /// Writes the values of a matrix that is stored as codes, in the type of `out`.
