@@ -26,7 +26,7 @@ pub(crate) fn matrix<'p>(pass: &'p Pass, ids: &[ParameterId]) -> Result<Matrix<'
         let stored = pass.parameters(ids);
         return Ok(Matrix::Stored(stored.expect("they lie together")));
     }
-    let shapes = ids.iter().map(|id| pass.shape(*id));
+    let shapes = ids.iter().map(|id| pass.sizes(*id));
     let shapes: Vec<[usize; 2]> = shapes.collect();
     let rows = shapes.iter().map(|[rows, _]| rows).sum();
     let mut made = pass.temporary("widened_weight", [rows, shapes[0][1]])?;

@@ -154,7 +154,7 @@ impl<'a> Pass<'a> {
     }
 
     /// The sizes of a matrix.
-    pub(crate) fn shape(&self, id: ParameterId) -> [usize; 2] {
+    pub(crate) fn sizes(&self, id: ParameterId) -> [usize; 2] {
         let shape = self.entry(id).shape[..].try_into();
         shape.expect("the matrix of a linear layer has two sizes")
     }
