@@ -23,9 +23,9 @@ pub struct PlannedFreeze {
     /// Bytes of the weights, frozen and trained, by the type that they are stored in, if some are stored as codes.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub stored_bytes: BTreeMap<&'static str, u64>,
-    /// Of all weights, the share that is not stored as codes.
+    /// Number of parameters that are not stored as codes.
     #[serde(skip)]
-    pub plain_share: f64,
+    pub plain_parameters: usize,
     /// Whether all but adapters is frozen.
     #[serde(skip)]
     pub by_adapters: bool,
@@ -63,7 +63,7 @@ impl PlannedFreeze {
             saved_bytes: saved.saturating_sub(session.training_bytes()),
             saved_activation_bytes: saved_activation_bytes.collect(),
             stored_bytes: stored_bytes(session.model().layout(), settings),
-            plain_share: plain_share(session.model().layout()),
+            plain_parameters: plain_parameters(session.model().layout()),
             by_adapters: settings.lora.is_some(),
         }))
     }
@@ -91,20 +91,21 @@ impl PlannedFreeze {
         );
         match self.stored_bytes.is_empty() {
             true => saved,
-            false => format!("{saved}; {}", self.storage_note()),
+            false => format!("{saved}; {}", self.storage_note(parameters)),
         }
     }
 
     /// The types of the weights, and a warning if more than a hundredth of them is in none of few bits.
-    fn storage_note(&self) -> String {
+    fn storage_note(&self, parameters: usize) -> String {
         let stored = self.stored_bytes.iter();
         let stored = stored.map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes)));
         let stored = stored.collect::<Vec<_>>().join(", ");
-        let warning = match self.plain_share > 0.01 {
+        let share = self.plain_parameters as f64 / parameters as f64;
+        let warning = match share > 0.01 {
             false => String::new(),
             true => format!(
                 "; {:.1} % of the weights are not in few bits: embedding, head, vectors and adapters never are",
-                100.0 * self.plain_share
+                100.0 * share
             ),
         };
         format!("weights are stored as {stored}{warning}")
@@ -133,14 +134,13 @@ fn stored_bytes(layout: &Layout, settings: &Settings) -> BTreeMap<&'static str, 
     stored
 }
 
-/// The share of the weights that is not stored as codes.
-fn plain_share(layout: &Layout) -> f64 {
+/// The number of parameters that are not stored as codes.
+fn plain_parameters(layout: &Layout) -> usize {
     let coded = layout
         .entries()
         .iter()
         .filter(|entry| entry.codes.is_some());
-    let coded: usize = coded.map(Entry::elements).sum();
-    1.0 - coded as f64 / layout.parameters() as f64
+    layout.parameters() - coded.map(Entry::elements).sum::<usize>()
 }
 
 /// Bytes of activations that are kept between forward and backward, or offloaded, by label.
