@@ -1,7 +1,7 @@
 //! Linear layers: every use of a model's matrices, forward and backward.
 
 use crate::adapter::Adapter;
-use crate::matrix::{Matrix, matrix};
+use crate::matrix::{WeightMatrix, matrix};
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::{Activation, DropoutSite, Extent, ModelError, Pass};
 use kernels::operation::{AddBias, BiasBackward, Matmul};
@@ -363,7 +363,7 @@ impl Linear {
     }
 
     /// All weights as one matrix, if they are computed as one product.
-    fn weight<'p>(&self, pass: &'p Pass) -> Result<Matrix<'p>, ModelError> {
+    fn weight<'p>(&self, pass: &'p Pass) -> Result<WeightMatrix<'p>, ModelError> {
         matrix(pass, &self.weights)
     }
 

@@ -5,26 +5,29 @@ use crate::{ModelError, Pass};
 use memory::{Buffer, In};
 
 /// A matrix in the compute type: as it is stored, or made of what is stored.
-pub(crate) enum Matrix<'p> {
+pub(crate) enum WeightMatrix<'p> {
     Stored(In<'p>),
     Made(Buffer),
 }
 
-impl Matrix<'_> {
+impl WeightMatrix<'_> {
     pub(crate) fn view(&self) -> In<'_> {
         match self {
-            Matrix::Stored(view) => *view,
-            Matrix::Made(buffer) => buffer.view(),
+            WeightMatrix::Stored(view) => *view,
+            WeightMatrix::Made(buffer) => buffer.view(),
         }
     }
 }
 
 /// Matrices of one width, stacked by rows, that lie together in the layout. If they are stored as codes, they are widened
 /// into a temporary, which lives as long as what this returns.
-pub(crate) fn matrix<'p>(pass: &'p Pass, ids: &[ParameterId]) -> Result<Matrix<'p>, ModelError> {
+pub(crate) fn matrix<'p>(
+    pass: &'p Pass,
+    ids: &[ParameterId],
+) -> Result<WeightMatrix<'p>, ModelError> {
     if !pass.is_coded(ids[0]) {
         let stored = pass.parameters(ids);
-        return Ok(Matrix::Stored(stored.expect("they lie together")));
+        return Ok(WeightMatrix::Stored(stored.expect("they lie together")));
     }
     let shapes = ids.iter().map(|id| pass.sizes(*id));
     let shapes: Vec<[usize; 2]> = shapes.collect();
@@ -35,5 +38,5 @@ pub(crate) fn matrix<'p>(pass: &'p Pass, ids: &[ParameterId]) -> Result<Matrix<'
         pass.widen(*id, made.view_mut().rows(first..first + rows))?;
         first += rows;
     }
-    Ok(Matrix::Made(made))
+    Ok(WeightMatrix::Made(made))
 }
