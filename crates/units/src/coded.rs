@@ -262,3 +262,64 @@ fn narrow(dtype: DType, values: &[f32], bytes: &mut [u8]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::cpu::Cpu;
+    use kernels::quantise::round_to_codes;
+    use memory::{Layer, LayoutBuilder, Role};
+
+    /// Whole blocks, and a rest with an odd number of elements.
+    const SHAPE: [usize; 2] = [67, 301];
+    const ELEMENTS: usize = SHAPE[0] * SHAPE[1];
+
+    /// Parts of files end anywhere.
+    #[test]
+    fn a_matrix_is_set_and_read_in_parts() {
+        let memory = Memory::host();
+        let kernels: Box<Kernels> = Box::new(Cpu::new(&memory, DType::F32).unwrap());
+        let values = |seed: usize| -> Vec<f32> {
+            let value = |at| ((at * 7919 + seed) % 1013) as f32 / 1013.0 - 0.4;
+            (0..ELEMENTS).map(value).collect()
+        };
+        for codes in [Codes::EightBit, Codes::Nf4] {
+            let mut builder = LayoutBuilder::default();
+            for name in ["one", "other"] {
+                builder.add_as((Role::Frozen, None), Layer::Block(0), name, &SHAPE);
+                builder.as_codes(codes);
+            }
+            let layout = Rc::new(builder.build());
+            let mut coded = CodedWeights::lease(&memory, &layout).unwrap().unwrap();
+            assert_eq!(coded.bytes(), 2 * codes.places(ELEMENTS).bytes as u64);
+            // Matrices are set side by side, and again.
+            for seed in [0, 5] {
+                for start in (0..ELEMENTS).step_by(1000) {
+                    for (index, entry) in layout.entries().iter().enumerate() {
+                        let part = start..ELEMENTS.min(start + 1000);
+                        let values = &values(seed + index)[part.clone()];
+                        let range = entry.offset + part.start..entry.offset + part.end;
+                        assert_eq!(coded.find(&range), Some(index));
+                        let bytes = (DType::F32, bytemuck::cast_slice(values));
+                        coded.store(&kernels, (index, range), bytes).unwrap();
+                    }
+                }
+            }
+            for (index, entry) in layout.entries().iter().enumerate() {
+                let mut expected = values(5 + index);
+                round_to_codes(codes, &mut expected);
+                assert_ne!(expected, values(5 + index));
+                let mut out = vec![0.0; ELEMENTS];
+                let view = Out::of_slice(&mut out, SHAPE);
+                coded.widen(&kernels, index, view).unwrap();
+                assert_eq!(out, expected);
+                let part = 123..ELEMENTS - 77;
+                let range = entry.offset + part.start..entry.offset + part.end;
+                let mut read = vec![0f32; part.len()];
+                let bytes = (DType::F32, bytemuck::cast_slice_mut(&mut read));
+                coded.read(&kernels, (index, range), bytes).unwrap();
+                assert_eq!(read, expected[part]);
+            }
+        }
+    }
+}
