@@ -30,7 +30,7 @@ fn floats(key: &str) -> Vec<f32> {
 /// The matrix of `benches/peers/nf4_reference.py`.
 fn matrix() -> Vec<f32> {
     let value = |at: u64| {
-        let hashed = (at * 2_654_435_761) % (1 << 32) >> 8;
+        let hashed = ((at * 2_654_435_761) % (1 << 32)) >> 8;
         let centred = (hashed as i64 - (1 << 23)) as f32 / (1 << 23) as f32;
         centred * (1 + at / 64 % 7) as f32
     };
