@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 
+import bitsandbytes
 import peft
 import torch
 from peft.utils import get_peft_model_state_dict
@@ -32,13 +33,40 @@ ADAPTERS = {
     "llama": dict(target_modules="all-linear", r=4, lora_alpha=8, rank_pattern={"k_proj": 2}, alpha_pattern={"v_proj": 3}),
     "qwen3": dict(target_modules=r".*\.(q_proj|up_proj|down_proj)", r=3, lora_alpha=5, use_rslora=True),
     "gpt2": dict(target_modules=["c_attn", "mlp.c_proj"], r=4, lora_alpha=4, layers_to_transform=[1], fan_in_fan_out=True),
+    # On a model in NF4 with double quantisation.
+    "llama-nf4": dict(target_modules=["q_proj", "v_proj", "down_proj"], r=4, lora_alpha=8),
 }
+
+
+def base_of(family):
+    return MODELS / family.removesuffix("-nf4")
+
+
+def load(family):
+    """The model under the adapters. In NF4 are the linear layers of its blocks, quantised by bitsandbytes on the CPU."""
+    model = reference.load(base_of(family))
+    if not family.endswith("-nf4"):
+        return model
+    for name, module in list(model.named_modules()):
+        if isinstance(module, torch.nn.Linear) and ".layers." in name:
+            quantised = bitsandbytes.nn.Linear4bit(
+                module.in_features, module.out_features, bias=module.bias is not None, compute_dtype=torch.float32,
+                compress_statistics=True, quant_type="nf4")
+            quantised.weight = bitsandbytes.nn.Params4bit(
+                module.weight.data, requires_grad=False, compress_statistics=True, quant_type="nf4", blocksize=64)
+            quantised.bias = module.bias
+            parent, _, own = name.rpartition(".")
+            # In evaluation it would multiply in bf16.
+            quantised.support_avx512bf16_for_cpu = False
+            setattr(model.get_submodule(parent), own, quantised.to("cpu"))
+    model.is_loaded_in_4bit = True
+    return model
 
 
 def start(family):
     """A model with adapters that add something from the first step."""
     torch.manual_seed(reference.SEED)
-    model = reference.load(MODELS / family)
+    model = load(family)
     model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **ADAPTERS[family]))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -91,11 +119,12 @@ def compare(trainer, family, folder, settings, expected):
     steps = json.loads((folder / "reference.json").read_text())["steps"]
     with tempfile.TemporaryDirectory() as out:
         out = pathlib.Path(out)
-        base = MODELS / family
+        base = base_of(family)
+        codes = ["--base-dtype", "nf4"] if family.endswith("-nf4") else []
         run = [trainer, "train", "--init-from", base, "--lora-from", folder / "start", "--data", base / "batches.safetensors",
                "--no-shuffle", "--micro-batch", settings["micro_batch"], "--accum", settings["accum"], "--steps", len(steps),
                "--lr", settings["optimizer"]["lr"], "--save-final", out / "final", "--out", out / "run", "--device", "cpu",
-               "--dtype", "f32", "--quiet"]
+               "--dtype", "f32", "--quiet", *codes]
         for command in (run, [trainer, "export", out / "final", "--merge", "--out", out / "merged"]):
             subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
         records = map(json.loads, (out / "run/metrics.jsonl").read_text().splitlines())
@@ -104,7 +133,7 @@ def compare(trainer, family, folder, settings, expected):
             return max(abs(one[key] - other[key]) / abs(other[key]) for one, other in zip(ours, steps, strict=True))
         found, final = load_file(out / "final/adapter_model.safetensors"), load_file(folder / "adapter_final.safetensors")
         assert found.keys() == final.keys(), sorted(found.keys() ^ final.keys())
-        loaded = peft.PeftModel.from_pretrained(reference.load(base), out / "final")
+        loaded = peft.PeftModel.from_pretrained(load(family), out / "final")
         return dict(loss=error("loss"), grad_norm=error("grad_norm"),
                     factors=max(distance(found[name], final[name]) for name in final),
                     peft_logits=distance(logits(loaded), expected),
@@ -121,7 +150,7 @@ def main():
     for family in ADAPTERS:
         folder = arguments.out / family
         folder.mkdir(parents=True, exist_ok=True)
-        settings = json.loads((MODELS / family / "reference.json").read_text())
+        settings = json.loads((base_of(family) / "reference.json").read_text())
         model = start(family)
         before = logits(model)
         model.train()

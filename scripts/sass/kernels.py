@@ -38,6 +38,7 @@ HOT = {
     "layer_norm": {"layer_norm_bf16": ROWS, "layer_norm_backward_bf16": ROWS},
     "columns": {"add_parts_f32": COLUMNS},
     "elementwise": {"bias_backward_bf16": COLUMNS},
+    "dequantise": {"dequantise_bytes_bf16": FLAT, "dequantise_nf4_bf16": FLAT},
     "swiglu": {"swiglu_bf16": Launch(128), "swiglu_backward_bf16": Launch(128)},
     "grouped_matmul": {
         "grouped_matmul_bf16": GROUPED,

@@ -1,6 +1,6 @@
 //! The tensors of a layout, and the padding between them.
 
-use crate::{DType, Dims, Role};
+use crate::{Codes, DType, Dims, Role};
 use std::ops::Range;
 
 /// Every entry of a layout is padded to a multiple of this many elements, so that the blocks of quantised states begin
@@ -24,6 +24,8 @@ pub struct Entry {
     pub role: Role,
     /// The type that it is stored in. None means the type that the model computes in.
     pub dtype: Option<DType>,
+    /// How a frozen matrix is stored as codes. None means as plain numbers, in an arena.
+    pub codes: Option<Codes>,
 }
 
 impl Entry {

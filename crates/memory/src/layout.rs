@@ -2,7 +2,7 @@
 
 use crate::entry::dims;
 use crate::placing::{Placed, place};
-use crate::{Cover, DType, Dims, Entry, GRAIN_ELEMENTS, Layer, Rank, Role, Types};
+use crate::{Codes, Cover, DType, Dims, Entry, GRAIN_ELEMENTS, Layer, Rank, Role, Types};
 use std::collections::HashMap;
 use std::iter;
 use std::ops::Range;
@@ -115,8 +115,19 @@ impl LayoutBuilder {
             shape: shape.to_vec(),
             role,
             dtype,
+            codes: None,
         };
         self.tensors.push((part, entry));
+    }
+
+    /// Stores the tensor that was added last as codes.
+    ///
+    /// # Panics
+    /// If it is no frozen matrix.
+    pub fn as_codes(&mut self, codes: Codes) {
+        let (_, last) = self.tensors.last_mut().expect("a tensor was added");
+        assert!(last.role == Role::Frozen && last.is_matrix());
+        last.codes = Some(codes);
     }
 
     /// Places matrices, then vectors, each in the order added.
@@ -264,6 +275,12 @@ impl Layout {
         Cover::new(iter::once(0..self.weights))
     }
 
+    /// The elements of matrices that are stored as codes, padding included. They keep their places, but no arena holds them.
+    pub fn coded(&self) -> Cover {
+        let coded = self.entries.iter().filter(|entry| entry.codes.is_some());
+        Cover::new(coded.map(Entry::padded_range))
+    }
+
     /// The types that parameters are stored in if the model computes in `compute`.
     pub fn types(&self, compute: DType) -> Types {
         Types::new(self.typed.clone(), compute)
@@ -331,7 +348,7 @@ impl Layout {
         let lie_together = entries.windows(2).all(|pair| {
             let [before, next] = [of(&pair[0]), of(&pair[1])];
             before.range().end == next.offset
-                && (before.role, before.dtype) == (next.role, next.dtype)
+                && (before.role, before.dtype, before.codes) == (next.role, next.dtype, next.codes)
                 && before.shape[1..] == next.shape[1..]
                 && self.unit_of[pair[0]] == self.unit_of[pair[1]]
         });

@@ -2,6 +2,7 @@
 
 use crate::linear::weight_gradient;
 use crate::lora::{LinearModule, LoraInit};
+use crate::matrix::WeightMatrix;
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::{Activation, DropoutSite, Extent, Label, ModelError, Pass};
 use kernels::operation::{BiasDropoutAdd, Combine, Copy, DropoutBackward, Matmul};
@@ -35,21 +36,6 @@ struct Part {
     outputs: Range<usize>,
     /// Where elements of its input are dropped.
     site: DropoutSite,
-}
-
-/// A factor in the compute type: as it is stored, or converted and scaled.
-enum Factor<'p> {
-    Stored(In<'p>),
-    Made(Buffer),
-}
-
-impl Factor<'_> {
-    fn view(&self) -> In<'_> {
-        match self {
-            Factor::Stored(view) => *view,
-            Factor::Made(buffer) => buffer.view(),
-        }
-    }
 }
 
 /// Dropout at adapters has site numbers from here on.
@@ -298,11 +284,14 @@ const TRAINED: &str = "a factor is trained";
 
 /// Stacks factors of one width by rows, each multiplied by its number, in the compute type. A view of the arena serves where it
 /// holds just that.
-fn factor<'p>(pass: &'p Pass, factors: &[(ParameterId, f32)]) -> Result<Factor<'p>, ModelError> {
+fn factor<'p>(
+    pass: &'p Pass,
+    factors: &[(ParameterId, f32)],
+) -> Result<WeightMatrix<'p>, ModelError> {
     let ids: Vec<ParameterId> = factors.iter().map(|(id, _)| *id).collect();
     let is_plain = pass.dtype() == DType::F32 && factors.iter().all(|(_, scale)| *scale == 1.0);
     if let Some(stored) = pass.parameters(&ids).filter(|_| is_plain) {
-        return Ok(Factor::Stored(stored));
+        return Ok(WeightMatrix::Stored(stored));
     }
     let rows = ids.iter().map(|id| pass.parameter(*id).dims()[0]);
     let shape = [rows.sum(), pass.parameter(ids[0]).dims()[1]];
@@ -327,7 +316,7 @@ fn factor<'p>(pass: &'p Pass, factors: &[(ParameterId, f32)]) -> Result<Factor<'
             })?;
         }
     }
-    Ok(Factor::Made(made))
+    Ok(WeightMatrix::Made(made))
 }
 
 /// The activation that a layer's adapter keeps, named after the layer's first weight. Names of activations live as long as

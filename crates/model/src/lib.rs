@@ -33,6 +33,7 @@ mod kv_cache;
 mod label;
 mod linear;
 mod lora;
+mod matrix;
 mod model;
 mod needed;
 mod offload;

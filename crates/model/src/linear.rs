@@ -1,6 +1,7 @@
 //! Linear layers: every use of a model's matrices, forward and backward.
 
 use crate::adapter::Adapter;
+use crate::matrix::{WeightMatrix, matrix};
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::{Activation, DropoutSite, Extent, ModelError, Pass};
 use kernels::operation::{AddBias, BiasBackward, Matmul};
@@ -53,7 +54,7 @@ impl Linear {
         };
         let parts: Vec<(&str, usize)> = parts.into_iter().collect();
         for (name, outputs) in parts.iter().copied() {
-            let weight = parameters.matrix(&format!("{name}.weight"), [outputs, inputs]);
+            let weight = parameters.linear(&format!("{name}.weight"), [outputs, inputs]);
             all.weights.push(weight);
             all.outputs.push(outputs);
             if has_bias {
@@ -156,10 +157,11 @@ impl Linear {
         if !self.is_one_product(pass, x.dims()[0]) {
             for (part, columns) in self.columns().enumerate() {
                 let bias = self.biases.get(part).map(|bias| pass.parameter(*bias));
+                let weight = matrix(pass, &self.weights[part..=part])?;
                 kernels.run(Matmul {
                     out: y.reborrow().columns(columns),
                     a: x,
-                    b: pass.parameter(self.weights[part]).t(),
+                    b: weight.view().t(),
                     bias,
                     init: Init::Overwrite,
                 })?;
@@ -171,7 +173,7 @@ impl Linear {
         kernels.run(Matmul {
             out: y.reborrow(),
             a: x,
-            b: self.weight(pass).t(),
+            b: self.weight(pass)?.view().t(),
             bias,
             init: Init::Overwrite,
         })?;
@@ -226,7 +228,7 @@ impl Linear {
             pass.kernels().run(Matmul {
                 out: y.reborrow(),
                 a: x,
-                b: self.weight(pass).t(),
+                b: self.weight(pass)?.view().t(),
                 bias: bias.map(|bias| pass.parameter(bias)),
                 init,
             })?;
@@ -300,16 +302,17 @@ impl Linear {
             return Ok(pass.kernels().run(Matmul {
                 out: dx,
                 a: dy,
-                b: self.weight(pass),
+                b: self.weight(pass)?.view(),
                 bias: None,
                 init,
             })?);
         }
-        for (weight, columns) in self.weights.iter().zip(self.columns()) {
+        for (part, columns) in self.columns().enumerate() {
+            let weight = matrix(pass, &self.weights[part..=part])?;
             pass.kernels().run(Matmul {
                 out: dx.reborrow(),
                 a: dy.columns(columns),
-                b: pass.parameter(*weight),
+                b: weight.view(),
                 bias: None,
                 init,
             })?;
@@ -356,13 +359,12 @@ impl Linear {
     /// sizes, so replays and plans decide the same.
     fn is_one_product(&self, pass: &Pass, tokens: usize) -> bool {
         let fits = tokens * self.outputs() <= PRODUCT_ELEMENTS_MAX;
-        self.weights.len() == 1 || fits && pass.parameters(&self.weights).is_some()
+        self.weights.len() == 1 || fits && pass.lie_together(&self.weights)
     }
 
     /// All weights as one matrix, if they are computed as one product.
-    fn weight<'p>(&self, pass: &'p Pass) -> In<'p> {
-        let weight = pass.parameters(&self.weights);
-        weight.expect("whoever asks has seen that the weights lie together")
+    fn weight<'p>(&self, pass: &'p Pass) -> Result<WeightMatrix<'p>, ModelError> {
+        matrix(pass, &self.weights)
     }
 
     /// The columns of `y` that belong to each weight.

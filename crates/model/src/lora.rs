@@ -1,6 +1,7 @@
 //! Which linear layers have low-rank adapters: LoRA (Hu et al. 2021), by the rules of Hugging Face's PEFT.
 
 use fancy_regex::Regex;
+use memory::Codes;
 use serde::{Deserialize, Serialize};
 
 /// The values that a fresh `lora_A` has; a fresh `lora_B` is zero.
@@ -41,6 +42,9 @@ pub struct Lora {
     pub ranks: Vec<(ModulePattern, usize)>,
     /// Alphas, likewise.
     pub alphas: Vec<(ModulePattern, f64)>,
+    /// How the frozen matrices of the blocks' linear layers are stored, whether they are targets or not; none: as the
+    /// rest of the model is.
+    pub base: Option<Codes>,
 }
 
 /// A name, or a pattern of names, of modules that get adapters.
@@ -219,6 +223,7 @@ mod tests {
             ],
             ranks: vec![(ModulePattern::ending(r"3\.self_attn\.v_proj").unwrap(), 4)],
             alphas: vec![(ModulePattern::ending("v_proj").unwrap(), 2.0)],
+            base: None,
         };
         let of = |is_rank_stabilised, module: &str, layer| {
             let size = lora(is_rank_stabilised).of(module, layer)?;

@@ -3,7 +3,7 @@
 use crate::label::fnv;
 use crate::lora::{LinearModule, Lora};
 use crate::{Labels, NamePatterns};
-use memory::{DType, Layer, Layout, LayoutBuilder, Role};
+use memory::{Codes, DType, Layer, Layout, LayoutBuilder, Role};
 use std::sync::Arc;
 
 /// A parameter, numbered in the order of declaration.
@@ -87,6 +87,8 @@ pub struct Parameter {
     pub stored: Stored,
     /// The type that it is stored in; none: the type that the model computes in.
     pub dtype: Option<DType>,
+    /// How it is stored as codes; none: as plain numbers.
+    pub codes: Option<Codes>,
     /// Whether it is a factor of an adapter, which files of the model do not have.
     pub is_factor: bool,
 }
@@ -269,9 +271,13 @@ impl Parameters {
                 role,
                 part,
                 dtype,
+                codes,
                 ..
             } = parameter;
             builder.add_as((*role, *dtype), *part, name.clone(), shape);
+            if let Some(codes) = codes {
+                builder.as_codes(*codes);
+            }
         }
         builder.for_ranks(ranks).build_precise(is_precise)
     }
@@ -389,6 +395,13 @@ impl PartParameters<'_> {
         self.declare(name, &shape, Initial::Normal)
     }
 
+    /// The matrix of a linear layer. Under adapters it may be stored as codes, as [`crate::Lora::base`] says.
+    pub(crate) fn linear(&mut self, name: &str, shape: [usize; 2]) -> ParameterId {
+        let id = self.matrix(name, shape);
+        self.all.declared[id.index].codes = self.lora().and_then(|(lora, _)| lora.base);
+        id
+    }
+
     /// A vector.
     pub fn vector(&mut self, name: &str, width: usize, initial: Initial) -> ParameterId {
         self.declare(name, &[width], initial)
@@ -436,6 +449,7 @@ impl PartParameters<'_> {
             part: self.part,
             initial,
             dtype: self.dtype,
+            codes: None,
             is_factor: false,
             stored: match shape.len() {
                 2 if role != Role::Buffer => self.stored,

@@ -9,7 +9,7 @@ use crate::{
 };
 use kernels::operation::Sum;
 use kernels::{Dropout, Init, Kernels};
-use memory::{Buffer, Category, DType, Dims, In, Layer, Memory, Out, Phase, PlaceGuard};
+use memory::{Buffer, Category, DType, Dims, Entry, In, Layer, Memory, Out, Phase, PlaceGuard};
 use std::rc::Rc;
 use units::Weights;
 
@@ -136,6 +136,33 @@ impl<'a> Pass<'a> {
     /// Reads several parameters as one, stacked by rows; none if they are not contiguous in the layout.
     pub fn parameters(&self, ids: &[ParameterId]) -> Option<In<'_>> {
         self.work.weights.joined(&self.indices(ids))
+    }
+
+    /// Whether several parameters are contiguous in the layout, and of one kind.
+    pub(crate) fn lie_together(&self, ids: &[ParameterId]) -> bool {
+        let layout = self.work.weights.layout();
+        layout.joined(&self.indices(ids)).is_some()
+    }
+
+    fn entry(&self, id: ParameterId) -> &Entry {
+        &self.work.weights.layout().entries()[self.index(id)]
+    }
+
+    /// Whether a parameter is stored as codes.
+    pub(crate) fn is_coded(&self, id: ParameterId) -> bool {
+        self.entry(id).codes.is_some()
+    }
+
+    /// The sizes of a matrix.
+    pub(crate) fn sizes(&self, id: ParameterId) -> [usize; 2] {
+        let shape = self.entry(id).shape[..].try_into();
+        shape.expect("the matrix of a linear layer has two sizes")
+    }
+
+    /// Writes the values of a matrix that is stored as codes.
+    pub(crate) fn widen(&self, id: ParameterId, out: Out) -> Result<(), ModelError> {
+        let weights = &self.work.weights;
+        Ok(weights.widen(self.kernels(), self.index(id), out)?)
     }
 
     /// Where to write the next contribution to the gradients of several parameters as one, and what to add it to; none

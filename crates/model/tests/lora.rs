@@ -48,6 +48,7 @@ fn lora(targets: &[&str], dropout: f32) -> Lora {
             .collect(),
         ranks: vec![(pattern("k_proj"), 6)],
         alphas: Vec::new(),
+        base: None,
     }
 }
 

@@ -359,11 +359,14 @@ impl Session {
 
     /// Name and bytes of the arenas that live across steps: weights, gradients, optimizer states.
     pub fn arenas(&self) -> Vec<(&'static str, u64)> {
+        let coded = self.weights.coded_bytes();
         let held = [
-            ("parameters", self.weights.bytes()),
+            ("parameters", self.weights.bytes() - coded),
             ("gradients", self.gradients.bytes()),
         ];
-        held.into_iter().chain(self.optimizer.arenas()).collect()
+        let coded = (coded > 0).then_some(("coded_parameters", coded));
+        let held = held.into_iter().chain(coded);
+        held.chain(self.optimizer.arenas()).collect()
     }
 
     /// Name and bytes of the arenas in pinned host memory that live across steps.

@@ -1,15 +1,16 @@
 //! Adapters as a configuration describes them, and what does not go with them.
 
-use super::choices::BaseType;
+use super::choices::{BaseType, HostPlace};
 use super::error::ConfigError;
 use super::keys::LoraConfig;
 use super::schema::Config;
-use memory::DType;
+use memory::{Codes, DType};
 use model::{
     AdapterConfig, AdapterTarget, Labels, LinearModule, Lora, LoraInit, LoraPatternError,
     ModulePattern,
 };
 use optim::{Faster, OptimizerKind};
+use units::Zero;
 
 impl Default for LoraConfig {
     fn default() -> LoraConfig {
@@ -55,7 +56,17 @@ impl LoraConfig {
             targets: self.targets.iter().map(target).collect::<Result<_, _>>()?,
             ranks: ranks.collect::<Result<_, ConfigError>>()?,
             alphas: alphas.collect::<Result<_, ConfigError>>()?,
+            base: self.codes(),
         }))
+    }
+
+    /// How the matrices of the frozen model are stored as codes; none: as plain numbers.
+    fn codes(&self) -> Option<Codes> {
+        match self.base_dtype? {
+            BaseType::Bf16 => None,
+            BaseType::EightBit => Some(Codes::EightBit),
+            BaseType::Nf4 => Some(Codes::Nf4),
+        }
     }
 
     /// These settings with the adapters of a folder. Dropout is a setting of training, so one that is set here stays.
@@ -130,12 +141,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     let refused = |sentence: &str| Err(ConfigError::Contradiction(sentence.into()));
     match lora.base_dtype {
         None => {}
-        Some(BaseType::EightBit | BaseType::Nf4) => {
-            return refused(
-                "lora.base_dtype says that the frozen model is kept in 8 or 4 bits, which is not built; leave --base-dtype out, \
-                 or take bf16",
-            );
-        }
+        Some(BaseType::EightBit | BaseType::Nf4) => check_codes(config)?,
         Some(BaseType::Bf16) if DType::from(config.dtype()) == DType::BF16 => {}
         Some(BaseType::Bf16) => {
             return refused(
@@ -160,6 +166,29 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     if config.model.latent.is_some() {
         return refused(
             "adapters on latent attention are not built; train the model itself, or take another one",
+        );
+    }
+    Ok(())
+}
+
+/// Refuses what does not go with a frozen model that is stored as codes.
+fn check_codes(config: &Config) -> Result<(), ConfigError> {
+    let refused = |sentence: &str| Err(ConfigError::Contradiction(sentence.into()));
+    if config.model.experts.is_some() {
+        return refused(
+            "lora.base_dtype in 8 or 4 bits is not built for a model with experts; leave --base-dtype out, or take bf16",
+        );
+    }
+    if config.offload.parameters == HostPlace::Pinned {
+        return refused(
+            "a frozen model in 8 or 4 bits stays on the device: offload.parameters = \"pinned\" is not built for it; leave \
+             --offload-parameters or --base-dtype out",
+        );
+    }
+    if config.collectives.zero == Some(Zero::Weights) {
+        return refused(
+            "a frozen model in 8 or 4 bits is whole on every rank: --zero 3 is not built for it; take --zero 2, or leave \
+             --base-dtype out",
         );
     }
     Ok(())

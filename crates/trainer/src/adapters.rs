@@ -1,11 +1,9 @@
 //! Folders of adapters, and the model that is under them.
 
 use crate::failure::Failure;
-use model::{
-    ADAPTER_CONFIG, AdapterConfig, AdapterError, Lora, ModelConfig, ModelWeights, Parameters,
-};
+use model::{ADAPTER_CONFIG, AdapterConfig, AdapterError, Lora, ModelWeights, Parameters};
 use serde::{Deserialize, Serialize};
-use settings::{Resolved, check};
+use settings::{BaseType, Config, FloatType, Resolved, check};
 use std::path::{Path, PathBuf};
 
 /// The file beside adapters with what is known of the model under them.
@@ -20,6 +18,9 @@ pub(crate) struct BaseModel {
     fingerprint: Option<String>,
     /// Of a fresh one, the seed and the standard deviation of its weights.
     fresh: Option<(u64, f64)>,
+    /// How training stored its matrices, if as codes, and the type of the weights that these were made of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    codes: Option<(BaseType, FloatType)>,
 }
 
 /// Where the weights under adapters come from.
@@ -55,13 +56,17 @@ impl BaseModel {
     pub(crate) fn of_run(
         folder: Option<&Path>,
         parameters: &Parameters,
-        (seed, config): (u64, &ModelConfig),
+        config: &Config,
     ) -> Result<BaseModel, Failure> {
+        let codes = config.lora.base_dtype;
+        let codes = codes.filter(|base| *base != BaseType::Bf16);
+        let codes = codes.map(|base| (base, config.dtype()));
         let Some(folder) = folder else {
             return Ok(BaseModel {
                 folder: None,
                 fingerprint: None,
-                fresh: Some((seed, config.init_std)),
+                fresh: Some((config.train.seed, config.model.init_std)),
+                codes,
             });
         };
         let weights = ModelWeights::open(folder, parameters)?;
@@ -69,6 +74,7 @@ impl BaseModel {
             folder: Some(std::path::absolute(folder).unwrap_or_else(|_| folder.into())),
             fingerprint: Some(weights.fingerprint()?),
             fresh: None,
+            codes,
         })
     }
 
@@ -81,6 +87,7 @@ impl BaseModel {
             folder: (!said.is_empty()).then(|| said.clone().into()),
             fingerprint: None,
             fresh: None,
+            codes: None,
         });
         if let Some(named) = named {
             // The folder takes the place of a model that would be made again from its seed.
@@ -142,6 +149,11 @@ impl BaseModel {
             }
             _ => Ok(()),
         }
+    }
+
+    /// How training stored its matrices, if as codes, and the type of the weights that these were made of.
+    pub(crate) fn codes(&self) -> Option<(BaseType, FloatType)> {
+        self.codes
     }
 
     /// Its folder.

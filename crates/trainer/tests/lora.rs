@@ -10,7 +10,7 @@ use kernels::Target;
 use kernels::meta::FlopCounter;
 use memory::{Category, DType, Home, Homes, Memory, MemoryChange};
 use session::Session;
-use settings::{Config, Settings};
+use settings::{BaseType, Config, Settings};
 use units::Zero;
 
 const STEPS: usize = 3;
@@ -60,16 +60,100 @@ fn modes_and_homes_give_the_same_bits_as_planned() {
     }
 }
 
+/// A model that is stored as codes trains as one that has their values, to the bit, in every mode and as planned; the codes
+/// never change.
+#[test]
+fn codes_train_as_the_values_that_they_stand_for() {
+    let variant = |index| variants(2).into_iter().nth(index).unwrap().0;
+    assert_ne!(variant(0), variant(3));
+    for (base, index, dtype) in [
+        (BaseType::Nf4, 0, DType::F32),
+        (BaseType::Nf4, 3, DType::BF16),
+        (BaseType::EightBit, 3, DType::F32),
+        (BaseType::EightBit, 0, DType::BF16),
+    ] {
+        let name = format!("{base} {index} {dtype:?}");
+        let of = |mode: &str, base| {
+            let mut config = adapted(index, dtype, mode);
+            config.lora.base_dtype = base;
+            Settings::new(&config).unwrap()
+        };
+        let went = |session: &mut Session, settings: &Settings| {
+            let planned = plan(settings);
+            let bits = run(session, settings, 0..STEPS, |outcome| {
+                assert_as_planned(&name, &planned, outcome);
+            });
+            (bits, planned)
+        };
+        let plain = of("none", None);
+        let mut with_values = session(&plain);
+        let coded = of("none", Some(base));
+        let mut with_codes = session(&coded);
+        let values = parameters(&with_codes);
+        let fresh = parameters(&with_values);
+        let entries = with_codes.model().layout().entries().to_vec();
+        for ((entry, values), fresh) in entries.iter().zip(&values).zip(&fresh) {
+            assert_eq!(
+                entry.codes.is_some(),
+                values != fresh,
+                "{name} {}",
+                entry.name
+            );
+            with_values.set_values(entry.offset, values).unwrap();
+        }
+        let (expected, plan_of_values) = went(&mut with_values, &plain);
+        let (found, planned) = went(&mut with_codes, &coded);
+        assert!(found == expected, "{name}");
+        assert!(
+            planned.persistent_bytes < plan_of_values.persistent_bytes,
+            "{name}"
+        );
+        for (entry, (now, before)) in entries
+            .iter()
+            .zip(parameters(&with_codes).iter().zip(&values))
+        {
+            assert_eq!(
+                entry.name.contains(".lora_"),
+                now != before,
+                "{name} {}",
+                entry.name
+            );
+        }
+        let pinned = Homes {
+            weights: Home::Device,
+            ..all_pinned()
+        };
+        for (mode, homes) in [("full", Homes::default()), ("qkv,mlp,lora", pinned)] {
+            let settings = Settings {
+                homes,
+                ..of(mode, Some(base))
+            };
+            let (again, _) = went(&mut session(&settings), &settings);
+            assert!(again == expected, "{name} {mode}");
+        }
+    }
+}
+
 #[test]
 fn ranks_give_the_same_bits() {
+    for base in [None, Some(BaseType::Nf4)] {
+        same_bits_on_ranks(base);
+    }
+}
+
+fn same_bits_on_ranks(base: Option<BaseType>) {
+    let mut config = adapted(0, DType::BF16, "lora");
+    config.lora.base_dtype = base;
     let of = |size, zero| Settings {
         ranks: Some(ranks(size, zero)),
         accum: 4 / size,
-        ..Settings::new(&adapted(0, DType::BF16, "lora")).unwrap()
+        ..Settings::new(&config).unwrap()
     };
     let one = together(&each("alone", &of(1, Zero::States), STEPS, on_cpu));
-    for zero in Zero::ALL {
-        let name = format!("{zero:?}");
+    // Codes are not divided among ranks.
+    let stages = Zero::ALL.into_iter();
+    for zero in stages.filter(|zero| base.is_none() || *zero != Zero::Weights) {
+        let name = format!("{base:?} {zero:?}");
         let two = together(&each(&name, &of(2, zero), STEPS, on_cpu));
         assert!(two == one, "{name}");
     }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::golden::{Golden, reference_steps, tensors};
-use memory::DType;
+use memory::{Codes, DType};
 use model::{ADAPTER_CONFIG, AdapterConfig, Lora, Parameters, Policy};
 use settings::{LoraConfig, Settings};
 use std::collections::BTreeMap;
@@ -27,13 +27,17 @@ fn written_and_read(lora: &Lora, parameters: &Parameters) -> Lora {
 
 #[test]
 fn adapters_agree_with_peft() {
-    for family in ["llama", "qwen3", "gpt2"] {
-        let golden = Golden::open(&format!("transformers/{family}"));
+    for family in ["llama", "qwen3", "gpt2", "llama-nf4"] {
+        let base = family.strip_suffix("-nf4");
+        let golden = Golden::open(&format!("transformers/{}", base.unwrap_or(family)));
         let peft = golden.folder.join("../../peft").join(family);
         let start = peft.join("start");
         for mode in ["none", "lora,layernorm"] {
             let settings = golden.settings(DType::F32, "none");
-            let lora = Some(adapters(&start));
+            let lora = Some(Lora {
+                base: base.map(|_| Codes::Nf4),
+                ..adapters(&start)
+            });
             let labels = settings.model.labels().with_lora();
             let layers = settings.model.layers;
             let policy = Policy::with_layers(labels, mode, &BTreeMap::new(), layers).unwrap();

@@ -1,5 +1,6 @@
 //! The weights: all on the device, or a few units at a time.
 
+use crate::coded::CodedWeights;
 use crate::gathered_weights::GatheredWeights;
 use crate::stream::host_bytes;
 use crate::streamed_weights::{CAME_TO_BE_UPDATED, StreamedWeights};
@@ -19,6 +20,8 @@ use std::rc::Rc;
 pub struct Weights {
     /// The weights that stay on the device.
     resident: Arena,
+    /// The matrices that are stored as codes, which stay on the device too.
+    coded: Option<CodedWeights>,
     streamed: Option<StreamedWeights>,
     /// The bundles that every rank holds on the device, and of which each rank updates its pieces.
     gathered: Option<GatheredWeights>,
@@ -45,7 +48,7 @@ impl Weights {
         };
         let divided = ranks.filter(|ranks| ranks.zero == Zero::Weights);
         let own = divided.map_or(layout.weights(), |ranks| layout.own(ranks.rank));
-        let matrices = own.within(&layout.matrices());
+        let matrices = own.within(&layout.matrices()).without(&layout.coded());
         let others = Cover::joined([Cover::new([layout.vectors()]), layout.buffers()]);
         let (on_device, host) = match homes.weights {
             Home::Device => (Cover::joined([matrices, others]), None),
@@ -56,6 +59,7 @@ impl Weights {
             Home::Disk(_) | Home::Released => unreachable!("no weights live there"),
         };
         let resident = lease(ArenaPlace::Device, "parameters", on_device)?;
+        let coded = CodedWeights::lease(memory, layout)?;
         // Without gathering ahead, one slot is enough, and vectors are not gathered ahead either.
         let slots = match divided {
             Some(ranks) if !ranks.overlap_param_gather => 1,
@@ -70,6 +74,7 @@ impl Weights {
         });
         Ok(Weights {
             resident,
+            coded,
             streamed,
             gathered,
             record: None,
@@ -103,12 +108,36 @@ impl Weights {
     /// The elements that live on this rank, on the device or in pinned host memory: all, or its pieces and the vectors.
     pub fn held(&self) -> Cover {
         let arenas = [&self.resident].into_iter().chain(self.host());
-        Cover::joined(arenas.map(|arena| arena.held().clone()))
+        let plain = arenas.map(|arena| arena.held().clone());
+        Cover::joined(plain.chain([self.layout().coded()]))
     }
 
     /// Bytes on the device that live across steps.
     pub fn bytes(&self) -> u64 {
-        self.resident.bytes()
+        self.resident.bytes() + self.coded_bytes()
+    }
+
+    /// Those of the matrices that are stored as codes.
+    pub fn coded_bytes(&self) -> u64 {
+        self.coded.as_ref().map_or(0, CodedWeights::bytes)
+    }
+
+    /// Writes the values of a matrix that is stored as codes, in the type of `out`.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    ///
+    /// # Panics
+    /// If the matrix is in an arena.
+    pub fn widen(&self, kernels: &Kernels, entry: usize, out: Out) -> Result<(), KernelError> {
+        let coded = self.coded.as_ref().expect("it is stored as codes");
+        coded.widen(kernels, entry, out)
+    }
+
+    /// The matrix of a range, if it is stored as codes.
+    fn coded(&self, range: &Range<usize>) -> Option<(usize, &CodedWeights)> {
+        let coded = self.coded.as_ref()?;
+        Some((coded.find(range)?, coded))
     }
 
     /// Name and bytes of the arena in pinned host memory.
@@ -124,7 +153,7 @@ impl Weights {
         streamed.unwrap_or(none).plus(gathered.unwrap_or(none))
     }
 
-    /// Reads a tensor. Its unit must be in use.
+    /// Reads a tensor that is not stored as codes. Its unit must be in use.
     pub fn view(&self, entry: usize) -> In<'_> {
         let view = self.joined(&[entry]);
         view.expect("a tensor lies with itself")
@@ -176,6 +205,9 @@ impl Weights {
         range: Range<usize>,
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
+        if let Some((entry, coded)) = self.coded(&range) {
+            return coded.read(kernels, (entry, range), (self.dtype(), bytes));
+        }
         match (self.host(), self.on_device(&range)) {
             (Some(host), None) => {
                 bytes.copy_from_slice(host_bytes(kernels, host.flat(range))?);
@@ -193,7 +225,8 @@ impl Weights {
         }
     }
 
-    /// Sets a range of one tensor, as far as this rank holds it, between steps.
+    /// Sets a range of one tensor, as far as this rank holds it, between steps. A matrix that is stored as codes is set from its
+    /// first element to its last, in order.
     ///
     /// # Errors
     /// As [`Weights::read`].
@@ -203,6 +236,11 @@ impl Weights {
         range: Range<usize>,
         bytes: &[u8],
     ) -> Result<(), KernelError> {
+        if let Some((entry, _)) = self.coded(&range) {
+            let dtype = self.dtype();
+            let coded = self.coded.as_mut().expect("it has the matrix");
+            return coded.store(kernels, (entry, range), (dtype, bytes));
+        }
         let size = self.dtype_of(&range).size_in_bytes();
         let of = |part: &Range<usize>| {
             &bytes[(part.start - range.start) * size..(part.end - range.start) * size]

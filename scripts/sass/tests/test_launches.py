@@ -12,13 +12,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from estimate import calls
 from sass import kernels
 
-# Rows of 4,096 and of 8,192 elements, heads of 64 and of 128, both kinds of norm and of attention, ranks, and experts: of each
+# Rows of 4,096 and of 8,192 elements, heads of 64 and of 128, both kinds of norm and of attention, ranks, frozen models as codes, and experts: of each
 # kernel the blocks of large tensors.
 STEPS = [
     ("gpt2", ["attention.backend=flash", "model.hidden=4096", "model.heads=64", "model.kv_heads=64", "model.max_positions=4096"]),
     ("qwen3-8b", ["attention.backend=eager", "collectives.zero=2", "model.heads=64"]),
     ("llama-3-8b", ["attention.backend=flash", "collectives.zero=2", "model.hidden=8192", "optim.master=bf16-split",
                     "optim.state_dtype=8bit", "optim.grad_dtype=bf16"]),
+    ("llama-3-8b", ["lora.rank=16", "lora.base_dtype=nf4"]),
+    ("llama-3-8b", ["lora.rank=16", "lora.base_dtype=8bit"]),
     ("mixtral-8x7b", ["attention.backend=flash"]),
     ("qwen3-30b-a3b", ["attention.backend=flash", "optim.grad_dtype=bf16"]),
 ]

@@ -8,6 +8,7 @@ mod adamw;
 mod attention;
 mod cache;
 mod cross_entropy;
+mod dequantise;
 mod dispatch;
 mod dropout;
 mod elementwise;
@@ -81,6 +82,8 @@ impl Cpu {
         match operation {
             Operation::Fill(operation) => elementwise::fill(operation),
             Operation::Copy(operation) => elementwise::copy(operation),
+            Operation::DequantiseBytes(operation) => dequantise::dequantise_bytes(operation),
+            Operation::DequantiseNf4(operation) => dequantise::dequantise_nf4(operation),
             Operation::Matmul(operation) => {
                 matmul::matmul(self.workspace.as_ref(), self.instructions, operation)
             }

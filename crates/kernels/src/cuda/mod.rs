@@ -12,6 +12,7 @@ mod calls;
 mod columns;
 mod cross_entropy;
 mod cudnn;
+mod dequantise;
 #[cfg(feature = "cuda")]
 mod device;
 mod driver;
@@ -129,6 +130,8 @@ impl<D: Driver> Cuda<D> {
         match operation {
             Operation::Fill(operation) => elementwise::fill(self, operation),
             Operation::Copy(operation) => elementwise::copy(self, operation),
+            Operation::DequantiseBytes(operation) => dequantise::dequantise_bytes(self, operation),
+            Operation::DequantiseNf4(operation) => dequantise::dequantise_nf4(self, operation),
             Operation::Matmul(operation) => matmul::matmul(self, operation),
             Operation::Gram(operation) => matmul::gram(self, operation),
             Operation::AddBias(operation) => elementwise::add_bias(self, operation),

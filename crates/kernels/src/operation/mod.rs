@@ -17,6 +17,7 @@ mod cache;
 mod check;
 mod contract;
 mod cross_entropy;
+mod dequantise;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -46,6 +47,7 @@ pub use attention::{Attention, AttentionBackward, AttentionShape, ScoreScale};
 pub use cache::{CACHE_BLOCK, CachedAttention, StoreInCache};
 pub use contract::Cost;
 pub use cross_entropy::CrossEntropy;
+pub use dequantise::{DequantiseBytes, DequantiseNf4};
 pub use dropout::{BiasDropoutAdd, Dropout, DropoutBackward};
 pub use elementwise::{AddBias, BiasBackward, Copy, Fill};
 pub use embedding::{Embedding, EmbeddingBackward};
@@ -104,6 +106,8 @@ macro_rules! operations {
 operations! {
     Fill,
     Copy,
+    DequantiseBytes,
+    DequantiseNf4,
     Matmul,
     Gram,
     AddBias,

@@ -15,6 +15,7 @@ mod compare;
 mod contradictions;
 mod cross_entropy;
 mod cudnn;
+mod dequantise;
 mod determinism;
 mod device;
 mod dropout;
@@ -78,6 +79,7 @@ suite![
     attention,
     cached_attention,
     cross_entropy,
+    dequantise,
     dropout,
     elementwise,
     embedding,

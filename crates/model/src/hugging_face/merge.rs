@@ -2,8 +2,9 @@
 
 use super::adapter::import_adapter;
 use super::weights::{ModelWeights, WeightsError};
-use crate::parameters::{Parameters, Stored};
+use crate::parameters::{Parameter, Parameters, Stored};
 use files::{Dtype, TensorSource, TensorSpec, narrow, widen};
+use kernels::quantise::round_to_codes;
 use memory::DType;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -14,6 +15,8 @@ use std::path::Path;
 pub struct AdapterWeights {
     /// By the name of the matrix that they are added to.
     deltas: HashMap<String, Delta>,
+    /// The matrices under them that are stored as codes, by name.
+    coded: HashMap<String, Parameter>,
 }
 
 /// `left [rows, rank] right [rank, columns]`: what is added to a matrix of files.
@@ -77,22 +80,26 @@ impl AdapterWeights {
             };
             (name, delta)
         });
+        let coded = parameters.in_layout().filter(|one| one.codes.is_some());
         Ok(AdapterWeights {
             deltas: deltas.collect(),
+            coded: coded.map(|one| (one.name.clone(), one.clone())).collect(),
         })
     }
 
     /// The weights of a model with these factors multiplied out and added, in one type. Sums are made in f32, and rounded
-    /// once.
+    /// once. Matrices that training stored as codes have the values of these, made of weights in the type `coded_from`.
     pub fn merged_with<'a>(
         &'a self,
         base: &'a ModelWeights<'a>,
         dtype: DType,
+        coded_from: DType,
     ) -> impl TensorSource + 'a {
         Merged {
             plain: base.converted(dtype),
             exact: base.converted(DType::F32),
             adapter: self,
+            coded_from,
         }
     }
 }
@@ -107,6 +114,33 @@ struct Merged<'a, P, E> {
     plain: P,
     exact: E,
     adapter: &'a AdapterWeights,
+    coded_from: DType,
+}
+
+impl<P: TensorSource, E: TensorSource> Merged<'_, P, E> {
+    /// Writes a tensor of the model under the adapters as f32: as training computed with it.
+    fn write_exact(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
+        let spec = &self.plain.tensors()[index];
+        let Some(parameter) = self.adapter.coded.get(&spec.name) else {
+            return self.exact.write_to(index, out);
+        };
+        let (mut bytes, mut values) = (Vec::new(), Vec::new());
+        self.exact.write_to(index, &mut bytes)?;
+        widen(Dtype::F32, &bytes, &mut values);
+        let stored = narrow(&values, self.coded_from.into()).into_owned();
+        values.clear();
+        widen(self.coded_from.into(), &stored, &mut values);
+        let codes = parameter.codes.expect("it is stored as codes");
+        match parameter.stored {
+            Stored::Transposed => {
+                let mut used = turned(&values, parameter.shape[0]);
+                round_to_codes(codes, &mut used);
+                values = turned(&used, parameter.shape[1]);
+            }
+            _ => round_to_codes(codes, &mut values),
+        }
+        out.write_all(&narrow(&values, Dtype::F32))
+    }
 }
 
 impl<P: TensorSource, E: TensorSource> TensorSource for Merged<'_, P, E> {
@@ -116,18 +150,40 @@ impl<P: TensorSource, E: TensorSource> TensorSource for Merged<'_, P, E> {
 
     fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
         let spec = &self.plain.tensors()[index];
+        let dtype = spec.dtype;
+        let is_coded = self.adapter.coded.contains_key(&spec.name);
         match self.adapter.deltas.get(&spec.name) {
+            None if is_coded => self.write_exact(index, &mut Narrowing { dtype, out }),
             None => self.plain.write_to(index, out),
-            Some(delta) => self.exact.write_to(
+            Some(delta) => self.write_exact(
                 index,
                 &mut Adding {
                     delta,
                     next: 0,
-                    dtype: spec.dtype,
+                    dtype,
                     out,
                 },
             ),
         }
+    }
+}
+
+/// Takes the bytes of f32, whole numbers at a time, and writes them in another type.
+struct Narrowing<'a> {
+    dtype: Dtype,
+    out: &'a mut dyn Write,
+}
+
+impl Write for Narrowing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut values = Vec::with_capacity(bytes.len() / 4);
+        widen(Dtype::F32, bytes, &mut values);
+        self.out.write_all(&narrow(&values, self.dtype))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 

@@ -98,8 +98,7 @@ impl Run {
             None => session.initialise_factors(config.train.seed)?,
         }
         let parameters = session.model().architecture().parameters();
-        let fresh = (config.train.seed, &config.model);
-        let base = BaseModel::of_run(options.init_from.as_deref(), parameters, fresh)?;
+        let base = BaseModel::of_run(options.init_from.as_deref(), parameters, config)?;
         if let Some(folder) = &options.lora_from {
             base.fits(folder)?;
         }

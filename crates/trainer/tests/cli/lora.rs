@@ -108,6 +108,41 @@ fn adapters_go_out_come_in_and_are_merged() {
     outcome.fails(4, &["base.json"]);
 }
 
+/// A model in 4 bits: folders of adapters say so, and what evaluates or merges them has its values.
+#[test]
+fn adapters_on_a_model_in_four_bits_go_out_and_come_in() {
+    let place = with_model();
+    let train = format!("{TRAIN} --base-dtype nf4 --save-every 3 --save-final");
+    place
+        .trainer(&format!("{train} adapter --steps 6 --out run"))
+        .succeeds();
+    let base: Value = serde_json::from_str(&place.text("adapter/base.json")).unwrap();
+    assert_eq!(base["codes"], serde_json::json!(["nf4", "f32"]));
+    let adapted = eval(&place, "adapter");
+    assert_eq!(adapted, eval(&place, "run"));
+    let mut whole = base.clone();
+    whole.as_object_mut().unwrap().remove("codes");
+    place.file("adapter/base.json", whole.to_string());
+    assert!((adapted - eval(&place, "adapter")).abs() > 1e-4);
+    place.file("adapter/base.json", base.to_string());
+    place.trainer("export run --merge --out merged").succeeds();
+    let merged = eval(&place, "merged");
+    assert!((merged - adapted).abs() < 1e-5, "{merged} {adapted}");
+    place
+        .trainer("generate adapter --prompt a --max-tokens 4 --temperature 0")
+        .succeeds();
+    place
+        .trainer("train --resume run/checkpoints/step-3 --save-final rest --out rest-run")
+        .succeeds();
+    let file = "adapter_model.safetensors";
+    let whole = bytes(&place, &format!("adapter/{file}"));
+    assert_eq!(whole, bytes(&place, &format!("rest/{file}")));
+    let plan = place.trainer("plan --json --config small.toml --lora 4 --base-dtype nf4");
+    let plan: Value = serde_json::from_str(&plan.succeeds().stdout).unwrap();
+    let stored = &plan["freeze"]["stored_bytes"];
+    assert!(stored["nf4"].as_u64() > Some(0) && stored["f32"].as_u64() > Some(0));
+}
+
 /// A fresh model under adapters is made again of its seed.
 #[test]
 fn adapters_of_a_fresh_model_know_their_seed() {
@@ -158,14 +193,24 @@ fn what_makes_no_sense_or_is_not_built_is_refused() {
             "--lora 4 --set train.freeze=[\"*norm*\"]",
             &["train.freeze", "leave one of the two out"],
         ),
-        ("--lora 4 --base-dtype nf4", &["not built"]),
-        ("--lora 4 --base-dtype 8bit", &["not built"]),
+        ("--base-dtype nf4", &["lora.base_dtype", "--lora RANK"]),
+        (
+            "--lora 4 --base-dtype nf4 --offload-parameters pinned",
+            &["stays on the device", "leave"],
+        ),
+        (
+            "--lora 4 --base-dtype 8bit --ranks 2 --zero 3",
+            &["whole on every rank", "--zero 2"],
+        ),
         ("--set lora.alpha=3", &["`lora.alpha`", "--lora RANK"]),
         ("--objective dpo", &["not built", "preferences"]),
     ] {
         let command = format!("plan --config small.toml {flags}");
         place.trainer(&command).fails(2, words);
     }
+    place
+        .trainer("plan --config tiny-moe --lora 4 --base-dtype nf4")
+        .fails(2, &["experts", "take bf16"]);
     place.folder("strange");
     let config = r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj"], "use_dora": true}"#;
     place.file("strange/adapter_config.json", config);

@@ -4,9 +4,15 @@
 //! code names an entry of a map of 256 values in [-1, 1] or [0, 1], which is finest near zero. A value is its code's
 //! entry times `absmax`. Quantising takes the code of the nearest entry; of two equally near ones, the even code.
 
+mod coded;
 mod map;
+mod nf4;
 
+pub use coded::{dequantise_block, quantise_blocks, round_to_codes};
 use map::{SIGNED_BITS, UNSIGNED_BITS};
+pub use nf4::{
+    NF4, QuantisedAbsmax, nf4_values, quantise_absmax, quantise_absmax_above, quantise_nf4,
+};
 
 /// Values that share one `absmax`.
 pub const BLOCK: usize = 256;

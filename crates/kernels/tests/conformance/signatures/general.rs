@@ -1,7 +1,10 @@
 //! Operations on any tensors.
 
 use super::{Signature, argument};
-use kernels::{Fill, Gram, Init, Matmul, NormAndClip, NormGrains, Sum, SumInOrder};
+use kernels::{
+    DequantiseBytes, DequantiseNf4, Fill, Gram, Init, Matmul, NormAndClip, NormGrains, Sum,
+    SumInOrder,
+};
 use memory::DType;
 
 pub fn signatures(dtype: DType) -> Vec<Signature> {
@@ -63,6 +66,37 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                     b: ins[1],
                     bias: Some(ins[2]),
                     init: Init::Overwrite,
+                })
+            },
+        },
+        Signature {
+            operation: "dequantise_bytes",
+            outs: vec![real("out", &[3, 100]).free_type().free_rank()],
+            ins: vec![argument("codes", DType::U8, &[300]), float("absmax", &[2])],
+            call: |kernels, outs, ins| {
+                kernels.run(DequantiseBytes {
+                    out: outs[0].reborrow(),
+                    codes: ins[0],
+                    absmax: ins[1],
+                })
+            },
+        },
+        Signature {
+            operation: "dequantise_nf4",
+            outs: vec![real("out", &[3, 100]).free_type().free_rank()],
+            ins: vec![
+                argument("codes", DType::U8, &[150]),
+                argument("absmax_codes", DType::U8, &[5]),
+                float("absmax", &[1]),
+                float("offset", &[1]),
+            ],
+            call: |kernels, outs, ins| {
+                kernels.run(DequantiseNf4 {
+                    out: outs[0].reborrow(),
+                    codes: ins[0],
+                    absmax_codes: ins[1],
+                    absmax: ins[2],
+                    offset: ins[3],
                 })
             },
         },

@@ -1,0 +1,104 @@
+//! Matrices that are stored as codes of a few bits.
+
+use std::ops::Range;
+
+/// How the elements of a frozen matrix are stored as codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Codes {
+    /// 8 bits: entries of a dynamic map, by blocks of 256 with the largest magnitude (`absmax`) of each in f32.
+    EightBit,
+    /// 4 bits: NormalFloat, by blocks of 64. The `absmax` of the blocks, less their mean (`offset`), are 8-bit codes
+    /// themselves (Dettmers et al. 2023, "QLoRA").
+    Nf4,
+}
+
+/// Where the parts of a matrix lie among its bytes. Each is aligned to 16 bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CodePlaces {
+    /// The codes. Of two 4-bit ones in a byte, the first is the upper half.
+    pub codes: Range<usize>,
+    /// The codes of the `absmax`; empty where these are f32.
+    pub absmax_codes: Range<usize>,
+    /// f32 `absmax`: of the blocks of codes, or of the blocks of their `absmax`.
+    pub absmax: Range<usize>,
+    /// The f32 that is added to each `absmax` of a block; empty where there is none.
+    pub offset: Range<usize>,
+    /// Bytes of all parts, with the padding behind each.
+    pub bytes: usize,
+}
+
+impl Codes {
+    /// Values that share an f32 `absmax`, of 8-bit codes.
+    pub const BLOCK: usize = 256;
+    /// Elements that share an `absmax` under [`Codes::Nf4`].
+    pub const NF4_BLOCK: usize = 64;
+
+    /// Elements and bytes of a block of codes.
+    pub const fn block(self) -> (usize, usize) {
+        match self {
+            Codes::EightBit => (Codes::BLOCK, Codes::BLOCK),
+            Codes::Nf4 => (Codes::NF4_BLOCK, Codes::NF4_BLOCK / 2),
+        }
+    }
+
+    /// Its name in settings and plans.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Codes::EightBit => "8bit",
+            Codes::Nf4 => "nf4",
+        }
+    }
+
+    /// Where the parts of a matrix of so many elements lie.
+    pub fn places(self, elements: usize) -> CodePlaces {
+        let mut bytes: usize = 0;
+        let mut place = |part: usize| {
+            let start = bytes;
+            bytes = (start + part).next_multiple_of(16);
+            start..start + part
+        };
+        let f32s = |count: usize| count * size_of::<f32>();
+        let nf4_blocks = elements.div_ceil(Codes::NF4_BLOCK);
+        let [codes, absmax_codes, absmax, offset] = match self {
+            Codes::EightBit => [elements, 0, f32s(elements.div_ceil(Codes::BLOCK)), 0],
+            Codes::Nf4 => [
+                elements.div_ceil(2),
+                nf4_blocks,
+                f32s(nf4_blocks.div_ceil(Codes::BLOCK)),
+                f32s(1),
+            ],
+        }
+        .map(&mut place);
+        CodePlaces {
+            codes,
+            absmax_codes,
+            absmax,
+            offset,
+            bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_lie_one_behind_another() {
+        let places = Codes::Nf4.places(64 * 256 + 3);
+        assert_eq!((places.codes, places.absmax_codes), (0..8194, 8208..8465));
+        assert_eq!((places.absmax, places.offset), (8480..8488, 8496..8500));
+        assert_eq!(places.bytes, 8512);
+        let places = Codes::EightBit.places(257);
+        assert_eq!((places.codes, places.absmax), (0..257, 272..280));
+        assert!(places.absmax_codes.is_empty() && places.offset.is_empty());
+    }
+
+    #[test]
+    fn a_large_matrix_takes_4_127_bits_an_element() {
+        let elements = 4096 * 14_336;
+        let bits = |codes: Codes| codes.places(elements).bytes as f64 * 8.0 / elements as f64;
+        assert!((bits(Codes::Nf4) - (4.0 + 0.125 + 32.0 / 16_384.0)).abs() < 1e-5);
+        assert!((bits(Codes::EightBit) - 8.125).abs() < 1e-5);
+    }
+}
