@@ -18,8 +18,8 @@ mod tensorboard;
 
 pub use growth::MemoryGrowth;
 pub use metrics::{
-    CheckpointRecord, EndRecord, EvalRecord, MetricsFile, ResumeRecord, RouterMarks, RunRecord,
-    SampleRecord, StepRecord, Timing, max_rss_bytes, milliseconds, resident_bytes,
+    CheckpointRecord, EndRecord, EvalRecord, MetricsFile, ResumeRecord, RewardMarks, RouterMarks,
+    RunRecord, SampleRecord, StepRecord, Timing, max_rss_bytes, milliseconds, resident_bytes,
 };
 pub use process::{Fate, OomKills, ProcessRecord};
 pub use progress::{Busy, Progress};

@@ -67,7 +67,8 @@ const FOREIGN: &[Foreign] = &[
     foreign(&["lora-alpha", "lora-dropout"], "--set lora.alpha=X, lora.dropout=X"),
     foreign(&["lora-target-modules", "target-modules"], "--set lora.targets=LIST"),
     foreign(&["load-in-4bit", "load-in-8bit"], "not built: --base-dtype takes bf16 alone"),
-    foreign(&["objective"], "not built: a run minimises the loss of next tokens, and knows no preferences (dpo)"),
+    foreign(&["loss-type"], "--objective dpo has the sigmoid loss alone (dpo.loss)"),
+    foreign(&["beta"], "--set dpo.beta=X, under --objective dpo"),
     foreign(&["torch-compile", "compile"], "not needed: there is nothing to compile"),
 ];
 

@@ -43,6 +43,7 @@ mod oracle;
 mod planning;
 mod poison;
 mod positions;
+mod preference;
 mod properties;
 mod qkv;
 mod refusals;
@@ -92,6 +93,7 @@ suite![
     muon,
     norm,
     positions,
+    preference,
     qkv,
     rms_norm,
     rotary,

@@ -97,6 +97,12 @@ fn place() -> Workplace {
         .unwrap();
     let matrix: Vec<&str> = lines(guard, Some("toml")).collect();
     place.file("strategies.toml", matrix.join("\n"));
+    let (_, tune) = guides
+        .iter()
+        .find(|(name, _)| name == "fine-tune.md")
+        .unwrap();
+    let pairs: Vec<&str> = lines(tune, Some("json")).collect();
+    place.file("pairs.jsonl", pairs.join("\n"));
     place
 }
 

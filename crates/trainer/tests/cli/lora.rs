@@ -161,7 +161,6 @@ fn what_makes_no_sense_or_is_not_built_is_refused() {
         ("--lora 4 --base-dtype nf4", &["not built"]),
         ("--lora 4 --base-dtype 8bit", &["not built"]),
         ("--set lora.alpha=3", &["`lora.alpha`", "--lora RANK"]),
-        ("--objective dpo", &["not built", "preferences"]),
     ] {
         let command = format!("plan --config small.toml {flags}");
         place.trainer(&command).fails(2, words);

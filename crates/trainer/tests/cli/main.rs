@@ -45,6 +45,7 @@ mod optimizer_states;
 mod other_tools;
 mod output;
 mod plan;
+mod preferences;
 mod prepare;
 mod profile;
 mod recompute;

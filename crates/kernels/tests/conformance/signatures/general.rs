@@ -1,7 +1,7 @@
 //! Operations on any tensors.
 
 use super::{Signature, argument};
-use kernels::{Fill, Gram, Init, Matmul, NormAndClip, NormGrains, Sum, SumInOrder};
+use kernels::{Fill, Gram, Init, Matmul, NormAndClip, NormGrains, PreferenceLoss, Sum, SumInOrder};
 use memory::DType;
 
 pub fn signatures(dtype: DType) -> Vec<Signature> {
@@ -86,6 +86,28 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                     out: outs[0].reborrow(),
                     x: ins[0],
                     init: Init::Accumulate,
+                })
+            },
+        },
+        Signature {
+            operation: "preference_loss",
+            outs: vec![float("factors", &[6]), float("marks", &[4, 3])],
+            ins: vec![
+                float("policy", &[6]),
+                float("reference", &[6]),
+                float("scale", &[1]),
+            ],
+            call: |kernels, outs, ins| {
+                let [factors, marks] = outs else {
+                    unreachable!()
+                };
+                kernels.run(PreferenceLoss {
+                    factors: factors.reborrow(),
+                    marks: marks.reborrow(),
+                    policy: ins[0],
+                    reference: ins[1],
+                    scale: ins[2],
+                    beta: 0.1,
                 })
             },
         },
