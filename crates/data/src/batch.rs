@@ -4,7 +4,7 @@
 pub const MASKED: i32 = -100;
 
 /// The rows of one forward and backward pass, row-major `[rows, seq]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct MicroBatch {
     /// Token ids, `[rows, seq]`, each below the vocabulary size.
     pub input_ids: Vec<i32>,
@@ -20,6 +20,8 @@ pub struct MicroBatch {
     /// `[rows]`: how many tokens each row begins with that are not padding. `None`: padding is not told apart,
     /// as under `Packing::Concatenate`.
     pub lengths: Option<Vec<i32>>,
+    /// `[rows]`: the sum of each row's losses under the model that training on preferences began with, if it is known.
+    pub reference: Option<Vec<f32>>,
 }
 
 impl MicroBatch {
@@ -32,6 +34,7 @@ impl MicroBatch {
             seq,
             documents: documents.then(Vec::new),
             lengths: None,
+            reference: None,
         }
     }
 
@@ -64,7 +67,7 @@ impl MicroBatch {
 }
 
 /// The micro-batches of all ranks whose gradients are summed for one optimizer step.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StepBatch {
     /// `accum` micro-batches with equal numbers of rows, in the order in which they are run. All have the dataset's
     /// `seq`; with [`Packing::Pad`](crate::Packing::Pad) each has its own length, at most that. Micro-batches that
@@ -91,6 +94,12 @@ impl StepBatch {
         let here: usize = self.micro.iter().map(MicroBatch::target_count).sum();
         here + self.targets_elsewhere
     }
+
+    /// Number of pairs of the whole step, if every two rows are one.
+    pub fn pairs(&self) -> usize {
+        let rows = self.micro.iter().map(|micro| micro.rows);
+        rows.sum::<usize>() / 2
+    }
 }
 
 /// `token` as an id, if it is below `vocab`.
@@ -113,6 +122,7 @@ mod tests {
             targets,
             documents: None,
             lengths: None,
+            reference: None,
         };
         let mut step = StepBatch::from_iter([
             micro(vec![MASKED, 0, 5]),

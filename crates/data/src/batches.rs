@@ -30,10 +30,11 @@ impl Batches {
     fn new(dataset: Dataset) -> Self {
         let (options, samples) = (dataset.options(), dataset.samples());
         let seed = options.shuffle.then_some(options.seed);
+        let together = options.rows_together();
+        let (rows, samples) = (options.micro_batch / together, samples / together);
         Self {
             order: dataset.order(seed),
-            buckets: (options.packing == Packing::Pad)
-                .then(|| Buckets::new(options.micro_batch, samples, seed)),
+            buckets: (options.packing == Packing::Pad).then(|| Buckets::new(rows, samples, seed)),
             dataset,
             position: Position::default(),
             member: (0, 1),
@@ -119,13 +120,23 @@ impl Batches {
         Ok(step)
     }
 
+    /// The sample at a position. The samples of a pair follow each other, and the order is that of pairs.
     fn sample(&mut self, at: Position) -> usize {
-        match &mut self.buckets {
-            None => self.order.sample(at),
-            Some(buckets) => {
-                buckets.sample(at, &mut self.order, |sample| self.dataset.length(sample))
-            }
-        }
+        let together = self.dataset.options().rows_together();
+        let first = Position {
+            index: at.index / together as u64,
+            ..at
+        };
+        let length = |group: usize| {
+            let samples = group * together..(group + 1) * together;
+            let lengths = samples.map(|sample| self.dataset.length(sample));
+            lengths.max().unwrap_or(0)
+        };
+        let group = match &mut self.buckets {
+            None => self.order.sample(first),
+            Some(buckets) => buckets.sample(first, &mut self.order, length),
+        };
+        group * together + at.index as usize % together
     }
 }
 

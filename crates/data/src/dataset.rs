@@ -33,6 +33,8 @@ pub struct Dataset {
     shares: Shares,
     options: Options,
     seq: usize,
+    /// What [`MicroBatch::reference`] has of each sample.
+    reference: Option<Vec<f32>>,
 }
 
 impl Dataset {
@@ -63,7 +65,10 @@ impl Dataset {
             )));
         }
         options.check_step_size(seq)?;
-        let sizes = sources.iter().map(|source| source.samples() as u64);
+        let together = options.rows_together();
+        let sizes = sources
+            .iter()
+            .map(|source| (source.samples() / together) as u64);
         let weights = options.path.iter().flat_map(Inputs::iter);
         let weights: Option<Vec<f64>> = weights.map(|input| input.weight).collect();
         let weights = weights.filter(|weights| weights.len() > 1);
@@ -72,6 +77,7 @@ impl Dataset {
             sources,
             options: options.clone(),
             seq,
+            reference: None,
         };
         tracing::debug!("opened {}", dataset.describe());
         Ok(dataset)
@@ -79,12 +85,31 @@ impl Dataset {
 
     /// Samples in an epoch; at least 1. With weights, about as many as all inputs have together.
     pub fn samples(&self) -> usize {
-        self.shares.samples() as usize
+        self.shares.samples() as usize * self.options.rows_together()
+    }
+
+    /// Samples of all inputs, whatever their weights.
+    pub fn rows(&self) -> usize {
+        self.sources.iter().map(DataSource::samples).sum()
     }
 
     /// Tokens in a sequence; the most with [`Packing::Pad`].
     pub fn seq(&self) -> usize {
         self.seq
+    }
+
+    /// The same samples with a number for each, which micro-batches have then as [`MicroBatch::reference`]. 4 bytes of host
+    /// memory a sample.
+    ///
+    /// # Panics
+    /// If there are more or fewer numbers than samples of all inputs.
+    #[must_use]
+    pub fn with_reference(self, reference: Vec<f32>) -> Self {
+        assert_eq!(reference.len(), self.rows(), "a number for each sample");
+        Self {
+            reference: Some(reference),
+            ..self
+        }
     }
 
     /// The options with which it was opened.
@@ -99,7 +124,7 @@ impl Dataset {
         }
         let each = self.sources.iter().enumerate().map(|(at, source)| {
             let (_, quota) = self.shares.of(at);
-            let percent = 100.0 * quota as f64 / self.samples() as f64;
+            let percent = 100.0 * quota as f64 / self.shares.samples() as f64;
             let passes = self.shares.passes(at);
             let what = source.describe(self.seq);
             format!("{percent:.1} % {what} ({passes:.2} passes an epoch)")
@@ -153,7 +178,7 @@ impl Dataset {
     /// The order of samples, shuffled by a seed or not.
     pub(crate) fn order(&self, seed: Option<u64>) -> Order {
         match &self.sources[..] {
-            [source] => Order::One(SourceOrder::new(seed, source.samples() as u64)),
+            [_] => Order::One(SourceOrder::new(seed, self.shares.samples())),
             _ => Order::Mixed(MixedOrder::new(self.shares.clone(), seed)),
         }
     }
@@ -201,6 +226,8 @@ impl Dataset {
             let lengths = samples.iter().map(|&sample| self.length(sample) as i32);
             batch.lengths = Some(lengths.collect());
         }
+        let reference = self.reference.as_ref();
+        batch.reference = reference.map(|of| samples.iter().map(|&sample| of[sample]).collect());
         batch.make_room();
         for &sample in samples {
             let (source, sample) = self.locate(sample);

@@ -17,6 +17,7 @@
 //!     seed: 42,
 //!     vocab: 256,
 //!     packing: Packing::Concatenate,
+//!     pairs: false,
 //!     split: Split::Train,
 //! })?;
 //! println!("{}", dataset.describe());

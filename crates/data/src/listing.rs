@@ -38,6 +38,9 @@ pub struct ListedOrigin {
     /// The share of documents for validation, as the user gave it.
     #[serde(default)]
     pub validation_fraction: f64,
+    /// Whether every two documents are a pair: the chosen one, and the rejected one.
+    #[serde(default)]
+    pub preferences: bool,
 }
 
 /// The entry in `dataset.json` that identifies a tokenizer.

@@ -13,12 +13,25 @@ impl Dataset {
         let samples = self.samples().min(most.unwrap_or(usize::MAX));
         let rows = self.options().micro_batch;
         let mut order = self.order(None);
+        let together = self.options().rows_together();
         (0..samples).step_by(rows).map(move |first| {
             let at = |index| Position {
                 epoch: 0,
                 index: index as u64,
             };
-            let taken = (first..samples.min(first + rows)).map(|index| order.sample(at(index)));
+            let taken = (first..samples.min(first + rows))
+                .map(|index| order.sample(at(index / together)) * together + index % together);
+            self.read(&taken.collect::<Vec<_>>())
+        })
+    }
+
+    /// All samples of all inputs by their numbers, in micro-batches as [`Dataset::once`] has them.
+    pub fn by_number(&self) -> impl Iterator<Item = Result<MicroBatch, DataError>> + '_ {
+        let samples = self.rows();
+        let rows = self.options().micro_batch;
+        let firsts = (0..samples).step_by(rows);
+        firsts.map(move |first| {
+            let taken = first..samples.min(first + rows);
             self.read(&taken.collect::<Vec<_>>())
         })
     }

@@ -31,11 +31,19 @@ pub struct Options {
     pub vocab: usize,
     /// `data.packing`: how documents become rows.
     pub packing: Packing,
+    /// Whether every two rows are a pair, of which the first is preferred. They stay together, and [`Self::micro_batch`] is
+    /// even.
+    pub pairs: bool,
     /// Which shards of a folder to read.
     pub split: Split,
 }
 
 impl Options {
+    /// Rows that stay together.
+    pub(crate) fn rows_together(&self) -> usize {
+        if self.pairs { 2 } else { 1 }
+    }
+
     /// Refuses settings that are invalid for every file.
     pub(crate) fn validate(&self) -> Result<(), DataError> {
         let sizes = [

@@ -147,6 +147,22 @@ impl TokenShards {
         })
     }
 
+    /// Refuses texts where pairs are wanted, and pairs, of which one text is not to be learnt, where texts are.
+    pub(crate) fn check_pairs(&self, wanted: bool) -> Result<(), DataError> {
+        let origin = self.origin.as_ref();
+        let wrong = match (wanted, origin.is_some_and(|origin| origin.preferences)) {
+            (true, false) => {
+                "has no pairs of a chosen and a rejected text; name a folder that `trainer prepare` wrote of records with \
+                 `chosen` and `rejected`"
+            }
+            (false, true) => {
+                "has pairs of a chosen and a rejected text, of which the latter is not to be learnt; train on it with --objective dpo"
+            }
+            _ => return Ok(()),
+        };
+        Err(DataError::Unusable(format!("data {} {wrong}", self.name)))
+    }
+
     /// The beginning of a line for people: the kind of tokens, and how many.
     pub(crate) fn describe(&self) -> String {
         let kind = match (self.format, self.files[0].width) {

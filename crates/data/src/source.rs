@@ -30,16 +30,25 @@ pub enum TokensOf {
 impl DataSource {
     /// Opens the input that `path` and `options` describe; without a path the built-in text.
     pub(crate) fn open(path: Option<&Path>, options: &Options) -> Result<Self, DataError> {
-        match (open_tokens(path, options)?, path) {
+        let source = match (open_tokens(path, options)?, path) {
             (Some(mut shards), _) => {
+                shards.check_pairs(options.pairs)?;
                 let seq = options.seq.unwrap_or(DEFAULT_SEQ);
                 let rows = Rows::cut(&shards, options.packing, seq)?;
                 shards.forget_documents();
-                Ok(Self::Tokens(shards, rows))
+                Self::Tokens(shards, rows)
             }
-            (None, Some(path)) => open_batches(path, options).map(Self::Batches),
+            (None, Some(path)) => open_batches(path, options).map(Self::Batches)?,
             (None, None) => unreachable!("the built-in text has tokens"),
+        };
+        let rows = source.samples();
+        if !rows.is_multiple_of(options.rows_together()) {
+            return Err(DataError::Unusable(format!(
+                "data {} has {rows} rows, and every two are to be a pair; write it with a rejected row after each chosen one",
+                source.name()
+            )));
         }
+        Ok(source)
     }
 
     /// Tokens in a sequence.

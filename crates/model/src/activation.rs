@@ -3,6 +3,7 @@
 use crate::Label;
 use crate::label::fnv;
 use memory::{DType, Dims};
+use std::ops::Range;
 
 /// A named intermediate result of a block. Its name tells it apart from the block's others.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +76,18 @@ impl BatchShape {
     /// Tokens in all.
     pub fn tokens(self) -> usize {
         self.rows * self.seq
+    }
+
+    /// The sequences that have some of these tokens, each with the tokens.
+    pub(crate) fn sequences(
+        self,
+        tokens: Range<usize>,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let of = move |row: usize| {
+            let (start, end) = (row * self.seq, (row + 1) * self.seq);
+            (row, tokens.start.max(start)..tokens.end.min(end))
+        };
+        (tokens.start / self.seq..tokens.end.div_ceil(self.seq)).map(of)
     }
 
     /// Cuts the micro-batch into tiles of at most `tokens` tokens: several whole sequences, or a part of one. Gives

@@ -96,7 +96,7 @@ impl Pass<'_> {
         let weights = work.weights.abandon(work.kernels);
         let gradients = match &mut work.purpose {
             Purpose::Training(training) => training.gradients.abandon(work.kernels),
-            Purpose::Inference(_) => Ok(()),
+            Purpose::Inference(_) | Purpose::Reference => Ok(()),
         };
         Ok(saved.and(weights).and(gradients)?)
     }

@@ -20,6 +20,25 @@ impl Model {
         })
     }
 
+    /// The sum of the losses of each sequence of a micro-batch, `sums [b]` f32, as [`Model::loss`].
+    ///
+    /// # Errors
+    /// As [`Model::loss`].
+    ///
+    /// # Panics
+    /// As [`Model::loss`].
+    pub fn sequence_losses<'a>(
+        &'a self,
+        work: Work<'a>,
+        sums: &mut Buffer,
+    ) -> Result<(), ModelError> {
+        let chunk = self.head_chunk();
+        self.forward(work, |pass, x| {
+            let head = self.architecture().head();
+            head.sequence_losses(pass, x.view(), chunk, sums.view_mut())
+        })
+    }
+
     /// The logits `[b, v]` for the token after the last one of each sequence. There may be several sequences of one
     /// token, or one sequence of several.
     ///

@@ -145,9 +145,9 @@ impl Linear {
         self.adapt(pass, y, x)
     }
 
-    /// Adds what the adapter does to `y`, if there is one, and keeps what its backward pass reads.
+    /// Adds what the adapter does to `y`, if there is one and the pass has adapters, and keeps what its backward pass reads.
     fn adapt(&self, pass: &mut Pass, y: Option<Out>, x: In) -> Result<(), ModelError> {
-        let adapter = self.adapter.as_ref();
+        let adapter = self.adapter.as_ref().filter(|_| pass.has_adapters());
         adapter.map_or(Ok(()), |adapter| adapter.forward(pass, y, x))
     }
 

@@ -5,7 +5,7 @@ use crate::stage::Declared;
 use crate::tiles::Tiles;
 use crate::{
     Action, Activation, Batch, BatchShape, DropoutSite, Extent, LayerActivation, LayerCache,
-    LossPart, Model, ModelError, ParameterId, Purpose, ReplayCounts, SavedActivations,
+    LossPart, Model, ModelError, ParameterId, Preferences, Purpose, ReplayCounts, SavedActivations,
 };
 use kernels::operation::Sum;
 use kernels::{Dropout, Init, Kernels};
@@ -107,6 +107,16 @@ impl<'a> Pass<'a> {
     pub fn dropout(&self, site: DropoutSite) -> Option<Dropout<'a>> {
         let keys = self.work.batch.dropout.as_ref()?;
         keys.at(self.running.at.layer, site)
+    }
+
+    /// Whether adapters add to what layers compute.
+    pub(crate) fn has_adapters(&self) -> bool {
+        !matches!(self.work.purpose, Purpose::Reference)
+    }
+
+    /// What preferences between the micro-batch's sequences go by, if the loss is theirs.
+    pub(crate) fn preferences(&mut self) -> Option<Preferences<'a>> {
+        self.work.purpose.training().loss.preferences
     }
 
     /// The keys and values of earlier tokens, with room for those of these tokens; none if all tokens of a sequence
@@ -243,7 +253,9 @@ impl<'a> Pass<'a> {
     pub fn gradient_scale(&self) -> In<'_> {
         match &self.work.purpose {
             Purpose::Training(training) => training.loss.gradient_scale,
-            Purpose::Inference(_) => panic!("only training steps have gradients"),
+            Purpose::Inference(_) | Purpose::Reference => {
+                panic!("only training steps have gradients")
+            }
         }
     }
 

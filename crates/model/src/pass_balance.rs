@@ -10,7 +10,7 @@ impl Pass<'_> {
     pub(crate) fn router_losses(&self) -> Option<RouterLosses> {
         match self.work.purpose {
             Purpose::Training(_) => self.model.architecture().router_losses(),
-            Purpose::Inference(_) => None,
+            Purpose::Inference(_) | Purpose::Reference => None,
         }
     }
 

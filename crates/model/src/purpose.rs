@@ -16,6 +16,8 @@ pub enum Purpose<'a> {
     /// Only a forward pass: nothing is dropped out, and every activation is released after its last reader. With a
     /// cache, the micro-batch's tokens are the last ones of its sequences.
     Inference(Option<CachedSequences<'a>>),
+    /// The same without adapters and without a cache, as part of a training step: what the model under them computes.
+    Reference,
 }
 
 /// What a training step needs beyond a forward pass.
@@ -35,33 +37,62 @@ pub struct StepLoss<'a> {
     /// f32: what [`LossPart`] names so far. A model whose routers have no losses has the first alone.
     pub sums: Out<'a>,
     /// Whether nothing has been added yet, to each.
-    pub are_first: [bool; LossPart::COUNT],
+    pub are_first: [bool; LossPart::WITH_PREFERENCES],
     /// Micro-batches of the whole step, over which losses of routers are averaged.
     pub micro_batches: usize,
     /// `[1]` f32: the factor on gradients, 1 / targets of the whole step.
     pub gradient_scale: In<'a>,
+    /// What preferences between sequences go by; none: the loss is that of next tokens.
+    pub preferences: Option<Preferences<'a>>,
 }
 
-/// The parts of a step's loss, in the order in which they are kept.
+/// Direct preference optimisation: every two sequences of a micro-batch are a pair, the chosen one before the rejected one.
+#[derive(Clone, Copy)]
+pub struct Preferences<'a> {
+    /// `[rows]` f32: the sum of each sequence's losses under the model that the training began with.
+    pub reference: In<'a>,
+    /// The factor on rewards.
+    pub beta: f32,
+}
+
+/// The parts of a step's loss. A step has the first alone, or that with those of routers, or with those of preferences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LossPart {
-    /// The sum of the losses of all targets.
+    /// The sum of the losses of all targets, or of all pairs.
     Targets,
     /// The loss of balance of routers.
     RouterAux,
     /// The loss of routers by the size of their logits.
     RouterZ,
+    /// The rewards of chosen sequences.
+    Chosen,
+    /// The rewards of rejected sequences.
+    Rejected,
+    /// The pairs whose chosen sequence has the larger reward.
+    Preferred,
 }
 
 impl LossPart {
-    /// Number of parts.
-    pub const COUNT: usize = 3;
+    /// Number of parts where routers have losses.
+    pub const WITH_ROUTERS: usize = 3;
+    /// Number of parts under preferences, the most there are.
+    pub const WITH_PREFERENCES: usize = 4;
+
+    /// Its place among the parts of a step.
+    fn place(self) -> usize {
+        match self {
+            LossPart::Targets => 0,
+            LossPart::RouterAux | LossPart::Chosen => 1,
+            LossPart::RouterZ | LossPart::Rejected => 2,
+            LossPart::Preferred => 3,
+        }
+    }
 }
 
 impl StepLoss<'_> {
     /// Where a part is added up, `[1]` f32, and what to add to.
     pub(crate) fn part(&mut self, part: LossPart) -> (Out<'_>, Init<'static>) {
-        let place = part as usize;
+        let place = part.place();
         let init = match std::mem::take(&mut self.are_first[place]) {
             true => Init::Overwrite,
             false => Init::Accumulate,
@@ -78,7 +109,7 @@ impl<'a> Purpose<'a> {
     pub(crate) fn training(&mut self) -> &mut Training<'a> {
         match self {
             Purpose::Training(training) => training,
-            Purpose::Inference(_) => panic!("only training steps go backward"),
+            Purpose::Inference(_) | Purpose::Reference => panic!("only training steps go backward"),
         }
     }
 
@@ -86,7 +117,7 @@ impl<'a> Purpose<'a> {
     pub(crate) fn forward_phase(&self) -> Phase {
         match self {
             Purpose::Training(_) => Phase::Forward,
-            Purpose::Inference(_) => Phase::Eval,
+            Purpose::Inference(_) | Purpose::Reference => Phase::Eval,
         }
     }
 }

@@ -92,9 +92,10 @@ impl TestModel {
             is_last_micro_batch: true,
             loss: StepLoss {
                 sums: self.loss.view_mut(),
-                are_first: [true; 3],
+                are_first: [true; 4],
                 micro_batches: 1,
                 gradient_scale: self.scale.view(),
+                preferences: None,
             },
             hooks,
         };

@@ -130,7 +130,7 @@ fn assert_agrees_with(
     let home = Home::Device;
     let mut summed = Gradients::lease(&memory, layout, DType::F32, &home, None).unwrap();
     summed.begin_step();
-    let parts = config.router_losses().map_or(1, |_| LossPart::COUNT);
+    let parts = config.router_losses().map_or(1, |_| LossPart::WITH_ROUTERS);
     let loss = memory.lease_persistent(Category::OptimizerState, "loss", [parts], DType::F32);
     let (mut loss, mut replayed) = (loss.unwrap(), model.no_replays());
     let scale = 1.0 / 64.0f32;
@@ -153,9 +153,10 @@ fn assert_agrees_with(
         }
         let loss = StepLoss {
             sums: loss.view_mut(),
-            are_first: [micro == 0; 3],
+            are_first: [micro == 0; 4],
             micro_batches: 2,
             gradient_scale: on_device_scale.view(),
+            preferences: None,
         };
         let policy = Policy::with_layers(
             config.labels(),

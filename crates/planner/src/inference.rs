@@ -61,7 +61,10 @@ impl InferencePlan {
         plan(settings, target, None, |inference| {
             let micro = shape_of_a_micro_batch(settings, rows, settings.seq);
             let micro = std::iter::once(Ok::<_, SessionError>(micro));
-            inference.evaluate(micro).map(|_| ())
+            match settings.preferences {
+                Some(_) => inference.sequence_losses(micro).map(|_| ()),
+                None => inference.evaluate(micro).map(|_| ()),
+            }
         })
     }
 

@@ -16,6 +16,8 @@ pub(crate) struct Encoded {
     pub(crate) masked: Vec<Range<u64>>,
     pub(crate) text_bytes: u64,
     pub(crate) starts: bool,
+    /// Where the rejected text of a pair begins, if it does here.
+    pub(crate) rejected: Option<usize>,
 }
 
 /// The tokenizer and chat template that documents are encoded with.
@@ -45,11 +47,7 @@ impl Encoder {
         };
         let encoded = match document {
             Document::Text(text) if text.is_empty() && starts && ends => return Ok(None),
-            Document::Text(text) => self.text(&text, ends).map_err(|error| error.to_string()),
-            Document::Chat(chat) => self.chat(&chat).map_err(|error| error.to_string()),
-            Document::Completion(completion) => self.completion(&completion),
-            Document::Instruction(instruction) => self.instruction(instruction),
-            Document::Neither(reason) => Err(reason),
+            document => self.document(document, ends),
         };
         let encoded = encoded.map_err(|reason| PrepareError::BadDocument {
             file: item.file.to_string(),
@@ -59,6 +57,34 @@ impl Encoder {
             reason,
         })?;
         Ok(Some(Encoded { starts, ..encoded }))
+    }
+
+    fn document(&self, document: Document, ends: bool) -> Result<Encoded, String> {
+        match document {
+            Document::Text(text) => self.text(&text, ends).map_err(|error| error.to_string()),
+            Document::Chat(chat) => self.chat(&chat).map_err(|error| error.to_string()),
+            Document::Completion(completion) => self.completion(&completion),
+            Document::Instruction(instruction) => self.instruction(instruction),
+            Document::Preference(answers) => self.preference(*answers),
+            Document::Neither(reason) => Err(reason),
+        }
+    }
+
+    /// A pair's texts, one after the other.
+    fn preference(&self, answers: [Document; 2]) -> Result<Encoded, String> {
+        let [chosen, rejected] = answers.map(|answer| self.document(answer, true));
+        let (mut pair, rejected) = (chosen?, rejected?);
+        let begins = pair.tokens.len();
+        if begins.min(rejected.tokens.len()) < 2 {
+            return Err("one of its texts is a single token, which no token predicts".into());
+        }
+        let masked = rejected.masked.into_iter();
+        let after = |range: Range<u64>| begins as u64 + range.start..begins as u64 + range.end;
+        pair.masked.extend(masked.map(after));
+        pair.tokens.extend(rejected.tokens);
+        pair.text_bytes += rejected.text_bytes;
+        pair.rejected = Some(begins);
+        Ok(pair)
     }
 
     fn text(&self, text: &str, ends: bool) -> Result<Encoded, TokenizerError> {
@@ -113,6 +139,7 @@ impl From<Conversation> for Encoded {
             text_bytes: conversation.text_bytes as u64,
             tokens: conversation.tokens,
             starts: true,
+            rejected: None,
         }
     }
 }

@@ -70,6 +70,12 @@ pub enum PrepareError {
     /// The inputs have no documents.
     #[error("the inputs hold no text")]
     NoDocuments,
+    /// Some documents are pairs, and others are not.
+    #[error(
+        "some documents are pairs of a `chosen` and a `rejected` text, and others are not; prepare each kind into a folder of its \
+         own"
+    )]
+    Mixed,
     /// A file could not be written.
     #[error("{0}; nothing was kept")]
     Unwritable(#[from] FilesError),

@@ -20,6 +20,7 @@ pub(crate) struct Held {
     file: BufWriter<SpooledTempFile>,
     pub(crate) tokens: u64,
     masked: Vec<Range<u64>>,
+    rejected: Option<u64>,
     text_bytes: u64,
 }
 
@@ -31,6 +32,7 @@ impl Held {
             file: BufWriter::new(tempfile::spooled_tempfile_in(IN_MEMORY, folder)),
             tokens: 0,
             masked: Vec::new(),
+            rejected: None,
             text_bytes: 0,
         }
     }
@@ -51,6 +53,9 @@ impl Held {
                 .iter()
                 .map(|range| base + range.start..base + range.end),
         );
+        if let Some(rejected) = encoded.rejected {
+            self.rejected = Some(base + rejected as u64);
+        }
         self.tokens += encoded.tokens.len() as u64;
         self.text_bytes += encoded.text_bytes;
         Ok(())
@@ -88,6 +93,10 @@ impl Held {
                 masked: masked.filter(|range| !range.is_empty()).collect(),
                 text_bytes: text(end) - text(at),
                 starts: at == tokens.start,
+                rejected: self
+                    .rejected
+                    .filter(|rejected| (at..end).contains(rejected))
+                    .map(|rejected| (rejected - at) as usize),
             })?;
             at = end;
         }

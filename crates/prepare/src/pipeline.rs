@@ -195,6 +195,7 @@ fn summarise(
         inputs: inputs.map(|input| input.display().to_string()).collect(),
         validation_fraction: options.validation,
         shard_tokens: options.shard_tokens,
+        preferences: splits.pairs == Some(true),
     }
 }
 

@@ -14,6 +14,8 @@ pub(crate) enum Document {
     Completion(Completion),
     /// An instruction in Alpaca's form, whose output is learnt.
     Instruction(Instruction),
+    /// Two answers to one prompt, the chosen one before the rejected one: conversations or completions.
+    Preference(Box<[Document; 2]>),
     /// Not a document, with what is wrong.
     Neither(String),
 }
@@ -52,17 +54,19 @@ pub(crate) struct Record {
     system: Value,
     prompt: Value,
     completion: Value,
+    chosen: Value,
+    rejected: Value,
     instruction: Value,
     input: Value,
     output: Value,
 }
 
 /// The fields that make a document, for messages.
-pub(crate) const DOCUMENTS: &str = "`text`, `messages`, `conversations`, `prompt` with `completion`, or `instruction` with \
-                                    `output`";
+pub(crate) const DOCUMENTS: &str = "`text`, `messages`, `conversations`, `prompt` with `completion`, `chosen` with `rejected`, \
+                                    or `instruction` with `output`";
 
 /// The fields of a record that are used.
-pub(crate) const FIELDS: [&str; 10] = [
+pub(crate) const FIELDS: [&str; 12] = [
     "text",
     "messages",
     "tools",
@@ -70,6 +74,8 @@ pub(crate) const FIELDS: [&str; 10] = [
     "system",
     "prompt",
     "completion",
+    "chosen",
+    "rejected",
     "instruction",
     "input",
     "output",
@@ -80,10 +86,12 @@ pub(crate) const LISTS: [&str; 3] = ["messages", "tools", "conversations"];
 
 impl Record {
     /// The record's document. A null field counts as missing. If a record has fields of several kinds, the first of
-    /// these counts: `messages`, `conversations`, `instruction`, `prompt`, `text`; the others are usually its source or
-    /// were made from it. Messages and tools may also be JSON within a text.
+    /// these counts: `chosen`, `messages`, `conversations`, `instruction`, `prompt`, `text`; the others are usually its source
+    /// or were made from it. Messages and tools may also be JSON within a text.
     pub(crate) fn document(self) -> Document {
-        let document = if !self.messages.is_null() {
+        let document = if !self.chosen.is_null() && !self.rejected.is_null() {
+            preference([self.prompt, self.chosen, self.rejected], self.tools)
+        } else if !self.messages.is_null() {
             list("messages", self.messages).and_then(|messages| chat(messages, self.tools, 0))
         } else if !self.conversations.is_null() {
             list("conversations", self.conversations)
@@ -114,6 +122,7 @@ impl Document {
             Document::Completion(Completion { prompt, completion }) => {
                 prompt.len() + completion.len()
             }
+            Document::Preference(answers) => answers.iter().map(Document::bytes).sum(),
             Document::Instruction(Instruction {
                 system,
                 instruction,
@@ -273,10 +282,7 @@ fn instruction([system, instruction, input, output]: [Value; 4]) -> Result<Docum
 fn completion(prompt: Value, completion: Value, tools: Value) -> Result<Document, String> {
     if let (Value::Array(_), Value::Array(_)) = (&prompt, &completion) {
         let mut messages = list("prompt", prompt)?;
-        let given = messages
-            .iter()
-            .filter(|message| message["role"] == "assistant")
-            .count();
+        let given = answers(&messages);
         messages.extend(list("completion", completion)?);
         return chat(messages, tools, given);
     }
@@ -284,6 +290,64 @@ fn completion(prompt: Value, completion: Value, tools: Value) -> Result<Document
         prompt: string("prompt", prompt)?,
         completion: string("completion", completion)?,
     }))
+}
+
+/// Two answers to a prompt: texts, or messages that continue those of the prompt. Without a prompt of that kind, it is what both
+/// begin with.
+fn preference([prompt, chosen, rejected]: [Value; 3], tools: Value) -> Result<Document, String> {
+    let pair = |chosen, rejected| Document::Preference(Box::new([chosen, rejected]));
+    if chosen.is_string() {
+        let (mut chosen, mut rejected) = (string("chosen", chosen)?, string("rejected", rejected)?);
+        let prompt = match prompt {
+            Value::Null => {
+                let shared = shared_text(&chosen, &rejected);
+                rejected.replace_range(..shared, "");
+                chosen.drain(..shared).collect()
+            }
+            prompt => string("prompt", prompt)?,
+        };
+        let answer = |completion| {
+            let prompt = prompt.clone();
+            Document::Completion(Completion { prompt, completion })
+        };
+        return Ok(pair(answer(chosen), answer(rejected)));
+    }
+    let (chosen, rejected) = (list("chosen", chosen)?, list("rejected", rejected)?);
+    let asked = match prompt {
+        Value::Array(asked) => asked,
+        _ => {
+            let both = chosen.iter().zip(&rejected);
+            let same = both.take_while(|(chosen, rejected)| chosen == rejected);
+            return Ok(pair(
+                chat(
+                    chosen.clone(),
+                    tools.clone(),
+                    answers(&chosen[..same.clone().count()]),
+                )?,
+                chat(rejected.clone(), tools, answers(&chosen[..same.count()]))?,
+            ));
+        }
+    };
+    let given = answers(&asked);
+    let answer = |messages| chat([asked.clone(), messages].concat(), tools.clone(), given);
+    Ok(pair(answer(chosen)?, answer(rejected)?))
+}
+
+/// Bytes of what two texts begin with, up to a space before the first difference.
+fn shared_text(one: &str, other: &str) -> usize {
+    let both = one.char_indices().zip(other.chars());
+    let mut different = both.skip_while(|((_, one), other)| one == other);
+    let shortest = one.len().min(other.len());
+    let shared = different.next().map_or(shortest, |((at, _), _)| at);
+    one[..shared].strip_suffix(' ').map_or(shared, str::len)
+}
+
+/// Number of the assistant's turns.
+fn answers(messages: &[Value]) -> usize {
+    let turns = messages.iter();
+    turns
+        .filter(|message| message["role"] == "assistant")
+        .count()
 }
 
 fn string(name: &str, value: Value) -> Result<String, String> {
@@ -397,6 +461,53 @@ mod tests {
         assert_eq!((messages.len(), given), (4, 1));
     }
 
+    /// The two answers of a pair, each as the texts that are given and learnt.
+    fn pair(value: Value) -> [(String, String); 2] {
+        let Document::Preference(answers) = document(value) else {
+            panic!("it is a pair")
+        };
+        let text = |messages: &[Value]| {
+            let contents = messages.iter();
+            let contents = contents.map(|message| message["content"].as_str().unwrap());
+            contents.collect::<Vec<_>>().join(" ")
+        };
+        answers.map(|answer| match answer {
+            Document::Completion(of) => (of.prompt, of.completion),
+            Document::Chat(chat) => {
+                let turns = chat.messages.iter().enumerate();
+                let mut turns = turns.filter(|(_, message)| message["role"] == "assistant");
+                let (at, _) = turns.nth(chat.given).expect("an answer is learnt");
+                let (asked, answer) = chat.messages.split_at(at);
+                (text(asked), text(answer))
+            }
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn preferences_are_texts_or_messages_and_may_share_their_prompt() {
+        let (user, assistant) = (
+            |content: &str| message("user", content),
+            |content: &str| message("assistant", content),
+        );
+        let expected = |prompt: &str, answers: [&str; 2]| {
+            answers.map(|answer| (prompt.to_owned(), answer.to_owned()))
+        };
+        let texts = json!({"prompt": "1 + 1 =", "chosen": " 2", "rejected": " 3", "messages": []});
+        assert_eq!(pair(texts), expected("1 + 1 =", [" 2", " 3"]));
+        let shared = json!({"chosen": "A: be\u{e9} good", "rejected": "A: be\u{e9} bad"});
+        assert_eq!(pair(shared), expected("A: be\u{e9}", [" good", " bad"]));
+        let asked = [user("a"), assistant("b"), user("c")];
+        let chats =
+            json!({"prompt": asked, "chosen": [assistant("d")], "rejected": [assistant("e")]});
+        assert_eq!(pair(chats), expected("a b c", ["d", "e"]));
+        let whole = |answer| [&asked[..], &[assistant(answer)]].concat();
+        let implicit = json!({"prompt": "c", "chosen": whole("d"), "rejected": whole("e")});
+        assert_eq!(pair(implicit), expected("a b c", ["d", "e"]));
+        let strange = document(json!({"prompt": [user("a")], "chosen": "b", "rejected": "c"}));
+        assert!(matches!(&strange, Document::Neither(reason) if reason.contains("`prompt`")));
+    }
+
     #[test]
     fn every_kind_of_document_counts_the_bytes_of_its_texts() {
         let long = "long ".repeat(2000);
@@ -404,6 +515,7 @@ mod tests {
             json!({"text": long}),
             json!({"messages": [message("user", "a"), message("assistant", &long)]}),
             json!({"prompt": "a", "completion": long}),
+            json!({"prompt": "a", "chosen": long, "rejected": "b"}),
             json!({"instruction": "a", "output": long}),
         ] {
             let bytes = document(record.clone()).bytes();

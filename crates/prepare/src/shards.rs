@@ -11,8 +11,10 @@ pub(crate) struct Shards {
     folder: PathBuf,
     name: &'static str,
     vocab: usize,
-    /// Tokens of each shard except the last.
+    /// Tokens of each shard except the last; of pairs, which no shard divides, the fewest.
     capacity: u64,
+    /// Whether documents are pairs.
+    pub(crate) pairs: bool,
     open: Option<ShardWriter>,
     /// Whether a document starts with the next token.
     starts: bool,
@@ -26,6 +28,7 @@ impl Shards {
             name,
             vocab,
             capacity,
+            pairs: false,
             open: None,
             starts: false,
             total: SplitSummary::default(),
@@ -35,6 +38,12 @@ impl Shards {
     /// Appends tokens. Each shard gets bytes of text in proportion to its tokens.
     pub(crate) fn push(&mut self, encoded: &Encoded) -> Result<(), PrepareError> {
         self.starts |= encoded.starts;
+        let is_full = |shard: &mut ShardWriter| shard.tokens() >= self.capacity;
+        if encoded.starts
+            && let Some(full) = self.open.take_if(is_full)
+        {
+            self.finish(full)?;
+        }
         let tokens = &encoded.tokens;
         let share = |tokens_before: usize| {
             let text = u128::from(encoded.text_bytes) * tokens_before as u128;
@@ -46,8 +55,15 @@ impl Shards {
                 Some(shard) => shard,
                 None => ShardWriter::create(&self.folder, &self.stem(), self.vocab)?,
             };
-            let free = usize::try_from(self.capacity - shard.tokens()).unwrap_or(usize::MAX);
-            let end = tokens.len().min(at.saturating_add(free));
+            let free = match self.pairs {
+                true => usize::MAX,
+                false => usize::try_from(self.capacity - shard.tokens()).unwrap_or(usize::MAX),
+            };
+            let mut end = tokens.len().min(at.saturating_add(free));
+            if let Some(rejected) = encoded.rejected {
+                self.starts |= at == rejected;
+                end = end.min(if at < rejected { rejected } else { end });
+            }
             if std::mem::take(&mut self.starts) {
                 shard.start_document();
             }
@@ -56,7 +72,7 @@ impl Shards {
             let masked = masked.map(|range| within(range.start)..within(range.end));
             shard.push(&tokens[at..end], masked, share(end) - share(at))?;
             at = end;
-            match shard.tokens() == self.capacity {
+            match shard.tokens() == self.capacity && !self.pairs {
                 true => self.finish(shard)?,
                 false => self.open = Some(shard),
             }

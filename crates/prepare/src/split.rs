@@ -21,6 +21,8 @@ pub(crate) struct Splits {
     validates: bool,
     /// The current document, as long as none is for validation.
     held: Option<Held>,
+    /// Whether documents are pairs; none before the first.
+    pub(crate) pairs: Option<bool>,
 }
 
 impl Splits {
@@ -33,6 +35,7 @@ impl Splits {
             documents: 0,
             validates: false,
             held: None,
+            pairs: None,
         }
     }
 
@@ -40,6 +43,11 @@ impl Splits {
     pub(crate) fn push(&mut self, encoded: &Encoded) -> Result<(), PrepareError> {
         if encoded.starts {
             self.release()?;
+            let is_pair = encoded.rejected.is_some();
+            if *self.pairs.get_or_insert(is_pair) != is_pair {
+                return Err(PrepareError::Mixed);
+            }
+            (self.train.pairs, self.validation.pairs) = (is_pair, is_pair);
             self.validates = self.documents > 0 && share(self.documents) < self.fraction;
             self.documents += 1;
             let hold = self.fraction > 0.0 && !self.validates && self.validation.is_empty();
@@ -58,7 +66,7 @@ impl Splits {
             let tokens = held.tokens;
             let cut = match self.documents {
                 // At least one token on each side.
-                1 if tokens > 1 => {
+                1 if tokens > 1 && self.pairs == Some(false) => {
                     let last = (tokens as f64 * self.fraction).round() as u64;
                     tokens - last.clamp(1, tokens - 1)
                 }

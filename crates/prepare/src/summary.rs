@@ -20,8 +20,12 @@ pub struct Summary {
     pub inputs: Vec<String>,
     /// The share of documents for validation, as the user gave it.
     pub validation_fraction: f64,
-    /// Tokens of each shard except the last.
+    /// Tokens of each shard except the last; of pairs the fewest.
     pub shard_tokens: usize,
+    /// Whether documents are pairs: the chosen text is a document of a shard, and the rejected one the next. Each pair counts
+    /// once in [`Self::documents`].
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub preferences: bool,
 }
 
 /// The tokenizer of the tokens.

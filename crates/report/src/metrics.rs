@@ -108,7 +108,7 @@ pub fn milliseconds(time: Duration) -> f64 {
 pub struct StepRecord {
     /// The step, from 1.
     pub step: usize,
-    /// Mean over all targets of the step.
+    /// Mean over all targets of the step, or over its pairs.
     pub loss: f32,
     /// Global norm of the gradients before clipping.
     pub grad_norm: f32,
@@ -122,6 +122,9 @@ pub struct StepRecord {
     /// What the routers of a mixture of experts did, if the model has some.
     #[serde(flatten)]
     pub routers: Option<RouterMarks>,
+    /// What the model thinks of the step's pairs, if the loss is that of preferences.
+    #[serde(flatten)]
+    pub rewards: Option<RewardMarks>,
     /// Passes over the data so far, this step included.
     pub epoch: f64,
     /// Targets counted.
@@ -162,6 +165,20 @@ pub struct StepRecord {
     /// differ between identical runs.
     #[serde(flatten)]
     pub device: Option<DeviceMarks>,
+}
+
+/// Means over the pairs of a step. A sequence's reward is `dpo.beta` times how much likelier it is than under the reference, in
+/// log-probability.
+#[derive(Clone, Debug, Serialize)]
+pub struct RewardMarks {
+    /// Of chosen sequences.
+    pub rewards_chosen: f32,
+    /// Of rejected sequences.
+    pub rewards_rejected: f32,
+    /// How much larger those of chosen sequences are.
+    pub rewards_margin: f32,
+    /// The share of pairs whose chosen sequence has the larger one.
+    pub rewards_accuracy: f32,
 }
 
 /// What the routers of a mixture of experts did in a step.

@@ -33,8 +33,8 @@ impl TensorBoard {
         Ok(board)
     }
 
-    /// Adds a step: loss, gradient norm, learning rate, speed, the peak of memory by category, and of routers their losses,
-    /// and the load of experts in the worst layer.
+    /// Adds a step: loss, gradient norm, learning rate, speed, the peak of memory by category, of routers their losses,
+    /// and the load of experts in the worst layer, and of pairs their rewards.
     ///
     /// # Errors
     /// Those of the file system.
@@ -67,6 +67,14 @@ impl TensorBoard {
             ];
             let known = losses.into_iter();
             scalars.extend(known.filter_map(|(name, value)| Some((name.to_string(), value?))));
+        }
+        if let Some(rewards) = &record.rewards {
+            scalars.extend([
+                ("rewards/chosen".into(), rewards.rewards_chosen),
+                ("rewards/rejected".into(), rewards.rewards_rejected),
+                ("rewards/margin".into(), rewards.rewards_margin),
+                ("rewards/accuracy".into(), rewards.rewards_accuracy),
+            ]);
         }
         scalars.extend(Category::ALL.map(|category| {
             let bytes = record.peak_by_category.get(category);
@@ -237,6 +245,7 @@ mod tests {
             lr: 3e-4,
             lr_matrices: None,
             routers: None,
+            rewards: None,
             tokens: 7,
             epoch: 0.5,
             timing: Timing::new(

@@ -37,6 +37,7 @@ fn batch(settings: &Settings, step: usize) -> StepBatch {
         seq: settings.seq,
         documents: None,
         lengths: None,
+        reference: None,
     };
     StepBatch::from_iter(vec![micro; settings.accum])
 }

@@ -2,6 +2,7 @@
 
 use crate::error::SessionError;
 use crate::forward::Forward;
+use crate::read_back::numbers;
 use crate::upload::upload;
 use data::MicroBatch;
 use kernels::Reading;
@@ -59,6 +60,29 @@ impl Forward<'_> {
         }
         evaluation.peak_bytes = self.memory.step_memory().phase_peaks.eval;
         Ok(evaluation)
+    }
+
+    /// The sum of the losses of each sequence of micro-batches, in order. Nothing of them stays on the device.
+    pub(crate) fn sequence_losses<E: From<SessionError>>(
+        &mut self,
+        batches: impl IntoIterator<Item = Result<MicroBatch, E>>,
+    ) -> Result<Vec<f32>, E> {
+        let _place = self.memory.enter(Phase::Eval, Layer::Whole);
+        let mut losses = Vec::new();
+        for micro in batches {
+            losses.extend(self.losses_of(&micro?)?);
+        }
+        Ok(losses)
+    }
+
+    fn losses_of(&mut self, micro: &MicroBatch) -> Result<Vec<f32>, SessionError> {
+        let (memory, model, kernels) = (self.memory, self.model, self.kernels);
+        let batch = upload(memory, kernels, micro, None)?;
+        let shape = [micro.rows];
+        let mut sums = memory.lease(Category::Temporary, "sequence_losses", shape, DType::F32)?;
+        model.sequence_losses(self.work(&batch, None), &mut sums)?;
+        let reading = kernels.start_read(sums.view())?;
+        Ok(numbers(&kernels.finish_read(reading)?))
     }
 
     /// Starts a micro-batch, and the read of the sum of its losses.

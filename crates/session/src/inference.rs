@@ -150,6 +150,18 @@ impl Inference {
         self.forward().evaluate(batches)
     }
 
+    /// The sum of the losses of each sequence of micro-batches, in order, and the most live device bytes.
+    ///
+    /// # Errors
+    /// As [`Inference::evaluate`].
+    pub fn sequence_losses<E: From<SessionError>>(
+        &mut self,
+        batches: impl IntoIterator<Item = Result<MicroBatch, E>>,
+    ) -> Result<(Vec<f32>, u64), E> {
+        let losses = self.forward().sequence_losses(batches)?;
+        Ok((losses, self.memory.step_memory().phase_peaks.eval))
+    }
+
     /// Continues prompts. Calls `each` for each token as it is made, with the prompt's number and the token.
     ///
     /// # Errors

@@ -43,7 +43,7 @@ pub use error::{OptimizerStateError, SessionError};
 pub use evaluation::Evaluation;
 pub use generation::{Generated, Generation, PROMPT_CHUNK};
 pub use inference::Inference;
-pub use outcome::StepOutcome;
+pub use outcome::{Rewards, StepOutcome};
 pub use peaks_between_steps::{PeaksBetween, longest_and_shortest};
 pub use routers::RouterChoices;
 pub use sampling::Sampling;

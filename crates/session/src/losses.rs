@@ -2,7 +2,7 @@
 
 use kernels::{Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
-use model::{LossPart, RouterLosses};
+use model::LossPart;
 use units::Ranks;
 
 const THERE: &str = "a micro-batch's loss is there before the others get it";
@@ -13,7 +13,7 @@ pub(crate) struct Losses {
     /// `[parts + 1]` f32: the parts of the step's loss ([`LossPart`]), and 1 / targets of the step, by which gradients of
     /// targets' losses are multiplied.
     sums_and_scale: Buffer,
-    /// 1, or all where routers have losses of their own.
+    /// 1, or more where routers have losses of their own, or pairs have rewards.
     parts: usize,
     /// `[parts]` f32: of the micro-batch that is being made, where that is added up apart: several routers add to it, and the
     /// order of sums must not depend on the number of ranks.
@@ -46,17 +46,12 @@ impl Losses {
         memory: &Memory,
         ranks: Option<&Ranks>,
         accum: usize,
-        routers: Option<RouterLosses>,
+        parts: usize,
     ) -> Result<Losses, OutOfMemory> {
         let category = Category::OptimizerState;
-        let parts = if routers.is_some() {
-            LossPart::COUNT
-        } else {
-            1
-        };
         let lease =
             |name, elements| memory.lease_persistent(category, name, [elements], DType::F32);
-        let is_apart = ranks.is_some() || routers.is_some();
+        let is_apart = ranks.is_some() || parts == LossPart::WITH_ROUTERS;
         let of_ranks = ranks.map(|ranks| {
             Ok::<_, OutOfMemory>(OfRanks {
                 ranks: ranks.rank.of,
@@ -74,13 +69,13 @@ impl Losses {
         })
     }
 
-    /// A step of so many targets begins.
+    /// A step of so many targets, or pairs, begins.
     pub(crate) fn begin_step(
         &mut self,
         kernels: &Kernels,
-        targets: usize,
+        counted: usize,
     ) -> Result<(), KernelError> {
-        let scale = [1.0 / targets as f32];
+        let scale = [1.0 / counted as f32];
         let (_, place) = self.sums_and_scale.view_mut().split_at(self.parts);
         kernels.upload(place, bytemuck::cast_slice(&scale))
     }

@@ -13,7 +13,7 @@ use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
 use memory::{Home, Homes, Layer, Memory, Phase};
-use model::{BatchShape, Computation, Model};
+use model::{BatchShape, Computation, LossPart, Model};
 use optim::{Optimizer, Recipe};
 use settings::{BetweenSteps, Settings};
 use std::rc::Rc;
@@ -108,8 +108,12 @@ impl Session {
             ranks,
             settings.router_bias_rate,
         )?;
-        let router_losses = model.architecture().router_losses();
-        let losses = Losses::lease(memory, ranks, settings.accum, router_losses)?;
+        let parts = match (settings.preferences, model.architecture().router_losses()) {
+            (Some(_), _) => LossPart::WITH_PREFERENCES,
+            (None, Some(_)) => LossPart::WITH_ROUTERS,
+            (None, None) => 1,
+        };
+        let losses = Losses::lease(memory, ranks, settings.accum, parts)?;
         let shape = BatchShape {
             rows: settings.micro_batch,
             seq: settings.seq,
@@ -162,6 +166,8 @@ fn units_of_a_step(settings: &Settings) -> Result<Vec<usize>, SessionError> {
         between: BetweenSteps::default(),
         checkpoint_copy: false,
         ranks: None,
+        // A pass for the reference has the order of a forward pass.
+        has_reference: true,
         homes: Homes {
             states: Home::Device,
             weights: Home::Device,

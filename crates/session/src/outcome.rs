@@ -5,7 +5,7 @@ use crate::routers::{PendingChoices, RouterChoices};
 use crate::step_traffic::StepTraffic;
 use kernels::{KernelError, Kernels, Traffic};
 use memory::StepMemory;
-use model::{LossPart, ReplayCounts};
+use model::ReplayCounts;
 use std::time::Instant;
 
 /// A step that the device may still be at: all that the host knows of it.
@@ -14,6 +14,8 @@ pub(crate) struct InFlight {
     pub(crate) lr: f64,
     pub(crate) lr_matrices: Option<f64>,
     pub(crate) targets: usize,
+    /// What losses are divided by: targets, or pairs.
+    pub(crate) counted: usize,
     pub(crate) tokens: usize,
     pub(crate) memory: StepMemory,
     pub(crate) crossed: StepTraffic,
@@ -30,8 +32,10 @@ pub(crate) struct InFlight {
 pub struct StepOutcome {
     /// The step, from 1.
     pub step: usize,
-    /// Mean over all targets of the step.
+    /// Mean over all targets, or pairs, of the step.
     pub loss: f32,
+    /// What the model thinks of the step's pairs, if the loss is that of preferences.
+    pub rewards: Option<Rewards>,
     /// What routers' losses of balance and of the size of logits add to it, if the model has such.
     pub router_losses: Option<[f32; 2]>,
     /// Global norm of the gradients before clipping.
@@ -61,6 +65,20 @@ pub struct StepOutcome {
     pub done_at: Instant,
 }
 
+/// Means over the pairs of a step. A sequence's reward is beta times how much likelier it is than under the model that the
+/// training began with, in log-probability.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rewards {
+    /// Of chosen sequences.
+    pub chosen: f32,
+    /// Of rejected sequences.
+    pub rejected: f32,
+    /// How much larger those of chosen sequences are.
+    pub margin: f32,
+    /// The share of pairs whose chosen sequence has the larger one.
+    pub accuracy: f32,
+}
+
 impl StepOutcome {
     /// Whether loss and gradients are finite. If not, the step was skipped: weights and optimizer states are as they
     /// were. Where gradients are released, that is so of the parts whose own are not finite, and of all if the loss is not.
@@ -77,13 +95,25 @@ impl InFlight {
             .choices
             .map(|choices| choices.finish(kernels))
             .transpose()?;
+        let mean = |sum: f32| f64::from(sum) / self.counted as f64;
+        let (router_losses, rewards) = match results.losses[1..] {
+            [chosen, rejected, preferred] => (
+                None,
+                Some(Rewards {
+                    chosen: mean(chosen) as f32,
+                    rejected: mean(rejected) as f32,
+                    margin: (mean(chosen) - mean(rejected)) as f32,
+                    accuracy: mean(preferred) as f32,
+                }),
+            ),
+            [aux, z] => (Some([aux, z]), None),
+            _ => (None, None),
+        };
         Ok(StepOutcome {
             step: self.step,
-            loss: (f64::from(results.losses[0]) / self.targets as f64) as f32,
-            router_losses: results
-                .losses
-                .get(1..LossPart::COUNT)
-                .map(|of| [of[0], of[1]]),
+            loss: mean(results.losses[0]) as f32,
+            rewards,
+            router_losses,
             grad_norm: results.grad_norm,
             lr: self.lr,
             lr_matrices: self.lr_matrices,

@@ -6,7 +6,7 @@ use memory::In;
 /// Losses and gradient norm of a step.
 #[derive(Clone, Debug)]
 pub(crate) struct Results {
-    /// The parts of the loss ([`model::LossPart`]): the first alone if routers have no losses.
+    /// The parts of the loss ([`model::LossPart`]).
     pub(crate) losses: Vec<f32>,
     pub(crate) grad_norm: f32,
 }

@@ -14,9 +14,10 @@ use crate::updating::Updating;
 use crate::upload::{LentTokens, upload};
 use data::{MicroBatch, StepBatch};
 use kernels::Kernels;
-use memory::{Layer, Memory, Phase, Rank};
+use memory::{Buffer, Category, DType, Layer, Memory, Phase, Rank};
 use model::{
-    LossPart, Model, Purpose, Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work,
+    Batch, LossPart, Model, Preferences, Purpose, Randomness, ReplayCounts, SavedActivations,
+    StepLoss, Training, Work,
 };
 use optim::Optimizer;
 use scratch::ScratchFolder;
@@ -121,7 +122,11 @@ impl Session {
         if self.gradients.is_released() {
             self.begin_released(&mut beside.own)?;
         }
-        let made = self.forward_backward(batch, lent, targets, &mut beside);
+        let counted = match self.settings.preferences {
+            Some(_) => batch.pairs(),
+            None => targets,
+        };
+        let made = self.forward_backward(batch, lent, counted, &mut beside);
         self.is_half_updated =
             made.is_err() && self.gradients.is_released() && self.optimizer.is_pending();
         // What crossed for the step before counts for it, also where this one is broken off.
@@ -156,6 +161,7 @@ impl Session {
             lr: self.settings.schedule.rate(self.step),
             lr_matrices: self.settings.matrix_rate(self.step),
             targets,
+            counted,
             tokens: own(&self.settings, batch)
                 .map(|(_, micro)| micro.rows * micro.seq)
                 .sum(),
@@ -249,28 +255,25 @@ impl Session {
         &mut self,
         step: &StepBatch,
         lent: Option<LentTokens>,
-        targets: usize,
+        counted: usize,
         beside: &mut UpdateTraffic,
     ) -> Result<(ReplayCounts, StepTraffic), SessionError> {
         let mut crossed = StepTraffic::default();
         let mut replayed = self.model.no_replays();
         let micro_batches: Vec<_> = own(&self.settings, step).collect();
         let count = micro_batches.len();
-        let dropout_sites = self.model.architecture().dropout_sites();
-        self.losses.begin_step(&*self.kernels, targets)?;
+        let dropout_sites = match self.settings.preferences {
+            // The model and its reference must differ in what was learnt alone.
+            Some(_) => Vec::new(),
+            None => self.model.architecture().dropout_sites(),
+        };
+        self.losses.begin_step(&*self.kernels, counted)?;
         self.saved.begin_step();
         for (index, (number, micro)) in micro_batches.into_iter().enumerate() {
             let _place = self.memory.enter(Phase::Forward, Layer::Whole);
             let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
             let beside_before = *beside;
             self.gradients.begin_micro_batch();
-            let current = self.losses.current();
-            let loss = StepLoss {
-                sums: current.losses,
-                are_first: [index == 0 || current.is_alone; LossPart::COUNT],
-                micro_batches: step.micro.len(),
-                gradient_scale: current.gradient_scale,
-            };
             let randomness = Randomness {
                 seed: self.settings.seed,
                 step: self.step as u64 + 1,
@@ -287,6 +290,19 @@ impl Session {
                 batch = batch.with_lengths(memory, kernels, lengths)?;
             }
             let batch = batch.with_dropout(memory, kernels, &dropout_sites, randomness)?;
+            let reference = self.reference(&batch, micro)?;
+            let preferences = |beta| Preferences {
+                reference: reference.as_ref().expect("pairs have a reference").view(),
+                beta,
+            };
+            let current = self.losses.current();
+            let loss = StepLoss {
+                sums: current.losses,
+                are_first: [index == 0 || current.is_alone; LossPart::WITH_PREFERENCES],
+                micro_batches: step.micro.len(),
+                gradient_scale: current.gradient_scale,
+                preferences: self.settings.preferences.map(preferences),
+            };
             let mut updating = Updating {
                 kernels: &*self.kernels,
                 memory: &self.memory,
@@ -330,6 +346,43 @@ impl Session {
         }
         self.losses.add_up(&*self.kernels)?;
         Ok((replayed, crossed))
+    }
+
+    /// `[rows]` f32: the sum of the losses of each of a micro-batch's sequences under the model that the training began with. It
+    /// is known, or made by a forward pass without adapters. None without preferences.
+    fn reference(
+        &mut self,
+        batch: &Batch,
+        micro: &MicroBatch,
+    ) -> Result<Option<Buffer>, SessionError> {
+        if self.settings.preferences.is_none() {
+            return Ok(None);
+        }
+        let (memory, rows) = (&self.memory, [micro.rows]);
+        let mut sums = memory.lease(Category::Input, "reference", rows, DType::F32)?;
+        match &micro.reference {
+            Some(known) => {
+                let known = bytemuck::cast_slice(known);
+                self.kernels.upload(sums.view_mut(), known)?;
+            }
+            None => {
+                assert!(
+                    !self.settings.has_reference,
+                    "data comes with the losses of its reference"
+                );
+                let work = Work {
+                    memory: &self.memory,
+                    kernels: &*self.kernels,
+                    weights: &mut self.weights,
+                    order: &self.orders.forward,
+                    saved: &mut self.saved,
+                    batch,
+                    purpose: Purpose::Reference,
+                };
+                self.model.sequence_losses(work, &mut sums)?;
+            }
+        }
+        Ok(Some(sums))
     }
 
     /// Why the device has given up launching micro-batches at once, if it has tried and could not. Nothing else changes.

@@ -45,5 +45,6 @@ pub fn shape_of_a_micro_batch(settings: &Settings, rows: usize, seq: usize) -> M
         seq,
         documents: (settings.packing == Packing::FirstFit).then(|| vec![0; rows * seq]),
         lengths: (settings.packing != Packing::Concatenate).then(|| vec![seq as i32; rows]),
+        reference: settings.has_reference.then(|| vec![0.0; rows]),
     }
 }

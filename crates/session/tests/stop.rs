@@ -62,6 +62,7 @@ fn batch(settings: &Settings, step: usize) -> StepBatch {
             seq: settings.seq,
             documents: None,
             lengths: None,
+            reference: None,
         }
     });
     micro.collect()

@@ -38,6 +38,24 @@ choices! {
 }
 
 choices! {
+    /// What training makes small.
+    Objective {
+        /// The loss of next tokens.
+        NextToken = "next-token",
+        /// That of preferences between two sequences (Rafailov et al. 2023).
+        Dpo = "dpo",
+    }
+}
+
+choices! {
+    /// How the loss of a pair follows from the margin of its rewards.
+    DpoLoss {
+        /// Minus the logarithm of its sigmoid.
+        Sigmoid = "sigmoid",
+    }
+}
+
+choices! {
     /// The implementation of attention.
     AttentionBackend {
         /// The best implementation that the device and the shape allow.

@@ -1,8 +1,8 @@
 //! Every key, in the order of the reference and of help, and the struct of each section, which its rows make.
 
 use super::choices::{
-    AttentionBackend, AutoOr, BaseType, FloatType, Graphs, HostPlace, OptimizerPlace, RankEngine,
-    Release,
+    AttentionBackend, AutoOr, BaseType, DpoLoss, FloatType, Graphs, HostPlace, Objective,
+    OptimizerPlace, RankEngine, Release,
 };
 use super::device::Device;
 use super::key::Mark::{ComparedApart, KeepsBits, PerRank};
@@ -197,6 +197,10 @@ keys! {
             "Passes over the data, instead of a number of steps")
             .details("A run writes down the train.steps that follow; the last step is filled up from the next pass.")
             .flag("--epochs", "N", TRAINING).marks(&[ComparedApart]),
+        objective: Objective = key(Kind::Choice(Objective::NAMES), "\"next-token\"", "What is learnt: next tokens, or preferences between pairs (dpo)")
+            .details("dpo needs --packing pad, and a folder that `trainer prepare` wrote of `chosen` and `rejected`, or batch files \
+                      whose every two rows are a pair. Nothing is dropped out.")
+            .flag("--objective", "next-token|dpo", TRAINING),
         seed: u64 = key(Kind::Whole(0), "0", "Seed of initialisation, shuffling, stochastic rounding and dropout")
             .flag("--seed", "N", TRAINING),
         device: Option<Device> = optional(Kind::Device, ("\"cpu\"", "train: cuda if built and present, else cpu; plan: cuda"), "Device")
@@ -306,6 +310,17 @@ keys! {
         base_dtype: Option<BaseType> = optional(Kind::Choice(BaseType::NAMES), ("\"bf16\"", "train.dtype"),
             "Data type of the frozen model under adapters")
             .flag("--base-dtype", "bf16|8bit|nf4", TRAINING).needs(need::LORA),
+    }
+
+    /// `[dpo]`
+    dpo: DpoConfig {
+        beta: f64 = key(Kind::Real(Range::Positive), "0.1", "Factor on rewards: how closely the model is held to its reference")
+            .needs(need::DPO),
+        loss: DpoLoss = key(Kind::Choice(DpoLoss::NAMES), "\"sigmoid\"", "How a pair's loss follows from the margin of its rewards")
+            .needs(need::DPO),
+        reference: Option<PathBuf> = optional(Kind::Text, ("\"reference.safetensors\"", "adapters: the model under them, computed in every step"),
+            "Log-probabilities under the reference: what `trainer eval MODEL --reference FILE` wrote")
+            .details("Training the model itself needs them.").marks(&[PerRank]).needs(need::DPO),
     }
 
     /// `[recompute]`

@@ -13,6 +13,7 @@ mod choices;
 mod defaults;
 mod device;
 pub mod dotted;
+mod dpo;
 mod error;
 mod hints;
 mod homes;
@@ -36,16 +37,16 @@ mod unknown;
 
 pub use attention::{auto_attention, cudnn_fits, cudnn_misfit, library_shape};
 pub use choices::{
-    AttentionBackend, AutoOr, BaseType, FloatType, Graphs, HostPlace, OptimizerPlace, RankEngine,
-    Release,
+    AttentionBackend, AutoOr, BaseType, DpoLoss, FloatType, Graphs, HostPlace, Objective,
+    OptimizerPlace, RankEngine, Release,
 };
 pub use device::{Device, DeviceError};
 pub use error::ConfigError;
 pub use key::{Flag, FlagArgument, Key, KeyDefault, Mark};
 pub use keys::{
-    AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, EvalConfig,
-    HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig,
-    RecomputeConfig, TrainConfig,
+    AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, DpoConfig,
+    EvalConfig, HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig, OffloadConfig,
+    OptimConfig, RecomputeConfig, TrainConfig,
 };
 pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};

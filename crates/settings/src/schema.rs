@@ -7,9 +7,9 @@ use super::choices::{AUTO, FloatType};
 use super::device::Device;
 use super::error::ConfigError;
 use super::keys::{
-    AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, EvalConfig,
-    HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig,
-    RecomputeConfig, TrainConfig,
+    AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, DpoConfig,
+    EvalConfig, HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig, OffloadConfig,
+    OptimConfig, RecomputeConfig, TrainConfig,
 };
 use memory::Rank;
 
@@ -32,6 +32,9 @@ pub struct Config {
     /// Adapters.
     #[serde(default)]
     pub lora: LoraConfig,
+    /// Preferences.
+    #[serde(default)]
+    pub dpo: DpoConfig,
     /// Which activations are recomputed.
     pub recompute: RecomputeConfig,
     /// The implementation of attention.

@@ -31,6 +31,10 @@ pub struct Settings {
     pub freeze: Vec<String>,
     /// Adapters, which alone are trained; none: the model itself is.
     pub lora: Option<Lora>,
+    /// The factor on rewards, where every two sequences are a pair of which one is preferred; none: next tokens are learnt.
+    pub preferences: Option<f32>,
+    /// Whether data comes with the losses of a reference; otherwise that is the model under the adapters.
+    pub has_reference: bool,
     /// Compute type.
     pub dtype: DType,
     /// Tokens in a sequence.
@@ -157,6 +161,8 @@ impl Settings {
             structure: Architecture::declared,
             freeze: config.train.freeze.clone(),
             lora: config.lora.adapters()?,
+            preferences: config.has_pairs().then_some(config.dpo.beta as f32),
+            has_reference: config.dpo.reference.is_some(),
             dtype: config.dtype().into(),
             seq,
             micro_batch: config.batch.micro,

@@ -29,6 +29,7 @@ mod library;
 mod limits;
 pub mod log;
 mod model_tokens;
+mod reference;
 mod run_dir;
 mod samples;
 mod shell;

@@ -105,6 +105,13 @@ impl Trainer {
                 "the library trains whole models, and lora.rank asks for adapters; leave it out, or run `trainer --lora RANK`".into(),
             ));
         }
+        if config.has_pairs() {
+            return Err(Failure::Usage(
+                "the library learns next tokens, and train.objective asks for preferences; leave it out, or run `trainer --objective \
+                 dpo`"
+                    .into(),
+            ));
+        }
         // The caller's loop decides when to evaluate and save, so nothing is leased for that.
         config.without_between_steps();
         let mut resolved = resolved(config);

@@ -31,6 +31,7 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
         seed: config.train.seed,
         vocab: config.model.vocab,
         packing: config.data.packing,
+        pairs: config.has_pairs(),
         split: Split::Train,
     }
 }
@@ -42,6 +43,7 @@ pub(crate) fn evaluation_options(resolved: &Resolved) -> Options {
         path: options.path.map(Inputs::unweighted),
         accum: 1,
         shuffle: false,
+        pairs: false,
         split: Split::Validation,
         ..options
     }

@@ -148,6 +148,15 @@ fn models() -> Vec<Row> {
         ("dense, f32", dense(0, 71), 1e-6, 2e-5),
         ("dense, bf16", dense(7, 150), 1e-3, 4e-2),
         (
+            "preferences, f32",
+            Settings {
+                preferences: Some(0.1),
+                ..dense(0, 71)
+            },
+            1e-6,
+            2e-5,
+        ),
+        (
             "tiny-moe, bf16",
             settings(preset("tiny-moe"), 9, 40, Attention::Eager),
             1e-3,

@@ -250,6 +250,7 @@ fn uniform_recompute_replays_each_stage_once() {
             seq: 4096,
             documents: None,
             lengths: None,
+            reference: None,
         };
         session
             .step(&data::StepBatch::from_iter([micro]))

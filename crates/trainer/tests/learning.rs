@@ -23,6 +23,7 @@ fn tiny_learns_the_built_in_text() {
         seed: resolved.config.train.seed,
         vocab: settings.model.vocab,
         packing: data::Packing::Concatenate,
+        pairs: false,
         split: data::Split::Train,
     });
     let mut batches = dataset.unwrap().batches();

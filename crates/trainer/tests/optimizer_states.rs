@@ -428,6 +428,7 @@ fn final_loss(dtype: &str, states: StateFormats) -> f64 {
         seed: resolved.config.train.seed,
         vocab: settings.model.vocab,
         packing: data::Packing::Concatenate,
+        pairs: false,
         split: data::Split::Train,
     });
     let mut batches = dataset.unwrap().batches();

@@ -50,6 +50,7 @@ fn alone(settings: &Settings) -> StepBatch {
             seq: tokens,
             documents: None,
             lengths: None,
+            reference: None,
         }
     };
     let lengths = LENGTHS.into_iter().flatten();
@@ -74,6 +75,7 @@ fn side_by_side(settings: &Settings) -> StepBatch {
         seq: settings.seq,
         documents: Some(starts.collect()),
         lengths: None,
+        reference: None,
     };
     StepBatch::from_iter([micro])
 }

@@ -116,6 +116,7 @@ pub fn options(path: impl Into<PathBuf>) -> Options {
         seed: 1,
         vocab: 1000,
         packing: Packing::Concatenate,
+        pairs: false,
         split: Split::Train,
     }
 }

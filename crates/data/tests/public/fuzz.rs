@@ -27,6 +27,7 @@ fn read_every_way(bytes: &[u8], seq: Option<usize>, vocab: usize) {
             let options = Options {
                 format,
                 packing,
+                pairs: false,
                 seq,
                 shuffle: vocab.is_multiple_of(2),
                 vocab,

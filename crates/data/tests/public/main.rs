@@ -6,6 +6,7 @@ mod fixture;
 mod fuzz;
 mod index_files;
 mod packing;
+mod pairs;
 mod shards;
 mod sources;
 mod steps;

@@ -23,6 +23,7 @@ mod matmul;
 mod muon;
 mod norm;
 mod positions;
+mod preference;
 mod products;
 mod qkv;
 mod quantise;
@@ -141,6 +142,7 @@ impl Cpu {
             Operation::Gelu(operation) => gelu::gelu(operation),
             Operation::GeluBackward(operation) => gelu::gelu_backward(operation),
             Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(operation),
+            Operation::PreferenceLoss(operation) => preference::preference_loss(operation),
             Operation::Sum(operation) => norm::sum(operation),
             Operation::NormGrains(operation) => norm::norm_grains(operation),
             Operation::NormAndClip(operation) => norm::norm_and_clip(operation),

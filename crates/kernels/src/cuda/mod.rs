@@ -31,6 +31,7 @@ mod muon;
 mod norm;
 mod norm_backward;
 mod positions;
+mod preference;
 mod qkv;
 mod rms_norm;
 mod rotary;
@@ -193,6 +194,7 @@ impl<D: Driver> Cuda<D> {
             Operation::Gelu(operation) => gelu::gelu(self, operation),
             Operation::GeluBackward(operation) => gelu::gelu_backward(self, operation),
             Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(self, operation),
+            Operation::PreferenceLoss(operation) => preference::preference_loss(self, operation),
             Operation::Sum(operation) => norm::sum(self, operation),
             Operation::NormGrains(operation) => norm::norm_grains(self, operation),
             Operation::NormAndClip(operation) => norm::norm_and_clip(self, operation),

@@ -31,6 +31,7 @@ mod matmul;
 mod muon;
 mod norm;
 mod positions;
+mod preference;
 mod qkv;
 mod rms_norm;
 mod rotary;
@@ -63,6 +64,7 @@ pub use matmul::{Gram, Matmul};
 pub use muon::{Combine, DivideByNorm, Momentum, StepAlong};
 pub use norm::{NormAndClip, NormGrains, Sum};
 pub use positions::{AddPositions, AddPositionsBackward, Positions};
+pub use preference::PreferenceLoss;
 pub use qkv::{JoinQkv, SplitQkv, Turn};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rotary::Rotary;
@@ -151,6 +153,7 @@ operations! {
     Gelu,
     GeluBackward,
     CrossEntropy,
+    PreferenceLoss,
     Sum,
     NormGrains,
     NormAndClip,

@@ -44,6 +44,7 @@ mod oracle;
 mod planning;
 mod poison;
 mod positions;
+mod preference;
 mod properties;
 mod qkv;
 mod refusals;
@@ -94,6 +95,7 @@ suite![
     muon,
     norm,
     positions,
+    preference,
     qkv,
     rms_norm,
     rotary,

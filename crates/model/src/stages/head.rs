@@ -2,9 +2,9 @@
 //! whole micro-batch never exist.
 
 use super::Norm;
-use crate::{Activation, Linear, LossPart, ModelError, ParameterId, Pass};
+use crate::{Activation, Linear, LossPart, ModelError, ParameterId, Pass, Preferences};
 use kernels::Init;
-use kernels::operation::{CrossEntropy, Sum};
+use kernels::operation::{CrossEntropy, PreferenceLoss, Sum};
 use memory::{Buffer, In, Layer, Out, Phase};
 use std::ops::Range;
 
@@ -21,6 +21,8 @@ struct Whole {
     x: Buffer,
     losses: Buffer,
     dx: Buffer,
+    /// `[b]` f32, under preferences: what the gradients of each sequence's losses are multiplied by.
+    factors: Option<Buffer>,
 }
 
 /// What comes of some tokens of the head's input.
@@ -61,16 +63,59 @@ impl Head {
         chunk: usize,
     ) -> Result<Buffer, ModelError> {
         let tokens = pass.tokens();
+        let factors = match pass.preferences() {
+            Some(preferences) => Some(self.preferences(pass, x.view(), chunk, preferences)?),
+            None => None,
+        };
         let mut whole = Whole {
             losses: pass.temporary_f32("losses", [tokens])?,
             dx: pass.temporary(Activation::X.gradient_name(), x.dims())?,
             x,
+            factors,
         };
         for rows in chunks(tokens, chunk) {
             self.chunk(pass, rows, &mut whole)?;
         }
-        pass.add_to_loss(LossPart::Targets, whole.losses.view())?;
+        if whole.factors.is_none() {
+            pass.add_to_loss(LossPart::Targets, whole.losses.view())?;
+        }
         Ok(whole.dx)
+    }
+
+    /// Adds the loss of a micro-batch of pairs, and returns the factor of each sequence's gradients, `[b]` f32. It takes a pass
+    /// over the chunks of its own, since a factor follows from all tokens of both sequences.
+    fn preferences(
+        &self,
+        pass: &mut Pass,
+        x: In,
+        chunk: usize,
+        Preferences { reference, beta }: Preferences,
+    ) -> Result<Buffer, ModelError> {
+        let rows = pass.batch().shape.rows;
+        let mut policy = pass.temporary_f32("sequence_losses", [rows])?;
+        self.sequence_losses(pass, x, chunk, policy.view_mut())?;
+        let mut factors = pass.temporary_f32("preference_factors", [rows])?;
+        let mut marks =
+            pass.temporary_f32("preference_marks", [LossPart::WITH_PREFERENCES, rows / 2])?;
+        pass.kernels().run(PreferenceLoss {
+            factors: factors.view_mut(),
+            marks: marks.view_mut(),
+            policy: policy.view(),
+            reference,
+            scale: pass.gradient_scale(),
+            beta,
+        })?;
+        let parts = [
+            LossPart::Targets,
+            LossPart::Chosen,
+            LossPart::Rejected,
+            LossPart::Preferred,
+        ];
+        for (row, part) in parts.into_iter().enumerate() {
+            let of_pairs = marks.view().rows(row..row + 1);
+            pass.add_to_loss(part, of_pairs.reshape([rows / 2]))?;
+        }
+        Ok(factors)
     }
 
     /// The loss of a micro-batch whose head's input is `x [b s, h]`, forward alone. Chunks have `chunk` tokens.
@@ -81,9 +126,38 @@ impl Head {
         chunk: usize,
         sum: Out,
     ) -> Result<(), ModelError> {
+        let losses = self.losses(pass, x.view(), chunk)?;
+        Ok(pass.kernels().run(Sum {
+            out: sum,
+            x: losses.view(),
+            init: Init::Overwrite,
+        })?)
+    }
+
+    /// The sum of the losses of each sequence, `sums [b]` f32, forward alone, as [`Head::loss`].
+    pub(crate) fn sequence_losses(
+        &self,
+        pass: &mut Pass,
+        x: In,
+        chunk: usize,
+        mut sums: Out,
+    ) -> Result<(), ModelError> {
+        let losses = self.losses(pass, x, chunk)?;
+        for (row, tokens) in pass.batch().shape.sequences(0..pass.tokens()) {
+            pass.kernels().run(Sum {
+                out: sums.reborrow().rows(row..row + 1),
+                x: losses.view().rows(tokens),
+                init: Init::Overwrite,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The loss of each token, `[b s]` f32, forward alone.
+    fn losses(&self, pass: &mut Pass, x: In, chunk: usize) -> Result<Buffer, ModelError> {
         let mut losses = pass.temporary_f32("losses", [pass.tokens()])?;
         for rows in chunks(pass.tokens(), chunk) {
-            let mut logits = self.normed(pass, x.view().rows(rows.clone()))?.logits;
+            let mut logits = self.normed(pass, x.rows(rows.clone()))?.logits;
             pass.kernels().run(CrossEntropy {
                 losses: losses.view_mut().rows(rows.clone()),
                 logits: logits.view_mut(),
@@ -91,11 +165,7 @@ impl Head {
                 scale: None,
             })?;
         }
-        Ok(pass.kernels().run(Sum {
-            out: sum,
-            x: losses.view(),
-            init: Init::Overwrite,
-        })?)
+        Ok(losses)
     }
 
     /// The logits `[b, v]` of the last token of each sequence, where the head's input is `x [b s, h]`.
@@ -139,12 +209,24 @@ impl Head {
             statistics,
             mut logits,
         } = self.normed(pass, x)?;
-        pass.kernels().run(CrossEntropy {
-            losses: whole.losses.view_mut().rows(rows.clone()),
-            logits: logits.view_mut(),
-            targets: pass.batch().targets.view().rows(rows.clone()),
-            scale: Some(pass.gradient_scale()),
-        })?;
+        let (shape, targets) = (pass.batch().shape, pass.batch().targets.view());
+        let mut parts = vec![(rows.clone(), pass.gradient_scale())];
+        if let Some(factors) = &whole.factors {
+            let sequences = shape.sequences(rows.clone());
+            let factor = |row: usize| factors.view().rows(row..row + 1);
+            parts = sequences
+                .map(|(row, tokens)| (tokens, factor(row)))
+                .collect();
+        }
+        for (tokens, scale) in parts {
+            let within = tokens.start - rows.start..tokens.end - rows.start;
+            pass.kernels().run(CrossEntropy {
+                losses: whole.losses.view_mut().rows(tokens.clone()),
+                logits: logits.view_mut().rows(within),
+                targets: targets.rows(tokens),
+                scale: Some(scale),
+            })?;
+        }
 
         let _place = pass.enter(Phase::Backward, Layer::Head);
         let dh = self.through_the_product(pass, h, logits)?;

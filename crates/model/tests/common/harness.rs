@@ -155,9 +155,10 @@ impl Run {
         let scale = scale_of(memory, kernels, targets.len());
         let loss = StepLoss {
             sums: self.loss.view_mut(),
-            are_first: [true; 3],
+            are_first: [true; 4],
             micro_batches: 1,
             gradient_scale: scale.view(),
+            preferences: None,
         };
         let work = Work {
             memory: &self.memory,

@@ -11,10 +11,10 @@ use crate::keys::KEYS;
 use crate::load::Source;
 use crate::{
     AttentionBackend, AttentionConfig, AutoOr, BaseType, BatchConfig, CheckpointConfig,
-    CollectivesConfig, Config, DataConfig, Device, EvalConfig, FloatType, Graphs, HardwareConfig,
-    HostPlace, LogConfig, LoraConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig,
-    OptimizerPlace, RankEngine, RecomputeConfig, Release, Size, TrainConfig, dotted, preset,
-    reference,
+    CollectivesConfig, Config, DataConfig, Device, DpoConfig, DpoLoss, EvalConfig, FloatType,
+    Graphs, HardwareConfig, HostPlace, LogConfig, LoraConfig, LrConfig, MemoryConfig, Objective,
+    OffloadConfig, OptimConfig, OptimizerPlace, RankEngine, RecomputeConfig, Release, Size,
+    TrainConfig, dotted, preset, reference,
 };
 use data::{Format, Packing};
 use model::{
@@ -101,6 +101,7 @@ fn full() -> Config {
         train: TrainConfig {
             steps: 7,
             epochs: Some(0.1 + 0.2),
+            objective: Objective::Dpo,
             seed: i64::MAX as u64,
             device: Some(Device::Cuda { index: 1 }),
             dtype: Some(FloatType::Bf16),
@@ -155,6 +156,11 @@ fn full() -> Config {
             init: LoraInit::Gaussian,
             b_lr_ratio: 4.0,
             base_dtype: Some(BaseType::Bf16),
+        },
+        dpo: DpoConfig {
+            beta: 0.25,
+            loss: DpoLoss::Sigmoid,
+            reference: Some("a reference".into()),
         },
         recompute: RecomputeConfig {
             spec: "core_attn,mlp".to_owned(),

@@ -4,12 +4,14 @@ use super::trained::{Trained, TrainedArgs, settings};
 use crate::args::overrides;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
-use crate::samples::{evaluation_options, refuse_nothing};
+use crate::reference;
+use crate::samples::{data_options, evaluation_options, refuse_nothing};
 use crate::stdout::{print, print_json};
 use clap::Args;
 use data::Packing;
 use planner::InferencePlan;
 use serde::Serialize;
+use settings::Objective;
 use settings::load::Override;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +30,9 @@ pub struct EvalArgs {
     /// Sequence length [default: that of the run's training, or at most 1024]
     #[arg(long, value_name = "S", allow_negative_numbers = true)]
     pub seq: Option<String>,
+    /// Write the log-probability of every text of prepared preferences here, for dpo.reference: of what they are trained on
+    #[arg(long, value_name = "FILE")]
+    pub reference: Option<PathBuf>,
 }
 
 /// The output of `eval --json`.
@@ -63,6 +68,9 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     if let (Some(packing), true, true) = (packing, prepared, is_default) {
         trained.resolved.config.data.packing = packing;
     }
+    if let Some(file) = &args.reference {
+        return write_reference(trained, file);
+    }
     let config = &trained.resolved.config;
     let options = evaluation_options(&trained.resolved);
     let dataset = trained.tokens().open_own(&options, &trained.resolved)?;
@@ -95,6 +103,26 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
         true => print_json(&record),
         false => print(in_words(&record)),
     }
+}
+
+/// Writes the losses of the sequences of preferences that a model will be trained on.
+fn write_reference(mut trained: Trained, file: &Path) -> Result<(), Failure> {
+    let config = &mut trained.resolved.config;
+    config.train.objective = Objective::Dpo;
+    config.data.packing = Packing::Pad;
+    let options = data_options(&trained.resolved);
+    let dataset = trained.tokens().open_own(&options, &trained.resolved)?;
+    let settings = settings(&trained.resolved, dataset.seq())?;
+    let device = OpenDevice::open(trained.resolved.device())?;
+    let rows = options.micro_batch.min(dataset.rows());
+    let plan = InferencePlan::of_evaluation(&settings, device.target(), rows)?;
+    let mut inference = trained.load(&settings, &device, &plan)?;
+    let batches = dataset.by_number();
+    let (losses, _) =
+        inference.sequence_losses(batches.map(|micro| micro.map_err(Failure::from)))?;
+    let written = format!("{} texts; wrote {}\n", losses.len(), file.display());
+    reference::write(file, &dataset, losses)?;
+    print(written)
 }
 
 fn in_words(record: &Record) -> String {

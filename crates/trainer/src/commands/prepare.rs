@@ -12,8 +12,8 @@ use std::path::PathBuf;
 /// Flags of `prepare`.
 #[derive(Debug, Args)]
 pub struct PrepareArgs {
-    /// Text (a document a file), JSONL or a list in JSON (`text`, `messages`, `conversations`, `prompt` and `completion`, or
-    /// `instruction` and `output`), parquet, folders of these, or - for standard input; gzip and zstd are unpacked
+    /// Text (a document a file), JSONL or a list in JSON (`text`, `messages`, `conversations`, `prompt` and `completion`, `chosen`
+    /// and `rejected`, or `instruction` and `output`), parquet, folders of these, or - for standard input; gzip and zstd are unpacked
     #[arg(required = true, value_name = "INPUT")]
     pub inputs: Vec<PathBuf>,
     /// Folder for the token files, which --data takes; new or empty

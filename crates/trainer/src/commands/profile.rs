@@ -161,6 +161,7 @@ fn random_batch(settings: &Settings) -> StepBatch {
             seq,
             documents: None,
             lengths: None,
+            reference: settings.has_reference.then(|| vec![0.0; rows]),
         }
     };
     (0..settings.accum).map(micro).collect()

@@ -76,6 +76,7 @@ mod tests {
             seq: targets,
             documents: None,
             lengths: None,
+            reference: None,
         }])
     }
 

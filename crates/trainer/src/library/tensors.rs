@@ -42,6 +42,7 @@ pub(super) fn step_batch(
         seq,
         documents: None,
         lengths: None,
+        reference: None,
     });
     Ok(micro_batches.collect())
 }

@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use crate::job::Job;
 use crate::limits::{limit, refuse_without_room};
 use crate::model_tokens::ModelTokens;
+use crate::reference;
 use crate::run_dir::refuse_model;
 use crate::samples::{data_options, set_steps_from_epochs};
 use data::{Dataset, Inputs};
@@ -43,6 +44,7 @@ impl Prepared {
         let from = from.or(resolved.options.init_from.as_deref());
         let tokens = ModelTokens::of_run(&resolved, from);
         let dataset = tokens.open(&data_options(&resolved))?;
+        let dataset = reference::attach(dataset, &resolved.config)?;
         let goes_on = resumed
             .as_ref()
             .is_some_and(|resumed| resumed.read(&dataset));
@@ -144,7 +146,11 @@ fn name_paths_for_later(config: &mut Config) {
         .as_mut()
         .filter(|path| *path != Path::new(HEURISTIC));
     let data = config.data.path.iter_mut().flat_map(Inputs::paths_mut);
-    let paths = [&mut config.eval.path, &mut config.offload.path];
+    let paths = [
+        &mut config.eval.path,
+        &mut config.offload.path,
+        &mut config.dpo.reference,
+    ];
     let paths = paths.into_iter().flatten().chain(data);
     for path in paths.chain(states).chain(algorithms) {
         if let Ok(absolute) = std::path::absolute(&*path) {

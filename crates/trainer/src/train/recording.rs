@@ -5,10 +5,10 @@ use super::totals::Asked;
 use crate::failure::Failure;
 use memory::GRANULARITY_BYTES;
 use report::{
-    METRICS_SCHEMA_VERSION, ProcessRecord, RouterMarks, RunRecord, StepRecord, Timing,
+    METRICS_SCHEMA_VERSION, ProcessRecord, RewardMarks, RouterMarks, RunRecord, StepRecord, Timing,
     resident_bytes,
 };
-use session::StepOutcome;
+use session::{Rewards, StepOutcome};
 use std::time::Duration;
 
 impl Run {
@@ -84,6 +84,7 @@ impl Run {
             lr: outcome.lr as f32,
             lr_matrices: outcome.lr_matrices.map(|rate| rate as f32),
             routers: router_marks(outcome),
+            rewards: outcome.rewards.map(reward_marks),
             epoch: asked.epoch,
             tokens: outcome.targets,
             timing: Timing::new(
@@ -131,6 +132,15 @@ impl Run {
             graphs_off: self.plan.graphs_off,
             process: ProcessRecord::current(),
         }
+    }
+}
+
+fn reward_marks(rewards: Rewards) -> RewardMarks {
+    RewardMarks {
+        rewards_chosen: rewards.chosen,
+        rewards_rejected: rewards.rejected,
+        rewards_margin: rewards.margin,
+        rewards_accuracy: rewards.accuracy,
     }
 }
 

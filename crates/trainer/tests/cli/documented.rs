@@ -69,11 +69,19 @@ fn written() -> BTreeSet<String> {
     place.trainer(resumed).succeeds();
     let mixture = "--config tiny-moe --steps 1 --seq 16 --micro-batch 1 --out mixture --quiet";
     place.trainer(mixture).succeeds();
+    let pair = r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#;
+    place.file("pairs.jsonl", pair);
+    let prepare = "prepare pairs.jsonl --tokenizer bytes --out pairs";
+    place.trainer(prepare).succeeds();
+    let dpo = "--objective dpo --packing pad --lora 2 --data pairs --steps 1";
+    place
+        .trainer(&format!("{small} {dpo} --out preferring"))
+        .succeeds();
     let short = format!("{small} --memory-limit 400KiB --out short");
     place.trainer(&short).fails(3, &["oom.json"]);
 
     let mut names = BTreeSet::new();
-    for folder in ["run", "run/ranks/0", "resumed", "mixture"] {
+    for folder in ["run", "run/ranks/0", "resumed", "mixture", "preferring"] {
         for record in Metrics::read(&place, folder).0 {
             names.insert(record["kind"].as_str().unwrap().to_owned());
             collect(&record, &mut names);

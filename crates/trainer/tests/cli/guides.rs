@@ -99,6 +99,12 @@ fn place() -> Workplace {
     place.file("strategies.toml", matrix.join("\n"));
     let example = include_str!("../foreign/axolotl-lora-1b.yml");
     place.file("axolotl-lora-1b.yml", example);
+    let (_, tune) = guides
+        .iter()
+        .find(|(name, _)| name == "fine-tune.md")
+        .unwrap();
+    let pairs: Vec<&str> = lines(tune, Some("json")).collect();
+    place.file("pairs.jsonl", pairs.join("\n"));
     place
 }
 

@@ -203,7 +203,6 @@ fn what_makes_no_sense_or_is_not_built_is_refused() {
             &["whole on every rank", "--zero 2"],
         ),
         ("--set lora.alpha=3", &["`lora.alpha`", "--lora RANK"]),
-        ("--objective dpo", &["not built", "preferences"]),
     ] {
         let command = format!("plan --config small.toml {flags}");
         place.trainer(&command).fails(2, words);

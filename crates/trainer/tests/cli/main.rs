@@ -46,6 +46,7 @@ mod other_tools;
 mod output;
 mod plan;
 mod plan_from;
+mod preferences;
 mod prepare;
 mod profile;
 mod recompute;

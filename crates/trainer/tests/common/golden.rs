@@ -65,6 +65,8 @@ impl Golden {
         Settings {
             freeze: Vec::new(),
             lora: None,
+            preferences: None,
+            has_reference: false,
             policy: Policy::with_layers(model.labels(), mode, &BTreeMap::new(), model.layers)
                 .unwrap(),
             model,
@@ -167,6 +169,7 @@ fn micro_batch(ids: &Value, targets: &Value) -> MicroBatch {
         targets: targets.concat(),
         documents: None,
         lengths: None,
+        reference: None,
     }
 }
 

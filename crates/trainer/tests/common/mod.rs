@@ -314,6 +314,7 @@ pub fn step_batch(settings: &Settings, step: usize) -> StepBatch {
         seq: settings.seq,
         documents: None,
         lengths: None,
+        reference: None,
     });
     micro.collect()
 }

@@ -20,7 +20,7 @@ STEP = ["train", "--config", "tiny", "--device", "cuda", "--quiet", "--steps", 1
 TRAINING = [("racecheck", "flash", "bf16"), ("racecheck", "eager", "f32"), ("memcheck", "flash", "bf16"), ("synccheck", "flash", "bf16")]
 # Tensors have blocks of their own there, so that an access to the first byte behind one is found.
 CASES = [["rms_norm", "swiglu", "rotary", "qkv", "elementwise", "embedding", "norm", "cross_entropy", "experts"],
-         ["layer_norm", "gelu", "positions", "dropout"], ["adamw", "matmul", "grouped_products"], ["attention"], ["flash_attention"]]
+         ["layer_norm", "gelu", "positions", "preference", "dropout"], ["adamw", "matmul", "grouped_products"], ["attention"], ["flash_attention"]]
 # Failed driver calls are ignored: the trainer reports its own, and a library may try some that fail.
 OPTIONS = {"memcheck": ["--report-api-errors", "no"]}
 

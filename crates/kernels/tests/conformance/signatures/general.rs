@@ -2,8 +2,8 @@
 
 use super::{Signature, argument};
 use kernels::{
-    DequantiseBytes, DequantiseNf4, Fill, Gram, Init, Matmul, NormAndClip, NormGrains, Sum,
-    SumInOrder,
+    DequantiseBytes, DequantiseNf4, Fill, Gram, Init, Matmul, NormAndClip, NormGrains,
+    PreferenceLoss, Sum, SumInOrder,
 };
 use memory::DType;
 
@@ -120,6 +120,28 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                     out: outs[0].reborrow(),
                     x: ins[0],
                     init: Init::Accumulate,
+                })
+            },
+        },
+        Signature {
+            operation: "preference_loss",
+            outs: vec![float("factors", &[6]), float("marks", &[4, 3])],
+            ins: vec![
+                float("policy", &[6]),
+                float("reference", &[6]),
+                float("scale", &[1]),
+            ],
+            call: |kernels, outs, ins| {
+                let [factors, marks] = outs else {
+                    unreachable!()
+                };
+                kernels.run(PreferenceLoss {
+                    factors: factors.reborrow(),
+                    marks: marks.reborrow(),
+                    policy: ins[0],
+                    reference: ins[1],
+                    scale: ins[2],
+                    beta: 0.1,
                 })
             },
         },

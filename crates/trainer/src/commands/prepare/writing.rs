@@ -72,8 +72,13 @@ fn describe(summary: &Summary, options: &Options, took: Duration) -> String {
     let bytes = (train.text_bytes + validation.text_bytes) as f64;
     let seconds = took.as_secs_f64();
     let mut lines = vec![format!(
-        "{} documents, {tokens} tokens, {:.2} bytes a token, in {seconds:.1} s ({:.1} MB/s)",
+        "{} {}, {tokens} tokens, {:.2} bytes a token, in {seconds:.1} s ({:.1} MB/s)",
         summary.documents,
+        if summary.preferences {
+            "pairs"
+        } else {
+            "documents"
+        },
         bytes / tokens as f64,
         bytes / 1e6 / seconds,
     )];
