@@ -77,7 +77,7 @@ impl Forward<'_> {
 
     fn losses_of(&mut self, micro: &MicroBatch) -> Result<Vec<f32>, SessionError> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
-        let batch = upload(memory, kernels, micro, None)?;
+        let batch = upload(memory, kernels, model.architecture(), micro, None)?;
         let shape = [micro.rows];
         let mut sums = memory.lease(Category::Temporary, "sequence_losses", shape, DType::F32)?;
         model.sequence_losses(self.work(&batch, None), &mut sums)?;
