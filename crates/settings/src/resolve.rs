@@ -8,7 +8,7 @@ use model::MegatronFlags;
 use super::choices::{FloatType, Release};
 use super::device::Device;
 use super::load::{self, Override, Source};
-use super::{Config, ConfigError, check, preset};
+use super::{Config, ConfigError, LoraConfig, check, preset};
 
 /// The command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,7 +182,17 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
         config.join(rank)?;
     }
     check::built(&config, &loaded.places, task == Task::Train)?;
-    check::contradictions(&config)?;
+    match options.lora_from {
+        // The rank comes from that folder, and the whole is checked again when it is known.
+        Some(_) if config.lora.rank.is_none() => check::contradictions(&Config {
+            lora: LoraConfig {
+                rank: Some(1),
+                ..config.lora.clone()
+            },
+            ..config.clone()
+        })?,
+        _ => check::contradictions(&config)?,
+    }
     if !model_elsewhere {
         check::model(&config)?;
     }

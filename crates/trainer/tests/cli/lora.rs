@@ -137,6 +137,10 @@ fn adapters_on_a_model_in_four_bits_go_out_and_come_in() {
     let file = "adapter_model.safetensors";
     let whole = bytes(&place, &format!("adapter/{file}"));
     assert_eq!(whole, bytes(&place, &format!("rest/{file}")));
+    let on = "train --lora-from adapter --base-dtype 8bit --seq 32 --steps 1 --set data.any_tokenizer=true --save-final more --out on";
+    place.trainer(on).succeeds();
+    let codes = &serde_json::from_str::<Value>(&place.text("more/base.json")).unwrap()["codes"];
+    assert_eq!(*codes, serde_json::json!(["8bit", "f32"]));
     let plan = place.trainer("plan --json --config small.toml --lora 4 --base-dtype nf4");
     let plan: Value = serde_json::from_str(&plan.succeeds().stdout).unwrap();
     let stored = &plan["freeze"]["stored_bytes"];
