@@ -164,26 +164,33 @@ fn cudnn_agrees_with_itself_in_every_mode_and_nearly_with_ours() {
     }
 }
 
-/// Losses of a run on packed documents, and the bytes that are planned for it.
-fn packed(place: &Workplace, flags: &str) -> (Vec<f64>, u64) {
+/// Losses of a run on packed documents, the bytes that are planned for it, and how many graphs it makes.
+fn packed(place: &Workplace, flags: &str) -> (Vec<f64>, u64, usize) {
     let out = flags.replace(|letter: char| !letter.is_alphanumeric(), "");
     let shape =
         "--seq 96 --micro-batch 1 --accum 4 --steps 2 --set model.vocab=257 --set model.layers=1";
     let run = format!(
         "--config small.toml --device cuda {shape} --packing first-fit {flags} --out {out}"
     );
-    with_cudnn(place, &run, &[]).succeeds();
+    let notes = format!("{out}.graphs");
+    place.file(&notes, "");
+    let path = place.path(&notes);
+    let noted = [("STAND_IN_GRAPHS", path.to_str().unwrap())];
+    with_cudnn(place, &run, &noted).succeeds();
+    let notes = place.text(&notes);
+    let captured = |line: &&str| line.starts_with("captured");
     let metrics = Metrics::read(place, &out);
     for step in metrics.steps() {
         assert_eq!(step["peak_bytes"], step["planned_peak_bytes"], "{out}");
         assert_eq!(step["driver_allocations"], 0, "{out}");
     }
     let planned = metrics.steps()[0]["planned_peak_bytes"].as_u64();
-    (metrics.losses(), planned.unwrap())
+    let graphs = notes.lines().filter(captured).count();
+    (metrics.losses(), planned.unwrap(), graphs)
 }
 
 /// Rows of one long document and padding are cuDNN's; those of many short ones our own kernels', to the bit. Bytes that are planned do
-/// not depend on which they are. Where both come, neither is launched as the other.
+/// not depend on which they are. Where both come, there is a graph of each.
 #[test]
 fn packed_documents_are_cudnns_where_there_is_room_for_them() {
     let place = Workplace::new();
@@ -226,5 +233,7 @@ fn packed_documents_are_cudnns_where_there_is_room_for_them() {
             "--data both --attention cudnn --set train.graphs={graphs}"
         ))
     });
-    assert_eq!(both[0], both[1]);
+    let [graphs, none] = both;
+    assert_eq!((&graphs.0, graphs.1), (&none.0, none.1));
+    assert_eq!([short[1].2, long[1].2, graphs.2, none.2], [1, 1, 2, 0]);
 }
