@@ -1,11 +1,11 @@
 //! Writes the plans that cuDNN makes for attention on an H100, without one, and how much workspace they state beside what is leased:
 //!
 //! ```console
-//! $ cudnn_plans FOLDER 2x8x2x512x64 2x8x2x512x64-packed ...
+//! $ cudnn_plans FOLDER 2x8x2x512x64 2x8x2x512x64-packed 2x8x2x512x64-ragged6 ...
 //! ```
 //!
-//! A shape is batch x heads x key-value heads x tokens x head width, and packed where queries, keys and values are columns of
-//! one tensor.
+//! A shape is batch x heads x key-value heads x tokens x head width, packed where queries, keys and values are columns of
+//! one tensor, and ragged where there is room for so many documents.
 
 #[cfg(feature = "cuda")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -14,25 +14,27 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut words = std::env::args().skip(1);
     let folder = words.next().ok_or("the first argument is a folder")?;
     for word in words {
-        let packed = word.strip_suffix("-packed");
-        let sizes = packed.unwrap_or(&word).split('x').map(str::parse);
-        let sizes: Result<Vec<usize>, _> = sizes.collect();
-        let [batch, heads, kv_heads, seq, head_dim] = sizes?[..] else {
-            return Err(
-                format!("`{word}` is no shape: write BxHxKVxSxD or BxHxKVxSxD-packed").into(),
-            );
+        let (numbers, kind) = word.split_once('-').unwrap_or((&word, ""));
+        let numbers: Result<Vec<usize>, _> = numbers.split('x').map(str::parse).collect();
+        let [batch, heads, kv_heads, seq, head_dim] = numbers?[..] else {
+            return Err(format!("`{word}` is no shape: write BxHxKVxSxD").into());
         };
         let sizes = AttentionShape::new([batch, seq], [heads, kv_heads], head_dim);
-        let shape = match packed {
-            Some(_) => LibraryShape::packed(sizes),
-            None => LibraryShape::apart(sizes),
+        let shape = match (kind, kind.strip_prefix("ragged").map(str::parse)) {
+            ("", _) => LibraryShape::apart(sizes),
+            ("packed", _) => LibraryShape::packed(sizes),
+            (_, Some(documents)) => LibraryShape {
+                documents: Some(documents?),
+                ..LibraryShape::of_documents(sizes)
+            },
+            _ => return Err(format!("`{word}` ends in neither -packed nor -raggedN").into()),
         };
         for (name, pass) in [
             ("forward", AttentionPass::Forward),
             ("backward", AttentionPass::Backward),
         ] {
             let plan = plan_on_paper(shape, pass)?;
-            let (stated, leased) = (plan.workspace_bytes, cudnn_workspace_bytes(sizes, pass));
+            let (stated, leased) = (plan.workspace_bytes, cudnn_workspace_bytes(shape, pass));
             println!("{word} {name} {stated} {leased}");
             std::fs::write(format!("{folder}/{word}-{name}.plan"), plan.written)?;
         }

@@ -186,7 +186,7 @@ fn differences(
                 -of_layers(3 * scores),
                 "the mask of the probabilities and their dropped copy are made again, not kept",
             )),
-            Attention::Flash | Attention::Cudnn => differences.extend([
+            _ => differences.extend([
                 (-of_layers(5 * scores), "flash attention stores no scores"),
                 (
                     of_layers(4 * config.heads * tokens),

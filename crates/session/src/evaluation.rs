@@ -64,7 +64,7 @@ impl Forward<'_> {
     /// Starts a micro-batch, and the read of the sum of its losses.
     fn start(&mut self, micro: &MicroBatch) -> Result<Reading, SessionError> {
         let (model, kernels) = (self.model, self.kernels);
-        let batch = upload(self.memory, kernels, micro, None)?;
+        let batch = upload(self.memory, kernels, model.architecture(), micro, None)?;
         let memory = self.memory;
         let mut sum = memory.lease(Category::Temporary, "loss", [1], DType::F32)?;
         model.loss(self.work(&batch, None), &mut sum)?;

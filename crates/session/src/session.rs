@@ -276,12 +276,13 @@ impl Session {
                 step: self.step as u64 + 1,
                 micro_batch: number as u64,
             };
-            let section = section(&self.settings, (index, count), micro);
+            let architecture = self.model.architecture();
+            let section = section(&self.settings, architecture, (index, count), micro);
             let lent = lent.filter(|_| section.is_none());
             let lent = lent.map(|lent| lent.of(index, micro));
             let (memory, kernels) = (&self.memory, &*self.kernels);
-            let mut batch = upload(memory, kernels, micro, lent)?;
-            let losses = self.model.architecture().router_losses();
+            let mut batch = upload(memory, kernels, architecture, micro, lent)?;
+            let losses = architecture.router_losses();
             if let (Some(lengths), Some(_)) = (&micro.lengths, losses) {
                 batch = batch.with_lengths(memory, kernels, lengths)?;
             }

@@ -3,7 +3,7 @@
 use data::MicroBatch;
 use kernels::Kernels;
 use memory::{In, Memory};
-use model::{Batch, BatchShape, ModelError};
+use model::{Architecture, Batch, BatchShape, ModelError};
 
 /// The tokens of a step's micro-batches, one after the other, in device memory of another library. The step's batch has
 /// the same tokens on the host, where its targets are counted. All micro-batches have the same shape.
@@ -27,10 +27,11 @@ impl LentTokens {
     }
 }
 
-/// Leases and uploads a micro-batch, with the beginnings of packed documents. Lent tokens are not copied.
+/// Leases and uploads a micro-batch for a model, with the beginnings of packed documents. Lent tokens are not copied.
 pub(crate) fn upload(
     memory: &Memory,
     kernels: &Kernels,
+    architecture: &Architecture,
     micro: &MicroBatch,
     lent: Option<LentTokens>,
 ) -> Result<Batch, ModelError> {
@@ -40,8 +41,15 @@ pub(crate) fn upload(
         Some(lent) => Batch::lent(memory, shape, lent.input_ids, lent.targets)?,
         None => Batch::upload(memory, kernels, shape, &micro.input_ids, &micro.targets)?,
     };
-    match &micro.documents {
-        Some(starts) => batch.with_documents(memory, kernels, starts),
+    let Some(starts) = &micro.documents else {
+        return Ok(batch);
+    };
+    let batch = batch.with_documents(memory, kernels, starts)?;
+    match architecture.ragged_shape(shape) {
+        Some(attention) => {
+            let lengths = micro.lengths.as_deref();
+            batch.with_ragged_documents(memory, kernels, attention, starts, lengths)
+        }
         None => Ok(batch),
     }
 }

@@ -17,6 +17,9 @@ pub(crate) fn attention(config: &Config) -> Attention {
         AttentionBackend::Auto => auto_attention(config).0,
         AttentionBackend::Eager => Attention::Eager,
         AttentionBackend::Flash => Attention::Flash,
+        AttentionBackend::Cudnn if config.data.packing == Packing::FirstFit => {
+            Attention::CudnnDocuments
+        }
         AttentionBackend::Cudnn => Attention::Cudnn,
     }
 }
@@ -52,13 +55,18 @@ pub fn cudnn_misfit(config: &Config) -> Option<String> {
             model.dropout
         ));
     }
-    if packing != Packing::Concatenate {
+    if packing == Packing::Pad {
         return Some(format!(
-            "data.packing is {packing}: it is for whole sequences of one length"
+            "data.packing is {packing}: it is for sequences of one length, whole or of packed documents"
         ));
     }
-    let dtype = config.dtype().into();
-    cudnn_shape(config).cudnn_misfit(config.device().target(), dtype)
+    let (shape, dtype) = (cudnn_shape(config), config.dtype().into());
+    let misfit = shape.cudnn_misfit(config.device().target(), dtype);
+    let of_documents = || match packing {
+        Packing::FirstFit => shape.documents_misfit(),
+        _ => None,
+    };
+    misfit.or_else(of_documents)
 }
 
 /// The attention of a micro-batch.
@@ -70,6 +78,9 @@ fn cudnn_shape(config: &Config) -> AttentionShape {
 /// The attention of a micro-batch as cuDNN is asked for it.
 pub fn library_shape(config: &Config) -> LibraryShape {
     let spec = config.model.attention(config.model.sliding_window);
+    if config.data.packing == Packing::FirstFit {
+        return LibraryShape::of_documents(cudnn_shape(config));
+    }
     match Attention::Cudnn.reads_packed(&spec) {
         true => LibraryShape::packed(cudnn_shape(config)),
         false => LibraryShape::apart(cudnn_shape(config)),
@@ -77,10 +88,10 @@ pub fn library_shape(config: &Config) -> LibraryShape {
 }
 
 /// Whether `auto` may stand for cuDNN's attention under a configuration without open questions: where it would else be flash
-/// attention in bf16 on a GPU, and cuDNN computes that.
+/// attention in bf16 on a GPU, of sequences that are long enough for it, and cuDNN computes that.
 pub fn cudnn_fits(config: &Config) -> bool {
     let is_open = config.attention.backend == AttentionBackend::Auto;
-    let is_flash = attention(config) == Attention::Flash;
+    let is_flash = attention(config) == Attention::Flash && config.data.seq >= FLASH_FROM_SEQ;
     is_open && is_flash && config.dtype() == FloatType::Bf16 && cudnn_misfit(config).is_none()
 }
 
@@ -110,13 +121,21 @@ mod tests {
     fn auto_leaves_room_for_cudnn_where_it_fits() {
         assert!(cudnn_fits(&config(&[])));
         assert!(cudnn_fits(&config(&["model.sliding_window=512"])));
+        let packed = config(&["data.packing=first-fit"]);
+        assert!(cudnn_fits(&packed));
+        let short = config(&["data.packing=first-fit", "data.seq=128"]);
+        assert!(!cudnn_fits(&short));
+        assert_eq!(
+            library_shape(&packed).documents,
+            Some(3 * packed.batch.micro)
+        );
         for set in [
             "data.seq=128",
             "train.dtype=f32",
             "train.device=cpu",
             "attention.backend=flash",
             "model.head_dim=100",
-            "data.packing=first-fit",
+            "data.packing=pad",
             "model.sliding_window=511",
         ] {
             assert!(!cudnn_fits(&config(&[set])), "{set}");
@@ -132,13 +151,15 @@ mod tests {
             ("train.dtype=f32", "bf16"),
             ("train.device=cpu", "CUDA device"),
             ("model.head_dim=136", "not 136"),
-            ("data.packing=first-fit", "data.packing is first-fit"),
             ("data.packing=pad", "data.packing is pad"),
             ("model.sliding_window=511", "511 of 512 keys"),
+            (
+                "data.packing=first-fit model.head_dim=72",
+                "multiple of 16 wide, not 72",
+            ),
         ] {
-            let refused = Settings::new(&config(&[cudnn, set]))
-                .unwrap_err()
-                .to_string();
+            let set: Vec<&str> = std::iter::once(cudnn).chain(set.split(' ')).collect();
+            let refused = Settings::new(&config(&set)).unwrap_err().to_string();
             let said = refused.contains(word) && refused.contains("--attention flash");
             assert!(said, "{refused}");
         }

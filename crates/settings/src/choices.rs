@@ -56,7 +56,7 @@ impl From<Attention> for AttentionBackend {
         match attention {
             Attention::Eager => AttentionBackend::Eager,
             Attention::Flash => AttentionBackend::Flash,
-            Attention::Cudnn => AttentionBackend::Cudnn,
+            Attention::Cudnn | Attention::CudnnDocuments => AttentionBackend::Cudnn,
         }
     }
 }

@@ -145,7 +145,7 @@ impl Settings {
         }
         check_logits(config)?;
         let attention = attention(config);
-        if let (Attention::Cudnn, Some(reason)) = (attention, cudnn_misfit(config)) {
+        if let (true, Some(reason)) = (attention.is_cudnn(), cudnn_misfit(config)) {
             return Err(ConfigError::Contradiction(format!(
                 "`attention.backend` is cudnn, but {reason}; use --attention flash, or auto"
             )));

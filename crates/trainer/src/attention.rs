@@ -35,12 +35,17 @@ fn chosen(config: &Config) -> (Attention, String) {
     match config.device() {
         Device::Cuda { index } if cudnn_fits(config) && is_hopper(index) => {
             match found(index, config) {
-                Ok(version) => (
-                    Attention::Cudnn,
-                    format!(
+                Ok(version) => {
+                    let mut reason = format!(
                         "version {version} computes what our own does, and the same bits every time"
-                    ),
-                ),
+                    );
+                    if let Some(most) = settings::library_shape(config).documents {
+                        reason += &format!(
+                            "; our own takes micro-batches of more than {most} documents, for which it has no room"
+                        );
+                    }
+                    (Attention::Cudnn, reason)
+                }
                 Err(error) => {
                     if error.fault == Fault::DeviceFull {
                         tracing::warn!(
@@ -129,7 +134,7 @@ fn found(_index: usize, _config: &Config) -> Result<String, KernelError> {
 /// The version of cuDNN, if it computes the attention.
 pub(crate) fn cudnn_version(attention: Attention) -> Option<String> {
     #[cfg(feature = "cuda")]
-    if attention == Attention::Cudnn {
+    if attention.is_cudnn() {
         let version = kernels::cuda::CudnnVersion::look_up();
         return version.ok().map(|version| version.to_string());
     }

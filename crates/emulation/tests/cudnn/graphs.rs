@@ -37,6 +37,10 @@ pub mod uid {
     pub const ONE: i64 = 12;
     pub const D_Q_SUMS: i64 = 13;
     pub const ROW_SUMS: i64 = 14;
+    /// Lengths of sequences.
+    pub const LENGTHS: i64 = 15;
+    /// Where sequences begin in a tensor, behind its own number.
+    pub const BEGINS: i64 = 20;
 }
 
 #[derive(Clone, Copy)]
@@ -86,6 +90,8 @@ pub struct Tensor {
     pub strides: Vec<i64>,
     pub is_virtual: bool,
     pub is_by_value: bool,
+    /// The number of a list that says where sequences begin, and how many it has.
+    pub begins: Option<(i64, i64)>,
 }
 
 impl Tensor {
@@ -109,6 +115,17 @@ impl Tensor {
             is_by_value: true,
             ..Tensor::packed(uid, &[1; 4])
         }
+    }
+
+    /// Numbers of i32.
+    pub fn list(uid: i64, count: i64) -> Tensor {
+        Tensor::packed(uid, &[count, 1, 1, 1]).of_kind(I32)
+    }
+
+    /// Sequences that begin where a list of their own says.
+    pub fn ragged(self) -> Tensor {
+        let begins = Some((uid::BEGINS + self.uid, self.dims[0] + 1));
+        Tensor { begins, ..self }
     }
 
     pub fn hidden(self) -> Tensor {
@@ -142,6 +159,10 @@ impl Tensor {
         }
         if self.is_by_value {
             made.set(908, Value::Flag(true))?;
+        }
+        if let Some((uid, count)) = self.begins {
+            let begins = Tensor::list(uid, count).made()?;
+            made.set(913, Value::Descriptors(&[&begins]))?;
         }
         made.finalize()?;
         Ok(made)
@@ -264,30 +285,55 @@ pub fn forward(shape: Shape) -> Result<Descriptor, String> {
 
 /// The node, with queries as they are described.
 pub fn attention(shape: Shape, q: Tensor) -> Result<Descriptor, String> {
+    attention_of(
+        shape,
+        [q, shape.kv(uid::K), shape.kv(uid::V), shape.q(uid::O)],
+        &[],
+    )
+}
+
+/// The node, with sequences that have lengths, if they are told, and begin where lists say.
+pub fn ragged(shape: Shape, has_lengths: bool) -> Result<Descriptor, String> {
+    let tensors = [
+        shape.q(uid::Q),
+        shape.kv(uid::K),
+        shape.kv(uid::V),
+        shape.q(uid::O),
+    ];
+    let lengths = Tensor::list(uid::LENGTHS, shape.batch).made()?;
+    let all = [(2809, &lengths), (2810, &lengths)];
+    let told = if has_lengths { &all[..] } else { &[] };
+    graph(&[attention_of(shape, tensors.map(Tensor::ragged), told)?])
+}
+
+fn attention_of(
+    shape: Shape,
+    [q, k, v, o]: [Tensor; 4],
+    lengths: &[(i32, &Descriptor)],
+) -> Result<Descriptor, String> {
     let within = graph(&[band_mask(&shape.scores(100), &shape.scores(101))?])?;
     let (x, y) = (shape.scores(102).made()?, shape.scores(103).made()?);
     let lse = shape.row_numbers(uid::LSE).made()?;
     let softmax = of_operands(OPERATION_SOFTMAX, &[(3100, &x), (3101, &y), (3102, &lse)])?;
-    let (q, k, v) = (
-        q.made()?,
-        shape.kv(uid::K).made()?,
-        shape.kv(uid::V).made()?,
-    );
-    let (o, scale) = (shape.q(uid::O).made()?, Tensor::number(uid::SCALE).made()?);
-    finalized(
-        OPERATION_ATTENTION,
-        &[
-            (2800, Value::Descriptors(&[&q])),
-            (2801, Value::Descriptors(&[&k])),
-            (2802, Value::Descriptors(&[&v])),
-            (2803, Value::Descriptors(&[&o])),
-            (2814, Value::Descriptors(&[&softmax])),
-            (2805, Value::Descriptors(&[&scale])),
-            (2811, Value::Descriptors(&[&within])),
-            (2812, Value::Numbers(&[100])),
-            (2813, Value::Numbers(&[101])),
-        ],
-    )
+    let (q, k, v, o) = (q.made()?, k.made()?, v.made()?, o.made()?);
+    let scale = Tensor::number(uid::SCALE).made()?;
+    let named = [
+        (2800, &q),
+        (2801, &k),
+        (2802, &v),
+        (2803, &o),
+        (2814, &softmax),
+        (2805, &scale),
+        (2811, &within),
+    ];
+    let made = Descriptor::new(OPERATION_ATTENTION)?;
+    for (name, operand) in named.iter().chain(lengths) {
+        made.set(*name, Value::Descriptors(&[operand]))?;
+    }
+    made.set(2812, Value::Numbers(&[100]))?;
+    made.set(2813, Value::Numbers(&[101]))?;
+    made.finalize()?;
+    Ok(made)
 }
 
 /// The same from single operations: products, the mask by indices, softmax by its parts.

@@ -3,5 +3,6 @@
 mod graphs;
 mod library;
 mod oracle;
+mod ragged;
 mod refusals;
 mod run;

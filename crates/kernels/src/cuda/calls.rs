@@ -168,6 +168,8 @@ pub struct LibraryShape {
     pub sizes: AttentionShape,
     /// Elements from one token's row to the next's, of q, k and v. Rows of their gradients are as far apart.
     pub row_strides: [usize; 3],
+    /// Where documents are packed, the most that there is room for; one may be as long as a sequence.
+    pub documents: Option<usize>,
 }
 
 impl LibraryShape {
@@ -176,6 +178,15 @@ impl LibraryShape {
         LibraryShape {
             sizes,
             row_strides: [sizes.q(), sizes.k(), sizes.v()].map(|[_, width]| width),
+            documents: None,
+        }
+    }
+
+    /// Packed documents, with q, k and v as three tensors.
+    pub fn of_documents(sizes: AttentionShape) -> LibraryShape {
+        LibraryShape {
+            documents: Some(sizes.documents_max()),
+            ..LibraryShape::apart(sizes)
         }
     }
 
@@ -185,6 +196,7 @@ impl LibraryShape {
         LibraryShape {
             sizes,
             row_strides: [width; 3],
+            documents: None,
         }
     }
 
@@ -194,13 +206,15 @@ impl LibraryShape {
     }
 }
 
-/// Causal attention by a library: bf16, without documents or dropout.
+/// Causal attention by a library: bf16, without dropout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LibraryAttention {
     /// Its sizes, and how q, k and v lie.
     pub shape: LibraryShape,
     /// The tensors that it reads and writes.
     pub tensors: AttentionTensors,
+    /// [`crate::RaggedDocuments`], where documents are packed.
+    pub documents: Option<*const u8>,
     /// Scratch of the library.
     pub workspace: Workspace,
 }
@@ -227,7 +241,7 @@ pub enum AttentionTensors {
         v: *const u8,
         /// `[b, s, heads, d]` bf16.
         out: *const u8,
-        /// `[b, heads, s]` f32.
+        /// `[b, heads, s]` f32, `[b, s, heads]` where documents are packed.
         lse: *const u8,
     },
     /// The gradients are written.
@@ -247,10 +261,12 @@ pub struct BackwardTensors {
     pub dq: *const u8,
     pub dk: *const u8,
     pub dv: *const u8,
-    /// f32 sums of `dq`, `[b, heads, s, d]`.
+    /// f32 sums of `dq`, in some order.
     pub dq_sums: *const u8,
-    /// Row sums of `dout * out`, `[b, heads, s]` f32.
+    /// Row sums of `dout * out`, as `lse`.
     pub row_sums: *const u8,
+    /// Where documents are packed and heads share keys: `dk` and `dv` of every query head, `[b, s, heads, d]` bf16.
+    pub of_heads: [*const u8; 2],
 }
 
 impl LibraryAttention {

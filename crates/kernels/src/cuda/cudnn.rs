@@ -10,19 +10,24 @@ use crate::{AttentionShape, KernelError};
 use memory::{In, Out};
 
 /// Bytes that are leased for the library's own workspace, beside what it is handed by name.
-pub fn cudnn_workspace_bytes(shape: AttentionShape, pass: AttentionPass) -> usize {
-    let scratch = match pass {
-        AttentionPass::Forward => CudnnScratch::forward(shape, true, true),
-        AttentionPass::Backward => CudnnScratch::backward(shape),
-    };
-    scratch.workspace
+pub fn cudnn_workspace_bytes(shape: LibraryShape, pass: AttentionPass) -> usize {
+    cudnn_scratch(shape, pass).workspace
 }
 
-/// The sizes, and how far apart rows are.
-fn library_shape(sizes: AttentionShape, qkv: [&In; 3]) -> LibraryShape {
+/// The scratch of a pass that writes all of its outputs.
+pub(super) fn cudnn_scratch(shape: LibraryShape, pass: AttentionPass) -> CudnnScratch {
+    match pass {
+        AttentionPass::Forward => CudnnScratch::forward(shape.sizes, shape.documents, [true; 2]),
+        AttentionPass::Backward => CudnnScratch::backward(shape.sizes, shape.documents),
+    }
+}
+
+/// The sizes, how far apart rows are, and how many documents there may be.
+fn library_shape(sizes: AttentionShape, qkv: [&In; 3], documents: &Option<In>) -> LibraryShape {
     LibraryShape {
         sizes,
         row_strides: qkv.map(|x| x.strides()[0]),
+        documents: documents.is_some().then(|| sizes.documents_max()),
     }
 }
 
@@ -54,10 +59,13 @@ pub(super) fn attention<D: Driver>(
     operation: FlashAttention,
 ) -> Result<(), KernelError> {
     let (shape, scratch) = (operation.shape, &operation.scratch);
-    let layout = CudnnScratch::forward(shape, operation.out.is_some(), operation.lse.is_some());
+    let documents = &operation.options.documents;
+    let has_outputs = [operation.out.is_some(), operation.lse.is_some()];
+    let most = documents.is_some().then(|| shape.documents_max());
+    let layout = CudnnScratch::forward(shape, most, has_outputs);
     let mut pieces = Pieces { scratch, used: 0 };
     // It always makes both, so that leaving one out changes no bit of the other.
-    let [spare_out, spare_lse] = layout.pieces.map(|bytes| pieces.next(bytes));
+    let [spare_out, spare_lse, ..] = layout.pieces.map(|bytes| pieces.next(bytes));
     let or_spare =
         |out: &Option<Out>, spare| out.as_ref().map_or(spare, |out| out.pointer().cast_const());
     let tensors = AttentionTensors::Forward {
@@ -68,9 +76,11 @@ pub(super) fn attention<D: Driver>(
         lse: or_spare(&operation.lse, spare_lse),
     };
     let workspace = pieces.rest();
+    let qkv = [&operation.q, &operation.k, &operation.v];
     cuda.attention(&LibraryAttention {
-        shape: library_shape(shape, [&operation.q, &operation.k, &operation.v]),
+        shape: library_shape(shape, qkv, documents),
         tensors,
+        documents: documents.as_ref().map(In::pointer),
         workspace,
     })
 }
@@ -80,9 +90,11 @@ pub(super) fn attention_backward<D: Driver>(
     operation: FlashAttentionBackward,
 ) -> Result<(), KernelError> {
     let (shape, scratch) = (operation.shape, &operation.scratch);
-    let layout = CudnnScratch::backward(shape);
+    let documents = &operation.options.documents;
+    let most = documents.is_some().then(|| shape.documents_max());
+    let layout = CudnnScratch::backward(shape, most);
     let mut pieces = Pieces { scratch, used: 0 };
-    let [dq_sums, row_sums] = layout.pieces.map(|bytes| pieces.next(bytes));
+    let [dq_sums, row_sums, of_dk, of_dv] = layout.pieces.map(|bytes| pieces.next(bytes));
     let tensors = AttentionTensors::Backward(BackwardTensors {
         q: operation.q.pointer(),
         k: operation.k.pointer(),
@@ -95,11 +107,14 @@ pub(super) fn attention_backward<D: Driver>(
         dv: operation.dv.pointer(),
         dq_sums,
         row_sums,
+        of_heads: [of_dk, of_dv],
     });
     let workspace = pieces.rest();
+    let qkv = [&operation.q, &operation.k, &operation.v];
     cuda.attention(&LibraryAttention {
-        shape: library_shape(shape, [&operation.q, &operation.k, &operation.v]),
+        shape: library_shape(shape, qkv, documents),
         tensors,
+        documents: documents.as_ref().map(In::pointer),
         workspace,
     })
 }

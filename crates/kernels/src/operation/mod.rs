@@ -52,7 +52,7 @@ pub use embedding::{Embedding, EmbeddingBackward};
 pub use experts::{
     ExpertRows, GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
 };
-pub use flash::{Flash, FlashAttention, FlashAttentionBackward, FlashOptions};
+pub use flash::{Flash, FlashAttention, FlashAttentionBackward, FlashOptions, RaggedDocuments};
 pub use gelu::{Gelu, GeluBackward};
 pub use init::Init;
 pub use latent::{ExpandKeys, ExpandKeysBackward, RotaryTail};

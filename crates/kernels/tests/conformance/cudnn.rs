@@ -29,9 +29,9 @@ fn what_cudnn_does_not_compute_is_refused() {
         probability: 0.1,
         key: 1,
     });
-    let packed = FlashAttention {
-        lengths: vec![5, 30],
-        ..fits()
+    let documents = |sizes| FlashAttention {
+        lengths: vec![37],
+        ..case(DType::BF16, sizes)
     };
     let mut narrow = fits();
     narrow.attention.shape.v_head_dim = 8;
@@ -42,7 +42,7 @@ fn what_cudnn_does_not_compute_is_refused() {
         case(DType::BF16, [2, 1, 8, 2, 16]),
         narrow,
         dropped,
-        packed,
+        documents([2, 37, 8, 2, 24]),
     ];
     for device in planning(DType::BF16) {
         let called = |case: &FlashAttention| {
@@ -52,7 +52,13 @@ fn what_cudnn_does_not_compute_is_refused() {
             case.run_forward(&device, Some(out.view_mut()), None, qkv)
         };
         let is_cuda = device.kernels.target() == Target::Cuda;
-        assert_eq!(called(&fits()).is_ok(), is_cuda, "{}", device.name);
+        for fits in [
+            fits(),
+            documents([2, 37, 8, 2, 16]),
+            case(DType::BF16, [2, 37, 8, 2, 24]),
+        ] {
+            assert_eq!(called(&fits).is_ok(), is_cuda, "{}", device.name);
+        }
         for misfit in &misfits {
             let refused = called(misfit).unwrap_err();
             assert_eq!(refused.fault, Fault::Caller, "{misfit:?}: {refused}");
@@ -139,6 +145,17 @@ const SHAPES: [[usize; 5]; 8] = [
     [1, 200, 4, 1, 96],
 ];
 
+/// Sizes, and lengths of the documents of every row: that end within tiles and at them; of one token; as long as the sequence; as many
+/// as there is room for, and fewer.
+#[cfg(feature = "cuda")]
+const DOCUMENTS: [([usize; 5], &[usize]); 5] = [
+    ([2, 200, 4, 2, 64], &[70, 130]),
+    ([2, 128, 2, 2, 16], &[64]),
+    ([1, 300, 8, 1, 48], &[100, 1, 199]),
+    ([2, 130, 6, 2, 128], &[130]),
+    ([3, 65, 4, 4, 32], &[1, 64]),
+];
+
 #[cfg(feature = "cuda")]
 mod on_a_device {
     use super::*;
@@ -152,13 +169,16 @@ mod on_a_device {
 
     /// Whether the first GPU computes attention by cuDNN.
     fn is_there() -> bool {
-        let device = CudaDevice::open(0);
-        let checked = device
-            .and_then(|device| device.check_cudnn(LibraryShape::packed(shape([1, 64, 4, 2, 64]))));
-        if let Err(error) = &checked {
-            println!("no cuDNN: {error}");
-        }
-        checked.is_ok()
+        let whole = LibraryShape::packed(shape([1, 64, 4, 2, 64]));
+        let of_documents = LibraryShape::of_documents(shape([1, 64, 4, 2, 64]));
+        [whole, of_documents].into_iter().all(|shape| {
+            let device = CudaDevice::open(0);
+            let checked = device.and_then(|device| device.check_cudnn(shape));
+            if let Err(error) = &checked {
+                println!("no cuDNN: {error}");
+            }
+            checked.is_ok()
+        })
     }
 
     /// Against the oracle, twice the same bits, whatever was in memory before, and whichever output is left out.
@@ -188,6 +208,35 @@ mod on_a_device {
                 ..self::case(DType::BF16, sizes)
             };
             judge(&own, std::slice::from_ref(&device));
+            println!("{sizes:?}: passed on {}", device.name);
+        }
+    }
+
+    /// Against the oracle, which our own kernels keep to as well, and twice the same bits, whatever was in memory before.
+    #[test]
+    fn documents() {
+        if !is_there() {
+            return;
+        }
+        let device = gpu(DType::BF16).expect("it was opened");
+        for (sizes, lengths) in DOCUMENTS {
+            let whole = case(DType::BF16, sizes);
+            let case = |by| FlashAttention {
+                lengths: lengths.to_vec(),
+                by,
+                ..self::case(DType::BF16, sizes)
+            };
+            let (case, own) = (case(Flash::Cudnn), case(Flash::Own));
+            device.memory.set_poison(true);
+            for case in [&case, &own] {
+                judge(case, std::slice::from_ref(&device));
+            }
+            let first = run(&case, &device);
+            device.memory.set_poison(false);
+            assert!(first == run(&case, &device), "{case:?}: other bits");
+            if lengths != [sizes[1]] {
+                assert!(first != run(&whole, &device), "{case:?}: as without");
+            }
             println!("{sizes:?}: passed on {}", device.name);
         }
     }
@@ -227,11 +276,15 @@ mod on_a_device {
     }
 
     /// In a process of its own, since a process finds one driver.
-    fn with_libraries(version: &str) -> (String, String) {
+    fn with_libraries(test: &str, version: &str) -> (String, String) {
         let driver = emulation::stand_in_folder();
         let folders = std::env::join_paths([driver.to_path_buf(), driver.join("cudnn")]);
         let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "cudnn::on_a_device::cases", "--nocapture"])
+            .args([
+                "--exact",
+                &format!("cudnn::on_a_device::{test}"),
+                "--nocapture",
+            ])
             .env("LD_LIBRARY_PATH", folders.unwrap())
             .env("STAND_IN_CUDNN_VERSION", version)
             .output()
@@ -245,14 +298,16 @@ mod on_a_device {
 
     #[test]
     fn the_stand_in_gives_what_cudnn_must() {
-        let (stdout, stderr) = with_libraries("92800");
-        let passed = stdout.matches("passed on Stand-in GPU").count();
-        assert_eq!(passed, SHAPES.len(), "{stdout}{stderr}");
+        for (test, cases) in [("cases", SHAPES.len()), ("documents", DOCUMENTS.len())] {
+            let (stdout, stderr) = with_libraries(test, "92800");
+            let passed = stdout.matches("passed on Stand-in GPU").count();
+            assert_eq!(passed, cases, "{stdout}{stderr}");
+        }
     }
 
     #[test]
     fn a_version_without_ordered_sums_is_not_taken() {
-        let (stdout, _) = with_libraries("92100");
+        let (stdout, _) = with_libraries("cases", "92100");
         let told = stdout.contains("no cuDNN") && stdout.contains("9.25.0 or newer");
         assert!(told && !stdout.contains("passed on"), "{stdout}");
     }

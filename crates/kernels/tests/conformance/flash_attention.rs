@@ -9,7 +9,10 @@ use crate::dropout::{Dropped, Placed};
 use crate::host::Host;
 use crate::oracle::{constant, gradients, softmax, values, variable};
 use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor, Var};
-use kernels::{AttentionShape, Flash, FlashAttentionBackward, FlashOptions, KernelError, Target};
+use kernels::{
+    AttentionShape, Flash, FlashAttentionBackward, FlashOptions, KernelError, RaggedDocuments,
+    Target,
+};
 use memory::{DType, In, Out};
 
 #[derive(Debug)]
@@ -47,10 +50,13 @@ impl FlashAttention {
                 kernels::FlashAttention::scratch_elements(target, shape, dtype),
                 FlashAttentionBackward::scratch_elements(target, shape, dtype),
             ],
-            Flash::Cudnn => [
-                kernels::FlashAttention::cudnn_scratch_elements(shape, out, lse),
-                FlashAttentionBackward::cudnn_scratch_elements(shape),
-            ],
+            Flash::Cudnn => {
+                let documents = !self.lengths.is_empty();
+                [
+                    kernels::FlashAttention::cudnn_scratch_elements(shape, documents, [out, lse]),
+                    FlashAttentionBackward::cudnn_scratch_elements(shape, documents),
+                ]
+            }
         }
     }
 
@@ -83,10 +89,38 @@ impl FlashAttention {
 
     /// The documents on the device, if there are any.
     fn put_documents(&self, device: &Device) -> Option<Tensor> {
-        let AttentionShape { batch, seq, .. } = self.attention.shape;
-        let documents = self.documents().into_iter().map(|first| first as f64);
-        let given = !self.lengths.is_empty();
-        given.then(|| device.put(&Host::new(DType::I32, [batch, seq], documents)))
+        let shape = self.attention.shape;
+        let firsts: Vec<i32> = self
+            .documents()
+            .into_iter()
+            .map(|first| first as i32)
+            .collect();
+        let (dims, numbers) = match self.by {
+            _ if self.lengths.is_empty() => return None,
+            Flash::Own => ([shape.batch, shape.seq], firsts),
+            Flash::Cudnn => {
+                let numbers = RaggedDocuments::numbers(shape, &firsts, None);
+                let numbers = numbers.expect("a case has no more documents than there is room for");
+                (RaggedDocuments::dims(shape), numbers)
+            }
+        };
+        let numbers = numbers.into_iter().map(f64::from);
+        Some(device.put(&Host::new(DType::I32, dims, numbers)))
+    }
+
+    /// The statistics as `[b, heads, s]`.
+    fn take_lse(&self, device: &Device, lse: &Tensor) -> Host {
+        let lse = device.take(lse);
+        if self.by == Flash::Own || self.lengths.is_empty() {
+            return lse;
+        }
+        let [batch, heads, seq] = self.lse_dims();
+        let values = lse.values();
+        let places = (0..batch * heads * seq).map(|at| {
+            let (row, head, token) = (at / seq / heads, at / seq % heads, at % seq);
+            values[(row * seq + token) * heads + head]
+        });
+        Host::new(DType::F32, self.lse_dims(), places)
     }
 
     pub fn run_forward(
@@ -198,8 +232,11 @@ impl Case for FlashAttention {
             [shape.q(), shape.k(), shape.v()].map(|dims| device.room(self.attention.dtype, dims));
         let written = gradients.each_mut().map(Tensor::view_mut);
         self.run_backward(device, written, qkv, [&out, &lse])?;
-        let results = [&lse, &out].into_iter().chain(&gradients);
-        Ok(results.map(|tensor| device.take(tensor)).collect())
+        let results = std::iter::once(&out).chain(&gradients);
+        let results = results.map(|tensor| device.take(tensor));
+        Ok(std::iter::once(self.take_lse(device, &lse))
+            .chain(results)
+            .collect())
     }
 
     fn expected(&self) -> Vec<Expected> {

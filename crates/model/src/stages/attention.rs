@@ -4,8 +4,8 @@ use super::{LatentHeads, Qkv, written};
 use crate::activation::Dimension;
 use crate::stage::{Io, Stage};
 use crate::{
-    Activation, AttentionSpec, CacheWidths, DropoutSite, Extent, Label, ModelError, ParameterId,
-    Pass,
+    Activation, AttentionSpec, BatchShape, CacheWidths, DropoutSite, Extent, Label, ModelError,
+    ParameterId, Pass,
 };
 use kernels::operation::{
     self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, SplitQkv,
@@ -26,6 +26,10 @@ pub enum Attention {
     Flash,
     /// Flash attention by cuDNN: the same activations, with other bits.
     Cudnn,
+    /// cuDNN's of packed documents. Queries, keys and values are made apart, as its ragged layout and our own kernels take them,
+    /// which compute micro-batches of more documents than cuDNN's plans have room for.
+    #[serde(rename = "cudnn")]
+    CudnnDocuments,
 }
 
 impl Attention {
@@ -45,8 +49,13 @@ impl Attention {
         match self {
             Attention::Eager => "eager",
             Attention::Flash => "flash",
-            Attention::Cudnn => "cudnn",
+            Attention::Cudnn | Attention::CudnnDocuments => "cudnn",
         }
+    }
+
+    /// Whether cuDNN computes it.
+    pub fn is_cudnn(self) -> bool {
+        matches!(self, Attention::Cudnn | Attention::CudnnDocuments)
     }
 }
 
@@ -115,15 +124,44 @@ impl CoreAttention {
     }
 
     fn options<'a>(&self, pass: &Pass<'a>) -> FlashOptions<'a> {
-        let documents = pass.batch().documents.as_ref();
+        let batch = pass.batch();
+        let by = match &batch.ragged {
+            Some(ragged) if !ragged.fits => Flash::Own,
+            _ if self.kind.is_cudnn() => Flash::Cudnn,
+            _ => Flash::Own,
+        };
+        let documents = match (&batch.ragged, by) {
+            (Some(ragged), Flash::Cudnn) => Some(&ragged.numbers),
+            _ => batch.documents.as_ref(),
+        };
         FlashOptions {
             documents: documents.map(Buffer::view),
             dropout: pass.dropout(self.dropout),
-            by: match self.kind {
-                Attention::Cudnn => Flash::Cudnn,
-                Attention::Eager | Attention::Flash => Flash::Own,
-            },
+            by,
         }
+    }
+
+    /// Scratch for flash attention, and how much of it is used, of what our own kernels take and of what cuDNN takes with documents or
+    /// without. Where the data decides who computes a micro-batch, the larger is leased.
+    fn flash_scratch(
+        &self,
+        pass: &Pass,
+        own: impl Fn(Target, AttentionShape, DType) -> usize,
+        cudnn: impl Fn(AttentionShape, bool) -> usize,
+    ) -> Result<(Buffer, usize), ModelError> {
+        let is_ragged = pass.batch().ragged.is_some();
+        let used = |by, (target, shape, dtype)| match by {
+            Flash::Own => own(target, shape, dtype),
+            Flash::Cudnn => cudnn(shape, is_ragged),
+        };
+        let arguments = (pass.kernels().target(), self.shape(pass), pass.dtype());
+        let by = self.options(pass).by;
+        let leased = match is_ragged {
+            true => used(Flash::Own, arguments).max(used(Flash::Cudnn, arguments)),
+            false => used(by, arguments),
+        };
+        let scratch = pass.temporary_f32("attention_scratch", [leased])?;
+        Ok((scratch, used(by, arguments)))
     }
 
     fn scratch(
@@ -166,15 +204,18 @@ impl CoreAttention {
         let inputs = self.pull_inputs(pass)?;
         let (mut o, mut lse) = (pass.output(Self::O)?, pass.output(Self::LSE)?);
         let (has_out, has_lse) = (o.is_some(), lse.is_some());
-        let mut scratch = self.scratch(pass, |target, shape, dtype| match self.kind {
-            Attention::Cudnn => FlashAttention::cudnn_scratch_elements(shape, has_out, has_lse),
-            _ => FlashAttention::scratch_elements(target, shape, dtype),
-        })?;
+        let (mut scratch, elements) = self.flash_scratch(
+            pass,
+            FlashAttention::scratch_elements,
+            |shape, documents| {
+                FlashAttention::cudnn_scratch_elements(shape, documents, [has_out, has_lse])
+            },
+        )?;
         let [q, k, v] = self.views(&inputs);
         pass.kernels().run(FlashAttention {
             out: written(&mut o),
             lse: written(&mut lse),
-            scratch: scratch.view_mut(),
+            scratch: scratch.view_mut().rows(0..elements),
             q,
             k,
             v,
@@ -297,16 +338,17 @@ impl CoreAttention {
         let (lse, o) = (pass.pull(Self::LSE)?, pass.pull(Self::O)?);
         let inputs = self.pull_inputs(pass)?;
         let mut gradients = self.gradients(pass)?;
-        let mut scratch = self.scratch(pass, |target, shape, dtype| match self.kind {
-            Attention::Cudnn => FlashAttentionBackward::cudnn_scratch_elements(shape),
-            _ => FlashAttentionBackward::scratch_elements(target, shape, dtype),
-        })?;
+        let (mut scratch, elements) = self.flash_scratch(
+            pass,
+            FlashAttentionBackward::scratch_elements,
+            FlashAttentionBackward::cudnn_scratch_elements,
+        )?;
         let ([dq, dk, dv], [q, k, v]) = (self.views_mut(&mut gradients), self.views(&inputs));
         pass.kernels().run(FlashAttentionBackward {
             dq,
             dk,
             dv,
-            scratch: scratch.view_mut(),
+            scratch: scratch.view_mut().rows(0..elements),
             dout: dout.view(),
             out: o.view(),
             lse: lse.view(),
@@ -339,7 +381,7 @@ impl Stage for CoreAttention {
                 let probs = (Self::PROBS, Extent::of(&sizes));
                 (vec![probs, o], &[Self::PROBS][..])
             }
-            Attention::Flash | Attention::Cudnn => {
+            Attention::Flash | Attention::Cudnn | Attention::CudnnDocuments => {
                 let lse = (Self::LSE, Extent::of_f32(&by_head));
                 (vec![o, lse], &[Self::O, Self::LSE][..])
             }
@@ -363,6 +405,11 @@ impl Stage for CoreAttention {
         Some(self.attention.cache_widths())
     }
 
+    fn ragged_shape(&self, batch: BatchShape) -> Option<AttentionShape> {
+        let shape = || self.attention.shape(batch.rows, batch.seq);
+        (self.kind == Attention::CudnnDocuments).then(shape)
+    }
+
     fn flops_per_token(&self, seq: usize) -> u64 {
         // A window of `w` keys leaves `w (2 s - w)` of the `s s` scores; that is all of them where `w` is `s`.
         let reach = self.attention.window.unwrap_or(seq).min(seq);
@@ -374,14 +421,14 @@ impl Stage for CoreAttention {
         match self.kind {
             _ if pass.cache().is_some() => self.cached(pass),
             Attention::Eager => self.eager(pass),
-            Attention::Flash | Attention::Cudnn => self.flash(pass),
+            _ => self.flash(pass),
         }
     }
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let gradients = match self.kind {
             Attention::Eager => self.eager_backward(pass)?,
-            Attention::Flash | Attention::Cudnn => self.flash_backward(pass)?,
+            _ => self.flash_backward(pass)?,
         };
         for (of, gradient) in self.inputs().iter().zip(gradients) {
             pass.file_gradient(*of, gradient);

@@ -89,6 +89,12 @@ SharedOperation attention_of(const Descriptor &descriptor) {
     if (scale && !scale->is_by_value) {
         refuse(CUDNN_STATUS_NOT_SUPPORTED, "the scale, tensor %d, is not passed by value", int(scale->uid));
     }
+    std::vector<Tensor> lengths;
+    for (const auto name : {CUDNN_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_QDESC, CUDNN_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_KVDESC}) {
+        if (descriptor.has(name)) {
+            lengths.push_back(tensor_at(descriptor, name));
+        }
+    }
     const auto within = descriptor.made_of<Graph>(CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH);
     // Softmax reads the result of the inner graph, whatever its number: NVIDIA's frontend gives it another.
     Tensor scores = softmax.x[0], softened = softmax.x[0];
@@ -104,6 +110,8 @@ SharedOperation attention_of(const Descriptor &descriptor) {
     auto made = std::make_shared<Operation>();
     made->is_attention = true;
     made->reads = {q, k, v};
+    made->reads.insert(made->reads.end(), lengths.begin(), lengths.end());
+    made->lengths = lengths;
     made->writes = softmax.stats;
     made->writes.push_back(o);
     if (scale) {
@@ -122,9 +130,10 @@ SharedOperation attention_of(const Descriptor &descriptor) {
         const Dense keys = transposed(k, values.read(k), flipped);
         Dense raw = product(q.dims, values.read(q), flipped, keys, scores.dims, Order::KEPT);
         const float factor = scale ? values.read(*scale)[0] : 1.0f;
-        for (float &score : raw) {
-            score *= factor;
-        }
+        each_index(scores.dims, [&](const Sizes &index, size_t number) {
+            const bool is_there = values.has(k, {index[0], 0, index[3], 0});
+            raw[number] = is_there ? factor * raw[number] : -std::numeric_limits<float>::infinity();
+        });
         values.write(scores, std::move(raw));
         for (const SharedOperation &operation : within ? within->operations : std::vector<SharedOperation>{}) {
             operation->compute(values, order);

@@ -35,12 +35,12 @@ Rule value(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, U
     return {name, type, use, most, NO_KIND, since};
 }
 
-Rule refers(cudnnBackendAttributeName_t name, int kind, Use use = Use::REQUIRED, int64_t most = 1) {
-    return {name, CUDNN_TYPE_BACKEND_DESCRIPTOR, use, most, kind, 0};
+Rule refers(cudnnBackendAttributeName_t name, int kind, Use use = Use::REQUIRED, int64_t most = 1, uint64_t since = 0) {
+    return {name, CUDNN_TYPE_BACKEND_DESCRIPTOR, use, most, kind, since};
 }
 
-Rule tensor(cudnnBackendAttributeName_t name, Use use = Use::REQUIRED) {
-    return refers(name, CUDNN_BACKEND_TENSOR_DESCRIPTOR, use);
+Rule tensor(cudnnBackendAttributeName_t name, Use use = Use::REQUIRED, uint64_t since = 0) {
+    return refers(name, CUDNN_BACKEND_TENSOR_DESCRIPTOR, use, 1, since);
 }
 
 const Use OPTIONAL = Use::OPTIONAL, TOLD = Use::TOLD;
@@ -57,7 +57,7 @@ const std::map<int, Kind> &kinds() {
            value(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64),
            value(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64),
            value(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, OPTIONAL),
-           value(CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, OPTIONAL)}}},
+           value(CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, OPTIONAL), tensor(CUDNN_ATTR_TENSOR_RAGGED_OFFSET_DESC, OPTIONAL)}}},
         {CUDNN_BACKEND_POINTWISE_DESCRIPTOR,
          {"POINTWISE",
           0,
@@ -78,7 +78,9 @@ const std::map<int, Kind> &kinds() {
           0,
           {refers(CUDNN_ATTR_OPERATION_MATMUL_DESC, CUDNN_BACKEND_MATMUL_DESCRIPTOR),
            tensor(CUDNN_ATTR_OPERATION_MATMUL_ADESC), tensor(CUDNN_ATTR_OPERATION_MATMUL_BDESC),
-           tensor(CUDNN_ATTR_OPERATION_MATMUL_CDESC)}}},
+           tensor(CUDNN_ATTR_OPERATION_MATMUL_CDESC), tensor(CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, OPTIONAL),
+           tensor(CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC, OPTIONAL),
+           tensor(CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC, OPTIONAL)}}},
         {CUDNN_BACKEND_REDUCTION_DESCRIPTOR,
          {"REDUCTION",
           0,
@@ -112,6 +114,8 @@ const std::map<int, Kind> &kinds() {
           {tensor(CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC), tensor(CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC),
            tensor(CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC), tensor(CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC),
            tensor(CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC, OPTIONAL),
+           tensor(CUDNN_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_QDESC, OPTIONAL, 91500),
+           tensor(CUDNN_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_KVDESC, OPTIONAL, 91500),
            refers(CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, OPTIONAL),
            value(CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, CUDNN_TYPE_INT64, OPTIONAL),
            value(CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, CUDNN_TYPE_INT64, OPTIONAL),

@@ -26,6 +26,13 @@ void check_apart(const Span &a, const Span &b) {
     }
 }
 
+void check_live(const Tensor &tensor, const void *memory, size_t bytes, cudaStream_t stream) {
+    if (!is_on_device(memory, bytes, stream)) {
+        refuse(CUDNN_STATUS_EXECUTION_FAILED, "tensor %d, %zu bytes at %p, is not within a live block, or the stream does not exist",
+               int(tensor.uid), bytes, memory);
+    }
+}
+
 void check_pointer(const Tensor &tensor, const void *memory, cudaStream_t stream) {
     const int uid = int(tensor.uid);
     if (memory == nullptr) {
@@ -41,10 +48,8 @@ void check_pointer(const Tensor &tensor, const void *memory, cudaStream_t stream
         refuse(CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER, "tensor %d is at %p, which is not aligned to %d bytes", uid, memory,
                int(tensor.alignment_bytes));
     }
-    if (!is_on_device(memory, tensor.span_bytes(), stream)) {
-        refuse(CUDNN_STATUS_EXECUTION_FAILED, "tensor %d, %zu bytes at %p, is not within a live block, or the stream does not exist", uid,
-               tensor.span_bytes(), memory);
-    }
+    // Where a ragged one ends is known when the graph is computed.
+    check_live(tensor, memory, tensor.offsets ? 1 : tensor.span_bytes(), stream);
 }
 
 // That the pack has all that lies in memory, and nothing else.
@@ -100,13 +105,13 @@ void check_elements_apart(const Tensor &a, const Tensor &b, const Pack &pack) {
 }
 
 // What is written lies apart from what is read and from the workspace. Outputs may be interleaved, as columns of one tensor.
-void check_overlaps(const Graph &graph, const Pack &pack, const Span &workspace) {
+void check_overlaps(const Graph &graph, const Pack &pack, const Span &workspace, const Sequences &sequences) {
     std::vector<Span> read = {workspace}, written;
     std::vector<Tensor> outputs;
     for (const auto &[uid, tensor] : graph.tensors) {
         if (tensor.is_in_memory()) {
             auto &spans = graph.writes(uid) ? written : read;
-            spans.push_back(span_of("tensor " + std::to_string(uid), pack.pointers.at(uid), tensor.span_bytes()));
+            spans.push_back(span_of("tensor " + std::to_string(uid), pack.pointers.at(uid), sequences.span_bytes(tensor)));
             if (graph.writes(uid)) {
                 outputs.push_back(tensor);
             }
@@ -120,7 +125,9 @@ void check_overlaps(const Graph &graph, const Pack &pack, const Span &workspace)
             check_apart(written[one], other);
         }
         for (size_t other = 0; other < one; other++) {
-            if (written[one].begin < written[other].end && written[other].begin < written[one].end) {
+            if (!sequences.lengths.empty()) {
+                check_apart(written[one], written[other]);
+            } else if (written[one].begin < written[other].end && written[other].begin < written[one].end) {
                 check_elements_apart(outputs[one], outputs[other], pack);
             }
         }
@@ -183,7 +190,70 @@ static std::map<int64_t, float> scalars(const Graph &graph, const Pack &pack) {
     return found;
 }
 
-static void compute(const Plan &plan, const Pack &pack, std::map<int64_t, float> by_value) {
+// Numbers of the device.
+static std::vector<int64_t> numbers_of(const Tensor &tensor, const Pack &pack) {
+    const auto *numbers = static_cast<const int32_t *>(pack.pointers.at(tensor.uid));
+    return {numbers, numbers + tensor.elements()};
+}
+
+// By how much the numbers that say where sequences begin are multiplied: a gradient of every query head has those of the
+// gradient that its heads are added up to.
+static int64_t multiplier(const Graph &graph, const Tensor &tensor) {
+    for (const SharedOperation &operation : graph.operations) {
+        if (operation->is_reduction && operation->reads[0] == tensor && operation->writes[0].offsets) {
+            return tensor.dims[1] / operation->writes[0].dims[1];
+        }
+    }
+    return 1;
+}
+
+// How long sequences are and where they begin, as memory says now: one after the other, none longer than there is room for.
+static Sequences sequences_of(const Graph &graph, const Pack &pack) {
+    Sequences found;
+    for (const SharedOperation &operation : graph.operations) {
+        if (!operation->lengths.empty()) {
+            found.lengths = numbers_of(operation->lengths[0], pack);
+        }
+    }
+    for (const auto &[uid, tensor] : graph.tensors) {
+        if (!tensor.offsets) {
+            continue;
+        }
+        std::vector<int64_t> begins = numbers_of(*tensor.offsets, pack);
+        const size_t axis = tensor.token_axis();
+        for (int64_t &begin : begins) {
+            begin *= multiplier(graph, tensor);
+        }
+        for (size_t number = 0; number < found.lengths.size(); number++) {
+            const int64_t length = found.lengths[number];
+            const bool is_within = length >= 0 && length <= tensor.dims[axis] && begins[number] >= 0 &&
+                                   begins[number] + length * tensor.strides[axis] <= begins[number + 1];
+            if (!is_within) {
+                refuse(CUDNN_STATUS_EXECUTION_FAILED, "sequence %zu of tensor %d has %d tokens from element %d on, and the next begins at %d",
+                       number, int(uid), int(length), int(begins[number]), int(begins[number + 1]));
+            }
+        }
+        found.begins[uid] = std::move(begins);
+    }
+    return found;
+}
+
+// What can only be known of ragged tensors once memory has the numbers.
+static void check_sequences(const Plan &plan, const Pack &pack, const Sequences &sequences, cudaStream_t stream) {
+    for (const auto &[uid, begins] : sequences.begins) {
+        const Tensor &tensor = plan.graph->tensors.at(uid);
+        if (tensor.is_in_memory()) {
+            check_live(tensor, pack.pointers.at(uid), sequences.span_bytes(tensor), stream);
+        }
+    }
+    check_overlaps(*plan.graph, pack, span_of("the workspace", pack.workspace, size_t(plan.workspace_bytes)), sequences);
+}
+
+static void compute(const Plan &plan, const Pack &pack, std::map<int64_t, float> by_value, cudaStream_t stream) {
+    Sequences sequences = sequences_of(*plan.graph, pack);
+    if (!sequences.begins.empty()) {
+        check_sequences(plan, pack, sequences, stream);
+    }
     // Overwrite the workspace, as the real library would.
     if (plan.workspace_bytes > 0) {
         std::memset(pack.workspace, 0xff, size_t(plan.workspace_bytes));
@@ -192,7 +262,7 @@ static void compute(const Plan &plan, const Pack &pack, std::map<int64_t, float>
     for (auto &[uid, value] : by_value) {
         pointers[uid] = &value;
     }
-    Values values(std::move(pointers));
+    Values values(std::move(pointers), std::move(sequences));
     const Order order = order_of(plan);
     for (const SharedOperation &operation : plan.graph->operations) {
         operation->compute(values, order);
@@ -208,11 +278,13 @@ void execute(std::shared_ptr<const Plan> plan, const Pack &pack, cudaStream_t st
     }
     check_pack(*plan->graph, pack, stream);
     check_workspace(*plan, pack, stream);
-    check_overlaps(*plan->graph, pack, span_of("the workspace", pack.workspace, size_t(plan->workspace_bytes)));
+    if (!plan->is_ragged) {
+        check_overlaps(*plan->graph, pack, span_of("the workspace", pack.workspace, size_t(plan->workspace_bytes)), {});
+    }
     if (is_idle()) {
         return;
     }
-    const auto work = [plan, pack, by_value = scalars(*plan->graph, pack)] { compute(*plan, pack, by_value); };
+    const auto work = [plan, pack, stream, by_value = scalars(*plan->graph, pack)] { compute(*plan, pack, by_value, stream); };
     if (!captures(stream, work)) {
         work();
     }

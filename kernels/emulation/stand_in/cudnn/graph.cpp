@@ -12,6 +12,9 @@ static void add_tensors(Graph &graph, const std::vector<Tensor> &tensors) {
             refuse(CUDNN_STATUS_BAD_PARAM_DUPLICATED_ENTRIES, "two tensors have the number %d: %s and %s", int(tensor.uid),
                    written(known->second.dims).c_str(), written(tensor.dims).c_str());
         }
+        if (tensor.offsets) {
+            add_tensors(graph, {*tensor.offsets});
+        }
     }
 }
 

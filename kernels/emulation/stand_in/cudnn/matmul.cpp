@@ -77,6 +77,13 @@ SharedOperation matmul_of(const Descriptor &descriptor) {
     auto made = std::make_shared<Operation>();
     made->reads = {a, b};
     made->writes = {c};
+    for (const auto name : {CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC,
+                            CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC}) {
+        if (descriptor.has(name)) {
+            made->lengths.push_back(tensor_at(descriptor, name));
+            made->reads.push_back(made->lengths.back());
+        }
+    }
     made->is_product = true;
     made->rows = c.dims[rank - 2];
     made->columns = c.dims[rank - 1];

@@ -25,6 +25,8 @@ struct Operation : Made {
     int64_t rows = 0, columns = 0;
     // A whole attention.
     bool is_attention = false;
+    // How long the sequences are whose tokens are its rows, its columns or what it adds up; among what is read.
+    std::vector<Tensor> lengths;
     std::function<void(Values &, Order)> compute;
 };
 

@@ -19,6 +19,9 @@ struct Extent {
     int64_t full_head_bytes;
     // Whether the gradient of queries is added up in f32 of memory.
     bool accumulates;
+    // Whether numbers say where sequences begin, and in how many results of products.
+    bool is_ragged;
+    int64_t ragged_products;
 };
 
 // The alignment of the parts of a workspace.
@@ -26,7 +29,12 @@ const int64_t PIECE_BYTES = 128;
 
 int64_t up(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
-int64_t hopper_forward(const Extent &) { return 256; }
+// Where each of so many sequences lies in some tensors, and how long it is.
+int64_t described_bytes(const Extent &extent, int64_t tensors, int64_t sequences) {
+    return extent.is_ragged ? tensors * up(64 * (sequences + 1), PIECE_BYTES) + up(4 * sequences, PIECE_BYTES) : 0;
+}
+
+int64_t hopper_forward(const Extent &extent) { return 256 + described_bytes(extent, 4, std::max<int64_t>(extent.batch, 64)); }
 
 int64_t hopper_backward(const Extent &extent) {
     const int64_t dp_bytes = 2 * extent.batch * extent.heads * up(extent.queries, 64) * up(extent.keys, 128);
@@ -34,7 +42,8 @@ int64_t hopper_backward(const Extent &extent) {
 }
 
 int64_t hopper_ordered(const Extent &extent) {
-    return 256 + extent.full_head_bytes + up(8 * extent.batch * extent.heads * (up(extent.queries, 64) / 64), PIECE_BYTES);
+    const int64_t turns = up(8 * extent.batch * extent.heads * (up(extent.queries, 64) / 64), PIECE_BYTES);
+    return 256 + extent.full_head_bytes + turns + described_bytes(extent, 4 + extent.ragged_products, extent.batch);
 }
 
 int64_t blackwell_forward(const Extent &) { return 0; }
@@ -106,17 +115,29 @@ Pattern pattern_of(const Graph &graph) {
            int(graph.operations.size()), int(count));
 }
 
+bool is_ragged(const Graph &graph) {
+    return std::any_of(graph.tensors.begin(), graph.tensors.end(), [](const auto &named) { return named.second.offsets != nullptr; });
+}
+
 // The first product in the graph's order makes scores, since all others depend on scores.
 Extent extent_of(const Graph &graph) {
     Extent extent = {};
+    extent.is_ragged = is_ragged(graph);
+    if (graph.operations[0]->is_attention) {
+        extent.batch = graph.operations[0]->writes.back().dims[0];
+    }
     for (const Operation *operation : products(graph)) {
         const Tensor &made = operation->writes[0];
         if (extent.batch == 0) {
-            extent = {made.dims[0], made.dims[1], operation->rows, operation->columns, 0, false};
+            extent.batch = made.dims[0];
+            extent.heads = made.dims[1];
+            extent.queries = operation->rows;
+            extent.keys = operation->columns;
         }
+        extent.ragged_products += made.offsets ? 1 : 0;
         extent.accumulates |= made.is_in_memory() && made.type == CUDNN_DATA_FLOAT;
         for (const SharedOperation &other : graph.operations) {
-            if (other->is_reduction && other->reads[0] == made) {
+            if (other->is_reduction && other->reads[0] == made && made.is_virtual) {
                 extent.full_head_bytes += up(int64_t(made.elements() * made.element_bytes()), PIECE_BYTES);
             }
         }
@@ -124,8 +145,33 @@ Extent extent_of(const Graph &graph) {
     return extent;
 }
 
+// Where numbers say where sequences begin, they do in everything of bf16, and every product knows how long sequences are.
+void check_ragged(const Graph &graph) {
+    for (const auto &[uid, tensor] : graph.tensors) {
+        if (tensor.is_in_memory() && tensor.type == CUDNN_DATA_BFLOAT16 && !tensor.offsets) {
+            refuse(CUDNN_STATUS_NOT_SUPPORTED_LAYOUT, "tensor %d is not ragged, and others are", int(uid));
+        }
+    }
+    for (const SharedOperation &operation : graph.operations) {
+        const auto &lengths = operation->lengths;
+        if ((operation->is_product || operation->is_attention) && (lengths.size() != 2 || !(lengths[0] == lengths[1]))) {
+            refuse(CUDNN_STATUS_NOT_SUPPORTED, "a ragged layout without one length of queries and keys for each sequence: %zu are given",
+                   lengths.size());
+        }
+        for (const Tensor &length : lengths) {
+            if (length.type != CUDNN_DATA_INT32 || length.dims != Sizes{operation->writes.back().dims[0], 1, 1, 1}) {
+                refuse(CUDNN_STATUS_BAD_PARAM, "tensor %d, %s of type %d, is no i32 for each sequence", int(length.uid),
+                       written(length.dims).c_str(), int(length.type));
+            }
+        }
+    }
+}
+
 // Graphs that no engine takes, on any device.
 void check_support(const Graph &graph) {
+    if (is_ragged(graph)) {
+        check_ragged(graph);
+    }
     for (const auto &[uid, tensor] : graph.tensors) {
         if (!tensor.is_in_memory() || tensor.type != CUDNN_DATA_BFLOAT16) {
             continue;
@@ -164,6 +210,7 @@ std::shared_ptr<const Plan> plan_by(const Way &way, const Engine &engine) {
     plan->workspace_bytes = way.workspace_bytes(extent_of(*engine.graph));
     plan->is_ordered = way.is_ordered;
     plan->queries = extent_of(*engine.graph).queries;
+    plan->is_ragged = is_ragged(*engine.graph);
     plan->capability = engine.capability;
     plan->is_described = engine.is_described;
     return plan;

@@ -21,6 +21,8 @@ struct Plan : Made {
     bool is_ordered;
     // Tokens of a sequence.
     int64_t queries;
+    // Whether numbers on the device say where sequences begin.
+    bool is_ragged;
     // Compute capability of the devices that it is for.
     int capability;
     // Whether the device is only described, so that no code is loaded.

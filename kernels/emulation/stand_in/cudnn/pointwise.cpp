@@ -18,6 +18,8 @@ Two function_of(cudnnPointwiseMode_t mode) {
     case CUDNN_POINTWISE_MUL: return [](float x, float b) { return x * b; };
     case CUDNN_POINTWISE_DIV: return [](float x, float b) { return x / b; };
     case CUDNN_POINTWISE_CMP_GE: return [](float x, float b) { return x >= b ? 1.0f : 0.0f; };
+    case CUDNN_POINTWISE_CMP_LT: return [](float x, float b) { return x < b ? 1.0f : 0.0f; };
+    case CUDNN_POINTWISE_LOGICAL_AND: return [](float x, float b) { return x != 0.0f && b != 0.0f ? 1.0f : 0.0f; };
     case CUDNN_POINTWISE_EXP: return [](float x, float) { return std::exp(x); };
     case CUDNN_POINTWISE_LOG: return [](float x, float) { return std::log(x); };
     case CUDNN_POINTWISE_IDENTITY: return [](float x, float) { return x; };

@@ -59,7 +59,8 @@ size_t Tensor::span_bytes() const {
 
 bool Tensor::operator==(const Tensor &other) const {
     return uid == other.uid && type == other.type && dims == other.dims && strides == other.strides &&
-           alignment_bytes == other.alignment_bytes && is_virtual == other.is_virtual && is_by_value == other.is_by_value;
+           alignment_bytes == other.alignment_bytes && is_virtual == other.is_virtual && is_by_value == other.is_by_value &&
+           (offsets ? other.offsets && *offsets == *other.offsets : !other.offsets);
 }
 
 // Whether no two elements lie at the same place: each stride is beyond all that smaller ones reach.
@@ -88,9 +89,12 @@ std::shared_ptr<const Tensor> tensor_of(const Descriptor &descriptor) {
     tensor.is_virtual = descriptor.number(CUDNN_ATTR_TENSOR_IS_VIRTUAL, 0) != 0;
     tensor.is_by_value = descriptor.number(CUDNN_ATTR_TENSOR_IS_BY_VALUE, 0) != 0;
     const int uid = int(tensor.uid);
+    const bool is_list = tensor.dims.size() == 4 && tensor.elements() == size_t(tensor.dims[0]);
     if (tensor.type != CUDNN_DATA_FLOAT && tensor.type != CUDNN_DATA_BFLOAT16 &&
-        !(tensor.is_virtual && (tensor.type == CUDNN_DATA_INT32 || tensor.type == CUDNN_DATA_BOOLEAN))) {
-        refuse(CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE, "tensor %d has type %d: f32 and bf16 are known here", uid, int(tensor.type));
+        !(tensor.is_virtual && (tensor.type == CUDNN_DATA_INT32 || tensor.type == CUDNN_DATA_BOOLEAN)) &&
+        !(is_list && tensor.type == CUDNN_DATA_INT32)) {
+        refuse(CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE, "tensor %d has type %d: f32 and bf16 are known here, and lists of i32", uid,
+               int(tensor.type));
     }
     if (tensor.dims.size() != tensor.strides.size()) {
         refuse(CUDNN_STATUS_BAD_PARAM, "tensor %d has %d dimensions and %d strides", uid, int(tensor.dims.size()), int(tensor.strides.size()));
@@ -111,6 +115,15 @@ std::shared_ptr<const Tensor> tensor_of(const Descriptor &descriptor) {
     }
     if (tensor.is_by_value && (tensor.is_virtual || !tensor.is_scalar() || tensor.type != CUDNN_DATA_FLOAT)) {
         refuse(CUDNN_STATUS_BAD_PARAM, "tensor %d, %s, is passed by value, and not one number of f32", uid, written(tensor.dims).c_str());
+    }
+    tensor.offsets = descriptor.made_of<Tensor>(CUDNN_ATTR_TENSOR_RAGGED_OFFSET_DESC);
+    if (tensor.offsets) {
+        const Tensor &offsets = *tensor.offsets;
+        if (tensor.dims.size() != 4 || offsets.dims != Sizes{tensor.dims[0] + 1, 1, 1, 1} || offsets.type != CUDNN_DATA_INT32 ||
+            !offsets.is_in_memory()) {
+            refuse(CUDNN_STATUS_BAD_PARAM, "tensor %d, %s, begins where tensor %d, %s of type %d, says: there must be one i32 more than sequences",
+                   uid, written(tensor.dims).c_str(), int(offsets.uid), written(offsets.dims).c_str(), int(offsets.type));
+        }
     }
     return made;
 }
@@ -141,6 +154,38 @@ static size_t offset(const Tensor &tensor, const Sizes &index) {
     return size_t(std::inner_product(index.begin(), index.end(), tensor.strides.begin(), int64_t{0}));
 }
 
+bool Sequences::has(const Tensor &tensor, const Sizes &index) const {
+    return begins.count(tensor.uid) == 0 || index[tensor.token_axis()] < lengths[size_t(index[0])];
+}
+
+size_t Sequences::place(const Tensor &tensor, const Sizes &index) const {
+    const auto found = begins.find(tensor.uid);
+    if (found == begins.end()) {
+        return offset(tensor, index);
+    }
+    Sizes within = index;
+    within[0] = 0;
+    return size_t(found->second[size_t(index[0])]) + offset(tensor, within);
+}
+
+size_t Sequences::span_bytes(const Tensor &tensor) const {
+    if (begins.count(tensor.uid) == 0) {
+        return tensor.span_bytes();
+    }
+    size_t end = 0;
+    for (size_t number = 0; number < lengths.size(); number++) {
+        Sizes last = tensor.dims;
+        last[tensor.token_axis()] = lengths[number];
+        for (int64_t &place : last) {
+            place--;
+        }
+        last[0] = int64_t(number);
+        end = lengths[number] == 0 ? end : std::max(end, place(tensor, last) + 1);
+    }
+    return end * tensor.element_bytes();
+}
+
+// What lies beyond the length of a sequence reads as zero.
 const Dense &Values::read(const Tensor &tensor) {
     const auto found = known.find(tensor.uid);
     if (found != known.end()) {
@@ -149,9 +194,15 @@ const Dense &Values::read(const Tensor &tensor) {
     const void *memory = pointers.at(tensor.uid);
     Dense values(tensor.elements());
     each_index(tensor.dims, [&](const Sizes &index, size_t number) {
-        const size_t at = offset(tensor, index);
-        values[number] = tensor.type == CUDNN_DATA_BFLOAT16 ? from_bf16(static_cast<const uint16_t *>(memory)[at])
-                                                            : static_cast<const float *>(memory)[at];
+        if (!sequences.has(tensor, index)) {
+            return;
+        }
+        const size_t at = sequences.place(tensor, index);
+        switch (tensor.type) {
+        case CUDNN_DATA_BFLOAT16: values[number] = from_bf16(static_cast<const uint16_t *>(memory)[at]); break;
+        case CUDNN_DATA_INT32: values[number] = float(static_cast<const int32_t *>(memory)[at]); break;
+        default: values[number] = static_cast<const float *>(memory)[at];
+        }
     });
     return known[tensor.uid] = std::move(values);
 }
@@ -163,7 +214,10 @@ void Values::write(const Tensor &tensor, Dense values) {
     if (tensor.is_in_memory()) {
         void *memory = pointers.at(tensor.uid);
         each_index(tensor.dims, [&](const Sizes &index, size_t number) {
-            const size_t at = offset(tensor, index);
+            if (!sequences.has(tensor, index)) {
+                return;
+            }
+            const size_t at = sequences.place(tensor, index);
             if (tensor.type == CUDNN_DATA_BFLOAT16) {
                 static_cast<uint16_t *>(memory)[at] = to_bf16(values[number]);
             } else {

@@ -20,6 +20,8 @@ struct Tensor : Made {
     bool is_virtual;
     // Its address in the variant pack is the processor's, and read when the graph is executed.
     bool is_by_value;
+    // Numbers that say where each sequence begins, in elements; null where the strides do.
+    std::shared_ptr<const Tensor> offsets;
 
     size_t elements() const;
     size_t element_bytes() const;
@@ -27,6 +29,8 @@ struct Tensor : Made {
     size_t span_bytes() const;
     bool is_scalar() const { return elements() == 1; }
     bool is_in_memory() const { return !is_virtual && !is_by_value; }
+    // Of the last two dimensions, that of tokens.
+    size_t token_axis() const { return strides[3] > strides[2] ? 3 : 2; }
     bool operator==(const Tensor &other) const;
 };
 
@@ -66,18 +70,35 @@ bool divides(const Sizes &parts, const Sizes &whole);
 // As the type keeps it.
 float rounded(float value, cudnnDataType_t type);
 
+// How long sequences are, and where they begin in tensors that have numbers for that.
+struct Sequences {
+    std::vector<int64_t> lengths;
+    // By the number of the tensor, in its elements.
+    std::map<int64_t, std::vector<int64_t>> begins;
+
+    // Whether an index of a tensor is within its sequence.
+    bool has(const Tensor &tensor, const Sizes &index) const;
+    // Where it lies, in elements.
+    size_t place(const Tensor &tensor, const Sizes &index) const;
+    // From the first element of a tensor to the end of the last that is there.
+    size_t span_bytes(const Tensor &tensor) const;
+};
+
 // What tensors hold while a graph is computed.
 class Values {
 public:
-    explicit Values(std::map<int64_t, void *> pointers) : pointers(std::move(pointers)) {}
+    Values(std::map<int64_t, void *> pointers, Sequences sequences) : pointers(std::move(pointers)), sequences(std::move(sequences)) {}
 
     // Reads memory the first time.
     const Dense &read(const Tensor &tensor);
     // Rounds to the tensor's type; in memory too, if it has any.
     void write(const Tensor &tensor, Dense values);
+    // Whether an index of a tensor whose sequences have lengths is within its own.
+    bool has(const Tensor &tensor, const Sizes &index) const { return sequences.has(tensor, index); }
 
 private:
     std::map<int64_t, void *> pointers;
+    Sequences sequences;
     std::map<int64_t, Dense> known;
 };
 

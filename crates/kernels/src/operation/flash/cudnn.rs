@@ -20,35 +20,53 @@ const ALIGNMENT_BYTES: usize = 256;
 /// What may be wanted beyond the bytes that are counted: of the versions that were looked at none takes more than 288.
 const SPARE_BYTES: usize = 4096;
 
-/// Scratch of an attention by cuDNN: two pieces, and behind them the library's workspace.
+/// For so many packed documents at least the forward pass has room.
+const FORWARD_DOCUMENTS_MIN: usize = 64;
+
+/// Scratch of an attention by cuDNN: some pieces, and behind them the library's workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CudnnScratch {
-    /// Bytes of `out` and `lse` where they are left out; of the f32 sums of dq and of the row sums.
-    pub(crate) pieces: [usize; 2],
+    /// Bytes of `out` and `lse` where they are left out; of the f32 sums of dq, of the row sums, and, where documents are packed,
+    /// of dk and dv of every query head.
+    pub(crate) pieces: [usize; 4],
     /// Bytes for the library: no fewer than a plan of versions 9.25 to 9.28 states on Hopper.
     pub(crate) workspace: usize,
 }
 
+/// Without packed documents, or with room for so many.
 impl CudnnScratch {
-    pub(crate) fn forward(shape: AttentionShape, has_out: bool, has_lse: bool) -> CudnnScratch {
-        let (out, lse) = (2 * elements(shape), 4 * rows(shape));
+    pub(crate) fn forward(
+        shape: AttentionShape,
+        documents: Option<usize>,
+        [has_out, has_lse]: [bool; 2],
+    ) -> CudnnScratch {
+        let described = documents.map_or(0, |most| described(4, most.max(FORWARD_DOCUMENTS_MIN)));
         let unless = |is_there: bool, bytes| if is_there { 0 } else { bytes };
-        CudnnScratch::new([unless(has_out, out), unless(has_lse, lse)], 0)
+        let out = unless(has_out, 2 * elements(shape));
+        let lse = unless(has_lse, 4 * rows(shape));
+        CudnnScratch::new([out, lse, 0, 0], described)
     }
 
-    pub(crate) fn backward(shape: AttentionShape) -> CudnnScratch {
-        // dk and dv of every query head, bf16, before they are added up.
+    pub(crate) fn backward(shape: AttentionShape, documents: Option<usize>) -> CudnnScratch {
+        // dk or dv of every query head, bf16, before they are added up.
         let of_heads = match shape.group() {
             1 => 0,
-            _ => 2 * 2 * elements(shape),
+            _ => 2 * elements(shape),
         };
         // Whose turn it is to add to a block of 64 rows of dq.
-        let turns = 2 * 4 * shape.batch * shape.heads * shape.seq.div_ceil(64);
-        let sums = [4 * elements(shape), 4 * rows(shape)];
-        CudnnScratch::new(sums, of_heads + turns)
+        let sequences = documents.unwrap_or(shape.batch);
+        let turns = 2 * 4 * sequences * shape.heads * shape.seq.div_ceil(64);
+        let [dq_sums, row_sums] = [4 * elements(shape), 4 * rows(shape)];
+        match documents {
+            Some(most) => {
+                let pieces = [dq_sums, row_sums, of_heads, of_heads];
+                CudnnScratch::new(pieces, turns + described(7, most))
+            }
+            None => CudnnScratch::new([dq_sums, row_sums, 0, 0], 2 * of_heads + turns),
+        }
     }
 
-    fn new(pieces: [usize; 2], workspace: usize) -> CudnnScratch {
+    fn new(pieces: [usize; 4], workspace: usize) -> CudnnScratch {
         let rounded = |bytes: usize| bytes.next_multiple_of(ALIGNMENT_BYTES);
         CudnnScratch {
             pieces: pieces.map(rounded),
@@ -59,6 +77,11 @@ impl CudnnScratch {
     fn f32_elements(&self) -> usize {
         (self.pieces.iter().sum::<usize>() + self.workspace) / size_of::<f32>()
     }
+}
+
+/// Bytes of where each of so many documents lies in some tensors, and of how long it is.
+fn described(tensors: usize, documents: usize) -> usize {
+    tensors * 64 * (documents + 1) + 4 * documents
 }
 
 /// Elements of q.
@@ -72,22 +95,28 @@ fn rows(shape: AttentionShape) -> usize {
 }
 
 impl FlashAttention<'_> {
-    /// As [`FlashAttention::scratch_elements`], for cuDNN: it makes both outputs, one that is left out in scratch.
-    pub fn cudnn_scratch_elements(shape: AttentionShape, has_out: bool, has_lse: bool) -> usize {
-        CudnnScratch::forward(shape, has_out, has_lse).f32_elements()
+    /// As [`FlashAttention::scratch_elements`], for cuDNN: it makes both outputs, `out` and `lse`, one that is left out in scratch.
+    pub fn cudnn_scratch_elements(
+        shape: AttentionShape,
+        has_documents: bool,
+        has_outputs: [bool; 2],
+    ) -> usize {
+        let documents = has_documents.then(|| shape.documents_max());
+        CudnnScratch::forward(shape, documents, has_outputs).f32_elements()
     }
 }
 
 impl FlashAttentionBackward<'_> {
     /// As [`FlashAttentionBackward::scratch_elements`], for cuDNN: linear in the sequence, since its sums of dq are added up in
     /// order.
-    pub fn cudnn_scratch_elements(shape: AttentionShape) -> usize {
-        CudnnScratch::backward(shape).f32_elements()
+    pub fn cudnn_scratch_elements(shape: AttentionShape, has_documents: bool) -> usize {
+        let documents = has_documents.then(|| shape.documents_max());
+        CudnnScratch::backward(shape, documents).f32_elements()
     }
 }
 
 impl AttentionShape {
-    /// Why cuDNN does not compute attention of this shape and type without documents and dropout; none: it does.
+    /// Why cuDNN does not compute attention of this shape and type, without dropout; none: it does.
     ///
     /// Its graphs here have a causal mask and no other: queries that see a window of keys are left to our own kernels.
     /// Its kernels are for heads of whole 16-byte pieces. For queries that see one key alone there is no backward pass, and
@@ -113,6 +142,25 @@ impl AttentionShape {
             () => None,
         }
     }
+
+    /// Why cuDNN does not compute packed documents in a micro-batch of this shape, of which it computes whole sequences. Of heads
+    /// that are no multiple of 16 wide, NVIDIA's frontend says that memory for the tokens that there are, rather than for documents
+    /// as long as the longest, has a known issue. Where rows begin is told in numbers of 32 bits.
+    pub fn documents_misfit(&self) -> Option<String> {
+        let (head_dim, elements) = (self.qk_head_dim, elements(*self));
+        let misfit =
+            |reason: String| Some(format!("cuDNN's attention of packed documents {reason}"));
+        match () {
+            () if !head_dim.is_multiple_of(16) => misfit(format!(
+                "takes heads that are a multiple of 16 wide, not {head_dim}"
+            )),
+            () if elements > i32::MAX as usize => misfit(format!(
+                "takes queries of up to {} elements, not {elements}: make micro-batches smaller",
+                i32::MAX
+            )),
+            () => None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -125,9 +173,10 @@ mod tests {
     fn pieces_begin_where_cudnn_wants_them() {
         let odd = AttentionShape { seq: 7, ..SHAPE };
         for scratch in [
-            CudnnScratch::forward(odd, false, false),
-            CudnnScratch::forward(odd, true, false),
-            CudnnScratch::backward(odd),
+            CudnnScratch::forward(odd, None, [false, false]),
+            CudnnScratch::forward(odd, Some(3), [true, false]),
+            CudnnScratch::backward(odd, None),
+            CudnnScratch::backward(odd, Some(3)),
         ] {
             let pieces = scratch.pieces;
             assert!(
@@ -141,7 +190,8 @@ mod tests {
     #[test]
     fn scratch_is_what_plans_state_and_a_little_more() {
         let stated = 4 * 2 * 8 * 1000 * 64 * 2 + 4 * 2 * 8 * 1000 + 8 * 2 * 8 * 16 + 256;
-        let leased = 4 * FlashAttentionBackward::cudnn_scratch_elements(SHAPE);
+        let backward = |shape| 4 * FlashAttentionBackward::cudnn_scratch_elements(shape, false);
+        let leased = backward(SHAPE);
         assert!(
             (stated..stated + 3 * 256 + SPARE_BYTES).contains(&leased),
             "{leased}"
@@ -151,12 +201,11 @@ mod tests {
             ..SHAPE
         };
         let of_heads = 4 * 2 * 8 * 1000 * 64;
-        let without = 4 * FlashAttentionBackward::cudnn_scratch_elements(alone);
-        assert_eq!(leased - without, of_heads);
+        assert_eq!(leased - backward(alone), of_heads);
         // An output that is left out is made all the same.
-        let both = FlashAttention::cudnn_scratch_elements(SHAPE, true, true);
-        let no_out = FlashAttention::cudnn_scratch_elements(SHAPE, false, true);
-        let no_lse = FlashAttention::cudnn_scratch_elements(SHAPE, true, false);
+        let forward =
+            |has_outputs| FlashAttention::cudnn_scratch_elements(SHAPE, false, has_outputs);
+        let [both, no_out, no_lse] = [[true, true], [false, true], [true, false]].map(forward);
         assert_eq!(4 * (no_out - both), 2 * 2 * 8 * 1000 * 64);
         assert_eq!(4 * (no_lse - both), 4 * 2 * 8 * 1000);
     }

@@ -1,10 +1,12 @@
 //! Causal attention that never stores the scores (Dao et al. 2022, 2023).
 
 mod cudnn;
+mod ragged;
 mod scratch;
 
 pub(crate) use cudnn::CudnnScratch;
 pub use cudnn::Flash;
+pub use ragged::RaggedDocuments;
 pub(crate) use scratch::{
     CPU_KEYS, CPU_QUERIES, cpu_block, cpu_slots, cuda_keys, cuda_partial_sums, cuda_parts,
     cuda_width,
@@ -17,7 +19,8 @@ use memory::{DType, In, Out};
 
 /// Causal attention that never stores the scores: blocks of them, with an online softmax. `q [b * s, heads * d]`,
 /// `k [b * s, kv_heads * d]`, `v [b * s, kv_heads * e]`; `out [b * s, heads * e]`; `lse [b, heads, s]` (f32),
-/// for each query the natural logarithm of the sum of e^score over the keys that it sees. Either output may be left out, which changes no bit of the other. `scratch` is
+/// for each query the natural logarithm of the sum of e^score over the keys that it sees; by cuDNN, where documents are packed, its
+/// elements are in the order of `[b, s, heads]`. Either output may be left out, which changes no bit of the other. `scratch` is
 /// f32 of [`FlashAttention::scratch_elements`], by cuDNN of [`FlashAttention::cudnn_scratch_elements`]. By cuDNN, `q`, `k` and
 /// `v` may be columns of one tensor: there may be gaps between their rows.
 pub struct FlashAttention<'a> {
@@ -52,9 +55,9 @@ pub struct FlashAttentionBackward<'a> {
 /// What a query may see and keep beyond the causal mask, and which implementation computes it.
 #[derive(Clone, Copy, Default)]
 pub struct FlashOptions<'a> {
-    /// `[b, s]` i32: for each token the position, within its row, of the first token of its document, at or before the
-    /// token itself. A query sees keys from there up to itself, so several documents can be packed in one row. A window
-    /// hides further keys.
+    /// Several documents can be packed in one row: a query sees keys from the first token of its document up to itself. A window
+    /// hides further keys. Our own kernels take `[b, s]` i32: for each token the position, within its row, of that first token, at
+    /// or before the token itself. cuDNN takes [`RaggedDocuments`].
     pub documents: Option<In<'a>>,
     /// Drops attention probabilities.
     pub dropout: Option<Dropout<'a>>,
@@ -84,16 +87,29 @@ impl FlashOptions<'_> {
                 .try_for_each(|(name, x)| check.contiguous(name, *x))?;
             let misfit = shape.cudnn_misfit(check.target, dtype);
             check.that(misfit.is_none(), || misfit.unwrap_or_default())?;
-            let plain = self.documents.is_none() && self.dropout.is_none();
-            check.that(plain, || {
-                "cuDNN's attention knows neither documents nor our dropout".into()
+            check.that(self.dropout.is_none(), || {
+                "cuDNN's attention does not know our dropout".into()
             })?;
         }
         if let Some(documents) = &self.documents {
-            let tokens = [shape.batch, shape.seq];
-            check.tensor("documents", documents, &tokens, DType::I32)?;
+            let dims = match self.by {
+                Flash::Own => [shape.batch, shape.seq],
+                Flash::Cudnn => {
+                    check_documents(check, shape, tensors)?;
+                    RaggedDocuments::dims(shape)
+                }
+            };
+            check.tensor("documents", documents, &dims, DType::I32)?;
         }
         check.dropout(self.dropout)
+    }
+
+    /// Scratch of a pass, by whichever implementation.
+    fn scratch_elements(&self, own: impl Fn() -> usize, cudnn: impl Fn(bool) -> usize) -> usize {
+        match self.by {
+            Flash::Own => own(),
+            Flash::Cudnn => cudnn(self.documents.is_some()),
+        }
     }
 }
 
@@ -113,6 +129,18 @@ fn check_rows(check: &Check, tensors: &[(&str, &dyn View)]) -> Checked {
         })?;
     }
     Ok(())
+}
+
+/// cuDNN finds documents in rows of queries, keys and values that have no gaps.
+fn check_documents(
+    check: &Check,
+    shape: AttentionShape,
+    tensors: [&[(&str, &dyn View)]; 4],
+) -> Checked {
+    let mut tensors = tensors.into_iter().flatten();
+    tensors.try_for_each(|(name, x)| check.contiguous(name, *x))?;
+    let misfit = shape.documents_misfit();
+    check.that(misfit.is_none(), || misfit.unwrap_or_default())
 }
 
 /// Shape of `lse`.
@@ -141,14 +169,11 @@ impl Contract for FlashAttention<'_> {
         self.options.check(check, shape, tensors)?;
         check.optional("out", &self.out, &shape.out(), q.dtype())?;
         check.optional("lse", &self.lse, &statistics(shape), DType::F32)?;
-        let elements = match self.options.by {
-            Flash::Own => FlashAttention::scratch_elements(check.target, shape, q.dtype()),
-            Flash::Cudnn => FlashAttention::cudnn_scratch_elements(
-                shape,
-                self.out.is_some(),
-                self.lse.is_some(),
-            ),
-        };
+        let has_outputs = [self.out.is_some(), self.lse.is_some()];
+        let elements = self.options.scratch_elements(
+            || FlashAttention::scratch_elements(check.target, shape, q.dtype()),
+            |documents| FlashAttention::cudnn_scratch_elements(shape, documents, has_outputs),
+        );
         check.tensor("scratch", &self.scratch, &[elements], DType::F32)
     }
 
@@ -182,10 +207,10 @@ impl Contract for FlashAttentionBackward<'_> {
         ];
         self.options.check(check, shape, tensors)?;
         check.tensor("lse", &self.lse, &statistics(shape), DType::F32)?;
-        let elements = match self.options.by {
-            Flash::Own => FlashAttentionBackward::scratch_elements(check.target, shape, q.dtype()),
-            Flash::Cudnn => FlashAttentionBackward::cudnn_scratch_elements(shape),
-        };
+        let elements = self.options.scratch_elements(
+            || FlashAttentionBackward::scratch_elements(check.target, shape, q.dtype()),
+            |documents| FlashAttentionBackward::cudnn_scratch_elements(shape, documents),
+        );
         check.tensor("scratch", &self.scratch, &[elements], DType::F32)
     }
 

@@ -163,3 +163,78 @@ fn cudnn_agrees_with_itself_in_every_mode_and_nearly_with_ours() {
         assert!((cudnn / own - 1.0).abs() < 1e-3, "{cudnn} {own}");
     }
 }
+
+/// Losses of a run on packed documents, the bytes that are planned for it, and how often it launches a graph.
+fn packed(place: &Workplace, flags: &str) -> (Vec<f64>, u64, usize) {
+    let out = flags.replace(|letter: char| !letter.is_alphanumeric(), "");
+    let shape =
+        "--seq 96 --micro-batch 1 --accum 4 --steps 2 --set model.vocab=257 --set model.layers=1";
+    let run = format!(
+        "--config small.toml --device cuda {shape} --packing first-fit {flags} --out {out}"
+    );
+    let notes = format!("{out}.graphs");
+    place.file(&notes, "");
+    let path = place.path(&notes);
+    let noted = [("STAND_IN_GRAPHS", path.to_str().unwrap())];
+    with_cudnn(place, &run, &noted).succeeds();
+    let notes = place.text(&notes);
+    let launched = |line: &&str| line.starts_with("launched");
+    let metrics = Metrics::read(place, &out);
+    for step in metrics.steps() {
+        assert_eq!(step["peak_bytes"], step["planned_peak_bytes"], "{out}");
+        assert_eq!(step["driver_allocations"], 0, "{out}");
+    }
+    let planned = metrics.steps()[0]["planned_peak_bytes"].as_u64();
+    let graphs = notes.lines().filter(launched).count();
+    (metrics.losses(), planned.unwrap(), graphs)
+}
+
+/// Rows of one long document and padding are cuDNN's; those of many short ones our own kernels', to the bit. Bytes that are planned do
+/// not depend on which they are. Where both come, there is a graph of each, and
+/// every later micro-batch of a step is launched as one.
+#[test]
+fn packed_documents_are_cudnns_where_there_is_room_for_them() {
+    let place = Workplace::new();
+    let lines = |words: usize, count: usize| -> String {
+        let line = |number| {
+            format!(
+                "{{\"text\": \"{number:03} {}\"}}\n",
+                "word ".repeat(words + number % 3)
+            )
+        };
+        (0..count).map(line).collect()
+    };
+    // No short one fits beside a long one.
+    let (long, short) = (lines(16, 20), lines(2, 60));
+    for (name, lines) in [
+        ("long", &long),
+        ("short", &short),
+        ("both", &(short.clone() + &long)),
+    ] {
+        place.file(&format!("{name}.jsonl"), lines);
+        let prepare = format!("prepare {name}.jsonl --out {name} --tokenizer bytes");
+        place.trainer(&prepare).succeeds();
+    }
+    let losses = |flags: &str| packed(&place, flags);
+    let short = ["flash", "cudnn"].map(|kind| losses(&format!("--data short --attention {kind}")));
+    assert_eq!(short[0].0, short[1].0);
+    let long = ["flash", "cudnn"].map(|kind| losses(&format!("--data long --attention {kind}")));
+    assert_ne!(long[0].0, long[1].0);
+    for (own, cudnn) in long[0].0.iter().zip(&long[1].0) {
+        assert!((cudnn / own - 1.0).abs() < 1e-3, "{cudnn} {own}");
+    }
+    assert_eq!(short[1].1, long[1].1);
+    assert!(short[0].1 < short[1].1);
+    let auto = format!("{LONG} --set model.vocab=257 --packing first-fit --data long --out auto");
+    let auto = with_cudnn(&place, &auto, &[]).succeeds();
+    let told = "our own takes micro-batches of more than 2 documents";
+    assert!(auto.stderr.contains(told), "{auto:?}");
+    let both = ["auto", "off"].map(|graphs| {
+        losses(&format!(
+            "--data both --attention cudnn --set train.graphs={graphs}"
+        ))
+    });
+    let [graphs, none] = both;
+    assert_eq!((&graphs.0, graphs.1), (&none.0, none.1));
+    assert_eq!([short[1].2, long[1].2, graphs.2, none.2], [6, 6, 6, 0]);
+}

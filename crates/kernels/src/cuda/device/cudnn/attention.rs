@@ -5,18 +5,19 @@
 //! thing, since engines know attention by its pattern.
 
 use super::descriptor::{Descriptor, Refused};
-use super::graph::{BF16, F32, Graph, Lay, Sizes, Tensor, Uid};
+use super::graph::{BF16, F32, Graph, OF_ROWS, OF_SCORES, Sizes, Tensor, Uid};
 use super::interface::{Kind, Name, Pointwise, Raw};
 use crate::cuda::LibraryShape;
 
 /// `out` and `lse` from `q`, `k`, `v`.
 pub(super) fn forward(shape: LibraryShape) -> Result<Graph, Refused> {
-    let (sizes, mut graph) = (Sizes::of(shape), Graph::default());
+    let sizes = Sizes::of(shape);
+    let mut graph = Graph::of(sizes)?;
     let q = graph.tensor(Uid::Q, BF16, sizes.q())?;
     let k = graph.tensor(Uid::K, BF16, sizes.k())?;
     let v = graph.tensor(Uid::V, BF16, sizes.v())?;
     let out = graph.tensor(Uid::Out, BF16, sizes.out())?;
-    let lse = graph.tensor(Uid::Lse, F32, sizes.rows())?;
+    let lse = graph.tensor(Uid::Lse, F32, sizes.stored_rows())?;
     let scale = graph.scalar(Uid::Scale)?;
 
     let scores = graph.passing(F32, sizes.scores())?;
@@ -29,7 +30,7 @@ pub(super) fn forward(shape: LibraryShape) -> Result<Graph, Refused> {
     let softmax = graph.hold(softmax);
     let mask = mask_graph(&mut graph, sizes)?;
 
-    let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR)?
+    let mut operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR)?
         .with(Name::CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC, q.raw())?
         .with(Name::CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC, k.raw())?
         .with(Name::CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC, v.raw())?
@@ -44,9 +45,19 @@ pub(super) fn forward(shape: LibraryShape) -> Result<Graph, Refused> {
         .with(
             Name::CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID,
             mask.output,
-        )?
-        .finalized()?;
-    graph.add(operation);
+        )?;
+    if let Some(lengths) = graph.lengths() {
+        operation = operation
+            .with(
+                Name::CUDNN_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_QDESC,
+                lengths.raw(),
+            )?
+            .with(
+                Name::CUDNN_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_KVDESC,
+                lengths.raw(),
+            )?;
+    }
+    graph.add(operation.finalized()?);
     Ok(graph)
 }
 
@@ -81,8 +92,9 @@ pub(super) fn backward(shape: LibraryShape) -> Result<Graph, Refused> {
     const IDENTITY: Pointwise = Pointwise::CUDNN_POINTWISE_IDENTITY;
     const MUL: Pointwise = Pointwise::CUDNN_POINTWISE_MUL;
     const SUB: Pointwise = Pointwise::CUDNN_POINTWISE_SUB;
-    let (sizes, mut graph) = (Sizes::of(shape), Graph::default());
-    let (scores, rows) = (sizes.scores(), sizes.rows());
+    let sizes = Sizes::of(shape);
+    let mut graph = Graph::of(sizes)?;
+    let (scores, rows) = (sizes.scores(), sizes.stored_rows());
     let q = graph.tensor(Uid::Q, BF16, sizes.q())?;
     // Products read keys and values with their dimensions exchanged.
     let k = graph.tensor(Uid::K, BF16, sizes.k().transposed())?;
@@ -100,10 +112,9 @@ pub(super) fn backward(shape: LibraryShape) -> Result<Graph, Refused> {
     ];
 
     // Row sums of dout * out.
-    let by_head = Lay::by_head([sizes.b, sizes.heads, sizes.s, sizes.d]);
-    let product = graph.passing(F32, by_head)?;
+    let product = graph.passing(F32, sizes.by_head())?;
     let product = graph.pointwise(MUL, dout, Some(out), product)?;
-    let sums = graph.passing(F32, rows)?;
+    let sums = graph.passing(F32, sizes.rows())?;
     let sums = graph.sum(product, sums)?;
     let row_sums = graph.tensor(Uid::RowSums, F32, rows)?;
     let row_sums = graph.pointwise(MUL, sums, Some(one), row_sums)?;
@@ -111,24 +122,28 @@ pub(super) fn backward(shape: LibraryShape) -> Result<Graph, Refused> {
     // The probabilities again: exp(scale q k^T - lse), zero above the diagonal.
     let next = |graph: &mut Graph| graph.passing(F32, scores);
     let score = next(&mut graph)?;
-    let score = graph.product(q, k, score)?;
+    let score = graph.product([q, k, score], OF_SCORES)?;
     let scaled = next(&mut graph)?;
     let scaled = graph.pointwise(MUL, score, Some(scale), scaled)?;
     let shifted = next(&mut graph)?;
     let shifted = graph.pointwise(SUB, scaled, Some(lse), shifted)?;
+    let within = match graph.lengths() {
+        Some(lengths) => graph.length_mask(shifted, lengths, scores)?,
+        None => shifted,
+    };
     let seen = next(&mut graph)?;
-    let seen = graph.causal_mask(shifted, masked, seen)?;
+    let seen = graph.causal_mask(within, masked, seen)?;
     let probs = next(&mut graph)?;
     let probs = graph.pointwise(EXP, seen, None, probs)?;
 
     // dv = probs^T dout.
     let turned = graph.passing(BF16, scores.transposed())?;
     let turned = graph.reshape(probs, turned)?;
-    product_over_heads(&mut graph, sizes, turned, dout, dv)?;
+    product_over_heads(&mut graph, sizes, [turned, dout, dv], Uid::DvOfHeads)?;
 
     // ds = scale (dout v^T - row sums) * probs.
     let dp = next(&mut graph)?;
-    let dp = graph.product(dout, v, dp)?;
+    let dp = graph.product([dout, v, dp], OF_SCORES)?;
     let less = next(&mut graph)?;
     let less = graph.pointwise(SUB, dp, Some(row_sums), less)?;
     let weighted = next(&mut graph)?;
@@ -139,32 +154,34 @@ pub(super) fn backward(shape: LibraryShape) -> Result<Graph, Refused> {
     // dk = ds^T q.
     let turned = graph.passing(BF16, scores.transposed())?;
     let turned = graph.reshape(ds, turned)?;
-    product_over_heads(&mut graph, sizes, turned, q, dk)?;
+    product_over_heads(&mut graph, sizes, [turned, q, dk], Uid::DkOfHeads)?;
 
     // dq = ds k.
     let keys = graph.passing(F32, sizes.k())?;
     let keys = graph.reshape(k, keys)?;
-    let sums = graph.tensor(Uid::DqSums, F32, by_head)?;
-    let sums = graph.product(ds, keys, sums)?;
+    let sums = graph.tensor(Uid::DqSums, F32, sizes.dq_sums())?;
+    let sums = graph.product([ds, keys, sums], OF_ROWS)?;
     graph.pointwise(IDENTITY, sums, None, dq)?;
     Ok(graph)
 }
 
-/// `out` = `a` `b` for every query head, added up over the heads that share a key-value head.
+/// `out` = `a` `b` for every query head, added up over the heads that share a key-value head. Where documents are packed, those of
+/// every head are in memory that is handed over: the library's own would be for documents that are all as long as the longest.
 fn product_over_heads(
     graph: &mut Graph,
     sizes: Sizes,
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
+    [a, b, out]: [Tensor; 3],
+    of_heads: Uid,
 ) -> Result<(), Refused> {
     if sizes.heads == sizes.kv_heads {
-        graph.product(a, b, out)?;
+        graph.product([a, b, out], OF_ROWS)?;
         return Ok(());
     }
-    let of_each = Lay::by_head([sizes.b, sizes.heads, sizes.s, sizes.d]);
-    let of_each = graph.passing(BF16, of_each)?;
-    let of_each = graph.product(a, b, of_each)?;
+    let of_each = match sizes.has_documents {
+        true => graph.tensor(of_heads, BF16, sizes.of_heads())?,
+        false => graph.passing(BF16, sizes.of_heads())?,
+    };
+    let of_each = graph.product([a, b, of_each], OF_ROWS)?;
     graph.sum(of_each, out)?;
     Ok(())
 }

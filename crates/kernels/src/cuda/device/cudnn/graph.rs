@@ -16,6 +16,8 @@ const VIRTUAL: i64 = 100;
 /// Types of tensors.
 pub(super) const BF16: DataType = DataType::CUDNN_DATA_BFLOAT16;
 pub(super) const F32: DataType = DataType::CUDNN_DATA_FLOAT;
+pub(super) const I32: DataType = DataType::CUDNN_DATA_INT32;
+pub(super) const BOOLEAN: DataType = DataType::CUDNN_DATA_BOOLEAN;
 
 /// Numbers of the tensors that are handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,20 @@ pub(super) enum Uid {
     DqSums = 13,
     /// Row sums of dout * out.
     RowSums = 14,
+    /// dk of every query head, where documents are packed.
+    DkOfHeads = 15,
+    /// dv of every query head.
+    DvOfHeads = 16,
+    /// How long packed documents are.
+    Lengths = 17,
+    /// Where their rows of q and of the output begin.
+    OutOffsets = 18,
+    /// Where those of k and v do.
+    KeyOffsets = 19,
+    /// Where those of the statistics do.
+    RowOffsets = 20,
+    /// What stands for scores beyond the end of a document, in the backward pass; a number on the host.
+    Beyond = 21,
 }
 
 /// How a tensor of four dimensions lies in memory: batch, head, then two more.
@@ -47,6 +63,8 @@ pub(super) enum Uid {
 pub(super) struct Lay {
     pub(super) dims: [i64; 4],
     pub(super) strides: [i64; 4],
+    /// Numbers that say where each document begins, which is then not where the strides say.
+    pub(super) offsets: Option<Uid>,
 }
 
 impl Lay {
@@ -56,6 +74,7 @@ impl Lay {
         Lay {
             dims: [b, heads, s, d],
             strides: [s * row, d, row, 1],
+            offsets: None,
         }
     }
 
@@ -64,14 +83,16 @@ impl Lay {
         Lay {
             dims: [b, heads, s, d],
             strides: [heads * s * d, s * d, d, 1],
+            offsets: None,
         }
     }
 
-    /// One number.
-    fn scalar() -> Lay {
+    /// A number after the other.
+    fn numbers(count: i64) -> Lay {
         Lay {
-            dims: [1; 4],
+            dims: [count, 1, 1, 1],
             strides: [1; 4],
+            offsets: None,
         }
     }
 
@@ -81,13 +102,16 @@ impl Lay {
         Lay {
             dims: exchanged(self.dims),
             strides: exchanged(self.strides),
+            ..self
         }
     }
 }
 
-/// The sizes of a shape as cuDNN counts them, and elements from a row of q, k or v to the next.
+/// The sizes of a shape as cuDNN counts them, and elements from a row of q, k or v to the next. Where documents are packed, its
+/// batch is as many as there is room for.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
+    pub(super) has_documents: bool,
     pub(super) b: i64,
     pub(super) heads: i64,
     pub(super) kv_heads: i64,
@@ -100,7 +124,7 @@ impl Sizes {
     pub(super) fn of(shape: LibraryShape) -> Sizes {
         let sizes = shape.sizes;
         let [b, heads, kv_heads, s, d] = [
-            sizes.batch,
+            shape.documents.unwrap_or(sizes.batch),
             sizes.heads,
             sizes.kv_heads,
             sizes.seq,
@@ -108,6 +132,7 @@ impl Sizes {
         ]
         .map(|size| size as i64);
         Sizes {
+            has_documents: shape.documents.is_some(),
             b,
             heads,
             kv_heads,
@@ -119,23 +144,60 @@ impl Sizes {
 
     /// q and its gradient.
     pub(super) fn q(self) -> Lay {
-        Lay::by_token([self.b, self.heads, self.s, self.d], self.rows[0])
+        self.of_documents(self.by_token(self.heads, self.rows[0]), Uid::OutOffsets)
     }
 
     /// k and its gradient.
     pub(super) fn k(self) -> Lay {
-        Lay::by_token([self.b, self.kv_heads, self.s, self.d], self.rows[1])
+        self.of_documents(self.by_token(self.kv_heads, self.rows[1]), Uid::KeyOffsets)
     }
 
     /// v and its gradient.
     pub(super) fn v(self) -> Lay {
-        Lay::by_token([self.b, self.kv_heads, self.s, self.d], self.rows[2])
+        self.of_documents(self.by_token(self.kv_heads, self.rows[2]), Uid::KeyOffsets)
     }
 
     /// The output and its gradient.
     pub(super) fn out(self) -> Lay {
-        let dims = [self.b, self.heads, self.s, self.d];
-        Lay::by_token(dims, self.heads * self.d)
+        let lay = self.by_token(self.heads, self.heads * self.d);
+        self.of_documents(lay, Uid::OutOffsets)
+    }
+
+    /// f32 sums of dq.
+    pub(super) fn dq_sums(self) -> Lay {
+        match self.has_documents {
+            true => self.q(),
+            false => self.by_head(),
+        }
+    }
+
+    /// The gradient of k or v of every query head. Where documents are packed, cuDNN multiplies the numbers that say where they
+    /// begin in k by the heads that share one.
+    pub(super) fn of_heads(self) -> Lay {
+        match self.has_documents {
+            true => {
+                let row = self.rows[1] * (self.heads / self.kv_heads);
+                self.of_documents(self.by_token(self.heads, row), Uid::KeyOffsets)
+            }
+            false => self.by_head(),
+        }
+    }
+
+    fn by_token(self, heads: i64, row: i64) -> Lay {
+        Lay::by_token([self.b, heads, self.s, self.d], row)
+    }
+
+    /// A row for each query, a head after the other.
+    pub(super) fn by_head(self) -> Lay {
+        Lay::by_head([self.b, self.heads, self.s, self.d])
+    }
+
+    /// The same, with documents where numbers say, if there are any.
+    fn of_documents(self, lay: Lay, offsets: Uid) -> Lay {
+        Lay {
+            offsets: self.has_documents.then_some(offsets),
+            ..lay
+        }
     }
 
     /// A number for each query and key.
@@ -143,9 +205,22 @@ impl Sizes {
         Lay::by_head([self.b, self.heads, self.s, self.s])
     }
 
-    /// A number for each query.
+    /// A number for each query, a head after the other.
     pub(super) fn rows(self) -> Lay {
         Lay::by_head([self.b, self.heads, self.s, 1])
+    }
+
+    /// Where it lies in memory: where documents are packed, a token after the other.
+    pub(super) fn stored_rows(self) -> Lay {
+        let strides = match self.has_documents {
+            true => [self.heads * self.s, 1, self.heads, 1],
+            false => self.rows().strides,
+        };
+        let rows = Lay {
+            strides,
+            ..self.rows()
+        };
+        self.of_documents(rows, Uid::RowOffsets)
     }
 }
 
@@ -168,9 +243,48 @@ pub(super) struct Graph {
     operations: Vec<Raw>,
     kept: Vec<Descriptor>,
     virtual_tensors: i64,
+    /// Numbers about packed documents, if there are any: first their lengths.
+    documents: Vec<(Uid, Tensor)>,
 }
 
+/// Which dimensions of a product are tokens, of which a document has fewer than there is room for: names of what overrides them.
+pub(super) type Overrides = [Name; 2];
+
+/// Rows and columns: scores.
+pub(super) const OF_SCORES: Overrides = [
+    Name::CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC,
+    Name::CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC,
+];
+
+/// Rows, and what is added up: scores times rows of tokens.
+pub(super) const OF_ROWS: Overrides = [
+    Name::CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC,
+    Name::CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC,
+];
+
 impl Graph {
+    /// A graph for these sizes, with the numbers about packed documents where there are any.
+    pub(super) fn of(sizes: Sizes) -> Result<Graph, Refused> {
+        let mut graph = Graph::default();
+        if sizes.has_documents {
+            for (uid, count) in [
+                (Uid::Lengths, sizes.b),
+                (Uid::OutOffsets, sizes.b + 1),
+                (Uid::KeyOffsets, sizes.b + 1),
+                (Uid::RowOffsets, sizes.b + 1),
+            ] {
+                let numbers = graph.tensor(uid, I32, Lay::numbers(count))?;
+                graph.documents.push((uid, numbers));
+            }
+        }
+        Ok(graph)
+    }
+
+    /// How long documents are, where there are any.
+    pub(super) fn lengths(&self) -> Option<Tensor> {
+        self.documents.first().map(|(_, lengths)| *lengths)
+    }
+
     /// A tensor in device memory.
     pub(super) fn tensor(
         &mut self,
@@ -178,13 +292,13 @@ impl Graph {
         dtype: DataType,
         lay: Lay,
     ) -> Result<Tensor, Refused> {
-        let descriptor = described(uid as i64, dtype, lay)?.finalized()?;
+        let descriptor = self.described(uid as i64, dtype, lay)?.finalized()?;
         Ok(self.keep(descriptor, uid as i64))
     }
 
     /// A number that is handed over by its address on the host.
     pub(super) fn scalar(&mut self, uid: Uid) -> Result<Tensor, Refused> {
-        let descriptor = described(uid as i64, F32, Lay::scalar())?;
+        let descriptor = self.described(uid as i64, F32, Lay::numbers(1))?;
         let descriptor = descriptor.with(Name::CUDNN_ATTR_TENSOR_IS_BY_VALUE, true)?;
         Ok(self.keep(descriptor.finalized()?, uid as i64))
     }
@@ -193,7 +307,7 @@ impl Graph {
     pub(super) fn passing(&mut self, dtype: DataType, lay: Lay) -> Result<Tensor, Refused> {
         let uid = VIRTUAL + self.virtual_tensors;
         self.virtual_tensors += 1;
-        let descriptor = described(uid, dtype, lay)?;
+        let descriptor = self.described(uid, dtype, lay)?;
         let descriptor = descriptor.with(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, true)?;
         Ok(self.keep(descriptor.finalized()?, uid))
     }
@@ -224,25 +338,62 @@ impl Graph {
         b: Option<Tensor>,
         y: Tensor,
     ) -> Result<Tensor, Refused> {
-        let operator = Descriptor::new(Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?
-            .with(Name::CUDNN_ATTR_POINTWISE_MODE, mode)?
-            .with(Name::CUDNN_ATTR_POINTWISE_MATH_PREC, F32)?
-            .finalized()?;
-        let operator = self.hold(operator);
-        let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?
+        let operator = operator(mode, F32)?;
+        self.pointwise_by(operator, [Some(x), b, None], y)
+    }
+
+    /// An operator on each element of up to three tensors, the third of which chooses between the others.
+    fn pointwise_by(
+        &mut self,
+        operator: Descriptor,
+        [x, b, t]: [Option<Tensor>; 3],
+        y: Tensor,
+    ) -> Result<Tensor, Refused> {
+        let operator = self.hold(operator.finalized()?);
+        let mut operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?
             .with(Name::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, operator)?
-            .with(Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x.raw)?
             .with(Name::CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.raw)?;
-        let operation = match b {
-            None => operation,
-            Some(b) => operation.with(Name::CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b.raw)?,
-        };
+        for (name, tensor) in [
+            (Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x),
+            (Name::CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b),
+            (Name::CUDNN_ATTR_OPERATION_POINTWISE_TDESC, t),
+        ] {
+            if let Some(tensor) = tensor {
+                operation = operation.with(name, tensor.raw)?;
+            }
+        }
         let operation = operation
             .with(Name::CUDNN_ATTR_OPERATION_POINTWISE_ALPHA1, 1.0_f32)?
             .with(Name::CUDNN_ATTR_OPERATION_POINTWISE_ALPHA2, 1.0_f32)?
             .finalized()?;
         self.add(operation);
         Ok(y)
+    }
+
+    /// Scores `x` where query and key are within their document, else minus infinity.
+    pub(super) fn length_mask(
+        &mut self,
+        x: Tensor,
+        lengths: Tensor,
+        scores: Lay,
+    ) -> Result<Tensor, Refused> {
+        let fill = self.scalar(Uid::Beyond)?;
+        let mut within = |axis: i64| {
+            let index = operator(Pointwise::CUDNN_POINTWISE_GEN_INDEX, I32)?
+                .with(Name::CUDNN_ATTR_POINTWISE_AXIS, axis)?;
+            let place = self.passing(I32, scores)?;
+            self.pointwise_by(index, [Some(x), None, None], place)?;
+            let is_less = operator(Pointwise::CUDNN_POINTWISE_CMP_LT, BOOLEAN)?;
+            let within = self.passing(BOOLEAN, scores)?;
+            self.pointwise_by(is_less, [Some(place), Some(lengths), None], within)
+        };
+        let (query, key) = (within(2)?, within(3)?);
+        let both = self.passing(BOOLEAN, scores)?;
+        let and = operator(Pointwise::CUDNN_POINTWISE_LOGICAL_AND, BOOLEAN)?;
+        self.pointwise_by(and, [Some(query), Some(key), None], both)?;
+        let y = self.passing(F32, scores)?;
+        let select = operator(Pointwise::CUDNN_POINTWISE_BINARY_SELECT, F32)?;
+        self.pointwise_by(select, [Some(x), Some(fill), Some(both)], y)
     }
 
     /// `y` = sums of `x` in f32, over the dimensions in which `y` is shorter.
@@ -266,18 +417,26 @@ impl Graph {
     }
 
     /// `c = a b`, for every head; a `b` of fewer heads serves several of `a`.
-    pub(super) fn product(&mut self, a: Tensor, b: Tensor, c: Tensor) -> Result<Tensor, Refused> {
+    pub(super) fn product(
+        &mut self,
+        [a, b, c]: [Tensor; 3],
+        tokens: Overrides,
+    ) -> Result<Tensor, Refused> {
         let operator = Descriptor::new(Kind::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?
             .with(Name::CUDNN_ATTR_MATMUL_COMP_TYPE, F32)?
             .finalized()?;
         let operator = self.hold(operator);
-        let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)?
+        let mut operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)?
             .with(Name::CUDNN_ATTR_OPERATION_MATMUL_ADESC, a.raw)?
             .with(Name::CUDNN_ATTR_OPERATION_MATMUL_BDESC, b.raw)?
             .with(Name::CUDNN_ATTR_OPERATION_MATMUL_CDESC, c.raw)?
-            .with(Name::CUDNN_ATTR_OPERATION_MATMUL_DESC, operator)?
-            .finalized()?;
-        self.add(operation);
+            .with(Name::CUDNN_ATTR_OPERATION_MATMUL_DESC, operator)?;
+        if let Some(lengths) = self.lengths() {
+            for name in tokens {
+                operation = operation.with(name, lengths.raw)?;
+            }
+        }
+        self.add(operation.finalized()?);
         Ok(c)
     }
 
@@ -315,6 +474,23 @@ impl Graph {
         Ok(y)
     }
 
+    /// A tensor that is not finalized yet.
+    fn described(&self, uid: i64, dtype: DataType, lay: Lay) -> Result<Descriptor, Refused> {
+        let descriptor = Descriptor::new(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
+            .with(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, dtype)?
+            .with_all(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, &lay.dims)?
+            .with_all(Name::CUDNN_ATTR_TENSOR_STRIDES, &lay.strides)?
+            .with(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, uid)?
+            .with(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, ALIGNMENT_BYTES)?;
+        let mut numbers = self.documents.iter();
+        match numbers.find(|(numbers, _)| Some(*numbers) == lay.offsets) {
+            Some((_, offsets)) => {
+                descriptor.with(Name::CUDNN_ATTR_TENSOR_RAGGED_OFFSET_DESC, offsets.raw)
+            }
+            None => Ok(descriptor),
+        }
+    }
+
     /// The whole, as engines are asked about it, with all that it refers to.
     pub(super) fn finished<V: Value>(
         mut self,
@@ -331,12 +507,9 @@ impl Graph {
     }
 }
 
-/// A tensor that is not finalized yet.
-fn described(uid: i64, dtype: DataType, lay: Lay) -> Result<Descriptor, Refused> {
-    Descriptor::new(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
-        .with(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, dtype)?
-        .with_all(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, &lay.dims)?
-        .with_all(Name::CUDNN_ATTR_TENSOR_STRIDES, &lay.strides)?
-        .with(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, uid)?
-        .with(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, ALIGNMENT_BYTES)
+/// An operator on each element, which is not finalized yet.
+fn operator(mode: Pointwise, precision: DataType) -> Result<Descriptor, Refused> {
+    Descriptor::new(Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?
+        .with(Name::CUDNN_ATTR_POINTWISE_MODE, mode)?
+        .with(Name::CUDNN_ATTR_POINTWISE_MATH_PREC, precision)
 }

@@ -13,10 +13,10 @@ mod self_check;
 pub use library::CudnnVersion;
 pub use on_paper::{PaperPlan, plan_on_paper};
 
-use crate::KernelError;
 use crate::cuda::{
     AttentionPass, AttentionTensors, LibraryAttention, LibraryShape, cudnn_workspace_bytes,
 };
+use crate::{KernelError, RaggedDocuments};
 use cudarc::driver::sys::CUstream;
 use descriptor::{Refused, accepted};
 use graph::Uid;
@@ -69,7 +69,7 @@ impl Cudnn {
         let number = |value: &f32| std::ptr::from_ref(value).cast::<u8>();
         let numbers = [(Uid::Scale, number(&scale)), (Uid::Masked, number(&masked))];
         let of_backward = [(Uid::One, number(&one))];
-        let tensors: Vec<(Uid, *const u8)> = match &attention.tensors {
+        let mut tensors: Vec<(Uid, *const u8)> = match &attention.tensors {
             AttentionTensors::Forward { q, k, v, out, lse } => [
                 (Uid::Q, *q),
                 (Uid::K, *k),
@@ -98,6 +98,16 @@ impl Cudnn {
             .chain(of_backward)
             .collect(),
         };
+        if let (AttentionTensors::Backward(backward), Some(_)) =
+            (&attention.tensors, shape.documents)
+        {
+            tensors.push((Uid::Beyond, number(&masked)));
+            if shape.sizes.group() > 1 {
+                let [of_dk, of_dv] = backward.of_heads;
+                tensors.extend([(Uid::DkOfHeads, of_dk), (Uid::DvOfHeads, of_dv)]);
+            }
+        }
+        tensors.extend(numbers_of_documents(attention));
         let workspace = attention.workspace.pointer.cast_mut();
         // SAFETY: the caller's promise, and the workspace is large enough.
         let run = unsafe { plan.run(self.handle, &tensors, workspace) };
@@ -110,7 +120,7 @@ impl Cudnn {
     /// [`KernelError`] if there is none, or it takes more than is leased for it.
     pub(super) fn prepare(&self, shape: LibraryShape) -> Result<(), KernelError> {
         for pass in [AttentionPass::Forward, AttentionPass::Backward] {
-            self.plan_within(shape, pass, cudnn_workspace_bytes(shape.sizes, pass))?;
+            self.plan_within(shape, pass, cudnn_workspace_bytes(shape, pass))?;
         }
         Ok(())
     }
@@ -145,6 +155,23 @@ impl Cudnn {
         self.plans.borrow_mut().insert(key, plan.clone());
         Ok(plan)
     }
+}
+
+/// Where the numbers about packed documents are, a row for each tensor of them; nothing where there are no documents.
+fn numbers_of_documents(attention: &LibraryAttention) -> Vec<(Uid, *const u8)> {
+    let (Some(start), Some(most)) = (attention.documents, attention.shape.documents) else {
+        return Vec::new();
+    };
+    let row_bytes = RaggedDocuments::stride(most) * size_of::<i32>();
+    let rows = [
+        Uid::Lengths,
+        Uid::OutOffsets,
+        Uid::KeyOffsets,
+        Uid::RowOffsets,
+    ];
+    let rows = rows.into_iter().enumerate();
+    rows.map(|(row, uid)| (uid, start.wrapping_add(row * row_bytes)))
+        .collect()
 }
 
 impl Drop for Cudnn {

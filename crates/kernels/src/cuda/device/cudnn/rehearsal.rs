@@ -2,15 +2,16 @@
 //! find no room later. Each is run several times at the size of a step: with fewer blocks, sums in another order might not show.
 
 use super::library::CudnnVersion;
+use crate::cuda::cudnn::cudnn_scratch;
 use crate::cuda::device::block::Block;
 use crate::cuda::device::error;
 use crate::cuda::device::random_data::RandomData;
 use crate::cuda::device::rehearsal::blamed_on_memory;
 use crate::cuda::{
     AttentionPass, AttentionTensors, BackwardTensors, Cuda, CudaDriver, Driver, LibraryAttention,
-    LibraryShape, Workspace, cudnn_workspace_bytes,
+    LibraryShape, Workspace,
 };
-use crate::{AttentionShape, KernelError, Kernels};
+use crate::{AttentionShape, KernelError, Kernels, RaggedDocuments};
 use memory::{Space, round_up};
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hasher};
@@ -75,6 +76,13 @@ impl Kernels<Cuda<CudaDriver>> {
         let placed = Places::of(shape, pass, block.pointer());
         // SAFETY: the block has as many bytes; nothing but this stream uses it.
         unsafe { data.fill(&self.backend.driver, block.pointer(), bytes) }?;
+        if let Some(to) = placed.attention.documents {
+            let numbers = halves(shape.sizes).into_iter().flat_map(i32::to_ne_bytes);
+            let numbers: Vec<u8> = numbers.collect();
+            let driver = &self.backend.driver;
+            // SAFETY: placed within the block, with room for them.
+            unsafe { driver.copy_to_device(to.cast_mut(), &numbers) }?;
+        }
         let mut first = None;
         for _ in 0..REPEATS {
             // SAFETY: the block covers all tensors and the workspace; nothing but this stream uses it.
@@ -107,6 +115,28 @@ impl Kernels<Cuda<CudaDriver>> {
         }
         Ok(bits.finish())
     }
+}
+
+/// Documents of many lengths, no more than there is room for: in each sequence, every one is half of what is left, and the last is all
+/// of that.
+fn halves(shape: AttentionShape) -> Vec<i32> {
+    let room = shape.documents_max() / shape.batch;
+    let mut starts = Vec::new();
+    for _ in 0..shape.batch {
+        let mut begin = 0;
+        for number in 1..=room {
+            let left = shape.seq - begin;
+            let length = if number == room {
+                left
+            } else {
+                left.div_ceil(2)
+            };
+            starts.extend(std::iter::repeat_n(begin as i32, length));
+            begin += length;
+        }
+    }
+    let numbers = RaggedDocuments::numbers(shape, &starts, None);
+    numbers.expect("there are no more than there is room for")
 }
 
 /// The sentence about an attention that does not repeat its bits.
@@ -156,7 +186,8 @@ impl Places {
     fn of(shape: LibraryShape, pass: AttentionPass, start: *mut u8) -> Places {
         let sizes = shape.sizes;
         let out_bytes = 2 * sizes.batch * sizes.seq * sizes.heads * sizes.qk_head_dim;
-        let (of_rows, sums) = (4 * sizes.batch * sizes.seq * sizes.heads, 2 * out_bytes);
+        let of_rows = 4 * sizes.batch * sizes.seq * sizes.heads;
+        let scratch = cudnn_scratch(shape, pass);
         let mut used = 0;
         let mut place = |bytes: usize| {
             let at = start.wrapping_add(used as usize).cast_const();
@@ -172,31 +203,39 @@ impl Places {
             ),
             AttentionPass::Backward => {
                 let ([dq, dk, dv], written) = place_qkv(shape, &mut place);
+                let dout = place(out_bytes);
+                let [dq_sums, row_sums, of_dk, of_dv] = scratch.pieces.map(&mut place);
                 let tensors = AttentionTensors::Backward(BackwardTensors {
                     q,
                     k,
                     v,
                     out,
                     lse,
-                    dout: place(out_bytes),
+                    dout,
                     dq,
                     dk,
                     dv,
-                    dq_sums: place(sums),
-                    row_sums: place(of_rows),
+                    dq_sums,
+                    row_sums,
+                    of_heads: [of_dk, of_dv],
                 });
                 (tensors, written)
             }
         };
-        let bytes = cudnn_workspace_bytes(sizes, pass);
+        let bytes = scratch.workspace;
         let workspace = Workspace {
             pointer: place(bytes),
             bytes,
         };
+        let documents = shape.documents.map(|_| {
+            let numbers: usize = RaggedDocuments::dims(sizes).iter().product();
+            place(numbers * size_of::<i32>())
+        });
         Places {
             attention: LibraryAttention {
                 shape,
                 tensors,
+                documents,
                 workspace,
             },
             written,

@@ -6,7 +6,7 @@ use crate::cuda::device::rehearsal::blamed_on_memory;
 use crate::cuda::{AttentionPass, Cuda, CudaDevice, CudaDriver, LibraryShape};
 use crate::{
     AttentionShape, Fault, Flash, FlashAttention, FlashAttentionBackward, FlashOptions,
-    KernelError, Kernels, SplitQkv, Target,
+    KernelError, Kernels, RaggedDocuments, SplitQkv, Target,
 };
 use half::bf16;
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
@@ -18,6 +18,10 @@ const CAPABILITY: (i32, i32) = (9, 0);
 /// Tokens: one and a half of the tiles in which the forward pass goes, with which a version was wrong once (pytorch, issue
 /// 196678).
 const SEQ: usize = 192;
+
+/// Tokens of the first of packed documents: it ends within a tile. A second one ends with its sequence, and a third is as long as
+/// the next sequence.
+const FIRST_TOKENS: usize = 70;
 
 /// Most that a result differs from our own, as a share of the largest: both round probabilities to bf16 (2^-9), at
 /// different places.
@@ -65,8 +69,9 @@ impl CudaDevice {
         self: &Rc<CudaDevice>,
         shape: LibraryShape,
     ) -> Result<([Results; 2], Option<String>), KernelError> {
+        let has_documents = shape.documents.is_some();
         let small = AttentionShape {
-            batch: 1,
+            batch: if has_documents { 2 } else { 1 },
             seq: SEQ,
             heads: 4,
             kv_heads: if shape.sizes.group() == 1 { 4 } else { 2 },
@@ -90,6 +95,7 @@ impl CudaDevice {
                 memory: &memory,
                 kernels: &kernels,
                 by,
+                has_documents,
             };
             let is_packed = by == Flash::Cudnn && shape.is_packed();
             trial.results(is_packed).map_err(blamed)
@@ -119,6 +125,7 @@ struct Trial<'a> {
     memory: &'a Memory,
     kernels: &'a Kernels,
     by: Flash,
+    has_documents: bool,
 }
 
 impl Trial<'_> {
@@ -165,7 +172,34 @@ impl Trial<'_> {
             Ok(bytes)
         };
         let results = [&out, &lse].into_iter().chain(&gradients);
-        results.map(read).collect()
+        let mut results: Results = results.map(read).collect::<Result<_, KernelError>>()?;
+        if self.has_documents && self.by == Flash::Cudnn {
+            results[1] = heads_first(shape, &results[1]);
+        }
+        Ok(results)
+    }
+
+    /// Documents as the implementation takes them.
+    fn documents(&self) -> Result<Buffer, KernelError> {
+        let (shape, kernels) = (self.shape, self.kernels);
+        let tokens = 0..shape.batch * shape.seq;
+        let starts = tokens.map(|token| match token {
+            FIRST_TOKENS..SEQ => FIRST_TOKENS as i32,
+            _ => 0,
+        });
+        let starts: Vec<i32> = starts.collect();
+        let (dims, numbers) = match self.by {
+            Flash::Own => ([shape.batch, shape.seq], starts),
+            Flash::Cudnn => {
+                let numbers = RaggedDocuments::numbers(shape, &starts, None);
+                let numbers = numbers.expect("a plan has room for two documents a sequence");
+                (RaggedDocuments::dims(shape), numbers)
+            }
+        };
+        let mut buffer = lease(self.memory, dims, DType::I32)?;
+        let bytes: Vec<u8> = numbers.into_iter().flat_map(i32::to_ne_bytes).collect();
+        kernels.upload(buffer.view_mut(), &bytes)?;
+        Ok(buffer)
     }
 
     /// Writes dq, dk and dv, and gives out and lse.
@@ -178,11 +212,16 @@ impl Trial<'_> {
         let (shape, memory) = (self.shape, self.memory);
         let mut out = self.lease(shape.out())?;
         let mut lse = lease(memory, [shape.batch, shape.heads, shape.seq], DType::F32)?;
+        let documents = match self.has_documents {
+            true => Some(self.documents()?),
+            false => None,
+        };
         let options = FlashOptions {
+            documents: documents.as_ref().map(Buffer::view),
             by: self.by,
             ..FlashOptions::default()
         };
-        let [forward, backward] = scratch_elements(shape, self.by);
+        let [forward, backward] = self.scratch_elements();
         self.kernels.run(FlashAttention {
             out: Some(out.view_mut()),
             lse: Some(lse.view_mut()),
@@ -210,6 +249,21 @@ impl Trial<'_> {
         Ok([out, lse])
     }
 
+    /// Of the forward and the backward pass.
+    fn scratch_elements(&self) -> [usize; 2] {
+        let (shape, documents) = (self.shape, self.has_documents);
+        match self.by {
+            Flash::Own => [
+                FlashAttention::scratch_elements(Target::Cuda, shape, DType::BF16),
+                FlashAttentionBackward::scratch_elements(Target::Cuda, shape, DType::BF16),
+            ],
+            Flash::Cudnn => [
+                FlashAttention::cudnn_scratch_elements(shape, documents, [true; 2]),
+                FlashAttentionBackward::cudnn_scratch_elements(shape, documents),
+            ],
+        }
+    }
+
     fn lease(&self, dims: [usize; 2]) -> Result<Buffer, KernelError> {
         lease(self.memory, dims, DType::BF16)
     }
@@ -223,17 +277,20 @@ impl Trial<'_> {
     }
 }
 
-fn scratch_elements(shape: AttentionShape, by: Flash) -> [usize; 2] {
-    match by {
-        Flash::Own => [
-            FlashAttention::scratch_elements(Target::Cuda, shape, DType::BF16),
-            FlashAttentionBackward::scratch_elements(Target::Cuda, shape, DType::BF16),
-        ],
-        Flash::Cudnn => [
-            FlashAttention::cudnn_scratch_elements(shape, true, true),
-            FlashAttentionBackward::cudnn_scratch_elements(shape),
-        ],
-    }
+/// f32 statistics `[b, s, heads]` as `[b, heads, s]`.
+fn heads_first(shape: AttentionShape, bytes: &[u8]) -> Vec<u8> {
+    let AttentionShape {
+        batch, heads, seq, ..
+    } = shape;
+    let of_row = |row: usize| {
+        let of_head = move |head| (0..seq).map(move |token| (row * seq + token) * heads + head);
+        (0..heads).flat_map(of_head)
+    };
+    let places = (0..batch).flat_map(of_row);
+    places
+        .flat_map(|at| &bytes[4 * at..][..4])
+        .copied()
+        .collect()
 }
 
 fn lease<const N: usize>(
