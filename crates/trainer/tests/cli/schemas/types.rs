@@ -125,7 +125,9 @@ impl Types {
     pub fn version(&self, found: &Struct) -> Option<u32> {
         let flat = found.fields.iter().filter_map(|field| field.flat.as_ref());
         let mut of_flat = flat.map(|(of, _)| self.version(self.structure(of)));
-        found.version.or_else(|| of_flat.find_map(|version| version))
+        found
+            .version
+            .or_else(|| of_flat.find_map(|version| version))
     }
 
     /// The fields that a struct is written with, and whether each may be left out.
