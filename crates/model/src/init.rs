@@ -77,12 +77,9 @@ fn initialise_some<E>(
         }
         drop(sender);
         // An error drops the receiver, which ends the threads.
-        chunks.into_iter().try_for_each(|chunk: Chunk| {
-            let is_set = set(chunk.start, &chunk.values);
-            // Also after an error, because the thread waits for it. If the thread has ended, nobody needs the room any more.
-            let _ = chunk.back.send(chunk.values);
-            is_set
-        })
+        chunks
+            .into_iter()
+            .try_for_each(|chunk: Chunk| set(chunk.start, &chunk.values))
     })
 }
 
@@ -92,6 +89,14 @@ struct Chunk {
     start: usize,
     values: Vec<f32>,
     back: Sender<Vec<f32>>,
+}
+
+impl Drop for Chunk {
+    /// Gives the memory back, also after an error or a panic of `set`, because the thread waits for it. A thread that has ended
+    /// needs it no more.
+    fn drop(&mut self) {
+        let _ = self.back.send(std::mem::take(&mut self.values));
+    }
 }
 
 /// The memory in which a thread draws, so that it allocates once.

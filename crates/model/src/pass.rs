@@ -246,7 +246,7 @@ impl<'a> Pass<'a> {
         self.model.index(id)
     }
 
-    /// `[1]` f32: the factor on gradients of losses, 1 / targets of the whole step.
+    /// `[1]` f32: the factor on gradients of losses, 1 / targets of the whole step, or 1 / pairs under preferences.
     ///
     /// # Panics
     /// If this is a forward pass alone.

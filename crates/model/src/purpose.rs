@@ -34,13 +34,13 @@ pub struct Training<'a> {
 
 /// The loss that a step's micro-batches sum up.
 pub struct StepLoss<'a> {
-    /// f32: what [`LossPart`] names so far. A model whose routers have no losses has the first alone.
+    /// f32: what [`LossPart`] names so far: the first alone, or that with those of routers or of preferences.
     pub sums: Out<'a>,
     /// Whether nothing has been added yet, to each.
     pub are_first: [bool; LossPart::WITH_PREFERENCES],
     /// Micro-batches of the whole step, over which losses of routers are averaged.
     pub micro_batches: usize,
-    /// `[1]` f32: the factor on gradients, 1 / targets of the whole step.
+    /// `[1]` f32: the factor on gradients, 1 / targets of the whole step, or 1 / pairs under preferences.
     pub gradient_scale: In<'a>,
     /// What preferences between sequences go by; none: the loss is that of next tokens.
     pub preferences: Option<Preferences<'a>>,

@@ -70,10 +70,11 @@ impl Sought {
         change.applied_to(config)
     }
 
-    /// The candidate at a position, from 1 on. Sequences above 128 tokens are multiples of 128.
-    fn value(self, position: usize) -> usize {
+    /// The candidate at a position, from 1 on. Sequences above 128 tokens are multiples of 128, and pairs are whole.
+    fn value(self, position: usize, config: &Config) -> usize {
         match self {
             Sought::Seq if position > SHORTEST => SHORTEST * (position - SHORTEST + 1),
+            Sought::MicroBatch if config.has_pairs() => 2 * position,
             _ => position,
         }
     }
@@ -94,7 +95,9 @@ type Bytes = (u64, u64);
 impl Search<'_> {
     /// What a run needs with the candidate at a position; none if it makes no valid run.
     fn planned(&self, position: usize) -> Result<Option<Bytes>, SessionError> {
-        let config = self.what.put(self.what.value(position), self.config);
+        let config = self
+            .what
+            .put(self.what.value(position, self.config), self.config);
         let settings = config.and_then(|config| Settings::new(&config));
         let is_planned = |settings: &Settings| settings.micro_batch * settings.seq <= TOKENS_MAX;
         let Some(settings) = settings.ok().filter(is_planned) else {
@@ -157,18 +160,19 @@ impl Largest {
         }
         let (peak_bytes, reserved_bytes) = match found.or(next) {
             Some(bytes) => bytes,
-            // Not even 1 makes a valid run: the configuration's own error says why.
+            // Not even the smallest makes a valid run: the configuration's own error says why.
             None => {
-                let planned = figures(&Settings::new(&what.put(1, config)?)?, target)?;
+                let smallest = what.put(what.value(1, config), config)?;
+                let planned = figures(&Settings::new(&smallest)?, target)?;
                 (planned.most_bytes(), planned.reserved_bytes)
             }
         };
         Ok(Largest {
             what,
-            value: found.map(|_| what.value(fitting)),
+            value: found.map(|_| what.value(fitting, config)),
             peak_bytes,
             reserved_bytes,
-            next: what.value(too_large),
+            next: what.value(too_large, config),
             next_needs_bytes: next.map(|bytes| search.needed(bytes)),
         })
     }
@@ -180,7 +184,7 @@ impl Display for Largest {
         let [peak, reserved] = [self.peak_bytes, self.reserved_bytes].map(format_bytes);
         match self.value {
             Some(value) => writeln!(f, "the largest {what} that fits is {value}")?,
-            None => writeln!(f, "no {what} fits; 1 takes")?,
+            None => writeln!(f, "no {what} fits; {next} takes")?,
         }
         writeln!(
             f,

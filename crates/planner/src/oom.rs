@@ -18,7 +18,8 @@ use serde::Serialize;
 use session::SessionError;
 use settings::{Config, Settings};
 
-/// The form of `oom.json`. It rises with any change of a field's name, type or meaning (`crates/trainer/schemas/`).
+/// The form of `oom.json`. It rises with every new field, and with any change of a
+/// field's name, type or meaning (`crates/trainer/schemas/`).
 const SCHEMA_VERSION: u32 = 1;
 
 /// A refused lease, and what would help. `oom.json`.

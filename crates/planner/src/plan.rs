@@ -23,7 +23,8 @@ use session::{PeaksBetween, SessionError};
 use settings::{Config, Settings};
 use std::collections::BTreeMap;
 
-/// The form of `plan.json`. It rises with any change of a field's name, type or meaning (`crates/trainer/schemas/`).
+/// The form of `plan.json`. It rises with every new field, and with any change of a
+/// field's name, type or meaning (`crates/trainer/schemas/`).
 const SCHEMA_VERSION: u32 = 1;
 
 /// What a run will need, to the byte. `plan.json`.

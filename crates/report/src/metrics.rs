@@ -10,7 +10,8 @@ use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::Path;
 use std::time::Duration;
 
-/// The form of `metrics.jsonl`. It rises with any change of a field's name, type or meaning (`crates/trainer/schemas/`).
+/// The form of `metrics.jsonl`. It rises with every new field, and with any change of a
+/// field's name, type or meaning (`crates/trainer/schemas/`).
 pub const METRICS_SCHEMA_VERSION: u32 = 1;
 
 /// The first line: what runs, and where.

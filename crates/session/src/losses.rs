@@ -37,7 +37,7 @@ pub(crate) struct CurrentLoss<'a> {
     pub(crate) losses: Out<'a>,
     /// Whether that is the micro-batch's own.
     pub(crate) is_alone: bool,
-    /// `[1]` f32: 1 / targets of the step.
+    /// `[1]` f32: 1 / targets of the step, or 1 / pairs.
     pub(crate) gradient_scale: In<'a>,
 }
 

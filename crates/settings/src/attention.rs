@@ -57,7 +57,7 @@ pub fn cudnn_misfit(config: &Config) -> Option<String> {
     }
     if packing == Packing::Pad {
         return Some(format!(
-            "data.packing is {packing}: it is for sequences of one length, whole or of packed documents"
+            "data.packing is {packing}, which gives micro-batches of many lengths, and cuDNN's attention takes one"
         ));
     }
     let (shape, dtype) = (cudnn_shape(config), config.dtype().into());

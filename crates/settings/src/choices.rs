@@ -38,7 +38,7 @@ choices! {
 }
 
 choices! {
-    /// What training makes small.
+    /// What training minimises.
     Objective {
         /// The loss of next tokens.
         NextToken = "next-token",

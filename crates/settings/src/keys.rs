@@ -318,7 +318,7 @@ keys! {
             .needs(need::DPO),
         loss: DpoLoss = key(Kind::Choice(DpoLoss::NAMES), "\"sigmoid\"", "How a pair's loss follows from the margin of its rewards")
             .needs(need::DPO),
-        reference: Option<PathBuf> = optional(Kind::Text, ("\"reference.safetensors\"", "adapters: the model under them, computed in every step"),
+        reference: Option<PathBuf> = optional(Kind::Text, ("\"reference.json\"", "adapters: the model under them, computed in every step"),
             "Log-probabilities under the reference: what `trainer eval MODEL --reference FILE` wrote")
             .details("Training the model itself needs them.").marks(&[PerRank]).needs(need::DPO),
     }

@@ -49,7 +49,7 @@ mod rows {
     pub(crate) const LORA: Need = need(|run, _| run.lora.rank.is_some(),
         Error("says what adapters are like, and there are none", "--lora RANK", &["lora.rank"]));
     pub(crate) const DPO: Need = need(|run, _| run.train.objective == Objective::Dpo,
-        Error("says how preferences are learnt, and next tokens are", "--objective dpo", &["train.objective"]));
+        Error("says how preferences are learnt, and train.objective is next-token", "--objective dpo", &["train.objective"]));
     pub(crate) const MUON: Need = need(|run, _| run.optim.kind == OptimizerKind::Muon,
         Error("is a number of muon, which is not the optimizer", "--optimizer muon", &["optim.kind"]));
     pub(crate) const ADAFACTOR: Need = need(|run, _| run.optim.kind == OptimizerKind::Adafactor,

@@ -4,7 +4,8 @@ use crate::peak::{LiveGroup, RecordedPeak};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The form of `check --json`. It rises with any change of a field's name, type or meaning (`crates/trainer/schemas/`).
+/// The form of `check --json`. It rises with every new field, and with any change of a
+/// field's name, type or meaning (`crates/trainer/schemas/`).
 const SCHEMA_VERSION: u32 = 1;
 
 /// The peaks of two files beside each other. `check --json`.

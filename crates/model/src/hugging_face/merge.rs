@@ -118,7 +118,8 @@ struct Merged<'a, P, E> {
 }
 
 impl<P: TensorSource, E: TensorSource> Merged<'_, P, E> {
-    /// Writes a tensor of the model under the adapters as f32: as training computed with it.
+    /// Writes a tensor of the model under the adapters as f32. Of a matrix that training stored as codes, these are the codes' values
+    /// before products round them to the compute type.
     fn write_exact(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
         let spec = &self.plain.tensors()[index];
         let Some(parameter) = self.adapter.coded.get(&spec.name) else {

@@ -30,7 +30,9 @@ pub struct EvalArgs {
     /// Sequence length [default: that of the run's training, or at most 1024]
     #[arg(long, value_name = "S", allow_negative_numbers = true)]
     pub seq: Option<String>,
-    /// Write the log-probability of every text of prepared preferences here, for dpo.reference: of what they are trained on
+    /// Write the log-probability of each text in prepared preferences to this file, for dpo.reference
+    ///
+    /// Reads the shards for training, not those for validation.
     #[arg(long, value_name = "FILE")]
     pub reference: Option<PathBuf>,
 }

@@ -112,6 +112,10 @@ impl<'a> Gathered<'a> {
         if self.told.keys.contains_key(key) {
             return Ok(Set::remark("the command line says it"));
         }
+        let is_long = key == "train.epochs" && self.known("train.steps").is_some();
+        if is_long || key == "train.steps" && self.told.keys.contains_key("train.epochs") {
+            return Ok(Set::remark("another key says how long the run is"));
+        }
         if key.starts_with("collectives.") && self.ranks().is_none() {
             self.needs_ranks |= key == "collectives.zero" && text != "0";
             return Ok(Set::remark("of several devices: --ranks N"));

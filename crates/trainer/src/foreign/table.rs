@@ -197,10 +197,10 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["load-in-8bit"], "--base-dtype 8bit, with --lora RANK: block-wise codes, not those of LLM.int8", Near(&[("true", "lora.base_dtype=8bit"), ("false", "")])),
     foreign(&["quantization-bit"], "--base-dtype nf4 or 8bit, with --lora RANK", Near(&[("4", "lora.base_dtype=nf4"), ("8", "lora.base_dtype=8bit")])),
     not_built(&["use-dora", "lora-modules-to-save", "peft-use-dora", "neftune-noise-alpha", "relora-steps"], "--lora RANK trains plain adapters, or --set train.freeze=[...] the rest"),
-    foreign(&["rl"], "--objective dpo", Words(&[("dpo", "train.objective=dpo")])),
+    foreign(&["rl"], "--objective dpo", Words(&[("dpo", "train.objective=dpo data.packing=pad")])),
     foreign(&["loss-type", "pref-loss"], "--objective dpo has the sigmoid loss alone (dpo.loss)", Words(&[("sigmoid", "")])),
     foreign(&["beta", "pref-beta"], "--set dpo.beta=X, under --objective dpo", Key("dpo.beta")),
-    foreign(&["stage"], "--data of `trainer prepare`: pretraining and instructions alike", Words(&[("pt", ""), ("sft", "")])),
+    foreign(&["stage"], "--objective dpo for preferences; `trainer prepare` and --data for pretraining and instructions", Words(&[("pt", ""), ("sft", ""), ("dpo", "train.objective=dpo data.packing=pad")])),
     // Several devices.
     foreign(&["zero-stage", "zero-optimization.stage"], "--zero 0|1|2|3, under mpirun, srun or torchrun", Key("collectives.zero")),
     foreign(&["deepspeed", "fsdp"], "--zero 0|1|2|3, under mpirun, srun or torchrun", Of(ForeignPart::Division)),

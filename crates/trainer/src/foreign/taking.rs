@@ -132,6 +132,9 @@ pub(crate) fn take(files: &[ForeignFile], told: &Told) -> Result<Taken, ConfigEr
             }
         }
     }
+    if to.known("train.objective") == Some("dpo") {
+        count_both_answers(&mut to, rows.iter_mut().flatten());
+    }
     if let Some(spec) = to.recompute.spec()? {
         let spot = Spot {
             place: "Megatron's recompute",
@@ -160,6 +163,25 @@ pub(crate) fn take(files: &[ForeignFile], told: &Told) -> Result<Taken, ConfigEr
         ranks: to.ranks,
         rows,
     })
+}
+
+/// Others count pairs in a micro-batch of preferences. Here it has the two sequences of each.
+fn count_both_answers<'a>(to: &mut Gathered, rows: impl Iterator<Item = &'a mut KeyRow>) {
+    let mut settings = to.settings.iter_mut();
+    let Some(micro) = settings.find(|one| one.key == "batch.micro") else {
+        return;
+    };
+    let Ok(pairs) = micro.text.parse::<u64>() else {
+        return;
+    };
+    let was = format!("batch.micro={pairs}");
+    micro.text = pairs.saturating_mul(2).to_string();
+    for here in rows
+        .flat_map(|row| &mut row.here)
+        .filter(|here| **here == was)
+    {
+        *here = format!("batch.micro={}", micro.text);
+    }
 }
 
 /// A key of a file.

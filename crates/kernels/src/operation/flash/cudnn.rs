@@ -20,7 +20,7 @@ const ALIGNMENT_BYTES: usize = 256;
 /// What may be wanted beyond the bytes that are counted: of the versions that were looked at none takes more than 288.
 const SPARE_BYTES: usize = 4096;
 
-/// For so many packed documents at least the forward pass has room.
+/// The forward pass's workspace has room for at least this many packed documents.
 const FORWARD_DOCUMENTS_MIN: usize = 64;
 
 /// Scratch of an attention by cuDNN: some pieces, and behind them the library's workspace.
@@ -108,7 +108,7 @@ impl FlashAttention<'_> {
 
 impl FlashAttentionBackward<'_> {
     /// As [`FlashAttentionBackward::scratch_elements`], for cuDNN: linear in the sequence, since its sums of dq are added up in
-    /// order.
+    /// order. With packed documents a small part is quadratic: 8 bytes for each document that there is room for, head and 64 tokens.
     pub fn cudnn_scratch_elements(shape: AttentionShape, has_documents: bool) -> usize {
         let documents = has_documents.then(|| shape.documents_max());
         CudnnScratch::backward(shape, documents).f32_elements()
@@ -143,9 +143,9 @@ impl AttentionShape {
         }
     }
 
-    /// Why cuDNN does not compute packed documents in a micro-batch of this shape, of which it computes whole sequences. Of heads
-    /// that are no multiple of 16 wide, NVIDIA's frontend says that memory for the tokens that there are, rather than for documents
-    /// as long as the longest, has a known issue. Where rows begin is told in numbers of 32 bits.
+    /// Why cuDNN does not compute packed documents in a micro-batch of this shape, of which it computes whole sequences.
+    /// NVIDIA's frontend notes a known issue for heads that are no multiple of 16 wide, where memory is for the tokens that there
+    /// are. Offsets are 32-bit.
     pub fn documents_misfit(&self) -> Option<String> {
         let (head_dim, elements) = (self.qk_head_dim, elements(*self));
         let misfit =

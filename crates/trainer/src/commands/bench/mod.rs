@@ -41,7 +41,8 @@ const WARMUP: usize = 2;
 const STEPS: usize = 6;
 const ROUNDS: usize = 3;
 
-/// The form of `bench --json`. It rises with any change of a field's name, type or meaning (`crates/trainer/schemas/`).
+/// The form of `bench --json`. It rises with every new field, and with any change of a
+/// field's name, type or meaning (`crates/trainer/schemas/`).
 const SCHEMA_VERSION: u32 = 1;
 
 /// Strategies side by side. `bench --json`.

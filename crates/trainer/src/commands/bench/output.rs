@@ -69,7 +69,7 @@ fn cells(row: &Row) -> [String; COLUMNS.len()] {
     [
         row.strategy.clone(),
         match (row.result, paper) {
-            (Outcome::Ok, Some(_)) => "planned".into(),
+            (Outcome::Ok, Some(_)) if row.tokens_per_s.is_none() => "planned".into(),
             (result, _) => result.name().into(),
         },
         number(row.tokens_per_s, |speed| format!("{speed:.0}")),

@@ -87,7 +87,7 @@ impl Lay {
         }
     }
 
-    /// A number after the other.
+    /// Numbers, one after the other.
     fn numbers(count: i64) -> Lay {
         Lay {
             dims: [count, 1, 1, 1],
