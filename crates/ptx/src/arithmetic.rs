@@ -56,6 +56,9 @@ pub(crate) const OPCODES: Opcodes = &[
     ("mul.wide.s32", |o| {
         binary(o, |a: i32, b: i32| i64::from(a) * i64::from(b))
     }),
+    ("mul.wide.u16", |o| {
+        binary(o, |a: u16, b: u16| u32::from(a) * u32::from(b))
+    }),
     ("mul.wide.u32", |o| {
         binary(o, |a: u32, b: u32| u64::from(a) * u64::from(b))
     }),

@@ -29,6 +29,7 @@ pub(crate) const OPCODES: Opcodes = &[
     ("cvt.u16.u64", |o| unary(o, |a: u64| a as u16)),
     ("cvt.u32.u16", |o| unary(o, |a: u16| u32::from(a))),
     ("cvt.u32.u64", |o| unary(o, |a: u64| a as u32)),
+    ("cvt.u64.u16", |o| unary(o, |a: u16| u64::from(a))),
     ("cvt.u64.u32", |o| unary(o, |a: u32| u64::from(a))),
     ("mov.b32", |o| {
         packed::<u32, u16>(

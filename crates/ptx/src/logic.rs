@@ -5,6 +5,7 @@ use crate::operands::PtxOperands;
 use crate::registers::{LaneMask, lanes};
 
 pub(crate) const OPCODES: Opcodes = &[
+    ("and.b16", |o| binary(o, |a: u16, b: u16| a & b)),
     ("and.b32", |o| binary(o, |a: u32, b: u32| a & b)),
     ("and.b64", |o| binary(o, |a: u64, b: u64| a & b)),
     ("and.pred", |o| predicates(o, |a, b| a & b)),
@@ -44,6 +45,9 @@ pub(crate) const OPCODES: Opcodes = &[
     ("popc.b32", |o| unary(o, u32::count_ones)),
     ("prmt.b32", |o| ternary(o, permuted)),
     // Shifts by the width or more leave nothing, or the sign.
+    ("shl.b16", |o| {
+        binary(o, |a: u16, by: u32| a.checked_shl(by).unwrap_or(0))
+    }),
     ("shl.b32", |o| {
         binary(o, |a: u32, by: u32| a.checked_shl(by).unwrap_or(0))
     }),
@@ -51,6 +55,9 @@ pub(crate) const OPCODES: Opcodes = &[
         binary(o, |a: u64, by: u32| a.checked_shl(by).unwrap_or(0))
     }),
     ("shr.s32", |o| binary(o, |a: i32, by: u32| a >> by.min(31))),
+    ("shr.u16", |o| {
+        binary(o, |a: u16, by: u32| a.checked_shr(by).unwrap_or(0))
+    }),
     ("shr.u32", |o| {
         binary(o, |a: u32, by: u32| a.checked_shr(by).unwrap_or(0))
     }),

@@ -224,6 +224,7 @@ fn integers() -> Vec<Case> {
                 ([i(i32::MIN), i(i32::MIN)], l(1 << 62)),
             ],
         ),
+        case("mul.wide.u16", &[([H(0xffff), H(2)], U(0x1_fffe))]),
         case("mul.wide.u32", &[([i(-1), i(2)], L(0x1_ffff_fffe))]),
         case(
             "mad.lo.s32",

@@ -69,6 +69,7 @@ pub fn table() -> Vec<Case> {
             "cvt.u32.u64",
             &[([L(0x1234_5678_9abc_def0)], U(0x9abc_def0))],
         ),
+        case("cvt.u64.u16", &[([H(0xfffe)], L(0xfffe))]),
         case("cvt.u64.u32", &[([U(u32::MAX)], L(0xffff_ffff))]),
         case("mov.b32", &[([U(0x3f80_0000)], F(1.0))]),
         // The first of two halves is the lower one.

@@ -7,6 +7,7 @@ const HIGH: u64 = 1 << 63;
 
 pub fn table() -> Vec<Case> {
     vec![
+        case("and.b16", &[([H(0x8ff1), H(0x80f3)], H(0x80f1))]),
         case("and.b32", &[([U(0b1100), U(0b1010)], U(0b1000))]),
         case("and.b64", &[([L(HIGH | 6), L(HIGH | 3)], L(HIGH | 2))]),
         case("or.b16", &[([H(0x8001), H(0x0f00)], H(0x8f01))]),
@@ -24,6 +25,14 @@ pub fn table() -> Vec<Case> {
         case("or.pred", &pairs(|a, b| a || b)),
         case("xor.pred", &pairs(|a, b| a != b)),
         case("not.pred", &[([P(true)], P(false)), ([P(false)], P(true))]),
+        case(
+            "shl.b16",
+            &[([H(0x8005), U(4)], H(0x0050)), ([H(5), U(16)], H(0))],
+        ),
+        case(
+            "shr.u16",
+            &[([H(0x8000), U(4)], H(0x0800)), ([H(0x8000), U(16)], H(0))],
+        ),
         case(
             "shl.b32",
             &[
