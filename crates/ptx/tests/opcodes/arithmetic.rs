@@ -1,6 +1,6 @@
 //! Arithmetic. The values are chosen where roundings, signs, overflows and what is no number tell operations apart.
 
-use crate::harness::Value::{D, F, L, U};
+use crate::harness::Value::{D, F, H, L, U};
 use crate::harness::{Case, Value, case};
 
 /// The NaN that operations of f32 return.
