@@ -159,7 +159,7 @@ fn every_key_is_listed_with_what_became_of_it() {
         .collect();
     assert_eq!(listed, expected);
 
-    place.file("odd.yaml", "base_model: Qwen/Qwen3-8B\nsequence_len: 64\nno_such_key: 7\nfp16: true\nload_in_4bit: true\nnew:\n  - deep: {er: 1}\n");
+    place.file("odd.yaml", "base_model: Qwen/Qwen3-8B\nsequence_len: 64\nno_such_key: 7\nfp16: true\nuse_dora: true\nnew:\n  - deep: {er: 1}\n");
     let rows = keys(&place, "--from odd.yaml");
     let became: Vec<[&str; 3]> = rows
         .iter()
@@ -171,7 +171,7 @@ fn every_key_is_listed_with_what_became_of_it() {
         ["sequence_len", "64", "taken_over"],
         ["no_such_key", "7", "unknown"],
         ["fp16", "true", "not_built"],
-        ["load_in_4bit", "true", "not_built"],
+        ["use_dora", "true", "not_built"],
         ["new[0].deep.er", "1", "unknown"],
     ];
     assert_eq!(became, odd);
@@ -191,7 +191,7 @@ fn every_key_is_listed_with_what_became_of_it() {
         "not built",
         "in no table",
         "no_such_key",
-        "--base-dtype",
+        "plain adapters",
         "another figure",
         "logits of a whole",
     ] {
