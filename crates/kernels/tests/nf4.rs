@@ -7,7 +7,7 @@ use memory::Codes;
 
 const GOLDEN: &str = include_str!("golden/bitsandbytes/nf4.json");
 
-/// What stands between the delimiters after a key.
+/// The text between the delimiters that follow a key.
 fn text(key: &str, delimiters: [char; 2]) -> &'static str {
     let (_, rest) = GOLDEN.split_once(&format!("\"{key}\": ")).unwrap();
     let rest = rest.strip_prefix(delimiters[0]).unwrap();

@@ -249,7 +249,7 @@ impl Adapter {
         pass.dropout(self.parts[0].site).is_some()
     }
 
-    /// What is left of the input of a weight.
+    /// Leases the layer's input after dropout, as this adapter reads it.
     fn dropped(&self, pass: &Pass, part: &Part, x: In) -> Result<Buffer, ModelError> {
         let dropout: Dropout = pass.dropout(part.site).expect("it drops elements");
         let mut dropped = pass.temporary("lora_dropped", [x.dims()[0], self.inputs])?;

@@ -237,38 +237,40 @@ mod tests {
         assert_eq!(values(Initial::Zero, 2, 0, 7), [0.0, 0.0]);
     }
 
+    const FRESH: Fresh = Fresh {
+        deviation: 0.02,
+        seed: 1,
+    };
+
+    /// A model whose embedding takes several chunks.
+    fn architecture() -> Architecture {
+        let text = r#"{"hidden": 300, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 8, "ffn": 8, "vocab": 2000}"#;
+        let config: ModelConfig = serde_json::from_str(text).unwrap();
+        Architecture::of(&config, Attention::Eager)
+    }
+
     #[test]
     fn an_error_ends_all_threads() {
-        let text = r#"{"hidden": 300, "layers": 3, "heads": 1, "kv_heads": 1, "head_dim": 8, "ffn": 8, "vocab": 2000}"#;
-        let config: ModelConfig = serde_json::from_str(text).unwrap();
-        let architecture = Architecture::of(&config, Attention::Eager);
+        let architecture = architecture();
         let parameters = architecture.parameters();
-        let layout = parameters.layout(|_, _| false);
-        let (fresh, mut calls) = (
-            Fresh {
-                deviation: 0.02,
-                seed: 1,
-            },
-            0,
-        );
+        let mut calls = 0;
         let set = |_, _: &[f32]| {
             calls += 1;
             if calls < 3 { Ok(()) } else { Err("full") }
         };
-        assert_eq!(initialise(parameters, &layout, fresh, set), Err("full"));
+        let layout = parameters.layout(|_, _| false);
+        assert_eq!(initialise(parameters, &layout, FRESH, set), Err("full"));
         assert_eq!(calls, 3);
     }
 
     #[test]
     fn chunks_cover_every_parameter_once() {
-        let text = r#"{"hidden": 300, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 8, "ffn": 8, "vocab": 2000}"#;
-        let config: ModelConfig = serde_json::from_str(text).unwrap();
-        let architecture = Architecture::of(&config, Attention::Eager);
+        let architecture = architecture();
         let parameters = architecture.parameters();
         let layout = parameters.layout(|_, _| false);
         assert!(
             layout.entries()[0].elements() > 2 * CHUNK_ELEMENTS,
-            "the embedding needs three chunks"
+            "the embedding needs several chunks"
         );
         let mut filled = vec![f32::NAN; layout.elements()];
         let set = |offset: usize, values: &[f32]| -> Result<(), ()> {
@@ -280,14 +282,10 @@ mod tests {
             filled[offset..offset + values.len()].copy_from_slice(values);
             Ok(())
         };
-        let fresh = Fresh {
-            deviation: 0.02,
-            seed: 1,
-        };
-        initialise(parameters, &layout, fresh, set).unwrap();
+        initialise(parameters, &layout, FRESH, set).unwrap();
         let entries = layout.entries().iter().zip(parameters.in_layout());
         for (index, (entry, parameter)) in entries.enumerate() {
-            let values = fresh.values(parameter.initial, index as u64);
+            let values = FRESH.values(parameter.initial, index as u64);
             let expected: Vec<f32> = values.take(entry.elements()).collect();
             assert_eq!(filled[entry.range()], expected);
         }

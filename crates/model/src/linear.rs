@@ -94,7 +94,7 @@ impl Linear {
         own.chain(factors).collect()
     }
 
-    /// What its stage writes besides its output: what its adapter keeps.
+    /// The activation that its adapter keeps, which its stage writes beside the output; none without an adapter.
     pub fn writes(&self) -> Option<(Activation, Extent)> {
         self.adapter.as_ref().map(Adapter::writes)
     }

@@ -177,7 +177,7 @@ impl Lora {
     }
 }
 
-/// What the first pattern that fits a module says.
+/// The value of the first pattern that fits a module.
 fn first<T: Copy>(patterns: &[(ModulePattern, T)], module: &str) -> Option<T> {
     let mut patterns = patterns.iter();
     let found = patterns.find(|(pattern, _)| pattern.fits(module));

@@ -218,7 +218,7 @@ impl Parameters {
         self.some(|parameter| parameter.role.is_trained().then(|| parameter.clone()))
     }
 
-    /// What a function makes of some of them.
+    /// The parameters that a function keeps, as it returns them.
     pub(crate) fn some(&self, of: impl Fn(&Parameter) -> Option<Parameter>) -> Parameters {
         Parameters {
             declared: self.declared.iter().filter_map(of).collect(),

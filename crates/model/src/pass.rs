@@ -114,7 +114,7 @@ impl<'a> Pass<'a> {
         !matches!(self.work.purpose, Purpose::Reference)
     }
 
-    /// What preferences between the micro-batch's sequences go by, if the loss is theirs.
+    /// The inputs of the loss of preferences; none where the loss is that of next tokens.
     pub(crate) fn preferences(&mut self) -> Option<Preferences<'a>> {
         self.work.purpose.training().loss.preferences
     }

@@ -42,7 +42,7 @@ pub struct StepLoss<'a> {
     pub micro_batches: usize,
     /// `[1]` f32: the factor on gradients, 1 / targets of the whole step, or 1 / pairs under preferences.
     pub gradient_scale: In<'a>,
-    /// What preferences between sequences go by; none: the loss is that of next tokens.
+    /// The inputs of the loss of preferences; none where the loss is that of next tokens.
     pub preferences: Option<Preferences<'a>>,
 }
 

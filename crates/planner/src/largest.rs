@@ -37,9 +37,9 @@ pub enum Room {
 pub struct Largest {
     /// The key.
     pub what: Sought,
-    /// The value; null if not even 1 fits.
+    /// The value; null if not even the smallest fits.
     pub value: Option<usize>,
-    /// The peak with it; if nothing fits, the peak with 1.
+    /// The peak with it; if nothing fits, the peak with the smallest.
     pub peak_bytes: u64,
     /// Slab and everything that lives across steps, with it.
     pub reserved_bytes: u64,
@@ -128,7 +128,7 @@ impl Largest {
     /// Doubles the position until it no longer fits, then bisects.
     ///
     /// # Errors
-    /// As [`crate::Plan::new`], or if the configuration makes no valid run even with 1.
+    /// As [`crate::Plan::new`], or if the configuration makes no valid run even with the smallest.
     pub fn new(
         config: &Config,
         target: Target,

@@ -31,7 +31,7 @@ pub struct OomReport {
     pub requested_bytes: u64,
     /// Its name.
     pub name: &'static str,
-    /// What it was for.
+    /// Its category: parameters, gradients and so on.
     pub category: Category,
     /// The phase of the step.
     pub phase: Phase,

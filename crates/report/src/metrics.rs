@@ -123,7 +123,7 @@ pub struct StepRecord {
     /// What the routers of a mixture of experts did, if the model has some.
     #[serde(flatten)]
     pub routers: Option<RouterMarks>,
-    /// What the model thinks of the step's pairs, if the loss is that of preferences.
+    /// Rewards of the step's pairs, if the loss is that of preferences.
     #[serde(flatten)]
     pub rewards: Option<RewardMarks>,
     /// Passes over the data so far, this step included.
@@ -172,9 +172,9 @@ pub struct StepRecord {
 /// log-probability.
 #[derive(Clone, Debug, Serialize)]
 pub struct RewardMarks {
-    /// Of chosen sequences.
+    /// The mean reward of chosen sequences.
     pub rewards_chosen: f32,
-    /// Of rejected sequences.
+    /// The mean reward of rejected sequences.
     pub rewards_rejected: f32,
     /// How much larger those of chosen sequences are.
     pub rewards_margin: f32,

@@ -14,7 +14,7 @@ pub(crate) struct InFlight {
     pub(crate) lr: f64,
     pub(crate) lr_matrices: Option<f64>,
     pub(crate) targets: usize,
-    /// What losses are divided by: targets, or pairs.
+    /// The divisor of the losses: targets, or pairs.
     pub(crate) counted: usize,
     pub(crate) tokens: usize,
     pub(crate) memory: StepMemory,
@@ -34,7 +34,7 @@ pub struct StepOutcome {
     pub step: usize,
     /// Mean over all targets, or pairs, of the step.
     pub loss: f32,
-    /// What the model thinks of the step's pairs, if the loss is that of preferences.
+    /// Rewards of the step's pairs, if the loss is that of preferences.
     pub rewards: Option<Rewards>,
     /// What routers' losses of balance and of the size of logits add to it, if the model has such.
     pub router_losses: Option<[f32; 2]>,
@@ -69,9 +69,9 @@ pub struct StepOutcome {
 /// training began with, in log-probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rewards {
-    /// Of chosen sequences.
+    /// The mean reward of chosen sequences.
     pub chosen: f32,
-    /// Of rejected sequences.
+    /// The mean reward of rejected sequences.
     pub rejected: f32,
     /// How much larger those of chosen sequences are.
     pub margin: f32,

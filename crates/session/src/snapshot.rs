@@ -19,11 +19,11 @@ use units::{Ranks, Weights};
 
 /// What is saved, and its place in a copy: weights in the order of the layout, then states.
 struct Inventory {
-    /// What is saved of the weights: all, or the factors of adapters alone.
+    /// The weights that are saved: all, or the factors of adapters alone.
     parameters: Parameters,
     /// Their names in files.
     names: Vec<String>,
-    /// What their files are called.
+    /// The names of their files.
     stem: &'static str,
     dtype: DType,
     items: Vec<Item>,
@@ -237,7 +237,7 @@ struct OptimizerStates<'a> {
 }
 
 impl SessionState<'_> {
-    /// What the files of the weights are called, without their ending.
+    /// The name of the weights' files, without their ending.
     pub fn stem(&self) -> &'static str {
         self.inventory.stem
     }

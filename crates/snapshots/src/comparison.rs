@@ -1,4 +1,4 @@
-//! What grew between two peaks.
+//! Compares two peaks: which allocations grew.
 
 use crate::peak::{LiveGroup, RecordedPeak};
 use serde::Serialize;
@@ -32,18 +32,18 @@ pub struct DeviceComparison {
     pub base: Option<RecordedPeak>,
     /// The peak now.
     pub new: Option<RecordedPeak>,
-    /// What has other bytes at the peak, what grew most first.
+    /// Allocations that have other bytes at the peak, those that grew most first.
     pub changes: Vec<GroupChange>,
 }
 
-/// What was live of one group at two peaks.
+/// The live bytes of one group at two peaks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GroupChange {
     /// Where it was allocated; its category, where no more is known of both.
     pub place: String,
     /// The line, where the function has the same lines in both; else the lines now, if there are any.
     pub lines: Vec<u32>,
-    /// What it was for.
+    /// Its category: parameters, gradients and so on.
     pub category: String,
     /// Bytes before.
     pub base_bytes: u64,
@@ -101,7 +101,7 @@ impl DeviceComparison {
     }
 }
 
-/// What was live at a peak, by category alone if the other one knows no more.
+/// The groups that were live at a peak, by category alone if the other peak has no lines of code.
 fn groups(peak: &Option<RecordedPeak>, other: &Option<RecordedPeak>) -> Vec<LiveGroup> {
     let Some(peak) = peak else {
         return Vec::new();

@@ -5,7 +5,7 @@ use crate::snapshot::{BEFORE, Groups, MemorySnapshot, SnapshotError, TraceChange
 /// Layers that a picture distinguishes, the last of which is all the rest.
 const LAYERS_MAX: usize = 8;
 
-/// What was live on a device over its trace.
+/// The live bytes of a device over its trace.
 #[derive(Debug)]
 pub struct MemoryCourse {
     /// The names of its layers, largest at the peak first: categories if any are recorded, else places in the code.
@@ -18,7 +18,7 @@ pub struct MemoryCourse {
     pub events: usize,
 }
 
-/// What was live at a moment.
+/// The live bytes at a moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LiveMoment {
     /// How far into the trace, from 0 to 1: by time, or by events if they have no times.
@@ -35,7 +35,7 @@ impl LiveMoment {
 }
 
 impl MemorySnapshot {
-    /// What was live on a device over its trace, for a picture of so many columns.
+    /// The live bytes of a device over its trace, for a picture of so many columns.
     ///
     /// # Errors
     /// [`SnapshotError::Foreign`].
@@ -81,7 +81,7 @@ impl MemorySnapshot {
             }
             layer_of[group]
         };
-        // What was live before is known at the end alone. Groups get the same numbers each time.
+        // Only the end tells which blocks were live before. Groups get the same numbers each time.
         let events = self.trace(device).len();
         let mut moments: Vec<(usize, f64, Vec<i64>)> = Vec::new();
         let before = self.follow(device, &mut groups, |_, _, _| {})?;

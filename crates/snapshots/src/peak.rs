@@ -20,20 +20,20 @@ pub struct RecordedPeak {
     pub waiting_bytes: u64,
     /// Live bytes by category; `unknown` where none is recorded.
     pub by_category: BTreeMap<String, u64>,
-    /// What was live, largest first; empty if only categories are recorded.
+    /// The live groups, largest first; empty if only categories are recorded.
     pub live: Vec<LiveGroup>,
-    /// What the allocator had reserved for it, where that is recorded.
+    /// The bytes that the allocator had reserved for it, where that is recorded.
     pub reserved: Option<ReservedMemory>,
 }
 
-/// What was live at a peak from one line of code, or under one name.
+/// The allocations of one line of code, or under one name, that were live at a peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LiveGroup {
     /// The file and the function, or a tensor's name and place.
     pub place: String,
     /// The line in the file; none of what has no line.
     pub line: Option<u32>,
-    /// What it was for; `unknown` where that is not recorded.
+    /// Its category; `unknown` where that is not recorded.
     pub category: String,
     /// Bytes.
     pub bytes: u64,

@@ -12,7 +12,7 @@ pub(crate) const HELD_BYTES_MAX: u64 = 768 << 20;
 /// The longest line of an opcode whose operand is a line and no text.
 const LINE_BYTES_MAX: u64 = 1 << 10;
 
-/// What an entry of the memo takes, with its table's free places.
+/// The bytes of an entry of the memo, with its share of the table's free places.
 const MEMO_ENTRY_BYTES: u64 = 64;
 
 /// Why a pickle was not read.
@@ -24,7 +24,7 @@ pub enum PickleError {
          run, and no other program should load this file unless you trust who wrote it"
     )]
     Active {
-        /// What it would do.
+        /// The action of the opcode that was refused.
         wish: String,
         /// Where.
         at: u64,
@@ -180,7 +180,7 @@ impl<R: BufRead> Reader<R> {
         Ok(false)
     }
 
-    /// What an opcode that is not read would have done.
+    /// Names the action of an opcode that is refused.
     fn refusal(&mut self, opcode: u8) -> Result<PickleError, PickleError> {
         let at = self.at - 1;
         let wish = match opcode {

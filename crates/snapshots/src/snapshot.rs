@@ -41,7 +41,7 @@ pub struct MemorySnapshot {
     devices: Vec<DeviceTrace>,
 }
 
-/// What a snapshot has of one device.
+/// The part of a snapshot that is about one device.
 #[derive(Debug)]
 struct DeviceTrace {
     device: u32,
@@ -73,14 +73,14 @@ pub(crate) struct Allocation {
     waits: bool,
 }
 
-/// What an entry of a trace changed.
+/// The change that an entry of a trace made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TraceChange {
     Began(Allocation),
     /// It has been freed and waits for another stream.
     Waits(Allocation),
     Ended(Allocation),
-    /// What had been live since before the first entry was freed.
+    /// A block was freed that was live before the first entry.
     EndedFromBefore(i64),
     /// The allocator took bytes of the driver, or gave them back.
     Reserved(i64),
@@ -98,7 +98,7 @@ pub(crate) struct Groups {
 /// The number of a container, or of none.
 type PickleKey = Option<u32>;
 
-/// What the allocations of a group have in common.
+/// The key of a group: what its allocations have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LiveGroupName {
     pub(crate) place: String,
@@ -160,12 +160,12 @@ impl Groups {
     }
 }
 
-/// What is live from the beginning of a trace on, by group.
+/// The blocks that were live before a trace began, by group.
 pub(crate) struct LiveBefore {
-    /// What is freed in the trace.
+    /// Blocks that are freed in the trace.
     pub(crate) freed_bytes: i64,
     freed_count: u64,
-    /// What is live at the end, too.
+    /// Blocks that are live at the end, too.
     pub(crate) kept: Vec<(usize, i64)>,
     waiting_bytes: i64,
 }
@@ -376,7 +376,7 @@ fn size(tree: &PickleTree, value: PickleValue, name: &str) -> Result<i64, Snapsh
     size.ok_or_else(|| foreign(format!("something in it has no sound `{name}`")))
 }
 
-/// What a snapshot has of each device that it says something of.
+/// The parts of a snapshot, one for each device that it has something about.
 fn devices(tree: &PickleTree, entries: &mut usize) -> Result<Vec<DeviceTrace>, SnapshotError> {
     // `torch.cuda.memory_snapshot()` is the list of segments alone.
     let segments = tree

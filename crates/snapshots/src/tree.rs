@@ -1,4 +1,4 @@
-//! What a pickle holds, as plain values.
+//! The values that a pickle holds.
 //!
 //! Containers lie beside each other and refer to each other by number. So a value that is used a million times is held
 //! once, deep nesting takes no stack when it is dropped, and a container may lie within itself.

@@ -7,7 +7,7 @@ use clap::Parser;
 use memory::Rank;
 use settings::{ConfigError, Given, Resolved, Task, preset, resolve};
 
-/// What `--version` prints: the sources and the features of this build (`build.rs`).
+/// The text of `--version`: the sources and the features of this build (`build.rs`).
 const VERSION: &str = concat!(
     env!("CARGO_PKG_VERSION"),
     " (",

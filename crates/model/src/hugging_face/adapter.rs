@@ -16,7 +16,7 @@ pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 /// The name, without its ending, of the file with the factors.
 pub const ADAPTER_STEM: &str = "adapter_model";
 
-/// What PEFT puts before the names of the model's modules.
+/// The prefix that PEFT puts before the names of the model's modules.
 const PREFIX: &str = "base_model.model.";
 
 /// Why an adapter's folder cannot be used.
@@ -44,7 +44,7 @@ pub enum AdapterError {
     },
 }
 
-/// What `adapter_config.json` says, in the words of the settings.
+/// The settings that `adapter_config.json` holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterConfig {
     /// `lora.rank`.
@@ -157,8 +157,8 @@ impl AdapterConfig {
     }
 }
 
-/// What to call the modules with adapters: the ends of their names, if in these layers all modules whose names end so have
-/// one, or else their names.
+/// The `target_modules` of a file: the ends of the modules' names, if in these layers all modules whose names end so have
+/// adapters, or else their whole names.
 fn targets<'a>(modules: &'a [LinearModule], layers: Option<&[usize]>) -> BTreeSet<&'a str> {
     let end = |module: &LinearModule| {
         module.name.len() - module.name.rsplit('.').next().map_or(0, str::len)
@@ -253,7 +253,7 @@ fn parse(config: &Map<String, Value>) -> Result<AdapterConfig, (&'static str, &'
     })
 }
 
-/// What a table says of modules, by pattern; none if it is no table, or says anything else.
+/// Reads a table from patterns of module names to values; none if it is no table, or a value cannot be read.
 fn by_pattern<T>(table: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<BTreeMap<String, T>> {
     match table {
         Value::Null => Some(BTreeMap::new()),

@@ -10,16 +10,16 @@ use memory::format_bytes;
 use snapshots::{MemorySnapshot, RecordedPeak, ReservedMemory, SnapshotError};
 use std::path::{Path, PathBuf};
 
-/// What stands under the title of a snapshot's page.
+/// The line under the title of a snapshot's page.
 pub const SNAPSHOT_SUBTITLE: &str = "a memory snapshot";
 
 /// Lines of code that are listed.
 const LIVE: usize = 40;
 
-/// What a number of reserved bytes is called, and the number.
+/// A number of reserved bytes, and its name.
 type ReservedRow = (&'static str, fn(&ReservedMemory) -> u64);
 
-/// What there is to say of reserved memory, in order.
+/// The numbers of reserved bytes that are known, in order.
 pub const RESERVED_ROWS: [ReservedRow; 6] = [
     ("reserved at the peak", |reserved| reserved.at_peak_bytes),
     ("reserved at most", |reserved| reserved.peak_bytes),
@@ -141,7 +141,7 @@ fn sentence(peak: &RecordedPeak, counted: impl Fn(&RecordedPeak) -> String) -> S
     )
 }
 
-/// What was live at the peak, by line and category.
+/// The allocations that were live at the peak, by line and category.
 fn live(peak: &RecordedPeak) -> Table {
     let mut table = Table::of(&[
         ("from", Align::Left),

@@ -149,7 +149,7 @@ fn headline(device: &DeviceComparison) -> String {
     )
 }
 
-/// What has other bytes at the peak; none if nothing has.
+/// A table of the allocations that have other bytes at the peak; none if there are none.
 fn changes(changes: &[GroupChange]) -> Option<Table> {
     let mut table = Table::of(&[
         ("at the peak, from", Align::Left),
@@ -198,7 +198,7 @@ fn changes(changes: &[GroupChange]) -> Option<Table> {
     (!changes.is_empty()).then_some(table)
 }
 
-/// What the allocator had reserved, beside what was live.
+/// A table of reserved bytes beside live ones.
 fn reserved(device: &DeviceComparison) -> Option<Table> {
     let of = |peak: &Option<RecordedPeak>| peak.as_ref().and_then(|peak| peak.reserved.clone());
     let (base, new) = (of(&device.base), of(&device.new));

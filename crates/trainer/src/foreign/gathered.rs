@@ -9,7 +9,7 @@ use settings::kind::Kind;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// What the command line says beside the files, which goes before them.
+/// The settings of the command line, which go before those of the files.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     /// Keys of ours that it sets, with their values.
@@ -44,7 +44,7 @@ pub(super) struct Spot<'a> {
     pub(super) is_default: bool,
 }
 
-/// What was gathered so far.
+/// The settings that were gathered so far.
 #[derive(Debug)]
 pub(super) struct Gathered<'a> {
     pub(super) told: &'a Told,
@@ -159,12 +159,12 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// What a foreign key has set.
+/// The settings that a foreign key made.
 #[derive(Debug, Default)]
 pub(super) struct Set {
     /// `key=value` of ours.
     pub(super) here: Vec<String>,
-    /// What else there is to say.
+    /// A remark for the user.
     pub(super) remark: Option<String>,
 }
 

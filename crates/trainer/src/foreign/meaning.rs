@@ -1,4 +1,4 @@
-//! What a name of another trainer means here.
+//! The meaning that another trainer's name has here.
 
 /// A name of another trainer's, and what is written here instead.
 pub(crate) struct Foreign {
@@ -7,11 +7,11 @@ pub(crate) struct Foreign {
     pub(crate) names: &'static [&'static str],
     /// Ours, or what to do, or why there is nothing to do.
     pub(crate) ours: &'static str,
-    /// What becomes of its value.
+    /// How its value is used.
     pub(crate) meaning: Meaning,
 }
 
-/// What becomes of the value of a foreign key.
+/// How the value of a foreign key is used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Meaning {
     /// It is the value of this key of ours.
@@ -72,7 +72,7 @@ pub(crate) enum ForeignPart {
     Minutes,
 }
 
-/// What a value sets, of words with what they set.
+/// The settings that a value makes, by a table of words.
 pub(super) fn sets_of(words: &[(&str, &'static str)], value: &str) -> Option<&'static str> {
     let value = plain(value);
     let is_it = |(names, _): &&(&str, &str)| names.split('|').any(|name| name == value);

@@ -6,7 +6,7 @@ use settings::preset;
 /// Presets that nobody else has.
 const OWN: [&str; 4] = ["tiny", "tiny-moe", "tiny-mla", "llama-15m"];
 
-/// What stands at the end of a hub's name for a model of the same shape.
+/// Ends of hub names of models that have the same shape.
 const KINDS: [&str; 9] = [
     "-instruct",
     "-chat",

@@ -8,7 +8,7 @@ use super::program::Program;
 use settings::ConfigError;
 use std::path::Path;
 
-/// What became of a key: what it has set, or that it is not built.
+/// The settings that a key made, or that it is not built.
 pub(super) type PartTaken = Result<Result<Set, NotBuilt>, ConfigError>;
 
 /// Nothing here does it; the table says what to do, unless the reason does.
@@ -231,7 +231,7 @@ fn betas(at: At, to: &mut Gathered) -> PartTaken {
     Ok(Ok(to.set_all(&words, at.spot)?))
 }
 
-/// What is left of a step's sequences for accumulation, over ranks and micro-batches.
+/// Divides a step's sequences by ranks and micro-batches, which leaves the accumulation.
 fn global_batch(sequences: f64, at: At, to: &mut Gathered) -> PartTaken {
     if sequences <= 0.0 {
         return Ok(Ok(Set::remark("it follows from the others")));

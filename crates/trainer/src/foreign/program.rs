@@ -5,7 +5,7 @@ use super::meaning::plain;
 use serde::Serialize;
 use std::path::Path;
 
-/// Whose configuration a file is.
+/// The program that a configuration file belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Program {
@@ -29,7 +29,7 @@ pub(crate) enum Program {
 
 use Program::*;
 
-/// What transformers does where its arguments say nothing.
+/// The defaults of transformers' arguments.
 const OF_TRANSFORMERS: &[(&str, &str)] = &[
     ("per_device_train_batch_size", "8"),
     ("gradient_accumulation_steps", "1"),
@@ -52,7 +52,7 @@ impl Program {
     pub(crate) const NAMES: &str = "Hugging Face's config.json and TrainingArguments, axolotl, LLaMA-Factory, torchtitan, Megatron-LM and \
          Megatron-Bridge, DeepSpeed";
 
-    /// What people call it.
+    /// Its usual name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             HuggingFaceModel => "a Hugging Face model",
@@ -66,7 +66,7 @@ impl Program {
         }
     }
 
-    /// Whose file has keys of these names, if that can be told.
+    /// The program whose files have keys of these names, if that can be told.
     pub(crate) fn of<'a>(path: &Path, names: impl Iterator<Item = &'a str>) -> Option<Program> {
         let names: Vec<String> = names.map(plain).collect();
         let has = |name: &str| names.iter().any(|one| one == name);
@@ -103,7 +103,7 @@ impl Program {
         found.map(|(program, _)| program)
     }
 
-    /// What it does where no file says otherwise, in its own words, as far as a plan or the command depends on it.
+    /// Its defaults, in its own words, as far as a plan or the command depends on them.
     pub(crate) fn defaults(self) -> &'static [(&'static str, &'static str)] {
         match self {
             HuggingFaceModel => &[],

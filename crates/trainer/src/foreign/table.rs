@@ -1,4 +1,4 @@
-//! What other trainers call things, and what each is here: for their flags, and for the keys of their files.
+//! Names of other trainers, and their meaning here: for flags, and for keys of files.
 
 use super::meaning::Meaning::{Key, Near, Of, Words};
 use super::meaning::{Foreign, ForeignPart, beside, foreign, needless, not_built, plain};

@@ -10,7 +10,7 @@ use serde::Serialize;
 use settings::ConfigError;
 use std::path::{Path, PathBuf};
 
-/// What became of a foreign key.
+/// The outcome of a foreign key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum KeyOutcome {
@@ -33,7 +33,7 @@ pub(crate) struct KeyRow {
     pub(crate) key: String,
     /// Its value there.
     pub(crate) value: String,
-    /// What became of it.
+    /// Its outcome.
     pub(crate) outcome: KeyOutcome,
     /// The settings of ours that say it.
     pub(crate) here: Vec<String>,
@@ -41,7 +41,7 @@ pub(crate) struct KeyRow {
     pub(crate) remark: String,
 }
 
-/// What became of a key: the last three fields of its row.
+/// The outcome of a key: the last three fields of its row.
 struct Became {
     outcome: KeyOutcome,
     here: Vec<String>,

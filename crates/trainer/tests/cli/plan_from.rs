@@ -199,6 +199,49 @@ fn every_key_is_listed_with_what_became_of_it() {
     }
 }
 
+/// Others count pairs in a micro-batch, where here it has both sequences of each.
+#[test]
+fn a_pair_is_two_sequences() {
+    let place = Workplace::new();
+    let text = "base_model: Qwen/Qwen3-8B\nsequence_len: 64\nrl: dpo\nmicro_batch_size: 3\nadapter: lora\nlora_r: 8\n";
+    place.file("dpo.yaml", text);
+    let documents = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/documents");
+    let rows = keys(
+        &place,
+        &format!("--from dpo.yaml --data {}", documents.display()),
+    );
+    let micro = rows.iter().find(|row| row["key"] == "micro_batch_size");
+    assert_eq!(micro.unwrap()["here"], serde_json::json!(["batch.micro=6"]));
+}
+
+/// A run is as long as its steps say, in whatever order a file has its keys.
+#[test]
+fn steps_go_before_epochs() {
+    let place = Workplace::new();
+    place.file(
+        "one.json",
+        r#"{"per_device_train_batch_size": 1, "max_steps": 7, "num_train_epochs": 3}"#,
+    );
+    place.file(
+        "other.json",
+        r#"{"per_device_train_batch_size": 1, "num_train_epochs": 3, "max_steps": 7}"#,
+    );
+    for (more, steps) in [("", "--steps 7"), ("--steps 9", "--steps 9")] {
+        for file in ["one.json", "other.json"] {
+            let text = printed(
+                &place,
+                &format!("--json --from {file} --config tiny --seq 64 {more}"),
+            );
+            let plan: Value = serde_json::from_str(&text).unwrap();
+            let command = plan["from"]["command"].as_str().unwrap();
+            assert!(
+                command.contains(steps) && !command.contains("--epochs"),
+                "{command}"
+            );
+        }
+    }
+}
+
 #[test]
 fn what_is_missing_is_asked_for_by_name() {
     let place = Workplace::new();

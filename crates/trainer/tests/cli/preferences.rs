@@ -178,3 +178,20 @@ fn what_preferences_do_not_go_with_is_named() {
         .trainer("prepare pairs.jsonl texts.jsonl --tokenizer bytes --out mixed")
         .fails(4, &["a folder of its own"]);
 }
+
+/// The smallest is a pair, and so is what comes next.
+#[test]
+fn the_largest_micro_batch_has_whole_pairs() {
+    let place = with_pairs();
+    let run = "--config tiny --lora 4 --objective dpo --packing pad --data pairs --seq 64 --micro-batch 2 --device cpu";
+    let plan = |more: &str| -> Value {
+        let flags = format!("plan {run} --json --largest micro-batch {more}");
+        serde_json::from_str(&place.trainer(&flags).succeeds().stdout).unwrap()
+    };
+    let least = &plan("--device-memory 2MiB")["largest"];
+    assert_eq!((&least["value"], &least["next"]), (&Value::Null, &json!(2)));
+    let most = &plan("--device-memory 20MiB")["largest"];
+    let value = most["value"].as_u64().unwrap();
+    assert!(value > 2 && value.is_multiple_of(2), "{most}");
+    assert_eq!(most["next"], value + 2);
+}

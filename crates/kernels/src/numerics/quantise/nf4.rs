@@ -49,7 +49,7 @@ pub fn quantise_nf4(values: &[f32], codes: &mut [u8]) -> f32 {
     let inverse = 1.0 / absmax.max(ABSMAX_MIN);
     let code = |value: f32| nearest((value * inverse).clamp(-1.0, 1.0));
     for (byte, pair) in codes.iter_mut().zip(values.chunks(2)) {
-        // What is missing at the end is zero.
+        // An odd last element is stored beside a zero.
         let second = pair.get(1).copied().unwrap_or(0.0);
         *byte = code(pair[0]) << 4 | code(second);
     }

@@ -1,4 +1,4 @@
-//! What strategies are on paper, beside their peak: the time of what a step computes, which GPUs hold it, and the peaks of all ranks.
+//! Figures of a strategy on paper, beside its peak: the time that a step computes, which GPUs hold it, and the peaks of all ranks.
 
 use super::args::Shared;
 use super::matrix::BenchStrategy;
@@ -17,7 +17,7 @@ pub(crate) const GPUS: [(&str, &str); 2] = [("H100 80GB", "H100"), ("H200 141GB"
 /// A strategy on paper.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct PaperFigures {
-    /// What a step computes, in milliseconds: copying and sending apart, behind which replays may hide.
+    /// Milliseconds that a step computes, without copying and sending, behind which replays may hide.
     pub(crate) compute_ms: f64,
     /// By how much it is longer than the baseline's, for each GiB saved.
     pub(crate) ms_per_gib_saved: Option<f64>,
@@ -27,7 +27,7 @@ pub(crate) struct PaperFigures {
     pub(crate) most_peak_bytes: u64,
     /// How many ranks were planned for these.
     pub(crate) ranks_planned: usize,
-    /// Those of [`GPUS`] that hold it, overhead included.
+    /// The GPUs among [`GPUS`] that hold it, overhead included.
     pub(crate) fits: Vec<&'static str>,
 }
 

@@ -97,7 +97,7 @@ pub(crate) struct Planned {
     pub(crate) strategy: BenchStrategy,
     /// The plan, or why planning failed.
     pub(crate) plan: Result<Plan, String>,
-    /// What it is on paper beside, if the matrix asks for it.
+    /// Its figures on paper, if the matrix asks for them.
     pub(crate) paper: Option<PaperFigures>,
     /// Why it is not run although it was planned.
     pub(crate) obstacle: Option<(Outcome, String)>,

@@ -24,12 +24,12 @@ pub struct FromArgs {
     pub from: Vec<PathBuf>,
 }
 
-/// What became of the files of `--from`.
+/// The files of `--from`, and what happened to each of their keys.
 #[derive(Debug, Serialize)]
 pub(super) struct FromFiles {
     /// The files, each with whose it is.
     files: Vec<FileOf>,
-    /// What trains so here.
+    /// The command that trains the same here.
     command: String,
     /// Every key.
     keys: Vec<KeyRow>,
@@ -52,15 +52,15 @@ pub(super) struct PlanOf<'a> {
     pub(super) from: Option<&'a FromFiles>,
 }
 
-/// What the files of `--from` say, and the flags with it.
+/// The files of `--from`, and the flags with the settings that were taken from them.
 pub(super) struct ReadFiles {
     /// The flags of `train`.
     pub(super) run: RunArgs,
-    /// Those of ranks.
+    /// The flags about ranks.
     pub(super) rank: RankArgs,
     /// The files.
     pub(super) files: Vec<ForeignFile>,
-    /// What was taken over from them.
+    /// The settings that were taken from them.
     pub(super) taken: Taken,
 }
 
@@ -110,7 +110,7 @@ fn with_taken(mut run: RunArgs, taken: &Taken) -> RunArgs {
     run
 }
 
-/// What the command line says beside the files.
+/// The settings of the command line, which go before those of the files.
 fn told(run: &RunArgs, rank: RankArgs) -> Result<Told, Failure> {
     let given = run.given();
     let mut all = given.flags;
@@ -134,7 +134,7 @@ fn told(run: &RunArgs, rank: RankArgs) -> Result<Told, Failure> {
 }
 
 impl FromFiles {
-    /// What became of files, for a run with these flags.
+    /// Describes the files, for a run with these flags.
     pub(super) fn new(
         files: Vec<ForeignFile>,
         taken: Taken,

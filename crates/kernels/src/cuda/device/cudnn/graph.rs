@@ -54,7 +54,7 @@ pub(super) enum Uid {
     KeyOffsets = 19,
     /// Where those of the statistics do.
     RowOffsets = 20,
-    /// What stands for scores beyond the end of a document, in the backward pass; a number on the host.
+    /// The score that the backward pass uses beyond the end of a document. It is a number on the host.
     Beyond = 21,
 }
 

@@ -249,7 +249,7 @@ impl Trial<'_> {
         Ok([out, lse])
     }
 
-    /// Of the forward and the backward pass.
+    /// Scratch elements of the forward and of the backward pass.
     fn scratch_elements(&self) -> [usize; 2] {
         let (shape, documents) = (self.shape, self.has_documents);
         match self.by {
