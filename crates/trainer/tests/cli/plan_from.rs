@@ -220,13 +220,13 @@ fn steps_go_before_epochs() {
     let place = Workplace::new();
     place.file(
         "one.json",
-        r#"{"per_device_train_batch_size": 1, "max_steps": 7, "num_train_epochs": 3}"#,
+        r#"{"per_device_train_batch_size": 1, "max_steps": 70, "num_train_epochs": 3}"#,
     );
     place.file(
         "other.json",
-        r#"{"per_device_train_batch_size": 1, "num_train_epochs": 3, "max_steps": 7}"#,
+        r#"{"per_device_train_batch_size": 1, "num_train_epochs": 3, "max_steps": 70}"#,
     );
-    for (more, steps) in [("", "--steps 7"), ("--steps 9", "--steps 9")] {
+    for (more, steps) in [("", "--steps 70"), ("--steps 90", "--steps 90")] {
         for file in ["one.json", "other.json"] {
             let text = printed(
                 &place,
