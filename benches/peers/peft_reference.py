@@ -21,6 +21,7 @@ import tempfile
 import bitsandbytes
 import peft
 import torch
+from peft.optimizers import create_loraplus_optimizer
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
@@ -35,11 +36,15 @@ ADAPTERS = {
     "gpt2": dict(target_modules=["c_attn", "mlp.c_proj"], r=4, lora_alpha=4, layers_to_transform=[1], fan_in_fan_out=True),
     # On a model in NF4 with double quantisation.
     "llama-nf4": dict(target_modules=["q_proj", "v_proj", "down_proj"], r=4, lora_alpha=8),
+    # LoRA+.
+    "llama-plus": dict(target_modules=["q_proj", "v_proj"], r=2, lora_alpha=2),
 }
+# The learning rate of factors B over that of factors A.
+B_LR_RATIOS = {"llama-plus": 5.0}
 
 
 def base_of(family):
-    return MODELS / family.removesuffix("-nf4")
+    return MODELS / family.partition("-")[0]
 
 
 def load(family):
@@ -75,12 +80,17 @@ def start(family):
     return model.train()
 
 
-def train(model, settings):
+def train(model, settings, ratio):
     """Loss and gradient norm of every step."""
     optimizer = settings["optimizer"]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    adamw = torch.optim.AdamW(trained, lr=optimizer["lr"], betas=optimizer["betas"], eps=optimizer["eps"],
-                              weight_decay=optimizer["weight_decay"])
+    numbers = dict(lr=optimizer["lr"], betas=optimizer["betas"], eps=optimizer["eps"])
+    if ratio == 1.0:
+        adamw = torch.optim.AdamW(trained, weight_decay=optimizer["weight_decay"], **numbers)
+    else:
+        adamw = create_loraplus_optimizer(model, torch.optim.AdamW, loraplus_lr_ratio=ratio,
+                                          loraplus_weight_decay=optimizer["weight_decay"], **numbers)
+        assert sum(len(group["params"]) for group in adamw.param_groups) == len(trained)
     steps = []
     for ids, targets in zip(torch.tensor(settings["input_ids"]), torch.tensor(settings["targets"])):
         count, loss = int((targets != reference.MASKED).sum()), 0.0
@@ -121,10 +131,11 @@ def compare(trainer, family, folder, settings, expected):
         out = pathlib.Path(out)
         base = base_of(family)
         codes = ["--base-dtype", "nf4"] if family.endswith("-nf4") else []
+        ratio = ["--set", f"lora.b_lr_ratio={B_LR_RATIOS[family]}"] if family in B_LR_RATIOS else []
         run = [trainer, "train", "--init-from", base, "--lora-from", folder / "start", "--data", base / "batches.safetensors",
                "--no-shuffle", "--micro-batch", settings["micro_batch"], "--accum", settings["accum"], "--steps", len(steps),
                "--lr", settings["optimizer"]["lr"], "--save-final", out / "final", "--out", out / "run", "--device", "cpu",
-               "--dtype", "f32", "--quiet", *codes]
+               "--dtype", "f32", "--quiet", *codes, *ratio]
         for command in (run, [trainer, "export", out / "final", "--merge", "--out", out / "merged"]):
             subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
         records = map(json.loads, (out / "run/metrics.jsonl").read_text().splitlines())
@@ -155,8 +166,9 @@ def main():
         before = logits(model)
         model.train()
         save(model, family, folder / "start")
-        steps = train(model, settings)
-        (folder / "reference.json").write_text(json.dumps(dict(steps=steps), indent=1) + "\n")
+        ratio = B_LR_RATIOS.get(family, 1.0)
+        steps = train(model, settings, ratio)
+        (folder / "reference.json").write_text(json.dumps(dict(b_lr_ratio=ratio, steps=steps), indent=1) + "\n")
         final = {name: tensor.clone().contiguous() for name, tensor in get_peft_model_state_dict(model).items()}
         save_file(final, folder / "adapter_final.safetensors")
         after = logits(model)

@@ -70,15 +70,17 @@ pub use experts_config::{ExpertsConfig, LatentConfig, RouterAuxKind, ScoreKind};
 pub use hooks::{NoHooks, PassHooks};
 pub use hugging_face::{
     ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, AdapterWeights, HfConfigError,
-    MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights, WeightsError, file_specs,
-    import, import_adapter, loading_bytes, parameters_of_files, saving_bytes, write_adapter,
-    write_model,
+    MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights, ParameterPart,
+    Quantisation, WeightsError, file_specs, import, import_adapter, loading_bytes,
+    parameters_of_files, saving_bytes, write_adapter, write_model,
 };
 pub use init::{Fresh, InitialValues, initialise, initialise_factors};
 pub use kv_cache::{CacheShape, CacheWidths, CachedSequences, KvCache, LayerCache};
 pub use label::{Label, Labels};
 pub use linear::{Linear, PRODUCT_ELEMENTS_MAX};
-pub use lora::{AdapterTarget, LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern};
+pub use lora::{
+    AdapterTarget, ByPattern, LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern,
+};
 pub use model::{Computation, Model};
 pub use parameters::{
     ExpertFiles, FileTensor, Initial, Parameter, ParameterId, Parameters, PartParameters, Stored,

@@ -1,8 +1,12 @@
 //! Which linear layers have low-rank adapters: LoRA (Hu et al. 2021), by the rules of Hugging Face's PEFT.
 
+use crate::Quantisation;
 use fancy_regex::Regex;
 use memory::Codes;
-use serde::{Deserialize, Serialize};
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt::{self, Formatter};
+use std::marker::PhantomData;
 
 /// The values that a fresh `lora_A` has; a fresh `lora_B` is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +49,8 @@ pub struct Lora {
     /// How the frozen matrices of the blocks' linear layers are stored, whether they are targets or not; none: as the
     /// rest of the model is.
     pub base: Option<Codes>,
+    /// Modules whose matrices are stored as the rest of the model all the same ([`Quantisation::skips`]).
+    pub base_skip: Vec<String>,
 }
 
 /// A name, or a pattern of names, of modules that get adapters.
@@ -72,6 +78,51 @@ pub struct LoraPatternError {
     pub pattern: String,
     /// What is wrong.
     pub reason: String,
+}
+
+/// Values of modules whose names end in what a pattern fits, in the order in which they are written. Of several that fit, the
+/// first counts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ByPattern<T>(pub Vec<(String, T)>);
+
+impl<T> Default for ByPattern<T> {
+    fn default() -> ByPattern<T> {
+        ByPattern(Vec::new())
+    }
+}
+
+impl<T, const N: usize> From<[(String, T); N]> for ByPattern<T> {
+    fn from(list: [(String, T); N]) -> ByPattern<T> {
+        ByPattern(list.into())
+    }
+}
+
+impl<T: Serialize> Serialize for ByPattern<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(pattern, value)| (pattern, value)))
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for ByPattern<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ByPattern<T>, D::Error> {
+        struct InOrder<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for InOrder<T> {
+            type Value = ByPattern<T>;
+
+            fn expecting(&self, out: &mut Formatter) -> fmt::Result {
+                out.write_str("a table of values by pattern")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ByPattern<T>, A::Error> {
+                let mut list = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    list.push(entry);
+                }
+                Ok(ByPattern(list))
+            }
+        }
+        deserializer.deserialize_map(InOrder(PhantomData))
+    }
 }
 
 /// The rank of a layer's adapter, and the factor on what it adds.
@@ -156,6 +207,12 @@ impl ModulePattern {
 }
 
 impl Lora {
+    /// How the matrix of a module is stored as codes; none: as the rest of the model is.
+    pub(crate) fn codes_of(&self, module: &str) -> Option<Codes> {
+        self.base
+            .filter(|_| !Quantisation::skips(&self.base_skip, module))
+    }
+
     /// The size of a module's adapter; none if it has none.
     pub(crate) fn of(&self, module: &str, layer: usize) -> Option<LoraSize> {
         let has_layer = |layers: &Vec<usize>| layers.contains(&layer);
@@ -224,6 +281,7 @@ mod tests {
             ranks: vec![(ModulePattern::ending(r"3\.self_attn\.v_proj").unwrap(), 4)],
             alphas: vec![(ModulePattern::ending("v_proj").unwrap(), 2.0)],
             base: None,
+            base_skip: Vec::new(),
         };
         let of = |is_rank_stabilised, module: &str, layer| {
             let size = lora(is_rank_stabilised).of(module, layer)?;
@@ -235,5 +293,26 @@ mod tests {
         assert_eq!(of(true, v, 3), Some((4, 1.0)));
         assert_eq!(of(false, Q, 2), None);
         assert_eq!(of(false, "model.layers.3.mlp.up_proj", 3), None);
+    }
+
+    /// As in PEFT, which goes through the table in its order.
+    #[test]
+    fn of_patterns_that_overlap_the_first_counts() {
+        let text = r#"{"v_proj": 2, "3.self_attn.v_proj": 4, "layers.3.self_attn.v_proj": 8}"#;
+        let table: ByPattern<usize> = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            serde_json::to_string(&table).unwrap(),
+            text.replace(": ", ":").replace(", ", ",")
+        );
+        let rank = |table: &ByPattern<usize>| {
+            let patterns = table.0.iter();
+            let patterns: Vec<_> = patterns
+                .map(|(text, rank)| (ModulePattern::ending(text).unwrap(), *rank))
+                .collect();
+            first(&patterns, "model.layers.3.self_attn.v_proj")
+        };
+        assert_eq!(rank(&table), Some(2));
+        let turned = ByPattern(table.0.into_iter().rev().collect());
+        assert_eq!(rank(&turned), Some(8));
     }
 }

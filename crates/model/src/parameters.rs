@@ -398,7 +398,11 @@ impl PartParameters<'_> {
     /// The matrix of a linear layer. Under adapters it may be stored as codes, as [`crate::Lora::base`] says.
     pub(crate) fn linear(&mut self, name: &str, shape: [usize; 2]) -> ParameterId {
         let id = self.matrix(name, shape);
-        self.all.declared[id.index].codes = self.lora().and_then(|(lora, _)| lora.base);
+        if let Some((lora, _)) = self.lora() {
+            let parameter = &mut self.all.declared[id.index];
+            let module = parameter.name.trim_end_matches(".weight");
+            parameter.codes = lora.codes_of(module);
+        }
         id
     }
 

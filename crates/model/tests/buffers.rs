@@ -12,7 +12,7 @@ use memory::{DType, Home, Homes, Layer, Layout, Memory, Rank, Role};
 use model::stages::{Embedding, Head, Norm};
 use model::{
     Activation, Architecture, Block, Extent, Initial, Io, Labels, Linear, ModelError, ModelWeights,
-    OutgoingWeights, ParameterId, Parameters, Pass, Policy, Stage, WeightsError,
+    OutgoingWeights, ParameterId, ParameterPart, Parameters, Pass, Policy, Stage, WeightsError,
 };
 use std::rc::Rc;
 use units::{Ranks, Reduce, Weights, Zero};
@@ -185,7 +185,10 @@ fn files_have_buffers_as_f32() {
     let weights = ModelWeights::open(folder.path(), parameters).unwrap();
     assert_eq!(weights.dtype(), DType::BF16);
     let mut read = vec![0.0; layout.elements()];
-    let set = |offset: usize, values: &[f32]| -> Result<(), WeightsError> {
+    let set = |part: ParameterPart| -> Result<(), WeightsError> {
+        let ParameterPart::Values(offset, values) = part else {
+            unreachable!("the layout has no codes");
+        };
         read[offset..offset + values.len()].copy_from_slice(values);
         Ok(())
     };

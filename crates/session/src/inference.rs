@@ -11,8 +11,8 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
 use memory::{Homes, Layer, Memory, Phase};
 use model::{
-    BatchShape, Computation, Fresh, Model, Policy, SavedActivations, import, import_adapter,
-    initialise,
+    BatchShape, Computation, Fresh, Model, ParameterPart, Policy, SavedActivations, import,
+    import_adapter, initialise,
 };
 use optim::weight_bytes;
 use settings::Settings;
@@ -101,8 +101,16 @@ impl Inference {
         let layout = self.model.layout().clone();
         let parameters = self.model.architecture().parameters().clone();
         let held = self.weights.held();
-        import(folder, &parameters, &layout, &held, |offset, values| {
-            self.set_values(offset, values)
+        import(folder, &parameters, &layout, &held, |part| match part {
+            ParameterPart::Values(offset, values) => self.set_values(offset, values),
+            ParameterPart::Codes {
+                entry,
+                first,
+                bytes,
+            } => {
+                let part = (first, bytes);
+                Ok(self.weights.store_codes(&*self.kernels, entry, part)?)
+            }
         })?;
         Ok(())
     }

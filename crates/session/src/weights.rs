@@ -6,9 +6,9 @@ use files::{Disk, TensorSource, host_room, narrow, widen, writing_order};
 use kernels::{KernelError, Kernels};
 use memory::{DType, Layer, Memory, Phase};
 use model::{
-    Fresh, Lora, MAX_SHARD_BYTES, Origin, OutgoingWeights, Parameters, WeightsError, file_specs,
-    import, import_adapter, initialise, initialise_factors, parameters_of_files, write_adapter,
-    write_model,
+    Fresh, Lora, MAX_SHARD_BYTES, Origin, OutgoingWeights, ParameterPart, Parameters, WeightsError,
+    file_specs, import, import_adapter, initialise, initialise_factors, parameters_of_files,
+    write_adapter, write_model,
 };
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -58,8 +58,16 @@ impl Session {
         let layout = self.model.layout().clone();
         let parameters = self.model.architecture().parameters().clone();
         let held = self.weights.held();
-        import(folder, &parameters, &layout, &held, |offset, values| {
-            self.set_values(offset, values)
+        import(folder, &parameters, &layout, &held, |part| match part {
+            ParameterPart::Values(offset, values) => self.set_values(offset, values),
+            ParameterPart::Codes {
+                entry,
+                first,
+                bytes,
+            } => {
+                let part = (first, bytes);
+                Ok(self.weights.store_codes(&*self.kernels, entry, part)?)
+            }
         })
     }
 

@@ -31,6 +31,10 @@ impl Config {
             let value = |table| dotted::get(table, key.name).cloned();
             (key, value(&here), value(&there))
         });
-        Ok(both.filter(|(_, here, there)| here != there).collect())
+        // As texts, since the order of a table counts.
+        let text = |value: &Option<Value>| value.as_ref().map(Value::to_string);
+        Ok(both
+            .filter(|(_, here, there)| text(here) != text(there))
+            .collect())
     }
 }

@@ -13,7 +13,8 @@ use super::size::Size;
 use data::{Format, Inputs, Packing};
 use memory::Window;
 use model::{
-    ActivationFunction, LoraInit, NormKind, PositionKind, RopeScaling, RouterAuxKind, ScoreKind,
+    ActivationFunction, ByPattern, LoraInit, NormKind, PositionKind, RopeScaling, RouterAuxKind,
+    ScoreKind,
 };
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 use serde::{Deserialize, Serialize};
@@ -298,9 +299,10 @@ keys! {
                       other characters is a regular expression for whole names.").needs(need::LORA),
         layers: Option<Vec<usize>> = optional(Kind::Wholes, ("[30, 31]", "all"), "Blocks that get adapters, counted from 0")
             .needs(need::LORA),
-        rank_pattern: BTreeMap<String, usize> = key(Kind::WholeTable(1), "{}",
-            "Ranks of layers whose names end in what an expression fits, e.g. { \"q_proj\" = 32 }").needs(need::LORA),
-        alpha_pattern: BTreeMap<String, f64> = key(Kind::RealTable(Range::Positive), "{}", "Alphas, likewise").needs(need::LORA),
+        rank_pattern: ByPattern<usize> = key(Kind::WholeTable(1), "{}",
+            "Ranks of layers whose names end in what an expression fits, e.g. { \"q_proj\" = 32 }")
+            .details("Of several that fit, the first counts.").needs(need::LORA),
+        alpha_pattern: ByPattern<f64> = key(Kind::RealTable(Range::Positive), "{}", "Alphas, likewise").needs(need::LORA),
         dropout: f64 = key(Kind::Real(Range::BelowOne), "0.0", "Rate at which inputs of adapters are dropped").needs(need::LORA),
         rslora: bool = key(Kind::Bool, "false", "The factor is alpha / sqrt(rank)").needs(need::LORA),
         init: LoraInit = key(Kind::Choice(LoraInit::NAMES), "\"kaiming\"", "What fresh factors A are; factors B are zero")
@@ -310,6 +312,9 @@ keys! {
         base_dtype: Option<BaseType> = optional(Kind::Choice(BaseType::NAMES), ("\"bf16\"", "train.dtype"),
             "Data type of the frozen model under adapters")
             .flag("--base-dtype", "bf16|8bit|nf4", TRAINING).needs(need::LORA),
+        base_skip: Vec<String> = key(Kind::Texts, "[]", "Modules whose matrices stay in train.dtype under a base_dtype of few bits")
+            .details("Ends of names, or beginnings up to a dot, which may be regular expressions: llm_int8_skip_modules of transformers.")
+            .needs(need::LORA),
     }
 
     /// `[dpo]`

@@ -7,7 +7,7 @@ use super::schema::Config;
 use memory::{Codes, DType};
 use model::{
     AdapterConfig, AdapterTarget, Labels, LinearModule, Lora, LoraInit, LoraPatternError,
-    ModulePattern,
+    ModulePattern, Quantisation,
 };
 use optim::{Faster, OptimizerKind};
 use units::Zero;
@@ -26,6 +26,7 @@ impl Default for LoraConfig {
             init: LoraInit::default(),
             b_lr_ratio: 1.0,
             base_dtype: None,
+            base_skip: Vec::new(),
         }
     }
 }
@@ -42,9 +43,9 @@ impl LoraConfig {
         let wrong = |error: LoraPatternError| ConfigError::Contradiction(error.to_string());
         let target = |text: &String| AdapterTarget::new(text).map_err(wrong);
         let pattern = |text: &String| ModulePattern::ending(text).map_err(wrong);
-        let ranks = self.rank_pattern.iter();
+        let ranks = self.rank_pattern.0.iter();
         let ranks = ranks.map(|(text, rank)| Ok((pattern(text)?, *rank)));
-        let alphas = self.alpha_pattern.iter();
+        let alphas = self.alpha_pattern.0.iter();
         let alphas = alphas.map(|(text, alpha)| Ok((pattern(text)?, *alpha)));
         Ok(Some(Lora {
             rank,
@@ -57,6 +58,7 @@ impl LoraConfig {
             ranks: ranks.collect::<Result<_, ConfigError>>()?,
             alphas: alphas.collect::<Result<_, ConfigError>>()?,
             base: self.codes(),
+            base_skip: self.base_skip.clone(),
         }))
     }
 
@@ -67,6 +69,32 @@ impl LoraConfig {
             BaseType::EightBit => Some(Codes::EightBit),
             BaseType::Nf4 => Some(Codes::Nf4),
         }
+    }
+
+    /// Takes what a model's folder says of its own codes.
+    ///
+    /// # Errors
+    /// A key that is set here and has another value in the folder.
+    pub fn adopt_codes(&mut self, folder: &Quantisation) -> Result<(), ConfigError> {
+        let stored = match folder.codes {
+            Codes::Nf4 => BaseType::Nf4,
+            Codes::EightBit => BaseType::EightBit,
+        };
+        let other = self.base_dtype.filter(|base| *base != stored);
+        if let Some(other) = other {
+            return Err(ConfigError::Contradiction(format!(
+                "--base-dtype {other} is not built for a folder whose weights are {stored}; leave it out, or give the folder with \
+                 the model in bf16 or f32"
+            )));
+        }
+        if !self.base_skip.is_empty() && self.base_skip != folder.skipped {
+            return Err(ConfigError::Contradiction(
+                "lora.base_skip is set, and the folder of --init-from has other matrices that are no codes; leave it out".into(),
+            ));
+        }
+        self.base_dtype = Some(stored);
+        self.base_skip = folder.skipped.clone();
+        Ok(())
     }
 
     /// These settings with the adapters of a folder. Dropout is a setting of training, so one that is set here stays.

@@ -3,14 +3,14 @@
 use crate::failure::Failure;
 use model::{ADAPTER_CONFIG, AdapterConfig, AdapterError, Lora, ModelWeights, Parameters};
 use serde::{Deserialize, Serialize};
-use settings::{BaseType, Config, FloatType, Resolved, check};
+use settings::{BaseType, Config, FloatType, LoraConfig, Resolved, check};
 use std::path::{Path, PathBuf};
 
 /// The file beside adapters with what is known of the model under them.
 const BASE: &str = "base.json";
 
 /// The model under adapters: a folder's, or a fresh one that was never in files.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct BaseModel {
     /// Its folder.
     folder: Option<PathBuf>,
@@ -21,6 +21,9 @@ pub(crate) struct BaseModel {
     /// How training stored its matrices, if as codes, and the type of the weights that these were made of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     codes: Option<(BaseType, FloatType)>,
+    /// Modules whose matrices are no codes all the same.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    skip: Vec<String>,
 }
 
 /// Where the weights under adapters come from.
@@ -58,24 +61,33 @@ impl BaseModel {
         parameters: &Parameters,
         config: &Config,
     ) -> Result<BaseModel, Failure> {
+        let mut base = BaseModel::default().stored_as(config);
+        match folder {
+            None => base.fresh = Some((config.train.seed, config.model.init_std)),
+            Some(folder) => {
+                let weights = ModelWeights::open(folder, parameters)?;
+                base.fingerprint = Some(weights.fingerprint()?);
+                base.folder = Some(absolute(folder));
+            }
+        }
+        Ok(base)
+    }
+
+    /// The same model, stored as a configuration says.
+    fn stored_as(self, config: &Config) -> BaseModel {
         let codes = config.lora.base_dtype;
         let codes = codes.filter(|base| *base != BaseType::Bf16);
-        let codes = codes.map(|base| (base, config.dtype()));
-        let Some(folder) = folder else {
-            return Ok(BaseModel {
-                folder: None,
-                fingerprint: None,
-                fresh: Some((config.train.seed, config.model.init_std)),
-                codes,
-            });
-        };
-        let weights = ModelWeights::open(folder, parameters)?;
-        Ok(BaseModel {
-            folder: Some(std::path::absolute(folder).unwrap_or_else(|_| folder.into())),
-            fingerprint: Some(weights.fingerprint()?),
-            fresh: None,
-            codes,
-        })
+        BaseModel {
+            codes: codes.map(|base| (base, config.dtype())),
+            skip: config.lora.base_skip.clone(),
+            ..self
+        }
+    }
+
+    /// Sets how these settings store the model.
+    pub(crate) fn store(&self, lora: &mut LoraConfig) {
+        lora.base_dtype = self.codes.map(|(stored, _)| stored);
+        lora.base_skip = self.skip.clone();
     }
 
     /// The model that a folder of adapters belongs to; `named` is another folder that has it.
@@ -85,14 +97,11 @@ impl BaseModel {
         let is_there = |folder: &Path| folder.join("config.json").is_file();
         let mut base = known.unwrap_or_else(|| BaseModel {
             folder: (!said.is_empty()).then(|| said.clone().into()),
-            fingerprint: None,
-            fresh: None,
-            codes: None,
+            ..BaseModel::default()
         });
         if let Some(named) = named {
-            // The folder takes the place of a model that would be made again from its seed.
-            base.fresh = None;
-            base.folder = Some(std::path::absolute(named).unwrap_or_else(|_| named.into()));
+            // It takes the place of a model that would be made again from its seed, and has to be the same.
+            base.folder = Some(absolute(named));
         }
         match &base.folder {
             Some(folder) if is_there(folder) => Ok(base),
@@ -112,14 +121,18 @@ impl BaseModel {
     }
 
     /// The model that a run goes on with. One that was fresh is made again, and no folder takes its place.
-    pub(crate) fn of_checkpoint(folder: &Path, named: Option<&Path>) -> Result<BaseModel, Failure> {
+    pub(crate) fn of_checkpoint(
+        folder: &Path,
+        named: Option<&Path>,
+        config: &Config,
+    ) -> Result<BaseModel, Failure> {
         let is_fresh = BaseModel::known(folder)?.is_some_and(|known| known.fresh.is_some());
         match named.filter(|_| is_fresh) {
             Some(named) => Err(Failure::Usage(format!(
                 "the run began with a fresh model, which is made again from its seed; leave --init-from {} out",
                 named.display()
             ))),
-            None => BaseModel::of_adapters(folder, named),
+            None => Ok(BaseModel::of_adapters(folder, named)?.stored_as(config)),
         }
     }
 
@@ -151,9 +164,9 @@ impl BaseModel {
         }
     }
 
-    /// How training stored its matrices, if as codes, and the type of the weights that these were made of.
-    pub(crate) fn codes(&self) -> Option<(BaseType, FloatType)> {
-        self.codes
+    /// The type of the weights that training made codes of.
+    pub(crate) fn coded_from(&self) -> FloatType {
+        self.codes.map_or(FloatType::F32, |(_, from)| from)
     }
 
     /// Its folder.
@@ -176,6 +189,13 @@ impl BaseModel {
                 return Err(other_model(folder, before, &now));
             }
         }
+        if let Some((seed, deviation)) = self.fresh {
+            let weights = ModelWeights::open(folder, parameters)?;
+            if !weights.are_fresh(model::Fresh { deviation, seed })? {
+                let before = format!("a fresh one of seed {seed}");
+                return Err(other_model(folder, &before, &weights.fingerprint()?));
+            }
+        }
         Ok(BaseWeights::Folder(folder))
     }
 
@@ -190,6 +210,10 @@ impl BaseModel {
             (ADAPTER_CONFIG.into(), config.into_bytes()),
         ]
     }
+}
+
+fn absolute(folder: &Path) -> PathBuf {
+    std::path::absolute(folder).unwrap_or_else(|_| folder.into())
 }
 
 /// The refusal of a model that is not the one under some adapters.

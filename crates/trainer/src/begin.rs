@@ -3,7 +3,7 @@
 use crate::adapters::adopt_adapters;
 use crate::checkpoints::configuration_to_resume;
 use crate::failure::Failure;
-use crate::initial_model::adopt_model;
+use crate::initial_model::adopt_model_to_train;
 use crate::samples::warn_of_warmup;
 use crate::threads::start_threads;
 use settings::load::{Source, load};
@@ -22,7 +22,7 @@ pub(crate) fn begin(resolved: &mut Resolved) -> Result<(), Failure> {
     keep_head_chunk(resolved)?;
     adopt_adapters(resolved)?;
     match resolved.options.init_from.clone() {
-        Some(folder) => adopt_model(resolved, &folder),
+        Some(folder) => adopt_model_to_train(resolved, &folder),
         None => Ok(()),
     }
 }

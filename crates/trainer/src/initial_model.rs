@@ -1,7 +1,7 @@
 //! The model that `--init-from` names.
 
 use crate::failure::Failure;
-use model::ModelConfig;
+use model::{ModelConfig, Quantisation};
 use settings::{Resolved, check};
 use std::path::Path;
 
@@ -19,17 +19,37 @@ const FREE_OF_SHAPES: [&str; 10] = [
     "router_z_loss",
 ];
 
-/// `--init-from` sets the model; what the user said about the shapes of its weights must agree, and the rest is taken.
-pub(crate) fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), Failure> {
+/// As [`adopt_model`], for a model that is trained: one that is stored as codes needs adapters.
+pub(crate) fn adopt_model_to_train(resolved: &mut Resolved, folder: &Path) -> Result<(), Failure> {
+    let stored = adopt_model(resolved, folder)?;
+    match stored.filter(|_| resolved.config.lora.rank.is_none()) {
+        None => Ok(()),
+        Some(Quantisation { codes, .. }) => Err(Failure::Usage(format!(
+            "the weights in {} are {}, which is not trained itself; add --lora RANK to train adapters on it, or give the folder with \
+             the model in bf16 or f32 (`trainer export {0} --out DIR` writes the values of its codes)",
+            folder.display(),
+            codes.as_str(),
+        ))),
+    }
+}
+
+/// `--init-from` sets the model; what the user said about the shapes of its weights must agree, and the rest is taken. Gives
+/// how the folder stores its matrices, if as codes.
+pub(crate) fn adopt_model(
+    resolved: &mut Resolved,
+    folder: &Path,
+) -> Result<Option<Quantisation>, Failure> {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(|source| Failure::Unreadable {
         path: path.clone(),
         source,
     })?;
-    let model = ModelConfig::from_hf(&text).map_err(|source| Failure::HfConfig {
+    let wrong = |source| Failure::HfConfig {
         path: path.clone(),
         source,
-    })?;
+    };
+    let model = ModelConfig::from_hf(&text).map_err(wrong)?;
+    let stored = Quantisation::of(&text).map_err(wrong)?;
     let as_toml = |model: &ModelConfig| {
         toml::Table::try_from(model).map_err(|error| Failure::Usage(error.to_string()))
     };
@@ -62,7 +82,10 @@ pub(crate) fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), 
         .try_into()
         .expect("each value was one of a model's before");
     resolved.config.model = model;
+    if let (Some(stored), Some(_)) = (&stored, resolved.config.lora.rank) {
+        resolved.config.lora.adopt_codes(stored)?;
+    }
     check::model(&resolved.config)?;
     check::contradictions(&resolved.config)?;
-    Ok(())
+    Ok(stored)
 }

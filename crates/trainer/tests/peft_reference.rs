@@ -1,10 +1,13 @@
-//! Five steps of adapters against Hugging Face's PEFT (`benches/peers/peft_reference.py` wrote `tests/golden/peft`).
+//! Five steps of adapters against Hugging Face's PEFT (`benches/peers/peft_reference.py` wrote `tests/golden/peft`), and folders that
+//! transformers saved in NF4 (`benches/peers/quantised_folders.py` wrote `tests/golden/quantised`).
 
 mod common;
 
 use common::golden::{Golden, reference_steps, tensors};
-use memory::{Codes, DType};
-use model::{ADAPTER_CONFIG, AdapterConfig, Lora, Parameters, Policy};
+use memory::{Codes, DType, Memory};
+use model::{ADAPTER_CONFIG, AdapterConfig, Lora, Parameters, Policy, Quantisation};
+use optim::{Faster, Hyperparameters};
+use session::Session;
 use settings::{LoraConfig, Settings};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,23 +30,35 @@ fn written_and_read(lora: &Lora, parameters: &Parameters) -> Lora {
 
 #[test]
 fn adapters_agree_with_peft() {
-    for family in ["llama", "qwen3", "gpt2", "llama-nf4"] {
-        let base = family.strip_suffix("-nf4");
-        let golden = Golden::open(&format!("transformers/{}", base.unwrap_or(family)));
+    for family in ["llama", "qwen3", "gpt2", "llama-nf4", "llama-plus"] {
+        let (base, kind) = family.split_once('-').unwrap_or((family, ""));
+        let golden = Golden::open(&format!("transformers/{base}"));
         let peft = golden.folder.join("../../peft").join(family);
         let start = peft.join("start");
         for mode in ["none", "lora,layernorm"] {
             let settings = golden.settings(DType::F32, "none");
             let lora = Some(Lora {
-                base: base.map(|_| Codes::Nf4),
+                base: (kind == "nf4").then_some(Codes::Nf4),
                 ..adapters(&start)
             });
             let labels = settings.model.labels().with_lora();
             let layers = settings.model.layers;
             let policy = Policy::with_layers(labels, mode, &BTreeMap::new(), layers).unwrap();
+            let text = std::fs::read_to_string(peft.join("reference.json")).unwrap();
+            let reference: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let ratio = reference["b_lr_ratio"].as_f64().unwrap();
+            assert_eq!(ratio != 1.0, kind == "plus");
+            let faster = (kind == "plus").then_some(Faster {
+                ending: ".lora_B.weight",
+                ratio,
+            });
             let settings = Settings {
                 lora,
                 policy,
+                optimizer: Hyperparameters {
+                    faster,
+                    ..settings.optimizer
+                },
                 ..settings
             };
             let mut session = golden.session(&settings);
@@ -60,8 +75,6 @@ fn adapters_agree_with_peft() {
             let again = again.model().architecture().parameters().modules();
             assert_eq!(again, parameters.modules(), "{family}");
             assert!(again.iter().any(|module| module.rank.is_some()));
-            let text = std::fs::read_to_string(peft.join("reference.json")).unwrap();
-            let reference: serde_json::Value = serde_json::from_str(&text).unwrap();
             let expected = reference_steps(&reference["steps"]);
             for (batch, expected) in golden.batches().iter().zip(expected) {
                 let made = session.step(batch).unwrap();
@@ -94,5 +107,67 @@ fn adapters_agree_with_peft() {
                 assert!(far(&first[name]) > 1e-3, "training moved nothing: {name}");
             }
         }
+    }
+}
+
+/// The values that a folder's own codes stand for, to the bit, and the loss that transformers computes with them; with codes, and
+/// widened as they are read.
+#[test]
+fn folders_in_nf4_are_read_as_they_are() {
+    for family in ["llama", "gpt2"] {
+        let golden = Golden::open(&format!("transformers/{family}"));
+        let folder = golden.folder.join("../../quantised").join(family);
+        let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
+        let stored = Quantisation::of(&read("config.json")).unwrap().unwrap();
+        let expected: serde_json::Value = serde_json::from_str(&read("values.json")).unwrap();
+        let mut config = LoraConfig {
+            rank: Some(2),
+            ..LoraConfig::default()
+        };
+        config.adopt_codes(&stored).unwrap();
+        let plain = golden.settings(DType::F32, "none");
+        let coded = Settings {
+            lora: config.adapters().unwrap(),
+            ..plain.clone()
+        };
+        let whole = golden.session(&plain);
+        let mut losses = Vec::new();
+        for settings in [coded, plain] {
+            let mut session = Session::on_cpu(settings.clone(), &Memory::host()).unwrap();
+            session.import(&folder).unwrap();
+            if settings.lora.is_some() {
+                session.initialise_factors(1).unwrap();
+            }
+            let entries = session.model().layout().entries().to_vec();
+            let mut quantised = 0;
+            for (index, entry) in entries.iter().enumerate() {
+                let values = session.parameter(index).unwrap();
+                let sum = crc32fast::hash(bytemuck::cast_slice(&values));
+                let before = whole.model().layout().find(&entry.name);
+                let before = before.map(|index| whole.parameter(index).unwrap());
+                match expected["crc32"].get(&entry.name) {
+                    Some(known) => {
+                        assert_eq!(*known, sum, "{family} {}", entry.name);
+                        assert_eq!(entry.codes.is_some(), settings.lora.is_some());
+                        assert!(before.is_some_and(|before| before != values));
+                        quantised += 1;
+                    }
+                    None => {
+                        assert_eq!(entry.codes, None, "{family} {}", entry.name);
+                        assert!(before.is_none_or(|before| before == values));
+                    }
+                }
+            }
+            let listed = expected["crc32"].as_object().unwrap().len();
+            assert_eq!((quantised, quantised > 4), (listed, true), "{family}");
+            losses.push(session.step(&golden.batches()[0]).unwrap().loss);
+        }
+        assert_eq!(losses[0], losses[1], "{family}");
+        let loss = expected["loss"].as_f64().unwrap();
+        let far = |own: f32| (f64::from(own) / loss - 1.0).abs();
+        assert!(far(losses[0]) < 1e-5, "{family} {losses:?} {loss}");
+        let other = golden.session(&golden.settings(DType::F32, "none"));
+        let other = { other }.step(&golden.batches()[0]).unwrap().loss;
+        assert!(far(other) > 1e-4, "the codes change nothing");
     }
 }

@@ -174,6 +174,17 @@ impl CodedWeights {
         self.upload(kernels, index, (places.absmax.start, &absmax))
     }
 
+    /// Sets bytes of a matrix that is codes already, from one of its bytes on ([`Codes::places`]).
+    pub(crate) fn store_bytes(
+        &mut self,
+        kernels: &Kernels,
+        index: usize,
+        (start, bytes): (usize, &[u8]),
+    ) -> Result<(), KernelError> {
+        self.filling.remove(&index);
+        self.upload(kernels, index, (start, bytes))
+    }
+
     /// Writes bytes of a matrix, from one of its bytes on.
     fn upload(
         &mut self,

@@ -262,6 +262,24 @@ impl Weights {
         Ok(())
     }
 
+    /// Sets bytes of a matrix that is stored as codes, from one of its bytes on ([`Codes::places`](memory::Codes::places)),
+    /// between steps.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    ///
+    /// # Panics
+    /// If the matrix is in an arena.
+    pub fn store_codes(
+        &mut self,
+        kernels: &Kernels,
+        entry: usize,
+        (first, bytes): (usize, &[u8]),
+    ) -> Result<(), KernelError> {
+        let coded = self.coded.as_mut().expect("it is stored as codes");
+        coded.store_bytes(kernels, entry, (first, bytes))
+    }
+
     /// Starts recording which units are used, for another session's order of units.
     pub fn keep_record(&mut self) {
         self.record = Some(Vec::new());

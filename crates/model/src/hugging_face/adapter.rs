@@ -2,12 +2,12 @@
 //! every layer.
 
 use super::weights::WeightsError;
-use crate::lora::{AdapterTarget, LinearModule, Lora, LoraInit};
+use crate::lora::{AdapterTarget, ByPattern, LinearModule, Lora, LoraInit};
 use crate::parameters::{Parameter, Parameters, Stored};
 use files::{Dtype, Tensors, in_chunks, widen};
 use memory::{Cover, Layout};
 use serde_json::{Map, Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// The file that says what adapters are like.
@@ -56,9 +56,9 @@ pub struct AdapterConfig {
     /// `lora.layers`.
     pub layers: Option<Vec<usize>>,
     /// `lora.rank_pattern`.
-    pub ranks: BTreeMap<String, usize>,
+    pub ranks: ByPattern<usize>,
     /// `lora.alpha_pattern`.
-    pub alphas: BTreeMap<String, f64>,
+    pub alphas: ByPattern<f64>,
     /// `lora.dropout`.
     pub dropout: f64,
     /// `lora.rslora`.
@@ -254,14 +254,14 @@ fn parse(config: &Map<String, Value>) -> Result<AdapterConfig, (&'static str, &'
 }
 
 /// Reads a table from patterns of module names to values; none if it is no table, or a value cannot be read.
-fn by_pattern<T>(table: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<BTreeMap<String, T>> {
+fn by_pattern<T>(table: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<ByPattern<T>> {
+    let read = |(text, value): (&String, &Value)| Some((text.clone(), read(value)?));
     match table {
-        Value::Null => Some(BTreeMap::new()),
-        table => table
-            .as_object()?
-            .iter()
-            .map(|(text, value)| Some((text.clone(), read(value)?)))
-            .collect(),
+        Value::Null => Some(ByPattern::default()),
+        table => {
+            let list: Option<Vec<_>> = table.as_object()?.iter().map(read).collect();
+            list.map(ByPattern)
+        }
     }
 }
 
@@ -359,7 +359,7 @@ mod tests {
         let config = read(|_| {}).unwrap();
         assert_eq!((config.rank, config.alpha, config.dropout), (8, 16.0, 0.25));
         assert_eq!(config.layers, Some(vec![3]));
-        assert_eq!(config.ranks["q_proj"], 4);
+        assert_eq!(config.ranks, [("q_proj".into(), 4)].into());
         assert_eq!(config.targets, ["q_proj", "v_proj"]);
         let of_text = read(|config| {
             config.insert("target_modules".into(), json!("q_proj"));

@@ -1,7 +1,7 @@
 //! `config.json` as Hugging Face writes it.
 
 use super::keys::{HfConfigError, causal_lm};
-use super::{gpt2, llama};
+use super::{Quantisation, gpt2, llama};
 use crate::{Family, ModelConfig};
 use memory::DType;
 use serde_json::Value;
@@ -17,6 +17,7 @@ impl ModelConfig {
             .as_str()
             .ok_or(HfConfigError::Key("model_type", "a string"))?;
         check_architecture(&json, family)?;
+        Quantisation::read(&json)?;
         let config = match family {
             "gpt2" => gpt2::read(&json)?,
             _ => llama::read(&json, family)?,
@@ -265,7 +266,7 @@ mod tests {
             (
                 "\"head_dim\": 20",
                 "\"quantization_config\": {\"bits\": 4}",
-                "`quantization_config` = {\"bits\":4}",
+                "quantization_config: weights quantised by null",
             ),
             (
                 "\"head_dim\": 20",

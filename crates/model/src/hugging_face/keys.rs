@@ -33,6 +33,11 @@ pub enum HfConfigError {
     /// A feature that would change the arithmetic.
     #[error("`{0}` = {1} is not supported")]
     Unsupported(&'static str, String),
+    /// Weights that are quantised in a way that is not read.
+    #[error(
+        "quantization_config: weights {0} are not read; give the folder with the model in bf16 or f32"
+    )]
+    Quantised(String),
     /// The sizes make no model.
     #[error(transparent)]
     Config(#[from] ModelConfigError),

@@ -203,7 +203,7 @@ fn write_layers(config: &ModelConfig, json: &mut Value) {
 fn refuse_unsupported(json: &Value, family: &str) -> Result<(), HfConfigError> {
     type IsRefused = fn(&Value) -> bool;
     let drops = |value: &Value| value.as_f64().is_some_and(|rate| rate > 0.0);
-    let refused: [(&'static str, IsRefused); 7] = [
+    let refused: [(&'static str, IsRefused); 6] = [
         ("hidden_act", |value| !(value.is_null() || value == "silu")),
         ("attention_dropout", drops),
         ("resid_pdrop", drops),
@@ -214,11 +214,9 @@ fn refuse_unsupported(json: &Value, family: &str) -> Result<(), HfConfigError> {
         ("partial_rotary_factor", |value| {
             value.as_f64().is_some_and(|share| share != 1.0)
         }),
-        ("quantization_config", |value| !value.is_null()),
     ];
     let is_known = |key: &str| match key {
         "num_experts" => experts::are_in(family),
-        "quantization_config" => is_fp8(&json[key]),
         _ => false,
     };
     let mut refused = refused.iter().filter(|(key, _)| !is_known(key));
@@ -238,9 +236,4 @@ fn refuse_unsupported(json: &Value, family: &str) -> Result<(), HfConfigError> {
         Some((key, value)) => Err(HfConfigError::Unsupported(key, value)),
         None => Ok(()),
     }
-}
-
-/// Whether weights are quantised as those of DeepSeek-V3 are published: FP8, with a factor for each block of 128 x 128.
-fn is_fp8(quantization: &Value) -> bool {
-    quantization["quant_method"] == "fp8" && quantization["weight_block_size"] == json!([128, 128])
 }

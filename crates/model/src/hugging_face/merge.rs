@@ -5,7 +5,7 @@ use super::weights::{ModelWeights, WeightsError};
 use crate::parameters::{Parameter, Parameters, Stored};
 use files::{Dtype, TensorSource, TensorSpec, narrow, widen};
 use kernels::quantise::round_to_codes;
-use memory::DType;
+use memory::{Codes, DType};
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::Path;
@@ -88,7 +88,8 @@ impl AdapterWeights {
     }
 
     /// The weights of a model with these factors multiplied out and added, in one type. Sums are made in f32, and rounded
-    /// once. Matrices that training stored as codes have the values of these, made of weights in the type `coded_from`.
+    /// once. Matrices that training stored as codes have the values of these: those of the folder's own codes, or of codes made
+    /// of weights in the type `coded_from`.
     pub fn merged_with<'a>(
         &'a self,
         base: &'a ModelWeights<'a>,
@@ -100,6 +101,7 @@ impl AdapterWeights {
             exact: base.converted(DType::F32),
             adapter: self,
             coded_from,
+            has_codes: |name: &str| base.has_codes(name),
         }
     }
 }
@@ -110,19 +112,24 @@ fn turned(matrix: &[f32], columns: usize) -> Vec<f32> {
     (0..columns).flat_map(column).copied().collect()
 }
 
-struct Merged<'a, P, E> {
+struct Merged<'a, P, E, H> {
     plain: P,
     exact: E,
     adapter: &'a AdapterWeights,
     coded_from: DType,
+    /// Whether the files have a matrix in NF4.
+    has_codes: H,
 }
 
-impl<P: TensorSource, E: TensorSource> Merged<'_, P, E> {
+impl<P: TensorSource, E: TensorSource, H: Fn(&str) -> bool> Merged<'_, P, E, H> {
     /// Writes a tensor of the model under the adapters as f32. Of a matrix that training stored as codes, these are the codes' values
     /// before products round them to the compute type.
     fn write_exact(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
         let spec = &self.plain.tensors()[index];
-        let Some(parameter) = self.adapter.coded.get(&spec.name) else {
+        let is_made =
+            |one: &&Parameter| one.codes != Some(Codes::Nf4) || !(self.has_codes)(&spec.name);
+        let coded = self.adapter.coded.get(&spec.name);
+        let Some(parameter) = coded.filter(is_made) else {
             return self.exact.write_to(index, out);
         };
         let (mut bytes, mut values) = (Vec::new(), Vec::new());
@@ -144,7 +151,7 @@ impl<P: TensorSource, E: TensorSource> Merged<'_, P, E> {
     }
 }
 
-impl<P: TensorSource, E: TensorSource> TensorSource for Merged<'_, P, E> {
+impl<P: TensorSource, E: TensorSource, H: Fn(&str) -> bool> TensorSource for Merged<'_, P, E, H> {
     fn tensors(&self) -> &[TensorSpec] {
         self.plain.tensors()
     }

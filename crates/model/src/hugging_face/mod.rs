@@ -7,8 +7,10 @@ mod gpt2;
 mod keys;
 mod llama;
 mod merge;
+mod nf4;
 mod origin;
 mod outgoing;
+mod quantisation;
 mod rope;
 mod turned;
 mod weights;
@@ -23,7 +25,8 @@ pub use keys::HfConfigError;
 pub use merge::AdapterWeights;
 pub use origin::{Origin, OriginError};
 pub use outgoing::{OutgoingWeights, file_specs, parameters_of_files};
-pub use weights::{ModelWeights, WeightsError, import};
+pub use quantisation::Quantisation;
+pub use weights::{ModelWeights, ParameterPart, WeightsError, import};
 pub use write::{MAX_SHARD_BYTES, write_adapter, write_model};
 
 /// The most host memory that loading takes beside leases: chunks of values as they are read, in f32, and in their final

@@ -37,11 +37,16 @@ impl<'a, F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>> OutgoingWeight
         }
     }
 
-    /// As `new`, if `bytes` returns parameters as files store them.
-    pub(super) fn as_stored(parameters: &Parameters, dtype: DType, bytes: F) -> Self {
+    /// As `new`, if `bytes` returns some parameters as files store them.
+    pub(super) fn some_as_stored(
+        parameters: &Parameters,
+        dtype: DType,
+        bytes: F,
+        is_as_stored: impl Fn(usize) -> bool,
+    ) -> Self {
         let mut outgoing = OutgoingWeights::new(parameters, dtype, bytes);
         let sources = outgoing.sources.iter_mut();
-        sources.for_each(|source| source.is_transposed = false);
+        sources.for_each(|source| source.is_transposed &= !is_as_stored(source.parameter));
         outgoing
     }
 }

@@ -1,14 +1,16 @@
 //! Weights from a folder in Hugging Face layout, in one safetensors file or in shards, or from a checkpoint of several
 //! ranks, which has them in pieces in the layout's order.
 
+use super::nf4::{Nf4Scales, Nf4Tensor};
 use super::outgoing::OutgoingWeights;
 use super::turned::Turned;
+use crate::init::{Fresh, initialise};
 use crate::parameters::{FileTensor, Parameter, Parameters, Stored};
 use files::{
     CHUNK_BYTES, CHUNK_ELEMENTS, Dtype, FilesError, TensorParts, TensorSource, Tensors, host_room,
     in_chunks, narrow, widen,
 };
-use memory::{Cover, DType, Layer, Layout};
+use memory::{Codes, Cover, DType, Layer, Layout};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -57,8 +59,43 @@ struct FoundTensor {
     name: String,
     /// The place of its first element in the parameter.
     first: usize,
-    /// The tensor with the factors of its blocks, if it is quantised.
-    scales: Option<String>,
+    quantised: Quantised,
+}
+
+/// How a tensor of the files is quantised.
+#[derive(Debug)]
+enum Quantised {
+    No,
+    /// FP8: the tensor with the factors of its blocks.
+    Fp8(String),
+    /// A whole matrix as products use it, also where others of the family are stored transposed.
+    Nf4(Nf4Tensor),
+}
+
+impl FoundTensor {
+    /// The names of all tensors that it consists of.
+    fn names(&self) -> Vec<String> {
+        match &self.quantised {
+            Quantised::No => vec![self.name.clone()],
+            Quantised::Fp8(scales) => vec![self.name.clone(), scales.clone()],
+            Quantised::Nf4(matrix) => matrix.names().collect(),
+        }
+    }
+}
+
+/// Some of a parameter, as a folder has it.
+pub enum ParameterPart<'a> {
+    /// f32 values, from this element of the arena on.
+    Values(usize, &'a [f32]),
+    /// Bytes of a matrix that is stored as codes, of [`Codes::places`].
+    Codes {
+        /// Its index in the layout.
+        entry: usize,
+        /// The place of the first byte.
+        first: usize,
+        /// The bytes.
+        bytes: &'a [u8],
+    },
 }
 
 /// Rows and columns of a block of an FP8 weight, which share a factor.
@@ -93,6 +130,10 @@ impl<'a> ModelWeights<'a> {
             skipped: None,
         };
         weights.skipped = weights.predictor();
+        if let Some(name) = weights.left_out() {
+            let problem = "is plain in a folder of codes; name its module in lora.base_skip";
+            return Err(wrong((name, problem.into())));
+        }
         match weights.unwanted()? {
             None => Ok(weights),
             Some(unwanted) => Err(wrong(unwanted)),
@@ -112,7 +153,7 @@ impl<'a> ModelWeights<'a> {
         let mut weights = weights.flat_map(|(_, found)| found);
         let fits = |found: &FoundTensor| {
             let dtype = self.tensor(&found.name).dtype;
-            dtype == Dtype::BF16 || found.scales.is_some()
+            dtype == Dtype::BF16 || !matches!(found.quantised, Quantised::No)
         };
         match weights.all(fits) {
             true => DType::BF16,
@@ -127,8 +168,14 @@ impl<'a> ModelWeights<'a> {
     /// [`WeightsError::Read`].
     pub fn fingerprint(&self) -> Result<String, WeightsError> {
         let (mut hash, mut all) = (crc32fast::Hasher::new(), 0);
-        for FoundTensor { name, .. } in self.found.iter().flatten() {
-            let tensor = self.tensor(name);
+        let found = self.found.iter().flatten();
+        let names = found.flat_map(|found| match &found.quantised {
+            // The factors of FP8 are no part of older fingerprints.
+            Quantised::Fp8(_) => vec![found.name.clone()],
+            _ => found.names(),
+        });
+        for name in names {
+            let tensor = self.tensor(&name);
             hash.update(format!("{name} {:?} {:?}", tensor.shape, tensor.dtype).as_bytes());
             let bytes = tensor.bytes.len();
             for chunk in (0..bytes).step_by(CHUNK_BYTES) {
@@ -139,8 +186,45 @@ impl<'a> ModelWeights<'a> {
         Ok(format!("{all} bytes, CRC-32 {:08x}", hash.finalize()))
     }
 
-    /// Hands every parameter to `set` in chunks: the first element's place in the arena that the layout describes, and
-    /// f32 values. Chunks without a `wanted` element are not read.
+    /// Whether these are the weights of a fresh model, in the type of the files.
+    ///
+    /// # Errors
+    /// [`WeightsError::Read`].
+    pub fn are_fresh(&self, fresh: Fresh) -> Result<bool, WeightsError> {
+        let layout = self.parameters.layout(|_, _| false);
+        let stored: Dtype = self.dtype().into();
+        // Tensors come in any order, but the elements of each in their own.
+        let none = vec![crc32fast::Hasher::new(); layout.entries().len()];
+        let (mut own, mut expected) = (none.clone(), none);
+        let at = |place: usize| {
+            let mut entries = layout.entries().iter();
+            let entry = entries.position(|entry| entry.range().contains(&place));
+            entry.expect("an element belongs to an entry")
+        };
+        initialise(self.parameters, &layout, fresh, |first, values| {
+            expected[at(first)].update(&narrow(values, stored));
+            Ok::<(), WeightsError>(())
+        })?;
+        self.read(&layout, &layout.all(), |part| {
+            match part {
+                ParameterPart::Values(first, values) => {
+                    own[at(first)].update(&narrow(values, stored))
+                }
+                ParameterPart::Codes { entry, bytes, .. } => own[entry].update(bytes),
+            }
+            Ok::<(), WeightsError>(())
+        })?;
+        let mut pairs = self
+            .parameters
+            .in_layout()
+            .zip(own.into_iter().zip(expected));
+        Ok(pairs.all(|(parameter, (own, expected))| {
+            parameter.is_factor || own.finalize() == expected.finalize()
+        }))
+    }
+
+    /// Hands every parameter to `set` in chunks, with their places in what the layout describes. Chunks without a `wanted`
+    /// element are not read. A matrix that the files and the layout have as codes is handed over as it is.
     ///
     /// # Errors
     /// [`WeightsError::Read`], or what `set` returns.
@@ -148,13 +232,24 @@ impl<'a> ModelWeights<'a> {
         &self,
         layout: &Layout,
         wanted: &Cover,
-        mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
+        mut set: impl FnMut(ParameterPart) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut values = Vec::with_capacity(CHUNK_ELEMENTS);
         let parameters = self.parameters.in_layout().zip(layout.entries());
         for (index, (parameter, entry)) in parameters.enumerate() {
             let is_wanted = |place: &Range<usize>| wanted.within(place).elements() > 0;
-            if !self.is_transposed(parameter) {
+            if let (Some(Codes::Nf4), Some(matrix)) = (entry.codes, self.nf4(index)) {
+                for part in matrix.parts(&self.tensors) {
+                    let (first, bytes) = part.map_err(WeightsError::Read)?;
+                    set(ParameterPart::Codes {
+                        entry: index,
+                        first,
+                        bytes: &bytes,
+                    })?;
+                }
+                continue;
+            }
+            if !self.is_transposed(index, parameter) {
                 for found in &self.found[index] {
                     let first = entry.offset + found.first;
                     let source = self.source(found)?;
@@ -163,7 +258,7 @@ impl<'a> ModelWeights<'a> {
                     for chunk in chunks.filter(|chunk| is_wanted(&place(chunk))) {
                         let place = place(&chunk);
                         source.values(chunk, &mut values)?;
-                        set(place.start, &values)?;
+                        set(ParameterPart::Values(place.start, &values))?;
                     }
                 }
                 continue;
@@ -177,7 +272,7 @@ impl<'a> ModelWeights<'a> {
             let mut set = |first: usize, bytes: &[u8]| {
                 values.clear();
                 widen(dtype, bytes, &mut values);
-                set(entry.offset + first, &values)
+                set(ParameterPart::Values(entry.offset + first, &values))
             };
             let stored = Turned {
                 rows: tensor.shape[0],
@@ -207,7 +302,7 @@ impl<'a> ModelWeights<'a> {
             let (found, dtype) = (self.holding(index, &elements), dtypes[index]);
             let own = elements.start - found.first..elements.end - found.first;
             let tensor = self.tensor(&found.name);
-            if tensor.dtype == dtype {
+            if tensor.dtype == dtype && matches!(found.quantised, Quantised::No) {
                 return bytes_of(&tensor, own).map_err(io_error);
             }
             let mut values = Vec::with_capacity(elements.len());
@@ -215,15 +310,43 @@ impl<'a> ModelWeights<'a> {
             source.values(own, &mut values).map_err(io_error)?;
             Ok(Cow::Owned(narrow(&values, dtype).into_owned()))
         };
-        match &self.tensors {
-            Tensors::Whole(_) => OutgoingWeights::as_stored(self.parameters, dtype, bytes),
-            Tensors::InPieces(_) => OutgoingWeights::new(self.parameters, dtype, bytes),
-        }
+        let is_as_stored = |index| match &self.tensors {
+            Tensors::Whole(_) => self.nf4(index).is_none(),
+            Tensors::InPieces(_) => false,
+        };
+        OutgoingWeights::some_as_stored(self.parameters, dtype, bytes, is_as_stored)
     }
 
     /// Whether the files store a parameter transposed.
-    fn is_transposed(&self, parameter: &Parameter) -> bool {
-        matches!(self.tensors, Tensors::Whole(_)) && parameter.stored == Stored::Transposed
+    fn is_transposed(&self, index: usize, parameter: &Parameter) -> bool {
+        matches!(self.tensors, Tensors::Whole(_))
+            && parameter.stored == Stored::Transposed
+            && self.nf4(index).is_none()
+    }
+
+    /// The matrix of the files that is the parameter with an index, if they have it in NF4.
+    fn nf4(&self, index: usize) -> Option<&Nf4Tensor> {
+        match &self.found[index].first()?.quantised {
+            Quantised::Nf4(matrix) => Some(matrix),
+            _ => None,
+        }
+    }
+
+    /// Whether the files have a parameter of this name in NF4.
+    pub(super) fn has_codes(&self, name: &str) -> bool {
+        let mut parameters = self.parameters.in_layout();
+        let index = parameters.position(|parameter| parameter.name == name);
+        index.is_some_and(|index| self.nf4(index).is_some())
+    }
+
+    /// A matrix that would become codes, in a folder that has codes of others: nobody chose these.
+    fn left_out(&self) -> Option<&str> {
+        let coded = self.parameters.in_layout().enumerate();
+        let coded = coded.filter(|(_, parameter)| parameter.codes.is_some());
+        let (own, plain): (Vec<_>, Vec<_>) =
+            coded.partition(|(index, _)| self.nf4(*index).is_some());
+        let left_out = plain.first().filter(|_| !own.is_empty());
+        left_out.map(|(_, parameter)| &parameter.name[..])
     }
 
     fn tensor(&self, name: &str) -> TensorParts<'_> {
@@ -238,14 +361,18 @@ impl<'a> ModelWeights<'a> {
         &found[after - 1]
     }
 
-    /// A tensor's elements, with the factors of its blocks if it is quantised.
+    /// A tensor's elements, with what is needed to widen them if it is quantised.
     fn source(&self, found: &FoundTensor) -> Result<SourceTensor<'_>, WeightsError> {
-        let mut scales = Vec::new();
-        if let Some(name) = &found.scales {
-            let tensor = self.tensor(name);
-            let count = tensor.shape.iter().product();
-            widen(tensor.dtype, &bytes_of(&tensor, 0..count)?, &mut scales);
-        }
+        let scales = match &found.quantised {
+            Quantised::No => Scales::None,
+            Quantised::Fp8(name) => {
+                let (tensor, mut scales) = (self.tensor(name), Vec::new());
+                let count = tensor.shape.iter().product();
+                widen(tensor.dtype, &bytes_of(&tensor, 0..count)?, &mut scales);
+                Scales::Fp8(scales)
+            }
+            Quantised::Nf4(matrix) => Scales::Nf4(matrix.scales(&self.tensors)?),
+        };
         Ok(SourceTensor {
             tensor: self.tensor(&found.name),
             scales,
@@ -270,14 +397,13 @@ impl<'a> ModelWeights<'a> {
     /// A tensor that the model does not have, and the reason for refusing it.
     fn unwanted(&self) -> Result<Option<(&str, String)>, FilesError> {
         let found = self.found.iter().flatten();
-        let known = found.flat_map(|found| [Some(&found.name), found.scales.as_ref()]);
-        let known: std::collections::HashSet<&str> = known.flatten().map(String::as_str).collect();
+        let known: std::collections::HashSet<String> = found.flat_map(FoundTensor::names).collect();
         let is_skipped = |name: &str| {
             let skipped = self.skipped.as_deref();
             skipped.is_some_and(|beginning| name.starts_with(beginning))
         };
         let extra = self.tensors.names().into_iter();
-        let extra = extra.filter(|name| !known.contains(name) && !is_buffer(name));
+        let extra = extra.filter(|name| !known.contains(*name) && !is_buffer(name));
         for name in extra.filter(|name| !is_skipped(name)) {
             let problem = match name == HEAD {
                 true if self.is_embedding(name)? => continue,
@@ -348,13 +474,17 @@ fn find(tensors: &Tensors, parameter: &Parameter) -> Result<Vec<FoundTensor>, (S
     };
     let found = needed.into_iter().map(|needed| {
         let name = needed.name.clone();
-        find_tensor(tensors, needed).map_err(|problem| (name, problem))
+        find_tensor(tensors, parameter, needed).map_err(|problem| (name, problem))
     });
     found.collect()
 }
 
 /// One tensor of a parameter.
-fn find_tensor(tensors: &Tensors, needed: FileTensor) -> Result<FoundTensor, String> {
+fn find_tensor(
+    tensors: &Tensors,
+    parameter: &Parameter,
+    needed: FileTensor,
+) -> Result<FoundTensor, String> {
     let FileTensor { name, shape, first } = needed;
     // GPT-2's own files leave out the first part of the name, `transformer.`. Where Mixtral's experts are one tensor, the
     // router has its newer name too.
@@ -365,15 +495,24 @@ fn find_tensor(tensors: &Tensors, needed: FileTensor) -> Result<FoundTensor, Str
         .flatten();
     let found = names.find_map(|name| Some((name, tensors.get(name)?)));
     let (name, tensor) = found.ok_or("is missing")?;
+    if let ([_, _], [_, _]) = (&shape[..], &parameter.shape[..])
+        && let Some(matrix) = Nf4Tensor::find(tensors, name, &parameter.shape)?
+    {
+        return Ok(FoundTensor {
+            name: name.into(),
+            first,
+            quantised: Quantised::Nf4(matrix),
+        });
+    }
     if tensor.shape != shape {
         return Err(format!(
             "has shape {:?}; the model needs {shape:?}",
             tensor.shape
         ));
     }
-    let scales = match tensor.dtype {
-        Dtype::F32 | Dtype::BF16 | Dtype::F16 => None,
-        Dtype::F8_E4M3 if shape.len() == 2 => Some(find_scales(tensors, name, &shape)?),
+    let quantised = match tensor.dtype {
+        Dtype::F32 | Dtype::BF16 | Dtype::F16 => Quantised::No,
+        Dtype::F8_E4M3 if shape.len() == 2 => Quantised::Fp8(find_scales(tensors, name, &shape)?),
         other => {
             return Err(format!(
                 "holds {other:?}; convert the model to F32, BF16 or F16"
@@ -383,7 +522,7 @@ fn find_tensor(tensors: &Tensors, needed: FileTensor) -> Result<FoundTensor, Str
     Ok(FoundTensor {
         name: name.into(),
         first,
-        scales,
+        quantised,
     })
 }
 
@@ -410,26 +549,39 @@ fn find_scales(tensors: &Tensors, name: &str, shape: &[usize]) -> Result<String,
 /// A tensor that is read as f32.
 struct SourceTensor<'a> {
     tensor: TensorParts<'a>,
-    /// A factor for each block, by rows; none if it is not quantised.
-    scales: Vec<f32>,
+    scales: Scales,
+}
+
+/// What is needed to widen the elements of a tensor.
+enum Scales {
+    None,
+    /// A factor for each block, by rows.
+    Fp8(Vec<f32>),
+    Nf4(Nf4Scales),
 }
 
 impl SourceTensor<'_> {
     fn elements(&self) -> usize {
-        self.tensor.shape.iter().product()
+        match &self.scales {
+            Scales::Nf4(scales) => scales.elements,
+            _ => self.tensor.shape.iter().product(),
+        }
     }
 
     /// Some elements, in place of what was in `values`.
     fn values(&self, elements: Range<usize>, values: &mut Vec<f32>) -> Result<(), WeightsError> {
         values.clear();
+        if let Scales::Nf4(scales) = &self.scales {
+            return Ok(scales.values(&self.tensor, elements, values)?);
+        }
         let bytes = bytes_of(&self.tensor, elements.clone())?;
         widen(self.tensor.dtype, &bytes, values);
-        if !self.scales.is_empty() {
+        if let Scales::Fp8(scales) = &self.scales {
             let columns = self.tensor.shape[1];
             let across = columns.div_ceil(SCALED_BLOCK);
             for (value, at) in values.iter_mut().zip(elements) {
                 let (row, column) = (at / columns, at % columns);
-                *value *= self.scales[row / SCALED_BLOCK * across + column / SCALED_BLOCK];
+                *value *= scales[row / SCALED_BLOCK * across + column / SCALED_BLOCK];
             }
         }
         Ok(())
@@ -446,7 +598,7 @@ pub fn import<E: From<WeightsError>>(
     parameters: &Parameters,
     layout: &Layout,
     wanted: &Cover,
-    set: impl FnMut(usize, &[f32]) -> Result<(), E>,
+    set: impl FnMut(ParameterPart) -> Result<(), E>,
 ) -> Result<Option<String>, E> {
     let weights = ModelWeights::open(folder, parameters)?;
     weights.read(layout, wanted, set)?;

@@ -4,8 +4,8 @@ use files::{Disk, Dtype, TensorFiles, TensorSource, TensorSpec};
 use half::bf16;
 use memory::{DType, Layout};
 use model::{
-    Architecture, Attention, ModelConfig, ModelWeights, Origin, OutgoingWeights, Parameters,
-    WeightsError,
+    Architecture, Attention, ModelConfig, ModelWeights, Origin, OutgoingWeights, ParameterPart,
+    Parameters, WeightsError,
 };
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -47,7 +47,10 @@ impl Shape {
     pub fn read(&self, folder: &Path) -> Vec<f32> {
         let mut arena = vec![0.0; self.layout.elements()];
         let weights = ModelWeights::open(folder, &self.parameters).unwrap();
-        let set = |offset: usize, values: &[f32]| -> Result<(), WeightsError> {
+        let set = |part: ParameterPart| -> Result<(), WeightsError> {
+            let ParameterPart::Values(offset, values) = part else {
+                unreachable!("the layout has no codes");
+            };
             arena[offset..offset + values.len()].copy_from_slice(values);
             Ok(())
         };

@@ -4,5 +4,6 @@ mod experts;
 mod folders;
 mod hostile;
 mod interrupted;
+mod quantised;
 mod refused;
 mod round_trip;

@@ -156,6 +156,7 @@ fn full() -> Config {
             init: LoraInit::Gaussian,
             b_lr_ratio: 4.0,
             base_dtype: Some(BaseType::Bf16),
+            base_skip: vec!["o_proj".into()],
         },
         dpo: DpoConfig {
             beta: 0.25,

@@ -123,7 +123,7 @@ fn merge(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
         source,
     })?;
     let mut lora = LoraConfig::default().adopted(AdapterConfig::read(adapters)?)?;
-    lora.base_dtype = base.codes().map(|(stored, _)| stored);
+    base.store(&mut lora);
     let lora = lora.adapters()?.expect("a folder of adapters has a rank");
     let of = |parameters| Architecture::declared(&config, Attention::default(), parameters);
     let (plain, adapted) = (of(Parameters::default()), of(Parameters::adapted(lora)));
@@ -133,8 +133,7 @@ fn merge(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
     let weights = ModelWeights::open(folder, plain.parameters())?;
     let factors = AdapterWeights::read(adapters, adapted.parameters())?;
     let dtype = args.dtype().unwrap_or(weights.dtype());
-    let coded_from = base.codes().map_or(FloatType::F32, |(_, from)| from);
-    let merged = factors.merged_with(&weights, dtype, coded_from.into());
+    let merged = factors.merged_with(&weights, dtype, base.coded_from().into());
     let files = origin.files(&config, 0, dtype);
     refuse_model_without_room(out, &merged, &files, max_shard_bytes, args.force)?;
     make_folder(out, "--out")?;

@@ -1,7 +1,7 @@
 //! Makes configurations in code.
 
 use crate::failure::Failure;
-use crate::initial_model::adopt_model;
+use crate::initial_model::adopt_model_to_train;
 use settings::load::{Source, load};
 use settings::{Config, Given, Resolved, RunOptions, Task, resolve};
 use std::path::Path;
@@ -40,7 +40,7 @@ pub(super) fn of_pretrained(folder: &Path, set: &[&str]) -> Result<Config, Failu
         ..RunOptions::default()
     };
     let mut resolved = resolve(Task::Plan, given(None, set), options)?;
-    adopt_model(&mut resolved, folder)?;
+    adopt_model_to_train(&mut resolved, folder)?;
     Ok(resolved.config)
 }
 

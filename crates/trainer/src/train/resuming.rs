@@ -3,7 +3,7 @@
 use crate::adapters::{BaseModel, BaseWeights};
 use crate::checkpoints::{newest_if_any, newest_together};
 use crate::failure::Failure;
-use crate::initial_model::adopt_model;
+use crate::initial_model::adopt_model_to_train;
 use crate::job::Job;
 use checkpoint::{Best, Checkpoint, set_aside_after};
 use collectives::Alone;
@@ -18,6 +18,14 @@ use std::sync::Arc;
 
 /// The file of a checkpoint with the run's settings.
 const SETTINGS: &str = "config.toml";
+
+/// Settings that say which adapters there are, and of which shapes.
+const SHAPES_OF_ADAPTERS: [&str; 4] = [
+    "lora.rank",
+    "lora.targets",
+    "lora.layers",
+    "lora.rank_pattern",
+];
 
 /// A checkpoint to resume from.
 pub(super) struct Resumed {
@@ -75,7 +83,7 @@ impl Resumed {
         // A rank that a launcher started has its own device.
         again.config.train.device = resolved.config.train.device;
         if let Some(folder) = again.options.init_from.clone() {
-            adopt_model(&mut again, &folder)?;
+            adopt_model_to_train(&mut again, &folder)?;
         }
         Ok(again)
     }
@@ -90,6 +98,13 @@ impl Resumed {
     ) -> Result<(), Failure> {
         let before = self.config()?;
         let changes = resolved.config.changes_since(&before)?;
+        let mut of_adapters = changes.iter();
+        if let Some(change) = of_adapters.find(|change| SHAPES_OF_ADAPTERS.contains(&change.key)) {
+            return Err(Failure::Usage(format!(
+                "{change}: the checkpoint has adapters of other shapes or on other layers, or none, and --allow-change turns them \
+                 into no others; leave the setting out, or begin a new run"
+            )));
+        }
         self.changes = changes.iter().map(ToString::to_string).collect();
         let orders = |key: &str| key.starts_with("data.") || key == "train.seed";
         let is_same_data = self.checkpoint.state.data == dataset;
@@ -172,7 +187,7 @@ impl Resumed {
         named: Option<&Path>,
     ) -> Result<Option<BaseModel>, Failure> {
         let has_adapters = config.lora.rank.is_some();
-        let base = has_adapters.then(|| BaseModel::of_checkpoint(self.folder(), named));
+        let base = has_adapters.then(|| BaseModel::of_checkpoint(self.folder(), named, config));
         base.transpose()
     }
 

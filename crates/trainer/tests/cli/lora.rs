@@ -167,6 +167,20 @@ fn adapters_of_a_fresh_model_know_their_seed() {
         .succeeds();
     assert_eq!(eval(&place, "run --base model"), fresh);
     place
+        .trainer("init --config small.toml --seed 5 --dtype bf16 --out narrow")
+        .succeeds();
+    assert!((eval(&place, "run --base narrow") - fresh).abs() < 1e-2);
+    place
+        .trainer("init --config small.toml --seed 6 --dtype f32 --out other")
+        .succeeds();
+    let words = ["other cannot be used", "a fresh one of seed 5"];
+    place
+        .trainer("eval run --base other --data small.toml --seq 32")
+        .fails(4, &words);
+    place
+        .trainer("export run --merge --base other --out off")
+        .fails(4, &words);
+    place
         .trainer("train --resume run/checkpoints/step-1 --init-from model --out moved")
         .fails(2, &["leave --init-from model out"]);
     place

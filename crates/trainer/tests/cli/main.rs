@@ -49,6 +49,7 @@ mod plan_from;
 mod preferences;
 mod prepare;
 mod profile;
+mod quantised;
 mod recompute;
 mod recompute_auto;
 mod references;
