@@ -6,7 +6,7 @@ use files::{Disk, TensorSource, host_room, narrow, widen, writing_order};
 use kernels::{KernelError, Kernels};
 use memory::{DType, Layer, Memory, Phase};
 use model::{
-    DrawingOrder, Fresh, Lora, MAX_SHARD_BYTES, Origin, OutgoingWeights, Parameters, WeightsError,
+    DrawingOrder, Fresh, Lora, MAX_SHARD_BYTES, OutgoingWeights, Parameters, WeightsError,
     file_specs, import, import_adapter, initialise, initialise_factors, parameters_of_files,
     write_adapter, write_model,
 };
@@ -111,22 +111,12 @@ impl Session {
         self.settings.lora.as_ref()
     }
 
-    /// Writes the model to a folder in Hugging Face layout, with the files that it came with. All ranks call this, and
-    /// the first one writes.
+    /// Writes the model to a folder in Hugging Face layout, with these files. Of a model with adapters those alone are
+    /// written, as PEFT writes them. All ranks call this, and the first one writes.
     ///
     /// # Errors
     /// [`SessionError::File`] or [`SessionError::Weights`].
-    pub fn export(&mut self, folder: &Path, origin: &Origin) -> Result<(), SessionError> {
-        let settings = &self.settings;
-        let files = origin.files(&settings.model, settings.seq, self.weights.dtype());
-        self.export_with(folder, &files)
-    }
-
-    /// The same with these files. Of a model with adapters those alone are written, as PEFT writes them.
-    ///
-    /// # Errors
-    /// As [`Session::export`].
-    pub fn export_with(
+    pub fn export(
         &mut self,
         folder: &Path,
         files: &[(String, Vec<u8>)],
