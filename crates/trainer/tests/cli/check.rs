@@ -17,11 +17,7 @@ impl Outcome {
     /// It says what grew, and fails.
     #[track_caller]
     fn grew(self, words: &[&str]) -> Outcome {
-        assert_eq!(self.code, Some(1), "{self:?}");
-        for words in [&["error: the peak grew: device 0"], words].concat() {
-            assert!(self.stderr.contains(words), "no {words:?}: {self:?}");
-        }
-        self
+        self.prints_and_fails(1, &[&["the peak grew: device 0"], words].concat())
     }
 }
 
@@ -183,17 +179,17 @@ fn a_device_of_one_file_alone_is_an_error() {
             "no recording of device 0, and new.pickle has one",
             "the same devices",
         ];
-        let outcome = place.trainer(&tolerant).fails(4, &reason);
+        let outcome = place.trainer(&tolerant).prints_and_fails(4, &reason);
         let words = format!(
             "device 1: peak 30.0 MiB (31457280 bytes) in {}; nothing was recorded on it in",
             sides[1].to_uppercase()
         );
         assert!(outcome.stdout.contains(&words), "{}", outcome.stdout);
         let markdown = format!("{tolerant} --markdown");
-        let markdown = place.trainer(&markdown).fails(4, &reason).stdout;
+        let markdown = place.trainer(&markdown).prints_and_fails(4, &reason).stdout;
         assert!(markdown.contains(&format!("**{words}")), "{markdown}");
         let json = format!("{tolerant} --json");
-        let json = place.trainer(&json).fails(4, &reason).stdout;
+        let json = place.trainer(&json).prints_and_fails(4, &reason).stdout;
         let json: Value = serde_json::from_str(&json).unwrap();
         let only: Vec<&Value> = json["devices"]
             .as_array()

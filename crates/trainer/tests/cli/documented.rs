@@ -187,7 +187,7 @@ fn pictures_are_those_of_their_commands() {
         let (kind, _) = command.split_once(' ').unwrap();
         match kind {
             "plan" => outcome.succeeds(),
-            _ => outcome.fails(1, &["the peak grew"]),
+            _ => outcome.prints_and_fails(1, &["the peak grew"]),
         };
         let picture = format!("{}.svg", name.trim_end_matches(".svg"));
         let link = format!("pictures/{picture})");
