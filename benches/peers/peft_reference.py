@@ -48,10 +48,13 @@ def base_of(family):
 
 
 def load(family):
-    """The model under the adapters. In NF4 are the linear layers of its blocks, quantised by bitsandbytes on the CPU."""
+    """The model under the adapters."""
     model = reference.load(base_of(family))
-    if not family.endswith("-nf4"):
-        return model
+    return in_nf4(model) if family.endswith("-nf4") else model
+
+
+def in_nf4(model):
+    """The model with the linear layers of its blocks in NF4, quantised by bitsandbytes on the CPU."""
     for name, module in list(model.named_modules()):
         if isinstance(module, torch.nn.Linear) and ".layers." in name:
             quantised = bitsandbytes.nn.Linear4bit(

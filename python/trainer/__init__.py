@@ -57,7 +57,10 @@ def bench(*arguments, **flags):
 
 
 def check(base, new, *arguments, **flags):
-    """Compares two peaks: `trainer check BASE NEW --json`. `["grew"]` says whether the second is higher than is tolerated."""
+    """Compares two peaks: `trainer check BASE NEW --json`. `["grew"]` says whether the second is higher than is tolerated.
+
+    A device that only one of the files recorded is an error, with a `result`.
+    """
     try:
         return _called("check", [base, new, *arguments], flags)
     except TrainerError as error:

@@ -10,9 +10,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
-/// Hands every parameter's initial values to `set` in chunks, in any order: the first element's place in the arena, and the
-/// values. Each tensor has a random stream of its own, so a seed gives the same weights on every machine, and tensors are
-/// drawn by several threads.
+/// Hands every parameter's initial values to `set` in chunks: the first element's place in the arena, and the values. Each
+/// tensor has a random stream of its own, so a seed gives the same weights on every machine, in whatever order tensors
+/// are drawn.
 ///
 /// # Errors
 /// What `set` returns.
@@ -20,10 +20,11 @@ pub fn initialise<E>(
     parameters: &Parameters,
     layout: &Layout,
     init: Fresh,
+    order: DrawingOrder,
     set: impl FnMut(usize, &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
     let wanted = |_: &Parameter| true;
-    initialise_some(parameters, layout, init, wanted, set)
+    initialise_some(parameters, layout, (init, order), wanted, set)
 }
 
 /// As [`initialise`], for the factors of adapters alone.
@@ -34,16 +35,17 @@ pub fn initialise_factors<E>(
     parameters: &Parameters,
     layout: &Layout,
     init: Fresh,
+    order: DrawingOrder,
     set: impl FnMut(usize, &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
     let wanted = |parameter: &Parameter| parameter.is_factor;
-    initialise_some(parameters, layout, init, wanted, set)
+    initialise_some(parameters, layout, (init, order), wanted, set)
 }
 
 fn initialise_some<E>(
     parameters: &Parameters,
     layout: &Layout,
-    init: Fresh,
+    (init, order): (Fresh, DrawingOrder),
     wanted: impl Fn(&Parameter) -> bool,
     mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -56,9 +58,14 @@ fn initialise_some<E>(
             elements: entry.range(),
         })
         .collect();
-    // The largest first, or the last thread would draw it alone.
-    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.elements.len()));
-    let threads = rayon::current_num_threads().clamp(1, tensors.len().max(1));
+    let threads = match order {
+        DrawingOrder::Layout => 1,
+        DrawingOrder::Any => {
+            // The largest first, or the last thread would draw it alone.
+            tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.elements.len()));
+            rayon::current_num_threads().clamp(1, tensors.len().max(1))
+        }
+    };
     // Small, since every thread holds one; below this size, the calls of `set` would take longer than the drawing.
     let elements = CHUNK_ELEMENTS / 4;
     let next = AtomicUsize::new(0);
@@ -81,6 +88,16 @@ fn initialise_some<E>(
             .into_iter()
             .try_for_each(|chunk: Chunk| set(chunk.start, &chunk.values))
     })
+}
+
+/// The order in which tensors are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrawingOrder {
+    /// Several threads draw, and chunks come as they are ready.
+    Any,
+    /// One thread draws the tensors as they lie in the arena. For values that go to a file through a buffer: in any
+    /// other order, nearly every chunk would have the file read and written.
+    Layout,
 }
 
 /// Values of one tensor, on their way from the thread that drew them.
@@ -259,7 +276,10 @@ mod tests {
             if calls < 3 { Ok(()) } else { Err("full") }
         };
         let layout = parameters.layout(|_, _| false);
-        assert_eq!(initialise(parameters, &layout, FRESH, set), Err("full"));
+        assert_eq!(
+            initialise(parameters, &layout, FRESH, DrawingOrder::Any, set),
+            Err("full")
+        );
         assert_eq!(calls, 3);
     }
 
@@ -272,22 +292,26 @@ mod tests {
             layout.entries()[0].elements() > 2 * CHUNK_ELEMENTS,
             "the embedding needs several chunks"
         );
-        let mut filled = vec![f32::NAN; layout.elements()];
-        let set = |offset: usize, values: &[f32]| -> Result<(), ()> {
-            assert!(
-                filled[offset..offset + values.len()]
-                    .iter()
-                    .all(|value| value.is_nan())
-            );
-            filled[offset..offset + values.len()].copy_from_slice(values);
-            Ok(())
-        };
-        initialise(parameters, &layout, FRESH, set).unwrap();
-        let entries = layout.entries().iter().zip(parameters.in_layout());
-        for (index, (entry, parameter)) in entries.enumerate() {
-            let values = FRESH.values(parameter.initial, index as u64);
-            let expected: Vec<f32> = values.take(entry.elements()).collect();
-            assert_eq!(filled[entry.range()], expected);
+        for order in [DrawingOrder::Any, DrawingOrder::Layout] {
+            let mut filled = vec![f32::NAN; layout.elements()];
+            let mut starts = Vec::new();
+            let set = |offset: usize, values: &[f32]| -> Result<(), ()> {
+                let room = &mut filled[offset..offset + values.len()];
+                assert!(room.iter().all(|value| value.is_nan()));
+                room.copy_from_slice(values);
+                starts.push(offset);
+                Ok(())
+            };
+            initialise(parameters, &layout, FRESH, order, set).unwrap();
+            if order == DrawingOrder::Layout {
+                assert!(starts.is_sorted(), "{starts:?}");
+            }
+            let entries = layout.entries().iter().zip(parameters.in_layout());
+            for (index, (entry, parameter)) in entries.enumerate() {
+                let values = FRESH.values(parameter.initial, index as u64);
+                let expected: Vec<f32> = values.take(entry.elements()).collect();
+                assert_eq!(filled[entry.range()], expected);
+            }
         }
     }
 }

@@ -74,7 +74,7 @@ pub use hugging_face::{
     Quantisation, WeightsError, file_specs, import, import_adapter, loading_bytes,
     parameters_of_files, saving_bytes, write_adapter, write_model,
 };
-pub use init::{Fresh, InitialValues, initialise, initialise_factors};
+pub use init::{DrawingOrder, Fresh, InitialValues, initialise, initialise_factors};
 pub use kv_cache::{CacheShape, CacheWidths, CachedSequences, KvCache, LayerCache};
 pub use label::{Label, Labels};
 pub use linear::{Linear, PRODUCT_ELEMENTS_MAX};

@@ -1,8 +1,8 @@
 //! A small model on the CPU, for tests of its passes.
 
 use crate::{
-    Architecture, Attention, Batch, BatchShape, CachedSequences, Computation, Fresh, Model,
-    ModelConfig, PassHooks, Policy, Purpose, SavedActivations, StepLoss, Training, Work,
+    Architecture, Attention, Batch, BatchShape, CachedSequences, Computation, DrawingOrder, Fresh,
+    Model, ModelConfig, PassHooks, Policy, Purpose, SavedActivations, StepLoss, Training, Work,
     initialise,
 };
 use kernels::Kernels;
@@ -42,10 +42,16 @@ impl TestModel {
             deviation: 0.3,
             seed: 1,
         };
-        initialise(&parameters, &layout, fresh, |offset, values| {
-            let range = offset..offset + values.len();
-            weights.store(&*kernels, range, bytemuck::cast_slice(values))
-        })
+        initialise(
+            &parameters,
+            &layout,
+            fresh,
+            DrawingOrder::Any,
+            |offset, values| {
+                let range = offset..offset + values.len();
+                weights.store(&*kernels, range, bytemuck::cast_slice(values))
+            },
+        )
         .unwrap();
         let saved = architecture.lease_saved(&memory, dtype, &policy.unwrap(), SHAPE);
         let computation = Computation {

@@ -5,8 +5,8 @@ mod common;
 use common::harness::{Outcome, Run, assert_agrees};
 use common::oracle::LORA_ALPHA;
 use model::{
-    AdapterTarget, Architecture, Attention, Labels, Lora, LoraInit, ModelConfig, ModulePattern,
-    OffloadLabels, Parameters, Policy,
+    AdapterTarget, Architecture, Attention, DrawingOrder, Labels, Lora, LoraInit, ModelConfig,
+    ModulePattern, OffloadLabels, Parameters, Policy,
 };
 use std::collections::BTreeMap;
 
@@ -94,13 +94,19 @@ fn the_first_loss_is_the_base_models() {
         let layout = run.model.layout().clone();
         for (index, entry) in layout.entries().iter().enumerate() {
             let mut values = vec![0.0; entry.elements()];
-            model::initialise::<()>(&parameters, &layout, fresh, |first, chunk| {
-                if entry.range().contains(&first) {
-                    let first = first - entry.offset;
-                    values[first..first + chunk.len()].copy_from_slice(chunk);
-                }
-                Ok(())
-            })
+            model::initialise::<()>(
+                &parameters,
+                &layout,
+                fresh,
+                DrawingOrder::Any,
+                |first, chunk| {
+                    if entry.range().contains(&first) {
+                        let first = first - entry.offset;
+                        values[first..first + chunk.len()].copy_from_slice(chunk);
+                    }
+                    Ok(())
+                },
+            )
             .unwrap();
             run.set(index, &values);
         }

@@ -15,6 +15,20 @@ pub(crate) fn grouped(value: f64, decimals: usize) -> String {
     format!("{sign}{apart}{fraction}")
 }
 
+/// Bytes with all digits.
+pub(crate) fn exact(bytes: u64) -> String {
+    grouped(bytes as f64, 0)
+}
+
+/// `is` less `was`, with a sign.
+pub(crate) fn difference(was: u64, is: u64) -> String {
+    match is.cmp(&was) {
+        std::cmp::Ordering::Equal => "0".into(),
+        std::cmp::Ordering::Less => format!("-{}", exact(was - is)),
+        std::cmp::Ordering::Greater => format!("+{}", exact(is - was)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

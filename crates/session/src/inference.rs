@@ -11,8 +11,8 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
 use memory::{Homes, Layer, Memory, Phase};
 use model::{
-    BatchShape, Computation, Fresh, Model, ParameterPart, Policy, SavedActivations, import,
-    import_adapter, initialise,
+    BatchShape, Computation, DrawingOrder, Fresh, Model, ParameterPart, Policy, SavedActivations,
+    import, import_adapter, initialise,
 };
 use optim::weight_bytes;
 use settings::Settings;
@@ -122,9 +122,13 @@ impl Inference {
     pub fn initialise(&mut self, fresh: Fresh) -> Result<(), SessionError> {
         let layout = self.model.layout().clone();
         let parameters = self.model.architecture().parameters().clone();
-        initialise(&parameters, &layout, fresh, |offset, values| {
-            self.set_values(offset, values)
-        })
+        initialise(
+            &parameters,
+            &layout,
+            fresh,
+            DrawingOrder::Any,
+            |offset, values| self.set_values(offset, values),
+        )
     }
 
     /// Fills the factors of adapters from a folder as PEFT writes it.

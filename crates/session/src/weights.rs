@@ -6,9 +6,9 @@ use files::{Disk, TensorSource, host_room, narrow, widen, writing_order};
 use kernels::{KernelError, Kernels};
 use memory::{DType, Layer, Memory, Phase};
 use model::{
-    Fresh, Lora, MAX_SHARD_BYTES, Origin, OutgoingWeights, ParameterPart, Parameters, WeightsError,
-    file_specs, import, import_adapter, initialise, initialise_factors, parameters_of_files,
-    write_adapter, write_model,
+    DrawingOrder, Fresh, Lora, MAX_SHARD_BYTES, OutgoingWeights, ParameterPart, Parameters,
+    WeightsError, file_specs, import, import_adapter, initialise, initialise_factors,
+    parameters_of_files, write_adapter, write_model,
 };
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -44,9 +44,13 @@ impl Session {
     pub fn initialise_as(&mut self, fresh: Fresh) -> Result<(), SessionError> {
         let layout = self.model.layout().clone();
         let parameters = self.model.architecture().parameters().clone();
-        initialise(&parameters, &layout, fresh, |offset, values| {
-            self.set_values(offset, values)
-        })
+        initialise(
+            &parameters,
+            &layout,
+            fresh,
+            self.drawing_order(),
+            |offset, values| self.set_values(offset, values),
+        )
     }
 
     /// Fills the model from a folder in Hugging Face layout. Gives the beginning of the names of a layer that was skipped,
@@ -80,9 +84,21 @@ impl Session {
         let layout = self.model.layout().clone();
         let parameters = self.model.architecture().parameters().clone();
         let fresh = Fresh { deviation, seed };
-        initialise_factors(&parameters, &layout, fresh, |offset, values| {
-            self.set_values(offset, values)
-        })
+        initialise_factors(
+            &parameters,
+            &layout,
+            fresh,
+            self.drawing_order(),
+            |offset, values| self.set_values(offset, values),
+        )
+    }
+
+    /// The order in which fresh values are set: masters may be in a file.
+    fn drawing_order(&self) -> DrawingOrder {
+        match self.disk_bytes() {
+            Some(_) => DrawingOrder::Layout,
+            None => DrawingOrder::Any,
+        }
     }
 
     /// Fills the factors of adapters from a folder as PEFT writes it.
@@ -103,22 +119,12 @@ impl Session {
         self.settings.lora.as_ref()
     }
 
-    /// Writes the model to a folder in Hugging Face layout, with the files that it came with. All ranks call this, and
-    /// the first one writes.
+    /// Writes the model to a folder in Hugging Face layout, with these files. Of a model with adapters those alone are
+    /// written, as PEFT writes them. All ranks call this, and the first one writes.
     ///
     /// # Errors
     /// [`SessionError::File`] or [`SessionError::Weights`].
-    pub fn export(&mut self, folder: &Path, origin: &Origin) -> Result<(), SessionError> {
-        let settings = &self.settings;
-        let files = origin.files(&settings.model, settings.seq, self.weights.dtype());
-        self.export_with(folder, &files)
-    }
-
-    /// The same with these files. Of a model with adapters those alone are written, as PEFT writes them.
-    ///
-    /// # Errors
-    /// As [`Session::export`].
-    pub fn export_with(
+    pub fn export(
         &mut self,
         folder: &Path,
         files: &[(String, Vec<u8>)],

@@ -6,17 +6,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The form of `check --json`. It rises with every new field, and with any change of a
 /// field's name, type or meaning (`crates/trainer/schemas/`).
-const SCHEMA_VERSION: u32 = 1;
+const SCHEMA_VERSION: u32 = 2;
 
 /// The peaks of two files beside each other. `check --json`.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
     /// The form of this output.
     schema_version: u32,
-    /// Whether the peak of any device grew by more than what is tolerated.
+    /// Whether the peak of any device grew by more than what is tolerated, of those that both files recorded.
     pub grew: bool,
     /// A device each, by number.
     pub devices: Vec<DeviceComparison>,
+}
+
+/// One of the two files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ComparedFile {
+    /// What was before.
+    Base,
+    /// What is now.
+    New,
 }
 
 /// The peaks of one device beside each other.
@@ -26,9 +36,11 @@ pub struct DeviceComparison {
     pub device: u32,
     /// Bytes by which the peak may grow.
     pub tolerance_bytes: u64,
-    /// Whether it grew by more.
+    /// Whether it grew by more; false where there is nothing to compare.
     pub grew: bool,
-    /// The peak before; none if the device was not used.
+    /// The only file in which something was recorded on the device; none if that is so in both, or in neither.
+    pub only_in: Option<ComparedFile>,
+    /// The peak before; none if the file does not name the device.
     pub base: Option<RecordedPeak>,
     /// The peak now.
     pub new: Option<RecordedPeak>,
@@ -90,11 +102,23 @@ impl DeviceComparison {
     ) -> DeviceComparison {
         let bytes = |peak: &Option<RecordedPeak>| peak.as_ref().map_or(0, |peak| peak.peak_bytes);
         let tolerance_bytes = tolerance(bytes(&base));
+        let is_recorded =
+            |peak: &Option<RecordedPeak>| peak.as_ref().is_some_and(|peak| peak.is_recorded);
+        let only_in = match (is_recorded(&base), is_recorded(&new)) {
+            (true, false) => Some(ComparedFile::Base),
+            (false, true) => Some(ComparedFile::New),
+            _ => None,
+        };
+        let more = bytes(&new) > bytes(&base).saturating_add(tolerance_bytes);
         DeviceComparison {
             device,
             tolerance_bytes,
-            grew: bytes(&new) > bytes(&base).saturating_add(tolerance_bytes),
-            changes: changes(&groups(&base, &new), &groups(&new, &base)),
+            grew: only_in.is_none() && more,
+            changes: match only_in {
+                None => changes(&groups(&base, &new), &groups(&new, &base)),
+                Some(_) => Vec::new(),
+            },
+            only_in,
             base,
             new,
         }
@@ -127,11 +151,22 @@ type Lines = BTreeMap<Option<u32>, (u64, u64)>;
 fn by_function(groups: &[LiveGroup]) -> BTreeMap<(String, String), Lines> {
     let mut functions: BTreeMap<(String, String), Lines> = BTreeMap::new();
     for group in groups {
-        let function = functions.entry((group.place.clone(), group.category.clone()));
+        let function = functions.entry((all_blocks(&group.place), group.category.clone()));
         let (bytes, count) = function.or_default().entry(group.line).or_default();
         (*bytes, *count) = (*bytes + group.bytes, *count + group.count);
     }
     functions
+}
+
+/// A place in one block of a model, as `forward, block 3 act`, stands for that place in all blocks.
+fn all_blocks(place: &str) -> String {
+    let Some((before, rest)) = place.split_once(", block ") else {
+        return place.into();
+    };
+    match rest.trim_start_matches(|letter: char| letter.is_ascii_digit()) {
+        after if after != rest => format!("{before}, blocks{after}"),
+        _ => place.into(),
+    }
 }
 
 /// What differs, what grew most first. A change of a file moves the lines below it, so a function whose sum is the same is

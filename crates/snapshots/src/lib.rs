@@ -28,8 +28,8 @@ mod records;
 mod snapshot;
 mod tree;
 
-pub use comparison::{Comparison, DeviceComparison, GroupChange};
-pub use moments::{LiveMoment, MemoryCourse};
+pub use comparison::{ComparedFile, Comparison, DeviceComparison, GroupChange};
+pub use moments::{Layers, LiveMoment, MemoryCourse};
 pub use peak::{LiveGroup, RecordedPeak, ReservedMemory};
 pub use pickle::PickleError;
 pub use records::{RecordError, peaks};

@@ -1,15 +1,65 @@
 //! How much was live over a trace, as a picture needs it.
 
+use crate::peak::RecordedPeak;
 use crate::snapshot::{BEFORE, Groups, MemorySnapshot, SnapshotError, TraceChange};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 /// Layers that a picture distinguishes, the last of which is all the rest.
 const LAYERS_MAX: usize = 8;
 
+/// What stays over steps, in the order in which timelines of steps stack it.
+const STAYS: [&str; 4] = [BEFORE, "parameter", "gradient", "optimizer_state"];
+
+/// What a picture tells apart.
+#[derive(Clone, Debug)]
+pub struct Layers {
+    /// Their names, from the bottom up: what stays over steps, then what is largest at a peak. The last one is all the rest.
+    pub names: Vec<String>,
+    /// Whether they are categories, which is so if all peaks have some. Otherwise they are places in the code.
+    pub are_categories: bool,
+}
+
+impl Layers {
+    /// The layers of a picture with these peaks.
+    pub fn of(peaks: &[&RecordedPeak]) -> Layers {
+        let has_categories =
+            |peak: &&RecordedPeak| peak.by_category.keys().any(|name| name != "unknown");
+        let are_categories = peaks.iter().all(has_categories);
+        let mut most: BTreeMap<&str, u64> = BTreeMap::new();
+        for peak in peaks {
+            let mut of_peak: BTreeMap<&str, u64> = BTreeMap::new();
+            for group in &peak.live {
+                let name = match are_categories {
+                    true => &group.category,
+                    false => &group.place,
+                };
+                *of_peak.entry(name).or_default() += group.bytes;
+            }
+            for (name, bytes) in of_peak {
+                let most = most.entry(name).or_default();
+                *most = bytes.max(*most);
+            }
+        }
+        let mut names: Vec<&str> = most.keys().copied().collect();
+        names.sort_by_key(|name| Reverse(most[name]));
+        names.truncate(LAYERS_MAX - 1);
+        let place = |name: &&str| STAYS.iter().position(|stays| stays == name);
+        names.sort_by_key(|name| place(name).unwrap_or(STAYS.len()));
+        let mut names: Vec<String> = names.into_iter().map(String::from).collect();
+        names.push("all else".into());
+        Layers {
+            names,
+            are_categories,
+        }
+    }
+}
+
 /// The live bytes of a device over its trace.
 #[derive(Debug)]
 pub struct MemoryCourse {
-    /// The names of its layers, largest at the peak first: categories if any are recorded, else places in the code.
-    pub layers: Vec<String>,
+    /// Its layers.
+    pub layers: Layers,
     /// In order, at most two for each column of the picture: the highest of the column, and its last one.
     pub moments: Vec<LiveMoment>,
     /// The length in seconds; none if events have no times.
@@ -34,50 +84,39 @@ impl LiveMoment {
     }
 }
 
+impl MemoryCourse {
+    /// The moment with the most live bytes, the last of them.
+    pub fn highest(&self) -> Option<&LiveMoment> {
+        self.moments.iter().max_by_key(|moment| moment.total())
+    }
+}
+
 impl MemorySnapshot {
-    /// The live bytes of a device over its trace, for a picture of so many columns.
+    /// The live bytes of a device over its trace, for a picture of these layers and of so many columns.
     ///
     /// # Errors
     /// [`SnapshotError::Foreign`].
-    pub fn course(&self, device: u32, columns: usize) -> Result<MemoryCourse, SnapshotError> {
-        let peaks = self.peaks()?;
-        let peak = peaks.into_iter().find(|peak| peak.device == device);
-        let unknown = || SnapshotError::Foreign(format!("there is no device {device}"));
-        let peak = peak.ok_or_else(unknown)?;
-        let knows_categories = peak.by_category.keys().any(|name| name != "unknown");
-        let mut layers: Vec<String> = match knows_categories {
-            true => peak.by_category.keys().cloned().collect(),
-            false => {
-                let mut places: Vec<String> = Vec::new();
-                for group in &peak.live {
-                    if places.len() < LAYERS_MAX - 1 && !places.contains(&group.place) {
-                        places.push(group.place.clone());
-                    }
-                }
-                places
-            }
-        };
-        layers.truncate(LAYERS_MAX - 1);
-        layers.push("all else".into());
+    pub fn course(
+        &self,
+        device: u32,
+        layers: &Layers,
+        columns: usize,
+    ) -> Result<MemoryCourse, SnapshotError> {
+        let names = &layers.names;
         let times = self.times(device);
         let mut groups = Groups::default();
         let mut layer_of: Vec<usize> = Vec::new();
-        let mut live = vec![0_i64; layers.len()];
-        let rest = layers.len() - 1;
+        let mut live = vec![0_i64; names.len()];
+        let rest = names.len() - 1;
         let mut layer = |groups: &Groups, group: usize| {
             while layer_of.len() <= group {
                 let name = &groups.names[layer_of.len()];
-                let name = if knows_categories {
-                    &name.category
-                } else {
-                    &name.place
+                let name = match layers.are_categories {
+                    true => &name.category,
+                    false => &name.place,
                 };
-                layer_of.push(
-                    layers
-                        .iter()
-                        .position(|layer| layer == name)
-                        .unwrap_or(rest),
-                );
+                let layer = names.iter().position(|layer| layer == name);
+                layer_of.push(layer.unwrap_or(rest));
             }
             layer_of[group]
         };
@@ -85,10 +124,8 @@ impl MemorySnapshot {
         let events = self.trace(device).len();
         let mut moments: Vec<(usize, f64, Vec<i64>)> = Vec::new();
         let before = self.follow(device, &mut groups, |_, _, _| {})?;
-        let unseen = layers
-            .iter()
-            .position(|layer| layer == BEFORE)
-            .unwrap_or(rest);
+        let unseen = names.iter().position(|layer| layer == BEFORE);
+        let unseen = unseen.unwrap_or(rest);
         live[unseen] += before.freed_bytes;
         for (group, bytes) in &before.kept {
             live[layer(&groups, *group)] += bytes;
@@ -116,7 +153,7 @@ impl MemorySnapshot {
         })?;
         let bytes = |live: Vec<i64>| live.into_iter().map(|bytes| bytes.max(0) as u64).collect();
         Ok(MemoryCourse {
-            layers,
+            layers: layers.clone(),
             moments: moments
                 .into_iter()
                 .map(|(_, at, live)| LiveMoment {

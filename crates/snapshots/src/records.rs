@@ -100,7 +100,7 @@ fn by_category(record: &Value) -> BTreeMap<String, u64> {
 fn place(record: &Value, phase: &str, layer: &str) -> String {
     let phase = printable(record[phase].as_str().unwrap_or("a step"));
     match &record[layer] {
-        Value::Number(layer) => format!("{phase}, layer {layer}"),
+        Value::Number(block) => format!("{phase}, block {block}"),
         Value::String(layer) => format!("{phase}, {}", printable(layer)),
         _ => phase,
     }

@@ -1,7 +1,7 @@
 //! Snapshots in the formats of PyTorch 2.0 to 2.13, whose peaks `benches/peers/snapshot_fixtures.py` computed with the
 //! `_memory_viz.py` of 2.1, 2.5, 2.9 and 2.13.
 
-use snapshots::{Comparison, GroupChange, MemorySnapshot, RecordedPeak, peaks};
+use snapshots::{Comparison, GroupChange, Layers, MemorySnapshot, RecordedPeak, peaks};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -168,7 +168,7 @@ fn a_course_has_the_peak() {
         let snapshot = MemorySnapshot::read(file.as_slice()).unwrap();
         let peak = &snapshot.peaks().unwrap()[0];
         for columns in [1, 4, 600] {
-            let course = snapshot.course(0, columns).unwrap();
+            let course = snapshot.course(0, &Layers::of(&[peak]), columns).unwrap();
             let totals: Vec<u64> = course
                 .moments
                 .iter()

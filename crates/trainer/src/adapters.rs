@@ -1,8 +1,9 @@
 //! Folders of adapters, and the model that is under them.
 
 use crate::failure::Failure;
-use model::{ADAPTER_CONFIG, AdapterConfig, AdapterError, Lora, ModelWeights, Parameters};
+use model::{ADAPTER_CONFIG, AdapterConfig, AdapterError, Lora, ModelWeights, Origin, Parameters};
 use serde::{Deserialize, Serialize};
+use session::Session;
 use settings::{BaseType, Config, FloatType, LoraConfig, Resolved, check};
 use std::path::{Path, PathBuf};
 
@@ -214,6 +215,53 @@ impl BaseModel {
 
 fn absolute(folder: &Path) -> PathBuf {
     std::path::absolute(folder).unwrap_or_else(|_| folder.into())
+}
+
+/// The adapters that a session begins with: fresh ones, or a folder's.
+pub(crate) struct FirstAdapters<'a> {
+    /// The folder of the model under them; none if it is fresh.
+    pub(crate) model: Option<&'a Path>,
+    /// The folder of adapters.
+    pub(crate) from: Option<&'a Path>,
+}
+
+impl FirstAdapters<'_> {
+    /// Fills a session whose model is already there, and returns what its folder of adapters will say of that model; none
+    /// if the configuration asks for no adapters.
+    pub(crate) fn fill(
+        self,
+        session: &mut Session,
+        config: &Config,
+    ) -> Result<Option<BaseModel>, Failure> {
+        if config.lora.rank.is_none() {
+            return Ok(None);
+        }
+        match self.from {
+            Some(folder) => session.import_adapter(folder)?,
+            None => session.initialise_factors(config.train.seed)?,
+        }
+        let parameters = session.model().architecture().parameters();
+        let base = BaseModel::of_run(self.model, parameters, config)?;
+        if let Some(folder) = self.from {
+            base.fits(folder)?;
+        }
+        Ok(Some(base))
+    }
+}
+
+/// The files that are saved with a session's model: those that it came with, and what readers of adapters need.
+pub(crate) fn model_files(
+    session: &Session,
+    origin: &Origin,
+    base: Option<&BaseModel>,
+    config: &Config,
+) -> Vec<(String, Vec<u8>)> {
+    let model = session.model();
+    let mut files = origin.files(&config.model, config.data.seq, model.dtype());
+    if let (Some(base), Some(lora)) = (base, session.adapters()) {
+        files.extend(base.files(lora, model.architecture().parameters()));
+    }
+    files
 }
 
 /// The refusal of a model that is not the one under some adapters.

@@ -22,13 +22,14 @@ mod tensors;
 
 pub use configuration::{configuration, configuration_from_text};
 
+use crate::adapters::{BaseModel, FirstAdapters, model_files};
 use crate::decisions;
 use crate::failure::Failure;
 use crate::limits::{limit, refuse_without_room};
 use crate::model_tokens::ModelTokens;
 use crate::samples::data_options;
 use candle_core::{Device, Tensor};
-use configuration::{of_pretrained, resolved};
+use configuration::{Pretrained, resolved};
 use data::Dataset;
 use memory::{Layer, Out, Phase};
 use model::{Origin, Parameter};
@@ -58,12 +59,14 @@ pub struct Trainer {
     plan: Plan,
     /// The files that the model came with.
     origin: Origin,
+    /// The model under adapters, if there are some.
+    base: Option<BaseModel>,
     tokens: ModelTokens,
 }
 
 impl Trainer {
     /// A model freshly initialised from `train.seed`, on `train.device`, or else on the best device that this binary
-    /// can use. Of `config`, `log`, the choice of data and `train.steps` (except for the learning rate) have no effect.
+    /// can use. With `lora.rank` it is frozen, and adapters on it are trained. Of `config`, `log`, the choice of data and `train.steps` (except for the learning rate) have no effect.
     ///
     /// # Errors
     /// [`Failure`]: contradictory settings, a device that cannot be used, refused memory.
@@ -71,25 +74,39 @@ impl Trainer {
         let seed = config.train.seed;
         let vocab = config.model.vocab;
         let made_here = (Origin::default(), ModelTokens::Untrained { vocab });
-        Trainer::filled(config, made_here, |session| session.initialise(seed))
+        let adapters = FirstAdapters {
+            model: None,
+            from: None,
+        };
+        Trainer::filled(config, made_here, adapters, |session| {
+            session.initialise(seed)
+        })
     }
 
-    /// A model from a folder in Hugging Face layout, with the default settings and `set`, each as `--set` takes it.
+    /// A model from a folder in Hugging Face layout, with the default settings and `set`, each as `--set` takes it. With
+    /// `lora.rank` among them the model is frozen, and fresh adapters are trained. A folder of adapters goes on with them,
+    /// on the model that the folder names.
     ///
     /// ```no_run
     /// # use trainer::Trainer;
     /// let trainer = Trainer::from_pretrained("Qwen2.5-0.5B", &["data.seq=512", "lr.peak=1e-5"])?;
+    /// let set = ["data.seq=512", "lora.rank=16", "lora.targets=[\"q_proj\", \"v_proj\"]", "lora.base_dtype=nf4"];
+    /// let adapters = Trainer::from_pretrained("Qwen2.5-0.5B", &set)?;
     /// # Ok::<(), trainer::Failure>(())
     /// ```
     ///
     /// # Errors
     /// As [`Trainer::new`], and for a folder without a model that this trainer supports.
     pub fn from_pretrained(folder: impl AsRef<Path>, set: &[&str]) -> Result<Trainer, Failure> {
-        let folder = folder.as_ref();
-        let config = of_pretrained(folder, set)?;
+        let pretrained = Pretrained::new(folder.as_ref(), set)?;
+        let (folder, config) = (&pretrained.model, pretrained.config);
         let tokens = ModelTokens::of_folder(folder, config.model.vocab);
         let origin = (Origin::read(folder)?, tokens);
-        Trainer::filled(config, origin, |session| {
+        let adapters = FirstAdapters {
+            model: Some(folder),
+            from: pretrained.adapters.as_deref(),
+        };
+        Trainer::filled(config, origin, adapters, |session| {
             session.import(folder)?;
             Ok(())
         })
@@ -98,13 +115,9 @@ impl Trainer {
     fn filled(
         mut config: Config,
         (origin, tokens): (Origin, ModelTokens),
+        adapters: FirstAdapters,
         fill: impl FnOnce(&mut Session) -> Result<(), SessionError>,
     ) -> Result<Trainer, Failure> {
-        if config.lora.rank.is_some() {
-            return Err(Failure::Usage(
-                "the library trains whole models, and lora.rank asks for adapters; leave it out, or run `trainer --lora RANK`".into(),
-            ));
-        }
         if config.has_pairs() {
             return Err(Failure::Usage(
                 "the library learns next tokens, and train.objective asks for preferences; leave it out, or run `trainer --objective \
@@ -125,10 +138,11 @@ impl Trainer {
         memory.set_limit(limit);
         let kernels = device.kernels(&step, &memory)?;
         let mut session = Session::on_kernels(step.settings, &memory, kernels)?;
-        {
+        let base = {
             let _place = memory.enter(Phase::Load, Layer::Whole);
             fill(&mut session)?;
-        }
+            adapters.fill(&mut session, &resolved.config)?
+        };
         memory.reserve_slab(plan.slab_bytes)?;
         Ok(Trainer {
             session,
@@ -138,6 +152,7 @@ impl Trainer {
             config: resolved.config,
             plan,
             origin,
+            base,
             tokens,
         })
     }
@@ -203,7 +218,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// The names of all parameters, as in Hugging Face's files.
+    /// The names of all parameters, as in Hugging Face's files, those of adapters as in PEFT's.
     pub fn parameter_names(&self) -> impl Iterator<Item = &str> {
         let entries = self.session.model().layout().entries().iter();
         entries.map(|entry| entry.name.as_str())
@@ -232,7 +247,7 @@ impl Trainer {
     /// first step it is undefined.
     ///
     /// # Errors
-    /// As [`Trainer::parameter`].
+    /// As [`Trainer::parameter`], and if the parameter is frozen.
     pub fn gradient(&self, name: &str) -> Result<Tensor, Failure> {
         let (index, parameter) = self.find(name)?;
         let session = &self.session;
@@ -272,13 +287,16 @@ impl Trainer {
     }
 
     /// Writes the model to a folder in Hugging Face layout, which transformers and candle-transformers load, with the
-    /// tokenizer files and settings that it came with.
+    /// tokenizer files and settings that it came with. Of a model with adapters it writes those alone, as PEFT reads
+    /// them; `trainer export --merge` makes one model of both.
     ///
     /// # Errors
     /// [`Failure::File`] or [`Failure::Weights`].
     pub fn save(&mut self, folder: impl AsRef<Path>) -> Result<(), Failure> {
         self.enter()?;
-        Ok(self.session.export(folder.as_ref(), &self.origin)?)
+        let base = self.base.as_ref();
+        let files = model_files(&self.session, &self.origin, base, &self.config);
+        Ok(self.session.export(folder.as_ref(), &files)?)
     }
 
     /// The plan of a step. [`StepOutcome::memory`] has what was measured.

@@ -278,7 +278,7 @@ impl Run {
             return Ok(());
         };
         let files = self.model_files(session);
-        let exported = session.export_with(folder, &files);
+        let exported = session.export(folder, &files);
         let exported = self.job.agree(exported.map_err(Failure::from));
         if exported.is_err() && !self.job.has_ranks() {
             match self.save_now(session) {

@@ -292,3 +292,80 @@ fn what_does_not_fit_is_refused_by_name_and_place() {
     let two_rows = |tensor: &Tensor| tensor.narrow(0, 0, 2).unwrap();
     trainer.step(&two_rows(&ids), &two_rows(&targets)).unwrap();
 }
+
+/// Steps like those of `config`, for a model from a folder.
+const ADAPTERS: [&str; 5] = [
+    "data.seq=8",
+    "batch.micro=2",
+    "batch.accum=2",
+    "lr.peak=0.01",
+    "train.device=cpu",
+];
+
+#[test]
+fn adapters_on_a_folder_of_a_model_are_trained_saved_and_trained_on() {
+    let folders = tempfile::tempdir().unwrap();
+    let [model, saved] = ["model", "adapters"].map(|name| folders.path().join(name));
+    let mut whole = trainer(&["model.hidden=64", "model.ffn=64"]);
+    whole.save(&model).unwrap();
+    let (ids, targets) = batch();
+    let loss = whole.loss(&ids, &targets).unwrap();
+
+    let set = [
+        &ADAPTERS[..],
+        &["lora.rank=2", r#"lora.targets=["q_proj", "down_proj"]"#],
+    ]
+    .concat();
+    let mut adapted = Trainer::from_pretrained(&model, &set).unwrap();
+    assert_eq!(adapted.loss(&ids, &targets).unwrap(), loss, "B is zero");
+    let before = all(&adapted);
+    let outcome = adapted.step(&ids, &targets).unwrap();
+    assert_eq!(outcome.memory.peak.bytes, adapted.plan().peak_bytes);
+    assert!(adapted.plan().peak_bytes < whole.plan().peak_bytes);
+    let is_factor = |name: &str| name.contains(".lora_");
+    let factors = before.keys().filter(|name| is_factor(name)).count();
+    assert_eq!(factors, 2 * 2 * 2, "A and B of two layers in two blocks");
+    for (name, after) in all(&adapted) {
+        // A has no gradient while B is zero, but weight decay.
+        let moved = difference(&after, &before[&name]) > 0.0;
+        assert_eq!(moved, is_factor(&name), "{name}");
+    }
+    let frozen = adapted.gradient("model.layers.0.self_attn.q_proj.weight");
+    assert!(frozen.err().unwrap().to_string().contains("frozen"));
+    adapted.save(&saved).unwrap();
+
+    let mut again = Trainer::from_pretrained(&saved, &ADAPTERS).unwrap();
+    for (name, now) in all(&again) {
+        assert_eq!(difference(&now, &adapted.parameter(&name).unwrap()), 0.0);
+    }
+    let losses = [&mut again, &mut adapted].map(|one| one.loss(&ids, &targets).unwrap());
+    assert_eq!(losses[0], losses[1]);
+    assert_ne!(losses[0], loss);
+}
+
+#[test]
+fn adapters_on_a_frozen_model_of_codes_go_with_the_library() {
+    let set = [
+        "model.hidden=64",
+        "model.ffn=64",
+        "lora.rank=2",
+        "lora.base_dtype=nf4",
+    ];
+    let mut trainer = trainer(&set);
+    let name = "model.layers.0.mlp.down_proj.weight";
+    let values = trainer.parameter(name).unwrap();
+    let distinct = values.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let block: std::collections::BTreeSet<u32> =
+        distinct[..64].iter().map(|value| value.to_bits()).collect();
+    assert!(block.len() <= 16, "{} values in a block", block.len());
+    let (ids, targets) = batch();
+    let outcome = trainer.step(&ids, &targets).unwrap();
+    assert_eq!(outcome.memory.peak.bytes, trainer.plan().peak_bytes);
+    assert_eq!(difference(&trainer.parameter(name).unwrap(), &values), 0.0);
+    let folder = tempfile::tempdir().unwrap();
+    trainer.save(folder.path()).unwrap();
+    refusal(
+        Trainer::from_pretrained(folder.path(), &ADAPTERS),
+        &["belong to a fresh model", "--init-from"],
+    );
+}

@@ -217,8 +217,11 @@ impl Weights {
         }
     }
 
-    /// Reads a range of one tensor that stays on the device; none if it lives in host memory.
+    /// Reads a range of one tensor that stays on the device; none if it lives in host memory, or is stored as codes.
     pub fn on_device(&self, range: &Range<usize>) -> Option<In<'_>> {
+        if self.coded(range).is_some() {
+            return None;
+        }
         match (self.host(), self.comes_with(range)) {
             (Some(_), Some(_)) => None,
             _ => Some(self.resident.flat(range.clone())),

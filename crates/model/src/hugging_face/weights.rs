@@ -4,7 +4,7 @@
 use super::nf4::{Nf4Scales, Nf4Tensor};
 use super::outgoing::OutgoingWeights;
 use super::turned::Turned;
-use crate::init::{Fresh, initialise};
+use crate::init::{DrawingOrder, Fresh, initialise};
 use crate::parameters::{FileTensor, Parameter, Parameters, Stored};
 use files::{
     CHUNK_BYTES, CHUNK_ELEMENTS, Dtype, FilesError, TensorParts, TensorSource, Tensors, host_room,
@@ -201,10 +201,16 @@ impl<'a> ModelWeights<'a> {
             let entry = entries.position(|entry| entry.range().contains(&place));
             entry.expect("an element belongs to an entry")
         };
-        initialise(self.parameters, &layout, fresh, |first, values| {
-            expected[at(first)].update(&narrow(values, stored));
-            Ok::<(), WeightsError>(())
-        })?;
+        initialise(
+            self.parameters,
+            &layout,
+            fresh,
+            DrawingOrder::Any,
+            |first, values| {
+                expected[at(first)].update(&narrow(values, stored));
+                Ok::<(), WeightsError>(())
+            },
+        )?;
         self.read(&layout, &layout.all(), |part| {
             match part {
                 ParameterPart::Values(first, values) => {

@@ -3,7 +3,7 @@
 use crate::axes::{Axis, Dot, Frame};
 use crate::numbers::grouped;
 use crate::scatter::Scatter;
-use crate::svg::{Svg, escaped};
+use crate::svg::{Svg, escaped, tenths};
 use serde::Serialize;
 
 pub(crate) const FRAME: Frame = Frame {
@@ -21,7 +21,7 @@ const MARKS: usize = 60;
 #[derive(Serialize)]
 pub(super) struct Chart {
     title: String,
-    /// The text below it until the pointer is over something.
+    /// The text below it while no step is pointed at.
     caption: String,
     /// The names of its curves, if there are several.
     names: Vec<CurveName>,
@@ -103,7 +103,6 @@ pub(super) fn curves(
         let title = format!("resumed after step {step}");
         svg.element("line", &line, Some(&title));
     }
-    svg.element("line", &format!("class=\"cursor\" {upright}"), None);
     for line in lines {
         draw_curve(&mut svg, axes, line, |at| text(line, at));
     }
@@ -132,7 +131,8 @@ fn draw_curve(
 ) {
     let thin = thinned(&line.values);
     let shown = thin.iter().filter_map(is_finite);
-    let points: Vec<_> = shown.map(|at| (FRAME.pixel(axes, at), text(at))).collect();
+    let percent = |at| tenths(100.0 * FRAME.pixel(axes, at).0 / FRAME.size.0);
+    let points: Vec<_> = shown.map(|at| (percent(at), text(at))).collect();
     let points = serde_json::to_string(&points).unwrap_or_default();
     let class = line.look.class();
     svg.group(&format!(

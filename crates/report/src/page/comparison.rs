@@ -2,14 +2,14 @@
 
 use super::configuration::differing;
 use super::ending::ending;
-use super::figures::{difference, exact, memory_beside};
+use super::figures::memory_beside;
 use super::history::samples;
 use super::records::EvaluationSummary;
 use super::run_files::RunFiles;
 use super::single::{about, course};
 use super::view::{Page, Section, SectionItem};
 use crate::Table;
-use crate::numbers::grouped;
+use crate::numbers::{difference, exact, grouped};
 use serde_json::Value;
 
 /// The page of two runs, differences first.

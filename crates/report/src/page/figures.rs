@@ -2,7 +2,7 @@
 
 use super::run_files::RunFiles;
 use super::view::{Bar, BarPiece};
-use crate::numbers::grouped;
+use crate::numbers::{difference, exact};
 use crate::{Align, Table};
 use memory::{Category, Phase, format_bytes};
 use serde_json::Value;
@@ -19,20 +19,6 @@ const ELSEWHERE: [(&str, &str); 6] = [
     ("written to the disk", "disk_written_bytes"),
     ("sent to other ranks", "sent_bytes"),
 ];
-
-/// Bytes with all digits.
-pub(super) fn exact(bytes: u64) -> String {
-    grouped(bytes as f64, 0)
-}
-
-/// `is` less `was`, with a sign.
-pub(super) fn difference(was: u64, is: u64) -> String {
-    match is.cmp(&was) {
-        std::cmp::Ordering::Equal => "0".into(),
-        std::cmp::Ordering::Less => format!("-{}", exact(was - is)),
-        std::cmp::Ordering::Greater => format!("+{}", exact(is - was)),
-    }
-}
 
 /// Peak, peak by category and peak by phase of a plan or a step, in the order of every report; then its other needs.
 pub(super) fn memory_rows(record: &Value) -> Vec<(String, Option<u64>)> {

@@ -1,13 +1,13 @@
 //! The page of a memory snapshot: each device's peak, what was live at it, and a timeline.
 
-use super::figures::exact;
 use super::timeline::frame;
 use super::view::{Fact, Page, Section, SectionItem};
 use super::{PageError, put};
+use crate::numbers::exact;
 use crate::pictures::course;
 use crate::{Align, Table};
 use memory::format_bytes;
-use snapshots::{MemorySnapshot, RecordedPeak, ReservedMemory, SnapshotError};
+use snapshots::{Layers, MemorySnapshot, RecordedPeak, ReservedMemory, SnapshotError};
 use std::path::{Path, PathBuf};
 
 /// The line under the title of a snapshot's page.
@@ -50,7 +50,8 @@ pub fn of_snapshot(
     let mut facts = Vec::new();
     let mut parts = Vec::new();
     for peak in &peaks {
-        let picture = course::draw(name, peak, &snapshot.course(peak.device, course::COLUMNS)?);
+        let course = snapshot.course(peak.device, &Layers::of(&[peak]), course::COLUMNS)?;
+        let picture = course::draw(name, peak, &course);
         facts.extend(facts_of(peak, peaks.len() > 1));
         parts.push(section(
             "Timeline",

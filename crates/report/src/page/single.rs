@@ -3,14 +3,13 @@
 use super::chart::{Chart, Line, Look, curves, scatter};
 use super::ending::ending;
 use super::figures::{
-    bar, device_account, effects, exact, fixes, is_own, largest, memory_beside, place, strategies,
-    word,
+    bar, device_account, effects, fixes, is_own, largest, memory_beside, place, strategies, word,
 };
 use super::history::{self, evaluations, resumes, samples};
 use super::run_files::RunFiles;
 use super::view::{Fact, Page, Section, SectionItem};
 use super::{configuration, timeline};
-use crate::numbers::grouped;
+use crate::numbers::{exact, grouped};
 use crate::scatter::{Scatter, ScatterPoint, unit_of_bytes};
 use memory::format_bytes;
 use serde_json::{Value, json};
@@ -27,11 +26,11 @@ pub(super) fn page(run: &RunFiles) -> Page {
     let parts = [
         out_of_memory(run),
         resumes(run),
-        settings(run),
         course,
         evaluations(run),
         samples(run.samples.iter().cloned().collect()),
         memory(run),
+        settings(run),
         at_peak(run),
         alternatives(run),
     ];

@@ -66,6 +66,10 @@ pub(super) enum SectionItem {
         document: String,
         /// Width over height.
         ratio: f64,
+        /// JSON of what was live at moments: how far from the left they are, in percent, and texts.
+        points: String,
+        /// Where its plot begins and ends, in percent from the top and from the bottom.
+        plot: (f64, f64),
     },
 }
 

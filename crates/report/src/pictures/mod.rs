@@ -1,5 +1,6 @@
-//! Draws a run's memory from its history: for PyTorch's memory viewer, for Perfetto, and as an SVG.
+//! Draws a run's memory from its history: for PyTorch's memory viewer, for Perfetto, and as an SVG; and memory snapshots.
 
+pub mod comparison;
 pub(crate) mod course;
 mod slices;
 mod snapshot;

@@ -1,12 +1,14 @@
 //! The `check` command: compares two peaks, and fails if the second is higher.
 
+use super::show::{counted, malformed, read_snapshot};
 use crate::failure::Failure;
 use crate::stdout::{print, print_json};
 use clap::Args;
 use memory::format_bytes;
+use report::pictures::comparison;
 use report::{Align, Table};
 use settings::{Size, SizeError};
-use snapshots::{Comparison, DeviceComparison, GroupChange, RecordedPeak, peaks};
+use snapshots::{ComparedFile, Comparison, DeviceComparison, GroupChange, RecordedPeak, peaks};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -31,6 +33,9 @@ pub struct CheckArgs {
     /// Print tables as Markdown, for a pull request
     #[arg(long)]
     pub markdown: bool,
+    /// Draw both snapshots, one below the other
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
 }
 
 /// A size, or nothing at all.
@@ -44,12 +49,15 @@ fn tolerance(text: &str) -> Result<Size, SizeError> {
 /// Compares the peaks of two files and prints what grew.
 ///
 /// # Errors
-/// [`Failure::Malformed`] for a file without a peak, and [`Failure::PeakGrew`].
+/// [`Failure::Malformed`] for a file without a peak or without a device that the other has, and [`Failure::PeakGrew`].
 pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
     let [base, new] = [&args.base, &args.new].map(|path| read(path));
     let (base, new) = (base?, new?);
     let tolerance = args.tolerance.unwrap_or(Size::Bytes(0));
     let comparison = Comparison::new(&base, &new, |bytes| tolerance.bytes_of(bytes));
+    if let Some(file) = &args.plot {
+        plot(file, args, &comparison)?;
+    }
     match args.json {
         true => print_json(&comparison)?,
         false => {
@@ -62,6 +70,18 @@ pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
             )?;
         }
     }
+    let mut devices = comparison.devices.iter();
+    if let Some((device, side)) = devices.find_map(|one| Some((one.device, one.only_in?))) {
+        let (lacks, has) = match side {
+            ComparedFile::Base => (&args.new, &args.base),
+            ComparedFile::New => (&args.base, &args.new),
+        };
+        let reason = format!(
+            "it has no recording of device {device}, and {} has one; record both on the same devices",
+            has.display()
+        );
+        return Err(malformed(lacks, reason));
+    }
     let mut grown = comparison.devices.iter().filter(|device| device.grew);
     match grown.next() {
         None => Ok(()),
@@ -69,19 +89,33 @@ pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
     }
 }
 
+/// Writes the picture of two snapshots.
+fn plot(file: &Path, args: &CheckArgs, comparison: &Comparison) -> Result<(), Failure> {
+    let read = |path: &Path| {
+        read_snapshot(path).map_err(|_| {
+            let reason = "--plot draws what was live over time, which only snapshots have: `trainer plan --trace DIR`, and runs \
+                          with --trace, write a snapshot.pickle";
+            malformed(path, reason)
+        })
+    };
+    let (base, new) = (read(&args.base)?, read(&args.new)?);
+    let [base_name, new_name] = [&args.base, &args.new].map(|path| path.display().to_string());
+    let names = [base_name.as_str(), &new_name];
+    let picture = comparison::draw(names, [&base, &new], comparison)
+        .map_err(|error| malformed(&args.new, error))?;
+    std::fs::write(file, picture).map_err(Failure::file(file))
+}
+
 /// The peaks in a file.
 fn read(path: &Path) -> Result<Vec<RecordedPeak>, Failure> {
-    let malformed = |reason: String| Failure::Malformed {
-        path: path.into(),
-        reason,
-    };
-    let peaks = peaks(path).map_err(|error| malformed(error.to_string()))?;
+    let peaks = peaks(path).map_err(|error| malformed(path, error))?;
     // A device that was not used has no events, but another has.
     match peaks.iter().all(|peak| !peak.is_recorded) {
         true => Err(malformed(
+            path,
             peaks
                 .first()
-                .map_or("it has no devices".into(), |peak| peak.counted.clone()),
+                .map_or("it has no devices", |peak| &peak.counted),
         )),
         false => Ok(peaks),
     }
@@ -102,28 +136,28 @@ fn text(device: &DeviceComparison, is_markdown: bool) -> String {
     }
     for (name, peak) in [("base", &device.base), ("new", &device.new)] {
         if let Some(peak) = peak {
-            let _ = writeln!(text, "{name}: {}", counted(peak));
+            let item = if is_markdown { "- " } else { "" };
+            let _ = writeln!(text, "{item}{name}: {}", counted(peak));
         }
     }
     text
-}
-
-/// How a peak was counted, and what is special about it.
-pub(crate) fn counted(peak: &RecordedPeak) -> String {
-    let waiting = match peak.waiting_bytes {
-        0 => String::new(),
-        bytes => format!(
-            " Of the peak {} had been freed and waited for another stream.",
-            format_bytes(bytes)
-        ),
-    };
-    format!("the peak is {}. {}{waiting}", peak.at, peak.counted)
 }
 
 /// Both peaks in one line.
 fn headline(device: &DeviceComparison) -> String {
     let bytes = |peak: &Option<RecordedPeak>| peak.as_ref().map_or(0, |peak| peak.peak_bytes);
     let (was, is) = (bytes(&device.base), bytes(&device.new));
+    if let Some(side) = device.only_in {
+        let (has, lacks, bytes) = match side {
+            ComparedFile::Base => ("BASE", "NEW", was),
+            ComparedFile::New => ("NEW", "BASE", is),
+        };
+        return format!(
+            "device {}: peak {} ({bytes} bytes) in {has}; nothing was recorded on it in {lacks}, so nothing is compared",
+            device.device,
+            format_bytes(bytes)
+        );
+    }
     let change = match is.cmp(&was) {
         std::cmp::Ordering::Equal => "the same as before".into(),
         std::cmp::Ordering::Less => format!("{} less than before", format_bytes(was - is)),

@@ -1,11 +1,11 @@
 //! The `show` command: draws a memory snapshot as a page and a timeline.
 
-use super::check::counted;
 use crate::failure::Failure;
 use crate::stdout::print;
 use clap::Args;
+use memory::format_bytes;
 use report::page;
-use snapshots::MemorySnapshot;
+use snapshots::{MemorySnapshot, RecordedPeak};
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -29,20 +29,14 @@ pub struct ShowArgs {
 /// # Errors
 /// [`Failure::Malformed`] for what is no snapshot, [`Failure::Report`] if the page cannot be written.
 pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
-    let malformed = |reason: String| Failure::Malformed {
-        path: args.snapshot.clone(),
-        reason,
-    };
-    let file = File::open(&args.snapshot).map_err(|error| malformed(error.to_string()))?;
-    let snapshot =
-        MemorySnapshot::read(BufReader::new(file)).map_err(|error| malformed(error.to_string()))?;
+    let snapshot = read_snapshot(&args.snapshot)?;
     let name = args
         .snapshot
         .file_name()
         .unwrap_or_default()
         .to_string_lossy();
     let drawn = page::of_snapshot(&name, &snapshot, counted)
-        .map_err(|error| malformed(error.to_string()))?;
+        .map_err(|error| malformed(&args.snapshot, error))?;
     if args.text {
         return print(drawn.text());
     }
@@ -53,6 +47,35 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
         print(format_args!("{}\n", path.display()))?;
     }
     Ok(())
+}
+
+/// Reads a memory snapshot.
+///
+/// # Errors
+/// [`Failure::Malformed`] for what is none.
+pub(super) fn read_snapshot(path: &Path) -> Result<MemorySnapshot, Failure> {
+    let file = File::open(path).map_err(|error| malformed(path, error))?;
+    MemorySnapshot::read(BufReader::new(file)).map_err(|error| malformed(path, error))
+}
+
+/// How a peak was counted, and what is special about it.
+pub(super) fn counted(peak: &RecordedPeak) -> String {
+    let waiting = match peak.waiting_bytes {
+        0 => String::new(),
+        bytes => format!(
+            " Of the peak {} had been freed and waited for another stream.",
+            format_bytes(bytes)
+        ),
+    };
+    format!("the peak is {}. {}{waiting}", peak.at, peak.counted)
+}
+
+/// The error of a file that holds something else than it is for.
+pub(super) fn malformed(path: &Path, reason: impl ToString) -> Failure {
+    Failure::Malformed {
+        path: path.into(),
+        reason: reason.to_string(),
+    }
 }
 
 /// Refuses a path that is no page's, or where another file is than a page of this command.

@@ -1,10 +1,11 @@
 //! Makes configurations in code.
 
+use crate::adapters::{adopt_adapters, has_adapters};
 use crate::failure::Failure;
 use crate::initial_model::adopt_model_to_train;
 use settings::load::{Source, load};
 use settings::{Config, Given, Resolved, RunOptions, Task, resolve};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The configuration of a preset (`tiny`, `llama-3-8b`) or a file, with settings over it, each as `--set` takes it,
 /// such as `recompute.spec=full`. Its fields may be changed afterwards; [`Config::with`] checks them.
@@ -33,15 +34,35 @@ pub fn configuration_from_text(text: &str) -> Result<Config, Failure> {
     Ok(load(&source, &[], false)?.config.with(&[])?)
 }
 
-/// The defaults with the model of a folder, and with settings over them.
-pub(super) fn of_pretrained(folder: &Path, set: &[&str]) -> Result<Config, Failure> {
-    let options = RunOptions {
-        init_from: Some(folder.to_path_buf()),
-        ..RunOptions::default()
-    };
-    let mut resolved = resolve(Task::Plan, given(None, set), options)?;
-    adopt_model_to_train(&mut resolved, folder)?;
-    Ok(resolved.config)
+/// What a folder is trained with.
+pub(super) struct Pretrained {
+    pub(super) config: Config,
+    /// The folder of the model.
+    pub(super) model: PathBuf,
+    /// The folder of adapters on it, if training goes on with such.
+    pub(super) adapters: Option<PathBuf>,
+}
+
+impl Pretrained {
+    /// The defaults with the model, or the adapters and their model, of a folder, and with settings over them.
+    pub(super) fn new(folder: &Path, set: &[&str]) -> Result<Pretrained, Failure> {
+        let adapters = has_adapters(folder).then(|| folder.to_path_buf());
+        let options = RunOptions {
+            init_from: adapters.is_none().then(|| folder.to_path_buf()),
+            lora_from: adapters.clone(),
+            ..RunOptions::default()
+        };
+        let mut resolved = resolve(Task::Plan, given(None, set), options)?;
+        adopt_adapters(&mut resolved)?;
+        let model = resolved.options.init_from.clone();
+        let model = model.unwrap_or_else(|| folder.to_path_buf());
+        adopt_model_to_train(&mut resolved, &model)?;
+        Ok(Pretrained {
+            config: resolved.config,
+            model,
+            adapters,
+        })
+    }
 }
 
 fn given(config: Option<String>, set: &[&str]) -> Given {

@@ -2,7 +2,7 @@
 
 use super::Run;
 use super::resuming::Resumed;
-use crate::adapters::BaseModel;
+use crate::adapters::FirstAdapters;
 use crate::device::DeviceStep;
 use crate::failure::Failure;
 use crate::tracer::Tracer;
@@ -82,28 +82,16 @@ impl Run {
                 }
                 (None, None) => session.initialise(self.resolved.config.train.seed)?,
             }
-            if resumed.is_none() && self.resolved.config.lora.rank.is_some() {
-                self.begin_adapters(&mut session)?;
+            if resumed.is_none() {
+                let adapters = FirstAdapters {
+                    model: options.init_from.as_deref(),
+                    from: options.lora_from.as_deref(),
+                };
+                self.base = adapters.fill(&mut session, &self.resolved.config)?;
             }
         }
         memory.reserve_slab(self.plan.slab_bytes)?;
         Ok(session)
-    }
-
-    /// Fills fresh adapters, or those of a folder, and notes which model is under them.
-    fn begin_adapters(&mut self, session: &mut Session) -> Result<(), Failure> {
-        let (config, options) = (&self.resolved.config, &self.resolved.options);
-        match &options.lora_from {
-            Some(folder) => session.import_adapter(folder)?,
-            None => session.initialise_factors(config.train.seed)?,
-        }
-        let parameters = session.model().architecture().parameters();
-        let base = BaseModel::of_run(options.init_from.as_deref(), parameters, config)?;
-        if let Some(folder) = &options.lora_from {
-            base.fits(folder)?;
-        }
-        self.base = Some(base);
-        Ok(())
     }
 
     /// Warns if the plan is above the limit, and announces what may take a while.

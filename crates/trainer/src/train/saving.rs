@@ -2,6 +2,7 @@
 
 use super::Run;
 use super::saver::{Checkpointing, Old, Writer};
+use crate::adapters::model_files;
 use crate::failure::Failure;
 use checkpoint::{FORMAT_VERSION, FORMAT_VERSION_OF_RANKS, OptimizerForm, TrainerState};
 use memory::format_bytes;
@@ -133,15 +134,10 @@ impl Run {
         })
     }
 
-    /// The files that are saved with the model: those that it came with, and what readers of adapters need.
+    /// The files that are saved with the model.
     pub(super) fn model_files(&self, session: &Session) -> Vec<(String, Vec<u8>)> {
-        let config = &self.resolved.config;
-        let (model, origin) = (session.model(), self.saver.origin());
-        let mut files = origin.files(&config.model, config.data.seq, model.dtype());
-        if let (Some(base), Some(lora)) = (&self.base, session.adapters()) {
-            files.extend(base.files(lora, model.architecture().parameters()));
-        }
-        files
+        let (origin, config) = (self.saver.origin(), &self.resolved.config);
+        model_files(session, origin, self.base.as_ref(), config)
     }
 
     fn trainer_state(&self, session: &Session) -> TrainerState {

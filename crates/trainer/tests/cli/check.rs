@@ -7,6 +7,9 @@ const BASE: &[u8] = include_bytes!("../../../snapshots/tests/fixtures/whole-2.9.
 const NEW: &[u8] = include_bytes!("../../../snapshots/tests/fixtures/late-2.13.pickle");
 /// One device with a block of 512 bytes, and no trace.
 const STILL: &[u8] = include_bytes!("../../../snapshots/tests/fixtures/still-2.9.pickle");
+/// Two devices, the first of which has live memory and no events. `NEW` recorded the first, and has no second one.
+const TWO_DEVICES: &[u8] =
+    include_bytes!("../../../snapshots/tests/fixtures/expandable-2.5.pickle");
 /// The peaks that PyTorch's own module computes of these.
 const PEAKS: [u64; 2] = [8_389_614, 12_581_921];
 
@@ -14,11 +17,7 @@ impl Outcome {
     /// It says what grew, and fails.
     #[track_caller]
     fn grew(self, words: &[&str]) -> Outcome {
-        assert_eq!(self.code, Some(1), "{self:?}");
-        for words in [&["error: the peak grew: device 0"], words].concat() {
-            assert!(self.stderr.contains(words), "no {words:?}: {self:?}");
-        }
-        self
+        self.prints_and_fails(1, &[&["the peak grew: device 0"], words].concat())
     }
 }
 
@@ -75,7 +74,7 @@ fn programs_get_json_and_pull_requests_markdown() {
     let device = &json["devices"][0];
     assert_eq!(
         (&json["schema_version"], &json["grew"]),
-        (&Value::from(1), &Value::from(true))
+        (&Value::from(2), &Value::from(true))
     );
     for (side, peak) in [("base", PEAKS[0]), ("new", PEAKS[1])] {
         let live = device[side]["live"].as_array().unwrap();
@@ -127,7 +126,7 @@ fn our_own_files_have_the_planned_peak() {
         assert_eq!(new["by_category"], Value::from(expected), "{file}");
     }
     for (file, words) in [
-        ("plan.json", "(forward, layer 0)"),
+        ("plan.json", "(forward, blocks)"),
         ("metrics.jsonl", "activation"),
     ] {
         let grown = place
@@ -160,6 +159,83 @@ fn files_that_have_no_peak_are_refused() {
         }
     }
     assert!(!place.path("ran").exists());
+}
+
+/// A test that lost a GPU has no smaller peak, and one that has a second GPU is not the test that was.
+#[test]
+fn a_device_of_one_file_alone_is_an_error() {
+    let place = place();
+    place.file("two.pickle", TWO_DEVICES);
+    place
+        .trainer("check two.pickle two.pickle --plot two.svg")
+        .succeeds();
+    for (flags, sides) in [
+        ("check two.pickle new.pickle", ["new", "base"]),
+        ("check new.pickle two.pickle", ["base", "new"]),
+    ] {
+        let tolerant = format!("{flags} --tolerance 1GiB");
+        let reason = [
+            "two.pickle cannot be used",
+            "no recording of device 0, and new.pickle has one",
+            "the same devices",
+        ];
+        let outcome = place.trainer(&tolerant).prints_and_fails(4, &reason);
+        let words = format!(
+            "device 1: peak 30.0 MiB (31457280 bytes) in {}; nothing was recorded on it in",
+            sides[1].to_uppercase()
+        );
+        assert!(outcome.stdout.contains(&words), "{}", outcome.stdout);
+        let markdown = format!("{tolerant} --markdown");
+        let markdown = place.trainer(&markdown).prints_and_fails(4, &reason).stdout;
+        assert!(markdown.contains(&format!("**{words}")), "{markdown}");
+        let json = format!("{tolerant} --json");
+        let json = place.trainer(&json).prints_and_fails(4, &reason).stdout;
+        let json: Value = serde_json::from_str(&json).unwrap();
+        let only: Vec<&Value> = json["devices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|device| &device["only_in"])
+            .collect();
+        assert_eq!(only, sides);
+        let grew = ["/grew", "/devices/0/grew", "/devices/1/grew"];
+        assert!(grew.map(|path| json.pointer(path) == Some(&false.into())) == [true; 3]);
+    }
+    // Both drawn devices stand below one another.
+    let picture = place.text("two.svg");
+    assert!(picture.contains("Peak of device 0") && picture.contains("Peak of device 1"));
+}
+
+/// Both snapshots have one scale, the colours of their places are the same, and what has no time is not drawn.
+#[test]
+fn two_snapshots_are_drawn_below_one_another() {
+    let place = place();
+    place
+        .trainer("check base.pickle new.pickle --plot check.svg")
+        .grew(&["the peak grew"]);
+    let picture = place.text("check.svg");
+    for words in [
+        "Peak of device 0: 8.00 MiB before, 12.0 MiB now",
+        "+4,192,307 bytes (+50.0 %)",
+        "before: base.pickle",
+        "now: new.pickle",
+    ] {
+        assert!(picture.contains(words), "no {words:?}: {picture}");
+    }
+    let areas = |class: &str| picture.matches(&format!("class=\"{class}\" d=")).count();
+    assert_eq!((areas("place-0"), areas("rest")), (2, 2));
+    let scale = |text: &str| picture.matches(&format!(">{text}</text>")).count();
+    assert!(scale("4.00 MiB") >= 2, "{picture}");
+
+    place
+        .trainer("plan --config small.toml --device cpu --trace paper")
+        .succeeds();
+    place.file("plan.json", "{\"peak_bytes\": 1}");
+    let mixed = "check plan.json paper/snapshot.pickle --plot none.svg";
+    place
+        .trainer(mixed)
+        .fails(4, &["plan.json", "--plot draws", "--trace"]);
+    assert!(!place.path("none.svg").exists());
 }
 
 /// A run's metrics count up to half a line at their end, and no further than a broken line before it.

@@ -189,8 +189,14 @@ impl Outcome {
     /// It ended with `code` and an error on stderr that has all of `words`; nothing on stdout, and no panic.
     #[track_caller]
     pub fn fails(self, code: i32, words: &[&str]) -> Outcome {
-        assert_eq!(self.code, Some(code), "{self:?}");
         assert_eq!(self.stdout, "", "{self:?}");
+        self.prints_and_fails(code, words)
+    }
+
+    /// As [`Outcome::fails`], with something on stdout first.
+    #[track_caller]
+    pub fn prints_and_fails(self, code: i32, words: &[&str]) -> Outcome {
+        assert_eq!(self.code, Some(code), "{self:?}");
         assert!(!self.stderr.contains("panicked"), "{self:?}");
         let message = self.message();
         for word in words {
