@@ -2,7 +2,7 @@
 
 use crate::entry::dims;
 use crate::placing::{Placed, place};
-use crate::types::Stored;
+use crate::types::StoredAs;
 use crate::{Codes, Cover, DType, Dims, Entry, GRAIN_ELEMENTS, Layer, Rank, Role, Types};
 use std::collections::HashMap;
 use std::iter;
@@ -57,7 +57,7 @@ pub struct Layout {
     /// The padding of bundles, in order.
     tails: Vec<Range<usize>>,
     /// The ranges that are stored in a type of their own, or as codes, in order.
-    stored: Rc<[(Range<usize>, Stored)]>,
+    stored: Rc<[(Range<usize>, StoredAs)]>,
 }
 
 /// Indexes for fast lookup: a layout may have tens of thousands of entries.
@@ -179,19 +179,19 @@ impl LayoutBuilder {
 }
 
 /// The elements of entries that have their own type, or are codes.
-fn stored(entries: &[Entry]) -> Rc<[(Range<usize>, Stored)]> {
+fn stored(entries: &[Entry]) -> Rc<[(Range<usize>, StoredAs)]> {
     let own = entries.iter().filter_map(|entry| {
         let stored = match (entry.codes, entry.dtype) {
-            (Some(codes), _) => Stored::Codes(codes.places(entry.elements()).bytes),
-            (None, dtype) => Stored::Numbers(dtype?),
+            (Some(codes), _) => StoredAs::Codes(codes.places(entry.elements()).bytes),
+            (None, dtype) => StoredAs::Numbers(dtype?),
         };
         Some((entry.padded_range(), stored))
     });
-    let mut own: Vec<(Range<usize>, Stored)> = own.collect();
+    let mut own: Vec<(Range<usize>, StoredAs)> = own.collect();
     own.sort_by_key(|(range, _)| range.start);
     own.dedup_by(|(next, stored), (before, other)| {
         let is_one =
-            before.end == next.start && stored == other && matches!(stored, Stored::Numbers(_));
+            before.end == next.start && stored == other && matches!(stored, StoredAs::Numbers(_));
         if is_one {
             before.end = next.end;
         }

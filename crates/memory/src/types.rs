@@ -8,13 +8,13 @@ use std::rc::Rc;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Types {
     /// Ranges of tensors that are not of the shared type, in order.
-    own: Rc<[(Range<usize>, Stored)]>,
+    own: Rc<[(Range<usize>, StoredAs)]>,
     common: DType,
 }
 
 /// How the elements of a range are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stored {
+pub(crate) enum StoredAs {
     /// As numbers of a type.
     Numbers(DType),
     /// As a matrix of codes that takes so many bytes.
@@ -25,7 +25,7 @@ pub(crate) enum Stored {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) elements: Range<usize>,
-    pub(crate) stored: Stored,
+    pub(crate) stored: StoredAs,
     /// All elements of the matrix, if they are codes.
     matrix: Range<usize>,
 }
@@ -37,23 +37,23 @@ impl Run {
     /// The type of its numbers; none if they are codes.
     pub(crate) fn dtype(&self) -> Option<DType> {
         match self.stored {
-            Stored::Numbers(dtype) => Some(dtype),
-            Stored::Codes(_) => None,
+            StoredAs::Numbers(dtype) => Some(dtype),
+            StoredAs::Codes(_) => None,
         }
     }
 
     /// Bytes between its first element and another.
     pub(crate) fn byte(&self, element: usize) -> usize {
         match self.stored {
-            Stored::Numbers(dtype) => (element - self.elements.start) * dtype.size_in_bytes(),
-            Stored::Codes(_) => self.code_byte(element) - self.code_byte(self.elements.start),
+            StoredAs::Numbers(dtype) => (element - self.elements.start) * dtype.size_in_bytes(),
+            StoredAs::Codes(_) => self.code_byte(element) - self.code_byte(self.elements.start),
         }
     }
 
     /// Bytes of the matrix of codes before an element. They have no place each among the elements, so any division of them
     /// will do that is always the same.
     fn code_byte(&self, element: usize) -> usize {
-        let Stored::Codes(bytes) = self.stored else {
+        let StoredAs::Codes(bytes) = self.stored else {
             panic!("{:?} must be of one matrix of codes", self.elements);
         };
         let share = (element - self.matrix.start) * bytes / self.matrix.len();
@@ -73,7 +73,7 @@ impl From<DType> for Types {
 }
 
 impl Types {
-    pub(crate) fn new(own: Rc<[(Range<usize>, Stored)]>, common: DType) -> Types {
+    pub(crate) fn new(own: Rc<[(Range<usize>, StoredAs)]>, common: DType) -> Types {
         Types { own, common }
     }
 
@@ -87,8 +87,8 @@ impl Types {
         let before = self.own.partition_point(|(range, _)| range.end <= element);
         let own = self.own.get(before);
         match own.filter(|(range, _)| range.start <= element) {
-            Some((_, Stored::Numbers(dtype))) => *dtype,
-            Some((_, Stored::Codes(_))) | None => self.common,
+            Some((_, StoredAs::Numbers(dtype))) => *dtype,
+            Some((_, StoredAs::Codes(_))) | None => self.common,
         }
     }
 
@@ -116,7 +116,7 @@ impl Types {
         };
         let common = |elements: Range<usize>| {
             let matrix = elements.clone();
-            run(elements, Stored::Numbers(self.common), matrix)
+            run(elements, StoredAs::Numbers(self.common), matrix)
         };
         let (mut runs, mut next) = (Vec::new(), range.start);
         for (tensor, stored) in within {
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn a_cover_is_cut_where_types_change() {
         let own = [(256..512, DType::F32), (512..768, DType::U8)];
-        let own = own.map(|(range, dtype)| (range, Stored::Numbers(dtype)));
+        let own = own.map(|(range, dtype)| (range, StoredAs::Numbers(dtype)));
         let types = Types::new(own.into(), DType::BF16);
         let element = |element| types.of(element);
         assert_eq!(
@@ -185,8 +185,8 @@ mod tests {
     #[test]
     fn pieces_of_codes_have_all_their_bytes_once() {
         let own = [
-            (256..8448, Stored::Codes(4608)),
-            (8448..12_544, Stored::Codes(2304)),
+            (256..8448, StoredAs::Codes(4608)),
+            (8448..12_544, StoredAs::Codes(2304)),
         ];
         let types = Types::new(own.into(), DType::BF16);
         let bytes = |range: Range<usize>| types.bytes(&Cover::new([range]));

@@ -55,7 +55,8 @@ pub(crate) struct Filling {
 }
 
 impl Filling {
-    /// Sets the next elements, from f32 or bf16. `write` gets some bytes of the matrix at a time. Returns whether the matrix is whole.
+    /// Sets the next elements, from f32 or bf16. `write` gets some bytes of the matrix at a time. Returns
+    /// whether the matrix is whole.
     ///
     /// # Panics
     /// If others come next in the order of the matrix. Its first elements may come at any time, and begin it anew.
