@@ -1,5 +1,6 @@
 //! Contiguous buffers that share one layout.
 
+use crate::types::Run;
 use crate::{Buffer, Category, Cover, DType, In, Layout, Memory, Out, OutOfMemory, Types};
 use std::ops::Range;
 use std::rc::Rc;
@@ -11,14 +12,8 @@ pub struct Arena {
     layout: Rc<Layout>,
     held: Cover,
     types: Types,
-    runs: Vec<Run>,
-}
-
-/// Consecutive elements of one type.
-struct Run {
-    elements: Range<usize>,
-    dtype: DType,
-    first_byte: usize,
+    /// How they are stored, and where each run begins in the buffer.
+    runs: Vec<(Run, usize)>,
 }
 
 /// How an arena is leased: its place and lifetime, and its category and name in reports.
@@ -68,16 +63,12 @@ impl Arena {
     ) -> Result<Arena, OutOfMemory> {
         let types = types.into();
         let mut bytes = 0;
-        let run = |(elements, dtype): (Range<usize>, DType)| {
+        let run = |run: Run| {
             let first_byte = bytes;
-            bytes += elements.len() * dtype.size_in_bytes();
-            Run {
-                elements,
-                dtype,
-                first_byte,
-            }
+            bytes += run.bytes();
+            (run, first_byte)
         };
-        let runs = types.runs(&held).into_iter().map(run).collect();
+        let runs = types.stored(&held).into_iter().map(run).collect();
         let ArenaLease {
             place,
             category,
@@ -118,13 +109,13 @@ impl Arena {
         self.buffer.bytes()
     }
 
-    /// Reads a tensor.
+    /// Reads a tensor that is not stored as codes.
     pub fn view(&self, index: usize) -> In<'_> {
         let entry = &self.layout.entries()[index];
         self.flat(entry.range()).reshape(entry.dims())
     }
 
-    /// Writes a tensor.
+    /// Writes a tensor that is not stored as codes.
     pub fn view_mut(&mut self, index: usize) -> Out<'_> {
         let dims = self.layout.entries()[index].dims();
         let range = self.layout.entries()[index].range();
@@ -154,7 +145,7 @@ impl Arena {
         self.buffer.view_mut().rows(bytes).cast(dtype)
     }
 
-    /// Views the bytes (u8) of a range of the layout's elements for reading. The range may mix types.
+    /// Views the bytes (u8) of a range of the layout's elements for reading. The range may mix types, and have codes.
     pub fn raw(&self, range: &Range<usize>) -> In<'_> {
         self.buffer.view().rows(self.raw_place(range))
     }
@@ -175,44 +166,39 @@ impl Arena {
     /// Where a range of one type lies in the buffer, in bytes, and its type.
     fn place(&self, range: &Range<usize>) -> (Range<usize>, DType) {
         let run = self.run_of(range.start);
-        let run = run.filter(|run| range.end <= run.elements.end);
-        let run = run.unwrap_or_else(|| panic!("{range:?} must be held, and have one type"));
-        (run.bytes(range), run.dtype)
+        let run = run.filter(|(run, _)| range.end <= run.elements.end);
+        let place = run.and_then(|(run, first)| {
+            let bytes = first + run.byte(range.start)..first + run.byte(range.end);
+            Some((bytes, run.dtype()?))
+        });
+        place.unwrap_or_else(|| panic!("{range:?} must be held, and be numbers of one type"))
     }
 
     fn raw_place(&self, range: &Range<usize>) -> Range<usize> {
         let lies_in_one_piece = self.held.rows(range).is_some();
         assert!(lies_in_one_piece, "{range:?} must be held without a gap");
-        let byte = |element| {
-            let run = self.run_of(element).expect("it is held");
-            run.bytes(&(element..element + 1))
-        };
-        byte(range.start).start..byte(range.end - 1).end
+        let run = |element| self.run_of(element).expect("it is held");
+        let ((run, first), (last, last_first)) = (run(range.start), run(range.end - 1));
+        first + run.byte(range.start)..last_first + last.byte(range.end)
     }
 
-    fn run_of(&self, element: usize) -> Option<&Run> {
-        let after = self.runs.partition_point(|run| run.elements.end <= element);
-        let run = self.runs.get(after);
-        run.filter(|run| run.elements.start <= element)
+    /// The run that an element belongs to, and where it begins in the buffer.
+    fn run_of(&self, element: usize) -> Option<(&Run, usize)> {
+        let runs = &self.runs;
+        let (run, first) =
+            runs.get(runs.partition_point(|(run, _)| run.elements.end <= element))?;
+        (run.elements.start <= element).then_some((run, *first))
     }
 
-    /// Whether all padding is zero, as it must always be. Reads host memory.
+    /// Whether all padding is zero, as it must always be. Codes have none of their own. Reads host memory.
     pub fn padding_is_zero(&self) -> bool {
         self.buffer.view().check_host();
-        let padding = Cover::new(self.layout.padding()).within_all(&self.held);
+        let plain = self.held.without(&self.layout.coded());
+        let padding = Cover::new(self.layout.padding()).within_all(&plain);
         padding.ranges().iter().all(|range| {
             let padding = self.raw(range).slice::<u8>();
             padding.iter().all(|byte| *byte == 0)
         })
-    }
-}
-
-impl Run {
-    /// Where some of the run's elements lie in the buffer, in bytes.
-    fn bytes(&self, range: &Range<usize>) -> Range<usize> {
-        let size = self.dtype.size_in_bytes();
-        let byte = |element| self.first_byte + (element - self.elements.start) * size;
-        byte(range.start)..byte(range.end)
     }
 }
 

@@ -12,7 +12,7 @@ pub enum Codes {
     Nf4,
 }
 
-/// Where the parts of a matrix lie among its bytes. Each is aligned to 16 bytes.
+/// Where the parts of a matrix lie among its bytes. Each is aligned to 16 bytes, and what lies behind all of them to 256.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodePlaces {
     /// The codes. Of two 4-bit ones in a byte, the first is the upper half.
@@ -74,7 +74,7 @@ impl Codes {
             absmax_codes,
             absmax,
             offset,
-            bytes,
+            bytes: bytes.next_multiple_of(256),
         }
     }
 }
@@ -88,7 +88,7 @@ mod tests {
         let places = Codes::Nf4.places(64 * 256 + 3);
         assert_eq!((places.codes, places.absmax_codes), (0..8194, 8208..8465));
         assert_eq!((places.absmax, places.offset), (8480..8488, 8496..8500));
-        assert_eq!(places.bytes, 8512);
+        assert_eq!(places.bytes, 8704);
         let places = Codes::EightBit.places(257);
         assert_eq!((places.codes, places.absmax), (0..257, 272..280));
         assert!(places.absmax_codes.is_empty() && places.offset.is_empty());
@@ -98,7 +98,7 @@ mod tests {
     fn a_large_matrix_takes_4_127_bits_an_element() {
         let elements = 4096 * 14_336;
         let bits = |codes: Codes| codes.places(elements).bytes as f64 * 8.0 / elements as f64;
-        assert!((bits(Codes::Nf4) - (4.0 + 0.125 + 32.0 / 16_384.0)).abs() < 1e-5);
-        assert!((bits(Codes::EightBit) - 8.125).abs() < 1e-5);
+        assert!((bits(Codes::Nf4) - (4.0 + 0.125 + 32.0 / 16_384.0)).abs() < 1e-4);
+        assert!((bits(Codes::EightBit) - 8.125).abs() < 1e-4);
     }
 }

@@ -24,7 +24,7 @@ pub struct Entry {
     pub role: Role,
     /// The type that it is stored in. None means the type that the model computes in.
     pub dtype: Option<DType>,
-    /// How a frozen matrix is stored as codes. None means as plain numbers, in an arena.
+    /// How a frozen matrix is stored as codes. None means as plain numbers.
     pub codes: Option<Codes>,
 }
 

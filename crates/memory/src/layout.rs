@@ -2,6 +2,7 @@
 
 use crate::entry::dims;
 use crate::placing::{Placed, place};
+use crate::types::StoredAs;
 use crate::{Codes, Cover, DType, Dims, Entry, GRAIN_ELEMENTS, Layer, Rank, Role, Types};
 use std::collections::HashMap;
 use std::iter;
@@ -55,8 +56,8 @@ pub struct Layout {
     elements: usize,
     /// The padding of bundles, in order.
     tails: Vec<Range<usize>>,
-    /// The ranges that are stored in a type of their own, in order.
-    typed: Rc<[(Range<usize>, DType)]>,
+    /// The ranges that are stored in a type of their own, or as codes, in order.
+    stored: Rc<[(Range<usize>, StoredAs)]>,
 }
 
 /// Indexes for fast lookup: a layout may have tens of thousands of entries.
@@ -163,7 +164,7 @@ impl LayoutBuilder {
         }
         Layout {
             finding: Finding::new(&entries, &units),
-            typed: typed(&entries),
+            stored: stored(&entries),
             units,
             unit_of,
             entries,
@@ -177,14 +178,20 @@ impl LayoutBuilder {
     }
 }
 
-/// The elements of entries that have their own type.
-fn typed(entries: &[Entry]) -> Rc<[(Range<usize>, DType)]> {
-    let own = entries.iter();
-    let own = own.filter_map(|entry| Some((entry.padded_range(), entry.dtype?)));
-    let mut own: Vec<(Range<usize>, DType)> = own.collect();
+/// The elements of entries that have their own type, or are codes.
+fn stored(entries: &[Entry]) -> Rc<[(Range<usize>, StoredAs)]> {
+    let own = entries.iter().filter_map(|entry| {
+        let stored = match (entry.codes, entry.dtype) {
+            (Some(codes), _) => StoredAs::Codes(codes.places(entry.elements()).bytes),
+            (None, dtype) => StoredAs::Numbers(dtype?),
+        };
+        Some((entry.padded_range(), stored))
+    });
+    let mut own: Vec<(Range<usize>, StoredAs)> = own.collect();
     own.sort_by_key(|(range, _)| range.start);
-    own.dedup_by(|(next, dtype), (before, other)| {
-        let is_one = before.end == next.start && dtype == other;
+    own.dedup_by(|(next, stored), (before, other)| {
+        let is_one =
+            before.end == next.start && stored == other && matches!(stored, StoredAs::Numbers(_));
         if is_one {
             before.end = next.end;
         }
@@ -275,7 +282,7 @@ impl Layout {
         Cover::new(iter::once(0..self.weights))
     }
 
-    /// The elements of matrices that are stored as codes, padding included. They keep their places, but no arena holds them.
+    /// The elements of matrices that are stored as codes, padding included.
     pub fn coded(&self) -> Cover {
         let coded = self.entries.iter().filter(|entry| entry.codes.is_some());
         Cover::new(coded.map(Entry::padded_range))
@@ -283,7 +290,7 @@ impl Layout {
 
     /// The types that parameters are stored in if the model computes in `compute`.
     pub fn types(&self, compute: DType) -> Types {
-        Types::new(self.typed.clone(), compute)
+        Types::new(self.stored.clone(), compute)
     }
 
     /// The elements of buffers, padding included.

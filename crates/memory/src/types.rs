@@ -4,12 +4,65 @@ use crate::{Cover, DType};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// The types of a layout's elements. Some tensors have their own type; all others share one.
+/// How a layout's elements are stored. Some tensors have their own type, or are codes; all others share one type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Types {
-    /// Ranges of tensors that have their own type, in order.
-    own: Rc<[(Range<usize>, DType)]>,
+    /// Ranges of tensors that are not of the shared type, in order.
+    own: Rc<[(Range<usize>, StoredAs)]>,
     common: DType,
+}
+
+/// How the elements of a range are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StoredAs {
+    /// As numbers of a type.
+    Numbers(DType),
+    /// As a matrix of codes that takes so many bytes.
+    Codes(usize),
+}
+
+/// Consecutive elements that are stored in one way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) elements: Range<usize>,
+    pub(crate) stored: StoredAs,
+    /// All elements of the matrix, if they are codes.
+    matrix: Range<usize>,
+}
+
+/// Pieces of a matrix of codes have a multiple of this many bytes, so that what lies behind a piece stays aligned.
+const CUT_BYTES: usize = 256;
+
+impl Run {
+    /// The type of its numbers; none if they are codes.
+    pub(crate) fn dtype(&self) -> Option<DType> {
+        match self.stored {
+            StoredAs::Numbers(dtype) => Some(dtype),
+            StoredAs::Codes(_) => None,
+        }
+    }
+
+    /// Bytes between its first element and another.
+    pub(crate) fn byte(&self, element: usize) -> usize {
+        match self.stored {
+            StoredAs::Numbers(dtype) => (element - self.elements.start) * dtype.size_in_bytes(),
+            StoredAs::Codes(_) => self.code_byte(element) - self.code_byte(self.elements.start),
+        }
+    }
+
+    /// Bytes of the matrix of codes before an element. They have no place each among the elements, so any division of them
+    /// will do that is always the same.
+    fn code_byte(&self, element: usize) -> usize {
+        let StoredAs::Codes(bytes) = self.stored else {
+            panic!("{:?} must be of one matrix of codes", self.elements);
+        };
+        let share = (element - self.matrix.start) * bytes / self.matrix.len();
+        share / CUT_BYTES * CUT_BYTES
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.byte(self.elements.end)
+    }
 }
 
 impl From<DType> for Types {
@@ -20,7 +73,7 @@ impl From<DType> for Types {
 }
 
 impl Types {
-    pub(crate) fn new(own: Rc<[(Range<usize>, DType)]>, common: DType) -> Types {
+    pub(crate) fn new(own: Rc<[(Range<usize>, StoredAs)]>, common: DType) -> Types {
         Types { own, common }
     }
 
@@ -29,41 +82,69 @@ impl Types {
         self.common
     }
 
-    /// The type of an element.
+    /// The type of an element; of codes, that in which their values are read and set.
     pub fn of(&self, element: usize) -> DType {
         let before = self.own.partition_point(|(range, _)| range.end <= element);
         let own = self.own.get(before);
-        let own = own.filter(|(range, _)| range.start <= element);
-        own.map_or(self.common, |(_, dtype)| *dtype)
+        match own.filter(|(range, _)| range.start <= element) {
+            Some((_, StoredAs::Numbers(dtype))) => *dtype,
+            Some((_, StoredAs::Codes(_))) | None => self.common,
+        }
     }
 
     /// The elements of a cover, in order, split where their type changes.
     pub fn runs(&self, cover: &Cover) -> Vec<(Range<usize>, DType)> {
+        let runs = self.stored(cover).into_iter();
+        runs.map(|run| (run.elements.clone(), run.dtype().unwrap_or(self.common)))
+            .collect()
+    }
+
+    /// The same, split where the way changes in which they are stored.
+    pub(crate) fn stored(&self, cover: &Cover) -> Vec<Run> {
         let runs = cover.ranges().iter().flat_map(|range| self.cut(range));
         runs.collect()
     }
 
-    fn cut(&self, range: &Range<usize>) -> Vec<(Range<usize>, DType)> {
+    fn cut(&self, range: &Range<usize>) -> Vec<Run> {
         let first = self.own.partition_point(|(own, _)| own.end <= range.start);
         let within = self.own[first..].iter();
         let within = within.take_while(|(own, _)| own.start < range.end);
+        let run = |elements: Range<usize>, stored, matrix| Run {
+            elements,
+            stored,
+            matrix,
+        };
+        let common = |elements: Range<usize>| {
+            let matrix = elements.clone();
+            run(elements, StoredAs::Numbers(self.common), matrix)
+        };
         let (mut runs, mut next) = (Vec::new(), range.start);
-        for (own, dtype) in within {
-            let own = own.start.max(range.start)..own.end.min(range.end);
-            runs.push((next..own.start, self.common));
+        for (tensor, stored) in within {
+            let own = tensor.start.max(range.start)..tensor.end.min(range.end);
+            runs.push(common(next..own.start));
             next = own.end;
-            runs.push((own, *dtype));
+            runs.push(run(own, *stored, tensor.clone()));
         }
-        runs.push((next..range.end, self.common));
-        runs.retain(|(run, _)| !run.is_empty());
+        runs.push(common(next..range.end));
+        runs.retain(|run| !run.elements.is_empty());
         runs
     }
 
     /// Bytes of the elements of a cover.
     pub fn bytes(&self, cover: &Cover) -> usize {
-        let runs = self.runs(cover).into_iter();
-        runs.map(|(run, dtype)| run.len() * dtype.size_in_bytes())
-            .sum()
+        let runs = self.stored(cover).into_iter();
+        runs.map(|run| run.bytes()).sum()
+    }
+
+    /// Which bytes of a matrix of codes lie at some of its elements, padding included.
+    ///
+    /// # Panics
+    /// If the elements are not all of one matrix of codes.
+    pub fn code_bytes(&self, range: &Range<usize>) -> Range<usize> {
+        match &self.cut(range)[..] {
+            [run] => run.code_byte(range.start)..run.code_byte(range.end),
+            _ => panic!("{range:?} must be of one matrix of codes"),
+        }
     }
 }
 
@@ -74,6 +155,7 @@ mod tests {
     #[test]
     fn a_cover_is_cut_where_types_change() {
         let own = [(256..512, DType::F32), (512..768, DType::U8)];
+        let own = own.map(|(range, dtype)| (range, StoredAs::Numbers(dtype)));
         let types = Types::new(own.into(), DType::BF16);
         let element = |element| types.of(element);
         assert_eq!(
@@ -98,5 +180,24 @@ mod tests {
         assert_eq!(types.runs(&cover), runs);
         assert_eq!(types.bytes(&cover), 512 + 176 + 168 + 464);
         assert_eq!(Types::from(DType::F32).bytes(&cover), 4 * 700);
+    }
+
+    #[test]
+    fn pieces_of_codes_have_all_their_bytes_once() {
+        let own = [
+            (256..8448, StoredAs::Codes(4608)),
+            (8448..12_544, StoredAs::Codes(2304)),
+        ];
+        let types = Types::new(own.into(), DType::BF16);
+        let bytes = |range: Range<usize>| types.bytes(&Cover::new([range]));
+        assert_eq!(bytes(0..12_800), 512 + 4608 + 2304 + 512);
+        for cut in (256..12_544).step_by(256) {
+            let [before, after] = [bytes(0..cut), bytes(cut..12_800)];
+            assert_eq!(before + after, bytes(0..12_800));
+            assert_eq!((before % CUT_BYTES, after % CUT_BYTES), (0, 0));
+        }
+        assert_eq!(types.code_bytes(&(4352..8448)), 2304..4608);
+        assert_eq!(types.code_bytes(&(8448..9000)), 0..256);
+        assert_eq!(types.of(300), DType::BF16);
     }
 }

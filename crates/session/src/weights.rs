@@ -61,8 +61,8 @@ impl Session {
     pub fn import(&mut self, folder: &Path) -> Result<Option<String>, SessionError> {
         let layout = self.model.layout().clone();
         let parameters = self.model.architecture().parameters().clone();
-        let held = self.weights.held();
-        import(folder, &parameters, &layout, &held, |part| match part {
+        let to_set = self.weights.to_set();
+        import(folder, &parameters, &layout, &to_set, |part| match part {
             ParameterPart::Values(offset, values) => self.set_values(offset, values),
             ParameterPart::Codes {
                 entry,

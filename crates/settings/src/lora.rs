@@ -1,6 +1,6 @@
 //! Adapters as a configuration describes them, and what does not go with them.
 
-use super::choices::{BaseType, HostPlace};
+use super::choices::BaseType;
 use super::error::ConfigError;
 use super::keys::LoraConfig;
 use super::schema::Config;
@@ -10,7 +10,6 @@ use model::{
     ModulePattern, Quantisation,
 };
 use optim::{Faster, OptimizerKind};
-use units::Zero;
 
 impl Default for LoraConfig {
     fn default() -> LoraConfig {
@@ -205,18 +204,6 @@ fn check_codes(config: &Config) -> Result<(), ConfigError> {
     if config.model.experts.is_some() {
         return refused(
             "lora.base_dtype in 8 or 4 bits is not built for a model with experts; leave --base-dtype out, or take bf16",
-        );
-    }
-    if config.offload.parameters == HostPlace::Pinned {
-        return refused(
-            "a frozen model in 8 or 4 bits stays on the device: offload.parameters = \"pinned\" is not built for it; leave \
-             --offload-parameters or --base-dtype out",
-        );
-    }
-    if config.collectives.zero == Some(Zero::Weights) {
-        return refused(
-            "a frozen model in 8 or 4 bits is whole on every rank: --zero 3 is not built for it; take --zero 2, or leave \
-             --base-dtype out",
         );
     }
     Ok(())

@@ -5,10 +5,10 @@ mod common;
 
 use common::elsewhere::{all_pinned, bits, run};
 use common::ranks::{each, on_cpu, ranks, together};
-use common::{assert_as_planned, config, parameters, plan, session, variants};
+use common::{assert_as_planned, config, offloading, parameters, plan, session, variants};
 use kernels::Target;
 use kernels::meta::FlopCounter;
-use memory::{Category, DType, Home, Homes, Memory, MemoryChange};
+use memory::{Category, Cover, DType, Home, Homes, Memory, MemoryChange, Window};
 use session::Session;
 use settings::{BaseType, Config, Settings};
 use units::Zero;
@@ -123,7 +123,16 @@ fn codes_train_as_the_values_that_they_stand_for() {
             weights: Home::Device,
             ..all_pinned()
         };
-        for (mode, homes) in [("full", Homes::default()), ("qkv,mlp,lora", pinned)] {
+        let one_slot = Homes {
+            unit_slots: 1,
+            ..all_pinned()
+        };
+        for (mode, homes) in [
+            ("full", Homes::default()),
+            ("qkv,mlp,lora", pinned),
+            ("none", all_pinned()),
+            ("core_attn,lora", one_slot),
+        ] {
             let settings = Settings {
                 homes,
                 ..of(mode, Some(base))
@@ -131,32 +140,95 @@ fn codes_train_as_the_values_that_they_stand_for() {
             let (again, _) = went(&mut session(&settings), &settings);
             assert!(again == expected, "{name} {mode}");
         }
+        let inputs = offloading(&of("full", Some(base)), "block_input").unwrap();
+        let inputs = Settings {
+            homes: all_pinned(),
+            ..inputs
+        };
+        let (again, with_inputs) = went(&mut session(&inputs), &inputs);
+        assert!(again == expected, "{name} block inputs");
+        assert!(with_inputs.peak_bytes < planned.peak_bytes, "{name}");
+    }
+}
+
+/// Weights of a frozen model in pinned memory take what they take on the device, come as they are stored, and never go back.
+#[test]
+fn a_frozen_model_streams_at_its_stored_size() {
+    let of = |base, weights| {
+        let mut config = adapted(0, DType::BF16, "none");
+        config.lora.base_dtype = base;
+        let homes = Homes {
+            weights,
+            ..Homes::default()
+        };
+        let settings = Settings::new(&config).unwrap();
+        Settings { homes, ..settings }
+    };
+    let planned = |base| {
+        let settings = of(base, Home::Pinned);
+        let session = session(&settings);
+        let layout = session.model().layout();
+        let (types, matrices) = (layout.types(DType::BF16), layout.matrices());
+        let bytes = |cover: &Cover| types.bytes(&cover.within(&matrices)) as u64;
+        let (streamed, resident) = (plan(&settings), plan(&of(base, Home::Device)));
+        assert_eq!(
+            streamed.host_pinned_bytes,
+            memory::round_up(bytes(&layout.all()))
+        );
+        let went_back = streamed.d2h_bytes - resident.d2h_bytes;
+        assert_eq!(went_back, bytes(&layout.trained()), "{base:?}");
+        assert!(streamed.peak_bytes < resident.peak_bytes, "{base:?}");
+        streamed
+    };
+    let plain = planned(None);
+    for base in [BaseType::Nf4, BaseType::EightBit] {
+        let coded = planned(Some(base));
+        assert!(coded.host_pinned_bytes < plain.host_pinned_bytes, "{base}");
+        assert!(coded.h2d_bytes < plain.h2d_bytes, "{base}");
     }
 }
 
 #[test]
 fn ranks_give_the_same_bits() {
-    for base in [None, Some(BaseType::Nf4)] {
+    for base in [None, Some(BaseType::Nf4), Some(BaseType::EightBit)] {
         same_bits_on_ranks(base);
     }
 }
 
 fn same_bits_on_ranks(base: Option<BaseType>) {
-    let mut config = adapted(0, DType::BF16, "lora");
-    config.lora.base_dtype = base;
-    let of = |size, zero| Settings {
-        ranks: Some(ranks(size, zero)),
-        accum: 4 / size,
-        ..Settings::new(&config).unwrap()
+    let of = |size, zero, mode| {
+        let mut config = adapted(0, DType::BF16, mode);
+        config.lora.base_dtype = base;
+        Settings {
+            ranks: Some(ranks(size, zero)),
+            accum: 6 / size,
+            ..Settings::new(&config).unwrap()
+        }
     };
-    let one = together(&each("alone", &of(1, Zero::States), STEPS, on_cpu));
-    // Codes are not divided among ranks.
-    let stages = Zero::ALL.into_iter();
-    for zero in stages.filter(|zero| base.is_none() || *zero != Zero::Weights) {
-        let name = format!("{base:?} {zero:?}");
-        let two = together(&each(&name, &of(2, zero), STEPS, on_cpu));
-        assert!(two == one, "{name}");
+    let ran = |settings: &Settings| {
+        let size = settings.ranks.as_ref().map(|ranks| ranks.rank.of);
+        let name = format!("{base:?} {size:?}");
+        together(&each(&name, settings, STEPS, on_cpu))
+    };
+    let one = ran(&of(1, Zero::States, "lora"));
+    for zero in Zero::ALL {
+        assert!(ran(&of(2, zero, "lora")) == one, "{base:?} {zero:?}");
     }
+    for (size, mode) in [(1, "none"), (2, "full"), (3, "none"), (3, "qkv,mlp,lora")] {
+        let divided = of(size, Zero::Weights, mode);
+        assert!(ran(&divided) == one, "{base:?} {size} {mode}");
+    }
+    let pinned = Settings {
+        homes: Homes {
+            weights: Home::Pinned,
+            window: Window::End,
+            ..Homes::default()
+        },
+        ..of(3, Zero::Weights, "full")
+    };
+    let pinned = ran(&pinned);
+    assert_eq!(pinned.steps, one.steps, "{base:?} pinned");
+    assert!(pinned.state == one.state, "{base:?} pinned");
     let names = one.state.keys();
     assert!(names.clone().count() > 0);
     assert!(

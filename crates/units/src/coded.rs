@@ -1,29 +1,52 @@
-//! Frozen matrices that are stored as codes ([`Codes`]). They stay on the device, and are widened just before their use.
+//! Frozen matrices that are stored as codes ([`Codes`]): how they are set, read, and widened just before their use. Their
+//! bytes lie in arenas, and are copied and sent, like those of other matrices.
 
 use half::bf16;
 use kernels::quantise::{dequantise_block, quantise_absmax, quantise_blocks};
 use kernels::{DequantiseBytes, DequantiseNf4, KernelError, Kernels};
-use memory::{
-    Buffer, Category, CodePlaces, Codes, DType, Entry, In, Layout, Memory, Out, OutOfMemory,
-};
-use std::collections::BTreeMap;
+use memory::{Arena, Codes, DType, Entry, In, Out};
 use std::ops::Range;
-use std::rc::Rc;
 
-/// All matrices of a layout that are stored as codes.
-pub(crate) struct CodedWeights {
-    /// Leased as bytes (u8).
-    buffer: Buffer,
-    layout: Rc<Layout>,
-    /// The first byte of each, by its index in the layout.
-    first: BTreeMap<usize, usize>,
-    /// Those of which a part was set.
-    filling: BTreeMap<usize, Filling>,
+fn codes_of(entry: &Entry) -> Codes {
+    entry.codes.expect("it is stored as codes")
+}
+
+/// Writes the values of a matrix, of which these are all bytes, in the type of `out`.
+pub(crate) fn widen(
+    kernels: &Kernels,
+    entry: &Entry,
+    bytes: In,
+    out: Out,
+) -> Result<(), KernelError> {
+    let codes = codes_of(entry);
+    let places = codes.places(entry.elements());
+    let [stored, absmax_codes, absmax, offset] = [
+        places.codes,
+        places.absmax_codes,
+        places.absmax,
+        places.offset,
+    ]
+    .map(|part| bytes.rows(part));
+    let absmax = absmax.cast(DType::F32);
+    match codes {
+        Codes::EightBit => kernels.run(DequantiseBytes {
+            out,
+            codes: stored,
+            absmax,
+        }),
+        Codes::Nf4 => kernels.run(DequantiseNf4 {
+            out,
+            codes: stored,
+            absmax_codes,
+            absmax,
+            offset: offset.cast(DType::F32),
+        }),
+    }
 }
 
 /// A matrix that is being set, from its beginning on: only the last of its blocks tells the offset of their `absmax`.
 #[derive(Default)]
-struct Filling {
+pub(crate) struct Filling {
     /// Elements whose codes are stored.
     stored: usize,
     /// Those behind them, less than a block.
@@ -31,219 +54,131 @@ struct Filling {
     absmax: Vec<f32>,
 }
 
-/// The parts of a matrix.
-struct Parts<'a> {
-    codes: In<'a>,
-    absmax_codes: In<'a>,
-    absmax: In<'a>,
-    offset: In<'a>,
-}
-
-impl CodedWeights {
-    /// Leases them, zeroed; none if the layout has none.
-    pub(crate) fn lease(
-        memory: &Memory,
-        layout: &Rc<Layout>,
-    ) -> Result<Option<CodedWeights>, OutOfMemory> {
-        let mut bytes = 0;
-        let mut first = BTreeMap::new();
-        for (index, entry) in layout.entries().iter().enumerate() {
-            if let Some(codes) = entry.codes {
-                first.insert(index, bytes);
-                bytes += codes.places(entry.elements()).bytes;
-            }
-        }
-        if first.is_empty() {
-            return Ok(None);
-        }
-        let name = "coded_parameters";
-        Ok(Some(CodedWeights {
-            buffer: memory.lease_persistent(Category::Parameter, name, [bytes], DType::U8)?,
-            layout: layout.clone(),
-            first,
-            filling: BTreeMap::new(),
-        }))
-    }
-
-    /// Leased bytes.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.buffer.bytes()
-    }
-
-    /// The matrix that has all elements of a range; none if it is not stored as codes.
-    pub(crate) fn find(&self, range: &Range<usize>) -> Option<usize> {
-        let unit = &self.layout.units()[self.layout.locate(range)?];
-        let mut own = unit.entries.iter().copied();
-        own.find(|entry| {
-            self.first.contains_key(entry)
-                && self.layout.entries()[*entry].range().contains(&range.start)
-        })
-    }
-
-    fn entry(&self, index: usize) -> (&Entry, Codes, CodePlaces) {
-        let entry = &self.layout.entries()[index];
-        let codes = entry.codes.expect("it is stored as codes");
-        (entry, codes, codes.places(entry.elements()))
-    }
-
-    fn parts(&self, index: usize) -> Parts<'_> {
-        let (_, _, places) = self.entry(index);
-        let part = |part: Range<usize>| {
-            let first = self.first[&index];
-            self.buffer
-                .view()
-                .rows(first + part.start..first + part.end)
-        };
-        Parts {
-            codes: part(places.codes),
-            absmax_codes: part(places.absmax_codes),
-            absmax: part(places.absmax).cast(DType::F32),
-            offset: part(places.offset).cast(DType::F32),
-        }
-    }
-
-    /// Writes the values of a matrix in the type of `out`.
-    pub(crate) fn widen(
-        &self,
-        kernels: &Kernels,
-        index: usize,
-        out: Out,
-    ) -> Result<(), KernelError> {
-        let Parts {
-            codes,
-            absmax_codes,
-            absmax,
-            offset,
-        } = self.parts(index);
-        match self.entry(index).1 {
-            Codes::EightBit => kernels.run(DequantiseBytes { out, codes, absmax }),
-            Codes::Nf4 => kernels.run(DequantiseNf4 {
-                out,
-                codes,
-                absmax_codes,
-                absmax,
-                offset,
-            }),
-        }
-    }
-
-    /// Sets elements of a matrix from f32 or bf16. They come in the order of the matrix, from its first to its last.
-    pub(crate) fn store(
+impl Filling {
+    /// Sets the next elements, from f32 or bf16. `write` gets some bytes of the matrix at a time. Returns
+    /// whether the matrix is whole.
+    ///
+    /// # Panics
+    /// If others come next in the order of the matrix. Its first elements may come at any time, and begin it anew.
+    pub(crate) fn add(
         &mut self,
-        kernels: &Kernels,
-        (index, range): (usize, Range<usize>),
+        entry: &Entry,
+        range: Range<usize>,
         (dtype, bytes): (DType, &[u8]),
-    ) -> Result<(), KernelError> {
-        let (entry, codes, places) = self.entry(index);
-        let (elements, first) = (entry.elements(), range.start - entry.offset);
-        let end = range.end - entry.offset;
-        let mut filling = self.filling.remove(&index).unwrap_or_default();
-        if first == 0 {
-            filling = Filling::default();
+        mut write: impl FnMut(CodeBytes) -> Result<(), KernelError>,
+    ) -> Result<bool, KernelError> {
+        let codes = codes_of(entry);
+        let places = codes.places(entry.elements());
+        if range.start == entry.offset {
+            *self = Filling::default();
         }
-        let next = filling.stored + filling.rest.len();
-        assert_eq!(first, next, "a matrix that becomes codes is set in order");
-        filling.rest.extend(widened(dtype, bytes));
-        let whole = match end == elements {
-            true => filling.rest.len(),
-            false => filling.rest.len() / Codes::BLOCK * Codes::BLOCK,
+        let next = entry.offset + self.stored + self.rest.len();
+        assert_eq!(range.start, next, "a matrix of codes is set in order");
+        let is_whole = range.end == entry.range().end;
+        self.rest.extend(widened(dtype, bytes));
+        let blocks = match is_whole {
+            true => self.rest.len(),
+            false => self.rest.len() / Codes::BLOCK * Codes::BLOCK,
         };
-        let rest = filling.rest.split_off(whole);
-        let (bytes, absmax) = quantise_blocks(codes, &filling.rest);
+        let rest = self.rest.split_off(blocks);
+        let (bytes, absmax) = quantise_blocks(codes, &self.rest);
         let (block, block_bytes) = codes.block();
-        let start = places.codes.start + filling.stored / block * block_bytes;
-        filling.stored += whole;
-        filling.rest = rest;
-        filling.absmax.extend(absmax);
-        self.upload(kernels, index, (start, &bytes))?;
-        if end < elements {
-            self.filling.insert(index, filling);
-            return Ok(());
+        let start = places.codes.start + self.stored / block * block_bytes;
+        write(CodeBytes {
+            start,
+            bytes: &bytes,
+        })?;
+        self.stored += blocks;
+        self.rest = rest;
+        self.absmax.extend(absmax);
+        if !is_whole {
+            return Ok(false);
         }
-        let f32s = |values: &[f32]| values.iter().flat_map(|x| x.to_ne_bytes()).collect();
-        let absmax: Vec<u8> = match codes {
-            Codes::EightBit => f32s(&filling.absmax),
+        let mut write = |start, bytes: &[u8]| write(CodeBytes { start, bytes });
+        let absmax = match codes {
+            Codes::EightBit => f32_bytes(&self.absmax),
             Codes::Nf4 => {
-                let scales = quantise_absmax(&filling.absmax);
-                self.upload(kernels, index, (places.absmax_codes.start, &scales.codes))?;
-                let offset: Vec<u8> = f32s(&[scales.offset]);
-                self.upload(kernels, index, (places.offset.start, &offset))?;
-                f32s(&scales.absmax)
+                let scales = quantise_absmax(&self.absmax);
+                write(places.absmax_codes.start, &scales.codes)?;
+                write(places.offset.start, &f32_bytes(&[scales.offset]))?;
+                f32_bytes(&scales.absmax)
             }
         };
-        self.upload(kernels, index, (places.absmax.start, &absmax))
-    }
-
-    /// Sets bytes of a matrix that is codes already, from one of its bytes on ([`Codes::places`]).
-    pub(crate) fn store_bytes(
-        &mut self,
-        kernels: &Kernels,
-        index: usize,
-        (start, bytes): (usize, &[u8]),
-    ) -> Result<(), KernelError> {
-        self.filling.remove(&index);
-        self.upload(kernels, index, (start, bytes))
-    }
-
-    /// Writes bytes of a matrix, from one of its bytes on.
-    fn upload(
-        &mut self,
-        kernels: &Kernels,
-        index: usize,
-        (start, bytes): (usize, &[u8]),
-    ) -> Result<(), KernelError> {
-        let start = self.first[&index] + start;
-        let out = self.buffer.view_mut();
-        kernels.upload(out.rows(start..start + bytes.len()), bytes)
-    }
-
-    /// Gives the values of some elements of a matrix as f32 or bf16.
-    pub(crate) fn read(
-        &self,
-        kernels: &Kernels,
-        (index, range): (usize, Range<usize>),
-        (dtype, out): (DType, &mut [u8]),
-    ) -> Result<(), KernelError> {
-        let (entry, codes, _) = self.entry(index);
-        let parts = self.parts(index);
-        let (block, bytes) = codes.block();
-        let wanted = range.start - entry.offset..range.end - entry.offset;
-        let blocks = wanted.start / block..wanted.end.div_ceil(block);
-        let end = (blocks.end * bytes).min(parts.codes.elements());
-        let found = downloaded(kernels, parts.codes.rows(blocks.start * bytes..end))?;
-        let absmax = downloaded(kernels, parts.absmax)?;
-        let absmax: Vec<f32> = f32s(&absmax);
-        let (absmax_codes, offset) = match codes {
-            Codes::EightBit => (Vec::new(), 0.0),
-            Codes::Nf4 => (
-                downloaded(kernels, parts.absmax_codes)?,
-                f32s(&downloaded(kernels, parts.offset)?)[0],
-            ),
-        };
-        let mut values = vec![0.0; entry.elements().min(blocks.end * block) - blocks.start * block];
-        let numbered = blocks.clone().zip(values.chunks_mut(block));
-        for ((number, values), bytes) in numbered.zip(found.chunks(bytes)) {
-            let code = absmax_codes.get(number).copied();
-            let absmax = match code {
-                None => absmax[number],
-                Some(_) => absmax[number / Codes::BLOCK],
-            };
-            dequantise_block((bytes, code), (absmax, offset), values);
-        }
-        narrow(dtype, &values[wanted.start - blocks.start * block..], out);
-        Ok(())
+        write(places.absmax.start, &absmax)?;
+        Ok(true)
     }
 }
 
-fn downloaded(kernels: &Kernels, view: In) -> Result<Vec<u8>, KernelError> {
-    let mut bytes = vec![0; view.bytes()];
-    kernels.download(&mut bytes, view)?;
-    Ok(bytes)
+/// Some bytes of a matrix, and the first one's place among all of them.
+pub(crate) struct CodeBytes<'a> {
+    pub(crate) start: usize,
+    pub(crate) bytes: &'a [u8],
+}
+
+/// Gives `write` the places of some bytes of a matrix in an arena, as far as it holds them, with the bytes of each. The
+/// matrix is given by its elements, padding included.
+pub(crate) fn set_code_bytes(
+    arena: &mut Arena,
+    matrix: &Range<usize>,
+    set: &CodeBytes,
+    mut write: impl FnMut(Out, &[u8]) -> Result<(), KernelError>,
+) -> Result<(), KernelError> {
+    for held in arena.held().within(matrix).ranges() {
+        let own = arena.types().code_bytes(held);
+        let start = own.start.max(set.start);
+        let end = own.end.min(set.start + set.bytes.len());
+        if start < end {
+            let out = arena.raw_mut(held).rows(start - own.start..end - own.start);
+            write(out, &set.bytes[start - set.start..end - set.start])?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives the values of some elements of a matrix as f32 or bf16. `bytes_of` has the bytes of the matrix.
+pub(crate) fn read(
+    entry: &Entry,
+    range: Range<usize>,
+    (dtype, out): (DType, &mut [u8]),
+    bytes_of: impl Fn(Range<usize>) -> Result<Vec<u8>, KernelError>,
+) -> Result<(), KernelError> {
+    let codes = codes_of(entry);
+    let places = codes.places(entry.elements());
+    let (block, bytes) = codes.block();
+    let wanted = range.start - entry.offset..range.end - entry.offset;
+    let blocks = wanted.start / block..wanted.end.div_ceil(block);
+    let first = places.codes.start;
+    let end = (first + blocks.end * bytes).min(places.codes.end);
+    let found = bytes_of(first + blocks.start * bytes..end)?;
+    let absmax = f32s(&bytes_of(places.absmax)?);
+    let (absmax_codes, offset) = match codes {
+        Codes::EightBit => (Vec::new(), 0.0),
+        Codes::Nf4 => (
+            bytes_of(places.absmax_codes)?,
+            f32s(&bytes_of(places.offset)?)[0],
+        ),
+    };
+    let mut values = vec![0.0; entry.elements().min(blocks.end * block) - blocks.start * block];
+    let numbered = blocks.clone().zip(values.chunks_mut(block));
+    for ((number, values), bytes) in numbered.zip(found.chunks(bytes)) {
+        let code = absmax_codes.get(number).copied();
+        let absmax = match code {
+            None => absmax[number],
+            Some(_) => absmax[number / Codes::BLOCK],
+        };
+        dequantise_block((bytes, code), (absmax, offset), values);
+    }
+    narrow(dtype, &values[wanted.start - blocks.start * block..], out);
+    Ok(())
 }
 
 fn f32s(bytes: &[u8]) -> Vec<f32> {
     let all = bytes.as_chunks().0.iter().copied();
     all.map(f32::from_ne_bytes).collect()
+}
+
+fn f32_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_ne_bytes()).collect()
 }
 
 /// f32 or bf16, widened to f32.
@@ -276,14 +211,31 @@ fn narrow(dtype: DType, values: &[f32], bytes: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::Weights;
+    use kernels::Kernels;
     use kernels::cpu::Cpu;
     use kernels::quantise::round_to_codes;
-    use memory::{Layer, LayoutBuilder, Role};
+    use memory::{Codes, DType, Home, Homes, Layer, LayoutBuilder, Memory, Out, Role};
+    use std::rc::Rc;
 
     /// Whole blocks, and a rest with an odd number of elements.
     const SHAPE: [usize; 2] = [67, 301];
     const ELEMENTS: usize = SHAPE[0] * SHAPE[1];
+
+    /// Two matrices of one unit, zero, on the device or in pinned host memory.
+    fn weights(memory: &Memory, codes: Codes, home: Home) -> Weights {
+        let mut builder = LayoutBuilder::default();
+        for name in ["one", "other"] {
+            builder.add_as((Role::Frozen, None), Layer::Block(0), name, &SHAPE);
+            builder.as_codes(codes);
+        }
+        let homes = Homes {
+            weights: home,
+            ..Homes::default()
+        };
+        let layout = Rc::new(builder.build());
+        Weights::lease(memory, &layout, DType::F32, &homes, None).unwrap()
+    }
 
     /// Parts of files end anywhere.
     #[test]
@@ -294,16 +246,19 @@ mod tests {
             let value = |at| ((at * 7919 + seed) % 1013) as f32 / 1013.0 - 0.4;
             (0..ELEMENTS).map(value).collect()
         };
-        for codes in [Codes::EightBit, Codes::Nf4] {
-            let mut builder = LayoutBuilder::default();
-            for name in ["one", "other"] {
-                builder.add_as((Role::Frozen, None), Layer::Block(0), name, &SHAPE);
-                builder.as_codes(codes);
-            }
-            let layout = Rc::new(builder.build());
-            let mut coded = CodedWeights::lease(&memory, &layout).unwrap().unwrap();
+        for (codes, home) in [
+            (Codes::EightBit, Home::Device),
+            (Codes::Nf4, Home::Device),
+            (Codes::EightBit, Home::Pinned),
+            (Codes::Nf4, Home::Pinned),
+        ] {
+            let mut weights = weights(&memory, codes, home.clone());
+            let layout = weights.layout().clone();
             let bytes = 2 * codes.places(ELEMENTS).bytes as u64;
-            assert_eq!(coded.bytes(), memory::round_up(bytes));
+            match home {
+                Home::Device => assert_eq!(weights.bytes(), bytes),
+                _ => assert_eq!(weights.host_arena().unwrap().1, bytes),
+            }
             // Matrices are set side by side, and again.
             for seed in [0, 5] {
                 for start in (0..ELEMENTS).step_by(1000) {
@@ -311,9 +266,8 @@ mod tests {
                         let part = start..ELEMENTS.min(start + 1000);
                         let values = &values(seed + index)[part.clone()];
                         let range = entry.offset + part.start..entry.offset + part.end;
-                        assert_eq!(coded.find(&range), Some(index));
-                        let bytes = (DType::F32, bytemuck::cast_slice(values));
-                        coded.store(&kernels, (index, range), bytes).unwrap();
+                        let bytes = bytemuck::cast_slice(values);
+                        weights.store(&kernels, range, bytes).unwrap();
                     }
                 }
             }
@@ -321,17 +275,22 @@ mod tests {
                 let mut expected = values(5 + index);
                 round_to_codes(codes, &mut expected);
                 assert_ne!(expected, values(5 + index));
-                let mut out = vec![0.0; ELEMENTS];
-                let view = Out::of_slice(&mut out, SHAPE);
-                coded.widen(&kernels, index, view).unwrap();
-                assert_eq!(out, expected);
                 let part = 123..ELEMENTS - 77;
                 let range = entry.offset + part.start..entry.offset + part.end;
                 let mut read = vec![0f32; part.len()];
-                let bytes = (DType::F32, bytemuck::cast_slice_mut(&mut read));
-                coded.read(&kernels, (index, range), bytes).unwrap();
+                let bytes = bytemuck::cast_slice_mut(&mut read);
+                weights.read(&kernels, range, bytes).unwrap();
                 assert_eq!(read, expected[part]);
+                weights.begin_pass(&[0].into());
+                weights.use_unit(&memory, &kernels, 0).unwrap();
+                let mut out = vec![0.0; ELEMENTS];
+                let view = Out::of_slice(&mut out, SHAPE);
+                weights.widen(&kernels, index, view).unwrap();
+                assert_eq!(out, expected);
+                weights.end_pass(&kernels).unwrap();
             }
+            let came = weights.traffic().h2d_bytes;
+            assert_eq!(came, if home == Home::Device { 0 } else { 2 * bytes });
         }
     }
 }

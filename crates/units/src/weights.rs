@@ -1,6 +1,6 @@
 //! The weights: all on the device, or a few units at a time.
 
-use crate::coded::CodedWeights;
+use crate::coded::{self, CodeBytes, Filling, set_code_bytes};
 use crate::gathered_weights::GatheredWeights;
 use crate::stream::host_bytes;
 use crate::streamed_weights::{CAME_TO_BE_UPDATED, StreamedWeights};
@@ -10,6 +10,7 @@ use memory::{
     Arena, ArenaLease, ArenaPlace, Category, Cover, DType, Home, Homes, In, Layer, Layout, Memory,
     Out, OutOfMemory,
 };
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -20,11 +21,11 @@ use std::rc::Rc;
 pub struct Weights {
     /// The weights that stay on the device.
     resident: Arena,
-    /// The matrices that are stored as codes, which stay on the device too.
-    coded: Option<CodedWeights>,
     streamed: Option<StreamedWeights>,
     /// The bundles that every rank holds on the device, and of which each rank updates its pieces.
     gathered: Option<GatheredWeights>,
+    /// The matrices of codes of which a part was set, by their index in the layout.
+    filling: BTreeMap<usize, Filling>,
     /// The units that were used, if that is recorded.
     record: Option<Vec<usize>>,
 }
@@ -48,7 +49,7 @@ impl Weights {
         };
         let divided = ranks.filter(|ranks| ranks.zero == Zero::Weights);
         let own = divided.map_or(layout.weights(), |ranks| layout.own(ranks.rank));
-        let matrices = own.within(&layout.matrices()).without(&layout.coded());
+        let matrices = own.within(&layout.matrices());
         let others = Cover::joined([Cover::new([layout.vectors()]), layout.buffers()]);
         let (on_device, host) = match homes.weights {
             Home::Device => (Cover::joined([matrices, others]), None),
@@ -59,7 +60,6 @@ impl Weights {
             Home::Disk(_) | Home::Released => unreachable!("no weights live there"),
         };
         let resident = lease(ArenaPlace::Device, "parameters", on_device)?;
-        let coded = CodedWeights::lease(memory, layout)?;
         // Without gathering ahead, one slot is enough, and vectors are not gathered ahead either.
         let slots = match divided {
             Some(ranks) if !ranks.overlap_param_gather => 1,
@@ -74,9 +74,9 @@ impl Weights {
         });
         Ok(Weights {
             resident,
-            coded,
             streamed,
             gathered,
+            filling: BTreeMap::new(),
             record: None,
         })
     }
@@ -108,36 +108,53 @@ impl Weights {
     /// The elements that live on this rank, on the device or in pinned host memory: all, or its pieces and the vectors.
     pub fn held(&self) -> Cover {
         let arenas = [&self.resident].into_iter().chain(self.host());
-        let plain = arenas.map(|arena| arena.held().clone());
-        Cover::joined(plain.chain([self.layout().coded()]))
+        Cover::joined(arenas.map(|arena| arena.held().clone()))
+    }
+
+    /// The elements that this rank must be given when weights are set: those that it holds, and all others of matrices of
+    /// codes, since scales depend on the whole matrix.
+    pub fn to_set(&self) -> Cover {
+        let (held, coded) = (self.held(), self.layout().coded());
+        Cover::joined([held.without(&coded), coded])
     }
 
     /// Bytes on the device that live across steps.
     pub fn bytes(&self) -> u64 {
-        self.resident.bytes() + self.coded_bytes()
+        self.resident.bytes()
     }
 
-    /// Those of the matrices that are stored as codes.
+    /// Those of matrices that are stored as codes.
     pub fn coded_bytes(&self) -> u64 {
-        self.coded.as_ref().map_or(0, CodedWeights::bytes)
+        let coded = self.layout().coded().within_all(self.resident.held());
+        self.resident.types().bytes(&coded) as u64
     }
 
-    /// Writes the values of a matrix that is stored as codes, in the type of `out`.
+    /// Writes the values of a matrix that is stored as codes, in the type of `out`. Its unit must be in use.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
     ///
     /// # Panics
-    /// If the matrix is in an arena.
+    /// If the matrix is not stored as codes.
     pub fn widen(&self, kernels: &Kernels, entry: usize, out: Out) -> Result<(), KernelError> {
-        let coded = self.coded.as_ref().expect("it is stored as codes");
-        coded.widen(kernels, entry, out)
+        let unit = self.layout().unit_of(entry);
+        let arena = match (&self.streamed, unit) {
+            (Some(streamed), Some(unit)) => &streamed.of(unit).arena,
+            _ => &self.resident,
+        };
+        let entry = &self.layout().entries()[entry];
+        coded::widen(kernels, entry, arena.raw(&entry.padded_range()), out)
     }
 
     /// The matrix of a range, if it is stored as codes.
-    fn coded(&self, range: &Range<usize>) -> Option<(usize, &CodedWeights)> {
-        let coded = self.coded.as_ref()?;
-        Some((coded.find(range)?, coded))
+    fn coded(&self, range: &Range<usize>) -> Option<usize> {
+        let layout = self.layout();
+        let unit = &layout.units()[layout.locate(range)?];
+        let mut coded = unit.entries.iter().copied();
+        coded.find(|entry| {
+            let entry = &layout.entries()[*entry];
+            entry.codes.is_some() && entry.range().contains(&range.start)
+        })
     }
 
     /// Name and bytes of the arena in pinned host memory.
@@ -205,8 +222,11 @@ impl Weights {
         range: Range<usize>,
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
-        if let Some((entry, coded)) = self.coded(&range) {
-            return coded.read(kernels, (entry, range), (self.dtype(), bytes));
+        if let Some(index) = self.coded(&range) {
+            let entry = &self.layout().entries()[index];
+            return coded::read(entry, range, (self.dtype(), bytes), |part| {
+                self.code_bytes(kernels, &entry.padded_range(), part)
+            });
         }
         match (self.host(), self.on_device(&range)) {
             (Some(host), None) => {
@@ -217,13 +237,26 @@ impl Weights {
         }
     }
 
+    /// Some bytes of a matrix of codes, between steps.
+    fn code_bytes(
+        &self,
+        kernels: &Kernels,
+        matrix: &Range<usize>,
+        part: Range<usize>,
+    ) -> Result<Vec<u8>, KernelError> {
+        if let Some(host) = self.host() {
+            return Ok(host_bytes(kernels, host.raw(matrix).rows(part))?.to_vec());
+        }
+        let mut bytes = vec![0; part.len()];
+        kernels.download(&mut bytes, self.resident.raw(matrix).rows(part))?;
+        Ok(bytes)
+    }
+
     /// Reads a range of one tensor that stays on the device; none if it lives in host memory, or is stored as codes.
     pub fn on_device(&self, range: &Range<usize>) -> Option<In<'_>> {
-        if self.coded(range).is_some() {
-            return None;
-        }
         match (self.host(), self.comes_with(range)) {
             (Some(_), Some(_)) => None,
+            _ if self.coded(range).is_some() => None,
             _ => Some(self.resident.flat(range.clone())),
         }
     }
@@ -239,10 +272,8 @@ impl Weights {
         range: Range<usize>,
         bytes: &[u8],
     ) -> Result<(), KernelError> {
-        if let Some((entry, _)) = self.coded(&range) {
-            let dtype = self.dtype();
-            let coded = self.coded.as_mut().expect("it has the matrix");
-            return coded.store(kernels, (entry, range), (dtype, bytes));
+        if let Some(index) = self.coded(&range) {
+            return self.quantise_and_store(kernels, (index, range), bytes);
         }
         let size = self.dtype_of(&range).size_in_bytes();
         let of = |part: &Range<usize>| {
@@ -252,11 +283,7 @@ impl Weights {
         for part in arena.held().within(&range).ranges() {
             kernels.upload(arena.flat_mut(part.clone()), of(part))?;
         }
-        let Some(streamed) = &mut self.streamed else {
-            return Ok(());
-        };
-        assert!(streamed.is_empty(), "weights are set between steps");
-        if let Some(host) = &mut streamed.host {
+        if let Some(host) = host_to_set(&mut self.streamed) {
             for part in host.held().within(&range).ranges() {
                 let out = host.flat_mut(part.clone()).cast(DType::U8);
                 out.slice_mut::<u8>().copy_from_slice(of(part));
@@ -270,17 +297,38 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    ///
-    /// # Panics
-    /// If the matrix is in an arena.
     pub fn store_codes(
         &mut self,
         kernels: &Kernels,
         entry: usize,
-        (first, bytes): (usize, &[u8]),
+        (start, bytes): (usize, &[u8]),
     ) -> Result<(), KernelError> {
-        let coded = self.coded.as_mut().expect("it is stored as codes");
-        coded.store_bytes(kernels, entry, (first, bytes))
+        self.filling.remove(&entry);
+        let matrix = self.layout().entries()[entry].padded_range();
+        let arenas = (&mut self.resident, host_to_set(&mut self.streamed));
+        set_in_arenas(kernels, arenas, &matrix, &CodeBytes { start, bytes })
+    }
+
+    /// Makes codes of a range of a matrix that is stored so, and sets them.
+    fn quantise_and_store(
+        &mut self,
+        kernels: &Kernels,
+        (index, range): (usize, Range<usize>),
+        bytes: &[u8],
+    ) -> Result<(), KernelError> {
+        let (dtype, layout) = (self.dtype(), self.layout().clone());
+        let entry = &layout.entries()[index];
+        let matrix = entry.padded_range();
+        let mut filling = self.filling.remove(&index).unwrap_or_default();
+        let mut host = host_to_set(&mut self.streamed);
+        let is_whole = filling.add(entry, range, (dtype, bytes), |bytes| {
+            let arenas = (&mut self.resident, host.as_deref_mut());
+            set_in_arenas(kernels, arenas, &matrix, &bytes)
+        })?;
+        if !is_whole {
+            self.filling.insert(index, filling);
+        }
+        Ok(())
     }
 
     /// Starts recording which units are used, for another session's order of units.
@@ -424,6 +472,32 @@ impl Weights {
         let mut arenas = [&self.resident].into_iter().chain(self.host());
         arenas.all(Arena::padding_is_zero)
     }
+}
+
+/// The weights in pinned host memory, between steps.
+fn host_to_set(streamed: &mut Option<StreamedWeights>) -> Option<&mut Arena> {
+    let streamed = streamed.as_mut()?;
+    assert!(streamed.is_empty(), "weights are set between steps");
+    streamed.host.as_mut()
+}
+
+/// Sets some bytes of a matrix of codes wherever they are held, on the device or in pinned memory.
+fn set_in_arenas(
+    kernels: &Kernels,
+    (resident, host): (&mut Arena, Option<&mut Arena>),
+    matrix: &Range<usize>,
+    bytes: &CodeBytes,
+) -> Result<(), KernelError> {
+    set_code_bytes(resident, matrix, bytes, |out, bytes| {
+        kernels.upload(out, bytes)
+    })?;
+    let Some(host) = host else {
+        return Ok(());
+    };
+    set_code_bytes(host, matrix, bytes, |out, bytes| {
+        out.slice_mut().copy_from_slice(bytes);
+        Ok(())
+    })
 }
 
 #[cfg(test)]
