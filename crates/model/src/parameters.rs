@@ -398,8 +398,13 @@ impl PartParameters<'_> {
     /// The matrix of a linear layer. Under adapters it may be stored as codes, as [`crate::Lora::base`] says.
     pub(crate) fn linear(&mut self, name: &str, shape: [usize; 2]) -> ParameterId {
         let id = self.matrix(name, shape);
-        self.all.declared[id.index].codes = self.lora().and_then(|(lora, _)| lora.base);
+        self.as_codes(id);
         id
+    }
+
+    /// Stores a matrix as the adapters say that those under them are.
+    fn as_codes(&mut self, id: ParameterId) {
+        self.all.declared[id.index].codes = self.lora().and_then(|(lora, _)| lora.base);
     }
 
     /// A vector.
@@ -414,7 +419,8 @@ impl PartParameters<'_> {
             .declare_as(Role::Buffer, name, shape, initial)
     }
 
-    /// The matrices `[experts, outputs, inputs]` of several experts, which files keep apart.
+    /// The matrices `[experts, outputs, inputs]` of several experts, which files keep apart. They may be stored as codes, as
+    /// those of linear layers are, all experts' as one matrix.
     ///
     /// # Panics
     /// If the name does not have the end that `files` says.
@@ -422,6 +428,7 @@ impl PartParameters<'_> {
         assert!(name.ends_with(files.end), "{name} ends in {}", files.end);
         let id = self.declare(name, &shape, Initial::Normal);
         self.all.declared[id.index].stored = Stored::ByExpert(files);
+        self.as_codes(id);
         id
     }
 

@@ -174,11 +174,6 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
 /// Refuses what does not go with a frozen model that is stored as codes.
 fn check_codes(config: &Config) -> Result<(), ConfigError> {
     let refused = |sentence: &str| Err(ConfigError::Contradiction(sentence.into()));
-    if config.model.experts.is_some() {
-        return refused(
-            "lora.base_dtype in 8 or 4 bits is not built for a model with experts; leave --base-dtype out, or take bf16",
-        );
-    }
     if config.offload.parameters == HostPlace::Pinned {
         return refused(
             "a frozen model in 8 or 4 bits stays on the device: offload.parameters = \"pinned\" is not built for it; leave \

@@ -4,6 +4,7 @@
 mod common;
 
 use common::elsewhere::{all_pinned, bits, run};
+use common::experts::models;
 use common::ranks::{each, on_cpu, ranks, together};
 use common::{assert_as_planned, config, parameters, plan, session, variants};
 use kernels::Target;
@@ -15,8 +16,14 @@ use units::Zero;
 
 const STEPS: usize = 3;
 
-fn adapted(variant: usize, dtype: DType, mode: &str) -> Config {
-    let (_, model) = variants(2).into_iter().nth(variant).unwrap();
+/// A dense model, GPT-2, and one with experts.
+const LLAMA: &str = "q/k/v bias";
+const GPT2: &str = "GPT-2";
+const QWEN_MOE: &str = "Qwen2-MoE";
+
+fn adapted(model: &str, dtype: DType, mode: &str) -> Config {
+    let mut all = variants(2).into_iter().chain(models());
+    let (_, model) = all.find(|(name, _)| *name == model).unwrap();
     let mut config = config(model, dtype, mode);
     config.lora.rank = Some(3);
     config.lora.alpha = Some(5.0);
@@ -28,11 +35,11 @@ fn adapted(variant: usize, dtype: DType, mode: &str) -> Config {
 
 #[test]
 fn modes_and_homes_give_the_same_bits_as_planned() {
-    for variant in [0, 3] {
+    for model in [LLAMA, GPT2, QWEN_MOE] {
         for dtype in common::DTYPES {
             let of = |mode: &str, homes: Homes| Settings {
                 homes,
-                ..Settings::new(&adapted(variant, dtype, mode)).unwrap()
+                ..Settings::new(&adapted(model, dtype, mode)).unwrap()
             };
             let went = |name: &str, settings: &Settings| {
                 let planned = plan(settings);
@@ -51,11 +58,11 @@ fn modes_and_homes_give_the_same_bits_as_planned() {
             let (kept, peak) = went("none", &of("none", Homes::default()));
             for mode in ["lora", "full", "qkv,mlp,lora"] {
                 let (made, other) = went(mode, &of(mode, Homes::default()));
-                assert!(made == kept, "{variant} {dtype:?} {mode}");
-                assert!(other < peak, "{variant} {dtype:?} {mode}");
+                assert!(made == kept, "{model} {dtype:?} {mode}");
+                assert!(other < peak, "{model} {dtype:?} {mode}");
             }
             let (made, other) = went("pinned", &of("full", all_pinned()));
-            assert!(made == kept && other < peak, "{variant} {dtype:?} pinned");
+            assert!(made == kept && other < peak, "{model} {dtype:?} pinned");
         }
     }
 }
@@ -64,17 +71,17 @@ fn modes_and_homes_give_the_same_bits_as_planned() {
 /// never change.
 #[test]
 fn codes_train_as_the_values_that_they_stand_for() {
-    let variant = |index| variants(2).into_iter().nth(index).unwrap().0;
-    assert_ne!(variant(0), variant(3));
-    for (base, index, dtype) in [
-        (BaseType::Nf4, 0, DType::F32),
-        (BaseType::Nf4, 3, DType::BF16),
-        (BaseType::EightBit, 3, DType::F32),
-        (BaseType::EightBit, 0, DType::BF16),
+    for (base, model, dtype) in [
+        (BaseType::Nf4, LLAMA, DType::F32),
+        (BaseType::Nf4, GPT2, DType::BF16),
+        (BaseType::Nf4, QWEN_MOE, DType::F32),
+        (BaseType::EightBit, GPT2, DType::F32),
+        (BaseType::EightBit, LLAMA, DType::BF16),
+        (BaseType::EightBit, QWEN_MOE, DType::BF16),
     ] {
-        let name = format!("{base} {index} {dtype:?}");
+        let name = format!("{base} {model} {dtype:?}");
         let of = |mode: &str, base| {
-            let mut config = adapted(index, dtype, mode);
+            let mut config = adapted(model, dtype, mode);
             config.lora.base_dtype = base;
             Settings::new(&config).unwrap()
         };
@@ -123,7 +130,11 @@ fn codes_train_as_the_values_that_they_stand_for() {
             weights: Home::Device,
             ..all_pinned()
         };
-        for (mode, homes) in [("full", Homes::default()), ("qkv,mlp,lora", pinned)] {
+        let some = match model {
+            QWEN_MOE => "qkv,mlp,lora,moe",
+            _ => "qkv,mlp,lora",
+        };
+        for (mode, homes) in [("full", Homes::default()), (some, pinned)] {
             let settings = Settings {
                 homes,
                 ..of(mode, Some(base))
@@ -136,13 +147,17 @@ fn codes_train_as_the_values_that_they_stand_for() {
 
 #[test]
 fn ranks_give_the_same_bits() {
-    for base in [None, Some(BaseType::Nf4)] {
-        same_bits_on_ranks(base);
+    for (model, base) in [
+        (LLAMA, None),
+        (LLAMA, Some(BaseType::Nf4)),
+        (QWEN_MOE, Some(BaseType::Nf4)),
+    ] {
+        same_bits_on_ranks(model, base);
     }
 }
 
-fn same_bits_on_ranks(base: Option<BaseType>) {
-    let mut config = adapted(0, DType::BF16, "lora");
+fn same_bits_on_ranks(model: &str, base: Option<BaseType>) {
+    let mut config = adapted(model, DType::BF16, "lora");
     config.lora.base_dtype = base;
     let of = |size, zero| Settings {
         ranks: Some(ranks(size, zero)),
@@ -153,7 +168,7 @@ fn same_bits_on_ranks(base: Option<BaseType>) {
     // Codes are not divided among ranks.
     let stages = Zero::ALL.into_iter();
     for zero in stages.filter(|zero| base.is_none() || *zero != Zero::Weights) {
-        let name = format!("{base:?} {zero:?}");
+        let name = format!("{model} {base:?} {zero:?}");
         let two = together(&each(&name, &of(2, zero), STEPS, on_cpu));
         assert!(two == one, "{name}");
     }
@@ -169,7 +184,7 @@ fn same_bits_on_ranks(base: Option<BaseType>) {
 /// copied to f32.
 #[test]
 fn no_lease_is_as_large_as_what_is_frozen() {
-    let mut config = adapted(0, DType::BF16, "none");
+    let mut config = adapted(LLAMA, DType::BF16, "none");
     config.lora.dropout = 0.0;
     let settings = Settings::new(&config).unwrap();
     let memory = Memory::shapes();
@@ -227,7 +242,7 @@ fn no_lease_is_as_large_as_what_is_frozen() {
 #[test]
 fn a_disk_holds_the_states_of_factors() {
     let folder = tempfile::tempdir().unwrap();
-    let settings = Settings::new(&adapted(0, DType::F32, "none")).unwrap();
+    let settings = Settings::new(&adapted(LLAMA, DType::F32, "none")).unwrap();
     let away = Settings {
         homes: Homes {
             states: Home::Disk(folder.path().into()),

@@ -6,17 +6,19 @@ use crate::parameters::{Parameter, Parameters, Stored};
 use files::{Dtype, TensorSource, TensorSpec, narrow, widen};
 use kernels::quantise::round_to_codes;
 use memory::DType;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::Path;
+use std::rc::Rc;
 
 /// The factors of a model's adapters, in memory.
 #[derive(Debug)]
 pub struct AdapterWeights {
     /// By the name of the matrix that they are added to.
     deltas: HashMap<String, Delta>,
-    /// The matrices under them that are stored as codes, by name.
-    coded: HashMap<String, Parameter>,
+    /// The matrices under them that are stored as codes, each by the names of its tensors in files.
+    coded: HashMap<String, Rc<Parameter>>,
 }
 
 /// `left [rows, rank] right [rank, columns]`: what is added to a matrix of files.
@@ -81,9 +83,14 @@ impl AdapterWeights {
             (name, delta)
         });
         let coded = parameters.in_layout().filter(|one| one.codes.is_some());
+        let by_tensor = |one: &Parameter| {
+            let parameter = Rc::new(one.clone());
+            let tensors = one.file_tensors().into_iter();
+            tensors.map(move |tensor| (tensor.name, parameter.clone()))
+        };
         Ok(AdapterWeights {
             deltas: deltas.collect(),
-            coded: coded.map(|one| (one.name.clone(), one.clone())).collect(),
+            coded: coded.flat_map(by_tensor).collect(),
         })
     }
 
@@ -100,6 +107,7 @@ impl AdapterWeights {
             exact: base.converted(DType::F32),
             adapter: self,
             coded_from,
+            made: RefCell::default(),
         }
     }
 }
@@ -115,22 +123,57 @@ struct Merged<'a, P, E> {
     exact: E,
     adapter: &'a AdapterWeights,
     coded_from: DType,
+    /// The last matrix that was made of codes, since files may have it in several tensors.
+    made: RefCell<Option<Made>>,
+}
+
+/// The values of a matrix that training stored as codes, in the order in which files store it.
+struct Made {
+    parameter: Rc<Parameter>,
+    values: Vec<f32>,
 }
 
 impl<P: TensorSource, E: TensorSource> Merged<'_, P, E> {
     /// Writes a tensor of the model under the adapters as f32. Of a matrix that training stored as codes, these are the codes' values
     /// before products round them to the compute type.
     fn write_exact(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
-        let spec = &self.plain.tensors()[index];
-        let Some(parameter) = self.adapter.coded.get(&spec.name) else {
+        let name = &self.plain.tensors()[index].name;
+        let Some(parameter) = self.adapter.coded.get(name) else {
             return self.exact.write_to(index, out);
         };
-        let (mut bytes, mut values) = (Vec::new(), Vec::new());
-        self.exact.write_to(index, &mut bytes)?;
-        widen(Dtype::F32, &bytes, &mut values);
-        let stored = narrow(&values, self.coded_from.into()).into_owned();
-        values.clear();
-        widen(self.coded_from.into(), &stored, &mut values);
+        let mut made = self.made.borrow_mut();
+        let last = made.take();
+        let is_it = |made: &Made| Rc::ptr_eq(&made.parameter, parameter);
+        let last = last
+            .filter(is_it)
+            .map_or_else(|| self.make(parameter), Ok)?;
+        let mut tensors = parameter.file_tensors().into_iter();
+        let tensor = tensors.find(|tensor| tensor.name == *name);
+        let tensor = tensor.expect("a matrix is found by the names of its tensors");
+        let elements: usize = tensor.shape.iter().product();
+        let own = &last.values[tensor.first..tensor.first + elements];
+        out.write_all(&narrow(own, Dtype::F32))?;
+        *made = Some(last);
+        Ok(())
+    }
+
+    /// Makes codes of a whole matrix, and their values.
+    fn make(&self, parameter: &Rc<Parameter>) -> io::Result<Made> {
+        let tensors = parameter.file_tensors();
+        let mut specs = self.plain.tensors().iter();
+        let first = specs.position(|spec| spec.name == tensors[0].name);
+        let first = first.expect("a merged model has all tensors");
+        let (mut bytes, mut exact) = (Vec::new(), Vec::new());
+        let mut values = Vec::with_capacity(parameter.elements());
+        // Files list a matrix's tensors one after another.
+        for index in first..first + tensors.len() {
+            bytes.clear();
+            self.exact.write_to(index, &mut bytes)?;
+            exact.clear();
+            widen(Dtype::F32, &bytes, &mut exact);
+            let stored = narrow(&exact, self.coded_from.into());
+            widen(self.coded_from.into(), &stored, &mut values);
+        }
         let codes = parameter.codes.expect("it is stored as codes");
         match parameter.stored {
             Stored::Transposed => {
@@ -140,7 +183,10 @@ impl<P: TensorSource, E: TensorSource> Merged<'_, P, E> {
             }
             _ => round_to_codes(codes, &mut values),
         }
-        out.write_all(&narrow(&values, Dtype::F32))
+        Ok(Made {
+            parameter: parameter.clone(),
+            values,
+        })
     }
 }
 

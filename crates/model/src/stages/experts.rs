@@ -3,6 +3,7 @@
 
 use super::RouterTables;
 use crate::activation::Dimension;
+use crate::matrix::matrix;
 use crate::parameters::{ExpertFiles, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
 use crate::{Activation, DropoutSite, Extent, Label, Linear, ModelError, Pass};
@@ -50,7 +51,7 @@ impl ExpertLinear {
             out,
             scratch: scratch.view_mut(),
             rows,
-            weights: pass.parameter(self.weight),
+            weights: matrix(pass, &[self.weight])?.view(),
             by_columns,
             offsets,
         })?)
