@@ -38,6 +38,39 @@ struct Part {
     site: DropoutSite,
 }
 
+/// Some of a layer's outputs, or of their gradients, as a tensor of their own.
+pub(crate) struct OutputColumns<V> {
+    /// The number of its first column among the layer's outputs.
+    pub(crate) first: usize,
+    pub(crate) of: V,
+}
+
+impl<V> OutputColumns<V> {
+    /// All outputs of a layer.
+    pub(crate) fn whole(of: V) -> OutputColumns<V> {
+        OutputColumns { first: 0, of }
+    }
+}
+
+impl Part {
+    /// What its outputs have in common with so many from `first` on: columns of these, and rows of its factor B.
+    fn within(&self, first: usize, width: usize) -> Option<(Range<usize>, Range<usize>)> {
+        let start = self.outputs.start.max(first);
+        let end = self.outputs.end.min(first + width);
+        let from = |zero: usize| start - zero..end - zero;
+        (start < end).then(|| (from(first), from(self.outputs.start)))
+    }
+
+    /// The gradients of its outputs, each with its rows of factor B.
+    fn pieces<'a>(&self, all: &[OutputColumns<In<'a>>]) -> Vec<(In<'a>, Range<usize>)> {
+        let own = all.iter().filter_map(|piece| {
+            let (columns, rows) = self.within(piece.first, piece.of.dims()[1])?;
+            Some((piece.of.columns(columns), rows))
+        });
+        own.collect()
+    }
+}
+
 /// Dropout at adapters has site numbers from here on.
 const FIRST_SITE: u32 = 1 << 16;
 
@@ -105,6 +138,17 @@ impl Adapter {
         self.parts.iter().flat_map(|part| [part.a, part.b])
     }
 
+    /// The factors of a layer of one weight: A times the scale, and B.
+    pub(crate) fn factors<'p>(&self, pass: &'p Pass) -> Result<[WeightMatrix<'p>; 2], ModelError> {
+        let [part] = &self.parts[..] else {
+            unreachable!("the layer has one weight");
+        };
+        Ok([
+            factor(pass, &[(part.a, part.scale)])?,
+            factor(pass, &[(part.b, 1.0)])?,
+        ])
+    }
+
     /// The activation that its backward pass reads.
     pub(crate) fn writes(&self) -> (Activation, Extent) {
         (self.kept, Extent::tokens(self.ranks()))
@@ -125,11 +169,16 @@ impl Adapter {
         self.parts.iter().map(|part| part.ranks.len()).sum()
     }
 
-    /// `y += kept B'`, with `kept = scale x A'`, which is computed without `y` too if it is needed.
-    pub(crate) fn forward(&self, pass: &mut Pass, y: Option<Out>, x: In) -> Result<(), ModelError> {
+    /// `y += kept B'`, with `kept = scale x A'`, which is computed without any `y` too if it is needed.
+    pub(crate) fn forward(
+        &self,
+        pass: &mut Pass,
+        mut y: Vec<OutputColumns<Out>>,
+        x: In,
+    ) -> Result<(), ModelError> {
         let needed = pass.output(self.kept)?;
         let is_needed = needed.is_some();
-        if !is_needed && y.is_none() {
+        if !is_needed && y.is_empty() {
             return Ok(());
         }
         let mut kept = match needed {
@@ -137,12 +186,19 @@ impl Adapter {
             None => pass.temporary(self.kept.name(), [x.dims()[0], self.ranks()])?,
         };
         self.down(pass, kept.view_mut(), x)?;
-        if let Some(mut y) = y {
-            for part in &self.parts {
-                let b = factor(pass, &[(part.b, 1.0)])?;
-                let y = y.reborrow().columns(part.outputs.clone());
-                let kept = kept.view().columns(part.ranks.clone());
-                product(pass, y, (kept, b.view().t()), Init::Accumulate)?;
+        let parts = match y.is_empty() {
+            false => &self.parts[..],
+            true => &[],
+        };
+        for part in parts {
+            let b = factor(pass, &[(part.b, 1.0)])?;
+            let kept = kept.view().columns(part.ranks.clone());
+            for piece in &mut y {
+                let Some((columns, rows)) = part.within(piece.first, piece.of.dims()[1]) else {
+                    continue;
+                };
+                let y = piece.of.reborrow().columns(columns);
+                product(pass, y, (kept, b.view().rows(rows).t()), Init::Accumulate)?;
             }
         }
         pass.put(self.kept, is_needed.then_some(kept));
@@ -170,23 +226,28 @@ impl Adapter {
     pub(crate) fn add_gradients(
         &self,
         pass: &mut Pass,
-        dy: In,
+        dy: &[OutputColumns<In>],
         x: In,
     ) -> Result<Buffer, ModelError> {
         let kernels = pass.kernels();
         let kept = pass.pull(self.kept)?;
         for part in &self.parts {
-            let dy = dy.columns(part.outputs.clone());
-            let db = pass.accumulate(part.b).expect(TRAINED);
-            weight_gradient(kernels, db, dy, kept.view().columns(part.ranks.clone()))?;
+            let (mut db, init) = pass.accumulate(part.b).expect(TRAINED);
+            let kept = kept.view().columns(part.ranks.clone());
+            for (dy, rows) in part.pieces(dy) {
+                weight_gradient(kernels, (db.reborrow().rows(rows), init), dy, kept)?;
+            }
         }
         pass.release(self.kept, kept);
-        let mut through = pass.temporary("d_lora", [dy.dims()[0], self.ranks()])?;
+        let mut through = pass.temporary("d_lora", [x.dims()[0], self.ranks()])?;
         for part in &self.parts {
             let b = factor(pass, &[(part.b, part.scale)])?;
-            let through = through.view_mut().columns(part.ranks.clone());
-            let dy = dy.columns(part.outputs.clone());
-            product(pass, through, (dy, b.view()), Init::Overwrite)?;
+            let mut init = Init::Overwrite;
+            for (dy, rows) in part.pieces(dy) {
+                let through = through.view_mut().columns(part.ranks.clone());
+                product(pass, through, (dy, b.view().rows(rows)), init)?;
+                init = Init::Accumulate;
+            }
         }
         self.add_gradients_of_a(pass, through.view(), x)?;
         Ok(through)
@@ -269,7 +330,12 @@ impl Adapter {
 }
 
 /// `out = init + a b`.
-fn product(pass: &Pass, out: Out, (a, b): (In, In), init: Init) -> Result<(), ModelError> {
+pub(crate) fn product(
+    pass: &Pass,
+    out: Out,
+    (a, b): (In, In),
+    init: Init,
+) -> Result<(), ModelError> {
     Ok(pass.kernels().run(Matmul {
         out,
         a,

@@ -163,11 +163,6 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
             "lora.b_lr_ratio is for adamw, which is not the optimizer; leave it out, or take --optimizer adamw",
         );
     }
-    if config.model.latent.is_some() {
-        return refused(
-            "adapters on latent attention are not built; train the model itself, or take another one",
-        );
-    }
     Ok(())
 }
 

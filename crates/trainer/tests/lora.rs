@@ -16,10 +16,11 @@ use units::Zero;
 
 const STEPS: usize = 3;
 
-/// A dense model, GPT-2, and one with experts.
+/// A dense model, GPT-2, one with experts, and one with latent attention too.
 const LLAMA: &str = "q/k/v bias";
 const GPT2: &str = "GPT-2";
 const QWEN_MOE: &str = "Qwen2-MoE";
+const DEEPSEEK: &str = "DeepSeek-V3";
 
 fn adapted(model: &str, dtype: DType, mode: &str) -> Config {
     let mut all = variants(2).into_iter().chain(models());
@@ -33,9 +34,18 @@ fn adapted(model: &str, dtype: DType, mode: &str) -> Config {
     config
 }
 
+/// Labels of adapters, attention and the feed-forward layer.
+fn some_labels(model: &str) -> &'static str {
+    match model {
+        QWEN_MOE => "qkv,mlp,lora,moe",
+        DEEPSEEK => "mla_up_proj,lora,moe",
+        _ => "qkv,mlp,lora",
+    }
+}
+
 #[test]
 fn modes_and_homes_give_the_same_bits_as_planned() {
-    for model in [LLAMA, GPT2, QWEN_MOE] {
+    for model in [LLAMA, GPT2, QWEN_MOE, DEEPSEEK] {
         for dtype in common::DTYPES {
             let of = |mode: &str, homes: Homes| Settings {
                 homes,
@@ -56,7 +66,7 @@ fn modes_and_homes_give_the_same_bits_as_planned() {
                 (bits, planned.peak_bytes)
             };
             let (kept, peak) = went("none", &of("none", Homes::default()));
-            for mode in ["lora", "full", "qkv,mlp,lora"] {
+            for mode in ["lora", "full", some_labels(model)] {
                 let (made, other) = went(mode, &of(mode, Homes::default()));
                 assert!(made == kept, "{model} {dtype:?} {mode}");
                 assert!(other < peak, "{model} {dtype:?} {mode}");
@@ -78,6 +88,7 @@ fn codes_train_as_the_values_that_they_stand_for() {
         (BaseType::EightBit, GPT2, DType::F32),
         (BaseType::EightBit, LLAMA, DType::BF16),
         (BaseType::EightBit, QWEN_MOE, DType::BF16),
+        (BaseType::Nf4, DEEPSEEK, DType::BF16),
     ] {
         let name = format!("{base} {model} {dtype:?}");
         let of = |mode: &str, base| {
@@ -130,11 +141,7 @@ fn codes_train_as_the_values_that_they_stand_for() {
             weights: Home::Device,
             ..all_pinned()
         };
-        let some = match model {
-            QWEN_MOE => "qkv,mlp,lora,moe",
-            _ => "qkv,mlp,lora",
-        };
-        for (mode, homes) in [("full", Homes::default()), (some, pinned)] {
+        for (mode, homes) in [("full", Homes::default()), (some_labels(model), pinned)] {
             let settings = Settings {
                 homes,
                 ..of(mode, Some(base))

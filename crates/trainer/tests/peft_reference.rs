@@ -27,7 +27,14 @@ fn written_and_read(lora: &Lora, parameters: &Parameters) -> Lora {
 
 #[test]
 fn adapters_agree_with_peft() {
-    for family in ["llama", "qwen3", "gpt2", "llama-nf4"] {
+    for family in [
+        "llama",
+        "qwen3",
+        "gpt2",
+        "llama-nf4",
+        "deepseek_v2",
+        "deepseek_v3",
+    ] {
         let base = family.strip_suffix("-nf4");
         let golden = Golden::open(&format!("transformers/{}", base.unwrap_or(family)));
         let peft = golden.folder.join("../../peft").join(family);
