@@ -36,6 +36,9 @@ ADAPTERS = {
     "deepseek_v2": dict(target_modules=["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"], r=3, lora_alpha=6),
     "deepseek_v3": dict(target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"], r=4, lora_alpha=6,
                         rank_pattern={"kv_a_proj_with_mqa": 2}),
+    "mixtral": dict(target_modules=["q_proj", "o_proj"], r=2, lora_alpha=5,
+                    target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+                    rank_pattern={"experts.down_proj": 3}),
     # On a model in NF4 with double quantisation.
     "llama-nf4": dict(target_modules=["q_proj", "v_proj", "down_proj"], r=4, lora_alpha=8),
 }
@@ -105,8 +108,9 @@ def save(model, family, folder):
     model.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
     config = json.loads((folder / "adapter_config.json").read_text()) | dict(base_model_name_or_path=family)
-    if isinstance(config["target_modules"], list):
-        config["target_modules"].sort()
+    for targets in (config["target_modules"], config["target_parameters"]):
+        if isinstance(targets, list):
+            targets.sort()
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 

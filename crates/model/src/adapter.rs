@@ -7,7 +7,7 @@ use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::{Activation, DropoutSite, Extent, Label, ModelError, Pass};
 use kernels::operation::{BiasDropoutAdd, Combine, Copy, DropoutBackward, Matmul};
 use kernels::{Dropout, Init};
-use memory::{Buffer, DType, In, Out};
+use memory::{Buffer, DType, Dims, In, Out};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -92,6 +92,7 @@ impl Adapter {
                 site: FIRST_SITE
                     + own.add_module(LinearModule {
                         name: module,
+                        experts: None,
                         shape: [outputs, inputs],
                         rank: size.map(|size| size.rank),
                         scale: size.map_or(0.0, |size| size.scale),
@@ -100,11 +101,8 @@ impl Adapter {
                 rate: lora.dropout,
             };
             if let Some(size) = size {
-                let initial = match lora.init {
-                    LoraInit::Kaiming => Initial::Uniform((inputs as f32).sqrt().recip()),
-                    LoraInit::Gaussian => Initial::NormalOf((size.rank as f32).recip()),
-                };
                 let shape = [size.rank, inputs];
+                let initial = initial_a(lora.init, shape);
                 let a = own.factor(&format!("{name}.lora_A.weight"), shape, initial);
                 let (ranks, outputs) = (rank..rank + size.rank, output..output + outputs);
                 rank = ranks.end;
@@ -329,6 +327,14 @@ impl Adapter {
     }
 }
 
+/// The values of a fresh factor A `[rank, inputs]`.
+pub(crate) fn initial_a(init: LoraInit, [rank, inputs]: [usize; 2]) -> Initial {
+    match init {
+        LoraInit::Kaiming => Initial::Uniform((inputs as f32).sqrt().recip()),
+        LoraInit::Gaussian => Initial::NormalOf((rank as f32).recip()),
+    }
+}
+
 /// `out = init + a b`.
 pub(crate) fn product(
     pass: &Pass,
@@ -348,9 +354,9 @@ pub(crate) fn product(
 /// Factors are declared as trained.
 const TRAINED: &str = "a factor is trained";
 
-/// Stacks factors of one width by rows, each multiplied by its number, in the compute type. A view of the arena serves where it
-/// holds just that.
-fn factor<'p>(
+/// Stacks factors of one width by rows, or takes one of experts, each multiplied by its number, in the compute type. A view of
+/// the arena serves where it holds just that.
+pub(crate) fn factor<'p>(
     pass: &'p Pass,
     factors: &[(ParameterId, f32)],
 ) -> Result<WeightMatrix<'p>, ModelError> {
@@ -360,7 +366,9 @@ fn factor<'p>(
         return Ok(WeightMatrix::Stored(stored));
     }
     let rows = ids.iter().map(|id| pass.parameter(*id).dims()[0]);
-    let shape = [rows.sum(), pass.parameter(ids[0]).dims()[1]];
+    let mut shape = pass.parameter(ids[0]).dims().to_vec();
+    shape[0] = rows.sum();
+    let shape = Dims::try_from(&shape[..]).expect("a factor has at most three sizes");
     let mut made = pass.temporary("lora_factor", shape)?;
     let mut first = 0;
     for (id, scale) in factors.iter().copied() {
@@ -387,7 +395,7 @@ fn factor<'p>(
 
 /// The activation that a layer's adapter keeps, named after the layer's first weight. Names of activations live as long as
 /// the process, so each is leaked once; there are few, since blocks call their modules alike.
-fn kept(module: &str) -> Activation {
+pub(crate) fn kept(module: &str) -> Activation {
     static NAMES: Mutex<BTreeMap<String, &'static str>> = Mutex::new(BTreeMap::new());
     let mut names = NAMES.lock().expect("nothing panics while it is locked");
     let name = names.entry(module.into()).or_insert_with(|| {

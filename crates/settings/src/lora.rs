@@ -198,10 +198,7 @@ pub(crate) fn check_modules(lora: &Lora, modules: &[LinearModule]) -> Result<(),
     let fits_nothing =
         |target: &&AdapterTarget| !modules.iter().any(|module| target.fits(&module.name));
     if let Some(target) = lora.targets.iter().find(fits_nothing) {
-        let mut ends: Vec<&str> = modules
-            .iter()
-            .filter_map(|module| module.name.rsplit('.').next())
-            .collect();
+        let mut ends: Vec<&str> = modules.iter().map(LinearModule::end).collect();
         ends.sort_unstable();
         ends.dedup();
         return Err(ConfigError::Contradiction(format!(
@@ -219,6 +216,14 @@ pub(crate) fn check_modules(lora: &Lora, modules: &[LinearModule]) -> Result<(),
         return Err(ConfigError::Contradiction(
             "lora.targets or lora.layers is empty, so that nothing is left to train; name some, or leave the key out".into(),
         ));
+    }
+    let of_experts = adapted().find(|(module, _)| module.experts.is_some());
+    if let (Some((module, _)), true) = (of_experts, lora.dropout > 0.0) {
+        return Err(ConfigError::Contradiction(format!(
+            "lora.dropout is not built for adapters on experts, nor does PEFT have it, and `{}` has one; leave out lora.dropout, \
+             or the experts in lora.targets",
+            module.name
+        )));
     }
     let above =
         |(module, rank): &(&LinearModule, usize)| *rank > module.shape[0].min(module.shape[1]);

@@ -9,35 +9,46 @@ use common::ranks::{each, on_cpu, ranks, together};
 use common::{assert_as_planned, config, parameters, plan, session, variants};
 use kernels::Target;
 use kernels::meta::FlopCounter;
-use memory::{Category, DType, Home, Homes, Memory, MemoryChange};
+use memory::{Category, DType, Home, Homes, Layout, Lease, Memory, MemoryChange};
 use session::Session;
 use settings::{BaseType, Config, Settings};
+use std::rc::Rc;
 use units::Zero;
 
 const STEPS: usize = 3;
 
-/// A dense model, GPT-2, one with experts, and one with latent attention too.
+/// A dense model, GPT-2, one with experts, one with latent attention too, and one whose experts have adapters.
 const LLAMA: &str = "q/k/v bias";
 const GPT2: &str = "GPT-2";
 const QWEN_MOE: &str = "Qwen2-MoE";
 const DEEPSEEK: &str = "DeepSeek-V3";
+const EXPERTS: &str = "experts of Qwen2-MoE";
 
 fn adapted(model: &str, dtype: DType, mode: &str) -> Config {
     let mut all = variants(2).into_iter().chain(models());
-    let (_, model) = all.find(|(name, _)| *name == model).unwrap();
+    let of_experts = model.strip_prefix("experts of ");
+    let name = of_experts.unwrap_or(model);
+    let (_, model) = all.find(|(own, _)| *own == name).unwrap();
     let mut config = config(model, dtype, mode);
     config.lora.rank = Some(3);
     config.lora.alpha = Some(5.0);
     config.lora.dropout = 0.1;
     config.lora.b_lr_ratio = 4.0;
     config.lora.rank_pattern = [("k_proj".into(), 2)].into();
+    if of_experts.is_some() {
+        let experts = ["experts.gate_up_proj", "mlp.experts.down_proj"];
+        config.lora.targets.extend(experts.map(String::from));
+        config.lora.dropout = 0.0;
+        let of_down = ("experts.down_proj".into(), 2);
+        config.lora.rank_pattern.extend([of_down]);
+    }
     config
 }
 
 /// Labels of adapters, attention and the feed-forward layer.
 fn some_labels(model: &str) -> &'static str {
     match model {
-        QWEN_MOE => "qkv,mlp,lora,moe",
+        QWEN_MOE | EXPERTS => "qkv,mlp,lora,moe",
         DEEPSEEK => "mla_up_proj,lora,moe",
         _ => "qkv,mlp,lora",
     }
@@ -45,7 +56,7 @@ fn some_labels(model: &str) -> &'static str {
 
 #[test]
 fn modes_and_homes_give_the_same_bits_as_planned() {
-    for model in [LLAMA, GPT2, QWEN_MOE, DEEPSEEK] {
+    for model in [LLAMA, GPT2, DEEPSEEK, EXPERTS] {
         for dtype in common::DTYPES {
             let of = |mode: &str, homes: Homes| Settings {
                 homes,
@@ -84,7 +95,7 @@ fn codes_train_as_the_values_that_they_stand_for() {
     for (base, model, dtype) in [
         (BaseType::Nf4, LLAMA, DType::F32),
         (BaseType::Nf4, GPT2, DType::BF16),
-        (BaseType::Nf4, QWEN_MOE, DType::F32),
+        (BaseType::Nf4, EXPERTS, DType::F32),
         (BaseType::EightBit, GPT2, DType::F32),
         (BaseType::EightBit, LLAMA, DType::BF16),
         (BaseType::EightBit, QWEN_MOE, DType::BF16),
@@ -157,7 +168,8 @@ fn ranks_give_the_same_bits() {
     for (model, base) in [
         (LLAMA, None),
         (LLAMA, Some(BaseType::Nf4)),
-        (QWEN_MOE, Some(BaseType::Nf4)),
+        (EXPERTS, None),
+        (EXPERTS, Some(BaseType::Nf4)),
     ] {
         same_bits_on_ranks(model, base);
     }
@@ -187,6 +199,50 @@ fn same_bits_on_ranks(model: &str, base: Option<BaseType>) {
     );
 }
 
+/// The layout of a model, and all leases of a step on shapes.
+fn leases(settings: &Settings) -> (Rc<Layout>, Vec<Lease>) {
+    let memory = Memory::shapes();
+    memory.keep_history(|| 0.0);
+    let (target, flops) = (Target::Cuda, FlopCounter::default());
+    let mut session = Session::on_shapes(settings.clone(), &memory, target, flops).unwrap();
+    session.step(&common::step_batch(settings, 0)).unwrap();
+    let layout = session.model().layout().clone();
+    let events = memory.history().unwrap().events.into_iter();
+    let leases = events.filter_map(|event| match event.change {
+        MemoryChange::Take { lease, .. } => Some(lease),
+        _ => None,
+    });
+    (layout, leases.collect())
+}
+
+/// Adapters on experts: activations and temporaries are smaller than what they add to one matrix of all experts would be, and so
+/// than its gradient.
+#[test]
+fn no_lease_is_as_large_as_a_delta_of_experts() {
+    let mut config = adapted(EXPERTS, DType::BF16, "none");
+    config.data.seq = 21;
+    let (layout, leases) = leases(&Settings::new(&config).unwrap());
+    let experts = layout.entries().iter();
+    let experts = experts.filter(|entry| entry.name.ends_with("mlp.experts.gate_up_proj"));
+    let delta = experts
+        .map(|entry| 2 * entry.elements() as u64)
+        .min()
+        .unwrap();
+    let made =
+        |lease: &&Lease| [Category::Activation, Category::Temporary].contains(&lease.category);
+    let made: Vec<&Lease> = leases.iter().filter(made).collect();
+    for name in [
+        "lora_mlp_experts_gate_up_proj",
+        "lora_factor",
+        "expert_lora",
+    ] {
+        assert!(made.iter().any(|lease| lease.name == name), "{name}");
+    }
+    for lease in made {
+        assert!(lease.bytes < delta, "{lease:?} {delta}");
+    }
+}
+
 /// A step of a model in bf16: nothing but factors has gradients or states, no product of factors exists, and no input is
 /// copied to f32.
 #[test]
@@ -194,18 +250,7 @@ fn no_lease_is_as_large_as_what_is_frozen() {
     let mut config = adapted(LLAMA, DType::BF16, "none");
     config.lora.dropout = 0.0;
     let settings = Settings::new(&config).unwrap();
-    let memory = Memory::shapes();
-    memory.keep_history(|| 0.0);
-    let (target, flops) = (Target::Cuda, FlopCounter::default());
-    let mut session = Session::on_shapes(settings.clone(), &memory, target, flops).unwrap();
-    session.step(&common::step_batch(&settings, 0)).unwrap();
-    let layout = session.model().layout().clone();
-    let events = memory.history().unwrap().events.into_iter();
-    let leases = events.filter_map(|event| match event.change {
-        MemoryChange::Take { lease, .. } => Some(lease),
-        _ => None,
-    });
-    let leases: Vec<_> = leases.collect();
+    let (layout, leases) = leases(&settings);
     let trained = layout.trained().elements() as u64;
     let granularity = 512;
     let states = |category| {

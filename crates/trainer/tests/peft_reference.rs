@@ -34,6 +34,7 @@ fn adapters_agree_with_peft() {
         "llama-nf4",
         "deepseek_v2",
         "deepseek_v3",
+        "mixtral",
     ] {
         let base = family.strip_suffix("-nf4");
         let golden = Golden::open(&format!("transformers/{}", base.unwrap_or(family)));

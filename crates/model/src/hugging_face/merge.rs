@@ -2,7 +2,7 @@
 
 use super::adapter::import_adapter;
 use super::weights::{ModelWeights, WeightsError};
-use crate::parameters::{Parameter, Parameters, Stored};
+use crate::parameters::{FileTensor, Parameter, Parameters, Stored};
 use files::{Dtype, TensorSource, TensorSpec, narrow, widen};
 use kernels::quantise::round_to_codes;
 use memory::DType;
@@ -58,13 +58,22 @@ impl AdapterWeights {
             .filter(|one| one.stored == Stored::Transposed)
             .map(|one| &one.name[..])
             .collect();
-        let adapted = parameters.modules().iter();
-        let adapted = adapted.filter_map(|module| Some((module, module.rank?)));
-        let deltas = adapted.map(|(module, rank)| {
+        let mut deltas = HashMap::new();
+        for module in parameters.modules() {
+            let Some(rank) = module.rank else {
+                continue;
+            };
             let [outputs, inputs] = module.shape;
             let a = taken(format!("{}.lora_A.weight", module.name));
             let mut b = taken(format!("{}.lora_B.weight", module.name));
             b.iter_mut().for_each(|value| *value *= module.scale);
+            if module.experts.is_some() {
+                let mut all = parameters.in_layout();
+                let experts = all.find(|one| one.name == module.name);
+                let experts = experts.expect("a module of experts is their parameter");
+                deltas.extend(of_experts(experts, rank, [&a, &b]));
+                continue;
+            }
             let name = format!("{}.weight", module.name);
             let delta = match transposed.contains(&&name[..]) {
                 false => Delta {
@@ -80,8 +89,8 @@ impl AdapterWeights {
                     columns: outputs,
                 },
             };
-            (name, delta)
-        });
+            deltas.insert(name, delta);
+        }
         let coded = parameters.in_layout().filter(|one| one.codes.is_some());
         let by_tensor = |one: &Parameter| {
             let parameter = Rc::new(one.clone());
@@ -89,7 +98,7 @@ impl AdapterWeights {
             tensors.map(move |tensor| (tensor.name, parameter.clone()))
         };
         Ok(AdapterWeights {
-            deltas: deltas.collect(),
+            deltas,
             coded: coded.flat_map(by_tensor).collect(),
         })
     }
@@ -110,6 +119,26 @@ impl AdapterWeights {
             made: RefCell::default(),
         }
     }
+}
+
+/// What is added to each of the tensors that files have of experts, by its name, from factors `a [experts, rank, inputs]` and
+/// `b [experts, outputs, rank]`.
+fn of_experts(experts: &Parameter, rank: usize, [a, b]: [&[f32]; 2]) -> Vec<(String, Delta)> {
+    let &[_, outputs, inputs] = &experts.shape[..] else {
+        unreachable!("experts are declared with three sizes");
+    };
+    let delta = |tensor: FileTensor| {
+        let row = tensor.first / inputs;
+        let expert = row / outputs;
+        let delta = Delta {
+            left: b[row * rank..(row + tensor.shape[0]) * rank].to_vec(),
+            right: a[expert * rank * inputs..(expert + 1) * rank * inputs].to_vec(),
+            rank,
+            columns: inputs,
+        };
+        (tensor.name, delta)
+    };
+    experts.file_tensors().into_iter().map(delta).collect()
 }
 
 /// A matrix of so many columns, transposed.

@@ -8,7 +8,7 @@ use kernels::operation::Matmul;
 use memory::{Buffer, In, Out};
 
 impl Linear {
-    /// As [`Linear::forward`], for a layer of one weight without a bias whose outputs are several tensors.
+    /// As [`Linear::forward`], into each of these tensors.
     pub(crate) fn forward_apart(
         &self,
         pass: &mut Pass,
@@ -32,7 +32,7 @@ impl Linear {
         self.adapt(pass, y, x)
     }
 
-    /// As [`Linear::add_gradient`].
+    /// As [`Linear::add_gradient`], from each of these tensors.
     pub(super) fn add_gradient_apart(
         &self,
         pass: &mut Pass,
@@ -51,7 +51,7 @@ impl Linear {
         Ok(())
     }
 
-    /// As [`Linear::input_gradient`], for a layer of one weight whose outputs are several tensors.
+    /// As [`Linear::input_gradient`], from each of these tensors.
     pub(crate) fn input_gradient_apart(
         &self,
         pass: &Pass,
