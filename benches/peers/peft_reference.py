@@ -34,6 +34,12 @@ ADAPTERS = {
     "llama": dict(target_modules="all-linear", r=4, lora_alpha=8, rank_pattern={"k_proj": 2}, alpha_pattern={"v_proj": 3}),
     "qwen3": dict(target_modules=r".*\.(q_proj|up_proj|down_proj)", r=3, lora_alpha=5, use_rslora=True),
     "gpt2": dict(target_modules=["c_attn", "mlp.c_proj"], r=4, lora_alpha=4, layers_to_transform=[1], fan_in_fan_out=True),
+    "deepseek_v2": dict(target_modules=["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"], r=3, lora_alpha=6),
+    "deepseek_v3": dict(target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"], r=4, lora_alpha=6,
+                        rank_pattern={"kv_a_proj_with_mqa": 2}),
+    "mixtral": dict(target_modules=["q_proj", "o_proj"], r=2, lora_alpha=5,
+                    target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+                    rank_pattern={"experts.down_proj": 3}),
     # On a model in NF4 with double quantisation.
     "llama-nf4": dict(target_modules=["q_proj", "v_proj", "down_proj"], r=4, lora_alpha=8),
     # LoRA+.
@@ -99,8 +105,10 @@ def train(model, settings, ratio):
         count, loss = int((targets != reference.MASKED).sum()), 0.0
         for micro_ids, micro_targets in zip(ids, targets):
             output = model(input_ids=micro_ids, labels=micro_targets, shift_labels=micro_targets, num_items_in_batch=count)
-            output.loss.backward()
-            loss += output.loss.item()
+            added = reference.balance(output, model.config)
+            part = output.loss if added is None else output.loss - added
+            (part if added is None else part + added / len(ids)).backward()
+            loss += part.item()
         norm = torch.nn.utils.clip_grad_norm_(trained, optimizer["clip_grad_norm"]).item()
         adamw.step()
         adamw.zero_grad()
@@ -113,8 +121,9 @@ def save(model, family, folder):
     model.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
     config = json.loads((folder / "adapter_config.json").read_text()) | dict(base_model_name_or_path=family)
-    if isinstance(config["target_modules"], list):
-        config["target_modules"].sort()
+    for targets in (config["target_modules"], config["target_parameters"]):
+        if isinstance(targets, list):
+            targets.sort()
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 

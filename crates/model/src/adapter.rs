@@ -7,7 +7,7 @@ use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::{Activation, DropoutSite, Extent, Label, ModelError, Pass};
 use kernels::operation::{BiasDropoutAdd, Combine, Copy, DropoutBackward, Matmul};
 use kernels::{Dropout, Init};
-use memory::{Buffer, DType, In, Out};
+use memory::{Buffer, DType, Dims, In, Out};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -38,6 +38,39 @@ struct Part {
     site: DropoutSite,
 }
 
+/// Some of a layer's outputs, or of their gradients, as a tensor of their own.
+pub(crate) struct OutputColumns<V> {
+    /// The number of its first column among the layer's outputs.
+    pub(crate) first: usize,
+    pub(crate) of: V,
+}
+
+impl<V> OutputColumns<V> {
+    /// All outputs of a layer.
+    pub(crate) fn whole(of: V) -> OutputColumns<V> {
+        OutputColumns { first: 0, of }
+    }
+}
+
+impl Part {
+    /// What its outputs have in common with so many from `first` on: columns of these, and rows of its factor B.
+    fn within(&self, first: usize, width: usize) -> Option<(Range<usize>, Range<usize>)> {
+        let start = self.outputs.start.max(first);
+        let end = self.outputs.end.min(first + width);
+        let from = |zero: usize| start - zero..end - zero;
+        (start < end).then(|| (from(first), from(self.outputs.start)))
+    }
+
+    /// The gradients of its outputs, each with its rows of factor B.
+    fn pieces<'a>(&self, all: &[OutputColumns<In<'a>>]) -> Vec<(In<'a>, Range<usize>)> {
+        let own = all.iter().filter_map(|piece| {
+            let (columns, rows) = self.within(piece.first, piece.of.dims()[1])?;
+            Some((piece.of.columns(columns), rows))
+        });
+        own.collect()
+    }
+}
+
 /// Dropout at adapters has site numbers from here on.
 const FIRST_SITE: u32 = 1 << 16;
 
@@ -59,6 +92,7 @@ impl Adapter {
                 site: FIRST_SITE
                     + own.add_module(LinearModule {
                         name: module,
+                        experts: None,
                         shape: [outputs, inputs],
                         rank: size.map(|size| size.rank),
                         scale: size.map_or(0.0, |size| size.scale),
@@ -67,11 +101,8 @@ impl Adapter {
                 rate: lora.dropout,
             };
             if let Some(size) = size {
-                let initial = match lora.init {
-                    LoraInit::Kaiming => Initial::Uniform((inputs as f32).sqrt().recip()),
-                    LoraInit::Gaussian => Initial::NormalOf((size.rank as f32).recip()),
-                };
                 let shape = [size.rank, inputs];
+                let initial = initial_a(lora.init, shape);
                 let a = own.factor(&format!("{name}.lora_A.weight"), shape, initial);
                 let (ranks, outputs) = (rank..rank + size.rank, output..output + outputs);
                 rank = ranks.end;
@@ -105,6 +136,17 @@ impl Adapter {
         self.parts.iter().flat_map(|part| [part.a, part.b])
     }
 
+    /// The factors of a layer of one weight: A times the scale, and B.
+    pub(crate) fn factors<'p>(&self, pass: &'p Pass) -> Result<[WeightMatrix<'p>; 2], ModelError> {
+        let [part] = &self.parts[..] else {
+            unreachable!("the layer has one weight");
+        };
+        Ok([
+            factor(pass, &[(part.a, part.scale)])?,
+            factor(pass, &[(part.b, 1.0)])?,
+        ])
+    }
+
     /// The activation that its backward pass reads.
     pub(crate) fn writes(&self) -> (Activation, Extent) {
         (self.kept, Extent::tokens(self.ranks()))
@@ -125,11 +167,16 @@ impl Adapter {
         self.parts.iter().map(|part| part.ranks.len()).sum()
     }
 
-    /// `y += kept B'`, with `kept = scale x A'`, which is computed without `y` too if it is needed.
-    pub(crate) fn forward(&self, pass: &mut Pass, y: Option<Out>, x: In) -> Result<(), ModelError> {
+    /// `y += kept B'`, with `kept = scale x A'`, which is computed without any `y` too if it is needed.
+    pub(crate) fn forward(
+        &self,
+        pass: &mut Pass,
+        mut y: Vec<OutputColumns<Out>>,
+        x: In,
+    ) -> Result<(), ModelError> {
         let needed = pass.output(self.kept)?;
         let is_needed = needed.is_some();
-        if !is_needed && y.is_none() {
+        if !is_needed && y.is_empty() {
             return Ok(());
         }
         let mut kept = match needed {
@@ -137,12 +184,19 @@ impl Adapter {
             None => pass.temporary(self.kept.name(), [x.dims()[0], self.ranks()])?,
         };
         self.down(pass, kept.view_mut(), x)?;
-        if let Some(mut y) = y {
-            for part in &self.parts {
-                let b = factor(pass, &[(part.b, 1.0)])?;
-                let y = y.reborrow().columns(part.outputs.clone());
-                let kept = kept.view().columns(part.ranks.clone());
-                product(pass, y, (kept, b.view().t()), Init::Accumulate)?;
+        let parts = match y.is_empty() {
+            false => &self.parts[..],
+            true => &[],
+        };
+        for part in parts {
+            let b = factor(pass, &[(part.b, 1.0)])?;
+            let kept = kept.view().columns(part.ranks.clone());
+            for piece in &mut y {
+                let Some((columns, rows)) = part.within(piece.first, piece.of.dims()[1]) else {
+                    continue;
+                };
+                let y = piece.of.reborrow().columns(columns);
+                product(pass, y, (kept, b.view().rows(rows).t()), Init::Accumulate)?;
             }
         }
         pass.put(self.kept, is_needed.then_some(kept));
@@ -170,23 +224,28 @@ impl Adapter {
     pub(crate) fn add_gradients(
         &self,
         pass: &mut Pass,
-        dy: In,
+        dy: &[OutputColumns<In>],
         x: In,
     ) -> Result<Buffer, ModelError> {
         let kernels = pass.kernels();
         let kept = pass.pull(self.kept)?;
         for part in &self.parts {
-            let dy = dy.columns(part.outputs.clone());
-            let db = pass.accumulate(part.b).expect(TRAINED);
-            weight_gradient(kernels, db, dy, kept.view().columns(part.ranks.clone()))?;
+            let (mut db, init) = pass.accumulate(part.b).expect(TRAINED);
+            let kept = kept.view().columns(part.ranks.clone());
+            for (dy, rows) in part.pieces(dy) {
+                weight_gradient(kernels, (db.reborrow().rows(rows), init), dy, kept)?;
+            }
         }
         pass.release(self.kept, kept);
-        let mut through = pass.temporary("d_lora", [dy.dims()[0], self.ranks()])?;
+        let mut through = pass.temporary("d_lora", [x.dims()[0], self.ranks()])?;
         for part in &self.parts {
             let b = factor(pass, &[(part.b, part.scale)])?;
-            let through = through.view_mut().columns(part.ranks.clone());
-            let dy = dy.columns(part.outputs.clone());
-            product(pass, through, (dy, b.view()), Init::Overwrite)?;
+            let mut init = Init::Overwrite;
+            for (dy, rows) in part.pieces(dy) {
+                let through = through.view_mut().columns(part.ranks.clone());
+                product(pass, through, (dy, b.view().rows(rows)), init)?;
+                init = Init::Accumulate;
+            }
         }
         self.add_gradients_of_a(pass, through.view(), x)?;
         Ok(through)
@@ -268,8 +327,21 @@ impl Adapter {
     }
 }
 
+/// The values of a fresh factor A `[rank, inputs]`.
+pub(crate) fn initial_a(init: LoraInit, [rank, inputs]: [usize; 2]) -> Initial {
+    match init {
+        LoraInit::Kaiming => Initial::Uniform((inputs as f32).sqrt().recip()),
+        LoraInit::Gaussian => Initial::NormalOf((rank as f32).recip()),
+    }
+}
+
 /// `out = init + a b`.
-fn product(pass: &Pass, out: Out, (a, b): (In, In), init: Init) -> Result<(), ModelError> {
+pub(crate) fn product(
+    pass: &Pass,
+    out: Out,
+    (a, b): (In, In),
+    init: Init,
+) -> Result<(), ModelError> {
     Ok(pass.kernels().run(Matmul {
         out,
         a,
@@ -282,9 +354,9 @@ fn product(pass: &Pass, out: Out, (a, b): (In, In), init: Init) -> Result<(), Mo
 /// Factors are declared as trained.
 const TRAINED: &str = "a factor is trained";
 
-/// Stacks factors of one width by rows, each multiplied by its number, in the compute type. A view of the arena serves where it
-/// holds just that.
-fn factor<'p>(
+/// Stacks factors of one width by rows, or takes one of experts, each multiplied by its number, in the compute type. A view of
+/// the arena serves where it holds just that.
+pub(crate) fn factor<'p>(
     pass: &'p Pass,
     factors: &[(ParameterId, f32)],
 ) -> Result<WeightMatrix<'p>, ModelError> {
@@ -294,7 +366,9 @@ fn factor<'p>(
         return Ok(WeightMatrix::Stored(stored));
     }
     let rows = ids.iter().map(|id| pass.parameter(*id).dims()[0]);
-    let shape = [rows.sum(), pass.parameter(ids[0]).dims()[1]];
+    let mut shape = pass.parameter(ids[0]).dims().to_vec();
+    shape[0] = rows.sum();
+    let shape = Dims::try_from(&shape[..]).expect("a factor has at most three sizes");
     let mut made = pass.temporary("lora_factor", shape)?;
     let mut first = 0;
     for (id, scale) in factors.iter().copied() {
@@ -321,7 +395,7 @@ fn factor<'p>(
 
 /// The activation that a layer's adapter keeps, named after the layer's first weight. Names of activations live as long as
 /// the process, so each is leaked once; there are few, since blocks call their modules alike.
-fn kept(module: &str) -> Activation {
+pub(crate) fn kept(module: &str) -> Activation {
     static NAMES: Mutex<BTreeMap<String, &'static str>> = Mutex::new(BTreeMap::new());
     let mut names = NAMES.lock().expect("nothing panics while it is locked");
     let name = names.entry(module.into()).or_insert_with(|| {

@@ -20,6 +20,7 @@ mod block;
 mod block_spec;
 mod config;
 mod error;
+mod expert_adapter;
 mod experts_config;
 mod families;
 mod flowing;

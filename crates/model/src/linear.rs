@@ -1,6 +1,9 @@
 //! Linear layers: every use of a model's matrices, forward and backward.
 
-use crate::adapter::Adapter;
+mod apart;
+mod rows;
+
+use crate::adapter::{Adapter, OutputColumns};
 use crate::matrix::{WeightMatrix, matrix};
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::{Activation, DropoutSite, Extent, ModelError, Pass};
@@ -108,8 +111,13 @@ impl Linear {
     /// keeps.
     pub fn backward_reads(&self, input: Activation) -> Vec<Activation> {
         let kept = self.adapter.as_ref().map(|adapter| adapter.writes().0);
-        let input = (self.trains_a_weight() || kept.is_some()).then_some(input);
+        let input = self.reads_input_backward().then_some(input);
         input.into_iter().chain(kept).collect()
+    }
+
+    /// Whether its input is read for a gradient.
+    pub(crate) fn reads_input_backward(&self) -> bool {
+        self.trains_a_weight() || self.adapter.is_some()
     }
 
     fn trains_a_weight(&self) -> bool {
@@ -142,12 +150,18 @@ impl Linear {
         if let Some(y) = &mut y {
             self.base(pass, y.reborrow(), x)?;
         }
-        self.adapt(pass, y, x)
+        self.adapt(pass, y.map(OutputColumns::whole), x)
     }
 
     /// Adds what the adapter does to `y`, if there is one and the pass has adapters, and keeps what its backward pass reads.
-    fn adapt(&self, pass: &mut Pass, y: Option<Out>, x: In) -> Result<(), ModelError> {
+    fn adapt<'y>(
+        &self,
+        pass: &mut Pass,
+        y: impl IntoIterator<Item = OutputColumns<Out<'y>>>,
+        x: In,
+    ) -> Result<(), ModelError> {
         let adapter = self.adapter.as_ref().filter(|_| pass.has_adapters());
+        let y = y.into_iter().collect();
         adapter.map_or(Ok(()), |adapter| adapter.forward(pass, y, x))
     }
 
@@ -233,7 +247,7 @@ impl Linear {
                 init,
             })?;
         }
-        self.adapt(pass, y, x)
+        self.adapt(pass, y.map(OutputColumns::whole), x)
     }
 
     /// Both gradients, from the output's gradient `dy`; files that of `input`. The input is released before its
@@ -260,17 +274,31 @@ impl Linear {
         input: Activation,
         dy: In,
     ) -> Result<Option<Buffer>, ModelError> {
-        if !self.trains_a_weight() && self.adapter.is_none() {
+        if !self.reads_input_backward() {
             self.add_bias_gradients(pass, dy)?;
             return Ok(None);
         }
         let x = pass.pull(input)?;
-        self.add_gradient(pass, dy, x.view())?;
-        let adapter = self.adapter.as_ref();
-        let through = adapter.map(|adapter| adapter.add_gradients(pass, dy, x.view()));
-        let through = through.transpose()?;
+        let through = self.gradients_of(pass, &[OutputColumns::whole(dy)], x.view())?;
         pass.release(input, x);
         Ok(through)
+    }
+
+    /// As [`Linear::parameter_gradients`], from the input itself. Of a layer of one weight without a bias, outputs may be
+    /// several tensors.
+    pub(crate) fn gradients_of(
+        &self,
+        pass: &mut Pass,
+        dy: &[OutputColumns<In>],
+        x: In,
+    ) -> Result<Option<Buffer>, ModelError> {
+        match dy {
+            [OutputColumns { of, .. }] => self.add_gradient(pass, *of, x)?,
+            _ => self.add_gradient_apart(pass, dy, x)?,
+        }
+        let adapter = self.adapter.as_ref();
+        let through = adapter.map(|adapter| adapter.add_gradients(pass, dy, x));
+        through.transpose()
     }
 
     /// `dx = init + dy W`, and what the adapter adds, if [`Linear::parameter_gradients`] gave something of it.
@@ -285,6 +313,15 @@ impl Linear {
         (dy, through): (In, Option<Buffer>),
     ) -> Result<(), ModelError> {
         self.base_input_gradient(pass, dx.reborrow(), init, dy)?;
+        self.adapter_input_gradient(pass, dx, through)
+    }
+
+    fn adapter_input_gradient(
+        &self,
+        pass: &Pass,
+        dx: Out,
+        through: Option<Buffer>,
+    ) -> Result<(), ModelError> {
         match (&self.adapter, through) {
             (Some(adapter), Some(through)) => adapter.add_input_gradient(pass, dx, through.view()),
             _ => Ok(()),

@@ -60,6 +60,8 @@ pub struct AdapterTarget {
     pub text: String,
     /// None: all linear layers of the blocks.
     pattern: Option<ModulePattern>,
+    /// Whether it is the name of a parameter of experts.
+    names_experts: bool,
 }
 
 /// A regular expression for the names of modules.
@@ -132,12 +134,14 @@ pub(crate) struct LoraSize {
     pub(crate) scale: f32,
 }
 
-/// A linear layer that may have an adapter.
+/// A linear layer that may have an adapter, or the same one of several experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearModule {
-    /// Its name in Hugging Face's models.
+    /// Its name in Hugging Face's models; of experts, the name of their parameter.
     pub name: String,
-    /// Outputs and inputs.
+    /// How many experts have it; none: it is no layer of experts.
+    pub experts: Option<usize>,
+    /// Outputs and inputs, of an expert.
     pub shape: [usize; 2],
     /// The rank of its adapter, if it has one.
     pub rank: Option<usize>,
@@ -147,33 +151,55 @@ pub struct LinearModule {
     pub layer: usize,
 }
 
+/// What the name of a parameter of experts has between that of its module and its own.
+pub(crate) const OF_EXPERTS: &str = ".experts.";
+
+impl LinearModule {
+    /// The end of its name that is the same in every block.
+    pub fn end(&self) -> &str {
+        let parts = self.name.rsplitn(3, '.');
+        let parts = parts.take(1 + usize::from(self.experts.is_some()));
+        let width: usize = parts.map(|part| part.len() + 1).sum();
+        &self.name[self.name.len() + 1 - width..]
+    }
+}
+
 impl AdapterTarget {
     /// All linear layers of the blocks, without routers and experts.
     pub const ALL: &'static str = "all-linear";
 
     /// A plain name fits a module of that name, or one whose name ends in a dot and that name. Any other text is a regular
-    /// expression for the whole name.
+    /// expression for the whole name. Experts are parameters and no modules: only a plain name with `experts.` in it, such as
+    /// `mlp.experts.down_proj`, fits them.
     ///
     /// # Errors
     /// A text that cannot be read as a regular expression.
     pub fn new(text: &str) -> Result<AdapterTarget, LoraPatternError> {
         let is_name =
             |character: char| character.is_ascii_alphanumeric() || "_.-".contains(character);
+        let is_plain = text.chars().all(is_name);
         let pattern = match text {
             AdapterTarget::ALL => None,
-            _ if text.chars().all(is_name) => {
-                Some(ModulePattern::ending(&text.replace('.', r"\."))?)
-            }
+            _ if is_plain => Some(ModulePattern::ending(&text.replace('.', r"\."))?),
             _ => Some(ModulePattern::compiled(text, &format!("^(?:{text})$"))?),
         };
         Ok(AdapterTarget {
             text: text.into(),
             pattern,
+            names_experts: is_plain && text.contains("experts."),
         })
     }
 
-    /// Whether it names a module.
+    /// Whether it is the name of a parameter of experts.
+    pub(crate) fn names_experts(&self) -> bool {
+        self.names_experts
+    }
+
+    /// Whether it names a module, or a parameter of experts.
     pub fn fits(&self, module: &str) -> bool {
+        if module.contains(OF_EXPERTS) && !self.names_experts {
+            return false;
+        }
         let pattern = self.pattern.as_ref();
         pattern.is_none_or(|pattern| pattern.fits(module))
     }
@@ -263,6 +289,26 @@ mod tests {
             assert_eq!(AdapterTarget::new(text).unwrap().fits(Q), fits, "{text}");
         }
         assert!(AdapterTarget::new("(q_proj").is_err());
+    }
+
+    #[test]
+    fn experts_are_named_as_such() {
+        let experts = "model.layers.3.mlp.experts.down_proj";
+        let shared = "model.layers.3.mlp.shared_experts.down_proj";
+        for (text, fits, fits_shared) in [
+            ("mlp.experts.down_proj", true, false),
+            ("experts.down_proj", true, false),
+            (experts, true, false),
+            ("experts.gate_up_proj", false, false),
+            ("down_proj", false, true),
+            ("all-linear", false, true),
+            (".*down_proj", false, true),
+            ("shared_experts.down_proj", false, true),
+        ] {
+            let target = AdapterTarget::new(text).unwrap();
+            let found = [experts, shared].map(|name| target.fits(name));
+            assert_eq!(found, [fits, fits_shared], "{text}");
+        }
     }
 
     #[test]

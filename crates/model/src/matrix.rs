@@ -19,22 +19,20 @@ impl WeightMatrix<'_> {
     }
 }
 
-/// Matrices of one width, stacked by rows, that lie together in the layout. If they are stored as codes, they are widened
-/// into a temporary, which lives as long as what this returns.
+/// Matrices of one width, stacked by rows, that lie together in the layout, or the matrices of experts, which are one parameter.
+/// If they are stored as codes, they are widened into a temporary, which lives as long as what this returns.
 pub(crate) fn matrix<'p>(
     pass: &'p Pass,
     ids: &[ParameterId],
 ) -> Result<WeightMatrix<'p>, ModelError> {
+    const TOGETHER: &str = "they lie together";
     if !pass.is_coded(ids[0]) {
-        let stored = pass.parameters(ids);
-        return Ok(WeightMatrix::Stored(stored.expect("they lie together")));
+        return Ok(WeightMatrix::Stored(pass.parameters(ids).expect(TOGETHER)));
     }
-    let shapes = ids.iter().map(|id| pass.sizes(*id));
-    let shapes: Vec<[usize; 2]> = shapes.collect();
-    let rows = shapes.iter().map(|[rows, _]| rows).sum();
-    let mut made = pass.temporary("widened_weight", [rows, shapes[0][1]])?;
+    let mut made = pass.temporary("widened_weight", pass.sizes(ids).expect(TOGETHER))?;
     let mut first = 0;
-    for (id, [rows, _]) in ids.iter().zip(shapes) {
+    for id in ids {
+        let rows = pass.sizes(&[*id]).expect(TOGETHER)[0];
         pass.widen(*id, made.view_mut().rows(first..first + rows))?;
         first += rows;
     }

@@ -45,6 +45,11 @@ pub enum Stored {
     Transposed,
     /// The matrices of several experts, each in tensors of its own.
     ByExpert(ExpertFiles),
+    /// `[experts, rank, inputs]`, the factors A of experts, as `[experts rank, inputs]`.
+    ExpertsInRows,
+    /// `[experts, outputs, rank]`, the factors B of experts, as `[outputs, rank experts]`: of a rank, all experts' columns side
+    /// by side.
+    ExpertsInColumns,
 }
 
 /// How files name the matrices of experts, which a model has as one parameter `[experts, outputs, inputs]`: the tensor
@@ -105,9 +110,22 @@ impl Parameter {
 
     /// Its shape in files, if it is one tensor there.
     pub fn stored_shape(&self) -> Vec<usize> {
-        match self.stored {
-            Stored::AsUsed | Stored::ByExpert(_) => self.shape.clone(),
-            Stored::Transposed => self.shape.iter().rev().copied().collect(),
+        match (self.stored, &self.shape[..]) {
+            (Stored::Transposed, sizes) => sizes.iter().rev().copied().collect(),
+            (Stored::ExpertsInRows, [experts, rank, inputs]) => vec![experts * rank, *inputs],
+            (Stored::ExpertsInColumns, [experts, outputs, rank]) => vec![*outputs, rank * experts],
+            _ => self.shape.clone(),
+        }
+    }
+
+    /// Rows and columns of the matrix in memory whose transpose files have; none if files have elements in the same order.
+    pub fn turned(&self) -> Option<[usize; 2]> {
+        match (self.stored, &self.shape[..]) {
+            (Stored::Transposed, [rows, columns]) => Some([*rows, *columns]),
+            (Stored::ExpertsInColumns, [experts, outputs, rank]) => {
+                Some([*experts, outputs * rank])
+            }
+            _ => None,
         }
     }
 
@@ -365,11 +383,30 @@ impl PartParameters<'_> {
         shape: [usize; 2],
         initial: Initial,
     ) -> ParameterId {
+        self.factor_stored(name, (&shape, Stored::AsUsed), initial)
+    }
+
+    /// A factor of the adapters of several experts, with three sizes.
+    pub(crate) fn factor_of_experts(
+        &mut self,
+        name: &str,
+        (shape, stored): ([usize; 3], Stored),
+        initial: Initial,
+    ) -> ParameterId {
+        self.factor_stored(name, (&shape, stored), initial)
+    }
+
+    fn factor_stored(
+        &mut self,
+        name: &str,
+        (shape, stored): (&[usize], Stored),
+        initial: Initial,
+    ) -> ParameterId {
         let name = self.module(name);
         let mut own = self.in_type(DType::F32);
-        own.stored = Stored::AsUsed;
-        let id = own.declare_as(Role::Trained, name, &shape, initial);
-        self.all.declared[id.index].is_factor = true;
+        let id = own.declare_as(Role::Trained, name, shape, initial);
+        let factor = &mut self.all.declared[id.index];
+        (factor.stored, factor.is_factor) = (stored, true);
         id
     }
 
@@ -398,12 +435,17 @@ impl PartParameters<'_> {
     /// The matrix of a linear layer. Under adapters it may be stored as codes, as [`crate::Lora::base`] says.
     pub(crate) fn linear(&mut self, name: &str, shape: [usize; 2]) -> ParameterId {
         let id = self.matrix(name, shape);
+        self.as_codes(id);
+        id
+    }
+
+    /// Stores a matrix as the adapters say that those under them are.
+    fn as_codes(&mut self, id: ParameterId) {
         if let Some((lora, _)) = self.lora() {
             let parameter = &mut self.all.declared[id.index];
             let module = parameter.name.trim_end_matches(".weight");
             parameter.codes = lora.codes_of(module);
         }
-        id
     }
 
     /// A vector.
@@ -418,7 +460,8 @@ impl PartParameters<'_> {
             .declare_as(Role::Buffer, name, shape, initial)
     }
 
-    /// The matrices `[experts, outputs, inputs]` of several experts, which files keep apart.
+    /// The matrices `[experts, outputs, inputs]` of several experts, which files keep apart. They may be stored as codes, as
+    /// those of linear layers are, all experts' as one matrix.
     ///
     /// # Panics
     /// If the name does not have the end that `files` says.
@@ -426,6 +469,7 @@ impl PartParameters<'_> {
         assert!(name.ends_with(files.end), "{name} ends in {}", files.end);
         let id = self.declare(name, &shape, Initial::Normal);
         self.all.declared[id.index].stored = Stored::ByExpert(files);
+        self.as_codes(id);
         id
     }
 

@@ -9,7 +9,7 @@ use crate::{
 };
 use kernels::operation::Sum;
 use kernels::{Dropout, Init, Kernels};
-use memory::{Buffer, Category, DType, Dims, Entry, In, Layer, Memory, Out, Phase, PlaceGuard};
+use memory::{Buffer, Category, DType, Dims, In, Layer, Memory, Out, Phase, PlaceGuard};
 use std::rc::Rc;
 use units::Weights;
 
@@ -150,23 +150,19 @@ impl<'a> Pass<'a> {
 
     /// Whether several parameters are contiguous in the layout, and of one kind.
     pub(crate) fn lie_together(&self, ids: &[ParameterId]) -> bool {
-        let layout = self.work.weights.layout();
-        layout.joined(&self.indices(ids)).is_some()
+        self.sizes(ids).is_some()
     }
 
-    fn entry(&self, id: ParameterId) -> &Entry {
-        &self.work.weights.layout().entries()[self.index(id)]
+    /// The sizes of several parameters as one; none unless they are contiguous in the layout, and of one kind.
+    pub(crate) fn sizes(&self, ids: &[ParameterId]) -> Option<Dims> {
+        let joined = self.work.weights.layout().joined(&self.indices(ids));
+        joined.map(|(_, sizes)| sizes)
     }
 
     /// Whether a parameter is stored as codes.
     pub(crate) fn is_coded(&self, id: ParameterId) -> bool {
-        self.entry(id).codes.is_some()
-    }
-
-    /// The sizes of a matrix.
-    pub(crate) fn sizes(&self, id: ParameterId) -> [usize; 2] {
-        let shape = self.entry(id).shape[..].try_into();
-        shape.expect("the matrix of a linear layer has two sizes")
+        let entry = &self.work.weights.layout().entries()[self.index(id)];
+        entry.codes.is_some()
     }
 
     /// Writes the values of a matrix that is stored as codes.

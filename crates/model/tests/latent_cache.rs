@@ -3,7 +3,10 @@
 mod common;
 
 use common::harness::{Run, VOCAB, tokens};
-use model::{Architecture, Attention, CacheWidths, LatentConfig, ModelConfig, Policy};
+use model::{
+    AdapterTarget, Architecture, Attention, CacheWidths, LatentConfig, Lora, LoraInit, ModelConfig,
+    Parameters, Policy,
+};
 
 /// Tokens of each sequence.
 const LENGTHS: [usize; 3] = [13, 5, 9];
@@ -68,7 +71,22 @@ fn cached(run: &mut Run, sequences: &[Vec<i32>]) -> Vec<Vec<f32>> {
     logits
 }
 
-/// With a latent of queries and without; turned by neighbours and by halves; with a scale of their own; on tiles.
+fn adapters() -> Lora {
+    Lora {
+        rank: 3,
+        alpha: 9.0,
+        dropout: 0.0,
+        is_rank_stabilised: false,
+        init: LoraInit::Kaiming,
+        layers: None,
+        targets: vec![AdapterTarget::new(AdapterTarget::ALL).unwrap()],
+        ranks: Vec::new(),
+        alphas: Vec::new(),
+        base: None,
+    }
+}
+
+/// With a latent of queries and without; turned by neighbours and by halves; with a scale of their own; on tiles; with adapters.
 #[test]
 fn logits_are_those_of_whole_sequences() {
     let latent = LatentConfig {
@@ -87,8 +105,13 @@ fn logits_are_those_of_whole_sequences() {
         "attention_factor": 1.3, "mscale_all_dim": 0.7, "truncate": true}"#;
     for (latent, scaling) in [(&latent, "null"), (&with_q, "null"), (&with_q, yarn)] {
         let config = config(latent, scaling);
-        for tile_tokens in [None, Some(4)] {
-            let architecture = Architecture::of(&config, Attention::Flash).in_tiles(tile_tokens);
+        for (tile_tokens, has_adapters) in [(None, false), (Some(4), false), (None, true)] {
+            let parameters = match has_adapters {
+                true => Parameters::adapted(adapters()),
+                false => Parameters::default(),
+            };
+            let architecture = Architecture::declared(&config, Attention::Flash, parameters);
+            let architecture = architecture.in_tiles(tile_tokens);
             let widths = CacheWidths {
                 keys: 7 + 4,
                 values: None,

@@ -33,6 +33,16 @@ fn gpt2(hidden: usize) -> ModelConfig {
     serde_json::from_str(&text).unwrap()
 }
 
+/// Latent attention, with dense layers alone, so that stages can run on tiles.
+fn latent(q: &str) -> ModelConfig {
+    let text = format!(
+        r#"{{"hidden": 20, "layers": {LAYERS}, "heads": 3, "kv_heads": 3, "head_dim": 10, "ffn": 44, "vocab": 31,
+            "experts": {{"count": 2, "chosen": 1, "ffn": 4, "dense_layers": [0, 1]}},
+            "latent": {{"kv": 7, "q": {q}, "rotary_dim": 4, "v_head_dim": 5, "neighbours": true}}}}"#
+    );
+    serde_json::from_str(&text).unwrap()
+}
+
 fn lora(targets: &[&str], dropout: f32) -> Lora {
     let pattern = |text| ModulePattern::ending(text).unwrap();
     Lora {
@@ -136,15 +146,25 @@ fn trained(architecture: impl Fn() -> Architecture, policy: &Policy, name: &str)
 
 #[test]
 fn every_policy_gives_the_same_bits() {
-    let labels = Labels::DENSE.with_lora();
-    for (config, dropout) in [(llama(64), 0.0), (llama(20), 0.3), (gpt2(20), 0.3)] {
+    for (config, dropout) in [
+        (llama(64), 0.0),
+        (llama(20), 0.3),
+        (gpt2(20), 0.3),
+        (latent("null"), 0.0),
+        (latent("11"), 0.3),
+    ] {
         for tiles in [None, Some(5)] {
             let architecture = || adapted(&config, lora(&["all-linear"], dropout)).in_tiles(tiles);
+            let labels = architecture().labels();
+            let keep_all = || Policy::keep_all_of(labels, LAYERS);
             let keeps = trained(architecture, &keep_all(), "none");
             for spec in [
                 "lora",
                 "layernorm",
-                "qkv,lora",
+                match config.latent {
+                    None => "qkv,lora",
+                    Some(_) => "mla_up_proj,lora",
+                },
                 "mlp",
                 "full",
                 "full:uniform:2",

@@ -296,7 +296,8 @@ keys! {
             "What an adapter adds is multiplied by alpha / rank").needs(need::LORA),
         targets: Vec<String> = key(Kind::Texts, "[\"all-linear\"]", "Linear layers that get adapters, by the ends of their names")
             .details("all-linear: all of the blocks', without routers and experts. Names are Hugging Face's (q_proj, c_attn); what has \
-                      other characters is a regular expression for whole names.").needs(need::LORA),
+                      other characters is a regular expression for whole names. Experts are mlp.experts.gate_up_proj and \
+                      mlp.experts.down_proj.").needs(need::LORA),
         layers: Option<Vec<usize>> = optional(Kind::Wholes, ("[30, 31]", "all"), "Blocks that get adapters, counted from 0")
             .needs(need::LORA),
         rank_pattern: ByPattern<usize> = key(Kind::WholeTable(1), "{}",

@@ -167,8 +167,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     let lora = &config.lora;
     let refused = |sentence: &str| Err(ConfigError::Contradiction(sentence.into()));
     match lora.base_dtype {
-        None => {}
-        Some(BaseType::EightBit | BaseType::Nf4) => check_codes(config)?,
+        None | Some(BaseType::EightBit | BaseType::Nf4) => {}
         Some(BaseType::Bf16) if DType::from(config.dtype()) == DType::BF16 => {}
         Some(BaseType::Bf16) => {
             return refused(
@@ -190,22 +189,6 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
             "lora.b_lr_ratio is for adamw, which is not the optimizer; leave it out, or take --optimizer adamw",
         );
     }
-    if config.model.latent.is_some() {
-        return refused(
-            "adapters on latent attention are not built; train the model itself, or take another one",
-        );
-    }
-    Ok(())
-}
-
-/// Refuses what does not go with a frozen model that is stored as codes.
-fn check_codes(config: &Config) -> Result<(), ConfigError> {
-    let refused = |sentence: &str| Err(ConfigError::Contradiction(sentence.into()));
-    if config.model.experts.is_some() {
-        return refused(
-            "lora.base_dtype in 8 or 4 bits is not built for a model with experts; leave --base-dtype out, or take bf16",
-        );
-    }
     Ok(())
 }
 
@@ -223,10 +206,7 @@ pub(crate) fn check_modules(lora: &Lora, modules: &[LinearModule]) -> Result<(),
     let fits_nothing =
         |target: &&AdapterTarget| !modules.iter().any(|module| target.fits(&module.name));
     if let Some(target) = lora.targets.iter().find(fits_nothing) {
-        let mut ends: Vec<&str> = modules
-            .iter()
-            .filter_map(|module| module.name.rsplit('.').next())
-            .collect();
+        let mut ends: Vec<&str> = modules.iter().map(LinearModule::end).collect();
         ends.sort_unstable();
         ends.dedup();
         return Err(ConfigError::Contradiction(format!(
@@ -244,6 +224,14 @@ pub(crate) fn check_modules(lora: &Lora, modules: &[LinearModule]) -> Result<(),
         return Err(ConfigError::Contradiction(
             "lora.targets or lora.layers is empty, so that nothing is left to train; name some, or leave the key out".into(),
         ));
+    }
+    let of_experts = adapted().find(|(module, _)| module.experts.is_some());
+    if let (Some((module, _)), true) = (of_experts, lora.dropout > 0.0) {
+        return Err(ConfigError::Contradiction(format!(
+            "lora.dropout is not built for adapters on experts, nor does PEFT have it, and `{}` has one; leave out lora.dropout, \
+             or the experts in lora.targets",
+            module.name
+        )));
     }
     let above =
         |(module, rank): &(&LinearModule, usize)| *rank > module.shape[0].min(module.shape[1]);

@@ -379,16 +379,23 @@ impl Settings {
     }
 }
 
-/// A parameter that is a matrix, or the matrices of experts, by its index in the layout. Those of an expert are as many as
-/// files have of it, so that gate and up are two, as in a dense layer.
+/// A parameter that is a matrix, or the matrices of experts or their adapters' factors, by its index in the layout. Those of an
+/// expert are as many as files have of it, so that gate and up are two, as in a dense layer.
 fn matrix_of(entry: usize, parameter: &Parameter) -> Option<WholeTensor> {
-    if let (Stored::ByExpert(files), &[experts, outputs, inputs]) =
-        (parameter.stored, &parameter.shape[..])
-    {
-        let shape = [outputs / files.parts.len(), inputs];
+    let of_experts = match (parameter.stored, &parameter.shape[..]) {
+        (Stored::ByExpert(files), &[experts, outputs, inputs]) => {
+            let parts = files.parts.len();
+            Some((experts * parts, [outputs / parts, inputs]))
+        }
+        (Stored::ExpertsInRows | Stored::ExpertsInColumns, &[experts, rows, columns]) => {
+            Some((experts, [rows, columns]))
+        }
+        _ => None,
+    };
+    if let Some((count, shape)) = of_experts {
         return Some(WholeTensor {
             entry,
-            count: experts * files.parts.len(),
+            count,
             shape,
             stored: shape,
         });

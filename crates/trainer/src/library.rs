@@ -39,8 +39,6 @@ use settings::{Config, Settings};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-#[cfg(feature = "candle-cuda")]
-use model::Stored;
 #[cfg(feature = "cuda")]
 use {kernels::cuda::CudaDevice, std::rc::Rc};
 
@@ -341,9 +339,9 @@ impl Trainer {
         self.enter()?;
         #[cfg(feature = "candle-cuda")]
         if let (Some(gpu), Device::Cuda(device)) = (&self.gpu, &self.given_on)
-            && parameter.stored != Stored::Transposed
+            && parameter.turned().is_none()
         {
-            return on_gpu::filled(gpu, device, &parameter.shape, |out| Ok(copy(out)?));
+            return on_gpu::filled(gpu, device, &parameter.stored_shape(), |out| Ok(copy(out)?));
         }
         let tensor = tensors::in_files_shape(values()?, parameter)?;
         tensors::moved(tensor, &self.given_on, parameter)

@@ -4,22 +4,18 @@
 mod common;
 
 use common::elsewhere::{OPTIMIZERS, all_pinned, bits, forms, run, with_form, with_optimizer};
+use common::experts::{LAYERS, deepseek, models};
 use common::ranks::{Together, each, on_cpu, ranks, together};
 use common::side_by_side::side_by_side;
-use common::{assert_as_planned, odd_model, parameters, plan, session, step_batch};
+use common::{assert_as_planned, parameters, plan, session, step_batch};
 use data::{MASKED, Packing};
 use memory::{DType, Home, Homes};
-use model::{
-    Attention, ExpertsConfig, LatentConfig, ModelConfig, OffloadLabels, Policy, RouterAuxKind,
-    ScoreKind,
-};
+use model::{Attention, ModelConfig, OffloadLabels, Policy};
 use session::Session;
 use settings::Settings;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use units::Zero;
-
-const LAYERS: usize = 3;
 
 const STEPS: usize = 2;
 
@@ -32,66 +28,6 @@ const REPLAYED: [&str; 6] = [
     "moe_act",
     "mla_up",
 ];
-
-/// Qwen2-MoE: a gate for its shared expert, biases, a dense layer between, transformers' loss of balance and one by the
-/// size of logits.
-fn qwen() -> ModelConfig {
-    ModelConfig {
-        qkv_bias: true,
-        router_aux: 0.05,
-        router_z_loss: 0.01,
-        experts: Some(ExpertsConfig {
-            count: 5,
-            chosen: 2,
-            ffn: 36,
-            shared_ffn: 44,
-            shared_gate: true,
-            dense_layers: vec![1],
-            score: ScoreKind::Softmax,
-            normed: false,
-            factor: 1.0,
-            groups: 1,
-            chosen_groups: 1,
-            choice_bias: false,
-        }),
-        ..odd_model(LAYERS)
-    }
-}
-
-/// DeepSeek-V3: latents, groups of experts, biases of choices, and a loss of balance by sequence.
-fn deepseek() -> ModelConfig {
-    ModelConfig {
-        kv_heads: 3,
-        router_aux: 0.05,
-        router_aux_kind: RouterAuxKind::Sequence,
-        experts: Some(ExpertsConfig {
-            count: 6,
-            chosen: 3,
-            ffn: 36,
-            shared_ffn: 72,
-            shared_gate: false,
-            dense_layers: vec![0],
-            score: ScoreKind::Sigmoid,
-            normed: true,
-            factor: 2.5,
-            groups: 3,
-            chosen_groups: 2,
-            choice_bias: true,
-        }),
-        latent: Some(LatentConfig {
-            kv: 28,
-            q: Some(44),
-            rotary_dim: 8,
-            v_head_dim: 12,
-            neighbours: true,
-        }),
-        ..odd_model(LAYERS)
-    }
-}
-
-fn models() -> [(&'static str, ModelConfig); 2] {
-    [("Qwen2-MoE", qwen()), ("DeepSeek-V3", deepseek())]
-}
 
 /// f32; bf16 with remainders; bf16 with masters and 8-bit moments.
 const FORMS: [usize; 3] = [0, 7, 9];

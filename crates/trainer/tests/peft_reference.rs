@@ -30,7 +30,16 @@ fn written_and_read(lora: &Lora, parameters: &Parameters) -> Lora {
 
 #[test]
 fn adapters_agree_with_peft() {
-    for family in ["llama", "qwen3", "gpt2", "llama-nf4", "llama-plus"] {
+    for family in [
+        "llama",
+        "qwen3",
+        "gpt2",
+        "llama-nf4",
+        "llama-plus",
+        "deepseek_v2",
+        "deepseek_v3",
+        "mixtral",
+    ] {
         let (base, kind) = family.split_once('-').unwrap_or((family, ""));
         let golden = Golden::open(&format!("transformers/{base}"));
         let peft = golden.folder.join("../../peft").join(family);
@@ -126,8 +135,11 @@ fn folders_in_nf4_are_read_as_they_are() {
         };
         config.adopt_codes(&stored).unwrap();
         let plain = golden.settings(DType::F32, "none");
+        let labels = plain.model.labels().with_lora();
+        let layers = plain.model.layers;
         let coded = Settings {
             lora: config.adapters().unwrap(),
+            policy: Policy::with_layers(labels, "none", &BTreeMap::new(), layers).unwrap(),
             ..plain.clone()
         };
         let whole = golden.session(&plain);

@@ -321,7 +321,7 @@ fn latents(
     let parameter = ("self_attn.kv_a_layernorm", latent.kv, LATENT_EPS);
     stages.push(normed(own, "mla_kv_norm", of, parameter));
     let up = LatentUp::declare(own, (hidden, H1), attention, latent);
-    let heads = up.heads;
+    let heads = up.heads.clone();
     stages.push(Box::new(up));
     (stages, heads)
 }

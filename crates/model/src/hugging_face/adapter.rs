@@ -1,13 +1,14 @@
 //! Adapters in folders as PEFT writes them: `adapter_config.json`, and `adapter_model.safetensors` with both factors of
 //! every layer.
 
-use super::weights::WeightsError;
-use crate::lora::{AdapterTarget, ByPattern, LinearModule, Lora, LoraInit};
+use super::weights::{WeightsError, read_turned};
+use crate::lora::{AdapterTarget, ByPattern, LinearModule, Lora, LoraInit, OF_EXPERTS};
 use crate::parameters::{Parameter, Parameters, Stored};
 use files::{Dtype, Tensors, in_chunks, widen};
 use memory::{Cover, Layout};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// The file that says what adapters are like.
@@ -73,10 +74,9 @@ pub struct AdapterConfig {
 const RANK_MAX: usize = 1 << 20;
 
 /// Settings that change what an adapter computes and are not built. They must be absent, null, false or empty.
-const NOT_BUILT: [&str; 20] = [
+const NOT_BUILT: [&str; 19] = [
     "use_dora",
     "modules_to_save",
-    "target_parameters",
     "exclude_modules",
     "layers_pattern",
     "layer_replication",
@@ -122,7 +122,9 @@ impl AdapterConfig {
 
     /// The text of the file for adapters of these layers, of a model in the folder `base`.
     pub fn text(lora: &Lora, parameters: &Parameters, base: &str) -> String {
-        let modules = parameters.modules();
+        let is_of_experts = |module: &&LinearModule| module.experts.is_some();
+        let (of_experts, modules): (Vec<_>, Vec<_>) =
+            parameters.modules().iter().partition(is_of_experts);
         let is_transposed = |one: &Parameter| one.stored == Stored::Transposed;
         let number = |value: f64| match value.fract() == 0.0 {
             true => json!(value as i64),
@@ -144,7 +146,9 @@ impl AdapterConfig {
                 LoraInit::Kaiming => json!(true),
                 LoraInit::Gaussian => json!("gaussian"),
             },
-            "target_modules": targets(modules, lora.layers.as_deref()),
+            "target_modules": targets(&modules, lora.layers.as_deref()),
+            // PEFT takes them in all layers, whatever `layers_to_transform` says.
+            "target_parameters": targets(&of_experts, None),
             "layers_to_transform": lora.layers,
             "rank_pattern": ranks.collect::<Map<_, _>>(),
             "alpha_pattern": alphas.collect::<Map<_, _>>(),
@@ -157,24 +161,59 @@ impl AdapterConfig {
     }
 }
 
-/// The `target_modules` of a file: the ends of the modules' names, if in these layers all modules whose names end so have
-/// adapters, or else their whole names.
-fn targets<'a>(modules: &'a [LinearModule], layers: Option<&[usize]>) -> BTreeSet<&'a str> {
-    let end = |module: &LinearModule| {
-        module.name.len() - module.name.rsplit('.').next().map_or(0, str::len)
-    };
+/// The `target_modules` or `target_parameters` of a file: the ends of the modules' names, if in these layers all modules whose
+/// names end so have adapters, or else their whole names.
+fn targets<'a>(modules: &[&'a LinearModule], layers: Option<&[usize]>) -> BTreeSet<&'a str> {
     let adapted = || modules.iter().filter(|module| module.rank.is_some());
-    let ends: BTreeSet<&str> = adapted()
-        .map(|module| &module.name[end(module)..])
-        .collect();
-    let is_left_out = |module: &LinearModule| {
+    let ends: BTreeSet<&str> = adapted().map(|module| module.end()).collect();
+    let is_left_out = |module: &&LinearModule| {
         let is_asked = layers.is_none_or(|layers| layers.contains(&module.layer));
-        is_asked && module.rank.is_none() && ends.contains(&module.name[end(module)..])
+        is_asked && module.rank.is_none() && ends.contains(module.end())
     };
     match modules.iter().any(is_left_out) {
         false => ends,
         true => adapted().map(|module| &module.name[..]).collect(),
     }
+}
+
+/// The names of `target_parameters`: parameters of experts, since others are not built.
+fn parameters_of_experts(
+    list: &Value,
+    has_layers: bool,
+) -> Result<Vec<String>, (&'static str, &'static str)> {
+    const KEY: &str = "target_parameters";
+    let names = match list {
+        Value::Null => Some(Vec::new()),
+        Value::Array(list) => texts(list),
+        _ => None,
+    };
+    let names = names.ok_or((KEY, IS_NO))?;
+    let of_experts = |name: &String| {
+        let target = AdapterTarget::new(name);
+        target.is_ok_and(|target| target.names_experts())
+    };
+    if !names.iter().all(of_experts) {
+        return Err((
+            KEY,
+            "names other parameters than those of experts, which is not built",
+        ));
+    }
+    if has_layers && !names.iter().all(|name| name.contains(".layers.")) {
+        return Err((
+            "layers_to_transform",
+            "does not hold for target_parameters, which PEFT takes in all layers; name them with their layers",
+        ));
+    }
+    Ok(names)
+}
+
+/// What a value is that cannot be read.
+const IS_NO: &str = "is of another kind than PEFT writes";
+
+fn texts(list: &[Value]) -> Option<Vec<String>> {
+    list.iter()
+        .map(|text| text.as_str().map(str::to_owned))
+        .collect()
 }
 
 /// Reads the file's keys; an error names the key, and says what is wrong with it.
@@ -204,19 +243,15 @@ fn parse(config: &Map<String, Value>) -> Result<AdapterConfig, (&'static str, &'
     let whole = |value: &Value| value.as_u64().map(|number| number as usize);
     let rank = |value: &Value| whole(value).filter(|rank| (1..=RANK_MAX).contains(rank));
     let alpha = |value: &Value| value.as_f64().filter(|alpha| (*alpha as f32).is_normal());
-    let is_no = "is of another kind than PEFT writes";
     let layers = match get("layers_to_transform") {
         Value::Null => None,
         Value::Array(list) if list.is_empty() => None,
         Value::Array(list) => Some(list.iter().map(whole).collect::<Option<Vec<_>>>()),
         one => Some(whole(one).map(|one| vec![one])),
     };
-    let texts = |list: &[Value]| -> Option<Vec<String>> {
-        list.iter()
-            .map(|text| text.as_str().map(str::to_owned))
-            .collect()
-    };
+    let of_experts = parameters_of_experts(get("target_parameters"), layers.is_some())?;
     let targets = match get("target_modules") {
+        Value::Null if !of_experts.is_empty() => Some(Vec::new()),
         Value::String(all) if all == AdapterTarget::ALL => Some(vec![all.clone()]),
         // A text alone is always an expression for whole names.
         Value::String(expression) => Some(vec![format!("({expression})")]),
@@ -226,12 +261,12 @@ fn parse(config: &Map<String, Value>) -> Result<AdapterConfig, (&'static str, &'
     Ok(AdapterConfig {
         rank: rank(get("r")).ok_or(("r", "is no rank that a layer can have"))?,
         alpha: alpha(get("lora_alpha")).ok_or(("lora_alpha", "is no factor"))?,
-        targets: targets.ok_or(("target_modules", is_no))?,
+        targets: [targets.ok_or(("target_modules", IS_NO))?, of_experts].concat(),
         layers: layers
-            .map(|layers| layers.ok_or(("layers_to_transform", is_no)))
+            .map(|layers| layers.ok_or(("layers_to_transform", IS_NO)))
             .transpose()?,
-        ranks: by_pattern(get("rank_pattern"), rank).ok_or(("rank_pattern", is_no))?,
-        alphas: by_pattern(get("alpha_pattern"), alpha).ok_or(("alpha_pattern", is_no))?,
+        ranks: by_pattern(get("rank_pattern"), rank).ok_or(("rank_pattern", IS_NO))?,
+        alphas: by_pattern(get("alpha_pattern"), alpha).ok_or(("alpha_pattern", IS_NO))?,
         dropout: match get("lora_dropout") {
             Value::Null => 0.0,
             share => share
@@ -270,10 +305,34 @@ impl Parameters {
     pub fn factors(&self) -> Parameters {
         self.some(|parameter| {
             parameter.is_factor.then(|| Parameter {
-                name: format!("{PREFIX}{}", parameter.name),
+                name: format!("{PREFIX}{}", self.name_of_factor(&parameter.name)),
                 ..parameter.clone()
             })
         })
+    }
+}
+
+impl Parameters {
+    /// PEFT's name of a factor. It wraps the module of experts once for each of their parameters that has an adapter: outside
+    /// is the last one, and each before it is in the `base_layer` of the next.
+    fn name_of_factor(&self, name: &str) -> String {
+        let Some((experts, rest)) = name.split_once(OF_EXPERTS) else {
+            return name.into();
+        };
+        let (own, factor) = rest
+            .split_once('.')
+            .expect("a factor has a name of its own");
+        let adapted = self.modules().iter().rev();
+        let adapted = adapted.filter(|module| module.rank.is_some());
+        let adapted = adapted.filter_map(|module| module.name.strip_prefix(experts));
+        let mut wrapped = adapted.filter_map(|end| end.strip_prefix(OF_EXPERTS));
+        let outside = wrapped.position(|parameter| parameter == own);
+        let outside = outside.expect("it has an adapter");
+        let module = &OF_EXPERTS[..OF_EXPERTS.len() - 1];
+        format!(
+            "{experts}{module}{}.{factor}",
+            ".base_layer".repeat(outside)
+        )
     }
 }
 
@@ -296,6 +355,7 @@ pub fn import_adapter<E: From<WeightsError>>(
         problem,
     };
     let factors = parameters.factors();
+    let is_whole = matches!(tensors, Tensors::Whole(_));
     let entries = parameters.in_layout().zip(layout.entries());
     let entries = entries.filter(|(parameter, _)| parameter.is_factor);
     let mut names: BTreeSet<&str> = tensors.names().into_iter().collect();
@@ -305,30 +365,33 @@ pub fn import_adapter<E: From<WeightsError>>(
         let tensor = tensors.get(name);
         let tensor = tensor.ok_or_else(|| wrong(name, "is missing".into()))?;
         names.remove(name);
-        if tensor.shape != factor.shape {
-            let problem = format!(
-                "has shape {:?}; the adapter needs {:?}",
-                tensor.shape, factor.shape
-            );
+        let needed = match is_whole {
+            true => factor.stored_shape(),
+            false => factor.shape.clone(),
+        };
+        if tensor.shape != needed {
+            let problem = format!("has shape {:?}; the adapter needs {needed:?}", tensor.shape);
             return Err(wrong(name, problem).into());
         }
         if !matches!(tensor.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
             let problem = format!("holds {:?}; convert it to F32, BF16 or F16", tensor.dtype);
             return Err(wrong(name, problem).into());
         }
+        let place = |of: &Range<usize>| entry.offset + of.start..entry.offset + of.end;
+        let is_wanted = |of: &Range<usize>| wanted.within(&place(of)).elements() > 0;
+        if is_whole && factor.turned().is_some() {
+            read_turned(&tensor, factor, is_wanted, |first, values| {
+                set(entry.offset + first, values)
+            })?;
+            continue;
+        }
         let size = tensor.dtype.bitsize() / 8;
-        for chunk in in_chunks(0..entry.elements()) {
-            let place = entry.offset + chunk.start..entry.offset + chunk.end;
-            if wanted.within(&place).elements() > 0 {
-                let bytes = tensor.bytes.get(chunk.start * size..chunk.end * size);
-                values.clear();
-                widen(
-                    tensor.dtype,
-                    &bytes.map_err(WeightsError::Read)?,
-                    &mut values,
-                );
-                set(place.start, &values)?;
-            }
+        for chunk in in_chunks(0..entry.elements()).filter(is_wanted) {
+            let bytes = tensor.bytes.get(chunk.start * size..chunk.end * size);
+            let bytes = bytes.map_err(WeightsError::Read)?;
+            values.clear();
+            widen(tensor.dtype, &bytes, &mut values);
+            set(place(&chunk).start, &values)?;
         }
     }
     match names.first() {
@@ -369,6 +432,27 @@ mod tests {
     }
 
     #[test]
+    fn parameters_of_experts_are_targets() {
+        let with = |layers: Value, modules: Value, name: &str| {
+            read(|config| {
+                config.insert("layers_to_transform".into(), layers.clone());
+                config.insert("target_modules".into(), modules.clone());
+                config.insert("target_parameters".into(), json!([name]));
+            })
+        };
+        let (down, whole) = (
+            "mlp.experts.down_proj",
+            "model.layers.3.mlp.experts.down_proj",
+        );
+        let config = with(Value::Null, json!(["q_proj"]), down).unwrap();
+        assert_eq!(config.targets, ["q_proj", down]);
+        let config = with(json!([3]), Value::Null, whole).unwrap();
+        assert_eq!(config.targets, [whole]);
+        let error = with(json!([3]), Value::Null, down).unwrap_err().to_string();
+        assert!(error.contains("`layers_to_transform` is [3]"), "{error}");
+    }
+
+    #[test]
     fn what_is_not_built_is_refused_by_name() {
         for (key, value) in [
             ("use_dora", json!(true)),
@@ -384,6 +468,8 @@ mod tests {
             ("use_rslora", json!(1)),
             ("rank_pattern", json!({"q_proj": 0})),
             ("alpha_pattern", json!([1])),
+            ("target_parameters", json!(["self_attn.q_proj.weight"])),
+            ("target_parameters", json!("mlp.experts.down_proj")),
         ] {
             let error = read(|config| {
                 config.insert(key.into(), value.clone());

@@ -266,7 +266,7 @@ mod tests {
             (
                 "\"head_dim\": 20",
                 "\"quantization_config\": {\"bits\": 4}",
-                "quantization_config: weights quantised by null",
+                "`quantization_config`: weights quantised by null",
             ),
             (
                 "\"head_dim\": 20",

@@ -35,7 +35,7 @@ pub enum HfConfigError {
     Unsupported(&'static str, String),
     /// Weights that are quantised in a way that is not read.
     #[error(
-        "quantization_config: weights {0} are not read; give the folder with the model in bf16 or f32"
+        "`quantization_config`: weights {0} are not read; give the folder with the model in bf16 or f32"
     )]
     Quantised(String),
     /// The sizes make no model.

@@ -2,21 +2,23 @@
 
 use super::adapter::import_adapter;
 use super::weights::{ModelWeights, WeightsError};
-use crate::parameters::{Parameter, Parameters, Stored};
+use crate::parameters::{FileTensor, Parameter, Parameters, Stored};
 use files::{Dtype, TensorSource, TensorSpec, narrow, widen};
 use kernels::quantise::round_to_codes;
 use memory::{Codes, DType};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::Path;
+use std::rc::Rc;
 
 /// The factors of a model's adapters, in memory.
 #[derive(Debug)]
 pub struct AdapterWeights {
     /// By the name of the matrix that they are added to.
     deltas: HashMap<String, Delta>,
-    /// The matrices under them that are stored as codes, by name.
-    coded: HashMap<String, Parameter>,
+    /// The matrices under them that are stored as codes, each by the names of its tensors in files.
+    coded: HashMap<String, Rc<Parameter>>,
 }
 
 /// `left [rows, rank] right [rank, columns]`: what is added to a matrix of files.
@@ -56,13 +58,22 @@ impl AdapterWeights {
             .filter(|one| one.stored == Stored::Transposed)
             .map(|one| &one.name[..])
             .collect();
-        let adapted = parameters.modules().iter();
-        let adapted = adapted.filter_map(|module| Some((module, module.rank?)));
-        let deltas = adapted.map(|(module, rank)| {
+        let mut deltas = HashMap::new();
+        for module in parameters.modules() {
+            let Some(rank) = module.rank else {
+                continue;
+            };
             let [outputs, inputs] = module.shape;
             let a = taken(format!("{}.lora_A.weight", module.name));
             let mut b = taken(format!("{}.lora_B.weight", module.name));
             b.iter_mut().for_each(|value| *value *= module.scale);
+            if module.experts.is_some() {
+                let mut all = parameters.in_layout();
+                let experts = all.find(|one| one.name == module.name);
+                let experts = experts.expect("a module of experts is their parameter");
+                deltas.extend(of_experts(experts, rank, [&a, &b]));
+                continue;
+            }
             let name = format!("{}.weight", module.name);
             let delta = match transposed.contains(&&name[..]) {
                 false => Delta {
@@ -78,12 +89,17 @@ impl AdapterWeights {
                     columns: outputs,
                 },
             };
-            (name, delta)
-        });
+            deltas.insert(name, delta);
+        }
         let coded = parameters.in_layout().filter(|one| one.codes.is_some());
+        let by_tensor = |one: &Parameter| {
+            let parameter = Rc::new(one.clone());
+            let tensors = one.file_tensors().into_iter();
+            tensors.map(move |tensor| (tensor.name, parameter.clone()))
+        };
         Ok(AdapterWeights {
-            deltas: deltas.collect(),
-            coded: coded.map(|one| (one.name.clone(), one.clone())).collect(),
+            deltas,
+            coded: coded.flat_map(by_tensor).collect(),
         })
     }
 
@@ -102,8 +118,29 @@ impl AdapterWeights {
             adapter: self,
             coded_from,
             has_codes: |name: &str| base.has_codes(name),
+            made: RefCell::default(),
         }
     }
+}
+
+/// What is added to each of the tensors that files have of experts, by its name, from factors `a [experts, rank, inputs]` and
+/// `b [experts, outputs, rank]`.
+fn of_experts(experts: &Parameter, rank: usize, [a, b]: [&[f32]; 2]) -> Vec<(String, Delta)> {
+    let &[_, outputs, inputs] = &experts.shape[..] else {
+        unreachable!("experts are declared with three sizes");
+    };
+    let delta = |tensor: FileTensor| {
+        let row = tensor.first / inputs;
+        let expert = row / outputs;
+        let delta = Delta {
+            left: b[row * rank..(row + tensor.shape[0]) * rank].to_vec(),
+            right: a[expert * rank * inputs..(expert + 1) * rank * inputs].to_vec(),
+            rank,
+            columns: inputs,
+        };
+        (tensor.name, delta)
+    };
+    experts.file_tensors().into_iter().map(delta).collect()
 }
 
 /// A matrix of so many columns, transposed.
@@ -119,25 +156,59 @@ struct Merged<'a, P, E, H> {
     coded_from: DType,
     /// Whether the files have a matrix in NF4.
     has_codes: H,
+    /// The last matrix that was made of codes, since files may have it in several tensors.
+    made: RefCell<Option<Made>>,
+}
+
+/// The values of a matrix that training stored as codes, in the order in which files store it.
+struct Made {
+    parameter: Rc<Parameter>,
+    values: Vec<f32>,
 }
 
 impl<P: TensorSource, E: TensorSource, H: Fn(&str) -> bool> Merged<'_, P, E, H> {
     /// Writes a tensor of the model under the adapters as f32. Of a matrix that training stored as codes, these are the codes' values
     /// before products round them to the compute type.
     fn write_exact(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
-        let spec = &self.plain.tensors()[index];
+        let name = &self.plain.tensors()[index].name;
         let is_made =
-            |one: &&Parameter| one.codes != Some(Codes::Nf4) || !(self.has_codes)(&spec.name);
-        let coded = self.adapter.coded.get(&spec.name);
-        let Some(parameter) = coded.filter(is_made) else {
+            |one: &&Rc<Parameter>| one.codes != Some(Codes::Nf4) || !(self.has_codes)(name);
+        let Some(parameter) = self.adapter.coded.get(name).filter(is_made) else {
             return self.exact.write_to(index, out);
         };
-        let (mut bytes, mut values) = (Vec::new(), Vec::new());
-        self.exact.write_to(index, &mut bytes)?;
-        widen(Dtype::F32, &bytes, &mut values);
-        let stored = narrow(&values, self.coded_from.into()).into_owned();
-        values.clear();
-        widen(self.coded_from.into(), &stored, &mut values);
+        let mut made = self.made.borrow_mut();
+        let last = made.take();
+        let is_it = |made: &Made| Rc::ptr_eq(&made.parameter, parameter);
+        let last = last
+            .filter(is_it)
+            .map_or_else(|| self.make(parameter), Ok)?;
+        let mut tensors = parameter.file_tensors().into_iter();
+        let tensor = tensors.find(|tensor| tensor.name == *name);
+        let tensor = tensor.expect("a matrix is found by the names of its tensors");
+        let elements: usize = tensor.shape.iter().product();
+        let own = &last.values[tensor.first..tensor.first + elements];
+        out.write_all(&narrow(own, Dtype::F32))?;
+        *made = Some(last);
+        Ok(())
+    }
+
+    /// Makes codes of a whole matrix, and their values.
+    fn make(&self, parameter: &Rc<Parameter>) -> io::Result<Made> {
+        let tensors = parameter.file_tensors();
+        let mut specs = self.plain.tensors().iter();
+        let first = specs.position(|spec| spec.name == tensors[0].name);
+        let first = first.expect("a merged model has all tensors");
+        let (mut bytes, mut exact) = (Vec::new(), Vec::new());
+        let mut values = Vec::with_capacity(parameter.elements());
+        // Files list a matrix's tensors one after another.
+        for index in first..first + tensors.len() {
+            bytes.clear();
+            self.exact.write_to(index, &mut bytes)?;
+            exact.clear();
+            widen(Dtype::F32, &bytes, &mut exact);
+            let stored = narrow(&exact, self.coded_from.into());
+            widen(self.coded_from.into(), &stored, &mut values);
+        }
         let codes = parameter.codes.expect("it is stored as codes");
         match parameter.stored {
             Stored::Transposed => {
@@ -147,7 +218,10 @@ impl<P: TensorSource, E: TensorSource, H: Fn(&str) -> bool> Merged<'_, P, E, H> 
             }
             _ => round_to_codes(codes, &mut values),
         }
-        out.write_all(&narrow(&values, Dtype::F32))
+        Ok(Made {
+            parameter: parameter.clone(),
+            values,
+        })
     }
 }
 

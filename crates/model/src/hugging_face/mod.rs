@@ -16,7 +16,7 @@ mod turned;
 mod weights;
 mod write;
 
-use crate::parameters::{Parameters, Stored};
+use crate::parameters::{Parameter, Parameters};
 use files::CHUNK_BYTES;
 use turned::Turned;
 
@@ -42,14 +42,11 @@ pub fn saving_bytes(parameters: &Parameters) -> u64 {
 
 /// The most bytes of a transpose that are held at a time, for parameters that files store transposed.
 fn turned_bytes(parameters: &Parameters) -> u64 {
-    let room = |shape: &[usize]| {
-        let [rows, columns] = [shape[0], shape[1]];
+    let room = |[rows, columns]: [usize; 2]| {
         let stored = Turned::f32(columns, rows);
         Turned::f32(rows, columns).room().max(stored.room())
     };
-    let turned = parameters
-        .in_layout()
-        .filter(|parameter| parameter.stored == Stored::Transposed);
-    let most = turned.map(|parameter| room(&parameter.shape)).max();
+    let turned = parameters.in_layout().filter_map(Parameter::turned);
+    let most = turned.map(room).max();
     most.unwrap_or(0) as u64
 }

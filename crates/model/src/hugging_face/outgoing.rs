@@ -1,7 +1,7 @@
 //! Weights on their way from arenas into files.
 
 use super::turned::Turned;
-use crate::parameters::{FileTensor, Parameter, Parameters, Stored};
+use crate::parameters::{FileTensor, Parameter, Parameters};
 use files::{TensorSource, TensorSpec, host_room, in_chunks};
 use memory::DType;
 use std::borrow::Cow;
@@ -22,7 +22,8 @@ struct Source {
     parameter: usize,
     /// The place of the first element in it.
     first: usize,
-    is_transposed: bool,
+    /// Rows and columns in memory, if files have the transpose.
+    turned: Option<[usize; 2]>,
 }
 
 impl<'a, F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>> OutgoingWeights<F> {
@@ -46,7 +47,8 @@ impl<'a, F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>> OutgoingWeight
     ) -> Self {
         let mut outgoing = OutgoingWeights::new(parameters, dtype, bytes);
         let sources = outgoing.sources.iter_mut();
-        sources.for_each(|source| source.is_transposed &= !is_as_stored(source.parameter));
+        let stored = sources.filter(|source| is_as_stored(source.parameter));
+        stored.for_each(|source| source.turned = None);
         outgoing
     }
 }
@@ -66,13 +68,13 @@ where
             let elements = source.first + elements.start..source.first + elements.end;
             (self.bytes)(source.parameter, elements)
         };
-        if !source.is_transposed {
+        let Some([rows, columns]) = source.turned else {
             let mut chunks = in_chunks(0..shape.iter().product());
             return chunks.try_for_each(|chunk| out.write_all(&bytes(chunk)?));
-        }
+        };
         let used = Turned {
-            rows: shape[1],
-            columns: shape[0],
+            rows,
+            columns,
             size: dtype.bitsize() / 8,
         };
         let mut room = host_room(used.room())?;
@@ -103,12 +105,12 @@ pub fn parameters_of_files(parameters: &Parameters) -> Vec<usize> {
 
 fn sources(parameters: &Parameters) -> Vec<Source> {
     let of_parameter = |(parameter, declared): (usize, &Parameter)| {
-        let is_transposed = declared.stored == Stored::Transposed;
+        let turned = declared.turned();
         let tensors = declared.file_tensors().into_iter();
         tensors.map(move |FileTensor { first, .. }| Source {
             parameter,
             first,
-            is_transposed,
+            turned,
         })
     };
     let parameters = parameters.in_layout().enumerate();

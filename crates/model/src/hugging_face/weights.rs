@@ -5,7 +5,7 @@ use super::nf4::{Nf4Scales, Nf4Tensor};
 use super::outgoing::OutgoingWeights;
 use super::turned::Turned;
 use crate::init::{DrawingOrder, Fresh, initialise};
-use crate::parameters::{FileTensor, Parameter, Parameters, Stored};
+use crate::parameters::{FileTensor, Parameter, Parameters};
 use files::{
     CHUNK_BYTES, CHUNK_ELEMENTS, Dtype, FilesError, TensorParts, TensorSource, Tensors, host_room,
     in_chunks, narrow, widen,
@@ -244,6 +244,9 @@ impl<'a> ModelWeights<'a> {
         let parameters = self.parameters.in_layout().zip(layout.entries());
         for (index, (parameter, entry)) in parameters.enumerate() {
             let is_wanted = |place: &Range<usize>| wanted.within(place).elements() > 0;
+            if parameter.is_factor {
+                continue;
+            }
             if let (Some(Codes::Nf4), Some(matrix)) = (entry.codes, self.nf4(index)) {
                 for part in matrix.parts(&self.tensors) {
                     let (first, bytes) = part.map_err(WeightsError::Read)?;
@@ -270,32 +273,12 @@ impl<'a> ModelWeights<'a> {
                 continue;
             }
             let tensor = self.tensor(&self.found[index][0].name);
-            let (dtype, size) = (tensor.dtype, tensor.dtype.bitsize() / 8);
-            let bytes = |elements| bytes_of(&tensor, elements).map_err(E::from);
-            let is_wanted = |elements: &Range<usize>| {
-                is_wanted(&(entry.offset + elements.start..entry.offset + elements.end))
-            };
-            let mut set = |first: usize, bytes: &[u8]| {
-                values.clear();
-                widen(dtype, bytes, &mut values);
-                set(ParameterPart::Values(entry.offset + first, &values))
-            };
-            let stored = Turned {
-                rows: tensor.shape[0],
-                columns: tensor.shape[1],
-                size,
-            };
-            let mut room = host_room(stored.room()).map_err(WeightsError::Read)?;
-            stored.each(&mut room, is_wanted, bytes, |elements, turned| {
-                let first = elements.start;
-                let mut chunks = in_chunks(0..elements.len());
-                chunks.try_for_each(|chunk| {
-                    set(
-                        first + chunk.start,
-                        &turned[chunk.start * size..chunk.end * size],
-                    )
-                })
-            })?;
+            read_turned(
+                &tensor,
+                parameter,
+                |elements| is_wanted(&(entry.offset + elements.start..entry.offset + elements.end)),
+                |first, values| set(ParameterPart::Values(entry.offset + first, values)),
+            )?;
         }
         Ok(())
     }
@@ -326,7 +309,7 @@ impl<'a> ModelWeights<'a> {
     /// Whether the files store a parameter transposed.
     fn is_transposed(&self, index: usize, parameter: &Parameter) -> bool {
         matches!(self.tensors, Tensors::Whole(_))
-            && parameter.stored == Stored::Transposed
+            && parameter.turned().is_some()
             && self.nf4(index).is_none()
     }
 
@@ -609,6 +592,35 @@ pub fn import<E: From<WeightsError>>(
     let weights = ModelWeights::open(folder, parameters)?;
     weights.read(layout, wanted, set)?;
     Ok(weights.skipped)
+}
+
+/// Hands the `wanted` elements of a tensor that is the transpose of what is in memory to `set`, in chunks in the order of memory.
+pub(super) fn read_turned<E: From<WeightsError>>(
+    tensor: &TensorParts,
+    parameter: &Parameter,
+    is_wanted: impl Fn(&Range<usize>) -> bool,
+    mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
+) -> Result<(), E> {
+    let turned = parameter.turned();
+    let [columns, rows] = turned.expect("files have its transpose");
+    let (dtype, size) = (tensor.dtype, tensor.dtype.bitsize() / 8);
+    let bytes = |elements| bytes_of(tensor, elements).map_err(E::from);
+    let stored = Turned {
+        rows,
+        columns,
+        size,
+    };
+    let mut room = host_room(stored.room()).map_err(WeightsError::Read)?;
+    let mut values = Vec::with_capacity(CHUNK_ELEMENTS);
+    stored.each(&mut room, is_wanted, bytes, |elements, turned| {
+        let mut chunks = in_chunks(0..elements.len());
+        chunks.try_for_each(|chunk| {
+            values.clear();
+            let bytes = &turned[chunk.start * size..chunk.end * size];
+            widen(dtype, bytes, &mut values);
+            set(elements.start + chunk.start, &values)
+        })
+    })
 }
 
 /// The bytes of some elements of a tensor, as its files have them.

@@ -398,7 +398,8 @@ impl Stage for CoreAttention {
     }
 
     fn parameters_with_cache(&self) -> Vec<ParameterId> {
-        self.latents.iter().map(LatentHeads::parameter).collect()
+        let latents = self.latents.iter();
+        latents.flat_map(LatentHeads::parameters).collect()
     }
 
     fn cache_widths(&self) -> Option<CacheWidths> {

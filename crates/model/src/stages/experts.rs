@@ -3,20 +3,23 @@
 
 use super::RouterTables;
 use crate::activation::Dimension;
+use crate::expert_adapter::{ExpertAdapter, grouped_gradient, grouped_product};
+use crate::matrix::matrix;
 use crate::parameters::{ExpertFiles, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
 use crate::{Activation, DropoutSite, Extent, Label, Linear, ModelError, Pass};
 use kernels::Init;
 use kernels::operation::{
-    ExpertRows, GroupedGradient, GroupedMatmul, SumRows, Swiglu, SwigluBackward, WeighedSwiglu,
+    BiasDropoutAdd, ExpertRows, SumRows, Swiglu, SwigluBackward, WeighedSwiglu,
     WeighedSwigluBackward,
 };
 use memory::{Buffer, In, Out};
 
-/// The same linear layer of every expert: `weight [e, outputs, inputs]`.
+/// The same linear layer of every expert: `weight [e, outputs, inputs]`, and its adapter if it is a target.
 #[derive(Clone, Debug)]
 pub struct ExpertLinear {
     weight: ParameterId,
+    adapter: Option<ExpertAdapter>,
     inputs: usize,
     outputs: usize,
 }
@@ -29,11 +32,24 @@ impl ExpertLinear {
         [experts, outputs, inputs]: [usize; 3],
         files: ExpertFiles,
     ) -> ExpertLinear {
+        let shape = [experts, outputs, inputs];
         ExpertLinear {
-            weight: parameters.experts(name, [experts, outputs, inputs], files),
+            weight: parameters.experts(name, shape, files),
+            adapter: ExpertAdapter::declare(parameters, name, shape),
             inputs,
             outputs,
         }
+    }
+
+    fn parameters(&self) -> impl Iterator<Item = ParameterId> {
+        let factors = self.adapter.iter().flat_map(ExpertAdapter::parameters);
+        [self.weight].into_iter().chain(factors)
+    }
+
+    /// What its adapter keeps, with so many rows for each token.
+    fn writes(&self, choices: usize) -> Option<(Activation, Extent)> {
+        let (kept, rank) = self.adapter.as_ref()?.writes();
+        Some((kept, rows(choices, rank)))
     }
 
     /// `y [r, outputs] = x [r, inputs] W^T`, each row with the weight of its expert, or `by_columns`
@@ -41,60 +57,79 @@ impl ExpertLinear {
     fn product(
         &self,
         pass: &Pass,
-        (out, rows): (Out, ExpertRows),
+        product: (Out, ExpertRows),
         offsets: In,
         by_columns: bool,
     ) -> Result<(), ModelError> {
-        let mut scratch = scratch(pass, &[rows])?;
-        Ok(pass.kernels().run(GroupedMatmul {
-            out,
-            scratch: scratch.view_mut(),
-            rows,
-            weights: pass.parameter(self.weight),
-            by_columns,
-            offsets,
-        })?)
+        let weights = matrix(pass, &[self.weight])?;
+        grouped_product(pass, product, (weights.view(), by_columns), offsets)
     }
 
-    /// `dW += dy^T x`, an expert at a time, if the weight is trained.
-    fn add_gradient(
+    /// The adapter, if the pass has adapters.
+    fn adapter(&self, pass: &Pass) -> Option<&ExpertAdapter> {
+        self.adapter.as_ref().filter(|_| pass.has_adapters())
+    }
+
+    /// Adds to the gradients of its parameters. Gives what [`ExpertAdapter::input_gradient`] takes.
+    fn add_gradients(
         &self,
         pass: &mut Pass,
         dy: ExpertRows,
-        rows: ExpertRows,
+        x: ExpertRows,
         offsets: In,
-    ) -> Result<(), ModelError> {
-        let kernels = pass.kernels();
-        let mut scratch = scratch(pass, &[dy, rows])?;
-        let Some((out, init)) = pass.accumulate(self.weight) else {
-            return Ok(());
-        };
-        Ok(kernels.run(GroupedGradient {
-            out,
-            scratch: scratch.view_mut(),
-            dy,
-            rows,
-            offsets,
-            init,
-        })?)
+    ) -> Result<Option<Buffer>, ModelError> {
+        grouped_gradient(pass, self.weight, (dy, x), offsets)?;
+        let adapter = self.adapter.as_ref();
+        let through = adapter.map(|adapter| adapter.add_gradients(pass, dy, x, offsets));
+        through.transpose()
     }
 
-    /// What the backward pass reads of the input: nothing if the weight is frozen.
+    /// Whether its input is read for a gradient.
+    fn reads_input_backward(&self) -> bool {
+        self.weight.is_trained() || self.adapter.is_some()
+    }
+
+    /// What the backward pass reads: the input if a weight or a factor is trained, and what the adapter keeps.
     fn backward_reads(&self, input: Activation) -> impl Iterator<Item = Activation> {
-        self.weight.is_trained().then_some(input).into_iter()
+        let kept = self.adapter.as_ref().map(|adapter| adapter.writes().0);
+        let input = self.reads_input_backward().then_some(input);
+        input.into_iter().chain(kept)
     }
 
     /// FLOPs of the three products for one row.
     fn flops_per_row(&self) -> u64 {
-        6 * self.inputs as u64 * self.outputs as u64
+        let of_adapter = self
+            .adapter
+            .as_ref()
+            .map_or(0, ExpertAdapter::flops_per_row);
+        6 * self.inputs as u64 * self.outputs as u64 + of_adapter
     }
 }
 
-/// Scratch of a product.
-fn scratch(pass: &Pass, operands: &[ExpertRows]) -> Result<Buffer, ModelError> {
-    let target = pass.kernels().target();
-    let elements = operands.iter().map(|rows| rows.scratch_elements(target));
-    pass.temporary_f32("expert_rows", [elements.sum::<usize>()])
+/// `out [t, n] = init +` the sum of each token's rows.
+fn sum_rows(
+    pass: &Pass,
+    out: Out,
+    (rows, slot_row): (In, In),
+    init: Init,
+) -> Result<(), ModelError> {
+    Ok(pass.kernels().run(SumRows {
+        out,
+        rows,
+        slot_row,
+        init,
+    })?)
+}
+
+/// `out += x`, of rows.
+fn add_rows(pass: &Pass, out: Out, x: In) -> Result<(), ModelError> {
+    Ok(pass.kernels().run(BiasDropoutAdd {
+        out,
+        bias: None,
+        dropout: None,
+        first: 0,
+        residual: Some(x),
+    })?)
 }
 
 /// Gate and up of every row, by its expert: products of the input's rows, found by each row's token.
@@ -124,13 +159,16 @@ impl Stage for ExpertsUp {
         let backward = tables.into_iter().chain([RouterTables::SLOT_ROW]);
         Io {
             reads: [self.input].into_iter().chain(tables).collect(),
-            writes: vec![(ExpertsUp::GATE_UP, rows(self.choices, self.linear.outputs))],
+            writes: [(ExpertsUp::GATE_UP, rows(self.choices, self.linear.outputs))]
+                .into_iter()
+                .chain(self.linear.writes(self.choices))
+                .collect(),
             backward_reads: read.chain(backward).collect(),
         }
     }
 
     fn parameters(&self) -> Vec<ParameterId> {
-        vec![self.linear.weight]
+        self.linear.parameters().collect()
     }
 
     fn flops_per_token(&self, _seq: usize) -> u64 {
@@ -144,11 +182,21 @@ impl Stage for ExpertsUp {
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let (x, row_token) = (pass.pull(self.input)?, pass.pull(RouterTables::ROW_TOKEN)?);
         let offsets = pass.pull(RouterTables::OFFSETS)?;
+        let rows = of_tokens(&x, &row_token);
         let mut out = pass.output(ExpertsUp::GATE_UP)?;
         if let Some(out) = &mut out {
-            let rows = of_tokens(&x, &row_token);
             let product = (out.view_mut(), rows);
             self.linear.product(pass, product, offsets.view(), false)?;
+        }
+        if let Some(adapter) = self.linear.adapter(pass) {
+            let mut added = match &out {
+                Some(out) => Some(pass.temporary("expert_lora", out.dims())?),
+                None => None,
+            };
+            adapter.forward(pass, super::written(&mut added), rows, offsets.view())?;
+            if let (Some(out), Some(added)) = (&mut out, &added) {
+                add_rows(pass, out.view_mut(), added.view())?;
+            }
         }
         pass.put(ExpertsUp::GATE_UP, out);
         Ok(())
@@ -161,23 +209,25 @@ impl Stage for ExpertsUp {
             pass.pull(RouterTables::SLOT_ROW)?,
         );
         let offsets = pass.pull(RouterTables::OFFSETS)?;
-        for input in self.linear.backward_reads(self.input) {
-            let x = pass.pull(input)?;
+        let mut through = None;
+        if self.linear.reads_input_backward() {
+            let x = pass.pull(self.input)?;
             let (dy, rows) = (ExpertRows::in_order(dy.view()), of_tokens(&x, &row_token));
-            self.linear.add_gradient(pass, dy, rows, offsets.view())?;
-            pass.release(input, x);
+            through = self.linear.add_gradients(pass, dy, rows, offsets.view())?;
+            pass.release(self.input, x);
         }
         let mut drows = pass.temporary("d_expert_in", [dy.dims()[0], self.linear.inputs])?;
         let product = (drows.view_mut(), ExpertRows::in_order(dy.view()));
         self.linear.product(pass, product, offsets.view(), true)?;
         drop(dy);
         let (mut dx, init) = pass.gradient_to_add(self.input)?;
-        pass.kernels().run(SumRows {
-            out: dx.view_mut(),
-            rows: drows.view(),
-            slot_row: slot_row.view(),
-            init,
-        })?;
+        let sums = (drows.view(), slot_row.view());
+        sum_rows(pass, dx.view_mut(), sums, init)?;
+        if let (Some(adapter), Some(through)) = (&self.linear.adapter, &through) {
+            adapter.input_gradient(pass, drows.view_mut(), through.view(), offsets.view())?;
+            let sums = (drows.view(), slot_row.view());
+            sum_rows(pass, dx.view_mut(), sums, Init::Accumulate)?;
+        }
         pass.file_gradient(self.input, dx);
         Ok(())
     }
@@ -327,6 +377,7 @@ impl Stage for ExpertsDown {
             reads: reads.chain(tables).chain(shared).collect(),
             writes: [(Activation::NEXT_X, Extent::tokens(self.linear.outputs))]
                 .into_iter()
+                .chain(self.linear.writes(self.choices))
                 .chain(self.shared.as_ref().and_then(Linear::writes))
                 .collect(),
             backward_reads: backward
@@ -338,7 +389,7 @@ impl Stage for ExpertsDown {
 
     fn parameters(&self) -> Vec<ParameterId> {
         let shared = self.shared.iter().flat_map(Linear::parameters);
-        [self.linear.weight].into_iter().chain(shared).collect()
+        self.linear.parameters().chain(shared).collect()
     }
 
     fn flops_per_token(&self, _seq: usize) -> u64 {
@@ -364,19 +415,26 @@ impl Stage for ExpertsDown {
             Some(linear) => Some((linear, pass.pull(ExpertActivation::SHARED_ACT)?)),
             None => None,
         };
+        let rows = ExpertRows::in_order(act.view());
         let mut out = pass.output(Activation::NEXT_X)?;
-        if let Some(out) = &mut out {
-            let down = [act.dims()[0], self.linear.outputs];
-            let mut down = pass.temporary("expert_out", down)?;
-            let product = (down.view_mut(), ExpertRows::in_order(act.view()));
+        let mut down = match &out {
+            Some(_) => Some(pass.temporary("expert_out", [act.dims()[0], self.linear.outputs])?),
+            None => None,
+        };
+        if let (Some(out), Some(down)) = (&mut out, &mut down) {
+            let product = (down.view_mut(), rows);
             self.linear.product(pass, product, offsets.view(), false)?;
-            pass.kernels().run(SumRows {
-                out: out.view_mut(),
-                rows: down.view(),
-                slot_row: slot_row.view(),
-                init: Init::Add(residual.view()),
-            })?;
+            let init = Init::Add(residual.view());
+            sum_rows(pass, out.view_mut(), (down.view(), slot_row.view()), init)?;
         }
+        if let Some(adapter) = self.linear.adapter(pass) {
+            adapter.forward(pass, super::written(&mut down), rows, offsets.view())?;
+            if let (Some(out), Some(down)) = (&mut out, &down) {
+                let rows = (down.view(), slot_row.view());
+                sum_rows(pass, out.view_mut(), rows, Init::Accumulate)?;
+            }
+        }
+        drop(down);
         if let Some((linear, act)) = shared {
             linear.product(pass, super::written(&mut out), act.view(), Init::Accumulate)?;
         }
@@ -392,18 +450,22 @@ impl Stage for ExpertsDown {
         let row_token = pass.pull(RouterTables::ROW_TOKEN)?;
         let offsets = pass.pull(RouterTables::OFFSETS)?;
         let input = ExpertActivation::ACT;
-        for input in self.linear.backward_reads(input) {
+        let dy = of_tokens(&dout, &row_token);
+        let mut through = None;
+        if self.linear.reads_input_backward() {
             let act = pass.pull(input)?;
-            let (dy, rows) = (
-                of_tokens(&dout, &row_token),
-                ExpertRows::in_order(act.view()),
-            );
-            self.linear.add_gradient(pass, dy, rows, offsets.view())?;
+            let rows = ExpertRows::in_order(act.view());
+            through = self.linear.add_gradients(pass, dy, rows, offsets.view())?;
             pass.release(input, act);
         }
         let (mut dact, _) = pass.gradient_to_add(input)?;
-        let product = (dact.view_mut(), of_tokens(&dout, &row_token));
-        self.linear.product(pass, product, offsets.view(), true)?;
+        self.linear
+            .product(pass, (dact.view_mut(), dy), offsets.view(), true)?;
+        if let (Some(adapter), Some(through)) = (&self.linear.adapter, &through) {
+            let mut added = pass.temporary("d_expert_lora", dact.dims())?;
+            adapter.input_gradient(pass, added.view_mut(), through.view(), offsets.view())?;
+            add_rows(pass, dact.view_mut(), added.view())?;
+        }
         pass.file_gradient(input, dact);
         pass.file_gradient(self.residual, dout);
         Ok(())

@@ -2,12 +2,16 @@
 //! queries and keys has `n` columns without a position, and `p` that the rotary embedding turns.
 
 use super::Qkv;
+use crate::adapter::OutputColumns;
 use crate::parameters::{ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
-use crate::{Activation, AttentionSpec, Extent, Label, LatentConfig, Linear, ModelError, Pass};
+use crate::{
+    Activation, AttentionSpec, DropoutSite, Extent, Label, LatentConfig, Linear, ModelError, Pass,
+};
 use kernels::Init;
-use kernels::operation::{Copy, ExpandKeys, ExpandKeysBackward, Matmul, RotaryTail};
+use kernels::operation::{Copy, ExpandKeys, ExpandKeysBackward, RotaryTail};
 use memory::{Buffer, In, Out};
+use std::collections::HashSet;
 
 /// The rotary embedding of the last columns of heads.
 #[derive(Clone, Copy)]
@@ -36,9 +40,8 @@ pub struct LatentDown {
     /// The latent of queries; none: queries are made from the input.
     pub q: Option<Linear>,
     /// `[kv + p, h]`: the latent of keys and values, then the shared columns.
-    kv: ParameterId,
+    kv: Linear,
     kv_width: usize,
-    hidden: usize,
     rotary: Tail,
 }
 
@@ -72,9 +75,13 @@ impl LatentDown {
         LatentDown {
             input,
             q,
-            kv: own.matrix("self_attn.kv_a_proj_with_mqa.weight", [outputs, hidden]),
+            kv: Linear::declare(
+                own,
+                "self_attn.kv_a_proj_with_mqa",
+                [outputs, hidden],
+                false,
+            ),
             kv_width: latent.kv,
-            hidden,
             rotary: Tail {
                 head_dim: latent.rotary_dim,
                 are_neighbours: latent.neighbours,
@@ -82,19 +89,13 @@ impl LatentDown {
         }
     }
 
-    fn trains(&self) -> bool {
-        let q = self.q.iter().flat_map(Linear::parameters);
-        q.chain([self.kv]).any(ParameterId::is_trained)
+    fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.q.iter().chain([&self.kv])
     }
 
-    /// The two parts of the weight of keys and values, each with the activation that it makes.
-    fn kv_parts<'p>(&self, pass: &'p Pass) -> [(Activation, In<'p>); 2] {
-        let weight = pass.parameter(self.kv);
-        let rows = weight.dims()[0];
-        [
-            (LatentDown::KV_A, weight.rows(0..self.kv_width)),
-            (LatentDown::K_ROTARY, weight.rows(self.kv_width..rows)),
-        ]
+    /// The outputs of keys and values, with the first column of each.
+    fn kv_parts(&self) -> [(Activation, usize); 2] {
+        [(LatentDown::KV_A, 0), (LatentDown::K_ROTARY, self.kv_width)]
     }
 }
 
@@ -109,27 +110,34 @@ impl Stage for LatentDown {
             (LatentDown::KV_A, self.kv_width),
             (LatentDown::K_ROTARY, self.rotary.head_dim),
         ];
-        let written = q.into_iter().chain(kv);
+        let made = q.into_iter().chain(kv);
+        let made = made.map(|(of, width)| (of, Extent::tokens(width)));
+        let read = self.linears();
+        let mut read: Vec<Activation> = read
+            .flat_map(|linear| linear.backward_reads(self.input))
+            .collect();
+        // Both layers may read the input.
+        let mut known = HashSet::new();
+        read.retain(|activation| known.insert(*activation));
         Io {
             reads: vec![self.input],
-            writes: written
-                .map(|(of, width)| (of, Extent::tokens(width)))
+            writes: made
+                .chain(self.linears().filter_map(Linear::writes))
                 .collect(),
-            backward_reads: match self.trains() {
-                true => vec![self.input],
-                false => Vec::new(),
-            },
+            backward_reads: read,
         }
     }
 
     fn parameters(&self) -> Vec<ParameterId> {
-        let q = self.q.iter().flat_map(Linear::parameters);
-        q.chain([self.kv]).collect()
+        self.linears().flat_map(Linear::parameters).collect()
+    }
+
+    fn dropout(&self) -> Vec<DropoutSite> {
+        self.linears().flat_map(Linear::dropout).collect()
     }
 
     fn flops_per_token(&self, _seq: usize) -> u64 {
-        let q = self.q.as_ref().map_or(0, Linear::flops_per_token);
-        q + 6 * self.hidden as u64 * (self.kv_width + self.rotary.head_dim) as u64
+        self.linears().map(Linear::flops_per_token).sum()
     }
 
     fn is_by_token(&self) -> bool {
@@ -140,82 +148,56 @@ impl Stage for LatentDown {
         let x = pass.pull(self.input)?;
         if let Some(linear) = &self.q {
             let mut q = pass.output(LatentDown::Q_A)?;
-            if let Some(q) = &mut q {
-                linear.forward(pass, q.view_mut(), x.view())?;
-            }
+            linear.forward(pass, super::written(&mut q), x.view())?;
             pass.put(LatentDown::Q_A, q);
         }
-        for part in 0..2 {
-            let (of, _) = self.kv_parts(pass)[part];
-            let mut out = pass.output(of)?;
-            if let Some(out) = &mut out {
-                let (_, weight) = self.kv_parts(pass)[part];
-                pass.kernels().run(Matmul {
-                    out: out.view_mut(),
-                    a: x.view(),
-                    b: weight.t(),
-                    bias: None,
-                    init: Init::Overwrite,
-                })?;
-                if of == LatentDown::K_ROTARY {
-                    self.rotary.turn(pass, out, false)?;
-                }
+        let mut made = Vec::new();
+        for (of, first) in self.kv_parts() {
+            made.extend(pass.output(of)?.map(|out| (of, first, out)));
+        }
+        let pieces = made.iter_mut().map(|(_, first, out)| OutputColumns {
+            first: *first,
+            of: out.view_mut(),
+        });
+        let pieces = pieces.collect();
+        self.kv.forward_apart(pass, pieces, x.view())?;
+        for (of, _, mut out) in made {
+            if of == LatentDown::K_ROTARY {
+                self.rotary.turn(pass, &mut out, false)?;
             }
-            pass.put(of, out);
+            pass.put(of, Some(out));
         }
         Ok(())
     }
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let dkv = pass.gradient(LatentDown::KV_A);
-        let mut dk = pass.gradient(LatentDown::K_ROTARY);
+        let [dkv, mut dk] = self.kv_parts().map(|(of, _)| pass.gradient(of));
         self.rotary.turn(pass, &mut dk, true)?;
         let dq = self.q.as_ref().map(|q| (q, pass.gradient(LatentDown::Q_A)));
-        if self.trains() {
+        let [of_kv, of_k] = self.kv_parts().map(|(_, first)| first);
+        let dkv = [(of_kv, &dkv), (of_k, &dk)].map(|(first, gradient)| OutputColumns {
+            first,
+            of: gradient.view(),
+        });
+        let mut through = [None, None];
+        if self.linears().any(Linear::reads_input_backward) {
             let x = pass.pull(self.input)?;
             if let Some((q, dq)) = &dq {
-                q.add_gradient(pass, dq.view(), x.view())?;
+                through[0] = q.gradients_of(pass, &[OutputColumns::whole(dq.view())], x.view())?;
             }
-            self.add_gradient(pass, [dkv.view(), dk.view()], x.view())?;
+            through[1] = self.kv.gradients_of(pass, &dkv, x.view())?;
             pass.release(self.input, x);
         }
+        let [of_q, of_kv] = through;
         let (mut dx, mut init) = pass.gradient_to_add(self.input)?;
         if let Some((q, dq)) = &dq {
-            q.input_gradient(pass, dx.view_mut(), init, (dq.view(), None))?;
+            q.input_gradient(pass, dx.view_mut(), init, (dq.view(), of_q))?;
             init = Init::Accumulate;
         }
-        for ((_, weight), dy) in self.kv_parts(pass).into_iter().zip([&dkv, &dk]) {
-            pass.kernels().run(Matmul {
-                out: dx.view_mut(),
-                a: dy.view(),
-                b: weight,
-                bias: None,
-                init,
-            })?;
-            init = Init::Accumulate;
-        }
+        let kv = (&dkv[..], of_kv);
+        self.kv
+            .input_gradient_apart(pass, dx.view_mut(), init, kv)?;
         pass.file_gradient(self.input, dx);
-        Ok(())
-    }
-}
-
-impl LatentDown {
-    /// The gradient of the weight of keys and values, a part at a time.
-    fn add_gradient(&self, pass: &mut Pass, dy: [In; 2], x: In) -> Result<(), ModelError> {
-        let kernels = pass.kernels();
-        let Some((dweight, init)) = pass.accumulate(self.kv) else {
-            return Ok(());
-        };
-        let (first, second) = dweight.split_at(self.kv_width);
-        for (out, dy) in [first, second].into_iter().zip(dy) {
-            kernels.run(Matmul {
-                out,
-                a: dy.t(),
-                b: x,
-                bias: None,
-                init,
-            })?;
-        }
         Ok(())
     }
 }
@@ -223,9 +205,9 @@ impl LatentDown {
 /// The matrix `[a (n + v), kv]` of keys and values as passes with a cache use it, which keep latents alone: queries are
 /// multiplied by a head's rows of keys, and the sums of weighed latents by its rows of values (the absorbed form). There
 /// are two products for each head.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct LatentHeads {
-    weight: ParameterId,
+    linear: Linear,
     heads: usize,
     /// kv, n, p and v.
     latent: usize,
@@ -235,9 +217,9 @@ pub struct LatentHeads {
 }
 
 impl LatentHeads {
-    /// The matrix.
-    pub fn parameter(&self) -> ParameterId {
-        self.weight
+    /// The matrix, and the factors of its adapter.
+    pub fn parameters(&self) -> Vec<ParameterId> {
+        self.linear.parameters()
     }
 
     /// Queries of latents `[t, a (kv + p)]` from queries `[t, a (n + p)]`.
@@ -249,34 +231,26 @@ impl LatentHeads {
             out: by_head.columns(self.latent..of_out),
             x: q.reshape([rows, of_q]).columns(self.own..of_q),
         })?;
-        let weight = pass.parameter(self.weight);
+        let weight = self.linear.rows(pass)?;
         for head in 0..self.heads {
             let [to, from] = [head * of_out, head * of_q];
             let first = head * (self.own + self.value);
-            pass.kernels().run(Matmul {
-                out: out.reborrow().columns(to..to + self.latent),
-                a: q.columns(from..from + self.own),
-                b: weight.rows(first..first + self.own),
-                bias: None,
-                init: Init::Overwrite,
-            })?;
+            let out = out.reborrow().columns(to..to + self.latent);
+            let q = q.columns(from..from + self.own);
+            weight.by_columns(pass, out, q, first..first + self.own)?;
         }
         Ok(())
     }
 
     /// Outputs `[t, a v]` from sums of weighed latents `[t, a kv]`.
     pub(super) fn values(&self, pass: &Pass, mut out: Out, sums: In) -> Result<(), ModelError> {
-        let weight = pass.parameter(self.weight);
+        let weight = self.linear.rows(pass)?;
         for head in 0..self.heads {
             let [to, from] = [head * self.value, head * self.latent];
             let end = (head + 1) * (self.own + self.value);
-            pass.kernels().run(Matmul {
-                out: out.reborrow().columns(to..to + self.value),
-                a: sums.columns(from..from + self.latent),
-                b: weight.rows(end - self.value..end).t(),
-                bias: None,
-                init: Init::Overwrite,
-            })?;
+            let out = out.reborrow().columns(to..to + self.value);
+            let sums = sums.columns(from..from + self.latent);
+            weight.forward(pass, out, sums, end - self.value..end)?;
         }
         Ok(())
     }
@@ -290,8 +264,6 @@ pub struct LatentUp {
     /// The queries.
     q: Linear,
     /// Keys without their shared columns, and values, head by head.
-    kv: Linear,
-    /// Its matrix, head by head.
     pub heads: LatentHeads,
     kv_widths: [usize; 2],
     rotary: Tail,
@@ -320,25 +292,29 @@ impl LatentUp {
         let of_head = own_columns + attention.v_head_dim;
         let kv_outputs = attention.heads * of_head;
         let q = Linear::declare(own, name, [attention.q_width(), inputs], false);
-        let kv = Linear::declare(own, "self_attn.kv_b_proj", [kv_outputs, latent.kv], false);
         LatentUp {
             q_input,
             q,
             heads: LatentHeads {
-                weight: kv.parameters()[0],
+                linear: Linear::declare(own, "self_attn.kv_b_proj", [kv_outputs, latent.kv], false),
                 heads: attention.heads,
                 latent: latent.kv,
                 own: own_columns,
                 turned: latent.rotary_dim,
                 value: attention.v_head_dim,
             },
-            kv,
             kv_widths: attention.kv_widths(),
             rotary: Tail {
                 head_dim: attention.qk_head_dim,
                 are_neighbours: latent.neighbours,
             },
         }
+    }
+}
+
+impl LatentUp {
+    fn kv(&self) -> &Linear {
+        &self.heads.linear
     }
 }
 
@@ -354,20 +330,26 @@ impl Stage for LatentUp {
             (LatentUp::K, k_width),
             (LatentUp::V, v_width),
         ];
+        let made = made.map(|(of, width)| (of, Extent::tokens(width)));
+        let kept = [&self.q, self.kv()].into_iter().filter_map(Linear::writes);
         let q_read = self.q.backward_reads(self.q_input);
         Io {
             reads: vec![self.q_input, LatentDown::C_KV, LatentDown::K_ROTARY],
-            writes: made.map(|(of, width)| (of, Extent::tokens(width))).into(),
-            backward_reads: [q_read, self.kv.backward_reads(LatentDown::C_KV)].concat(),
+            writes: made.into_iter().chain(kept).collect(),
+            backward_reads: [q_read, self.kv().backward_reads(LatentDown::C_KV)].concat(),
         }
     }
 
     fn parameters(&self) -> Vec<ParameterId> {
-        [self.q.parameters(), self.kv.parameters()].concat()
+        [self.q.parameters(), self.kv().parameters()].concat()
+    }
+
+    fn dropout(&self) -> Vec<DropoutSite> {
+        [self.q.dropout(), self.kv().dropout()].concat()
     }
 
     fn flops_per_token(&self, _seq: usize) -> u64 {
-        self.q.flops_per_token() + self.kv.flops_per_token()
+        self.q.flops_per_token() + self.kv().flops_per_token()
     }
 
     fn is_by_token(&self) -> bool {
@@ -382,14 +364,18 @@ impl Stage for LatentUp {
             return self.for_cache(pass, x.view(), latent.view(), k_rotary.view());
         }
         let mut q = pass.output(LatentUp::Q)?;
-        if let Some(q) = &mut q {
-            self.queries(pass, q, x.view())?;
-        }
+        self.queries(pass, q.as_mut(), x.view())?;
         pass.put(LatentUp::Q, q);
         let (mut k, mut v) = (pass.output(LatentUp::K)?, pass.output(LatentUp::V)?);
-        if k.is_some() || v.is_some() {
-            let mut kv = pass.temporary("kv", [latent.dims()[0], self.kv.outputs()])?;
-            self.kv.forward(pass, kv.view_mut(), latent.view())?;
+        let is_wanted = k.is_some() || v.is_some();
+        let width = [latent.dims()[0], self.kv().outputs()];
+        let mut kv = match is_wanted {
+            true => Some(pass.temporary("kv", width)?),
+            false => None,
+        };
+        self.kv()
+            .forward(pass, super::written(&mut kv), latent.view())?;
+        if let Some(kv) = &kv {
             pass.kernels().run(ExpandKeys {
                 k: super::written(&mut k),
                 v: super::written(&mut v),
@@ -408,7 +394,7 @@ impl Stage for LatentUp {
         self.rotary.turn(pass, &mut dq, true)?;
         self.q.backward(pass, self.q_input, dq.view())?;
         drop(dq);
-        let mut dkv = pass.temporary("d_kv", [dk.dims()[0], self.kv.outputs()])?;
+        let mut dkv = pass.temporary("d_kv", [dk.dims()[0], self.kv().outputs()])?;
         let (mut dk_rotary, _) = pass.gradient_to_add(LatentDown::K_ROTARY)?;
         pass.kernels().run(ExpandKeysBackward {
             dkv: dkv.view_mut(),
@@ -419,14 +405,21 @@ impl Stage for LatentUp {
         })?;
         pass.file_gradient(LatentDown::K_ROTARY, dk_rotary);
         drop((dk, dv));
-        self.kv.backward(pass, LatentDown::C_KV, dkv.view())
+        self.kv().backward(pass, LatentDown::C_KV, dkv.view())
     }
 }
 
 impl LatentUp {
-    fn queries(&self, pass: &mut Pass, q: &mut Buffer, x: In) -> Result<(), ModelError> {
-        self.q.forward(pass, q.view_mut(), x)?;
-        self.rotary.turn(pass, q, false)
+    /// Queries, turned. Without `q`, only what their adapter keeps.
+    fn queries(
+        &self,
+        pass: &mut Pass,
+        mut q: Option<&mut Buffer>,
+        x: In,
+    ) -> Result<(), ModelError> {
+        let out = q.as_mut().map(|q| q.view_mut());
+        self.q.forward(pass, out, x)?;
+        q.map_or(Ok(()), |q| self.rotary.turn(pass, q, false))
     }
 
     /// What attention over latents takes.
@@ -442,7 +435,7 @@ impl LatentUp {
         let mut out = pass.output_as_wide(LatentUp::Q, self.heads.heads * of_head)?;
         if let Some(out) = &mut out {
             let mut q = pass.temporary("q_of_keys", [tokens, self.q.outputs()])?;
-            self.queries(pass, &mut q, x)?;
+            self.queries(pass, Some(&mut q), x)?;
             self.heads.queries(pass, out.view_mut(), q.view())?;
         }
         pass.put(LatentUp::Q, out);

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use candle_core::{DType, Device, Tensor};
 use data::{MASKED, MicroBatch, StepBatch};
-use model::{Parameter, Stored};
+use model::Parameter;
 use session::NamedStateCopy;
 use settings::Config;
 
@@ -118,7 +118,7 @@ fn unreadable(name: &str) -> impl FnOnce(candle_core::Error) -> Failure {
 pub(super) fn in_files_shape(values: Vec<f32>, parameter: &Parameter) -> Result<Tensor, Failure> {
     let tensor = Tensor::from_vec(values, parameter.shape.as_slice(), &Device::Cpu);
     tensor
-        .and_then(|tensor| turned(tensor, parameter))
+        .and_then(|tensor| as_in_files(tensor, parameter))
         .map_err(unreadable(&parameter.name))
 }
 
@@ -142,7 +142,7 @@ pub(super) fn state(state: NamedStateCopy, parameter: &Parameter) -> Result<Tens
         Tensor::from_raw_buffer(&state.bytes, dtype_of(state.dtype), shape, &Device::Cpu)
     };
     let tensor = match is_value {
-        true => build(&parameter.shape).and_then(|tensor| turned(tensor, parameter)),
+        true => build(&parameter.shape).and_then(|tensor| as_in_files(tensor, parameter)),
         false => build(&[elements]),
     };
     tensor.map_err(unreadable(&state.name))
@@ -171,14 +171,23 @@ pub(super) fn values_of(tensor: &Tensor, parameter: &Parameter) -> Result<Vec<f3
             tensor.dtype()
         )));
     }
-    let turned = turned(tensor.clone(), parameter).map_err(unreadable(name))?;
-    elements(&turned, DType::F32, name)
+    let used = as_used(tensor.clone(), parameter).map_err(unreadable(name))?;
+    elements(&used, DType::F32, name)
 }
 
-/// Transposes a parameter between its use and files, if files have it transposed.
-fn turned(tensor: Tensor, parameter: &Parameter) -> candle_core::Result<Tensor> {
-    match parameter.stored {
-        Stored::AsUsed | Stored::ByExpert(_) => Ok(tensor),
-        Stored::Transposed => tensor.t()?.contiguous(),
+/// A parameter as files have it.
+fn as_in_files(tensor: Tensor, parameter: &Parameter) -> candle_core::Result<Tensor> {
+    let tensor = match parameter.turned() {
+        None => tensor,
+        Some(sizes) => tensor.reshape(sizes.as_slice())?.t()?.contiguous()?,
+    };
+    tensor.reshape(parameter.stored_shape())
+}
+
+/// The elements of a parameter as files have it, in the order of their use.
+fn as_used(tensor: Tensor, parameter: &Parameter) -> candle_core::Result<Tensor> {
+    match parameter.turned() {
+        None => Ok(tensor),
+        Some([rows, columns]) => tensor.reshape((columns, rows))?.t()?.contiguous(),
     }
 }

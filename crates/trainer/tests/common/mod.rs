@@ -5,6 +5,7 @@ pub mod allocations;
 pub mod covering;
 pub mod distance;
 pub mod elsewhere;
+pub mod experts;
 pub mod frozen;
 pub mod golden;
 pub mod ranks;

@@ -1,0 +1,78 @@
+//! A linear layer of one weight, without a bias, whose outputs are several tensors side by side.
+
+use super::{Linear, weight_gradient};
+use crate::adapter::OutputColumns;
+use crate::{ModelError, Pass};
+use kernels::Init;
+use kernels::operation::Matmul;
+use memory::{Buffer, In, Out};
+
+impl Linear {
+    /// As [`Linear::forward`], into each of these tensors.
+    pub(crate) fn forward_apart(
+        &self,
+        pass: &mut Pass,
+        mut y: Vec<OutputColumns<Out>>,
+        x: In,
+    ) -> Result<(), ModelError> {
+        self.assert_one_weight();
+        if !y.is_empty() {
+            let weight = self.weight(pass)?;
+            for OutputColumns { first, of } in &mut y {
+                let rows = *first..*first + of.dims()[1];
+                pass.kernels().run(Matmul {
+                    out: of.reborrow(),
+                    a: x,
+                    b: weight.view().rows(rows).t(),
+                    bias: None,
+                    init: Init::Overwrite,
+                })?;
+            }
+        }
+        self.adapt(pass, y, x)
+    }
+
+    /// As [`Linear::add_gradient`], from each of these tensors.
+    pub(super) fn add_gradient_apart(
+        &self,
+        pass: &mut Pass,
+        dy: &[OutputColumns<In>],
+        x: In,
+    ) -> Result<(), ModelError> {
+        self.assert_one_weight();
+        let kernels = pass.kernels();
+        let Some((mut dweight, init)) = pass.accumulate(self.weights[0]) else {
+            return Ok(());
+        };
+        for OutputColumns { first, of } in dy {
+            let rows = *first..*first + of.dims()[1];
+            weight_gradient(kernels, (dweight.reborrow().rows(rows), init), *of, x)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Linear::input_gradient`], from each of these tensors.
+    pub(crate) fn input_gradient_apart(
+        &self,
+        pass: &Pass,
+        mut dx: Out,
+        mut init: Init,
+        (dy, through): (&[OutputColumns<In>], Option<Buffer>),
+    ) -> Result<(), ModelError> {
+        self.assert_one_weight();
+        let weight = self.weight(pass)?;
+        for OutputColumns { first, of } in dy {
+            let rows = *first..*first + of.dims()[1];
+            pass.kernels().run(Matmul {
+                out: dx.reborrow(),
+                a: *of,
+                b: weight.view().rows(rows),
+                bias: None,
+                init,
+            })?;
+            init = Init::Accumulate;
+        }
+        drop(weight);
+        self.adapter_input_gradient(pass, dx, through)
+    }
+}

@@ -1,0 +1,68 @@
+//! Some outputs of a linear layer at a time, of a layer of one weight without a bias: as passes with a cache use the matrix of
+//! latents.
+
+use super::Linear;
+use crate::adapter::product;
+use crate::matrix::WeightMatrix;
+use crate::{ModelError, Pass};
+use kernels::Init;
+use memory::{In, Out};
+use std::ops::Range;
+
+/// A layer's matrix `W`, and the factors of its adapter, A with the scale, if it has one and the pass has adapters.
+pub(crate) struct LinearRows<'p> {
+    weight: WeightMatrix<'p>,
+    factors: Option<[WeightMatrix<'p>; 2]>,
+}
+
+impl Linear {
+    /// Its matrix, to be used by rows.
+    pub(crate) fn rows<'p>(&self, pass: &'p Pass) -> Result<LinearRows<'p>, ModelError> {
+        let adapter = self.adapter.as_ref().filter(|_| pass.has_adapters());
+        let factors = adapter.map(|adapter| adapter.factors(pass));
+        Ok(LinearRows {
+            weight: self.weight(pass)?,
+            factors: factors.transpose()?,
+        })
+    }
+}
+
+impl LinearRows<'_> {
+    /// `out = x W^T`, with some rows of `W`.
+    pub(crate) fn forward(
+        &self,
+        pass: &Pass,
+        mut out: Out,
+        x: In,
+        rows: Range<usize>,
+    ) -> Result<(), ModelError> {
+        let weight = self.weight.view().rows(rows.clone()).t();
+        product(pass, out.reborrow(), (x, weight), Init::Overwrite)?;
+        let Some([a, b]) = &self.factors else {
+            return Ok(());
+        };
+        let mut through = pass.temporary("lora_rows", [x.dims()[0], a.view().dims()[0]])?;
+        product(pass, through.view_mut(), (x, a.view().t()), Init::Overwrite)?;
+        let b = b.view().rows(rows).t();
+        product(pass, out, (through.view(), b), Init::Accumulate)
+    }
+
+    /// `out = x W`, with some rows of `W`.
+    pub(crate) fn by_columns(
+        &self,
+        pass: &Pass,
+        mut out: Out,
+        x: In,
+        rows: Range<usize>,
+    ) -> Result<(), ModelError> {
+        let weight = self.weight.view().rows(rows.clone());
+        product(pass, out.reborrow(), (x, weight), Init::Overwrite)?;
+        let Some([a, b]) = &self.factors else {
+            return Ok(());
+        };
+        let mut through = pass.temporary("lora_rows", [x.dims()[0], a.view().dims()[0]])?;
+        let b = b.view().rows(rows);
+        product(pass, through.view_mut(), (x, b), Init::Overwrite)?;
+        product(pass, out, (through.view(), a.view()), Init::Accumulate)
+    }
+}

@@ -1,0 +1,68 @@
+//! Small models with experts.
+
+use super::odd_model;
+use model::{ExpertsConfig, LatentConfig, ModelConfig, RouterAuxKind, ScoreKind};
+
+/// Their layers.
+pub const LAYERS: usize = 3;
+
+/// Qwen2-MoE: a gate for its shared expert, biases, a dense layer between, transformers' loss of balance and one by the
+/// size of logits.
+pub fn qwen() -> ModelConfig {
+    ModelConfig {
+        qkv_bias: true,
+        router_aux: 0.05,
+        router_z_loss: 0.01,
+        experts: Some(ExpertsConfig {
+            count: 5,
+            chosen: 2,
+            ffn: 36,
+            shared_ffn: 44,
+            shared_gate: true,
+            dense_layers: vec![1],
+            score: ScoreKind::Softmax,
+            normed: false,
+            factor: 1.0,
+            groups: 1,
+            chosen_groups: 1,
+            choice_bias: false,
+        }),
+        ..odd_model(LAYERS)
+    }
+}
+
+/// DeepSeek-V3: latents, groups of experts, biases of choices, and a loss of balance by sequence.
+pub fn deepseek() -> ModelConfig {
+    ModelConfig {
+        kv_heads: 3,
+        router_aux: 0.05,
+        router_aux_kind: RouterAuxKind::Sequence,
+        experts: Some(ExpertsConfig {
+            count: 6,
+            chosen: 3,
+            ffn: 36,
+            shared_ffn: 72,
+            shared_gate: false,
+            dense_layers: vec![0],
+            score: ScoreKind::Sigmoid,
+            normed: true,
+            factor: 2.5,
+            groups: 3,
+            chosen_groups: 2,
+            choice_bias: true,
+        }),
+        latent: Some(LatentConfig {
+            kv: 28,
+            q: Some(44),
+            rotary_dim: 8,
+            v_head_dim: 12,
+            neighbours: true,
+        }),
+        ..odd_model(LAYERS)
+    }
+}
+
+/// Both, with their names.
+pub fn models() -> [(&'static str, ModelConfig); 2] {
+    [("Qwen2-MoE", qwen()), ("DeepSeek-V3", deepseek())]
+}
