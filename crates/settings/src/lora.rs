@@ -184,6 +184,12 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
             "train.freeze says which parameters are not trained, and with --lora adapters alone are; leave one of the two out",
         );
     }
+    if config.optim.router_bias_rate > 0.0 {
+        return refused(
+            "optim.router_bias_rate moves biases of the frozen model, and adapters are saved without it; set \
+             optim.router_bias_rate=0",
+        );
+    }
     if lora.b_lr_ratio != 1.0 && config.optim.kind != OptimizerKind::AdamW {
         return refused(
             "lora.b_lr_ratio is for adamw, which is not the optimizer; leave it out, or take --optimizer adamw",

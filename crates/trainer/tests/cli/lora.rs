@@ -281,6 +281,9 @@ fn what_makes_no_sense_or_is_not_built_is_refused() {
         let command = format!("plan --config small.toml {flags}");
         place.trainer(&command).fails(2, words);
     }
+    place
+        .trainer("plan --config deepseek-v3 --lora 4")
+        .fails(2, &["the frozen model", "optim.router_bias_rate=0"]);
     place.folder("strange");
     let config = r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj"], "use_dora": true}"#;
     place.file("strange/adapter_config.json", config);
