@@ -119,7 +119,6 @@ fn a_folder_in_nf4_is_for_adapters_and_stays_as_it_is() {
             "--lora 2 --set lora.base_skip=[\"q_proj\"]",
             &["lora.base_skip", "leave it out"],
         ),
-        ("--lora 2 --zero 3 --ranks 2", &["--zero 2"]),
     ];
     for (flags, words) in refusals {
         place.trainer(&plan(flags)).fails(2, words);
