@@ -190,7 +190,7 @@ impl Arena {
         (run.elements.start <= element).then_some((run, *first))
     }
 
-    /// Whether all padding is zero, as it must always be. Codes have none of their own. Reads host memory.
+    /// Whether all padding is zero, as it must always be. Matrices of codes are not checked. Reads host memory.
     pub fn padding_is_zero(&self) -> bool {
         self.buffer.view().check_host();
         let plain = self.held.without(&self.layout.coded());

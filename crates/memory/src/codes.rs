@@ -12,7 +12,8 @@ pub enum Codes {
     Nf4,
 }
 
-/// Where the parts of a matrix lie among its bytes. Each is aligned to 16 bytes, and what lies behind all of them to 256.
+/// Where the parts of a matrix lie among its bytes. Each part starts at a multiple of 16 bytes, and
+/// the whole is padded to a multiple of 256.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodePlaces {
     /// The codes. Of two 4-bit ones in a byte, the first is the upper half.

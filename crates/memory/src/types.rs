@@ -50,14 +50,15 @@ impl Run {
         }
     }
 
-    /// Bytes of the matrix of codes before an element. They have no place each among the elements, so any division of them
-    /// will do that is always the same.
+    /// Where a cut before an element falls among the matrix's bytes: in proportion, rounded down to [`CUT_BYTES`]. Codes and
+    /// scales do not line up with elements, so all that matters is that every rank cuts alike.
     fn code_byte(&self, element: usize) -> usize {
         let StoredAs::Codes(bytes) = self.stored else {
             panic!("{:?} must be of one matrix of codes", self.elements);
         };
-        let share = (element - self.matrix.start) * bytes / self.matrix.len();
-        share / CUT_BYTES * CUT_BYTES
+        // The experts of a layer have so many elements that the product does not fit 64 bits.
+        let share = (element - self.matrix.start) as u128 * bytes as u128;
+        (share / self.matrix.len() as u128) as usize / CUT_BYTES * CUT_BYTES
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -99,7 +100,7 @@ impl Types {
             .collect()
     }
 
-    /// The same, split where the way changes in which they are stored.
+    /// As [`Types::runs`], with each matrix of codes as a run of its own.
     pub(crate) fn stored(&self, cover: &Cover) -> Vec<Run> {
         let runs = cover.ranges().iter().flat_map(|range| self.cut(range));
         runs.collect()
@@ -199,5 +200,14 @@ mod tests {
         assert_eq!(types.code_bytes(&(4352..8448)), 2304..4608);
         assert_eq!(types.code_bytes(&(8448..9000)), 0..256);
         assert_eq!(types.of(300), DType::BF16);
+    }
+
+    /// Elements times bytes do not fit 64 bits: gate and up of a layer of DeepSeek-V3's experts.
+    #[test]
+    fn a_matrix_of_billions_is_cut() {
+        let (elements, bytes) = (256 * 4096 * 7168, 3_876_000_000);
+        let types = Types::new([(0..elements, StoredAs::Codes(bytes))].into(), DType::BF16);
+        let half = types.code_bytes(&(elements / 2..elements));
+        assert_eq!(half, bytes / 2 / CUT_BYTES * CUT_BYTES..bytes);
     }
 }

@@ -1,5 +1,5 @@
 //! The factors of low rank that the layers of experts add to their weights, as PEFT's `target_parameters` has them: each expert
-//! has factors of its own, which are products of its rows.
+//! has factors of its own, applied to the rows of its tokens.
 
 use crate::adapter::{factor, initial_a, kept};
 use crate::lora::LinearModule;

@@ -72,7 +72,7 @@ pub use hooks::{NoHooks, PassHooks};
 pub use hugging_face::{
     ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, AdapterWeights, HfConfigError,
     MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights, ParameterPart,
-    Quantisation, WeightsError, file_specs, import, import_adapter, loading_bytes,
+    PlainModules, Quantisation, WeightsError, file_specs, import, import_adapter, loading_bytes,
     parameters_of_files, saving_bytes, write_adapter, write_model,
 };
 pub use init::{DrawingOrder, Fresh, InitialValues, initialise, initialise_factors};

@@ -284,7 +284,7 @@ impl Linear {
         Ok(through)
     }
 
-    /// As [`Linear::parameter_gradients`], from the input itself. Of a layer of one weight without a bias, outputs may be
+    /// As [`Linear::parameter_gradients`], given the input. If the layer has one weight and no bias, its outputs may be in
     /// several tensors.
     pub(crate) fn gradients_of(
         &self,

@@ -1,6 +1,6 @@
 //! Which linear layers have low-rank adapters: LoRA (Hu et al. 2021), by the rules of Hugging Face's PEFT.
 
-use crate::Quantisation;
+use crate::PlainModules;
 use fancy_regex::Regex;
 use memory::Codes;
 use serde::de::{MapAccess, Visitor};
@@ -49,8 +49,8 @@ pub struct Lora {
     /// How the frozen matrices of the blocks' linear layers are stored, whether they are targets or not; none: as the
     /// rest of the model is.
     pub base: Option<Codes>,
-    /// Modules whose matrices are stored as the rest of the model all the same ([`Quantisation::skips`]).
-    pub base_skip: Vec<String>,
+    /// Modules whose matrices are stored as the rest of the model all the same.
+    pub base_skip: PlainModules,
 }
 
 /// A name, or a pattern of names, of modules that get adapters.
@@ -235,8 +235,7 @@ impl ModulePattern {
 impl Lora {
     /// How the matrix of a module is stored as codes; none: as the rest of the model is.
     pub(crate) fn codes_of(&self, module: &str) -> Option<Codes> {
-        self.base
-            .filter(|_| !Quantisation::skips(&self.base_skip, module))
+        self.base.filter(|_| !self.base_skip.has(module))
     }
 
     /// The size of a module's adapter; none if it has none.
@@ -327,7 +326,7 @@ mod tests {
             ranks: vec![(ModulePattern::ending(r"3\.self_attn\.v_proj").unwrap(), 4)],
             alphas: vec![(ModulePattern::ending("v_proj").unwrap(), 2.0)],
             base: None,
-            base_skip: Vec::new(),
+            base_skip: PlainModules::default(),
         };
         let of = |is_rank_stabilised, module: &str, layer| {
             let size = lora(is_rank_stabilised).of(module, layer)?;

@@ -47,8 +47,8 @@ pub enum Stored {
     ByExpert(ExpertFiles),
     /// `[experts, rank, inputs]`, the factors A of experts, as `[experts rank, inputs]`.
     ExpertsInRows,
-    /// `[experts, outputs, rank]`, the factors B of experts, as `[outputs, rank experts]`: of a rank, all experts' columns side
-    /// by side.
+    /// `[experts, outputs, rank]`, the factors B of experts, as `[outputs, rank x experts]`: column
+    /// `r * experts + e` is rank `r` of expert `e`.
     ExpertsInColumns,
 }
 

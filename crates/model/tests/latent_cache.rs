@@ -83,7 +83,7 @@ fn adapters() -> Lora {
         ranks: Vec::new(),
         alphas: Vec::new(),
         base: None,
-        base_skip: Vec::new(),
+        base_skip: Default::default(),
     }
 }
 

@@ -59,7 +59,7 @@ fn lora(targets: &[&str], dropout: f32) -> Lora {
         ranks: vec![(pattern("k_proj"), 6)],
         alphas: Vec::new(),
         base: None,
-        base_skip: Vec::new(),
+        base_skip: Default::default(),
     }
 }
 

@@ -7,9 +7,12 @@ use super::schema::Config;
 use memory::{Codes, DType};
 use model::{
     AdapterConfig, AdapterTarget, Labels, LinearModule, Lora, LoraInit, LoraPatternError,
-    ModulePattern, Quantisation,
+    ModulePattern, PlainModules, Quantisation,
 };
 use optim::{Faster, OptimizerKind};
+
+/// The experts of a layer, as modules that [`PlainModules`] names.
+const EXPERTS: &str = r".*\.experts";
 
 impl Default for LoraConfig {
     fn default() -> LoraConfig {
@@ -57,7 +60,7 @@ impl LoraConfig {
             ranks: ranks.collect::<Result<_, ConfigError>>()?,
             alphas: alphas.collect::<Result<_, ConfigError>>()?,
             base: self.codes(),
-            base_skip: self.base_skip.clone(),
+            base_skip: self.plain_modules()?,
         }))
     }
 
@@ -70,11 +73,26 @@ impl LoraConfig {
         }
     }
 
-    /// Takes what a model's folder says of its own codes.
+    /// The modules of [`LoraConfig::base_skip`].
+    fn plain_modules(&self) -> Result<PlainModules, ConfigError> {
+        PlainModules::new(&self.base_skip).map_err(|pattern| {
+            ConfigError::Contradiction(format!(
+                "`{pattern}` in lora.base_skip is neither a name nor a regular expression; write the end of a module's name, as \
+                 q_proj"
+            ))
+        })
+    }
+
+    /// Takes what a model's folder says of its own codes. What the user leaves out of them stays left out too. In a model with
+    /// experts these are plain, because transformers stores linear layers alone as codes.
     ///
     /// # Errors
     /// A key that is set here and has another value in the folder.
-    pub fn adopt_codes(&mut self, folder: &Quantisation) -> Result<(), ConfigError> {
+    pub fn adopt_codes(
+        &mut self,
+        folder: &Quantisation,
+        has_experts: bool,
+    ) -> Result<(), ConfigError> {
         let stored = match folder.codes {
             Codes::Nf4 => BaseType::Nf4,
             Codes::EightBit => BaseType::EightBit,
@@ -86,13 +104,13 @@ impl LoraConfig {
                  the model in bf16 or f32"
             )));
         }
-        if !self.base_skip.is_empty() && self.base_skip != folder.skipped {
-            return Err(ConfigError::Contradiction(
-                "lora.base_skip is set, and the folder of --init-from has other matrices that are no codes; leave it out".into(),
-            ));
-        }
         self.base_dtype = Some(stored);
-        self.base_skip = folder.skipped.clone();
+        let experts = has_experts.then(|| EXPERTS.to_string());
+        for plain in folder.skipped.iter().cloned().chain(experts) {
+            if !self.base_skip.contains(&plain) {
+                self.base_skip.push(plain);
+            }
+        }
         Ok(())
     }
 

@@ -379,8 +379,8 @@ impl Settings {
     }
 }
 
-/// A parameter that is a matrix, or the matrices of experts or their adapters' factors, by its index in the layout. Those of an
-/// expert are as many as files have of it, so that gate and up are two, as in a dense layer.
+/// A parameter that is a matrix, or the matrices of experts or their adapters' factors, by its index in the layout. An expert's
+/// gate and up count as two, as files and dense layers have them.
 fn matrix_of(entry: usize, parameter: &Parameter) -> Option<WholeTensor> {
     let of_experts = match (parameter.stored, &parameter.shape[..]) {
         (Stored::ByExpert(files), &[experts, outputs, inputs]) => {

@@ -68,7 +68,7 @@ impl BaseModel {
             Some(folder) => {
                 let weights = ModelWeights::open(folder, parameters)?;
                 base.fingerprint = Some(weights.fingerprint()?);
-                base.folder = Some(absolute(folder));
+                base.folder = Some(absolute(folder)?);
             }
         }
         Ok(base)
@@ -85,8 +85,8 @@ impl BaseModel {
         }
     }
 
-    /// Sets how these settings store the model.
-    pub(crate) fn store(&self, lora: &mut LoraConfig) {
+    /// Sets the storage of the frozen model to this one's.
+    pub(crate) fn set_storage(&self, lora: &mut LoraConfig) {
         lora.base_dtype = self.codes.map(|(stored, _)| stored);
         lora.base_skip = self.skip.clone();
     }
@@ -101,8 +101,8 @@ impl BaseModel {
             ..BaseModel::default()
         });
         if let Some(named) = named {
-            // It takes the place of a model that would be made again from its seed, and has to be the same.
-            base.folder = Some(absolute(named));
+            // It replaces a fresh model that would be made again from its seed; `weights` checks that both are equal.
+            base.folder = Some(absolute(named)?);
         }
         match &base.folder {
             Some(folder) if is_there(folder) => Ok(base),
@@ -155,13 +155,18 @@ impl BaseModel {
     }
 
     /// Refuses this model under a folder's adapters if they were trained on other contents.
-    pub(crate) fn fits(&self, adapters: &Path) -> Result<(), Failure> {
-        let before = BaseModel::known(adapters)?.and_then(|known| known.fingerprint);
-        match (before, &self.fingerprint, &self.folder) {
-            (Some(before), Some(now), Some(folder)) if before != *now => {
-                Err(other_model(folder, &before, now))
-            }
-            _ => Ok(()),
+    pub(crate) fn fits(&self, adapters: &Path, parameters: &Parameters) -> Result<(), Failure> {
+        let (Some(known), Some(folder)) = (BaseModel::known(adapters)?, &self.folder) else {
+            return Ok(());
+        };
+        if let (Some(before), Some(now)) = (known.fingerprint, &self.fingerprint)
+            && before != *now
+        {
+            return Err(other_model(folder, &before, now));
+        }
+        match known.fresh {
+            Some(fresh) => is_fresh(folder, fresh, parameters),
+            None => Ok(()),
         }
     }
 
@@ -190,12 +195,8 @@ impl BaseModel {
                 return Err(other_model(folder, before, &now));
             }
         }
-        if let Some((seed, deviation)) = self.fresh {
-            let weights = ModelWeights::open(folder, parameters)?;
-            if !weights.are_fresh(model::Fresh { deviation, seed })? {
-                let before = format!("a fresh one of seed {seed}");
-                return Err(other_model(folder, &before, &weights.fingerprint()?));
-            }
+        if let Some(fresh) = self.fresh {
+            is_fresh(folder, fresh, parameters)?;
         }
         Ok(BaseWeights::Folder(folder))
     }
@@ -213,8 +214,29 @@ impl BaseModel {
     }
 }
 
-fn absolute(folder: &Path) -> PathBuf {
-    std::path::absolute(folder).unwrap_or_else(|_| folder.into())
+/// The path by which adapters name their model.
+fn absolute(folder: &Path) -> Result<PathBuf, Failure> {
+    if folder.to_str().is_none() {
+        return Err(Failure::Usage(format!(
+            "adapters name the folder of their model, and {} is no Unicode; rename it",
+            folder.display()
+        )));
+    }
+    Ok(std::path::absolute(folder).unwrap_or_else(|_| folder.into()))
+}
+
+/// Refuses a folder whose weights are not those of a fresh model of this seed and deviation.
+fn is_fresh(
+    folder: &Path,
+    (seed, deviation): (u64, f64),
+    parameters: &Parameters,
+) -> Result<(), Failure> {
+    let weights = ModelWeights::open(folder, parameters)?;
+    if weights.are_fresh(model::Fresh { deviation, seed })? {
+        return Ok(());
+    }
+    let before = format!("a fresh one of seed {seed}");
+    Err(other_model(folder, &before, &weights.fingerprint()?))
 }
 
 /// The adapters that a session begins with: fresh ones, or a folder's.
@@ -243,7 +265,7 @@ impl FirstAdapters<'_> {
         let parameters = session.model().architecture().parameters();
         let base = BaseModel::of_run(self.model, parameters, config)?;
         if let Some(folder) = self.from {
-            base.fits(folder)?;
+            base.fits(folder, parameters)?;
         }
         Ok(Some(base))
     }
@@ -286,8 +308,11 @@ pub(crate) fn adopt_adapters(resolved: &mut Resolved) -> Result<(), Failure> {
     }
     let adapter = AdapterConfig::read(&folder)?;
     resolved.config.lora = resolved.config.lora.adopted(adapter)?;
+    let base = BaseModel::of_adapters(&folder, resolved.options.init_from.as_deref())?;
+    if resolved.config.lora.base_dtype.is_none() {
+        base.set_storage(&mut resolved.config.lora);
+    }
     if resolved.options.init_from.is_none() {
-        let base = BaseModel::of_adapters(&folder, None)?;
         let Some(base) = base.folder else {
             return Err(Failure::Usage(format!(
                 "the adapters in {} belong to a fresh model that is in no folder; write it by `trainer init --out DIR` with the \

@@ -83,7 +83,8 @@ pub(crate) fn adopt_model(
         .expect("each value was one of a model's before");
     resolved.config.model = model;
     if let (Some(stored), Some(_)) = (&stored, resolved.config.lora.rank) {
-        resolved.config.lora.adopt_codes(stored)?;
+        let has_experts = resolved.config.model.experts.is_some();
+        resolved.config.lora.adopt_codes(stored, has_experts)?;
     }
     check::model(&resolved.config)?;
     check::contradictions(&resolved.config)?;

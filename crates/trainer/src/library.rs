@@ -275,9 +275,15 @@ impl Trainer {
     /// states are not changed.
     ///
     /// # Errors
-    /// As [`Trainer::parameter`], and if `values` have another shape.
+    /// As [`Trainer::parameter`], if `values` have another shape, and if the parameter belongs to the frozen model under
+    /// adapters, since [`Trainer::save`] would lose the change.
     pub fn set_parameter(&mut self, name: &str, values: &Tensor) -> Result<(), Failure> {
         let (index, parameter) = self.find(name)?;
+        if self.base.is_some() && !parameter.is_factor {
+            return Err(Failure::Usage(format!(
+                "`{name}` belongs to the frozen model, which is not saved with its adapters; change it in the model's folder"
+            )));
+        }
         let values = tensors::values_of(values, parameter)?;
         self.enter()?;
         let offset = self.session.model().layout().entries()[index].offset;

@@ -330,8 +330,13 @@ fn adapters_on_a_folder_of_a_model_are_trained_saved_and_trained_on() {
         let moved = difference(&after, &before[&name]) > 0.0;
         assert_eq!(moved, is_factor(&name), "{name}");
     }
-    let frozen = adapted.gradient("model.layers.0.self_attn.q_proj.weight");
-    assert!(frozen.err().unwrap().to_string().contains("frozen"));
+    let frozen = "model.layers.0.self_attn.q_proj.weight";
+    let gradient = adapted.gradient(frozen);
+    assert!(gradient.err().unwrap().to_string().contains("frozen"));
+    refusal(
+        adapted.set_parameter(frozen, &before[frozen]),
+        &[frozen, "the frozen model"],
+    );
     adapted.save(&saved).unwrap();
 
     let mut again = Trainer::from_pretrained(&saved, &ADAPTERS).unwrap();

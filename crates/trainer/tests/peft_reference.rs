@@ -73,17 +73,22 @@ fn adapters_agree_with_peft() {
             let mut session = golden.session(&settings);
             session.import_adapter(&start).unwrap();
             let parameters = session.model().architecture().parameters();
-            let again = Settings {
-                lora: Some(written_and_read(
-                    settings.lora.as_ref().unwrap(),
-                    parameters,
-                )),
-                ..settings.clone()
-            };
-            let again = golden.session(&again);
-            let again = again.model().architecture().parameters().modules();
-            assert_eq!(again, parameters.modules(), "{family}");
-            assert!(again.iter().any(|module| module.rank.is_some()));
+            let own = settings.lora.as_ref().unwrap();
+            let all: Vec<usize> = (0..layers).collect();
+            for layers in [own.layers.clone(), own.layers.clone().or(Some(all))] {
+                let lora = Lora {
+                    layers,
+                    ..own.clone()
+                };
+                let again = Settings {
+                    lora: Some(written_and_read(&lora, parameters)),
+                    ..settings.clone()
+                };
+                let again = golden.session(&again);
+                let again = again.model().architecture().parameters().modules();
+                assert_eq!(again, parameters.modules(), "{family}");
+                assert!(again.iter().any(|module| module.rank.is_some()));
+            }
             let expected = reference_steps(&reference["steps"]);
             for (batch, expected) in golden.batches().iter().zip(expected) {
                 let made = session.step(batch).unwrap();
@@ -133,7 +138,7 @@ fn folders_in_nf4_are_read_as_they_are() {
             rank: Some(2),
             ..LoraConfig::default()
         };
-        config.adopt_codes(&stored).unwrap();
+        config.adopt_codes(&stored, false).unwrap();
         let plain = golden.settings(DType::F32, "none");
         let labels = plain.model.labels().with_lora();
         let layers = plain.model.layers;

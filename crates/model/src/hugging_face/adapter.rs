@@ -147,8 +147,7 @@ impl AdapterConfig {
                 LoraInit::Gaussian => json!("gaussian"),
             },
             "target_modules": targets(&modules, lora.layers.as_deref()),
-            // PEFT takes them in all layers, whatever `layers_to_transform` says.
-            "target_parameters": targets(&of_experts, None),
+            "target_parameters": experts_with_adapters(&of_experts, lora.layers.is_some()),
             "layers_to_transform": lora.layers,
             "rank_pattern": ranks.collect::<Map<_, _>>(),
             "alpha_pattern": alphas.collect::<Map<_, _>>(),
@@ -174,6 +173,16 @@ fn targets<'a>(modules: &[&'a LinearModule], layers: Option<&[usize]>) -> BTreeS
         false => ends,
         true => adapted().map(|module| &module.name[..]).collect(),
     }
+}
+
+/// The `target_parameters` of a file. PEFT takes them in all layers, whatever `layers_to_transform` says, so with layers each
+/// is named as a whole.
+fn experts_with_adapters<'a>(modules: &[&'a LinearModule], has_layers: bool) -> BTreeSet<&'a str> {
+    if !has_layers {
+        return targets(modules, None);
+    }
+    let adapted = modules.iter().filter(|module| module.rank.is_some());
+    adapted.map(|module| &module.name[..]).collect()
 }
 
 /// The names of `target_parameters`: parameters of experts, since others are not built.

@@ -104,8 +104,8 @@ impl AdapterWeights {
     }
 
     /// The weights of a model with these factors multiplied out and added, in one type. Sums are made in f32, and rounded
-    /// once. Matrices that training stored as codes have the values of these: those of the folder's own codes, or of codes made
-    /// of weights in the type `coded_from`.
+    /// once. Where training stored a matrix as codes, their values are used: the folder's own codes, or codes made here from
+    /// weights rounded to `coded_from`.
     pub fn merged_with<'a>(
         &'a self,
         base: &'a ModelWeights<'a>,
@@ -199,7 +199,9 @@ impl<P: TensorSource, E: TensorSource, H: Fn(&str) -> bool> Merged<'_, P, E, H> 
         let first = specs.position(|spec| spec.name == tensors[0].name);
         let first = first.expect("a merged model has all tensors");
         let (mut bytes, mut exact) = (Vec::new(), Vec::new());
-        let mut values = Vec::with_capacity(parameter.elements());
+        let mut values = Vec::new();
+        let room = values.try_reserve_exact(parameter.elements());
+        room.map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
         // Files list a matrix's tensors one after another.
         for index in first..first + tensors.len() {
             bytes.clear();

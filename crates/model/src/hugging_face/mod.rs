@@ -25,7 +25,7 @@ pub use keys::HfConfigError;
 pub use merge::AdapterWeights;
 pub use origin::{Origin, OriginError};
 pub use outgoing::{OutgoingWeights, file_specs, parameters_of_files};
-pub use quantisation::Quantisation;
+pub use quantisation::{PlainModules, Quantisation};
 pub use weights::{ModelWeights, ParameterPart, WeightsError, import};
 pub use write::{MAX_SHARD_BYTES, write_adapter, write_model};
 

@@ -15,7 +15,7 @@ const MAP: &str = "quant_map";
 const NESTED_MAP: &str = "nested_quant_map";
 const STATE: &str = "quant_state.bitsandbytes__";
 
-/// What the maps of other versions of bitsandbytes may differ in: they are computed in f32.
+/// The relative difference that is allowed between our maps and a folder's: versions of bitsandbytes round them differently.
 const MAP_TOLERANCE: f32 = 1e-6;
 
 /// The most bytes of a matrix's JSON.
@@ -40,7 +40,7 @@ pub(super) struct Nf4Scales {
 }
 
 impl Nf4Tensor {
-    /// The matrix of this name and shape, in the way products use it; none if the files have none in 4 or 8 bits.
+    /// Finds the matrix of this name in NF4, of shape `[outputs, inputs]`; none if it is not quantised.
     ///
     /// # Errors
     /// What is wrong with it.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 pub struct Quantisation {
     /// How they are stored.
     pub codes: Codes,
-    /// Modules whose matrices are plain numbers all the same, as [`Quantisation::skips`] takes them.
+    /// Modules whose matrices are plain numbers all the same, as [`PlainModules`] takes them.
     pub skipped: Vec<String>,
 }
 
@@ -55,14 +55,47 @@ impl Quantisation {
             skipped: skipped.ok_or(is_no)?,
         }))
     }
+}
 
-    /// Whether a module is one of those that are skipped, by the rules of transformers: by the end of its name, or by the
-    /// beginning up to a dot, which may be a regular expression.
-    pub fn skips(skipped: &[String], module: &str) -> bool {
-        skipped.iter().any(|pattern| {
+/// Modules whose matrices are plain numbers though those of others are codes, by the rules of transformers: named by the end
+/// of their names, or by the beginning up to a dot, which may be a regular expression.
+#[derive(Clone, Debug, Default)]
+pub struct PlainModules(Vec<(String, Option<Regex>)>);
+
+impl PlainModules {
+    /// The modules that some patterns name.
+    ///
+    /// # Errors
+    /// The pattern that is no regular expression.
+    pub fn new(patterns: &[String]) -> Result<PlainModules, String> {
+        let read = |pattern: &String| {
+            // Plain names need no expression, and folders may list hundreds.
+            let is_name = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
+            if pattern.chars().all(is_name) {
+                return Ok((pattern.clone(), None));
+            }
             let beginning = Regex::new(&format!(r"^(?:{pattern})(?:(?<=\.)|(?=\.|$))"));
-            module.ends_with(&pattern[..])
-                || beginning.is_ok_and(|beginning| beginning.is_match(module).unwrap_or(false))
+            let beginning = beginning.map_err(|_| pattern.clone())?;
+            Ok((pattern.clone(), Some(beginning)))
+        };
+        patterns
+            .iter()
+            .map(read)
+            .collect::<Result<_, _>>()
+            .map(PlainModules)
+    }
+
+    /// Whether a module is one of them.
+    pub fn has(&self, module: &str) -> bool {
+        self.0.iter().any(|(pattern, beginning)| {
+            let begins = || match (beginning, module.strip_prefix(&pattern[..])) {
+                (Some(beginning), _) => beginning.is_match(module).unwrap_or(false),
+                (None, Some(rest)) => {
+                    rest.is_empty() || rest.starts_with('.') || pattern.ends_with('.')
+                }
+                (None, None) => false,
+            };
+            module.ends_with(&pattern[..]) || begins()
         })
     }
 }

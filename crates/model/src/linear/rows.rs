@@ -1,5 +1,5 @@
-//! Some outputs of a linear layer at a time, of a layer of one weight without a bias: as passes with a cache use the matrix of
-//! latents.
+//! A few rows of a linear layer's weight at a time, as decoding uses the matrix of latents, head by head. The layer has one
+//! weight and no bias.
 
 use super::Linear;
 use crate::adapter::product;

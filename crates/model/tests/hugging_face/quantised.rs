@@ -5,7 +5,7 @@ use files::Dtype;
 use memory::{Codes, Layout};
 use model::{
     AdapterTarget, Architecture, Attention, Lora, LoraInit, ModelConfig, ModelWeights,
-    ParameterPart, Parameters, Quantisation, WeightsError,
+    ParameterPart, Parameters, PlainModules, Quantisation, WeightsError,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ fn coded(skipped: &[&str]) -> (Parameters, Layout) {
         ranks: Vec::new(),
         alphas: Vec::new(),
         base: Some(Codes::Nf4),
-        base_skip: skipped.iter().map(|name| name.to_string()).collect(),
+        base_skip: PlainModules::new(&skipped.map(String::from)).unwrap(),
     };
     let parameters = Parameters::adapted(lora);
     let architecture = Architecture::declared(&config, Attention::Eager, parameters);

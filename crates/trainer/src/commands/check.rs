@@ -1,6 +1,6 @@
 //! The `check` command: compares two peaks, and fails if the second is higher.
 
-use super::show::{counted, malformed, read_snapshot};
+use super::show::{counted, malformed, read_snapshot, refuse_other_file};
 use crate::failure::Failure;
 use crate::stdout::{print, print_json};
 use clap::Args;
@@ -91,6 +91,15 @@ pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
 
 /// Writes the picture of two snapshots.
 fn plot(file: &Path, args: &CheckArgs, comparison: &Comparison) -> Result<(), Failure> {
+    refuse_other_file(file, ("--plot", "svg"), "memory-timeline")?;
+    if comparison
+        .devices
+        .iter()
+        .all(|device| device.only_in.is_some())
+    {
+        // There is nothing to draw beside each other; the command fails and says so.
+        return Ok(());
+    }
     let read = |path: &Path| {
         read_snapshot(path).map_err(|_| {
             let reason = "--plot draws what was live over time, which only snapshots have: `trainer plan --trace DIR`, and runs \

@@ -123,7 +123,7 @@ fn merge(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
         source,
     })?;
     let mut lora = LoraConfig::default().adopted(AdapterConfig::read(adapters)?)?;
-    base.store(&mut lora);
+    base.set_storage(&mut lora);
     let lora = lora.adapters()?.expect("a folder of adapters has a rank");
     let of = |parameters| Architecture::declared(&config, Attention::default(), parameters);
     let (plain, adapted) = (of(Parameters::default()), of(Parameters::adapted(lora)));

@@ -80,17 +80,28 @@ pub(super) fn malformed(path: &Path, reason: impl ToString) -> Failure {
 
 /// Refuses a path that is no page's, or where another file is than a page of this command.
 fn check_writable(page: &Path) -> Result<(), Failure> {
-    if page.extension().is_none_or(|extension| extension != "html") {
+    refuse_other_file(page, ("--out", "html"), page::SNAPSHOT_SUBTITLE)
+}
+
+/// Refuses the value of a flag that names no file of a kind (`html`, `svg`), or a file without `mark`, which what is written
+/// there has.
+pub(super) fn refuse_other_file(
+    path: &Path,
+    (flag, kind): (&str, &str),
+    mark: &str,
+) -> Result<(), Failure> {
+    let path_shown = path.display();
+    if path.extension().is_none_or(|extension| extension != kind) {
         return Err(Failure::Usage(format!(
-            "--out names the page, and {} does not end in .html",
-            page.display()
+            "{flag} names the file to write, and {path_shown} does not end in .{kind}"
         )));
     }
-    match std::fs::read_to_string(page) {
-        Ok(text) if !text.contains(page::SNAPSHOT_SUBTITLE) => Err(Failure::Usage(format!(
-            "{} is there and is no page of `trainer show`; name another file with --out",
-            page.display()
-        ))),
+    match std::fs::read(path) {
+        Ok(bytes) if !String::from_utf8_lossy(&bytes).contains(mark) => {
+            Err(Failure::Usage(format!(
+                "{path_shown} is there and was not written by this command; name another file with {flag}"
+            )))
+        }
         _ => Ok(()),
     }
 }

@@ -83,7 +83,7 @@ impl Trained {
             let base = BaseModel::of_adapters(&folder, args.base.as_deref())?;
             let adapter = AdapterConfig::read(&folder)?;
             resolved.config.lora = resolved.config.lora.adopted(adapter)?;
-            base.store(&mut resolved.config.lora);
+            base.set_storage(&mut resolved.config.lora);
             let described = folder.join("config.json").is_file();
             let of_base = base.folder().filter(|_| !described).map(Path::to_path_buf);
             adapters = Some((folder.clone(), base));

@@ -101,8 +101,8 @@ impl Resumed {
         let mut of_adapters = changes.iter();
         if let Some(change) = of_adapters.find(|change| SHAPES_OF_ADAPTERS.contains(&change.key)) {
             return Err(Failure::Usage(format!(
-                "{change}: the checkpoint has adapters of other shapes or on other layers, or none, and --allow-change turns them \
-                 into no others; leave the setting out, or begin a new run"
+                "{change}: --allow-change cannot reshape the checkpoint's adapters, or add some where it has none; leave the setting \
+                 out, or begin a new run"
             )));
         }
         self.changes = changes.iter().map(ToString::to_string).collect();

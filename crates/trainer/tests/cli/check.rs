@@ -169,6 +169,15 @@ fn a_device_of_one_file_alone_is_an_error() {
     place
         .trainer("check two.pickle two.pickle --plot two.svg")
         .succeeds();
+    for file in ["two.pickle", "two.png"] {
+        place
+            .trainer(&format!("check two.pickle two.pickle --plot {file}"))
+            .fails(2, &[file, "does not end in .svg"]);
+    }
+    place.file("own.svg", "<svg/>");
+    place
+        .trainer("check two.pickle two.pickle --plot own.svg")
+        .fails(2, &["own.svg", "was not written by this command"]);
     for (flags, sides) in [
         ("check two.pickle new.pickle", ["new", "base"]),
         ("check new.pickle two.pickle", ["base", "new"]),

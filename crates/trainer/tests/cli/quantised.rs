@@ -116,8 +116,8 @@ fn a_folder_in_nf4_is_for_adapters_and_stays_as_it_is() {
             &["--base-dtype 8bit", "weights are nf4"],
         ),
         (
-            "--lora 2 --set lora.base_skip=[\"q_proj\"]",
-            &["lora.base_skip", "leave it out"],
+            "--lora 2 --set lora.base_skip=[\"(\"]",
+            &["`(` in lora.base_skip", "q_proj"],
         ),
     ];
     for (flags, words) in refusals {

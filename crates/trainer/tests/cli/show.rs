@@ -39,7 +39,7 @@ fn a_snapshot_becomes_a_page_and_a_picture() {
     place.file("own.html", "<p>mine</p>");
     place
         .trainer("show late.pickle --out own.html")
-        .fails(2, &["own.html", "is no page of `trainer show`"]);
+        .fails(2, &["own.html", "was not written by this command"]);
 
     place.file("two.pickle", TWO_DEVICES);
     let outcome = place.trainer("show two.pickle --out page.html").succeeds();
