@@ -64,7 +64,8 @@ pub struct Trainer {
 
 impl Trainer {
     /// A model freshly initialised from `train.seed`, on `train.device`, or else on the best device that this binary
-    /// can use. With `lora.rank` it is frozen, and adapters on it are trained. Of `config`, `log`, the choice of data and `train.steps` (except for the learning rate) have no effect.
+    /// can use. With `lora.rank` it is frozen, and adapters on it are trained. Of `config`, `log`, the choice of data and
+    /// `train.steps` (except for the learning rate) have no effect.
     ///
     /// # Errors
     /// [`Failure`]: contradictory settings, a device that cannot be used, refused memory.

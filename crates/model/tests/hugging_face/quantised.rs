@@ -18,6 +18,7 @@ const STATE: &str = "quant_state.bitsandbytes__nf4";
 fn coded(skipped: &[&str]) -> (Parameters, Layout) {
     let text = std::fs::read_to_string(golden(LLAMA).join("config.json")).unwrap();
     let config = ModelConfig::from_hf(&text).unwrap();
+    let patterns: Vec<String> = skipped.iter().map(|name| name.to_string()).collect();
     let lora = Lora {
         rank: 2,
         alpha: 2.0,
@@ -29,7 +30,7 @@ fn coded(skipped: &[&str]) -> (Parameters, Layout) {
         ranks: Vec::new(),
         alphas: Vec::new(),
         base: Some(Codes::Nf4),
-        base_skip: PlainModules::new(&skipped.map(String::from)).unwrap(),
+        base_skip: PlainModules::new(&patterns).unwrap(),
     };
     let parameters = Parameters::adapted(lora);
     let architecture = Architecture::declared(&config, Attention::Eager, parameters);
