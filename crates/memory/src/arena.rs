@@ -1,6 +1,6 @@
 //! Contiguous buffers that share one layout.
 
-use crate::types::Run;
+use crate::types::StoredRange;
 use crate::{Buffer, Category, Cover, DType, In, Layout, Memory, Out, OutOfMemory, Types};
 use std::ops::Range;
 use std::rc::Rc;
@@ -13,7 +13,7 @@ pub struct Arena {
     held: Cover,
     types: Types,
     /// How they are stored, and where each run begins in the buffer.
-    runs: Vec<(Run, usize)>,
+    runs: Vec<(StoredRange, usize)>,
 }
 
 /// How an arena is leased: its place and lifetime, and its category and name in reports.
@@ -63,7 +63,7 @@ impl Arena {
     ) -> Result<Arena, OutOfMemory> {
         let types = types.into();
         let mut bytes = 0;
-        let run = |run: Run| {
+        let run = |run: StoredRange| {
             let first_byte = bytes;
             bytes += run.bytes();
             (run, first_byte)
@@ -183,7 +183,7 @@ impl Arena {
     }
 
     /// The run that an element belongs to, and where it begins in the buffer.
-    fn run_of(&self, element: usize) -> Option<(&Run, usize)> {
+    fn run_of(&self, element: usize) -> Option<(&StoredRange, usize)> {
         let runs = &self.runs;
         let (run, first) =
             runs.get(runs.partition_point(|(run, _)| run.elements.end <= element))?;

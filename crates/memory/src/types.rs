@@ -23,7 +23,7 @@ pub(crate) enum StoredAs {
 
 /// Consecutive elements that are stored in one way.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct StoredRange {
     pub(crate) elements: Range<usize>,
     pub(crate) stored: StoredAs,
     /// All elements of the matrix, if they are codes.
@@ -33,7 +33,7 @@ pub(crate) struct Run {
 /// Pieces of a matrix of codes have a multiple of this many bytes, so that what lies behind a piece stays aligned.
 const CUT_BYTES: usize = 256;
 
-impl Run {
+impl StoredRange {
     /// The type of its numbers; none if they are codes.
     pub(crate) fn dtype(&self) -> Option<DType> {
         match self.stored {
@@ -46,13 +46,13 @@ impl Run {
     pub(crate) fn byte(&self, element: usize) -> usize {
         match self.stored {
             StoredAs::Numbers(dtype) => (element - self.elements.start) * dtype.size_in_bytes(),
-            StoredAs::Codes(_) => self.code_byte(element) - self.code_byte(self.elements.start),
+            StoredAs::Codes(_) => self.cut_at(element) - self.cut_at(self.elements.start),
         }
     }
 
     /// Where a cut before an element falls among the matrix's bytes: in proportion, rounded down to [`CUT_BYTES`]. Codes and
     /// scales do not line up with elements, so all that matters is that every rank cuts alike.
-    fn code_byte(&self, element: usize) -> usize {
+    fn cut_at(&self, element: usize) -> usize {
         let StoredAs::Codes(bytes) = self.stored else {
             panic!("{:?} must be of one matrix of codes", self.elements);
         };
@@ -101,16 +101,16 @@ impl Types {
     }
 
     /// As [`Types::runs`], with each matrix of codes as a run of its own.
-    pub(crate) fn stored(&self, cover: &Cover) -> Vec<Run> {
+    pub(crate) fn stored(&self, cover: &Cover) -> Vec<StoredRange> {
         let runs = cover.ranges().iter().flat_map(|range| self.cut(range));
         runs.collect()
     }
 
-    fn cut(&self, range: &Range<usize>) -> Vec<Run> {
+    fn cut(&self, range: &Range<usize>) -> Vec<StoredRange> {
         let first = self.own.partition_point(|(own, _)| own.end <= range.start);
         let within = self.own[first..].iter();
         let within = within.take_while(|(own, _)| own.start < range.end);
-        let run = |elements: Range<usize>, stored, matrix| Run {
+        let run = |elements: Range<usize>, stored, matrix| StoredRange {
             elements,
             stored,
             matrix,
@@ -141,9 +141,9 @@ impl Types {
     ///
     /// # Panics
     /// If the elements are not all of one matrix of codes.
-    pub fn code_bytes(&self, range: &Range<usize>) -> Range<usize> {
+    pub fn byte_range_of_codes(&self, range: &Range<usize>) -> Range<usize> {
         match &self.cut(range)[..] {
-            [run] => run.code_byte(range.start)..run.code_byte(range.end),
+            [run] => run.cut_at(range.start)..run.cut_at(range.end),
             _ => panic!("{range:?} must be of one matrix of codes"),
         }
     }
@@ -197,8 +197,8 @@ mod tests {
             assert_eq!(before + after, bytes(0..12_800));
             assert_eq!((before % CUT_BYTES, after % CUT_BYTES), (0, 0));
         }
-        assert_eq!(types.code_bytes(&(4352..8448)), 2304..4608);
-        assert_eq!(types.code_bytes(&(8448..9000)), 0..256);
+        assert_eq!(types.byte_range_of_codes(&(4352..8448)), 2304..4608);
+        assert_eq!(types.byte_range_of_codes(&(8448..9000)), 0..256);
         assert_eq!(types.of(300), DType::BF16);
     }
 
@@ -207,7 +207,7 @@ mod tests {
     fn a_matrix_of_billions_is_cut() {
         let (elements, bytes) = (256 * 4096 * 7168, 3_876_000_000);
         let types = Types::new([(0..elements, StoredAs::Codes(bytes))].into(), DType::BF16);
-        let half = types.code_bytes(&(elements / 2..elements));
+        let half = types.byte_range_of_codes(&(elements / 2..elements));
         assert_eq!(half, bytes / 2 / CUT_BYTES * CUT_BYTES..bytes);
     }
 }

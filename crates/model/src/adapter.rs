@@ -2,10 +2,10 @@
 
 use crate::linear::weight_gradient;
 use crate::lora::{LinearModule, LoraInit};
-use crate::matrix::WeightMatrix;
+use crate::matrix::{WeightMatrix, product};
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::{Activation, DropoutSite, Extent, Label, ModelError, Pass};
-use kernels::operation::{BiasDropoutAdd, Combine, Copy, DropoutBackward, Matmul};
+use kernels::operation::{BiasDropoutAdd, Combine, Copy, DropoutBackward};
 use kernels::{Dropout, Init};
 use memory::{Buffer, DType, Dims, In, Out};
 use std::collections::BTreeMap;
@@ -53,7 +53,8 @@ impl<V> OutputColumns<V> {
 }
 
 impl Part {
-    /// What its outputs have in common with so many from `first` on: columns of these, and rows of its factor B.
+    /// Its outputs among `width` outputs of the layer from `first` on: their columns there, and their rows of factor B. None if
+    /// there are none.
     fn within(&self, first: usize, width: usize) -> Option<(Range<usize>, Range<usize>)> {
         let start = self.outputs.start.max(first);
         let end = self.outputs.end.min(first + width);
@@ -333,22 +334,6 @@ pub(crate) fn initial_a(init: LoraInit, [rank, inputs]: [usize; 2]) -> Initial {
         LoraInit::Kaiming => Initial::Uniform((inputs as f32).sqrt().recip()),
         LoraInit::Gaussian => Initial::NormalOf((rank as f32).recip()),
     }
-}
-
-/// `out = init + a b`.
-pub(crate) fn product(
-    pass: &Pass,
-    out: Out,
-    (a, b): (In, In),
-    init: Init,
-) -> Result<(), ModelError> {
-    Ok(pass.kernels().run(Matmul {
-        out,
-        a,
-        b,
-        bias: None,
-        init,
-    })?)
 }
 
 /// Factors are declared as trained.

@@ -79,9 +79,7 @@ pub use init::{DrawingOrder, Fresh, InitialValues, initialise, initialise_factor
 pub use kv_cache::{CacheShape, CacheWidths, CachedSequences, KvCache, LayerCache};
 pub use label::{Label, Labels};
 pub use linear::{Linear, PRODUCT_ELEMENTS_MAX};
-pub use lora::{
-    AdapterTarget, ByPattern, LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern,
-};
+pub use lora::{AdapterTarget, LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern};
 pub use model::{Computation, Model};
 pub use parameters::{
     ExpertFiles, FileTensor, Initial, Parameter, ParameterId, Parameters, PartParameters, Stored,

@@ -3,10 +3,7 @@
 use crate::PlainModules;
 use fancy_regex::Regex;
 use memory::Codes;
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use std::fmt::{self, Formatter};
-use std::marker::PhantomData;
+use serde::{Deserialize, Serialize};
 
 /// The values that a fresh `lora_A` has; a fresh `lora_B` is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,7 +23,7 @@ impl LoraInit {
 
 /// Low-rank adapters of a model. A layer that is a target computes `x W' + scale (x A') B'`, with `A [rank, inputs]` and
 /// `B [outputs, rank]`, and only these are trained.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Lora {
     /// The rank of layers that no pattern names.
     pub rank: usize,
@@ -82,51 +79,6 @@ pub struct LoraPatternError {
     pub reason: String,
 }
 
-/// Values of modules whose names end in what a pattern fits, in the order in which they are written. Of several that fit, the
-/// first counts.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ByPattern<T>(pub Vec<(String, T)>);
-
-impl<T> Default for ByPattern<T> {
-    fn default() -> ByPattern<T> {
-        ByPattern(Vec::new())
-    }
-}
-
-impl<T, const N: usize> From<[(String, T); N]> for ByPattern<T> {
-    fn from(list: [(String, T); N]) -> ByPattern<T> {
-        ByPattern(list.into())
-    }
-}
-
-impl<T: Serialize> Serialize for ByPattern<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(pattern, value)| (pattern, value)))
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for ByPattern<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ByPattern<T>, D::Error> {
-        struct InOrder<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for InOrder<T> {
-            type Value = ByPattern<T>;
-
-            fn expecting(&self, out: &mut Formatter) -> fmt::Result {
-                out.write_str("a table of values by pattern")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ByPattern<T>, A::Error> {
-                let mut list = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    list.push(entry);
-                }
-                Ok(ByPattern(list))
-            }
-        }
-        deserializer.deserialize_map(InOrder(PhantomData))
-    }
-}
-
 /// The rank of a layer's adapter, and the factor on what it adds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LoraSize {
@@ -151,7 +103,7 @@ pub struct LinearModule {
     pub layer: usize,
 }
 
-/// What the name of a parameter of experts has between that of its module and its own.
+/// Stands in the name of a parameter of experts between the module's name and its own.
 pub(crate) const OF_EXPERTS: &str = ".experts.";
 
 impl LinearModule {
@@ -315,9 +267,7 @@ mod tests {
         let lora = |is_rank_stabilised| Lora {
             rank: 8,
             alpha: 16.0,
-            dropout: 0.0,
             is_rank_stabilised,
-            init: LoraInit::Kaiming,
             layers: Some(vec![3]),
             targets: vec![
                 AdapterTarget::new("q_proj").unwrap(),
@@ -325,8 +275,7 @@ mod tests {
             ],
             ranks: vec![(ModulePattern::ending(r"3\.self_attn\.v_proj").unwrap(), 4)],
             alphas: vec![(ModulePattern::ending("v_proj").unwrap(), 2.0)],
-            base: None,
-            base_skip: PlainModules::default(),
+            ..Lora::default()
         };
         let of = |is_rank_stabilised, module: &str, layer| {
             let size = lora(is_rank_stabilised).of(module, layer)?;
@@ -343,21 +292,14 @@ mod tests {
     /// As in PEFT, which goes through the table in its order.
     #[test]
     fn of_patterns_that_overlap_the_first_counts() {
-        let text = r#"{"v_proj": 2, "3.self_attn.v_proj": 4, "layers.3.self_attn.v_proj": 8}"#;
-        let table: ByPattern<usize> = serde_json::from_str(text).unwrap();
-        assert_eq!(
-            serde_json::to_string(&table).unwrap(),
-            text.replace(": ", ":").replace(", ", ",")
-        );
-        let rank = |table: &ByPattern<usize>| {
-            let patterns = table.0.iter();
-            let patterns: Vec<_> = patterns
-                .map(|(text, rank)| (ModulePattern::ending(text).unwrap(), *rank))
-                .collect();
-            first(&patterns, "model.layers.3.self_attn.v_proj")
+        let rank = |patterns: [(&str, usize); 2]| {
+            let ranks = patterns.map(|(text, rank)| (ModulePattern::ending(text).unwrap(), rank));
+            first(&ranks, "model.layers.3.self_attn.v_proj")
         };
-        assert_eq!(rank(&table), Some(2));
-        let turned = ByPattern(table.0.into_iter().rev().collect());
-        assert_eq!(rank(&turned), Some(8));
+        let (short, long) = (("v_proj", 2), ("3.self_attn.v_proj", 4));
+        assert_eq!(
+            [rank([short, long]), rank([long, short])],
+            [Some(2), Some(4)]
+        );
     }
 }

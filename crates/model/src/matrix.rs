@@ -1,8 +1,10 @@
-//! Matrices of parameters as products read them.
+//! Products, and matrices of parameters as they read them.
 
 use crate::parameters::ParameterId;
 use crate::{ModelError, Pass};
-use memory::{Buffer, In};
+use kernels::Init;
+use kernels::operation::Matmul;
+use memory::{Buffer, In, Out};
 
 /// A matrix in the compute type: as it is stored, or made of what is stored.
 pub(crate) enum WeightMatrix<'p> {
@@ -37,4 +39,20 @@ pub(crate) fn matrix<'p>(
         first += rows;
     }
     Ok(WeightMatrix::Made(made))
+}
+
+/// `out = init + a b`.
+pub(crate) fn product(
+    pass: &Pass,
+    out: Out,
+    (a, b): (In, In),
+    init: Init,
+) -> Result<(), ModelError> {
+    Ok(pass.kernels().run(Matmul {
+        out,
+        a,
+        b,
+        bias: None,
+        init,
+    })?)
 }

@@ -443,7 +443,8 @@ impl PartParameters<'_> {
     fn as_codes(&mut self, id: ParameterId) {
         if let Some((lora, _)) = self.lora() {
             let parameter = &mut self.all.declared[id.index];
-            let module = parameter.name.trim_end_matches(".weight");
+            let module = parameter.name.strip_suffix(".weight");
+            let module = module.unwrap_or(&parameter.name);
             parameter.codes = lora.codes_of(module);
         }
     }

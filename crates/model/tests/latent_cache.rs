@@ -4,7 +4,7 @@ mod common;
 
 use common::harness::{Run, VOCAB, tokens};
 use model::{
-    AdapterTarget, Architecture, Attention, CacheWidths, LatentConfig, Lora, LoraInit, ModelConfig,
+    AdapterTarget, Architecture, Attention, CacheWidths, LatentConfig, Lora, ModelConfig,
     Parameters, Policy,
 };
 
@@ -75,15 +75,8 @@ fn adapters() -> Lora {
     Lora {
         rank: 3,
         alpha: 9.0,
-        dropout: 0.0,
-        is_rank_stabilised: false,
-        init: LoraInit::Kaiming,
-        layers: None,
         targets: vec![AdapterTarget::new(AdapterTarget::ALL).unwrap()],
-        ranks: Vec::new(),
-        alphas: Vec::new(),
-        base: None,
-        base_skip: Default::default(),
+        ..Lora::default()
     }
 }
 

@@ -5,8 +5,8 @@ mod common;
 use common::harness::{Outcome, Run, assert_agrees};
 use common::oracle::LORA_ALPHA;
 use model::{
-    AdapterTarget, Architecture, Attention, DrawingOrder, Labels, Lora, LoraInit, ModelConfig,
-    ModulePattern, OffloadLabels, Parameters, Policy,
+    AdapterTarget, Architecture, Attention, DrawingOrder, Labels, Lora, ModelConfig, ModulePattern,
+    OffloadLabels, Parameters, Policy,
 };
 use std::collections::BTreeMap;
 
@@ -49,17 +49,12 @@ fn lora(targets: &[&str], dropout: f32) -> Lora {
         rank: 4,
         alpha: LORA_ALPHA,
         dropout,
-        is_rank_stabilised: false,
-        init: LoraInit::Kaiming,
-        layers: None,
         targets: targets
             .iter()
             .map(|text| AdapterTarget::new(text).unwrap())
             .collect(),
         ranks: vec![(pattern("k_proj"), 6)],
-        alphas: Vec::new(),
-        base: None,
-        base_skip: Default::default(),
+        ..Lora::default()
     }
 }
 

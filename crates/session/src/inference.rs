@@ -103,13 +103,8 @@ impl Inference {
         let held = self.weights.held();
         import(folder, &parameters, &layout, &held, |part| match part {
             ParameterPart::Values(offset, values) => self.set_values(offset, values),
-            ParameterPart::Codes {
-                entry,
-                first,
-                bytes,
-            } => {
-                let part = (first, bytes);
-                Ok(self.weights.store_codes(&*self.kernels, entry, part)?)
+            ParameterPart::Codes(entry, bytes) => {
+                Ok(self.weights.store_codes(&*self.kernels, entry, &bytes)?)
             }
         })?;
         Ok(())

@@ -64,13 +64,8 @@ impl Session {
         let to_set = self.weights.to_set();
         import(folder, &parameters, &layout, &to_set, |part| match part {
             ParameterPart::Values(offset, values) => self.set_values(offset, values),
-            ParameterPart::Codes {
-                entry,
-                first,
-                bytes,
-            } => {
-                let part = (first, bytes);
-                Ok(self.weights.store_codes(&*self.kernels, entry, part)?)
+            ParameterPart::Codes(entry, bytes) => {
+                Ok(self.weights.store_codes(&*self.kernels, entry, &bytes)?)
             }
         })
     }

@@ -11,10 +11,10 @@ use super::kind::{Kind, Range};
 use super::need;
 use super::size::Size;
 use data::{Format, Inputs, Packing};
+use indexmap::IndexMap;
 use memory::Window;
 use model::{
-    ActivationFunction, ByPattern, LoraInit, NormKind, PositionKind, RopeScaling, RouterAuxKind,
-    ScoreKind,
+    ActivationFunction, LoraInit, NormKind, PositionKind, RopeScaling, RouterAuxKind, ScoreKind,
 };
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 use serde::{Deserialize, Serialize};
@@ -300,10 +300,10 @@ keys! {
                       mlp.experts.down_proj.").needs(need::LORA),
         layers: Option<Vec<usize>> = optional(Kind::Wholes, ("[30, 31]", "all"), "Blocks that get adapters, counted from 0")
             .needs(need::LORA),
-        rank_pattern: ByPattern<usize> = key(Kind::WholeTable(1), "{}",
+        rank_pattern: IndexMap<String, usize> = key(Kind::WholeTable(1), "{}",
             "Ranks of layers whose names end in what an expression fits, e.g. { \"q_proj\" = 32 }")
             .details("Of several that fit, the first counts.").needs(need::LORA),
-        alpha_pattern: ByPattern<f64> = key(Kind::RealTable(Range::Positive), "{}", "Alphas, likewise").needs(need::LORA),
+        alpha_pattern: IndexMap<String, f64> = key(Kind::RealTable(Range::Positive), "{}", "Alphas, likewise").needs(need::LORA),
         dropout: f64 = key(Kind::Real(Range::BelowOne), "0.0", "Rate at which inputs of adapters are dropped").needs(need::LORA),
         rslora: bool = key(Kind::Bool, "false", "The factor is alpha / sqrt(rank)").needs(need::LORA),
         init: LoraInit = key(Kind::Choice(LoraInit::NAMES), "\"kaiming\"", "What fresh factors A are; factors B are zero")

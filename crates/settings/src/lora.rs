@@ -45,9 +45,9 @@ impl LoraConfig {
         let wrong = |error: LoraPatternError| ConfigError::Contradiction(error.to_string());
         let target = |text: &String| AdapterTarget::new(text).map_err(wrong);
         let pattern = |text: &String| ModulePattern::ending(text).map_err(wrong);
-        let ranks = self.rank_pattern.0.iter();
+        let ranks = self.rank_pattern.iter();
         let ranks = ranks.map(|(text, rank)| Ok((pattern(text)?, *rank)));
-        let alphas = self.alpha_pattern.0.iter();
+        let alphas = self.alpha_pattern.iter();
         let alphas = alphas.map(|(text, alpha)| Ok((pattern(text)?, *alpha)));
         Ok(Some(Lora {
             rank,
@@ -106,7 +106,7 @@ impl LoraConfig {
         }
         self.base_dtype = Some(stored);
         let experts = has_experts.then(|| EXPERTS.to_string());
-        for plain in folder.skipped.iter().cloned().chain(experts) {
+        for plain in folder.plain.iter().cloned().chain(experts) {
             if !self.base_skip.contains(&plain) {
                 self.base_skip.push(plain);
             }

@@ -199,9 +199,14 @@ pub enum Failure {
         /// Where they were saved.
         checkpoint: PathBuf,
     },
-    /// A command that this build does not have.
-    #[error("{0} is not in this trainer, which was built without the feature `text`")]
-    NotBuilt(&'static str),
+    /// A part that this build does not have.
+    #[error("{what} is not in this trainer, which was built without the feature `{feature}`")]
+    NotBuilt {
+        /// The part, as the subject of a sentence.
+        what: &'static str,
+        /// The feature of `trainer` that adds it.
+        feature: &'static str,
+    },
     /// No data set was made.
     #[cfg(feature = "text")]
     #[error(transparent)]
@@ -252,7 +257,7 @@ impl Failure {
             | Failure::DiskSpace(_)
             | Failure::Auto(_) => 3,
             Failure::Data(error) if is_usage(error) => 2,
-            Failure::NotBuilt(_) | Failure::Tokenizer(TokenizerError::NotBuilt { .. }) => 2,
+            Failure::NotBuilt { .. } | Failure::Tokenizer(TokenizerError::NotBuilt { .. }) => 2,
             #[cfg(feature = "text")]
             Failure::Prepare(error) if error.is_usage() => 2,
             #[cfg(feature = "text")]
@@ -346,9 +351,8 @@ impl Failure {
                  optimizer states; `trainer plan --device-memory SIZE` looks for them"
                     .into(),
             ),
-            Failure::NotBuilt(_) | Failure::Tokenizer(TokenizerError::NotBuilt { .. }) => {
-                Some(format!("`{WITH_TEXT}` adds it"))
-            }
+            Failure::NotBuilt { feature, .. } => Some(hint_of_feature(feature)),
+            Failure::Tokenizer(TokenizerError::NotBuilt { .. }) => Some(hint_of_feature("text")),
             Failure::NoDevice { .. } => Some(
                 "`trainer doctor` says what this machine offers; --device cpu trains without a GPU, and `trainer plan` \
                  predicts the memory of one"
@@ -415,11 +419,22 @@ impl Failure {
     }
 }
 
-/// The command that builds a trainer which reads text by tokenizers, with the features of this one.
-const WITH_TEXT: &str = match cfg!(feature = "cuda") {
-    false => "cargo build --release --features text",
-    true => "cargo build --release --features cuda,text",
-};
+/// Gives the command that builds a trainer with one more feature, beside those of this one.
+fn hint_of_feature(feature: &str) -> String {
+    let built = [
+        ("cuda", cfg!(feature = "cuda")),
+        ("text", cfg!(feature = "text")),
+        ("yaml", cfg!(feature = "yaml")),
+    ];
+    let kept = built
+        .into_iter()
+        .filter(|&(name, is_built)| is_built && name != feature);
+    let features: Vec<&str> = kept.map(|(name, _)| name).chain([feature]).collect();
+    format!(
+        "`cargo build --release --features {}` adds it",
+        features.join(",")
+    )
+}
 
 fn list(changes: &[String]) -> String {
     changes.join("; ")
@@ -573,11 +588,15 @@ mod tests {
         let tokenizer = TokenizerError::NotBuilt {
             path: "model/tokenizer.json".into(),
         };
-        for failure in [Failure::NotBuilt("`trainer prepare`"), tokenizer.into()] {
+        let yaml = Failure::NotBuilt {
+            what: "reading YAML",
+            feature: "yaml",
+        };
+        for (failure, feature) in [(tokenizer.into(), "text"), (yaml, "yaml")] {
             assert_eq!(failure.exit_code(), 2, "{failure}");
             let hints = failure.hints();
             assert!(hints[0].contains("cargo build --release --features"));
-            assert!(hints[0].contains("text"), "{hints:?}");
+            assert!(hints[0].contains(feature), "{hints:?}");
         }
     }
 

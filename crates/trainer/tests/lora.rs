@@ -40,7 +40,7 @@ fn adapted(model: &str, dtype: DType, mode: &str) -> Config {
         config.lora.targets.extend(experts.map(String::from));
         config.lora.dropout = 0.0;
         let of_down = ("experts.down_proj".into(), 2);
-        config.lora.rank_pattern.0.extend([of_down]);
+        config.lora.rank_pattern.extend([of_down]);
     }
     config
 }

@@ -83,9 +83,9 @@ impl Filling {
         let rest = self.rest.split_off(blocks);
         let (bytes, absmax) = quantise_blocks(codes, &self.rest);
         let (block, block_bytes) = codes.block();
-        let start = places.codes.start + self.stored / block * block_bytes;
+        let first = places.codes.start + self.stored / block * block_bytes;
         write(CodeBytes {
-            start,
+            first,
             bytes: &bytes,
         })?;
         self.stored += blocks;
@@ -94,7 +94,7 @@ impl Filling {
         if !is_whole {
             return Ok(false);
         }
-        let mut write = |start, bytes: &[u8]| write(CodeBytes { start, bytes });
+        let mut write = |first, bytes: &[u8]| write(CodeBytes { first, bytes });
         let absmax = match codes {
             Codes::EightBit => f32_bytes(&self.absmax),
             Codes::Nf4 => {
@@ -109,10 +109,12 @@ impl Filling {
     }
 }
 
-/// Some bytes of a matrix, and the first one's place among all of them.
-pub(crate) struct CodeBytes<'a> {
-    pub(crate) start: usize,
-    pub(crate) bytes: &'a [u8],
+/// Some bytes of a matrix that is stored as codes.
+pub struct CodeBytes<'a> {
+    /// The place of the first among all bytes of the matrix ([`Codes::places`]).
+    pub first: usize,
+    /// The bytes.
+    pub bytes: &'a [u8],
 }
 
 /// Gives `write` the places of some bytes of a matrix in an arena, as far as it holds them, with the bytes of each. The
@@ -124,12 +126,12 @@ pub(crate) fn set_code_bytes(
     mut write: impl FnMut(Out, &[u8]) -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
     for held in arena.held().within(matrix).ranges() {
-        let own = arena.types().code_bytes(held);
-        let start = own.start.max(set.start);
-        let end = own.end.min(set.start + set.bytes.len());
+        let own = arena.types().byte_range_of_codes(held);
+        let start = own.start.max(set.first);
+        let end = own.end.min(set.first + set.bytes.len());
         if start < end {
             let out = arena.raw_mut(held).rows(start - own.start..end - own.start);
-            write(out, &set.bytes[start - set.start..end - set.start])?;
+            write(out, &set.bytes[start - set.first..end - set.first])?;
         }
     }
     Ok(())

@@ -32,6 +32,7 @@ mod streamed_gradients;
 mod streamed_weights;
 mod weights;
 
+pub use coded::CodeBytes;
 pub use gradients::{Gradients, OpenUnit};
 pub use ranks::{Ranks, Reduce, Zero};
 pub use weights::Weights;

@@ -225,7 +225,7 @@ impl Weights {
         if let Some(index) = self.coded(&range) {
             let entry = &self.layout().entries()[index];
             return coded::read(entry, range, (self.dtype(), bytes), |part| {
-                self.code_bytes(kernels, &entry.padded_range(), part)
+                self.download_codes(kernels, &entry.padded_range(), part)
             });
         }
         match (self.host(), self.on_device(&range)) {
@@ -238,7 +238,7 @@ impl Weights {
     }
 
     /// Some bytes of a matrix of codes, between steps.
-    fn code_bytes(
+    fn download_codes(
         &self,
         kernels: &Kernels,
         matrix: &Range<usize>,
@@ -292,8 +292,7 @@ impl Weights {
         Ok(())
     }
 
-    /// Sets bytes of a matrix that is stored as codes, from one of its bytes on ([`Codes::places`](memory::Codes::places)),
-    /// between steps.
+    /// Sets bytes of a matrix that is stored as codes, by its index in the layout, between steps.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -301,12 +300,12 @@ impl Weights {
         &mut self,
         kernels: &Kernels,
         entry: usize,
-        (start, bytes): (usize, &[u8]),
+        bytes: &CodeBytes,
     ) -> Result<(), KernelError> {
         self.filling.remove(&entry);
         let matrix = self.layout().entries()[entry].padded_range();
         let arenas = (&mut self.resident, host_to_set(&mut self.streamed));
-        set_in_arenas(kernels, arenas, &matrix, &CodeBytes { start, bytes })
+        set_in_arenas(kernels, arenas, &matrix, bytes)
     }
 
     /// Makes codes of a range of a matrix that is stored so, and sets them.

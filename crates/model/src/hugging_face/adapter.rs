@@ -2,9 +2,10 @@
 //! every layer.
 
 use super::weights::{WeightsError, read_turned};
-use crate::lora::{AdapterTarget, ByPattern, LinearModule, Lora, LoraInit, OF_EXPERTS};
+use crate::lora::{AdapterTarget, LinearModule, Lora, LoraInit, OF_EXPERTS};
 use crate::parameters::{Parameter, Parameters, Stored};
 use files::{Dtype, Tensors, in_chunks, widen};
+use indexmap::IndexMap;
 use memory::{Cover, Layout};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -57,9 +58,9 @@ pub struct AdapterConfig {
     /// `lora.layers`.
     pub layers: Option<Vec<usize>>,
     /// `lora.rank_pattern`.
-    pub ranks: ByPattern<usize>,
+    pub ranks: IndexMap<String, usize>,
     /// `lora.alpha_pattern`.
-    pub alphas: ByPattern<f64>,
+    pub alphas: IndexMap<String, f64>,
     /// `lora.dropout`.
     pub dropout: f64,
     /// `lora.rslora`.
@@ -216,7 +217,7 @@ fn parameters_of_experts(
     Ok(names)
 }
 
-/// What a value is that cannot be read.
+/// Says that a value cannot be read.
 const IS_NO: &str = "is of another kind than PEFT writes";
 
 fn texts(list: &[Value]) -> Option<Vec<String>> {
@@ -297,15 +298,13 @@ fn parse(config: &Map<String, Value>) -> Result<AdapterConfig, (&'static str, &'
     })
 }
 
-/// Reads a table from patterns of module names to values; none if it is no table, or a value cannot be read.
-fn by_pattern<T>(table: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<ByPattern<T>> {
+/// Reads a table from patterns of module names to values, of which the first that fits counts. None if it is no table, or a
+/// value cannot be read.
+fn by_pattern<T>(table: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<IndexMap<String, T>> {
     let read = |(text, value): (&String, &Value)| Some((text.clone(), read(value)?));
     match table {
-        Value::Null => Some(ByPattern::default()),
-        table => {
-            let list: Option<Vec<_>> = table.as_object()?.iter().map(read).collect();
-            list.map(ByPattern)
-        }
+        Value::Null => Some(IndexMap::new()),
+        table => table.as_object()?.iter().map(read).collect(),
     }
 }
 
@@ -319,9 +318,7 @@ impl Parameters {
             })
         })
     }
-}
 
-impl Parameters {
     /// PEFT's name of a factor. It wraps the module of experts once for each of their parameters that has an adapter: outside
     /// is the last one, and each before it is in the `base_layer` of the next.
     fn name_of_factor(&self, name: &str) -> String {

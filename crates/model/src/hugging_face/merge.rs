@@ -123,7 +123,7 @@ impl AdapterWeights {
     }
 }
 
-/// What is added to each of the tensors that files have of experts, by its name, from factors `a [experts, rank, inputs]` and
+/// The products that are added to the tensors of experts in files, by the tensors' names, from factors `a [experts, rank, inputs]` and
 /// `b [experts, outputs, rank]`.
 fn of_experts(experts: &Parameter, rank: usize, [a, b]: [&[f32]; 2]) -> Vec<(String, Delta)> {
     let &[_, outputs, inputs] = &experts.shape[..] else {
@@ -171,9 +171,9 @@ impl<P: TensorSource, E: TensorSource, H: Fn(&str) -> bool> Merged<'_, P, E, H> 
     /// before products round them to the compute type.
     fn write_exact(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
         let name = &self.plain.tensors()[index].name;
-        let is_made =
-            |one: &&Rc<Parameter>| one.codes != Some(Codes::Nf4) || !(self.has_codes)(name);
-        let Some(parameter) = self.adapter.coded.get(name).filter(is_made) else {
+        let has_own = |one: &Parameter| one.codes == Some(Codes::Nf4) && (self.has_codes)(name);
+        let coded = self.adapter.coded.get(name);
+        let Some(parameter) = coded.filter(|one| !has_own(one)) else {
             return self.exact.write_to(index, out);
         };
         let mut made = self.made.borrow_mut();

@@ -3,6 +3,7 @@
 mod adapter;
 mod config;
 mod experts;
+mod found;
 mod gpt2;
 mod keys;
 mod llama;

@@ -30,7 +30,7 @@ pub(super) struct Nf4Tensor {
     elements: usize,
 }
 
-/// What is needed of a matrix to compute its values.
+/// The scales of a matrix, which its values are computed with.
 pub(super) struct Nf4Scales {
     absmax_codes: Vec<u8>,
     absmax: Vec<f32>,
@@ -43,7 +43,7 @@ impl Nf4Tensor {
     /// Finds the matrix of this name in NF4, of shape `[outputs, inputs]`; none if it is not quantised.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Says what is wrong with it, for a message that names the tensor.
     pub(super) fn find(
         tensors: &Tensors,
         name: &str,
@@ -177,7 +177,7 @@ impl Nf4Tensor {
         chunks.chain([Ok((offset.start, Cow::Owned(own)))])
     }
 
-    /// What is needed to compute its values.
+    /// Reads its scales.
     pub(super) fn scales(&self, tensors: &Tensors) -> Result<Nf4Scales, FilesError> {
         let codes = tensors.get(&self.of(ABSMAX)).expect("it was found");
         Ok(Nf4Scales {

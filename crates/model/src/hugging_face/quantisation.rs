@@ -1,4 +1,4 @@
-//! What a `config.json` says of weights that are quantised.
+//! Reads from `config.json` how a folder's weights are quantised.
 
 use super::keys::HfConfigError;
 use fancy_regex::Regex;
@@ -11,11 +11,11 @@ pub struct Quantisation {
     /// How they are stored.
     pub codes: Codes,
     /// Modules whose matrices are plain numbers all the same, as [`PlainModules`] takes them.
-    pub skipped: Vec<String>,
+    pub plain: Vec<String>,
 }
 
 impl Quantisation {
-    /// What the text of a `config.json` says; none of weights that are plain, or become plain when they are read (FP8).
+    /// Reads the text of a `config.json`; none if the weights are plain, or become plain when they are read (FP8).
     ///
     /// # Errors
     /// [`HfConfigError::Quantised`] that names a way which is not read.
@@ -45,14 +45,14 @@ impl Quantisation {
         if !is_on("bnb_4bit_use_double_quant") {
             return refused("in nf4 without bnb_4bit_use_double_quant".into());
         }
-        let skipped = match &said["llm_int8_skip_modules"] {
+        let plain = match &said["llm_int8_skip_modules"] {
             Value::Null => Some(Vec::new()),
-            skipped => serde_json::from_value(skipped.clone()).ok(),
+            plain => serde_json::from_value(plain.clone()).ok(),
         };
         let is_no = HfConfigError::Key("llm_int8_skip_modules", "a list of names");
         Ok(Some(Quantisation {
             codes: Codes::Nf4,
-            skipped: skipped.ok_or(is_no)?,
+            plain: plain.ok_or(is_no)?,
         }))
     }
 }
@@ -103,4 +103,33 @@ impl PlainModules {
 /// Whether weights are quantised as those of DeepSeek-V3 are published: FP8, with a factor for each block of 128 x 128.
 fn is_fp8(quantization: &Value) -> bool {
     quantization["quant_method"] == "fp8" && quantization["weight_block_size"] == json!([128, 128])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PlainModules;
+
+    #[test]
+    fn plain_modules_are_named_by_their_ends_and_beginnings() {
+        const QUERIES: &str = "model.layers.3.self_attn.q_proj";
+        const EXPERTS: &str = "model.layers.3.mlp.experts.gate_up_proj";
+        const SHARED: &str = "model.layers.3.mlp.shared_experts.gate_proj";
+        for (pattern, module, is_plain) in [
+            ("q_proj", QUERIES, true),
+            ("model.layers.3", QUERIES, true),
+            ("model.layers.", QUERIES, true),
+            ("model.layer", QUERIES, false),
+            ("layers.3", QUERIES, false),
+            (r"model\.layers\.[0-3]", QUERIES, true),
+            (r"model\.layers\.[4-9]", QUERIES, false),
+            (r".*\.self_attn", QUERIES, true),
+            (r".*\.self", QUERIES, false),
+            (r".*\.experts", EXPERTS, true),
+            (r".*\.experts", SHARED, false),
+        ] {
+            let plain = PlainModules::new(&[pattern.into()]).unwrap();
+            assert_eq!(plain.has(module), is_plain, "{pattern} {module}");
+        }
+        assert_eq!(PlainModules::new(&["(".into()]).unwrap_err(), "(");
+    }
 }

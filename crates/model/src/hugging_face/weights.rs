@@ -1,19 +1,22 @@
 //! Weights from a folder in Hugging Face layout, in one safetensors file or in shards, or from a checkpoint of several
 //! ranks, which has them in pieces in the layout's order.
 
-use super::nf4::{Nf4Scales, Nf4Tensor};
+use super::found::{FoundTensor, Quantised, find};
+use super::nf4::Nf4Tensor;
 use super::outgoing::OutgoingWeights;
 use super::turned::Turned;
 use crate::init::{DrawingOrder, Fresh, initialise};
-use crate::parameters::{FileTensor, Parameter, Parameters};
+use crate::parameters::{Parameter, Parameters};
 use files::{
     CHUNK_BYTES, CHUNK_ELEMENTS, Dtype, FilesError, TensorParts, TensorSource, Tensors, host_room,
     in_chunks, narrow, widen,
 };
 use memory::{Codes, Cover, DType, Layer, Layout};
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use units::CodeBytes;
 
 /// Weights could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -53,53 +56,13 @@ pub struct ModelWeights<'a> {
     skipped: Option<String>,
 }
 
-/// A tensor of the files that has some elements of a parameter.
-#[derive(Debug)]
-struct FoundTensor {
-    name: String,
-    /// The place of its first element in the parameter.
-    first: usize,
-    quantised: Quantised,
-}
-
-/// How a tensor of the files is quantised.
-#[derive(Debug)]
-enum Quantised {
-    No,
-    /// FP8: the tensor with the factors of its blocks.
-    Fp8(String),
-    /// A whole matrix as products use it, also where others of the family are stored transposed.
-    Nf4(Nf4Tensor),
-}
-
-impl FoundTensor {
-    /// The names of all tensors that it consists of.
-    fn names(&self) -> Vec<String> {
-        match &self.quantised {
-            Quantised::No => vec![self.name.clone()],
-            Quantised::Fp8(scales) => vec![self.name.clone(), scales.clone()],
-            Quantised::Nf4(matrix) => matrix.names().collect(),
-        }
-    }
-}
-
 /// Some of a parameter, as a folder has it.
 pub enum ParameterPart<'a> {
     /// f32 values, from this element of the arena on.
     Values(usize, &'a [f32]),
-    /// Bytes of a matrix that is stored as codes, of [`Codes::places`].
-    Codes {
-        /// Its index in the layout.
-        entry: usize,
-        /// The place of the first byte.
-        first: usize,
-        /// The bytes.
-        bytes: &'a [u8],
-    },
+    /// Bytes of a matrix that is stored as codes, by its index in the layout.
+    Codes(usize, CodeBytes<'a>),
 }
-
-/// Rows and columns of a block of an FP8 weight, which share a factor.
-const SCALED_BLOCK: usize = 128;
 
 impl<'a> ModelWeights<'a> {
     /// Opens `model.safetensors`, or the shards of `model.safetensors.index.json`, or the files of several ranks, and
@@ -216,7 +179,7 @@ impl<'a> ModelWeights<'a> {
                 ParameterPart::Values(first, values) => {
                     own[at(first)].update(&narrow(values, stored))
                 }
-                ParameterPart::Codes { entry, bytes, .. } => own[entry].update(bytes),
+                ParameterPart::Codes(entry, part) => own[entry].update(part.bytes),
             }
             Ok::<(), WeightsError>(())
         })?;
@@ -250,18 +213,15 @@ impl<'a> ModelWeights<'a> {
             if let (Some(Codes::Nf4), Some(matrix)) = (entry.codes, self.nf4(index)) {
                 for part in matrix.parts(&self.tensors) {
                     let (first, bytes) = part.map_err(WeightsError::Read)?;
-                    set(ParameterPart::Codes {
-                        entry: index,
-                        first,
-                        bytes: &bytes,
-                    })?;
+                    let bytes = &bytes;
+                    set(ParameterPart::Codes(index, CodeBytes { first, bytes }))?;
                 }
                 continue;
             }
             if !self.is_transposed(index, parameter) {
                 for found in &self.found[index] {
                     let first = entry.offset + found.first;
-                    let source = self.source(found)?;
+                    let source = found.source(&self.tensors)?;
                     let chunks = in_chunks(0..source.elements());
                     let place = |chunk: &Range<usize>| first + chunk.start..first + chunk.end;
                     for chunk in chunks.filter(|chunk| is_wanted(&place(chunk))) {
@@ -295,7 +255,7 @@ impl<'a> ModelWeights<'a> {
                 return bytes_of(&tensor, own).map_err(io_error);
             }
             let mut values = Vec::with_capacity(elements.len());
-            let source = self.source(found).map_err(io_error)?;
+            let source = found.source(&self.tensors).map_err(io_error)?;
             source.values(own, &mut values).map_err(io_error)?;
             Ok(Cow::Owned(narrow(&values, dtype).into_owned()))
         };
@@ -350,24 +310,6 @@ impl<'a> ModelWeights<'a> {
         &found[after - 1]
     }
 
-    /// A tensor's elements, with what is needed to widen them if it is quantised.
-    fn source(&self, found: &FoundTensor) -> Result<SourceTensor<'_>, WeightsError> {
-        let scales = match &found.quantised {
-            Quantised::No => Scales::None,
-            Quantised::Fp8(name) => {
-                let (tensor, mut scales) = (self.tensor(name), Vec::new());
-                let count = tensor.shape.iter().product();
-                widen(tensor.dtype, &bytes_of(&tensor, 0..count)?, &mut scales);
-                Scales::Fp8(scales)
-            }
-            Quantised::Nf4(matrix) => Scales::Nf4(matrix.scales(&self.tensors)?),
-        };
-        Ok(SourceTensor {
-            tensor: self.tensor(&found.name),
-            scales,
-        })
-    }
-
     /// The beginning of the names of the layer after the model's last, if the files have one that predicts a second token,
     /// as DeepSeek-V3's have. It is no part of the model.
     fn predictor(&self) -> Option<String> {
@@ -386,7 +328,7 @@ impl<'a> ModelWeights<'a> {
     /// A tensor that the model does not have, and the reason for refusing it.
     fn unwanted(&self) -> Result<Option<(&str, String)>, FilesError> {
         let found = self.found.iter().flatten();
-        let known: std::collections::HashSet<String> = found.flat_map(FoundTensor::names).collect();
+        let known: HashSet<String> = found.flat_map(FoundTensor::names).collect();
         let is_skipped = |name: &str| {
             let skipped = self.skipped.as_deref();
             skipped.is_some_and(|beginning| name.starts_with(beginning))
@@ -448,135 +390,6 @@ fn io_error(error: WeightsError) -> std::io::Error {
     }
 }
 
-/// The tensors of the files that a parameter consists of, if they have the right shapes and types that can be widened;
-/// otherwise the name of one and what is wrong with it. The matrices of experts may also be one tensor.
-fn find(tensors: &Tensors, parameter: &Parameter) -> Result<Vec<FoundTensor>, (String, String)> {
-    let is_whole = matches!(tensors, Tensors::Whole(_));
-    let is_one = !is_whole || tensors.get(&parameter.name).is_some();
-    let needed = match is_one {
-        false => parameter.file_tensors(),
-        true if is_whole => vec![parameter.as_one_tensor()],
-        true => vec![FileTensor {
-            shape: parameter.shape.clone(),
-            ..parameter.as_one_tensor()
-        }],
-    };
-    let found = needed.into_iter().map(|needed| {
-        let name = needed.name.clone();
-        find_tensor(tensors, parameter, needed).map_err(|problem| (name, problem))
-    });
-    found.collect()
-}
-
-/// One tensor of a parameter.
-fn find_tensor(
-    tensors: &Tensors,
-    parameter: &Parameter,
-    needed: FileTensor,
-) -> Result<FoundTensor, String> {
-    let FileTensor { name, shape, first } = needed;
-    // GPT-2's own files leave out the first part of the name, `transformer.`. Where Mixtral's experts are one tensor, the
-    // router has its newer name too.
-    let short = name.strip_prefix("transformer.");
-    let newer = name.replace(".block_sparse_moe.", ".mlp.");
-    let mut names = [Some(name.as_str()), short, Some(&newer)]
-        .into_iter()
-        .flatten();
-    let found = names.find_map(|name| Some((name, tensors.get(name)?)));
-    let (name, tensor) = found.ok_or("is missing")?;
-    if let ([_, _], [_, _]) = (&shape[..], &parameter.shape[..])
-        && let Some(matrix) = Nf4Tensor::find(tensors, name, &parameter.shape)?
-    {
-        return Ok(FoundTensor {
-            name: name.into(),
-            first,
-            quantised: Quantised::Nf4(matrix),
-        });
-    }
-    if tensor.shape != shape {
-        return Err(format!(
-            "has shape {:?}; the model needs {shape:?}",
-            tensor.shape
-        ));
-    }
-    let quantised = match tensor.dtype {
-        Dtype::F32 | Dtype::BF16 | Dtype::F16 => Quantised::No,
-        Dtype::F8_E4M3 if shape.len() == 2 => Quantised::Fp8(find_scales(tensors, name, &shape)?),
-        other => {
-            return Err(format!(
-                "holds {other:?}; convert the model to F32, BF16 or F16"
-            ));
-        }
-    };
-    Ok(FoundTensor {
-        name: name.into(),
-        first,
-        quantised,
-    })
-}
-
-/// The factors of an FP8 weight, as DeepSeek-V3 publishes them: one for each block. Blocks of another power of two that
-/// make as many of the weight divide it in the same way, so no `quantization_config` is needed to know them.
-fn find_scales(tensors: &Tensors, name: &str, shape: &[usize]) -> Result<String, String> {
-    let scales = format!("{name}_scale_inv");
-    let blocks: Vec<usize> = shape
-        .iter()
-        .map(|size| size.div_ceil(SCALED_BLOCK))
-        .collect();
-    let fits = |tensor: &TensorParts| {
-        tensor.shape == blocks && matches!(tensor.dtype, Dtype::F32 | Dtype::BF16)
-    };
-    match tensors.get(&scales).is_some_and(|tensor| fits(&tensor)) {
-        true => Ok(scales),
-        false => Err(format!(
-            "holds F8_E4M3, and `{scales}` with a factor for each block of {SCALED_BLOCK} x {SCALED_BLOCK} is missing or has \
-             another shape or type; convert the model to BF16"
-        )),
-    }
-}
-
-/// A tensor that is read as f32.
-struct SourceTensor<'a> {
-    tensor: TensorParts<'a>,
-    scales: Scales,
-}
-
-/// What is needed to widen the elements of a tensor.
-enum Scales {
-    None,
-    /// A factor for each block, by rows.
-    Fp8(Vec<f32>),
-    Nf4(Nf4Scales),
-}
-
-impl SourceTensor<'_> {
-    fn elements(&self) -> usize {
-        match &self.scales {
-            Scales::Nf4(scales) => scales.elements,
-            _ => self.tensor.shape.iter().product(),
-        }
-    }
-
-    /// Some elements, in place of what was in `values`.
-    fn values(&self, elements: Range<usize>, values: &mut Vec<f32>) -> Result<(), WeightsError> {
-        values.clear();
-        if let Scales::Nf4(scales) = &self.scales {
-            return Ok(scales.values(&self.tensor, elements, values)?);
-        }
-        let bytes = bytes_of(&self.tensor, elements.clone())?;
-        widen(self.tensor.dtype, &bytes, values);
-        if let Scales::Fp8(scales) = &self.scales {
-            let columns = self.tensor.shape[1];
-            let across = columns.div_ceil(SCALED_BLOCK);
-            for (value, at) in values.iter_mut().zip(elements) {
-                let (row, column) = (at / columns, at % columns);
-                *value *= scales[row / SCALED_BLOCK * across + column / SCALED_BLOCK];
-            }
-        }
-        Ok(())
-    }
-}
-
 /// Reads the `wanted` elements of all parameters from a folder and hands them to `set` ([`ModelWeights::read`]). Gives what
 /// was skipped, if anything ([`ModelWeights::skipped`]).
 ///
@@ -624,7 +437,7 @@ pub(super) fn read_turned<E: From<WeightsError>>(
 }
 
 /// The bytes of some elements of a tensor, as its files have them.
-fn bytes_of<'a>(
+pub(super) fn bytes_of<'a>(
     tensor: &TensorParts<'a>,
     elements: Range<usize>,
 ) -> Result<Cow<'a, [u8]>, WeightsError> {

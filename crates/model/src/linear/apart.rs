@@ -2,9 +2,9 @@
 
 use super::{Linear, weight_gradient};
 use crate::adapter::OutputColumns;
+use crate::matrix::product;
 use crate::{ModelError, Pass};
 use kernels::Init;
-use kernels::operation::Matmul;
 use memory::{Buffer, In, Out};
 
 impl Linear {
@@ -20,13 +20,8 @@ impl Linear {
             let weight = self.weight(pass)?;
             for OutputColumns { first, of } in &mut y {
                 let rows = *first..*first + of.dims()[1];
-                pass.kernels().run(Matmul {
-                    out: of.reborrow(),
-                    a: x,
-                    b: weight.view().rows(rows).t(),
-                    bias: None,
-                    init: Init::Overwrite,
-                })?;
+                let weight = weight.view().rows(rows).t();
+                product(pass, of.reborrow(), (x, weight), Init::Overwrite)?;
             }
         }
         self.adapt(pass, y, x)
@@ -63,13 +58,7 @@ impl Linear {
         let weight = self.weight(pass)?;
         for OutputColumns { first, of } in dy {
             let rows = *first..*first + of.dims()[1];
-            pass.kernels().run(Matmul {
-                out: dx.reborrow(),
-                a: *of,
-                b: weight.view().rows(rows),
-                bias: None,
-                init,
-            })?;
+            product(pass, dx.reborrow(), (*of, weight.view().rows(rows)), init)?;
             init = Init::Accumulate;
         }
         drop(weight);

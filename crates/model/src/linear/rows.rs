@@ -2,8 +2,7 @@
 //! weight and no bias.
 
 use super::Linear;
-use crate::adapter::product;
-use crate::matrix::WeightMatrix;
+use crate::matrix::{WeightMatrix, product};
 use crate::{ModelError, Pass};
 use kernels::Init;
 use memory::{In, Out};
@@ -32,37 +31,47 @@ impl LinearRows<'_> {
     pub(crate) fn forward(
         &self,
         pass: &Pass,
-        mut out: Out,
+        out: Out,
         x: In,
         rows: Range<usize>,
     ) -> Result<(), ModelError> {
+        let factors = self.factors.as_ref().map(|[a, b]| {
+            let b = b.view().rows(rows.clone());
+            [a.view().t(), b.t()]
+        });
         let weight = self.weight.view().rows(rows.clone()).t();
-        product(pass, out.reborrow(), (x, weight), Init::Overwrite)?;
-        let Some([a, b]) = &self.factors else {
-            return Ok(());
-        };
-        let mut through = pass.temporary("lora_rows", [x.dims()[0], a.view().dims()[0]])?;
-        product(pass, through.view_mut(), (x, a.view().t()), Init::Overwrite)?;
-        let b = b.view().rows(rows).t();
-        product(pass, out, (through.view(), b), Init::Accumulate)
+        multiply(pass, out, x, (weight, factors))
     }
 
     /// `out = x W`, with some rows of `W`.
     pub(crate) fn by_columns(
         &self,
         pass: &Pass,
-        mut out: Out,
+        out: Out,
         x: In,
         rows: Range<usize>,
     ) -> Result<(), ModelError> {
+        let factors = self.factors.as_ref().map(|[a, b]| {
+            let b = b.view().rows(rows.clone());
+            [b, a.view()]
+        });
         let weight = self.weight.view().rows(rows.clone());
-        product(pass, out.reborrow(), (x, weight), Init::Overwrite)?;
-        let Some([a, b]) = &self.factors else {
-            return Ok(());
-        };
-        let mut through = pass.temporary("lora_rows", [x.dims()[0], a.view().dims()[0]])?;
-        let b = b.view().rows(rows);
-        product(pass, through.view_mut(), (x, b), Init::Overwrite)?;
-        product(pass, out, (through.view(), a.view()), Init::Accumulate)
+        multiply(pass, out, x, (weight, factors))
     }
+}
+
+/// `out = x weight`, and with factors `+ (x first) second`.
+fn multiply(
+    pass: &Pass,
+    mut out: Out,
+    x: In,
+    (weight, factors): (In, Option<[In; 2]>),
+) -> Result<(), ModelError> {
+    product(pass, out.reborrow(), (x, weight), Init::Overwrite)?;
+    let Some([first, second]) = factors else {
+        return Ok(());
+    };
+    let mut through = pass.temporary("lora_rows", [x.dims()[0], first.dims()[1]])?;
+    product(pass, through.view_mut(), (x, first), Init::Overwrite)?;
+    product(pass, out, (through.view(), second), Init::Accumulate)
 }

@@ -310,9 +310,7 @@ impl LatentUp {
             },
         }
     }
-}
 
-impl LatentUp {
     fn kv(&self) -> &Linear {
         &self.heads.linear
     }

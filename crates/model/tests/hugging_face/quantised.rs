@@ -4,11 +4,12 @@ use crate::folders::{Tensors, changed, golden, tensors};
 use files::Dtype;
 use memory::{Codes, Layout};
 use model::{
-    AdapterTarget, Architecture, Attention, Lora, LoraInit, ModelConfig, ModelWeights,
-    ParameterPart, Parameters, PlainModules, Quantisation, WeightsError,
+    AdapterTarget, Architecture, Attention, Lora, ModelConfig, ModelWeights, ParameterPart,
+    Parameters, PlainModules, Quantisation, WeightsError,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use units::CodeBytes;
 
 const LLAMA: &str = "../quantised/llama";
 const Q: &str = "model.layers.1.self_attn.q_proj.weight";
@@ -22,15 +23,10 @@ fn coded(skipped: &[&str]) -> (Parameters, Layout) {
     let lora = Lora {
         rank: 2,
         alpha: 2.0,
-        dropout: 0.0,
-        is_rank_stabilised: false,
-        init: LoraInit::Kaiming,
-        layers: None,
         targets: vec![AdapterTarget::new(AdapterTarget::ALL).unwrap()],
-        ranks: Vec::new(),
-        alphas: Vec::new(),
         base: Some(Codes::Nf4),
         base_skip: PlainModules::new(&patterns).unwrap(),
+        ..Lora::default()
     };
     let parameters = Parameters::adapted(lora);
     let architecture = Architecture::declared(&config, Attention::Eager, parameters);
@@ -44,12 +40,7 @@ fn codes_are_handed_over_as_they_are() {
     let weights = ModelWeights::open(&golden(LLAMA), &parameters).unwrap();
     let mut found: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
     let set = |part: ParameterPart| -> Result<(), WeightsError> {
-        if let ParameterPart::Codes {
-            entry,
-            first,
-            bytes,
-        } = part
-        {
+        if let ParameterPart::Codes(entry, CodeBytes { first, bytes }) = part {
             let places = Codes::Nf4.places(layout.entries()[entry].elements());
             let matrix = found.entry(entry).or_insert(vec![0; places.bytes]);
             matrix[first..first + bytes.len()].copy_from_slice(bytes);
@@ -228,7 +219,7 @@ fn modules_that_were_skipped_are_read_as_they_are() {
                 found.extend(values.iter().flat_map(|value| value.to_le_bytes()));
             }
             ParameterPart::Values(..) => {}
-            ParameterPart::Codes { first, .. } => codes += usize::from(first == 0),
+            ParameterPart::Codes(_, part) => codes += usize::from(part.first == 0),
         }
         Ok(())
     };
@@ -253,10 +244,10 @@ fn other_ways_to_quantise_are_refused_by_name() {
         read
     };
     let stored = of(&|_| {}).unwrap().unwrap();
-    assert_eq!((stored.codes, stored.skipped.len()), (Codes::Nf4, 0));
+    assert_eq!((stored.codes, stored.plain.len()), (Codes::Nf4, 0));
     assert_eq!(of(&|said| *said = Value::Null), Ok(None));
     let named = of(&|said| said["llm_int8_skip_modules"] = json!(["lm_head"]));
-    assert_eq!(named.unwrap().unwrap().skipped, ["lm_head"]);
+    assert_eq!(named.unwrap().unwrap().plain, ["lm_head"]);
     let change = |key: &'static str, value: Value| {
         of(&move |said: &mut Value| said[key] = value.clone()).unwrap_err()
     };

@@ -44,5 +44,8 @@ pub struct PrepareArgs {
 /// Says that this build lacks the feature, and how to build with it.
 #[cfg(not(feature = "text"))]
 pub(crate) fn prepare(_: &PrepareArgs) -> Result<(), crate::Failure> {
-    Err(crate::Failure::NotBuilt("`trainer prepare`"))
+    Err(crate::Failure::NotBuilt {
+        what: "`trainer prepare`",
+        feature: "text",
+    })
 }

@@ -33,7 +33,8 @@ impl ForeignFile {
     /// Reads a file. A folder stands for the `config.json` in it.
     ///
     /// # Errors
-    /// It cannot be read, is larger than a configuration, is broken, or is of no trainer that is known.
+    /// It cannot be read, is larger than a configuration, is broken, is of no trainer that is known, or is YAML and this build cannot
+    /// read that.
     pub(crate) fn read(path: &Path) -> Result<ForeignFile, Failure> {
         let path = match path.is_dir() {
             true => path.join("config.json"),
@@ -44,6 +45,12 @@ impl ForeignFile {
             reason,
         };
         let text = text(&path).map_err(malformed)?;
+        if cfg!(not(feature = "yaml")) && is_yaml(&path) {
+            return Err(Failure::NotBuilt {
+                what: "reading YAML",
+                feature: "yaml",
+            });
+        }
         let keys = keys(&path, &text).map_err(malformed)?;
         let program =
             Program::of(&path, keys.iter().map(|key| key.name.as_str())).ok_or_else(|| {
@@ -77,12 +84,20 @@ fn text(path: &Path) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|error| format!("it is no text: {error}"))
 }
 
+fn ending(path: &Path) -> Option<&str> {
+    path.extension().and_then(|ending| ending.to_str())
+}
+
+fn is_yaml(path: &Path) -> bool {
+    matches!(ending(path), Some("yaml" | "yml"))
+}
+
 /// The keys of a text, whose format follows from the file's ending, or else from how it begins.
 fn keys(path: &Path, text: &str) -> Result<Vec<ForeignKey>, String> {
-    let ending = path.extension().and_then(|ending| ending.to_str());
     let json = |text: &str| serde_json::from_str(text).map_err(|error| format!("as JSON: {error}"));
-    let root: Value = match ending {
-        Some("yaml" | "yml") => yaml(text)?,
+    let root: Value = match ending(path) {
+        #[cfg(feature = "yaml")]
+        _ if is_yaml(path) => yaml(text)?,
         Some("toml") => {
             toml::from_str(text).map_err(|error| format!("as TOML: {}", error.message()))?
         }
@@ -113,11 +128,6 @@ fn yaml(text: &str) -> Result<Value, String> {
         format!("as YAML: {}", words.replace('\n', ", "))
     };
     serde_saphyr::from_str(text).map_err(broken)
-}
-
-#[cfg(not(feature = "yaml"))]
-fn yaml(_: &str) -> Result<Value, String> {
-    Err("it is YAML, which this trainer was built without; build it by `cargo build --release --features yaml`".into())
 }
 
 /// Lists what is below a value. A list of sections has their numbers in its keys: `datasets[0].path`.

@@ -1,0 +1,201 @@
+//! Finds the tensors of a folder's files that parameters consist of, and widens those that are quantised.
+
+use super::nf4::{Nf4Scales, Nf4Tensor};
+use super::weights::{WeightsError, bytes_of};
+use crate::parameters::{FileTensor, Parameter};
+use files::{Dtype, TensorParts, Tensors, widen};
+use std::ops::Range;
+
+/// A tensor of the files that has some elements of a parameter.
+#[derive(Debug)]
+pub(super) struct FoundTensor {
+    pub(super) name: String,
+    /// The place of its first element in the parameter.
+    pub(super) first: usize,
+    pub(super) quantised: Quantised,
+}
+
+/// How a tensor of the files is quantised.
+#[derive(Debug)]
+pub(super) enum Quantised {
+    No,
+    /// FP8: the tensor with the factors of its blocks.
+    Fp8(String),
+    /// A whole matrix as products use it, also where others of the family are stored transposed.
+    Nf4(Nf4Tensor),
+}
+
+impl FoundTensor {
+    /// The names of all tensors that it consists of.
+    pub(super) fn names(&self) -> Vec<String> {
+        match &self.quantised {
+            Quantised::No => vec![self.name.clone()],
+            Quantised::Fp8(scales) => vec![self.name.clone(), scales.clone()],
+            Quantised::Nf4(matrix) => matrix.names().collect(),
+        }
+    }
+
+    /// Its elements, to be read as f32.
+    pub(super) fn source<'a>(
+        &self,
+        tensors: &'a Tensors,
+    ) -> Result<SourceTensor<'a>, WeightsError> {
+        let tensor = |name: &str| {
+            let tensor = tensors.get(name);
+            tensor.expect("it was found when the files were opened")
+        };
+        let scales = match &self.quantised {
+            Quantised::No => Scales::None,
+            Quantised::Fp8(name) => {
+                let (tensor, mut scales) = (tensor(name), Vec::new());
+                let count = tensor.shape.iter().product();
+                widen(tensor.dtype, &bytes_of(&tensor, 0..count)?, &mut scales);
+                Scales::Fp8(scales)
+            }
+            Quantised::Nf4(matrix) => Scales::Nf4(matrix.scales(tensors)?),
+        };
+        Ok(SourceTensor {
+            tensor: tensor(&self.name),
+            scales,
+        })
+    }
+}
+
+/// Rows and columns of a block of an FP8 weight, which share a factor.
+const SCALED_BLOCK: usize = 128;
+
+/// The tensors of the files that a parameter consists of, if they have the right shapes and types that can be widened;
+/// otherwise the name of one and what is wrong with it. The matrices of experts may also be one tensor.
+pub(super) fn find(
+    tensors: &Tensors,
+    parameter: &Parameter,
+) -> Result<Vec<FoundTensor>, (String, String)> {
+    let is_whole = matches!(tensors, Tensors::Whole(_));
+    let is_one = !is_whole || tensors.get(&parameter.name).is_some();
+    let needed = match is_one {
+        false => parameter.file_tensors(),
+        true if is_whole => vec![parameter.as_one_tensor()],
+        true => vec![FileTensor {
+            shape: parameter.shape.clone(),
+            ..parameter.as_one_tensor()
+        }],
+    };
+    let found = needed.into_iter().map(|needed| {
+        let name = needed.name.clone();
+        find_tensor(tensors, parameter, needed).map_err(|problem| (name, problem))
+    });
+    found.collect()
+}
+
+/// One tensor of a parameter.
+fn find_tensor(
+    tensors: &Tensors,
+    parameter: &Parameter,
+    needed: FileTensor,
+) -> Result<FoundTensor, String> {
+    let FileTensor { name, shape, first } = needed;
+    // GPT-2's own files leave out the first part of the name, `transformer.`. Where Mixtral's experts are one tensor, the
+    // router has its newer name too.
+    let short = name.strip_prefix("transformer.");
+    let newer = name.replace(".block_sparse_moe.", ".mlp.");
+    let mut names = [Some(name.as_str()), short, Some(&newer)]
+        .into_iter()
+        .flatten();
+    let found = names.find_map(|name| Some((name, tensors.get(name)?)));
+    let (name, tensor) = found.ok_or("is missing")?;
+    if let ([_, _], [_, _]) = (&shape[..], &parameter.shape[..])
+        && let Some(matrix) = Nf4Tensor::find(tensors, name, &parameter.shape)?
+    {
+        return Ok(FoundTensor {
+            name: name.into(),
+            first,
+            quantised: Quantised::Nf4(matrix),
+        });
+    }
+    if tensor.shape != shape {
+        return Err(format!(
+            "has shape {:?}; the model needs {shape:?}",
+            tensor.shape
+        ));
+    }
+    let quantised = match tensor.dtype {
+        Dtype::F32 | Dtype::BF16 | Dtype::F16 => Quantised::No,
+        Dtype::F8_E4M3 if shape.len() == 2 => Quantised::Fp8(find_scales(tensors, name, &shape)?),
+        other => {
+            return Err(format!(
+                "holds {other:?}; convert the model to F32, BF16 or F16"
+            ));
+        }
+    };
+    Ok(FoundTensor {
+        name: name.into(),
+        first,
+        quantised,
+    })
+}
+
+/// The factors of an FP8 weight, as DeepSeek-V3 publishes them: one for each block. Blocks of another power of two that
+/// make as many of the weight divide it in the same way, so no `quantization_config` is needed to know them.
+fn find_scales(tensors: &Tensors, name: &str, shape: &[usize]) -> Result<String, String> {
+    let scales = format!("{name}_scale_inv");
+    let blocks: Vec<usize> = shape
+        .iter()
+        .map(|size| size.div_ceil(SCALED_BLOCK))
+        .collect();
+    let fits = |tensor: &TensorParts| {
+        tensor.shape == blocks && matches!(tensor.dtype, Dtype::F32 | Dtype::BF16)
+    };
+    match tensors.get(&scales).is_some_and(|tensor| fits(&tensor)) {
+        true => Ok(scales),
+        false => Err(format!(
+            "holds F8_E4M3, and `{scales}` with a factor for each block of {SCALED_BLOCK} x {SCALED_BLOCK} is missing or has \
+             another shape or type; convert the model to BF16"
+        )),
+    }
+}
+
+/// A tensor that is read as f32.
+pub(super) struct SourceTensor<'a> {
+    tensor: TensorParts<'a>,
+    scales: Scales,
+}
+
+/// The factors with which the elements of a tensor are widened.
+enum Scales {
+    None,
+    /// A factor for each block, by rows.
+    Fp8(Vec<f32>),
+    Nf4(Nf4Scales),
+}
+
+impl SourceTensor<'_> {
+    pub(super) fn elements(&self) -> usize {
+        match &self.scales {
+            Scales::Nf4(scales) => scales.elements,
+            _ => self.tensor.shape.iter().product(),
+        }
+    }
+
+    /// Some elements, in place of what was in `values`.
+    pub(super) fn values(
+        &self,
+        elements: Range<usize>,
+        values: &mut Vec<f32>,
+    ) -> Result<(), WeightsError> {
+        values.clear();
+        if let Scales::Nf4(scales) = &self.scales {
+            return Ok(scales.values(&self.tensor, elements, values)?);
+        }
+        let bytes = bytes_of(&self.tensor, elements.clone())?;
+        widen(self.tensor.dtype, &bytes, values);
+        if let Scales::Fp8(scales) = &self.scales {
+            let columns = self.tensor.shape[1];
+            let across = columns.div_ceil(SCALED_BLOCK);
+            for (value, at) in values.iter_mut().zip(elements) {
+                let (row, column) = (at / columns, at % columns);
+                *value *= scales[row / SCALED_BLOCK * across + column / SCALED_BLOCK];
+            }
+        }
+        Ok(())
+    }
+}
