@@ -1,7 +1,8 @@
 //! Adapters in folders as PEFT writes them: `adapter_config.json`, and `adapter_model.safetensors` with both factors of
 //! every layer.
 
-use super::weights::{WeightsError, read_turned};
+use super::error::WeightsError;
+use super::weights::read_turned;
 use crate::lora::{AdapterTarget, LinearModule, Lora, LoraInit, OF_EXPERTS};
 use crate::parameters::{Parameter, Parameters, Stored};
 use files::{Dtype, Tensors, in_chunks, widen};

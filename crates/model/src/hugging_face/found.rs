@@ -1,9 +1,10 @@
 //! Finds the tensors of a folder's files that parameters consist of, and widens those that are quantised.
 
+use super::error::WeightsError;
 use super::nf4::{Nf4Scales, Nf4Tensor};
-use super::weights::{WeightsError, bytes_of};
 use crate::parameters::{FileTensor, Parameter};
 use files::{Dtype, TensorParts, Tensors, widen};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// A tensor of the files that has some elements of a parameter.
@@ -198,4 +199,15 @@ impl SourceTensor<'_> {
         }
         Ok(())
     }
+}
+
+/// The bytes of some elements of a tensor, as its files have them.
+pub(super) fn bytes_of<'a>(
+    tensor: &TensorParts<'a>,
+    elements: Range<usize>,
+) -> Result<Cow<'a, [u8]>, WeightsError> {
+    let size = tensor.dtype.bitsize() / 8;
+    Ok(tensor
+        .bytes
+        .get(elements.start * size..elements.end * size)?)
 }

@@ -1,7 +1,8 @@
 //! Adds adapters to their model's weights: W + scale B A.
 
 use super::adapter::import_adapter;
-use super::weights::{ModelWeights, WeightsError};
+use super::error::WeightsError;
+use super::weights::ModelWeights;
 use crate::parameters::{FileTensor, Parameter, Parameters, Stored};
 use files::{Dtype, TensorSource, TensorSpec, narrow, widen};
 use kernels::quantise::round_to_codes;

@@ -2,6 +2,7 @@
 
 mod adapter;
 mod config;
+mod error;
 mod experts;
 mod found;
 mod gpt2;
@@ -22,12 +23,13 @@ use files::CHUNK_BYTES;
 use turned::Turned;
 
 pub use adapter::{ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, import_adapter};
+pub use error::WeightsError;
 pub use keys::HfConfigError;
 pub use merge::AdapterWeights;
 pub use origin::{Origin, OriginError};
 pub use outgoing::{OutgoingWeights, file_specs, parameters_of_files};
 pub use quantisation::{PlainModules, Quantisation};
-pub use weights::{ModelWeights, ParameterPart, WeightsError, import};
+pub use weights::{ModelWeights, ParameterPart, import};
 pub use write::{MAX_SHARD_BYTES, write_adapter, write_model};
 
 /// The most host memory that loading takes beside leases: chunks of values as they are read, in f32, and in their final

@@ -1,7 +1,8 @@
 //! Weights from a folder in Hugging Face layout, in one safetensors file or in shards, or from a checkpoint of several
 //! ranks, which has them in pieces in the layout's order.
 
-use super::found::{FoundTensor, Quantised, find};
+use super::error::WeightsError;
+use super::found::{FoundTensor, Quantised, bytes_of, find};
 use super::nf4::Nf4Tensor;
 use super::outgoing::OutgoingWeights;
 use super::turned::Turned;
@@ -15,35 +16,8 @@ use memory::{Codes, Cover, DType, Layer, Layout};
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use units::CodeBytes;
-
-/// Weights could not be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum WeightsError {
-    /// A file is missing, cannot be read, or is damaged.
-    #[error(transparent)]
-    Read(FilesError),
-    /// A tensor that the model needs is missing or has another shape, or the model has no tensor of this name.
-    #[error("{path}: tensor `{name}` {problem}")]
-    Tensor {
-        /// The folder.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// What is wrong.
-        problem: String,
-    },
-    /// A file could not be written.
-    #[error(transparent)]
-    Write(FilesError),
-}
-
-impl From<FilesError> for WeightsError {
-    fn from(error: FilesError) -> WeightsError {
-        WeightsError::Read(error)
-    }
-}
 
 /// The weights of a folder, to be read in chunks. The folder has every parameter of the model in its shape, and no
 /// other tensor.
@@ -434,15 +408,4 @@ pub(super) fn read_turned<E: From<WeightsError>>(
             set(elements.start + chunk.start, &values)
         })
     })
-}
-
-/// The bytes of some elements of a tensor, as its files have them.
-pub(super) fn bytes_of<'a>(
-    tensor: &TensorParts<'a>,
-    elements: Range<usize>,
-) -> Result<Cow<'a, [u8]>, WeightsError> {
-    let size = tensor.dtype.bitsize() / 8;
-    Ok(tensor
-        .bytes
-        .get(elements.start * size..elements.end * size)?)
 }

@@ -1,7 +1,7 @@
 //! Writes a model's folder in Hugging Face layout, so that an incomplete one is never taken for a model.
 
 use super::adapter::{ADAPTER_CONFIG, ADAPTER_STEM};
-use super::weights::WeightsError;
+use super::error::WeightsError;
 use files::{FileSystem, FilesError, TensorSource, remove_tree, write_file, write_tensors};
 use std::io;
 use std::path::Path;

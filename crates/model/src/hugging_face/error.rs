@@ -1,0 +1,31 @@
+//! Why weights were not read or written.
+
+use files::FilesError;
+use std::path::PathBuf;
+
+/// Weights could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightsError {
+    /// A file is missing, cannot be read, or is damaged.
+    #[error(transparent)]
+    Read(FilesError),
+    /// A tensor that the model needs is missing or has another shape, or the model has no tensor of this name.
+    #[error("{path}: tensor `{name}` {problem}")]
+    Tensor {
+        /// The folder.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A file could not be written.
+    #[error(transparent)]
+    Write(FilesError),
+}
+
+impl From<FilesError> for WeightsError {
+    fn from(error: FilesError) -> WeightsError {
+        WeightsError::Read(error)
+    }
+}
