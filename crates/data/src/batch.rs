@@ -12,19 +12,76 @@ pub struct MicroBatch {
     pub targets: Vec<i32>,
     /// Sequences in this micro-batch.
     pub rows: usize,
-    /// Tokens in each sequence.
+    /// Tokens in each sequence, or in the part of each.
     pub seq: usize,
-    /// `[rows, seq]`: for each token the position in its row at which its document begins. `None` if each row is one
-    /// document.
+    /// Which part of each sequence this is, if ranks share sequences.
+    pub part: SequencePart,
+    /// For each token of whole sequences, `[rows, parts seq]`, the position in its row at which its document begins. `None` if each
+    /// row is one document.
     pub documents: Option<Vec<i32>>,
-    /// `[rows]`: how many tokens each row begins with that are not padding. `None`: padding is not told apart,
+    /// `[rows]`: how many tokens each whole row begins with that are not padding. `None`: padding is not told apart,
     /// as under `Packing::Concatenate`.
     pub lengths: Option<Vec<i32>>,
     /// `[rows]`: the sum of each row's losses under the model that training on preferences began with, if it is known.
     pub reference: Option<Vec<f32>>,
 }
 
+/// One of several equal parts of every sequence of a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequencePart {
+    /// Its number, from 0.
+    pub number: usize,
+    /// How many parts a sequence has.
+    pub of: usize,
+}
+
+impl SequencePart {
+    /// All of a sequence.
+    pub const WHOLE: SequencePart = SequencePart { number: 0, of: 1 };
+}
+
 impl MicroBatch {
+    /// One part of each of its sequences; without tokens, if this has none.
+    ///
+    /// # Panics
+    /// If it is a part itself, or its sequences do not divide into equal parts.
+    #[must_use]
+    pub fn part(&self, part: SequencePart) -> MicroBatch {
+        assert!(
+            self.part == SequencePart::WHOLE && self.seq.is_multiple_of(part.of),
+            "{} tokens are no {} equal parts",
+            self.seq,
+            part.of
+        );
+        let seq = self.seq / part.of;
+        let own = |tokens: &[i32]| -> Vec<i32> {
+            let own = tokens.chunks(seq.max(1)).skip(part.number).step_by(part.of);
+            own.flatten().copied().collect()
+        };
+        MicroBatch {
+            input_ids: own(&self.input_ids),
+            targets: own(&self.targets),
+            seq,
+            part,
+            ..self.clone()
+        }
+    }
+
+    /// Its shape alone, as that of a micro-batch which another rank reads.
+    fn without_tokens(self) -> MicroBatch {
+        MicroBatch {
+            part: self.part,
+            ..MicroBatch::unread(self.rows, self.seq, self.documents.is_some())
+        }
+    }
+
+    /// `[rows]`: how many tokens this part of each row has that are not padding.
+    pub fn own_lengths(&self) -> Option<Vec<i32>> {
+        let first = (self.part.number * self.seq) as i32;
+        let own = |length: &i32| (length - first).clamp(0, self.seq as i32);
+        Some(self.lengths.as_ref()?.iter().map(own).collect())
+    }
+
     /// A micro-batch without tokens so far. [`Self::rows`] is already final.
     pub(crate) fn unread(rows: usize, seq: usize, documents: bool) -> Self {
         Self {
@@ -32,6 +89,7 @@ impl MicroBatch {
             targets: Vec::new(),
             rows,
             seq,
+            part: SequencePart::WHOLE,
             documents: documents.then(Vec::new),
             lengths: None,
             reference: None,
@@ -95,6 +153,24 @@ impl StepBatch {
         here + self.targets_elsewhere
     }
 
+    /// The same step where ranks share sequences: each part of a micro-batch counts as a micro-batch. Only parts of number `own` have
+    /// tokens.
+    #[must_use]
+    pub fn in_parts(self, own: SequencePart) -> StepBatch {
+        let parts = |micro: MicroBatch| -> Vec<MicroBatch> {
+            let parts = (0..own.of).map(|number| micro.part(SequencePart { number, ..own }));
+            let without = |part: MicroBatch| match part.part == own {
+                true => part,
+                false => part.without_tokens(),
+            };
+            parts.map(without).collect()
+        };
+        StepBatch {
+            micro: self.micro.into_iter().flat_map(parts).collect(),
+            ..self
+        }
+    }
+
     /// Number of pairs of the whole step, if every two rows are one.
     pub fn pairs(&self) -> usize {
         let rows = self.micro.iter().map(|micro| micro.rows);
@@ -120,6 +196,7 @@ mod tests {
             rows: 1,
             seq: targets.len(),
             targets,
+            part: SequencePart::WHOLE,
             documents: None,
             lengths: None,
             reference: None,

@@ -1,6 +1,8 @@
 //! Makes steps from samples.
 
-use crate::{DataError, Dataset, Packing, Position, StepBatch, buckets::Buckets, mix::Order};
+use crate::{
+    DataError, Dataset, Packing, Position, SequencePart, StepBatch, buckets::Buckets, mix::Order,
+};
 
 /// An error message names this many samples, and only counts the others.
 const SAMPLES_NAMED: usize = 8;
@@ -16,7 +18,8 @@ pub struct Batches {
     order: Order,
     buckets: Option<Buckets>, // for padded rows
     position: Position,
-    member: (usize, usize), // this rank, and how many there are
+    member: (usize, usize), // this rank of those that read other sequences, and how many there are
+    part: SequencePart,     // what this rank has of each sequence
 }
 
 impl Dataset {
@@ -38,6 +41,7 @@ impl Batches {
             dataset,
             position: Position::default(),
             member: (0, 1),
+            part: SequencePart::WHOLE,
         }
     }
 
@@ -49,6 +53,12 @@ impl Batches {
             member: (rank, size),
             ..self
         }
+    }
+
+    /// The same steps where ranks share sequences ([`StepBatch::in_parts`]): each reads its sequences whole, and keeps this part.
+    #[must_use]
+    pub fn in_parts(self, part: SequencePart) -> Self {
+        Self { part, ..self }
     }
 
     /// The dataset that the steps come from.
@@ -117,7 +127,10 @@ impl Batches {
             });
         }
         self.position = position;
-        Ok(step)
+        Ok(match self.part {
+            SequencePart::WHOLE => step,
+            part => step.in_parts(part),
+        })
     }
 
     /// The sample at a position. The samples of a pair follow each other, and the order is that of pairs.

@@ -121,6 +121,8 @@ pub enum Dimension {
     Rows,
     /// Tokens of a sequence.
     Seq,
+    /// This many for each token of a sequence.
+    SeqTimes(usize),
     /// The same for every micro-batch.
     Fixed(usize),
 }
@@ -194,6 +196,7 @@ impl Extent {
             Dimension::TokensTimes(count) => rows as f64 * seq as f64 * count as f64,
             Dimension::Rows => rows as f64,
             Dimension::Seq => seq as f64,
+            Dimension::SeqTimes(count) => seq as f64 * count as f64,
             Dimension::Fixed(size) => size as f64,
         };
         self.sizes.iter().map(size).product()
@@ -206,6 +209,7 @@ impl Extent {
             Dimension::TokensTimes(count) => batch.tokens() * count,
             Dimension::Rows => batch.rows,
             Dimension::Seq => batch.seq,
+            Dimension::SeqTimes(count) => batch.seq * count,
             Dimension::Fixed(size) => size,
         };
         let sizes = self.sizes.each_ref().map(size);

@@ -5,7 +5,7 @@ use crate::needed::{frozen_flops, lowest_trained, used_elements};
 use crate::parameters::{Parameter, Parameters};
 use crate::position::StagePosition;
 use crate::stage::{Declared, Stage};
-use crate::stages::{Head, Rotary};
+use crate::stages::{Head, Rotary, SharingRanks};
 use crate::{
     Activation, BatchShape, CacheShape, DropoutSite, Extent, Labels, LayerActivation, ParameterId,
     RouterLosses,
@@ -25,6 +25,7 @@ pub struct Architecture {
     lowest_trained: Option<usize>,
     rotary: Option<Rotary>,
     tile_tokens: Option<usize>,
+    sharing: SharingRanks,
     router_losses: Option<RouterLosses>,
 }
 
@@ -53,6 +54,7 @@ impl Architecture {
             head,
             rotary: None,
             tile_tokens: None,
+            sharing: SharingRanks::ALONE,
             router_losses: None,
         }
     }
@@ -96,6 +98,25 @@ impl Architecture {
             tile_tokens: Some(tokens),
             ..self
         }
+    }
+
+    /// The same model where ranks share sequences: between them, a block's attention computes this rank's heads of whole sequences.
+    /// Say this before [`Architecture::in_tiles`].
+    pub fn of_sharing(self, ranks: SharingRanks) -> Architecture {
+        if ranks.rank.of == 1 {
+            return self;
+        }
+        let blocks = self.blocks.into_iter();
+        Architecture {
+            blocks: blocks.map(|block| block.of_sharing(ranks)).collect(),
+            sharing: ranks,
+            ..self
+        }
+    }
+
+    /// The ranks that share sequences.
+    pub fn sharing(&self) -> SharingRanks {
+        self.sharing
     }
 
     /// All parameters.
@@ -217,9 +238,11 @@ impl Architecture {
         self.rotary.as_ref()
     }
 
-    /// Whether stages that apply the rotary embedding run on parts of sequences of `seq` tokens.
+    /// Whether stages that apply the rotary embedding run on parts of sequences of `seq` tokens. Where ranks share sequences,
+    /// positions come with the batch.
     pub(crate) fn turns_in_tiles(&self, seq: usize) -> bool {
-        self.rotary.is_some() && self.tile_tokens.is_some_and(|tokens| tokens < seq)
+        let is_cut = self.tile_tokens.is_some_and(|tokens| tokens < seq);
+        self.rotary.is_some() && is_cut && self.sharing.rank.of == 1
     }
 
     /// Model FLOPs of forward and backward for one token of a sequence of `seq`, without replays. Frozen matrices have

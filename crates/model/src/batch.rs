@@ -2,7 +2,7 @@
 
 use crate::{BatchShape, DropoutKeys, DropoutSite, ModelError, Randomness};
 use kernels::{AttentionShape, Kernels, Positions, RaggedDocuments};
-use memory::{Buffer, Category, DType, Dims, In, Memory};
+use memory::{Buffer, Category, DType, Dims, In, Memory, Rank};
 
 /// Token ids and targets of a micro-batch, in device memory.
 pub struct Batch {
@@ -12,7 +12,7 @@ pub struct Batch {
     pub input_ids: Tokens,
     /// `[rows seq]` i32; negative where the loss leaves a token out.
     pub targets: Tokens,
-    /// `[rows, seq]` i32 where documents are packed: for each token, the position in its sequence at which its document
+    /// `[rows, s]` i32 where documents are packed: for each token of whole sequences, the position in its sequence at which its document
     /// begins.
     pub documents: Option<Buffer>,
     /// The same as cuDNN takes them, where it computes attention of packed documents.
@@ -135,7 +135,8 @@ impl Batch {
     }
 
     /// Packs documents into the sequences: a token sees only its own document, and its position counts from there.
-    /// `starts` has, for each token, the position in its sequence at which its document begins.
+    /// `starts` has, for each token of the whole sequences, the position in its sequence at which its document begins; of each
+    /// sequence these tokens are one of several equal parts.
     ///
     /// # Errors
     /// As [`Batch::upload`].
@@ -144,15 +145,44 @@ impl Batch {
         memory: &Memory,
         kernels: &Kernels,
         starts: &[i32],
+        part: Rank,
     ) -> Result<Batch, ModelError> {
         let BatchShape { rows, seq } = self.shape;
-        let places = (0..seq as i32).cycle().zip(starts);
-        let positions: Vec<i32> = places.map(|(place, start)| place - start).collect();
-        let documents = send(memory, kernels, "documents", [rows, seq], starts)?;
+        let documents = send(memory, kernels, "documents", [rows, part.of * seq], starts)?;
+        let starts = starts.chunks(seq).skip(part.number).step_by(part.of);
+        let first = (part.number * seq) as i32;
+        let positions =
+            starts.flat_map(|starts| (first..).zip(starts).map(|(at, start)| at - start));
+        let positions: Vec<i32> = positions.collect();
         let positions = send(memory, kernels, "positions", [rows * seq], &positions)?;
         Ok(Batch {
             documents: Some(documents),
             positions: Some(positions),
+            ..self
+        })
+    }
+
+    /// Begins each sequence at a position, `first`, since other ranks have the tokens before it.
+    ///
+    /// # Errors
+    /// As [`Batch::upload`].
+    pub fn from_position(
+        self,
+        memory: &Memory,
+        kernels: &Kernels,
+        first: usize,
+    ) -> Result<Batch, ModelError> {
+        let BatchShape { rows, seq } = self.shape;
+        let places = first as i32..(first + seq) as i32;
+        let positions: Vec<i32> = (0..rows).flat_map(|_| places.clone()).collect();
+        Ok(Batch {
+            positions: Some(send(
+                memory,
+                kernels,
+                "positions",
+                [rows * seq],
+                &positions,
+            )?),
             ..self
         })
     }

@@ -1,6 +1,7 @@
 //! A block: its stages in forward order, and the table of activations that follows from what they read and write.
 
 use crate::stage::{Declared, Io, Stage};
+use crate::stages::SharingRanks;
 use crate::{Activation, Extent, Label};
 use std::ops::Range;
 
@@ -44,10 +45,14 @@ impl Block {
     /// If the stages do not fit together: one stage must write each activation before any stage reads it, and the last
     /// must write [`Activation::NEXT_X`].
     pub fn new(width: usize, stages: impl IntoIterator<Item = Box<dyn Stage>>) -> Block {
+        Block::of_stages(Extent::tokens(width), stages)
+    }
+
+    fn of_stages(input: Extent, stages: impl IntoIterator<Item = Box<dyn Stage>>) -> Block {
         let stages: Vec<_> = stages.into_iter().map(Declared::of).collect();
         let ios: Vec<&Io> = stages.iter().map(|declared| &declared.io).collect();
         let (last, others) = ios.split_last().expect("a block has stages");
-        let ends_well = last.extent(Activation::NEXT_X) == Some(&Extent::tokens(width));
+        let ends_well = last.extent(Activation::NEXT_X) == Some(&input);
         let ends_once = others
             .iter()
             .all(|io| io.extent(Activation::NEXT_X).is_none());
@@ -55,7 +60,7 @@ impl Block {
             ends_well && ends_once,
             "the last stage of a block, and no other, writes the next block's x, as wide as its own"
         );
-        let mut table = vec![Facts::new(&ios, Activation::X, Extent::tokens(width), None)];
+        let mut table = vec![Facts::new(&ios, Activation::X, input, None)];
         for (at, io) in ios.iter().enumerate() {
             for (activation, extent) in &io.writes {
                 if *activation != Activation::NEXT_X {
@@ -106,6 +111,19 @@ impl Block {
             });
         }
         self
+    }
+
+    /// The same block where ranks share sequences. Not in tiles yet.
+    ///
+    /// # Panics
+    /// As [`Block::new`].
+    pub(crate) fn of_sharing(self, ranks: SharingRanks) -> Block {
+        let input = self.facts(Activation::X).extent;
+        let stages = self.stages.into_iter().flat_map(|declared| {
+            let instead = declared.stage.of_sharing(ranks);
+            instead.unwrap_or_else(|| vec![declared.stage])
+        });
+        Block::of_stages(input, stages)
     }
 
     /// The runs of its stages, in forward order.

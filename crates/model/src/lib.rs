@@ -96,4 +96,4 @@ pub use replays::ReplayCounts;
 pub use rope_scaling::RopeScaling;
 pub use saved::SavedActivations;
 pub use stage::{Declared, Io, Stage};
-pub use stages::Attention;
+pub use stages::{Attention, SharingRanks};

@@ -1,5 +1,6 @@
 //! A stage: a step of the forward pass that is run and replayed as one, with its backward pass.
 
+use crate::stages::SharingRanks;
 use crate::{
     Activation, BatchShape, CacheWidths, DropoutSite, Extent, ModelError, ParameterId, Pass,
 };
@@ -36,6 +37,11 @@ pub trait Stage {
 
     /// If it is attention that takes packed documents as cuDNN's ragged layout has them: its shape in a micro-batch.
     fn ragged_shape(&self, _batch: BatchShape) -> Option<AttentionShape> {
+        None
+    }
+
+    /// If it needs whole sequences: the stages that take its place where ranks share sequences.
+    fn of_sharing(&self, _ranks: SharingRanks) -> Option<Vec<Box<dyn Stage>>> {
         None
     }
 

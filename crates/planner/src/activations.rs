@@ -30,7 +30,7 @@ pub(crate) fn planned_activations(
 ) -> Vec<PlannedActivation> {
     let batch = BatchShape {
         rows: settings.micro_batch,
-        seq: settings.seq,
+        seq: settings.own_seq(),
     };
     let per_layer = |(layer, (block, actions)): (usize, (&'_ Block, Vec<Action>))| {
         let activations = block.activations().zip(actions);

@@ -1,7 +1,6 @@
 //! What offload copies, and whether the copies hide behind computation.
 
 use crate::on_paper::{Paper, UTILISATION};
-use crate::ranks::tokens_a_step;
 use crate::traffic::Crossing;
 use kernels::timeline::Measured;
 use kernels::{Target, Traffic};
@@ -76,11 +75,11 @@ impl PlannedOffload {
             assumed_tflops: rates.flops / 1e12,
             compute_ms: 1e3 * step.computing,
             exposed_ms: 1e3 * (step.seconds - step.computing).max(0.0),
-            tokens_per_s: tokens_a_step(settings) as f64 / step.seconds,
+            tokens_per_s: settings.tokens_a_step() as f64 / step.seconds,
             hidden_from_tokens: None,
         };
         if hides_states_behind_tokens(&settings.homes) {
-            let micro_tokens = (settings.micro_batch * settings.seq) as f64;
+            let micro_tokens = (settings.micro_batch * settings.own_seq()) as f64;
             let forward = forward_flops_per_token as f64 / rates.flops;
             let out = of_micro_batch as f64 / micro_tokens / rates.download;
             let states = optimizer_bytes as f64 / (rates.both_ways / 2.0);

@@ -148,7 +148,7 @@ fn kept(settings: &Settings) -> BTreeMap<&'static str, u64> {
     let architecture = settings.architecture();
     let shape = BatchShape {
         rows: settings.micro_batch,
-        seq: settings.seq,
+        seq: settings.own_seq(),
     };
     let mut kept = BTreeMap::new();
     let blocks = architecture.blocks().iter();

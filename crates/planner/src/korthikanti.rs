@@ -17,7 +17,7 @@ enum Kept {
 /// The estimates without recompute, with selective and with full recompute, in 16 bits, for one micro-batch.
 pub(crate) fn korthikanti(settings: &Settings, activations: &[PlannedActivation]) -> Vec<Formula> {
     let config = &settings.model;
-    let tokens = settings.seq * settings.micro_batch;
+    let tokens = settings.own_seq() * settings.micro_batch;
     let layers = config.layers as f64;
     let sbh = (tokens * config.hidden) as f64;
     let scores = 5.0 * (tokens * config.heads * settings.seq) as f64;
@@ -132,7 +132,7 @@ fn differences(
 ) -> Vec<(i64, &'static str)> {
     let config = &settings.model;
     let of_layers = |bytes: usize| (bytes * config.layers) as i64;
-    let tokens = settings.seq * settings.micro_batch;
+    let tokens = settings.own_seq() * settings.micro_batch;
     let scores = config.heads * settings.seq * tokens;
     let is_kept = |activation: &&PlannedActivation| match kept {
         Kept::Everything => true,

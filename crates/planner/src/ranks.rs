@@ -23,6 +23,8 @@ pub struct PlannedRanks {
     pub rank: usize,
     /// What they divide.
     pub zero: Zero,
+    /// How many of them share each sequence.
+    pub context: usize,
     /// Tokens of a step of all ranks together.
     pub tokens_a_step: usize,
     /// Bytes that this rank sends to other ranks in a step.
@@ -68,11 +70,6 @@ pub struct StageTime {
     pub tokens_per_s: f64,
 }
 
-/// Tokens of a step of all ranks together.
-pub(crate) fn tokens_a_step(settings: &Settings) -> usize {
-    settings.rank().of * settings.accum * settings.micro_batch * settings.seq
-}
-
 impl PlannedRanks {
     /// The ranks of the settings, with what a step on shapes sent; none without ranks.
     pub(crate) fn new(
@@ -85,7 +82,8 @@ impl PlannedRanks {
             ranks: ranks.rank.of,
             rank: ranks.rank.number,
             zero: ranks.zero,
-            tokens_a_step: tokens_a_step(settings),
+            context: ranks.sharing,
+            tokens_a_step: settings.tokens_a_step(),
             sent_bytes: figures.crossed.total().sent_bytes,
             nccl: NcclMemory::of(settings).filter(|_| target == Target::Cuda && ranks.rank.of > 1),
             stages: Vec::new(),
@@ -108,8 +106,17 @@ impl PlannedRanks {
     pub(crate) fn headline(&self) -> String {
         let stage = self.zero.stage();
         let sent = format_bytes(self.sent_bytes);
+        let place = match self.context {
+            1 => String::new(),
+            context => format!(
+                " --cp {context} (part {} of the sequences of group {} of {})",
+                self.rank % context,
+                self.rank / context,
+                self.ranks / context
+            ),
+        };
         format!(
-            "rank {} of {} under --zero {stage}: a step of all has {} tokens, and this rank sends {sent} ({} bytes)",
+            "rank {} of {} under --zero {stage}{place}: a step of all has {} tokens, and this rank sends {sent} ({} bytes)",
             self.rank, self.ranks, self.tokens_a_step, self.sent_bytes
         )
     }
@@ -202,7 +209,7 @@ impl StageTime {
             link_gbps: paper.rates.link / 1e9,
             compute_ms: 1e3 * step.computing,
             exposed_ms: 1e3 * (step.seconds - step.computing).max(0.0),
-            tokens_per_s: tokens_a_step(settings) as f64 / step.seconds,
+            tokens_per_s: settings.tokens_a_step() as f64 / step.seconds,
         }))
     }
 }

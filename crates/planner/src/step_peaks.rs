@@ -62,7 +62,10 @@ impl StepPeaks {
     /// # Errors
     /// Only on a defect: shapes need no memory.
     pub fn of_step(&mut self, lengths: &[usize]) -> Result<u64, SessionError> {
-        if lengths.iter().all(|length| *length == self.settings.seq) {
+        if lengths
+            .iter()
+            .all(|length| *length == self.settings.own_seq())
+        {
             return Ok(self.longest);
         }
         let mut most = 0;

@@ -2,11 +2,18 @@
 
 use crate::error::SessionError;
 use crate::forward::Forward;
+use crate::losses::gather;
 use crate::read_back::numbers;
 use crate::upload::upload;
-use data::MicroBatch;
-use kernels::Reading;
-use memory::{Category, DType, Layer, Phase};
+use data::{MicroBatch, SequencePart};
+use kernels::operation::SumInOrder;
+use kernels::{Init, KernelError, Kernels, Queue, Reading};
+use memory::{Buffer, Category, DType, Layer, Phase};
+use model::SharingRanks;
+
+const COMPUTED: &str =
+    "the loss of a part is computed before the ranks that share its sequences get it";
+const CAME: &str = "the losses of all parts have come before they are added up";
 
 /// The result of an evaluation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -35,6 +42,26 @@ impl Evaluation {
     pub fn bits_per_byte(&self, bytes_per_token: f64) -> f64 {
         self.loss() / std::f64::consts::LN_2 / bytes_per_token
     }
+}
+
+/// Adds up a number over the ranks that share sequences, in their order; `all` has room for one of each.
+fn sum_over(
+    kernels: &Kernels,
+    SharingRanks { first, rank }: SharingRanks,
+    (sum, all): (&mut Buffer, &mut Buffer),
+) -> Result<(), KernelError> {
+    kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, COMPUTED)?;
+    // SAFETY: the computation waits for it below, before the numbers are read, written, or given back.
+    unsafe {
+        let ranks = first..first + rank.of;
+        gather(kernels, sum.view(), (all.view_mut(), 0), ranks)?;
+    }
+    kernels.wait(Queue::Compute, kernels.record(Queue::Collective)?, CAME)?;
+    kernels.run(SumInOrder {
+        out: sum.view_mut(),
+        x: all.view().reshape([rank.of, 1]),
+        init: Init::Overwrite,
+    })
 }
 
 impl Forward<'_> {
@@ -85,13 +112,26 @@ impl Forward<'_> {
         Ok(numbers(&kernels.finish_read(reading)?))
     }
 
-    /// Starts a micro-batch, and the read of the sum of its losses.
+    /// Starts a micro-batch, and the read of the sum of its losses. Where ranks share sequences, all are given the same micro-batch.
     fn start(&mut self, micro: &MicroBatch) -> Result<Reading, SessionError> {
-        let (model, kernels) = (self.model, self.kernels);
-        let batch = upload(self.memory, kernels, model.architecture(), micro, None)?;
-        let memory = self.memory;
+        let (memory, model, kernels) = (self.memory, self.model, self.kernels);
+        let sharing = model.architecture().sharing();
+        let own = micro.part(SequencePart {
+            number: sharing.rank.number,
+            of: sharing.rank.of,
+        });
+        let batch = upload(memory, kernels, model.architecture(), &own, None)?;
         let mut sum = memory.lease(Category::Temporary, "loss", [1], DType::F32)?;
         model.loss(self.work(&batch, None), &mut sum)?;
+        if sharing.rank.of > 1 {
+            let mut all = memory.lease(
+                Category::Temporary,
+                "losses_of_parts",
+                [sharing.rank.of],
+                DType::F32,
+            )?;
+            sum_over(kernels, sharing, (&mut sum, &mut all))?;
+        }
         Ok(kernels.start_read(sum.view())?)
     }
 

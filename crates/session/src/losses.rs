@@ -3,6 +3,7 @@
 use kernels::{Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 use model::LossPart;
+use std::ops::Range;
 use units::Ranks;
 
 const THERE: &str = "a micro-batch's loss is there before the others get it";
@@ -161,14 +162,15 @@ impl OfRanks {
         kernels.wait(Queue::Collective, there, THERE)?;
         let own = self.own.view().rows(place);
         let first = micro_batch * self.ranks;
+        let all = self.all.view_mut();
         // SAFETY: the losses are read after the computation has waited for this, and written again in the next step; they
         // live as long as kernels have work.
-        unsafe { gather(kernels, own, (self.all.view_mut(), first), self.ranks) }
+        unsafe { gather(kernels, own, (all, first), 0..self.ranks) }
     }
 }
 
-/// Every rank gives `own [n]` f32 to all, and gets those of all, in the order of ranks, into `all` from the `first`th place of `n`
-/// numbers on.
+/// Every rank of `ranks` gives `own [n]` f32 to all of them, and gets those of all, in the order of ranks, into `all` from the
+/// `first`th place of `n` numbers on.
 ///
 /// # Safety
 /// Until a later event of [`Queue::Collective`] is over, both live and nobody else writes them or reads `all`.
@@ -176,20 +178,21 @@ pub(crate) unsafe fn gather(
     kernels: &Kernels,
     own: In,
     (all, first): (Out, usize),
-    ranks: usize,
+    ranks: Range<usize>,
 ) -> Result<(), KernelError> {
     let count = own.elements();
+    let others = ranks.len() - 1;
     let list = move || {
-        let places: Vec<_> = (first..first + ranks)
+        let places: Vec<_> = (first..first + ranks.len())
             .map(|place| place * count..(place + 1) * count)
             .collect();
         let places = all.disjoint_rows(&places);
         Exchange {
-            sends: (0..ranks).map(|rank| (rank, own)).collect(),
-            receives: places.into_iter().enumerate().collect(),
+            sends: ranks.clone().map(|rank| (rank, own)).collect(),
+            receives: ranks.zip(places).collect(),
         }
     };
-    let bytes = ExchangeBytes::both_ways((ranks - 1) * own.bytes());
+    let bytes = ExchangeBytes::both_ways(others * own.bytes());
     // SAFETY: the caller's promise.
     unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }
 }

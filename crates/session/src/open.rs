@@ -116,7 +116,7 @@ impl Session {
         let losses = Losses::lease(memory, ranks, settings.accum, parts)?;
         let shape = BatchShape {
             rows: settings.micro_batch,
-            seq: settings.seq,
+            seq: settings.own_seq(),
         };
         let policy = &settings.policy;
         let saved = model

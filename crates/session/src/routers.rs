@@ -131,7 +131,7 @@ impl OfRanks {
         let counted = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Collective, counted, COUNTED)?;
         // SAFETY: the computation waits for it below, and the choices are written again in the next step.
-        unsafe { gather(kernels, own, (self.all.view_mut(), 0), self.ranks)? };
+        unsafe { gather(kernels, own, (self.all.view_mut(), 0), 0..self.ranks)? };
         let came = kernels.record(Queue::Collective)?;
         kernels.wait(Queue::Compute, came, ALL_CAME)?;
         let all = self.all.view();

@@ -286,8 +286,8 @@ impl Session {
             let (memory, kernels) = (&self.memory, &*self.kernels);
             let mut batch = upload(memory, kernels, architecture, micro, lent)?;
             let losses = architecture.router_losses();
-            if let (Some(lengths), Some(_)) = (&micro.lengths, losses) {
-                batch = batch.with_lengths(memory, kernels, lengths)?;
+            if let (Some(lengths), Some(_)) = (micro.own_lengths(), losses) {
+                batch = batch.with_lengths(memory, kernels, &lengths)?;
             }
             let batch = batch.with_dropout(memory, kernels, &dropout_sites, randomness)?;
             let reference = self.reference(&batch, micro)?;

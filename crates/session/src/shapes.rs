@@ -1,6 +1,6 @@
 //! Steps whose tokens are all zero, for sessions that compute nothing.
 
-use data::{MicroBatch, Packing, StepBatch, padded_lengths};
+use data::{MicroBatch, Packing, SequencePart, StepBatch, padded_lengths};
 use settings::Settings;
 
 /// A step on shapes makes two: the second finds what the first leaves behind, and so do all later ones.
@@ -19,9 +19,15 @@ pub fn shape_of_micro_batches(settings: &Settings, lengths: &[usize]) -> StepBat
         true => settings.micro_batch,
         false => 0,
     };
-    let numbers = 0..lengths.len() * rank.of;
-    let shape = |number| shape_of_a_micro_batch(settings, rows(number), lengths[number / rank.of]);
-    numbers.map(shape).collect()
+    let shape = |number: usize| {
+        let part = SequencePart {
+            number: number % settings.part().of,
+            ..settings.part()
+        };
+        let whole = shape_of_a_micro_batch(settings, rows(number), lengths[number / rank.of]);
+        whole.part(part)
+    };
+    (0..lengths.len() * rank.of).map(shape).collect()
 }
 
 /// The possible lengths of micro-batches, the longest first.
@@ -43,6 +49,7 @@ pub fn shape_of_a_micro_batch(settings: &Settings, rows: usize, seq: usize) -> M
         targets: vec![0; rows * seq],
         rows,
         seq,
+        part: SequencePart::WHOLE,
         documents: (settings.packing == Packing::FirstFit).then(|| vec![0; rows * seq]),
         lengths: (settings.packing != Packing::Concatenate).then(|| vec![seq as i32; rows]),
         reference: settings.has_reference.then(|| vec![0.0; rows]),

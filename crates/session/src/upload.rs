@@ -1,8 +1,8 @@
 //! Uploads a micro-batch.
 
-use data::MicroBatch;
+use data::{MicroBatch, SequencePart};
 use kernels::Kernels;
-use memory::{In, Memory};
+use memory::{In, Memory, Rank};
 use model::{Architecture, Batch, BatchShape, ModelError};
 
 /// The tokens of a step's micro-batches, one after the other, in device memory of another library. The step's batch has
@@ -35,16 +35,25 @@ pub(crate) fn upload(
     micro: &MicroBatch,
     lent: Option<LentTokens>,
 ) -> Result<Batch, ModelError> {
-    let MicroBatch { rows, seq, .. } = *micro;
+    let MicroBatch {
+        rows, seq, part, ..
+    } = *micro;
     let shape = BatchShape { rows, seq };
     let batch = match lent {
         Some(lent) => Batch::lent(memory, shape, lent.input_ids, lent.targets)?,
         None => Batch::upload(memory, kernels, shape, &micro.input_ids, &micro.targets)?,
     };
     let Some(starts) = &micro.documents else {
-        return Ok(batch);
+        return match part {
+            SequencePart::WHOLE => Ok(batch),
+            part => batch.from_position(memory, kernels, part.number * seq),
+        };
     };
-    let batch = batch.with_documents(memory, kernels, starts)?;
+    let part = Rank {
+        number: part.number,
+        of: part.of,
+    };
+    let batch = batch.with_documents(memory, kernels, starts, part)?;
     match architecture.ragged_shape(shape) {
         Some(attention) => {
             let lengths = micro.lengths.as_deref();

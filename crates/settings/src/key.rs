@@ -53,6 +53,8 @@ pub enum KeyDefault {
 pub struct Flag {
     /// The flag, with its dashes.
     pub name: &'static str,
+    /// A shorter name, with its dashes.
+    pub alias: Option<&'static str>,
     /// What it takes.
     pub argument: FlagArgument,
     /// Where help lists it; none: it does not.
@@ -140,6 +142,16 @@ impl Key {
         self.with(name, argument, Some(heading))
     }
 
+    /// Adds a shorter name of its flag.
+    pub(crate) const fn alias(self, alias: &'static str) -> Key {
+        let Some(flag) = self.flag else {
+            panic!("a key has a flag before a shorter name of it");
+        };
+        let alias = Some(alias);
+        let flag = Some(Flag { alias, ..flag });
+        Key { flag, ..self }
+    }
+
     /// Adds a flag that takes no value.
     pub(crate) const fn switch(
         self,
@@ -163,6 +175,7 @@ impl Key {
     ) -> Key {
         let flag = Some(Flag {
             name,
+            alias: None,
             argument,
             heading,
         });

@@ -486,6 +486,14 @@ keys! {
             .marks(&[KeepsBits]).needs(need::RANKS),
     }
 
+    /// `[parallel]`
+    parallel: ParallelConfig {
+        context: usize = key(Kind::Whole(1), "1", "Ranks that share each sequence, each with a part of its tokens (context parallelism)")
+            .details("In attention each has a part of the heads, of whole sequences. A part counts as a micro-batch, so the bits are \
+                      those of any number of ranks with as many parts.")
+            .flag("--context-parallel-size", "N", RANKS).alias("--cp"),
+    }
+
     /// `[log]`
     log: LogConfig {
         every: usize = key(Kind::Whole(1), "10", "Steps between two lines of progress; metrics.jsonl has every step").marks(&[KeepsBits]),

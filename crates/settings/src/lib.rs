@@ -30,6 +30,7 @@ mod resolve;
 mod resumed;
 mod schema;
 mod settings;
+mod sharing;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -46,7 +47,7 @@ pub use key::{Flag, FlagArgument, Key, KeyDefault, Mark};
 pub use keys::{
     AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, DpoConfig,
     EvalConfig, HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig, OffloadConfig,
-    OptimConfig, RecomputeConfig, TrainConfig,
+    OptimConfig, ParallelConfig, RecomputeConfig, TrainConfig,
 };
 pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};

@@ -3,6 +3,7 @@
 use super::choices::{HostPlace, RankEngine, Release};
 use super::error::ConfigError;
 use super::schema::Config;
+use super::sharing;
 use super::size::Size;
 use memory::Rank;
 use units::{Ranks, Reduce, Zero};
@@ -25,9 +26,17 @@ impl Config {
         check(self)
     }
 
-    /// Micro-batches of a step, of all ranks together.
+    /// Micro-batches of a step, of all ranks together. Ranks that share sequences have parts of the same micro-batches.
     pub fn micro_batches(&self) -> usize {
-        self.batch.accum * self.rank.map_or(1, |rank| rank.of)
+        let apart = self
+            .ranks()
+            .map_or(1, |ranks| ranks.rank.of / ranks.sharing);
+        self.batch.accum * apart
+    }
+
+    /// Tokens that a rank has of each sequence.
+    pub fn own_seq(&self) -> usize {
+        self.data.seq / self.ranks().map_or(1, |ranks| ranks.sharing)
     }
 
     /// This process's rank in its group; none without a group. If a ZeRO stage is set but there is no launcher, the
@@ -49,6 +58,7 @@ impl Config {
         let rank = self.rank_in_group()?;
         Some(Ranks {
             rank,
+            sharing: self.parallel.context,
             zero: self.zero()?,
             bucket_bytes: match collectives.bucket_size {
                 Size::Bytes(bytes) => bytes as usize,
@@ -72,6 +82,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
             "`collectives.bucket_size` is {percent}%, and a bucket is a part of no device; write bytes, such as 128MiB"
         ));
     }
+    sharing::check_ranks(config)?;
     let Some(ranks) = config.ranks() else {
         return Ok(());
     };

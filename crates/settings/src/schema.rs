@@ -9,7 +9,7 @@ use super::error::ConfigError;
 use super::keys::{
     AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, DpoConfig,
     EvalConfig, HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig, OffloadConfig,
-    OptimConfig, RecomputeConfig, TrainConfig,
+    OptimConfig, ParallelConfig, RecomputeConfig, TrainConfig,
 };
 use memory::Rank;
 
@@ -53,6 +53,9 @@ pub struct Config {
     pub hardware: HardwareConfig,
     /// How ranks train together.
     pub collectives: CollectivesConfig,
+    /// What ranks share besides.
+    #[serde(default)]
+    pub parallel: ParallelConfig,
     /// What is shown and recorded.
     pub log: LogConfig,
     /// This process's rank; `None` for a process without ranks. It is not in files, but comes from a launcher, or from

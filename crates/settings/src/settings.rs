@@ -6,12 +6,13 @@ use super::error::ConfigError;
 use super::keys::HardwareConfig;
 use super::lora::check_modules;
 use super::schema::Config;
+use super::sharing;
 use super::unknown::nearest_containing;
-use data::Packing;
+use data::{Packing, SequencePart};
 use memory::{DType, Homes, Layer, Layout, Rank, Role};
 use model::{
     Action, Architecture, Attention, Lora, ModelConfig, NamePatterns, OffloadLabels,
-    PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy, Stored,
+    PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy, SharingRanks, Stored,
 };
 use optim::{
     Adafactor, AdamW, Hyperparameters, MasterFormat, MomentFormat, Muon, SMALLEST_QUANTISED,
@@ -147,6 +148,7 @@ impl Settings {
                  data.seq at most {most}"
             )));
         }
+        sharing::check(config)?;
         check_logits(config)?;
         let attention = attention(config);
         if let (true, Some(reason)) = (attention.is_cudnn(), cudnn_misfit(config)) {
@@ -234,7 +236,37 @@ impl Settings {
             Some(lora) => Parameters::adapted(lora.clone()),
             None => Parameters::freezing(NamePatterns::new(&self.freeze)),
         };
-        (self.structure)(&self.model, self.attention, parameters).in_tiles(self.tile_tokens)
+        (self.structure)(&self.model, self.attention, parameters)
+            .of_sharing(self.sharing())
+            .in_tiles(self.tile_tokens)
+    }
+
+    /// The ranks that share sequences with this one.
+    pub fn sharing(&self) -> SharingRanks {
+        let ranks = self.ranks.as_ref();
+        ranks.map_or(SharingRanks::ALONE, |ranks| {
+            let rank = ranks.of_sharing();
+            SharingRanks {
+                first: ranks.rank.number - rank.number,
+                rank,
+            }
+        })
+    }
+
+    /// What this rank has of each sequence.
+    pub fn part(&self) -> SequencePart {
+        let Rank { number, of } = self.sharing().rank;
+        SequencePart { number, of }
+    }
+
+    /// Tokens that this rank has of each sequence.
+    pub fn own_seq(&self) -> usize {
+        self.seq / self.part().of
+    }
+
+    /// Tokens of a step of all ranks together.
+    pub fn tokens_a_step(&self) -> usize {
+        self.rank().of * self.accum * self.micro_batch * self.own_seq()
     }
 
     /// The same settings with `layers` layers. Name patterns that fit only removed layers are removed too.
@@ -471,7 +503,7 @@ fn between_steps(config: &Config) -> BetweenSteps {
 
 /// Refuses a chunk of the output head whose logits are too many for one product.
 fn check_logits(config: &Config) -> Result<(), ConfigError> {
-    let (vocab, tokens) = (config.model.vocab, config.batch.micro * config.data.seq);
+    let (vocab, tokens) = (config.model.vocab, config.batch.micro * config.own_seq());
     let chunk = config.memory.head_chunk.or(DEFAULT_HEAD_CHUNK).min(tokens);
     let most = PRODUCT_ELEMENTS_MAX / vocab;
     if chunk <= most {

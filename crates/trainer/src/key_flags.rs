@@ -21,6 +21,7 @@ fn rows() -> impl Iterator<Item = (&'static Key, Flag)> {
 fn argument(key: &Key, flag: Flag) -> Arg {
     let argument = Arg::new(flag.name)
         .long(flag.name.trim_start_matches('-'))
+        .visible_aliases(flag.alias.map(|alias| alias.trim_start_matches('-')))
         .help(key.help())
         .hide(flag.heading.is_none())
         .help_heading(flag.heading);

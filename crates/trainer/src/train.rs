@@ -58,7 +58,11 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
         Some(resumed) => resumed.seek(dataset)?,
     };
     let batches = match job.rank() {
-        Some(rank) => batches.of_rank(rank.number, rank.of),
+        Some(rank) => {
+            let part = step.settings.part();
+            let reading = batches.of_rank(rank.number / part.of, rank.of / part.of);
+            reading.in_parts(part)
+        }
         None => batches,
     };
     let outcome = run

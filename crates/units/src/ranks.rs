@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct Ranks {
     /// This rank's number, and how many there are. A single rank adds up its gradients in the same way as many.
     pub rank: Rank,
+    /// How many neighbouring ranks share each sequence, each with a part of its tokens. A part counts as a micro-batch.
+    pub sharing: usize,
     /// What is divided among ranks.
     pub zero: Zero,
     /// The most bytes that a rank receives at a time to add up, from all ranks together.
@@ -25,6 +27,14 @@ pub struct Ranks {
 }
 
 impl Ranks {
+    /// This rank among those that share its sequences.
+    pub fn of_sharing(&self) -> Rank {
+        Rank {
+            number: self.rank.number % self.sharing,
+            of: self.sharing,
+        }
+    }
+
     /// Whether gradients are divided: own gradients are leased unit by unit, and each rank keeps only the sums of its
     /// pieces. Otherwise an arena has all own gradients.
     pub(crate) fn divides_gradients(&self) -> bool {

@@ -3,7 +3,7 @@
 use crate::parameters::{Parameters, PartParameters, Stored};
 use crate::stages::{
     Attention, CoreAttention, Embedding, Head, MlpActivation, Norm, NormStage, Projection, Qkv,
-    ResidualProjection,
+    ResidualProjection, SharingRanks,
 };
 use crate::{
     Activation, ActivationFunction, Architecture, Block, BlockSpec, DropoutSite, Labels, Linear,
@@ -78,6 +78,7 @@ fn stages(
             attention: attention.clone(),
             dropout: of_probs,
             latents: None,
+            ranks: SharingRanks::ALONE,
         }),
         Box::new(ResidualProjection {
             name: "attn_out",

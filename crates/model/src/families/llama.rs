@@ -6,7 +6,7 @@ use crate::parameters::{ExpertFiles, Initial, Parameters, PartParameters};
 use crate::stages::{
     Attention, CoreAttention, Embedding, ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp,
     Head, HeadNorms, LatentDown, LatentHeads, LatentUp, MlpActivation, Norm, NormStage, Projection,
-    Qkv, ResidualProjection, Rotary, RouterChoice, RouterTables,
+    Qkv, ResidualProjection, Rotary, RouterChoice, RouterTables, SharingRanks,
 };
 use crate::{
     Activation, ActivationFunction, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite,
@@ -88,6 +88,7 @@ fn stages(
             attention: attention.clone(),
             dropout: DropoutSite::NONE,
             latents,
+            ranks: SharingRanks::ALONE,
         }) as Box<dyn Stage>,
         Box::new(ResidualProjection {
             name: "attn_out",

@@ -1,6 +1,7 @@
 //! Causal attention over whole sequences, with or without stored scores.
 
-use super::{LatentHeads, Qkv, written};
+use super::sharing::{HeadsToTokens, TokensToHeads};
+use super::{LatentHeads, Qkv, SharingRanks, written};
 use crate::activation::Dimension;
 use crate::stage::{Io, Stage};
 use crate::{
@@ -69,6 +70,8 @@ pub struct CoreAttention {
     pub dropout: DropoutSite,
     /// Latent attention's matrix, for passes with a cache: they weigh latents, of which heads make their values.
     pub latents: Option<LatentHeads>,
+    /// The ranks that share sequences. It then computes this rank's heads, of whole sequences.
+    pub ranks: SharingRanks,
 }
 
 impl CoreAttention {
@@ -82,9 +85,27 @@ impl CoreAttention {
     /// What has queries, keys and values.
     fn inputs(&self) -> &'static [Activation] {
         match self.kind.reads_packed(&self.attention) {
+            _ if self.is_shared() => &TokensToHeads::MADE,
             true => &[Qkv::PACKED],
             false => &Qkv::MADE,
         }
+    }
+
+    /// Its output: of all heads, or of this rank's.
+    fn o(&self) -> Activation {
+        match self.is_shared() {
+            false => Self::O,
+            true => HeadsToTokens::O,
+        }
+    }
+
+    fn is_shared(&self) -> bool {
+        self.ranks.rank.of > 1
+    }
+
+    /// Tokens of whole sequences.
+    fn tokens(&self, pass: &Pass) -> usize {
+        self.ranks.rank.of * pass.tokens()
     }
 
     fn pull_inputs(&self, pass: &mut Pass) -> Result<Vec<Rc<Buffer>>, ModelError> {
@@ -119,8 +140,12 @@ impl CoreAttention {
     }
 
     fn shape(&self, pass: &Pass) -> AttentionShape {
-        let batch = pass.batch().shape;
-        self.attention.shape(batch.rows, batch.seq)
+        self.shape_of(pass.batch().shape)
+    }
+
+    fn shape_of(&self, batch: BatchShape) -> AttentionShape {
+        let seq = self.ranks.rank.of * batch.seq;
+        self.attention.shape(batch.rows, seq)
     }
 
     fn options<'a>(&self, pass: &Pass<'a>) -> FlashOptions<'a> {
@@ -179,7 +204,7 @@ impl CoreAttention {
             "settings take flash attention where documents are packed"
         );
         let inputs = self.pull_inputs(pass)?;
-        let (mut o, mut probs) = (pass.output(Self::O)?, pass.output(Self::PROBS)?);
+        let (mut o, mut probs) = (pass.output(self.o())?, pass.output(Self::PROBS)?);
         let keeps = probs.is_some();
         let mut scratch = self.scratch(pass, |target, shape, dtype| {
             operation::Attention::scratch_elements(target, shape, dtype, keeps)
@@ -195,14 +220,14 @@ impl CoreAttention {
             shape: self.shape(pass),
             dropout: pass.dropout(self.dropout),
         })?;
-        pass.put(Self::O, o);
+        pass.put(self.o(), o);
         pass.put(Self::PROBS, probs);
         Ok(())
     }
 
     fn flash(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let inputs = self.pull_inputs(pass)?;
-        let (mut o, mut lse) = (pass.output(Self::O)?, pass.output(Self::LSE)?);
+        let (mut o, mut lse) = (pass.output(self.o())?, pass.output(Self::LSE)?);
         let (has_out, has_lse) = (o.is_some(), lse.is_some());
         let (mut scratch, elements) = self.flash_scratch(
             pass,
@@ -222,7 +247,7 @@ impl CoreAttention {
             shape: self.shape(pass),
             options: self.options(pass),
         })?;
-        pass.put(Self::O, o);
+        pass.put(self.o(), o);
         pass.put(Self::LSE, lse);
         Ok(())
     }
@@ -296,7 +321,7 @@ impl CoreAttention {
     fn gradients(&self, pass: &Pass) -> Result<Vec<Buffer>, ModelError> {
         let widths = self.widths();
         let lease = |of: Activation, width| {
-            let shape = [pass.tokens(), width];
+            let shape = [self.tokens(pass), width];
             pass.temporary(of.gradient_name(), shape)
         };
         match self.inputs() {
@@ -309,7 +334,7 @@ impl CoreAttention {
     }
 
     fn eager_backward(&self, pass: &mut Pass) -> Result<Vec<Buffer>, ModelError> {
-        let dout = pass.gradient(Self::O);
+        let dout = pass.gradient(self.o());
         // Pull replayable inputs first: a replay leases memory.
         let probs = pass.pull(Self::PROBS)?;
         let inputs = self.pull_inputs(pass)?;
@@ -333,9 +358,9 @@ impl CoreAttention {
     }
 
     fn flash_backward(&self, pass: &mut Pass) -> Result<Vec<Buffer>, ModelError> {
-        let dout = pass.gradient(Self::O);
+        let dout = pass.gradient(self.o());
         // Pull replayable inputs first: a replay leases memory.
-        let (lse, o) = (pass.pull(Self::LSE)?, pass.pull(Self::O)?);
+        let (lse, o) = (pass.pull(Self::LSE)?, pass.pull(self.o())?);
         let inputs = self.pull_inputs(pass)?;
         let mut gradients = self.gradients(pass)?;
         let (mut scratch, elements) = self.flash_scratch(
@@ -371,25 +396,25 @@ impl Stage for CoreAttention {
         let by_head = [
             Dimension::Rows,
             Dimension::Fixed(self.attention.heads),
-            Dimension::Seq,
+            self.ranks.seq(),
         ];
-        let o = (Self::O, Extent::tokens(self.attention.o_width()));
+        let o = (self.o(), self.ranks.tokens(self.attention.o_width()));
         let inputs = self.inputs();
         let (writes, kept) = match self.kind {
             Attention::Eager => {
-                let sizes = [&by_head[..], &[Dimension::Seq]].concat();
+                let sizes = [&by_head[..], &[self.ranks.seq()]].concat();
                 let probs = (Self::PROBS, Extent::of(&sizes));
-                (vec![probs, o], &[Self::PROBS][..])
+                (vec![probs, o], vec![Self::PROBS])
             }
             Attention::Flash | Attention::Cudnn | Attention::CudnnDocuments => {
                 let lse = (Self::LSE, Extent::of_f32(&by_head));
-                (vec![o, lse], &[Self::O, Self::LSE][..])
+                (vec![o, lse], vec![self.o(), Self::LSE])
             }
         };
         Io {
             reads: inputs.to_vec(),
             writes,
-            backward_reads: [inputs, kept].concat(),
+            backward_reads: [inputs, &kept].concat(),
         }
     }
 
@@ -407,7 +432,7 @@ impl Stage for CoreAttention {
     }
 
     fn ragged_shape(&self, batch: BatchShape) -> Option<AttentionShape> {
-        let shape = || self.attention.shape(batch.rows, batch.seq);
+        let shape = || self.shape_of(batch);
         (self.kind == Attention::CudnnDocuments).then(shape)
     }
 
@@ -415,7 +440,27 @@ impl Stage for CoreAttention {
         // A window of `w` keys leaves `w (2 s - w)` of the `s s` scores; that is all of them where `w` is `s`.
         let reach = self.attention.window.unwrap_or(seq).min(seq);
         let keys = reach as u64 * (2 * seq - reach) as u64 / seq.max(1) as u64;
-        6 * (self.attention.q_width() + self.attention.o_width()) as u64 * keys
+        // This rank's heads see all tokens, of which it has a part.
+        let heads = self.ranks.rank.of * (self.attention.q_width() + self.attention.o_width());
+        6 * heads as u64 * keys
+    }
+
+    fn of_sharing(&self, ranks: SharingRanks) -> Option<Vec<Box<dyn Stage>>> {
+        let attention = self.attention.clone();
+        let before = TokensToHeads {
+            ranks,
+            attention: attention.clone(),
+            is_packed: self.kind.reads_packed(&attention),
+        };
+        let own = CoreAttention {
+            kind: self.kind,
+            attention: ranks.attention(&attention),
+            dropout: self.dropout,
+            latents: self.latents.clone(),
+            ranks,
+        };
+        let after = HeadsToTokens { ranks, attention };
+        Some(vec![Box::new(before), Box::new(own), Box::new(after)])
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {

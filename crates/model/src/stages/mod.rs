@@ -13,6 +13,7 @@ mod qkv;
 mod residual;
 mod rotary;
 mod router;
+mod sharing;
 
 pub use attention::{Attention, CoreAttention};
 pub use embedding::Embedding;
@@ -26,6 +27,7 @@ pub use qkv::{HeadNorms, Qkv};
 pub use residual::ResidualProjection;
 pub use rotary::Rotary;
 pub use router::{RouterChoice, RouterTables};
+pub use sharing::SharingRanks;
 
 use memory::{Buffer, Out};
 

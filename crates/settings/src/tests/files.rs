@@ -13,8 +13,8 @@ use crate::{
     AttentionBackend, AttentionConfig, AutoOr, BaseType, BatchConfig, CheckpointConfig,
     CollectivesConfig, Config, DataConfig, Device, DpoConfig, DpoLoss, EvalConfig, FloatType,
     Graphs, HardwareConfig, HostPlace, LogConfig, LoraConfig, LrConfig, MemoryConfig, Objective,
-    OffloadConfig, OptimConfig, OptimizerPlace, RankEngine, RecomputeConfig, Release, Size,
-    TrainConfig, dotted, preset, reference,
+    OffloadConfig, OptimConfig, OptimizerPlace, ParallelConfig, RankEngine, RecomputeConfig,
+    Release, Size, TrainConfig, dotted, preset, reference,
 };
 use data::{Format, Packing};
 use model::{
@@ -224,6 +224,7 @@ fn full() -> Config {
         },
         rank: None,
         engine_bytes: None,
+        parallel: ParallelConfig { context: 1 },
         log: LogConfig {
             every: 10,
             tensorboard: true,

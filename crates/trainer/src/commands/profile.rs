@@ -159,6 +159,7 @@ fn random_batch(settings: &Settings) -> StepBatch {
             targets: tokens[1..].to_vec(),
             rows,
             seq,
+            part: data::SequencePart::WHOLE,
             documents: None,
             lengths: None,
             reference: settings.has_reference.then(|| vec![0.0; rows]),

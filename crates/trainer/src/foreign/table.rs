@@ -213,7 +213,10 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["reduce-bucket-size", "ddp-bucket-size"], "--bucket-size SIZE, in bytes where theirs counts elements", Of(ForeignPart::Bucket)),
     foreign(&["fsdp-reshard-after-forward", "reshard-after-forward"], "--reshard-after-forward=true|false", Words(&[("true", "collectives.reshard_after_forward=true"), ("false", "collectives.reshard_after_forward=false"), ("default", ""), ("always", ""), ("never", "collectives.reshard_after_forward=false")])),
     not_built(&["expert-model-parallel-size", "expert-tensor-parallel-size", "expert-parallel-degree", "expert-tensor-parallel-degree"], "every rank computes all experts of its tokens; --zero 3 divides their weights among ranks"),
-    not_built(&["tensor-model-parallel-size", "tensor-parallel-size", "tensor-parallel-degree", "pipeline-model-parallel-size", "pipeline-parallel-degree", "virtual-pipeline-model-parallel-size", "context-parallel-size", "context-parallel-degree", "sequence-parallel", "data-parallel-replicate-degree", "num-layers-per-virtual-pipeline-stage"], "--zero 3 divides weights, gradients and states among all ranks"),
+    foreign(&["context-parallel-size", "context-parallel-degree"], "the same flag: --context-parallel-size, which divides heads in attention", Key("parallel.context")),
+    not_built(&["tensor-model-parallel-size", "tensor-parallel-size", "tensor-parallel-degree"], "--zero 3 divides weights, gradients and states among all ranks, and --cp N activations, with the same bits on any number of ranks; sums over parts of a product would have others"),
+    not_built(&["sequence-parallel", "distribute-saved-activations"], "--cp N: each of N ranks has a part of every sequence's activations, in norms too"),
+    not_built(&["pipeline-model-parallel-size", "pipeline-parallel-degree", "pipeline-model-parallel-layout", "virtual-pipeline-model-parallel-size", "num-layers-per-virtual-pipeline-stage", "data-parallel-replicate-degree"], "--zero 3 divides weights, gradients and states among all ranks"),
     // Data, checkpoints and what is written.
     foreign(&["save-steps", "save-interval", "checkpoint-interval", "checkpoint.interval"], "--save-every N", Key("checkpoint.every")),
     foreign(&["save-total-limit", "keep-latest-k"], "--keep-last K", Key("checkpoint.keep_last")),

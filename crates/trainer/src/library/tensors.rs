@@ -40,6 +40,7 @@ pub(super) fn step_batch(
         targets: targets.to_vec(),
         rows: micro,
         seq,
+        part: data::SequencePart::WHOLE,
         documents: None,
         lengths: None,
         reference: None,

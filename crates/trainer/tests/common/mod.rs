@@ -313,6 +313,7 @@ pub fn step_batch(settings: &Settings, step: usize) -> StepBatch {
             .collect(),
         rows: settings.micro_batch,
         seq: settings.seq,
+        part: data::SequencePart::WHOLE,
         documents: None,
         lengths: None,
         reference: None,

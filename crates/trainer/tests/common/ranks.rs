@@ -4,7 +4,7 @@ use super::elsewhere::bits;
 use super::side_by_side::in_one_thread;
 use super::{assert_as_planned, plan, step_batch};
 use collectives::Group;
-use data::StepBatch;
+use data::{SequencePart, StepBatch};
 use fakes::Threads;
 use fakes::scheduled::Waits;
 use files::PieceSource;
@@ -25,6 +25,7 @@ pub fn ranks(size: usize, zero: Zero) -> Ranks {
             number: 0,
             of: size,
         },
+        sharing: 1,
         zero,
         bucket_bytes: 1 << 20,
         reduce: Reduce::MicroBatch,
@@ -47,14 +48,21 @@ pub fn of_rank(settings: &Settings, rank: usize) -> Settings {
     settings
 }
 
-/// The step of all ranks.
+/// The step of all ranks, as this one has it.
 pub fn whole_batch(settings: &Settings, step: usize) -> StepBatch {
-    let size = settings.ranks.as_ref().map_or(1, |ranks| ranks.rank.of);
+    let part = settings.part();
     let whole = Settings {
-        accum: settings.accum * size,
+        accum: settings.accum * settings.rank().of / part.of,
         ..settings.clone()
     };
-    step_batch(&whole, step)
+    let whole = step_batch(&whole, step);
+    if part == SequencePart::WHOLE {
+        return whole;
+    }
+    let targets = whole.target_count();
+    let mut own = whole.in_parts(part);
+    own.targets_elsewhere = targets - own.target_count();
+    own
 }
 
 /// Weights and states, by stem and name: every element once, whichever rank had it.

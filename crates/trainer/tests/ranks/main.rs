@@ -24,5 +24,6 @@ mod engines;
 mod faults;
 #[cfg(feature = "cuda")]
 mod nccl;
+mod sharing;
 mod signals;
 mod stages;

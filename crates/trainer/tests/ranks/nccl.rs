@@ -72,6 +72,22 @@ fn started_by_mpirun() {
     }
 }
 
+/// Ranks that share sequences.
+#[test]
+fn sharing_sequences() {
+    let place = place();
+    let run = |zero: usize| {
+        let out = format!("zero-{zero}");
+        let arguments = arguments(1, &format!("--zero {zero} --cp 2"), &out);
+        let mut job = command(&place, open_mpi(2), &arguments);
+        on_gpus(&mut job);
+        let said = outcome(job, &arguments).succeeds();
+        assert!(!said.stderr.contains("stand-in: "), "{said:?}");
+        bits(&Run::read(&place, &out, 2))
+    };
+    assert!(run(1) == run(3));
+}
+
 /// By the variables that torchrun sets, without any MPI.
 #[test]
 fn started_as_torchrun_does() {

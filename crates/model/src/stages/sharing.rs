@@ -1,0 +1,375 @@
+//! Ranks that share sequences (DeepSpeed-Ulysses, Jacobs et al. 2023): by token each has a part of every sequence, and in attention
+//! some heads of whole sequences. Two stages around attention carry tensors from one division to the other.
+
+use super::{CoreAttention, Qkv, written};
+use crate::stage::{Io, Stage};
+use crate::{Activation, AttentionSpec, Dimension, Extent, Label, ModelError, Pass};
+use kernels::operation::{Copy, SumInOrder};
+use kernels::{Exchange, ExchangeBytes, Init, Queue};
+use memory::{Buffer, In, Out, Rank};
+use std::ops::Range;
+
+const WRITTEN: &str = "what ranks that share a sequence send is written, and its place is free, before they exchange it";
+const CAME: &str = "what ranks that share a sequence send has come before it is read";
+
+/// The ranks that share sequences: neighbours among all ranks. Rank `c` of `n` has the `c`-th of `n` equal parts of each sequence,
+/// and the `c`-th of `n` equal parts of the heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharingRanks {
+    /// The number of the first of them among all ranks.
+    pub first: usize,
+    /// This rank among them.
+    pub rank: Rank,
+}
+
+impl SharingRanks {
+    /// A rank that shares its sequences with no other.
+    pub const ALONE: SharingRanks = SharingRanks {
+        first: 0,
+        rank: Rank::ALONE,
+    };
+
+    /// The attention that each rank computes of a block's: its heads. Several ranks have the same head of keys where there are more
+    /// ranks than those.
+    pub fn attention(self, whole: &AttentionSpec) -> AttentionSpec {
+        AttentionSpec {
+            heads: whole.heads / self.rank.of,
+            kv_heads: (whole.kv_heads / self.rank.of).max(1),
+            ..whole.clone()
+        }
+    }
+
+    /// Tokens of a whole sequence.
+    pub(crate) fn seq(self) -> Dimension {
+        match self.rank.of {
+            1 => Dimension::Seq,
+            of => Dimension::SeqTimes(of),
+        }
+    }
+
+    /// An activation with a row for each token of whole sequences.
+    pub(crate) fn tokens(self, width: usize) -> Extent {
+        match self.rank.of {
+            1 => Extent::tokens(width),
+            of => Extent::of(&[Dimension::TokensTimes(of), Dimension::Fixed(width)]),
+        }
+    }
+}
+
+/// Carries queries, keys and values from tokens to heads: q `[b s, heads d]` becomes `[b n s, heads d / n]` on each of `n` ranks, which
+/// have `s` tokens of each sequence.
+pub(super) struct TokensToHeads {
+    pub(super) ranks: SharingRanks,
+    /// The attention of the whole block.
+    pub(super) attention: AttentionSpec,
+    /// Whether queries, keys and values come as one activation.
+    pub(super) is_packed: bool,
+}
+
+/// Carries attention's output from heads to tokens: the inverse.
+pub(super) struct HeadsToTokens {
+    pub(super) ranks: SharingRanks,
+    /// The attention of the whole block.
+    pub(super) attention: AttentionSpec,
+}
+
+impl TokensToHeads {
+    /// Queries, keys and values of this rank's heads.
+    pub(super) const MADE: [Activation; 3] = TokensToHeads::made(Label::QKV);
+
+    const fn made(label: Label) -> [Activation; 3] {
+        [
+            Activation::new("q_heads", "d_q_heads", label),
+            Activation::new("k_heads", "d_k_heads", label),
+            Activation::new("v_heads", "d_v_heads", label),
+        ]
+    }
+
+    fn inputs(&self) -> &'static [Activation] {
+        match self.is_packed {
+            true => &[Qkv::PACKED],
+            false => &Qkv::MADE,
+        }
+    }
+
+    /// Widths of queries, keys and values, of all heads.
+    fn widths(&self) -> [usize; 3] {
+        let [k_width, v_width] = self.attention.kv_widths();
+        [self.attention.q_width(), k_width, v_width]
+    }
+
+    /// Their widths on this rank.
+    fn own_widths(&self) -> [usize; 3] {
+        let own = self.ranks.attention(&self.attention);
+        let [k_width, v_width] = own.kv_widths();
+        [own.q_width(), k_width, v_width]
+    }
+}
+
+impl HeadsToTokens {
+    /// The output of this rank's heads.
+    pub(super) const O: Activation = Activation::new("o_heads", "d_o_heads", Label::ATTN_VALUE);
+
+    fn own_width(&self) -> usize {
+        self.ranks.attention(&self.attention).o_width()
+    }
+}
+
+impl Stage for TokensToHeads {
+    fn name(&self) -> &'static str {
+        "tokens_to_heads"
+    }
+
+    fn io(&self) -> Io {
+        let extents = self.own_widths().map(|width| self.ranks.tokens(width));
+        let label = match self.attention.latent {
+            None => Label::QKV,
+            Some(_) => Label::MLA_UP_PROJ,
+        };
+        Io {
+            reads: self.inputs().to_vec(),
+            writes: Self::made(label).into_iter().zip(extents).collect(),
+            backward_reads: Vec::new(),
+        }
+    }
+
+    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let inputs = self.inputs().iter().map(|input| pass.pull(*input));
+        let inputs = inputs.collect::<Result<Vec<_>, ModelError>>()?;
+        let by_token: [In; 3] = match &inputs[..] {
+            [packed] => packed.view().split_columns(self.widths()),
+            [q, k, v] => [q.view(), k.view(), v.view()],
+            _ => unreachable!("they are one activation or three"),
+        };
+        let mut made = Vec::new();
+        for activation in Self::MADE {
+            made.push(pass.output(activation)?);
+        }
+        let wanted = by_token.into_iter().zip(made.iter_mut().map(written));
+        let wanted = wanted.filter_map(|(x, out)| Some((x, out?)));
+        self.ranks.to_heads(pass, wanted.collect())?;
+        for (activation, made) in Self::MADE.into_iter().zip(made) {
+            pass.put(activation, made);
+        }
+        Ok(())
+    }
+
+    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let by_head = Self::MADE.map(|activation| pass.gradient(activation));
+        let (tokens, widths) = (pass.tokens(), self.widths());
+        let lease =
+            |(of, width): (&Activation, usize)| pass.temporary(of.gradient_name(), [tokens, width]);
+        let mut gradients = match self.inputs() {
+            [packed] => vec![lease((packed, widths.iter().sum()))?],
+            apart => {
+                let apart = apart.iter().zip(widths).map(lease);
+                apart.collect::<Result<Vec<_>, ModelError>>()?
+            }
+        };
+        let by_token: [Out; 3] = match &mut gradients[..] {
+            [packed] => packed.view_mut().split_columns(widths),
+            [q, k, v] => [q.view_mut(), k.view_mut(), v.view_mut()],
+            _ => unreachable!("they are one activation or three"),
+        };
+        let carried = by_head.iter().map(Buffer::view).zip(by_token);
+        self.ranks.to_tokens(pass, carried.collect())?;
+        for (of, gradient) in self.inputs().iter().zip(gradients) {
+            pass.file_gradient(*of, gradient);
+        }
+        Ok(())
+    }
+}
+
+impl Stage for HeadsToTokens {
+    fn name(&self) -> &'static str {
+        "heads_to_tokens"
+    }
+
+    fn io(&self) -> Io {
+        let o = Extent::tokens(self.attention.o_width());
+        Io {
+            reads: vec![Self::O],
+            writes: vec![(CoreAttention::O, o)],
+            backward_reads: Vec::new(),
+        }
+    }
+
+    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let by_head = pass.pull(Self::O)?;
+        let mut o = pass.output(CoreAttention::O)?;
+        if let Some(o) = &mut o {
+            let carried = vec![(by_head.view(), o.view_mut())];
+            self.ranks.to_tokens(pass, carried)?;
+        }
+        pass.put(CoreAttention::O, o);
+        Ok(())
+    }
+
+    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let by_token = pass.gradient(CoreAttention::O);
+        let tokens = self.ranks.rank.of * pass.tokens();
+        let mut by_head = pass.temporary(Self::O.gradient_name(), [tokens, self.own_width()])?;
+        let carried = vec![(by_token.view(), by_head.view_mut())];
+        self.ranks.to_heads(pass, carried)?;
+        pass.file_gradient(Self::O, by_head);
+        Ok(())
+    }
+}
+
+/// What goes between two ranks is one piece for each sequence, in the order of sequences. A tensor by token is packed first, or
+/// arrives packed: the columns of each rank's heads, one rank after the other.
+impl SharingRanks {
+    /// Fills tensors by heads, `[b n s, columns]`, from tensors by token, `[b s, width]`.
+    fn to_heads(self, pass: &Pass, carried: Vec<(In, Out)>) -> Result<(), ModelError> {
+        let rooms = carried
+            .iter()
+            .map(|(by_token, by_head)| self.pack(pass, *by_token, by_head));
+        let rooms = rooms.collect::<Result<Vec<_>, ModelError>>()?;
+        let (by_token, by_head) = self.pieces(pass);
+        self.exchange(
+            pass,
+            &carried
+                .iter()
+                .map(|(_, out)| out.bytes())
+                .collect::<Vec<_>>(),
+            || {
+                let receives = carried.into_iter();
+                Exchange {
+                    sends: rooms
+                        .iter()
+                        .flat_map(|room| take(room.view(), &by_token))
+                        .collect(),
+                    receives: receives
+                        .flat_map(|(_, out)| take_mut(out, &by_head))
+                        .collect(),
+                }
+            },
+        )
+    }
+
+    /// Fills tensors by token from tensors by heads. If several ranks have the same columns, they are added up in the order of ranks.
+    fn to_tokens(self, pass: &Pass, carried: Vec<(In, Out)>) -> Result<(), ModelError> {
+        let room = |(by_head, _): &(In, Out)| self.room(pass, by_head.dims()[1]);
+        let rooms = carried.iter().map(room);
+        let mut rooms = rooms.collect::<Result<Vec<_>, ModelError>>()?;
+        let (by_token, by_head) = self.pieces(pass);
+        self.exchange(
+            pass,
+            &carried.iter().map(|(x, _)| x.bytes()).collect::<Vec<_>>(),
+            || {
+                let receives = rooms.iter_mut().map(Buffer::view_mut);
+                Exchange {
+                    sends: carried
+                        .iter()
+                        .flat_map(|(x, _)| take(*x, &by_head))
+                        .collect(),
+                    receives: receives
+                        .flat_map(|room| take_mut(room, &by_token))
+                        .collect(),
+                }
+            },
+        )?;
+        for ((_, out), room) in carried.into_iter().zip(&rooms) {
+            self.unpack(pass, out, room)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the columns of each rank's heads, one rank after the other.
+    fn pack(self, pass: &Pass, x: In, by_head: &Out) -> Result<Buffer, ModelError> {
+        let (tokens, columns) = (pass.tokens(), by_head.dims()[1]);
+        let copies = self.copies(x.dims()[1], columns);
+        let mut room = self.room(pass, columns)?;
+        let rows: Vec<_> = (0..self.rank.of)
+            .map(|rank| rank * tokens..(rank + 1) * tokens)
+            .collect();
+        for (rank, out) in room.view_mut().disjoint_rows(&rows).into_iter().enumerate() {
+            let first = rank / copies * columns;
+            let x = x.columns(first..first + columns);
+            pass.kernels().run(Copy { out, x })?;
+        }
+        Ok(room)
+    }
+
+    /// The inverse.
+    fn unpack(self, pass: &Pass, mut out: Out, room: &Buffer) -> Result<(), ModelError> {
+        let (tokens, columns) = (pass.tokens(), room.dims()[1]);
+        let copies = self.copies(out.dims()[1], columns);
+        let mut sum = match copies {
+            1 => None,
+            _ => Some(pass.temporary("summed_heads", [tokens, columns])?),
+        };
+        for part in 0..self.rank.of / copies {
+            let rows = part * copies * tokens..(part + 1) * copies * tokens;
+            let mut x = room.view().rows(rows);
+            if let Some(sum) = &mut sum {
+                let elements = tokens * columns;
+                pass.kernels().run(SumInOrder {
+                    out: sum.view_mut().reshape([elements]),
+                    x: x.reshape([copies, elements]),
+                    init: Init::Overwrite,
+                })?;
+                x = sum.view();
+            }
+            let out = out.reborrow();
+            let out = out.columns(part * columns..(part + 1) * columns);
+            pass.kernels().run(Copy { out, x })?;
+        }
+        Ok(())
+    }
+
+    /// How many neighbouring ranks have the same `columns` of `width`.
+    fn copies(self, width: usize, columns: usize) -> usize {
+        self.rank.of * columns / width
+    }
+
+    /// Room for this rank's tokens with the columns of each rank.
+    fn room(self, pass: &Pass, columns: usize) -> Result<Buffer, ModelError> {
+        pass.temporary("exchanged_heads", [self.rank.of * pass.tokens(), columns])
+    }
+
+    /// The pieces of a packed tensor by token, and those of a tensor by heads: the rank that each goes to or comes from, and its rows.
+    fn pieces(self, pass: &Pass) -> (Vec<Piece>, Vec<Piece>) {
+        let shape = pass.batch().shape;
+        let pieces = |rank: &dyn Fn(usize) -> usize| -> Vec<Piece> {
+            let piece = |at: usize| (self.first + rank(at), at * shape.seq..(at + 1) * shape.seq);
+            (0..self.rank.of * shape.rows).map(piece).collect()
+        };
+        (
+            pieces(&|at| at / shape.rows),
+            pieces(&|at| at % self.rank.of),
+        )
+    }
+
+    /// Exchanges the pieces of tensors of these bytes. The exchange waits for the computation so far, and the computation then waits for
+    /// the exchange.
+    fn exchange<'a>(
+        self,
+        pass: &Pass,
+        sizes: &[usize],
+        list: impl FnOnce() -> Exchange<'a> + 'a,
+    ) -> Result<(), ModelError> {
+        let kernels = pass.kernels();
+        let all: usize = sizes.iter().sum();
+        let bytes = ExchangeBytes::both_ways(all / self.rank.of * (self.rank.of - 1));
+        kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, WRITTEN)?;
+        // SAFETY: the computation waits for the exchange before it reads, writes or gives back any of the pieces.
+        unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }?;
+        Ok(kernels.wait(Queue::Compute, kernels.record(Queue::Collective)?, CAME)?)
+    }
+}
+
+/// A rank, and rows.
+type Piece = (usize, Range<usize>);
+
+fn take<'a>(x: In<'a>, pieces: &[Piece]) -> Vec<(usize, In<'a>)> {
+    let pieces = pieces.iter();
+    pieces
+        .map(|(rank, rows)| (*rank, x.rows(rows.clone())))
+        .collect()
+}
+
+fn take_mut<'a>(out: Out<'a>, pieces: &[Piece]) -> Vec<(usize, Out<'a>)> {
+    let (ranks, rows): (Vec<usize>, Vec<Range<usize>>) = pieces.iter().cloned().unzip();
+    ranks.into_iter().zip(out.disjoint_rows(&rows)).collect()
+}

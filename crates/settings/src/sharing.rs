@@ -1,0 +1,89 @@
+//! Ranks that share sequences (`[parallel]`), and what does not go with them.
+
+use super::error::ConfigError;
+use super::keys::ParallelConfig;
+use super::schema::Config;
+use data::Packing;
+use model::RouterAuxKind;
+
+impl Default for ParallelConfig {
+    fn default() -> ParallelConfig {
+        ParallelConfig { context: 1 }
+    }
+}
+
+/// Refuses groups of ranks that do not divide all ranks.
+pub(crate) fn check_ranks(config: &Config) -> Result<(), ConfigError> {
+    let context = config.parallel.context;
+    let ranks = config.rank.map_or(1, |rank| rank.of);
+    if ranks.is_multiple_of(context) {
+        return Ok(());
+    }
+    refused(match ranks {
+        1 => format!(
+            "parallel.context is {context}, which shares each sequence among {context} ranks, and this process is the only one; start \
+             them by `mpirun -n {context} trainer ...`, srun or torchrun, plan for one by --ranks {context}, or leave --cp out"
+        ),
+        ranks => format!(
+            "parallel.context is {context}, and {ranks} ranks are no groups of {context}; take a multiple of {context} ranks, or \
+             another --cp"
+        ),
+    })
+}
+
+/// Refuses a model and settings whose sequences cannot be shared.
+pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
+    let context = config.ranks().map_or(1, |ranks| ranks.sharing);
+    if context == 1 {
+        return Ok(());
+    }
+    let attention = config.model.block(0).attention;
+    let (heads, kv_heads, seq) = (attention.heads, attention.kv_heads, config.data.seq);
+    let divides_heads = |ranks: usize| {
+        heads.is_multiple_of(ranks)
+            && (kv_heads.is_multiple_of(ranks) || ranks.is_multiple_of(kv_heads))
+    };
+    if !(divides_heads(context) && seq.is_multiple_of(context)) {
+        let fits = |ranks: &usize| divides_heads(*ranks) && seq.is_multiple_of(*ranks);
+        let sizes: Vec<String> = (2..=heads)
+            .filter(fits)
+            .map(|size| size.to_string())
+            .collect();
+        let instead = match sizes.is_empty() {
+            true => "no size does; leave --cp out".into(),
+            false => format!("sizes that do: {}", sizes.join(", ")),
+        };
+        return refused(format!(
+            "parallel.context is {context}: it has to divide the {seq} tokens of a sequence (data.seq) and the {heads} heads, and divide \
+             or be a multiple of the {kv_heads} heads of keys; {instead}"
+        ));
+    }
+    let not_with = |what: &str| {
+        refused(format!(
+            "parallel.context is {context}, under which no rank has a whole sequence, and {what}, or leave --cp out"
+        ))
+    };
+    if config.data.packing == Packing::Pad {
+        return not_with(
+            "data.packing pad makes micro-batches of any length; take --packing first-fit or concatenate",
+        );
+    }
+    if config.has_pairs() {
+        return not_with("--objective dpo compares whole sequences; take --objective next-token");
+    }
+    if config.model.router_aux > 0.0 && config.model.router_aux_kind == RouterAuxKind::Sequence {
+        return not_with(
+            "model.router_aux_kind sequence balances each of them; take model.router_aux_kind layer",
+        );
+    }
+    if config.log.sample_every.is_some() {
+        return not_with(
+            "log.sample_every continues one; leave it out, and take `trainer generate` with a checkpoint",
+        );
+    }
+    Ok(())
+}
+
+fn refused(sentence: String) -> Result<(), ConfigError> {
+    Err(ConfigError::Contradiction(sentence))
+}

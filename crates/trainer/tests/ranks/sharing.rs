@@ -1,0 +1,84 @@
+//! Ranks that share sequences: any number of groups of them, by any engine, come to the same bits.
+
+use crate::job::{MICRO_BATCHES, Run, command, mpich, open_mpi, place};
+use crate::metrics::Metrics;
+use crate::workplace::outcome;
+
+#[test]
+fn groups_give_the_same_bits() {
+    let place = place();
+    let train = |ranks: usize, more: &str, out: &str| {
+        let launcher = match out {
+            "mpich" => mpich(ranks),
+            _ => open_mpi(ranks),
+        };
+        let accum = MICRO_BATCHES * 2 / ranks;
+        let arguments =
+            format!("{more} --cp 2 --accum {accum} --quiet --out {out} --save-final {out}/model");
+        outcome(command(&place, launcher, &arguments), &arguments).succeeds();
+        let run = Run::read(&place, out, ranks);
+        for (rank, plan) in run.plans.iter().enumerate() {
+            for name in ["peak_bytes", "sent_bytes"] {
+                let planned = plan[name].as_u64().unwrap();
+                assert!(
+                    run.field(rank, name)
+                        .iter()
+                        .all(|measured| *measured == planned),
+                    "{out}: {name}"
+                );
+            }
+            assert_eq!(plan["ranks"]["context"], 2);
+        }
+        run
+    };
+    for model in ["llama", "gpt2"] {
+        let one = train(
+            2,
+            &format!("--config {model}.toml --zero 1"),
+            &format!("{model}-2"),
+        );
+        let more = format!("--config {model}.toml --zero 3 --recompute full");
+        let two = train(4, &more, &format!("{model}-4"));
+        assert!(one.bits() == two.bits(), "{model}");
+    }
+    let [one, other] = ["llama-2", "mpich"].map(|out| match out {
+        "mpich" => train(2, "--config llama.toml --zero 2", out),
+        out => Run::read(&place, out, 2),
+    });
+    assert!(one.bits() == other.bits());
+}
+
+/// A step of packed documents, and an evaluation whose losses are those of all parts.
+#[test]
+fn documents_and_evaluations() {
+    let place = place();
+    place.file(
+        "text.txt",
+        "what is learnt here does not matter at all. ".repeat(60),
+    );
+    let run = |ranks: usize, more: &str, out: &str| {
+        let arguments = format!(
+            "--config llama.toml --data text.txt --packing first-fit --set data.seq=24 --set model.vocab=256 --quiet --accum 2 \
+             --eval-data text.txt --eval-every 3 --set eval.samples=8 --zero 1 {more} --out {out}"
+        );
+        outcome(command(&place, open_mpi(ranks), &arguments), &arguments).succeeds();
+        Metrics::read(&place, out)
+    };
+    let (one, shared) = (run(1, "", "one"), run(2, "--cp 2", "shared"));
+    let far = |name: &str, one: &serde_json::Value, other: &serde_json::Value| {
+        let [one, other] = [one, other].map(|record| record[name].as_f64().unwrap());
+        (one / other - 1.0).abs()
+    };
+    for kind in ["step", "eval"] {
+        let records = one.of_kind(kind).zip(shared.of_kind(kind));
+        let records: Vec<_> = records.collect();
+        assert!(!records.is_empty(), "{kind}");
+        for (one, other) in records {
+            assert!(far("loss", one, other) < 1e-5, "{one} {other}");
+            assert_eq!(one["targets"], other["targets"]);
+        }
+    }
+    for eval in shared.of_kind("eval") {
+        assert_eq!(eval["peak_bytes"], eval["planned_peak_bytes"], "{eval}");
+    }
+}
