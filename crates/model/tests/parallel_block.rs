@@ -11,7 +11,8 @@ use model::stages::{
 };
 use model::{
     Activation, Architecture, Block, DropoutSite, Extent, Io, Label, Labels, Linear, ModelConfig,
-    ModelError, OffloadLabels, ParameterId, Parameters, PartParameters, Pass, Policy, Stage,
+    ModelError, OffloadLabels, ParameterId, Parameters, PartParameters, Pass, Policy, SharingRanks,
+    Stage,
 };
 
 const H: Activation = Activation::new("h", "d_h", Label::LAYERNORM);
@@ -127,6 +128,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
                 rate: 0.25,
             },
             latents: None,
+            ranks: SharingRanks::ALONE,
         }),
         Box::new(Projection {
             in_f32: false,

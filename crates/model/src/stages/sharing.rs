@@ -1,7 +1,7 @@
 //! Ranks that share sequences (DeepSpeed-Ulysses, Jacobs et al. 2023): by token each has a part of every sequence, and in attention
 //! some heads of whole sequences. Two stages around attention carry tensors from one division to the other.
 
-use super::{CoreAttention, Qkv, written};
+use super::{CoreAttention, Qkv};
 use crate::stage::{Io, Stage};
 use crate::{Activation, AttentionSpec, Dimension, Extent, Label, ModelError, Pass};
 use kernels::operation::{Copy, SumInOrder};
@@ -141,21 +141,29 @@ impl Stage for TokensToHeads {
             [q, k, v] => [q.view(), k.view(), v.view()],
             _ => unreachable!("they are one activation or three"),
         };
-        let mut made = Vec::new();
-        for activation in Self::MADE {
-            made.push(pass.output(activation)?);
+        let (mut rooms, mut made) = (Vec::new(), Vec::new());
+        for ((activation, x), columns) in
+            Self::MADE.into_iter().zip(by_token).zip(self.own_widths())
+        {
+            if let Some(out) = pass.output(activation)? {
+                rooms.push(self.ranks.pack(pass, x, columns)?);
+                made.push((activation, out));
+            }
         }
-        let wanted = by_token.into_iter().zip(made.iter_mut().map(written));
-        let wanted = wanted.filter_map(|(x, out)| Some((x, out?)));
-        self.ranks.to_heads(pass, wanted.collect())?;
-        for (activation, made) in Self::MADE.into_iter().zip(made) {
-            pass.put(activation, made);
+        let by_head = made.iter_mut().map(|(_, out)| out.view_mut());
+        self.ranks.to_heads(pass, &rooms, by_head.collect())?;
+        for (activation, out) in made {
+            pass.put(activation, Some(out));
         }
         Ok(())
     }
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let by_head = Self::MADE.map(|activation| pass.gradient(activation));
+        let rooms = self
+            .ranks
+            .to_tokens(pass, by_head.iter().map(Buffer::view).collect())?;
+        drop(by_head);
         let (tokens, widths) = (pass.tokens(), self.widths());
         let lease =
             |(of, width): (&Activation, usize)| pass.temporary(of.gradient_name(), [tokens, width]);
@@ -171,8 +179,9 @@ impl Stage for TokensToHeads {
             [q, k, v] => [q.view_mut(), k.view_mut(), v.view_mut()],
             _ => unreachable!("they are one activation or three"),
         };
-        let carried = by_head.iter().map(Buffer::view).zip(by_token);
-        self.ranks.to_tokens(pass, carried.collect())?;
+        for (out, room) in by_token.into_iter().zip(&rooms) {
+            self.ranks.unpack(pass, out, room)?;
+        }
         for (of, gradient) in self.inputs().iter().zip(gradients) {
             pass.file_gradient(*of, gradient);
         }
@@ -198,8 +207,8 @@ impl Stage for HeadsToTokens {
         let by_head = pass.pull(Self::O)?;
         let mut o = pass.output(CoreAttention::O)?;
         if let Some(o) = &mut o {
-            let carried = vec![(by_head.view(), o.view_mut())];
-            self.ranks.to_tokens(pass, carried)?;
+            let rooms = self.ranks.to_tokens(pass, vec![by_head.view()])?;
+            self.ranks.unpack(pass, o.view_mut(), &rooms[0])?;
         }
         pass.put(CoreAttention::O, o);
         Ok(())
@@ -207,83 +216,60 @@ impl Stage for HeadsToTokens {
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let by_token = pass.gradient(CoreAttention::O);
+        let rooms = [self.ranks.pack(pass, by_token.view(), self.own_width())?];
+        drop(by_token);
         let tokens = self.ranks.rank.of * pass.tokens();
         let mut by_head = pass.temporary(Self::O.gradient_name(), [tokens, self.own_width()])?;
-        let carried = vec![(by_token.view(), by_head.view_mut())];
-        self.ranks.to_heads(pass, carried)?;
+        self.ranks
+            .to_heads(pass, &rooms, vec![by_head.view_mut()])?;
         pass.file_gradient(Self::O, by_head);
         Ok(())
     }
 }
 
-/// What goes between two ranks is one piece for each sequence, in the order of sequences. A tensor by token is packed first, or
-/// arrives packed: the columns of each rank's heads, one rank after the other.
+/// What goes between two ranks is one piece for each sequence, in the order of sequences. A tensor by token is packed before it is
+/// sent, and arrives packed: the columns of each rank's heads, one rank after the other.
 impl SharingRanks {
-    /// Fills tensors by heads, `[b n s, columns]`, from tensors by token, `[b s, width]`.
-    fn to_heads(self, pass: &Pass, carried: Vec<(In, Out)>) -> Result<(), ModelError> {
-        let rooms = carried
-            .iter()
-            .map(|(by_token, by_head)| self.pack(pass, *by_token, by_head));
-        let rooms = rooms.collect::<Result<Vec<_>, ModelError>>()?;
-        let (by_token, by_head) = self.pieces(pass);
-        self.exchange(
-            pass,
-            &carried
-                .iter()
-                .map(|(_, out)| out.bytes())
-                .collect::<Vec<_>>(),
-            || {
-                let receives = carried.into_iter();
-                Exchange {
-                    sends: rooms
-                        .iter()
-                        .flat_map(|room| take(room.view(), &by_token))
-                        .collect(),
-                    receives: receives
-                        .flat_map(|(_, out)| take_mut(out, &by_head))
-                        .collect(),
-                }
-            },
-        )
+    /// Fills tensors by heads, `[b n s, columns]`, from packed ones.
+    fn to_heads(self, pass: &Pass, packed: &[Buffer], by_head: Vec<Out>) -> Result<(), ModelError> {
+        let (of_tokens, of_heads) = self.pieces(pass);
+        let bytes = packed.iter().map(|room| room.view().bytes()).sum();
+        self.exchange(pass, bytes, || {
+            let sends = packed.iter().flat_map(|room| take(room.view(), &of_tokens));
+            let receives = by_head.into_iter().flat_map(|out| take_mut(out, &of_heads));
+            Exchange {
+                sends: sends.collect(),
+                receives: receives.collect(),
+            }
+        })
     }
 
-    /// Fills tensors by token from tensors by heads. If several ranks have the same columns, they are added up in the order of ranks.
-    fn to_tokens(self, pass: &Pass, carried: Vec<(In, Out)>) -> Result<(), ModelError> {
-        let room = |(by_head, _): &(In, Out)| self.room(pass, by_head.dims()[1]);
-        let rooms = carried.iter().map(room);
+    /// Packed tensors by token, from tensors by heads.
+    fn to_tokens(self, pass: &Pass, by_head: Vec<In>) -> Result<Vec<Buffer>, ModelError> {
+        let rooms = by_head.iter().map(|x| self.room(pass, x.dims()[1]));
         let mut rooms = rooms.collect::<Result<Vec<_>, ModelError>>()?;
-        let (by_token, by_head) = self.pieces(pass);
-        self.exchange(
-            pass,
-            &carried.iter().map(|(x, _)| x.bytes()).collect::<Vec<_>>(),
-            || {
-                let receives = rooms.iter_mut().map(Buffer::view_mut);
-                Exchange {
-                    sends: carried
-                        .iter()
-                        .flat_map(|(x, _)| take(*x, &by_head))
-                        .collect(),
-                    receives: receives
-                        .flat_map(|room| take_mut(room, &by_token))
-                        .collect(),
-                }
-            },
-        )?;
-        for ((_, out), room) in carried.into_iter().zip(&rooms) {
-            self.unpack(pass, out, room)?;
-        }
-        Ok(())
+        let (of_tokens, of_heads) = self.pieces(pass);
+        let bytes = by_head.iter().map(In::bytes).sum();
+        self.exchange(pass, bytes, || {
+            let receives = rooms.iter_mut().map(Buffer::view_mut);
+            let receives = receives.flat_map(|room| take_mut(room, &of_tokens));
+            Exchange {
+                sends: by_head.iter().flat_map(|x| take(*x, &of_heads)).collect(),
+                receives: receives.collect(),
+            }
+        })?;
+        Ok(rooms)
     }
 
     /// Copies the columns of each rank's heads, one rank after the other.
-    fn pack(self, pass: &Pass, x: In, by_head: &Out) -> Result<Buffer, ModelError> {
-        let (tokens, columns) = (pass.tokens(), by_head.dims()[1]);
+    fn pack(self, pass: &Pass, x: In, columns: usize) -> Result<Buffer, ModelError> {
+        let tokens = pass.tokens();
         let copies = self.copies(x.dims()[1], columns);
         let mut room = self.room(pass, columns)?;
-        let rows: Vec<_> = (0..self.rank.of)
-            .map(|rank| rank * tokens..(rank + 1) * tokens)
-            .collect();
-        for (rank, out) in room.view_mut().disjoint_rows(&rows).into_iter().enumerate() {
+        let of_rank = |rank| rank * tokens..(rank + 1) * tokens;
+        let rows: Vec<_> = (0..self.rank.of).map(of_rank).collect();
+        let parts = room.view_mut().disjoint_rows(&rows).into_iter();
+        for (rank, out) in parts.enumerate() {
             let first = rank / copies * columns;
             let x = x.columns(first..first + columns);
             pass.kernels().run(Copy { out, x })?;
@@ -291,7 +277,7 @@ impl SharingRanks {
         Ok(room)
     }
 
-    /// The inverse.
+    /// The inverse. If several ranks have the same columns, they are added up in the order of ranks.
     fn unpack(self, pass: &Pass, mut out: Out, room: &Buffer) -> Result<(), ModelError> {
         let (tokens, columns) = (pass.tokens(), room.dims()[1]);
         let copies = self.copies(out.dims()[1], columns);
@@ -341,16 +327,15 @@ impl SharingRanks {
         )
     }
 
-    /// Exchanges the pieces of tensors of these bytes. The exchange waits for the computation so far, and the computation then waits for
-    /// the exchange.
+    /// Exchanges the pieces of tensors that have so many bytes, this rank's own included. The exchange waits for the computation so
+    /// far, and the computation then waits for the exchange.
     fn exchange<'a>(
         self,
         pass: &Pass,
-        sizes: &[usize],
+        all: usize,
         list: impl FnOnce() -> Exchange<'a> + 'a,
     ) -> Result<(), ModelError> {
         let kernels = pass.kernels();
-        let all: usize = sizes.iter().sum();
         let bytes = ExchangeBytes::both_ways(all / self.rank.of * (self.rank.of - 1));
         kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, WRITTEN)?;
         // SAFETY: the computation waits for the exchange before it reads, writes or gives back any of the pieces.

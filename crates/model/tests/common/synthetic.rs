@@ -13,7 +13,8 @@ use model::stages::{
 };
 use model::{
     Activation, Architecture, Attention, Block, Dimension, DropoutSite, Extent, Initial, Io, Label,
-    Labels, Linear, ModelConfig, ModelError, ParameterId, Parameters, PartParameters, Pass, Stage,
+    Labels, Linear, ModelConfig, ModelError, ParameterId, Parameters, PartParameters, Pass,
+    SharingRanks, Stage,
 };
 
 const LATENT: Label = Label::new("mla_latent");
@@ -405,6 +406,7 @@ fn block(
         attention,
         dropout: DropoutSite::NONE,
         latents: None,
+        ranks: SharingRanks::ALONE,
     }));
     stages.push(Box::new(ResidualProjection {
         name: "attn_out",
