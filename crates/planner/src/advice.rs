@@ -64,8 +64,9 @@ pub struct Rung {
 /// A smaller share of a step than this counts as no cost: it may be rounding.
 const NO_COST: f64 = 1e-6;
 
-/// The levers that may save memory, in the order of [`Advice`]. One that may help several times is repeated.
-fn in_order(run: &Run) -> Result<Vec<Rc<Lever>>, SessionError> {
+/// The levers that may save memory and make changes that are wanted, in the order of [`Advice`]. One that may help several times is
+/// repeated.
+fn in_order(run: &Run, wanted: impl Fn(&Change) -> bool) -> Result<Vec<Rc<Lever>>, SessionError> {
     let settings = &run.setup.settings;
     let halves = settings.micro_batch.max(settings.seq).ilog2() as usize;
     let mut ranked = Vec::new();
@@ -74,6 +75,9 @@ fn in_order(run: &Run) -> Result<Vec<Rc<Lever>>, SessionError> {
             continue;
         }
         let change = (lever.pull)(&run.setup).unwrap_or_default();
+        if !wanted(&change) {
+            continue;
+        }
         let cost = match run.setup.with(&change) {
             Some(changed) => {
                 PaperSeconds::new(&changed.settings, changed.target)?.step / run.seconds - 1.0
@@ -104,16 +108,16 @@ fn in_order(run: &Run) -> Result<Vec<Rc<Lever>>, SessionError> {
 
 /// A run with the rungs so far.
 #[derive(Clone)]
-struct Run {
-    setup: Setup,
-    peak_bytes: u64,
+pub(crate) struct Run {
+    pub(crate) setup: Setup,
+    pub(crate) peak_bytes: u64,
     reserved_bytes: u64,
-    host_pinned_bytes: u64,
+    pub(crate) host_pinned_bytes: u64,
     seconds: f64,
 }
 
 impl Run {
-    fn new(setup: Setup) -> Result<Run, SessionError> {
+    pub(crate) fn new(setup: Setup) -> Result<Run, SessionError> {
         let planned = figures(&setup.settings, setup.target)?;
         Ok(Run {
             peak_bytes: planned.most_bytes(),
@@ -125,7 +129,7 @@ impl Run {
     }
 
     /// What a device has to hold: reserved bytes, and the overhead.
-    fn needs_bytes(&self) -> u64 {
+    pub(crate) fn needs_bytes(&self) -> u64 {
         self.reserved_bytes + gpus::overhead_bytes(self.setup.target, &self.setup.settings)
     }
 
@@ -142,13 +146,30 @@ impl Run {
 }
 
 /// The levers that helped a run, what each did, and the run then.
-struct Climb {
+pub(crate) struct Climb {
     taken: Vec<Rc<Lever>>,
-    rungs: Vec<Rung>,
-    run: Run,
+    pub(crate) rungs: Vec<Rung>,
+    pub(crate) run: Run,
 }
 
 impl Climb {
+    /// Pulls levers whose changes are wanted until a run fits, and then leaves out what is not needed.
+    pub(crate) fn to_fit(
+        start: &Run,
+        room: u64,
+        wanted: impl Fn(&Change) -> bool,
+    ) -> Result<Climb, SessionError> {
+        let order = match start.needs_bytes() <= room {
+            true => Vec::new(),
+            false => in_order(start, wanted)?,
+        };
+        let climb = Climb::new(start, order, room)?;
+        match climb.run.needs_bytes() <= room {
+            true => climb.without_needless(start, room),
+            false => Ok(climb),
+        }
+    }
+
     /// Applies each lever that saves memory, until the run fits.
     fn new(start: &Run, order: Vec<Rc<Lever>>, room: u64) -> Result<Climb, SessionError> {
         let mut climb = Climb {
@@ -223,18 +244,10 @@ impl Advice {
         device_memory_bytes: u64,
     ) -> Result<Advice, SessionError> {
         let start = Run::new(Setup::new(config.clone(), target)?)?;
-        let order = match start.needs_bytes() <= device_memory_bytes {
-            true => Vec::new(),
-            false => in_order(&start)?,
-        };
-        let mut climb = Climb::new(&start, order, device_memory_bytes)?;
-        let fits = climb.run.needs_bytes() <= device_memory_bytes;
-        if fits {
-            climb = climb.without_needless(&start, device_memory_bytes)?;
-        }
+        let climb = Climb::to_fit(&start, device_memory_bytes, |_| true)?;
         Ok(Advice {
             device_memory_bytes,
-            fits,
+            fits: climb.run.needs_bytes() <= device_memory_bytes,
             needs_bytes: climb.run.needs_bytes(),
             rungs: climb.rungs,
             command: None,

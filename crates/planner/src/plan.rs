@@ -12,6 +12,7 @@ use crate::freeze::PlannedFreeze;
 use crate::host_phases::HostPhases;
 use crate::korthikanti::korthikanti;
 use crate::largest::Largest;
+use crate::layouts::Layouts;
 use crate::levers::Setup;
 use crate::ranks::PlannedRanks;
 use crate::{gpus, notes};
@@ -143,6 +144,9 @@ pub struct Plan {
     /// What would make the run fit, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<Advice>,
+    /// Layouts of the ranks that fit a device, where those were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layouts: Option<Layouts>,
     /// The largest micro-batch, sequence or rank, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub largest: Option<Largest>,
@@ -274,6 +278,7 @@ impl Plan {
             labels: settings.policy.labels(),
             activations,
             advice: None,
+            layouts: None,
             largest: None,
             pareto: None,
         })

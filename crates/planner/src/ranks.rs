@@ -199,7 +199,10 @@ impl PlannedStage {
 
 impl StageTime {
     /// None on the CPU without a given rate: nobody has measured ranks that share a processor's memory.
-    fn new(settings: &Settings, target: Target) -> Result<Option<StageTime>, SessionError> {
+    pub(crate) fn new(
+        settings: &Settings,
+        target: Target,
+    ) -> Result<Option<StageTime>, SessionError> {
         if target == Target::Cpu && settings.hardware.link_gbps.is_none() {
             return Ok(None);
         }

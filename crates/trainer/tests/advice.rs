@@ -7,8 +7,8 @@ mod workplace;
 
 use common::odd_model;
 use kernels::Target;
-use memory::DType;
-use planner::{Advice, Plan, Rung};
+use memory::{DType, Rank};
+use planner::{Advice, Layouts, Plan, Rung};
 use serde_json::Value;
 use settings::{Config, Settings};
 use workplace::Workplace;
@@ -322,4 +322,39 @@ fn the_largest_is_exact_at_its_border() {
     let bounded = json(&place, "--config gpt2 --largest seq --device-memory b200");
     assert_eq!(bounded["largest"]["value"], 1024);
     assert!(bounded["largest"]["next_needs_bytes"].is_null());
+}
+
+/// Each layout, planned by itself, needs what was said, and a step of it has the same tokens.
+#[test]
+fn layouts_are_planned_as_they_are_said() {
+    let target = Target::Cuda;
+    let mut config = wasteful(DType::BF16);
+    (config.model.heads, config.model.kv_heads) = (4, 2);
+    config.batch.accum = 2;
+    config.join(Rank { number: 0, of: 8 }).unwrap();
+    let whole = plan(&config, target);
+    let needs = |plan: &Plan| plan.reserved_bytes + plan.device_overhead_bytes;
+    let room = (needs(&whole) + whole.device_overhead_bytes) / 2;
+    let found = Layouts::new(&config, target, room).unwrap();
+    let contexts: Vec<usize> = found.layouts.iter().map(|layout| layout.context).collect();
+    assert!(
+        contexts.len() > 1 && contexts.iter().any(|context| *context > 1),
+        "{contexts:?}"
+    );
+    let mut fastest = f64::INFINITY;
+    for layout in &found.layouts {
+        let planned = plan(&config.with(&layout.set).unwrap(), target);
+        assert_eq!(needs(&planned), layout.needs_bytes, "{layout:?}");
+        assert!(layout.needs_bytes <= room, "{layout:?}");
+        assert_eq!(planned.host_pinned_bytes, layout.host_pinned_bytes);
+        let ranks = planned.ranks.unwrap();
+        assert_eq!((ranks.context, ranks.zero), (layout.context, layout.zero));
+        assert_eq!(ranks.tokens_a_step, found.tokens_a_step);
+        assert!(layout.time.tokens_per_s <= fastest);
+        fastest = layout.time.tokens_per_s;
+    }
+    let none = Layouts::new(&config, target, 1).unwrap();
+    assert!(none.layouts.is_empty() && none.command.is_none());
+    let sizes: Vec<usize> = none.too_large.iter().map(|layout| layout.context).collect();
+    assert_eq!(sizes, [1, 2, 4], "sizes that divide 4 heads");
 }

@@ -259,10 +259,11 @@ mod tests {
 
     /// All flags of a command and those below it.
     fn flags(command: &Command, into: &mut BTreeSet<String>) {
-        let longs = command
-            .get_arguments()
-            .filter_map(|argument| argument.get_long());
-        into.extend(longs.map(|long| format!("--{long}")));
+        for argument in command.get_arguments() {
+            let aliases = argument.get_visible_aliases().unwrap_or_default();
+            let names = argument.get_long().into_iter().chain(aliases);
+            into.extend(names.map(|name| format!("--{name}")));
+        }
         for below in command.get_subcommands() {
             flags(below, into);
         }

@@ -92,6 +92,8 @@ fn written() -> BTreeSet<String> {
         "--offload-optimizer pinned --device-memory 640.5MiB",
         "--ranks 2 --zero 1 --set train.freeze=[\"*norm*\"]",
         "--pareto --largest micro-batch --device-memory h100",
+        "--ranks 4 --layout auto --device-memory h100",
+        "--ranks 4 --layout auto --device-memory 3GiB",
         "--from args.json",
     ];
     place.file(

@@ -1,11 +1,11 @@
-//! Answers that `plan` gives besides the plan: `--device-memory` and `--largest`.
+//! Answers that `plan` gives besides the plan: `--device-memory`, `--layout` and `--largest`.
 
 use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::limits::limit_of_plan;
 use crate::shell::quoted;
 use clap::Args;
-use planner::{Advice, Largest, Plan, Room, Sought, gpu_memory_bytes};
+use planner::{Advice, Largest, Layouts, Plan, Room, Sought, gpu_memory_bytes};
 use settings::load::Override;
 use settings::{AutoOr, Config, DEFAULT_HEAD_CHUNK, Resolved, Size};
 use std::collections::BTreeSet;
@@ -16,6 +16,9 @@ pub struct AdviceArgs {
     /// Say what makes the run fit so much memory, or a GPU such as h100 or rtx-4090
     #[arg(long, value_name = "SIZE|NAME", allow_hyphen_values = true)]
     pub device_memory: Option<String>,
+    /// Compare how --ranks may divide the run so that it fits --device-memory, the fastest on paper first
+    #[arg(long, value_name = "auto", value_parser = ["auto"], requires = "device_memory", conflicts_with = "largest")]
+    pub layout: Option<String>,
     /// Find the largest that fits --device-memory, or else --memory-limit
     #[arg(long, value_name = "micro-batch|seq|rank", value_parser = ["micro-batch", "seq", "rank"])]
     pub largest: Option<String>,
@@ -54,6 +57,12 @@ pub(crate) fn answer(
     }
     match (largest, device_memory, limit_of_plan(resolved)) {
         (None, None, _) => {}
+        (None, Some(bytes), _) if asked.layout.is_some() => {
+            let mut layouts = Layouts::new(config, target, bytes)?;
+            let first = layouts.layouts.first().map(|first| first.set.clone());
+            layouts.command = first.map(|set| train_command(run, resolved, set));
+            plan.layouts = Some(layouts);
+        }
         (None, Some(bytes), _) => {
             let mut advice = Advice::new(config, target, bytes)?;
             if advice.fits {

@@ -118,7 +118,8 @@ fn in_words(plan: &Plan, resolved: &Resolved) -> String {
     let pareto = plan.pareto.as_ref().map(pareto::tables);
     let largest = plan.largest.as_ref().map(|largest| format!("\n{largest}"));
     let advice = plan.advice.as_ref().map(ToString::to_string);
-    let asked = [pareto, largest, advice].into_iter().flatten();
+    let layouts = plan.layouts.as_ref().map(ToString::to_string);
+    let asked = [pareto, largest, advice, layouts].into_iter().flatten();
     format!("{plan}{verdict}{}", asked.collect::<String>())
 }
 

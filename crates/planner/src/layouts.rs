@@ -1,0 +1,299 @@
+//! Finds how several ranks divide a run that has to fit their devices: `plan --layout auto`.
+
+use crate::advice::{Climb, Run};
+use crate::change::{Change, set};
+use crate::figures::figures;
+use crate::levers::Setup;
+use crate::on_paper::Paper;
+use crate::ranks::StageTime;
+use kernels::Target;
+use kernels::timeline::Measured;
+use memory::{Home, format_bytes};
+use model::Action;
+use report::{Align, Table};
+use serde::Serialize;
+use session::SessionError;
+use settings::{Config, ConfigError, Settings};
+use std::fmt::{Display, Formatter};
+use units::Zero;
+
+/// Layouts that are shown.
+const SHOWN: usize = 5;
+
+/// Waits below this share of the computation count as hidden.
+const HIDDEN: f64 = 0.1;
+
+/// The layouts of a run's ranks that fit a device, the fastest on paper first.
+///
+/// For every number of ranks that may share a sequence, changes are tried until the run fits, as for [`crate::Advice`]: what ranks
+/// divide, recompute, tiles, and what lives on the host. The tokens of a step, and formats of states and gradients, stay as they are.
+#[derive(Clone, Debug, Serialize)]
+pub struct Layouts {
+    /// The memory of each device.
+    pub device_memory_bytes: u64,
+    /// How many ranks there are.
+    pub ranks: usize,
+    /// Tokens of a step of all ranks.
+    pub tokens_a_step: usize,
+    /// The fastest of those that fit.
+    pub layouts: Vec<PlannedLayout>,
+    /// Those for which nothing was found that fits.
+    pub too_large: Vec<TooLarge>,
+    /// The command that trains in the first.
+    pub command: Option<String>,
+}
+
+/// A layout that fits.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlannedLayout {
+    /// How many ranks share each sequence.
+    pub context: usize,
+    /// What ranks divide.
+    pub zero: Zero,
+    /// The settings to add, each as `--set` takes it.
+    pub set: Vec<String>,
+    /// What is recomputed.
+    pub recompute: String,
+    /// Tokens of a tile; null: whole micro-batches.
+    pub tile_tokens: Option<usize>,
+    /// What lives or waits on the host.
+    pub on_host: Vec<String>,
+    /// What the device has to hold: reserved bytes, and the overhead.
+    pub needs_bytes: u64,
+    /// Pinned host memory of a rank.
+    pub host_pinned_bytes: u64,
+    /// Bytes that a rank sends in a step.
+    pub sent_bytes: u64,
+    /// The time of a step on paper.
+    pub time: StageTime,
+    /// What takes the time.
+    pub bound: Bound,
+}
+
+/// A layout for which nothing was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct TooLarge {
+    /// How many ranks share each sequence.
+    pub context: usize,
+    /// The least that was found, overhead included.
+    pub needs_bytes: u64,
+}
+
+choices::choices! {
+    /// What takes the time of a step.
+    Bound {
+        /// What is computed; the rest hides behind it.
+        Compute = "compute",
+        /// Bytes between ranks.
+        Link = "link",
+        /// Copies from and to the host.
+        Copies = "host copies",
+    }
+}
+
+impl Layouts {
+    /// Looks for layouts of the run's ranks.
+    ///
+    /// # Errors
+    /// [`SessionError::Config`] if this is one rank, or times are not known; else as [`crate::Plan::new`].
+    pub fn new(
+        config: &Config,
+        target: Target,
+        device_memory_bytes: u64,
+    ) -> Result<Layouts, SessionError> {
+        let run = Setup::new(config.clone(), target)?;
+        let ranks = run.settings.rank().of;
+        let refused = |sentence: &str| Err(ConfigError::Contradiction(sentence.into()).into());
+        if ranks == 1 {
+            return refused(
+                "--layout auto divides a run among ranks, and there is one; add --ranks N",
+            );
+        }
+        if target == Target::Cpu && config.hardware.link_gbps.is_none() {
+            return refused(
+                "--layout auto compares times, and how fast ranks of processors exchange is not known; add --set hardware.link_gbps=X",
+            );
+        }
+        let (mut layouts, mut too_large) = (Vec::new(), Vec::new());
+        for context in (1..=ranks).filter(|context| ranks.is_multiple_of(*context)) {
+            let Some(shared) = sharing(&run, context) else {
+                continue;
+            };
+            let Some(setup) = run.with(&shared) else {
+                continue;
+            };
+            let climb = Climb::to_fit(&Run::new(setup)?, device_memory_bytes, keeps_formats)?;
+            let needs_bytes = climb.run.needs_bytes();
+            if needs_bytes > device_memory_bytes {
+                too_large.push(TooLarge {
+                    context,
+                    needs_bytes,
+                });
+            } else if let Some(layout) = PlannedLayout::new(&climb, &shared)? {
+                layouts.push(layout);
+            }
+        }
+        let speed = |layout: &PlannedLayout| layout.time.tokens_per_s;
+        layouts.sort_by(|one, other| speed(other).total_cmp(&speed(one)));
+        layouts.truncate(SHOWN);
+        Ok(Layouts {
+            device_memory_bytes,
+            ranks,
+            tokens_a_step: run.settings.tokens_a_step(),
+            layouts,
+            too_large,
+            command: None,
+        })
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::of(&[
+            ("--cp", Align::Right),
+            ("--zero", Align::Left),
+            ("recompute", Align::Left),
+            ("on the host", Align::Left),
+            ("needs", Align::Right),
+            ("host a rank", Align::Right),
+            ("sent a step", Align::Right),
+            ("tokens/s of all", Align::Right),
+            ("bound by", Align::Left),
+        ]);
+        for layout in &self.layouts {
+            let tiles = match layout.tile_tokens {
+                None => String::new(),
+                Some(tokens) => format!(", tiles of {tokens}"),
+            };
+            table.row([
+                layout.context.to_string(),
+                layout.zero.stage().to_string(),
+                format!("{}{tiles}", layout.recompute),
+                match layout.on_host.is_empty() {
+                    true => "nothing".into(),
+                    false => layout.on_host.join(", "),
+                },
+                format_bytes(layout.needs_bytes),
+                format_bytes(layout.host_pinned_bytes),
+                format_bytes(layout.sent_bytes),
+                format!("{:.0}", layout.time.tokens_per_s),
+                layout.bound.to_string(),
+            ]);
+        }
+        table
+    }
+}
+
+/// So many ranks to a sequence, with the same tokens in a step; none if the micro-batches of a step do not divide so.
+fn sharing(run: &Setup, context: usize) -> Option<Change> {
+    let settings = &run.settings;
+    let all = settings.accum * settings.rank().of / settings.part().of;
+    let groups = settings.rank().of / context;
+    let accum = all / groups;
+    all.is_multiple_of(groups)
+        .then(|| set!(parallel.context = context).and(&set!(batch.accum = accum)))
+}
+
+/// Whether a change leaves what is learnt, and the formats of states and gradients, as they are.
+fn keeps_formats(change: &Change) -> bool {
+    !change.sets(&[
+        "data.seq",
+        "train.dtype",
+        "optim.clip_norm",
+        "optim.grad_dtype",
+        "optim.master",
+        "optim.release",
+        "optim.state_dtype",
+    ])
+}
+
+impl PlannedLayout {
+    fn new(climb: &Climb, shared: &Change) -> Result<Option<PlannedLayout>, SessionError> {
+        let run = &climb.run;
+        let Setup {
+            config,
+            settings,
+            target,
+        } = &run.setup;
+        let Some(time) = StageTime::new(settings, *target)? else {
+            return Ok(None);
+        };
+        let rungs = climb.rungs.iter().flat_map(|rung| rung.set.clone());
+        let crossed = figures(settings, *target)?.crossed.total();
+        let rates = Paper::new(settings, *target, Measured::new()).rates;
+        let link = crossed.sent_bytes as f64 / rates.link;
+        let copies = crossed.h2d_bytes as f64 / rates.upload;
+        let copies = copies.max(crossed.d2h_bytes as f64 / rates.download);
+        Ok(Some(PlannedLayout {
+            context: settings.part().of,
+            zero: settings
+                .ranks
+                .as_ref()
+                .map_or(Zero::Replicated, |ranks| ranks.zero),
+            set: shared.set().into_iter().chain(rungs).collect(),
+            recompute: config.recompute.spec.clone(),
+            tile_tokens: settings.tile_tokens,
+            on_host: on_host(settings),
+            needs_bytes: run.needs_bytes(),
+            host_pinned_bytes: run.host_pinned_bytes,
+            sent_bytes: crossed.sent_bytes,
+            time,
+            bound: match time.exposed_ms > HIDDEN * time.compute_ms {
+                false => Bound::Compute,
+                true if link > copies => Bound::Link,
+                true => Bound::Copies,
+            },
+        }))
+    }
+}
+
+/// What lives on the host or waits there.
+fn on_host(settings: &Settings) -> Vec<String> {
+    let homes = &settings.homes;
+    let places = [
+        (&homes.weights, "weights"),
+        (&homes.gradients, "gradients"),
+        (&homes.states, "states"),
+    ];
+    let places = places
+        .into_iter()
+        .filter(|(home, _)| **home == Home::Pinned);
+    let policy = &settings.policy;
+    let labels = policy.labels().iter().filter(|label| {
+        let mut layers = 0..policy.layers();
+        layers.any(|layer| policy.actions(layer).of(*label) == Action::Offload)
+    });
+    let labels = labels.map(|label| label.name().to_string());
+    places
+        .map(|(_, name)| name.to_string())
+        .chain(labels)
+        .collect()
+}
+
+impl Display for Layouts {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let room = format_bytes(self.device_memory_bytes);
+        writeln!(
+            f,
+            "\nlayouts of {} ranks that fit {room} each, of steps of {} tokens; times are on paper\n",
+            self.ranks, self.tokens_a_step
+        )?;
+        match self.layouts.is_empty() {
+            true => writeln!(f, "none was found")?,
+            false => writeln!(f, "{}", self.table())?,
+        }
+        for TooLarge {
+            context,
+            needs_bytes,
+        } in &self.too_large
+        {
+            let needs = format_bytes(*needs_bytes);
+            writeln!(
+                f,
+                "nothing that is known here makes --cp {context} fit: the least needs {needs}"
+            )?;
+        }
+        match &self.command {
+            Some(command) => writeln!(f, "\nthe first:\n{command}"),
+            None => Ok(()),
+        }
+    }
+}
