@@ -110,6 +110,8 @@ pub fn timeline() -> Timeline {
         both_ways: never_used,
         disk: never_used,
         link: never_used,
+        near_link: never_used,
+        near_ranks: 0,
     };
     Timeline::with_measured(rates, Measured::new())
 }

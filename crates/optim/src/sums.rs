@@ -114,6 +114,7 @@ fn gather(on: &Asking, sums: Out, rows: Vec<Piece>, rank: Rank) -> Result<(), Ke
     let bytes = ExchangeBytes {
         sent: ((rank.of - 1) * own * size) as u64,
         received: ((all - own) * size) as u64,
+        neighbours: None,
     };
     on.exchange(bytes, || to_all(sums, rows, rank))
 }

@@ -51,6 +51,8 @@ const CPU: Rates = Rates {
     both_ways: 15e9,
     disk: 1e9 * DISK_GBPS,
     link: 2e9,
+    near_link: 2e9,
+    near_ranks: NVLINK_RANKS,
 };
 
 impl Paper {
@@ -70,6 +72,10 @@ impl Paper {
                     .map_or(CPU.both_ways, |_| assumed.both_ways),
                 disk: assumed.disk,
                 link: hardware.link_gbps.map_or(CPU.link, |_| assumed.link),
+                near_link: hardware
+                    .link_gbps
+                    .map_or(CPU.near_link, |_| assumed.near_link),
+                near_ranks: CPU.near_ranks,
             },
         };
         Paper {
@@ -185,6 +191,8 @@ fn h100(settings: &Settings) -> Rates {
         both_ways: both_ways_gbps * 1e9,
         disk: hardware.disk_gbps.unwrap_or(DISK_GBPS) * 1e9,
         link: hardware.link_gbps.unwrap_or(link_gbps) * 1e9,
+        near_link: hardware.link_gbps.unwrap_or(NVLINK_GBPS) * 1e9,
+        near_ranks: NVLINK_RANKS,
     }
 }
 

@@ -25,6 +25,8 @@ fn traced(set: &[&str], slab_is_reserved: bool) -> (Trace, StepMemory, Memory) {
         both_ways: 1.5e9,
         disk: 1e9,
         link: 1e9,
+        near_link: 1e9,
+        near_ranks: 8,
     };
     let (memory, timeline) = (Memory::shapes(), Timeline::new(rates));
     let clock = timeline.clone();

@@ -42,6 +42,7 @@ pub(crate) unsafe fn gather_bundle<'a>(
     let bytes = ExchangeBytes {
         sent: ((rank.of - 1) * own_bytes) as u64,
         received: (types.bytes(bundle) - own_bytes) as u64,
+        neighbours: None,
     };
     let list = move || {
         let (of, ranges): (Vec<_>, Vec<_>) = pieces(bundle, rank).into_iter().unzip();

@@ -53,6 +53,7 @@ impl Grains {
         let bytes = ExchangeBytes {
             sent: ((rank.of - 1) * own * grain_bytes) as u64,
             received: (others * grain_bytes) as u64,
+            neighbours: None,
         };
         let sums = self.sums.view_mut();
         let list = move || {

@@ -140,7 +140,7 @@ impl Backend for Meta {
 
     fn counts_exchange(&self, bytes: ExchangeBytes) -> bool {
         if let Some(timeline) = &self.timeline {
-            timeline.exchange(bytes.sent.max(bytes.received), self.memory.place());
+            timeline.exchange(bytes, self.memory.place());
         }
         true
     }

@@ -1,7 +1,7 @@
 //! Computes when the queues of a device would be done, from operations and bytes. It tells how much time copies cost in
 //! a step that has not run.
 
-use crate::{Cost, Event, Operation, Queue};
+use crate::{Cost, Event, ExchangeBytes, Operation, Queue};
 use memory::Place;
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -25,6 +25,10 @@ pub struct Rates {
     pub disk: f64,
     /// Bytes per second that a rank sends to others while it receives as many.
     pub link: f64,
+    /// The same among ranks of one machine, which are neighbours.
+    pub near_link: f64,
+    /// How many they are, at most.
+    pub near_ranks: usize,
 }
 
 /// The times at which queues finish their work, computed twice: with copies and exchanges, and as if these took no
@@ -201,10 +205,18 @@ impl Timeline {
         times.note(queue, COPY, place, start_s);
     }
 
-    /// Adds an exchange. `bytes` is the larger of sent and received bytes; both ways are busy at once.
-    pub(crate) fn exchange(&self, bytes: u64, place: Place) {
+    /// Adds an exchange, of which both ways are busy at once.
+    pub(crate) fn exchange(&self, bytes: ExchangeBytes, place: Place) {
         let mut times = self.0.borrow_mut();
-        let seconds = bytes as f64 / times.rates.link;
+        let rates = times.rates;
+        let is_near = bytes
+            .neighbours
+            .is_some_and(|ranks| ranks <= rates.near_ranks);
+        let link = match is_near {
+            true => rates.near_link,
+            false => rates.link,
+        };
+        let seconds = bytes.sent.max(bytes.received) as f64 / link;
         let done = &mut times.queues[Queue::Collective as usize].with_copies;
         let start_s = *done;
         *done += seconds;
@@ -249,6 +261,8 @@ mod tests {
         both_ways: 4.0,
         disk: 2.0,
         link: 5.0,
+        near_link: 50.0,
+        near_ranks: 8,
     };
 
     const PLACE: Place = Place {

@@ -266,6 +266,8 @@ fn exchanges_take_time_on_paper() {
         both_ways: 1.0,
         disk: 1.0,
         link: 100.0,
+        near_link: 200.0,
+        near_ranks: 8,
     };
     let (memory, timeline) = (Memory::shapes(), Timeline::new(rates));
     let meta = Meta::new(&memory, Target::Cuda, DType::F32, FlopCounter::default());
@@ -285,6 +287,17 @@ fn exchanges_take_time_on_paper() {
     assert_eq!(timeline.computed().with_copies, 12.0);
     assert_eq!(timeline.computed().without_copies, 0.0);
     assert_eq!(meta.traffic().sent_bytes, 200);
+    for (ranks, seconds) in [(8, 2.0), (9, 4.0)] {
+        let before = timeline.computed().with_copies;
+        let bytes = ExchangeBytes::both_ways(400).among(ranks);
+        // SAFETY: as above.
+        unsafe { meta.start_exchange_of(bytes, Box::new(|| unreachable!("it is counted"))) }
+            .unwrap();
+        let came = meta.record(Queue::Collective).unwrap();
+        meta.wait(Queue::Compute, came, "pieces").unwrap();
+        let took = timeline.computed().with_copies - before;
+        assert_eq!(took, seconds, "among {ranks} neighbours");
+    }
     let spans = timeline.take_spans();
     let span = spans.first().map(|span| (span.queue, span.name));
     assert_eq!(span, Some((Queue::Collective, "exchange")));
@@ -298,6 +311,7 @@ fn pieces_are_listed_where_they_move() {
     let said = ExchangeBytes {
         sent: 12,
         received: 8,
+        neighbours: None,
     };
     let nobody = || panic!("a plan lists no pieces");
     // SAFETY: nothing moves.

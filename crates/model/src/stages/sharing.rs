@@ -336,7 +336,8 @@ impl SharingRanks {
         list: impl FnOnce() -> Exchange<'a> + 'a,
     ) -> Result<(), ModelError> {
         let kernels = pass.kernels();
-        let bytes = ExchangeBytes::both_ways(all / self.rank.of * (self.rank.of - 1));
+        let others = all / self.rank.of * (self.rank.of - 1);
+        let bytes = ExchangeBytes::both_ways(others).among(self.rank.of);
         kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, WRITTEN)?;
         // SAFETY: the computation waits for the exchange before it reads, writes or gives back any of the pieces.
         unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }?;
