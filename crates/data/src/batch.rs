@@ -41,7 +41,7 @@ impl SequencePart {
 }
 
 impl MicroBatch {
-    /// One part of each of its sequences; without tokens, if this has none.
+    /// One part of each of its sequences. A micro-batch without tokens gives a part without tokens.
     ///
     /// # Panics
     /// If it is a part itself, or its sequences do not divide into equal parts.
@@ -61,17 +61,20 @@ impl MicroBatch {
         MicroBatch {
             input_ids: own(&self.input_ids),
             targets: own(&self.targets),
+            rows: self.rows,
             seq,
             part,
-            ..self.clone()
+            documents: self.documents.clone(),
+            lengths: self.lengths.clone(),
+            reference: self.reference.clone(),
         }
     }
 
-    /// Its shape alone, as that of a micro-batch which another rank reads.
-    fn without_tokens(self) -> MicroBatch {
+    /// The shape of a part that another rank has.
+    fn part_elsewhere(&self, part: SequencePart) -> MicroBatch {
         MicroBatch {
-            part: self.part,
-            ..MicroBatch::unread(self.rows, self.seq, self.documents.is_some())
+            part,
+            ..MicroBatch::unread(self.rows, self.seq / part.of, self.documents.is_some())
         }
     }
 
@@ -158,12 +161,12 @@ impl StepBatch {
     #[must_use]
     pub fn in_parts(self, own: SequencePart) -> StepBatch {
         let parts = |micro: MicroBatch| -> Vec<MicroBatch> {
-            let parts = (0..own.of).map(|number| micro.part(SequencePart { number, ..own }));
-            let without = |part: MicroBatch| match part.part == own {
-                true => part,
-                false => part.without_tokens(),
+            let parts = (0..own.of).map(|number| SequencePart { number, ..own });
+            let part = |part| match part == own {
+                true => micro.part(part),
+                false => micro.part_elsewhere(part),
             };
-            parts.map(without).collect()
+            parts.map(part).collect()
         };
         StepBatch {
             micro: self.micro.into_iter().flat_map(parts).collect(),

@@ -20,21 +20,26 @@ pub struct ExchangeBytes {
     pub sent: u64,
     /// Those that come from other ranks.
     pub received: u64,
-    /// How many neighbouring ranks take part; none: all may. Only times on paper go by it: neighbours are of one machine.
+    /// Set if only a group of so many neighbouring ranks takes part. Only times on paper go by it.
     pub neighbours: Option<usize>,
 }
 
 impl ExchangeBytes {
-    /// An exchange that sends as many bytes as it receives.
-    pub fn both_ways(bytes: usize) -> ExchangeBytes {
+    /// An exchange in which any ranks may take part.
+    pub fn new(sent: u64, received: u64) -> ExchangeBytes {
         ExchangeBytes {
-            sent: bytes as u64,
-            received: bytes as u64,
+            sent,
+            received,
             neighbours: None,
         }
     }
 
-    /// The same among so many neighbours.
+    /// An exchange that sends as many bytes as it receives.
+    pub fn both_ways(bytes: usize) -> ExchangeBytes {
+        ExchangeBytes::new(bytes as u64, bytes as u64)
+    }
+
+    /// The same within groups of so many neighbours.
     pub fn among(self, neighbours: usize) -> ExchangeBytes {
         ExchangeBytes {
             neighbours: Some(neighbours),
@@ -50,11 +55,10 @@ impl Exchange<'_> {
     pub fn bytes(&self, rank: usize) -> ExchangeBytes {
         let sends = self.sends.iter().filter(|(to, _)| *to != rank);
         let receives = self.receives.iter().filter(|(from, _)| *from != rank);
-        ExchangeBytes {
-            sent: sends.map(|(_, x)| x.bytes() as u64).sum(),
-            received: receives.map(|(_, out)| out.bytes() as u64).sum(),
-            neighbours: None,
-        }
+        ExchangeBytes::new(
+            sends.map(|(_, x)| x.bytes() as u64).sum(),
+            receives.map(|(_, out)| out.bytes() as u64).sum(),
+        )
     }
 
     /// The same exchange without its lifetime.

@@ -101,11 +101,14 @@ impl Architecture {
     }
 
     /// The same model where ranks share sequences: between them, a block's attention computes this rank's heads of whole sequences.
-    /// Say this before [`Architecture::in_tiles`].
+    ///
+    /// # Panics
+    /// If it has tiles: they are cut afterwards ([`Architecture::in_tiles`]).
     pub fn of_sharing(self, ranks: SharingRanks) -> Architecture {
         if ranks.rank.of == 1 {
             return self;
         }
+        assert!(self.tile_tokens.is_none(), "tiles are cut afterwards");
         let blocks = self.blocks.into_iter();
         Architecture {
             blocks: blocks.map(|block| block.of_sharing(ranks)).collect(),

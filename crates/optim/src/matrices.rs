@@ -137,47 +137,31 @@ impl Owned<'_> {
     /// Sends the staged pieces of the direction to the owner.
     fn gather(&self, on: &Asking, whole: Out, staged: In) -> Result<(), KernelError> {
         let [sent, received] = self.bytes();
-        self.exchange(
-            on,
-            ExchangeBytes {
-                sent,
-                received,
-                neighbours: None,
-            },
-            || {
-                let (ranks, places) = self.others();
-                let sends = self.staged().map(|bytes| (self.owner, staged.rows(bytes)));
-                Exchange {
-                    sends: sends.into_iter().collect(),
-                    receives: ranks
-                        .into_iter()
-                        .zip(whole.disjoint_rows(&places))
-                        .collect(),
-                }
-            },
-        )
+        self.exchange(on, ExchangeBytes::new(sent, received), || {
+            let (ranks, places) = self.others();
+            let sends = self.staged().map(|bytes| (self.owner, staged.rows(bytes)));
+            Exchange {
+                sends: sends.into_iter().collect(),
+                receives: ranks
+                    .into_iter()
+                    .zip(whole.disjoint_rows(&places))
+                    .collect(),
+            }
+        })
     }
 
     /// Sends the other ranks' pieces of the transformed direction from the owner.
     fn scatter(&self, on: &Asking, whole: In, staged: Out) -> Result<(), KernelError> {
         let [received, sent] = self.bytes();
-        self.exchange(
-            on,
-            ExchangeBytes {
-                sent,
-                received,
-                neighbours: None,
-            },
-            || {
-                let (ranks, places) = self.others();
-                let pieces = places.into_iter().map(|bytes| whole.rows(bytes));
-                let receives = self.staged().map(|bytes| (self.owner, staged.rows(bytes)));
-                Exchange {
-                    sends: ranks.into_iter().zip(pieces).collect(),
-                    receives: receives.into_iter().collect(),
-                }
-            },
-        )
+        self.exchange(on, ExchangeBytes::new(sent, received), || {
+            let (ranks, places) = self.others();
+            let pieces = places.into_iter().map(|bytes| whole.rows(bytes));
+            let receives = self.staged().map(|bytes| (self.owner, staged.rows(bytes)));
+            Exchange {
+                sends: ranks.into_iter().zip(pieces).collect(),
+                receives: receives.into_iter().collect(),
+            }
+        })
     }
 
     /// Starts an exchange, if there is any other rank in it.

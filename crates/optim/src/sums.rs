@@ -111,11 +111,10 @@ fn gather(on: &Asking, sums: Out, rows: Vec<Piece>, rank: Rank) -> Result<(), Ke
     let of_own = rows.iter().filter(|(owner, _)| *owner == rank.number);
     let own: usize = of_own.map(|(_, rows)| rows.len()).sum();
     let all: usize = rows.iter().map(|(_, rows)| rows.len()).sum();
-    let bytes = ExchangeBytes {
-        sent: ((rank.of - 1) * own * size) as u64,
-        received: ((all - own) * size) as u64,
-        neighbours: None,
-    };
+    let bytes = ExchangeBytes::new(
+        ((rank.of - 1) * own * size) as u64,
+        ((all - own) * size) as u64,
+    );
     on.exchange(bytes, || to_all(sums, rows, rank))
 }
 

@@ -64,8 +64,8 @@ pub struct Rung {
 /// A smaller share of a step than this counts as no cost: it may be rounding.
 const NO_COST: f64 = 1e-6;
 
-/// The levers that may save memory and make changes that are wanted, in the order of [`Advice`]. One that may help several times is
-/// repeated.
+/// The levers that may save memory, in the order of [`Advice`], without those whose change `wanted` rejects. One that may help several
+/// times is repeated.
 fn in_order(run: &Run, wanted: impl Fn(&Change) -> bool) -> Result<Vec<Rc<Lever>>, SessionError> {
     let settings = &run.setup.settings;
     let halves = settings.micro_batch.max(settings.seq).ilog2() as usize;
@@ -113,6 +113,7 @@ pub(crate) struct Run {
     pub(crate) peak_bytes: u64,
     reserved_bytes: u64,
     pub(crate) host_pinned_bytes: u64,
+    pub(crate) sent_bytes: u64,
     seconds: f64,
 }
 
@@ -123,6 +124,7 @@ impl Run {
             peak_bytes: planned.most_bytes(),
             reserved_bytes: planned.reserved_bytes,
             host_pinned_bytes: planned.host_pinned_bytes,
+            sent_bytes: planned.crossed.total().sent_bytes,
             seconds: PaperSeconds::new(&setup.settings, setup.target)?.step,
             setup,
         })

@@ -70,10 +70,13 @@ impl Sought {
         change.applied_to(config)
     }
 
-    /// The candidate at a position, from 1 on. Sequences above 128 tokens are multiples of 128, and pairs are whole.
+    /// The candidate at a position, from 1 on. Sequences above 128 tokens are multiples of 128, and pairs are whole. Ranks that share
+    /// sequences have so many tokens each.
     fn value(self, position: usize, config: &Config) -> usize {
+        let context = config.ranks().map_or(1, |ranks| ranks.sharing);
         match self {
-            Sought::Seq if position > SHORTEST => SHORTEST * (position - SHORTEST + 1),
+            Sought::Seq if position > SHORTEST => context * SHORTEST * (position - SHORTEST + 1),
+            Sought::Seq => context * position,
             Sought::MicroBatch if config.has_pairs() => 2 * position,
             _ => position,
         }
@@ -99,7 +102,8 @@ impl Search<'_> {
             .what
             .put(self.what.value(position, self.config), self.config);
         let settings = config.and_then(|config| Settings::new(&config));
-        let is_planned = |settings: &Settings| settings.micro_batch * settings.seq <= TOKENS_MAX;
+        let tokens = |settings: &Settings| settings.micro_batch * settings.own_seq();
+        let is_planned = |settings: &Settings| tokens(settings) <= TOKENS_MAX;
         let Some(settings) = settings.ok().filter(is_planned) else {
             return Ok(None);
         };

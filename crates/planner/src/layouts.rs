@@ -2,12 +2,11 @@
 
 use crate::advice::{Climb, Run};
 use crate::change::{Change, set};
-use crate::figures::figures;
 use crate::levers::Setup;
 use crate::on_paper::Paper;
 use crate::ranks::StageTime;
 use kernels::Target;
-use kernels::timeline::Measured;
+use kernels::timeline::{Measured, Rates};
 use memory::{Home, format_bytes};
 use model::Action;
 use report::{Align, Table};
@@ -20,13 +19,17 @@ use units::Zero;
 /// Layouts that are shown.
 const SHOWN: usize = 5;
 
+/// Bytes a second of what takes no time.
+const AT_ONCE: f64 = 1e30;
+
 /// Waits below this share of the computation count as hidden.
 const HIDDEN: f64 = 0.1;
 
 /// The layouts of a run's ranks that fit a device, the fastest on paper first.
 ///
 /// For every number of ranks that may share a sequence, changes are tried until the run fits, as for [`crate::Advice`]: what ranks
-/// divide, recompute, tiles, and what lives on the host. The tokens of a step, and formats of states and gradients, stay as they are.
+/// divide, recompute, tiles, what lives on the host, and smaller micro-batches. The first combination that fits is taken, so a
+/// faster one of the same number may exist. The tokens of a step, and formats of states and gradients, stay as they are.
 #[derive(Clone, Debug, Serialize)]
 pub struct Layouts {
     /// The memory of each device.
@@ -37,8 +40,14 @@ pub struct Layouts {
     pub tokens_a_step: usize,
     /// The fastest of those that fit.
     pub layouts: Vec<PlannedLayout>,
+    /// Slower ones that fit, by how many ranks share a sequence.
+    pub slower: Vec<usize>,
     /// Those for which nothing was found that fits.
     pub too_large: Vec<TooLarge>,
+    /// Those for which a step has too few micro-batches: every group of ranks needs as many as the others.
+    pub too_few_micro_batches: Vec<usize>,
+    /// Those that are refused, whatever else is changed.
+    pub refused: Vec<usize>,
     /// The command that trains in the first.
     pub command: Option<String>,
 }
@@ -54,9 +63,13 @@ pub struct PlannedLayout {
     pub set: Vec<String>,
     /// What is recomputed.
     pub recompute: String,
+    /// Sequences in a micro-batch.
+    pub micro_batch: usize,
+    /// Micro-batches in a step of a rank.
+    pub accum: usize,
     /// Tokens of a tile; null: whole micro-batches.
     pub tile_tokens: Option<usize>,
-    /// What lives or waits on the host.
+    /// What lives or waits on the host or a disk.
     pub on_host: Vec<String>,
     /// What the device has to hold: reserved bytes, and the overhead.
     pub needs_bytes: u64,
@@ -114,41 +127,56 @@ impl Layouts {
                 "--layout auto compares times, and how fast ranks of processors exchange is not known; add --set hardware.link_gbps=X",
             );
         }
-        let (mut layouts, mut too_large) = (Vec::new(), Vec::new());
-        for context in (1..=ranks).filter(|context| ranks.is_multiple_of(*context)) {
-            let Some(shared) = sharing(&run, context) else {
-                continue;
-            };
-            let Some(setup) = run.with(&shared) else {
-                continue;
-            };
-            let climb = Climb::to_fit(&Run::new(setup)?, device_memory_bytes, keeps_formats)?;
-            let needs_bytes = climb.run.needs_bytes();
-            if needs_bytes > device_memory_bytes {
-                too_large.push(TooLarge {
-                    context,
-                    needs_bytes,
-                });
-            } else if let Some(layout) = PlannedLayout::new(&climb, &shared)? {
-                layouts.push(layout);
-            }
-        }
-        let speed = |layout: &PlannedLayout| layout.time.tokens_per_s;
-        layouts.sort_by(|one, other| speed(other).total_cmp(&speed(one)));
-        layouts.truncate(SHOWN);
-        Ok(Layouts {
+        let mut found = Layouts {
             device_memory_bytes,
             ranks,
             tokens_a_step: run.settings.tokens_a_step(),
-            layouts,
-            too_large,
+            layouts: Vec::new(),
+            slower: Vec::new(),
+            too_large: Vec::new(),
+            too_few_micro_batches: Vec::new(),
+            refused: Vec::new(),
             command: None,
-        })
+        };
+        for context in (1..=ranks).filter(|context| ranks.is_multiple_of(*context)) {
+            found.try_context(&run, context)?;
+        }
+        let speed = |layout: &PlannedLayout| layout.time.tokens_per_s;
+        found
+            .layouts
+            .sort_by(|one, other| speed(other).total_cmp(&speed(one)));
+        let slower = found.layouts.split_off(SHOWN.min(found.layouts.len()));
+        found.slower = slower.iter().map(|layout| layout.context).collect();
+        Ok(found)
+    }
+
+    /// Looks for a layout in which so many ranks share each sequence.
+    fn try_context(&mut self, run: &Setup, context: usize) -> Result<(), SessionError> {
+        let Some(shared) = sharing(run, context) else {
+            self.too_few_micro_batches.push(context);
+            return Ok(());
+        };
+        let Some(setup) = run.with(&shared) else {
+            self.refused.push(context);
+            return Ok(());
+        };
+        let climb = Climb::to_fit(&Run::new(setup)?, self.device_memory_bytes, keeps_formats)?;
+        let needs_bytes = climb.run.needs_bytes();
+        if needs_bytes > self.device_memory_bytes {
+            self.too_large.push(TooLarge {
+                context,
+                needs_bytes,
+            });
+            return Ok(());
+        }
+        self.layouts.push(PlannedLayout::new(&climb, &shared)?);
+        Ok(())
     }
 
     fn table(&self) -> Table {
         let mut table = Table::of(&[
             ("--cp", Align::Right),
+            ("micro x accum", Align::Right),
             ("--zero", Align::Left),
             ("recompute", Align::Left),
             ("on the host", Align::Left),
@@ -165,6 +193,7 @@ impl Layouts {
             };
             table.row([
                 layout.context.to_string(),
+                format!("{} x {}", layout.micro_batch, layout.accum),
                 layout.zero.stage().to_string(),
                 format!("{}{tiles}", layout.recompute),
                 match layout.on_host.is_empty() {
@@ -206,46 +235,75 @@ fn keeps_formats(change: &Change) -> bool {
 }
 
 impl PlannedLayout {
-    fn new(climb: &Climb, shared: &Change) -> Result<Option<PlannedLayout>, SessionError> {
+    fn new(climb: &Climb, shared: &Change) -> Result<PlannedLayout, SessionError> {
         let run = &climb.run;
         let Setup {
             config,
             settings,
             target,
         } = &run.setup;
-        let Some(time) = StageTime::new(settings, *target)? else {
-            return Ok(None);
-        };
+        let time = StageTime::new(settings, *target)?;
+        let time = time.expect("a rate of the link was asked for");
         let rungs = climb.rungs.iter().flat_map(|rung| rung.set.clone());
-        let crossed = figures(settings, *target)?.crossed.total();
-        let rates = Paper::new(settings, *target, Measured::new()).rates;
-        let link = crossed.sent_bytes as f64 / rates.link;
-        let copies = crossed.h2d_bytes as f64 / rates.upload;
-        let copies = copies.max(crossed.d2h_bytes as f64 / rates.download);
-        Ok(Some(PlannedLayout {
+        let ranks = settings.ranks.as_ref();
+        Ok(PlannedLayout {
             context: settings.part().of,
-            zero: settings
-                .ranks
-                .as_ref()
-                .map_or(Zero::Replicated, |ranks| ranks.zero),
-            set: shared.set().into_iter().chain(rungs).collect(),
+            zero: ranks.map_or(Zero::Replicated, |ranks| ranks.zero),
+            set: last_of_each(shared.set().into_iter().chain(rungs)),
             recompute: config.recompute.spec.clone(),
+            micro_batch: settings.micro_batch,
+            accum: settings.accum,
             tile_tokens: settings.tile_tokens,
             on_host: on_host(settings),
             needs_bytes: run.needs_bytes(),
             host_pinned_bytes: run.host_pinned_bytes,
-            sent_bytes: crossed.sent_bytes,
+            sent_bytes: run.sent_bytes,
+            bound: bound(settings, *target, time)?,
             time,
-            bound: match time.exposed_ms > HIDDEN * time.compute_ms {
-                false => Bound::Compute,
-                true if link > copies => Bound::Link,
-                true => Bound::Copies,
-            },
-        }))
+        })
     }
 }
 
-/// What lives on the host or waits there.
+/// What takes the time of a step: what saves most if it takes none.
+fn bound(settings: &Settings, target: Target, time: StageTime) -> Result<Bound, SessionError> {
+    if time.exposed_ms <= HIDDEN * time.compute_ms {
+        return Ok(Bound::Compute);
+    }
+    let seconds = |free: fn(Rates) -> Rates| {
+        let mut paper = Paper::new(settings, target, Measured::new());
+        paper.rates = free(paper.rates);
+        Ok::<f64, SessionError>(paper.step(settings)?.seconds)
+    };
+    let without_link = seconds(|rates| Rates {
+        link: AT_ONCE,
+        near_link: AT_ONCE,
+        ..rates
+    })?;
+    let without_copies = seconds(|rates| Rates {
+        upload: AT_ONCE,
+        download: AT_ONCE,
+        both_ways: AT_ONCE,
+        disk: AT_ONCE,
+        ..rates
+    })?;
+    Ok(match without_link < without_copies {
+        true => Bound::Link,
+        false => Bound::Copies,
+    })
+}
+
+/// Settings as `--set` takes them, the last of each key.
+fn last_of_each(set: impl Iterator<Item = String>) -> Vec<String> {
+    let mut kept: Vec<String> = Vec::new();
+    for one in set {
+        let key = |set: &str| set.split('=').next().map(str::to_owned);
+        kept.retain(|other| key(other) != key(&one));
+        kept.push(one);
+    }
+    kept
+}
+
+/// What lives or waits on the host or a disk.
 fn on_host(settings: &Settings) -> Vec<String> {
     let homes = &settings.homes;
     let places = [
@@ -253,18 +311,18 @@ fn on_host(settings: &Settings) -> Vec<String> {
         (&homes.gradients, "gradients"),
         (&homes.states, "states"),
     ];
-    let places = places
-        .into_iter()
-        .filter(|(home, _)| **home == Home::Pinned);
+    let places = places.into_iter().filter_map(|(home, name)| match home {
+        Home::Pinned => Some(name.to_string()),
+        Home::Disk(_) => Some(format!("{name} (disk)")),
+        Home::Device | Home::Released => None,
+    });
     let policy = &settings.policy;
     let labels = policy.labels().iter().filter(|label| {
         let mut layers = 0..policy.layers();
         layers.any(|layer| policy.actions(layer).of(*label) == Action::Offload)
     });
-    let labels = labels.map(|label| label.name().to_string());
     places
-        .map(|(_, name)| name.to_string())
-        .chain(labels)
+        .chain(labels.map(|label| label.name().to_string()))
         .collect()
 }
 
@@ -278,7 +336,7 @@ impl Display for Layouts {
         )?;
         match self.layouts.is_empty() {
             true => writeln!(f, "none was found")?,
-            false => writeln!(f, "{}", self.table())?,
+            false => write!(f, "{}", self.table())?,
         }
         for TooLarge {
             context,
@@ -288,8 +346,25 @@ impl Display for Layouts {
             let needs = format_bytes(*needs_bytes);
             writeln!(
                 f,
-                "nothing that is known here makes --cp {context} fit: the least needs {needs}"
+                "--cp {context} does not fit: the smallest that was found needs {needs}"
             )?;
+        }
+        let others = [
+            (&self.slower, "fit too, and are slower"),
+            (
+                &self.too_few_micro_batches,
+                "are left out: a step has too few micro-batches for their groups; a larger --accum lets them in",
+            ),
+            (
+                &self.refused,
+                "are refused: `trainer plan` with one of them says why",
+            ),
+        ];
+        for (sizes, words) in others {
+            let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+            if !sizes.is_empty() {
+                writeln!(f, "--cp {} {words}", sizes.join(", "))?;
+            }
         }
         match &self.command {
             Some(command) => writeln!(f, "\nthe first:\n{command}"),

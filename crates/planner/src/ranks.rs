@@ -171,8 +171,8 @@ impl PlannedRanks {
         let time = self.stages.iter().find_map(|stage| stage.time);
         notes.extend(time.map(|time| {
             format!(
-                "times of stages are on paper, at {} GB/s that a rank sends and as much that it receives (hardware.link_gbps \
-                 replaces it)",
+                "times of stages are on paper, at {} GB/s that a rank sends and as much that it receives, and NVLink's rate between \
+                 ranks of a machine that share sequences (hardware.link_gbps replaces both)",
                 time.link_gbps
             )
         }));

@@ -2,6 +2,7 @@
 
 use super::choices::{AttentionBackend, FloatType};
 use super::schema::Config;
+use super::sharing;
 use data::Packing;
 use kernels::AttentionShape;
 use kernels::cuda::LibraryShape;
@@ -69,10 +70,11 @@ pub fn cudnn_misfit(config: &Config) -> Option<String> {
     misfit.or_else(of_documents)
 }
 
-/// The attention of a micro-batch.
+/// The attention of a micro-batch: of a rank's heads, where ranks share sequences.
 fn cudnn_shape(config: &Config) -> AttentionShape {
-    let attention = config.model.attention(config.model.sliding_window);
-    attention.shape(config.batch.micro, config.data.seq)
+    let whole = config.model.attention(config.model.sliding_window);
+    let own = sharing::ranks(config.ranks().as_ref()).attention(&whole);
+    own.shape(config.batch.micro, config.data.seq)
 }
 
 /// The attention of a micro-batch as cuDNN is asked for it.
@@ -81,7 +83,8 @@ pub fn library_shape(config: &Config) -> LibraryShape {
     if config.data.packing == Packing::FirstFit {
         return LibraryShape::of_documents(cudnn_shape(config));
     }
-    match Attention::Cudnn.reads_packed(&spec) {
+    let is_shared = config.ranks().is_some_and(|ranks| ranks.sharing > 1);
+    match Attention::Cudnn.reads_packed(&spec) && !is_shared {
         true => LibraryShape::packed(cudnn_shape(config)),
         false => LibraryShape::apart(cudnn_shape(config)),
     }

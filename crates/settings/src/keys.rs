@@ -490,7 +490,7 @@ keys! {
     parallel: ParallelConfig {
         context: usize = key(Kind::Whole(1), "1", "Ranks that share each sequence, each with a part of its tokens (context parallelism)")
             .details("In attention each has a part of the heads, of whole sequences. A part counts as a micro-batch, so the bits are \
-                      those of any number of ranks with as many parts.")
+                      those of any multiple of so many ranks.")
             .flag("--context-parallel-size", "N", RANKS).alias("--cp"),
     }
 

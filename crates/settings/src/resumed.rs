@@ -53,7 +53,9 @@ impl Config {
             before: of(before),
             now: of(self),
         };
+        let shares = self.parallel.context.max(before.parallel.context) > 1;
         let micro_batches = match has_ranks {
+            true if shares => "ranks / parallel.context x batch.accum",
             true => "ranks x batch.accum",
             false => "batch.accum",
         };

@@ -53,7 +53,7 @@ pub struct Config {
     pub hardware: HardwareConfig,
     /// How ranks train together.
     pub collectives: CollectivesConfig,
-    /// What ranks share besides.
+    /// How ranks share sequences.
     #[serde(default)]
     pub parallel: ParallelConfig,
     /// What is shown and recorded.

@@ -243,14 +243,7 @@ impl Settings {
 
     /// The ranks that share sequences with this one.
     pub fn sharing(&self) -> SharingRanks {
-        let ranks = self.ranks.as_ref();
-        ranks.map_or(SharingRanks::ALONE, |ranks| {
-            let rank = ranks.of_sharing();
-            SharingRanks {
-                first: ranks.rank.number - rank.number,
-                rank,
-            }
-        })
+        sharing::ranks(self.ranks.as_ref())
     }
 
     /// What this rank has of each sequence.

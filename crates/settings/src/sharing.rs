@@ -4,11 +4,24 @@ use super::error::ConfigError;
 use super::keys::ParallelConfig;
 use super::schema::Config;
 use data::Packing;
-use model::RouterAuxKind;
+use model::{RouterAuxKind, SharingRanks};
+use units::Ranks;
 
 impl Default for ParallelConfig {
     fn default() -> ParallelConfig {
         ParallelConfig { context: 1 }
+    }
+}
+
+/// The ranks that share sequences with this one.
+pub(crate) fn ranks(ranks: Option<&Ranks>) -> SharingRanks {
+    let Some(ranks) = ranks else {
+        return SharingRanks::ALONE;
+    };
+    let rank = ranks.of_sharing();
+    SharingRanks {
+        first: ranks.rank.number - rank.number,
+        rank,
     }
 }
 
@@ -22,11 +35,11 @@ pub(crate) fn check_ranks(config: &Config) -> Result<(), ConfigError> {
     refused(match ranks {
         1 => format!(
             "parallel.context is {context}, which shares each sequence among {context} ranks, and this process is the only one; start \
-             them by `mpirun -n {context} trainer ...`, srun or torchrun, plan for one by --ranks {context}, or leave --cp out"
+             them by `mpirun -n {context} trainer ...`, srun or torchrun, plan for one by --ranks {context}, or take --cp 1"
         ),
         ranks => format!(
-            "parallel.context is {context}, and {ranks} ranks are no groups of {context}; take a multiple of {context} ranks, or \
-             another --cp"
+            "parallel.context is {context}, and {ranks} ranks do not divide into groups of {context}; take a multiple of {context} \
+             ranks, or another --cp"
         ),
     })
 }
@@ -44,13 +57,16 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
             && (kv_heads.is_multiple_of(ranks) || ranks.is_multiple_of(kv_heads))
     };
     if !(divides_heads(context) && seq.is_multiple_of(context)) {
-        let fits = |ranks: &usize| divides_heads(*ranks) && seq.is_multiple_of(*ranks);
+        let all = config.rank.map_or(1, |rank| rank.of);
+        let fits = |size: &usize| {
+            divides_heads(*size) && seq.is_multiple_of(*size) && all.is_multiple_of(*size)
+        };
         let sizes: Vec<String> = (2..=heads)
             .filter(fits)
             .map(|size| size.to_string())
             .collect();
         let instead = match sizes.is_empty() {
-            true => "no size does; leave --cp out".into(),
+            true => "no size does; take --cp 1".into(),
             false => format!("sizes that do: {}", sizes.join(", ")),
         };
         return refused(format!(
@@ -60,12 +76,12 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     }
     let not_with = |what: &str| {
         refused(format!(
-            "parallel.context is {context}, under which no rank has a whole sequence, and {what}, or leave --cp out"
+            "--cp {context} gives every rank a part of each sequence, and {what}, or --cp 1"
         ))
     };
     if config.data.packing == Packing::Pad {
         return not_with(
-            "data.packing pad makes micro-batches of any length; take --packing first-fit or concatenate",
+            "--packing pad makes micro-batches of many lengths; take --packing first-fit or concatenate",
         );
     }
     if config.has_pairs() {

@@ -346,7 +346,7 @@ impl Failure {
             Failure::HostMemory(refused) => return refused.hints(),
             Failure::DiskSpace(refused) => return refused.hints(),
             Failure::Auto(AutoError::Infeasible { .. }) => Some(
-                "what of these is not set yet may help: --offload-activations auto, of several ranks --zero 3, --offload-parameters pinned, \
+                "what of these is not set yet may help: --offload-activations auto, of several ranks --zero 3 and --cp N, --offload-parameters pinned, \
                  --offload-gradients pinned, --grad-dtype bf16, memory.tile_tokens of a dense model, a smaller --micro-batch, smaller \
                  optimizer states; `trainer plan --device-memory SIZE` looks for them"
                     .into(),

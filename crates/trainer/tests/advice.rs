@@ -8,7 +8,7 @@ mod workplace;
 use common::odd_model;
 use kernels::Target;
 use memory::{DType, Rank};
-use planner::{Advice, Layouts, Plan, Rung};
+use planner::{Advice, Largest, Layouts, Plan, Room, Rung, Sought};
 use serde_json::Value;
 use settings::{Config, Settings};
 use workplace::Workplace;
@@ -357,4 +357,27 @@ fn layouts_are_planned_as_they_are_said() {
     assert!(none.layouts.is_empty() && none.command.is_none());
     let sizes: Vec<usize> = none.too_large.iter().map(|layout| layout.context).collect();
     assert_eq!(sizes, [1, 2, 4], "sizes that divide 4 heads");
+}
+
+/// Ranks that share sequences take longer ones, whose length they divide.
+#[test]
+fn the_longest_sequence_is_shared() {
+    let mut config = wasteful(DType::BF16);
+    (config.model.heads, config.model.kv_heads) = (4, 2);
+    let found = |context: usize| {
+        let mut config = config.clone();
+        config.parallel.context = context;
+        config.data.seq = 4 * 128;
+        config.join(Rank { number: 0, of: 4 }).unwrap();
+        let room = Room::Limit(64 << 20);
+        Largest::new(&config, Target::Cuda, Sought::Seq, room)
+            .unwrap()
+            .value
+            .unwrap()
+    };
+    let (alone, shared) = (found(1), found(4));
+    assert!(
+        shared > 2 * alone && shared.is_multiple_of(4),
+        "{alone} {shared}"
+    );
 }

@@ -133,7 +133,7 @@ fn unordered(ranks: &[OfRank]) -> BTreeSet<String> {
     unordered.collect()
 }
 
-/// What one rank comes to, or, where ranks share sequences, the same ranks one thing after another.
+/// The result of one rank; where ranks share sequences, of the same ranks, with their queues run in order.
 fn expected(settings: &Settings) -> Together {
     if settings.part() != SequencePart::WHOLE {
         return together(&each("in order", settings, STEPS, on_cpu));

@@ -39,11 +39,10 @@ pub(crate) unsafe fn gather_bundle<'a>(
     places: impl FnOnce(&[Range<usize>]) -> Vec<Out<'a>> + 'a,
 ) -> Result<Traffic, KernelError> {
     let own_bytes = types.bytes(&bundle.piece(rank));
-    let bytes = ExchangeBytes {
-        sent: ((rank.of - 1) * own_bytes) as u64,
-        received: (types.bytes(bundle) - own_bytes) as u64,
-        neighbours: None,
-    };
+    let bytes = ExchangeBytes::new(
+        ((rank.of - 1) * own_bytes) as u64,
+        (types.bytes(bundle) - own_bytes) as u64,
+    );
     let list = move || {
         let (of, ranges): (Vec<_>, Vec<_>) = pieces(bundle, rank).into_iter().unzip();
         of.into_iter().zip(places(&ranges)).collect()

@@ -50,11 +50,10 @@ impl Grains {
         let own: usize = of(rank).iter().map(|(_, grains)| grains.len()).sum();
         let others = self.sums.dims().elements() - own;
         let grain_bytes = self.sums.dtype().size_in_bytes();
-        let bytes = ExchangeBytes {
-            sent: ((rank.of - 1) * own * grain_bytes) as u64,
-            received: (others * grain_bytes) as u64,
-            neighbours: None,
-        };
+        let bytes = ExchangeBytes::new(
+            ((rank.of - 1) * own * grain_bytes) as u64,
+            (others * grain_bytes) as u64,
+        );
         let sums = self.sums.view_mut();
         let list = move || {
             let of = |rank: Rank| of(rank).into_iter().map(move |(_, own)| (own, rank.number));

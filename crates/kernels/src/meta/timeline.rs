@@ -27,7 +27,7 @@ pub struct Rates {
     pub link: f64,
     /// The same among ranks of one machine, which are neighbours.
     pub near_link: f64,
-    /// How many they are, at most.
+    /// How many ranks a machine has.
     pub near_ranks: usize,
 }
 
@@ -209,9 +209,9 @@ impl Timeline {
     pub(crate) fn exchange(&self, bytes: ExchangeBytes, place: Place) {
         let mut times = self.0.borrow_mut();
         let rates = times.rates;
-        let is_near = bytes
-            .neighbours
-            .is_some_and(|ranks| ranks <= rates.near_ranks);
+        // Groups of other sizes lie across machines.
+        let is_near = |ranks| rates.near_ranks.is_multiple_of(ranks);
+        let is_near = bytes.neighbours.is_some_and(is_near);
         let link = match is_near {
             true => rates.near_link,
             false => rates.link,

@@ -287,7 +287,7 @@ fn exchanges_take_time_on_paper() {
     assert_eq!(timeline.computed().with_copies, 12.0);
     assert_eq!(timeline.computed().without_copies, 0.0);
     assert_eq!(meta.traffic().sent_bytes, 200);
-    for (ranks, seconds) in [(8, 2.0), (9, 4.0)] {
+    for (ranks, seconds) in [(8, 2.0), (4, 2.0), (6, 4.0), (16, 4.0)] {
         let before = timeline.computed().with_copies;
         let bytes = ExchangeBytes::both_ways(400).among(ranks);
         // SAFETY: as above.
@@ -308,11 +308,7 @@ fn exchanges_take_time_on_paper() {
 fn pieces_are_listed_where_they_move() {
     let memory = Memory::shapes();
     let meta = Meta::new(&memory, Target::Cpu, DType::F32, FlopCounter::default()).unwrap();
-    let said = ExchangeBytes {
-        sent: 12,
-        received: 8,
-        neighbours: None,
-    };
+    let said = ExchangeBytes::new(12, 8);
     let nobody = || panic!("a plan lists no pieces");
     // SAFETY: nothing moves.
     unsafe { meta.start_exchange_of(said, Box::new(nobody)) }.unwrap();

@@ -84,8 +84,10 @@ impl CoreAttention {
 
     /// What has queries, keys and values.
     fn inputs(&self) -> &'static [Activation] {
+        if self.is_shared() {
+            return TokensToHeads::made(&self.attention);
+        }
         match self.kind.reads_packed(&self.attention) {
-            _ if self.is_shared() => &TokensToHeads::MADE,
             true => &[Qkv::PACKED],
             false => &Qkv::MADE,
         }

@@ -9,8 +9,9 @@ use kernels::{Exchange, ExchangeBytes, Init, Queue};
 use memory::{Buffer, In, Out, Rank};
 use std::ops::Range;
 
-const WRITTEN: &str = "what ranks that share a sequence send is written, and its place is free, before they exchange it";
-const CAME: &str = "what ranks that share a sequence send has come before it is read";
+const WRITTEN: &str =
+    "pieces of heads are computed, and the places for others are free, before they are exchanged";
+const CAME: &str = "pieces of heads have come before they are read";
 
 /// The ranks that share sequences: neighbours among all ranks. Rank `c` of `n` has the `c`-th of `n` equal parts of each sequence,
 /// and the `c`-th of `n` equal parts of the heads.
@@ -74,15 +75,23 @@ pub(super) struct HeadsToTokens {
 }
 
 impl TokensToHeads {
-    /// Queries, keys and values of this rank's heads.
-    pub(super) const MADE: [Activation; 3] = TokensToHeads::made(Label::QKV);
+    const MADE: [Activation; 3] = TokensToHeads::labelled(Label::QKV);
+    const OF_LATENTS: [Activation; 3] = TokensToHeads::labelled(Label::MLA_UP_PROJ);
 
-    const fn made(label: Label) -> [Activation; 3] {
+    const fn labelled(label: Label) -> [Activation; 3] {
         [
             Activation::new("q_heads", "d_q_heads", label),
             Activation::new("k_heads", "d_k_heads", label),
             Activation::new("v_heads", "d_v_heads", label),
         ]
+    }
+
+    /// Queries, keys and values of this rank's heads. They have the label of those by token.
+    pub(super) fn made(attention: &AttentionSpec) -> &'static [Activation; 3] {
+        match attention.latent {
+            None => &TokensToHeads::MADE,
+            Some(_) => &TokensToHeads::OF_LATENTS,
+        }
     }
 
     fn inputs(&self) -> &'static [Activation] {
@@ -122,13 +131,13 @@ impl Stage for TokensToHeads {
 
     fn io(&self) -> Io {
         let extents = self.own_widths().map(|width| self.ranks.tokens(width));
-        let label = match self.attention.latent {
-            None => Label::QKV,
-            Some(_) => Label::MLA_UP_PROJ,
-        };
         Io {
             reads: self.inputs().to_vec(),
-            writes: Self::made(label).into_iter().zip(extents).collect(),
+            writes: Self::made(&self.attention)
+                .iter()
+                .copied()
+                .zip(extents)
+                .collect(),
             backward_reads: Vec::new(),
         }
     }
@@ -142,12 +151,14 @@ impl Stage for TokensToHeads {
             _ => unreachable!("they are one activation or three"),
         };
         let (mut rooms, mut made) = (Vec::new(), Vec::new());
-        for ((activation, x), columns) in
-            Self::MADE.into_iter().zip(by_token).zip(self.own_widths())
+        for ((activation, x), columns) in Self::made(&self.attention)
+            .iter()
+            .zip(by_token)
+            .zip(self.own_widths())
         {
-            if let Some(out) = pass.output(activation)? {
+            if let Some(out) = pass.output(*activation)? {
                 rooms.push(self.ranks.pack(pass, x, columns)?);
-                made.push((activation, out));
+                made.push((*activation, out));
             }
         }
         let by_head = made.iter_mut().map(|(_, out)| out.view_mut());
@@ -159,7 +170,7 @@ impl Stage for TokensToHeads {
     }
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let by_head = Self::MADE.map(|activation| pass.gradient(activation));
+        let by_head = Self::made(&self.attention).map(|activation| pass.gradient(activation));
         let rooms = self
             .ranks
             .to_tokens(pass, by_head.iter().map(Buffer::view).collect())?;

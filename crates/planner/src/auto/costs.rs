@@ -54,6 +54,11 @@ impl MeasuredFor {
             ("attention.backend", settings.attention.name().to_string()),
         ];
         keys.extend(others.map(|(key, value)| (key.to_string(), value)));
+        // Not where it is 1, as in the files of earlier versions.
+        let context = settings.part().of;
+        if context > 1 {
+            keys.insert("parallel.context".into(), context.to_string());
+        }
         MeasuredFor(keys)
     }
 

@@ -231,7 +231,8 @@ fn betas(at: At, to: &mut Gathered) -> PartTaken {
     Ok(Ok(to.set_all(&words, at.spot)?))
 }
 
-/// Divides a step's sequences by ranks and micro-batches, which leaves the accumulation.
+/// Divides a step's sequences by micro-batches and by groups of ranks, of which each has sequences of its own. That leaves the
+/// accumulation.
 fn global_batch(sequences: f64, at: At, to: &mut Gathered) -> PartTaken {
     if sequences <= 0.0 {
         return Ok(Ok(Set::remark("it follows from the others")));
@@ -247,11 +248,12 @@ fn global_batch(sequences: f64, at: At, to: &mut Gathered) -> PartTaken {
         to.needs_ranks = true;
         return Ok(Ok(Set::remark("it depends on --ranks N")));
     };
-    let accum = sequences / (micro * ranks as f64);
+    let groups = ranks as f64 / to.number("parallel.context").unwrap_or(1.0);
+    let accum = sequences / (micro * groups);
     if accum.fract() != 0.0 {
         return Err(ConfigError::Contradiction(format!(
-            "{} asks for {sequences} sequences in a step, which {ranks} ranks with {micro} in a micro-batch cannot divide evenly; give \
-             another --ranks N or --micro-batch B",
+            "{} asks for {sequences} sequences in a step, which {ranks} ranks, {groups} of them with sequences of their own, and {micro} in \
+             a micro-batch cannot divide evenly; give another --ranks N or --micro-batch B",
             at.spot.place
         )));
     }

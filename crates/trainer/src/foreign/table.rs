@@ -87,7 +87,7 @@ pub(crate) fn find(name: &str) -> Option<&'static Foreign> {
 pub(super) const FOREIGN: &[Foreign] = &[
     // Batch, length and steps.
     foreign(&["batch-size", "micro-batch-size", "per-device-train-batch-size", "train-micro-batch-size-per-gpu", "local-batch-size"], "--micro-batch B", Key("batch.micro")),
-    foreign(&["global-batch-size", "train-batch-size"], "--micro-batch B --accum A: a step has B x A sequences on each rank", Of(ForeignPart::GlobalBatch)),
+    foreign(&["global-batch-size", "train-batch-size"], "--micro-batch B --accum A: a step has B x A sequences on each rank, or on each group of --cp ranks", Of(ForeignPart::GlobalBatch)),
     foreign(&["gradient-accumulation-steps", "grad-accumulation", "grad-accum"], "--accum A", Key("batch.accum")),
     foreign(&["max-steps", "train-iters", "max-iters", "training-steps", "num-iterations", "training.steps"], "--steps N", Of(ForeignPart::Steps)),
     foreign(&["num-train-epochs", "num-epochs", "max-epochs"], "--epochs N", Key("train.epochs")),

@@ -370,3 +370,19 @@ fn broken_files_are_answered_in_a_sentence() {
         .trainer("plan --from n.json --config tiny --seq 64 --ranks 2")
         .fails(2, &["asks for 7 sequences"]);
 }
+
+/// Ranks that share sequences count once in a step.
+#[test]
+fn a_global_batch_is_divided_by_groups_of_ranks() {
+    let place = Workplace::new();
+    let file = r#"{"context-parallel-size": 4, "num-layers": 2, "hidden-size": 64, "num-attention-heads": 4,
+        "ffn-hidden-size": 128, "seq-length": 1024, "max-position-embeddings": 4096, "micro-batch-size": 1,
+        "global-batch-size": 32, "bf16": true, "padded-vocab-size": 256}"#;
+    place.file("args.json", file);
+    let plan = place
+        .trainer("plan --json --from args.json --ranks 8")
+        .succeeds();
+    let plan: Value = serde_json::from_str(&plan.stdout).unwrap();
+    assert_eq!(plan["context"], 4);
+    assert_eq!(plan["tokens_a_step"], 32 * 1024);
+}
