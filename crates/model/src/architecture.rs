@@ -5,10 +5,10 @@ use crate::needed::{frozen_flops, lowest_trained, used_elements};
 use crate::parameters::{Parameter, Parameters};
 use crate::position::StagePosition;
 use crate::stage::{Declared, Stage};
-use crate::stages::{Head, Rotary, SharingRanks};
+use crate::stages::{Head, Rotary};
 use crate::{
     Activation, BatchShape, CacheShape, DropoutSite, Extent, Labels, LayerActivation, ParameterId,
-    RouterLosses,
+    RouterLosses, SharingRanks,
 };
 use kernels::AttentionShape;
 use memory::Role;

@@ -1,8 +1,7 @@
 //! A block: its stages in forward order, and the table of activations that follows from what they read and write.
 
 use crate::stage::{Declared, Io, Stage};
-use crate::stages::SharingRanks;
-use crate::{Activation, Extent, Label};
+use crate::{Activation, Extent, Label, SharingRanks};
 use std::ops::Range;
 
 /// A block of a model. Blocks of one model may differ.

@@ -1,8 +1,8 @@
 //! A stage: a step of the forward pass that is run and replayed as one, with its backward pass.
 
-use crate::stages::SharingRanks;
 use crate::{
     Activation, BatchShape, CacheWidths, DropoutSite, Extent, ModelError, ParameterId, Pass,
+    SharingRanks,
 };
 use kernels::AttentionShape;
 

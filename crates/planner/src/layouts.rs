@@ -9,9 +9,10 @@ use kernels::Target;
 use kernels::timeline::{Measured, Rates};
 use memory::{Home, format_bytes};
 use model::Action;
+use rayon::prelude::*;
 use report::{Align, Table};
 use serde::Serialize;
-use session::SessionError;
+use session::{MICRO_BATCHES_MAX, SessionError};
 use settings::{Config, ConfigError, Settings};
 use std::fmt::{Display, Formatter};
 use units::Zero;
@@ -127,6 +128,14 @@ impl Layouts {
                 "--layout auto compares times, and how fast ranks of processors exchange is not known; add --set hardware.link_gbps=X",
             );
         }
+        let contexts: Vec<usize> = (1..=ranks)
+            .filter(|size| ranks.is_multiple_of(*size))
+            .collect();
+        // Each thread makes its own plans: what they are made of is not shared.
+        let tried = contexts.par_iter().map(|context| {
+            let run = Setup::new(config.clone(), target)?;
+            Tried::new(&run, *context, device_memory_bytes)
+        });
         let mut found = Layouts {
             device_memory_bytes,
             ranks,
@@ -138,8 +147,13 @@ impl Layouts {
             refused: Vec::new(),
             command: None,
         };
-        for context in (1..=ranks).filter(|context| ranks.is_multiple_of(*context)) {
-            found.try_context(&run, context)?;
+        for tried in tried.collect::<Result<Vec<Tried>, SessionError>>()? {
+            match tried {
+                Tried::Fits(layout) => found.layouts.push(*layout),
+                Tried::TooLarge(layout) => found.too_large.push(layout),
+                Tried::TooFewMicroBatches(context) => found.too_few_micro_batches.push(context),
+                Tried::Refused(context) => found.refused.push(context),
+            }
         }
         let speed = |layout: &PlannedLayout| layout.time.tokens_per_s;
         found
@@ -148,29 +162,6 @@ impl Layouts {
         let slower = found.layouts.split_off(SHOWN.min(found.layouts.len()));
         found.slower = slower.iter().map(|layout| layout.context).collect();
         Ok(found)
-    }
-
-    /// Looks for a layout in which so many ranks share each sequence.
-    fn try_context(&mut self, run: &Setup, context: usize) -> Result<(), SessionError> {
-        let Some(shared) = sharing(run, context) else {
-            self.too_few_micro_batches.push(context);
-            return Ok(());
-        };
-        let Some(setup) = run.with(&shared) else {
-            self.refused.push(context);
-            return Ok(());
-        };
-        let climb = Climb::to_fit(&Run::new(setup)?, self.device_memory_bytes, keeps_formats)?;
-        let needs_bytes = climb.run.needs_bytes();
-        if needs_bytes > self.device_memory_bytes {
-            self.too_large.push(TooLarge {
-                context,
-                needs_bytes,
-            });
-            return Ok(());
-        }
-        self.layouts.push(PlannedLayout::new(&climb, &shared)?);
-        Ok(())
     }
 
     fn table(&self) -> Table {
@@ -208,6 +199,35 @@ impl Layouts {
             ]);
         }
         table
+    }
+}
+
+/// What came of a number of ranks that share each sequence.
+enum Tried {
+    Fits(Box<PlannedLayout>),
+    TooLarge(TooLarge),
+    TooFewMicroBatches(usize),
+    Refused(usize),
+}
+
+impl Tried {
+    fn new(run: &Setup, context: usize, room: u64) -> Result<Tried, SessionError> {
+        let Some(shared) = sharing(run, context) else {
+            return Ok(Tried::TooFewMicroBatches(context));
+        };
+        let Some(setup) = run.with(&shared) else {
+            return Ok(Tried::Refused(context));
+        };
+        let climb = Climb::to_fit(&Run::new(setup)?, room, keeps_formats)?;
+        let needs_bytes = climb.run.needs_bytes();
+        if needs_bytes > room {
+            return Ok(Tried::TooLarge(TooLarge {
+                context,
+                needs_bytes,
+            }));
+        }
+        let layout = PlannedLayout::new(&climb, &shared)?;
+        Ok(Tried::Fits(Box::new(layout)))
     }
 }
 
@@ -269,10 +289,15 @@ fn bound(settings: &Settings, target: Target, time: StageTime) -> Result<Bound, 
     if time.exposed_ms <= HIDDEN * time.compute_ms {
         return Ok(Bound::Compute);
     }
+    // Later micro-batches take what the second does.
+    let settings = Settings {
+        accum: settings.accum.min(MICRO_BATCHES_MAX),
+        ..settings.clone()
+    };
     let seconds = |free: fn(Rates) -> Rates| {
-        let mut paper = Paper::new(settings, target, Measured::new());
+        let mut paper = Paper::new(&settings, target, Measured::new());
         paper.rates = free(paper.rates);
-        Ok::<f64, SessionError>(paper.step(settings)?.seconds)
+        Ok::<f64, SessionError>(paper.step(&settings)?.seconds)
     };
     let without_link = seconds(|rates| Rates {
         link: AT_ONCE,

@@ -3,11 +3,11 @@
 use crate::parameters::{Parameters, PartParameters, Stored};
 use crate::stages::{
     Attention, CoreAttention, Embedding, Head, MlpActivation, Norm, NormStage, Projection, Qkv,
-    ResidualProjection, SharingRanks,
+    ResidualProjection,
 };
 use crate::{
     Activation, ActivationFunction, Architecture, Block, BlockSpec, DropoutSite, Labels, Linear,
-    ModelConfig, Stage,
+    ModelConfig, SharingRanks, Stage,
 };
 use memory::Layer;
 use std::rc::Rc;

@@ -6,11 +6,11 @@ use crate::parameters::{ExpertFiles, Initial, Parameters, PartParameters};
 use crate::stages::{
     Attention, CoreAttention, Embedding, ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp,
     Head, HeadNorms, LatentDown, LatentHeads, LatentUp, MlpActivation, Norm, NormStage, Projection,
-    Qkv, ResidualProjection, Rotary, RouterChoice, RouterTables, SharingRanks,
+    Qkv, ResidualProjection, Rotary, RouterChoice, RouterTables,
 };
 use crate::{
     Activation, ActivationFunction, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite,
-    ExpertsConfig, FeedForwardSpec, LatentConfig, Linear, ModelConfig, Stage,
+    ExpertsConfig, FeedForwardSpec, LatentConfig, Linear, ModelConfig, SharingRanks, Stage,
 };
 use memory::Layer;
 use std::rc::Rc;

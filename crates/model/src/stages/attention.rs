@@ -1,12 +1,12 @@
 //! Causal attention over whole sequences, with or without stored scores.
 
 use super::sharing::{HeadsToTokens, TokensToHeads};
-use super::{LatentHeads, Qkv, SharingRanks, written};
+use super::{LatentHeads, Qkv, written};
 use crate::activation::Dimension;
 use crate::stage::{Io, Stage};
 use crate::{
     Activation, AttentionSpec, BatchShape, CacheWidths, DropoutSite, Extent, Label, ModelError,
-    ParameterId, Pass,
+    ParameterId, Pass, SharingRanks,
 };
 use kernels::operation::{
     self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, SplitQkv,
@@ -452,7 +452,7 @@ impl Stage for CoreAttention {
         let before = TokensToHeads {
             ranks,
             attention: attention.clone(),
-            is_packed: self.kind.reads_packed(&attention),
+            inputs: self.inputs(),
         };
         let own = CoreAttention {
             kind: self.kind,
@@ -461,7 +461,11 @@ impl Stage for CoreAttention {
             latents: self.latents.clone(),
             ranks,
         };
-        let after = HeadsToTokens { ranks, attention };
+        let after = HeadsToTokens {
+            ranks,
+            attention,
+            output: Self::O,
+        };
         Some(vec![Box::new(before), Box::new(own), Box::new(after)])
     }
 

@@ -27,7 +27,6 @@ pub use qkv::{HeadNorms, Qkv};
 pub use residual::ResidualProjection;
 pub use rotary::Rotary;
 pub use router::{RouterChoice, RouterTables};
-pub use sharing::SharingRanks;
 
 use memory::{Buffer, Out};
 

@@ -1,61 +1,16 @@
 //! Ranks that share sequences (DeepSpeed-Ulysses, Jacobs et al. 2023): by token each has a part of every sequence, and in attention
 //! some heads of whole sequences. Two stages around attention carry tensors from one division to the other.
 
-use super::{CoreAttention, Qkv};
 use crate::stage::{Io, Stage};
-use crate::{Activation, AttentionSpec, Dimension, Extent, Label, ModelError, Pass};
+use crate::{Activation, AttentionSpec, Extent, Label, ModelError, Pass, SharingRanks};
 use kernels::operation::{Copy, SumInOrder};
 use kernels::{Exchange, ExchangeBytes, Init, Queue};
-use memory::{Buffer, In, Out, Rank};
+use memory::{Buffer, In, Out};
 use std::ops::Range;
 
 const WRITTEN: &str =
     "pieces of heads are computed, and the places for others are free, before they are exchanged";
 const CAME: &str = "pieces of heads have come before they are read";
-
-/// The ranks that share sequences: neighbours among all ranks. Rank `c` of `n` has the `c`-th of `n` equal parts of each sequence,
-/// and the `c`-th of `n` equal parts of the heads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SharingRanks {
-    /// The number of the first of them among all ranks.
-    pub first: usize,
-    /// This rank among them.
-    pub rank: Rank,
-}
-
-impl SharingRanks {
-    /// A rank that shares its sequences with no other.
-    pub const ALONE: SharingRanks = SharingRanks {
-        first: 0,
-        rank: Rank::ALONE,
-    };
-
-    /// The attention that each rank computes of a block's: its heads. Several ranks have the same head of keys where there are more
-    /// ranks than those.
-    pub fn attention(self, whole: &AttentionSpec) -> AttentionSpec {
-        AttentionSpec {
-            heads: whole.heads / self.rank.of,
-            kv_heads: (whole.kv_heads / self.rank.of).max(1),
-            ..whole.clone()
-        }
-    }
-
-    /// Tokens of a whole sequence.
-    pub(crate) fn seq(self) -> Dimension {
-        match self.rank.of {
-            1 => Dimension::Seq,
-            of => Dimension::SeqTimes(of),
-        }
-    }
-
-    /// An activation with a row for each token of whole sequences.
-    pub(crate) fn tokens(self, width: usize) -> Extent {
-        match self.rank.of {
-            1 => Extent::tokens(width),
-            of => Extent::of(&[Dimension::TokensTimes(of), Dimension::Fixed(width)]),
-        }
-    }
-}
 
 /// Carries queries, keys and values from tokens to heads: q `[b s, heads d]` becomes `[b n s, heads d / n]` on each of `n` ranks, which
 /// have `s` tokens of each sequence.
@@ -63,8 +18,8 @@ pub(super) struct TokensToHeads {
     pub(super) ranks: SharingRanks,
     /// The attention of the whole block.
     pub(super) attention: AttentionSpec,
-    /// Whether queries, keys and values come as one activation.
-    pub(super) is_packed: bool,
+    /// What has queries, keys and values: one activation or three.
+    pub(super) inputs: &'static [Activation],
 }
 
 /// Carries attention's output from heads to tokens: the inverse.
@@ -72,6 +27,8 @@ pub(super) struct HeadsToTokens {
     pub(super) ranks: SharingRanks,
     /// The attention of the whole block.
     pub(super) attention: AttentionSpec,
+    /// Attention's output, by token.
+    pub(super) output: Activation,
 }
 
 impl TokensToHeads {
@@ -91,13 +48,6 @@ impl TokensToHeads {
         match attention.latent {
             None => &TokensToHeads::MADE,
             Some(_) => &TokensToHeads::OF_LATENTS,
-        }
-    }
-
-    fn inputs(&self) -> &'static [Activation] {
-        match self.is_packed {
-            true => &[Qkv::PACKED],
-            false => &Qkv::MADE,
         }
     }
 
@@ -132,7 +82,7 @@ impl Stage for TokensToHeads {
     fn io(&self) -> Io {
         let extents = self.own_widths().map(|width| self.ranks.tokens(width));
         Io {
-            reads: self.inputs().to_vec(),
+            reads: self.inputs.to_vec(),
             writes: Self::made(&self.attention)
                 .iter()
                 .copied()
@@ -143,7 +93,7 @@ impl Stage for TokensToHeads {
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let inputs = self.inputs().iter().map(|input| pass.pull(*input));
+        let inputs = self.inputs.iter().map(|input| pass.pull(*input));
         let inputs = inputs.collect::<Result<Vec<_>, ModelError>>()?;
         let by_token: [In; 3] = match &inputs[..] {
             [packed] => packed.view().split_columns(self.widths()),
@@ -178,7 +128,7 @@ impl Stage for TokensToHeads {
         let (tokens, widths) = (pass.tokens(), self.widths());
         let lease =
             |(of, width): (&Activation, usize)| pass.temporary(of.gradient_name(), [tokens, width]);
-        let mut gradients = match self.inputs() {
+        let mut gradients = match self.inputs {
             [packed] => vec![lease((packed, widths.iter().sum()))?],
             apart => {
                 let apart = apart.iter().zip(widths).map(lease);
@@ -193,7 +143,7 @@ impl Stage for TokensToHeads {
         for (out, room) in by_token.into_iter().zip(&rooms) {
             self.ranks.unpack(pass, out, room)?;
         }
-        for (of, gradient) in self.inputs().iter().zip(gradients) {
+        for (of, gradient) in self.inputs.iter().zip(gradients) {
             pass.file_gradient(*of, gradient);
         }
         Ok(())
@@ -209,24 +159,24 @@ impl Stage for HeadsToTokens {
         let o = Extent::tokens(self.attention.o_width());
         Io {
             reads: vec![Self::O],
-            writes: vec![(CoreAttention::O, o)],
+            writes: vec![(self.output, o)],
             backward_reads: Vec::new(),
         }
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let by_head = pass.pull(Self::O)?;
-        let mut o = pass.output(CoreAttention::O)?;
+        let mut o = pass.output(self.output)?;
         if let Some(o) = &mut o {
             let rooms = self.ranks.to_tokens(pass, vec![by_head.view()])?;
             self.ranks.unpack(pass, o.view_mut(), &rooms[0])?;
         }
-        pass.put(CoreAttention::O, o);
+        pass.put(self.output, o);
         Ok(())
     }
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let by_token = pass.gradient(CoreAttention::O);
+        let by_token = pass.gradient(self.output);
         let rooms = [self.ranks.pack(pass, by_token.view(), self.own_width())?];
         drop(by_token);
         let tokens = self.ranks.rank.of * pass.tokens();
