@@ -112,7 +112,7 @@ impl Stage for TokensToHeads {
             }
         }
         let by_head = made.iter_mut().map(|(_, out)| out.view_mut());
-        self.ranks.to_heads(pass, &rooms, by_head.collect())?;
+        self.ranks.to_heads(pass, rooms, by_head.collect())?;
         for (activation, out) in made {
             pass.put(activation, Some(out));
         }
@@ -177,12 +177,11 @@ impl Stage for HeadsToTokens {
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let by_token = pass.gradient(self.output);
-        let rooms = [self.ranks.pack(pass, by_token.view(), self.own_width())?];
+        let rooms = vec![self.ranks.pack(pass, by_token.view(), self.own_width())?];
         drop(by_token);
         let tokens = self.ranks.rank.of * pass.tokens();
         let mut by_head = pass.temporary(Self::O.gradient_name(), [tokens, self.own_width()])?;
-        self.ranks
-            .to_heads(pass, &rooms, vec![by_head.view_mut()])?;
+        self.ranks.to_heads(pass, rooms, vec![by_head.view_mut()])?;
         pass.file_gradient(Self::O, by_head);
         Ok(())
     }
@@ -192,17 +191,23 @@ impl Stage for HeadsToTokens {
 /// sent, and arrives packed: the columns of each rank's heads, one rank after the other.
 impl SharingRanks {
     /// Fills tensors by heads, `[b n s, columns]`, from packed ones.
-    fn to_heads(self, pass: &Pass, packed: &[Buffer], by_head: Vec<Out>) -> Result<(), ModelError> {
+    fn to_heads(
+        self,
+        pass: &Pass,
+        packed: Vec<Buffer>,
+        by_head: Vec<Out>,
+    ) -> Result<(), ModelError> {
         let (of_tokens, of_heads) = self.pieces(pass);
         let bytes = packed.iter().map(|room| room.view().bytes()).sum();
-        self.exchange(pass, bytes, || {
+        let exchanged = self.exchange(pass, bytes, || {
             let sends = packed.iter().flat_map(|room| take(room.view(), &of_tokens));
             let receives = by_head.into_iter().flat_map(|out| take_mut(out, &of_heads));
             Exchange {
                 sends: sends.collect(),
                 receives: receives.collect(),
             }
-        })
+        });
+        exchanged.inspect_err(|_| std::mem::forget(packed))
     }
 
     /// Packed tensors by token, from tensors by heads.
@@ -211,15 +216,21 @@ impl SharingRanks {
         let mut rooms = rooms.collect::<Result<Vec<_>, ModelError>>()?;
         let (of_tokens, of_heads) = self.pieces(pass);
         let bytes = by_head.iter().map(In::bytes).sum();
-        self.exchange(pass, bytes, || {
+        let exchanged = self.exchange(pass, bytes, || {
             let receives = rooms.iter_mut().map(Buffer::view_mut);
             let receives = receives.flat_map(|room| take_mut(room, &of_tokens));
             Exchange {
                 sends: by_head.iter().flat_map(|x| take(*x, &of_heads)).collect(),
                 receives: receives.collect(),
             }
-        })?;
-        Ok(rooms)
+        });
+        match exchanged {
+            Ok(()) => Ok(rooms),
+            Err(error) => {
+                std::mem::forget(rooms);
+                Err(error)
+            }
+        }
     }
 
     /// Copies the columns of each rank's heads, one rank after the other.
@@ -289,7 +300,8 @@ impl SharingRanks {
     }
 
     /// Exchanges the pieces of tensors that have so many bytes, this rank's own included. The exchange waits for the computation so
-    /// far, and the computation then waits for the exchange.
+    /// far, and the computation then waits for the exchange. If it fails, data of others may still arrive: the caller leaks what it
+    /// leased, which keeps the slab with all pieces.
     fn exchange<'a>(
         self,
         pass: &Pass,
@@ -300,7 +312,8 @@ impl SharingRanks {
         let others = all / self.rank.of * (self.rank.of - 1);
         let bytes = ExchangeBytes::both_ways(others).among(self.rank.of);
         kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, WRITTEN)?;
-        // SAFETY: the computation waits for the exchange before it reads, writes or gives back any of the pieces.
+        // SAFETY: the computation waits for the exchange before it reads, writes or gives back any of the pieces, and callers keep
+        // them if it fails.
         unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }?;
         Ok(kernels.wait(Queue::Compute, kernels.record(Queue::Collective)?, CAME)?)
     }
