@@ -16,11 +16,14 @@ use proptest::collection;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
+use proptest::test_runner::RngSeed;
 
 fn config() -> ProptestConfig {
     ProptestConfig {
         cases: 48,
         failure_persistence: None,
+        // The same shapes each time: whether every opcode of the PTX is executed depends on them.
+        rng_seed: RngSeed::Fixed(2),
         ..ProptestConfig::default()
     }
 }
