@@ -50,7 +50,7 @@ impl ExchangeBytes {
 
 const EXCHANGE: &str = "exchange";
 
-impl Exchange<'_> {
+impl<'a> Exchange<'a> {
     /// Bytes sent to and received from other ranks.
     pub fn bytes(&self, rank: usize) -> ExchangeBytes {
         let sends = self.sends.iter().filter(|(to, _)| *to != rank);
@@ -59,6 +59,16 @@ impl Exchange<'_> {
             sends.map(|(_, x)| x.bytes() as u64).sum(),
             receives.map(|(_, out)| out.bytes() as u64).sum(),
         )
+    }
+
+    /// The same exchange with ranks that are counted from `first` on.
+    pub(crate) fn counted_from(self, first: usize) -> Self {
+        let sends = self.sends.into_iter();
+        let receives = self.receives.into_iter();
+        Exchange {
+            sends: sends.map(|(to, x)| (first + to, x)).collect(),
+            receives: receives.map(|(from, out)| (first + from, out)).collect(),
+        }
     }
 
     /// The same exchange without its lifetime.

@@ -5,6 +5,7 @@ use crate::{
     Queue, READING_BYTES_MAX, Reading, Request, Section, Target, Traffic,
 };
 use memory::{In, Out};
+use std::cell::Cell;
 use std::sync::Arc;
 
 /// A device, behind the one place that checks and counts every call.
@@ -30,13 +31,18 @@ use std::sync::Arc;
 /// Every call returns [`KernelError`] if a shape or type does not fit ([`crate::Fault::Caller`]), before anything is
 /// written, or if the device fails ([`crate::Fault::Device`]).
 pub struct Kernels<B: Backend + ?Sized = dyn Backend> {
+    /// The rank from which exchanges count.
+    first_rank: Cell<usize>,
     pub(crate) backend: B,
 }
 
 impl<B: Backend> Kernels<B> {
     /// Kernels of a device that runs checked calls.
     pub fn new(backend: B) -> Kernels<B> {
-        Kernels { backend }
+        Kernels {
+            first_rank: Cell::new(0),
+            backend,
+        }
     }
 
     /// The backend without the checks, for methods that only this device has.
@@ -227,10 +233,35 @@ impl<B: Backend + ?Sized> Kernels<B> {
             self.count(Queue::Collective, bytes.sent as usize);
             return Ok(());
         }
-        let exchange = list();
+        let exchange = list().counted_from(self.first_rank.get());
         exchange.check_bytes(self.backend.rank(), bytes)?;
         // SAFETY: the caller's promise.
         unsafe { self.start_exchange(exchange) }
+    }
+
+    /// The same, with ranks counted among all of them.
+    ///
+    /// # Safety
+    /// As for [`Kernels::start_exchange`].
+    ///
+    /// # Errors
+    /// As for [`Kernels::start_exchange_of`].
+    pub unsafe fn start_exchange_of_all<'a>(
+        &self,
+        bytes: ExchangeBytes,
+        list: Box<dyn FnOnce() -> Exchange<'a> + 'a>,
+    ) -> Result<(), KernelError> {
+        let first = self.first_rank.replace(0);
+        // SAFETY: the caller's promise.
+        let started = unsafe { self.start_exchange_of(bytes, list) };
+        self.first_rank.set(first);
+        started
+    }
+
+    /// Counts ranks from `first` on in [`Kernels::start_exchange_of`]: those of one stage of a pipeline are neighbours, and exchange
+    /// among themselves.
+    pub fn count_ranks_from(&self, first: usize) {
+        self.first_rank.set(first);
     }
 
     /// Enqueues a read of a small contiguous tensor, in [`Queue::Compute`].

@@ -45,7 +45,13 @@ impl Unit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     entries: Vec<Entry>,
+    /// The part of the model that each entry belongs to.
+    parts: Vec<Layer>,
     units: Vec<Unit>,
+    /// What the stages of a pipeline hold; none: this rank holds every part.
+    pipeline: Option<Pipeline>,
+    /// As of [`Layout::grained`].
+    grained: Vec<(Range<usize>, usize)>,
     /// The unit of each entry.
     unit_of: Vec<Option<usize>>,
     finding: Finding,
@@ -58,6 +64,19 @@ pub struct Layout {
     tails: Vec<Range<usize>>,
     /// The ranges that are stored in a type of their own, or as codes, in order.
     stored: Rc<[(Range<usize>, StoredAs)]>,
+}
+
+/// What the stages of a pipeline hold of a layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Pipeline {
+    /// This rank's stage.
+    stage: Rank,
+    /// The stage of each entry.
+    of_entry: Vec<usize>,
+    /// Trained matrices of other stages, with their tails.
+    trained_elsewhere: Cover,
+    /// Frozen matrices of other stages, with their tails.
+    frozen_elsewhere: Cover,
 }
 
 /// Indexes for fast lookup: a layout may have tens of thousands of entries.
@@ -148,24 +167,28 @@ impl LayoutBuilder {
         let mut tensors = self.tensors;
         tensors.sort_by_key(|(_, entry)| (entry.role == Role::Buffer, !entry.is_matrix()));
         let matrices = tensors.iter().filter(|(_, entry)| entry.is_matrix());
-        let parts: Vec<Layer> = matrices.map(|(part, _)| *part).collect();
+        let of_matrices: Vec<Layer> = matrices.map(|(part, _)| *part).collect();
+        let parts = tensors.iter().map(|(part, _)| *part).collect();
         let mut entries: Vec<Entry> = tensors.into_iter().map(|(_, entry)| entry).collect();
         let precise = entries.iter();
         let precise: Vec<bool> = precise
             .map(|entry| is_precise(&entry.name, entry.elements()))
             .collect();
-        let placed = place(&mut entries, &parts, &precise, self.ranks);
-        let units = units(&parts, &entries, &placed);
+        let placed = place(&mut entries, &of_matrices, &precise, self.ranks);
+        let units = units(&of_matrices, &entries, &placed);
         let mut unit_of = vec![None; entries.len()];
         for (index, unit) in units.iter().enumerate() {
             unit.entries
                 .iter()
                 .for_each(|entry| unit_of[*entry] = Some(index));
         }
-        Layout {
+        let mut layout = Layout {
             finding: Finding::new(&entries, &units),
             stored: stored(&entries),
+            parts,
             units,
+            pipeline: None,
+            grained: Vec::new(),
             unit_of,
             entries,
             matrix_elements: placed.matrices,
@@ -174,7 +197,9 @@ impl LayoutBuilder {
             weights: placed.weights,
             elements: placed.elements,
             tails: placed.tails.into_iter().map(|(_, tail)| tail).collect(),
-        }
+        };
+        layout.grained = layout.grains_of_bundles();
+        layout
     }
 }
 
@@ -256,9 +281,71 @@ impl Layout {
         self.units[unit].cover.rows(range).map(|_| unit)
     }
 
+    /// The same layout as one stage of a pipeline sees it: it holds the matrices of its own parts, and all vectors, which are small.
+    /// Places, numbers of elements and grains stay those of the whole model. `stage_of` gives the stage of a part.
+    ///
+    /// # Panics
+    /// If it is such a layout already.
+    pub fn of_stage(mut self, stage: Rank, stage_of: impl Fn(Layer) -> usize) -> Layout {
+        assert!(self.pipeline.is_none(), "a stage of a stage");
+        let (mut trained, mut frozen) = (Vec::new(), Vec::new());
+        for unit in &mut self.units {
+            if stage_of(unit.part) != stage.number {
+                trained.push(std::mem::take(&mut unit.trained));
+                frozen.push(std::mem::take(&mut unit.frozen));
+            }
+        }
+        self.pipeline = Some(Pipeline {
+            stage,
+            of_entry: self.parts.iter().map(|part| stage_of(*part)).collect(),
+            trained_elsewhere: Cover::joined(trained),
+            frozen_elsewhere: Cover::joined(frozen),
+        });
+        self
+    }
+
+    /// The stage of a pipeline that an entry belongs to; 0 without a pipeline.
+    pub fn stage_of(&self, entry: usize) -> usize {
+        let pipeline = self.pipeline.as_ref();
+        pipeline.map_or(0, |pipeline| pipeline.of_entry[entry])
+    }
+
+    /// This rank's stage of a pipeline; [`Rank::ALONE`] without one.
+    pub fn stage(&self) -> Rank {
+        let pipeline = self.pipeline.as_ref();
+        pipeline.map_or(Rank::ALONE, |pipeline| pipeline.stage)
+    }
+
+    /// The trained vectors of a stage's parts, padding included. Every stage holds those of all.
+    pub fn vectors_of_stage(&self, stage: usize) -> Cover {
+        let entries = self.entries.iter().enumerate();
+        let own = entries.filter(|(index, entry)| {
+            entry.role.is_trained() && !entry.is_matrix() && self.stage_of(*index) == stage
+        });
+        Cover::new(own.map(|(_, entry)| entry.padded_range()))
+    }
+
+    /// The grains of the trained matrices of a stage's parts.
+    pub fn grains_of_stage(&self, stage: usize) -> Vec<Range<usize>> {
+        let of_unit = |range: &Range<usize>| {
+            let unit = self.locate(&(range.start..range.start + 1))?;
+            Some(self.stage_of(self.units[unit].entries[0]))
+        };
+        let own = self.grained.iter();
+        let own = own.filter(|(range, _)| !range.is_empty() && of_unit(range) == Some(stage));
+        let grains = |(range, first): &(Range<usize>, usize)| {
+            *first..*first + range.len().div_ceil(GRAIN_ELEMENTS)
+        };
+        own.map(grains).collect()
+    }
+
     /// The ranges in which grains ([`GRAIN_ELEMENTS`]) are counted, each with the number of its first grain. Units come
-    /// first, then the vectors, all without their tails.
-    pub fn grained(&self) -> Vec<(Range<usize>, usize)> {
+    /// first, then the vectors, all without their tails; those of other stages of a pipeline too.
+    pub fn grained(&self) -> &[(Range<usize>, usize)] {
+        &self.grained
+    }
+
+    fn grains_of_bundles(&self) -> Vec<(Range<usize>, usize)> {
         let bundles = self.bundles().into_iter();
         let ranges = bundles.flat_map(|bundle| bundle.ranges().to_vec());
         let mut first = 0;
@@ -272,20 +359,35 @@ impl Layout {
         ranges.map(count).collect()
     }
 
-    /// All elements, tails included.
+    /// What other stages of a pipeline hold: all of it, or what is trained.
+    fn elsewhere(&self) -> [Cover; 2] {
+        match &self.pipeline {
+            None => [Cover::default(), Cover::default()],
+            Some(pipeline) => {
+                let trained = pipeline.trained_elsewhere.clone();
+                let all = [trained.clone(), pipeline.frozen_elsewhere.clone()];
+                [Cover::joined(all), trained]
+            }
+        }
+    }
+
+    /// All elements that this stage holds, tails included.
     pub fn all(&self) -> Cover {
-        Cover::new(iter::once(0..self.elements))
+        let [elsewhere, _] = self.elsewhere();
+        Cover::new(iter::once(0..self.elements)).without(&elsewhere)
     }
 
-    /// All elements but those of buffers.
+    /// The same but those of buffers.
     pub fn weights(&self) -> Cover {
-        Cover::new(iter::once(0..self.weights))
+        let [elsewhere, _] = self.elsewhere();
+        Cover::new(iter::once(0..self.weights)).without(&elsewhere)
     }
 
-    /// The elements of matrices that are stored as codes, padding included.
+    /// The elements of this stage's matrices that are stored as codes, padding included.
     pub fn coded(&self) -> Cover {
         let coded = self.entries.iter().filter(|entry| entry.codes.is_some());
-        Cover::new(coded.map(Entry::padded_range))
+        let [elsewhere, _] = self.elsewhere();
+        Cover::new(coded.map(Entry::padded_range)).without(&elsewhere)
     }
 
     /// The types that parameters are stored in if the model computes in `compute`.
@@ -295,16 +397,17 @@ impl Layout {
 
     /// The elements of buffers, padding included.
     pub fn buffers(&self) -> Cover {
-        self.all().without(&self.weights())
+        Cover::new(iter::once(self.weights..self.elements))
     }
 
-    /// The elements that have gradients and optimizer states, tails included.
+    /// The elements of this stage that have gradients and optimizer states, tails included.
     pub fn trained(&self) -> Cover {
-        Cover::new([self.trained.clone()])
+        let [_, elsewhere] = self.elsewhere();
+        Cover::new([self.trained.clone()]).without(&elsewhere)
     }
 
     /// The trained bundles, in the order in which they are divided among ranks: each unit's, then the vectors'. Tails
-    /// are included.
+    /// are included. Those of units of other stages are empty.
     pub fn bundles(&self) -> Vec<Cover> {
         let units = self.units.iter().map(|unit| unit.trained.clone());
         let vectors = self.trained().within(&self.vectors());
@@ -317,13 +420,18 @@ impl Layout {
         Cover::joined(bundles.iter().map(|bundle| bundle.piece(rank)))
     }
 
-    /// A rank's pieces of all bundles. The first rank's include all buffers.
+    /// A rank's pieces of all bundles, so that all ranks together have every element once: vectors, which every stage of a
+    /// pipeline holds, count as the first stage's. The first rank's include all buffers.
     pub fn own(&self, rank: Rank) -> Cover {
         let buffers = (rank.number == 0).then(|| self.buffers());
         let vectors = Cover::new([self.vectors()]).without(&self.trained());
         let frozen = self.units.iter().map(|unit| &unit.frozen);
         let pieces = frozen.chain([&vectors]).map(|bundle| bundle.piece(rank));
-        Cover::joined(pieces.chain([self.own_trained(rank)]).chain(buffers))
+        let all = Cover::joined(pieces.chain([self.own_trained(rank)]).chain(buffers));
+        match self.stage().number {
+            0 => all,
+            _ => all.within(&self.matrices()),
+        }
     }
 
     /// The padding that gives every rank whole grains of each bundle.
@@ -645,7 +753,7 @@ mod tests {
                 let untailed = both_ends.iter().all(|(own, other)| layout.untailed(*own) == *other);
                 prop_assert!(untailed);
             }
-            let counted = |layout: &Layout| layout.grained().into_iter().map(|(range, first)| (range.len(), first)).collect::<Vec<_>>();
+            let counted = |layout: &Layout| layout.grained().iter().map(|(range, first)| (range.len(), first)).collect::<Vec<_>>();
             prop_assert_eq!(counted(&build(Some(1))), counted(&layout));
         }
     }

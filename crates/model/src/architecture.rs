@@ -155,6 +155,11 @@ impl Architecture {
         self.lowest_trained
     }
 
+    /// Whether a backward pass computes the gradient of a block's input for the block before.
+    pub fn needs_input_gradient(&self, layer: usize) -> bool {
+        self.lowest_trained.is_none_or(|lowest| lowest < layer)
+    }
+
     /// The sites of dropout with their layers, in forward order.
     pub fn dropout_sites(&self) -> Vec<(usize, DropoutSite)> {
         let embedding = self.embedding.stage.dropout().into_iter();

@@ -59,6 +59,16 @@ impl Pass<'_> {
         self.flowing.push((at, gradient));
     }
 
+    /// Takes the gradient of a block's input.
+    ///
+    /// # Panics
+    /// As [`Pass::gradient`].
+    pub(crate) fn gradient_of_input(&mut self, layer: usize) -> Buffer {
+        let at = LayerActivation::input_of(layer);
+        let gradient = self.take_gradient(at);
+        gradient.map_or_else(|| panic!("nobody filed the gradient of {at}"), |(gradient, _)| gradient)
+    }
+
     /// Takes the filed gradient of an activation, or a tile's rows of it.
     fn take_gradient(&mut self, at: LayerActivation) -> Option<(Buffer, Init<'static>)> {
         if let Some(gradient) = self.tiles.as_mut().and_then(|tiles| tiles.gradient(at)) {

@@ -2,13 +2,14 @@
 
 use crate::pass::{Pass, Work};
 use crate::position::StagePosition;
-use crate::{Activation, LayerActivation, Model, ModelError, Purpose, ReplayCounts};
+use crate::{LayerActivation, Model, ModelError, Purpose, ReplayCounts};
 use memory::{Buffer, Layer, Phase};
 use units::OpenUnit;
 
 impl Model {
     /// Forward and backward of one micro-batch. Adds its loss and gradients to those in `work`, and its replays to
-    /// those counted so far.
+    /// those counted so far. In the last stage of a pipeline, the table has the first block's input already
+    /// ([`SavedActivations::receive`]), and what is returned is that input's gradient, if the stage before needs it.
     ///
     /// # Errors
     /// [`ModelError`] if a lease is refused or the device fails. The step is then lost, the parameters are not. Copies
@@ -17,24 +18,60 @@ impl Model {
         &'a self,
         work: Work<'a>,
         replayed: &mut ReplayCounts,
-    ) -> Result<(), ModelError> {
+    ) -> Result<Option<Buffer>, ModelError> {
         let mut pass = Pass::new(self, work);
         let outcome = pass.forward_backward();
-        replayed.add_all(&pass.replayed);
-        if outcome.is_err() {
-            pass.abandon()?;
+        pass.ended(outcome, replayed)
+    }
+
+    /// The forward pass of one micro-batch through a stage of a pipeline that is not the last: returns the last block's output
+    /// `[b s, h]`. What the policy keeps stays in the table.
+    ///
+    /// # Errors
+    /// As [`Model::forward_backward`].
+    pub fn forward_of_stage<'a>(&'a self, work: Work<'a>) -> Result<Buffer, ModelError> {
+        let mut pass = Pass::new(self, work);
+        let outcome = pass.forward().and_then(|()| {
+            let output = pass.work.saved.take(pass.output_of_stage());
+            let work = &mut pass.work;
+            work.weights.end_pass(work.kernels)?;
+            Ok(output)
+        });
+        pass.ended(outcome, &mut self.no_replays())
+    }
+
+    /// The backward pass of one micro-batch through such a stage, from its output's gradient, which is none if nothing above is
+    /// trained. Returns the gradient of its input, if the stage before needs it.
+    ///
+    /// # Errors
+    /// As [`Model::forward_backward`].
+    pub fn backward_of_stage<'a>(
+        &'a self,
+        work: Work<'a>,
+        gradient: Option<Buffer>,
+        replayed: &mut ReplayCounts,
+    ) -> Result<Option<Buffer>, ModelError> {
+        let mut pass = Pass::new(self, work);
+        if let Some(gradient) = gradient {
+            pass.file_gradient_at(pass.output_of_stage(), gradient);
         }
-        outcome
+        let outcome = pass.backward_to_end();
+        pass.ended(outcome, replayed)
     }
 }
 
 impl Pass<'_> {
-    fn forward_backward(&mut self) -> Result<(), ModelError> {
+    fn forward_backward(&mut self) -> Result<Option<Buffer>, ModelError> {
         self.forward()?;
         self.head()?;
         self.balance_loss()?;
+        self.backward_to_end()
+    }
+
+    /// The backward pass from the filed gradient of its blocks' output.
+    fn backward_to_end(&mut self) -> Result<Option<Buffer>, ModelError> {
         self.work.purpose.training().hooks.before_backward()?;
-        self.backward()?;
+        let gradient = self.backward()?;
         let Work {
             weights, kernels, ..
         } = &mut self.work;
@@ -47,25 +84,41 @@ impl Pass<'_> {
             self.gradients_are_taken(),
             "every gradient of an activation is taken by the stage that wrote it"
         );
-        Ok(())
+        Ok(gradient)
     }
 
-    /// Embedding and all blocks; leaves the head's input in the table.
+    /// Counts the replays of a pass that ended, and drops everything if it failed.
+    fn ended<T>(
+        mut self,
+        outcome: Result<T, ModelError>,
+        replayed: &mut ReplayCounts,
+    ) -> Result<T, ModelError> {
+        replayed.add_all(&self.replayed);
+        if outcome.is_err() {
+            self.abandon()?;
+        }
+        outcome
+    }
+
+    /// Embedding and blocks, as far as the pass runs them; leaves the input of what follows in the table.
     pub(crate) fn forward(&mut self) -> Result<(), ModelError> {
         let phase = self.work.purpose.forward_phase();
-        {
+        let layers = self.work.layers.clone();
+        if layers.start == 0 {
             let _place = self.enter(phase, Layer::Embedding);
             self.before_forward(Layer::Embedding)?;
             self.forward_stage(StagePosition::EMBEDDING)?;
         }
-        for (layer, block) in self.model.architecture().blocks().iter().enumerate() {
+        for layer in layers.clone() {
             let _place = self.enter(phase, Layer::Block(layer));
             self.before_forward(Layer::Block(layer))?;
-            for run in block.runs() {
+            for run in self.model.architecture().blocks()[layer].runs() {
                 self.forward_run(layer, run)?;
             }
-            if let Some(before) = layer.checked_sub(1) {
-                self.work.saved.give_back_left(self.work.kernels, before)?;
+            if layer > layers.start {
+                self.work
+                    .saved
+                    .give_back_left(self.work.kernels, layer - 1)?;
             }
         }
         Ok(())
@@ -163,10 +216,12 @@ impl Pass<'_> {
     }
 
     fn head_input(&self) -> LayerActivation {
-        LayerActivation {
-            layer: self.model.layers(),
-            activation: Activation::X,
-        }
+        LayerActivation::input_of(self.model.layers())
+    }
+
+    /// The output of the last block of the pass.
+    fn output_of_stage(&self) -> LayerActivation {
+        LayerActivation::input_of(self.work.layers.end)
     }
 
     /// The head, forward and backward; files the gradient of its input.
@@ -182,13 +237,17 @@ impl Pass<'_> {
         self.close_gradients(Layer::Head, open)
     }
 
-    /// The backward pass, from the gradient of the head's input down to the embedding, or to the lowest block with a
-    /// trained parameter.
-    fn backward(&mut self) -> Result<(), ModelError> {
-        let architecture = self.model.architecture();
-        let lowest = architecture.lowest_trained();
-        let blocks = architecture.blocks().iter().enumerate();
-        for (layer, block) in blocks.skip(lowest.unwrap_or(0)).rev() {
+    /// The backward pass, from the gradient of the last block's output down to the embedding, or to the lowest block with a
+    /// trained parameter. In a pipeline it ends at the stage's first block, whose input's gradient it returns.
+    fn backward(&mut self) -> Result<Option<Buffer>, ModelError> {
+        let layers = self.work.layers.clone();
+        let lowest = self.model.architecture().lowest_trained();
+        let last_block = layers.end - 1;
+        let first = lowest.unwrap_or(0).clamp(layers.start, layers.end);
+        if layers.end < self.model.layers() {
+            self.fetch_block(last_block)?;
+        }
+        for layer in (first..layers.end).rev() {
             let _place = self.enter(Phase::Backward, Layer::Block(layer));
             if !self.work.purpose.training().gradients.is_released() {
                 self.go_on()?;
@@ -196,41 +255,51 @@ impl Pass<'_> {
             let unit = self.model.unit_of_part(Layer::Block(layer));
             let open = self.open_gradients(unit)?;
             match layer.checked_sub(1) {
-                _ if lowest == Some(layer) => {}
+                _ if layer == first && (layer > 0 || lowest.is_some()) => {}
                 Some(next) => {
                     self.fetch_block(next)?;
                     self.fetch_gradients(Layer::Block(next))?;
                 }
                 None => self.fetch_gradients(Layer::Embedding)?,
             }
+            let block = &self.model.architecture().blocks()[layer];
             for run in block.runs().iter().rev() {
                 self.backward_run(layer, run)?;
             }
             self.close_gradients(Layer::Block(layer), open)?;
         }
+        let gradient = self.leave_blocks(layers.start, first)?;
+        let work = &mut self.work;
+        let training = work.purpose.training();
+        let is_last = training.is_last_micro_batch;
+        training.gradients.end_micro_batch(work.kernels, is_last)?;
+        Ok(gradient)
+    }
+
+    /// What follows the backward pass of the blocks, which ended at block `ended` of those from `start` on: the embedding's,
+    /// or nothing if nothing below is trained, or another stage's, which gets the gradient that is returned.
+    fn leave_blocks(&mut self, start: usize, ended: usize) -> Result<Option<Buffer>, ModelError> {
         let _place = self.enter(Phase::Backward, Layer::Embedding);
-        if let Some(lowest) = lowest {
-            self.leave_below(lowest);
+        let lowest = self.model.architecture().lowest_trained();
+        if lowest.is_some_and(|lowest| lowest >= start) {
+            self.leave_below(start, ended);
+        } else if start > 0 {
+            return Ok(Some(self.gradient_of_input(start)));
         } else {
             let unit = self.model.unit_of_part(Layer::Embedding);
             let open = self.open_gradients(unit)?;
             self.backward_stage(StagePosition::EMBEDDING)?;
             self.close_gradients(Layer::Embedding, open)?;
         }
-        let work = &mut self.work;
-        let training = work.purpose.training();
-        let is_last = training.is_last_micro_batch;
-        Ok(training.gradients.end_micro_batch(work.kernels, is_last)?)
+        Ok(None)
     }
 
     /// Drops what no backward pass will take: the gradient of the lowest block's input, and what replays have made in
-    /// the blocks below.
-    fn leave_below(&mut self, lowest: usize) {
+    /// the blocks below, from block `start` on.
+    fn leave_below(&mut self, start: usize, lowest: usize) {
         self.flowing.retain(|(of, _)| of.layer != lowest);
-        for (layer, block) in self.model.architecture().blocks()[..lowest]
-            .iter()
-            .enumerate()
-        {
+        let blocks = self.model.architecture().blocks().iter().enumerate();
+        for (layer, block) in blocks.skip(start).take(lowest - start) {
             for (activation, _) in block.activations() {
                 let made = LayerActivation { layer, activation };
                 self.work.saved.release(made);

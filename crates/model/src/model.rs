@@ -2,9 +2,9 @@
 
 use crate::parameters::{LayoutIndices, ParameterId};
 use crate::replays::ReplayCounts;
-use crate::{Architecture, ModelError};
+use crate::{Architecture, BatchShape, Extent, ModelError};
 use kernels::Kernels;
-use memory::{Buffer, Category, DType, In, Layer, Layout, Memory};
+use memory::{Buffer, Category, DType, Dims, In, Layer, Layout, Memory};
 use std::rc::Rc;
 
 /// How a model computes.
@@ -64,6 +64,12 @@ impl Model {
     /// Number of blocks.
     pub fn layers(&self) -> usize {
         self.architecture.blocks().len()
+    }
+
+    /// Sizes `[b s, h]` and type of a block's input.
+    pub fn input_of_block(&self, batch: BatchShape) -> (Dims, DType) {
+        let extent = Extent::tokens(self.architecture.width());
+        extent.resolve(batch, self.dtype())
     }
 
     /// The place of each parameter in the arenas.

@@ -6,10 +6,11 @@ use crate::policy::{Action, Policy};
 use crate::stage::Declared;
 use crate::statistics::Statistics;
 use crate::{
-    Activation, Architecture, BatchShape, Block, Extent, LayerActivation, SavedActivations,
+    Activation, Architecture, BatchShape, Block, Extent, Held, LayerActivation, SavedActivations,
 };
 use memory::{DType, Memory, OutOfMemory, Role};
 use std::collections::HashSet;
+use std::ops::Range;
 
 /// The block at which the backward pass ends: the first with a trained parameter, or with a stage that adds a loss or
 /// counts, since stages do both in their backward pass. The number of blocks if no block has one. `None` if the
@@ -66,8 +67,34 @@ impl Architecture {
             .collect()
     }
 
-    /// An empty table of a model's activations, with the head's input after those of the blocks. It leases pinned host
-    /// memory for what the policy offloads of a micro-batch of this shape.
+    /// The same for a rank that computes some of the blocks: the input of the first came from another rank, so it is kept where the
+    /// policy would have it made again. Of other blocks nothing is kept.
+    pub fn actions_of(&self, policy: &Policy, layers: &Range<usize>) -> Vec<Vec<Action>> {
+        let needed = self.needed(policy);
+        let first = LayerActivation {
+            layer: layers.start,
+            activation: Activation::X,
+        };
+        let mut actions = self.actions(policy);
+        for (layer, actions) in actions.iter_mut().enumerate() {
+            if !layers.contains(&layer) {
+                actions.fill(Action::Recompute);
+            }
+        }
+        let is_received = first.layer > 0 && needed.contains(&first);
+        if is_received && let Some(block) = self.blocks().get(first.layer) {
+            let mut activations = block.activations();
+            let place = activations.position(|(of, _)| of == Activation::X);
+            let action = &mut actions[first.layer][place.expect("a block has an input")];
+            if *action == Action::Recompute {
+                *action = Action::Keep;
+            }
+        }
+        actions
+    }
+
+    /// Empty tables of a model's activations, with the head's input after those of the blocks. It leases pinned host
+    /// memory for what the policy offloads of each micro-batch, which has this shape.
     ///
     /// # Errors
     /// [`OutOfMemory`] if the host's memory is refused.
@@ -76,9 +103,10 @@ impl Architecture {
         memory: &Memory,
         dtype: DType,
         policy: &Policy,
-        batch: BatchShape,
+        (batch, held): (BatchShape, &Held),
     ) -> Result<SavedActivations, OutOfMemory> {
-        let blocks = self.blocks().iter().zip(self.actions(policy));
+        let actions = self.actions_of(policy, &held.layers);
+        let blocks = self.blocks().iter().zip(actions);
         let mut layers: Vec<Vec<_>> = blocks
             .map(|(block, actions)| {
                 let activations = block.activations().zip(actions);
@@ -94,7 +122,8 @@ impl Architecture {
         let routers = stages.filter_map(|(at, stage)| Some((at, stage.router()?.0)));
         let balance = has_balance.then(|| Balance::lease(memory, routers.collect(), batch.rows));
         let counted = (statistics, balance.transpose()?);
-        SavedActivations::lease(memory, layers, counted, dtype, batch)
+        let shape = (batch, held.micro_batches);
+        SavedActivations::lease(memory, &layers, counted, dtype, shape)
     }
 
     /// The activations that backward passes read, and those that their replays read under a policy.

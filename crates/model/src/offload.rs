@@ -37,7 +37,7 @@ impl SavedActivations {
         let buffer = self.take_unread(at);
         // SAFETY: nobody reads or writes an activation that is not live, and `give_back_left` waits before the buffer
         // is dropped.
-        let sent = unsafe { self.host.send(kernels, at, &buffer) };
+        let sent = unsafe { self.host().send(kernels, at, &buffer) };
         // Filed even if the device failed, so that the buffer outlives a copy that was started.
         self.slot_mut(at).state = SlotState::Leaving(Leaving {
             _buffer: buffer,
@@ -48,7 +48,10 @@ impl SavedActivations {
 
     /// Gives back the device memory of the activations that a block has sent. It is called at the end of the next
     /// block's forward pass, so that the copies have that long.
-    pub(crate) fn give_back_left(
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if the device fails.
+    pub fn give_back_left(
         &mut self,
         kernels: &Kernels,
         layer: usize,
@@ -86,7 +89,7 @@ impl SavedActivations {
         let leased = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Upload, leased, FREE)?;
         // SAFETY: nobody reads or writes an activation that is not live, and `bring_back` waits before it becomes live.
-        let fetched = unsafe { self.host.fetch(kernels, at, &mut buffer) };
+        let fetched = unsafe { self.host().fetch(kernels, at, &mut buffer) };
         // Filed even if the device failed, as in `send`.
         let event = *fetched.as_ref().unwrap_or(&Event::PAST);
         self.slot_mut(at).state = SlotState::Arriving(Arriving { buffer, event });
@@ -120,9 +123,9 @@ impl SavedActivations {
     /// fails only if the device does.
     pub(crate) fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let finish = |queue| kernels.finish(kernels.record(queue)?);
-        let finished = match self.host.is_empty() {
-            false => [Queue::Upload, Queue::Download].map(finish),
-            true => [Ok(()), Ok(())],
+        let finished = match self.is_offloading() {
+            true => [Queue::Upload, Queue::Download].map(finish),
+            false => [Ok(()), Ok(())],
         };
         self.clear();
         finished.into_iter().collect()

@@ -10,6 +10,7 @@ use crate::{
 use kernels::operation::Sum;
 use kernels::{Dropout, Init, Kernels};
 use memory::{Buffer, Category, DType, Dims, In, Layer, Memory, Out, Phase, PlaceGuard};
+use std::ops::Range;
 use std::rc::Rc;
 use units::Weights;
 
@@ -23,8 +24,11 @@ pub struct Work<'a> {
     pub weights: &'a mut Weights,
     /// The order in which the pass uses the units of weights.
     pub order: &'a Rc<[usize]>,
-    /// The table of activations. It is empty before and after a pass, even one that fails.
+    /// The table of activations. It is empty before a micro-batch's forward pass and after its backward pass, even one that fails.
     pub saved: &'a mut SavedActivations,
+    /// The blocks that the pass runs: all, or those of a stage of a pipeline. The embedding is before the first block of all, and
+    /// the head after the last.
+    pub layers: Range<usize>,
     /// The micro-batch.
     pub batch: &'a Batch,
     /// Why it passes through the model: to train, or to infer.

@@ -32,6 +32,16 @@ pub struct LayerActivation {
     pub activation: Activation,
 }
 
+impl LayerActivation {
+    /// The input of a block; that of the head has the number of blocks for its layer.
+    pub(crate) fn input_of(layer: usize) -> LayerActivation {
+        LayerActivation {
+            layer,
+            activation: Activation::X,
+        }
+    }
+}
+
 impl std::fmt::Display for LayerActivation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} of layer {}", self.activation.name(), self.layer)

@@ -1,4 +1,5 @@
-//! The table of saved activations of one micro-batch. It is made once, and every micro-batch uses it.
+//! The table of saved activations of one micro-batch. It is made once, and every micro-batch uses it. In a pipeline several
+//! micro-batches are under way at once, and each has a table.
 
 use crate::balance::Balance;
 use crate::host_places::{Arriving, HostPlaces, Leaving};
@@ -6,17 +7,44 @@ use crate::policy::Action;
 use crate::statistics::Statistics;
 use crate::{Activation, BatchShape, Extent, LayerActivation};
 use memory::{Buffer, Category, DType, In, Memory, OutOfMemory};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Activations by layer, each with its action. A live one is frozen while it is in the table: it is read through `Rc`s,
 /// and nobody writes it.
 pub struct SavedActivations {
-    layers: Vec<Vec<Slot>>,
-    pub(crate) host: HostPlaces,
+    tables: Vec<Table>,
+    /// The table in use.
+    current: usize,
     pub(crate) statistics: Statistics,
     /// None if the model's routers have no loss of balance.
     pub(crate) balance: Option<Balance>,
     pub(crate) dtype: DType,
+}
+
+/// What a rank holds of a model in its table of activations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The blocks that it computes.
+    pub layers: Range<usize>,
+    /// How many micro-batches may be between their forward and their backward pass.
+    pub micro_batches: usize,
+}
+
+impl Held {
+    /// All of a model of so many blocks, and one micro-batch.
+    pub fn all(layers: usize) -> Held {
+        Held {
+            layers: 0..layers,
+            micro_batches: 1,
+        }
+    }
+}
+
+/// The activations of one micro-batch.
+struct Table {
+    layers: Vec<Vec<Slot>>,
+    host: HostPlaces,
 }
 
 /// The place of one activation in the table.
@@ -43,15 +71,13 @@ pub(crate) enum SlotState {
     Arriving(Arriving),
 }
 
-impl SavedActivations {
-    /// An empty table of activations by layer, with pinned host memory for what a micro-batch of this shape offloads.
-    pub(crate) fn lease(
+impl Table {
+    fn lease(
         memory: &Memory,
-        layers: Vec<Vec<(Activation, Extent, Action)>>,
-        (statistics, balance): (Statistics, Option<Balance>),
+        layers: &[Vec<(Activation, Extent, Action)>],
         dtype: DType,
         batch: BatchShape,
-    ) -> Result<SavedActivations, OutOfMemory> {
+    ) -> Result<Table, OutOfMemory> {
         let numbered = layers.iter().enumerate();
         let offloaded = numbered.flat_map(|(layer, table)| {
             let offloaded = table
@@ -65,20 +91,42 @@ impl SavedActivations {
             })
         });
         let host = HostPlaces::lease(memory, offloaded)?;
-        let slot = |(activation, extent, action)| Slot {
-            activation,
-            extent,
-            action,
+        let slot = |(activation, extent, action): &(Activation, Extent, Action)| Slot {
+            activation: *activation,
+            extent: *extent,
+            action: *action,
             state: SlotState::Absent,
         };
-        let slots = |table: Vec<_>| table.into_iter().map(slot).collect();
-        Ok(SavedActivations {
-            layers: layers.into_iter().map(slots).collect(),
+        let slots = |table: &Vec<_>| table.iter().map(slot).collect();
+        Ok(Table {
+            layers: layers.iter().map(slots).collect(),
             host,
+        })
+    }
+}
+
+impl SavedActivations {
+    /// Empty tables of activations by layer for so many micro-batches, with pinned host memory for what each, of this shape, offloads.
+    pub(crate) fn lease(
+        memory: &Memory,
+        layers: &[Vec<(Activation, Extent, Action)>],
+        (statistics, balance): (Statistics, Option<Balance>),
+        dtype: DType,
+        (batch, micro_batches): (BatchShape, usize),
+    ) -> Result<SavedActivations, OutOfMemory> {
+        let table = |_| Table::lease(memory, layers, dtype, batch);
+        Ok(SavedActivations {
+            tables: (0..micro_batches).map(table).collect::<Result<_, _>>()?,
+            current: 0,
             statistics,
             balance,
             dtype,
         })
+    }
+
+    /// Uses another micro-batch's table from now on.
+    pub fn use_table(&mut self, number: usize) {
+        self.current = number;
     }
 
     /// Starts the stages' counts afresh.
@@ -106,14 +154,14 @@ impl SavedActivations {
     /// # Panics
     /// If the block has no such activation.
     pub(crate) fn slot(&self, at: LayerActivation) -> &Slot {
-        let mut slots = self.layers[at.layer].iter();
+        let mut slots = self.table().layers[at.layer].iter();
         let slot = slots.find(|slot| slot.activation == at.activation);
         slot.unwrap_or_else(|| panic!("there is no {at}"))
     }
 
     /// The slot of an activation, to be changed.
     pub(crate) fn slot_mut(&mut self, at: LayerActivation) -> &mut Slot {
-        let mut slots = self.layers[at.layer].iter_mut();
+        let mut slots = self.tables[self.current].layers[at.layer].iter_mut();
         let slot = slots.find(|slot| slot.activation == at.activation);
         slot.unwrap_or_else(|| panic!("there is no {at}"))
     }
@@ -122,9 +170,23 @@ impl SavedActivations {
         &self.slot(at).state
     }
 
+    fn table(&self) -> &Table {
+        &self.tables[self.current]
+    }
+
+    /// The places on the host of what the table offloads.
+    pub(crate) fn host(&mut self) -> &mut HostPlaces {
+        &mut self.tables[self.current].host
+    }
+
+    /// Whether activations may wait on the host.
+    pub(crate) fn is_offloading(&self) -> bool {
+        !self.table().host.is_empty()
+    }
+
     /// All slots of a block.
     pub(crate) fn block(&mut self, layer: usize) -> &mut [Slot] {
-        &mut self.layers[layer]
+        &mut self.tables[self.current].layers[layer]
     }
 
     /// Whether the activation is neither in device memory nor on the host.
@@ -136,7 +198,7 @@ impl SavedActivations {
     pub(crate) fn is_away(&self, at: LayerActivation) -> bool {
         let slot =
             |slot: &Slot| slot.activation == at.activation && matches!(slot.state, SlotState::Away);
-        self.layers[at.layer].iter().any(slot)
+        self.table().layers[at.layer].iter().any(slot)
     }
 
     /// The activation, if it is live.
@@ -145,6 +207,32 @@ impl SavedActivations {
             SlotState::Live(buffer) => Some(buffer),
             _ => None,
         }
+    }
+
+    /// Leases room for the input of a block, `[b s, h]`, that another rank computes.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] if it is refused.
+    pub fn lease_input(
+        &self,
+        memory: &Memory,
+        layer: usize,
+        batch: BatchShape,
+        keeps: bool,
+    ) -> Result<Buffer, OutOfMemory> {
+        let at = LayerActivation::input_of(layer);
+        let slot = self.slot(at);
+        let (dims, dtype) = slot.extent.resolve(batch, self.dtype);
+        let category = match keeps && slot.action != Action::Recompute {
+            true => Category::Activation,
+            false => Category::Temporary,
+        };
+        memory.lease(category, at.activation.name(), dims, dtype)
+    }
+
+    /// Files the input of a block, which another rank computed.
+    pub fn receive(&mut self, layer: usize, input: Buffer) {
+        self.put(LayerActivation::input_of(layer), input);
     }
 
     /// Files an activation.
@@ -186,15 +274,16 @@ impl SavedActivations {
         live.unwrap_or_else(|| panic!("{at} leaves the table when it is live and nobody reads it"))
     }
 
-    /// Drops everything. No copy may be under way.
+    /// Drops everything, of all micro-batches. No copy may be under way.
     pub(crate) fn clear(&mut self) {
-        let slots = self.layers.iter_mut().flatten();
+        let tables = self.tables.iter_mut();
+        let slots = tables.flat_map(|table| table.layers.iter_mut().flatten());
         slots.for_each(|slot| slot.state = SlotState::Absent);
     }
 
-    /// Whether it holds no activation.
+    /// Whether the table holds no activation.
     pub fn is_empty(&self) -> bool {
-        let mut slots = self.layers.iter().flatten();
+        let mut slots = self.table().layers.iter().flatten();
         slots.all(|slot| matches!(slot.state, SlotState::Absent))
     }
 }

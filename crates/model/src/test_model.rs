@@ -53,7 +53,7 @@ impl TestModel {
             },
         )
         .unwrap();
-        let saved = architecture.lease_saved(&memory, dtype, &policy.unwrap(), SHAPE);
+        let saved = architecture.lease_saved(&memory, dtype, &policy.unwrap(), (SHAPE, &Held::all(architecture.blocks().len())));
         let computation = Computation {
             dtype,
             seq: SHAPE.seq,
@@ -111,6 +111,7 @@ impl TestModel {
             weights: &mut self.weights,
             order: &Rc::default(),
             saved: &mut self.saved,
+            layers: 0..self.model.layers(),
             batch: &self.batch,
             purpose: Purpose::Training(training),
         };
@@ -126,6 +127,7 @@ impl TestModel {
             weights: &mut self.weights,
             order: &Rc::default(),
             saved: &mut self.saved,
+            layers: 0..self.model.layers(),
             batch: &self.batch,
             purpose: Purpose::Inference(cached),
         };

@@ -167,7 +167,7 @@ fn assert_agrees_with(
         .unwrap();
         let (architecture, dtype) = (model.architecture(), model.dtype());
         let mut saved = architecture
-            .lease_saved(&memory, dtype, &policy, SHAPE)
+            .lease_saved(&memory, dtype, &policy, (SHAPE, &Held::all(architecture.blocks().len())))
             .unwrap();
         let work = Work {
             memory: &memory,
@@ -175,6 +175,7 @@ fn assert_agrees_with(
             weights: &mut weights,
             order: &Rc::default(),
             saved: &mut saved,
+            layers: 0..model.layers(),
             batch: &on_device,
             purpose: Purpose::Training(Training {
                 gradients: &mut summed,

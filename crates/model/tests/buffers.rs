@@ -124,6 +124,7 @@ fn wherever_weights_live_a_buffer_is_whole_and_f32() {
     ] {
         let ranks = zero.map(|zero| Ranks {
             rank: Rank { number: 1, of: 2 },
+            stage: Rank::ALONE,
             sharing: 1,
             zero,
             bucket_bytes: 1 << 20,

@@ -93,7 +93,7 @@ fn tensors_of(
             group: number,
             whole: Some(Whole {
                 tensor: tensor.clone(),
-                grains: grains_of(&grained, &range),
+                grains: grains_of(grained, &range),
                 pieces: pieces(layout, tensor.entry, rank.of),
             }),
             range,

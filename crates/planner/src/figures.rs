@@ -4,7 +4,8 @@ use kernels::Target;
 use kernels::meta::FlopCounter;
 use memory::{ByPhase, LiveLease, Memory, Peak};
 use session::{
-    MICRO_BATCHES_MAX, PeaksBetween, Session, SessionError, StepTraffic, shape_of_a_step,
+    MICRO_BATCHES_MAX, PeaksBetween, Session, SessionError, StepTraffic, micro_batches_on_shapes,
+    shape_of_a_step,
 };
 use settings::Settings;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,7 +53,7 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Se
     let outcome = session.step(&shape_of_a_step(settings, settings.seq))?;
     count_step();
     let step = outcome.memory;
-    let not_made = settings.accum - MICRO_BATCHES_MAX.min(settings.accum);
+    let not_made = settings.accum - micro_batches_on_shapes(settings);
     let (flops, largest_at_peak) = (flops.by_phase(), memory.largest_at_peak());
     let between = session.between_steps_on_shapes()?;
     let slab_bytes = memory.step_memory().slab_bytes;

@@ -5,7 +5,9 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::timeline::{Measured, Rates, Seconds, Span, Timeline};
 use kernels::{Queue, Target};
 use memory::{History, Layer, LiveLease, Memory, Peak, Phase, Place, Playback};
-use session::{MICRO_BATCHES_MAX, Session, SessionError, shape_of_a_step};
+use session::{
+    MICRO_BATCHES_MAX, Session, SessionError, micro_batches_on_shapes, shape_of_a_step,
+};
 use settings::Settings;
 
 /// What times on paper are computed from.
@@ -90,7 +92,7 @@ impl Paper {
     /// # Errors
     /// Only on a defect: shapes need no memory.
     pub(crate) fn step(&self, settings: &Settings) -> Result<OnPaper, SessionError> {
-        let micro_batches = settings.accum.min(MICRO_BATCHES_MAX);
+        let micro_batches = micro_batches_on_shapes(settings);
         let step = self.steps(settings, micro_batches)?;
         if settings.accum == micro_batches {
             return Ok(step);
@@ -144,7 +146,7 @@ impl Paper {
         memory.keep_history(move || clock.computed().with_copies);
         let dtype = settings.narrowest_dtype();
         let kernels = Meta::new(&memory, self.target, dtype, FlopCounter::default())?
-            .of_rank(settings.rank().number)
+            .of_rank(settings.rank_of_all().number)
             .on(&timeline);
         let batch = shape_of_a_step(&settings, settings.seq);
         let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
@@ -202,7 +204,7 @@ fn h100(settings: &Settings) -> Rates {
 /// Only on a defect: shapes need no memory.
 pub fn trace(settings: &Settings, target: Target) -> Result<(History, Vec<Span>), SessionError> {
     let settings = Settings {
-        accum: settings.accum.min(MICRO_BATCHES_MAX),
+        accum: micro_batches_on_shapes(settings),
         ..settings.clone()
     };
     let paper = Paper::new(&settings, target, Measured::new());

@@ -80,7 +80,7 @@ pub fn library_calls(settings: &Settings) -> Result<LibraryCalls, SessionError> 
 /// A session that lists its calls, from its first step on.
 fn listed(settings: &Settings) -> Result<(Session, Listing), SessionError> {
     let memory = Listing::memory();
-    let listing = Listing::of_rank(settings.rank().number, &memory);
+    let listing = Listing::of_rank(settings.rank_of_all().number, &memory);
     let mut settings = settings.clone();
     // No call depends on the home of states, and no file should be made for this.
     if let Home::Disk(_) = settings.homes.states {

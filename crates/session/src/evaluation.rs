@@ -2,14 +2,18 @@
 
 use crate::error::SessionError;
 use crate::forward::Forward;
-use crate::losses::gather;
+use crate::losses::{from_last_stage, gather};
+use crate::neighbours::{Neighbours, Place, Room};
 use crate::read_back::numbers;
 use crate::upload::upload;
 use data::{MicroBatch, SequencePart};
 use kernels::operation::SumInOrder;
 use kernels::{Init, KernelError, Kernels, Queue, Reading};
 use memory::{Buffer, Category, DType, Layer, Phase};
-use model::SharingRanks;
+use model::BatchShape;
+use settings::Transfer;
+use std::ops::Range;
+use units::Ranks;
 
 const COMPUTED: &str =
     "the loss of a part is computed before the ranks that share its sequences get it";
@@ -44,22 +48,21 @@ impl Evaluation {
     }
 }
 
-/// Adds up a number over the ranks that share sequences, in their order; `all` has room for one of each.
+/// Adds up a number over ranks that share sequences, in their order; `all` has room for one of each.
 fn sum_over(
     kernels: &Kernels,
-    SharingRanks { first, rank }: SharingRanks,
+    ranks: Range<usize>,
     (sum, all): (&mut Buffer, &mut Buffer),
 ) -> Result<(), KernelError> {
     kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, COMPUTED)?;
     // SAFETY: the computation waits for it below, before the numbers are read, written, or given back.
     unsafe {
-        let ranks = first..first + rank.of;
-        gather(kernels, sum.view(), (all.view_mut(), 0), ranks)?;
+        gather(kernels, sum.view(), (all.view_mut(), 0), ranks.clone())?;
     }
     kernels.wait(Queue::Compute, kernels.record(Queue::Collective)?, CAME)?;
     kernels.run(SumInOrder {
         out: sum.view_mut(),
-        x: all.view().reshape([rank.of, 1]),
+        x: all.view().reshape([ranks.len(), 1]),
         init: Init::Overwrite,
     })
 }
@@ -84,6 +87,9 @@ impl Forward<'_> {
         }
         if let Some(last) = under_way {
             evaluation.loss_sum += self.finish(last)?;
+        }
+        if let Some(ranks) = self.pipeline() {
+            evaluation.loss_sum = self.of_last_stage(ranks, evaluation.loss_sum)?;
         }
         evaluation.peak_bytes = self.memory.step_memory().phase_peaks.eval;
         Ok(evaluation)
@@ -112,8 +118,9 @@ impl Forward<'_> {
         Ok(numbers(&kernels.finish_read(reading)?))
     }
 
-    /// Starts a micro-batch, and the read of the sum of its losses. Where ranks share sequences, all are given the same micro-batch.
-    fn start(&mut self, micro: &MicroBatch) -> Result<Reading, SessionError> {
+    /// Starts a micro-batch, and the read of the sum of its losses, which is none in a stage without the head. Where ranks share
+    /// sequences, all are given the same micro-batch; so are the stages of a pipeline.
+    fn start(&mut self, micro: &MicroBatch) -> Result<Option<Reading>, SessionError> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
         let sharing = model.architecture().sharing();
         let own = micro.part(SequencePart {
@@ -121,21 +128,85 @@ impl Forward<'_> {
             of: sharing.rank.of,
         });
         let batch = upload(memory, kernels, model.architecture(), &own, None)?;
+        let mut neighbours = Neighbours::default();
+        if self.layers.start > 0 {
+            self.exchange(&mut neighbours, batch.shape, false)?;
+            let input = neighbours.take(kernels, false, 0)?;
+            let input = input.expect("the stage before sent its output");
+            self.saved.receive(self.layers.start, input);
+        }
+        if self.layers.end < model.layers() {
+            let output = model.forward_of_stage(self.work(&batch, None))?;
+            neighbours.keep(false, 0, output);
+            self.exchange(&mut neighbours, batch.shape, true)?;
+            neighbours.give_back(kernels)?;
+            return Ok(None);
+        }
         let mut sum = memory.lease(Category::Temporary, "loss", [1], DType::F32)?;
         model.loss(self.work(&batch, None), &mut sum)?;
         if sharing.rank.of > 1 {
+            let first = self.ranks.map_or(0, Ranks::first_of_stage) + sharing.first;
             let mut all = memory.lease(
                 Category::Temporary,
                 "losses_of_parts",
                 [sharing.rank.of],
                 DType::F32,
             )?;
-            sum_over(kernels, sharing, (&mut sum, &mut all))?;
+            let ranks = first..first + sharing.rank.of;
+            sum_over(kernels, ranks, (&mut sum, &mut all))?;
         }
-        Ok(kernels.start_read(sum.view())?)
+        Ok(Some(kernels.start_read(sum.view())?))
     }
 
-    fn finish(&self, reading: Reading) -> Result<f64, SessionError> {
+    /// The ranks of a pipeline; none if this rank has the whole model.
+    fn pipeline(&self) -> Option<&Ranks> {
+        self.ranks.filter(|ranks| ranks.stage.of > 1)
+    }
+
+    /// Receives the input of this stage's blocks, or sends their output.
+    fn exchange(
+        &self,
+        neighbours: &mut Neighbours,
+        shape: BatchShape,
+        is_sent: bool,
+    ) -> Result<(), SessionError> {
+        let Some(ranks) = self.pipeline() else {
+            return Ok(());
+        };
+        let room = Room {
+            memory: self.memory,
+            kernels: self.kernels,
+            model: self.model,
+            saved: self.saved,
+            trains: false,
+        };
+        let place = Place {
+            ranks,
+            layers: &self.layers,
+        };
+        let transfer = Transfer {
+            is_gradient: false,
+            is_sent,
+            micro_batch: 0,
+        };
+        neighbours.exchange(room, place, &[transfer], |_| shape)
+    }
+
+    /// A number that the last stage has.
+    fn of_last_stage(&self, ranks: &Ranks, number: f64) -> Result<f64, SessionError> {
+        let (memory, kernels) = (self.memory, self.kernels);
+        let mut shared = memory.lease(Category::Temporary, "loss", [1], DType::F64)?;
+        kernels.upload(shared.view_mut(), bytemuck::bytes_of(&number))?;
+        // SAFETY: the computation waits for it before the lease ends.
+        unsafe { from_last_stage(kernels, ranks, shared.view_mut()) }?;
+        let reading = kernels.start_read(shared.view())?;
+        Ok(bytemuck::pod_read_unaligned(&kernels.finish_read(reading)?))
+    }
+
+    fn finish(&self, reading: Option<Reading>) -> Result<f64, SessionError> {
+        let Some(reading) = reading else {
+            return Ok(0.0);
+        };
         let bytes = self.kernels.finish_read(reading)?;
         Ok(f64::from(bytemuck::pod_read_unaligned::<f32>(&bytes)))
     }

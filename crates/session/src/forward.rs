@@ -3,8 +3,9 @@
 use kernels::Kernels;
 use memory::Memory;
 use model::{Batch, CachedSequences, Model, Purpose, SavedActivations, Work};
+use std::ops::Range;
 use std::rc::Rc;
-use units::Weights;
+use units::{Ranks, Weights};
 
 /// The parts of a session that a forward pass uses.
 pub(crate) struct Forward<'a> {
@@ -15,6 +16,10 @@ pub(crate) struct Forward<'a> {
     /// The order in which a pass uses units of weights.
     pub(crate) order: &'a Rc<[usize]>,
     pub(crate) saved: &'a mut SavedActivations,
+    /// The blocks of this rank.
+    pub(crate) layers: Range<usize>,
+    /// The ranks that train together.
+    pub(crate) ranks: Option<&'a Ranks>,
 }
 
 impl Forward<'_> {
@@ -30,6 +35,7 @@ impl Forward<'_> {
             weights: self.weights,
             order: self.order,
             saved: self.saved,
+            layers: self.layers.clone(),
             batch,
             purpose: Purpose::Inference(cached),
         }

@@ -10,7 +10,7 @@ use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
 use memory::{Homes, Layer, Memory, Phase};
-use model::{
+use model::{Held, 
     BatchShape, Computation, DrawingOrder, Fresh, Model, ParameterPart, Policy, SavedActivations,
     import, import_adapter, initialise,
 };
@@ -82,7 +82,7 @@ impl Inference {
         let policy = Policy::keep_all_of(model.architecture().labels(), model.layers());
         let saved = model
             .architecture()
-            .lease_saved(memory, dtype, &policy, shape)?;
+            .lease_saved(memory, dtype, &policy, (shape, &Held::all(model.layers())))?;
         Ok(Inference {
             memory: memory.clone(),
             kernels,
@@ -208,6 +208,8 @@ impl Inference {
             weights: &mut self.weights,
             order: &self.no_order,
             saved: &mut self.saved,
+            layers: 0..self.model.layers(),
+            ranks: None,
         }
     }
 }

@@ -25,7 +25,8 @@ pub(crate) struct Losses {
 /// Losses of single micro-batches, which are added up in their order, whichever rank has them: so the sum has the same bits
 /// for any number of ranks.
 struct OfRanks {
-    ranks: usize,
+    /// The ranks of this stage, among all.
+    ranks: Range<usize>,
     /// `[accum parts]` f32: of this rank.
     own: Buffer,
     /// `[accum ranks parts]` f32.
@@ -55,7 +56,7 @@ impl Losses {
         let is_apart = ranks.is_some() || parts == LossPart::WITH_ROUTERS;
         let of_ranks = ranks.map(|ranks| {
             Ok::<_, OutOfMemory>(OfRanks {
-                ranks: ranks.rank.of,
+                ranks: ranks.first_of_stage()..ranks.first_of_stage() + ranks.rank.of,
                 own: lease("own_losses", accum * parts)?,
                 all: lease("all_losses", accum * ranks.rank.of * parts)?,
             })
@@ -93,6 +94,17 @@ impl Losses {
             is_alone,
             gradient_scale: scale.into_in(),
         }
+    }
+
+    /// Gives the sums, which the last stage of a pipeline has, to all other stages.
+    pub(crate) fn share_over_stages(
+        &mut self,
+        kernels: &Kernels,
+        ranks: &Ranks,
+    ) -> Result<(), KernelError> {
+        let (sums, _) = self.sums_and_scale.view_mut().split_at(self.parts);
+        // SAFETY: the computation waits for it, and the sums live as long as kernels have work.
+        unsafe { from_last_stage(kernels, ranks, sums) }
     }
 
     /// A micro-batch has its losses: they are added to those of the step, or the other ranks get them.
@@ -161,15 +173,49 @@ impl OfRanks {
         let there = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Collective, there, THERE)?;
         let own = self.own.view().rows(place);
-        let first = micro_batch * self.ranks;
+        let first = micro_batch * self.ranks.len();
         let all = self.all.view_mut();
         // SAFETY: the losses are read after the computation has waited for this, and written again in the next step; they
         // live as long as kernels have work.
-        unsafe { gather(kernels, own, (all, first), 0..self.ranks) }
+        unsafe { gather(kernels, own, (all, first), self.ranks.clone()) }
     }
 }
 
-/// Every rank of `ranks` gives `own [n]` f32 to all of them, and gets those of all, in the order of ranks, into `all` from the
+/// Gives what the last stage of a pipeline has to the ranks with the same place in all others, and makes the computation wait for it.
+///
+/// # Safety
+/// It lives until the computation has waited.
+pub(crate) unsafe fn from_last_stage(
+    kernels: &Kernels,
+    ranks: &Ranks,
+    sums: Out,
+) -> Result<(), KernelError> {
+    kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, THERE)?;
+    let last = ranks.stage.of - 1;
+    let (is_last, size) = (ranks.stage.number == last, sums.as_in().bytes() as u64);
+    let bytes = match is_last {
+        true => ExchangeBytes::new(last as u64 * size, 0),
+        false => ExchangeBytes::new(0, size),
+    };
+    let list = move || match is_last {
+        true => {
+            let sums = sums.into_in();
+            Exchange {
+                sends: (0..last).map(|stage| (ranks.in_stage(stage), sums)).collect(),
+                receives: Vec::new(),
+            }
+        }
+        false => Exchange {
+            sends: Vec::new(),
+            receives: vec![(ranks.in_stage(last), sums)],
+        },
+    };
+    // SAFETY: the caller's promise.
+    unsafe { kernels.start_exchange_of_all(bytes, Box::new(list)) }?;
+    kernels.wait(Queue::Compute, kernels.record(Queue::Collective)?, ALL_CAME)
+}
+
+/// Every rank of `ranks`, counted among all, gives `own [n]` f32 to all of them, and gets those of all, in the order of ranks, into `all` from the
 /// `first`th place of `n` numbers on.
 ///
 /// # Safety
@@ -194,5 +240,5 @@ pub(crate) unsafe fn gather(
     };
     let bytes = ExchangeBytes::both_ways(others * own.bytes());
     // SAFETY: the caller's promise.
-    unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }
+    unsafe { kernels.start_exchange_of_all(bytes, Box::new(list)) }
 }

@@ -47,7 +47,7 @@ impl Session {
     ) -> Result<Session, SessionError> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         let dtype = settings.narrowest_dtype();
-        let kernels = Meta::new(memory, target, dtype, flops)?.of_rank(settings.rank().number);
+        let kernels = Meta::new(memory, target, dtype, flops)?.of_rank(settings.rank_of_all().number);
         Session::new(settings, memory, Box::new(kernels))
     }
 
@@ -121,7 +121,10 @@ impl Session {
         let policy = &settings.policy;
         let saved = model
             .architecture()
-            .lease_saved(memory, dtype, policy, shape)?;
+            .lease_saved(memory, dtype, policy, (shape, &settings.held(model.layers())))?;
+        if let Some(ranks) = &settings.ranks {
+            kernels.count_ranks_from(ranks.first_of_stage());
+        }
         let memory = memory.clone();
         Ok(Session {
             orders: orders(&settings, &model)?,
@@ -166,6 +169,7 @@ fn units_of_a_step(settings: &Settings) -> Result<Vec<usize>, SessionError> {
         between: BetweenSteps::default(),
         checkpoint_copy: false,
         ranks: None,
+        pipeline: None,
         // A pass for the reference has the order of a forward pass.
         has_reference: true,
         homes: Homes {

@@ -66,8 +66,8 @@ impl Routers {
         };
         let of_ranks = ranks.map(|ranks| {
             Ok::<_, OutOfMemory>(OfRanks {
-                ranks: ranks.rank.of,
-                all: lease("all_choices", ranks.rank.of * count)?,
+                ranks: ranks.of_all().of,
+                all: lease("all_choices", ranks.of_all().of * count)?,
                 sum: lease("choices", count)?,
             })
         });

@@ -6,10 +6,19 @@ use settings::Settings;
 /// A step on shapes makes two: the second finds what the first leaves behind, and so do all later ones.
 pub const MICRO_BATCHES_MAX: usize = 2;
 
-/// An empty step with sequences of `seq` tokens and at most [`MICRO_BATCHES_MAX`] micro-batches, for sessions that
-/// compute nothing. Other ranks' micro-batches have no rows.
+/// Micro-batches of a rank in a step on shapes: at most [`MICRO_BATCHES_MAX`], but all in a pipeline, where several are under way at
+/// once.
+pub fn micro_batches_on_shapes(settings: &Settings) -> usize {
+    match settings.pipeline {
+        None => settings.accum.min(MICRO_BATCHES_MAX),
+        Some(_) => settings.accum,
+    }
+}
+
+/// An empty step with sequences of `seq` tokens and [`micro_batches_on_shapes`], for sessions that compute nothing. Other ranks'
+/// micro-batches have no rows.
 pub fn shape_of_a_step(settings: &Settings, seq: usize) -> StepBatch {
-    shape_of_micro_batches(settings, &vec![seq; settings.accum.min(MICRO_BATCHES_MAX)])
+    shape_of_micro_batches(settings, &vec![seq; micro_batches_on_shapes(settings)])
 }
 
 /// The same, with the given lengths of this rank's micro-batches.

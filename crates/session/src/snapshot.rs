@@ -192,7 +192,10 @@ impl Inventory {
 
 /// The ranks that save a checkpoint together; none if there is only one.
 pub(crate) fn several(settings: &Settings) -> Option<&Ranks> {
-    settings.ranks.as_ref().filter(|ranks| ranks.rank.of > 1)
+    settings
+        .ranks
+        .as_ref()
+        .filter(|ranks| ranks.of_all().of > 1)
 }
 
 impl StateOnDevice<'_> {

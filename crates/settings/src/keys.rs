@@ -9,6 +9,7 @@ use super::key::Mark::{ComparedApart, KeepsBits, PerRank};
 use super::key::{Key, key, optional};
 use super::kind::{Kind, Range};
 use super::need;
+use super::schedule::PipelineSchedule;
 use super::size::Size;
 use data::{Format, Inputs, Packing};
 use indexmap::IndexMap;
@@ -492,6 +493,16 @@ keys! {
             .details("In attention each has a part of the heads, of whole sequences. A part counts as a micro-batch, so the bits are \
                       those of any multiple of so many ranks.")
             .flag("--context-parallel-size", "N", RANKS).alias("--cp"),
+        pipeline: usize = key(Kind::Whole(1), "1", "Stages of the pipeline, each with some neighbouring blocks of the model (pipeline parallelism)")
+            .details("Ranks divide into this many stages: the first ranks are the first stage. The bits are those of one stage.")
+            .flag("--pipeline-model-parallel-size", "N", RANKS).alias("--pp"),
+        schedule: PipelineSchedule = key(Kind::Choice(PipelineSchedule::NAMES), "\"1f1b\"", "In which order the stages of a pipeline work")
+            .details("gpipe: all forward passes of a step, then all backward passes; 1f1b: one of each in turn, so that fewer micro-batches \
+                      are under way. The bits are the same.")
+            .flag("--pipeline-schedule", "NAME", RANKS),
+        pipeline_layout: Option<Vec<usize>> = optional(Kind::Wholes, ("[10, 11, 11]", "stages take about the same time on paper"),
+            "Blocks of each stage of the pipeline, in order")
+            .flag("--pipeline-layout", "N,N,...", RANKS),
     }
 
     /// `[log]`

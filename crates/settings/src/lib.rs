@@ -24,10 +24,12 @@ pub mod load;
 mod lora;
 mod need;
 pub mod preset;
+mod pipeline;
 mod ranks;
 mod reference;
 mod resolve;
 mod resumed;
+mod schedule;
 mod schema;
 mod settings;
 mod sharing;
@@ -49,8 +51,10 @@ pub use keys::{
     EvalConfig, HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig, OffloadConfig,
     OptimConfig, ParallelConfig, RecomputeConfig, TrainConfig,
 };
+pub use pipeline::Pipeline;
 pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};
+pub use schedule::{PipelineSchedule, StageSchedule, StageTask, TaskKind, Transfer};
 pub use schema::{Config, HEURISTIC};
 pub use settings::{
     BetweenSteps, DEFAULT_HEAD_CHUNK, GRAPHS_FROM_ACCUM, Settings, StateFormats, WholeMatrices,

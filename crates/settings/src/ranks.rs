@@ -2,6 +2,7 @@
 
 use super::choices::{HostPlace, RankEngine, Release};
 use super::error::ConfigError;
+use super::pipeline;
 use super::schema::Config;
 use super::sharing;
 use super::size::Size;
@@ -55,9 +56,10 @@ impl Config {
     /// The ranks that train together, and how they divide their work; none without a group.
     pub fn ranks(&self) -> Option<Ranks> {
         let collectives = &self.collectives;
-        let rank = self.rank_in_group()?;
+        let (rank, stage) = pipeline::places(self.rank_in_group()?, self.parallel.pipeline);
         Some(Ranks {
             rank,
+            stage,
             sharing: self.parallel.context,
             zero: self.zero()?,
             bucket_bytes: match collectives.bucket_size {
@@ -82,6 +84,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
             "`collectives.bucket_size` is {percent}%, and a bucket is a part of no device; write bytes, such as 128MiB"
         ));
     }
+    pipeline::check_ranks(config)?;
     sharing::check_ranks(config)?;
     let Some(ranks) = config.ranks() else {
         return Ok(());

@@ -5,6 +5,7 @@ use super::choices::Graphs;
 use super::error::ConfigError;
 use super::keys::HardwareConfig;
 use super::lora::check_modules;
+use super::pipeline::{Pipeline, pipeline};
 use super::schema::Config;
 use super::sharing;
 use super::unknown::nearest_containing;
@@ -70,6 +71,8 @@ pub struct Settings {
     pub homes: Homes,
     /// The ranks that train together; none: this process trains alone.
     pub ranks: Option<Ranks>,
+    /// The stages that divide the model; none: this rank has all of it.
+    pub pipeline: Option<Pipeline>,
     /// What the engine between ranks holds of each GPU's memory, where that was measured.
     pub engine_bytes: Option<u64>,
     /// The learning rate.
@@ -158,7 +161,7 @@ impl Settings {
         }
         let policy = policy.offload(&offloaded?)?;
         check_offloaded(config, attention, &policy)?;
-        Ok(Settings {
+        let settings = Settings {
             model: config.model.clone(),
             structure: Architecture::declared,
             freeze: config.train.freeze.clone(),
@@ -211,6 +214,7 @@ impl Settings {
             router_bias_rate: optim.router_bias_rate,
             homes: config.homes()?,
             ranks: config.ranks(),
+            pipeline: None,
             engine_bytes: config.engine_bytes,
             whole_matrices: WholeMatrices {
                 patterns: optim.matrices.clone(),
@@ -227,6 +231,11 @@ impl Settings {
             seed: config.train.seed,
             hardware: config.hardware.clone(),
             graphs_off: graphs_off(config),
+        };
+        let pipeline = pipeline(config, &settings.architecture())?;
+        Ok(Settings {
+            pipeline,
+            ..settings
         })
     }
 
@@ -284,10 +293,17 @@ impl Settings {
         small
     }
 
-    /// This rank, and how many there are: one alone where there is no group.
+    /// This rank among those that have other micro-batches, or other parts of them: all, or those of its stage of a pipeline. One
+    /// alone where there is no group.
     pub fn rank(&self) -> Rank {
         let ranks = self.ranks.as_ref();
         ranks.map_or(Rank::ALONE, |ranks| ranks.rank)
+    }
+
+    /// This rank among all; one alone where there is no group.
+    pub fn rank_of_all(&self) -> Rank {
+        let ranks = self.ranks.as_ref();
+        ranks.map_or(Rank::ALONE, Ranks::of_all)
     }
 
     /// The narrowest type that a matrix product reads or writes: bf16 if gradients, the optimizer's products or everything is.
@@ -400,7 +416,10 @@ impl Settings {
                 weights.count()
             )));
         }
-        Ok(layout)
+        Ok(match &self.pipeline {
+            None => layout,
+            Some(pipeline) => layout.of_stage(pipeline.stage, |part| pipeline.stage_of(part)),
+        })
     }
 }
 

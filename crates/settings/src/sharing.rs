@@ -2,6 +2,7 @@
 
 use super::error::ConfigError;
 use super::keys::ParallelConfig;
+use super::schedule::PipelineSchedule;
 use super::schema::Config;
 use data::Packing;
 use model::{RouterAuxKind, SharingRanks};
@@ -9,7 +10,12 @@ use units::Ranks;
 
 impl Default for ParallelConfig {
     fn default() -> ParallelConfig {
-        ParallelConfig { context: 1 }
+        ParallelConfig {
+            context: 1,
+            pipeline: 1,
+            schedule: PipelineSchedule::OneForwardOneBackward,
+            pipeline_layout: None,
+        }
     }
 }
 
@@ -28,7 +34,7 @@ pub(crate) fn ranks(ranks: Option<&Ranks>) -> SharingRanks {
 /// Refuses groups of ranks that do not divide all ranks.
 pub(crate) fn check_ranks(config: &Config) -> Result<(), ConfigError> {
     let context = config.parallel.context;
-    let ranks = config.rank.map_or(1, |rank| rank.of);
+    let ranks = config.ranks().map_or(1, |ranks| ranks.rank.of);
     if ranks.is_multiple_of(context) {
         return Ok(());
     }
@@ -57,7 +63,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
             && (kv_heads.is_multiple_of(ranks) || ranks.is_multiple_of(kv_heads))
     };
     if !(divides_heads(context) && seq.is_multiple_of(context)) {
-        let all = config.rank.map_or(1, |rank| rank.of);
+        let all = config.ranks().map_or(1, |ranks| ranks.rank.of);
         let fits = |size: &usize| {
             divides_heads(*size) && seq.is_multiple_of(*size) && all.is_multiple_of(*size)
         };

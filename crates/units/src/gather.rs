@@ -1,5 +1,6 @@
 //! Gathers the pieces of a bundle from the ranks that have them.
 
+use crate::Ranks;
 use kernels::{Exchange, ExchangeBytes, KernelError, Kernels, Queue, Traffic};
 use memory::{Cover, In, Out, Rank, Types};
 use std::ops::Range;
@@ -81,4 +82,39 @@ pub(crate) unsafe fn gather<'a>(
     };
     // SAFETY: the caller's promise.
     unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }
+}
+
+/// Starts an exchange among the stages of a pipeline: each gives its own pieces to the rank with this rank's place in every other
+/// stage, and gets theirs. `bytes` has those of each stage's pieces, and `places` returns all pieces, each with its stage.
+///
+/// # Safety
+/// As for [`gather`].
+pub(crate) unsafe fn exchange_stages<'a>(
+    kernels: &Kernels,
+    ranks: &'a Ranks,
+    bytes: &[u64],
+    places: impl FnOnce() -> Vec<(usize, Out<'a>)> + 'a,
+) -> Result<Traffic, KernelError> {
+    let (own, stages) = (bytes[ranks.stage.number], ranks.stage.of);
+    let bytes = ExchangeBytes::new(
+        (stages as u64 - 1) * own,
+        bytes.iter().sum::<u64>() - own,
+    );
+    let list = move || {
+        let is_own = |(stage, _): &(usize, Out)| *stage == ranks.stage.number;
+        let (kept, receives): (Vec<_>, Vec<_>) = places().into_iter().partition(is_own);
+        let kept: Vec<In> = kept.into_iter().map(|(_, place)| place.into_in()).collect();
+        let others = (0..stages).filter(|stage| *stage != ranks.stage.number);
+        let to = |stage| kept.iter().map(move |piece| (ranks.in_stage(stage), *piece));
+        let receives = receives.into_iter();
+        Exchange {
+            sends: others.flat_map(to).collect(),
+            receives: receives
+                .map(|(stage, place)| (ranks.in_stage(stage), place))
+                .collect(),
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { kernels.start_exchange_of_all(bytes, Box::new(list)) }?;
+    Ok(Traffic::of(Queue::Collective, bytes.sent))
 }

@@ -189,12 +189,16 @@ impl Gradients {
         }
     }
 
-    /// The names of trained parameters without a contribution in this step.
+    /// The names of this stage's trained parameters without a contribution in this step.
     pub fn missing(&self) -> Vec<&str> {
-        let entries = self.layout().entries().iter().zip(&self.touched);
+        let layout = self.layout();
+        let entries = layout.entries().iter().enumerate().zip(&self.touched);
+        let is_here = |index| layout.stage_of(index) == layout.stage().number;
         entries
-            .filter(|(entry, touched)| entry.role.is_trained() && !**touched)
-            .map(|(entry, _)| entry.name.as_str())
+            .filter(|((index, entry), touched)| {
+                entry.role.is_trained() && !**touched && is_here(*index)
+            })
+            .map(|((_, entry), _)| entry.name.as_str())
             .collect()
     }
 
@@ -365,12 +369,15 @@ impl Gradients {
 
     /// Sums the squares of the gradients that stay on the device; those of other units were summed when they closed.
     /// With ranks, all ranks either get all gradients first, or each sums the squares of its own and all get the
-    /// grains.
+    /// grains. Stages of a pipeline first get each other's vectors, once none waits for a pass any more.
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
     pub fn sum_grains(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let layout = self.resident.layout().clone();
+        if let Some(reducing) = self.reducing.as_mut().filter(|one| one.ranks.stage.of > 1) {
+            gathered(kernels, || reducing.share_vectors(kernels, &mut self.resident))?;
+        }
         if let Some(reducing) = self.reducing.as_mut().filter(|one| one.ranks.shares_sums()) {
             gathered(kernels, || reducing.share(kernels, &mut self.resident))?;
         }
@@ -383,13 +390,16 @@ impl Gradients {
             Some(reducing) => reducing.sum(resident, range),
             None => resident.flat(range),
         })?;
-        match reducing {
-            Some(reducing) if !reducing.ranks.shares_sums() => {
-                let rank = reducing.ranks.rank;
-                gathered(kernels, || self.grains.gather(kernels, rank))
-            }
-            _ => Ok(()),
+        let Some(ranks) = reducing.as_ref().map(|reducing| &reducing.ranks) else {
+            return Ok(());
+        };
+        if !ranks.shares_sums() {
+            gathered(kernels, || self.grains.gather(kernels, ranks.rank))?;
         }
+        if ranks.stage.of > 1 {
+            gathered(kernels, || self.grains.gather_stages(kernels, ranks))?;
+        }
+        Ok(())
     }
 
     fn sum_unit(&mut self, kernels: &Kernels, unit: usize) -> Result<(), KernelError> {

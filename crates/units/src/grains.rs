@@ -1,10 +1,11 @@
 //! Sums of squares of gradients, by grains of a fixed number of elements ([`GRAIN_ELEMENTS`]). So the norm has the same
 //! bits wherever gradients live, and whichever rank sums them.
 
-use crate::gather::gather;
+use crate::Ranks;
+use crate::gather::{exchange_stages, gather};
 use kernels::{ExchangeBytes, KernelError, Kernels, NormGrains};
 use memory::{
-    Buffer, Category, Cover, DType, GRAIN_ELEMENTS, In, Layout, Memory, OutOfMemory, Rank,
+    Buffer, Category, Cover, DType, GRAIN_ELEMENTS, In, Layout, Memory, Out, OutOfMemory, Rank,
 };
 use std::ops::Range;
 use std::rc::Rc;
@@ -48,7 +49,8 @@ impl Grains {
         let layout = self.layout.clone();
         let of = move |rank| grains_of(&layout, &layout.own_trained(rank));
         let own: usize = of(rank).iter().map(|(_, grains)| grains.len()).sum();
-        let others = self.sums.dims().elements() - own;
+        let all = grains_of(&self.layout, &self.layout.trained());
+        let others = all.iter().map(|(_, grains)| grains.len()).sum::<usize>() - own;
         let grain_bytes = self.sums.dtype().size_in_bytes();
         let bytes = ExchangeBytes::new(
             ((rank.of - 1) * own * grain_bytes) as u64,
@@ -57,17 +59,36 @@ impl Grains {
         let sums = self.sums.view_mut();
         let list = move || {
             let of = |rank: Rank| of(rank).into_iter().map(move |(_, own)| (own, rank.number));
-            let mut pieces: Vec<(Range<usize>, usize)> = Rank::all(rank.of).flat_map(of).collect();
-            pieces.sort_by_key(|(grains, _)| grains.start);
-            let (ranges, owners): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
-            owners
-                .into_iter()
-                .zip(sums.disjoint_rows(&ranges))
-                .collect()
+            rows_by_owner(sums, Rank::all(rank.of).flat_map(of).collect())
         };
         // SAFETY: the caller waits for this before the sums are read or written again, and they live as long as kernels
         // have work.
         unsafe { gather(kernels, rank, bytes, None, list) }
+    }
+
+    /// Gives the other stages of a pipeline this stage's grains, and gets theirs. Every rank of this stage has them all by then.
+    pub(crate) fn gather_stages(
+        &mut self,
+        kernels: &Kernels,
+        ranks: &Ranks,
+    ) -> Result<(), KernelError> {
+        let grain_bytes = self.sums.dtype().size_in_bytes();
+        let stages = 0..ranks.stage.of;
+        let grains: Vec<_> = stages.map(|stage| self.layout.grains_of_stage(stage)).collect();
+        let bytes = grains.iter().map(|of_stage| {
+            let count: usize = of_stage.iter().map(Range::len).sum();
+            (count * grain_bytes) as u64
+        });
+        let bytes: Vec<u64> = bytes.collect();
+        let sums = self.sums.view_mut();
+        let places = move || {
+            let pieces = grains.into_iter().enumerate();
+            let pieces = pieces.flat_map(|(stage, all)| all.into_iter().map(move |one| (one, stage)));
+            rows_by_owner(sums, pieces.collect())
+        };
+        // SAFETY: as for `gather`.
+        unsafe { exchange_stages(kernels, ranks, &bytes, places) }?;
+        Ok(())
     }
 
     /// The sums of all grains, `[g]` f64.
@@ -84,11 +105,18 @@ impl Grains {
     }
 }
 
+/// Rows of a buffer, each with its owner, in order.
+fn rows_by_owner(rows: Out<'_>, mut pieces: Vec<(Range<usize>, usize)>) -> Vec<(usize, Out<'_>)> {
+    pieces.sort_by_key(|(rows, _)| rows.start);
+    let (ranges, owners): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
+    owners.into_iter().zip(rows.disjoint_rows(&ranges)).collect()
+}
+
 /// The parts of a layout's grained ranges within a cover, each with its grains.
 fn grains_of(layout: &Layout, cover: &Cover) -> Vec<(Range<usize>, Range<usize>)> {
-    let grained = layout.grained().into_iter();
+    let grained = layout.grained().iter();
     let own = grained.flat_map(|(range, first)| {
-        let pieces = cover.within(&range).ranges().to_vec();
+        let pieces = cover.within(range).ranges().to_vec();
         pieces.into_iter().map(move |piece| {
             let first = first + (piece.start - range.start) / GRAIN_ELEMENTS;
             let count = piece.len().div_ceil(GRAIN_ELEMENTS);

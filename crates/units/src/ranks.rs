@@ -5,11 +5,13 @@ use memory::Rank;
 use serde::{Deserialize, Serialize};
 
 /// The ranks that train together, and how they divide their work. Rank `r` of `n` gets the micro-batches `a * n + r` of
-/// a step.
+/// a step. In a pipeline each stage has `n` ranks, and stage `s` has the ranks from `s * n` on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ranks {
-    /// This rank's number, and how many there are. A single rank adds up its gradients in the same way as many.
+    /// This rank's number in its stage, and how many the stage has. A single rank adds up its gradients in the same way as many.
     pub rank: Rank,
+    /// This rank's stage of the pipeline; [`Rank::ALONE`] without one.
+    pub stage: Rank,
     /// How many neighbouring ranks share each sequence, each with a part of its tokens. A part counts as a micro-batch.
     pub sharing: usize,
     /// What is divided among ranks.
@@ -27,6 +29,24 @@ pub struct Ranks {
 }
 
 impl Ranks {
+    /// This rank among those of all stages.
+    pub fn of_all(&self) -> Rank {
+        Rank {
+            number: self.in_stage(self.stage.number),
+            of: self.stage.of * self.rank.of,
+        }
+    }
+
+    /// The number, among all ranks, of the one that has this rank's place in another stage.
+    pub fn in_stage(&self, stage: usize) -> usize {
+        stage * self.rank.of + self.rank.number
+    }
+
+    /// The number, among all ranks, of the first rank of this stage.
+    pub fn first_of_stage(&self) -> usize {
+        self.stage.number * self.rank.of
+    }
+
     /// This rank among those that share its sequences.
     pub fn of_sharing(&self) -> Rank {
         Rank {

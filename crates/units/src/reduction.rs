@@ -4,7 +4,7 @@
 //! engine, size of buckets and number of ranks.
 
 use crate::Ranks;
-use crate::gather::gather_bundle;
+use crate::gather::{exchange_stages, gather_bundle};
 use crate::stream::OnDevice;
 use kernels::{
     Event, Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder, Traffic,
@@ -263,7 +263,38 @@ impl Reducing {
         kernels.wait(Queue::Compute, self.summed, SUMMED)
     }
 
-    /// Gives the step's sums to all ranks. They must be complete, and the computation must already wait for them.
+    /// Gives the other stages of a pipeline the sums of this rank's piece of the vectors of this stage, and gets theirs: every stage
+    /// updates all vectors. The sums must be complete, and the computation must already wait for them.
+    pub(crate) fn share_vectors(
+        &mut self,
+        kernels: &Kernels,
+        arena: &mut Arena,
+    ) -> Result<(), KernelError> {
+        let sums = self.sums.as_mut().unwrap_or(arena);
+        let piece = self.bundles[self.bundles.len() - 1].piece(self.ranks.rank);
+        let of_stage = |stage| sums.layout().vectors_of_stage(stage).within_all(&piece);
+        let vectors: Vec<Cover> = (0..self.ranks.stage.of).map(of_stage).collect();
+        let bytes = vectors.iter().map(|own| sums.types().bytes(own) as u64);
+        let bytes: Vec<u64> = bytes.collect();
+        let pieces = vectors.iter().enumerate();
+        let pieces = pieces.flat_map(|(stage, own)| own.ranges().iter().map(move |one| (one, stage)));
+        let mut pieces: Vec<(&Range<usize>, usize)> = pieces.collect();
+        pieces.sort_by_key(|(range, _)| range.start);
+        let (ranges, stages): (Vec<_>, Vec<_>) = pieces
+            .into_iter()
+            .map(|(range, stage)| (range.clone(), stage))
+            .unzip();
+        // SAFETY: the caller waits for this before the sums are read or written, and they live as long as kernels have work.
+        let sent = unsafe {
+            exchange_stages(kernels, &self.ranks, &bytes, || {
+                stages.into_iter().zip(sums.disjoint_raw_mut(&ranges)).collect()
+            })
+        }?;
+        self.traffic = self.traffic.plus(sent);
+        Ok(())
+    }
+
+    /// Gives the step's sums to all ranks of this stage. They must be complete, and the computation must already wait for them.
     pub(crate) fn share(
         &mut self,
         kernels: &Kernels,

@@ -109,7 +109,7 @@ impl Run {
         let model = model.unwrap();
         let saved = model
             .architecture()
-            .lease_saved(&memory, dtype, policy, SHAPE)
+            .lease_saved(&memory, dtype, policy, (SHAPE, &Held::all(architecture.blocks().len())))
             .unwrap();
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], dtype);
         let gradients = Gradients::lease(&memory, &layout, dtype, &Home::Device, None);
@@ -166,6 +166,7 @@ impl Run {
             weights: &mut self.weights,
             order: &Rc::default(),
             saved: &mut self.saved,
+            layers: 0..self.model.layers(),
             batch: &batch,
             purpose: Purpose::Training(Training {
                 gradients: &mut self.gradients,
@@ -206,6 +207,7 @@ impl Run {
             weights: &mut self.weights,
             order: &Rc::default(),
             saved: &mut self.saved,
+            layers: 0..self.model.layers(),
             batch: &batch,
             purpose: Purpose::Inference(cached),
         };

@@ -96,6 +96,7 @@ impl Golden {
             states: StateFormats::default(),
             homes: Default::default(),
             ranks: None,
+            pipeline: None,
             engine_bytes: None,
             schedule: constant_rate(number(&optimizer["lr"])),
             seed: 0,

@@ -25,6 +25,7 @@ pub fn ranks(size: usize, zero: Zero) -> Ranks {
             number: 0,
             of: size,
         },
+        stage: Rank::ALONE,
         sharing: 1,
         zero,
         bucket_bytes: 1 << 20,
@@ -39,7 +40,11 @@ pub fn ranks(size: usize, zero: Zero) -> Ranks {
 pub fn of_rank(settings: &Settings, rank: usize) -> Settings {
     let mut settings = settings.clone();
     if let Some(ranks) = &mut settings.ranks {
-        ranks.rank.number = rank;
+        ranks.rank.number = rank % ranks.rank.of;
+        ranks.stage.number = rank / ranks.rank.of;
+        if let Some(pipeline) = &mut settings.pipeline {
+            pipeline.stage = ranks.stage;
+        }
     }
     // A folder belongs to one process at a time.
     if let Home::Disk(folder) = &mut settings.homes.states {
@@ -111,7 +116,7 @@ pub fn each(
     steps: usize,
     session: impl Fn(&Settings, &Arc<dyn Group>) -> (Session, Waits) + Sync,
 ) -> Vec<OfRank> {
-    let size = settings.ranks.as_ref().map_or(1, |ranks| ranks.rank.of);
+    let size = settings.rank_of_all().of;
     let run = |group: Arc<dyn Group>| {
         let settings = of_rank(settings, group.rank());
         let planned = plan(&settings);

@@ -1,0 +1,170 @@
+//! What a stage of a pipeline sends to its neighbours and receives from them: the residual stream between two blocks, and its gradient.
+//!
+//! | who waits | for what | without the wait |
+//! |---|---|---|
+//! | the exchange | the computation so far ([`READY`]) | it sends what is not computed, or writes into memory that is still read |
+//! | the computation | the exchange that brings its input ([`CAME`]) | it reads what has not come |
+//! | the computation, a pass later | the exchange ([`SENT`]) | the next lease there overwrites what is being sent |
+
+use crate::error::SessionError;
+use kernels::{Event, Exchange, ExchangeBytes, KernelError, Kernels, Queue};
+use memory::{Buffer, Category, Layer, Memory, Phase};
+use model::{BatchShape, Model, SavedActivations};
+use settings::Transfer;
+use std::collections::HashMap;
+use std::ops::Range;
+use units::Ranks;
+
+const READY: &str = "what a stage sends is computed, and the place of what it receives is free, before they are exchanged";
+const CAME: &str = "what another stage computed has come before it is read";
+const SENT: &str = "what a stage sends has left before its memory is used again";
+
+/// One of a stage's two boundaries for one micro-batch: whether it is the gradient's, and the micro-batch's number.
+type Carried = (bool, usize);
+
+/// A stage's place among the others.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) ranks: &'a Ranks,
+    pub(crate) layers: &'a Range<usize>,
+}
+
+/// What waits to be sent, has been received, or is on its way.
+#[derive(Default)]
+pub(crate) struct Neighbours {
+    made: HashMap<Carried, Buffer>,
+    came: HashMap<Carried, (Buffer, Event)>,
+    sent: Vec<(Buffer, Event)>,
+}
+
+/// What stages work with between passes.
+#[derive(Clone, Copy)]
+pub(crate) struct Room<'a> {
+    pub(crate) memory: &'a Memory,
+    pub(crate) kernels: &'a Kernels,
+    pub(crate) model: &'a Model,
+    pub(crate) saved: &'a SavedActivations,
+    /// Whether a backward pass follows.
+    pub(crate) trains: bool,
+}
+
+impl Neighbours {
+    /// Keeps what a pass made until it is sent.
+    pub(crate) fn keep(&mut self, is_gradient: bool, micro_batch: usize, made: Buffer) {
+        self.made.insert((is_gradient, micro_batch), made);
+    }
+
+    /// What has come for a pass, which may read it from now on.
+    pub(crate) fn take(
+        &mut self,
+        kernels: &Kernels,
+        is_gradient: bool,
+        micro_batch: usize,
+    ) -> Result<Option<Buffer>, KernelError> {
+        let Some((buffer, came)) = self.came.remove(&(is_gradient, micro_batch)) else {
+            return Ok(None);
+        };
+        kernels.wait(Queue::Compute, came, CAME)?;
+        Ok(Some(buffer))
+    }
+
+    /// Gives back the memory of what was sent before the last pass, which so long had time to leave.
+    pub(crate) fn give_back(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+        if let Some((_, last)) = self.sent.last() {
+            kernels.wait(Queue::Compute, *last, SENT)?;
+        }
+        self.sent.clear();
+        Ok(())
+    }
+
+    /// Keeps all memory until the process ends: other stages may still write into it, or read it.
+    pub(crate) fn abandon(&mut self) {
+        let sent = self.sent.drain(..).map(|(buffer, _)| buffer);
+        let came = self.came.drain().map(|(_, (buffer, _))| buffer);
+        sent.chain(came).for_each(std::mem::forget);
+        self.made.clear();
+    }
+
+    /// Starts an exchange with the neighbours. `shape` is that of each micro-batch, by its number.
+    pub(crate) fn exchange(
+        &mut self,
+        room: Room,
+        place: Place,
+        transfers: &[Transfer],
+        shape: impl Fn(usize) -> BatchShape,
+    ) -> Result<(), SessionError> {
+        let stage = place.ranks.stage.number;
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        for transfer in transfers {
+            let (of, peer) = (
+                (transfer.is_gradient, transfer.micro_batch),
+                place.ranks.in_stage(transfer.peer(stage)),
+            );
+            let layer = boundary(place, *transfer);
+            if transfer.is_gradient && !room.model.architecture().needs_input_gradient(layer) {
+                continue;
+            }
+            if transfer.is_sent {
+                let made = self.made.remove(&of);
+                sends.push((peer, made.expect("a pass made what is sent")));
+            } else {
+                let shape = shape(transfer.micro_batch);
+                receives.push((peer, of, lease(room, transfer.is_gradient, layer, shape)?));
+            }
+        }
+        if sends.is_empty() && receives.is_empty() {
+            return Ok(());
+        }
+        let kernels = room.kernels;
+        kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, READY)?;
+        let bytes = ExchangeBytes::new(
+            sends.iter().map(|(_, buffer)| buffer.view().bytes() as u64).sum(),
+            receives.iter().map(|(_, _, buffer)| buffer.view().bytes() as u64).sum(),
+        );
+        // SAFETY: all buffers are kept until the computation has waited for the event below, and nobody reads or writes them
+        // before; if anything fails, they are kept for good.
+        let started = unsafe {
+            let views = sends.iter().map(|(peer, buffer)| (*peer, buffer.view()));
+            let places = receives.iter_mut();
+            let list = Exchange {
+                sends: views.collect(),
+                receives: places.map(|(peer, _, buffer)| (*peer, buffer.view_mut())).collect(),
+            };
+            kernels.start_exchange_of_all(bytes, Box::new(move || list))
+        };
+        let event = started.and_then(|()| kernels.record(Queue::Collective));
+        let after = *event.as_ref().unwrap_or(&Event::PAST);
+        self.sent.extend(sends.into_iter().map(|(_, buffer)| (buffer, after)));
+        let came = receives.into_iter();
+        self.came.extend(came.map(|(_, of, buffer)| (of, (buffer, after))));
+        Ok(event.map(|_| ())?)
+    }
+}
+
+/// The block whose input crosses.
+fn boundary(place: Place, transfer: Transfer) -> usize {
+    match transfer.is_gradient == transfer.is_sent {
+        true => place.layers.start,
+        false => place.layers.end,
+    }
+}
+
+/// Room for what comes: a block's input, or the gradient of the next stage's.
+fn lease(
+    room: Room,
+    is_gradient: bool,
+    layer: usize,
+    shape: BatchShape,
+) -> Result<Buffer, SessionError> {
+    if is_gradient {
+        let _place = room.memory.enter(Phase::Backward, Layer::Block(layer - 1));
+        let (dims, dtype) = room.model.input_of_block(shape);
+        return Ok(room.memory.lease(Category::Temporary, "dx", dims, dtype)?);
+    }
+    let phase = match room.trains {
+        true => Phase::Forward,
+        false => Phase::Eval,
+    };
+    let _place = room.memory.enter(phase, Layer::Block(layer));
+    Ok(room.saved.lease_input(room.memory, layer, shape, room.trains)?)
+}

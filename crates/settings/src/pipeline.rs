@@ -1,0 +1,255 @@
+//! Pipelines of several stages (`parallel.pipeline`): which blocks each stage has, and what does not go with them.
+
+use super::error::ConfigError;
+use super::schedule::{PipelineSchedule, StageSchedule};
+use super::schema::Config;
+use super::settings::Settings;
+use memory::{Layer, Rank};
+use model::{Architecture, Held};
+use std::ops::Range;
+use units::Zero;
+
+/// A pipeline, as one of its stages sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pipeline {
+    /// In which order stages work.
+    pub schedule: PipelineSchedule,
+    /// The blocks of each stage. The first has the embedding too, and the last the head.
+    pub layers: Vec<Range<usize>>,
+    /// This rank's stage.
+    pub stage: Rank,
+}
+
+impl Pipeline {
+    /// The stage of a part of the model.
+    pub fn stage_of(&self, part: Layer) -> usize {
+        let layer = match part {
+            Layer::Block(layer) => layer,
+            Layer::Head => return self.layers.len() - 1,
+            Layer::Embedding | Layer::Whole => return 0,
+        };
+        let has = |layers: &Range<usize>| layers.contains(&layer);
+        let stage = self.layers.iter().position(has);
+        stage.expect("every block has a stage")
+    }
+}
+
+impl Settings {
+    /// The blocks that this rank computes, of a model of so many.
+    pub fn own_layers(&self, layers: usize) -> Range<usize> {
+        match &self.pipeline {
+            None => 0..layers,
+            Some(pipeline) => pipeline.layers[pipeline.stage.number].clone(),
+        }
+    }
+
+    /// What this rank does in a step of so many micro-batches of its own.
+    pub fn schedule_of_stage(&self, micro_batches: usize) -> StageSchedule {
+        let (schedule, stage) = match &self.pipeline {
+            None => (PipelineSchedule::OneForwardOneBackward, Rank::ALONE),
+            Some(pipeline) => (pipeline.schedule, pipeline.stage),
+        };
+        schedule.of_stage(stage, micro_batches)
+    }
+
+    /// What this rank holds in its tables of activations.
+    pub fn held(&self, layers: usize) -> Held {
+        Held {
+            layers: self.own_layers(layers),
+            micro_batches: self.schedule_of_stage(self.accum).tables,
+        }
+    }
+}
+
+/// A rank's place in its stage, and its stage, of so many stages: neighbours are of one stage.
+pub(crate) fn places(rank: Rank, stages: usize) -> (Rank, Rank) {
+    let of = rank.of / stages;
+    if of == 0 {
+        return (rank, Rank::ALONE);
+    }
+    let within = Rank {
+        number: rank.number % of,
+        of,
+    };
+    let stage = Rank {
+        number: rank.number / of,
+        of: stages,
+    };
+    (within, stage)
+}
+
+/// Refuses stages that do not divide all ranks.
+pub(crate) fn check_ranks(config: &Config) -> Result<(), ConfigError> {
+    let stages = config.parallel.pipeline;
+    let ranks = config.rank.map_or(1, |rank| rank.of);
+    if ranks.is_multiple_of(stages) {
+        return Ok(());
+    }
+    refused(match ranks {
+        1 => format!(
+            "parallel.pipeline is {stages}, which divides the model among {stages} stages, and this process is the only rank; start \
+             them by `mpirun -n {stages} trainer ...`, srun or torchrun, plan for one by --ranks {stages}, or take --pp 1"
+        ),
+        ranks => format!(
+            "parallel.pipeline is {stages}, and {ranks} ranks do not divide into {stages} stages; take a multiple of {stages} ranks, \
+             or another --pp"
+        ),
+    })
+}
+
+/// The pipeline of a configuration; none if there is one stage. `architecture` is the model's.
+pub(crate) fn pipeline(
+    config: &Config,
+    architecture: &Architecture,
+) -> Result<Option<Pipeline>, ConfigError> {
+    let Some(ranks) = config.ranks().filter(|ranks| ranks.stage.of > 1) else {
+        if config.parallel.pipeline_layout.is_some() {
+            return Err(ConfigError::Contradiction(
+                "parallel.pipeline_layout gives the blocks of a pipeline's stages, and there is one stage; add --pp with the number \
+                 of stages, or leave --pipeline-layout out"
+                    .into(),
+            ));
+        }
+        return Ok(None);
+    };
+    check(config, architecture, ranks.zero)?;
+    let stages = ranks.stage.of;
+    Ok(Some(Pipeline {
+        schedule: config.parallel.schedule,
+        layers: match &config.parallel.pipeline_layout {
+            Some(blocks) => given(blocks, config.model.layers, stages)?,
+            None => cut(&costs(config, architecture), stages),
+        },
+        stage: ranks.stage,
+    }))
+}
+
+/// Refuses a model and settings for which there is no pipeline.
+fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(), ConfigError> {
+    let stages = config.parallel.pipeline;
+    let not_with =
+        |what: &str| refused(format!("--pp {stages} divides the model among stages, and {what}, or --pp 1"));
+    if stages > config.model.layers {
+        return refused(format!(
+            "parallel.pipeline is {stages}, and the model has {} blocks (model.layers), of which every stage needs one; take a smaller \
+             --pp",
+            config.model.layers
+        ));
+    }
+    if config.model.tie_embeddings {
+        return not_with(
+            "the head is tied to the embedding, which is on another stage, and would wait for its gradient; take a model whose head is \
+             not tied (model.tie_embeddings = false), or share sequences and divide weights instead (--cp, --zero 3)",
+        );
+    }
+    if zero == Zero::Weights {
+        return not_with(
+            "under --zero 3 a rank's weights come unit by unit in the order of whole steps; take --zero 2, since a stage has few weights",
+        );
+    }
+    if config.has_pairs() {
+        return not_with("--objective dpo needs a second pass through the whole model; take --objective next-token");
+    }
+    if architecture.router_losses().is_some() {
+        return not_with(
+            "losses of routers take the choices of all blocks together; set model.router_aux and model.router_z_loss to 0 (biases of \
+             choices balance too: optim.router_bias_rate)",
+        );
+    }
+    if config.log.sample_every.is_some() {
+        return not_with(
+            "log.sample_every needs the whole model; leave it out, and take `trainer generate` with a checkpoint",
+        );
+    }
+    Ok(())
+}
+
+/// Stages that the user gave, as numbers of blocks.
+fn given(blocks: &[usize], layers: usize, stages: usize) -> Result<Vec<Range<usize>>, ConfigError> {
+    let all: usize = blocks.iter().sum();
+    if blocks.len() != stages || all != layers || blocks.contains(&0) {
+        return Err(ConfigError::Contradiction(format!(
+            "parallel.pipeline_layout is {blocks:?}: it has to give {stages} stages (parallel.pipeline) one block each at least, and \
+             all {layers} blocks together"
+        )));
+    }
+    let mut end = 0;
+    let stage = |count: &usize| {
+        end += count;
+        end - count..end
+    };
+    Ok(blocks.iter().map(stage).collect())
+}
+
+/// The FLOPs of each block for a token; the last has the head's too, and the first the embedding's.
+fn costs(config: &Config, architecture: &Architecture) -> Vec<u64> {
+    let seq = config.data.seq;
+    let blocks = architecture.blocks().iter();
+    let mut costs: Vec<u64> = blocks.map(|block| block.flops_per_token(seq)).collect();
+    let all = architecture.flops_per_token(seq);
+    let rest = all.saturating_sub(costs.iter().sum());
+    if let Some(last) = costs.last_mut() {
+        *last += rest;
+    }
+    costs
+}
+
+/// Cuts blocks into stages of neighbours so that the dearest stage costs the least; of such cuts it takes the one whose later stages
+/// are largest, since earlier ones have more micro-batches under way.
+fn cut(costs: &[u64], stages: usize) -> Vec<Range<usize>> {
+    let layers = costs.len();
+    let cost = |blocks: Range<usize>| costs[blocks].iter().sum::<u64>();
+    // best[n][start]: the least cost of the dearest of `n` stages that have the blocks from `start` on, and where the first ends.
+    let mut best = vec![vec![(u64::MAX, layers); layers + 1]; stages + 1];
+    best[0][layers] = (0, layers);
+    for count in 1..=stages {
+        for start in 0..layers {
+            let ends = start + 1..=layers;
+            let with = |end: usize| {
+                let (rest, _) = best[count - 1][end];
+                (rest.max(cost(start..end)), end)
+            };
+            if let Some(least) = ends.map(with).min() {
+                best[count][start] = least;
+            }
+        }
+    }
+    let mut start = 0;
+    let stage = |left: usize| {
+        let (_, end) = best[left][start];
+        let blocks = start..end;
+        start = end;
+        blocks
+    };
+    (1..=stages).rev().map(stage).collect()
+}
+
+fn refused(sentence: String) -> Result<(), ConfigError> {
+    Err(ConfigError::Contradiction(sentence))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_cost_about_the_same() {
+        let sizes = |costs: &[u64], stages| -> Vec<usize> {
+            let stages = cut(costs, stages);
+            stages.iter().map(Range::len).collect()
+        };
+        assert_eq!(sizes(&[1; 8], 4), [2, 2, 2, 2]);
+        assert_eq!(sizes(&[1; 7], 4), [1, 2, 2, 2]);
+        // A head as dear as two blocks.
+        assert_eq!(sizes(&[1, 1, 1, 1, 1, 3], 2), [4, 2]);
+        assert_eq!(sizes(&[1, 1, 1], 3), [1, 1, 1]);
+    }
+
+    #[test]
+    fn neighbours_are_of_one_stage() {
+        let of = |number| places(Rank { number, of: 8 }, 4);
+        let (within, stage) = of(5);
+        assert_eq!((within.number, within.of), (1, 2));
+        assert_eq!((stage.number, stage.of), (2, 4));
+    }
+}

@@ -1,0 +1,244 @@
+//! Pipelines: however many stages and groups of ranks there are, in every schedule, whatever ZeRO divides and in every memory mode,
+//! loss, norm, weights and states have the bits of one stage, and every rank's memory and traffic are what was planned for it.
+
+mod common;
+
+use common::elsewhere::{OPTIMIZERS, forms, with_form, with_optimizer};
+use common::experts;
+use common::ranks::{Together, each, on_cpu, ranks, together};
+use common::{MODES, odd_model, variants};
+use memory::{DType, Home, Homes, Rank, Window};
+use model::{Attention, ModelConfig, OffloadLabels};
+use settings::{Pipeline, PipelineSchedule, Settings};
+use std::ops::Range;
+use units::{Ranks, Zero};
+
+const STEPS: usize = 2;
+
+/// Blocks of the models.
+const LAYERS: usize = 4;
+
+/// Micro-batches of a step, over all ranks.
+const MICRO_BATCHES: usize = 8;
+
+/// How a run's ranks divide it: groups of `sharing` ranks to a sequence, in each of some stages.
+#[derive(Clone, Debug)]
+struct Grid {
+    stages: Vec<Range<usize>>,
+    schedule: PipelineSchedule,
+    groups: usize,
+    sharing: usize,
+    zero: Zero,
+}
+
+impl Grid {
+    fn one_stage() -> Grid {
+        Grid {
+            stages: Vec::from([0..LAYERS]),
+            schedule: PipelineSchedule::Gpipe,
+            groups: 1,
+            sharing: 1,
+            zero: Zero::States,
+        }
+    }
+
+    fn of(stages: &[Range<usize>], schedule: PipelineSchedule, zero: Zero) -> Grid {
+        Grid {
+            stages: stages.to_vec(),
+            schedule,
+            zero,
+            ..Grid::one_stage()
+        }
+    }
+}
+
+fn on_grid(settings: &Settings, grid: &Grid) -> Settings {
+    let stage = Rank {
+        number: 0,
+        of: grid.stages.len(),
+    };
+    Settings {
+        accum: MICRO_BATCHES / grid.groups,
+        ranks: Some(Ranks {
+            stage,
+            sharing: grid.sharing,
+            ..ranks(grid.groups * grid.sharing, grid.zero)
+        }),
+        pipeline: (stage.of > 1).then(|| Pipeline {
+            schedule: grid.schedule,
+            layers: grid.stages.clone(),
+            stage,
+        }),
+        ..settings.clone()
+    }
+}
+
+fn plain(model: ModelConfig, mode: &str) -> Settings {
+    let model = ModelConfig {
+        tie_embeddings: false,
+        router_aux: 0.0,
+        router_z_loss: 0.0,
+        ..model
+    };
+    Settings {
+        micro_batch: 1,
+        seq: 12,
+        ..with_form(model, forms()[0], mode, DType::F32)
+    }
+}
+
+fn run(name: &str, settings: &Settings, grid: &Grid) -> Together {
+    let name = format!("{name}, {grid:?}");
+    together(&each(&name, &on_grid(settings, grid), STEPS, on_cpu))
+}
+
+fn assert_same(name: &str, one: &Together, other: &Together) {
+    assert_eq!(one.steps, other.steps, "{name}");
+    assert!(one.state == other.state, "{name}");
+}
+
+const HALVES: [Range<usize>; 2] = [0..1, 1..LAYERS];
+const THIRDS: [Range<usize>; 3] = [0..1, 1..3, 3..LAYERS];
+const QUARTERS: [Range<usize>; 4] = [0..1, 1..2, 2..3, 3..LAYERS];
+
+#[test]
+fn stages_and_groups_give_the_same_bits_in_every_schedule() {
+    use PipelineSchedule::{Gpipe, OneForwardOneBackward};
+    let settings = plain(odd_model(LAYERS), "none");
+    let one = run("one stage", &settings, &Grid::one_stage());
+    let other_data = Settings {
+        seq: settings.seq - 1,
+        ..settings.clone()
+    };
+    let other = run("other data", &other_data, &Grid::one_stage());
+    assert!(one.steps != other.steps, "steps show what is learnt");
+    let grids = [
+        (&HALVES[..], OneForwardOneBackward, Zero::Gradients, 1),
+        (&HALVES, Gpipe, Zero::Replicated, 1),
+        (&THIRDS, OneForwardOneBackward, Zero::States, 1),
+        (&QUARTERS, OneForwardOneBackward, Zero::Gradients, 1),
+        (&QUARTERS, Gpipe, Zero::States, 1),
+        (&HALVES, OneForwardOneBackward, Zero::Replicated, 2),
+        (&THIRDS, Gpipe, Zero::States, 2),
+        (&QUARTERS, OneForwardOneBackward, Zero::Gradients, 2),
+        (&HALVES, OneForwardOneBackward, Zero::Gradients, 4),
+    ];
+    for (stages, schedule, zero, groups) in grids {
+        let grid = Grid {
+            groups,
+            ..Grid::of(stages, schedule, zero)
+        };
+        assert_same(&format!("{grid:?}"), &one, &run("Llama", &settings, &grid));
+    }
+}
+
+#[test]
+fn stages_whose_ranks_share_sequences_give_the_same_bits() {
+    let settings = plain(odd_model(LAYERS), "none");
+    let of = |stages: &[Range<usize>], groups| Grid {
+        groups,
+        sharing: 3,
+        ..Grid::of(stages, PipelineSchedule::OneForwardOneBackward, Zero::Gradients)
+    };
+    let one = run("sharing", &settings, &of(&[0..LAYERS], 1));
+    for grid in [of(&HALVES, 1), of(&THIRDS, 1), of(&HALVES, 2)] {
+        assert_same(&format!("{grid:?}"), &one, &run("sharing", &settings, &grid));
+    }
+}
+
+#[test]
+fn other_models_give_the_same_bits() {
+    let [_, norm, ..] = variants(LAYERS);
+    let frozen = |settings: Settings| Settings {
+        freeze: Vec::from(["*embed_tokens*".into(), "*layers.0.*".into(), "*layers.1.*".into()]),
+        ..settings
+    };
+    let cases = [
+        ("norms of queries, window", plain(norm.1, "none")),
+        ("Qwen2-MoE", plain(experts::qwen(), "none")),
+        ("DeepSeek-V3", plain(experts::deepseek(), "none")),
+        ("the lower half frozen", frozen(plain(odd_model(LAYERS), "none"))),
+    ];
+    for (name, settings) in cases {
+        let layers = settings.model.layers;
+        let (stages, thirds) = ([0..1, 1..layers], [0..1, 1..2, 2..layers]);
+        let whole = Grid {
+            stages: Vec::from([0..layers]),
+            ..Grid::one_stage()
+        };
+        let one = run(name, &settings, &whole);
+        let schedule = PipelineSchedule::OneForwardOneBackward;
+        for stages in [&stages[..], &thirds].into_iter().filter(|stages| stages.len() <= layers) {
+            let grid = Grid::of(stages, schedule, Zero::Gradients);
+            assert_same(name, &one, &run(name, &settings, &grid));
+        }
+    }
+}
+
+#[test]
+fn memory_modes_give_the_same_bits() {
+    for (number, mode) in MODES.into_iter().enumerate() {
+        let of = |mode| Settings {
+            attention: [Attention::Eager, Attention::Flash][number % 2],
+            tile_tokens: [None, Some(4)][number / 5 % 2],
+            ..plain(odd_model(LAYERS), mode)
+        };
+        let one = run(mode, &of("none"), &Grid::one_stage());
+        let schedule = [PipelineSchedule::OneForwardOneBackward, PipelineSchedule::Gpipe][number % 2];
+        let grid = Grid::of(&THIRDS, schedule, Zero::Gradients);
+        assert_same(mode, &one, &run(mode, &of(mode), &grid));
+    }
+}
+
+#[test]
+fn offload_gives_the_same_bits() {
+    let settings = Settings {
+        attention: Attention::Flash,
+        ..plain(odd_model(LAYERS), "none")
+    };
+    let one = run("all on the device", &settings, &Grid::one_stage());
+    let labels = OffloadLabels::parse("qkv,attn_out,block_input").unwrap();
+    let away = Settings {
+        homes: Homes {
+            states: Home::Pinned,
+            window: Window::End,
+            ..Homes::default()
+        },
+        policy: settings.policy.clone().offload(&labels).unwrap(),
+        ..settings.clone()
+    };
+    for (stages, schedule) in [
+        (&THIRDS[..], PipelineSchedule::OneForwardOneBackward),
+        (&HALVES, PipelineSchedule::Gpipe),
+    ] {
+        let grid = Grid::of(stages, schedule, Zero::Gradients);
+        let host = |settings: &Settings| {
+            let settings = common::ranks::of_rank(&on_grid(settings, &grid), 0);
+            common::plan(&settings).host_pinned_bytes
+        };
+        assert!(host(&away) > host(&settings), "something waits on the host");
+        assert_same("offload", &one, &run("offload", &away, &grid));
+    }
+}
+
+#[test]
+fn optimizers_and_formats_of_states_give_the_same_bits() {
+    let model = plain(odd_model(LAYERS), "none").model;
+    for (number, form) in forms().into_iter().enumerate() {
+        let settings = Settings {
+            micro_batch: 1,
+            seq: 12,
+            ..with_form(model.clone(), form, "none", DType::F32)
+        };
+        let settings = with_optimizer(settings, OPTIMIZERS[number % 3]);
+        let one = run("one stage", &settings, &Grid::one_stage());
+        for groups in [1, 2] {
+            let grid = Grid {
+                groups,
+                ..Grid::of(&THIRDS, PipelineSchedule::OneForwardOneBackward, Zero::Gradients)
+            };
+            let name = format!("{form:?}, {groups} groups");
+            assert_same(&name, &one, &run(&name, &settings, &grid));
+        }
+    }
+}
