@@ -5,7 +5,7 @@ use crate::forward::Forward;
 use crate::losses::gather;
 use crate::read_back::numbers;
 use crate::upload::upload;
-use data::{MicroBatch, SequencePart};
+use data::MicroBatch;
 use kernels::operation::SumInOrder;
 use kernels::{Init, KernelError, Kernels, Queue, Reading};
 use memory::{Buffer, Category, DType, Layer, Phase};
@@ -116,10 +116,7 @@ impl Forward<'_> {
     fn start(&mut self, micro: &MicroBatch) -> Result<Reading, SessionError> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
         let sharing = model.architecture().sharing();
-        let own = micro.part(SequencePart {
-            number: sharing.rank.number,
-            of: sharing.rank.of,
-        });
+        let own = micro.part(sharing.rank);
         let batch = upload(memory, kernels, model.architecture(), &own, None)?;
         let mut sum = memory.lease(Category::Temporary, "loss", [1], DType::F32)?;
         model.loss(self.work(&batch, None), &mut sum)?;

@@ -74,7 +74,7 @@ mod tests {
             targets: vec![0; targets],
             rows: 1,
             seq: targets,
-            part: data::SequencePart::WHOLE,
+            part: memory::Rank::ALONE,
             documents: None,
             lengths: None,
             reference: None,

@@ -4,7 +4,7 @@ use super::elsewhere::bits;
 use super::side_by_side::in_one_thread;
 use super::{assert_as_planned, plan, step_batch};
 use collectives::Group;
-use data::{SequencePart, StepBatch};
+use data::StepBatch;
 use fakes::Threads;
 use fakes::scheduled::Waits;
 use files::PieceSource;
@@ -56,7 +56,7 @@ pub fn whole_batch(settings: &Settings, step: usize) -> StepBatch {
         ..settings.clone()
     };
     let whole = step_batch(&whole, step);
-    if part == SequencePart::WHOLE {
+    if part == memory::Rank::ALONE {
         return whole;
     }
     let targets = whole.target_count();
