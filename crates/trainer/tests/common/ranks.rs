@@ -83,6 +83,8 @@ pub struct OfRank {
     steps: Vec<(usize, u32, u32)>,
     /// Tokens of each step that this rank made.
     pub tokens: Vec<usize>,
+    /// How often it replayed a stage.
+    pub replays: usize,
     /// Bytes that were counted for other ranks.
     pub counted_bytes: u64,
     pieces: Vec<((String, String), usize, Vec<u8>)>,
@@ -138,6 +140,7 @@ pub fn each(
         OfRank {
             steps: outcomes.iter().map(bits).collect(),
             tokens: outcomes.iter().map(|outcome| outcome.tokens).collect(),
+            replays: outcomes.iter().map(|one| one.replayed.total()).sum(),
             counted_bytes: sent.sum(),
             pieces: pieces.collect(),
             sent_bytes,
