@@ -91,7 +91,7 @@ mod tests {
             told.iter()
                 .all(|told| *told == Begun::Signal((15, Some(2))))
         );
-        let alone = Job::of(None);
+        let alone = Job::of(None, settings::ParallelConfig::default());
         assert_eq!(
             alone.begin_step(Some(2), Ok(step(1))).unwrap(),
             Begun::Signal((2, None))
