@@ -62,6 +62,9 @@ pub trait Group: Send + Sync {
     /// Bytes that [`Group::exchange`] gave the engine's library for other ranks, counted when they were given.
     fn sent_bytes(&self) -> u64;
 
+    /// Lets waits for other ranks that begin from now on take at least so long.
+    fn raise_timeout(&self, _: Duration) {}
+
     /// Ends all ranks within seconds, this one with `code`, even if a library hangs. Returns only if ranks are threads.
     fn abort(&self, code: i32);
 

@@ -5,13 +5,14 @@
 //! A process asks its environment which rank it is ([`Launch::from_environment`]), and then for an engine ([`start`]):
 //!
 //! ```no_run
-//! use collectives::{Device, Engine, Launch, start};
+//! use collectives::{Device, Engine, Launch, Patience, start};
 //! use std::time::Duration;
 //!
 //! let Some(launch) = Launch::from_environment()? else {
 //!     return Ok(()); // No launcher: this process is alone.
 //! };
-//! let group = start(&launch, Engine::Auto, Device::Cpu, Duration::from_secs(600))?;
+//! let patience = Patience::new(Duration::from_secs(600));
+//! let group = start(&launch, Engine::Auto, Device::Cpu, patience)?;
 //! let hosts = group.share(b"what all shall know")?;
 //! println!("rank {} of {} by {}", group.rank(), hosts.len(), group.engine());
 //! group.leave();
@@ -31,6 +32,7 @@ mod launch;
 mod loading;
 mod mpi;
 mod nccl;
+mod patience;
 pub mod pieces;
 mod sockets;
 mod start;
@@ -40,4 +42,5 @@ pub use error::GroupError;
 pub use group::{DeviceGroup, Group, Incoming, Outgoing};
 pub use launch::{Launch, Launcher};
 pub use nccl::NCCL_CHANNELS;
+pub use patience::Patience;
 pub use start::{Device, Engine, start};

@@ -1,7 +1,6 @@
 //! Checks and copies that every engine makes before it moves a byte; public for the tests' engine.
 
 use crate::{GroupError, Incoming, Outgoing};
-use std::time::Duration;
 
 /// Refuses lists that name ranks that do not exist.
 pub fn check(size: usize, sends: &[Outgoing], receives: &[Incoming]) -> Result<(), GroupError> {
@@ -62,23 +61,6 @@ pub fn fits(
 pub fn sent_to_others(rank: usize, sends: &[Outgoing]) -> u64 {
     let others = sends.iter().filter(|piece| piece.to != rank);
     others.map(|piece| piece.bytes as u64).sum()
-}
-
-/// The error of a rank whose wait for the ranks `missing` timed out. There is at least one, and some may repeat.
-pub fn late(
-    rank: usize,
-    what: &str,
-    waited: Duration,
-    missing: impl IntoIterator<Item = usize>,
-) -> GroupError {
-    let missing = std::collections::BTreeSet::from_iter(missing);
-    let names: Vec<String> = missing.iter().map(usize::to_string).collect();
-    let ranks = if names.len() == 1 { "rank" } else { "ranks" };
-    GroupError::Late(format!(
-        "{ranks} {} did not answer rank {rank} in {} s, in {what}: stuck or gone, or slower than collectives.timeout_s",
-        names.join(", "),
-        waited.as_secs_f64()
-    ))
 }
 
 /// The bytes of all ranks, in two transfers: first how many, then the bytes. `transfer` gets no pieces of a rank to

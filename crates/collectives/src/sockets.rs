@@ -1,7 +1,7 @@
 //! Ranks share bytes over TCP where there is no MPI. All messages go through rank 0, which listens at an address that
 //! all ranks know.
 
-use crate::{GroupError, pieces};
+use crate::{GroupError, Patience};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
@@ -32,7 +32,7 @@ const MOST_BYTES: u64 = 1 << 30;
 pub(crate) struct Sockets {
     rank: usize,
     size: usize,
-    timeout: Duration,
+    patience: Patience,
     /// Locked during a share: one goes on at a time.
     streams: Mutex<Vec<TcpStream>>,
 }
@@ -42,18 +42,18 @@ impl Sockets {
     pub(crate) fn meet(
         place: &str,
         [rank, size]: [usize; 2],
-        timeout: Duration,
+        patience: Patience,
     ) -> Result<Sockets, GroupError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now() + patience.timeout();
         let streams = match (rank, size) {
             (_, 1) => Vec::new(),
-            (0, _) => answer(place, size, deadline, timeout)?,
-            _ => vec![call(place, [rank, size], deadline, timeout)?],
+            (0, _) => answer(place, size, deadline, &patience)?,
+            _ => vec![call(place, [rank, size], deadline, &patience)?],
         };
         Ok(Sockets {
             rank,
             size,
-            timeout,
+            patience,
             streams: Mutex::new(streams),
         })
     }
@@ -69,7 +69,7 @@ impl Sockets {
 
     /// Rank 0: receives the bytes of every rank, and sends all of them to every rank.
     fn collect(&self, streams: &mut [TcpStream], bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
-        let deadline = Instant::now() + self.timeout;
+        let deadline = Instant::now() + self.patience.timeout();
         let mut all = vec![bytes.to_vec()];
         for (index, stream) in streams.iter_mut().enumerate() {
             match receive(stream, deadline) {
@@ -97,7 +97,7 @@ impl Sockets {
 
     /// Another rank: sends its bytes to rank 0, and receives those of all ranks.
     fn tell(&self, stream: &mut TcpStream, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
-        let deadline = Instant::now() + self.timeout + SLACK;
+        let deadline = Instant::now() + self.patience.timeout() + SLACK;
         let failed = |error: std::io::Error| self.failed(0, &error);
         send(stream, bytes.len() as u64, bytes, deadline).map_err(failed)?;
         let hear = |_| {
@@ -110,10 +110,11 @@ impl Sockets {
 
     fn failed(&self, peer: usize, error: &std::io::Error) -> GroupError {
         match error.kind() {
-            ErrorKind::TimedOut => pieces::late(self.rank, "a share", self.timeout, [peer]),
+            ErrorKind::TimedOut => self.patience.late(self.rank, "a share", [peer]),
             _ => GroupError::Failed(format!(
-                "rank {peer} has gone, while rank {} waited for it ({error})",
-                self.rank
+                "rank {} has gone, while rank {} waited for it ({error})",
+                self.patience.name(peer),
+                self.patience.name(self.rank)
             )),
         }
     }
@@ -124,7 +125,7 @@ fn answer(
     place: &str,
     size: usize,
     deadline: Instant,
-    timeout: Duration,
+    patience: &Patience,
 ) -> Result<Vec<TcpStream>, GroupError> {
     let port = place
         .rsplit_once(':')
@@ -141,7 +142,7 @@ fn answer(
         let Ok((mut stream, _)) = listener.accept() else {
             if Instant::now() > deadline {
                 let missing = (1..size).filter(|rank| streams[rank - 1].is_none());
-                return Err(pieces::late(0, "the meeting of ranks", timeout, missing));
+                return Err(patience.late(0, "the meeting of ranks", missing));
             }
             std::thread::sleep(SLEEP);
             continue;
@@ -205,7 +206,7 @@ fn call(
     place: &str,
     [rank, size]: [usize; 2],
     deadline: Instant,
-    timeout: Duration,
+    patience: &Patience,
 ) -> Result<TcpStream, GroupError> {
     let greeting = [
         RANK,
@@ -237,7 +238,7 @@ fn call(
             Ok(stream) => return Ok(stream),
             Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(no_place(place)),
             Err(error) if Instant::now() > deadline => {
-                let late = pieces::late(rank, "the meeting of ranks", timeout, [0]);
+                let late = patience.late(rank, "the meeting of ranks", [0]);
                 return Err(GroupError::Late(format!("{late} (at {place}: {error})")));
             }
             Err(_) => std::thread::sleep(SLEEP),
@@ -344,7 +345,9 @@ mod tests {
         let (place, act) = (&place(), &act);
         std::thread::scope(|scope| {
             let ranks = (0..size).map(|rank| {
-                scope.spawn(move || act(Sockets::meet(place, [rank, size], SECONDS).unwrap()))
+                scope.spawn(move || {
+                    act(Sockets::meet(place, [rank, size], Patience::new(SECONDS)).unwrap())
+                })
             });
             let ranks: Vec<_> = ranks.collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -369,7 +372,7 @@ mod tests {
     fn a_rank_that_does_not_come_is_named_to_all() {
         let late = std::sync::Barrier::new(3);
         let said = each(3, |mut sockets| {
-            sockets.timeout = Duration::from_millis(300);
+            sockets.patience = Patience::new(Duration::from_millis(300));
             let said = match sockets.rank {
                 1 => String::new(),
                 _ => sockets.share(b"x").unwrap_err().to_string(),
@@ -401,7 +404,11 @@ mod tests {
     fn strangers_are_no_ranks() {
         let place = &place();
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| Sockets::meet(place, [0, 2], SECONDS).unwrap().share(b"0"));
+            let first = scope.spawn(|| {
+                Sockets::meet(place, [0, 2], Patience::new(SECONDS))
+                    .unwrap()
+                    .share(b"0")
+            });
             let mut stranger = loop {
                 match TcpStream::connect(place) {
                     Ok(stream) => break stream,
@@ -411,7 +418,9 @@ mod tests {
             stranger
                 .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
                 .unwrap();
-            let second = Sockets::meet(place, [1, 2], SECONDS).unwrap().share(b"1");
+            let second = Sockets::meet(place, [1, 2], Patience::new(SECONDS))
+                .unwrap()
+                .share(b"1");
             let both = vec![b"0".to_vec(), b"1".to_vec()];
             assert_eq!(second, Ok(both.clone()));
             assert_eq!(first.join().unwrap(), Ok(both));
@@ -423,7 +432,7 @@ mod tests {
         let place = place();
         let deadline = Duration::from_millis(50);
         let late = |rank| {
-            Sockets::meet(&place, [rank, 2], deadline)
+            Sockets::meet(&place, [rank, 2], Patience::new(deadline))
                 .err()
                 .unwrap()
                 .to_string()
@@ -434,7 +443,9 @@ mod tests {
             said.starts_with("rank 0 did not answer rank 1") && said.contains(&place),
             "{said}"
         );
-        let nowhere = Sockets::meet("nowhere", [1, 2], deadline).err().unwrap();
+        let nowhere = Sockets::meet("nowhere", [1, 2], Patience::new(deadline))
+            .err()
+            .unwrap();
         assert!(nowhere.to_string().contains("no HOST:PORT"), "{nowhere}");
     }
 }

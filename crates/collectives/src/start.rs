@@ -3,9 +3,8 @@
 use crate::launch::Launch;
 use crate::mpi::Mpi;
 use crate::nccl::Nccl;
-use crate::{Group, GroupError};
+use crate::{Group, GroupError, Patience};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// What moves the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +38,7 @@ pub fn start(
     launch: &Launch,
     engine: Engine,
     device: Device,
-    timeout: Duration,
+    patience: Patience,
 ) -> Result<Arc<dyn Group>, GroupError> {
     match (engine, device) {
         (Engine::Nccl, Device::Cpu) => Err(GroupError::Launch(
@@ -53,7 +52,7 @@ pub fn start(
              `mpirun -n {} trainer ...`",
             launch.size
         ))),
-        (_, Device::Cpu) => Ok(Arc::new(Mpi::start(launch, timeout)?)),
-        (_, Device::Cuda { ordinal }) => Ok(Arc::new(Nccl::start(launch, ordinal, timeout)?)),
+        (_, Device::Cpu) => Ok(Arc::new(Mpi::start(launch, patience)?)),
+        (_, Device::Cuda { ordinal }) => Ok(Arc::new(Nccl::start(launch, ordinal, patience)?)),
     }
 }

@@ -1,5 +1,7 @@
 //! The input of a training step.
 
+use memory::Rank;
+
 /// The target at a position without a loss (`ignore_index` in Hugging Face and PyTorch).
 pub const MASKED: i32 = -100;
 
@@ -14,8 +16,8 @@ pub struct MicroBatch {
     pub rows: usize,
     /// Tokens in each sequence, or in the part of each.
     pub seq: usize,
-    /// Which part of each sequence this is, if ranks share sequences.
-    pub part: SequencePart,
+    /// Which part of each sequence this is: that of one of the ranks that share sequences.
+    pub part: Rank,
     /// For each token of whole sequences, `[rows, parts seq]`, the position in its row at which its document begins. `None` if each
     /// row is one document.
     pub documents: Option<Vec<i32>>,
@@ -26,29 +28,15 @@ pub struct MicroBatch {
     pub reference: Option<Vec<f32>>,
 }
 
-/// One of several equal parts of every sequence of a micro-batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SequencePart {
-    /// Its number, from 0.
-    pub number: usize,
-    /// How many parts a sequence has.
-    pub of: usize,
-}
-
-impl SequencePart {
-    /// All of a sequence.
-    pub const WHOLE: SequencePart = SequencePart { number: 0, of: 1 };
-}
-
 impl MicroBatch {
     /// One part of each of its sequences. A micro-batch without tokens gives a part without tokens.
     ///
     /// # Panics
     /// If it is a part itself, or its sequences do not divide into equal parts.
     #[must_use]
-    pub fn part(&self, part: SequencePart) -> MicroBatch {
+    pub fn part(&self, part: Rank) -> MicroBatch {
         assert!(
-            self.part == SequencePart::WHOLE && self.seq.is_multiple_of(part.of),
+            self.part == Rank::ALONE && self.seq.is_multiple_of(part.of),
             "{} tokens are no {} equal parts",
             self.seq,
             part.of
@@ -71,7 +59,7 @@ impl MicroBatch {
     }
 
     /// The shape of a part that another rank has.
-    fn part_elsewhere(&self, part: SequencePart) -> MicroBatch {
+    fn part_elsewhere(&self, part: Rank) -> MicroBatch {
         MicroBatch {
             part,
             ..MicroBatch::unread(self.rows, self.seq / part.of, self.documents.is_some())
@@ -92,7 +80,7 @@ impl MicroBatch {
             targets: Vec::new(),
             rows,
             seq,
-            part: SequencePart::WHOLE,
+            part: Rank::ALONE,
             documents: documents.then(Vec::new),
             lengths: None,
             reference: None,
@@ -159,9 +147,9 @@ impl StepBatch {
     /// The same step where ranks share sequences: each part of a micro-batch counts as a micro-batch. Only parts of number `own` have
     /// tokens.
     #[must_use]
-    pub fn in_parts(self, own: SequencePart) -> StepBatch {
+    pub fn in_parts(self, own: Rank) -> StepBatch {
         let parts = |micro: MicroBatch| -> Vec<MicroBatch> {
-            let parts = (0..own.of).map(|number| SequencePart { number, ..own });
+            let parts = (0..own.of).map(|number| Rank { number, ..own });
             let part = |part| match part == own {
                 true => micro.part(part),
                 false => micro.part_elsewhere(part),
@@ -199,7 +187,7 @@ mod tests {
             rows: 1,
             seq: targets.len(),
             targets,
-            part: SequencePart::WHOLE,
+            part: Rank::ALONE,
             documents: None,
             lengths: None,
             reference: None,

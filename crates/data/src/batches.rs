@@ -1,8 +1,7 @@
 //! Makes steps from samples.
 
-use crate::{
-    DataError, Dataset, Packing, Position, SequencePart, StepBatch, buckets::Buckets, mix::Order,
-};
+use crate::{DataError, Dataset, Packing, Position, StepBatch, buckets::Buckets, mix::Order};
+use memory::Rank;
 
 /// An error message names this many samples, and only counts the others.
 const SAMPLES_NAMED: usize = 8;
@@ -19,7 +18,7 @@ pub struct Batches {
     buckets: Option<Buckets>, // for padded rows
     position: Position,
     member: (usize, usize), // this rank of those that read other sequences, and how many there are
-    part: SequencePart,     // what this rank has of each sequence
+    part: Rank,             // what this rank has of each sequence
 }
 
 impl Dataset {
@@ -41,7 +40,7 @@ impl Batches {
             dataset,
             position: Position::default(),
             member: (0, 1),
-            part: SequencePart::WHOLE,
+            part: Rank::ALONE,
         }
     }
 
@@ -57,7 +56,7 @@ impl Batches {
 
     /// The same steps where ranks share sequences ([`StepBatch::in_parts`]): each reads its sequences whole, and keeps this part.
     #[must_use]
-    pub fn in_parts(self, part: SequencePart) -> Self {
+    pub fn in_parts(self, part: Rank) -> Self {
         Self { part, ..self }
     }
 
@@ -128,7 +127,7 @@ impl Batches {
         }
         self.position = position;
         Ok(match self.part {
-            SequencePart::WHOLE => step,
+            Rank::ALONE => step,
             part => step.in_parts(part),
         })
     }

@@ -62,7 +62,7 @@ mod shards;
 mod source;
 mod tokens;
 
-pub use batch::{MASKED, MicroBatch, SequencePart, StepBatch};
+pub use batch::{MASKED, MicroBatch, StepBatch};
 pub use batches::Batches;
 pub use buckets::padded_lengths;
 pub use dataset::Dataset;

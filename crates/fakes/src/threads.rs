@@ -1,6 +1,6 @@
 //! Ranks that are threads of one process, for tests.
 
-use collectives::{Group, GroupError, Incoming, Outgoing, pieces};
+use collectives::{Group, GroupError, Incoming, Outgoing, Patience, pieces};
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ impl Threads {
     pub fn with_deadline(size: usize, deadline: Duration) -> Vec<Arc<dyn Group>> {
         let meeting = Arc::new(Meeting {
             size,
-            deadline,
+            patience: Patience::new(deadline),
             state: Mutex::new(State {
                 boxes: (0..size * size).map(|_| VecDeque::new()).collect(),
                 ..State::default()
@@ -43,7 +43,7 @@ impl Threads {
 /// Where the ranks meet.
 struct Meeting {
     size: usize,
-    deadline: Duration,
+    patience: Patience,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -77,7 +77,7 @@ impl Meeting {
         what: &str,
         mut attempt: impl FnMut(&mut State) -> Result<ControlFlow<T, Vec<usize>>, GroupError>,
     ) -> Result<T, GroupError> {
-        let end = Instant::now() + self.deadline;
+        let end = Instant::now() + self.patience.timeout();
         let mut state = self.state();
         loop {
             if let Some(reason) = &state.failed {
@@ -91,7 +91,7 @@ impl Meeting {
                         state = waited.unwrap_or_else(PoisonError::into_inner).0;
                         continue;
                     }
-                    pieces::late(rank, what, self.deadline, missing)
+                    self.patience.late(rank, what, missing)
                 }
                 Err(error) => error,
             };

@@ -71,6 +71,12 @@ impl AttentionSpec {
         [self.qk_head_dim, self.v_head_dim].map(|head_dim| self.kv_heads * head_dim)
     }
 
+    /// Widths of all heads together, of queries, keys and values.
+    pub fn qkv_widths(&self) -> [usize; 3] {
+        let [k_width, v_width] = self.kv_widths();
+        [self.q_width(), k_width, v_width]
+    }
+
     /// Width of the output of all heads together.
     pub fn o_width(&self) -> usize {
         self.heads * self.v_head_dim

@@ -150,6 +150,8 @@ impl Run {
 /// The levers that helped a run, what each did, and the run then.
 pub(crate) struct Climb {
     taken: Vec<Rc<Lever>>,
+    /// The changes of all, together.
+    pub(crate) change: Change,
     pub(crate) rungs: Vec<Rung>,
     pub(crate) run: Run,
 }
@@ -176,6 +178,7 @@ impl Climb {
     fn new(start: &Run, order: Vec<Rc<Lever>>, room: u64) -> Result<Climb, SessionError> {
         let mut climb = Climb {
             taken: Vec::new(),
+            change: Change::default(),
             rungs: Vec::new(),
             run: start.clone(),
         };
@@ -200,6 +203,7 @@ impl Climb {
                 changes_math: change.changes_math(),
                 is_on_host: change.offloads(),
             });
+            climb.change = climb.change.and(&change);
             climb.taken.push(lever);
             climb.run = changed;
         }

@@ -48,7 +48,7 @@ pub struct Layouts {
     /// Those for which a step has too few micro-batches: every group of ranks needs as many as the others.
     pub too_few_micro_batches: Vec<usize>,
     /// Those that are refused, whatever else is changed.
-    pub refused: Vec<usize>,
+    pub refused: Vec<RefusedLayout>,
     /// The command that trains in the first.
     pub command: Option<String>,
 }
@@ -91,6 +91,15 @@ pub struct TooLarge {
     pub context: usize,
     /// The least that was found, overhead included.
     pub needs_bytes: u64,
+}
+
+/// A layout that is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RefusedLayout {
+    /// How many ranks share each sequence.
+    pub context: usize,
+    /// Why, in a sentence.
+    pub reason: String,
 }
 
 choices::choices! {
@@ -152,7 +161,7 @@ impl Layouts {
                 Tried::Fits(layout) => found.layouts.push(*layout),
                 Tried::TooLarge(layout) => found.too_large.push(layout),
                 Tried::TooFewMicroBatches(context) => found.too_few_micro_batches.push(context),
-                Tried::Refused(context) => found.refused.push(context),
+                Tried::Refused(layout) => found.refused.push(layout),
             }
         }
         let speed = |layout: &PlannedLayout| layout.time.tokens_per_s;
@@ -207,7 +216,7 @@ enum Tried {
     Fits(Box<PlannedLayout>),
     TooLarge(TooLarge),
     TooFewMicroBatches(usize),
-    Refused(usize),
+    Refused(RefusedLayout),
 }
 
 impl Tried {
@@ -215,8 +224,12 @@ impl Tried {
         let Some(shared) = sharing(run, context) else {
             return Ok(Tried::TooFewMicroBatches(context));
         };
-        let Some(setup) = run.with(&shared) else {
-            return Ok(Tried::Refused(context));
+        let setup = match run.try_with(&shared) {
+            Ok(setup) => setup,
+            Err(error) => {
+                let reason = error.to_string();
+                return Ok(Tried::Refused(RefusedLayout { context, reason }));
+            }
         };
         let climb = Climb::to_fit(&Run::new(setup)?, room, keeps_formats)?;
         let needs_bytes = climb.run.needs_bytes();
@@ -264,12 +277,11 @@ impl PlannedLayout {
         } = &run.setup;
         let time = StageTime::new(settings, *target)?;
         let time = time.expect("a rate of the link was asked for");
-        let rungs = climb.rungs.iter().flat_map(|rung| rung.set.clone());
         let ranks = settings.ranks.as_ref();
         Ok(PlannedLayout {
             context: settings.part().of,
             zero: ranks.map_or(Zero::Replicated, |ranks| ranks.zero),
-            set: last_of_each(shared.set().into_iter().chain(rungs)),
+            set: shared.and(&climb.change).set(),
             recompute: config.recompute.spec.clone(),
             micro_batch: settings.micro_batch,
             accum: settings.accum,
@@ -315,17 +327,6 @@ fn bound(settings: &Settings, target: Target, time: StageTime) -> Result<Bound, 
         true => Bound::Link,
         false => Bound::Copies,
     })
-}
-
-/// Settings as `--set` takes them, the last of each key.
-fn last_of_each(set: impl Iterator<Item = String>) -> Vec<String> {
-    let mut kept: Vec<String> = Vec::new();
-    for one in set {
-        let key = |set: &str| set.split('=').next().map(str::to_owned);
-        kept.retain(|other| key(other) != key(&one));
-        kept.push(one);
-    }
-    kept
 }
 
 /// What lives or waits on the host or a disk.
@@ -380,16 +381,15 @@ impl Display for Layouts {
                 &self.too_few_micro_batches,
                 "are left out: a step has too few micro-batches for their groups; a larger --accum lets them in",
             ),
-            (
-                &self.refused,
-                "are refused: `trainer plan` with one of them says why",
-            ),
         ];
         for (sizes, words) in others {
             let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
             if !sizes.is_empty() {
                 writeln!(f, "--cp {} {words}", sizes.join(", "))?;
             }
+        }
+        for RefusedLayout { context, reason } in &self.refused {
+            writeln!(f, "--cp {context}: refused; {reason}")?;
         }
         match &self.command {
             Some(command) => writeln!(f, "\nthe first:\n{command}"),

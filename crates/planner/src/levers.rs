@@ -139,8 +139,12 @@ impl Setup {
 
     /// The run with a change; none where it would be refused.
     pub(crate) fn with(&self, change: &Change) -> Option<Setup> {
-        let config = change.applied_to(&self.config).ok()?;
-        Setup::new(config, self.target).ok()
+        self.try_with(change).ok()
+    }
+
+    /// The setup with a change, or why it is refused.
+    pub(crate) fn try_with(&self, change: &Change) -> Result<Setup, ConfigError> {
+        Setup::new(change.applied_to(&self.config)?, self.target)
     }
 
     /// The change of a lever in words, with figures of the run that is changed.

@@ -53,7 +53,7 @@ pub use host_phases::HostPhases;
 pub use host_room::{HostNeed, HostRoom, NoHostRoom};
 pub use inference::{InferencePlan, PlannedCache};
 pub use largest::{Largest, Room, Sought};
-pub use layouts::{Bound, Layouts, PlannedLayout, TooLarge};
+pub use layouts::{Bound, Layouts, PlannedLayout, RefusedLayout, TooLarge};
 pub use on_paper::{PaperSeconds, trace};
 pub use oom::{Fix, OomReport, Tried};
 pub use other_process::{NOTABLE_BYTES, OtherProcess, unowned};

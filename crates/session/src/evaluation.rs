@@ -6,7 +6,7 @@ use crate::losses::{from_last_stage, gather};
 use crate::neighbours::{Neighbours, Place, Room};
 use crate::read_back::numbers;
 use crate::upload::upload;
-use data::{MicroBatch, SequencePart};
+use data::MicroBatch;
 use kernels::operation::SumInOrder;
 use kernels::{Init, KernelError, Kernels, Queue, Reading};
 use memory::{Buffer, Category, DType, Layer, Phase};
@@ -123,10 +123,7 @@ impl Forward<'_> {
     fn start(&mut self, micro: &MicroBatch) -> Result<Option<Reading>, SessionError> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
         let sharing = model.architecture().sharing();
-        let own = micro.part(SequencePart {
-            number: sharing.rank.number,
-            of: sharing.rank.of,
-        });
+        let own = micro.part(sharing.rank);
         let batch = upload(memory, kernels, model.architecture(), &own, None)?;
         let mut neighbours = Neighbours::default();
         if self.layers.start > 0 {

@@ -1,6 +1,7 @@
 //! Steps whose tokens are all zero, for sessions that compute nothing.
 
-use data::{MicroBatch, Packing, SequencePart, StepBatch, padded_lengths};
+use data::{MicroBatch, Packing, StepBatch, padded_lengths};
+use memory::Rank;
 use settings::Settings;
 
 /// A step on shapes makes two: the second finds what the first leaves behind, and so do all later ones.
@@ -29,7 +30,7 @@ pub fn shape_of_micro_batches(settings: &Settings, lengths: &[usize]) -> StepBat
         false => 0,
     };
     let shape = |number: usize| {
-        let part = SequencePart {
+        let part = Rank {
             number: number % settings.part().of,
             ..settings.part()
         };
@@ -58,7 +59,7 @@ pub fn shape_of_a_micro_batch(settings: &Settings, rows: usize, seq: usize) -> M
         targets: vec![0; rows * seq],
         rows,
         seq,
-        part: SequencePart::WHOLE,
+        part: Rank::ALONE,
         documents: (settings.packing == Packing::FirstFit).then(|| vec![0; rows * seq]),
         lengths: (settings.packing != Packing::Concatenate).then(|| vec![seq as i32; rows]),
         reference: settings.has_reference.then(|| vec![0.0; rows]),

@@ -1,6 +1,6 @@
 //! Uploads a micro-batch.
 
-use data::{MicroBatch, SequencePart};
+use data::MicroBatch;
 use kernels::Kernels;
 use memory::{In, Memory, Rank};
 use model::{Architecture, Batch, BatchShape, ModelError};
@@ -45,13 +45,9 @@ pub(crate) fn upload(
     };
     let Some(starts) = &micro.documents else {
         return match part {
-            SequencePart::WHOLE => Ok(batch),
+            Rank::ALONE => Ok(batch),
             part => batch.from_position(memory, kernels, part.number * seq),
         };
-    };
-    let part = Rank {
-        number: part.number,
-        of: part.of,
     };
     let batch = batch.with_documents(memory, kernels, starts, part)?;
     match architecture.ragged_shape(shape) {

@@ -60,7 +60,7 @@ fn batch(settings: &Settings, step: usize) -> StepBatch {
             targets: (1..=tokens).map(token).collect(),
             rows: settings.micro_batch,
             seq: settings.seq,
-            part: data::SequencePart::WHOLE,
+            part: memory::Rank::ALONE,
             documents: None,
             lengths: None,
             reference: None,

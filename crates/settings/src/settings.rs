@@ -9,7 +9,7 @@ use super::pipeline::{Pipeline, pipeline};
 use super::schema::Config;
 use super::sharing;
 use super::unknown::nearest_containing;
-use data::{Packing, SequencePart};
+use data::Packing;
 use memory::{DType, Homes, Layer, Layout, Rank, Role};
 use model::{
     Action, Architecture, Attention, Lora, ModelConfig, NamePatterns, OffloadLabels,
@@ -256,9 +256,8 @@ impl Settings {
     }
 
     /// What this rank has of each sequence.
-    pub fn part(&self) -> SequencePart {
-        let Rank { number, of } = self.sharing().rank;
-        SequencePart { number, of }
+    pub fn part(&self) -> Rank {
+        self.sharing().rank
     }
 
     /// Tokens that this rank has of each sequence.

@@ -5,6 +5,7 @@ use super::keys::ParallelConfig;
 use super::schedule::PipelineSchedule;
 use super::schema::Config;
 use data::Packing;
+use memory::Rank;
 use model::{RouterAuxKind, SharingRanks};
 use units::Ranks;
 
@@ -15,6 +16,21 @@ impl Default for ParallelConfig {
             pipeline: 1,
             schedule: PipelineSchedule::OneForwardOneBackward,
             pipeline_layout: None,
+        }
+    }
+}
+
+impl ParallelConfig {
+    /// What messages call a rank: its number, and its place in the grid of ranks where there is one, such as
+    /// `5 (group 2, part 1 of 2)`.
+    pub fn name(&self, rank: Rank) -> String {
+        let (number, parts) = (rank.number, self.context);
+        match parts {
+            1 => number.to_string(),
+            _ => {
+                let (group, part) = (number / parts, number % parts);
+                format!("{number} (group {group}, part {part} of {parts})")
+            }
         }
     }
 }
@@ -108,4 +124,18 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
 
 fn refused(sentence: String) -> Result<(), ConfigError> {
     Err(ConfigError::Contradiction(sentence))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_called_by_their_place() {
+        let rank = Rank { number: 5, of: 8 };
+        let name = |context| ParallelConfig { context }.name(rank);
+        assert_eq!(name(1), "5");
+        assert_eq!(name(2), "5 (group 2, part 1 of 2)");
+        assert_eq!(name(8), "5 (group 0, part 5 of 8)");
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::args::RunArgs;
 pub use crate::commands::Command;
-use crate::foreign_flags::explained;
+use crate::foreign_flags::{explained, without_parts_of_one};
 use clap::Parser;
 use memory::Rank;
 use settings::{ConfigError, Given, Resolved, Task, preset, resolve};
@@ -33,9 +33,10 @@ pub struct Cli {
 
 impl Cli {
     /// Reads the process's command line. One that is refused ends the process with exit code 2; a flag of another trainer is
-    /// answered with the one here.
+    /// answered with the one here, but for one that divides a model into one part, which changes nothing.
     pub fn from_command_line() -> Cli {
-        Cli::try_parse().unwrap_or_else(|error| explained(error).exit())
+        let arguments = without_parts_of_one(std::env::args_os());
+        Cli::try_parse_from(arguments).unwrap_or_else(|error| explained(error).exit())
     }
 
     /// The command, its configuration and its options.

@@ -3,6 +3,7 @@
 use crate::foreign::{Meaning, find};
 use clap::Error;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use std::ffi::OsString;
 
 /// What to write in place of `flag`.
 fn ours(flag: &str) -> Option<String> {
@@ -13,6 +14,34 @@ fn ours(flag: &str) -> Option<String> {
         Meaning::Needless => format!("not needed: {}", row.ours),
         _ => row.ours.into(),
     })
+}
+
+/// The arguments without flags of other trainers that divide a model into one part.
+pub(crate) fn without_parts_of_one(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut kept = Vec::new();
+    let mut arguments = arguments.peekable();
+    while let Some(argument) = arguments.next() {
+        let (flag, value) = match argument.to_str().and_then(|word| word.split_once('=')) {
+            Some((flag, value)) => (flag, Some(value)),
+            None => (argument.to_str().unwrap_or_default(), None),
+        };
+        let name = flag.strip_prefix("--").filter(|name| divides(name));
+        match (name, value) {
+            (Some(_), Some("1")) => {}
+            (Some(_), None) if arguments.peek().is_some_and(|next| next == "1") => {
+                arguments.next();
+            }
+            _ => kept.push(argument),
+        }
+    }
+    kept
+}
+
+/// Whether a flag of another trainer's says into how many parts it divides a model, and nothing here does.
+fn divides(name: &str) -> bool {
+    let counts = name.ends_with("size") || name.ends_with("degree");
+    let is_not_built = || find(name).is_some_and(|row| matches!(row.meaning, Meaning::NotBuilt));
+    counts && name.contains("parallel") && is_not_built()
 }
 
 /// The error of a command line that was refused, naming our flag where another trainer's was given.
@@ -38,6 +67,32 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
     use clap::Parser;
+
+    #[test]
+    fn a_model_in_one_part_is_one() {
+        let kept = |line: &str| {
+            without_parts_of_one(line.split(' ').map(OsString::from)).join(" ".as_ref())
+        };
+        for line in [
+            "trainer --seq 64 --tensor-model-parallel-size 1",
+            "trainer --tensor_parallel_degree=1 --seq 64",
+            "trainer --expert-model-parallel-size=1 --seq 64",
+        ] {
+            assert_eq!(kept(line), "trainer --seq 64");
+        }
+        for line in [
+            "trainer --tensor-model-parallel-size 2",
+            "trainer --tensor-model-parallel-size",
+            "trainer --sequence-parallel",
+            "trainer --context-parallel-size 1",
+            "trainer --steps 1",
+        ] {
+            assert_eq!(kept(line), *line);
+        }
+        let error = Cli::try_parse_from(["trainer", "--tensor-model-parallel-size", "2"]);
+        let text = explained(error.unwrap_err()).to_string();
+        assert!(text.contains("not built: --zero 3 divides"), "{text}");
+    }
 
     #[test]
     fn a_foreign_flag_is_answered_with_ours() {

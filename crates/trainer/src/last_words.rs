@@ -8,12 +8,16 @@ use std::path::{Path, PathBuf};
 pub struct LastWords {
     /// The rank.
     pub rank: usize,
+    /// What messages call it: its number, and its place in the grid of ranks.
+    pub name: String,
     /// The reason, in a sentence.
     pub reason: String,
     /// The exit code of the failure.
     pub exit_code: u8,
     /// Number of steps made.
     pub step: usize,
+    /// Number of its micro-batches that were asked for in the next step.
+    pub micro_batches: usize,
     /// Its host.
     pub hostname: String,
     /// Whether it failed only because other ranks were lost.
@@ -24,9 +28,24 @@ impl std::fmt::Display for LastWords {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         write!(
             f,
-            "rank {} ({}) failed: {}",
-            self.rank, self.hostname, self.reason
+            "rank {} ({}) failed{}: {}",
+            self.name,
+            self.hostname,
+            when(self.step, self.micro_batches),
+            self.reason
         )
+    }
+}
+
+/// When something happened to a rank that had made so many steps, and so many micro-batches of the next; nothing before any.
+pub(crate) fn when(steps: usize, micro_batches: usize) -> String {
+    match (steps, micro_batches) {
+        (0, 0) => String::new(),
+        (_, 0) => format!(" after step {steps}"),
+        _ => format!(
+            " in step {}, after its micro-batch {micro_batches}",
+            steps + 1
+        ),
     }
 }
 

@@ -51,6 +51,10 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
     job.compare(&rank_facts::asked_for(&resolved.options))?;
     let prepared = job.agree(Prepared::new(job, resolved))?;
     job.compare(&prepared.facts(job)?)?;
+    if job.size() > 1 {
+        let seconds = prepared.seconds_on_paper().map_err(Failure::from);
+        job.wait_for_steps(job.agree(seconds)?)?;
+    }
     let (mut run, step, dataset, resumed) = Run::open(job, prepared)?;
     tracing::info!("training on {}", describe(&dataset));
     let batches = match &resumed {
@@ -233,8 +237,11 @@ impl Run {
         if !self.job.has_ranks() {
             session.stop_when(self.interrupt.watch());
         }
-        let progress = self.records.progress.clone();
-        session.on_micro_batch(move |done, of| progress.micro_batch(done, of));
+        let (progress, job) = (self.records.progress.clone(), self.job.clone());
+        session.on_micro_batch(move |done, of| {
+            job.note_micro_batches(done);
+            progress.micro_batch(done, of);
+        });
         let mut batches = prefetch(batches, self.resolved.config.data.prefetch);
         let made = self.make_steps(&mut session, &mut batches);
         if let Some(tracer) = &mut self.tracer {

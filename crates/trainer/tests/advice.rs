@@ -357,6 +357,9 @@ fn layouts_are_planned_as_they_are_said() {
     assert!(none.layouts.is_empty() && none.command.is_none());
     let sizes: Vec<usize> = none.too_large.iter().map(|layout| layout.context).collect();
     assert_eq!(sizes, [1, 2, 4], "sizes that divide 4 heads");
+    let told = none.to_string();
+    let refused = "--cp 8: refused; parallel.context is 8: it has to divide";
+    assert!(told.contains(refused), "{told}");
 }
 
 /// Ranks that share sequences take longer ones, whose length they divide.

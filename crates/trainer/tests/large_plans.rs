@@ -248,7 +248,7 @@ fn uniform_recompute_replays_each_stage_once() {
             targets: ids,
             rows: 1,
             seq: 4096,
-            part: data::SequencePart::WHOLE,
+            part: memory::Rank::ALONE,
             documents: None,
             lengths: None,
             reference: None,

@@ -46,7 +46,7 @@ fn batches(reference: &Value, settings: &Settings) -> Vec<StepBatch> {
             targets: targets.concat(),
             rows: settings.micro_batch,
             seq: settings.seq,
-            part: data::SequencePart::WHOLE,
+            part: memory::Rank::ALONE,
             documents: None,
             lengths: None,
             reference: None,

@@ -7,7 +7,6 @@ use collectives::Group;
 use common::elsewhere::{all_pinned, forms, with_form, with_optimizer};
 use common::ranks::{OfRank, Together, each, on_cpu, ranks, together};
 use common::{plan, variants};
-use data::SequencePart;
 use fakes::scheduled::Scheduled;
 use kernels::cpu::Cpu;
 use memory::{DType, Home, Homes, Memory, Rank, Window};
@@ -135,7 +134,7 @@ fn unordered(ranks: &[OfRank]) -> BTreeSet<String> {
 
 /// The result of one rank; where ranks share sequences, of the same ranks, with their queues run in order.
 fn expected(settings: &Settings) -> Together {
-    if settings.part() != SequencePart::WHOLE {
+    if settings.part() != memory::Rank::ALONE {
         return together(&each("in order", settings, STEPS, on_cpu));
     }
     let ranks = settings.ranks.clone().map(|ranks| Ranks {

@@ -8,7 +8,7 @@ mod library;
 mod worker;
 
 use crate::launch::Launch;
-use crate::{Group, GroupError, Incoming, Outgoing, pieces};
+use crate::{Group, GroupError, Incoming, Outgoing, Patience, pieces};
 use calls::MpiCalls;
 use interface::AnyCalls;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ const SLACK: Duration = Duration::from_secs(5);
 pub(crate) struct Mpi {
     launch: Launch,
     engine: String,
-    timeout: Duration,
+    patience: Patience,
     jobs: Sender<Job>,
     /// One share at a time.
     sharing: Mutex<()>,
@@ -37,11 +37,12 @@ pub(crate) struct Mpi {
 
 impl Mpi {
     /// Loads the launcher's library, and starts it.
-    pub(crate) fn start(launch: &Launch, timeout: Duration) -> Result<Mpi, GroupError> {
+    pub(crate) fn start(launch: &Launch, patience: Patience) -> Result<Mpi, GroupError> {
         let (jobs, asked) = channel();
         let (tell, started) = channel();
         let sent_bytes = Arc::new(AtomicU64::new(0));
         let (theirs, counted) = (launch.clone(), Arc::clone(&sent_bytes));
+        let waits = patience.clone();
         let thread = std::thread::Builder::new()
             .name("mpi".into())
             .spawn(move || {
@@ -54,30 +55,34 @@ impl Mpi {
                 });
                 match calls {
                     Ok(AnyCalls::Addresses(calls)) => {
-                        work(calls, &theirs, timeout, counted, &tell, &asked)
+                        work(calls, &theirs, waits, counted, &tell, &asked)
                     }
                     Ok(AnyCalls::Numbers(calls)) => {
-                        work(calls, &theirs, timeout, counted, &tell, &asked)
+                        work(calls, &theirs, waits, counted, &tell, &asked)
                     }
                     // Who started this thread waits for it, or is gone.
                     Err(error) => drop(tell.send(Err(error))),
                 }
             });
         thread.map_err(|error| GroupError::Failed(format!("no thread for MPI: {error}")))?;
-        let engine = started.recv_timeout(timeout).unwrap_or_else(|error| {
-            Err(match error {
-                RecvTimeoutError::Timeout => GroupError::Late(format!(
-                    "MPI did not start within {} s on rank {}: the other ranks did not arrive",
-                    timeout.as_secs_f64(),
-                    launch.rank
-                )),
-                RecvTimeoutError::Disconnected => GroupError::Failed("MPI did not start".into()),
-            })
-        })?;
+        let engine = started
+            .recv_timeout(patience.timeout())
+            .unwrap_or_else(|error| {
+                Err(match error {
+                    RecvTimeoutError::Timeout => GroupError::Late(format!(
+                        "MPI did not start within {} s on rank {}: the other ranks did not arrive",
+                        patience.timeout().as_secs_f64(),
+                        launch.rank
+                    )),
+                    RecvTimeoutError::Disconnected => {
+                        GroupError::Failed("MPI did not start".into())
+                    }
+                })
+            })?;
         Ok(Mpi {
             launch: launch.clone(),
             engine,
-            timeout,
+            patience,
             jobs,
             sharing: Mutex::new(()),
             sent_bytes,
@@ -110,7 +115,7 @@ impl Mpi {
         self.jobs
             .send(Job::Transfer(transfer))
             .map_err(|_| left())?;
-        match answered.recv_timeout(self.timeout + SLACK) {
+        match answered.recv_timeout(self.patience.timeout() + SLACK) {
             Ok(result) => result,
             Err(RecvTimeoutError::Disconnected) => Err(left()),
             Err(RecvTimeoutError::Timeout) => Err(GroupError::Late(format!(
@@ -125,7 +130,7 @@ impl Mpi {
 fn work<H: Copy>(
     calls: MpiCalls<H>,
     launch: &Launch,
-    timeout: Duration,
+    patience: Patience,
     sent_bytes: Arc<AtomicU64>,
     tell: &Sender<Result<String, GroupError>>,
     asked: &Receiver<Job>,
@@ -140,7 +145,7 @@ fn work<H: Copy>(
                 seen.0, seen.1, launch.launcher, launch.rank, launch.size
             )));
         }
-        Worker::new(calls, launch.rank, timeout, sent_bytes)
+        Worker::new(calls, launch.rank, patience, sent_bytes)
     });
     // Who started this thread waits for it, or is gone.
     match worker {
@@ -184,6 +189,10 @@ impl Group for Mpi {
 
     fn sent_bytes(&self) -> u64 {
         self.sent_bytes.load(Ordering::Relaxed)
+    }
+
+    fn raise_timeout(&self, timeout: Duration) {
+        self.patience.raise_to(timeout);
     }
 
     fn leave(&self) {

@@ -1,7 +1,7 @@
 //! The one thread that calls MPI.
 
 use super::calls::MpiCalls;
-use crate::{GroupError, Incoming, Outgoing, pieces};
+use crate::{GroupError, Incoming, Outgoing, Patience, pieces};
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,7 +48,7 @@ pub(super) struct Worker<H> {
     rank: usize,
     exchanges: H,
     shares: H,
-    timeout: Duration,
+    patience: Patience,
     sent_bytes: Arc<AtomicU64>,
     underway: Vec<Underway<H>>,
     failed: Option<GroupError>,
@@ -73,7 +73,7 @@ impl<H: Copy> Worker<H> {
     pub(super) fn new(
         calls: MpiCalls<H>,
         rank: usize,
-        timeout: Duration,
+        patience: Patience,
         sent_bytes: Arc<AtomicU64>,
     ) -> Result<Self, GroupError> {
         Ok(Worker {
@@ -81,7 +81,7 @@ impl<H: Copy> Worker<H> {
             shares: calls.communicator()?,
             calls,
             rank,
-            timeout,
+            patience,
             sent_bytes,
             underway: Vec::new(),
             failed: None,
@@ -190,7 +190,7 @@ impl<H: Copy> Worker<H> {
         let mut failure = None;
         for transfer in &mut self.underway {
             let before = transfer.messages.len();
-            if let Err(error) = transfer.look(&self.calls, self.rank, self.timeout) {
+            if let Err(error) = transfer.look(&self.calls, self.rank, &self.patience) {
                 failure = Some(error);
                 break;
             }
@@ -226,7 +226,7 @@ impl<H: Copy> Underway<H> {
         &mut self,
         calls: &MpiCalls<H>,
         rank: usize,
-        timeout: Duration,
+        patience: &Patience,
     ) -> Result<(), GroupError> {
         let mut failure = Ok(());
         self.messages.retain_mut(|message| {
@@ -245,25 +245,26 @@ impl<H: Copy> Underway<H> {
                         .map(|()| false),
                 });
             looked.unwrap_or_else(|error| {
-                failure = Err(named(error, rank, message.peer));
+                failure = Err(named(error, [rank, message.peer], patience));
                 true
             })
         });
         failure?;
-        if self.since.elapsed() > timeout && !self.messages.is_empty() {
+        if self.since.elapsed() > patience.timeout() && !self.messages.is_empty() {
             let what = match self.lane {
                 Lane::Exchanges => "an exchange",
                 Lane::Shares => "a share",
             };
             let missing = self.messages.iter().map(|message| message.peer);
-            return Err(pieces::late(rank, what, timeout, missing));
+            return Err(patience.late(rank, what, missing));
         }
         Ok(())
     }
 }
 
 /// A library's error with the ranks between which it happened.
-fn named(error: GroupError, rank: usize, peer: usize) -> GroupError {
+fn named(error: GroupError, ranks: [usize; 2], patience: &Patience) -> GroupError {
+    let [rank, peer] = ranks.map(|rank| patience.name(rank));
     GroupError::Failed(format!("between ranks {rank} and {peer}: {error}"))
 }
 

@@ -2,7 +2,7 @@
 
 use super::gathering::Gathering;
 use super::library::{CommConfig, Handle, INT8, NcclLibrary, UniqueId};
-use crate::{GroupError, Incoming, Outgoing, pieces};
+use crate::{GroupError, Incoming, Outgoing, Patience};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -17,7 +17,7 @@ pub(super) struct Communicator {
     handle: Handle,
     rank: usize,
     size: usize,
-    timeout: Duration,
+    patience: Patience,
     /// Held while an exchange is queued: one at a time.
     asking: Mutex<()>,
 }
@@ -39,7 +39,7 @@ impl Communicator {
         nccl: &'static NcclLibrary,
         id: UniqueId,
         [rank, size]: [usize; 2],
-        timeout: Duration,
+        patience: &Patience,
     ) -> Result<Communicator, GroupError> {
         let (slot, mut config) = (slot(), CommConfig::non_blocking());
         // SAFETY: the handle is written before it returns, and perhaps again later; the configuration is read.
@@ -55,7 +55,7 @@ impl Communicator {
             handle,
             rank,
             size,
-            timeout,
+            patience: patience.clone(),
             asking,
         };
         made.wait_until_queued("ncclCommInitRankConfig")?;
@@ -66,9 +66,9 @@ impl Communicator {
     fn wait_until_queued(&self, what: &str) -> Result<(), GroupError> {
         let begun = Instant::now();
         while !self.nccl.is_settled(self.handle, what)? {
-            if begun.elapsed() > self.timeout {
+            if begun.elapsed() > self.patience.timeout() {
                 let others = (0..self.size).filter(|rank| *rank != self.rank);
-                return Err(pieces::late(self.rank, what, self.timeout, others));
+                return Err(self.patience.late(self.rank, what, others));
             }
             std::thread::sleep(SLEEP);
         }

@@ -11,7 +11,7 @@ mod rehearsal;
 use crate::launch::Launch;
 use crate::mpi::Mpi;
 use crate::sockets::Sockets;
-use crate::{DeviceGroup, Group, GroupError, Incoming, Outgoing, pieces};
+use crate::{DeviceGroup, Group, GroupError, Incoming, Outgoing, Patience, pieces};
 use communicator::Communicator;
 use context::Context;
 pub use library::NCCL_CHANNELS;
@@ -34,7 +34,7 @@ const MEETING: &str = "NCCL_COMM_ID";
 pub(crate) struct Nccl {
     launch: Launch,
     engine: String,
-    timeout: Duration,
+    patience: Patience,
     parts: Arc<Parts>,
     device_bytes: u64,
     /// The first error, after which every call fails.
@@ -57,9 +57,9 @@ enum Carrier {
 
 impl Carrier {
     /// Meets the other ranks, over MPI if there is one.
-    fn start(launch: &Launch, timeout: Duration) -> Result<Carrier, GroupError> {
+    fn start(launch: &Launch, patience: Patience) -> Result<Carrier, GroupError> {
         if launch.launcher.has_mpi() {
-            return Mpi::start(launch, timeout).map(Carrier::Mpi);
+            return Mpi::start(launch, patience).map(Carrier::Mpi);
         }
         let Some(place) = &launch.meeting else {
             return Err(GroupError::Launch(format!(
@@ -70,7 +70,7 @@ impl Carrier {
         };
         // SAFETY: `start` requires that no other thread reads the environment yet.
         unsafe { std::env::remove_var(MEETING) };
-        Sockets::meet(place, [launch.rank, launch.size], timeout).map(Carrier::Sockets)
+        Sockets::meet(place, [launch.rank, launch.size], patience).map(Carrier::Sockets)
     }
 
     fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
@@ -110,11 +110,11 @@ impl Nccl {
     pub(crate) fn start(
         launch: &Launch,
         ordinal: usize,
-        timeout: Duration,
+        patience: Patience,
     ) -> Result<Nccl, GroupError> {
         let library = NcclLibrary::load()?;
         let mut engine = library.version.clone();
-        let carrier = Carrier::start(launch, timeout)?;
+        let carrier = Carrier::start(launch, patience.clone())?;
         if let Carrier::Mpi(mpi) = &carrier {
             engine = format!("{engine}, {}", mpi.engine());
         }
@@ -122,14 +122,14 @@ impl Nccl {
         let ranks = [launch.rank, launch.size];
         let id = carrier.id(library, launch.rank)?;
         let free = context.free_bytes()?;
-        let exchanges = Communicator::new(library, id, ranks, timeout)?;
-        rehearse(&exchanges, &context, ranks, timeout)?;
+        let exchanges = Communicator::new(library, id, ranks, &patience)?;
+        rehearse(&exchanges, &context, ranks, &patience)?;
         let taken = free.saturating_sub(context.free_bytes()?);
         let device_bytes = carrier.most(taken)?;
         Ok(Nccl {
             launch: launch.clone(),
             engine,
-            timeout,
+            patience,
             device_bytes,
             parts: Arc::new(Parts {
                 exchanges,
@@ -203,6 +203,10 @@ impl Group for Nccl {
         self.sent_bytes.load(Ordering::Relaxed)
     }
 
+    fn raise_timeout(&self, timeout: Duration) {
+        self.patience.raise_to(timeout);
+    }
+
     fn leave(&self) {
         let left = GroupError::Failed("the group of ranks was left before".into());
         if self.over.set(left).is_err() {
@@ -255,7 +259,7 @@ impl DeviceGroup for Nccl {
     }
 
     fn timeout(&self) -> Duration {
-        self.timeout
+        self.patience.timeout()
     }
 
     fn device_bytes(&self) -> u64 {

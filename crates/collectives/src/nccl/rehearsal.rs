@@ -3,7 +3,7 @@
 
 use super::communicator::Communicator;
 use super::context::Context;
-use crate::{GroupError, Incoming, Outgoing, pieces};
+use crate::{GroupError, Incoming, Outgoing, Patience};
 use std::time::{Duration, Instant};
 
 /// Pause between two polls of the stream.
@@ -17,7 +17,7 @@ pub(super) fn rehearse(
     communicator: &Communicator,
     context: &Context,
     [rank, size]: [usize; 2],
-    timeout: Duration,
+    patience: &Patience,
 ) -> Result<(), GroupError> {
     let (stream, memory) = (context.stream()?, context.memory(2 * BYTES[1])?);
     // SAFETY: there is room for as much again.
@@ -43,14 +43,9 @@ pub(super) fn rehearse(
     }
     while !context.is_done(stream)? {
         communicator.check()?;
-        if begun.elapsed() > timeout {
+        if begun.elapsed() > patience.timeout() {
             let others = (0..size).filter(|other| *other != rank);
-            return Err(pieces::late(
-                rank,
-                "the rehearsal of an exchange",
-                timeout,
-                others,
-            ));
+            return Err(patience.late(rank, "the rehearsal of an exchange", others));
         }
         std::thread::sleep(SLEEP);
     }

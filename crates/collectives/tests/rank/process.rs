@@ -3,7 +3,7 @@
 mod on_device;
 mod rules;
 
-use collectives::{Device, Engine, Group, GroupError, Launch, start};
+use collectives::{Device, Engine, Group, GroupError, Launch, Patience, start};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn main() {
         Ok(Some(launch)) => launch,
         other => panic!("no launcher started this: {other:?}"),
     };
-    let begun = |engine, device| match start(&launch, engine, device, timeout) {
+    let begun = |engine, device| match start(&launch, engine, device, Patience::new(timeout)) {
         Ok(group) => group,
         Err(error) => fail(&error),
     };

@@ -1,5 +1,6 @@
 //! Causal attention over whole sequences, with or without stored scores.
 
+use super::qkv_tensors::QkvTensors;
 use super::sharing::{HeadsToTokens, TokensToHeads};
 use super::{LatentHeads, Qkv, written};
 use crate::activation::Dimension;
@@ -13,7 +14,7 @@ use kernels::operation::{
     StoreInCache,
 };
 use kernels::{AttentionShape, Flash, FlashOptions, Target};
-use memory::{Buffer, DType, In, Out};
+use memory::{Buffer, DType, Out};
 use std::rc::Rc;
 
 /// How attention is computed.
@@ -110,35 +111,9 @@ impl CoreAttention {
         self.ranks.rank.of * pass.tokens()
     }
 
-    fn pull_inputs(&self, pass: &mut Pass) -> Result<Vec<Rc<Buffer>>, ModelError> {
-        self.inputs()
-            .iter()
-            .map(|input| pass.pull(*input))
-            .collect()
-    }
-
     /// Queries, keys and values.
-    fn views<'x>(&self, inputs: &'x [Rc<Buffer>]) -> [In<'x>; 3] {
-        match inputs {
-            [packed] => packed.view().split_columns(self.widths()),
-            [q, k, v] => [q.view(), k.view(), v.view()],
-            _ => unreachable!("they are one activation or three"),
-        }
-    }
-
-    /// The gradients of queries, keys and values, to be written.
-    fn views_mut<'x>(&self, gradients: &'x mut [Buffer]) -> [Out<'x>; 3] {
-        match gradients {
-            [packed] => packed.view_mut().split_columns(self.widths()),
-            [q, k, v] => [q.view_mut(), k.view_mut(), v.view_mut()],
-            _ => unreachable!("they are one activation or three"),
-        }
-    }
-
-    /// Widths of queries, keys and values.
-    fn widths(&self) -> [usize; 3] {
-        let [k_width, v_width] = self.attention.kv_widths();
-        [self.attention.q_width(), k_width, v_width]
+    fn qkv(&self) -> QkvTensors {
+        QkvTensors(self.inputs(), self.attention.qkv_widths())
     }
 
     fn shape(&self, pass: &Pass) -> AttentionShape {
@@ -205,13 +180,13 @@ impl CoreAttention {
             pass.batch().documents.is_none(),
             "settings take flash attention where documents are packed"
         );
-        let inputs = self.pull_inputs(pass)?;
+        let inputs = self.qkv().pull(pass)?;
         let (mut o, mut probs) = (pass.output(self.o())?, pass.output(Self::PROBS)?);
         let keeps = probs.is_some();
         let mut scratch = self.scratch(pass, |target, shape, dtype| {
             operation::Attention::scratch_elements(target, shape, dtype, keeps)
         })?;
-        let [q, k, v] = self.views(&inputs);
+        let [q, k, v] = self.qkv().views(&inputs);
         pass.kernels().run(operation::Attention {
             out: written(&mut o),
             probs: written(&mut probs),
@@ -228,7 +203,7 @@ impl CoreAttention {
     }
 
     fn flash(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let inputs = self.pull_inputs(pass)?;
+        let inputs = self.qkv().pull(pass)?;
         let (mut o, mut lse) = (pass.output(self.o())?, pass.output(Self::LSE)?);
         let (has_out, has_lse) = (o.is_some(), lse.is_some());
         let (mut scratch, elements) = self.flash_scratch(
@@ -238,7 +213,7 @@ impl CoreAttention {
                 FlashAttention::cudnn_scratch_elements(shape, documents, [has_out, has_lse])
             },
         )?;
-        let [q, k, v] = self.views(&inputs);
+        let [q, k, v] = self.qkv().views(&inputs);
         pass.kernels().run(FlashAttention {
             out: written(&mut o),
             lse: written(&mut lse),
@@ -257,10 +232,10 @@ impl CoreAttention {
     /// Attention over the keys and values of earlier tokens in a cache, too. Under latent attention, q has queries of
     /// latents, k has latents, and v the columns of keys that all heads share ([`super::LatentUp`]).
     fn cached(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let inputs = self.pull_inputs(pass)?;
+        let inputs = self.qkv().pull(pass)?;
         let mut o = pass.output(Self::O)?;
         let apart = self.apart(pass, &inputs)?;
-        let [q, k, v] = self.views(apart.as_deref().unwrap_or(&inputs));
+        let [q, k, v] = self.qkv().views(apart.as_deref().unwrap_or(&inputs));
         let attention = self.attention.cached();
         let mut sums = match &self.latents {
             Some(_) => Some(pass.temporary("latent_sums", [pass.tokens(), attention.o_width()])?),
@@ -302,12 +277,12 @@ impl CoreAttention {
         inputs: &[Rc<Buffer>],
     ) -> Result<Option<Vec<Rc<Buffer>>>, ModelError> {
         let [packed] = inputs else { return Ok(None) };
-        let widths = self.widths();
+        let widths = self.attention.qkv_widths();
         let lease =
             |(of, width): (Activation, usize)| pass.temporary(of.name(), [packed.dims()[0], width]);
         let parts = Qkv::MADE.into_iter().zip(widths).map(lease);
         let mut parts = parts.collect::<Result<Vec<_>, ModelError>>()?;
-        let [q, k, v] = self.views_mut(&mut parts);
+        let [q, k, v] = self.qkv().views_mut(&mut parts);
         pass.kernels().run(SplitQkv {
             q: Some(q),
             k: Some(k),
@@ -319,30 +294,17 @@ impl CoreAttention {
         Ok(Some(parts.into_iter().map(Rc::new).collect()))
     }
 
-    /// Leases the gradients of what has q, k and v.
-    fn gradients(&self, pass: &Pass) -> Result<Vec<Buffer>, ModelError> {
-        let widths = self.widths();
-        let lease = |of: Activation, width| {
-            let shape = [self.tokens(pass), width];
-            pass.temporary(of.gradient_name(), shape)
-        };
-        match self.inputs() {
-            [packed] => Ok(vec![lease(*packed, widths.iter().sum())?]),
-            apart => {
-                let apart = apart.iter().zip(widths);
-                apart.map(|(of, width)| lease(*of, width)).collect()
-            }
-        }
-    }
-
     fn eager_backward(&self, pass: &mut Pass) -> Result<Vec<Buffer>, ModelError> {
         let dout = pass.gradient(self.o());
         // Pull replayable inputs first: a replay leases memory.
         let probs = pass.pull(Self::PROBS)?;
-        let inputs = self.pull_inputs(pass)?;
-        let mut gradients = self.gradients(pass)?;
+        let inputs = self.qkv().pull(pass)?;
+        let mut gradients = self.qkv().gradients(pass, self.tokens(pass))?;
         let mut scratch = self.scratch(pass, AttentionBackward::scratch_elements)?;
-        let ([dq, dk, dv], [q, k, v]) = (self.views_mut(&mut gradients), self.views(&inputs));
+        let ([dq, dk, dv], [q, k, v]) = (
+            self.qkv().views_mut(&mut gradients),
+            self.qkv().views(&inputs),
+        );
         pass.kernels().run(AttentionBackward {
             dq,
             dk,
@@ -363,14 +325,17 @@ impl CoreAttention {
         let dout = pass.gradient(self.o());
         // Pull replayable inputs first: a replay leases memory.
         let (lse, o) = (pass.pull(Self::LSE)?, pass.pull(self.o())?);
-        let inputs = self.pull_inputs(pass)?;
-        let mut gradients = self.gradients(pass)?;
+        let inputs = self.qkv().pull(pass)?;
+        let mut gradients = self.qkv().gradients(pass, self.tokens(pass))?;
         let (mut scratch, elements) = self.flash_scratch(
             pass,
             FlashAttentionBackward::scratch_elements,
             FlashAttentionBackward::cudnn_scratch_elements,
         )?;
-        let ([dq, dk, dv], [q, k, v]) = (self.views_mut(&mut gradients), self.views(&inputs));
+        let ([dq, dk, dv], [q, k, v]) = (
+            self.qkv().views_mut(&mut gradients),
+            self.qkv().views(&inputs),
+        );
         pass.kernels().run(FlashAttentionBackward {
             dq,
             dk,
@@ -482,9 +447,7 @@ impl Stage for CoreAttention {
             Attention::Eager => self.eager_backward(pass)?,
             _ => self.flash_backward(pass)?,
         };
-        for (of, gradient) in self.inputs().iter().zip(gradients) {
-            pass.file_gradient(*of, gradient);
-        }
+        self.qkv().file_gradients(pass, gradients);
         Ok(())
     }
 }

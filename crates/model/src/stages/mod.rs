@@ -10,6 +10,7 @@ mod mlp_activation;
 mod norm;
 mod projection;
 mod qkv;
+mod qkv_tensors;
 mod residual;
 mod rotary;
 mod router;

@@ -1,6 +1,7 @@
 //! Ranks that share sequences (DeepSpeed-Ulysses, Jacobs et al. 2023): by token each has a part of every sequence, and in attention
 //! some heads of whole sequences. Two stages around attention carry tensors from one division to the other.
 
+use super::qkv_tensors::QkvTensors;
 use crate::stage::{Io, Stage};
 use crate::{Activation, AttentionSpec, Extent, Label, ModelError, Pass, SharingRanks};
 use kernels::operation::{Copy, SumInOrder};
@@ -51,17 +52,14 @@ impl TokensToHeads {
         }
     }
 
-    /// Widths of queries, keys and values, of all heads.
-    fn widths(&self) -> [usize; 3] {
-        let [k_width, v_width] = self.attention.kv_widths();
-        [self.attention.q_width(), k_width, v_width]
+    /// Queries, keys and values by token.
+    fn qkv(&self) -> QkvTensors {
+        QkvTensors(self.inputs, self.attention.qkv_widths())
     }
 
-    /// Their widths on this rank.
+    /// The widths of queries, keys and values on this rank.
     fn own_widths(&self) -> [usize; 3] {
-        let own = self.ranks.attention(&self.attention);
-        let [k_width, v_width] = own.kv_widths();
-        [own.q_width(), k_width, v_width]
+        self.ranks.attention(&self.attention).qkv_widths()
     }
 }
 
@@ -93,13 +91,8 @@ impl Stage for TokensToHeads {
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let inputs = self.inputs.iter().map(|input| pass.pull(*input));
-        let inputs = inputs.collect::<Result<Vec<_>, ModelError>>()?;
-        let by_token: [In; 3] = match &inputs[..] {
-            [packed] => packed.view().split_columns(self.widths()),
-            [q, k, v] => [q.view(), k.view(), v.view()],
-            _ => unreachable!("they are one activation or three"),
-        };
+        let inputs = self.qkv().pull(pass)?;
+        let by_token = self.qkv().views(&inputs);
         let (mut rooms, mut made) = (Vec::new(), Vec::new());
         for ((activation, x), columns) in Self::made(&self.attention)
             .iter()
@@ -125,27 +118,12 @@ impl Stage for TokensToHeads {
             .ranks
             .to_tokens(pass, by_head.iter().map(Buffer::view).collect())?;
         drop(by_head);
-        let (tokens, widths) = (pass.tokens(), self.widths());
-        let lease =
-            |(of, width): (&Activation, usize)| pass.temporary(of.gradient_name(), [tokens, width]);
-        let mut gradients = match self.inputs {
-            [packed] => vec![lease((packed, widths.iter().sum()))?],
-            apart => {
-                let apart = apart.iter().zip(widths).map(lease);
-                apart.collect::<Result<Vec<_>, ModelError>>()?
-            }
-        };
-        let by_token: [Out; 3] = match &mut gradients[..] {
-            [packed] => packed.view_mut().split_columns(widths),
-            [q, k, v] => [q.view_mut(), k.view_mut(), v.view_mut()],
-            _ => unreachable!("they are one activation or three"),
-        };
+        let mut gradients = self.qkv().gradients(pass, pass.tokens())?;
+        let by_token = self.qkv().views_mut(&mut gradients);
         for (out, room) in by_token.into_iter().zip(&rooms) {
             self.ranks.unpack(pass, out, room)?;
         }
-        for (of, gradient) in self.inputs.iter().zip(gradients) {
-            pass.file_gradient(*of, gradient);
-        }
+        self.qkv().file_gradients(pass, gradients);
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ mod ending;
 mod error;
 mod figures;
 mod history;
+mod ranks;
 mod recorded;
 mod records;
 mod run_files;

@@ -6,6 +6,7 @@ use super::figures::{
     bar, device_account, effects, fixes, is_own, largest, memory_beside, place, strategies, word,
 };
 use super::history::{self, evaluations, resumes, samples};
+use super::ranks::ranks;
 use super::run_files::RunFiles;
 use super::view::{Fact, Page, Section, SectionItem};
 use super::{configuration, timeline};
@@ -30,6 +31,7 @@ pub(super) fn page(run: &RunFiles) -> Page {
         evaluations(run),
         samples(run.samples.iter().cloned().collect()),
         memory(run),
+        ranks(run),
         settings(run),
         at_peak(run),
         alternatives(run),

@@ -159,7 +159,7 @@ fn random_batch(settings: &Settings) -> StepBatch {
             targets: tokens[1..].to_vec(),
             rows,
             seq,
-            part: data::SequencePart::WHOLE,
+            part: memory::Rank::ALONE,
             documents: None,
             lengths: None,
             reference: settings.has_reference.then(|| vec![0.0; rows]),

@@ -1,20 +1,43 @@
 //! Writes a rank's last words, and reads those of others.
 
-use super::Rank;
+use super::OfJob;
 use crate::failure::Failure;
-use crate::last_words::{LastWords, file, hostname};
+use crate::last_words::{LastWords, file, hostname, when};
+use collectives::GroupError;
+use memory::Rank;
 use std::sync::atomic::Ordering;
 
-impl Rank {
+impl OfJob {
     /// The last words for a failure.
     pub(super) fn words(&self, failure: &Failure) -> LastWords {
         LastWords {
             rank: self.group.rank(),
+            name: self.name(),
             reason: failure.to_string(),
             exit_code: failure.exit_code(),
             step: self.step.load(Ordering::Relaxed),
+            micro_batches: self.micro_batches.load(Ordering::Relaxed),
             hostname: hostname(),
             lost_others: matches!(failure, Failure::Ranks(_) | Failure::LostRank { .. }),
+        }
+    }
+
+    /// What messages call this rank.
+    fn name(&self) -> String {
+        self.parallel.name(Rank {
+            number: self.group.rank(),
+            of: self.group.size(),
+        })
+    }
+
+    /// The engine's error, with the step in which this rank met it.
+    pub(super) fn met(&self, error: GroupError) -> GroupError {
+        let counts = [&self.step, &self.micro_batches].map(|count| count.load(Ordering::Relaxed));
+        match (error, when(counts[0], counts[1])) {
+            (GroupError::Late(reason), when) if !when.is_empty() => {
+                GroupError::Late(format!("{reason}; rank {} was there{when}", self.name()))
+            }
+            (error, _) => error,
         }
     }
 

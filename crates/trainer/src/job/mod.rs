@@ -10,9 +10,9 @@ pub(crate) use steps::Begun;
 
 use crate::failure::Failure;
 use crate::last_words::{LastWords, hostname};
-use collectives::{Alone, Group, GroupError, Launch};
+use collectives::{Alone, Group, GroupError, Launch, Patience};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use settings::{Config, Device, RankEngine};
+use settings::{Config, Device, ParallelConfig, RankEngine};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use std::time::Duration;
 /// The job of this process.
 pub(crate) struct Job {
     /// None without ranks.
-    rank: Option<Arc<Rank>>,
+    rank: Option<Arc<OfJob>>,
     /// Whether all ranks know that the job ends, and why. Then no rank waits for another.
     is_over: Cell<bool>,
 }
@@ -42,13 +42,23 @@ pub(crate) struct RanksRecord {
 }
 
 /// What a rank knows of itself when something ends it.
-struct Rank {
+struct OfJob {
     group: Arc<dyn Group>,
     /// Where it writes its last words, once the run has a directory.
     directory: OnceLock<PathBuf>,
     /// Number of steps made.
     step: AtomicUsize,
+    /// Number of its micro-batches that were asked for in the next step.
+    micro_batches: AtomicUsize,
+    /// The grid of ranks.
+    parallel: ParallelConfig,
 }
+
+/// How many times the step on paper a rank waits for others, at least: rates on paper are assumed, and machines slow down.
+const STEPS_WAITED: f64 = 20.0;
+
+/// No wait is longer: a year.
+const LONGEST_S: f64 = 3e7;
 
 /// Runs `act` on every rank, and ends the job: together, or by ending ranks that do not know of a failure.
 ///
@@ -94,18 +104,20 @@ impl Job {
             Some(launch) => Some(start(config, device, launch)?),
             None => config.ranks().map(|_| Arc::new(Alone) as Arc<dyn Group>),
         };
-        let job = Job::of(group);
+        let job = Job::of(group, config.parallel.clone());
         if let Some(rank) = &job.rank {
             rank.outlive_panics();
         }
         Ok(job)
     }
 
-    fn of(group: Option<Arc<dyn Group>>) -> Job {
-        let rank = |group| Rank {
+    fn of(group: Option<Arc<dyn Group>>, parallel: ParallelConfig) -> Job {
+        let rank = |group| OfJob {
             group,
             directory: OnceLock::new(),
             step: AtomicUsize::new(0),
+            micro_batches: AtomicUsize::new(0),
+            parallel,
         };
         Job {
             rank: group.map(rank).map(Arc::new),
@@ -159,7 +171,28 @@ impl Job {
     pub(crate) fn note_step(&self, step: usize) {
         if let Some(rank) = &self.rank {
             rank.step.store(step, Ordering::Relaxed);
+            rank.micro_batches.store(0, Ordering::Relaxed);
         }
+    }
+
+    /// Records that so many micro-batches of the next step have been asked for.
+    pub(crate) fn note_micro_batches(&self, count: usize) {
+        if let Some(rank) = &self.rank {
+            rank.micro_batches.store(count, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets waits for other ranks take at least as long as some steps. `seconds` is how long one of this rank takes on paper.
+    ///
+    /// # Errors
+    /// [`Failure::Ranks`] if ranks are lost.
+    pub(crate) fn wait_for_steps(&self, seconds: f64) -> Result<(), Failure> {
+        let longest = self.everybodys(&seconds)?.into_iter().fold(0.0, f64::max);
+        let wait = (STEPS_WAITED * longest).min(LONGEST_S);
+        if let Some(rank) = &self.rank {
+            rank.group.raise_timeout(Duration::from_secs_f64(wait));
+        }
+        Ok(())
     }
 
     /// Agrees on something that all ranks must have done: if one has failed, all fail.
@@ -230,7 +263,7 @@ impl Job {
     pub(crate) fn explain(&self, failure: Failure) -> Failure {
         match (&self.rank, failure) {
             (Some(rank), Failure::Ranks(error)) => match rank.culprit() {
-                None => Failure::Ranks(error),
+                None => Failure::Ranks(rank.met(error)),
                 Some(words) => Failure::LostRank {
                     words: Box::new(words),
                     error,
@@ -285,11 +318,17 @@ fn start(config: &Config, device: Device, launch: &Launch) -> Result<Arc<dyn Gro
         Device::Cpu => collectives::Device::Cpu,
         Device::Cuda { index } => collectives::Device::Cuda { ordinal: index },
     };
-    let timeout = Duration::from_secs(config.collectives.timeout_s);
-    let group = collectives::start(launch, engine, device, timeout)?;
+    let (parallel, of) = (config.parallel.clone(), launch.size);
+    let patience = Patience::new(Duration::from_secs(config.collectives.timeout_s))
+        .naming(move |number| parallel.name(memory::Rank { number, of }));
+    let group = collectives::start(launch, engine, device, patience)?;
+    let rank = memory::Rank {
+        number: launch.rank,
+        of,
+    };
     tracing::info!(
         "rank {} of {} on {}, over {}",
-        launch.rank,
+        config.parallel.name(rank),
         launch.size,
         hostname(),
         group.engine()
@@ -297,7 +336,7 @@ fn start(config: &Config, device: Device, launch: &Launch) -> Result<Arc<dyn Gro
     Ok(group)
 }
 
-impl Rank {
+impl OfJob {
     /// The values of all ranks, in order.
     fn share<T: Serialize + DeserializeOwned>(&self, own: &T) -> Result<Vec<T>, Failure> {
         let bytes = serde_json::to_vec(own).expect("plain data can be written as JSON");
@@ -313,7 +352,7 @@ impl Rank {
     }
 
     /// Makes a panic of any thread end all ranks, because they would wait for this one.
-    fn outlive_panics(self: &Arc<Rank>) {
+    fn outlive_panics(self: &Arc<OfJob>) {
         let (rank, before) = (self.clone(), std::panic::take_hook());
         std::panic::set_hook(Box::new(move |panic| {
             before(panic);
@@ -334,9 +373,9 @@ mod tests {
         let groups = Threads::group(size);
         std::thread::scope(|scope| {
             let act = &act;
-            let ranks = groups
-                .into_iter()
-                .map(|group| scope.spawn(move || act(&Job::of(Some(group)))));
+            let ranks = groups.into_iter().map(|group| {
+                scope.spawn(move || act(&Job::of(Some(group), ParallelConfig::default())))
+            });
             let ranks: Vec<_> = ranks.collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })

@@ -74,7 +74,7 @@ mod tests {
             targets: vec![0; targets],
             rows: 1,
             seq: targets,
-            part: data::SequencePart::WHOLE,
+            part: memory::Rank::ALONE,
             documents: None,
             lengths: None,
             reference: None,
@@ -91,7 +91,7 @@ mod tests {
             told.iter()
                 .all(|told| *told == Begun::Signal((15, Some(2))))
         );
-        let alone = Job::of(None);
+        let alone = Job::of(None, settings::ParallelConfig::default());
         assert_eq!(
             alone.begin_step(Some(2), Ok(step(1))).unwrap(),
             Begun::Signal((2, None))

@@ -40,7 +40,7 @@ pub(super) fn step_batch(
         targets: targets.to_vec(),
         rows: micro,
         seq,
-        part: data::SequencePart::WHOLE,
+        part: memory::Rank::ALONE,
         documents: None,
         lengths: None,
         reference: None,

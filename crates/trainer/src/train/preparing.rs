@@ -15,7 +15,8 @@ use crate::run_dir::refuse_model;
 use crate::samples::{data_options, set_steps_from_epochs};
 use data::{Dataset, Inputs};
 use model::Origin;
-use planner::Plan;
+use planner::{PaperSeconds, Plan};
+use session::SessionError;
 use settings::{Config, HEURISTIC, OptimizerPlace, Resolved, Settings};
 use std::path::Path;
 
@@ -86,6 +87,12 @@ impl Prepared {
             plan,
             limit,
         })
+    }
+
+    /// How long a step takes on paper.
+    pub(super) fn seconds_on_paper(&self) -> Result<f64, SessionError> {
+        let paper = PaperSeconds::new(&self.step.settings, self.device.target())?;
+        Ok(paper.step)
     }
 
     /// Opens what is needed for evaluating and saving.

@@ -168,7 +168,7 @@ fn micro_batch(ids: &Value, targets: &Value) -> MicroBatch {
         seq: ids[0].len(),
         input_ids: ids.concat(),
         targets: targets.concat(),
-        part: data::SequencePart::WHOLE,
+        part: memory::Rank::ALONE,
         documents: None,
         lengths: None,
         reference: None,

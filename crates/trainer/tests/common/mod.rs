@@ -313,7 +313,7 @@ pub fn step_batch(settings: &Settings, step: usize) -> StepBatch {
             .collect(),
         rows: settings.micro_batch,
         seq: settings.seq,
-        part: data::SequencePart::WHOLE,
+        part: memory::Rank::ALONE,
         documents: None,
         lengths: None,
         reference: None,

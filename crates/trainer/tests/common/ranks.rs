@@ -4,7 +4,7 @@ use super::elsewhere::bits;
 use super::side_by_side::in_one_thread;
 use super::{assert_as_planned, plan, step_batch};
 use collectives::Group;
-use data::{SequencePart, StepBatch};
+use data::StepBatch;
 use fakes::Threads;
 use fakes::scheduled::Waits;
 use files::PieceSource;
@@ -61,7 +61,7 @@ pub fn whole_batch(settings: &Settings, step: usize) -> StepBatch {
         ..settings.clone()
     };
     let whole = step_batch(&whole, step);
-    if part == SequencePart::WHOLE {
+    if part == memory::Rank::ALONE {
         return whole;
     }
     let targets = whole.target_count();
@@ -88,6 +88,8 @@ pub struct OfRank {
     steps: Vec<(usize, u32, u32)>,
     /// Tokens of each step that this rank made.
     pub tokens: Vec<usize>,
+    /// How often it replayed a stage.
+    pub replays: usize,
     /// Bytes that were counted for other ranks.
     pub counted_bytes: u64,
     pieces: Vec<((String, String), usize, Vec<u8>)>,
@@ -143,6 +145,7 @@ pub fn each(
         OfRank {
             steps: outcomes.iter().map(bits).collect(),
             tokens: outcomes.iter().map(|outcome| outcome.tokens).collect(),
+            replays: outcomes.iter().map(|one| one.replayed.total()).sum(),
             counted_bytes: sent.sum(),
             pieces: pieces.collect(),
             sent_bytes,

@@ -20,6 +20,8 @@ fn tells_of_the_ranks() {
         "{ranks}"
     );
     assert!(ranks["link_gbps"].as_f64().unwrap() > 0.01, "{ranks}");
+    let slowest = ranks["slowest"].as_str().unwrap();
+    assert!(slowest.starts_with("rank "), "{ranks}");
     assert_eq!(ranks["engine_bytes"], Value::Null, "a GPU's alone");
     let ended = outcome(command(&place, open_mpi(2), "doctor"), "doctor").succeeds();
     assert_eq!(

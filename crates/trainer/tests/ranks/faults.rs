@@ -3,9 +3,10 @@
 use crate::job::{command, command_but_for_one, open_mpi, place};
 use crate::metrics::Metrics;
 use crate::signals::{at_once, endless, ends, process_of_rank, send};
-use crate::workplace::{Workplace, outcome};
+use crate::workplace::{Workplace, outcome, until};
 use serde_json::Value;
 use std::process::Command;
+use std::time::Duration;
 
 /// What a job said that failed at once, with this code.
 #[track_caller]
@@ -44,6 +45,15 @@ fn another_setting() {
             "rank 1 has lr.peak 3.0, rank 0 has 0.01",
         ],
     );
+    assert!(!place.path("run").exists(), "nothing is written");
+}
+
+#[test]
+fn another_grid() {
+    let place = place();
+    let job = command_but_for_one(&place, open_mpi(2), TRAIN, "--cp 2");
+    let said = fails(job, 2);
+    names(&said, &["rank 1 has parallel.context 2, rank 0 has 1"]);
     assert!(!place.path("run").exists(), "nothing is written");
 }
 
@@ -167,6 +177,38 @@ fn a_rank_that_stops() {
         (&5.into(), &true.into())
     );
     assert!(left["step"].as_u64().unwrap() > 0, "{left}");
+}
+
+/// A machine that is slow on paper: a wait beyond `collectives.timeout_s` is no failure, and a longer one is, of a rank that is named
+/// with its place.
+#[test]
+fn a_rank_that_is_slow_as_planned() {
+    let place = place();
+    let more = "--cp 2 --zero 2 --set collectives.timeout_s=5 --set hardware.peak_tflops=0.00004";
+    let mut child = endless(&place, 2, more);
+    let rank = process_of_rank(&child, 1);
+    send("STOP", rank);
+    std::thread::sleep(Duration::from_secs(7));
+    let metrics = || place.text("run/metrics.jsonl");
+    let steps = || metrics().matches(r#""kind":"step""#).count();
+    let made = steps();
+    send("CONT", rank);
+    until(&mut child, || steps() > made + 1);
+    send("STOP", rank);
+    let (code, said) = ends(child);
+    assert_eq!(code, Some(5), "{said}");
+    let sentence = "rank 1 (group 0, part 1 of 2) did not answer rank 0 (group 0, part 0 of 2) in ";
+    names(
+        &said,
+        &[sentence, "; rank 0 (group 0, part 0 of 2) was there "],
+    );
+    let waited = said.split(sentence).nth(1).unwrap();
+    let waited: f64 = waited.split(' ').next().unwrap().parse().unwrap();
+    assert!((10.0..20.0).contains(&waited), "{said}");
+    assert_eq!(
+        words(&place, "run/rank-0.json")["name"],
+        "0 (group 0, part 0 of 2)"
+    );
 }
 
 #[test]

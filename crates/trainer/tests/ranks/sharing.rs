@@ -4,6 +4,16 @@ use crate::job::{MICRO_BATCHES, Run, command, mpich, open_mpi, place};
 use crate::metrics::Metrics;
 use crate::workplace::outcome;
 
+/// A number as pages have it.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let parts = digits.as_bytes().rchunks(3).rev();
+    let parts: Vec<_> = parts
+        .map(|part| std::str::from_utf8(part).unwrap())
+        .collect();
+    parts.join(",")
+}
+
 #[test]
 fn groups_give_the_same_bits() {
     let place = place();
@@ -28,6 +38,22 @@ fn groups_give_the_same_bits() {
                 );
             }
             assert_eq!(plan["context"], 2);
+        }
+        let report = place
+            .trainer(&format!("report {out} --text"))
+            .succeeds()
+            .stdout;
+        for (rank, plan) in run.plans.iter().enumerate() {
+            let name = format!("{rank} (group {}, part {} of 2)", rank / 2, rank % 2);
+            let row = report
+                .split(&name)
+                .nth(1)
+                .and_then(|row| row.lines().next());
+            let cells: Vec<&str> = row.unwrap().split_whitespace().collect();
+            let [peak, sent] =
+                ["peak_bytes", "sent_bytes"].map(|name| plan[name].as_u64().unwrap());
+            let (peak, sent) = (grouped(peak), grouped(sent));
+            assert_eq!(cells[1..], [peak.clone(), peak, sent], "{report}");
         }
         run
     };

@@ -7,7 +7,7 @@ use crate::job::Job;
 use crate::last_words::hostname;
 use collectives::Launch;
 use kernels::{Exchange, KernelError, Kernels, Queue};
-use memory::{Buffer, Category, DType, Memory, format_bytes};
+use memory::{Buffer, Category, DType, Memory, Rank, format_bytes};
 use report::Table;
 use serde::Serialize;
 use settings::{Config, Device, Settings};
@@ -26,6 +26,8 @@ pub(super) struct RankLinks {
     /// The rate at which the slowest rank sends to and receives from the others at the same time, each way, in units of
     /// 10^9 bytes a second: `hardware.link_gbps`. Null with one rank.
     link_gbps: Option<f64>,
+    /// The rank that took longest, and its machine; null with one rank.
+    slowest: Option<String>,
     /// GPU memory that the engine took, on the rank where it took most; null for the CPU.
     engine_bytes: Option<u64>,
 }
@@ -57,15 +59,21 @@ impl RankLinks {
         let mut hosts: Vec<String> = all.iter().map(|(host, _)| host.clone()).collect();
         hosts.sort();
         hosts.dedup();
-        let slowest = all
-            .iter()
-            .filter_map(|(_, seconds)| *seconds)
-            .reduce(f64::max);
+        let times = all.iter().enumerate();
+        let times = times.filter_map(|(rank, (host, seconds))| Some((rank, host, (*seconds)?)));
+        let slowest = times.max_by(|(.., one), (.., other)| one.total_cmp(other));
         let ranks = RankLinks {
             engine: job.engine().unwrap_or_default(),
             size: job.size(),
             hosts,
-            link_gbps: slowest.map(|seconds| BYTES as f64 / seconds / 1e9),
+            link_gbps: slowest.map(|(.., seconds)| BYTES as f64 / seconds / 1e9),
+            slowest: slowest.map(|(number, host, _)| {
+                let of = job.size();
+                format!(
+                    "rank {} on {host}",
+                    config.parallel.name(Rank { number, of })
+                )
+            }),
             engine_bytes: job
                 .group()
                 .and_then(|group| Some(group.on_device()?.device_bytes())),
@@ -81,6 +89,7 @@ impl RankLinks {
             ("over", Some(self.engine.clone())),
             ("machines", Some(self.hosts.join(", "))),
             ("link", self.link_gbps.map(link)),
+            ("the slowest", self.slowest.clone()),
             (
                 "memory of the engine, a GPU",
                 self.engine_bytes.map(format_bytes),
