@@ -418,7 +418,9 @@ impl Session {
             ("gradients", self.gradients.bytes()),
         ];
         let coded = (coded > 0).then_some(("coded_parameters", coded));
-        let held = held.into_iter().chain(coded);
+        let in_fp8 = self.saved.coded_weight_bytes();
+        let in_fp8 = (in_fp8 > 0).then_some(("fp8_weights", in_fp8));
+        let held = held.into_iter().chain(coded).chain(in_fp8);
         held.chain(self.optimizer.arenas()).collect()
     }
 

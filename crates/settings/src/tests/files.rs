@@ -12,9 +12,10 @@ use crate::load::Source;
 use crate::{
     AttentionBackend, AttentionConfig, AutoOr, BaseType, BatchConfig, CheckpointConfig,
     CollectivesConfig, Config, DataConfig, Device, DpoConfig, DpoLoss, EvalConfig, FloatType,
-    Graphs, HardwareConfig, HostPlace, LogConfig, LoraConfig, LrConfig, MemoryConfig, Objective,
-    OffloadConfig, OptimConfig, OptimizerPlace, ParallelConfig, RankEngine, RecomputeConfig,
-    Release, Size, TrainConfig, dotted, preset, reference,
+    Fp8Config, Fp8Gradients, Fp8Recipe, Fp8Weights, Graphs, HardwareConfig, HostPlace, LogConfig,
+    LoraConfig, LrConfig, MemoryConfig, Objective, OffloadConfig, OptimConfig, OptimizerPlace,
+    ParallelConfig, RankEngine, RecomputeConfig, Release, Size, TrainConfig, dotted, preset,
+    reference,
 };
 use data::{Format, Packing};
 use model::{
@@ -143,6 +144,13 @@ fn full() -> Config {
             warmup_steps: 1,
             decay_steps: Some(2),
             min_ratio: 0.0,
+        },
+        fp8: Fp8Config {
+            recipe: Fp8Recipe::Block,
+            gradients: Fp8Gradients::E4m3,
+            except: vec!["*down_proj*".into()],
+            save: false,
+            weights: Fp8Weights::Step,
         },
         lora: LoraConfig {
             rank: Some(12),
