@@ -11,6 +11,9 @@ use kernels::fp8::Fp8;
 use kernels::operation::{AbsMax, Quantise};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 
+pub(crate) const LEASED: &str = "a model with products in FP8 has cells for their scales";
+pub(crate) const TOGETHER: &str = "trained matrices of one layer lie together";
+
 /// Which products of a model are computed in FP8, and how.
 #[derive(Clone, Debug)]
 pub struct Fp8Products {
@@ -39,7 +42,7 @@ pub enum Fp8Layer {
 
 /// What such a layer multiplies. An activation keeps its cells until the backward pass, the others while they are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operand {
+pub(crate) enum Multiplied {
     Input,
     Weight,
     Gradient,
@@ -133,7 +136,7 @@ impl Fp8Cells {
             return Ok(false);
         };
         if std::mem::take(&mut self.kept[found].is_stale) {
-            let place = Fp8Cells::place(block, layer, Operand::Weight);
+            let place = Fp8Cells::place(block, layer, Multiplied::Weight);
             let codes = self.kept[found].codes.view_mut();
             quantise(
                 kernels,
@@ -145,7 +148,7 @@ impl Fp8Cells {
     }
 
     /// The first of an operand's two cells.
-    pub(crate) fn place(block: usize, layer: Fp8Layer, operand: Operand) -> usize {
+    pub(crate) fn place(block: usize, layer: Fp8Layer, operand: Multiplied) -> usize {
         ((block * LAYERS + layer as usize) * OPERANDS + operand as usize) * 2
     }
 
@@ -181,4 +184,33 @@ fn quantise(kernels: &Kernels, cells: Out, (codes, x): (Out, In)) -> Result<(), 
         x,
         largest: largest.as_in(),
     })?)
+}
+
+/// An output of a stage in the compute type, which is kept as it is or as codes.
+pub(crate) struct CodedOutput {
+    pub(crate) kept: Buffer,
+    pub(crate) wide: Option<Buffer>,
+}
+
+impl CodedOutput {
+    /// Where the stage writes.
+    pub(crate) fn view_mut(&mut self) -> Out<'_> {
+        self.wide.as_mut().unwrap_or(&mut self.kept).view_mut()
+    }
+}
+
+/// Codes of a weight.
+pub(crate) enum WeightCodes {
+    Made(Buffer),
+    /// Those of a layer of a block.
+    Kept(usize, Fp8Layer),
+}
+
+impl WeightCodes {
+    pub(crate) fn view<'p>(&'p self, cells: &'p Fp8Cells) -> In<'p> {
+        match self {
+            WeightCodes::Made(codes) => codes.view(),
+            WeightCodes::Kept(block, layer) => cells.kept(*block, *layer).expect("they were made"),
+        }
+    }
 }

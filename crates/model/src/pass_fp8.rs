@@ -1,49 +1,14 @@
 //! Codes of FP8 in a pass: outputs that are kept as such, operands that are made into such, and their scales.
 
-use crate::fp8::{Fp8Cells, Fp8Layer, Operand};
+use crate::fp8::{CodedOutput, Fp8Cells, Fp8Layer, LEASED, Multiplied, TOGETHER, WeightCodes};
 use crate::pass::{Pass, Work};
 use crate::{Activation, ModelError, ParameterId};
 use kernels::fp8::Fp8;
 use kernels::operation::TransposeCodes;
-use memory::{Buffer, Category, In, Out};
-
-pub(crate) const LEASED: &str = "a model with products in FP8 has cells for their scales";
-pub(crate) const TOGETHER: &str = "trained matrices of one layer lie together";
-
-/// An output of a stage in the compute type, which is kept as it is or as codes.
-pub(crate) struct CodedOutput {
-    kept: Buffer,
-    wide: Option<Buffer>,
-}
-
-impl CodedOutput {
-    /// Where the stage writes.
-    pub(crate) fn view_mut(&mut self) -> Out<'_> {
-        self.wide.as_mut().unwrap_or(&mut self.kept).view_mut()
-    }
-}
-
-/// Codes of a weight.
-pub(crate) enum WeightCodes {
-    Made(Buffer),
-    /// Those of a layer of a block.
-    Kept(usize, Fp8Layer),
-}
-
-impl WeightCodes {
-    pub(crate) fn view<'p>(&'p self, pass: &'p Pass) -> In<'p> {
-        match self {
-            WeightCodes::Made(codes) => codes.view(),
-            WeightCodes::Kept(block, layer) => {
-                let cells = pass.work.saved.fp8.as_ref().expect(LEASED);
-                cells.kept(*block, *layer).expect("they were made")
-            }
-        }
-    }
-}
+use memory::{Buffer, Category, In};
 
 impl Pass<'_> {
-    pub(crate) fn place(&self, layer: Fp8Layer, operand: Operand) -> usize {
+    pub(crate) fn place(&self, layer: Fp8Layer, operand: Multiplied) -> usize {
         Fp8Cells::place(self.running.at.layer, layer, operand)
     }
 
@@ -56,11 +21,16 @@ impl Pass<'_> {
         self.lease(Category::Temporary, name, shape, format.dtype())
     }
 
+    /// The cells of the model's scales.
+    pub(crate) fn scales(&self) -> &Fp8Cells {
+        self.work.saved.fp8.as_ref().expect(LEASED)
+    }
+
     fn cells(&mut self) -> &mut Fp8Cells {
         self.work.saved.fp8.as_mut().expect(LEASED)
     }
 
-    pub(crate) fn scale(&self, layer: Fp8Layer, operand: Operand) -> In<'_> {
+    pub(crate) fn scale(&self, layer: Fp8Layer, operand: Multiplied) -> In<'_> {
         let cells = self.work.saved.fp8.as_ref().expect(LEASED);
         cells.scale(self.place(layer, operand))
     }
@@ -91,7 +61,7 @@ impl Pass<'_> {
         };
         if let Some(wide) = wide {
             let layer = layer.expect("codes are of some layer's input");
-            let (kernels, place) = (self.kernels(), self.place(layer, Operand::Input));
+            let (kernels, place) = (self.kernels(), self.place(layer, Multiplied::Input));
             let of = (kept.view_mut(), wide.view());
             self.cells().quantise(kernels, place, of)?;
         }
@@ -105,18 +75,18 @@ impl Pass<'_> {
         (layer, format): (Fp8Layer, Fp8),
         dy: In,
     ) -> Result<Buffer, ModelError> {
-        self.quantised((layer, Operand::Gradient), format, dy)
+        self.quantised((layer, Multiplied::Gradient), format, dy)
     }
 
     /// Codes of an operand that is in the compute type.
     pub(crate) fn quantised(
         &mut self,
-        (layer, operand): (Fp8Layer, Operand),
+        (layer, operand): (Fp8Layer, Multiplied),
         format: Fp8,
         x: In,
     ) -> Result<Buffer, ModelError> {
         let name = match operand {
-            Operand::Gradient => "gradient_codes",
+            Multiplied::Gradient => "gradient_codes",
             _ => "input_codes",
         };
         let mut codes = self.codes(name, [x.dims()[0], x.dims()[1]], format)?;
@@ -132,7 +102,7 @@ impl Pass<'_> {
         layer: Fp8Layer,
         (weights, shape): (&[ParameterId], [usize; 2]),
     ) -> Result<WeightCodes, ModelError> {
-        let (kernels, place) = (self.kernels(), self.place(layer, Operand::Weight));
+        let (kernels, place) = (self.kernels(), self.place(layer, Multiplied::Weight));
         let (block, indices) = (self.running.at.layer, self.indices(weights));
         let Work { weights, saved, .. } = &mut self.work;
         let weight = weights.joined(&indices).expect(TOGETHER);

@@ -12,11 +12,11 @@ use common::{
 };
 use kernels::fp8::Fp8;
 use memory::DType;
-use model::{Attention, Fp8Products, ModelConfig, NamePatterns};
+use model::{Attention, Fp8Products, LatentConfig, ModelConfig, NamePatterns};
 use planner::Plan;
 use session::SessionError;
 use settings::Settings;
-use units::Zero;
+use units::{Ranks, Zero};
 
 const STEPS: usize = 3;
 
@@ -260,6 +260,50 @@ fn ranks_have_the_bits_of_one() {
         ..of(1, Zero::Replicated)
     };
     assert!(together(&bf16).steps != alone.steps);
+}
+
+/// A part of a sequence has scales of its own, as a micro-batch has: one group of ranks that share, or two.
+#[test]
+fn ranks_that_share_sequences_have_the_same_bits_in_any_number_of_groups() {
+    let (name, model) = models(2).swap_remove(1);
+    let of = |groups: usize, mode| Settings {
+        micro_batch: 2,
+        seq: 24,
+        accum: 4 / groups,
+        attention: Attention::Flash,
+        ranks: Some(Ranks {
+            sharing: 2,
+            ..ranks(2 * groups, Zero::States)
+        }),
+        ..in_fp8(&model, mode)
+    };
+    let run = |settings: &Settings| together(&each(name, settings, STEPS, on_cpu));
+    let one = run(&of(1, "none"));
+    assert!(run(&of(2, "none")) == one);
+    assert!(run(&of(2, "full")) == one);
+}
+
+/// There dense layers and the output of attention are in FP8, all else is as before.
+#[test]
+fn models_with_experts_and_latents_have_both_kinds_of_products() {
+    for (name, model) in common::experts::models() {
+        let latent = model.latent.map(|latent| LatentConfig {
+            v_head_dim: 16,
+            ..latent
+        });
+        let model = ModelConfig {
+            hidden: 64,
+            head_dim: 16,
+            ffn: 144,
+            latent,
+            ..model
+        };
+        let (none, _) = run(name, &in_fp8(&model, "none"));
+        let (full, _) = run(name, &in_fp8(&model, "full"));
+        assert_same(&full, &none, name);
+        let (bf16, _) = run(name, &settings(model, DType::BF16, "none"));
+        assert!(bf16.steps != none.steps, "{name}");
+    }
 }
 
 /// At equal weights, the gradient is as far from that of bf16 as FP8's roundings say, and no farther.

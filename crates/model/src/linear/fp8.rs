@@ -1,10 +1,9 @@
 //! The three products of a linear layer in FP8.
 
 use super::Linear;
-use crate::fp8::{Fp8Layer, Operand};
+use crate::fp8::{Fp8Layer, LEASED, Multiplied, TOGETHER};
 use crate::parameters::{ParameterId, PartParameters};
 use crate::pass::Work;
-use crate::pass_fp8::{LEASED, TOGETHER};
 use crate::{Activation, ModelError, Pass, Purpose};
 use kernels::Init;
 use kernels::fp8::Fp8;
@@ -54,7 +53,7 @@ impl Linear {
         x: In,
     ) -> Result<Option<Buffer>, ModelError> {
         let is_coded = x.dtype().is_fp8();
-        let of = (layer, Operand::Input);
+        let of = (layer, Multiplied::Input);
         let made = (!is_coded).then(|| pass.quantised(of, Fp8::E4m3, x));
         made.transpose()
     }
@@ -69,12 +68,12 @@ impl Linear {
     ) -> Result<(), ModelError> {
         let made = self.input_codes(pass, layer, x)?;
         let weight = pass.quantised_weight(layer, self.matrix_shape())?;
-        let scales = [Operand::Input, Operand::Weight];
+        let scales = [Multiplied::Input, Multiplied::Weight];
         let bias = pass.parameters(biases);
         Ok(pass.kernels().run(ScaledMatmul {
             out: y,
             a: made.as_ref().map_or(x, Buffer::view),
-            b: weight.view(pass),
+            b: weight.view(pass.scales()),
             scales: scales.map(|operand| pass.scale(layer, operand)),
             bias,
             init,
@@ -96,10 +95,10 @@ impl Linear {
         self.weight_gradient_fp8(pass, layer, (dy.view(), turned.view()))?;
         drop(turned);
         let weight = pass.quantised_weight(layer, self.matrix_shape())?;
-        let turned = pass.transposed("weight_turned", weight.view(pass))?;
+        let turned = pass.transposed("weight_turned", weight.view(pass.scales()))?;
         drop(weight);
         let (mut dx, init) = pass.gradient_to_add(input)?;
-        let scales = [Operand::Gradient, Operand::Weight];
+        let scales = [Multiplied::Gradient, Multiplied::Weight];
         pass.kernels().run(ScaledMatmul {
             out: dx.view_mut(),
             a: dy.view(),
@@ -120,7 +119,8 @@ impl Linear {
         (dy, x): (In, In),
     ) -> Result<(), ModelError> {
         let dy = pass.transposed("gradient_turned", dy)?;
-        let scales = [Operand::Gradient, Operand::Input].map(|operand| pass.place(layer, operand));
+        let scales =
+            [Multiplied::Gradient, Multiplied::Input].map(|operand| pass.place(layer, operand));
         let indices = pass.indices(&self.weights);
         let Work {
             purpose,

@@ -1,9 +1,8 @@
 //! Norms over the last dimension: RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016).
 
 use crate::activation::Dimension;
-use crate::fp8::Fp8Layer;
+use crate::fp8::{CodedOutput, Fp8Layer};
 use crate::parameters::{Initial, ParameterId, PartParameters};
-use crate::pass_fp8::CodedOutput;
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, ModelError, Pass};
 use kernels::Init;
