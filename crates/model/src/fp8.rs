@@ -12,7 +12,7 @@ use kernels::operation::{AbsMax, Quantise};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 
 pub(crate) const LEASED: &str = "a model with products in FP8 has cells for their scales";
-pub(crate) const TOGETHER: &str = "trained matrices of one layer lie together";
+pub(crate) const TOGETHER: &str = "matrices that lie together are one";
 
 /// Which products of a model are computed in FP8, and how.
 #[derive(Clone, Debug)]

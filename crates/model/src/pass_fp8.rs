@@ -4,7 +4,7 @@ use crate::fp8::{CodedOutput, Fp8Cells, Fp8Layer, LEASED, Multiplied, TOGETHER, 
 use crate::pass::{Pass, Work};
 use crate::{Activation, ModelError, ParameterId};
 use kernels::fp8::Fp8;
-use kernels::operation::TransposeCodes;
+use kernels::operation::{Copy, TransposeCodes};
 use memory::{Buffer, Category, In};
 
 impl Pass<'_> {
@@ -96,7 +96,29 @@ impl Pass<'_> {
         Ok(codes)
     }
 
-    /// Codes of a layer's matrices, which lie together: made for this use, or those that are kept for the step.
+    /// A copy of a layer's matrices as one, where they do not lie together: small ones whose states are more precise than
+    /// those of others lie apart from these.
+    fn brought_together(
+        &self,
+        weights: &[ParameterId],
+        shape: [usize; 2],
+    ) -> Result<Option<Buffer>, ModelError> {
+        if self.lie_together(weights) {
+            return Ok(None);
+        }
+        let mut whole = self.temporary("weight_together", shape)?;
+        let mut first = 0;
+        for weight in weights {
+            let x = self.parameter(*weight);
+            let rows = first..first + x.dims()[0];
+            first = rows.end;
+            let out = whole.view_mut().rows(rows);
+            self.kernels().run(Copy { out, x })?;
+        }
+        Ok(Some(whole))
+    }
+
+    /// Codes of a layer's matrices as one: made for this use, or those that are kept for the step.
     pub(crate) fn quantised_weight(
         &mut self,
         layer: Fp8Layer,
@@ -104,15 +126,17 @@ impl Pass<'_> {
     ) -> Result<WeightCodes, ModelError> {
         let (kernels, place) = (self.kernels(), self.place(layer, Multiplied::Weight));
         let (block, indices) = (self.running.at.layer, self.indices(weights));
+        let whole = self.brought_together(weights, shape)?;
+        let whole = whole.as_ref().map(Buffer::view);
         let Work { weights, saved, .. } = &mut self.work;
-        let weight = weights.joined(&indices).expect(TOGETHER);
+        let weight = whole.or_else(|| weights.joined(&indices)).expect(TOGETHER);
         let cells = saved.fp8.as_mut().expect(LEASED);
         if cells.keep(kernels, (block, layer), weight)? {
             return Ok(WeightCodes::Kept(block, layer));
         }
         let mut codes = self.codes("weight_codes", shape, Fp8::E4m3)?;
         let Work { weights, saved, .. } = &mut self.work;
-        let weight = weights.joined(&indices).expect(TOGETHER);
+        let weight = whole.or_else(|| weights.joined(&indices)).expect(TOGETHER);
         let cells = saved.fp8.as_mut().expect(LEASED);
         cells.quantise(kernels, place, (codes.view_mut(), weight))?;
         Ok(WeightCodes::Made(codes))

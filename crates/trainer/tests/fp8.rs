@@ -7,12 +7,13 @@ use common::elsewhere::{self, all_pinned, state};
 use common::ranks::{each, of_rank, on_cpu, ranks, together};
 use common::side_by_side::side_by_side;
 use common::{
-    MODES, assert_as_planned, config, offloading, parameters, plan, session, settings, step_batch,
-    variants,
+    MODES, assert_as_planned, config, offloading, on_schedule, parameters, plan, session, settings,
+    step_batch, variants,
 };
 use kernels::fp8::Fp8;
 use memory::DType;
 use model::{Attention, Fp8Products, LatentConfig, ModelConfig, NamePatterns};
+use optim::MomentFormat;
 use planner::Plan;
 use session::SessionError;
 use settings::Settings;
@@ -175,6 +176,12 @@ fn activations_on_the_host_change_no_bit() {
         let (wide_bits, wide) = run(name, &with(&away, uncoded));
         assert_same(&bits, &expected, name);
         assert_same(&wide_bits, &expected, name);
+        // In any order that the waits between queues allow.
+        for seed in 0..2 {
+            let (mut session, _) = on_schedule(&away, seed, None);
+            let bits = elsewhere::run(&mut session, &away, 0..STEPS, |_| {});
+            assert_same(&bits, &expected, &format!("{name}, schedule {seed}"));
+        }
         // Loss and norm are read in all of them.
         assert!(planned.d2h_bytes > resident.d2h_bytes);
         let tokens = (settings.micro_batch * settings.seq * settings.accum) as u64;
@@ -260,6 +267,26 @@ fn ranks_have_the_bits_of_one() {
         ..of(1, Zero::Replicated)
     };
     assert!(together(&bf16).steps != alone.steps);
+}
+
+/// Small matrices whose states stay f32 lie apart from those beside them, and are multiplied as one all the same: what the
+/// states are like changes no bit of a first step.
+#[test]
+fn matrices_that_lie_apart_are_one_product() {
+    for (name, model) in models(2) {
+        let of = |moments, keeps_weights| {
+            let fp8 = Fp8Products {
+                keeps_weights,
+                ..products()
+            };
+            let mut settings = with(&settings(model.clone(), DType::BF16, "full"), fp8);
+            settings.states.moments = moments;
+            run(name, &settings).0.steps[0]
+        };
+        let expected = of(MomentFormat::F32, false);
+        assert_eq!(of(MomentFormat::Quantised, false), expected, "{name}");
+        assert_eq!(of(MomentFormat::Quantised, true), expected, "{name}");
+    }
 }
 
 /// A part of a sequence has scales of its own, as a micro-batch has: one group of ranks that share, or two.

@@ -121,23 +121,31 @@ impl Linear {
         let dy = pass.transposed("gradient_turned", dy)?;
         let scales =
             [Multiplied::Gradient, Multiplied::Input].map(|operand| pass.place(layer, operand));
-        let indices = pass.indices(&self.weights);
-        let Work {
-            purpose,
-            saved,
-            kernels,
-            ..
-        } = &mut pass.work;
-        let cells = saved.fp8.as_ref().expect(LEASED);
-        let gradients = &mut *purpose.training().gradients;
-        let (out, init) = gradients.accumulate_joined(&indices).expect(TOGETHER);
-        Ok(kernels.run(ScaledMatmul {
-            out,
-            a: dy.view(),
-            b: x,
-            scales: scales.map(|place| cells.scale(place)),
-            bias: None,
-            init,
-        })?)
+        let all = (&self.weights[..], 0..self.outputs());
+        let parts: Vec<_> = match pass.lie_together(&self.weights) {
+            true => vec![all],
+            false => self.weights.chunks(1).zip(self.columns()).collect(),
+        };
+        for (weights, outputs) in parts {
+            let indices = pass.indices(weights);
+            let Work {
+                purpose,
+                saved,
+                kernels,
+                ..
+            } = &mut pass.work;
+            let cells = saved.fp8.as_ref().expect(LEASED);
+            let gradients = &mut *purpose.training().gradients;
+            let (out, init) = gradients.accumulate_joined(&indices).expect(TOGETHER);
+            kernels.run(ScaledMatmul {
+                out,
+                a: dy.view().rows(outputs),
+                b: x,
+                scales: scales.map(|place| cells.scale(place)),
+                bias: None,
+                init,
+            })?;
+        }
+        Ok(())
     }
 }
