@@ -3,6 +3,7 @@
 use half::bf16;
 use kernels::KernelError;
 use kernels::cuda::{BIAS_ALIGNMENT_BYTES, Gemm, Matrix};
+use kernels::fp8::Fp8;
 use memory::DType;
 
 /// Rows of the output that share a pass over `b`.
@@ -28,8 +29,8 @@ pub unsafe fn gemm(gemm: &Gemm) -> Result<(), KernelError> {
         // SAFETY: the caller's promise: the matrices lie in live tensors.
         let (a, b, init, bias) = unsafe {
             (
-                widened(&gemm.a, index, [m, k]),
-                widened(&gemm.b, index, [k, n]),
+                scaled(&gemm.a, gemm.scales.map(|[a, _]| a), index, [m, k]),
+                scaled(&gemm.b, gemm.scales.map(|[_, b]| b), index, [k, n]),
                 gemm.init.map(|init| widened(&init, index, [m, n])),
                 bias.map(|bias| widened(&bias, index, [1, n])),
             )
@@ -59,11 +60,20 @@ fn check(gemm: &Gemm) -> Result<(), KernelError> {
         return refuse(format!("{} products of {m} x {k} x {n}", gemm.batch));
     }
     let types = [gemm.out.dtype, gemm.a.dtype, gemm.b.dtype];
-    let known = matches!(
-        types,
-        [DType::F32, DType::F32, DType::F32] | [DType::F32 | DType::BF16, DType::BF16, DType::BF16]
-    );
-    if !known || gemm.init.is_some_and(|init| init.dtype != gemm.out.dtype) {
+    let are_codes = gemm.a.dtype.is_fp8() && gemm.b.dtype.is_fp8();
+    let known = match types {
+        [DType::F32 | DType::BF16, a, b] if are_codes => [a, b] != [DType::F8E5M2; 2],
+        [DType::F32, DType::F32, DType::F32] => true,
+        [DType::F32 | DType::BF16, DType::BF16, DType::BF16] => true,
+        _ => false,
+    };
+    if are_codes && !takes_codes(gemm) {
+        return refuse(format!("no product of codes is laid out so: {gemm:?}"));
+    }
+    if !known
+        || are_codes != gemm.scales.is_some()
+        || gemm.init.is_some_and(|init| init.dtype != gemm.out.dtype)
+    {
         return refuse(format!("the library takes no products of {types:?}"));
     }
     if gemm
@@ -89,6 +99,49 @@ fn check(gemm: &Gemm) -> Result<(), KernelError> {
     Ok(())
 }
 
+/// Whether rows of `a` and columns of `b` are contiguous, and all that is 16 bytes at a time.
+fn takes_codes(gemm: &Gemm) -> bool {
+    let Gemm { a, b, out, .. } = gemm;
+    let init = gemm.init.unwrap_or(*out);
+    let lines = [
+        (a, a.row_stride),
+        (b, b.column_stride),
+        (out, out.row_stride),
+        (&init, init.row_stride),
+    ];
+    let is_aligned = |(matrix, line): &(&Matrix, usize)| {
+        let bytes = line * matrix.dtype.size_in_bytes();
+        matrix.pointer.align_offset(16) == 0 && bytes.is_multiple_of(16)
+    };
+    let [_, k, n] = gemm.sizes;
+    let has_other_bias = gemm.bias.is_some() && out.dtype != DType::BF16;
+    a.column_stride == 1
+        && b.row_stride == 1
+        && lines.iter().all(is_aligned)
+        && [k, n].iter().all(|size| size.is_multiple_of(16))
+        && !has_other_bias
+}
+
+/// As [`widened`], times the matrix's scale.
+///
+/// # Safety
+/// As for [`widened`].
+unsafe fn scaled(
+    matrix: &Matrix,
+    scale: Option<*const u8>,
+    index: usize,
+    sizes: [usize; 2],
+) -> Vec<f32> {
+    // SAFETY: the caller's promise.
+    let mut values = unsafe { widened(matrix, index, sizes) };
+    if let Some(scale) = scale {
+        // SAFETY: the caller's promise.
+        let scale = unsafe { *scale.cast::<f32>() };
+        values.iter_mut().for_each(|value| *value *= scale);
+    }
+    values
+}
+
 /// One matrix of a batch as rows of f32.
 ///
 /// # Safety
@@ -99,6 +152,11 @@ unsafe fn widened(matrix: &Matrix, index: usize, [rows, columns]: [usize; 2]) ->
     let element = |offset: usize| match matrix.dtype {
         // SAFETY: the caller's promise.
         DType::F32 => unsafe { *matrix.pointer.cast::<f32>().add(offset) },
+        DType::F8E4M3 | DType::F8E5M2 => {
+            let format = Fp8::of(matrix.dtype).expect("these are codes");
+            // SAFETY: the caller's promise.
+            format.value(unsafe { *matrix.pointer.add(offset) })
+        }
         // SAFETY: the caller's promise.
         _ => unsafe { *matrix.pointer.cast::<bf16>().add(offset) }.to_f32(),
     };

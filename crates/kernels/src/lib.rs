@@ -52,7 +52,7 @@ pub use error::{Fault, KernelError};
 pub use exchange::{Exchange, ExchangeBytes};
 pub use kernels::Kernels;
 pub use meta::timeline;
-pub use numerics::{quantise, random, split};
+pub use numerics::{fp8, quantise, random, split};
 pub use operation::*;
 pub use queue::{Event, Queue, READING_BYTES_MAX, READINGS_MAX, Reading, Section, Traffic};
 pub use request::Request;

@@ -61,7 +61,7 @@ pub use clock::PhaseTime;
 pub use codes::{CodePlaces, Codes};
 pub use cover::Cover;
 pub use dims::Dims;
-pub use dtype::{DType, Element};
+pub use dtype::{DType, E4m3, E5m2, Element};
 pub use entry::{Entry, GRAIN_ELEMENTS, PARAMETER_PADDING};
 pub use history::{Address, History, MemoryChange, MemoryEvent};
 pub use home::{Home, Homes, Window};

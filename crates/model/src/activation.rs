@@ -132,6 +132,8 @@ pub enum Dimension {
 enum Element {
     /// The compute type.
     Compute,
+    /// Codes of FP8 in training; otherwise the compute type.
+    Codes,
     /// Single precision, whatever the compute type: statistics.
     F32,
     /// Integers, for tables of indices. They have no gradient.
@@ -169,6 +171,25 @@ impl Extent {
         Extent {
             element: Element::F32,
             ..Extent::of(sizes)
+        }
+    }
+
+    /// `[b s, width]` of codes of FP8, in training.
+    pub(crate) fn codes(width: usize) -> Extent {
+        Extent {
+            element: Element::Codes,
+            ..Extent::tokens(width)
+        }
+    }
+
+    /// The same where nothing is kept as codes.
+    pub(crate) fn uncoded(self) -> Extent {
+        match self.element {
+            Element::Codes => Extent {
+                element: Element::Compute,
+                ..self
+            },
+            _ => self,
         }
     }
 
@@ -217,6 +238,7 @@ impl Extent {
         let dims = dims.expect("an activation has one to four dimensions");
         let dtype = match self.element {
             Element::Compute => compute,
+            Element::Codes => DType::F8E4M3,
             Element::F32 => DType::F32,
             Element::I32 => DType::I32,
         };

@@ -66,7 +66,10 @@ impl Pass<'_> {
     pub(crate) fn gradient_of_input(&mut self, layer: usize) -> Buffer {
         let at = LayerActivation::input_of(layer);
         let gradient = self.take_gradient(at);
-        gradient.map_or_else(|| panic!("nobody filed the gradient of {at}"), |(gradient, _)| gradient)
+        gradient.map_or_else(
+            || panic!("nobody filed the gradient of {at}"),
+            |(gradient, _)| gradient,
+        )
     }
 
     /// Takes the filed gradient of an activation, or a tile's rows of it.

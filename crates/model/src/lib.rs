@@ -25,6 +25,7 @@ mod experts_config;
 mod families;
 mod flowing;
 mod forward_backward;
+mod fp8;
 mod hooks;
 mod host_places;
 mod hugging_face;
@@ -42,6 +43,7 @@ mod on_tiles;
 mod parameters;
 mod pass;
 mod pass_balance;
+mod pass_fp8;
 mod patterns;
 mod policy;
 mod position;
@@ -69,6 +71,7 @@ pub use config::{
 };
 pub use error::ModelError;
 pub use experts_config::{ExpertsConfig, LatentConfig, RouterAuxKind, ScoreKind};
+pub use fp8::{Fp8Layer, Fp8Products};
 pub use hooks::{NoHooks, PassHooks};
 pub use hugging_face::{
     ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, AdapterWeights, HfConfigError,

@@ -1,9 +1,11 @@
 //! Linear layers: every use of a model's matrices, forward and backward.
 
 mod apart;
+mod fp8;
 mod rows;
 
 use crate::adapter::{Adapter, OutputColumns};
+use crate::fp8::{Fp8Layer, Fp8Products};
 use crate::matrix::{WeightMatrix, matrix};
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::{Activation, DropoutSite, Extent, ModelError, Pass};
@@ -11,6 +13,7 @@ use kernels::operation::{AddBias, BiasBackward, Matmul};
 use kernels::{Init, Kernels};
 use memory::{Buffer, In, Out};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The most elements that a matrix product's result may have: cuBLASLt's algorithms count them in 32 bits.
 pub const PRODUCT_ELEMENTS_MAX: usize = 1 << 31;
@@ -27,6 +30,8 @@ pub struct Linear {
     outputs: Vec<usize>,
     /// That of weights that are targets of adapters, if some are.
     adapter: Option<Adapter>,
+    /// Which layer of its block it is, if its products are in FP8.
+    fp8: Option<(Fp8Layer, Arc<Fp8Products>)>,
 }
 
 impl Linear {
@@ -54,6 +59,7 @@ impl Linear {
             inputs,
             outputs: Vec::new(),
             adapter: None,
+            fp8: None,
         };
         let parts: Vec<(&str, usize)> = parts.into_iter().collect();
         for (name, outputs) in parts.iter().copied() {
@@ -77,6 +83,7 @@ impl Linear {
             inputs,
             outputs: vec![outputs],
             adapter: None,
+            fp8: None,
         }
     }
 
@@ -118,6 +125,11 @@ impl Linear {
     /// Whether its input is read for a gradient.
     pub(crate) fn reads_input_backward(&self) -> bool {
         self.trains_a_weight() || self.adapter.is_some()
+    }
+
+    /// Whether all its matrices are trained as they are, without an adapter.
+    fn is_all_trained(&self) -> bool {
+        self.adapter.is_none() && self.weights.iter().all(|weight| weight.is_trained())
     }
 
     fn trains_a_weight(&self) -> bool {
@@ -166,8 +178,13 @@ impl Linear {
     }
 
     /// `y = x W^T + b`.
-    fn base(&self, pass: &Pass, mut y: Out, x: In) -> Result<(), ModelError> {
+    fn base(&self, pass: &mut Pass, mut y: Out, x: In) -> Result<(), ModelError> {
         let kernels = pass.kernels();
+        if let Some((layer, _)) = self.fp8_of(pass) {
+            let of = (x, &self.biases[..], Init::Overwrite);
+            self.forward_fp8(pass, layer, y.reborrow(), of)?;
+            return self.add_biases_apart(pass, y);
+        }
         if !self.is_one_product(pass, x.dims()[0]) {
             for (part, columns) in self.columns().enumerate() {
                 let bias = self.biases.get(part).map(|bias| pass.parameter(*bias));
@@ -182,18 +199,22 @@ impl Linear {
             }
             return Ok(());
         }
-        // Padding can separate biases even when their weights are contiguous.
-        let bias = pass.parameters(&self.biases);
         kernels.run(Matmul {
             out: y.reborrow(),
             a: x,
             b: self.weight(pass)?.view().t(),
-            bias,
+            bias: pass.parameters(&self.biases),
             init: Init::Overwrite,
         })?;
-        let apart = self.biases.iter().filter(|_| bias.is_none());
+        self.add_biases_apart(pass, y)
+    }
+
+    /// Padding can separate biases even when their weights are contiguous; then the product has added none.
+    fn add_biases_apart(&self, pass: &Pass, mut y: Out) -> Result<(), ModelError> {
+        let is_added = pass.parameters(&self.biases).is_some();
+        let apart = self.biases.iter().filter(|_| !is_added);
         for (bias, columns) in apart.zip(self.columns()) {
-            kernels.run(AddBias {
+            pass.kernels().run(AddBias {
                 out: y.reborrow().columns(columns),
                 bias: pass.parameter(*bias),
             })?;
@@ -238,7 +259,10 @@ impl Linear {
         (bias, init): (Option<ParameterId>, Init),
     ) -> Result<(), ModelError> {
         self.assert_one_weight();
-        if let Some(y) = &mut y {
+        if let (Some(y), Some((layer, _))) = (&mut y, self.fp8_of(pass)) {
+            let of = (x, bias.as_slice(), init);
+            self.forward_fp8(pass, layer, y.reborrow(), of)?;
+        } else if let Some(y) = &mut y {
             pass.kernels().run(Matmul {
                 out: y.reborrow(),
                 a: x,
@@ -256,11 +280,35 @@ impl Linear {
     /// # Errors
     /// As [`Linear::forward`], and as replays of the input.
     pub fn backward(&self, pass: &mut Pass, input: Activation, dy: In) -> Result<(), ModelError> {
+        if let Some((layer, format)) = self.fp8_of(pass) {
+            self.add_bias_gradients(pass, dy)?;
+            let codes = pass.quantised_gradient((layer, format), dy)?;
+            return self.backward_fp8(pass, (layer, input), codes);
+        }
         let through = self.parameter_gradients(pass, input, dy)?;
         let (mut dx, init) = pass.gradient_to_add(input)?;
         self.input_gradient(pass, dx.view_mut(), init, (dy, through))?;
         pass.file_gradient(input, dx);
         Ok(())
+    }
+
+    /// As [`Linear::backward`], of a gradient that nobody needs afterwards: it is released once it is codes.
+    ///
+    /// # Errors
+    /// As [`Linear::backward`].
+    pub fn backward_of(
+        &self,
+        pass: &mut Pass,
+        input: Activation,
+        dy: Buffer,
+    ) -> Result<(), ModelError> {
+        let Some((layer, format)) = self.fp8_of(pass) else {
+            return self.backward(pass, input, dy.view());
+        };
+        self.add_bias_gradients(pass, dy.view())?;
+        let codes = pass.quantised_gradient((layer, format), dy.view())?;
+        drop(dy);
+        self.backward_fp8(pass, (layer, input), codes)
     }
 
     /// The gradients of its parameters from the output's gradient `dy`. Gives what [`Linear::input_gradient`] takes of

@@ -1,6 +1,7 @@
 //! How far down the backward pass goes, and which activations it needs.
 
 use crate::balance::Balance;
+use crate::fp8::Fp8Cells;
 use crate::parameters::{Parameter, ParameterId, Parameters};
 use crate::policy::{Action, Policy};
 use crate::stage::Declared;
@@ -121,7 +122,9 @@ impl Architecture {
         let stages = self.stages_of_blocks();
         let routers = stages.filter_map(|(at, stage)| Some((at, stage.router()?.0)));
         let balance = has_balance.then(|| Balance::lease(memory, routers.collect(), batch.rows));
-        let counted = (statistics, balance.transpose()?);
+        let kept = self.parameters().kept_in_fp8();
+        let fp8 = kept.map(|kept| Fp8Cells::lease(memory, self.blocks().len(), kept));
+        let counted = (statistics, balance.transpose()?, fp8.transpose()?);
         let shape = (batch, held.micro_batches);
         SavedActivations::lease(memory, &layers, counted, dtype, shape)
     }

@@ -51,11 +51,7 @@ impl SavedActivations {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if the device fails.
-    pub fn give_back_left(
-        &mut self,
-        kernels: &Kernels,
-        layer: usize,
-    ) -> Result<(), ModelError> {
+    pub fn give_back_left(&mut self, kernels: &Kernels, layer: usize) -> Result<(), ModelError> {
         let slots = self.block(layer);
         let events = slots.iter().filter_map(|slot| match &slot.state {
             SlotState::Leaving(leaving) => Some(leaving.event),

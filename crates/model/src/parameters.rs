@@ -1,5 +1,6 @@
 //! The parameters of a model. The stages that use them declare them once.
 
+use crate::fp8::{Fp8Layer, Fp8Products, Fp8Weight};
 use crate::label::fnv;
 use crate::lora::{LinearModule, Lora};
 use crate::{Labels, NamePatterns};
@@ -188,6 +189,8 @@ pub struct Parameters {
     declared: Vec<Parameter>,
     frozen: NamePatterns,
     lora: Option<Arc<Lora>>,
+    fp8: Option<Arc<Fp8Products>>,
+    fp8_weights: Vec<Fp8Weight>,
     modules: Vec<LinearModule>,
 }
 
@@ -207,6 +210,20 @@ impl Parameters {
             lora: Some(Arc::new(lora)),
             ..Parameters::freezing(NamePatterns::new(&["*".into()]))
         }
+    }
+
+    /// The same, for a model whose blocks multiply in FP8.
+    pub fn multiplying_in_fp8(self, fp8: Fp8Products) -> Parameters {
+        Parameters {
+            fp8: Some(Arc::new(fp8)),
+            ..self
+        }
+    }
+
+    /// The weights of products in FP8 whose codes are kept; none if blocks do not multiply in FP8.
+    pub(crate) fn kept_in_fp8(&self) -> Option<impl Iterator<Item = Fp8Weight>> {
+        let keeps = self.fp8.as_ref()?.keeps_weights;
+        Some(self.fp8_weights.iter().copied().filter(move |_| keeps))
     }
 
     /// The linear layers of the blocks that may have adapters, in forward order; none if the model has no adapters.
@@ -358,6 +375,28 @@ impl PartParameters<'_> {
             (Layer::Block(layer), Some(lora)) if self.has_adapters => Some((lora.clone(), layer)),
             _ => None,
         }
+    }
+
+    /// The products in FP8 that dense layers of this part may have.
+    pub(crate) fn fp8(&self) -> Option<Arc<Fp8Products>> {
+        let is_block = matches!(self.part, Layer::Block(_));
+        self.all.fp8.clone().filter(|_| is_block)
+    }
+
+    /// Notes the matrices of a layer whose products are in FP8.
+    pub(crate) fn add_fp8(&mut self, layer: Fp8Layer, shape: [usize; 2]) {
+        if let Layer::Block(block) = self.part {
+            self.all.fp8_weights.push(Fp8Weight {
+                block,
+                layer,
+                shape,
+            });
+        }
+    }
+
+    /// The name of a parameter.
+    pub(crate) fn name(&self, id: ParameterId) -> &str {
+        &self.all.get(id).name
     }
 
     /// The whole name of a module of this part.

@@ -186,7 +186,7 @@ impl<'a> Pass<'a> {
         gradients.accumulate_joined(&indices)
     }
 
-    fn indices(&self, ids: &[ParameterId]) -> Vec<usize> {
+    pub(crate) fn indices(&self, ids: &[ParameterId]) -> Vec<usize> {
         ids.iter().map(|id| self.index(*id)).collect()
     }
 
@@ -328,7 +328,7 @@ impl<'a> Pass<'a> {
         self.lease(Category::Temporary, name, shape, DType::F32)
     }
 
-    fn lease(
+    pub(crate) fn lease(
         &self,
         category: Category,
         name: &'static str,
@@ -556,6 +556,10 @@ impl<'a> Pass<'a> {
             _ => Category::Temporary,
         };
         let is_within = self.is_within(at);
+        let extent = match self.work.purpose {
+            Purpose::Training(_) => *extent,
+            Purpose::Inference(_) | Purpose::Reference => extent.uncoded(),
+        };
         let (dims, dtype) = extent.resolve(self.shape_of(at), self.dtype());
         let (memory, name) = (self.work.memory, at.activation.name());
         let lease = || Ok(memory.lease(category, name, dims, dtype)?);

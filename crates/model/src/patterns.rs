@@ -17,6 +17,12 @@ impl NamePatterns {
         )
     }
 
+    /// Those whose text a function keeps.
+    pub fn some(&self, keeps: impl Fn(&String) -> bool) -> NamePatterns {
+        let kept = self.0.iter().filter(|(text, _)| keeps(text));
+        NamePatterns(kept.cloned().collect())
+    }
+
     /// Whether one of them fits a name.
     pub fn fit(&self, name: &str) -> bool {
         self.0.iter().any(|(_, pattern)| pattern.matches(name))

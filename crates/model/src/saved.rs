@@ -2,6 +2,7 @@
 //! micro-batches are under way at once, and each has a table.
 
 use crate::balance::Balance;
+use crate::fp8::Fp8Cells;
 use crate::host_places::{Arriving, HostPlaces, Leaving};
 use crate::policy::Action;
 use crate::statistics::Statistics;
@@ -19,6 +20,8 @@ pub struct SavedActivations {
     pub(crate) statistics: Statistics,
     /// None if the model's routers have no loss of balance.
     pub(crate) balance: Option<Balance>,
+    /// None if the model multiplies nothing in FP8.
+    pub(crate) fp8: Option<Fp8Cells>,
     pub(crate) dtype: DType,
 }
 
@@ -110,7 +113,7 @@ impl SavedActivations {
     pub(crate) fn lease(
         memory: &Memory,
         layers: &[Vec<(Activation, Extent, Action)>],
-        (statistics, balance): (Statistics, Option<Balance>),
+        (statistics, balance, fp8): (Statistics, Option<Balance>, Option<Fp8Cells>),
         dtype: DType,
         (batch, micro_batches): (BatchShape, usize),
     ) -> Result<SavedActivations, OutOfMemory> {
@@ -120,6 +123,7 @@ impl SavedActivations {
             current: 0,
             statistics,
             balance,
+            fp8,
             dtype,
         })
     }
@@ -132,6 +136,14 @@ impl SavedActivations {
     /// Starts the stages' counts afresh.
     pub fn begin_step(&mut self) {
         self.statistics.begin_step();
+        if let Some(fp8) = &mut self.fp8 {
+            fp8.begin_step();
+        }
+    }
+
+    /// Bytes of codes of weights that are kept for each step.
+    pub fn coded_weight_bytes(&self) -> u64 {
+        self.fp8.as_ref().map_or(0, Fp8Cells::kept_bytes)
     }
 
     /// What all stages have counted in this step, `[n]` f32 in their order; none if no stage counts.

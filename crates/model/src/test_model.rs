@@ -53,7 +53,12 @@ impl TestModel {
             },
         )
         .unwrap();
-        let saved = architecture.lease_saved(&memory, dtype, &policy.unwrap(), (SHAPE, &Held::all(architecture.blocks().len())));
+        let saved = architecture.lease_saved(
+            &memory,
+            dtype,
+            &policy.unwrap(),
+            (SHAPE, &Held::all(architecture.blocks().len())),
+        );
         let computation = Computation {
             dtype,
             seq: SHAPE.seq,

@@ -167,7 +167,12 @@ fn assert_agrees_with(
         .unwrap();
         let (architecture, dtype) = (model.architecture(), model.dtype());
         let mut saved = architecture
-            .lease_saved(&memory, dtype, &policy, (SHAPE, &Held::all(architecture.blocks().len())))
+            .lease_saved(
+                &memory,
+                dtype,
+                &policy,
+                (SHAPE, &Held::all(architecture.blocks().len())),
+            )
             .unwrap();
         let work = Work {
             memory: &memory,

@@ -106,6 +106,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
     let mut linear = |name: &str, shape| Linear::declare(own, name, shape, false);
     let stages: [Box<dyn Stage>; 6] = [
         Box::new(NormStage {
+            codes: None,
             name: "norm",
             norm,
             input: Activation::X,
@@ -138,6 +139,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
             linear: gate_up,
         }),
         Box::new(MlpActivation {
+            codes: None,
             function: model::ActivationFunction::Swiglu,
             width: ffn,
         }),

@@ -10,8 +10,8 @@ use memory::{DType, Home};
 use model::{Attention, Policy, Spec};
 use optim::{MasterFormat, MomentFormat};
 use settings::{
-    AttentionBackend, AutoOr, Config, ConfigError, FloatType, HostPlace, OptimizerPlace, Release,
-    Settings, Size,
+    AttentionBackend, AutoOr, Config, ConfigError, FloatType, Fp8Recipe, HostPlace, OptimizerPlace,
+    Release, Settings, Size,
 };
 use std::collections::BTreeMap;
 use std::iter::successors;
@@ -71,6 +71,7 @@ pub(crate) fn levers(run: &Setup) -> Vec<Lever> {
     let others = [
         lever("flash attention", "scores never stored (--attention flash)", Setup::flash_attention),
         lever("", "scores stored (--attention eager)", Setup::eager_attention),
+        lever("", "products of the blocks in FP8 (--fp8 tensor)", Setup::in_fp8),
         lever("8-bit moments", "8-bit moments (--state-dtype 8bit)", Setup::eight_bit_moments),
         lever("an exact master in 16 bits more", "an exact master in 16 bits more (--master bf16-split)", Setup::split_master),
         lever("gradients in bf16", "gradients accumulated in bf16 (--grad-dtype bf16)", Setup::narrow_gradients),
@@ -330,6 +331,13 @@ impl Setup {
         differs.then(|| set!(attention.backend = AttentionBackend::Eager))
     }
 
+    /// Where it goes: results are near those of bf16, not their bits, so no advice has it.
+    fn in_fp8(&self) -> Option<Change> {
+        let in_fp8 = set!(fp8.recipe = Fp8Recipe::Tensor);
+        let helps = self.settings.fp8.is_none() && self.with(&in_fp8).is_some();
+        helps.then_some(in_fp8)
+    }
+
     fn split_master(&self) -> Option<Change> {
         let (dtype, states) = (self.settings.dtype, &self.settings.states);
         let helps = dtype == DType::BF16 && states.master == MasterFormat::F32;
@@ -389,12 +397,14 @@ impl Setup {
         helps.then(|| set!(optim.release = Release::Backward).and(&unclipped))
     }
 
-    /// Full recompute, in tiles of tokens: otherwise a block's activations are all there while it is at work.
+    /// Full recompute, in tiles of tokens: otherwise a block's activations are all there while it is at work. None in FP8, whose
+    /// scales are for whole micro-batches.
     fn tiles(&self) -> Option<Change> {
         let tokens = self.settings.micro_batch * self.settings.own_seq();
         let tile = (tokens / 4).min(TILE_TOKENS);
         let now = self.settings.tile_tokens;
-        if tile < SHORTEST || now.is_some_and(|now| now <= tile) {
+        let has_scales = self.settings.fp8.is_some();
+        if tile < SHORTEST || has_scales || now.is_some_and(|now| now <= tile) {
             return None;
         }
         let in_tiles = set!(memory.tile_tokens = Some(tile), tile);

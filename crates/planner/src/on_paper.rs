@@ -5,9 +5,7 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::timeline::{Measured, Rates, Seconds, Span, Timeline};
 use kernels::{Queue, Target};
 use memory::{History, Layer, LiveLease, Memory, Peak, Phase, Place, Playback};
-use session::{
-    MICRO_BATCHES_MAX, Session, SessionError, micro_batches_on_shapes, shape_of_a_step,
-};
+use session::{MICRO_BATCHES_MAX, Session, SessionError, micro_batches_on_shapes, shape_of_a_step};
 use settings::Settings;
 
 /// What times on paper are computed from.

@@ -25,6 +25,8 @@ pub struct PlannedRanks {
     pub zero: Zero,
     /// How many of them share each sequence.
     pub context: usize,
+    /// Stages of the pipeline.
+    pub pipeline: usize,
     /// Tokens of a step of all ranks together.
     pub tokens_a_step: usize,
     /// Bytes that this rank sends to other ranks in a step.
@@ -79,13 +81,15 @@ impl PlannedRanks {
     ) -> Option<PlannedRanks> {
         let ranks = settings.ranks.as_ref()?;
         Some(PlannedRanks {
-            ranks: ranks.rank.of,
-            rank: ranks.rank.number,
+            ranks: ranks.of_all().of,
+            rank: ranks.of_all().number,
+            pipeline: ranks.stage.of,
             zero: ranks.zero,
             context: ranks.sharing,
             tokens_a_step: settings.tokens_a_step(),
             sent_bytes: figures.crossed.total().sent_bytes,
-            nccl: NcclMemory::of(settings).filter(|_| target == Target::Cuda && ranks.rank.of > 1),
+            nccl: NcclMemory::of(settings)
+                .filter(|_| target == Target::Cuda && ranks.of_all().of > 1),
             stages: Vec::new(),
         })
     }
@@ -106,15 +110,21 @@ impl PlannedRanks {
     pub(crate) fn headline(&self) -> String {
         let stage = self.zero.stage();
         let sent = format_bytes(self.sent_bytes);
-        let place = match self.context {
+        let of_stage = self.ranks / self.pipeline;
+        let stages = match self.pipeline {
+            1 => String::new(),
+            stages => format!(" --pp {stages} (stage {})", self.rank / of_stage),
+        };
+        let parts = match self.context {
             1 => String::new(),
             context => format!(
                 " --cp {context} (part {} of the sequences of group {} of {})",
                 self.rank % context,
-                self.rank / context,
-                self.ranks / context
+                self.rank % of_stage / context,
+                of_stage / context
             ),
         };
+        let place = stages + &parts;
         format!(
             "rank {} of {} under --zero {stage}{place}: a step of all has {} tokens, and this rank sends {sent} ({} bytes)",
             self.rank, self.ranks, self.tokens_a_step, self.sent_bytes

@@ -47,6 +47,7 @@ pub(crate) const OPCODES: Opcodes = &[
         binary(o, |a: f32, b: f32| canonical(-largest(-a, -b)))
     }),
     ("min.s32", |o| binary(o, i32::min)),
+    ("min.u32", |o| binary(o, u32::min)),
     ("min.u64", |o| binary(o, u64::min)),
     ("mul.f32", MULTIPLY),
     ("mul.f64", |o| binary(o, |a: f64, b: f64| a * b)),

@@ -3,7 +3,7 @@
 use crate::{ArgumentValue, GlobalMemory, LaunchError, PtxTexts, Shape};
 use kernels::cuda::{Argument, Driver, Gemm, Launch, Matrix, Workspace};
 use kernels::{DiskCopy, Exchange, KernelError, Queue, Reading};
-use memory::{Blocks, HostBlock, Refused, Space};
+use memory::{Blocks, DType, HostBlock, Refused, Space};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -139,6 +139,18 @@ fn multiply(memory: &mut GlobalMemory, gemm: &Gemm) -> Result<(), KernelError> {
                 .map_err(refuse)?
                 .pointer,
         );
+    }
+    for scale in host.scales.iter_mut().flatten() {
+        let one = Matrix {
+            pointer: *scale,
+            dtype: DType::F32,
+            row_stride: 1,
+            column_stride: 1,
+            batch_stride: 0,
+        };
+        *scale = on_host(memory, &one, 1, [1, 1], true)
+            .map_err(refuse)?
+            .pointer;
     }
     // SAFETY: every matrix lies within an allocation, where the bytes of an allocation stay.
     unsafe { emulation::gemm(&host)? };

@@ -10,9 +10,9 @@ use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
 use memory::{Homes, Layer, Memory, Phase};
-use model::{Held, 
-    BatchShape, Computation, DrawingOrder, Fresh, Model, ParameterPart, Policy, SavedActivations,
-    import, import_adapter, initialise,
+use model::{
+    BatchShape, Computation, DrawingOrder, Fresh, Held, Model, ParameterPart, Policy,
+    SavedActivations, import, import_adapter, initialise,
 };
 use optim::weight_bytes;
 use settings::Settings;
@@ -80,9 +80,12 @@ impl Inference {
         let weights = Weights::lease(memory, &layout, dtype, &Homes::default(), None)?;
         let shape = BatchShape { rows: 1, seq };
         let policy = Policy::keep_all_of(model.architecture().labels(), model.layers());
-        let saved = model
-            .architecture()
-            .lease_saved(memory, dtype, &policy, (shape, &Held::all(model.layers())))?;
+        let saved = model.architecture().lease_saved(
+            memory,
+            dtype,
+            &policy,
+            (shape, &Held::all(model.layers())),
+        )?;
         Ok(Inference {
             memory: memory.clone(),
             kernels,

@@ -14,9 +14,9 @@ mod generation;
 mod graphs;
 mod inference;
 mod losses;
+mod neighbours;
 mod open;
 mod optimizer_state;
-mod neighbours;
 mod orders;
 mod outcome;
 mod peaks_between_steps;
@@ -51,7 +51,8 @@ pub use sampling::Sampling;
 pub use saving::SavedBytes;
 pub use session::Session;
 pub use shapes::{
-    MICRO_BATCHES_MAX, micro_batches_on_shapes, shape_of_a_micro_batch, shape_of_a_step, shape_of_micro_batches,
+    MICRO_BATCHES_MAX, micro_batches_on_shapes, shape_of_a_micro_batch, shape_of_a_step,
+    shape_of_micro_batches,
 };
 pub use snapshot::{SessionState, StateOnHost};
 pub use step_traffic::StepTraffic;

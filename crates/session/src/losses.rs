@@ -201,7 +201,9 @@ pub(crate) unsafe fn from_last_stage(
         true => {
             let sums = sums.into_in();
             Exchange {
-                sends: (0..last).map(|stage| (ranks.in_stage(stage), sums)).collect(),
+                sends: (0..last)
+                    .map(|stage| (ranks.in_stage(stage), sums))
+                    .collect(),
                 receives: Vec::new(),
             }
         }

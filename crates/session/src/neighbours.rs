@@ -118,8 +118,14 @@ impl Neighbours {
         let kernels = room.kernels;
         kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, READY)?;
         let bytes = ExchangeBytes::new(
-            sends.iter().map(|(_, buffer)| buffer.view().bytes() as u64).sum(),
-            receives.iter().map(|(_, _, buffer)| buffer.view().bytes() as u64).sum(),
+            sends
+                .iter()
+                .map(|(_, buffer)| buffer.view().bytes() as u64)
+                .sum(),
+            receives
+                .iter()
+                .map(|(_, _, buffer)| buffer.view().bytes() as u64)
+                .sum(),
         );
         // SAFETY: all buffers are kept until the computation has waited for the event below, and nobody reads or writes them
         // before; if anything fails, they are kept for good.
@@ -128,15 +134,19 @@ impl Neighbours {
             let places = receives.iter_mut();
             let list = Exchange {
                 sends: views.collect(),
-                receives: places.map(|(peer, _, buffer)| (*peer, buffer.view_mut())).collect(),
+                receives: places
+                    .map(|(peer, _, buffer)| (*peer, buffer.view_mut()))
+                    .collect(),
             };
             kernels.start_exchange_of_all(bytes, Box::new(move || list))
         };
         let event = started.and_then(|()| kernels.record(Queue::Collective));
         let after = *event.as_ref().unwrap_or(&Event::PAST);
-        self.sent.extend(sends.into_iter().map(|(_, buffer)| (buffer, after)));
+        self.sent
+            .extend(sends.into_iter().map(|(_, buffer)| (buffer, after)));
         let came = receives.into_iter();
-        self.came.extend(came.map(|(_, of, buffer)| (of, (buffer, after))));
+        self.came
+            .extend(came.map(|(_, of, buffer)| (of, (buffer, after))));
         Ok(event.map(|_| ())?)
     }
 }
@@ -166,5 +176,7 @@ fn lease(
         false => Phase::Eval,
     };
     let _place = room.memory.enter(phase, Layer::Block(layer));
-    Ok(room.saved.lease_input(room.memory, layer, shape, room.trains)?)
+    Ok(room
+        .saved
+        .lease_input(room.memory, layer, shape, room.trains)?)
 }

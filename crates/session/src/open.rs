@@ -47,7 +47,8 @@ impl Session {
     ) -> Result<Session, SessionError> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         let dtype = settings.narrowest_dtype();
-        let kernels = Meta::new(memory, target, dtype, flops)?.of_rank(settings.rank_of_all().number);
+        let kernels =
+            Meta::new(memory, target, dtype, flops)?.of_rank(settings.rank_of_all().number);
         Session::new(settings, memory, Box::new(kernels))
     }
 
@@ -119,9 +120,12 @@ impl Session {
             seq: settings.own_seq(),
         };
         let policy = &settings.policy;
-        let saved = model
-            .architecture()
-            .lease_saved(memory, dtype, policy, (shape, &settings.held(model.layers())))?;
+        let saved = model.architecture().lease_saved(
+            memory,
+            dtype,
+            policy,
+            (shape, &settings.held(model.layers())),
+        )?;
         if let Some(ranks) = &settings.ranks {
             kernels.count_ranks_from(ranks.first_of_stage());
         }

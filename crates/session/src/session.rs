@@ -17,8 +17,8 @@ use data::{MicroBatch, StepBatch};
 use kernels::{Kernels, Section};
 use memory::{Buffer, Category, DType, Layer, Memory, Phase, Rank};
 use model::{
-    Batch, BatchShape, LossPart, Model, Preferences, Purpose, Randomness, ReplayCounts, SavedActivations,
-    StepLoss, Training, Work,
+    Batch, BatchShape, LossPart, Model, Preferences, Purpose, Randomness, ReplayCounts,
+    SavedActivations, StepLoss, Training, Work,
 };
 use optim::Optimizer;
 use scratch::ScratchFolder;
@@ -397,7 +397,12 @@ impl Session {
         let (number, micro) = passes.own[index];
         let (memory, kernels) = (&self.memory, &*self.kernels);
         let architecture = self.model.architecture();
-        let section = section(&self.settings, architecture, (index, passes.own.len()), micro);
+        let section = section(
+            &self.settings,
+            architecture,
+            (index, passes.own.len()),
+            micro,
+        );
         let lent = passes.lent.filter(|_| section.is_none());
         let lent = lent.map(|lent| lent.of(index, micro));
         let mut batch = upload(memory, kernels, architecture, micro, lent)?;
@@ -494,9 +499,10 @@ impl Session {
         }
         let made = match task.kind {
             TaskKind::Forward => self.model.forward_of_stage(work).map(Some),
-            TaskKind::Backward => self
-                .model
-                .backward_of_stage(work, gradient, &mut passes.replayed),
+            TaskKind::Backward => {
+                self.model
+                    .backward_of_stage(work, gradient, &mut passes.replayed)
+            }
             TaskKind::ForwardBackward => self.model.forward_backward(work, &mut passes.replayed),
         };
         let ended = match begun.section {
@@ -567,6 +573,11 @@ impl Session {
         &self.model
     }
 
+    /// This rank among those that make other micro-batches ([`Settings::rank`]).
+    pub fn rank(&self) -> Rank {
+        self.settings.rank()
+    }
+
     /// The memory that everything is leased from.
     pub fn memory(&self) -> &Memory {
         &self.memory
@@ -580,7 +591,9 @@ impl Session {
             ("gradients", self.gradients.bytes()),
         ];
         let coded = (coded > 0).then_some(("coded_parameters", coded));
-        let held = held.into_iter().chain(coded);
+        let in_fp8 = self.saved.coded_weight_bytes();
+        let in_fp8 = (in_fp8 > 0).then_some(("fp8_weights", in_fp8));
+        let held = held.into_iter().chain(coded).chain(in_fp8);
         held.chain(self.optimizer.arenas()).collect()
     }
 

@@ -8,7 +8,7 @@ use super::device::Device;
 use super::error::ConfigError;
 use super::keys::OptimConfig;
 use super::schema::Config;
-use super::{dpo, lora, ranks};
+use super::{dpo, fp8, lora, ranks};
 use data::{Format, Packing};
 use memory::{Home, Layer, Window};
 use model::{Architecture, Attention, Parameter, Parameters};
@@ -82,6 +82,7 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
     }
     config.refuse_in_vain()?;
     lora::check(config)?;
+    fp8::check(config)?;
     dpo::check(config)?;
     release(config)?;
     ranks::check(config)?;
@@ -117,6 +118,7 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
 pub fn model(config: &Config) -> Result<(), ConfigError> {
     config.model.validate()?;
     dpo::check_model(config)?;
+    fp8::check_model(config)?;
     experts(config)
 }
 

@@ -38,6 +38,40 @@ choices! {
 }
 
 choices! {
+    /// How blocks multiply in eight bits.
+    Fp8Recipe {
+        /// They do not.
+        Off = "off",
+        /// One scale for a tensor.
+        Tensor = "tensor",
+        /// One scale for a row.
+        Rowwise = "rowwise",
+        /// One scale for a block of a row or of a matrix.
+        Block = "block",
+    }
+}
+
+choices! {
+    /// The format of gradients in products of eight bits.
+    Fp8Gradients {
+        /// Five bits of exponent.
+        E5m2 = "e5m2",
+        /// Four bits of exponent.
+        E4m3 = "e4m3",
+    }
+}
+
+choices! {
+    /// How long the codes of weights are kept.
+    Fp8Weights {
+        /// While they are used: each use makes them.
+        Use = "use",
+        /// For the whole step.
+        Step = "step",
+    }
+}
+
+choices! {
     /// What training minimises.
     Objective {
         /// The loss of next tokens.

@@ -1,8 +1,8 @@
 //! Every key, in the order of the reference and of help, and the struct of each section, which its rows make.
 
 use super::choices::{
-    AttentionBackend, AutoOr, BaseType, DpoLoss, FloatType, Graphs, HostPlace, Objective,
-    OptimizerPlace, RankEngine, Release,
+    AttentionBackend, AutoOr, BaseType, DpoLoss, FloatType, Fp8Gradients, Fp8Recipe, Fp8Weights,
+    Graphs, HostPlace, Objective, OptimizerPlace, RankEngine, Release,
 };
 use super::device::Device;
 use super::key::Mark::{ComparedApart, KeepsBits, PerRank};
@@ -286,6 +286,22 @@ keys! {
         decay_steps: Option<usize> = optional(Kind::Whole(1), ("500", "until the last step, for wsd the last tenth of the steps"),
             "Steps of the decay").needs(need::FALLING_RATE),
         min_ratio: f64 = key(Kind::Real(Range::Share), "0.1", "Learning rate after the decay, as a fraction of the peak"),
+    }
+
+    /// `[fp8]`
+    fp8: Fp8Config {
+        recipe: Fp8Recipe = key(Kind::Choice(Fp8Recipe::NAMES), "\"off\"",
+            "Products of the blocks' dense layers in eight bits (FP8), forward and backward, with one scale for a tensor")
+            .details("Attention, norms, experts, embedding, output head, evaluations and text stay in bf16. rowwise and block are not built.")
+            .flag("--fp8", "off|tensor", TRAINING),
+        gradients: Fp8Gradients = key(Kind::Choice(Fp8Gradients::NAMES), "\"e5m2\"", "Format of gradients in these products; all else is e4m3")
+            .details("e5m2 has a wider range, e4m3 smaller errors.").needs(need::FP8),
+        except: Vec<String> = key(Kind::Texts, "[]", "Patterns of matrices whose products stay in bf16, such as `*.layers.0.*` or `*down_proj*`")
+            .details("Names are Hugging Face's; of a product of several matrices one suffices.").needs(need::FP8),
+        save: bool = key(Kind::Bool, "true", "Activations that only these products read are kept as codes: one byte instead of two")
+            .marks(&[KeepsBits]).needs(need::FP8),
+        weights: Fp8Weights = key(Kind::Choice(Fp8Weights::NAMES), "\"use\"", "How long the codes of weights are kept: while they are used, or for the step")
+            .details("step takes a byte for each of their elements, and saves two passes over them at every use but the first.").marks(&[KeepsBits]).needs(need::FP8),
     }
 
     /// `[lora]`

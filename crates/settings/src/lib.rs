@@ -15,6 +15,7 @@ mod device;
 pub mod dotted;
 mod dpo;
 mod error;
+mod fp8;
 mod hints;
 mod homes;
 mod key;
@@ -23,8 +24,8 @@ pub mod kind;
 pub mod load;
 mod lora;
 mod need;
-pub mod preset;
 mod pipeline;
+pub mod preset;
 mod ranks;
 mod reference;
 mod resolve;
@@ -40,16 +41,16 @@ mod unknown;
 
 pub use attention::{auto_attention, cudnn_fits, cudnn_misfit, library_shape};
 pub use choices::{
-    AttentionBackend, AutoOr, BaseType, DpoLoss, FloatType, Graphs, HostPlace, Objective,
-    OptimizerPlace, RankEngine, Release,
+    AttentionBackend, AutoOr, BaseType, DpoLoss, FloatType, Fp8Gradients, Fp8Recipe, Fp8Weights,
+    Graphs, HostPlace, Objective, OptimizerPlace, RankEngine, Release,
 };
 pub use device::{Device, DeviceError};
 pub use error::ConfigError;
 pub use key::{Flag, FlagArgument, Key, KeyDefault, Mark};
 pub use keys::{
     AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, DpoConfig,
-    EvalConfig, HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig, OffloadConfig,
-    OptimConfig, ParallelConfig, RecomputeConfig, TrainConfig,
+    EvalConfig, Fp8Config, HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig,
+    OffloadConfig, OptimConfig, ParallelConfig, RecomputeConfig, TrainConfig,
 };
 pub use pipeline::Pipeline;
 pub use reference::reference;

@@ -1,6 +1,6 @@
 //! The feature that a key needs. Without it, the key has no effect.
 
-use super::choices::Objective;
+use super::choices::{Fp8Recipe, Objective};
 use super::error::ConfigError;
 use super::key::Key;
 use super::schema::Config;
@@ -48,6 +48,8 @@ mod rows {
     pub(crate) const DIVIDED_WEIGHTS: Need = need(|run, _| run.zero() >= Some(Zero::Weights), Warning("--zero 3"));
     pub(crate) const LORA: Need = need(|run, _| run.lora.rank.is_some(),
         Error("says what adapters are like, and there are none", "--lora RANK", &["lora.rank"]));
+    pub(crate) const FP8: Need = need(|run, _| run.fp8.recipe != Fp8Recipe::Off,
+        Error("says how products in FP8 are made, and fp8.recipe is off", "--fp8 tensor", &["fp8.recipe"]));
     pub(crate) const DPO: Need = need(|run, _| run.train.objective == Objective::Dpo,
         Error("says how preferences are learnt, and train.objective is next-token", "--objective dpo", &["train.objective"]));
     pub(crate) const MUON: Need = need(|run, _| run.optim.kind == OptimizerKind::Muon,

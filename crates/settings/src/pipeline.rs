@@ -1,5 +1,6 @@
 //! Pipelines of several stages (`parallel.pipeline`): which blocks each stage has, and what does not go with them.
 
+use super::choices::Fp8Recipe;
 use super::error::ConfigError;
 use super::schedule::{PipelineSchedule, StageSchedule};
 use super::schema::Config;
@@ -127,8 +128,11 @@ pub(crate) fn pipeline(
 /// Refuses a model and settings for which there is no pipeline.
 fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(), ConfigError> {
     let stages = config.parallel.pipeline;
-    let not_with =
-        |what: &str| refused(format!("--pp {stages} divides the model among stages, and {what}, or --pp 1"));
+    let not_with = |what: &str| {
+        refused(format!(
+            "--pp {stages} divides the model among stages, and {what}, or --pp 1"
+        ))
+    };
     if stages > config.model.layers {
         return refused(format!(
             "parallel.pipeline is {stages}, and the model has {} blocks (model.layers), of which every stage needs one; take a smaller \
@@ -148,12 +152,19 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(),
         );
     }
     if config.has_pairs() {
-        return not_with("--objective dpo needs a second pass through the whole model; take --objective next-token");
+        return not_with(
+            "--objective dpo needs a second pass through the whole model; take --objective next-token",
+        );
     }
     if architecture.router_losses().is_some() {
         return not_with(
             "losses of routers take the choices of all blocks together; set model.router_aux and model.router_z_loss to 0 (biases of \
              choices balance too: optim.router_bias_rate)",
+        );
+    }
+    if config.fp8.recipe != Fp8Recipe::Off {
+        return not_with(
+            "--fp8 keeps the largest magnitudes of one micro-batch at a time, of which a stage has several under way; leave --fp8 out",
         );
     }
     if config.log.sample_every.is_some() {

@@ -55,6 +55,9 @@ impl Config {
         };
         let shares = self.parallel.context.max(before.parallel.context) > 1;
         let micro_batches = match has_ranks {
+            true if self.parallel.pipeline.max(before.parallel.pipeline) > 1 => {
+                "ranks / parallel.pipeline / parallel.context x batch.accum"
+            }
             true if shares => "ranks / parallel.context x batch.accum",
             true => "ranks x batch.accum",
             false => "batch.accum",

@@ -153,7 +153,9 @@ impl PipelineSchedule {
             TaskKind::ForwardBackward => times[stage][0] + times[stage][1],
         };
         let ends = on_paper(&orders, lasts);
-        ends.iter().flatten().fold(0.0, |most, [_, end]| end.max(most))
+        ends.iter()
+            .flatten()
+            .fold(0.0, |most, [_, end]| end.max(most))
     }
 
     /// The passes of all stages on paper.
@@ -178,7 +180,10 @@ impl PipelineSchedule {
         let all = 0..micro_batches;
         let of_stage = |stage: usize| -> Vec<(TaskKind, usize)> {
             if stage + 1 == stages {
-                return all.clone().map(|one| (TaskKind::ForwardBackward, one)).collect();
+                return all
+                    .clone()
+                    .map(|one| (TaskKind::ForwardBackward, one))
+                    .collect();
             }
             let ahead = match self {
                 PipelineSchedule::Gpipe => micro_batches,
@@ -187,7 +192,8 @@ impl PipelineSchedule {
             let forward = |one| (TaskKind::Forward, one);
             let backward = |one| (TaskKind::Backward, one);
             let first = (0..ahead).map(forward);
-            let pairs = (ahead..micro_batches).flat_map(|one| [forward(one), backward(one - ahead)]);
+            let pairs =
+                (ahead..micro_batches).flat_map(|one| [forward(one), backward(one - ahead)]);
             let last = (micro_batches - ahead..micro_batches).map(backward);
             first.chain(pairs).chain(last).collect()
         };
@@ -205,7 +211,11 @@ fn on_paper(
     // When each stage's forward and backward pass of a micro-batch ends.
     let mut ends = vec![vec![[None; 2]; micro_batches]; stages];
     let mut times: Vec<Vec<[f64; 2]>> = vec![Vec::new(); stages];
-    while times.iter().zip(orders).any(|(made, order)| made.len() < order.len()) {
+    while times
+        .iter()
+        .zip(orders)
+        .any(|(made, order)| made.len() < order.len())
+    {
         let made_before: usize = times.iter().map(Vec::len).sum();
         for stage in 0..stages {
             while let Some((kind, one)) = orders[stage].get(times[stage].len()).copied() {
@@ -228,7 +238,10 @@ fn on_paper(
             }
         }
         let made: usize = times.iter().map(Vec::len).sum();
-        assert!(made > made_before, "no stage waits for a pass that never comes");
+        assert!(
+            made > made_before,
+            "no stage waits for a pass that never comes"
+        );
     }
     times
 }
@@ -277,7 +290,10 @@ mod tests {
     /// their ends.
     fn ends(schedules: &[StageSchedule]) -> bool {
         let exchanges = |schedule: &StageSchedule| -> Vec<Vec<Transfer>> {
-            let before = schedule.tasks.iter().flat_map(|task| task.exchanges.clone());
+            let before = schedule
+                .tasks
+                .iter()
+                .flat_map(|task| task.exchanges.clone());
             before.chain(schedule.last.clone()).collect()
         };
         let all: Vec<Vec<Vec<Transfer>>> = schedules.iter().map(exchanges).collect();
@@ -314,8 +330,20 @@ mod tests {
 
     #[test]
     fn every_schedule_comes_to_its_end_and_needs_what_has_come() {
-        for kind in [PipelineSchedule::Gpipe, PipelineSchedule::OneForwardOneBackward] {
-            for (stages, micro_batches) in [(1, 1), (1, 4), (2, 1), (2, 5), (3, 2), (4, 8), (5, 3), (8, 11)] {
+        for kind in [
+            PipelineSchedule::Gpipe,
+            PipelineSchedule::OneForwardOneBackward,
+        ] {
+            for (stages, micro_batches) in [
+                (1, 1),
+                (1, 4),
+                (2, 1),
+                (2, 5),
+                (3, 2),
+                (4, 8),
+                (5, 3),
+                (8, 11),
+            ] {
                 let schedules = all(kind, stages, micro_batches);
                 assert!(ends(&schedules), "{kind:?}, {stages}, {micro_batches}");
                 for (stage, schedule) in schedules.iter().enumerate() {
@@ -329,7 +357,9 @@ mod tests {
                             is_sent: false,
                             micro_batch: task.micro_batch,
                         };
-                        assert!(!task.kind.is_forward() || stage == 0 || came.contains(&needs(false)));
+                        assert!(
+                            !task.kind.is_forward() || stage == 0 || came.contains(&needs(false))
+                        );
                         assert!(task.kind != TaskKind::Backward || came.contains(&needs(true)));
                         for sent in task.exchanges.iter().flatten().filter(|one| one.is_sent) {
                             assert!(made.contains(&(sent.is_gradient, sent.micro_batch)));
@@ -339,7 +369,11 @@ mod tests {
                     }
                     let backward = schedule.tasks.iter().filter(|task| task.kind.is_backward());
                     let order: Vec<usize> = backward.map(|task| task.micro_batch).collect();
-                    assert_eq!(order, (0..micro_batches).collect::<Vec<_>>(), "gradients add up in order");
+                    assert_eq!(
+                        order,
+                        (0..micro_batches).collect::<Vec<_>>(),
+                        "gradients add up in order"
+                    );
                 }
             }
         }
@@ -366,14 +400,23 @@ mod tests {
             schedules.iter().map(|schedule| schedule.tables).collect()
         };
         assert_eq!(tables(PipelineSchedule::Gpipe, 8), [8, 8, 8, 1]);
-        assert_eq!(tables(PipelineSchedule::OneForwardOneBackward, 8), [4, 3, 2, 1]);
-        assert_eq!(tables(PipelineSchedule::OneForwardOneBackward, 2), [2, 2, 2, 1]);
+        assert_eq!(
+            tables(PipelineSchedule::OneForwardOneBackward, 8),
+            [4, 3, 2, 1]
+        );
+        assert_eq!(
+            tables(PipelineSchedule::OneForwardOneBackward, 2),
+            [2, 2, 2, 1]
+        );
     }
 
     /// The bubble is (p - 1) / m of the work (Narayanan et al. 2021).
     #[test]
     fn time_has_the_published_bubble() {
-        for kind in [PipelineSchedule::Gpipe, PipelineSchedule::OneForwardOneBackward] {
+        for kind in [
+            PipelineSchedule::Gpipe,
+            PipelineSchedule::OneForwardOneBackward,
+        ] {
             let time = kind.step_time(&[[1.0, 2.0]; 4], 8);
             assert_eq!(time, 3.0 * (8 + 3) as f64, "{kind:?}");
         }

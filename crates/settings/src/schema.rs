@@ -8,8 +8,8 @@ use super::device::Device;
 use super::error::ConfigError;
 use super::keys::{
     AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, DpoConfig,
-    EvalConfig, HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig, OffloadConfig,
-    OptimConfig, ParallelConfig, RecomputeConfig, TrainConfig,
+    EvalConfig, Fp8Config, HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig,
+    OffloadConfig, OptimConfig, ParallelConfig, RecomputeConfig, TrainConfig,
 };
 use memory::Rank;
 
@@ -29,6 +29,9 @@ pub struct Config {
     pub optim: OptimConfig,
     /// The learning rate.
     pub lr: LrConfig,
+    /// Products in eight bits.
+    #[serde(default)]
+    pub fp8: Fp8Config,
     /// Adapters.
     #[serde(default)]
     pub lora: LoraConfig,

@@ -3,6 +3,7 @@
 use super::attention::{attention, cudnn_misfit};
 use super::choices::Graphs;
 use super::error::ConfigError;
+use super::fp8;
 use super::keys::HardwareConfig;
 use super::lora::check_modules;
 use super::pipeline::{Pipeline, pipeline};
@@ -12,7 +13,7 @@ use super::unknown::nearest_containing;
 use data::Packing;
 use memory::{DType, Homes, Layer, Layout, Rank, Role};
 use model::{
-    Action, Architecture, Attention, Lora, ModelConfig, NamePatterns, OffloadLabels,
+    Action, Architecture, Attention, Fp8Products, Lora, ModelConfig, NamePatterns, OffloadLabels,
     PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy, SharingRanks, Stored,
 };
 use optim::{
@@ -33,6 +34,8 @@ pub struct Settings {
     pub freeze: Vec<String>,
     /// Adapters, which alone are trained; none: the model itself is.
     pub lora: Option<Lora>,
+    /// The products that blocks compute in FP8; none: all are in the compute type.
+    pub fp8: Option<Fp8Products>,
     /// The factor on rewards, where every two sequences are a pair of which one is preferred; none: next tokens are learnt.
     pub preferences: Option<f32>,
     /// Whether data comes with the losses of a reference; otherwise that is the model under the adapters.
@@ -153,6 +156,7 @@ impl Settings {
         }
         sharing::check(config)?;
         check_logits(config)?;
+        fp8::check_step(config)?;
         let attention = attention(config);
         if let (true, Some(reason)) = (attention.is_cudnn(), cudnn_misfit(config)) {
             return Err(ConfigError::Contradiction(format!(
@@ -166,6 +170,7 @@ impl Settings {
             structure: Architecture::declared,
             freeze: config.train.freeze.clone(),
             lora: config.lora.adapters()?,
+            fp8: config.fp8.products(),
             preferences: config.has_pairs().then_some(config.dpo.beta as f32),
             has_reference: config.dpo.reference.is_some(),
             dtype: config.dtype().into(),
@@ -245,6 +250,10 @@ impl Settings {
             Some(lora) => Parameters::adapted(lora.clone()),
             None => Parameters::freezing(NamePatterns::new(&self.freeze)),
         };
+        let parameters = match &self.fp8 {
+            Some(fp8) => parameters.multiplying_in_fp8(fp8.clone()),
+            None => parameters,
+        };
         (self.structure)(&self.model, self.attention, parameters)
             .of_sharing(self.sharing())
             .in_tiles(self.tile_tokens)
@@ -286,6 +295,9 @@ impl Settings {
             of_layers.retain(|layer| *layer < layers);
         }
         small.states.f32_patterns.retain(fits);
+        if let Some(fp8) = &mut small.fp8 {
+            fp8.except = fp8.except.some(fits);
+        }
         let patterns = small.whole_matrices.patterns.take();
         let patterns = patterns.map(|all| all.into_iter().filter(fits).collect::<Vec<String>>());
         small.whole_matrices.patterns = patterns.filter(|left| !left.is_empty());
@@ -407,7 +419,14 @@ impl Settings {
         let weights = entries.filter(|entry| entry.role != Role::Buffer);
         let names = weights.clone().map(|entry| &entry.name[..]);
         check_patterns(names.clone(), "optim.f32_states", &NamePatterns::new(&own))?;
-        check_patterns(names, "train.freeze", &NamePatterns::new(&self.freeze))?;
+        check_patterns(
+            names.clone(),
+            "train.freeze",
+            &NamePatterns::new(&self.freeze),
+        )?;
+        if let Some(fp8) = &self.fp8 {
+            check_patterns(names, "fp8.except", &fp8.except)?;
+        }
         if !layout.entries().iter().any(|entry| entry.role.is_trained()) {
             return Err(ConfigError::Contradiction(format!(
                 "train.freeze fits all {} parameters, so that nothing is left to train; leave out a pattern, or make one \

@@ -2,6 +2,7 @@
 
 use super::error::ConfigError;
 use super::keys::ParallelConfig;
+use super::pipeline::places;
 use super::schedule::PipelineSchedule;
 use super::schema::Config;
 use data::Packing;
@@ -25,12 +26,18 @@ impl ParallelConfig {
     /// `5 (group 2, part 1 of 2)`.
     pub fn name(&self, rank: Rank) -> String {
         let (number, parts) = (rank.number, self.context);
-        match parts {
-            1 => number.to_string(),
-            _ => {
-                let (group, part) = (number / parts, number % parts);
-                format!("{number} (group {group}, part {part} of {parts})")
-            }
+        let (within, stage) = places(rank, self.pipeline);
+        let mut place = Vec::new();
+        if stage.of > 1 {
+            place.push(format!("stage {} of {}", stage.number, stage.of));
+        }
+        if parts > 1 {
+            let (group, part) = (within.number / parts, within.number % parts);
+            place.push(format!("group {group}, part {part} of {parts}"));
+        }
+        match place.is_empty() {
+            true => number.to_string(),
+            false => format!("{number} ({})", place.join(", ")),
         }
     }
 }
@@ -133,7 +140,13 @@ mod tests {
     #[test]
     fn ranks_are_called_by_their_place() {
         let rank = Rank { number: 5, of: 8 };
-        let name = |context| ParallelConfig { context }.name(rank);
+        let name = |context| {
+            let parallel = ParallelConfig {
+                context,
+                ..ParallelConfig::default()
+            };
+            parallel.name(rank)
+        };
         assert_eq!(name(1), "5");
         assert_eq!(name(2), "5 (group 2, part 1 of 2)");
         assert_eq!(name(8), "5 (group 0, part 5 of 8)");

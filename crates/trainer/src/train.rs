@@ -61,8 +61,9 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
         None => dataset.batches(),
         Some(resumed) => resumed.seek(dataset)?,
     };
-    let batches = match job.rank() {
-        Some(rank) => {
+    let batches = match &step.settings.ranks {
+        Some(_) => {
+            let rank = step.settings.rank();
             let part = step.settings.part();
             let reading = batches.of_rank(rank.number / part.of, rank.of / part.of);
             reading.in_parts(part)
@@ -338,7 +339,7 @@ impl Run {
                 return Err(self.without_targets());
             }
             let read = (batches.position(), self.samples);
-            let asked = Asked::of(&self.job, &batch, batches.data_wait(), read);
+            let asked = Asked::of(session.rank(), &batch, batches.data_wait(), read);
             self.asked.push_back(asked);
             self.tell_of_pass(step, batches.position());
             if let Some(tracer) = &self.tracer {

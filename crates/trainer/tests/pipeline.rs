@@ -138,11 +138,19 @@ fn stages_whose_ranks_share_sequences_give_the_same_bits() {
     let of = |stages: &[Range<usize>], groups| Grid {
         groups,
         sharing: 3,
-        ..Grid::of(stages, PipelineSchedule::OneForwardOneBackward, Zero::Gradients)
+        ..Grid::of(
+            stages,
+            PipelineSchedule::OneForwardOneBackward,
+            Zero::Gradients,
+        )
     };
     let one = run("sharing", &settings, &of(&[0..LAYERS], 1));
     for grid in [of(&HALVES, 1), of(&THIRDS, 1), of(&HALVES, 2)] {
-        assert_same(&format!("{grid:?}"), &one, &run("sharing", &settings, &grid));
+        assert_same(
+            &format!("{grid:?}"),
+            &one,
+            &run("sharing", &settings, &grid),
+        );
     }
 }
 
@@ -150,14 +158,21 @@ fn stages_whose_ranks_share_sequences_give_the_same_bits() {
 fn other_models_give_the_same_bits() {
     let [_, norm, ..] = variants(LAYERS);
     let frozen = |settings: Settings| Settings {
-        freeze: Vec::from(["*embed_tokens*".into(), "*layers.0.*".into(), "*layers.1.*".into()]),
+        freeze: Vec::from([
+            "*embed_tokens*".into(),
+            "*layers.0.*".into(),
+            "*layers.1.*".into(),
+        ]),
         ..settings
     };
     let cases = [
         ("norms of queries, window", plain(norm.1, "none")),
         ("Qwen2-MoE", plain(experts::qwen(), "none")),
         ("DeepSeek-V3", plain(experts::deepseek(), "none")),
-        ("the lower half frozen", frozen(plain(odd_model(LAYERS), "none"))),
+        (
+            "the lower half frozen",
+            frozen(plain(odd_model(LAYERS), "none")),
+        ),
     ];
     for (name, settings) in cases {
         let layers = settings.model.layers;
@@ -168,7 +183,10 @@ fn other_models_give_the_same_bits() {
         };
         let one = run(name, &settings, &whole);
         let schedule = PipelineSchedule::OneForwardOneBackward;
-        for stages in [&stages[..], &thirds].into_iter().filter(|stages| stages.len() <= layers) {
+        for stages in [&stages[..], &thirds]
+            .into_iter()
+            .filter(|stages| stages.len() <= layers)
+        {
             let grid = Grid::of(stages, schedule, Zero::Gradients);
             assert_same(name, &one, &run(name, &settings, &grid));
         }
@@ -184,7 +202,10 @@ fn memory_modes_give_the_same_bits() {
             ..plain(odd_model(LAYERS), mode)
         };
         let one = run(mode, &of("none"), &Grid::one_stage());
-        let schedule = [PipelineSchedule::OneForwardOneBackward, PipelineSchedule::Gpipe][number % 2];
+        let schedule = [
+            PipelineSchedule::OneForwardOneBackward,
+            PipelineSchedule::Gpipe,
+        ][number % 2];
         let grid = Grid::of(&THIRDS, schedule, Zero::Gradients);
         assert_same(mode, &one, &run(mode, &of(mode), &grid));
     }
@@ -235,7 +256,11 @@ fn optimizers_and_formats_of_states_give_the_same_bits() {
         for groups in [1, 2] {
             let grid = Grid {
                 groups,
-                ..Grid::of(&THIRDS, PipelineSchedule::OneForwardOneBackward, Zero::Gradients)
+                ..Grid::of(
+                    &THIRDS,
+                    PipelineSchedule::OneForwardOneBackward,
+                    Zero::Gradients,
+                )
             };
             let name = format!("{form:?}, {groups} groups");
             assert_same(&name, &one, &run(&name, &settings, &grid));

@@ -96,16 +96,16 @@ pub(crate) unsafe fn exchange_stages<'a>(
     places: impl FnOnce() -> Vec<(usize, Out<'a>)> + 'a,
 ) -> Result<Traffic, KernelError> {
     let (own, stages) = (bytes[ranks.stage.number], ranks.stage.of);
-    let bytes = ExchangeBytes::new(
-        (stages as u64 - 1) * own,
-        bytes.iter().sum::<u64>() - own,
-    );
+    let bytes = ExchangeBytes::new((stages as u64 - 1) * own, bytes.iter().sum::<u64>() - own);
     let list = move || {
         let is_own = |(stage, _): &(usize, Out)| *stage == ranks.stage.number;
         let (kept, receives): (Vec<_>, Vec<_>) = places().into_iter().partition(is_own);
         let kept: Vec<In> = kept.into_iter().map(|(_, place)| place.into_in()).collect();
         let others = (0..stages).filter(|stage| *stage != ranks.stage.number);
-        let to = |stage| kept.iter().map(move |piece| (ranks.in_stage(stage), *piece));
+        let to = |stage| {
+            kept.iter()
+                .map(move |piece| (ranks.in_stage(stage), *piece))
+        };
         let receives = receives.into_iter();
         Exchange {
             sends: others.flat_map(to).collect(),

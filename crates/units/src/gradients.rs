@@ -376,7 +376,9 @@ impl Gradients {
     pub fn sum_grains(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let layout = self.resident.layout().clone();
         if let Some(reducing) = self.reducing.as_mut().filter(|one| one.ranks.stage.of > 1) {
-            gathered(kernels, || reducing.share_vectors(kernels, &mut self.resident))?;
+            gathered(kernels, || {
+                reducing.share_vectors(kernels, &mut self.resident)
+            })?;
         }
         if let Some(reducing) = self.reducing.as_mut().filter(|one| one.ranks.shares_sums()) {
             gathered(kernels, || reducing.share(kernels, &mut self.resident))?;

@@ -74,7 +74,9 @@ impl Grains {
     ) -> Result<(), KernelError> {
         let grain_bytes = self.sums.dtype().size_in_bytes();
         let stages = 0..ranks.stage.of;
-        let grains: Vec<_> = stages.map(|stage| self.layout.grains_of_stage(stage)).collect();
+        let grains: Vec<_> = stages
+            .map(|stage| self.layout.grains_of_stage(stage))
+            .collect();
         let bytes = grains.iter().map(|of_stage| {
             let count: usize = of_stage.iter().map(Range::len).sum();
             (count * grain_bytes) as u64
@@ -83,7 +85,8 @@ impl Grains {
         let sums = self.sums.view_mut();
         let places = move || {
             let pieces = grains.into_iter().enumerate();
-            let pieces = pieces.flat_map(|(stage, all)| all.into_iter().map(move |one| (one, stage)));
+            let pieces =
+                pieces.flat_map(|(stage, all)| all.into_iter().map(move |one| (one, stage)));
             rows_by_owner(sums, pieces.collect())
         };
         // SAFETY: as for `gather`.
@@ -109,7 +112,10 @@ impl Grains {
 fn rows_by_owner(rows: Out<'_>, mut pieces: Vec<(Range<usize>, usize)>) -> Vec<(usize, Out<'_>)> {
     pieces.sort_by_key(|(rows, _)| rows.start);
     let (ranges, owners): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
-    owners.into_iter().zip(rows.disjoint_rows(&ranges)).collect()
+    owners
+        .into_iter()
+        .zip(rows.disjoint_rows(&ranges))
+        .collect()
 }
 
 /// The parts of a layout's grained ranges within a cover, each with its grains.

@@ -277,7 +277,8 @@ impl Reducing {
         let bytes = vectors.iter().map(|own| sums.types().bytes(own) as u64);
         let bytes: Vec<u64> = bytes.collect();
         let pieces = vectors.iter().enumerate();
-        let pieces = pieces.flat_map(|(stage, own)| own.ranges().iter().map(move |one| (one, stage)));
+        let pieces =
+            pieces.flat_map(|(stage, own)| own.ranges().iter().map(move |one| (one, stage)));
         let mut pieces: Vec<(&Range<usize>, usize)> = pieces.collect();
         pieces.sort_by_key(|(range, _)| range.start);
         let (ranges, stages): (Vec<_>, Vec<_>) = pieces
@@ -287,7 +288,10 @@ impl Reducing {
         // SAFETY: the caller waits for this before the sums are read or written, and they live as long as kernels have work.
         let sent = unsafe {
             exchange_stages(kernels, &self.ranks, &bytes, || {
-                stages.into_iter().zip(sums.disjoint_raw_mut(&ranges)).collect()
+                stages
+                    .into_iter()
+                    .zip(sums.disjoint_raw_mut(&ranges))
+                    .collect()
             })
         }?;
         self.traffic = self.traffic.plus(sent);

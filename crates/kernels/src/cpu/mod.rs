@@ -15,6 +15,7 @@ mod elementwise;
 mod embedding;
 mod experts;
 mod flash;
+mod fp8;
 mod gelu;
 mod gemm;
 mod latent;
@@ -90,6 +91,12 @@ impl Cpu {
             }
             Operation::Gram(operation) => {
                 matmul::gram(self.workspace.as_ref(), self.instructions, operation)
+            }
+            Operation::AbsMax(operation) => fp8::abs_max(operation),
+            Operation::Quantise(operation) => fp8::quantise(operation),
+            Operation::TransposeCodes(operation) => fp8::transpose_codes(operation),
+            Operation::ScaledMatmul(operation) => {
+                fp8::scaled_matmul(self.workspace.as_ref(), self.instructions, operation)
             }
             Operation::AddBias(operation) => elementwise::add_bias(operation),
             Operation::BiasBackward(operation) => elementwise::bias_backward(operation),

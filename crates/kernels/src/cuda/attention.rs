@@ -95,6 +95,7 @@ impl Member {
             init: None,
             bias: None,
             out,
+            scales: None,
         }
     }
 

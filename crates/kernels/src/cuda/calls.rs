@@ -102,7 +102,7 @@ impl From<f32> for Argument {
 pub struct Matrix {
     /// The first element.
     pub pointer: *const u8,
-    /// f32 or bf16.
+    /// f32 or bf16, or codes of FP8.
     pub dtype: DType,
     /// Elements from one row to the next. Either this or `column_stride` is 1, except for matrices of one row or
     /// column.
@@ -136,17 +136,21 @@ pub struct Gemm {
     pub batch: usize,
     /// Factor on the product.
     pub alpha: f32,
-    /// The left matrix, of the type of `b`.
+    /// The left matrix, of the type of `b`, or both are codes.
     pub a: Matrix,
-    /// The right matrix, of the type of `a`.
+    /// The right matrix, as `a`.
     pub b: Matrix,
     /// The product is added to this: another matrix, or `out` itself. Has the type of `out`.
     pub init: Option<Matrix>,
     /// Added to every row of every product: `n` contiguous elements of the type of `out`. The address is a multiple of
     /// [`BIAS_ALIGNMENT_BYTES`].
     pub bias: Option<*const u8>,
-    /// Row-major output; f32, or the type of `a`.
+    /// Row-major output; f32, or the type of `a`; of codes f32 or bf16.
     pub out: Matrix,
+    /// For codes of FP8 alone: where the scales of `a` and `b` lie, an f32 each, which the product reads when it runs.
+    /// The rows of `a` and the columns of `b` are contiguous and have a multiple of 16 elements, not both are e5m2, and every
+    /// address and distance is a multiple of 16 bytes.
+    pub scales: Option<[*const u8; 2]>,
 }
 
 /// The address of a [`Gemm::bias`] is a multiple of this.

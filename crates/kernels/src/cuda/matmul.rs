@@ -53,8 +53,23 @@ pub(super) fn gram<D: Driver>(cuda: &Cuda<D>, Gram { out, x }: Gram) -> Result<(
     )
 }
 
+/// One matrix.
+pub(super) fn matrix(
+    pointer: *const u8,
+    dtype: DType,
+    [row_stride, column_stride]: [usize; 2],
+) -> Matrix {
+    Matrix {
+        pointer,
+        dtype,
+        row_stride,
+        column_stride,
+        batch_stride: 0,
+    }
+}
+
 /// What a product is added to, and the elements from one of its rows to the next.
-fn added(out: &Out, init: &Init) -> Option<(*const u8, usize)> {
+pub(super) fn added(out: &Out, init: &Init) -> Option<(*const u8, usize)> {
     match init {
         Init::Overwrite => None,
         Init::Accumulate => Some((out.pointer().cast_const(), out.strides()[0])),
@@ -70,13 +85,6 @@ fn product<D: Driver>(
     [a, b]: [In; 2],
     bias: Option<In>,
 ) -> Result<(), KernelError> {
-    let matrix = |pointer, dtype, [row_stride, column_stride]: [usize; 2]| Matrix {
-        pointer,
-        dtype,
-        row_stride,
-        column_stride,
-        batch_stride: 0,
-    };
     let of_view = |x: In| matrix(x.pointer(), x.dtype(), [x.strides()[0], x.strides()[1]]);
     cuda.gemm(&Gemm {
         sizes: [a.dims()[0], a.dims()[1], b.dims()[1]],
@@ -87,6 +95,7 @@ fn product<D: Driver>(
         init: added(out, init).map(|(init, stride)| matrix(init, out.dtype(), [stride, 1])),
         bias: bias.map(|bias| bias.pointer()),
         out: matrix(out.pointer(), out.dtype(), [out.strides()[0], 1]),
+        scales: None,
     })
 }
 

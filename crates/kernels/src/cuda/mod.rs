@@ -22,6 +22,7 @@ mod embedding;
 mod experts;
 mod extent;
 mod flash;
+mod fp8;
 mod gelu;
 mod latent;
 mod layer_norm;
@@ -135,6 +136,10 @@ impl<D: Driver> Cuda<D> {
             Operation::DequantiseNf4(operation) => dequantise::dequantise_nf4(self, operation),
             Operation::Matmul(operation) => matmul::matmul(self, operation),
             Operation::Gram(operation) => matmul::gram(self, operation),
+            Operation::AbsMax(operation) => fp8::abs_max(self, operation),
+            Operation::Quantise(operation) => fp8::quantise(self, operation),
+            Operation::TransposeCodes(operation) => fp8::transpose_codes(self, operation),
+            Operation::ScaledMatmul(operation) => fp8::scaled_matmul(self, operation),
             Operation::AddBias(operation) => elementwise::add_bias(self, operation),
             Operation::BiasBackward(operation) => elementwise::bias_backward(self, operation),
             Operation::BiasDropoutAdd(operation) => dropout::bias_dropout_add(self, operation),

@@ -48,7 +48,8 @@ pub(crate) trait Contract {
 /// The least that an operation takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Floating-point operations of matrix products, two per multiplication; for attention, those below the diagonal.
+    /// Floating-point operations of matrix products, two per multiplication; for attention, those below the diagonal; of
+    /// FP8 half, as many as of bf16 take as long.
     pub flops: u64,
     /// Bytes, each operand read or written once. Scratch is left out.
     pub bytes: u64,
@@ -72,7 +73,7 @@ pub(crate) struct Operand<'a> {
 
 impl Operand<'_> {
     /// Bytes that cross between memory and processor.
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         let crossings = if self.access == OperandAccess::Changed {
             2
         } else {

@@ -23,6 +23,7 @@ mod elementwise;
 mod embedding;
 mod experts;
 pub(crate) mod flash;
+mod fp8;
 mod gelu;
 mod init;
 mod latent;
@@ -56,6 +57,7 @@ pub use experts::{
     ExpertRows, GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
 };
 pub use flash::{Flash, FlashAttention, FlashAttentionBackward, FlashOptions, RaggedDocuments};
+pub use fp8::{AbsMax, Quantise, ScaledMatmul, TransposeCodes};
 pub use gelu::{Gelu, GeluBackward};
 pub use init::Init;
 pub use latent::{ExpandKeys, ExpandKeysBackward, RotaryTail};
@@ -112,6 +114,10 @@ operations! {
     DequantiseNf4,
     Matmul,
     Gram,
+    AbsMax,
+    Quantise,
+    TransposeCodes,
+    ScaledMatmul,
     AddBias,
     BiasBackward,
     BiasDropoutAdd,

@@ -1,6 +1,7 @@
 //! Host data: what is uploaded and what comes back.
 
 use half::bf16;
+use kernels::fp8::Fp8;
 use memory::{DType, Dims};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -27,6 +28,8 @@ impl Host {
                 DType::I16 => bytes.extend((value as i16).to_ne_bytes()),
                 DType::U32 => bytes.extend((value as u32).to_ne_bytes()),
                 DType::U8 => bytes.push(value as u8),
+                DType::F8E4M3 => bytes.push(Fp8::E4m3.code(value as f32)),
+                DType::F8E5M2 => bytes.push(Fp8::E5m2.code(value as f32)),
             }
         }
         assert_eq!(bytes.len(), dims.elements() * dtype.size_in_bytes());
@@ -59,6 +62,8 @@ impl Host {
             DType::I16 => f64::from(i16::from_ne_bytes(bytes.try_into().unwrap())),
             DType::U32 => f64::from(u32::from_ne_bytes(bytes.try_into().unwrap())),
             DType::U8 => f64::from(bytes[0]),
+            DType::F8E4M3 => f64::from(Fp8::E4m3.value(bytes[0])),
+            DType::F8E5M2 => f64::from(Fp8::E5m2.value(bytes[0])),
         };
         elements.map(value).collect()
     }

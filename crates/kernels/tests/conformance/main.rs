@@ -23,6 +23,7 @@ mod elementwise;
 mod embedding;
 mod experts;
 mod flash_attention;
+mod fp8;
 mod gelu;
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -86,6 +87,7 @@ suite![
     embedding,
     experts,
     flash_attention,
+    fp8,
     gelu,
     gram,
     grouped_products,

@@ -96,7 +96,7 @@ pub fn refused(device: &Device, signature: &Signature, strided: Option<usize>, m
 }
 
 /// Types that some argument of some operation has.
-const EVERY_TYPE: [DType; 7] = [
+const EVERY_TYPE: [DType; 8] = [
     DType::F32,
     DType::BF16,
     DType::F64,
@@ -104,6 +104,7 @@ const EVERY_TYPE: [DType; 7] = [
     DType::I16,
     DType::U32,
     DType::U8,
+    DType::F8E4M3,
 ];
 
 /// Every way in which one argument does not fit.

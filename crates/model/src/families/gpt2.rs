@@ -6,8 +6,8 @@ use crate::stages::{
     ResidualProjection,
 };
 use crate::{
-    Activation, ActivationFunction, Architecture, Block, BlockSpec, DropoutSite, Labels, Linear,
-    ModelConfig, SharingRanks, Stage,
+    Activation, ActivationFunction, Architecture, Block, BlockSpec, DropoutSite, Fp8Layer, Labels,
+    Linear, ModelConfig, SharingRanks, Stage,
 };
 use memory::Layer;
 use std::rc::Rc;
@@ -57,22 +57,36 @@ fn stages(
     kind: Attention,
     own: &mut PartParameters,
 ) -> [Box<dyn Stage>; 8] {
+    let codes = Linear::reads_codes;
     let (hidden, ffn) = (config.hidden, spec.feed_forward.width);
     let attention = &spec.attention;
     let [_, of_probs, of_attention, of_feed_forward] = dropouts(config);
     let norm =
         |own: &mut PartParameters, name, [input, output]: [_; 2], parameter, statistics: [_; 2]| {
-            Box::new(NormStage {
+            NormStage {
                 name,
                 norm: Norm::layer(own, parameter, hidden, config.norm_eps),
                 input,
                 output,
+                codes: None,
                 statistics: statistics.into(),
-            })
+            }
         };
+    let attn_norm = norm(own, "attn_norm", [X, H1], "ln_1", [MEAN1, RSTD1]);
+    let qkv = qkv(config, kind.reads_packed(attention), own);
+    let attn_out = Linear::declare(own, "attn.c_proj", [hidden, hidden], true);
+    let attn_out = attn_out.in_fp8(own, Fp8Layer::AttnOut);
+    let mlp_norm = norm(own, "mlp_norm", [X2, H2], "ln_2", [MEAN2, RSTD2]);
+    let up = Linear::declare(own, "mlp.c_fc", [ffn, hidden], true);
+    let up = up.in_fp8(own, Fp8Layer::MlpUp);
+    let down = Linear::declare(own, "mlp.c_proj", [hidden, ffn], true);
+    let down = down.in_fp8(own, Fp8Layer::MlpDown);
     [
-        norm(own, "attn_norm", [X, H1], "ln_1", [MEAN1, RSTD1]),
-        Box::new(qkv(config, kind.reads_packed(attention), own)),
+        Box::new(NormStage {
+            codes: codes(&qkv.linear),
+            ..attn_norm
+        }),
+        Box::new(qkv),
         Box::new(CoreAttention {
             kind,
             attention: attention.clone(),
@@ -85,27 +99,31 @@ fn stages(
             input: CoreAttention::O,
             residual: X,
             output: X2,
-            linear: Linear::declare(own, "attn.c_proj", [hidden, hidden], true),
+            linear: attn_out,
             dropout: of_attention,
         }),
-        norm(own, "mlp_norm", [X2, H2], "ln_2", [MEAN2, RSTD2]),
+        Box::new(NormStage {
+            codes: codes(&up),
+            ..mlp_norm
+        }),
         Box::new(Projection {
             name: "mlp_up",
             in_f32: false,
             input: H2,
             output: MlpActivation::FC,
-            linear: Linear::declare(own, "mlp.c_fc", [ffn, hidden], true),
+            linear: up,
         }),
         Box::new(MlpActivation {
             function: ActivationFunction::GeluTanh,
             width: ffn,
+            codes: codes(&down),
         }),
         Box::new(ResidualProjection {
             name: "mlp_down",
             input: MlpActivation::ACT,
             residual: X2,
             output: Activation::NEXT_X,
-            linear: Linear::declare(own, "mlp.c_proj", [hidden, ffn], true),
+            linear: down,
             dropout: of_feed_forward,
         }),
     ]
@@ -116,7 +134,8 @@ fn qkv(config: &ModelConfig, is_packed: bool, own: &mut PartParameters) -> Qkv {
     let hidden = config.hidden;
     Qkv {
         input: H1,
-        linear: Linear::declare(own, "attn.c_attn", [3 * hidden, hidden], true),
+        linear: Linear::declare(own, "attn.c_attn", [3 * hidden, hidden], true)
+            .in_fp8(own, Fp8Layer::Qkv),
         kv_widths: [hidden; 2],
         norms: None,
         is_rotary: false,

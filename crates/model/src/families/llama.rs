@@ -10,7 +10,8 @@ use crate::stages::{
 };
 use crate::{
     Activation, ActivationFunction, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite,
-    ExpertsConfig, FeedForwardSpec, LatentConfig, Linear, ModelConfig, SharingRanks, Stage,
+    ExpertsConfig, FeedForwardSpec, Fp8Layer, LatentConfig, Linear, ModelConfig, SharingRanks,
+    Stage,
 };
 use memory::Layer;
 use std::rc::Rc;
@@ -68,15 +69,18 @@ fn stages(
     let norm = |own: &mut PartParameters, name, of: [_; 3], parameter| {
         normed(own, name, of, (parameter, hidden, config.norm_eps))
     };
-    let mut stages: Vec<Box<dyn Stage>> =
-        vec![norm(own, "attn_norm", [X, H1, RSTD1], "input_layernorm")];
+    let mut attn_norm = norm(own, "attn_norm", [X, H1, RSTD1], "input_layernorm");
+    let mut stages: Vec<Box<dyn Stage>> = Vec::new();
     let latents = match &attention.latent {
         None => {
-            stages.push(Box::new(qkv(config, attention, kind, own)));
+            let qkv = qkv(config, attention, kind, own);
+            attn_norm.codes = qkv.linear.reads_codes();
+            stages.extend([Box::new(attn_norm) as Box<dyn Stage>, Box::new(qkv)]);
             None
         }
         Some(latent) => {
             let (made, heads) = latents(hidden, attention, latent, own);
+            stages.push(Box::new(attn_norm));
             stages.extend(made);
             Some(heads)
         }
@@ -95,14 +99,18 @@ fn stages(
             input: CoreAttention::O,
             residual: X,
             output: X2,
-            linear: Linear::declare(own, "self_attn.o_proj", [hidden, o_width], o_bias),
+            linear: Linear::declare(own, "self_attn.o_proj", [hidden, o_width], o_bias)
+                .in_fp8(own, Fp8Layer::AttnOut),
             dropout: DropoutSite::NONE,
         }),
-        norm(own, "mlp_norm", [X2, H2, RSTD2], "post_attention_layernorm"),
     ]);
+    let mlp_norm = norm(own, "mlp_norm", [X2, H2, RSTD2], "post_attention_layernorm");
     match &spec.experts {
-        None => stages.extend(dense(hidden, &spec.feed_forward, own)),
-        Some(experts) => stages.extend(experts_of(config, experts, own)),
+        None => stages.extend(dense(hidden, mlp_norm, &spec.feed_forward, own)),
+        Some(experts) => {
+            stages.push(Box::new(mlp_norm));
+            stages.extend(experts_of(config, experts, own));
+        }
     }
     stages
 }
@@ -113,43 +121,56 @@ fn normed(
     name: &'static str,
     [input, output, rstd]: [Activation; 3],
     (parameter, width, eps): (&str, usize, f64),
-) -> Box<dyn Stage> {
-    Box::new(NormStage {
+) -> NormStage {
+    NormStage {
         name,
         norm: Norm::rms(own, parameter, width, eps),
         input,
         output,
+        codes: None,
         statistics: vec![rstd],
-    })
+    }
 }
 
-/// down(silu(gate) up).
-fn dense(hidden: usize, spec: &FeedForwardSpec, own: &mut PartParameters) -> [Box<dyn Stage>; 3] {
+/// down(silu(gate) up), of the norm before.
+fn dense(
+    hidden: usize,
+    mut norm: NormStage,
+    spec: &FeedForwardSpec,
+    own: &mut PartParameters,
+) -> [Box<dyn Stage>; 4] {
     let (ffn, bias) = (spec.width, spec.bias);
+    let up = match spec.is_fused {
+        true => Linear::declare(own, "mlp.gate_up_proj", [2 * ffn, hidden], bias),
+        false => {
+            let parts = ["mlp.gate_proj", "mlp.up_proj"].map(|name| (name, ffn));
+            Linear::declare_together(own, parts, hidden, bias)
+        }
+    };
+    let up = up.in_fp8(own, Fp8Layer::MlpUp);
+    let down = Linear::declare(own, "mlp.down_proj", [hidden, ffn], bias);
+    let down = down.in_fp8(own, Fp8Layer::MlpDown);
+    norm.codes = up.reads_codes();
     [
+        Box::new(norm),
         Box::new(Projection {
             name: "mlp_up",
             input: H2,
             output: MlpActivation::GATE_UP,
-            linear: match spec.is_fused {
-                true => Linear::declare(own, "mlp.gate_up_proj", [2 * ffn, hidden], bias),
-                false => {
-                    let parts = ["mlp.gate_proj", "mlp.up_proj"].map(|name| (name, ffn));
-                    Linear::declare_together(own, parts, hidden, bias)
-                }
-            },
+            linear: up,
             in_f32: false,
         }),
         Box::new(MlpActivation {
             function: ActivationFunction::Swiglu,
             width: ffn,
+            codes: down.reads_codes(),
         }),
         Box::new(ResidualProjection {
             name: "mlp_down",
             input: MlpActivation::ACT,
             residual: X2,
             output: Activation::NEXT_X,
-            linear: Linear::declare(own, "mlp.down_proj", [hidden, ffn], bias),
+            linear: down,
             dropout: DropoutSite::NONE,
         }),
     ]
@@ -316,11 +337,11 @@ fn latents(
     if let Some(width) = latent.q {
         let of = [LatentDown::Q_A, LatentDown::C_Q, LatentDown::RSTD_Q];
         let parameter = ("self_attn.q_a_layernorm", width, LATENT_EPS);
-        stages.push(normed(own, "mla_q_norm", of, parameter));
+        stages.push(Box::new(normed(own, "mla_q_norm", of, parameter)));
     }
     let of = [LatentDown::KV_A, LatentDown::C_KV, LatentDown::RSTD_KV];
     let parameter = ("self_attn.kv_a_layernorm", latent.kv, LATENT_EPS);
-    stages.push(normed(own, "mla_kv_norm", of, parameter));
+    stages.push(Box::new(normed(own, "mla_kv_norm", of, parameter)));
     let up = LatentUp::declare(own, (hidden, H1), attention, latent);
     let heads = up.heads.clone();
     stages.push(Box::new(up));
@@ -348,6 +369,7 @@ fn qkv(
         }
         false => Linear::declare_together(own, parts, config.hidden, has_bias),
     };
+    let linear = linear.in_fp8(own, Fp8Layer::Qkv);
     let norm = |which| {
         let name = format!("self_attn.{which}_norm");
         Norm::rms(own, &name, head_dim, config.norm_eps)

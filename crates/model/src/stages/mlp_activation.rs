@@ -2,8 +2,9 @@
 //! (Hendrycks and Gimpel 2016).
 
 use crate::config::ActivationFunction;
+use crate::fp8::Fp8Layer;
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, Label, ModelError, Pass};
+use crate::{Activation, Label, ModelError, Pass};
 use kernels::operation::{Gelu, GeluBackward, Swiglu, SwigluBackward};
 
 /// act `[b s, f]` = silu(gate) up, or gelu(fc).
@@ -12,6 +13,8 @@ pub struct MlpActivation {
     pub function: ActivationFunction,
     /// Width of act.
     pub width: usize,
+    /// The layer that alone reads act, as codes.
+    pub codes: Option<Fp8Layer>,
 }
 
 impl MlpActivation {
@@ -38,7 +41,7 @@ impl Stage for MlpActivation {
     fn io(&self) -> Io {
         Io {
             reads: vec![self.input()],
-            writes: vec![(MlpActivation::ACT, Extent::tokens(self.width))],
+            writes: vec![(MlpActivation::ACT, super::extent_of(self.codes, self.width))],
             backward_reads: vec![self.input()],
         }
     }
@@ -49,7 +52,7 @@ impl Stage for MlpActivation {
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let x = pass.pull(self.input())?;
-        let mut out = pass.output(MlpActivation::ACT)?;
+        let mut out = pass.coded_output(MlpActivation::ACT)?;
         if let Some(out) = &mut out {
             let (act, x) = (out.view_mut(), x.view());
             match self.function {
@@ -57,8 +60,7 @@ impl Stage for MlpActivation {
                 ActivationFunction::GeluTanh => pass.kernels().run(Gelu { act, x }),
             }?;
         }
-        pass.put(MlpActivation::ACT, out);
-        Ok(())
+        pass.put_coded(MlpActivation::ACT, self.codes, out)
     }
 
     /// The gradient overwrites the stage's input.

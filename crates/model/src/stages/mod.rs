@@ -29,7 +29,17 @@ pub use residual::ResidualProjection;
 pub use rotary::Rotary;
 pub use router::{RouterChoice, RouterTables};
 
+use crate::Extent;
+use crate::fp8::Fp8Layer;
 use memory::{Buffer, Out};
+
+/// What an activation of so many columns is kept as: codes, if only this layer reads it, as codes.
+fn extent_of(codes: Option<Fp8Layer>, width: usize) -> Extent {
+    match codes {
+        Some(_) => Extent::codes(width),
+        None => Extent::tokens(width),
+    }
+}
 
 /// The place for an output that may not be needed.
 fn written(buffer: &mut Option<Buffer>) -> Option<Out<'_>> {

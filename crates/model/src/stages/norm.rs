@@ -1,6 +1,7 @@
 //! Norms over the last dimension: RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016).
 
 use crate::activation::Dimension;
+use crate::fp8::{CodedOutput, Fp8Layer};
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, ModelError, Pass};
@@ -144,6 +145,8 @@ pub struct NormStage {
     pub input: Activation,
     /// The activation that it writes.
     pub output: Activation,
+    /// The layer that alone reads the output, as codes.
+    pub codes: Option<Fp8Layer>,
     /// Its mean, in a LayerNorm, and its reciprocal deviation, `[b s]` f32 each.
     pub statistics: Vec<Activation>,
 }
@@ -171,7 +174,8 @@ impl Stage for NormStage {
     fn io(&self) -> Io {
         let statistics = self.statistics.iter();
         let statistics = statistics.map(|of| (*of, Extent::of_f32(&[Dimension::Tokens])));
-        let output = (self.output, Extent::tokens(self.norm.width));
+        let extent = super::extent_of(self.codes, self.norm.width);
+        let output = (self.output, extent);
         Io {
             reads: vec![self.input],
             writes: [output].into_iter().chain(statistics).collect(),
@@ -189,13 +193,14 @@ impl Stage for NormStage {
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let x = pass.pull(self.input)?;
-        let mut y = pass.output(self.output)?;
+        let mut y = pass.coded_output(self.output)?;
         let kept = self.statistics.iter().map(|of| pass.output(*of));
         let mut kept = kept.collect::<Result<Vec<_>, _>>()?;
         let statistics = kept.iter_mut().map(super::written);
         let norm = &self.norm;
-        norm.forward(pass, super::written(&mut y), statistics, x.view())?;
-        pass.put(self.output, y);
+        let out = y.as_mut().map(CodedOutput::view_mut);
+        norm.forward(pass, out, statistics, x.view())?;
+        pass.put_coded(self.output, self.codes, y)?;
         for (of, kept) in self.statistics.iter().zip(kept) {
             pass.put(*of, kept);
         }

@@ -66,6 +66,6 @@ impl Stage for Projection {
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let dy = pass.gradient(self.output);
-        self.linear.backward(pass, self.input, dy.view())
+        self.linear.backward_of(pass, self.input, dy)
     }
 }

@@ -281,6 +281,6 @@ impl Stage for Qkv {
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let dqkv = self.joined_gradient(pass)?;
-        self.linear.backward(pass, self.input, dqkv.view())
+        self.linear.backward_of(pass, self.input, dqkv)
     }
 }

@@ -109,7 +109,12 @@ impl Run {
         let model = model.unwrap();
         let saved = model
             .architecture()
-            .lease_saved(&memory, dtype, policy, (SHAPE, &Held::all(architecture.blocks().len())))
+            .lease_saved(
+                &memory,
+                dtype,
+                policy,
+                (SHAPE, &Held::all(architecture.blocks().len())),
+            )
             .unwrap();
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], dtype);
         let gradients = Gradients::lease(&memory, &layout, dtype, &Home::Device, None);

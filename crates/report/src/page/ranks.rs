@@ -43,10 +43,15 @@ fn heads() -> Table {
 /// The row of a rank, called by its number and its place in the grid.
 fn cells(number: usize, own: &RunFiles) -> [String; 5] {
     let count = |name: &str| own.plan[name].as_u64().unwrap_or(1) as usize;
-    let (context, of) = (count("context"), count("ranks"));
+    let (context, pipeline, of) = (count("context"), count("pipeline"), count("ranks"));
     let bytes = |record: &Value, name: &str| record[name].as_u64().map_or(String::new(), exact);
     [
-        ParallelConfig { context }.name(Rank { number, of }),
+        ParallelConfig {
+            context,
+            pipeline,
+            ..ParallelConfig::default()
+        }
+        .name(Rank { number, of }),
         own.steps.len().to_string(),
         bytes(&own.plan, "peak_bytes"),
         bytes(&own.peak_step, "peak_bytes"),

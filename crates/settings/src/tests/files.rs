@@ -9,12 +9,14 @@ use toml::{Table, Value};
 use super::{config, file};
 use crate::keys::KEYS;
 use crate::load::Source;
+use crate::schedule::PipelineSchedule;
 use crate::{
     AttentionBackend, AttentionConfig, AutoOr, BaseType, BatchConfig, CheckpointConfig,
     CollectivesConfig, Config, DataConfig, Device, DpoConfig, DpoLoss, EvalConfig, FloatType,
-    Graphs, HardwareConfig, HostPlace, LogConfig, LoraConfig, LrConfig, MemoryConfig, Objective,
-    OffloadConfig, OptimConfig, OptimizerPlace, ParallelConfig, RankEngine, RecomputeConfig,
-    Release, Size, TrainConfig, dotted, preset, reference,
+    Fp8Config, Fp8Gradients, Fp8Recipe, Fp8Weights, Graphs, HardwareConfig, HostPlace, LogConfig,
+    LoraConfig, LrConfig, MemoryConfig, Objective, OffloadConfig, OptimConfig, OptimizerPlace,
+    ParallelConfig, RankEngine, RecomputeConfig, Release, Size, TrainConfig, dotted, preset,
+    reference,
 };
 use data::{Format, Packing};
 use model::{
@@ -144,6 +146,13 @@ fn full() -> Config {
             decay_steps: Some(2),
             min_ratio: 0.0,
         },
+        fp8: Fp8Config {
+            recipe: Fp8Recipe::Block,
+            gradients: Fp8Gradients::E4m3,
+            except: vec!["*down_proj*".into()],
+            save: false,
+            weights: Fp8Weights::Step,
+        },
         lora: LoraConfig {
             rank: Some(12),
             alpha: Some(3.0),
@@ -224,7 +233,12 @@ fn full() -> Config {
         },
         rank: None,
         engine_bytes: None,
-        parallel: ParallelConfig { context: 1 },
+        parallel: ParallelConfig {
+            context: 1,
+            pipeline: 1,
+            schedule: PipelineSchedule::OneForwardOneBackward,
+            pipeline_layout: None,
+        },
         log: LogConfig {
             every: 10,
             tensorboard: true,

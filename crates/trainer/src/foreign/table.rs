@@ -123,7 +123,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["torch-dtype", "dtype", "mixed-precision-param", "params-dtype"], "--dtype f32|bf16", Words(TYPES)),
     foreign(&["training.dtype"], "--master none --grad-dtype bf16 --state-dtype bf16 for bfloat16", Words(&[("float32", ""), ("bfloat16", "optim.master=none optim.grad_dtype=bf16 optim.state_dtype=bf16")])),
     foreign(&["fp16", "fp16.enabled"], "--dtype bf16: f16 is not built, since bf16 needs no loss scaling", Near(&[("true", "train.dtype=bf16"), ("false", "")])),
-    not_built(&["fp8", "fp8-*", "float8.*", "quantize.*"], "--dtype bf16: no product is computed in FP8"),
+    not_built(&["fp8", "fp8-*", "float8.*", "quantize.*"], "--fp8 tensor: products of the blocks in FP8, whose scales are each tensor's own, powers of two, without a history"),
     foreign(&["gradient-checkpointing", "activation-checkpointing", "activation-checkpoint.mode", "fsdp-activation-checkpointing"], "--recompute full", Words(RECOMPUTE)),
     foreign(&["recompute-activations", "checkpoint-activations"], "--recompute core_attn", Words(&[("true", "recompute.spec=core_attn"), ("false", "")])),
     foreign(&["recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"], "the same flag, or --recompute SPEC", Of(ForeignPart::Recompute)),

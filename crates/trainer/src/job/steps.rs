@@ -55,7 +55,8 @@ impl Job {
             return Err(read.err().unwrap_or_else(|| first.into()));
         }
         let mut step = read?;
-        let targets: usize = all.iter().map(|ready| ready.targets).sum();
+        // Every stage of a pipeline reads the same rows.
+        let targets = all.iter().map(|ready| ready.targets).sum::<usize>() / rank.parallel.pipeline;
         step.targets_elsewhere = targets - step.target_count();
         Ok(Begun::Step(step))
     }

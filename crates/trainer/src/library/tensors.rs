@@ -152,7 +152,8 @@ pub(super) fn state(state: NamedStateCopy, parameter: &Parameter) -> Result<Tens
 /// The same type in candle.
 fn dtype_of(dtype: memory::DType) -> DType {
     match dtype {
-        memory::DType::U8 => DType::U8,
+        memory::DType::U8 | memory::DType::F8E5M2 => DType::U8,
+        memory::DType::F8E4M3 => DType::F8E4M3,
         memory::DType::U32 => DType::U32,
         memory::DType::I16 => DType::I16,
         memory::DType::I32 => DType::I32,

@@ -1,9 +1,8 @@
 //! What is known of a step when it is started, and the totals of a run.
 
-use crate::job::Job;
 use checkpoint::TrainerState;
 use data::{MicroBatch, Position, StepBatch};
-use memory::{ByCategory, ByPhase, Phase, StepMemory};
+use memory::{ByCategory, ByPhase, Phase, Rank, StepMemory};
 use session::StepOutcome;
 use std::time::{Duration, Instant};
 
@@ -23,15 +22,14 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// `next` is the sample that follows, and `samples` the number in a pass.
+    /// `rank` is this one among those that make other micro-batches, `next` is the sample that follows, and `samples` the number in a pass.
     pub(super) fn of(
-        job: &Job,
+        rank: Rank,
         batch: &StepBatch,
         data_wait: Duration,
         (next, samples): (Position, usize),
     ) -> Asked {
-        let first = job.rank().map_or(0, |rank| rank.number);
-        let own = || batch.micro.iter().skip(first).step_by(job.size());
+        let own = || batch.micro.iter().skip(rank.number).step_by(rank.of);
         Asked {
             data_wait,
             tokens: batch.micro.iter().map(|micro| micro.rows * micro.seq).sum(),

@@ -29,6 +29,7 @@ mod epochs;
 mod eval;
 mod export;
 mod foreign_data;
+mod fp8;
 mod freeze;
 mod generate;
 mod guides;

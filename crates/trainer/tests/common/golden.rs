@@ -65,6 +65,7 @@ impl Golden {
         Settings {
             freeze: Vec::new(),
             lora: None,
+            fp8: None,
             preferences: None,
             has_reference: false,
             policy: Policy::with_layers(model.labels(), mode, &BTreeMap::new(), model.layers)

@@ -44,6 +44,11 @@ bool take_memory(uint64_t bytes) {
 
 }  // namespace
 
+int current_capability() {
+    const auto capability = of_driver<int()>("stand_in_current_capability");
+    return capability == nullptr ? 0 : capability();
+}
+
 bool captures(cudaStream_t stream, std::function<void()> work) {
     using Work = std::function<void()>;
     using Captures = int(cudaStream_t, int (*)(void *), void *, void (*)(void *));

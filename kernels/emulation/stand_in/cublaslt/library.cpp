@@ -124,16 +124,45 @@ bool is_supported(const Product &product) {
     const auto &[description, a, b, c, d] = product;
     const bool f32 = a.type == CUDA_R_32F && d.type == CUDA_R_32F;
     const bool bf16 = a.type == CUDA_R_16BF && (d.type == CUDA_R_16BF || d.type == CUDA_R_32F);
-    return description.compute == CUBLAS_COMPUTE_32F && description.scale == CUDA_R_32F && a.type == b.type &&
-           c.type == d.type && (f32 || bf16);
+    const bool fp8 = a.is_fp8() && b.is_fp8() && (a.type == CUDA_R_8F_E4M3 || b.type == CUDA_R_8F_E4M3) &&
+                     (d.type == CUDA_R_16BF || d.type == CUDA_R_32F);
+    return description.compute == CUBLAS_COMPUTE_32F && description.scale == CUDA_R_32F && c.type == d.type &&
+           (fp8 || (a.type == b.type && (f32 || bf16)));
+}
+
+// What products of FP8 ask for besides: a GPU that has them, both operands with the summed axis innermost, 16 bytes at a time.
+cublasStatus_t check_fp8(const Product &product) {
+    const auto &[description, a, b, c, d] = product;
+    if (!a.is_fp8()) {
+        const bool scaled = description.a_scale != nullptr || description.b_scale != nullptr;
+        return scaled ? refuse(CUBLAS_STATUS_INVALID_VALUE, "scales of matrices that are not FP8") : CUBLAS_STATUS_SUCCESS;
+    }
+    if (current_capability() < 89) {
+        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "FP8 on a GPU before 8.9");
+    }
+    if (!description.a_transposed || description.b_transposed) {
+        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "FP8 where the summed axis is not innermost");
+    }
+    const uint64_t sizes[] = {a.rows, uint64_t(a.leading), uint64_t(b.leading), d.rows * d.element_bytes(),
+                              uint64_t(c.leading) * c.element_bytes(), uint64_t(d.leading) * d.element_bytes()};
+    for (const uint64_t size : sizes) {
+        if (size % 16 != 0) {
+            return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a size of FP8 that is no multiple of 16 bytes");
+        }
+    }
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t check(const Product &product) {
     if (!is_supported(product)) {
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "no product of these types");
     }
+    if (const cublasStatus_t status = check_fp8(product)) {
+        return status;
+    }
+    const cudaDataType bias_type = product.a.is_fp8() ? CUDA_R_16BF : product.d.type;
     const uintptr_t bias = reinterpret_cast<uintptr_t>(product.description.bias);
-    if (product.description.has_bias && (product.description.bias_type != product.d.type || bias == 0 || bias % 16 != 0)) {
+    if (product.description.has_bias && (product.description.bias_type != bias_type || bias == 0 || bias % 16 != 0)) {
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a bias of another type than the result, or without its alignment");
     }
     const auto &[description, a, b, c, d] = product;
@@ -165,7 +194,7 @@ extern "C" size_t cublasLtGetVersion() { return number_setting("STAND_IN_LIBRARY
 
 extern "C" cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *description, cublasComputeType_t compute,
                                                    cudaDataType_t scale) {
-    *description = reinterpret_cast<cublasLtMatmulDesc_t>(new Description{compute, scale, false, false, false, CUDA_R_32F, nullptr});
+    *description = reinterpret_cast<cublasLtMatmulDesc_t>(new Description{compute, scale, false, false, false, CUDA_R_32F, nullptr, nullptr, nullptr});
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -182,6 +211,8 @@ extern "C" cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t de
         case CUBLASLT_MATMUL_DESC_TRANSB: return set_transposed(of(description).b_transposed, value, bytes);
         case CUBLASLT_MATMUL_DESC_EPILOGUE: return set_epilogue(of(description), value, bytes);
         case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(of(description).bias, value, bytes);
+        case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return set(of(description).a_scale, value, bytes);
+        case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return set(of(description).b_scale, value, bytes);
         case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return set(of(description).bias_type, value, bytes);
         default: return CUBLAS_STATUS_NOT_SUPPORTED;
     }
@@ -323,6 +354,11 @@ extern "C" cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t 
     for (int matrix = 0; matrix < 4; matrix++) {
         if (reinterpret_cast<uintptr_t>(matrices[matrix]) % algorithm.alignment_bytes[matrix] != 0) {
             return refuse(CUBLAS_STATUS_INVALID_VALUE, "an address is less aligned than the algorithm was told");
+        }
+    }
+    for (const void *matrix : matrices) {
+        if (product.a.is_fp8() && reinterpret_cast<uintptr_t>(matrix) % 16 != 0) {
+            return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "an address of FP8 that is no multiple of 16 bytes");
         }
     }
     if (c == d && !(product.c == product.d)) {

@@ -1,5 +1,6 @@
 #include "product.h"
 
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -10,9 +11,30 @@ bool Layout::operator==(const Layout &other) const {
            batch == other.batch && batch_stride == other.batch_stride;
 }
 
+// The value of a code with so many bits of fraction; e4m3 has no infinity, and one NaN of each sign.
+static float value_of_code(uint8_t code, int fraction_bits, int bias) {
+    const int exponent = (code & 0x7f) >> fraction_bits, fraction = code & ((1 << fraction_bits) - 1);
+    const int last = (0x7f >> fraction_bits);
+    const float part = float(fraction) / float(1 << fraction_bits);
+    float size = exponent == 0 ? std::ldexp(part, 1 - bias) : std::ldexp(1.0f + part, exponent - bias);
+    if (fraction_bits == 2 && exponent == last) {
+        size = fraction == 0 ? INFINITY : NAN;
+    }
+    if (fraction_bits == 3 && (code & 0x7f) == 0x7f) {
+        size = NAN;
+    }
+    return code & 0x80 ? -size : size;
+}
+
 static float widened(const void *data, cudaDataType type, int64_t index) {
     if (type == CUDA_R_32F) {
         return static_cast<const float *>(data)[index];
+    }
+    if (type == CUDA_R_8F_E4M3) {
+        return value_of_code(static_cast<const uint8_t *>(data)[index], 3, 7);
+    }
+    if (type == CUDA_R_8F_E5M2) {
+        return value_of_code(static_cast<const uint8_t *>(data)[index], 2, 15);
     }
     const uint32_t bits = uint32_t(static_cast<const uint16_t *>(data)[index]) << 16;
     float value;
@@ -44,6 +66,14 @@ static std::vector<float> column_major(const Layout &layout, bool transposed, co
     return matrix;
 }
 
+static void scale(std::vector<float> &matrix, const void *by) {
+    if (by != nullptr) {
+        for (float &value : matrix) {
+            value *= *static_cast<const float *>(by);
+        }
+    }
+}
+
 static void write_column(const Layout &layout, void *data, int64_t first, const std::vector<float> &values) {
     for (size_t row = 0; row < values.size(); row++) {
         if (layout.type == CUDA_R_32F) {
@@ -59,8 +89,10 @@ void compute(const Product &product, size_t parts, float alpha, const void *a, c
     const size_t rows = d_layout.rows, columns = d_layout.columns;
     const size_t depth = description.a_transposed ? a_layout.rows : a_layout.columns;
     for (int64_t number = 0; number < d_layout.batch; number++) {
-        const std::vector<float> left = column_major(a_layout, description.a_transposed, a, number);
-        const std::vector<float> right = column_major(b_layout, description.b_transposed, b, number);
+        std::vector<float> left = column_major(a_layout, description.a_transposed, a, number);
+        std::vector<float> right = column_major(b_layout, description.b_transposed, b, number);
+        scale(left, description.a_scale);
+        scale(right, description.b_scale);
         for (size_t column = 0; column < columns; column++) {
             std::vector<float> sums(rows);
             for (size_t part = 0; part < parts; part++) {

@@ -13,6 +13,8 @@ struct Description {
     bool has_bias;
     cudaDataType bias_type;
     const void *bias;
+    // An f32 each, on the device, for matrices of FP8.
+    const void *a_scale, *b_scale;
 };
 
 struct Layout {
@@ -23,7 +25,8 @@ struct Layout {
     int32_t batch;
     int64_t batch_stride;
 
-    size_t element_bytes() const { return type == CUDA_R_16BF ? 2 : 4; }
+    bool is_fp8() const { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+    size_t element_bytes() const { return is_fp8() ? 1 : type == CUDA_R_16BF ? 2 : 4; }
     bool operator==(const Layout &other) const;
 };
 
@@ -34,7 +37,7 @@ struct Product {
     Layout a, b, c, d;
 };
 
-// Sums are f32, in the order of k, and rounded once; of `parts` parts side by side, which are added up in their order.
+// Matrices of FP8 are multiplied by their scales, which are read now. Sums are f32, in the order of k, and rounded once; of `parts` parts side by side, which are added up in their order.
 void compute(const Product &product, size_t parts, float alpha, const void *a, const void *b, float beta, const void *c, void *d);
 
 }  // namespace stand_in

@@ -50,9 +50,10 @@ impl Instructions {
         }
     }
 
-    /// The instructions for these operands: if some are f32, `self` if it widens operands, otherwise the best that do.
+    /// The instructions for these operands, of which codes are packed as bf16: if some are f32, `self` if it widens operands, otherwise the best that do.
     pub(super) fn of(self, operands: [In; 2]) -> Instructions {
-        let are_bf16 = operands.iter().all(|x| x.dtype() == DType::BF16);
+        let is_bf16 = |x: &In| x.dtype() == DType::BF16 || x.dtype().is_fp8();
+        let are_bf16 = operands.iter().all(is_bf16);
         match self {
             Instructions::Amx | Instructions::Avx512Bf16 if !are_bf16 => Instructions::Avx512,
             others => others,

@@ -21,6 +21,7 @@ mod words;
 use super::Shared;
 use crate::Init;
 use memory::{In, Out};
+pub(super) use pack::CodeValues;
 use pack::{Operand, PackRight, Part, Side, pack};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -56,6 +57,21 @@ pub(super) fn multiply(
     instructions: Instructions,
 ) {
     product(out, operands, added, workspace, instructions).run();
+}
+
+/// `out = init + a b' + bias` for codes `a [m, k]` and `b [n, k]` with these values.
+pub(super) fn multiply_codes(
+    out: Out,
+    [a, b]: [(In, &CodeValues); 2],
+    added: Added,
+    workspace: &mut [f32],
+    instructions: Instructions,
+) {
+    let instructions = instructions.of([a.0, b.0]);
+    let [left, right] = [a, b].map(|(codes, values)| Operand::of_codes(codes, values));
+    let (out, depth) = (Output::new(out, added, false), a.0.dims()[1]);
+    let room = Room::all(workspace);
+    Product::new([left, right], depth, out, room, instructions).run();
 }
 
 /// `out = x x'`, if not both are f32. The bits are those of the whole product, since a sum has the same order on both

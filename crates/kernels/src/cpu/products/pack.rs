@@ -15,7 +15,12 @@ pub(super) struct Operand {
     row_stride: usize,
     depth_stride: usize,
     table: Option<(TableOf, Shared<i32>)>,
+    /// The values of codes; none if the elements are no codes.
+    values: Option<Shared<CodeValues>>,
 }
+
+/// The value of each code of FP8 times the scale of its tensor. bf16 has all of these values exactly.
+pub(in crate::cpu) type CodeValues = [bf16; 256];
 
 /// Whether a table lists rows of the matrix in memory, or places of its depth. The operand has them in the table's order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,6 +49,16 @@ impl Operand {
             row_stride: view.strides()[0],
             depth_stride: view.strides()[1],
             table: None,
+            values: None,
+        }
+    }
+
+    /// A matrix of codes with contiguous rows, as the values that these codes have, which must outlive the operand.
+    pub(super) fn of_codes(view: In, values: &CodeValues) -> Operand {
+        assert!(view.dtype().is_fp8() && view.is_by_rows());
+        Operand {
+            values: Some(Shared(std::ptr::from_ref(values).cast_mut())),
+            ..Operand::of(view)
         }
     }
 
@@ -84,7 +99,8 @@ impl Operand {
     /// The tiles of bf16 in place, if the instructions can read them there. All tiles must be whole.
     pub(super) fn in_place<S: Tiles>(&self, part: Part) -> Option<Left> {
         let is_whole = part.rows == STRIP_TILES * SIDE && part.places.is_multiple_of(DEPTH);
-        let is_readable = S::READS_ROWS && self.has_contiguous_rows() && self.table.is_none();
+        let is_plain = self.table.is_none() && self.values.is_none();
+        let is_readable = S::READS_ROWS && self.has_contiguous_rows() && is_plain;
         (is_whole && is_readable).then(|| Left {
             // SAFETY: there is no table.
             pointer: unsafe { self.at::<bf16>(part.row, part.place) }.cast(),
@@ -111,10 +127,43 @@ pub(super) enum Side {
 pub(super) unsafe fn pack<S: Tiles>(operand: &Operand, part: Part, side: Side, to: *mut Square) {
     // SAFETY: the caller's promise.
     unsafe {
-        match operand.dtype {
-            DType::F32 => pack_as::<S, f32>(operand, part, side, to),
+        match (operand.dtype, operand.values) {
+            (_, Some(values)) => pack_codes::<S>(operand, &*values.at(0), part, side, to),
+            (DType::F32, None) => pack_as::<S, f32>(operand, part, side, to),
             _ => pack_as::<S, bf16>(operand, part, side, to),
         }
+    }
+}
+
+/// As [`pack`], for codes.
+#[inline(always)]
+unsafe fn pack_codes<S: Tiles>(
+    operand: &Operand,
+    values: &CodeValues,
+    part: Part,
+    side: Side,
+    to: *mut Square,
+) {
+    for (block, start) in (0..part.places.max(1)).step_by(DEPTH).enumerate() {
+        let mut patch = [bf16::ZERO; SIDE * DEPTH];
+        let places = DEPTH.min(part.places - start);
+        for (index, patch) in patch.chunks_exact_mut(DEPTH).take(part.rows).enumerate() {
+            let first = (part.row + index, part.place + start);
+            for (skipped, value) in patch[..places].iter_mut().enumerate() {
+                // SAFETY: the caller's promise, and rows are contiguous.
+                let code = unsafe { *operand.at::<u8>(first.0, first.1).add(skipped) };
+                *value = values[usize::from(code)];
+            }
+        }
+        // SAFETY: the patch is whole, and nothing else touches the squares.
+        unsafe {
+            pack_rows::<S, bf16>(
+                patch.as_ptr(),
+                DEPTH,
+                side,
+                to.wrapping_add(block * S::SQUARES),
+            )
+        };
     }
 }
 

@@ -86,7 +86,7 @@ pub(super) mod dtype_name {
     ) -> Result<DType, D::Error> {
         let name = String::deserialize(deserializer)?;
         let unknown = || de::Error::custom(format!("no product is of type `{name}`"));
-        let mut known = [DType::F32, DType::BF16].into_iter();
+        let mut known = [DType::F32, DType::BF16, DType::F8E4M3, DType::F8E5M2].into_iter();
         known
             .find(|dtype| dtype.as_str() == name)
             .ok_or_else(unknown)
@@ -260,6 +260,7 @@ mod tests {
             init: None,
             bias: None,
             out: matrix(columns),
+            scales: None,
         };
         TunedProduct {
             problem: Problem::new(&gemm).unwrap().0,

@@ -41,7 +41,7 @@ impl CudaDriver {
     pub fn new(device: &Rc<CudaDevice>) -> Result<CudaDriver, KernelError> {
         Ok(CudaDriver {
             sections: Sections::default(),
-            products: Products::new(device.algorithms.get().cloned())?,
+            products: Products::new(device.algorithms.get().cloned(), device.facts())?,
             cudnn: OnceCell::new(),
             staging: Staging::new(device)?,
             device: device.clone(),

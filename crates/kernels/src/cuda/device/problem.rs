@@ -11,11 +11,14 @@ use serde::{Deserialize, Serialize};
 /// Alignments above this make no difference to the library.
 const ALIGNMENT_MAX_BYTES: u32 = 256;
 
+/// What addresses, distances and sizes of products of codes are multiples of.
+const CODES_ALIGNMENT_BYTES: usize = 16;
+
 /// A matrix column by column, without its place in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Layout {
-    /// f32 or bf16.
+    /// f32 or bf16, or codes of FP8.
     #[serde(with = "super::algorithms::dtype_name")]
     pub(super) dtype: DType,
     /// Elements of a column.
@@ -62,6 +65,8 @@ pub(super) struct Pointers {
     pub(super) d: *mut u8,
     /// Null where there is none.
     pub(super) bias: *const u8,
+    /// Scales of `left` and `right`; null where these are no codes.
+    pub(super) scales: [*const u8; 2],
 }
 
 impl Problem {
@@ -79,6 +84,7 @@ impl Problem {
         }
         check_types(gemm)?;
         check_bias(gemm)?;
+        check_codes(gemm)?;
         let (left, left_transposed) = operand("b", &gemm.b, [k, n])?;
         let (right, right_transposed) = operand("a", &gemm.a, [m, k])?;
         let c = gemm.init.unwrap_or(gemm.out);
@@ -98,6 +104,7 @@ impl Problem {
             c: c.pointer,
             d: gemm.out.pointer.cast_mut(),
             bias: gemm.bias.unwrap_or(std::ptr::null()),
+            scales: gemm.scales.map_or([std::ptr::null(); 2], |[a, b]| [b, a]),
         };
         Ok((problem, pointers))
     }
@@ -109,11 +116,17 @@ fn refuse<T>(message: String) -> Result<T, KernelError> {
 
 fn check_types(gemm: &Gemm) -> Result<(), KernelError> {
     let types = [gemm.out.dtype, gemm.a.dtype, gemm.b.dtype];
-    let known = matches!(
-        types,
-        [DType::F32, DType::F32, DType::F32] | [DType::F32 | DType::BF16, DType::BF16, DType::BF16]
-    );
-    if !known || gemm.init.is_some_and(|init| init.dtype != gemm.out.dtype) {
+    let are_codes = gemm.a.dtype.is_fp8();
+    let known = match types {
+        [DType::F32 | DType::BF16, a, b] if are_codes => b.is_fp8() && [a, b] != [DType::F8E5M2; 2],
+        [DType::F32, DType::F32, DType::F32] => true,
+        [DType::F32 | DType::BF16, DType::BF16, DType::BF16] => true,
+        _ => false,
+    };
+    if !known
+        || are_codes != gemm.scales.is_some()
+        || gemm.init.is_some_and(|init| init.dtype != gemm.out.dtype)
+    {
         return refuse(format!("the library takes no products of {types:?}"));
     }
     Ok(())
@@ -126,6 +139,34 @@ fn check_bias(gemm: &Gemm) -> Result<(), KernelError> {
             "a bias at {bias:?}, which is no multiple of {BIAS_ALIGNMENT_BYTES}"
         )),
         _ => Ok(()),
+    }
+}
+
+/// Before 10.0 codes are multiplied only where both operands have the summed axis innermost, 16 bytes at a time.
+fn check_codes(gemm: &Gemm) -> Result<(), KernelError> {
+    if gemm.scales.is_none() {
+        return Ok(());
+    }
+    let [_, k, n] = gemm.sizes;
+    let are_rows = gemm.a.column_stride == 1 && gemm.b.row_stride == 1;
+    let bias_fits = gemm.bias.is_none() || gemm.out.dtype == DType::BF16;
+    let init = gemm.init.unwrap_or(gemm.out);
+    let lines = [
+        (gemm.a, gemm.a.row_stride),
+        (gemm.b, gemm.b.column_stride),
+        (init, init.row_stride),
+        (gemm.out, gemm.out.row_stride),
+    ];
+    let are_aligned = lines.iter().all(|(matrix, line)| {
+        let bytes = line * matrix.dtype.size_in_bytes();
+        (matrix.pointer as usize | bytes).is_multiple_of(CODES_ALIGNMENT_BYTES)
+    });
+    let sizes_fit = [k, n]
+        .iter()
+        .all(|size| size.is_multiple_of(CODES_ALIGNMENT_BYTES));
+    match are_rows && bias_fits && are_aligned && sizes_fit {
+        true => Ok(()),
+        false => refuse(format!("no product of codes is laid out so: {gemm:?}")),
     }
 }
 
@@ -329,6 +370,7 @@ mod tests {
                                 init,
                                 bias,
                                 out,
+                                scales: None,
                             };
                             assert_eq!(column_major(&gemm), row_major(&gemm), "{gemm:?}");
                         }
@@ -353,6 +395,7 @@ mod tests {
             init: Some(out),
             bias: None,
             out,
+            scales: None,
         };
         let (problem, pointers) = Problem::new(&gemm).unwrap();
         let of = |layout: &Layout| (layout.rows, layout.columns, layout.leading);
@@ -401,6 +444,7 @@ mod tests {
             init: None,
             bias: None,
             out: matrix(&data, 4, 1, 0),
+            scales: None,
         };
         let aligned = data.as_ptr().align_offset(BIAS_ALIGNMENT_BYTES);
         let biased = |first: usize| Gemm {
@@ -461,5 +505,79 @@ mod tests {
             ..good
         };
         Problem::new(&wide).unwrap();
+    }
+
+    #[test]
+    fn codes_are_taken_by_rows_with_scales_and_never_of_gradients_alone() {
+        let data = numbers(4096, 0);
+        let data = &data[data.as_ptr().align_offset(16)..];
+        let codes = |dtype: DType| Matrix {
+            dtype,
+            ..matrix(data, 32, 1, 0)
+        };
+        let scales = [data.as_ptr().cast(), data[1..].as_ptr().cast()];
+        let good = Gemm {
+            sizes: [3, 32, 16],
+            batch: 1,
+            alpha: 1.0,
+            a: codes(DType::F8E5M2),
+            b: codes(DType::F8E4M3).t(),
+            init: None,
+            bias: None,
+            out: matrix(data, 16, 1, 0),
+            scales: Some(scales),
+        };
+        let (problem, pointers) = Problem::new(&good).unwrap();
+        assert_eq!(
+            (problem.left_transposed, problem.right_transposed),
+            (true, false)
+        );
+        assert_eq!(pointers.scales, [scales[1], scales[0]]);
+        let shifted = Matrix {
+            pointer: good.a.pointer.wrapping_add(8),
+            ..good.a
+        };
+        let refused = [
+            Gemm {
+                scales: None,
+                ..good
+            },
+            Gemm {
+                b: codes(DType::F8E5M2).t(),
+                ..good
+            },
+            Gemm {
+                a: codes(DType::F8E4M3).t(),
+                ..good
+            },
+            Gemm {
+                b: codes(DType::F8E4M3),
+                ..good
+            },
+            Gemm { a: shifted, ..good },
+            Gemm {
+                sizes: [3, 24, 16],
+                ..good
+            },
+            Gemm {
+                sizes: [3, 32, 8],
+                ..good
+            },
+            Gemm {
+                out: matrix(data, 18, 1, 0),
+                ..good
+            },
+            Gemm {
+                bias: Some(data.as_ptr().cast()),
+                ..good
+            },
+        ];
+        for gemm in refused {
+            assert_eq!(
+                Problem::new(&gemm).unwrap_err().operation,
+                "gemm",
+                "{gemm:?}"
+            );
+        }
     }
 }

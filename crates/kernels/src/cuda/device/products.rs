@@ -12,6 +12,7 @@
 
 use super::algorithms::Algorithms;
 use super::choices::ChosenBy;
+use super::facts::DeviceFacts;
 use super::problem::{Layout, Pointers, Problem};
 use super::{error, loading};
 use crate::KernelError;
@@ -50,6 +51,8 @@ pub(super) struct Products {
     pub(super) handle: sys::cublasLtHandle_t,
     plans: RefCell<HashMap<(Problem, usize), Rc<Plan>>>,
     algorithms: Option<Rc<Algorithms>>,
+    /// Why the device multiplies no codes of FP8, if it does not.
+    no_codes: Option<String>,
 }
 
 impl Products {
@@ -66,12 +69,16 @@ impl Products {
     }
 
     /// Opens the library for the device whose context is current. Products take these algorithms where they have one.
-    pub(super) fn new(algorithms: Option<Rc<Algorithms>>) -> Result<Products, KernelError> {
+    pub(super) fn new(
+        algorithms: Option<Rc<Algorithms>>,
+        facts: &DeviceFacts,
+    ) -> Result<Products, KernelError> {
         let handle = result::create_handle();
         Ok(Products {
             handle: handle.map_err(|error| error::of_library("cuBLASLt does not start", error))?,
             plans: RefCell::default(),
             algorithms,
+            no_codes: facts.no_codes(),
         })
     }
 
@@ -85,6 +92,9 @@ impl Products {
         workspace: Workspace,
         stream: CUstream,
     ) -> Result<(), KernelError> {
+        if let (Some(reason), Some(_)) = (&self.no_codes, gemm.scales) {
+            return Err(KernelError::device("scaled_matmul", reason.clone()));
+        }
         let (problem, pointers) = Problem::new(gemm)?;
         let refused = |error| error::of_library(format!("{:?}: {problem:?}", gemm.sizes), error);
         let plan = self.plan(problem, workspace.bytes).map_err(refused)?;
@@ -173,6 +183,7 @@ impl Plan {
             if !pointers.bias.is_null() {
                 self.product.set_bias(pointers.bias)?;
             }
+            self.product.set_scales(pointers.scales)?;
             result::matmul(
                 handle,
                 self.product.0,
@@ -203,6 +214,8 @@ fn address<T>(value: &T) -> *const c_void {
 fn data_type(dtype: DType) -> sys::cudaDataType {
     match dtype {
         DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
+        DType::F8E4M3 => sys::cudaDataType::CUDA_R_8F_E4M3,
+        DType::F8E5M2 => sys::cudaDataType::CUDA_R_8F_E5M2,
         _ => sys::cudaDataType::CUDA_R_32F,
     }
 }
@@ -245,6 +258,22 @@ impl Description {
     fn set_bias(&self, bias: *const u8) -> Answer<()> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)
+    }
+
+    /// Where the scales of the next product lie, on the device; null for those of products that have none. How they are
+    /// applied stays the default, one for a matrix: a library before 12.8 does not know the attribute.
+    fn set_scales(&self, scales: [*const u8; 2]) -> Answer<()> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let attributes = [
+            Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+            Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+        ];
+        let set = attributes
+            .into_iter()
+            .zip(scales)
+            .filter(|(_, scale)| !scale.is_null());
+        set.into_iter()
+            .try_for_each(|(attribute, scale)| self.set(attribute, &scale))
     }
 
     /// Sets an attribute of the value's type.

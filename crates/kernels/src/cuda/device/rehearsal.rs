@@ -144,6 +144,7 @@ impl Operands {
             b: at(gemm.b, 0),
             init: gemm.init.map(|init| at(init, init_at)),
             bias: gemm.bias.map(|_| start.cast_const()),
+            scales: gemm.scales.map(|_| [start.cast_const(); 2]),
             out: at(gemm.out, self.read_bytes),
             ..*gemm
         }

@@ -6,6 +6,7 @@ mod attention;
 mod cache;
 mod experts;
 mod flash_attention;
+mod fp8;
 mod general;
 mod layers;
 mod muon;
@@ -94,6 +95,7 @@ pub fn signatures(dtype: DType, device: &Device) -> Vec<Signature> {
     signatures.extend(layers::signatures(dtype));
     signatures.extend(attention::signatures(dtype, device));
     signatures.extend(flash_attention::signatures(dtype, device));
+    signatures.extend(fp8::signatures(dtype));
     signatures.extend(cache::signatures(dtype));
     signatures.extend(experts::signatures(dtype, device));
     signatures.extend(adafactor::signatures(dtype));

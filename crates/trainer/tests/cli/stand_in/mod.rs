@@ -3,6 +3,7 @@
 
 mod cudnn;
 mod devices;
+mod fp8;
 mod graphs;
 mod head_chunk;
 mod memory;

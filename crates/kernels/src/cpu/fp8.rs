@@ -1,0 +1,128 @@
+//! Tensors as codes of FP8, and their products: codes become bf16, which has their values times a scale exactly.
+
+use super::dispatch::by_dtype;
+use super::products::{Added, CodeValues, Instructions, multiply_codes};
+use super::simd::{CHUNK, Real, vectorized};
+use crate::fp8::Fp8;
+use crate::operation::{AbsMax, Quantise, ScaledMatmul, TransposeCodes};
+use half::bf16;
+use memory::{Buffer, DType, In};
+use rayon::prelude::*;
+use std::cell::RefCell;
+
+/// Rows and columns of what one task transposes.
+const PATCH: usize = 64;
+
+pub(super) fn abs_max(operation: AbsMax) {
+    by_dtype!(operation.x.dtype(), abs_max_of(operation));
+}
+
+fn abs_max_of<T: Real>(AbsMax { out, x }: AbsMax) {
+    let parts = x.slice::<T>().par_chunks(CHUNK);
+    let largest = parts.map(largest_bits).max().unwrap_or(0);
+    out.slice_mut::<f32>()[0] = f32::from_bits(largest);
+}
+
+vectorized! {
+    /// The largest magnitude as bits of f32, among which NaN is above all others.
+    fn largest_bits<T: Real>(x: &[T]) -> u32 {
+        let mut largest = 0;
+        for value in x {
+            largest = largest.max(value.widen().to_bits() & 0x7fff_ffff);
+        }
+        largest
+    }
+}
+
+pub(super) fn quantise(operation: Quantise) {
+    by_dtype!(operation.x.dtype(), quantise_of(operation));
+}
+
+fn quantise_of<T: Real>(operation: Quantise) {
+    let Quantise {
+        codes,
+        scale,
+        x,
+        largest,
+    } = operation;
+    let format = format_of(codes.as_in());
+    let [factor, inverse] = format.factor_and_scale(largest.slice::<f32>()[0]);
+    scale.slice_mut::<f32>()[0] = inverse;
+    let x = x.slice::<T>().par_chunks(CHUNK);
+    let codes = codes.cast(DType::U8).slice_mut::<u8>();
+    let chunks = codes.par_chunks_mut(CHUNK);
+    chunks.zip(x).for_each(|(codes, x)| match format {
+        Fp8::E4m3 => to_e4m3(codes, x, factor),
+        Fp8::E5m2 => to_e5m2(codes, x, factor),
+    });
+}
+
+vectorized! {
+    fn to_e4m3<T: Real>(codes: &mut [u8], x: &[T], factor: f32) {
+        for (code, x) in codes.iter_mut().zip(x) {
+            *code = Fp8::E4m3.code(x.widen() * factor);
+        }
+    }
+
+    fn to_e5m2<T: Real>(codes: &mut [u8], x: &[T], factor: f32) {
+        for (code, x) in codes.iter_mut().zip(x) {
+            *code = Fp8::E5m2.code(x.widen() * factor);
+        }
+    }
+}
+
+fn format_of(codes: In) -> Fp8 {
+    Fp8::of(codes.dtype()).expect("the check before admits only codes")
+}
+
+pub(super) fn transpose_codes(TransposeCodes { out, x }: TransposeCodes) {
+    let [rows, columns] = [x.dims()[0], x.dims()[1]];
+    let width = out.dims()[1];
+    let x = x.cast(DType::U8).slice::<u8>();
+    let out = out.cast(DType::U8).slice_mut::<u8>();
+    let bands = out.par_chunks_mut(PATCH * width.max(1));
+    bands.enumerate().for_each(|(band, out)| {
+        let first = band * PATCH;
+        for start in (0..width).step_by(PATCH) {
+            for row in start..width.min(start + PATCH) {
+                for (index, out) in out.chunks_exact_mut(width).enumerate() {
+                    out[row] = match row < rows {
+                        true => x[row * columns + first + index],
+                        false => 0,
+                    };
+                }
+            }
+        }
+    });
+}
+
+/// The value of every code of a tensor with this scale.
+fn values(codes: In, scale: In) -> CodeValues {
+    let (format, scale) = (format_of(codes), scale.slice::<f32>()[0]);
+    std::array::from_fn(|code| bf16::from_f32(format.value(code as u8) * scale))
+}
+
+pub(super) fn scaled_matmul(
+    workspace: Option<&RefCell<Buffer>>,
+    instructions: Instructions,
+    operation: ScaledMatmul,
+) {
+    let ScaledMatmul {
+        out,
+        a,
+        b,
+        scales: [a_scale, b_scale],
+        bias,
+        init,
+    } = operation;
+    let (of_a, of_b) = (values(a, a_scale), values(b, b_scale));
+    let workspace = workspace.expect("the check before asks for a workspace");
+    let mut workspace = workspace.borrow_mut();
+    multiply_codes(
+        out,
+        [(a, &of_a), (b, &of_b)],
+        Added { bias, init },
+        workspace.view_mut().slice_mut(),
+        instructions,
+    );
+}

@@ -1,0 +1,128 @@
+//! Tensors as codes of FP8, and their products by the library.
+
+use super::extent::{Extent, PACK};
+use super::matmul::{added, matrix};
+use super::{BIAS_ALIGNMENT_BYTES, Cuda, Driver, Gemm, Kernel, kernel, no_kernel};
+use crate::KernelError;
+use crate::operation::{AbsMax, AddBias, Quantise, ScaledMatmul, TransposeCodes};
+use memory::{DType, In};
+
+/// Threads of a block that looks for the largest magnitude.
+const LARGEST_THREADS: usize = 256;
+
+/// Fewest elements of a part, and most parts: their largest magnitudes go to the workspace of products.
+const PART_ELEMENTS_MIN: usize = LARGEST_THREADS * PACK * 4;
+const PARTS_MAX: usize = 1024;
+
+/// Rows and columns of what a block transposes, and its threads: as in `fp8.cu`.
+const SIDE: usize = 64;
+const TRANSPOSING_THREADS: usize = 256;
+
+pub(super) fn abs_max<D: Driver>(
+    cuda: &Cuda<D>,
+    AbsMax { out, x }: AbsMax,
+) -> Result<(), KernelError> {
+    let n = x.elements();
+    let part = n
+        .div_ceil(PARTS_MAX)
+        .max(PART_ELEMENTS_MIN)
+        .next_multiple_of(PACK);
+    let parts = n.div_ceil(part);
+    let place = cuda.workspace.view().rows(0..parts.max(1));
+    let block = [LARGEST_THREADS, 1, 1];
+    let extent = |blocks| Extent {
+        grid: [blocks, 1, 1],
+        block,
+        shared_bytes: 0,
+    };
+    let arguments = [(&place).into(), (&x).into(), n.into(), part.into()];
+    let kernel = kernel!("fp8", "abs_max_of_part", x.dtype());
+    cuda.launch(kernel, extent(parts), &arguments)?;
+    let arguments = [(&out).into(), (&place).into(), parts.into()];
+    cuda.launch(kernel!("fp8", "abs_max_of_parts"), extent(1), &arguments)
+}
+
+pub(super) fn quantise<D: Driver>(cuda: &Cuda<D>, operation: Quantise) -> Result<(), KernelError> {
+    let Quantise {
+        codes,
+        scale,
+        x,
+        largest,
+    } = operation;
+    let kernel = match codes.dtype() {
+        DType::F8E4M3 => kernel!("fp8", "quantise_e4m3", x.dtype()),
+        _ => kernel!("fp8", "quantise_e5m2", x.dtype()),
+    };
+    let n = x.elements();
+    let arguments = [
+        (&codes).into(),
+        (&scale).into(),
+        (&x).into(),
+        (&largest).into(),
+        n.into(),
+    ];
+    // The scale is written even of nothing.
+    cuda.launch(kernel, Extent::flat(n.max(1)), &arguments)
+}
+
+pub(super) fn transpose_codes<D: Driver>(
+    cuda: &Cuda<D>,
+    TransposeCodes { out, x }: TransposeCodes,
+) -> Result<(), KernelError> {
+    let [rows, columns] = [x.dims()[0], x.dims()[1]];
+    let width = out.dims()[1];
+    let extent = Extent {
+        grid: [width.div_ceil(SIDE), columns.div_ceil(SIDE), 1],
+        block: [TRANSPOSING_THREADS, 1, 1],
+        shared_bytes: 0,
+    };
+    let arguments = [
+        (&out).into(),
+        (&x).into(),
+        rows.into(),
+        columns.into(),
+        width.into(),
+    ];
+    cuda.launch(kernel!("fp8", "transpose_codes"), extent, &arguments)
+}
+
+/// The library adds no bias of f32 to products of codes.
+pub(super) fn scaled_matmul<D: Driver>(
+    cuda: &Cuda<D>,
+    operation: ScaledMatmul,
+) -> Result<(), KernelError> {
+    let ScaledMatmul {
+        out,
+        a,
+        b,
+        scales,
+        bias,
+        init,
+    } = operation;
+    if out.elements() == 0 {
+        return Ok(());
+    }
+    let fits = |bias: &In| {
+        let is_aligned = (bias.pointer() as usize).is_multiple_of(BIAS_ALIGNMENT_BYTES);
+        is_aligned && bias.dtype() == DType::BF16
+    };
+    let in_product = bias.filter(fits);
+    let of_view = |x: In| matrix(x.pointer(), x.dtype(), [x.strides()[0], 1]);
+    cuda.gemm(&Gemm {
+        sizes: [a.dims()[0], a.dims()[1], b.dims()[0]],
+        batch: 1,
+        alpha: 1.0,
+        a: of_view(a),
+        b: of_view(b).t(),
+        init: added(&out, &init).map(|(init, stride)| matrix(init, out.dtype(), [stride, 1])),
+        bias: in_product.map(|bias| bias.pointer()),
+        out: matrix(out.pointer(), out.dtype(), [out.strides()[0], 1]),
+        scales: Some(scales.map(|scale| scale.pointer())),
+    })?;
+    match bias {
+        Some(bias) if in_product.is_none() => {
+            super::elementwise::add_bias(cuda, AddBias { out, bias })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,151 @@
+//! The three products of a linear layer in FP8.
+
+use super::Linear;
+use crate::fp8::{Fp8Layer, LEASED, Multiplied, TOGETHER};
+use crate::parameters::{ParameterId, PartParameters};
+use crate::pass::Work;
+use crate::{Activation, ModelError, Pass, Purpose};
+use kernels::Init;
+use kernels::fp8::Fp8;
+use kernels::operation::ScaledMatmul;
+use memory::{Buffer, In, Out};
+
+impl Linear {
+    /// The same layer with its products in FP8, if the model has such and none of its matrices is an exception, frozen or
+    /// under an adapter.
+    pub(crate) fn in_fp8(self, own: &mut PartParameters, layer: Fp8Layer) -> Linear {
+        let fp8 = own.fp8().filter(|fp8| {
+            let names = self.parameters().into_iter().map(|id| own.name(id));
+            let is_excepted = names.into_iter().any(|name| fp8.except.fit(name));
+            self.is_all_trained() && !is_excepted
+        });
+        if fp8.is_some() {
+            own.add_fp8(layer, [self.outputs(), self.inputs]);
+        }
+        Linear {
+            fp8: fp8.map(|fp8| (layer, fp8)),
+            ..self
+        }
+    }
+
+    /// The layer whose codes stand in for its input between the passes; none if it reads the input as it is.
+    pub(crate) fn reads_codes(&self) -> Option<Fp8Layer> {
+        let saving = self.fp8.as_ref().filter(|(_, fp8)| fp8.saves_codes);
+        saving.map(|(layer, _)| *layer)
+    }
+
+    /// Which layer this is, and the format of its gradients, if its products are in FP8 in this pass: in training alone.
+    pub(super) fn fp8_of(&self, pass: &Pass) -> Option<(Fp8Layer, Fp8)> {
+        let fp8 = self.fp8.as_ref();
+        let fp8 = fp8.filter(|_| matches!(pass.work.purpose, Purpose::Training(_)));
+        fp8.map(|(layer, fp8)| (*layer, fp8.gradients))
+    }
+
+    fn matrix_shape(&self) -> (&[ParameterId], [usize; 2]) {
+        (&self.weights, [self.outputs(), self.inputs])
+    }
+
+    /// Codes of the input, unless it is codes already.
+    fn input_codes(
+        &self,
+        pass: &mut Pass,
+        layer: Fp8Layer,
+        x: In,
+    ) -> Result<Option<Buffer>, ModelError> {
+        let is_coded = x.dtype().is_fp8();
+        let of = (layer, Multiplied::Input);
+        let made = (!is_coded).then(|| pass.quantised(of, Fp8::E4m3, x));
+        made.transpose()
+    }
+
+    /// `y = init + x W^T`, with biases that lie together, of an input as it is or as codes.
+    pub(super) fn forward_fp8(
+        &self,
+        pass: &mut Pass,
+        layer: Fp8Layer,
+        y: Out,
+        (x, biases, init): (In, &[ParameterId], Init),
+    ) -> Result<(), ModelError> {
+        let made = self.input_codes(pass, layer, x)?;
+        let weight = pass.quantised_weight(layer, self.matrix_shape())?;
+        let scales = [Multiplied::Input, Multiplied::Weight];
+        let bias = pass.parameters(biases);
+        Ok(pass.kernels().run(ScaledMatmul {
+            out: y,
+            a: made.as_ref().map_or(x, Buffer::view),
+            b: weight.view(pass.scales()),
+            scales: scales.map(|operand| pass.scale(layer, operand)),
+            bias,
+            init,
+        })?)
+    }
+
+    /// The gradients of the weight and of the input, given codes of the output's gradient; files the latter.
+    pub(super) fn backward_fp8(
+        &self,
+        pass: &mut Pass,
+        (layer, input): (Fp8Layer, Activation),
+        dy: Buffer,
+    ) -> Result<(), ModelError> {
+        let x = pass.pull(input)?;
+        let made = self.input_codes(pass, layer, x.view())?;
+        let turned = pass.transposed("input_turned", made.as_ref().unwrap_or(&x).view())?;
+        drop(made);
+        pass.release(input, x);
+        self.weight_gradient_fp8(pass, layer, (dy.view(), turned.view()))?;
+        drop(turned);
+        let weight = pass.quantised_weight(layer, self.matrix_shape())?;
+        let turned = pass.transposed("weight_turned", weight.view(pass.scales()))?;
+        drop(weight);
+        let (mut dx, init) = pass.gradient_to_add(input)?;
+        let scales = [Multiplied::Gradient, Multiplied::Weight];
+        pass.kernels().run(ScaledMatmul {
+            out: dx.view_mut(),
+            a: dy.view(),
+            b: turned.view(),
+            scales: scales.map(|operand| pass.scale(layer, operand)),
+            bias: None,
+            init,
+        })?;
+        pass.file_gradient(input, dx);
+        Ok(())
+    }
+
+    /// `dW += dy^T x`, given codes of dy and those of x, turned.
+    fn weight_gradient_fp8(
+        &self,
+        pass: &mut Pass,
+        layer: Fp8Layer,
+        (dy, x): (In, In),
+    ) -> Result<(), ModelError> {
+        let dy = pass.transposed("gradient_turned", dy)?;
+        let scales =
+            [Multiplied::Gradient, Multiplied::Input].map(|operand| pass.place(layer, operand));
+        let all = (&self.weights[..], 0..self.outputs());
+        let parts: Vec<_> = match pass.lie_together(&self.weights) {
+            true => vec![all],
+            false => self.weights.chunks(1).zip(self.columns()).collect(),
+        };
+        for (weights, outputs) in parts {
+            let indices = pass.indices(weights);
+            let Work {
+                purpose,
+                saved,
+                kernels,
+                ..
+            } = &mut pass.work;
+            let cells = saved.fp8.as_ref().expect(LEASED);
+            let gradients = &mut *purpose.training().gradients;
+            let (out, init) = gradients.accumulate_joined(&indices).expect(TOGETHER);
+            kernels.run(ScaledMatmul {
+                out,
+                a: dy.view().rows(outputs),
+                b: x,
+                scales: scales.map(|place| cells.scale(place)),
+                bias: None,
+                init,
+            })?;
+        }
+        Ok(())
+    }
+}

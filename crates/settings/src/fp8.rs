@@ -1,0 +1,144 @@
+//! Products in eight bits as a configuration describes them, and what does not go with them.
+
+use super::choices::{FloatType, Fp8Gradients, Fp8Recipe, Fp8Weights};
+use super::error::ConfigError;
+use super::keys::Fp8Config;
+use super::schema::Config;
+use kernels::ScaledMatmul;
+use kernels::fp8::Fp8;
+use model::{BlockSpec, Fp8Products, NamePatterns, PRODUCT_ELEMENTS_MAX};
+
+impl Default for Fp8Config {
+    fn default() -> Fp8Config {
+        Fp8Config {
+            recipe: Fp8Recipe::Off,
+            gradients: Fp8Gradients::E5m2,
+            except: Vec::new(),
+            save: true,
+            weights: Fp8Weights::Use,
+        }
+    }
+}
+
+impl Fp8Config {
+    /// The products that blocks compute in FP8; none if they compute none.
+    pub(crate) fn products(&self) -> Option<Fp8Products> {
+        (self.recipe != Fp8Recipe::Off).then(|| Fp8Products {
+            gradients: match self.gradients {
+                Fp8Gradients::E5m2 => Fp8::E5m2,
+                Fp8Gradients::E4m3 => Fp8::E4m3,
+            },
+            except: NamePatterns::new(&self.except),
+            saves_codes: self.save,
+            keeps_weights: self.weights == Fp8Weights::Step,
+        })
+    }
+}
+
+fn refused(sentence: impl Into<String>) -> Result<(), ConfigError> {
+    Err(ConfigError::Contradiction(sentence.into()))
+}
+
+/// Refuses what is not built, and what does not go with products in FP8.
+pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
+    let fp8 = &config.fp8;
+    match fp8.recipe {
+        Fp8Recipe::Off => return Ok(()),
+        Fp8Recipe::Tensor => {}
+        Fp8Recipe::Rowwise | Fp8Recipe::Block => {
+            return refused(format!(
+                "fp8.recipe is {}, and scales for rows or blocks are not built: take --fp8 tensor, whose scales are powers of two, \
+                 so that they would give the same values but for the smallest",
+                fp8.recipe
+            ));
+        }
+    }
+    if config.lora.rank.is_some() {
+        return refused(
+            "--fp8 is for matrices that are trained, and under --lora they are frozen, whose products stay in bf16, as do those of \
+             adapters; leave one of the two out (--base-dtype 8bit makes the frozen model smaller)",
+        );
+    }
+    if config.memory.tile_tokens.is_some() {
+        return refused(
+            "memory.tile_tokens cuts a micro-batch into tiles, and the scale of FP8 is one for the whole; leave --fp8 or the tiles out",
+        );
+    }
+    Ok(())
+}
+
+/// Refuses a model with products that no GPU computes in FP8.
+pub(crate) fn check_model(config: &Config) -> Result<(), ConfigError> {
+    if config.fp8.recipe == Fp8Recipe::Off {
+        return Ok(());
+    }
+    let widths = config
+        .model
+        .blocks()
+        .into_iter()
+        .flat_map(|block| widths(config, &block));
+    let mut odd = widths.filter(|(_, width)| !width.is_multiple_of(ScaledMatmul::MULTIPLE));
+    match odd.next() {
+        None => Ok(()),
+        Some((what, width)) => refused(format!(
+            "{what} is {width}, and products in FP8 have widths that are multiples of {}; change it, or leave --fp8 out",
+            ScaledMatmul::MULTIPLE
+        )),
+    }
+}
+
+/// The widths of a block's products in FP8, and what makes them.
+fn widths(config: &Config, block: &BlockSpec) -> Vec<(&'static str, usize)> {
+    let attention = &block.attention;
+    let mut widths = vec![
+        ("model.hidden", config.model.hidden),
+        (
+            "the width of attention's output (heads times the width of a head)",
+            attention.o_width(),
+        ),
+    ];
+    if attention.latent.is_none() {
+        let [keys, values] = attention.kv_widths();
+        let of_heads = "model.kv_heads times the width of a head";
+        widths.extend([
+            ("model.heads times the width of a head", attention.q_width()),
+            (of_heads, keys),
+            (of_heads, values),
+        ]);
+    }
+    if block.experts.is_none() {
+        widths.push(("model.ffn", block.feed_forward.width));
+    }
+    widths
+}
+
+/// Refuses f32, once the device is known that decides it, and more tokens than one product of all matrices of a layer has
+/// room for: codes are of them all.
+pub(crate) fn check_step(config: &Config) -> Result<(), ConfigError> {
+    if config.fp8.recipe == Fp8Recipe::Off {
+        return Ok(());
+    }
+    if config.dtype() == FloatType::F32 {
+        return refused(
+            "--fp8 multiplies codes in place of bf16, and the model computes in f32, which it would lose; add --dtype bf16, or \
+             leave --fp8 out",
+        );
+    }
+    let outputs = config.model.blocks().into_iter().map(|block| {
+        let attention = &block.attention;
+        let of_attention: usize = attention.q_width() + attention.kv_widths().iter().sum::<usize>();
+        of_attention.max(2 * block.feed_forward.width)
+    });
+    let (outputs, tokens) = (
+        outputs.max().unwrap_or(1),
+        config.batch.micro * config.own_seq(),
+    );
+    let most = PRODUCT_ELEMENTS_MAX / outputs;
+    match tokens <= most {
+        true => Ok(()),
+        false => refused(format!(
+            "a micro-batch has {tokens} tokens, and with --fp8 one product makes up to {outputs} numbers of each, of which cuBLASLt \
+             takes 2^31; make --micro-batch or --seq smaller, for at most {most} tokens, or leave --fp8 out"
+        )),
+    }
+}

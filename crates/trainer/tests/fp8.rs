@@ -1,0 +1,469 @@
+//! Products in FP8: the same bits whatever becomes of activations, weights and ranks, memory as planned, gradients near
+//! those of bf16, and bf16 wherever nothing is trained.
+
+mod common;
+
+use common::elsewhere::{self, all_pinned, state};
+use common::ranks::{each, of_rank, on_cpu, ranks, together};
+use common::side_by_side::side_by_side;
+use common::{
+    MODES, assert_as_planned, config, offloading, on_schedule, parameters, plan, session, settings,
+    step_batch, variants,
+};
+use kernels::fp8::Fp8;
+use memory::DType;
+use model::{Attention, Fp8Products, LatentConfig, ModelConfig, NamePatterns};
+use optim::MomentFormat;
+use planner::Plan;
+use session::SessionError;
+use settings::Settings;
+use units::{Ranks, Zero};
+
+const STEPS: usize = 3;
+
+/// The variants, with widths that are multiples of 16.
+fn models(layers: usize) -> Vec<(&'static str, ModelConfig)> {
+    let whole = |(name, model): (&'static str, ModelConfig)| {
+        let model = ModelConfig {
+            hidden: 64,
+            head_dim: 16,
+            ffn: 144,
+            ..model
+        };
+        (name, model)
+    };
+    variants(layers).map(whole).into()
+}
+
+fn products() -> Fp8Products {
+    Fp8Products {
+        gradients: Fp8::E5m2,
+        except: NamePatterns::default(),
+        saves_codes: true,
+        keeps_weights: false,
+    }
+}
+
+fn with(settings: &Settings, fp8: Fp8Products) -> Settings {
+    Settings {
+        fp8: Some(fp8),
+        ..settings.clone()
+    }
+}
+
+fn in_fp8(model: &ModelConfig, mode: &str) -> Settings {
+    with(&settings(model.clone(), DType::BF16, mode), products())
+}
+
+/// Loss, norm and state of a few steps to the bit, each of which takes the memory that is planned.
+fn run(name: &str, settings: &Settings) -> (elsewhere::Bits, Plan) {
+    let (planned, mut session) = (plan(settings), session(settings));
+    let bits = elsewhere::run(&mut session, settings, 0..STEPS, |outcome| {
+        assert!(outcome.is_finite(), "{name}");
+        assert_as_planned(name, &planned, outcome);
+    });
+    (bits, planned)
+}
+
+#[track_caller]
+fn assert_same(one: &elsewhere::Bits, other: &elsewhere::Bits, name: &str) {
+    assert_eq!(one.steps, other.steps, "{name}");
+    assert!(one.state == other.state, "{name}: weights or states differ");
+}
+
+/// Under both kinds of attention, with codes kept or not; and the modes do differ, in peaks or in replays.
+#[test]
+fn every_recompute_mode_gives_the_same_bits() {
+    side_by_side(models(3), |(name, model)| {
+        for attention in [Attention::Eager, Attention::Flash] {
+            let of = |mode: &str, saves_codes| {
+                let settings = Settings {
+                    attention,
+                    fp8: Some(Fp8Products {
+                        saves_codes,
+                        ..products()
+                    }),
+                    ..in_fp8(&model, mode)
+                };
+                run(&format!("{name} {mode} {saves_codes}"), &settings)
+            };
+            let (none, kept) = of("none", true);
+            let (uncoded, wide) = of("none", false);
+            assert_same(&uncoded, &none, name);
+            assert!(
+                kept.peak_bytes < wide.peak_bytes,
+                "{name}: codes are smaller"
+            );
+            let modes = &MODES[1..];
+            for (index, mode) in modes.iter().enumerate() {
+                let (bits, planned) = of(mode, index % 3 != 0);
+                assert_same(&bits, &none, &format!("{name} {mode}"));
+                assert!(planned.peak_bytes < wide.peak_bytes, "{name} {mode}");
+                assert!(
+                    planned.recompute_flops_fraction > 0.0
+                        || *mode == "layernorm"
+                        || *mode == "mlp_act",
+                    "{name} {mode}"
+                );
+            }
+        }
+    });
+}
+
+/// What must change bits does: FP8 itself, the format of gradients, each product that is left out.
+#[test]
+fn what_is_computed_otherwise_has_other_bits() {
+    for (name, model) in models(2) {
+        let plain = settings(model, DType::BF16, "none");
+        let except = |pattern: &str| Fp8Products {
+            except: NamePatterns::new(&[pattern.into()]),
+            ..products()
+        };
+        let mut all = vec![
+            ("bf16".to_string(), plain.clone()),
+            ("fp8".into(), with(&plain, products())),
+            (
+                "e4m3".into(),
+                with(
+                    &plain,
+                    Fp8Products {
+                        gradients: Fp8::E4m3,
+                        ..products()
+                    },
+                ),
+            ),
+        ];
+        let names = match name {
+            "GPT-2" => [
+                "*.0.*",
+                "*attn.c_attn*",
+                "*attn.c_proj*",
+                "*mlp.c_fc*",
+                "*mlp.c_proj*",
+            ],
+            _ => ["*.0.*", "*k_proj*", "*o_proj*", "*up_proj*", "*down_proj*"],
+        };
+        all.extend(names.map(|pattern| (pattern.into(), with(&plain, except(pattern)))));
+        let mut seen: Vec<(String, elsewhere::Bits)> = Vec::new();
+        for (what, settings) in all {
+            let (bits, _) = run(&format!("{name} {what}"), &settings);
+            for (other, before) in &seen {
+                assert!(bits.steps != before.steps, "{name}: {what} is as {other}");
+            }
+            seen.push((what, bits));
+        }
+        let everything = with(&plain, except("*"));
+        let (bits, planned) = run("all excepted", &everything);
+        assert_same(&bits, &seen[0].1, "all excepted is bf16");
+        let cells = planned.peak_bytes - run("bf16", &plain).1.peak_bytes;
+        assert!(cells <= 512, "{cells} bytes of cells");
+    }
+}
+
+/// Kept as codes, an activation takes half the way to the host.
+#[test]
+fn activations_on_the_host_change_no_bit() {
+    side_by_side(models(3), |(name, model)| {
+        let settings = in_fp8(&model, "none");
+        let labels = "layernorm,mlp_act,attn_out";
+        let away = offloading(&settings, labels).unwrap();
+        let uncoded = Fp8Products {
+            saves_codes: false,
+            ..products()
+        };
+        let (expected, resident) = run(name, &settings);
+        let (bits, planned) = run(name, &away);
+        let (wide_bits, wide) = run(name, &with(&away, uncoded));
+        assert_same(&bits, &expected, name);
+        assert_same(&wide_bits, &expected, name);
+        // In any order that the waits between queues allow.
+        for seed in 0..2 {
+            let (mut session, _) = on_schedule(&away, seed, None);
+            let bits = elsewhere::run(&mut session, &away, 0..STEPS, |_| {});
+            assert_same(&bits, &expected, &format!("{name}, schedule {seed}"));
+        }
+        // Loss and norm are read in all of them.
+        assert!(planned.d2h_bytes > resident.d2h_bytes);
+        let tokens = (settings.micro_batch * settings.seq * settings.accum) as u64;
+        // Those of the last block stay.
+        let codes = tokens * 2 * (64 + 64 + 144);
+        assert_eq!(wide.d2h_bytes - planned.d2h_bytes, codes, "{name}");
+    });
+}
+
+#[test]
+fn weights_gradients_and_states_elsewhere_change_no_bit() {
+    side_by_side(models(3), |(name, model)| {
+        let settings = in_fp8(&model, "mlp");
+        let (expected, resident) = run(name, &settings);
+        let away = Settings {
+            homes: all_pinned(),
+            ..settings
+        };
+        let (bits, planned) = run(name, &away);
+        assert_same(&bits, &expected, name);
+        assert!(planned.peak_bytes < resident.peak_bytes && planned.h2d_bytes > 0);
+    });
+}
+
+/// Made once a step instead of at each use, from the same weights: a byte for each element of the matrices.
+#[test]
+fn codes_of_weights_that_are_kept_change_no_bit() {
+    side_by_side(models(3), |(name, model)| {
+        let settings = Settings {
+            accum: 3,
+            ..in_fp8(&model, "full")
+        };
+        let kept = Fp8Products {
+            keeps_weights: true,
+            ..products()
+        };
+        let (expected, made) = run(name, &settings);
+        let (bits, planned) = run(name, &with(&settings, kept.clone()));
+        assert_same(&bits, &expected, name);
+        let away = Settings {
+            homes: all_pinned(),
+            ..with(&settings, kept)
+        };
+        assert_same(&run(name, &away).0, &expected, name);
+        let arena = |plan: &Plan| {
+            let mut arenas = plan.arenas.iter();
+            let arena = arenas.find(|arena| arena.name == "fp8_weights");
+            arena.map(|arena| arena.bytes)
+        };
+        let architecture = settings.architecture();
+        let matrices = architecture.parameters().in_layout();
+        let in_blocks = matrices
+            .filter(|one| one.shape.len() == 2 && matches!(one.part, memory::Layer::Block(_)));
+        let elements: usize = in_blocks.map(|one| one.elements()).sum();
+        assert_eq!(arena(&planned), Some(elements as u64), "{name}");
+        assert_eq!(arena(&made), None);
+        assert!(planned.peak_bytes > made.peak_bytes);
+    });
+}
+
+/// The same micro-batches on one rank, two or four, whatever these divide.
+#[test]
+fn ranks_have_the_bits_of_one() {
+    let (name, model) = models(2).swap_remove(0);
+    let of = |size: usize, zero| Settings {
+        accum: 4 / size,
+        ranks: Some(ranks(size, zero)),
+        ..in_fp8(&model, "core_attn")
+    };
+    let together = |settings: &Settings| together(&each(name, settings, STEPS, on_cpu));
+    let alone = together(&of(1, Zero::Replicated));
+    for zero in Zero::ALL {
+        for size in [2, 4] {
+            let settings = of(size, zero);
+            assert!(together(&settings) == alone, "{size} ranks, {zero:?}");
+            let peaks =
+                [&of(1, Zero::Replicated), &of_rank(&settings, 1)].map(|of| plan(of).peak_bytes);
+            assert!(zero == Zero::Replicated || peaks[1] < peaks[0]);
+        }
+    }
+    let bf16 = Settings {
+        fp8: None,
+        ..of(1, Zero::Replicated)
+    };
+    assert!(together(&bf16).steps != alone.steps);
+}
+
+/// Small matrices whose states stay f32 lie apart from those beside them, and are multiplied as one all the same: what the
+/// states are like changes no bit of a first step.
+#[test]
+fn matrices_that_lie_apart_are_one_product() {
+    for (name, model) in models(2) {
+        let of = |moments, keeps_weights| {
+            let fp8 = Fp8Products {
+                keeps_weights,
+                ..products()
+            };
+            let mut settings = with(&settings(model.clone(), DType::BF16, "full"), fp8);
+            settings.states.moments = moments;
+            run(name, &settings).0.steps[0]
+        };
+        let expected = of(MomentFormat::F32, false);
+        assert_eq!(of(MomentFormat::Quantised, false), expected, "{name}");
+        assert_eq!(of(MomentFormat::Quantised, true), expected, "{name}");
+    }
+}
+
+/// A part of a sequence has scales of its own, as a micro-batch has: one group of ranks that share, or two.
+#[test]
+fn ranks_that_share_sequences_have_the_same_bits_in_any_number_of_groups() {
+    let (name, model) = models(2).swap_remove(1);
+    let of = |groups: usize, mode| Settings {
+        micro_batch: 2,
+        seq: 24,
+        accum: 4 / groups,
+        attention: Attention::Flash,
+        ranks: Some(Ranks {
+            sharing: 2,
+            ..ranks(2 * groups, Zero::States)
+        }),
+        ..in_fp8(&model, mode)
+    };
+    let run = |settings: &Settings| together(&each(name, settings, STEPS, on_cpu));
+    let one = run(&of(1, "none"));
+    assert!(run(&of(2, "none")) == one);
+    assert!(run(&of(2, "full")) == one);
+}
+
+/// There dense layers and the output of attention are in FP8, all else is as before.
+#[test]
+fn models_with_experts_and_latents_have_both_kinds_of_products() {
+    for (name, model) in common::experts::models() {
+        let latent = model.latent.map(|latent| LatentConfig {
+            v_head_dim: 16,
+            ..latent
+        });
+        let model = ModelConfig {
+            hidden: 64,
+            head_dim: 16,
+            ffn: 144,
+            latent,
+            ..model
+        };
+        let (none, _) = run(name, &in_fp8(&model, "none"));
+        let (full, _) = run(name, &in_fp8(&model, "full"));
+        assert_same(&full, &none, name);
+        let (bf16, _) = run(name, &settings(model, DType::BF16, "none"));
+        assert!(bf16.steps != none.steps, "{name}");
+    }
+}
+
+/// At equal weights, the gradient is as far from that of bf16 as FP8's roundings say, and no farther.
+#[test]
+fn gradients_are_near_those_of_bf16() {
+    let figures = [(Fp8::E4m3, 0.03..0.10), (Fp8::E5m2, 0.04..0.12)];
+    for (name, model) in models(3) {
+        // The same is dropped in both. Larger weights make more of each rounding.
+        let model = ModelConfig {
+            init_std: 0.02,
+            ..model
+        };
+        let plain = settings(model, DType::BF16, "none");
+        let gradient = |settings: &Settings| {
+            let mut session = session(settings);
+            session.step(&step_batch(settings, 0)).unwrap();
+            let count = session.model().layout().entries().len();
+            let all = (0..count).flat_map(|index| session.gradient(index).unwrap());
+            all.collect::<Vec<f32>>()
+        };
+        let reference = gradient(&plain);
+        let size = |values: &[f32]| {
+            let squares = values.iter().map(|value| f64::from(*value).powi(2));
+            squares.sum::<f64>().sqrt()
+        };
+        for (format, allowed) in figures.clone() {
+            let fp8 = Fp8Products {
+                gradients: format,
+                ..products()
+            };
+            let values = gradient(&with(&plain, fp8));
+            let pairs = values.iter().zip(&reference);
+            let error: Vec<f32> = pairs.map(|(one, other)| one - other).collect();
+            let share = size(&error) / size(&reference);
+            println!("{name} {format:?}: {:.1} %", 100.0 * share);
+            assert!(allowed.contains(&share), "{name} {format:?}: {share}");
+        }
+    }
+}
+
+/// Evaluations have the bits of bf16.
+#[test]
+fn evaluations_stay_in_bf16() {
+    for (name, model) in models(2) {
+        let plain = settings(model, DType::BF16, "none");
+        let loss = |settings: &Settings, steps| {
+            let mut session = session(settings);
+            for step in 0..steps {
+                session.step(&step_batch(settings, step)).unwrap();
+            }
+            let micro = step_batch(settings, 9).micro.into_iter();
+            let evaluation = session.evaluate(micro.map(Ok::<_, SessionError>));
+            evaluation.unwrap().loss().to_bits()
+        };
+        let coded = with(&plain, products());
+        assert_eq!(loss(&plain, 0), loss(&coded, 0), "{name}");
+        assert_ne!(loss(&plain, 2), loss(&coded, 2), "{name}: weights differ");
+    }
+}
+
+/// What is not finite has no scale: neither loss nor norm is a number, and the step changes nothing.
+#[test]
+fn a_weight_that_is_not_finite_skips_the_step() {
+    let (_, model) = models(2).swap_remove(0);
+    let settings = in_fp8(&model, "none");
+    let mut session = session(&settings);
+    session.step(&step_batch(&settings, 0)).unwrap();
+    let entry = session
+        .model()
+        .layout()
+        .find("model.layers.1.mlp.down_proj.weight");
+    let offset = session.model().layout().entries()[entry.unwrap()].offset;
+    session.set_values(offset, &[f32::INFINITY]).unwrap();
+    let before = state(&session);
+    let outcome = session.step(&step_batch(&settings, 1)).unwrap();
+    assert!(!outcome.is_finite());
+    assert!(state(&session) == before);
+}
+
+#[test]
+fn a_model_learns() {
+    let (_, model) = models(2).swap_remove(0);
+    let settings = in_fp8(&model, "full");
+    let mut session = session(&settings);
+    let batch = step_batch(&settings, 0);
+    let losses: Vec<f32> = (0..40)
+        .map(|_| session.step(&batch).unwrap().loss)
+        .collect();
+    assert!(losses[39] < 0.6 * losses[0], "{losses:?}");
+    assert!(
+        parameters(&session)
+            .concat()
+            .iter()
+            .all(|value| value.is_finite())
+    );
+}
+
+#[test]
+fn what_is_not_built_or_does_not_go_together_is_refused_with_what_to_do() {
+    let (_, model) = models(2).swap_remove(0);
+    let config = config(model, DType::BF16, "none");
+    let refusal = |set: &[&str]| {
+        let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+        let settings = config.with(&set).and_then(|config| {
+            let settings = Settings::new(&config)?;
+            settings.layout(&settings.architecture())?;
+            Ok(settings)
+        });
+        settings
+            .err()
+            .map_or_else(String::new, |error| error.to_string())
+    };
+    let tensor = "fp8.recipe=tensor";
+    assert_eq!(refusal(&[tensor]), "");
+    assert_eq!(refusal(&[tensor, "fp8.except=[\"*.0.*\"]"]), "");
+    let refused: [(&[&str], &str); 11] = [
+        (&["fp8.recipe=rowwise"], "take --fp8 tensor"),
+        (&["fp8.recipe=block"], "take --fp8 tensor"),
+        (&[tensor, "train.dtype=f32"], "add --dtype bf16"),
+        (&[tensor, "lora.rank=4"], "leave one of the two out"),
+        (
+            &[tensor, "memory.tile_tokens=16"],
+            "leave --fp8 or the tiles out",
+        ),
+        (&[tensor, "model.hidden=72"], "model.hidden is 72"),
+        (&[tensor, "model.ffn=150"], "model.ffn is 150"),
+        (&[tensor, "model.head_dim=20"], "multiples of 16"),
+        (&[tensor, "batch.micro=200000"], "takes 2^31"),
+        (&["fp8.gradients=e4m3"], "--fp8 tensor"),
+        (&[tensor, "fp8.except=[\"*porj*\"]"], "fp8.except"),
+    ];
+    for (set, message) in refused {
+        let said = refusal(set);
+        assert!(said.contains(message), "{set:?}: {said:?}");
+    }
+}
