@@ -753,7 +753,7 @@ mod tests {
                 let untailed = both_ends.iter().all(|(own, other)| layout.untailed(*own) == *other);
                 prop_assert!(untailed);
             }
-            let counted = |layout: &Layout| layout.grained().iter().map(|(range, first)| (range.len(), first)).collect::<Vec<_>>();
+            let counted = |layout: &Layout| layout.grained().iter().map(|(range, first)| (range.len(), *first)).collect::<Vec<_>>();
             prop_assert_eq!(counted(&build(Some(1))), counted(&layout));
         }
     }

@@ -171,7 +171,7 @@ fn assert_agrees_with(
                 &memory,
                 dtype,
                 &policy,
-                (SHAPE, &Held::all(architecture.blocks().len())),
+                (SHAPE, &model::Held::all(architecture.blocks().len())),
             )
             .unwrap();
         let work = Work {

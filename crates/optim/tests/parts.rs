@@ -44,7 +44,7 @@ impl Rank {
         let own = layout.own(rank);
         let ranks = Ranks {
             rank,
-            stage: Rank::ALONE,
+            stage: memory::Rank::ALONE,
             sharing: 1,
             zero: Zero::States,
             bucket_bytes: 1 << 20,

@@ -113,7 +113,7 @@ impl Run {
                 &memory,
                 dtype,
                 policy,
-                (SHAPE, &Held::all(architecture.blocks().len())),
+                (SHAPE, &model::Held::all(model.layers())),
             )
             .unwrap();
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], dtype);

@@ -248,7 +248,8 @@ fn global_batch(sequences: f64, at: At, to: &mut Gathered) -> PartTaken {
         to.needs_ranks = true;
         return Ok(Ok(Set::remark("it depends on --ranks N")));
     };
-    let groups = ranks as f64 / to.number("parallel.context").unwrap_or(1.0);
+    let shares = ["parallel.context", "parallel.pipeline"].map(|key| to.number(key).unwrap_or(1.0));
+    let groups = ranks as f64 / shares.iter().product::<f64>();
     let accum = sequences / (micro * groups);
     if accum.fract() != 0.0 {
         return Err(ConfigError::Contradiction(format!(

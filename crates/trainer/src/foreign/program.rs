@@ -170,8 +170,8 @@ impl Program {
                 "selective of torchtitan keeps chosen products and attention; layernorm,mlp here is near it, not equal",
             ],
             Megatron | MegatronBridge => &[
-                "Megatron divides a model by tensor and pipeline parallelism, of which a rank holds a part; here every rank computes whole \
-                 layers, and --zero 3 divides what it keeps",
+                "Megatron divides products by tensor parallelism, of which a rank holds a part; here every rank computes whole layers, \
+                 and --zero 3 or --cp divides what it keeps",
             ],
             DeepSpeed => &[
                 "ZeRO-3 of DeepSpeed keeps parameters that it gathered within stage3_max_live_parameters, and buckets beside them; here \

@@ -24,6 +24,7 @@ mod engines;
 mod faults;
 #[cfg(feature = "cuda")]
 mod nccl;
+mod pipeline;
 mod sharing;
 mod signals;
 mod stages;

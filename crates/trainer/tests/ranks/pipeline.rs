@@ -1,0 +1,102 @@
+//! Pipelines: any number of stages, by any engine, comes to the bits of one, and resumes on any other.
+
+use crate::job::{MICRO_BATCHES, Run, command, mpich, open_mpi, place};
+use crate::metrics::Metrics;
+use crate::workplace::{Workplace, outcome};
+
+const MODEL: &str = "--config llama.toml --set model.tie_embeddings=false --quiet";
+
+/// Trains on some ranks, of which so many make other micro-batches.
+fn train(place: &Workplace, (ranks, groups): (usize, usize), more: &str, out: &str) -> Run {
+    let launcher = match out {
+        "mpich" => mpich(ranks),
+        _ => open_mpi(ranks),
+    };
+    let accum = MICRO_BATCHES / groups;
+    let arguments = format!("{MODEL} --accum {accum} {more} --out {out} --save-final {out}/model");
+    outcome(command(place, launcher, &arguments), &arguments).succeeds();
+    let run = Run::read(place, out, ranks);
+    for (rank, plan) in run.plans.iter().enumerate() {
+        for name in ["peak_bytes", "sent_bytes"] {
+            let planned = plan[name].as_u64().unwrap();
+            let measured = run.field(rank, name);
+            assert!(
+                measured.iter().all(|measured| *measured == planned),
+                "{out}, rank {rank}: {name} {planned}, {measured:?}"
+            );
+        }
+    }
+    run
+}
+
+#[test]
+fn stages_give_the_same_bits() {
+    let place = place();
+    let one = train(&place, (1, 1), "--zero 1", "one");
+    let grids = [
+        ((2, 1), "--pp 2 --zero 2 --recompute full", "two"),
+        ((4, 2), "--pp 2 --zero 1 --pipeline-schedule gpipe", "four"),
+        ((2, 1), "--pp 2 --zero 0 --pipeline-layout 1,1", "mpich"),
+    ];
+    for (ranks, more, out) in grids {
+        let run = train(&place, ranks, more, out);
+        assert!(one.bits() == run.bits(), "{out}");
+        assert!(run.plans[0]["pipeline"] == 2 && run.plans[0] != run.plans[ranks.0 - 1]);
+    }
+    let shared = train(&place, (2, 1), "--cp 2 --zero 1", "shared");
+    let both = train(&place, (4, 1), "--cp 2 --pp 2 --zero 2", "both");
+    assert!(shared.bits() == both.bits());
+    assert!(shared.bits() != one.bits(), "parts are added up apart");
+}
+
+/// A checkpoint of two stages, resumed by one process, and the other way; evaluations agree.
+#[test]
+fn checkpoints_resume_on_other_numbers_of_stages() {
+    let place = place();
+    let accum = MICRO_BATCHES;
+    let run = |ranks: usize, more: &str| {
+        let arguments = format!(
+            "{MODEL} --accum {accum} --zero 1 --eval-data data.safetensors --eval-every 1 --set eval.samples=4 {more}"
+        );
+        outcome(command(&place, open_mpi(ranks), &arguments), &arguments).succeeds();
+    };
+    run(1, "--out whole");
+    run(2, "--pp 2 --out stages --save-every 1 --steps 2");
+    run(1, "--out resumed --resume stages");
+    run(1, "--out first --save-every 1 --steps 2");
+    run(2, "--pp 2 --out then --resume first");
+    let numbers = |out: &str, kind: &str| -> Vec<(u64, u64)> {
+        let metrics = Metrics::read(&place, out);
+        let of = |record: &serde_json::Value| {
+            let loss = record["loss"].as_f64().unwrap().to_bits();
+            (record["step"].as_u64().unwrap(), loss)
+        };
+        metrics.of_kind(kind).map(of).collect()
+    };
+    for kind in ["step", "eval"] {
+        let whole = numbers("whole", kind);
+        assert_eq!(whole.len(), 3);
+        assert_eq!(numbers("stages", kind), whole[..2], "{kind}");
+        assert_eq!(numbers("resumed", kind), whole[2..], "{kind}");
+        assert_eq!(numbers("then", kind), whole[2..], "{kind}");
+    }
+}
+
+#[test]
+fn what_has_no_pipeline_is_refused_with_what_to_do() {
+    let place = place();
+    let refused = |more: &str, words: &str| {
+        let arguments = format!("plan --config llama.toml --ranks 2 --pp 2 {more}");
+        place.trainer(&arguments).fails(2, &[words]);
+    };
+    refused("--set model.tie_embeddings=true", "tie_embeddings = false");
+    refused("--set model.tie_embeddings=false --zero 3", "take --zero 2");
+    refused(
+        "--set model.tie_embeddings=false --pipeline-layout 2,1",
+        "all 2 blocks",
+    );
+    refused(
+        "--set model.tie_embeddings=false --set model.layers=1",
+        "smaller --pp",
+    );
+}
