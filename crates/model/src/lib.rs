@@ -98,7 +98,7 @@ pub use purpose::{LossPart, Preferences, Purpose, StepLoss, Training};
 pub use randomness::{DropoutKeys, DropoutSite, Randomness};
 pub use replays::ReplayCounts;
 pub use rope_scaling::RopeScaling;
-pub use saved::{Held, SavedActivations};
+pub use saved::{HeldBlocks, SavedActivations};
 pub use sharing::SharingRanks;
 pub use stage::{Declared, Io, Stage};
 pub use stages::Attention;

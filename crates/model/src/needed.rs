@@ -7,7 +7,8 @@ use crate::policy::{Action, Policy};
 use crate::stage::Declared;
 use crate::statistics::Statistics;
 use crate::{
-    Activation, Architecture, BatchShape, Block, Extent, Held, LayerActivation, SavedActivations,
+    Activation, Architecture, BatchShape, Block, Extent, HeldBlocks, LayerActivation,
+    SavedActivations,
 };
 use memory::{DType, Memory, OutOfMemory, Role};
 use std::collections::HashSet;
@@ -104,7 +105,7 @@ impl Architecture {
         memory: &Memory,
         dtype: DType,
         policy: &Policy,
-        (batch, held): (BatchShape, &Held),
+        (batch, held): (BatchShape, &HeldBlocks),
     ) -> Result<SavedActivations, OutOfMemory> {
         let actions = self.actions_of(policy, &held.layers);
         let blocks = self.blocks().iter().zip(actions);

@@ -27,17 +27,17 @@ pub struct SavedActivations {
 
 /// What a rank holds of a model in its table of activations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldBlocks {
     /// The blocks that it computes.
     pub layers: Range<usize>,
     /// How many micro-batches may be between their forward and their backward pass.
     pub micro_batches: usize,
 }
 
-impl Held {
+impl HeldBlocks {
     /// All of a model of so many blocks, and one micro-batch.
-    pub fn all(layers: usize) -> Held {
-        Held {
+    pub fn all(layers: usize) -> HeldBlocks {
+        HeldBlocks {
             layers: 0..layers,
             micro_batches: 1,
         }

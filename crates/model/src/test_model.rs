@@ -57,7 +57,7 @@ impl TestModel {
             &memory,
             dtype,
             &policy.unwrap(),
-            (SHAPE, &crate::Held::all(architecture.blocks().len())),
+            (SHAPE, &crate::HeldBlocks::all(architecture.blocks().len())),
         );
         let computation = Computation {
             dtype,

@@ -171,7 +171,7 @@ fn assert_agrees_with(
                 &memory,
                 dtype,
                 &policy,
-                (SHAPE, &model::Held::all(architecture.blocks().len())),
+                (SHAPE, &model::HeldBlocks::all(architecture.blocks().len())),
             )
             .unwrap();
         let work = Work {

@@ -3,7 +3,7 @@
 use crate::error::SessionError;
 use crate::forward::Forward;
 use crate::losses::{from_last_stage, gather};
-use crate::neighbours::{Neighbours, Place, Room};
+use crate::neighbours::{Neighbours, StageBetweenPasses};
 use crate::read_back::numbers;
 use crate::upload::upload;
 use data::MicroBatch;
@@ -11,7 +11,7 @@ use kernels::operation::SumInOrder;
 use kernels::{Init, KernelError, Kernels, Queue, Reading};
 use memory::{Buffer, Category, DType, Layer, Phase};
 use model::BatchShape;
-use settings::Transfer;
+use settings::Handover;
 use std::ops::Range;
 use units::Ranks;
 
@@ -170,23 +170,21 @@ impl Forward<'_> {
         let Some(ranks) = self.pipeline() else {
             return Ok(());
         };
-        let room = Room {
+        let at = StageBetweenPasses {
             memory: self.memory,
             kernels: self.kernels,
             model: self.model,
             saved: self.saved,
-            trains: false,
-        };
-        let place = Place {
             ranks,
             layers: &self.layers,
+            trains: false,
         };
-        let transfer = Transfer {
+        let transfer = Handover {
             is_gradient: false,
             is_sent,
             micro_batch: 0,
         };
-        neighbours.exchange(room, place, &[transfer], |_| shape)
+        neighbours.exchange(at, &[transfer], |_| shape)
     }
 
     /// A number that the last stage has.

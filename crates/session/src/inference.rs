@@ -11,7 +11,7 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
 use memory::{Homes, Layer, Memory, Phase};
 use model::{
-    BatchShape, Computation, DrawingOrder, Fresh, Held, Model, ParameterPart, Policy,
+    BatchShape, Computation, DrawingOrder, Fresh, HeldBlocks, Model, ParameterPart, Policy,
     SavedActivations, import, import_adapter, initialise,
 };
 use optim::weight_bytes;
@@ -84,7 +84,7 @@ impl Inference {
             memory,
             dtype,
             &policy,
-            (shape, &Held::all(model.layers())),
+            (shape, &HeldBlocks::all(model.layers())),
         )?;
         Ok(Inference {
             memory: memory.clone(),

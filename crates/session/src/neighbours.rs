@@ -10,7 +10,7 @@ use crate::error::SessionError;
 use kernels::{Event, Exchange, ExchangeBytes, KernelError, Kernels, Queue};
 use memory::{Buffer, Category, Layer, Memory, Phase};
 use model::{BatchShape, Model, SavedActivations};
-use settings::Transfer;
+use settings::Handover;
 use std::collections::HashMap;
 use std::ops::Range;
 use units::Ranks;
@@ -22,13 +22,6 @@ const SENT: &str = "what a stage sends has left before its memory is used again"
 /// One of a stage's two boundaries for one micro-batch: whether it is the gradient's, and the micro-batch's number.
 type Carried = (bool, usize);
 
-/// A stage's place among the others.
-#[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
-    pub(crate) ranks: &'a Ranks,
-    pub(crate) layers: &'a Range<usize>,
-}
-
 /// What waits to be sent, has been received, or is on its way.
 #[derive(Default)]
 pub(crate) struct Neighbours {
@@ -37,13 +30,15 @@ pub(crate) struct Neighbours {
     sent: Vec<(Buffer, Event)>,
 }
 
-/// What stages work with between passes.
+/// A stage between two passes.
 #[derive(Clone, Copy)]
-pub(crate) struct Room<'a> {
+pub(crate) struct StageBetweenPasses<'a> {
     pub(crate) memory: &'a Memory,
     pub(crate) kernels: &'a Kernels,
     pub(crate) model: &'a Model,
     pub(crate) saved: &'a SavedActivations,
+    pub(crate) ranks: &'a Ranks,
+    pub(crate) layers: &'a Range<usize>,
     /// Whether a backward pass follows.
     pub(crate) trains: bool,
 }
@@ -88,20 +83,19 @@ impl Neighbours {
     /// Starts an exchange with the neighbours. `shape` is that of each micro-batch, by its number.
     pub(crate) fn exchange(
         &mut self,
-        room: Room,
-        place: Place,
-        transfers: &[Transfer],
+        at: StageBetweenPasses,
+        transfers: &[Handover],
         shape: impl Fn(usize) -> BatchShape,
     ) -> Result<(), SessionError> {
-        let stage = place.ranks.stage.number;
+        let stage = at.ranks.stage.number;
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for transfer in transfers {
             let (of, peer) = (
                 (transfer.is_gradient, transfer.micro_batch),
-                place.ranks.in_stage(transfer.peer(stage)),
+                at.ranks.in_stage(transfer.peer(stage)),
             );
-            let layer = boundary(place, *transfer);
-            if transfer.is_gradient && !room.model.architecture().needs_input_gradient(layer) {
+            let layer = boundary(at.layers, *transfer);
+            if transfer.is_gradient && !at.model.architecture().needs_input_gradient(layer) {
                 continue;
             }
             if transfer.is_sent {
@@ -109,13 +103,13 @@ impl Neighbours {
                 sends.push((peer, made.expect("a pass made what is sent")));
             } else {
                 let shape = shape(transfer.micro_batch);
-                receives.push((peer, of, lease(room, transfer.is_gradient, layer, shape)?));
+                receives.push((peer, of, lease(at, transfer.is_gradient, layer, shape)?));
             }
         }
         if sends.is_empty() && receives.is_empty() {
             return Ok(());
         }
-        let kernels = room.kernels;
+        let kernels = at.kernels;
         kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, READY)?;
         let bytes = ExchangeBytes::new(
             sends
@@ -152,31 +146,29 @@ impl Neighbours {
 }
 
 /// The block whose input crosses.
-fn boundary(place: Place, transfer: Transfer) -> usize {
+fn boundary(layers: &Range<usize>, transfer: Handover) -> usize {
     match transfer.is_gradient == transfer.is_sent {
-        true => place.layers.start,
-        false => place.layers.end,
+        true => layers.start,
+        false => layers.end,
     }
 }
 
 /// Room for what comes: a block's input, or the gradient of the next stage's.
 fn lease(
-    room: Room,
+    at: StageBetweenPasses,
     is_gradient: bool,
     layer: usize,
     shape: BatchShape,
 ) -> Result<Buffer, SessionError> {
     if is_gradient {
-        let _place = room.memory.enter(Phase::Backward, Layer::Block(layer - 1));
-        let (dims, dtype) = room.model.input_of_block(shape);
-        return Ok(room.memory.lease(Category::Temporary, "dx", dims, dtype)?);
+        let _place = at.memory.enter(Phase::Backward, Layer::Block(layer - 1));
+        let (dims, dtype) = at.model.input_of_block(shape);
+        return Ok(at.memory.lease(Category::Temporary, "dx", dims, dtype)?);
     }
-    let phase = match room.trains {
+    let phase = match at.trains {
         true => Phase::Forward,
         false => Phase::Eval,
     };
-    let _place = room.memory.enter(phase, Layer::Block(layer));
-    Ok(room
-        .saved
-        .lease_input(room.memory, layer, shape, room.trains)?)
+    let _place = at.memory.enter(phase, Layer::Block(layer));
+    Ok(at.saved.lease_input(at.memory, layer, shape, at.trains)?)
 }

@@ -4,7 +4,7 @@ use crate::error::SessionError;
 use crate::forward::Forward;
 use crate::graphs::section;
 use crate::losses::Losses;
-use crate::neighbours::{Neighbours, Place, Room};
+use crate::neighbours::{Neighbours, StageBetweenPasses};
 use crate::orders::Orders;
 use crate::outcome::{InFlight, StepOutcome};
 use crate::read_back::PendingResults;
@@ -22,7 +22,7 @@ use model::{
 };
 use optim::Optimizer;
 use scratch::ScratchFolder;
-use settings::{Settings, StageTask, TaskKind, Transfer};
+use settings::{Handover, Settings, StageTask, TaskKind};
 use std::collections::HashMap;
 use std::time::Instant;
 use units::{Gradients, Weights};
@@ -311,19 +311,21 @@ impl Session {
     fn exchange(
         &mut self,
         passes: &mut Passes,
-        transfers: &[Transfer],
+        transfers: &[Handover],
     ) -> Result<(), SessionError> {
         let Some(ranks) = &self.settings.ranks else {
             return Ok(());
         };
-        let room = Room {
+        let layers = &self.settings.own_layers(self.model.layers());
+        let at = StageBetweenPasses {
             memory: &self.memory,
             kernels: &*self.kernels,
             model: &self.model,
             saved: &self.saved,
+            ranks,
+            layers,
             trains: true,
         };
-        let layers = &self.settings.own_layers(self.model.layers());
         let own = &passes.own;
         let shape = |index: usize| {
             let (_, micro) = own[index];
@@ -332,9 +334,7 @@ impl Session {
                 seq: micro.seq,
             }
         };
-        passes
-            .neighbours
-            .exchange(room, Place { ranks, layers }, transfers, shape)
+        passes.neighbours.exchange(at, transfers, shape)
     }
 
     /// One pass of a micro-batch, or both.

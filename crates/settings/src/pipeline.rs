@@ -2,11 +2,10 @@
 
 use super::choices::Fp8Recipe;
 use super::error::ConfigError;
-use super::schedule::{PipelineSchedule, StageSchedule};
+use super::schedule::PipelineSchedule;
 use super::schema::Config;
-use super::settings::Settings;
 use memory::{Layer, Rank};
-use model::{Architecture, Held};
+use model::Architecture;
 use std::ops::Range;
 use units::Zero;
 
@@ -32,33 +31,6 @@ impl Pipeline {
         let has = |layers: &Range<usize>| layers.contains(&layer);
         let stage = self.layers.iter().position(has);
         stage.expect("every block has a stage")
-    }
-}
-
-impl Settings {
-    /// The blocks that this rank computes, of a model of so many.
-    pub fn own_layers(&self, layers: usize) -> Range<usize> {
-        match &self.pipeline {
-            None => 0..layers,
-            Some(pipeline) => pipeline.layers[pipeline.stage.number].clone(),
-        }
-    }
-
-    /// What this rank does in a step of so many micro-batches of its own.
-    pub fn schedule_of_stage(&self, micro_batches: usize) -> StageSchedule {
-        let (schedule, stage) = match &self.pipeline {
-            None => (PipelineSchedule::OneForwardOneBackward, Rank::ALONE),
-            Some(pipeline) => (pipeline.schedule, pipeline.stage),
-        };
-        schedule.of_stage(stage, micro_batches)
-    }
-
-    /// What this rank holds in its tables of activations.
-    pub fn held(&self, layers: usize) -> Held {
-        Held {
-            layers: self.own_layers(layers),
-            micro_batches: self.schedule_of_stage(self.accum).tables,
-        }
     }
 }
 

@@ -54,7 +54,7 @@ impl TaskKind {
 
 /// What stages hand each other: the residual stream between two blocks, or its gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transfer {
+pub struct Handover {
     /// Whether it is the gradient, which goes to the stage before; otherwise the activation, which goes to the stage after.
     pub is_gradient: bool,
     /// Whether this stage sends it; otherwise it receives it.
@@ -63,7 +63,7 @@ pub struct Transfer {
     pub micro_batch: usize,
 }
 
-impl Transfer {
+impl Handover {
     /// The stage at its other end.
     pub fn peer(self, stage: usize) -> usize {
         match self.is_gradient == self.is_sent {
@@ -77,7 +77,7 @@ impl Transfer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageTask {
     /// What is exchanged before it, one exchange after the other.
-    pub exchanges: Vec<Vec<Transfer>>,
+    pub exchanges: Vec<Vec<Handover>>,
     /// What it does.
     pub kind: TaskKind,
     /// The micro-batch, by its number among this rank's.
@@ -92,7 +92,7 @@ pub struct StageSchedule {
     /// Its passes, in order.
     pub tasks: Vec<StageTask>,
     /// What is exchanged after the last.
-    pub last: Vec<Vec<Transfer>>,
+    pub last: Vec<Vec<Handover>>,
     /// Tables of activations: how many micro-batches are under way at most.
     pub tables: usize,
 }
@@ -247,8 +247,8 @@ fn on_paper(
 }
 
 /// What a stage exchanges, by its time on paper.
-fn exchanges(stages: &[Vec<Timed>], stage: usize) -> Vec<(usize, Vec<Transfer>)> {
-    let mut all: Vec<(usize, Transfer)> = Vec::new();
+fn exchanges(stages: &[Vec<Timed>], stage: usize) -> Vec<(usize, Vec<Handover>)> {
+    let mut all: Vec<(usize, Handover)> = Vec::new();
     let mut add = |of: usize, is_sent: bool, is_gradient: bool| {
         for pass in &stages[of] {
             let makes = match is_gradient {
@@ -256,7 +256,7 @@ fn exchanges(stages: &[Vec<Timed>], stage: usize) -> Vec<(usize, Vec<Transfer>)>
                 true => pass.kind.is_backward(),
             };
             if makes {
-                let transfer = Transfer {
+                let transfer = Handover {
                     is_gradient,
                     is_sent,
                     micro_batch: pass.micro_batch,
@@ -275,7 +275,7 @@ fn exchanges(stages: &[Vec<Timed>], stage: usize) -> Vec<(usize, Vec<Transfer>)>
     }
     all.sort_by_key(|(time, _)| *time);
     let by_time = all.chunk_by(|one, next| one.0 == next.0);
-    let exchange = |together: &[(usize, Transfer)]| {
+    let exchange = |together: &[(usize, Handover)]| {
         let transfers = together.iter().map(|(_, transfer)| *transfer);
         (together[0].0, transfers.collect())
     };
@@ -289,14 +289,14 @@ mod tests {
     /// Runs all stages, each of which waits at an exchange until its neighbours are at theirs, and returns whether all came to
     /// their ends.
     fn ends(schedules: &[StageSchedule]) -> bool {
-        let exchanges = |schedule: &StageSchedule| -> Vec<Vec<Transfer>> {
+        let exchanges = |schedule: &StageSchedule| -> Vec<Vec<Handover>> {
             let before = schedule
                 .tasks
                 .iter()
                 .flat_map(|task| task.exchanges.clone());
             before.chain(schedule.last.clone()).collect()
         };
-        let all: Vec<Vec<Vec<Transfer>>> = schedules.iter().map(exchanges).collect();
+        let all: Vec<Vec<Vec<Handover>>> = schedules.iter().map(exchanges).collect();
         let mut at = vec![0; all.len()];
         loop {
             let fits = |stage: usize, at: &[usize]| {
@@ -305,7 +305,7 @@ mod tests {
                 };
                 own.iter().all(|transfer| {
                     let peer = transfer.peer(stage);
-                    let other = Transfer {
+                    let other = Handover {
                         is_sent: !transfer.is_sent,
                         ..*transfer
                     };
@@ -352,7 +352,7 @@ mod tests {
                     for task in &schedule.tasks {
                         let transfers = task.exchanges.iter().flatten();
                         came.extend(transfers.filter(|one| !one.is_sent).copied());
-                        let needs = |is_gradient| Transfer {
+                        let needs = |is_gradient| Handover {
                             is_gradient,
                             is_sent: false,
                             micro_batch: task.micro_batch,

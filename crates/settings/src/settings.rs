@@ -7,19 +7,21 @@ use super::fp8;
 use super::keys::HardwareConfig;
 use super::lora::check_modules;
 use super::pipeline::{Pipeline, pipeline};
+use super::schedule::{PipelineSchedule, StageSchedule};
 use super::schema::Config;
 use super::sharing;
 use super::unknown::nearest_containing;
 use data::Packing;
 use memory::{DType, Homes, Layer, Layout, Rank, Role};
 use model::{
-    Action, Architecture, Attention, Fp8Products, Lora, ModelConfig, NamePatterns, OffloadLabels,
-    PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy, SharingRanks, Stored,
+    Action, Architecture, Attention, Fp8Products, HeldBlocks, Lora, ModelConfig, NamePatterns,
+    OffloadLabels, PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy, SharingRanks, Stored,
 };
 use optim::{
     Adafactor, AdamW, Hyperparameters, MasterFormat, MomentFormat, Muon, SMALLEST_QUANTISED,
     Schedule, WholeTensor,
 };
+use std::ops::Range;
 use units::Ranks;
 
 /// Everything that decides the memory and the arithmetic of a step.
@@ -302,6 +304,31 @@ impl Settings {
         let patterns = patterns.map(|all| all.into_iter().filter(fits).collect::<Vec<String>>());
         small.whole_matrices.patterns = patterns.filter(|left| !left.is_empty());
         small
+    }
+
+    /// The blocks that this rank computes, of a model of so many.
+    pub fn own_layers(&self, layers: usize) -> Range<usize> {
+        match &self.pipeline {
+            None => 0..layers,
+            Some(pipeline) => pipeline.layers[pipeline.stage.number].clone(),
+        }
+    }
+
+    /// What this rank does in a step of so many micro-batches of its own.
+    pub fn schedule_of_stage(&self, micro_batches: usize) -> StageSchedule {
+        let (schedule, stage) = match &self.pipeline {
+            None => (PipelineSchedule::OneForwardOneBackward, Rank::ALONE),
+            Some(pipeline) => (pipeline.schedule, pipeline.stage),
+        };
+        schedule.of_stage(stage, micro_batches)
+    }
+
+    /// What this rank holds in its tables of activations.
+    pub fn held(&self, layers: usize) -> HeldBlocks {
+        HeldBlocks {
+            layers: self.own_layers(layers),
+            micro_batches: self.schedule_of_stage(self.accum).tables,
+        }
     }
 
     /// This rank among those that have other micro-batches, or other parts of them: all, or those of its stage of a pipeline. One
