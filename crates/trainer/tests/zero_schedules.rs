@@ -13,7 +13,7 @@ use memory::{DType, Home, Homes, Memory, Rank, Window};
 use model::ModelConfig;
 use optim::OptimizerKind;
 use session::Session;
-use settings::Settings;
+use settings::{Pipeline, PipelineSchedule, Settings};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -36,6 +36,8 @@ struct Way {
     optimizer: OptimizerKind,
     /// Ranks that share each sequence.
     sharing: usize,
+    /// Whether ranks are the stages of a pipeline.
+    in_stages: bool,
 }
 
 fn ways() -> Vec<Way> {
@@ -57,6 +59,7 @@ fn ways() -> Vec<Way> {
         homes: homes.clone(),
         optimizer: OptimizerKind::AdamW,
         sharing: 1,
+        in_stages: false,
     };
     let states_on_host = Homes {
         weights: Home::Device,
@@ -71,6 +74,10 @@ fn ways() -> Vec<Way> {
         Way {
             sharing: RANKS,
             ..way("sequences", Zero::Weights, 8_192, 2, &here)
+        },
+        Way {
+            in_stages: true,
+            ..way("stages", Zero::Gradients, 8_192, 4, &states_on_host)
         },
         Way {
             optimizer: OptimizerKind::Muon,
@@ -92,7 +99,23 @@ fn settings(way: &Way) -> Settings {
         ffn: 60,
         vocab: 40,
         heads: 2,
+        tie_embeddings: model.tie_embeddings && !way.in_stages,
         ..model
+    };
+    let (in_stage, stage) = match way.in_stages {
+        false => (RANKS, Rank::ALONE),
+        true => (
+            1,
+            Rank {
+                number: 0,
+                of: RANKS,
+            },
+        ),
+    };
+    let pipeline = Pipeline {
+        schedule: PipelineSchedule::OneForwardOneBackward,
+        layers: Vec::from([0..1, 1..2]),
+        stage,
     };
     Settings {
         homes: way.homes.clone(),
@@ -102,8 +125,10 @@ fn settings(way: &Way) -> Settings {
         ranks: Some(Ranks {
             bucket_bytes: way.bucket_bytes,
             sharing: way.sharing,
-            ..ranks(RANKS, way.zero)
+            stage,
+            ..ranks(in_stage, way.zero)
         }),
+        pipeline: way.in_stages.then_some(pipeline),
         ..with_optimizer(
             with_form(model, forms()[0], "full:uniform:2", DType::F32),
             way.optimizer,
@@ -139,11 +164,13 @@ fn expected(settings: &Settings) -> Together {
     }
     let ranks = settings.ranks.clone().map(|ranks| Ranks {
         rank: Rank::ALONE,
+        stage: Rank::ALONE,
         zero: Zero::Replicated,
         ..ranks
     });
     let alone = Settings {
-        accum: settings.accum * RANKS,
+        accum: settings.accum * settings.rank().of,
+        pipeline: None,
         homes: Homes::default(),
         ranks,
         ..settings.clone()
@@ -198,5 +225,5 @@ fn every_wait_is_needed() {
     };
     let needless: Vec<_> = waiting.keys().filter(|reason| !is_needed(reason)).collect();
     assert!(needless.is_empty(), "nothing needs: {needless:#?}");
-    assert_eq!(waiting.len(), 25, "{:#?}", waiting.keys());
+    assert_eq!(waiting.len(), 28, "{:#?}", waiting.keys());
 }
