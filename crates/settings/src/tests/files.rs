@@ -237,7 +237,7 @@ fn full() -> Config {
             context: 1,
             pipeline: 1,
             schedule: PipelineSchedule::OneForwardOneBackward,
-            pipeline_layout: None,
+            pipeline_layout: Some(vec![1, 1]),
         },
         log: LogConfig {
             every: 10,

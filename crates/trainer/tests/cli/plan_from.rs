@@ -49,7 +49,7 @@ const CASES: [Case; 9] = [
     (
         &["megatron-bridge-llama3-8b.yaml"],
         "--config llama-3-8b --seq 4096 --ranks 8",
-        "--config llama-3-8b --seq 4096 --ranks 8 --steps 500000 --micro-batch 4 --accum 8 --lr 2.5e-4 --set lr.min_ratio=0.1 \
+        "--config llama-3-8b --seq 4096 --ranks 8 --pp 2 --steps 500000 --micro-batch 4 --accum 16 --lr 2.5e-4 --set lr.min_ratio=0.1 \
          --warmup 1000 --save-every 1000 --set log.every=5 --seed 42 --grad-dtype f32",
     ),
     (
