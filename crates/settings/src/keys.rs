@@ -511,14 +511,14 @@ keys! {
             .flag("--context-parallel-size", "N", RANKS).alias("--cp"),
         pipeline: usize = key(Kind::Whole(1), "1", "Stages of the pipeline, each with some neighbouring blocks of the model (pipeline parallelism)")
             .details("Ranks divide into this many stages: the first ranks are the first stage. The bits are those of one stage.")
-            .flag("--pipeline-model-parallel-size", "N", RANKS).alias("--pp"),
+            .flag("--pipeline-model-parallel-size", "N", RANKS).alias("--pp").marks(&[KeepsBits]),
         schedule: PipelineSchedule = key(Kind::Choice(PipelineSchedule::NAMES), "\"1f1b\"", "In which order the stages of a pipeline work")
             .details("gpipe: all forward passes of a step, then all backward passes; 1f1b: one of each in turn, so that fewer micro-batches \
                       are under way. The bits are the same.")
-            .flag("--pipeline-schedule", "NAME", RANKS),
+            .flag("--pipeline-schedule", "NAME", RANKS).marks(&[KeepsBits]),
         pipeline_layout: Option<Vec<usize>> = optional(Kind::Wholes, ("[10, 11, 11]", "stages take about the same time on paper"),
             "Blocks of each stage of the pipeline, in order")
-            .flag("--pipeline-layout", "N,N,...", RANKS),
+            .flag("--pipeline-layout", "[N,N,...]", RANKS).marks(&[KeepsBits]),
     }
 
     /// `[log]`

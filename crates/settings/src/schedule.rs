@@ -217,8 +217,8 @@ fn on_paper(
         .any(|(made, order)| made.len() < order.len())
     {
         let made_before: usize = times.iter().map(Vec::len).sum();
-        for stage in 0..stages {
-            while let Some((kind, one)) = orders[stage].get(times[stage].len()).copied() {
+        for (stage, order) in orders.iter().enumerate() {
+            while let Some((kind, one)) = order.get(times[stage].len()).copied() {
                 let before = times[stage].last().map_or(0.0, |[_, end]| *end);
                 let needed = match kind {
                     TaskKind::Backward => ends[stage + 1][one][1],

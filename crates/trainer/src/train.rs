@@ -33,7 +33,7 @@ use report::{METRICS_SCHEMA_VERSION, ProcessRecord, ResumeRecord};
 use resuming::Resumed;
 use saver::Saver;
 use session::{Session, SessionError, StepOutcome};
-use settings::{GRAPHS_FROM_ACCUM, Resolved};
+use settings::{ConfigError, GRAPHS_FROM_ACCUM, Resolved};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
@@ -48,6 +48,7 @@ pub(crate) fn train(resolved: Resolved, launch: Option<&Launch>) -> Result<(), E
 }
 
 fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
+    refuse_whole_model(&resolved)?;
     job.compare(&rank_facts::asked_for(&resolved.options))?;
     let prepared = job.agree(Prepared::new(job, resolved))?;
     job.compare(&prepared.facts(job)?)?;
@@ -88,6 +89,20 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
     match job.leads() {
         true => print(run.summary()),
         false => Ok(()),
+    }
+}
+
+/// Refuses what needs all weights or gradients on one rank, where stages of a pipeline divide the model.
+fn refuse_whole_model(resolved: &Resolved) -> Result<(), Failure> {
+    let options = &resolved.options;
+    let needs_all = options.save_final.is_some() || options.dump_gradients.is_some();
+    match resolved.config.parallel.pipeline > 1 && needs_all {
+        false => Ok(()),
+        true => Err(Failure::from(ConfigError::Contradiction(
+            "--save-final and --dump-gradients write the whole model from one rank, and under --pp no rank has it; save a checkpoint \
+             (--save-every N), and take `trainer export` with it"
+                .into(),
+        ))),
     }
 }
 

@@ -198,10 +198,8 @@ fn a_rank_that_is_slow_as_planned() {
     let (code, said) = ends(child);
     assert_eq!(code, Some(5), "{said}");
     let sentence = "rank 1 (group 0, part 1 of 2) did not answer rank 0 (group 0, part 0 of 2) in ";
-    names(
-        &said,
-        &[sentence, "; rank 0 (group 0, part 0 of 2) was there "],
-    );
+    // In an exchange nobody knows the step.
+    names(&said, &[sentence]);
     let waited = said.split(sentence).nth(1).unwrap();
     let waited: f64 = waited.split(' ').next().unwrap().parse().unwrap();
     assert!((10.0..20.0).contains(&waited), "{said}");
