@@ -23,7 +23,7 @@ fn train(place: &Workplace, (ranks, groups): (usize, usize), more: &str, out: &s
         _ => open_mpi(ranks),
     };
     let accum = MICRO_BATCHES / groups;
-    let arguments = format!("{MODEL} --accum {accum} {more} --out {out} --save-final {out}/model");
+    let arguments = format!("{MODEL} --accum {accum} {more} --out {out}");
     outcome(command(place, launcher, &arguments), &arguments).succeeds();
     let run = Run::read(place, out, ranks);
     for (rank, plan) in run.plans.iter().enumerate() {
