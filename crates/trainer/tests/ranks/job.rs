@@ -188,7 +188,7 @@ pub struct Run {
     pub metrics: Metrics,
     /// That of each rank.
     pub ranks: Vec<Metrics>,
-    /// The weights, as a file.
+    /// The weights, as a file; empty if the run wrote none.
     pub weights: Vec<u8>,
     /// `plan.json` of each rank.
     pub plans: Vec<serde_json::Value>,
@@ -203,13 +203,15 @@ impl Run {
         Run {
             metrics: Metrics::read(place, out),
             ranks: (0..ranks).map(of_rank).collect(),
-            weights: std::fs::read(place.path(&format!("{out}/model/model.safetensors"))).unwrap(),
+            weights: std::fs::read(place.path(&format!("{out}/model/model.safetensors")))
+                .unwrap_or_default(),
             plans: (0..ranks).map(plan).collect(),
         }
     }
 
     /// What the bits of a run are: losses and norms of all steps, and the weights after them.
     pub fn bits(&self) -> (Vec<String>, &[u8]) {
+        assert!(!self.weights.is_empty(), "the run wrote its weights");
         let of_step = |step: &serde_json::Value| {
             ["step", "loss", "grad_norm", "tokens"]
                 .map(|name| step[name].to_string())
