@@ -31,7 +31,7 @@ use std::sync::Arc;
 /// Every call returns [`KernelError`] if a shape or type does not fit ([`crate::Fault::Caller`]), before anything is
 /// written, or if the device fails ([`crate::Fault::Device`]).
 pub struct Kernels<B: Backend + ?Sized = dyn Backend> {
-    /// The rank from which exchanges count.
+    /// The rank that has number 0 in exchanges of a stage.
     first_rank: Cell<usize>,
     pub(crate) backend: B,
 }
@@ -229,17 +229,11 @@ impl<B: Backend + ?Sized> Kernels<B> {
         bytes: ExchangeBytes,
         list: Box<dyn FnOnce() -> Exchange<'a> + 'a>,
     ) -> Result<(), KernelError> {
-        if self.backend.counts_exchange(bytes) {
-            self.count(Queue::Collective, bytes.sent as usize);
-            return Ok(());
-        }
-        let exchange = list().counted_from(self.first_rank.get());
-        exchange.check_bytes(self.backend.rank(), bytes)?;
         // SAFETY: the caller's promise.
-        unsafe { self.start_exchange(exchange) }
+        unsafe { self.start_counted(self.first_rank.get(), bytes, list) }
     }
 
-    /// The same, with ranks counted among all of them.
+    /// The same, with the numbers that ranks have among all.
     ///
     /// # Safety
     /// As for [`Kernels::start_exchange`].
@@ -251,14 +245,28 @@ impl<B: Backend + ?Sized> Kernels<B> {
         bytes: ExchangeBytes,
         list: Box<dyn FnOnce() -> Exchange<'a> + 'a>,
     ) -> Result<(), KernelError> {
-        let first = self.first_rank.replace(0);
         // SAFETY: the caller's promise.
-        let started = unsafe { self.start_exchange_of(bytes, list) };
-        self.first_rank.set(first);
-        started
+        unsafe { self.start_counted(0, bytes, list) }
     }
 
-    /// Counts ranks from `first` on in [`Kernels::start_exchange_of`]: those of one stage of a pipeline are neighbours, and exchange
+    /// As [`Kernels::start_exchange_of`], with ranks that are counted from `first` on.
+    unsafe fn start_counted<'a>(
+        &self,
+        first: usize,
+        bytes: ExchangeBytes,
+        list: Box<dyn FnOnce() -> Exchange<'a> + 'a>,
+    ) -> Result<(), KernelError> {
+        if self.backend.counts_exchange(bytes) {
+            self.count(Queue::Collective, bytes.sent as usize);
+            return Ok(());
+        }
+        let exchange = list().counted_from(first);
+        exchange.check_bytes(self.backend.rank(), bytes)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.start_exchange(exchange) }
+    }
+
+    /// Sets the rank that has number 0 in [`Kernels::start_exchange_of`]: the first of this stage of a pipeline, whose ranks exchange
     /// among themselves.
     pub fn count_ranks_from(&self, first: usize) {
         self.first_rank.set(first);

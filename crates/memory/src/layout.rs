@@ -2,6 +2,7 @@
 
 use crate::entry::dims;
 use crate::placing::{Placed, place};
+use crate::stages::Stages;
 use crate::types::StoredAs;
 use crate::{Codes, Cover, DType, Dims, Entry, GRAIN_ELEMENTS, Layer, Rank, Role, Types};
 use std::collections::HashMap;
@@ -46,11 +47,11 @@ impl Unit {
 pub struct Layout {
     entries: Vec<Entry>,
     /// The part of the model that each entry belongs to.
-    parts: Vec<Layer>,
-    units: Vec<Unit>,
-    /// What the stages of a pipeline hold; none: this rank holds every part.
-    pipeline: Option<Pipeline>,
-    /// As of [`Layout::grained`].
+    pub(crate) parts: Vec<Layer>,
+    pub(crate) units: Vec<Unit>,
+    /// Which stage of a pipeline holds which part; none without a pipeline.
+    pub(crate) stages: Option<Stages>,
+    /// The ranges of [`Layout::grained`].
     grained: Vec<(Range<usize>, usize)>,
     /// The unit of each entry.
     unit_of: Vec<Option<usize>>,
@@ -64,19 +65,6 @@ pub struct Layout {
     tails: Vec<Range<usize>>,
     /// The ranges that are stored in a type of their own, or as codes, in order.
     stored: Rc<[(Range<usize>, StoredAs)]>,
-}
-
-/// What the stages of a pipeline hold of a layout.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Pipeline {
-    /// This rank's stage.
-    stage: Rank,
-    /// The stage of each entry.
-    of_entry: Vec<usize>,
-    /// Trained matrices of other stages, with their tails.
-    trained_elsewhere: Cover,
-    /// Frozen matrices of other stages, with their tails.
-    frozen_elsewhere: Cover,
 }
 
 /// Indexes for fast lookup: a layout may have tens of thousands of entries.
@@ -187,7 +175,7 @@ impl LayoutBuilder {
             stored: stored(&entries),
             parts,
             units,
-            pipeline: None,
+            stages: None,
             grained: Vec::new(),
             unit_of,
             entries,
@@ -281,64 +269,6 @@ impl Layout {
         self.units[unit].cover.rows(range).map(|_| unit)
     }
 
-    /// The same layout as one stage of a pipeline sees it: it holds the matrices of its own parts, and all vectors, which are small.
-    /// Places, numbers of elements and grains stay those of the whole model. `stage_of` gives the stage of a part.
-    ///
-    /// # Panics
-    /// If it is such a layout already.
-    pub fn of_stage(mut self, stage: Rank, stage_of: impl Fn(Layer) -> usize) -> Layout {
-        assert!(self.pipeline.is_none(), "a stage of a stage");
-        let (mut trained, mut frozen) = (Vec::new(), Vec::new());
-        for unit in &mut self.units {
-            if stage_of(unit.part) != stage.number {
-                trained.push(std::mem::take(&mut unit.trained));
-                frozen.push(std::mem::take(&mut unit.frozen));
-            }
-        }
-        self.pipeline = Some(Pipeline {
-            stage,
-            of_entry: self.parts.iter().map(|part| stage_of(*part)).collect(),
-            trained_elsewhere: Cover::joined(trained),
-            frozen_elsewhere: Cover::joined(frozen),
-        });
-        self
-    }
-
-    /// The stage of a pipeline that an entry belongs to; 0 without a pipeline.
-    pub fn stage_of(&self, entry: usize) -> usize {
-        let pipeline = self.pipeline.as_ref();
-        pipeline.map_or(0, |pipeline| pipeline.of_entry[entry])
-    }
-
-    /// This rank's stage of a pipeline; [`Rank::ALONE`] without one.
-    pub fn stage(&self) -> Rank {
-        let pipeline = self.pipeline.as_ref();
-        pipeline.map_or(Rank::ALONE, |pipeline| pipeline.stage)
-    }
-
-    /// The trained vectors of a stage's parts, padding included. Every stage holds those of all.
-    pub fn vectors_of_stage(&self, stage: usize) -> Cover {
-        let entries = self.entries.iter().enumerate();
-        let own = entries.filter(|(index, entry)| {
-            entry.role.is_trained() && !entry.is_matrix() && self.stage_of(*index) == stage
-        });
-        Cover::new(own.map(|(_, entry)| entry.padded_range()))
-    }
-
-    /// The grains of the trained matrices of a stage's parts.
-    pub fn grains_of_stage(&self, stage: usize) -> Vec<Range<usize>> {
-        let of_unit = |range: &Range<usize>| {
-            let unit = self.locate(&(range.start..range.start + 1))?;
-            Some(self.stage_of(self.units[unit].entries[0]))
-        };
-        let own = self.grained.iter();
-        let own = own.filter(|(range, _)| !range.is_empty() && of_unit(range) == Some(stage));
-        let grains = |(range, first): &(Range<usize>, usize)| {
-            *first..*first + range.len().div_ceil(GRAIN_ELEMENTS)
-        };
-        own.map(grains).collect()
-    }
-
     /// The ranges in which grains ([`GRAIN_ELEMENTS`]) are counted, each with the number of its first grain. Units come
     /// first, then the vectors, all without their tails; those of other stages of a pipeline too.
     pub fn grained(&self) -> &[(Range<usize>, usize)] {
@@ -359,35 +289,20 @@ impl Layout {
         ranges.map(count).collect()
     }
 
-    /// What other stages of a pipeline hold: all of it, or what is trained.
-    fn elsewhere(&self) -> [Cover; 2] {
-        match &self.pipeline {
-            None => [Cover::default(), Cover::default()],
-            Some(pipeline) => {
-                let trained = pipeline.trained_elsewhere.clone();
-                let all = [trained.clone(), pipeline.frozen_elsewhere.clone()];
-                [Cover::joined(all), trained]
-            }
-        }
-    }
-
     /// All elements that this stage holds, tails included.
     pub fn all(&self) -> Cover {
-        let [elsewhere, _] = self.elsewhere();
-        Cover::new(iter::once(0..self.elements)).without(&elsewhere)
+        Cover::new(iter::once(0..self.elements)).without(&self.elsewhere())
     }
 
     /// The same but those of buffers.
     pub fn weights(&self) -> Cover {
-        let [elsewhere, _] = self.elsewhere();
-        Cover::new(iter::once(0..self.weights)).without(&elsewhere)
+        Cover::new(iter::once(0..self.weights)).without(&self.elsewhere())
     }
 
     /// The elements of this stage's matrices that are stored as codes, padding included.
     pub fn coded(&self) -> Cover {
         let coded = self.entries.iter().filter(|entry| entry.codes.is_some());
-        let [elsewhere, _] = self.elsewhere();
-        Cover::new(coded.map(Entry::padded_range)).without(&elsewhere)
+        Cover::new(coded.map(Entry::padded_range)).without(&self.elsewhere())
     }
 
     /// The types that parameters are stored in if the model computes in `compute`.
@@ -402,8 +317,7 @@ impl Layout {
 
     /// The elements of this stage that have gradients and optimizer states, tails included.
     pub fn trained(&self) -> Cover {
-        let [_, elsewhere] = self.elsewhere();
-        Cover::new([self.trained.clone()]).without(&elsewhere)
+        Cover::new([self.trained.clone()]).without(&self.elsewhere())
     }
 
     /// The trained bundles, in the order in which they are divided among ranks: each unit's, then the vectors'. Tails

@@ -45,6 +45,7 @@ mod playback;
 mod rank;
 mod role;
 mod slab;
+mod stages;
 mod state;
 mod types;
 mod view;

@@ -19,6 +19,7 @@ mod open;
 mod optimizer_state;
 mod orders;
 mod outcome;
+mod passes;
 mod peaks_between_steps;
 mod read_back;
 mod routers;

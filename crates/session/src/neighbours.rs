@@ -72,14 +72,6 @@ impl Neighbours {
         Ok(())
     }
 
-    /// Keeps all memory until the process ends: other stages may still write into it, or read it.
-    pub(crate) fn abandon(&mut self) {
-        let sent = self.sent.drain(..).map(|(buffer, _)| buffer);
-        let came = self.came.drain().map(|(_, (buffer, _))| buffer);
-        sent.chain(came).for_each(std::mem::forget);
-        self.made.clear();
-    }
-
     /// Starts an exchange with the neighbours. `shape` is that of each micro-batch, by its number.
     pub(crate) fn exchange(
         &mut self,
@@ -142,6 +134,15 @@ impl Neighbours {
         self.came
             .extend(came.map(|(_, of, buffer)| (of, (buffer, after))));
         Ok(event.map(|_| ())?)
+    }
+}
+
+impl Drop for Neighbours {
+    /// After a failure, other stages may still read or write what is under way: that memory stays leased until the process ends.
+    fn drop(&mut self) {
+        let sent = self.sent.drain(..).map(|(buffer, _)| buffer);
+        let came = self.came.drain().map(|(_, (buffer, _))| buffer);
+        sent.chain(came).for_each(std::mem::forget);
     }
 }
 

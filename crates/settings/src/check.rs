@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::choices::{AUTO, AttentionBackend, AutoOr, HostPlace, Release};
 use super::device::Device;
-use super::error::ConfigError;
+use super::error::{ConfigError, refused};
 use super::keys::OptimConfig;
 use super::schema::Config;
 use super::{dpo, fp8, lora, ranks};
@@ -75,7 +75,7 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
     } = config;
     let has_states = config.homes()?.states != Home::Device;
     if has_states && config.offload.fraction == 0.0 {
-        return contradiction(
+        return refused(
             "`offload.fraction` is 0, so no optimizer states would be offloaded; make it more than 0 (1 is all of them), or \
              leave --offload-optimizer out",
         );
@@ -94,13 +94,13 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
         && train.epochs.is_none()
         && decay_steps > train.steps
     {
-        return contradiction(format!(
+        return refused(format!(
             "`lr.decay_steps` is {decay_steps}, but the run has only {} steps; wsd decays within the run, so make it shorter",
             train.steps
         ));
     }
     if data.path.is_none() && !matches!(data.format, Format::Auto | Format::Text) {
-        return contradiction(format!(
+        return refused(format!(
             "`data.format` is {}, but there is no file to read; give one with --data",
             data.format
         ));
@@ -129,27 +129,27 @@ fn release(config: &Config) -> Result<(), ConfigError> {
         return Ok(());
     }
     if config.batch.accum > 1 {
-        return contradiction(format!(
+        return refused(format!(
             "`optim.release` is backward, which updates a block as soon as its gradient is there, but a step sums the gradients \
              of {} micro-batches first; make batch.accum 1, or leave optim.release at step",
             config.batch.accum
         ));
     }
     if optim.clip_norm.is_finite() {
-        return contradiction(format!(
+        return refused(format!(
             "`optim.release` is backward, which updates a block before the other gradients are there, but clipping to \
              optim.clip_norm = {} needs the norm of them all; make optim.clip_norm inf, or leave optim.release at step",
             optim.clip_norm
         ));
     }
     if offload.gradients == HostPlace::Pinned {
-        return contradiction(
+        return refused(
             "`optim.release` is backward, so gradients are used up in the backward pass and there are none to send to the \
              host; leave --offload-gradients out, or optim.release at step",
         );
     }
     if offload.window == Window::End {
-        return contradiction(
+        return refused(
             "`offload.window` is end, but `optim.release` is backward, which updates in the backward pass; leave one of the \
              two out",
         );
@@ -162,7 +162,7 @@ fn adafactor(optim: &OptimConfig) -> Result<(), ConfigError> {
     /// The root of the smallest normal f32. The square of a smaller number is 0 or inexact, and 0 / 0 is no update.
     const LEAST_EPS: f64 = 1.1e-19;
     if optim.state_dtype != MomentFormat::F32 {
-        return contradiction(format!(
+        return refused(format!(
             "optim.state_dtype is {}, but adafactor keeps no moments of matrices, and its variances of rows, columns and vectors, \
              which are next to nothing, are f32; leave --state-dtype out",
             optim.state_dtype
@@ -171,12 +171,12 @@ fn adafactor(optim: &OptimConfig) -> Result<(), ConfigError> {
     if let AutoOr::Number(eps) = optim.adafactor_eps.0
         && eps < LEAST_EPS
     {
-        return contradiction(format!(
+        return refused(format!(
             "the first of optim.adafactor_eps is {eps:e}, whose square no f32 holds; make it at least {LEAST_EPS:e} (what Hugging Face adds to squares, 1e-30, is its square)"
         ));
     }
     if optim.clip_threshold < LEAST_EPS {
-        return contradiction(format!(
+        return refused(format!(
             "optim.clip_threshold is {:e}, so small that no weight would move; 1.0 is usual",
             optim.clip_threshold
         ));
@@ -190,12 +190,12 @@ fn between_steps(config: &Config) -> Result<(), ConfigError> {
         checkpoint, eval, ..
     } = config;
     if checkpoint.keep_best && eval.every.is_none() {
-        return contradiction(
+        return refused(
             "--keep-best keeps the checkpoint with the lowest evaluation loss, and nothing is evaluated; add --eval-every N",
         );
     }
     if (checkpoint.keep_best || checkpoint.keep_last.is_some()) && !checkpoint.saves() {
-        return contradiction(
+        return refused(
             "--keep-last and --keep-best say which checkpoints are kept, and --save-every 0 writes none; leave one of them out",
         );
     }
@@ -206,14 +206,14 @@ fn between_steps(config: &Config) -> Result<(), ConfigError> {
 fn packing(config: &Config) -> Result<(), ConfigError> {
     let (data, backend) = (&config.data, config.attention.backend);
     if data.packing != Packing::Concatenate && data.path.is_none() {
-        return contradiction(format!(
+        return refused(format!(
             "data.packing = \"{}\" needs documents, and the built-in text is one; give a folder that `trainer prepare` wrote \
              with --data",
             data.packing
         ));
     }
     if data.packing == Packing::FirstFit && backend == AttentionBackend::Eager {
-        return contradiction(
+        return refused(
             "data.packing = \"first-fit\" keeps documents from seeing each other, which eager attention cannot; leave \
              --attention at auto, or take flash",
         );
@@ -229,7 +229,7 @@ fn experts(config: &Config) -> Result<(), ConfigError> {
         .as_ref()
         .is_some_and(|experts| experts.choice_bias);
     if config.optim.router_bias_rate > 0.0 && !has_bias {
-        return contradiction(
+        return refused(
             "optim.router_bias_rate moves the biases of routers' choices, and the model has none; set \
              model.experts.choice_bias, or leave the rate out",
         );
@@ -238,7 +238,7 @@ fn experts(config: &Config) -> Result<(), ConfigError> {
         return Ok(());
     }
     if config.memory.tile_tokens.is_some() {
-        return contradiction(
+        return refused(
             "memory.tile_tokens cuts a micro-batch into tiles, and experts take the rows of a whole one; leave it out",
         );
     }
@@ -254,18 +254,18 @@ fn automatic(config: &Config) -> Result<(), ConfigError> {
         return Ok(());
     }
     if memory.budget.is_none() && memory.limit.is_none() {
-        return contradiction(
+        return refused(
             "--recompute auto needs to know what the peak may be; add --memory-budget SIZE, such as 60GiB",
         );
     }
     if !recompute.layers.is_empty() {
-        return contradiction(
+        return refused(
             "--recompute auto decides for every layer itself; leave recompute.layers out, or write a policy of your own \
              without auto",
         );
     }
     if !["none", AUTO].contains(&config.offload.activations.trim()) {
-        return contradiction(
+        return refused(
             "--recompute auto decides for every label itself; make offload.activations none, or auto to let it offload",
         );
     }
@@ -310,14 +310,10 @@ fn sizes(config: &Config) -> Result<(), ConfigError> {
             .fold(0.0, f64::max);
     }
     if largest > MOST_ELEMENTS {
-        return contradiction(
+        return refused(
             "the model or its batch is larger than any machine holds; check the sizes in model.*, \
              data.seq, batch.micro and batch.accum",
         );
     }
     Ok(())
-}
-
-fn contradiction(sentence: impl Into<String>) -> Result<(), ConfigError> {
-    Err(ConfigError::Contradiction(sentence.into()))
 }

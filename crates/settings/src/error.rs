@@ -1,5 +1,10 @@
 //! Errors in a configuration or a command line.
 
+/// Refuses settings that do not go together. The sentence says which, and what to do.
+pub(crate) fn refused<T>(sentence: impl Into<String>) -> Result<T, ConfigError> {
+    Err(ConfigError::Contradiction(sentence.into()))
+}
+
 /// Bad usage or configuration (exit code 2). The text says what was wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {

@@ -1,7 +1,7 @@
 //! Products in eight bits as a configuration describes them, and what does not go with them.
 
 use super::choices::{FloatType, Fp8Gradients, Fp8Recipe, Fp8Weights};
-use super::error::ConfigError;
+use super::error::{ConfigError, refused};
 use super::keys::Fp8Config;
 use super::schema::Config;
 use kernels::ScaledMatmul;
@@ -33,10 +33,6 @@ impl Fp8Config {
             keeps_weights: self.weights == Fp8Weights::Step,
         })
     }
-}
-
-fn refused(sentence: impl Into<String>) -> Result<(), ConfigError> {
-    Err(ConfigError::Contradiction(sentence.into()))
 }
 
 /// Refuses what is not built, and what does not go with products in FP8.

@@ -1,7 +1,7 @@
 //! The homes of weights, gradients and optimizer states in a configuration.
 
 use super::choices::{HostPlace, OptimizerPlace, Release};
-use super::error::ConfigError;
+use super::error::{ConfigError, refused};
 use super::schema::Config;
 use memory::{Home, Homes, Rank, Window};
 
@@ -50,14 +50,11 @@ impl Config {
 /// The home of optimizer states according to `offload.optimizer` and `offload.path`.
 fn home_of_states(config: &Config) -> Result<Home, ConfigError> {
     let (place, path) = (&config.offload.optimizer, &config.offload.path);
-    let contradiction = |sentence: String| Err(ConfigError::Contradiction(sentence));
     if path
         .as_ref()
         .is_some_and(|path| path.as_os_str().is_empty())
     {
-        return contradiction(
-            "`offload.path` is empty; name a folder on a disk, or leave it out".into(),
-        );
+        return refused("`offload.path` is empty; name a folder on a disk, or leave it out");
     }
     match (place, path) {
         (OptimizerPlace::None, None) => Ok(Home::Device),
@@ -68,14 +65,14 @@ fn home_of_states(config: &Config) -> Result<Home, ConfigError> {
         (OptimizerPlace::Folder(named), path) if path.as_ref().is_none_or(|path| path == named) => {
             Ok(Home::Disk(named.clone()))
         }
-        (OptimizerPlace::Disk, None) => contradiction(
-            "`offload.optimizer` is disk, and no folder is named; write --offload-optimizer DIR, or add offload.path".into(),
+        (OptimizerPlace::Disk, None) => refused(
+            "`offload.optimizer` is disk, and no folder is named; write --offload-optimizer DIR, or add offload.path",
         ),
-        (OptimizerPlace::Pinned, Some(folder)) => contradiction(format!(
+        (OptimizerPlace::Pinned, Some(folder)) => refused(format!(
             "`offload.optimizer` is pinned, but `offload.path` names the folder {} on a disk; keep one of the two",
             folder.display()
         )),
-        (OptimizerPlace::Folder(named), path) => contradiction(format!(
+        (OptimizerPlace::Folder(named), path) => refused(format!(
             "`offload.optimizer` names the folder {} and `offload.path` another one, {}; keep one of the two",
             named.display(),
             path.as_deref().unwrap_or(named).display()

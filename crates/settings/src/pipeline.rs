@@ -1,7 +1,7 @@
 //! Pipelines of several stages (`parallel.pipeline`): which blocks each stage has, and what does not go with them.
 
 use super::choices::Fp8Recipe;
-use super::error::ConfigError;
+use super::error::{ConfigError, refused};
 use super::schedule::PipelineSchedule;
 use super::schema::Config;
 use memory::{Layer, Rank};
@@ -9,15 +9,13 @@ use model::Architecture;
 use std::ops::Range;
 use units::Zero;
 
-/// A pipeline, as one of its stages sees it.
+/// A pipeline. Which stage a rank is of, its [`units::Ranks`] say.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pipeline {
     /// In which order stages work.
     pub schedule: PipelineSchedule,
     /// The blocks of each stage. The first has the embedding too, and the last the head.
     pub layers: Vec<Range<usize>>,
-    /// This rank's stage.
-    pub stage: Rank,
 }
 
 impl Pipeline {
@@ -77,11 +75,10 @@ pub(crate) fn pipeline(
 ) -> Result<Option<Pipeline>, ConfigError> {
     let Some(ranks) = config.ranks().filter(|ranks| ranks.stage.of > 1) else {
         if config.parallel.pipeline_layout.is_some() {
-            return Err(ConfigError::Contradiction(
+            return refused(
                 "parallel.pipeline_layout gives the blocks of a pipeline's stages, and there is one stage; add --pp with the number \
-                 of stages, or leave --pipeline-layout out"
-                    .into(),
-            ));
+                 of stages, or leave --pipeline-layout out",
+            );
         }
         return Ok(None);
     };
@@ -93,7 +90,6 @@ pub(crate) fn pipeline(
             Some(blocks) => given(blocks, config.model.layers, stages)?,
             None => cut(&costs(config, architecture), stages),
         },
-        stage: ranks.stage,
     }))
 }
 
@@ -151,10 +147,10 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(),
 fn given(blocks: &[usize], layers: usize, stages: usize) -> Result<Vec<Range<usize>>, ConfigError> {
     let all: usize = blocks.iter().sum();
     if blocks.len() != stages || all != layers || blocks.contains(&0) {
-        return Err(ConfigError::Contradiction(format!(
+        return refused(format!(
             "parallel.pipeline_layout is {blocks:?}: it has to give {stages} stages (parallel.pipeline) one block each at least, and \
              all {layers} blocks together"
-        )));
+        ));
     }
     let mut end = 0;
     let stage = |count: &usize| {
@@ -205,10 +201,6 @@ fn cut(costs: &[u64], stages: usize) -> Vec<Range<usize>> {
         blocks
     };
     (1..=stages).rev().map(stage).collect()
-}
-
-fn refused(sentence: String) -> Result<(), ConfigError> {
-    Err(ConfigError::Contradiction(sentence))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The ranks of a configuration.
 
 use super::choices::{HostPlace, RankEngine, Release};
-use super::error::ConfigError;
+use super::error::{ConfigError, refused};
 use super::pipeline;
 use super::schema::Config;
 use super::sharing;
@@ -78,9 +78,8 @@ impl Config {
 
 /// Refuses settings that are not valid with ranks.
 pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
-    let contradiction = |sentence: String| Err(ConfigError::Contradiction(sentence));
     if let Size::Percent(percent) = config.collectives.bucket_size {
-        return contradiction(format!(
+        return refused(format!(
             "`collectives.bucket_size` is {percent}%, and a bucket is a part of no device; write bytes, such as 128MiB"
         ));
     }
@@ -95,25 +94,25 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         false => "",
     };
     if config.offload.gradients == HostPlace::Pinned {
-        return contradiction(format!(
+        return refused(format!(
             "`offload.gradients` is pinned, and ranks send each other gradients from their devices; leave --offload-gradients \
              out{instead}"
         ));
     }
     if config.optim.release == Release::Backward {
-        return contradiction(format!(
+        return refused(format!(
             "`optim.release` is backward, which updates a block before the other ranks' gradients are there; leave optim.release \
              at step{instead}"
         ));
     }
     if config.offload.parameters == HostPlace::Pinned && ranks.zero < Zero::Weights {
-        return contradiction(format!(
+        return refused(format!(
             "`offload.parameters` is pinned, and under --zero {stage} every rank has all weights on its device; add --zero 3, under \
              which a rank's part of them may live on its host, or leave --offload-parameters out"
         ));
     }
     if ranks.reduce == Reduce::Step && ranks.zero >= Zero::Gradients {
-        return contradiction(format!(
+        return refused(format!(
             "`collectives.reduce` is step, which adds up a rank's gradients of the whole step first, and under --zero {stage} no \
              rank has room for all of them; leave --reduce at micro-batch, or take --zero 1"
         ));

@@ -109,7 +109,7 @@ struct Timed {
 impl PipelineSchedule {
     /// What one stage does in a step of so many micro-batches of its own.
     pub fn of_stage(self, stage: Rank, micro_batches: usize) -> StageSchedule {
-        let stages = self.timed(stage.of, micro_batches);
+        let stages = on_paper(&self.orders(stage.of, micro_batches));
         let own = &stages[stage.number];
         let mut exchanges = exchanges(&stages, stage.number).into_iter().peekable();
         let (mut free, mut tables): (Vec<usize>, _) = (Vec::new(), 0);
@@ -143,38 +143,6 @@ impl PipelineSchedule {
         }
     }
 
-    /// How long a step of all stages takes, if passes of each take so long, and exchanges no time. `times` has for each stage the
-    /// time of a forward and of a backward pass.
-    pub fn step_time(self, times: &[[f64; 2]], micro_batches: usize) -> f64 {
-        let orders = self.orders(times.len(), micro_batches);
-        let lasts = |stage: usize, kind: TaskKind| match kind {
-            TaskKind::Forward => times[stage][0],
-            TaskKind::Backward => times[stage][1],
-            TaskKind::ForwardBackward => times[stage][0] + times[stage][1],
-        };
-        let ends = on_paper(&orders, lasts);
-        ends.iter()
-            .flatten()
-            .fold(0.0, |most, [_, end]| end.max(most))
-    }
-
-    /// The passes of all stages on paper.
-    fn timed(self, stages: usize, micro_batches: usize) -> Vec<Vec<Timed>> {
-        let orders = self.orders(stages, micro_batches);
-        let times = on_paper(&orders, |_, kind| kind.time() as f64);
-        let of_stage = |(order, times): (Vec<(TaskKind, usize)>, Vec<[f64; 2]>)| {
-            let passes = order.into_iter().zip(times);
-            let timed = |((kind, micro_batch), [start, end]): (_, [f64; 2])| Timed {
-                kind,
-                micro_batch,
-                start: start as usize,
-                end: end as usize,
-            };
-            passes.map(timed).collect()
-        };
-        orders.into_iter().zip(times).map(of_stage).collect()
-    }
-
     /// The order of each stage's passes.
     fn orders(self, stages: usize, micro_batches: usize) -> Vec<Vec<(TaskKind, usize)>> {
         let all = 0..micro_batches;
@@ -201,49 +169,45 @@ impl PipelineSchedule {
     }
 }
 
-/// When each pass of each stage begins and ends: after the one before it on its stage, and after what it needs from its neighbours.
-fn on_paper(
-    orders: &[Vec<(TaskKind, usize)>],
-    lasts: impl Fn(usize, TaskKind) -> f64,
-) -> Vec<Vec<[f64; 2]>> {
-    let stages = orders.len();
-    let micro_batches = orders[stages - 1].len();
-    // When each stage's forward and backward pass of a micro-batch ends.
-    let mut ends = vec![vec![[None; 2]; micro_batches]; stages];
-    let mut times: Vec<Vec<[f64; 2]>> = vec![Vec::new(); stages];
-    while times
-        .iter()
-        .zip(orders)
-        .any(|(made, order)| made.len() < order.len())
-    {
-        let made_before: usize = times.iter().map(Vec::len).sum();
+/// The passes of all stages, with their times on paper: each begins after the one before it on its stage, and after what it needs
+/// from its neighbours.
+fn on_paper(orders: &[Vec<(TaskKind, usize)>]) -> Vec<Vec<Timed>> {
+    let mut stages: Vec<Vec<Timed>> = vec![Vec::new(); orders.len()];
+    let passes: usize = orders.iter().map(Vec::len).sum();
+    let mut made = 0;
+    while made < passes {
+        let made_before = made;
         for (stage, order) in orders.iter().enumerate() {
-            while let Some((kind, one)) = order.get(times[stage].len()).copied() {
-                let before = times[stage].last().map_or(0.0, |[_, end]| *end);
-                let needed = match kind {
-                    TaskKind::Backward => ends[stage + 1][one][1],
-                    _ if stage == 0 => Some(0.0),
-                    _ => ends[stage - 1][one][0],
+            while let Some((kind, micro_batch)) = order.get(stages[stage].len()).copied() {
+                let came = match (kind, stage.checked_sub(1)) {
+                    (TaskKind::Backward, _) => {
+                        end_of(&stages[stage + 1], TaskKind::is_backward, micro_batch)
+                    }
+                    (_, Some(before)) => end_of(&stages[before], TaskKind::is_forward, micro_batch),
+                    (_, None) => Some(0),
                 };
-                let Some(came) = needed else { break };
+                let Some(came) = came else { break };
+                let before = stages[stage].last().map_or(0, |pass| pass.end);
                 let start = before.max(came);
-                let end = start + lasts(stage, kind);
-                times[stage].push([start, end]);
-                if kind.is_forward() {
-                    ends[stage][one][0] = Some(end);
-                }
-                if kind.is_backward() {
-                    ends[stage][one][1] = Some(end);
-                }
+                stages[stage].push(Timed {
+                    kind,
+                    micro_batch,
+                    start,
+                    end: start + kind.time(),
+                });
+                made += 1;
             }
         }
-        let made: usize = times.iter().map(Vec::len).sum();
-        assert!(
-            made > made_before,
-            "no stage waits for a pass that never comes"
-        );
+        assert!(made > made_before, "every pass gets what it waits for");
     }
-    times
+    stages
+}
+
+/// When a stage has made a pass of a micro-batch; none if it has not yet.
+fn end_of(passes: &[Timed], is_it: fn(TaskKind) -> bool, micro_batch: usize) -> Option<usize> {
+    let mut passes = passes.iter();
+    let pass = passes.find(|pass| is_it(pass.kind) && pass.micro_batch == micro_batch);
+    pass.map(|pass| pass.end)
 }
 
 /// What a stage exchanges, by its time on paper.
@@ -434,8 +398,9 @@ mod tests {
             PipelineSchedule::Gpipe,
             PipelineSchedule::OneForwardOneBackward,
         ] {
-            let time = kind.step_time(&[[1.0, 2.0]; 4], 8);
-            assert_eq!(time, 3.0 * (8 + 3) as f64, "{kind:?}");
+            let stages = on_paper(&kind.orders(4, 8));
+            let end = stages.iter().flatten().map(|pass| pass.end).max();
+            assert_eq!(end, Some(3 * (8 + 3)), "{kind:?}");
         }
     }
 }

@@ -310,17 +310,23 @@ impl Settings {
     pub fn own_layers(&self, layers: usize) -> Range<usize> {
         match &self.pipeline {
             None => 0..layers,
-            Some(pipeline) => pipeline.layers[pipeline.stage.number].clone(),
+            Some(pipeline) => pipeline.layers[self.stage().number].clone(),
         }
     }
 
     /// What this rank does in a step of so many micro-batches of its own.
     pub fn schedule_of_stage(&self, micro_batches: usize) -> StageSchedule {
-        let (schedule, stage) = match &self.pipeline {
-            None => (PipelineSchedule::OneForwardOneBackward, Rank::ALONE),
-            Some(pipeline) => (pipeline.schedule, pipeline.stage),
+        let schedule = match &self.pipeline {
+            None => PipelineSchedule::OneForwardOneBackward,
+            Some(pipeline) => pipeline.schedule,
         };
-        schedule.of_stage(stage, micro_batches)
+        schedule.of_stage(self.stage(), micro_batches)
+    }
+
+    /// This rank's stage of the pipeline; [`Rank::ALONE`] without one.
+    fn stage(&self) -> Rank {
+        let ranks = self.ranks.as_ref();
+        ranks.map_or(Rank::ALONE, |ranks| ranks.stage)
     }
 
     /// What this rank holds in its tables of activations.
@@ -463,7 +469,7 @@ impl Settings {
         }
         Ok(match &self.pipeline {
             None => layout,
-            Some(pipeline) => layout.of_stage(pipeline.stage, |part| pipeline.stage_of(part)),
+            Some(pipeline) => layout.of_stage(self.stage(), |part| pipeline.stage_of(part)),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Ranks that share sequences (`[parallel]`), and what does not go with them.
 
-use super::error::ConfigError;
+use super::error::{ConfigError, refused};
 use super::keys::ParallelConfig;
 use super::pipeline::places;
 use super::schedule::PipelineSchedule;
@@ -127,10 +127,6 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         );
     }
     Ok(())
-}
-
-fn refused(sentence: String) -> Result<(), ConfigError> {
-    Err(ConfigError::Contradiction(sentence))
 }
 
 #[cfg(test)]

@@ -115,7 +115,6 @@ fn settings(way: &Way) -> Settings {
     let pipeline = Pipeline {
         schedule: PipelineSchedule::OneForwardOneBackward,
         layers: Vec::from([0..1, 1..2]),
-        stage,
     };
     Settings {
         homes: way.homes.clone(),

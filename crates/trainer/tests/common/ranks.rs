@@ -42,9 +42,6 @@ pub fn of_rank(settings: &Settings, rank: usize) -> Settings {
     if let Some(ranks) = &mut settings.ranks {
         ranks.rank.number = rank % ranks.rank.of;
         ranks.stage.number = rank / ranks.rank.of;
-        if let Some(pipeline) = &mut settings.pipeline {
-            pipeline.stage = ranks.stage;
-        }
     }
     // A folder belongs to one process at a time.
     if let Home::Disk(folder) = &mut settings.homes.states {

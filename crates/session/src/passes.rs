@@ -1,0 +1,341 @@
+//! The passes of a step's micro-batches, in the order of this rank's stage of a pipeline, and what is exchanged between them. Without a
+//! pipeline each micro-batch goes forward and backward at once.
+
+use crate::error::SessionError;
+use crate::graphs::section;
+use crate::neighbours::{Neighbours, StageBetweenPasses};
+use crate::session::{Session, own};
+use crate::step_traffic::{Count, StepTraffic, UpdateTraffic};
+use crate::updating::Updating;
+use crate::upload::{LentTokens, upload};
+use data::{MicroBatch, StepBatch};
+use kernels::Section;
+use memory::{Buffer, Category, DType, Layer, Phase};
+use model::{
+    Batch, BatchShape, LossPart, Preferences, Purpose, Randomness, ReplayCounts, StepLoss,
+    Training, Work,
+};
+use settings::{Handover, StageTask, TaskKind};
+use std::collections::HashMap;
+
+/// The passes of a step.
+struct Passes<'a> {
+    /// The micro-batches that this rank makes, each with its number in the step.
+    own: Vec<(usize, &'a MicroBatch)>,
+    /// Micro-batches of the whole step.
+    micro_batches: usize,
+    lent: Option<LentTokens>,
+    /// Those between their forward and their backward pass.
+    under_way: HashMap<usize, BegunMicroBatch>,
+    neighbours: Neighbours,
+    /// The table and the block whose offloaded activations are still on their way to the host.
+    leaving: Option<(usize, usize)>,
+    replayed: ReplayCounts,
+    /// What crossed for the last pass.
+    crossed: StepTraffic,
+}
+
+/// A micro-batch on the device.
+struct BegunMicroBatch {
+    batch: Batch,
+    /// As of [`Session::reference`].
+    reference: Option<Buffer>,
+    section: Option<Section>,
+}
+
+impl Session {
+    /// All passes of a step. Returns its replays, and what crossed for the last pass.
+    pub(crate) fn forward_backward(
+        &mut self,
+        step: &StepBatch,
+        lent: Option<LentTokens>,
+        counted: usize,
+        beside: &mut UpdateTraffic,
+    ) -> Result<(ReplayCounts, StepTraffic), SessionError> {
+        let mut passes = Passes {
+            own: own(&self.settings, step).collect(),
+            micro_batches: step.micro.len(),
+            lent,
+            under_way: HashMap::new(),
+            neighbours: Neighbours::default(),
+            leaving: None,
+            replayed: self.model.no_replays(),
+            crossed: StepTraffic::default(),
+        };
+        self.losses.begin_step(&*self.kernels, counted)?;
+        self.saved.begin_step();
+        self.run_tasks(&mut passes, beside)?;
+        if self.has_head() {
+            self.losses.add_up(&*self.kernels)?;
+        }
+        if let (Some(ranks), Some(_)) = (&self.settings.ranks, &self.settings.pipeline) {
+            self.losses.share_over_stages(&*self.kernels, ranks)?;
+        }
+        Ok((passes.replayed, passes.crossed))
+    }
+
+    /// All passes of a step, in the order of this stage's schedule, and the exchanges between them.
+    fn run_tasks(
+        &mut self,
+        passes: &mut Passes,
+        beside: &mut UpdateTraffic,
+    ) -> Result<(), SessionError> {
+        let schedule = self.settings.schedule_of_stage(passes.own.len());
+        for task in &schedule.tasks {
+            for transfers in &task.exchanges {
+                self.exchange(passes, transfers)?;
+            }
+            self.run_task(task, passes, beside)?;
+            passes.neighbours.give_back(&*self.kernels)?;
+        }
+        for transfers in &schedule.last {
+            self.exchange(passes, transfers)?;
+        }
+        Ok(passes.neighbours.give_back(&*self.kernels)?)
+    }
+
+    fn exchange(
+        &mut self,
+        passes: &mut Passes,
+        transfers: &[Handover],
+    ) -> Result<(), SessionError> {
+        let Some(ranks) = &self.settings.ranks else {
+            return Ok(());
+        };
+        let layers = &self.settings.own_layers(self.model.layers());
+        let at = StageBetweenPasses {
+            memory: &self.memory,
+            kernels: &*self.kernels,
+            model: &self.model,
+            saved: &self.saved,
+            ranks,
+            layers,
+            trains: true,
+        };
+        let own = &passes.own;
+        let shape = |index: usize| {
+            let (_, micro) = own[index];
+            BatchShape {
+                rows: micro.rows,
+                seq: micro.seq,
+            }
+        };
+        passes.neighbours.exchange(at, transfers, shape)
+    }
+
+    /// One pass of a micro-batch, or both.
+    fn run_task(
+        &mut self,
+        task: &StageTask,
+        passes: &mut Passes,
+        beside: &mut UpdateTraffic,
+    ) -> Result<(), SessionError> {
+        let _place = self.memory.enter(Phase::Forward, Layer::Whole);
+        let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
+        let beside_before = *beside;
+        let (index, count) = (task.micro_batch, passes.own.len());
+        if passes.leaving.is_some_and(|(table, _)| table == task.table) {
+            self.give_back_left(&mut passes.leaving)?;
+        }
+        let begun = match passes.under_way.remove(&index) {
+            Some(begun) => begun,
+            None => self.begin_micro_batch(passes, index)?,
+        };
+        self.pass(task, &begun, passes, beside)?;
+        self.give_back_left(&mut passes.leaving)?;
+        if task.kind.is_forward() && self.has_head() {
+            self.losses.made(&*self.kernels, index)?;
+        }
+        if task.kind.is_backward() {
+            (self.each_micro_batch)(index + 1, count);
+        } else {
+            let last = self.settings.own_layers(self.model.layers()).end - 1;
+            passes.leaving = Some((task.table, last));
+            passes.under_way.insert(index, begun);
+        }
+        let count = Count::of(&*self.kernels, &self.weights, &self.gradients);
+        let meanwhile = beside.since(beside_before);
+        passes.crossed = count.since(before).split(&meanwhile).without_update();
+        Ok(())
+    }
+
+    /// Whether this rank computes losses.
+    fn has_head(&self) -> bool {
+        let layers = self.model.layers();
+        self.settings.own_layers(layers).end == layers
+    }
+
+    /// Gives back the memory of what a stage's last block sent to the host, which had another pass's time to leave.
+    fn give_back_left(&mut self, leaving: &mut Option<(usize, usize)>) -> Result<(), SessionError> {
+        if let Some((table, layer)) = leaving.take() {
+            self.saved.use_table(table);
+            self.saved.give_back_left(&*self.kernels, layer)?;
+        }
+        Ok(())
+    }
+
+    /// Leases and uploads a micro-batch.
+    fn begin_micro_batch(
+        &mut self,
+        passes: &Passes,
+        index: usize,
+    ) -> Result<BegunMicroBatch, SessionError> {
+        let (number, micro) = passes.own[index];
+        let (memory, kernels) = (&self.memory, &*self.kernels);
+        let architecture = self.model.architecture();
+        let section = section(
+            &self.settings,
+            architecture,
+            (index, passes.own.len()),
+            micro,
+        );
+        let lent = passes.lent.filter(|_| section.is_none());
+        let lent = lent.map(|lent| lent.of(index, micro));
+        let mut batch = upload(memory, kernels, architecture, micro, lent)?;
+        let losses = architecture.router_losses();
+        if let (Some(lengths), Some(_)) = (micro.own_lengths(), losses) {
+            batch = batch.with_lengths(memory, kernels, &lengths)?;
+        }
+        let dropout_sites = match self.settings.preferences {
+            // The model and its reference must differ in what was learnt alone.
+            Some(_) => Vec::new(),
+            None => architecture.dropout_sites(),
+        };
+        let randomness = Randomness {
+            seed: self.settings.seed,
+            step: self.step as u64 + 1,
+            micro_batch: number as u64,
+        };
+        let batch = batch.with_dropout(memory, kernels, &dropout_sites, randomness)?;
+        let reference = self.reference(&batch, micro)?;
+        Ok(BegunMicroBatch {
+            batch,
+            reference,
+            section,
+        })
+    }
+
+    fn pass(
+        &mut self,
+        task: &StageTask,
+        begun: &BegunMicroBatch,
+        passes: &mut Passes,
+        beside: &mut UpdateTraffic,
+    ) -> Result<(), SessionError> {
+        let (index, count) = (task.micro_batch, passes.own.len());
+        if task.kind.is_backward() {
+            self.gradients.begin_micro_batch();
+        }
+        let preferences = |beta| Preferences {
+            reference: begun
+                .reference
+                .as_ref()
+                .expect("pairs have a reference")
+                .view(),
+            beta,
+        };
+        let current = self.losses.current();
+        let loss = StepLoss {
+            sums: current.losses,
+            are_first: [index == 0 || current.is_alone; LossPart::WITH_PREFERENCES],
+            micro_batches: passes.micro_batches,
+            gradient_scale: current.gradient_scale,
+            preferences: self.settings.preferences.map(preferences),
+        };
+        let mut updating = Updating {
+            kernels: &*self.kernels,
+            memory: &self.memory,
+            optimizer: &mut self.optimizer,
+            in_forward: self.settings.homes.updates_in_forward(),
+            is_first_micro_batch: index == 0,
+            is_last_micro_batch: index + 1 == count,
+            is_released: self.gradients.is_released(),
+            stop: &*self.stop,
+            traffic: beside,
+        };
+        let layers = self.settings.own_layers(self.model.layers());
+        self.saved.use_table(task.table);
+        let (kernels, neighbours) = (&*self.kernels, &mut passes.neighbours);
+        let gradient = match task.kind {
+            TaskKind::Backward => neighbours.take(kernels, true, index)?,
+            TaskKind::Forward | TaskKind::ForwardBackward => {
+                if let Some(input) = neighbours.take(kernels, false, index)? {
+                    self.saved.receive(layers.start, input);
+                }
+                None
+            }
+        };
+        let work = Work {
+            memory: &self.memory,
+            kernels,
+            weights: &mut self.weights,
+            order: &self.orders.step,
+            saved: &mut self.saved,
+            layers,
+            batch: &begun.batch,
+            purpose: Purpose::Training(Training {
+                gradients: &mut self.gradients,
+                is_last_micro_batch: index + 1 == count,
+                loss,
+                hooks: &mut updating,
+            }),
+        };
+        if let Some(section) = begun.section {
+            kernels.begin_section(section)?;
+        }
+        let made = match task.kind {
+            TaskKind::Forward => self.model.forward_of_stage(work).map(Some),
+            TaskKind::Backward => {
+                self.model
+                    .backward_of_stage(work, gradient, &mut passes.replayed)
+            }
+            TaskKind::ForwardBackward => self.model.forward_backward(work, &mut passes.replayed),
+        };
+        let ended = match begun.section {
+            Some(_) => kernels.end_section(made.is_ok()),
+            None => Ok(()),
+        };
+        if let Some(made) = made? {
+            neighbours.keep(task.kind.is_backward(), index, made);
+        }
+        Ok(ended?)
+    }
+
+    /// `[rows]` f32: the sum of the losses of each of a micro-batch's sequences under the model that the training began with. It
+    /// is known, or made by a forward pass without adapters. None without preferences.
+    fn reference(
+        &mut self,
+        batch: &Batch,
+        micro: &MicroBatch,
+    ) -> Result<Option<Buffer>, SessionError> {
+        if self.settings.preferences.is_none() {
+            return Ok(None);
+        }
+        let (memory, rows) = (&self.memory, [micro.rows]);
+        let mut sums = memory.lease(Category::Input, "reference", rows, DType::F32)?;
+        match &micro.reference {
+            Some(known) => {
+                let known = bytemuck::cast_slice(known);
+                self.kernels.upload(sums.view_mut(), known)?;
+            }
+            None => {
+                assert!(
+                    !self.settings.has_reference,
+                    "data comes with the losses of its reference"
+                );
+                let work = Work {
+                    memory: &self.memory,
+                    kernels: &*self.kernels,
+                    weights: &mut self.weights,
+                    order: &self.orders.forward,
+                    saved: &mut self.saved,
+                    layers: 0..self.model.layers(),
+                    batch,
+                    purpose: Purpose::Reference,
+                };
+                self.model.sequence_losses(work, &mut sums)?;
+            }
+        }
+        Ok(Some(sums))
+    }
+}
