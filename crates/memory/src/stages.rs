@@ -24,9 +24,8 @@ impl Layout {
         assert!(self.stages.is_none(), "stages are not divided again");
         let others = self.units.iter_mut();
         let others = others.filter(|unit| stage_of(unit.part) != own.number);
-        let elsewhere = others.flat_map(|unit| {
-            [&mut unit.trained, &mut unit.frozen].map(|cover| std::mem::take(cover))
-        });
+        let elsewhere =
+            others.flat_map(|unit| [&mut unit.trained, &mut unit.frozen].map(std::mem::take));
         self.stages = Some(Stages {
             own,
             elsewhere: Cover::joined(elsewhere),

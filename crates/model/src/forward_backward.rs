@@ -276,8 +276,8 @@ impl Pass<'_> {
         Ok(gradient)
     }
 
-    /// What follows the backward pass of the blocks, which ended at block `ended` of those from `start` on: the embedding's,
-    /// or nothing if nothing below is trained, or another stage's, which gets the gradient that is returned.
+    /// Ends a backward pass whose blocks begin at `start`, and of which `ended` is the lowest that went backward: runs the embedding's
+    /// backward pass, or drops what nothing below needs, or returns the gradient for the stage before.
     fn leave_blocks(&mut self, start: usize, ended: usize) -> Result<Option<Buffer>, ModelError> {
         let _place = self.enter(Phase::Backward, Layer::Embedding);
         let lowest = self.model.architecture().lowest_trained();

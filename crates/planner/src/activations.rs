@@ -50,8 +50,10 @@ pub(crate) fn planned_activations(
         planned.collect::<Vec<_>>()
     };
     let blocks = architecture.blocks().iter();
-    let blocks = blocks.zip(architecture.actions(&settings.policy));
-    blocks.enumerate().flat_map(per_layer).collect()
+    let own = settings.own_layers(blocks.len());
+    let blocks = blocks.zip(architecture.actions_of(&settings.policy, &own));
+    let own = blocks.enumerate().skip(own.start).take(own.len());
+    own.flat_map(per_layer).collect()
 }
 
 /// Sums of bytes.

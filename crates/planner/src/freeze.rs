@@ -153,7 +153,8 @@ fn kept(settings: &Settings) -> BTreeMap<&'static str, u64> {
     };
     let mut kept = BTreeMap::new();
     let blocks = architecture.blocks().iter();
-    for (block, actions) in blocks.zip(architecture.actions(&settings.policy)) {
+    let own = settings.own_layers(blocks.len());
+    for (block, actions) in blocks.zip(architecture.actions_of(&settings.policy, &own)) {
         for ((activation, extent), action) in block.activations().zip(actions) {
             if action != Action::Recompute {
                 let (dims, dtype) = extent.resolve(shape, settings.dtype);

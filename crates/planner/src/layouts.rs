@@ -132,6 +132,12 @@ impl Layouts {
                 "--layout auto divides a run among ranks, and there is one; add --ranks N",
             );
         }
+        if run.settings.pipeline.is_some() {
+            return refused(
+                "--layout auto compares how ranks divide sequences and states, and tries no stages of a pipeline; leave --pp out, or plan \
+                 each stage by --pp N --rank I",
+            );
+        }
         if target == Target::Cpu && config.hardware.link_gbps.is_none() {
             return refused(
                 "--layout auto compares times, and how fast ranks of processors exchange is not known; add --set hardware.link_gbps=X",

@@ -93,7 +93,12 @@ impl Paper {
         let micro_batches = micro_batches_on_shapes(settings);
         let step = self.steps(settings, micro_batches)?;
         if settings.accum == micro_batches {
-            return Ok(step);
+            let with_idle = 1.0 + settings.idle_over_work();
+            return Ok(OnPaper {
+                seconds: step.seconds * with_idle,
+                computing: step.computing * with_idle,
+                ..step
+            });
         }
         // Every further micro-batch takes as long as the second.
         let fewer = self.steps(settings, micro_batches - 1)?;

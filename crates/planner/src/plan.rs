@@ -270,10 +270,14 @@ impl Plan {
             fits: gpus::fits(target, settings, figures.reserved_bytes),
             strategies: Vec::new(),
             effects: Vec::new(),
-            formulas: anatomies(settings, parameters, arena_bytes)
-                .into_iter()
-                .chain(korthikanti(settings, &activations))
-                .collect(),
+            formulas: match settings.pipeline {
+                None => anatomies(settings, parameters, arena_bytes)
+                    .into_iter()
+                    .chain(korthikanti(settings, &activations))
+                    .collect(),
+                // They are about whole models.
+                Some(_) => Vec::new(),
+            },
             largest_at_peak: figures.largest_at_peak,
             labels: settings.policy.labels(),
             activations,

@@ -323,6 +323,12 @@ impl Settings {
         schedule.of_stage(self.stage(), micro_batches)
     }
 
+    /// How long a stage of a pipeline waits for others, over the time of its work, if all stages take as long (Narayanan et al.
+    /// 2021). 0 without a pipeline.
+    pub fn idle_over_work(&self) -> f64 {
+        (self.stage().of - 1) as f64 / self.accum as f64
+    }
+
     /// This rank's stage of the pipeline; [`Rank::ALONE`] without one.
     fn stage(&self) -> Rank {
         let ranks = self.ranks.as_ref();

@@ -29,7 +29,7 @@ struct Format {
     smallest_normal: u32,
     /// Bits of f32's fraction that are rounded away.
     dropped: u32,
-    /// What the exponent of f32 is lower by in a code, in place.
+    /// The difference of the exponents' biases of f32 and of a code, at the place of a code's exponent.
     rebias: u32,
     /// A power of two to which f32 adds only multiples of the smallest value.
     aligner: f32,
@@ -115,8 +115,8 @@ impl Fp8 {
         f32::from_bits(value.to_bits() | sign << 31)
     }
 
-    /// What values are multiplied by before they are rounded to codes, and the scale that codes are multiplied by, given
-    /// the largest magnitude: powers of two whose product is 1. Both are 1 for zero, and NaN for what is not finite.
+    /// Two powers of two for a tensor with this largest magnitude: values times the factor are rounded to codes, and codes times the
+    /// scale are values again. Both are 1 for zero, and NaN for what is not finite.
     #[inline(always)]
     pub fn factor_and_scale(self, largest: f32) -> [f32; 2] {
         let bits = largest.to_bits() & 0x7fff_ffff;

@@ -43,7 +43,7 @@ pub struct ScaledMatmul<'a> {
 }
 
 impl TransposeCodes<'_> {
-    /// What rows are padded to.
+    /// Rows of the transpose are padded to a multiple of this.
     pub const MULTIPLE: usize = ScaledMatmul::MULTIPLE;
 
     /// Elements of a row of the transpose of a matrix with so many rows.
@@ -53,7 +53,7 @@ impl TransposeCodes<'_> {
 }
 
 impl ScaledMatmul<'_> {
-    /// Of what sizes are multiples: cuBLASLt reads 16 bytes at a time.
+    /// Sizes must be multiples of this, because cuBLASLt reads 16 bytes at a time.
     pub const MULTIPLE: usize = 16;
 }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Alignments above this make no difference to the library.
 const ALIGNMENT_MAX_BYTES: u32 = 256;
 
-/// What addresses, distances and sizes of products of codes are multiples of.
+/// Addresses, strides and sizes of products of codes must be multiples of this.
 const CODES_ALIGNMENT_BYTES: usize = 16;
 
 /// A matrix column by column, without its place in memory.
