@@ -289,6 +289,12 @@ impl Layout {
         ranges.map(count).collect()
     }
 
+    /// The elements that only other stages hold.
+    fn elsewhere(&self) -> Cover {
+        let stages = self.stages.as_ref();
+        stages.map_or(Cover::default(), |stages| stages.elsewhere.clone())
+    }
+
     /// All elements that this stage holds, tails included.
     pub fn all(&self) -> Cover {
         Cover::new(iter::once(0..self.elements)).without(&self.elsewhere())

@@ -36,6 +36,7 @@ mod history;
 mod home;
 mod host;
 mod layout;
+mod layout_of_stage;
 mod ledger;
 mod memory;
 mod out_of_memory;
