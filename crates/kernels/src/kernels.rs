@@ -193,8 +193,8 @@ impl<B: Backend + ?Sized> Kernels<B> {
         unsafe { self.start_disk(file, offset, (HostSide::Write(x), contiguous)) }
     }
 
-    /// Enqueues an exchange with other ranks, in [`Queue::Collective`]. All ranks enqueue the same exchanges in the
-    /// same order, each with its own pieces.
+    /// Enqueues an exchange with other ranks, in [`Queue::Collective`]. Two ranks that exchange with each other
+    /// enqueue those exchanges in the same order, each with its own pieces.
     ///
     /// # Safety
     /// Until an event recorded after this in the queue is over, all pieces stay alive, nothing else writes them, and

@@ -69,14 +69,11 @@ impl Architecture {
             .collect()
     }
 
-    /// The same for a rank that computes some of the blocks: the input of the first came from another rank, so it is kept where the
-    /// policy would have it made again. Of other blocks nothing is kept.
+    /// The actions of a rank that computes only some blocks. The first block's input is received and cannot be made again, so it is
+    /// kept if a backward pass needs it. Nothing is kept of other ranks' blocks.
     pub fn actions_of(&self, policy: &Policy, layers: &Range<usize>) -> Vec<Vec<Action>> {
         let needed = self.needed(policy);
-        let first = LayerActivation {
-            layer: layers.start,
-            activation: Activation::X,
-        };
+        let first = LayerActivation::input_of(layers.start);
         let mut actions = self.actions(policy);
         for (layer, actions) in actions.iter_mut().enumerate() {
             if !layers.contains(&layer) {

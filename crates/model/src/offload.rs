@@ -115,9 +115,11 @@ impl SavedActivations {
         Ok(())
     }
 
-    /// Drops everything after a pass that ended early. The host waits for the queues, since copies may be under way; it
-    /// fails only if the device does.
-    pub(crate) fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    /// Drops everything after a pass that ended early. The host waits for the queues, since copies may be under way.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let finish = |queue| kernels.finish(kernels.record(queue)?);
         let finished = match self.is_offloading() {
             true => [Queue::Upload, Queue::Download].map(finish),

@@ -25,7 +25,7 @@ pub struct SavedActivations {
     pub(crate) dtype: DType,
 }
 
-/// What a rank holds of a model in its table of activations.
+/// The blocks that a rank computes, and of how many micro-batches it holds activations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldBlocks {
     /// The blocks that it computes.
@@ -109,7 +109,7 @@ impl Table {
 }
 
 impl SavedActivations {
-    /// Empty tables of activations by layer for so many micro-batches, with pinned host memory for what each, of this shape, offloads.
+    /// An empty table for each of so many micro-batches of this shape, with pinned host memory for what it offloads.
     pub(crate) fn lease(
         memory: &Memory,
         layers: &[Vec<(Activation, Extent, Action)>],

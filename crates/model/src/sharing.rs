@@ -8,7 +8,7 @@ use memory::Rank;
 /// and the `c`-th of `n` equal parts of the heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharingRanks {
-    /// The number of the first of them among all ranks.
+    /// The number of the first of them among the ranks of this stage of a pipeline.
     pub first: usize,
     /// This rank among them.
     pub rank: Rank,

@@ -123,7 +123,7 @@ impl NcclMemory {
     /// For ranks with a GPU each; none without ranks.
     pub(crate) fn of(settings: &Settings) -> Option<NcclMemory> {
         let (ranks, measured) = (settings.ranks.as_ref()?, settings.engine_bytes);
-        let (channels, peers) = (NCCL_CHANNELS, ranks.rank.of.min(GPUS_OF_A_MACHINE) - 1);
+        let (channels, peers) = (NCCL_CHANNELS, ranks.of_all().of.min(GPUS_OF_A_MACHINE) - 1);
         let estimate = u64::from(channels) * peers as u64 * CHANNEL_BYTES;
         Some(NcclMemory {
             bytes: measured.unwrap_or(estimate),

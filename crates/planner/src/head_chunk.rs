@@ -14,7 +14,7 @@ use kernels::Target;
 use kernels::timeline::{Measured, Rates};
 use memory::Rank;
 use session::SessionError;
-use settings::{AutoOr, Config, DEFAULT_HEAD_CHUNK, Release, Settings};
+use settings::{AutoOr, Config, DEFAULT_HEAD_CHUNK, ParallelConfig, Release, Settings};
 
 /// Chunks that are compared, in tokens. The first is the fallback if none fits.
 const CHUNKS: [usize; 5] = [DEFAULT_HEAD_CHUNK, 1024, 2048, 4096, 8192];
@@ -47,7 +47,7 @@ struct Chunk {
 impl ChosenHeadChunk {
     /// Chooses the smallest chunk that is nearly as fast as the fastest. If its plan does not fit a device of
     /// `device_bytes`, chooses the largest below it that does. Under automatic recompute, some policy has to fit
-    /// `budget` instead. All ranks choose what the first rank does.
+    /// `budget` instead. All ranks choose what the first rank with the head does.
     ///
     /// # Errors
     /// As [`crate::Plan::new`], or if a file of costs cannot be used.
@@ -64,7 +64,7 @@ impl ChosenHeadChunk {
         let wanted = smallest_of_the_fast(&compared).unwrap_or(DEFAULT_HEAD_CHUNK);
         let mut tokens = wanted;
         while tokens > DEFAULT_HEAD_CHUNK {
-            let of_first = of_first_rank(&with_chunk(config, tokens));
+            let of_first = of_first_rank_with_head(&with_chunk(config, tokens));
             let fits = match budget.filter(|_| config.chooses()) {
                 Some(budget) => some_policy_fits(&of_first, target, budget)?,
                 None => fits(&of_first, target, device_bytes)?,
@@ -150,6 +150,10 @@ fn everything_kept(config: &Config) -> Config {
         collectives: default.collectives,
         hardware: default.hardware,
         rank: None,
+        parallel: ParallelConfig {
+            context: config.parallel.context,
+            ..default.parallel
+        },
         ..config
     }
 }
@@ -160,9 +164,15 @@ fn with_chunk(config: &Config, tokens: usize) -> Config {
     config
 }
 
-fn of_first_rank(config: &Config) -> Config {
+/// The configuration of the first rank of the last stage of a pipeline, which has the head; without one, of the first rank.
+fn of_first_rank_with_head(config: &Config) -> Config {
+    let stages = config.parallel.pipeline;
+    let first = |rank: Rank| Rank {
+        number: rank.of / stages * (stages - 1),
+        ..rank
+    };
     Config {
-        rank: config.rank.map(|rank| Rank { number: 0, ..rank }),
+        rank: config.rank.map(first),
         ..config.clone()
     }
 }

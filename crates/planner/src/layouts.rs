@@ -127,15 +127,15 @@ impl Layouts {
         let run = Setup::new(config.clone(), target)?;
         let ranks = run.settings.rank().of;
         let refused = |sentence: &str| Err(ConfigError::Contradiction(sentence.into()).into());
-        if ranks == 1 {
-            return refused(
-                "--layout auto divides a run among ranks, and there is one; add --ranks N",
-            );
-        }
         if run.settings.pipeline.is_some() {
             return refused(
                 "--layout auto compares how ranks divide sequences and states, and tries no stages of a pipeline; leave --pp out, or plan \
                  each stage by --pp N --rank I",
+            );
+        }
+        if ranks == 1 {
+            return refused(
+                "--layout auto divides a run among ranks, and there is one; add --ranks N",
             );
         }
         if target == Target::Cpu && config.hardware.link_gbps.is_none() {

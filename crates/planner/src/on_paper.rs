@@ -93,10 +93,9 @@ impl Paper {
         let micro_batches = micro_batches_on_shapes(settings);
         let step = self.steps(settings, micro_batches)?;
         if settings.accum == micro_batches {
-            let with_idle = 1.0 + settings.idle_over_work();
+            // Stages wait for each other as if all took as long as this one.
             return Ok(OnPaper {
-                seconds: step.seconds * with_idle,
-                computing: step.computing * with_idle,
+                seconds: step.seconds * (1.0 + settings.idle_over_work()),
                 ..step
             });
         }
@@ -185,7 +184,7 @@ fn h100(settings: &Settings) -> Rates {
     let both_ways_gbps = hardware.both_ways_gbps;
     let both_ways_gbps = both_ways_gbps.unwrap_or(BOTH_WAYS * (h2d_gbps + d2h_gbps));
     let link_gbps = match &settings.ranks {
-        Some(ranks) if ranks.rank.of > NVLINK_RANKS => NETWORK_GBPS,
+        Some(ranks) if ranks.of_all().of > NVLINK_RANKS => NETWORK_GBPS,
         _ => NVLINK_GBPS,
     };
     Rates {

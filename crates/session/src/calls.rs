@@ -11,7 +11,8 @@ use std::rc::Rc;
 /// The calls of a step, in order.
 #[derive(Debug)]
 pub struct StepCalls {
-    /// The calls of each micro-batch, at most [`crate::MICRO_BATCHES_MAX`]: all after the first compute the same.
+    /// The calls up to the end of each micro-batch's backward pass, of at most [`crate::MICRO_BATCHES_MAX`]: all after the first compute
+    /// the same. In a pipeline, of all.
     pub micro_batches: Vec<Vec<Listed>>,
     /// The calls after them: the norm of the gradients, and the update.
     pub update: Vec<Listed>,

@@ -4,7 +4,7 @@ use kernels::{Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInO
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 use model::LossPart;
 use std::ops::Range;
-use units::Ranks;
+use units::{Ranks, exchange_stages};
 
 const THERE: &str = "a micro-batch's loss is there before the others get it";
 const ALL_CAME: &str = "the losses of all ranks have come before they are added up";
@@ -192,28 +192,10 @@ pub(crate) unsafe fn from_last_stage(
 ) -> Result<(), KernelError> {
     kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, THERE)?;
     let last = ranks.stage.of - 1;
-    let (is_last, size) = (ranks.stage.number == last, sums.as_in().bytes() as u64);
-    let bytes = match is_last {
-        true => ExchangeBytes::new(last as u64 * size, 0),
-        false => ExchangeBytes::new(0, size),
-    };
-    let list = move || match is_last {
-        true => {
-            let sums = sums.into_in();
-            Exchange {
-                sends: (0..last)
-                    .map(|stage| (ranks.in_stage(stage), sums))
-                    .collect(),
-                receives: Vec::new(),
-            }
-        }
-        false => Exchange {
-            sends: Vec::new(),
-            receives: vec![(ranks.in_stage(last), sums)],
-        },
-    };
+    let mut bytes = vec![0; ranks.stage.of];
+    bytes[last] = sums.as_in().bytes() as u64;
     // SAFETY: the caller's promise.
-    unsafe { kernels.start_exchange_of_all(bytes, Box::new(list)) }?;
+    unsafe { exchange_stages(kernels, ranks, &bytes, || vec![(last, sums)]) }?;
     kernels.wait(Queue::Compute, kernels.record(Queue::Collective)?, ALL_CAME)
 }
 

@@ -19,7 +19,7 @@ const READY: &str = "what a stage sends is computed, and the place of what it re
 const CAME: &str = "what another stage computed has come before it is read";
 const SENT: &str = "what a stage sends has left before its memory is used again";
 
-/// One of a stage's two boundaries for one micro-batch: whether it is the gradient's, and the micro-batch's number.
+/// Which tensor crosses: whether it is the gradient, and its micro-batch.
 type Carried = (bool, usize);
 
 /// What waits to be sent, has been received, or is on its way.
@@ -63,7 +63,7 @@ impl Neighbours {
         Ok(Some(buffer))
     }
 
-    /// Gives back the memory of what was sent before the last pass, which so long had time to leave.
+    /// Gives back the memory of what was sent. Called after a pass, so that the exchange had that long.
     pub(crate) fn give_back(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         if let Some((_, last)) = self.sent.last() {
             kernels.wait(Queue::Compute, *last, SENT)?;

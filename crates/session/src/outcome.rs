@@ -55,7 +55,8 @@ pub struct StepOutcome {
     pub traffic: Traffic,
     /// The same by what they are for.
     pub crossed: StepTraffic,
-    /// What crossed for the last micro-batch: every one but the first moves as much.
+    /// What crossed for the last micro-batch, or in a pipeline for the last pass. Without a pipeline, every micro-batch but the first
+    /// moves as much.
     pub micro_batch: StepTraffic,
     /// Replays of each stage.
     pub replayed: ReplayCounts,

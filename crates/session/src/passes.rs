@@ -64,7 +64,12 @@ impl Session {
         };
         self.losses.begin_step(&*self.kernels, counted)?;
         self.saved.begin_step();
-        self.run_tasks(&mut passes, beside)?;
+        let made = self.run_tasks(&mut passes, beside);
+        if made.is_err() {
+            // Other micro-batches may be between their passes. The first error is the one to report.
+            let _ = self.saved.abandon(&*self.kernels);
+        }
+        made?;
         if self.has_head() {
             self.losses.add_up(&*self.kernels)?;
         }
@@ -165,7 +170,7 @@ impl Session {
         self.settings.own_layers(layers).end == layers
     }
 
-    /// Gives back the memory of what a stage's last block sent to the host, which had another pass's time to leave.
+    /// Gives back the device memory of what the last block offloaded, a pass after its copies began.
     fn give_back_left(&mut self, leaving: &mut Option<(usize, usize)>) -> Result<(), SessionError> {
         if let Some((table, layer)) = leaving.take() {
             self.saved.use_table(table);

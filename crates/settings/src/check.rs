@@ -245,6 +245,10 @@ fn experts(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// Why nothing is chosen for a stage of a pipeline.
+pub const NOT_IN_STAGES: &str = "--recompute auto compares steps of whole models, and --pp gives each rank a stage of one; write \
+                                 --recompute full, or a list of labels, or take --pp 1";
+
 /// Refuses an automatic choice without anything to choose by, and what it would decide itself.
 fn automatic(config: &Config) -> Result<(), ConfigError> {
     let Config {
@@ -252,6 +256,9 @@ fn automatic(config: &Config) -> Result<(), ConfigError> {
     } = config;
     if !config.chooses() {
         return Ok(());
+    }
+    if config.parallel.pipeline > 1 {
+        return refused(NOT_IN_STAGES);
     }
     if memory.budget.is_none() && memory.limit.is_none() {
         return refused(

@@ -5,6 +5,11 @@ pub(crate) fn refused<T>(sentence: impl Into<String>) -> Result<T, ConfigError> 
     Err(ConfigError::Contradiction(sentence.into()))
 }
 
+/// The same where a flag brings something that does not go with others. `off` is the flag that turns it off.
+pub(crate) fn not_with(brings: &str, others: &str, off: &str) -> Result<(), ConfigError> {
+    refused(format!("{brings}, and {others}, or {off}"))
+}
+
 /// Bad usage or configuration (exit code 2). The text says what was wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {

@@ -515,10 +515,10 @@ keys! {
         schedule: PipelineSchedule = key(Kind::Choice(PipelineSchedule::NAMES), "\"1f1b\"", "In which order the stages of a pipeline work")
             .details("gpipe: all forward passes of a step, then all backward passes; 1f1b: one of each in turn, so that fewer micro-batches \
                       are under way. The bits are the same.")
-            .flag("--pipeline-schedule", "NAME", RANKS).marks(&[KeepsBits]),
-        pipeline_layout: Option<Vec<usize>> = optional(Kind::Wholes, ("[10, 11, 11]", "stages take about the same time on paper"),
+            .flag("--pipeline-schedule", "NAME", RANKS).marks(&[KeepsBits]).needs(need::PIPELINE),
+        pipeline_layout: Option<Vec<usize>> = optional(Kind::Wholes, ("[10, 11, 11]", "stages have about the same FLOPs"),
             "Blocks of each stage of the pipeline, in order")
-            .flag("--pipeline-layout", "[N,N,...]", RANKS).marks(&[KeepsBits]),
+            .flag("--pipeline-layout", "[N,N,...]", RANKS).marks(&[KeepsBits]).needs(need::PIPELINE),
     }
 
     /// `[log]`

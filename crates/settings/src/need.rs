@@ -50,6 +50,8 @@ mod rows {
         Error("says what adapters are like, and there are none", "--lora RANK", &["lora.rank"]));
     pub(crate) const FP8: Need = need(|run, _| run.fp8.recipe != Fp8Recipe::Off,
         Error("says how products in FP8 are made, and fp8.recipe is off", "--fp8 tensor", &["fp8.recipe"]));
+    pub(crate) const PIPELINE: Need = need(|run, _| run.parallel.pipeline > 1,
+        Error("says how stages of a pipeline work, and there is one", "--pp N", &["parallel.pipeline"]));
     pub(crate) const DPO: Need = need(|run, _| run.train.objective == Objective::Dpo,
         Error("says how preferences are learnt, and train.objective is next-token", "--objective dpo", &["train.objective"]));
     pub(crate) const MUON: Need = need(|run, _| run.optim.kind == OptimizerKind::Muon,

@@ -1,9 +1,10 @@
 //! Pipelines of several stages (`parallel.pipeline`): which blocks each stage has, and what does not go with them.
 
 use super::choices::Fp8Recipe;
-use super::error::{ConfigError, refused};
+use super::error::{ConfigError, not_with, refused};
 use super::schedule::PipelineSchedule;
 use super::schema::Config;
+use data::Packing;
 use memory::{Layer, Rank};
 use model::Architecture;
 use std::ops::Range;
@@ -74,12 +75,6 @@ pub(crate) fn pipeline(
     architecture: &Architecture,
 ) -> Result<Option<Pipeline>, ConfigError> {
     let Some(ranks) = config.ranks().filter(|ranks| ranks.stage.of > 1) else {
-        if config.parallel.pipeline_layout.is_some() {
-            return refused(
-                "parallel.pipeline_layout gives the blocks of a pipeline's stages, and there is one stage; add --pp with the number \
-                 of stages, or leave --pipeline-layout out",
-            );
-        }
         return Ok(None);
     };
     check(config, architecture, ranks.zero)?;
@@ -96,11 +91,8 @@ pub(crate) fn pipeline(
 /// Refuses a model and settings for which there is no pipeline.
 fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(), ConfigError> {
     let stages = config.parallel.pipeline;
-    let not_with = |what: &str| {
-        refused(format!(
-            "--pp {stages} divides the model among stages, and {what}, or --pp 1"
-        ))
-    };
+    let brings = format!("--pp {stages} divides the model among stages");
+    let not_with = |others: &str| not_with(&brings, others, "--pp 1");
     if stages > config.model.layers {
         return refused(format!(
             "parallel.pipeline is {stages}, and the model has {} blocks (model.layers), of which every stage needs one; take a smaller \
@@ -117,6 +109,12 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(),
     if zero == Zero::Weights {
         return not_with(
             "under --zero 3 a rank's weights come unit by unit in the order of whole steps; take --zero 2, since a stage has few weights",
+        );
+    }
+    if config.data.packing == Packing::Pad {
+        return not_with(
+            "--packing pad makes micro-batches of many lengths, of which several are under way at once, so their peaks are not planned; \
+             take --packing first-fit or concatenate",
         );
     }
     if config.has_pairs() {
@@ -160,7 +158,7 @@ fn given(blocks: &[usize], layers: usize, stages: usize) -> Result<Vec<Range<usi
     Ok(blocks.iter().map(stage).collect())
 }
 
-/// The FLOPs of each block for a token; the last has the head's too, and the first the embedding's.
+/// The FLOPs of each block for a token. The last has the head's too.
 fn costs(config: &Config, architecture: &Architecture) -> Vec<u64> {
     let seq = config.data.seq;
     let blocks = architecture.blocks().iter();

@@ -281,9 +281,22 @@ impl Settings {
         self.rank().of * self.accum * self.micro_batch * self.own_seq()
     }
 
-    /// The same settings with `layers` layers. Name patterns that fit only removed layers are removed too.
+    /// The same settings without stages: this rank computes the whole model.
+    pub fn in_one_stage(&self) -> Settings {
+        let of_stage = |ranks: &Ranks| Ranks {
+            stage: Rank::ALONE,
+            ..ranks.clone()
+        };
+        Settings {
+            ranks: self.ranks.as_ref().map(of_stage),
+            pipeline: None,
+            ..self.clone()
+        }
+    }
+
+    /// The same settings with `layers` layers, in one stage. Name patterns that fit only removed layers are removed too.
     pub fn of_layers(&self, layers: usize) -> Settings {
-        let mut small = self.clone();
+        let mut small = self.in_one_stage();
         small.model.layers = layers;
         let architecture = small.architecture();
         let parameters = || architecture.parameters().in_layout();

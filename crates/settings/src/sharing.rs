@@ -1,6 +1,6 @@
 //! Ranks that share sequences (`[parallel]`), and what does not go with them.
 
-use super::error::{ConfigError, refused};
+use super::error::{ConfigError, not_with, refused};
 use super::keys::ParallelConfig;
 use super::pipeline::places;
 use super::schedule::PipelineSchedule;
@@ -103,11 +103,8 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
              or be a multiple of the {kv_heads} heads of keys; {instead}"
         ));
     }
-    let not_with = |what: &str| {
-        refused(format!(
-            "--cp {context} gives every rank a part of each sequence, and {what}, or --cp 1"
-        ))
-    };
+    let brings = format!("--cp {context} gives every rank a part of each sequence");
+    let not_with = |others: &str| not_with(&brings, others, "--cp 1");
     if config.data.packing == Packing::Pad {
         return not_with(
             "--packing pad makes micro-batches of many lengths; take --packing first-fit or concatenate",

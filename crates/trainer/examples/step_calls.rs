@@ -57,8 +57,11 @@ fn written(settings: &Settings, calls: &StepCalls) -> Value {
         }
     };
     for (index, calls) in calls.micro_batches.iter().enumerate() {
-        // The second stands for all that follow.
-        let times = if index == 0 { 1 } else { settings.accum - 1 };
+        // The second stands for all that follow, except in a pipeline, which lists all.
+        let times = match index == 0 || settings.pipeline.is_some() {
+            true => 1,
+            false => settings.accum - 1,
+        };
         count(calls, index > 0, times);
     }
     count(&calls.update, false, 1);

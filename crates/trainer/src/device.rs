@@ -350,24 +350,23 @@ fn slow(settings: &Settings) -> Option<&'static str> {
     )
 }
 
-/// The library calls of a step that updates all matrices, if each rank updates only some of them whole. All ranks name
-/// their choice of algorithms by these calls. None if every rank makes the same products.
+/// The library calls of a step of the whole model that updates all matrices, if each rank has a stage of it, or updates only some
+/// matrices whole. All ranks name their choice of algorithms by these calls. None if every rank makes the same products.
 #[cfg(feature = "cuda")]
 fn all_products(step: &Settings) -> Result<Option<LibraryCalls>, Failure> {
     let Some(ranks) = &step.ranks else {
         return Ok(None);
     };
-    if ranks.zero == units::Zero::Replicated || step.optimizer.product_dtype().is_none() {
+    let updates_some =
+        ranks.zero != units::Zero::Replicated && step.optimizer.product_dtype().is_some();
+    if !updates_some && step.pipeline.is_none() {
         return Ok(None);
     }
-    let replicated = units::Ranks {
-        zero: units::Zero::Replicated,
-        ..ranks.clone()
-    };
-    Ok(Some(library_calls(&Settings {
-        ranks: Some(replicated),
-        ..step.clone()
-    })?))
+    let mut whole = step.in_one_stage();
+    if let Some(ranks) = &mut whole.ranks {
+        ranks.zero = units::Zero::Replicated;
+    }
+    Ok(Some(library_calls(&whole)?))
 }
 
 /// A step whose library calls have been listed. Each listing is logged, to show that it happens once per step.

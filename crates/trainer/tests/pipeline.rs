@@ -6,10 +6,10 @@ mod common;
 use common::elsewhere::{OPTIMIZERS, forms, with_form, with_optimizer};
 use common::experts;
 use common::ranks::{Together, each, on_cpu, ranks, together};
-use common::{MODES, odd_model, variants};
+use common::{MODES, config, odd_model, variants};
 use memory::{DType, Home, Homes, Rank, Window};
 use model::{Attention, ModelConfig, OffloadLabels};
-use settings::{Pipeline, PipelineSchedule, Settings};
+use settings::{BaseType, Pipeline, PipelineSchedule, Settings};
 use std::ops::Range;
 use units::{Ranks, Zero};
 
@@ -264,6 +264,31 @@ fn optimizers_and_formats_of_states_give_the_same_bits() {
             };
             let name = format!("{form:?}, {groups} groups");
             assert_same(&name, &one, &run(&name, &settings, &grid));
+        }
+    }
+}
+
+#[test]
+fn adapters_over_a_frozen_model_give_the_same_bits() {
+    let model = plain(odd_model(LAYERS), "none").model;
+    for base in [None, Some(BaseType::Nf4)] {
+        let mut config = config(model.clone(), DType::F32, "none");
+        config.lora.rank = Some(3);
+        config.lora.dropout = 0.1;
+        config.lora.base_dtype = base;
+        let settings = Settings {
+            micro_batch: 1,
+            seq: 12,
+            ..Settings::new(&config).unwrap()
+        };
+        let one = run("one stage", &settings, &Grid::one_stage());
+        for (stages, groups) in [(&HALVES[..], 1), (&THIRDS, 2)] {
+            let schedule = PipelineSchedule::OneForwardOneBackward;
+            let grid = Grid {
+                groups,
+                ..Grid::of(stages, schedule, Zero::Gradients)
+            };
+            assert_same("adapters", &one, &run("adapters", &settings, &grid));
         }
     }
 }

@@ -113,7 +113,8 @@ fn settings(way: &Way) -> Settings {
         ),
     };
     let pipeline = Pipeline {
-        schedule: PipelineSchedule::OneForwardOneBackward,
+        // Under 1F1B, what two stages send has always left before something comes, for which a pass waits anyway.
+        schedule: PipelineSchedule::Gpipe,
         layers: Vec::from([0..1, 1..2]),
     };
     Settings {

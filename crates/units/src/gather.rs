@@ -84,12 +84,26 @@ pub(crate) unsafe fn gather<'a>(
     unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }
 }
 
+/// Places for ranges, each with its owner, in the order of the ranges. `cut` returns the places.
+pub(crate) fn places_by_owner<'a>(
+    mut pieces: Vec<(Range<usize>, usize)>,
+    cut: impl FnOnce(&[Range<usize>]) -> Vec<Out<'a>>,
+) -> Vec<(usize, Out<'a>)> {
+    pieces.sort_by_key(|(range, _)| range.start);
+    let (ranges, owners): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
+    owners.into_iter().zip(cut(&ranges)).collect()
+}
+
 /// Starts an exchange among the stages of a pipeline: each gives its own pieces to the rank with this rank's place in every other
 /// stage, and gets theirs. `bytes` has those of each stage's pieces, and `places` returns all pieces, each with its stage.
 ///
 /// # Safety
-/// As for [`gather`].
-pub(crate) unsafe fn exchange_stages<'a>(
+/// Until an event recorded after this in [`Queue::Collective`] is over, all of the memory stays alive, nothing writes it, and nothing
+/// reads what is received.
+///
+/// # Errors
+/// [`KernelError`] if the device or another rank fails.
+pub unsafe fn exchange_stages<'a>(
     kernels: &Kernels,
     ranks: &'a Ranks,
     bytes: &[u64],

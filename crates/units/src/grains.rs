@@ -2,10 +2,10 @@
 //! bits wherever gradients live, and whichever rank sums them.
 
 use crate::Ranks;
-use crate::gather::{exchange_stages, gather};
+use crate::gather::{exchange_stages, gather, places_by_owner};
 use kernels::{ExchangeBytes, KernelError, Kernels, NormGrains};
 use memory::{
-    Buffer, Category, Cover, DType, GRAIN_ELEMENTS, In, Layout, Memory, Out, OutOfMemory, Rank,
+    Buffer, Category, Cover, DType, GRAIN_ELEMENTS, In, Layout, Memory, OutOfMemory, Rank,
 };
 use std::ops::Range;
 use std::rc::Rc;
@@ -59,7 +59,8 @@ impl Grains {
         let sums = self.sums.view_mut();
         let list = move || {
             let of = |rank: Rank| of(rank).into_iter().map(move |(_, own)| (own, rank.number));
-            rows_by_owner(sums, Rank::all(rank.of).flat_map(of).collect())
+            let pieces = Rank::all(rank.of).flat_map(of).collect();
+            places_by_owner(pieces, |rows| sums.disjoint_rows(rows))
         };
         // SAFETY: the caller waits for this before the sums are read or written again, and they live as long as kernels
         // have work.
@@ -87,7 +88,7 @@ impl Grains {
             let pieces = grains.into_iter().enumerate();
             let pieces =
                 pieces.flat_map(|(stage, all)| all.into_iter().map(move |one| (one, stage)));
-            rows_by_owner(sums, pieces.collect())
+            places_by_owner(pieces.collect(), |rows| sums.disjoint_rows(rows))
         };
         // SAFETY: as for `gather`.
         unsafe { exchange_stages(kernels, ranks, &bytes, places) }?;
@@ -106,16 +107,6 @@ impl Grains {
         let end = all.last().map_or(0, |(_, grains)| grains.end);
         self.sums.view().rows(first..end)
     }
-}
-
-/// Rows of a buffer, each with its owner, in order.
-fn rows_by_owner(rows: Out<'_>, mut pieces: Vec<(Range<usize>, usize)>) -> Vec<(usize, Out<'_>)> {
-    pieces.sort_by_key(|(rows, _)| rows.start);
-    let (ranges, owners): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
-    owners
-        .into_iter()
-        .zip(rows.disjoint_rows(&ranges))
-        .collect()
 }
 
 /// The parts of a layout's grained ranges within a cover, each with its grains.

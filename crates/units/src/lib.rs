@@ -33,6 +33,7 @@ mod streamed_weights;
 mod weights;
 
 pub use coded::CodeBytes;
+pub use gather::exchange_stages;
 pub use gradients::{Gradients, OpenUnit};
 pub use ranks::{Ranks, Reduce, Zero};
 pub use weights::Weights;

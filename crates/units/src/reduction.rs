@@ -4,7 +4,7 @@
 //! engine, size of buckets and number of ranks.
 
 use crate::Ranks;
-use crate::gather::{exchange_stages, gather_bundle};
+use crate::gather::{exchange_stages, gather_bundle, places_by_owner};
 use crate::stream::OnDevice;
 use kernels::{
     Event, Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder, Traffic,
@@ -276,22 +276,16 @@ impl Reducing {
         let vectors: Vec<Cover> = (0..self.ranks.stage.of).map(of_stage).collect();
         let bytes = vectors.iter().map(|own| sums.types().bytes(own) as u64);
         let bytes: Vec<u64> = bytes.collect();
-        let pieces = vectors.iter().enumerate();
-        let pieces =
-            pieces.flat_map(|(stage, own)| own.ranges().iter().map(move |one| (one, stage)));
-        let mut pieces: Vec<(&Range<usize>, usize)> = pieces.collect();
-        pieces.sort_by_key(|(range, _)| range.start);
-        let (ranges, stages): (Vec<_>, Vec<_>) = pieces
-            .into_iter()
-            .map(|(range, stage)| (range.clone(), stage))
-            .unzip();
+        let pieces = vectors.into_iter().enumerate();
+        let pieces = pieces.flat_map(|(stage, own)| {
+            let ranges = own.ranges().to_vec().into_iter();
+            ranges.map(move |range| (range, stage))
+        });
+        let pieces = pieces.collect();
         // SAFETY: the caller waits for this before the sums are read or written, and they live as long as kernels have work.
         let sent = unsafe {
             exchange_stages(kernels, &self.ranks, &bytes, || {
-                stages
-                    .into_iter()
-                    .zip(sums.disjoint_raw_mut(&ranges))
-                    .collect()
+                places_by_owner(pieces, |ranges| sums.disjoint_raw_mut(ranges))
             })
         }?;
         self.traffic = self.traffic.plus(sent);

@@ -3,7 +3,8 @@
 use super::{AutoError, Choice, Chooser};
 use kernels::Target;
 use serde::Serialize;
-use settings::Config;
+use settings::check::NOT_IN_STAGES;
+use settings::{Config, ConfigError};
 
 /// The number of steps between budgets, from the lowest peak to that of keeping everything.
 const BUDGETS: u64 = 24;
@@ -37,6 +38,9 @@ impl Frontier {
     /// # Errors
     /// As [`super::choose`], but never because nothing fits.
     pub fn new(config: &Config, target: Target) -> Result<Frontier, AutoError> {
+        if config.parallel.pipeline > 1 {
+            return Err(ConfigError::Contradiction(NOT_IN_STAGES.into()).into());
+        }
         Frontier::of(&Chooser::new(config, target)?)
     }
 

@@ -370,12 +370,21 @@ mod tests {
 
     /// The results of all ranks, if each runs `act` with its own job.
     pub(super) fn on_ranks<T: Send>(size: usize, act: impl Fn(&Job) -> T + Sync) -> Vec<T> {
+        on_ranks_of(size, &ParallelConfig::default(), act)
+    }
+
+    /// The same in a grid.
+    pub(super) fn on_ranks_of<T: Send>(
+        size: usize,
+        parallel: &ParallelConfig,
+        act: impl Fn(&Job) -> T + Sync,
+    ) -> Vec<T> {
         let groups = Threads::group(size);
         std::thread::scope(|scope| {
             let act = &act;
-            let ranks = groups.into_iter().map(|group| {
-                scope.spawn(move || act(&Job::of(Some(group), ParallelConfig::default())))
-            });
+            let ranks = groups
+                .into_iter()
+                .map(|group| scope.spawn(move || act(&Job::of(Some(group), parallel.clone()))));
             let ranks: Vec<_> = ranks.collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })

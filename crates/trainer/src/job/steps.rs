@@ -64,7 +64,7 @@ impl Job {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{on_ranks, rank};
+    use super::super::tests::{on_ranks, on_ranks_of, rank};
     use super::*;
     use data::MicroBatch;
 
@@ -80,6 +80,26 @@ mod tests {
             lengths: None,
             reference: None,
         }])
+    }
+
+    /// Stages of a pipeline read the same rows, which count once.
+    #[test]
+    fn targets_of_stages_count_once() {
+        let parallel = settings::ParallelConfig {
+            pipeline: 2,
+            ..settings::ParallelConfig::default()
+        };
+        let elsewhere = on_ranks_of(4, &parallel, |job| {
+            // Two ranks a stage.
+            match job
+                .begin_step(None, Ok(step([3, 5, 3, 5][rank(job)])))
+                .unwrap()
+            {
+                Begun::Step(step) => step.targets_elsewhere,
+                begun => panic!("{begun:?}"),
+            }
+        });
+        assert_eq!(elsewhere, [5, 3, 5, 3]);
     }
 
     #[test]

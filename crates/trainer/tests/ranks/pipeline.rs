@@ -51,7 +51,14 @@ fn stages_give_the_same_bits() {
     for (ranks, more, out) in grids {
         let run = train(&place, ranks, more, out);
         assert_eq!(numbers(&place, "one", "step"), numbers(&place, out, "step"));
-        assert!(run.plans[0]["pipeline"] == 2 && run.plans[0] != run.plans[ranks.0 - 1]);
+        for plan in &run.plans {
+            let held = |plan: &serde_json::Value| plan["persistent_bytes"].as_u64().unwrap();
+            assert!(
+                held(plan) < held(&one.plans[0]),
+                "{out}: a stage holds less"
+            );
+            assert_eq!(plan["pipeline"], 2);
+        }
     }
     let shared = train(&place, (2, 1), "--cp 2 --zero 1", "shared");
     let both = train(&place, (4, 1), "--cp 2 --pp 2 --zero 2", "both");
@@ -96,11 +103,28 @@ fn what_has_no_pipeline_is_refused_with_what_to_do() {
         place.trainer(&arguments).fails(2, &[words]);
     };
     refused("--set model.tie_embeddings=true", "tie_embeddings = false");
+    refused(
+        "--set model.tie_embeddings=false --packing pad",
+        "take --packing first-fit",
+    );
     refused("--set model.tie_embeddings=false --zero 3", "take --zero 2");
     refused(
         "--set model.tie_embeddings=false --pipeline-layout [2,1]",
         "all 2 blocks",
     );
+    let automatic = "--set model.tie_embeddings=false --recompute auto --memory-budget 1GiB";
+    refused(automatic, "write --recompute full");
+    refused(
+        "--set model.tie_embeddings=false --pareto",
+        "write --recompute full",
+    );
+    refused(
+        "--set model.tie_embeddings=false --layout auto --device-memory 1GiB",
+        "leave --pp out",
+    );
+    place
+        .trainer("plan --config llama.toml --pipeline-schedule gpipe")
+        .fails(2, &["add --pp N"]);
     refused(
         "--set model.tie_embeddings=false --set model.layers=1",
         "smaller --pp",
