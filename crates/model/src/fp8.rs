@@ -119,6 +119,12 @@ impl Fp8Cells {
         all.position(|kept| (kept.of.block, kept.of.layer) == (block, layer))
     }
 
+    /// Whether the codes of a layer's weight are kept, and made in this step already.
+    pub(crate) fn is_fresh(&self, block: usize, layer: Fp8Layer) -> bool {
+        let found = self.of(block, layer);
+        found.is_some_and(|found| !self.kept[found].is_stale)
+    }
+
     /// The codes of a layer's weight, if they are kept.
     pub(crate) fn kept(&self, block: usize, layer: Fp8Layer) -> Option<In<'_>> {
         let found = self.of(block, layer)?;
@@ -211,6 +217,26 @@ impl WeightCodes {
         match self {
             WeightCodes::Made(codes) => codes.view(),
             WeightCodes::Kept(block, layer) => cells.kept(*block, *layer).expect("they were made"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files of weights in FP8 are read by another decoder of e4m3: both give the same values.
+    #[test]
+    fn codes_in_files_have_the_same_values() {
+        let codes: Vec<u8> = (0..=255).collect();
+        let mut values = Vec::new();
+        files::widen(files::Dtype::F8_E4M3, &codes, &mut values);
+        for (code, value) in codes.into_iter().zip(values) {
+            let expected = Fp8::E4m3.value(code);
+            assert!(
+                value == expected || value.is_nan() && expected.is_nan(),
+                "{code:#x}"
+            );
         }
     }
 }

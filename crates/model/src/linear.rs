@@ -280,9 +280,7 @@ impl Linear {
     /// # Errors
     /// As [`Linear::forward`], and as replays of the input.
     pub fn backward(&self, pass: &mut Pass, input: Activation, dy: In) -> Result<(), ModelError> {
-        if let Some((layer, format)) = self.fp8_of(pass) {
-            self.add_bias_gradients(pass, dy)?;
-            let codes = pass.quantised_gradient((layer, format), dy)?;
+        if let Some((layer, codes)) = self.gradient_codes(pass, dy)? {
             return self.backward_fp8(pass, (layer, input), codes);
         }
         let through = self.parameter_gradients(pass, input, dy)?;
@@ -302,11 +300,9 @@ impl Linear {
         input: Activation,
         dy: Buffer,
     ) -> Result<(), ModelError> {
-        let Some((layer, format)) = self.fp8_of(pass) else {
+        let Some((layer, codes)) = self.gradient_codes(pass, dy.view())? else {
             return self.backward(pass, input, dy.view());
         };
-        self.add_bias_gradients(pass, dy.view())?;
-        let codes = pass.quantised_gradient((layer, format), dy.view())?;
         drop(dy);
         self.backward_fp8(pass, (layer, input), codes)
     }

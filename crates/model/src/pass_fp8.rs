@@ -31,8 +31,7 @@ impl Pass<'_> {
     }
 
     pub(crate) fn scale(&self, layer: Fp8Layer, operand: Multiplied) -> In<'_> {
-        let cells = self.work.saved.fp8.as_ref().expect(LEASED);
-        cells.scale(self.place(layer, operand))
+        self.scales().scale(self.place(layer, operand))
     }
 
     /// As [`Pass::output`], for an activation that may be kept as codes.
@@ -67,15 +66,6 @@ impl Pass<'_> {
         }
         self.put(activation, Some(kept));
         Ok(())
-    }
-
-    /// Codes of an output's gradient.
-    pub(crate) fn quantised_gradient(
-        &mut self,
-        (layer, format): (Fp8Layer, Fp8),
-        dy: In,
-    ) -> Result<Buffer, ModelError> {
-        self.quantised((layer, Multiplied::Gradient), format, dy)
     }
 
     /// Codes of an operand that is in the compute type.
@@ -126,6 +116,9 @@ impl Pass<'_> {
     ) -> Result<WeightCodes, ModelError> {
         let (kernels, place) = (self.kernels(), self.place(layer, Multiplied::Weight));
         let (block, indices) = (self.running.at.layer, self.indices(weights));
+        if self.scales().is_fresh(block, layer) {
+            return Ok(WeightCodes::Kept(block, layer));
+        }
         let whole = self.brought_together(weights, shape)?;
         let whole = whole.as_ref().map(Buffer::view);
         let Work { weights, saved, .. } = &mut self.work;

@@ -44,7 +44,6 @@ impl PlannedFreeze {
         let everything = Settings {
             freeze: Vec::new(),
             lora: None,
-            fp8: None,
             optimizer: Hyperparameters {
                 faster: None,
                 ..settings.optimizer

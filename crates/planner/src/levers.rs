@@ -331,7 +331,7 @@ impl Setup {
         differs.then(|| set!(attention.backend = AttentionBackend::Eager))
     }
 
-    /// Where it goes: results are near those of bf16, not their bits, so no advice has it.
+    /// Only compared, never advised: FP8 changes results.
     fn in_fp8(&self) -> Option<Change> {
         let in_fp8 = set!(fp8.recipe = Fp8Recipe::Tensor);
         let helps = self.settings.fp8.is_none() && self.with(&in_fp8).is_some();
@@ -403,8 +403,7 @@ impl Setup {
         let tokens = self.settings.micro_batch * self.settings.own_seq();
         let tile = (tokens / 4).min(TILE_TOKENS);
         let now = self.settings.tile_tokens;
-        let has_scales = self.settings.fp8.is_some();
-        if tile < SHORTEST || has_scales || now.is_some_and(|now| now <= tile) {
+        if tile < SHORTEST || now.is_some_and(|now| now <= tile) {
             return None;
         }
         let in_tiles = set!(memory.tile_tokens = Some(tile), tile);

@@ -68,7 +68,12 @@ impl Inference {
         kernels: Box<Kernels>,
     ) -> Result<Inference, SessionError> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
-        let architecture = settings.architecture();
+        // Products in FP8 are training's alone, so nothing is leased for them.
+        let in_bf16 = Settings {
+            fp8: None,
+            ..settings.clone()
+        };
+        let architecture = in_bf16.architecture();
         let layout = Rc::new(architecture.parameters().layout(|_, _| false));
         let Settings { dtype, seq, .. } = *settings;
         let computation = Computation {

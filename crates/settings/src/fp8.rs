@@ -43,16 +43,21 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         Fp8Recipe::Tensor => {}
         Fp8Recipe::Rowwise | Fp8Recipe::Block => {
             return refused(format!(
-                "fp8.recipe is {}, and scales for rows or blocks are not built: take --fp8 tensor, whose scales are powers of two, \
-                 so that they would give the same values but for the smallest",
+                "fp8.recipe is {}, and only scales for whole tensors are built; take --fp8 tensor",
                 fp8.recipe
             ));
         }
     }
     if config.lora.rank.is_some() {
         return refused(
-            "--fp8 is for matrices that are trained, and under --lora they are frozen, whose products stay in bf16, as do those of \
-             adapters; leave one of the two out (--base-dtype 8bit makes the frozen model smaller)",
+            "--fp8 is for trained matrices, and --lora freezes them; leave one of the two out (--base-dtype 8bit makes the frozen \
+             model smaller)",
+        );
+    }
+    if config.has_pairs() {
+        return refused(
+            "--objective dpo compares the model with its reference, whose losses are made in bf16, so rewards would not begin at 0 with \
+             --fp8; leave one of the two out",
         );
     }
     if config.memory.tile_tokens.is_some() {
@@ -108,16 +113,15 @@ fn widths(config: &Config, block: &BlockSpec) -> Vec<(&'static str, usize)> {
     widths
 }
 
-/// Refuses f32, once the device is known that decides it, and more tokens than one product of all matrices of a layer has
-/// room for: codes are of them all.
+/// Refuses f32, once the device is known that decides it, and more tokens than a product may have outputs. One product computes all
+/// matrices of a layer in FP8, so it cannot be split to fit.
 pub(crate) fn check_step(config: &Config) -> Result<(), ConfigError> {
     if config.fp8.recipe == Fp8Recipe::Off {
         return Ok(());
     }
     if config.dtype() == FloatType::F32 {
         return refused(
-            "--fp8 multiplies codes in place of bf16, and the model computes in f32, which it would lose; add --dtype bf16, or \
-             leave --fp8 out",
+            "--fp8 needs a model that computes in bf16; add --dtype bf16, or leave --fp8 out",
         );
     }
     let outputs = config.model.blocks().into_iter().map(|block| {

@@ -86,7 +86,7 @@ pub(super) fn transpose_codes<D: Driver>(
     cuda.launch(kernel!("fp8", "transpose_codes"), extent, &arguments)
 }
 
-/// The library adds no bias of f32 to products of codes.
+/// cuBLASLt adds only bf16 biases to FP8 products; other biases are added afterwards.
 pub(super) fn scaled_matmul<D: Driver>(
     cuda: &Cuda<D>,
     operation: ScaledMatmul,

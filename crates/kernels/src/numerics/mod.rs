@@ -1,4 +1,4 @@
-//! Formats and random numbers that every implementation computes with the same bits: 8-bit maps, FP8, bf16 weights with remainders, random numbers.
+//! Formats and random numbers that have the same bits in every implementation: 8-bit maps, FP8, bf16 weights with remainders.
 
 pub mod fp8;
 pub mod quantise;

@@ -48,8 +48,8 @@ pub(crate) trait Contract {
 /// The least that an operation takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Floating-point operations of matrix products, two per multiplication; for attention, those below the diagonal; of
-    /// FP8 half, as many as of bf16 take as long.
+    /// Floating-point operations of matrix products, two per multiplication; for attention, those below the diagonal.
+    /// FP8 counts half, because tensor cores run it at twice the rate of bf16.
     pub flops: u64,
     /// Bytes, each operand read or written once. Scratch is left out.
     pub bytes: u64,

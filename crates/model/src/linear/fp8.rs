@@ -15,8 +15,8 @@ impl Linear {
     /// under an adapter.
     pub(crate) fn in_fp8(self, own: &mut PartParameters, layer: Fp8Layer) -> Linear {
         let fp8 = own.fp8().filter(|fp8| {
-            let names = self.parameters().into_iter().map(|id| own.name(id));
-            let is_excepted = names.into_iter().any(|name| fp8.except.fit(name));
+            let mut weights = self.weights.iter();
+            let is_excepted = weights.any(|id| fp8.except.fit(own.name(*id)));
             self.is_all_trained() && !is_excepted
         });
         if fp8.is_some() {
@@ -28,7 +28,7 @@ impl Linear {
         }
     }
 
-    /// The layer whose codes stand in for its input between the passes; none if it reads the input as it is.
+    /// Which layer this is, if its input is saved as codes.
     pub(crate) fn reads_codes(&self) -> Option<Fp8Layer> {
         let saving = self.fp8.as_ref().filter(|(_, fp8)| fp8.saves_codes);
         saving.map(|(layer, _)| *layer)
@@ -39,6 +39,20 @@ impl Linear {
         let fp8 = self.fp8.as_ref();
         let fp8 = fp8.filter(|_| matches!(pass.work.purpose, Purpose::Training(_)));
         fp8.map(|(layer, fp8)| (*layer, fp8.gradients))
+    }
+
+    /// Codes of the output's gradient, if products are in FP8 in this pass; adds to the gradients of biases then.
+    pub(super) fn gradient_codes(
+        &self,
+        pass: &mut Pass,
+        dy: In,
+    ) -> Result<Option<(Fp8Layer, Buffer)>, ModelError> {
+        let Some((layer, format)) = self.fp8_of(pass) else {
+            return Ok(None);
+        };
+        self.add_bias_gradients(pass, dy)?;
+        let codes = pass.quantised((layer, Multiplied::Gradient), format, dy)?;
+        Ok(Some((layer, codes)))
     }
 
     fn matrix_shape(&self) -> (&[ParameterId], [usize; 2]) {

@@ -33,7 +33,7 @@ use crate::Extent;
 use crate::fp8::Fp8Layer;
 use memory::{Buffer, Out};
 
-/// What an activation of so many columns is kept as: codes, if only this layer reads it, as codes.
+/// The extent of an activation of so many columns: codes, if its only reader is a layer that takes codes.
 fn extent_of(codes: Option<Fp8Layer>, width: usize) -> Extent {
     match codes {
         Some(_) => Extent::codes(width),

@@ -260,8 +260,8 @@ impl Description {
         self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)
     }
 
-    /// Where the scales of the next product lie, on the device; null for those of products that have none. How they are
-    /// applied stays the default, one for a matrix: a library before 12.8 does not know the attribute.
+    /// Sets the addresses of the scales of the next product, null where it has none. The scale mode stays unset: libraries before 12.8 do
+    /// not know it, and the default is one scale a matrix.
     fn set_scales(&self, scales: [*const u8; 2]) -> Answer<()> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let attributes = [
