@@ -43,7 +43,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         Fp8Recipe::Tensor => {}
         Fp8Recipe::Rowwise | Fp8Recipe::Block => {
             return refused(format!(
-                "fp8.recipe is {}, and only scales for whole tensors are built; take --fp8 tensor",
+                "fp8.recipe is {}, and scales for rows or blocks are not built; take --fp8 tensor",
                 fp8.recipe
             ));
         }
@@ -121,7 +121,7 @@ pub(crate) fn check_step(config: &Config) -> Result<(), ConfigError> {
     }
     if config.dtype() == FloatType::F32 {
         return refused(
-            "--fp8 needs a model that computes in bf16; add --dtype bf16, or leave --fp8 out",
+            "--fp8 needs a model that computes in bf16, and this one computes in f32; add --dtype bf16, or leave --fp8 out",
         );
     }
     let outputs = config.model.blocks().into_iter().map(|block| {
