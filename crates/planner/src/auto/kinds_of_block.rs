@@ -45,16 +45,23 @@ fn budgets(chooser: &Chooser, count: u64) -> impl Iterator<Item = u64> {
     (0..=count).map(move |step| least + (most - least) * step / count)
 }
 
+/// A search is measured in steps on paper of the same thread, so the bound holds on slow and busy machines too.
 #[test]
-fn forty_eight_layers_of_four_kinds_take_less_than_five_seconds() {
+fn forty_eight_layers_of_four_kinds_take_less_than_two_thousand_steps_on_paper() {
     for offloads in [false, true] {
         let settings = settings(48, &[]);
         let before = computed_ns();
         let chooser = chooser(&settings, offloads, EXHAUSTIVE_MAX);
         let budget = budgets(&chooser, 2).nth(1).unwrap();
         let choice = chooser.choose(budget).unwrap();
-        let seconds = (computed_ns() - before) as f64 / 1e9;
-        assert!(seconds < 5.0, "{seconds}");
+        let searched = computed_ns() - before;
+        let steps = 20;
+        let before = computed_ns();
+        for _ in 0..steps {
+            chooser.paper.step(&settings).unwrap();
+        }
+        let ratio = searched * steps / (computed_ns() - before);
+        assert!(ratio < 2000, "{ratio}");
         assert!(choice.peak_bytes <= budget);
         let policy = Policy::with_layers(LABELS, "none", &choice.layers, 48).unwrap();
         let planned = Plan::new(&Settings { policy, ..settings }, Target::Cuda).unwrap();

@@ -86,12 +86,13 @@ impl Terms {
     fn next(&self, layer: usize, before: &[Node], budget: u64, most: u64) -> Vec<Node> {
         let terms = &self.layers[layer];
         let mut by_kind: Vec<Vec<Node>> = vec![Vec::new(); terms.len() + 1];
-        for (from, node) in before.iter().enumerate() {
-            let last = layer
-                .checked_sub(1)
-                .map(|last| &self.layers[last][node.entry]);
-            let away = last.map_or(0, |last| last.away);
-            for (entry, term) in terms.iter().enumerate() {
+        for (entry, term) in terms.iter().enumerate() {
+            // Nodes of one entry keep the order of those before, so `pareto` finds most of them sorted.
+            for (from, node) in before.iter().enumerate() {
+                let last = layer
+                    .checked_sub(1)
+                    .map(|last| &self.layers[last][node.entry]);
+                let away = last.map_or(0, |last| last.away);
                 let cost = node.cost + term.cost(last);
                 if node.kept + away + term.at_work <= budget && cost <= most {
                     let kind = if is_alone(term) { terms.len() } else { entry };
@@ -115,7 +116,8 @@ fn is_alone(term: &Term) -> bool {
 
 /// The nodes that no other node beats in both bytes and cost.
 fn pareto(mut nodes: Vec<Node>) -> Vec<Node> {
-    nodes.sort_unstable_by_key(|node| (node.kept, node.cost));
+    // This sort takes runs that are sorted already as they are.
+    nodes.sort_by_key(|node| (node.kept, node.cost));
     let mut least = u64::MAX;
     nodes.retain(|node| {
         let is_cheaper = node.cost < least;
