@@ -69,6 +69,11 @@ pub trait Backend {
     /// [`KernelError`] if the device fails.
     unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError>;
 
+    /// Whether exchanges among all ranks have to say with whom, because the backend keeps time with them.
+    fn keeps_time_with_others(&self) -> bool {
+        false
+    }
+
     /// Counts an exchange of this many bytes, if the backend moves no pieces itself. Returns false if it does.
     fn counts_exchange(&self, _bytes: ExchangeBytes) -> bool {
         false

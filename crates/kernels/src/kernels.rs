@@ -245,6 +245,10 @@ impl<B: Backend + ?Sized> Kernels<B> {
         bytes: ExchangeBytes,
         list: Box<dyn FnOnce() -> Exchange<'a> + 'a>,
     ) -> Result<(), KernelError> {
+        if self.backend.keeps_time_with_others() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.start_exchange(list()) };
+        }
         // SAFETY: the caller's promise.
         unsafe { self.start_counted(0, bytes, list) }
     }

@@ -9,7 +9,7 @@ use units::OpenUnit;
 impl Model {
     /// Forward and backward of one micro-batch. Adds its loss and gradients to those in `work`, and its replays to
     /// those counted so far. In the last stage of a pipeline, the table has the first block's input already
-    /// ([`SavedActivations::receive`]), and what is returned is that input's gradient, if the stage before needs it.
+    /// ([`crate::SavedActivations::receive`]), and what is returned is that input's gradient, if the stage before needs it.
     ///
     /// # Errors
     /// [`ModelError`] if a lease is refused or the device fails. The step is then lost, the parameters are not. Copies

@@ -1,7 +1,7 @@
 //! Finds changes that make a run fit a device's memory: `plan --device-memory`.
 
 use crate::change::Change;
-use crate::figures::figures;
+use crate::figures::{Figures, figures, quick_figures};
 use crate::gpus;
 use crate::levers::{Lever, Setup, levers};
 use crate::on_paper::PaperSeconds;
@@ -118,8 +118,17 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// The run as it is, to the byte.
+    pub(crate) fn exact(setup: Setup) -> Result<Run, SessionError> {
+        Run::of(figures(&setup.settings, setup.target)?, setup)
+    }
+
+    /// The same in less time: see [`quick_figures`].
     pub(crate) fn new(setup: Setup) -> Result<Run, SessionError> {
-        let planned = figures(&setup.settings, setup.target)?;
+        Run::of(quick_figures(&setup.settings, setup.target)?, setup)
+    }
+
+    fn of(planned: Figures, setup: Setup) -> Result<Run, SessionError> {
         Ok(Run {
             peak_bytes: planned.most_bytes(),
             reserved_bytes: planned.reserved_bytes,
@@ -156,9 +165,61 @@ pub(crate) struct Climb {
     pub(crate) run: Run,
 }
 
+/// A run with every lever pulled whose change is wanted: about the smallest that a climb can reach.
+pub(crate) fn with_all(start: &Setup, wanted: impl Fn(&Change) -> bool) -> Setup {
+    let levers = levers(start).into_iter();
+    let levers = levers.filter(|lever| !lever.rung.is_empty());
+    levers.fold(start.clone(), |mut setup, lever| {
+        // A micro-batch may be halved several times.
+        while let Some(change) = (lever.pull)(&setup).filter(|change| wanted(change)) {
+            let Some(changed) = setup.with(&change) else {
+                break;
+            };
+            let is_again = change.sets(&["batch.micro"]);
+            setup = changed;
+            if !is_again {
+                break;
+            }
+        }
+        setup
+    })
+}
+
 impl Climb {
+    /// As [`Climb::to_fit`], until the largest stage of a pipeline fits too.
+    pub(crate) fn of_all_stages(
+        start: &Setup,
+        room: u64,
+        wanted: impl Fn(&Change) -> bool,
+    ) -> Result<Climb, SessionError> {
+        let start = Run::new(start.largest_stage()?)?;
+        let mut climb = Climb::to_fit(&start, room, &wanted)?;
+        while climb.run.needs_bytes() <= room && climb.run.setup.settings.pipeline.is_some() {
+            let largest = Run::exact(climb.run.setup.largest_stage()?)?;
+            let further = Climb::to_fit(&largest, room, &wanted)?;
+            if further.rungs.is_empty() {
+                return Ok(Climb {
+                    run: largest,
+                    ..climb
+                });
+            }
+            climb = climb.and(further);
+        }
+        Ok(climb)
+    }
+
+    /// This climb followed by one that starts where it ends.
+    fn and(self, further: Climb) -> Climb {
+        Climb {
+            taken: [self.taken, further.taken].concat(),
+            change: self.change.and(&further.change),
+            rungs: [self.rungs, further.rungs].concat(),
+            run: further.run,
+        }
+    }
+
     /// Pulls levers whose changes are wanted until a run fits, and then leaves out what is not needed.
-    pub(crate) fn to_fit(
+    fn to_fit(
         start: &Run,
         room: u64,
         wanted: impl Fn(&Change) -> bool,
@@ -249,8 +310,8 @@ impl Advice {
         target: Target,
         device_memory_bytes: u64,
     ) -> Result<Advice, SessionError> {
-        let start = Run::new(Setup::new(config.clone(), target)?)?;
-        let climb = Climb::to_fit(&start, device_memory_bytes, |_| true)?;
+        let start = Setup::new(config.clone(), target)?;
+        let climb = Climb::of_all_stages(&start, device_memory_bytes, |_| true)?;
         Ok(Advice {
             device_memory_bytes,
             fits: climb.run.needs_bytes() <= device_memory_bytes,

@@ -1,6 +1,6 @@
 //! The effects of other settings, each found by planning it.
 
-use crate::figures::{Figures, figures};
+use crate::figures::{Figures, quick_figures};
 use crate::levers::{Setup, levers, recompute_specs};
 use memory::format_bytes;
 use serde::Serialize;
@@ -50,7 +50,7 @@ pub(crate) fn strategies(run: &Setup) -> Result<Vec<Strategy>, SessionError> {
             reserved_bytes,
             recompute_flops_fraction,
             ..
-        } = figures(&other.settings, run.target)?;
+        } = quick_figures(&other.settings, run.target)?;
         Ok(Strategy {
             recompute,
             offload_activations: other.settings.policy.offloaded().to_string(),
@@ -69,7 +69,7 @@ pub(crate) fn effects(run: &Setup, peak_bytes: u64) -> Result<Vec<Effect>, Sessi
         .filter(|lever| !lever.effect.is_empty());
     let others = compared.filter_map(|lever| Some((run.with(&(lever.pull)(run)?)?, lever.effect)));
     let plan = |(other, effect): (Setup, &str)| {
-        let planned = figures(&other.settings, run.target)?;
+        let planned = quick_figures(&other.settings, run.target)?;
         let mut change = other.words(effect);
         if other.settings.homes != run.settings.homes {
             let pinned = format_bytes(planned.host_pinned_bytes);

@@ -4,8 +4,8 @@ use kernels::Target;
 use kernels::meta::FlopCounter;
 use memory::{ByPhase, LiveLease, Memory, Peak};
 use session::{
-    MICRO_BATCHES_MAX, PeaksBetween, Session, SessionError, StepTraffic, micro_batches_on_shapes,
-    shape_of_a_step,
+    PeaksBetween, Session, SessionError, StepTraffic, few_micro_batches, micro_batches_on_shapes,
+    shape_of_micro_batches,
 };
 use settings::Settings;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,18 +47,30 @@ pub(crate) fn count_step() {
 
 /// Makes one step on shapes.
 pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, SessionError> {
+    figures_of(settings, target, micro_batches_on_shapes(settings))
+}
+
+/// The same in less time, for comparisons: of a pipeline the slab may come out a little smaller than a run's.
+pub(crate) fn quick_figures(settings: &Settings, target: Target) -> Result<Figures, SessionError> {
+    figures_of(settings, target, few_micro_batches(settings))
+}
+
+/// Makes `made` micro-batches of a step on shapes. Later ones cross as much as the last of these.
+fn figures_of(settings: &Settings, target: Target, made: usize) -> Result<Figures, SessionError> {
     let (memory, flops) = (Memory::shapes(), FlopCounter::default());
     let mut session = Session::on_shapes(settings.clone(), &memory, target, flops.clone())?;
     let persistent_bytes = memory.live_bytes();
-    let outcome = session.step(&shape_of_a_step(settings, settings.seq))?;
+    let outcome = session.step(&shape_of_micro_batches(settings, &vec![settings.seq; made]))?;
     count_step();
     let step = outcome.memory;
-    let not_made = settings.accum - micro_batches_on_shapes(settings);
+    let not_made = settings.accum - made;
     let (flops, largest_at_peak) = (flops.by_phase(), memory.largest_at_peak());
     let between = session.between_steps_on_shapes()?;
     let slab_bytes = memory.step_memory().slab_bytes;
     let another = match settings.ranks {
-        Some(_) if not_made > 0 => another_of_a_rank(settings, target, outcome.crossed)?,
+        Some(_) if not_made > 0 => {
+            another_of_a_rank(settings, target, (outcome.crossed, made - 1))?
+        }
         _ => outcome.micro_batch,
     };
     Ok(Figures {
@@ -77,19 +89,22 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Se
 }
 
 /// What one more micro-batch of a rank crosses: the difference between a step on shapes, which crosses `crossed`, and
-/// one with fewer. The last micro-batch is no measure: it ends the reductions, and may be the only one with any.
+/// one with `fewer`. The last micro-batch is no measure: it ends the reductions, and may be the only one with any.
 fn another_of_a_rank(
     settings: &Settings,
     target: Target,
-    crossed: StepTraffic,
+    (crossed, fewer): (StepTraffic, usize),
 ) -> Result<StepTraffic, SessionError> {
     let settings = Settings {
-        accum: MICRO_BATCHES_MAX - 1,
+        accum: fewer,
         ..settings.clone()
     };
     let (memory, flops) = (Memory::shapes(), FlopCounter::default());
     let mut session = Session::on_shapes(settings.clone(), &memory, target, flops)?;
-    let fewer = session.step(&shape_of_a_step(&settings, settings.seq))?;
+    let fewer = session.step(&shape_of_micro_batches(
+        &settings,
+        &vec![settings.seq; fewer],
+    ))?;
     let fewer = fewer.crossed;
     Ok(StepTraffic {
         weights: crossed.weights.since(fewer.weights),
@@ -156,6 +171,39 @@ mod tests {
                 let made = session.unwrap().step(&whole).unwrap().crossed;
                 assert_eq!(planned, made, "{set:?}");
                 assert!(made.total().sent_bytes > 0, "{set:?}");
+            }
+        }
+    }
+
+    /// Comparisons make few micro-batches of a pipeline. They have the peak and the traffic of all.
+    #[test]
+    fn few_micro_batches_of_a_stage_have_the_peak_of_all() {
+        let all = [
+            "parallel.pipeline=4",
+            "model.layers=8",
+            "model.tie_embeddings=false",
+            "batch.accum=11",
+            "data.seq=64",
+        ];
+        for set in [
+            &["recompute.spec=none"][..],
+            &["recompute.spec=full", "offload.activations=block_input"],
+            &["recompute.spec=mlp", "offload.optimizer=pinned"],
+            &["recompute.spec=none", "collectives.zero=2"],
+        ] {
+            for stage in 0..4 {
+                let mut config = Config::default();
+                let number = 2 * stage + 1;
+                config.join(Rank { number, of: 8 }).unwrap();
+                let config = config.with(&[&all[..], set].concat()).unwrap();
+                let settings = Settings::new(&config).unwrap();
+                let [exact, quick] = [figures, quick_figures]
+                    .map(|figures| figures(&settings, Target::Cuda).unwrap());
+                assert!(few_micro_batches(&settings) < settings.accum);
+                assert_eq!(quick.peak.bytes, exact.peak.bytes, "{set:?} {stage}");
+                assert_eq!(quick.crossed, exact.crossed, "{set:?} {stage}");
+                assert_eq!(quick.host_pinned_bytes, exact.host_pinned_bytes);
+                assert!(quick.reserved_bytes <= exact.reserved_bytes);
             }
         }
     }

@@ -1,10 +1,10 @@
 //! Finds how several ranks divide a run that has to fit their devices: `plan --layout auto`.
 
-use crate::advice::{Climb, Run};
+use crate::advice::{Climb, Run, with_all};
 use crate::change::{Change, set};
 use crate::levers::Setup;
-use crate::on_paper::Paper;
-use crate::ranks::StageTime;
+use crate::on_paper::{Paper, PaperSeconds, StageOnPaper};
+use crate::ranks::StepTime;
 use kernels::Target;
 use kernels::timeline::{Measured, Rates};
 use memory::{Home, format_bytes};
@@ -13,12 +13,18 @@ use rayon::prelude::*;
 use report::{Align, Table};
 use serde::Serialize;
 use session::{MICRO_BATCHES_MAX, SessionError};
-use settings::{Config, ConfigError, Settings};
+use settings::{Config, ConfigError, Pipeline, Settings};
 use std::fmt::{Display, Formatter};
 use units::Zero;
 
 /// Layouts that are shown.
 const SHOWN: usize = 5;
+
+/// Grids that are searched at a time, those first that would be fastest if they fitted as they are.
+const AT_A_TIME: usize = 8;
+
+/// A grid is not searched if all changes together leave it larger than the room by more than this part of it.
+const SLACK: u64 = 20;
 
 /// Bytes a second of what takes no time.
 const AT_ONCE: f64 = 1e30;
@@ -28,9 +34,8 @@ const HIDDEN: f64 = 0.1;
 
 /// The layouts of a run's ranks that fit a device, the fastest on paper first.
 ///
-/// For every number of ranks that may share a sequence, changes are tried until the run fits, as for [`crate::Advice`]: what ranks
-/// divide, recompute, tiles, what lives on the host, and smaller micro-batches. The first combination that fits is taken, so a
-/// faster one of the same number may exist. The tokens of a step, and formats of states and gradients, stay as they are.
+/// For every grid, changes are tried until the largest stage fits, as for [`crate::Advice`]: what ranks divide, recompute, tiles, what
+/// lives on the host, and smaller micro-batches. The first combination that fits is taken, so a faster one of the same grid may exist. The tokens of a step, and formats of states and gradients, stay as they are.
 #[derive(Clone, Debug, Serialize)]
 pub struct Layouts {
     /// The memory of each device.
@@ -41,23 +46,65 @@ pub struct Layouts {
     pub tokens_a_step: usize,
     /// The fastest of those that fit.
     pub layouts: Vec<PlannedLayout>,
-    /// Slower ones that fit, by how many ranks share a sequence.
-    pub slower: Vec<usize>,
+    /// Grids that are slower, or would be even if they fitted as they are.
+    pub slower: Vec<Grid>,
     /// Those for which nothing was found that fits.
     pub too_large: Vec<TooLarge>,
     /// Those for which a step has too few micro-batches: every group of ranks needs as many as the others.
-    pub too_few_micro_batches: Vec<usize>,
+    pub too_few_micro_batches: Vec<Grid>,
     /// Those that are refused, whatever else is changed.
     pub refused: Vec<RefusedLayout>,
     /// The command that trains in the first.
     pub command: Option<String>,
 }
 
+/// How ranks form groups: what is not said here is divided by sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Grid {
+    /// How many ranks share each sequence.
+    pub context: usize,
+    /// Stages of the pipeline.
+    pub pipeline: usize,
+}
+
+impl Display for Grid {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "--cp {}", self.context)?;
+        match self.pipeline {
+            1 => Ok(()),
+            stages => write!(f, " --pp {stages}"),
+        }
+    }
+}
+
+impl Grid {
+    /// Every grid of so many ranks, for a model of so many blocks.
+    fn all(ranks: usize, blocks: usize) -> impl Iterator<Item = Grid> {
+        let divisors = |of: usize| (1..=of).filter(move |size| of.is_multiple_of(*size));
+        let stages = divisors(ranks).filter(move |stages| *stages <= blocks);
+        stages.flat_map(move |pipeline| {
+            divisors(ranks / pipeline).map(move |context| Grid { context, pipeline })
+        })
+    }
+
+    /// This grid, with the same tokens in a step; none if the micro-batches of a step do not divide so.
+    fn change(self, run: &Setup) -> Option<Change> {
+        let settings = &run.settings;
+        let all = settings.accum * settings.rank().of / settings.part().of;
+        let groups = settings.rank_of_all().of / (self.context * self.pipeline);
+        let grid =
+            set!(parallel.context = self.context).and(&set!(parallel.pipeline = self.pipeline));
+        all.is_multiple_of(groups)
+            .then(|| grid.and(&set!(batch.accum = all / groups)))
+    }
+}
+
 /// A layout that fits.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlannedLayout {
-    /// How many ranks share each sequence.
-    pub context: usize,
+    /// The groups of ranks.
+    #[serde(flatten)]
+    pub grid: Grid,
     /// What ranks divide.
     pub zero: Zero,
     /// The settings to add, each as `--set` takes it.
@@ -72,14 +119,14 @@ pub struct PlannedLayout {
     pub tile_tokens: Option<usize>,
     /// What lives or waits on the host or a disk.
     pub on_host: Vec<String>,
-    /// What the device has to hold: reserved bytes, and the overhead.
+    /// What the device of the largest stage has to hold: reserved bytes, and the overhead.
     pub needs_bytes: u64,
-    /// Pinned host memory of a rank.
+    /// Pinned host memory of that rank.
     pub host_pinned_bytes: u64,
-    /// Bytes that a rank sends in a step.
+    /// Bytes that it sends in a step.
     pub sent_bytes: u64,
     /// The time of a step on paper.
-    pub time: StageTime,
+    pub time: StepTime,
     /// What takes the time.
     pub bound: Bound,
 }
@@ -87,8 +134,9 @@ pub struct PlannedLayout {
 /// A layout for which nothing was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct TooLarge {
-    /// How many ranks share each sequence.
-    pub context: usize,
+    /// The groups of ranks.
+    #[serde(flatten)]
+    pub grid: Grid,
     /// The least that was found, overhead included.
     pub needs_bytes: u64,
 }
@@ -96,8 +144,9 @@ pub struct TooLarge {
 /// A layout that is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RefusedLayout {
-    /// How many ranks share each sequence.
-    pub context: usize,
+    /// The groups of ranks. Of several that are refused for one reason, the smallest.
+    #[serde(flatten)]
+    pub grid: Grid,
     /// Why, in a sentence.
     pub reason: String,
 }
@@ -111,6 +160,8 @@ choices::choices! {
         Link = "link",
         /// Copies from and to the host.
         Copies = "host copies",
+        /// Stages of a pipeline, which wait for each other.
+        Stages = "other stages",
     }
 }
 
@@ -125,14 +176,8 @@ impl Layouts {
         device_memory_bytes: u64,
     ) -> Result<Layouts, SessionError> {
         let run = Setup::new(config.clone(), target)?;
-        let ranks = run.settings.rank().of;
+        let ranks = run.settings.rank_of_all().of;
         let refused = |sentence: &str| Err(ConfigError::Contradiction(sentence.into()).into());
-        if run.settings.pipeline.is_some() {
-            return refused(
-                "--layout auto compares how ranks divide sequences and states, and tries no stages of a pipeline; leave --pp out, or plan \
-                 each stage by --pp N --rank I",
-            );
-        }
         if ranks == 1 {
             return refused(
                 "--layout auto divides a run among ranks, and there is one; add --ranks N",
@@ -143,14 +188,6 @@ impl Layouts {
                 "--layout auto compares times, and how fast ranks of processors exchange is not known; add --set hardware.link_gbps=X",
             );
         }
-        let contexts: Vec<usize> = (1..=ranks)
-            .filter(|size| ranks.is_multiple_of(*size))
-            .collect();
-        // Each thread makes its own plans: what they are made of is not shared.
-        let tried = contexts.par_iter().map(|context| {
-            let run = Setup::new(config.clone(), target)?;
-            Tried::new(&run, *context, device_memory_bytes)
-        });
         let mut found = Layouts {
             device_memory_bytes,
             ranks,
@@ -162,26 +199,77 @@ impl Layouts {
             refused: Vec::new(),
             command: None,
         };
+        let mut starts = found.starts(config, target, run.settings.model.layers)?;
+        starts.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+        for starts in starts.chunks(AT_A_TIME) {
+            found.search(config, target, starts)?;
+        }
+        let slower = found.layouts.split_off(SHOWN.min(found.layouts.len()));
+        let slower = slower.iter().map(|layout| layout.grid);
+        found.slower.extend(slower);
+        Ok(found)
+    }
+
+    /// Every grid that is not refused, as the run is configured.
+    fn starts(
+        &mut self,
+        config: &Config,
+        target: Target,
+        blocks: usize,
+    ) -> Result<Vec<Start>, SessionError> {
+        let grids: Vec<Grid> = Grid::all(self.ranks, blocks).collect();
+        // Each thread makes its own plans: what they are made of is not shared.
+        let asked = grids
+            .par_iter()
+            .map(|grid| Asked::new(&Setup::new(config.clone(), target)?, *grid));
+        let mut starts = Vec::new();
+        for asked in asked.collect::<Result<Vec<Asked>, SessionError>>()? {
+            match asked {
+                Asked::Starts(start) => starts.push(start),
+                Asked::TooFewMicroBatches(grid) => self.too_few_micro_batches.push(grid),
+                Asked::Refused(layout) => {
+                    let same = |other: &RefusedLayout| other.reason == layout.reason;
+                    if !self.refused.iter().any(same) {
+                        self.refused.push(layout);
+                    }
+                }
+            }
+        }
+        Ok(starts)
+    }
+
+    /// Makes grids fit, unless as many as are shown are faster than these would be if they fitted as they are.
+    fn search(
+        &mut self,
+        config: &Config,
+        target: Target,
+        starts: &[Start],
+    ) -> Result<(), SessionError> {
+        let shown = self.layouts.get(SHOWN - 1);
+        let slowest = shown.map_or(f64::INFINITY, |layout| layout.seconds(self.tokens_a_step));
+        let (tried, slower): (Vec<Start>, Vec<Start>) =
+            starts.iter().partition(|start| start.seconds < slowest);
+        self.slower.extend(slower.iter().map(|start| start.grid));
+        let room = self.device_memory_bytes;
+        let tried = tried
+            .par_iter()
+            .map(|start| Tried::new(&Setup::new(config.clone(), target)?, start.grid, room));
         for tried in tried.collect::<Result<Vec<Tried>, SessionError>>()? {
             match tried {
-                Tried::Fits(layout) => found.layouts.push(*layout),
-                Tried::TooLarge(layout) => found.too_large.push(layout),
-                Tried::TooFewMicroBatches(context) => found.too_few_micro_batches.push(context),
-                Tried::Refused(layout) => found.refused.push(layout),
+                Tried::Fits(layout) => self.layouts.push(*layout),
+                Tried::TooLarge(layout) => self.too_large.push(layout),
             }
         }
         let speed = |layout: &PlannedLayout| layout.time.tokens_per_s;
-        found
-            .layouts
+        self.layouts
             .sort_by(|one, other| speed(other).total_cmp(&speed(one)));
-        let slower = found.layouts.split_off(SHOWN.min(found.layouts.len()));
-        found.slower = slower.iter().map(|layout| layout.context).collect();
-        Ok(found)
+        Ok(())
     }
 
     fn table(&self) -> Table {
         let mut table = Table::of(&[
             ("--cp", Align::Right),
+            ("--pp", Align::Right),
             ("micro x accum", Align::Right),
             ("--zero", Align::Left),
             ("recompute", Align::Left),
@@ -198,7 +286,8 @@ impl Layouts {
                 Some(tokens) => format!(", tiles of {tokens}"),
             };
             table.row([
-                layout.context.to_string(),
+                layout.grid.context.to_string(),
+                layout.grid.pipeline.to_string(),
                 format!("{} x {}", layout.micro_batch, layout.accum),
                 layout.zero.stage().to_string(),
                 format!("{}{tiles}", layout.recompute),
@@ -217,47 +306,72 @@ impl Layouts {
     }
 }
 
-/// What came of a number of ranks that share each sequence.
-enum Tried {
-    Fits(Box<PlannedLayout>),
-    TooLarge(TooLarge),
-    TooFewMicroBatches(usize),
+/// A grid as the run is configured, and the seconds of its step on paper if it fitted so.
+#[derive(Clone, Copy)]
+struct Start {
+    grid: Grid,
+    seconds: f64,
+}
+
+/// Whether a grid may be searched.
+enum Asked {
+    Starts(Start),
+    TooFewMicroBatches(Grid),
     Refused(RefusedLayout),
 }
 
-impl Tried {
-    fn new(run: &Setup, context: usize, room: u64) -> Result<Tried, SessionError> {
-        let Some(shared) = sharing(run, context) else {
-            return Ok(Tried::TooFewMicroBatches(context));
+impl Asked {
+    fn new(run: &Setup, grid: Grid) -> Result<Asked, SessionError> {
+        let Some(change) = grid.change(run) else {
+            return Ok(Asked::TooFewMicroBatches(grid));
         };
-        let setup = match run.try_with(&shared) {
-            Ok(setup) => setup,
-            Err(error) => {
-                let reason = error.to_string();
-                return Ok(Tried::Refused(RefusedLayout { context, reason }));
+        match run.try_with(&change) {
+            Ok(Setup { settings, .. }) => {
+                let dearest = settings.pipeline.as_ref().map_or(0, Pipeline::longest);
+                let settings = settings.in_stage(dearest);
+                Ok(Asked::Starts(Start {
+                    grid,
+                    seconds: PaperSeconds::new(&settings, run.target)?.step,
+                }))
             }
-        };
-        let climb = Climb::to_fit(&Run::new(setup)?, room, keeps_formats)?;
-        let needs_bytes = climb.run.needs_bytes();
-        if needs_bytes > room {
-            return Ok(Tried::TooLarge(TooLarge {
-                context,
-                needs_bytes,
-            }));
+            Err(error) => {
+                // Why stages are refused does not depend on their number.
+                let two = Grid {
+                    pipeline: grid.pipeline.min(2),
+                    ..grid
+                };
+                let of_two = two.change(run);
+                let of_two = of_two.and_then(|change| run.try_with(&change).err());
+                let reason = of_two.unwrap_or(error).to_string();
+                Ok(Asked::Refused(RefusedLayout { grid, reason }))
+            }
         }
-        let layout = PlannedLayout::new(&climb, &shared)?;
-        Ok(Tried::Fits(Box::new(layout)))
     }
 }
 
-/// So many ranks to a sequence, with the same tokens in a step; none if the micro-batches of a step do not divide so.
-fn sharing(run: &Setup, context: usize) -> Option<Change> {
-    let settings = &run.settings;
-    let all = settings.accum * settings.rank().of / settings.part().of;
-    let groups = settings.rank().of / context;
-    let accum = all / groups;
-    all.is_multiple_of(groups)
-        .then(|| set!(parallel.context = context).and(&set!(batch.accum = accum)))
+/// What came of the search for changes that make a grid fit.
+enum Tried {
+    Fits(Box<PlannedLayout>),
+    TooLarge(TooLarge),
+}
+
+impl Tried {
+    fn new(run: &Setup, grid: Grid, room: u64) -> Result<Tried, SessionError> {
+        let change = grid.change(run).unwrap_or_default();
+        let setup = run.try_with(&change)?;
+        let least = Run::new(with_all(&setup, keeps_formats).largest_stage()?)?;
+        if least.needs_bytes() > room + room / SLACK {
+            let needs_bytes = least.needs_bytes();
+            return Ok(Tried::TooLarge(TooLarge { grid, needs_bytes }));
+        }
+        let climb = Climb::of_all_stages(&setup, room, keeps_formats)?;
+        let needs_bytes = climb.run.needs_bytes();
+        if needs_bytes > room {
+            return Ok(Tried::TooLarge(TooLarge { grid, needs_bytes }));
+        }
+        let layout = PlannedLayout::new(&climb, grid, &change)?;
+        Ok(Tried::Fits(Box::new(layout)))
+    }
 }
 
 /// Whether a change leaves what is learnt, and the formats of states and gradients, as they are.
@@ -274,20 +388,24 @@ fn keeps_formats(change: &Change) -> bool {
 }
 
 impl PlannedLayout {
-    fn new(climb: &Climb, shared: &Change) -> Result<PlannedLayout, SessionError> {
+    fn seconds(&self, tokens_a_step: usize) -> f64 {
+        tokens_a_step as f64 / self.time.tokens_per_s
+    }
+
+    fn new(climb: &Climb, grid: Grid, change: &Change) -> Result<PlannedLayout, SessionError> {
         let run = &climb.run;
         let Setup {
             config,
             settings,
             target,
         } = &run.setup;
-        let time = StageTime::new(settings, *target)?;
-        let time = time.expect("a rate of the link was asked for");
+        let paper = Paper::new(settings, *target, Measured::new());
+        let step = paper.whole(settings)?;
         let ranks = settings.ranks.as_ref();
         Ok(PlannedLayout {
-            context: settings.part().of,
+            grid,
             zero: ranks.map_or(Zero::Replicated, |ranks| ranks.zero),
-            set: shared.and(&climb.change).set(),
+            set: change.and(&climb.change).set(),
             recompute: config.recompute.spec.clone(),
             micro_batch: settings.micro_batch,
             accum: settings.accum,
@@ -296,26 +414,27 @@ impl PlannedLayout {
             needs_bytes: run.needs_bytes(),
             host_pinned_bytes: run.host_pinned_bytes,
             sent_bytes: run.sent_bytes,
-            bound: bound(settings, *target, time)?,
-            time,
+            bound: bound(settings, *target, step)?,
+            time: StepTime::of(settings, &paper, step),
         })
     }
 }
 
 /// What takes the time of a step: what saves most if it takes none.
-fn bound(settings: &Settings, target: Target, time: StageTime) -> Result<Bound, SessionError> {
-    if time.exposed_ms <= HIDDEN * time.compute_ms {
-        return Ok(Bound::Compute);
+fn bound(settings: &Settings, target: Target, step: StageOnPaper) -> Result<Bound, SessionError> {
+    if step.seconds <= (1.0 + HIDDEN) * step.computing {
+        let waits = step.working < (1.0 - HIDDEN) * step.computing;
+        return Ok(if waits { Bound::Stages } else { Bound::Compute });
     }
-    // Later micro-batches take what the second does.
-    let settings = Settings {
-        accum: settings.accum.min(MICRO_BATCHES_MAX),
-        ..settings.clone()
-    };
+    let mut settings = settings.clone();
+    if settings.pipeline.is_none() {
+        // Later micro-batches take what the second does.
+        settings.accum = settings.accum.min(MICRO_BATCHES_MAX);
+    }
     let seconds = |free: fn(Rates) -> Rates| {
         let mut paper = Paper::new(&settings, target, Measured::new());
         paper.rates = free(paper.rates);
-        Ok::<f64, SessionError>(paper.step(&settings)?.seconds)
+        Ok::<f64, SessionError>(paper.whole(&settings)?.seconds)
     };
     let without_link = seconds(|rates| Rates {
         link: AT_ONCE,
@@ -370,36 +489,43 @@ impl Display for Layouts {
             true => writeln!(f, "none was found")?,
             false => write!(f, "{}", self.table())?,
         }
-        for TooLarge {
-            context,
-            needs_bytes,
-        } in &self.too_large
+        if let Some(smallest) = self
+            .too_large
+            .iter()
+            .min_by_key(|layout| layout.needs_bytes)
         {
-            let needs = format_bytes(*needs_bytes);
+            let grids = listed(self.too_large.iter().map(|layout| layout.grid));
+            let needs = format_bytes(smallest.needs_bytes);
             writeln!(
                 f,
-                "--cp {context} does not fit: the smallest that was found needs {needs}"
+                "{grids} does not fit: the smallest that was found needs {needs} ({})",
+                smallest.grid
             )?;
         }
         let others = [
-            (&self.slower, "fit too, and are slower"),
+            (&self.slower, "is slower"),
             (
                 &self.too_few_micro_batches,
-                "are left out: a step has too few micro-batches for their groups; a larger --accum lets them in",
+                "is left out: a step has too few micro-batches for its groups; a larger --accum lets it in",
             ),
         ];
-        for (sizes, words) in others {
-            let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
-            if !sizes.is_empty() {
-                writeln!(f, "--cp {} {words}", sizes.join(", "))?;
+        for (grids, words) in others {
+            if !grids.is_empty() {
+                writeln!(f, "{} {words}", listed(grids.iter().copied()))?;
             }
         }
-        for RefusedLayout { context, reason } in &self.refused {
-            writeln!(f, "--cp {context}: refused; {reason}")?;
+        for RefusedLayout { grid, reason } in &self.refused {
+            writeln!(f, "{grid}: refused; {reason}")?;
         }
         match &self.command {
             Some(command) => writeln!(f, "\nthe first:\n{command}"),
             None => Ok(()),
         }
     }
+}
+
+/// Grids in words.
+fn listed(grids: impl Iterator<Item = Grid>) -> String {
+    let grids: Vec<String> = grids.map(|grid| grid.to_string()).collect();
+    grids.join(", ")
 }

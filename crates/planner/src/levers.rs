@@ -4,11 +4,13 @@
 //! (`advice.rs`), and an out-of-memory error tries them in combinations ([`Setup::smaller`]).
 
 use crate::change::{Change, set};
+use crate::figures::quick_figures;
 use data::{Format, Inputs};
 use kernels::Target;
 use memory::{DType, Home};
 use model::{Attention, Policy, Spec};
 use optim::{MasterFormat, MomentFormat};
+use session::SessionError;
 use settings::{
     AttentionBackend, AutoOr, Config, ConfigError, FloatType, Fp8Recipe, HostPlace, OptimizerPlace,
     Release, Settings, Size,
@@ -135,6 +137,31 @@ impl Setup {
             config,
             settings,
             target,
+        })
+    }
+
+    /// The run of the stage of a pipeline that needs most of its device; the run itself without one.
+    ///
+    /// # Errors
+    /// As [`crate::Plan::new`].
+    pub(crate) fn largest_stage(&self) -> Result<Setup, SessionError> {
+        if self.settings.pipeline.is_none() {
+            return Ok(self.clone());
+        }
+        let mut largest = (0, 0);
+        for stage in 0..self.settings.stage().of {
+            let settings = self.settings.in_stage(stage);
+            let planned = quick_figures(&settings, self.target)?;
+            largest = largest.max((planned.reserved_bytes, stage));
+        }
+        let settings = self.settings.in_stage(largest.1);
+        Ok(Setup {
+            config: Config {
+                rank: self.config.rank.map(|_| settings.rank_of_all()),
+                ..self.config.clone()
+            },
+            settings,
+            target: self.target,
         })
     }
 

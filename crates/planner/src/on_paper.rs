@@ -1,12 +1,17 @@
 //! A step on shapes with times: what is live while each layer is at work, and how long the layer takes.
 
 use crate::figures::count_step;
+use kernels::meta::clocks::Clocks;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::timeline::{Measured, Rates, Seconds, Span, Timeline};
 use kernels::{Queue, Target};
 use memory::{History, Layer, LiveLease, Memory, Peak, Phase, Place, Playback};
-use session::{MICRO_BATCHES_MAX, Session, SessionError, micro_batches_on_shapes, shape_of_a_step};
+use session::{
+    MICRO_BATCHES_MAX, Session, SessionError, few_micro_batches, micro_batches_on_shapes,
+    shape_of_micro_batches,
+};
 use settings::Settings;
+use std::panic::resume_unwind;
 
 /// What times on paper are computed from.
 pub(crate) struct Paper {
@@ -85,27 +90,95 @@ impl Paper {
         }
     }
 
-    /// Makes two steps on shapes and records the second: only the second has an earlier step's update to make.
+    /// Makes two steps on shapes and records the second: only the second has an earlier step's update to make. Of a stage of a
+    /// pipeline only the times hold, and as if all stages took as long: fewer micro-batches are under way than in a run.
+    /// [`Paper::pipeline`] asks all stages.
     ///
     /// # Errors
     /// Only on a defect: shapes need no memory.
     pub(crate) fn step(&self, settings: &Settings) -> Result<OnPaper, SessionError> {
-        let micro_batches = micro_batches_on_shapes(settings);
-        let step = self.steps(settings, micro_batches)?;
-        if settings.accum == micro_batches {
-            // Stages wait for each other as if all took as long as this one.
-            return Ok(OnPaper {
-                seconds: step.seconds * (1.0 + settings.idle_over_work()),
-                ..step
-            });
+        let made = settings.accum.min(MICRO_BATCHES_MAX);
+        let mut step = self.steps(settings, made)?;
+        if settings.accum > made {
+            let fewer = self.steps(settings, made - 1)?;
+            let with_more = |steps: [f64; 2]| with_more(steps, settings.accum - made);
+            step.seconds = with_more([fewer.seconds, step.seconds]);
+            step.computing = with_more([fewer.computing, step.computing]);
         }
-        // Every further micro-batch takes as long as the second.
-        let fewer = self.steps(settings, micro_batches - 1)?;
-        let more = (settings.accum - micro_batches) as f64;
-        Ok(OnPaper {
-            seconds: step.seconds + more * (step.seconds - fewer.seconds),
-            computing: step.computing + more * (step.computing - fewer.computing),
-            ..step
+        step.seconds *= 1.0 + settings.idle_over_work();
+        Ok(step)
+    }
+
+    /// Makes a step of all stages of a pipeline at once, each in a thread of its own, so that a stage waits as long as the others take.
+    ///
+    /// # Errors
+    /// Only on a defect: shapes need no memory.
+    pub(crate) fn pipeline(&self, settings: &Settings) -> Result<Vec<StageOnPaper>, SessionError> {
+        // The first stage has the most under way.
+        let made = few_micro_batches(&settings.in_stage(0));
+        let mut stages = self.stages(settings, made)?;
+        if settings.accum > made {
+            let fewer = self.stages(settings, made - 1)?;
+            for (stage, fewer) in stages.iter_mut().zip(fewer) {
+                let with_more = |steps: [f64; 2]| with_more(steps, settings.accum - made);
+                *stage = StageOnPaper {
+                    seconds: with_more([fewer.seconds, stage.seconds]),
+                    computing: with_more([fewer.computing, stage.computing]),
+                    working: with_more([fewer.working, stage.working]),
+                };
+            }
+        }
+        Ok(stages)
+    }
+
+    /// The time of a step, of all stages where there is a pipeline.
+    ///
+    /// # Errors
+    /// Only on a defect: shapes need no memory.
+    pub(crate) fn whole(&self, settings: &Settings) -> Result<StageOnPaper, SessionError> {
+        if settings.pipeline.is_some() {
+            return Ok(StageOnPaper::of_all(&self.pipeline(settings)?));
+        }
+        let step = self.step(settings)?;
+        Ok(StageOnPaper {
+            seconds: step.seconds,
+            computing: step.computing,
+            working: step.computing,
+        })
+    }
+
+    fn stages(&self, settings: &Settings, accum: usize) -> Result<Vec<StageOnPaper>, SessionError> {
+        let stages: Vec<Settings> = (0..settings.stage().of)
+            .map(|stage| Settings {
+                accum,
+                ..settings.in_stage(stage)
+            })
+            .collect();
+        let clocks = Clocks::new(
+            stages
+                .iter()
+                .map(|stage| stage.rank_of_all().number)
+                .collect(),
+        );
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = stages
+                .into_iter()
+                .map(|stage| {
+                    let clock = clocks.of(stage.rank_of_all().number);
+                    scope.spawn(move || {
+                        let timeline = self.timeline().beside(clock);
+                        let step = self.second_step(stage, timeline)?;
+                        Ok(StageOnPaper {
+                            seconds: step.took.with_copies,
+                            computing: step.took.without_copies,
+                            working: busy(&step.spans, |_| true),
+                        })
+                    })
+                })
+                .collect();
+            let ends = threads.into_iter().map(|thread| thread.join());
+            ends.map(|end| end.unwrap_or_else(|panic| resume_unwind(panic)))
+                .collect()
         })
     }
 
@@ -129,7 +202,7 @@ impl Paper {
             history,
             spans,
             took,
-        } = self.second_step(settings)?;
+        } = self.second_step(settings, self.timeline())?;
         Ok(OnPaper {
             peak: memory.step_memory().peak,
             largest_at_peak: memory.largest_at_peak(),
@@ -141,16 +214,23 @@ impl Paper {
         })
     }
 
-    fn second_step(&self, settings: Settings) -> Result<SecondStep, SessionError> {
+    fn timeline(&self) -> Timeline {
+        Timeline::with_measured(self.rates, self.measured.clone())
+    }
+
+    fn second_step(
+        &self,
+        settings: Settings,
+        timeline: Timeline,
+    ) -> Result<SecondStep, SessionError> {
         let memory = Memory::shapes();
-        let timeline = Timeline::with_measured(self.rates, self.measured.clone());
         let clock = timeline.clone();
         memory.keep_history(move || clock.computed().with_copies);
         let dtype = settings.narrowest_dtype();
         let kernels = Meta::new(&memory, self.target, dtype, FlopCounter::default())?
             .of_rank(settings.rank_of_all().number)
             .on(&timeline);
-        let batch = shape_of_a_step(&settings, settings.seq);
+        let batch = shape_of_micro_batches(&settings, &vec![settings.seq; settings.accum]);
         let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
         session.start_step(&batch)?;
         session.take_finished();
@@ -165,6 +245,42 @@ impl Paper {
             spans: timeline.take_spans(),
             memory,
         })
+    }
+}
+
+/// A step's seconds with `more` micro-batches, each of which adds what the last of the second step adds to the first.
+fn with_more([fewer, made]: [f64; 2], more: usize) -> f64 {
+    made + more as f64 * (made - fewer)
+}
+
+/// The seconds of a stage's computation on work that `is_meant` selects.
+fn busy(spans: &[Span], is_meant: impl Fn(&Span) -> bool) -> f64 {
+    let spans = spans.iter();
+    let spans = spans.filter(|span| span.queue == Queue::Compute && is_meant(span));
+    spans.map(|span| span.end_s - span.start_s).sum()
+}
+
+/// A step of one stage on paper, while the other stages make theirs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StageOnPaper {
+    /// Seconds of the step, with waits for other stages and copies that are not hidden.
+    pub(crate) seconds: f64,
+    /// The same if copying and sending took no time.
+    pub(crate) computing: f64,
+    /// Seconds in which the stage computes.
+    pub(crate) working: f64,
+}
+
+impl StageOnPaper {
+    /// All stages: a step is over when its last stage is, and the one that computes most has the least to wait for.
+    pub(crate) fn of_all(stages: &[StageOnPaper]) -> StageOnPaper {
+        let most =
+            |seconds: fn(&StageOnPaper) -> f64| stages.iter().map(seconds).fold(0.0, f64::max);
+        StageOnPaper {
+            seconds: most(|stage| stage.seconds),
+            computing: most(|stage| stage.computing),
+            working: most(|stage| stage.working),
+        }
     }
 }
 
@@ -210,7 +326,7 @@ pub fn trace(settings: &Settings, target: Target) -> Result<(History, Vec<Span>)
         ..settings.clone()
     };
     let paper = Paper::new(&settings, target, Measured::new());
-    let step = paper.second_step(settings)?;
+    let step = paper.second_step(settings, paper.timeline())?;
     Ok((step.history, step.spans))
 }
 
@@ -297,20 +413,13 @@ impl OnPaper {
     /// Seconds that a layer's operations take in a phase, for each micro-batch.
     pub(crate) fn busy(&self, phase: Phase, layer: Layer) -> f64 {
         let place = Place { phase, layer };
-        let spans = self.spans.iter();
-        let spans = spans.filter(|span| span.place == place && span.queue == Queue::Compute);
-        let seconds: f64 = spans.map(|span| span.end_s - span.start_s).sum();
-        seconds / self.micro_batches as f64
+        busy(&self.spans, |span| span.place == place) / self.micro_batches as f64
     }
 
     /// Seconds that all blocks' operations take for each micro-batch, replays included.
     pub(crate) fn busy_in_blocks(&self) -> f64 {
-        let is_of_block = |span: &&Span| {
-            matches!(span.place.layer, Layer::Block(_)) && span.queue == Queue::Compute
-        };
-        let spans = self.spans.iter().filter(is_of_block);
-        let seconds: f64 = spans.map(|span| span.end_s - span.start_s).sum();
-        seconds / self.micro_batches as f64
+        let is_of_block = |span: &Span| matches!(span.place.layer, Layer::Block(_));
+        busy(&self.spans, is_of_block) / self.micro_batches as f64
     }
 }
 

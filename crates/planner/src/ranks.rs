@@ -1,10 +1,11 @@
 //! What the ranks of a run divide, and what they send each other.
 
 use crate::change::set;
-use crate::figures::{Figures, figures};
+use crate::figures::{Figures, quick_figures};
 use crate::gpus::NcclMemory;
 use crate::levers::Setup;
-use crate::on_paper::Paper;
+use crate::on_paper::{Paper, StageOnPaper};
+use crate::pipeline::{self, PlannedPipelineStage};
 use kernels::Target;
 use kernels::timeline::Measured;
 use memory::format_bytes;
@@ -36,6 +37,12 @@ pub struct PlannedRanks {
     /// The stages that go with the other settings, this one included. Empty in the plan of a run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<PlannedStage>,
+    /// The stages of the pipeline, where the model is divided among some. Empty in the plan of a run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pipeline_stages: Vec<PlannedPipelineStage>,
+    /// The time of a step of all its stages; null if the link's rate is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pipeline_time: Option<StepTime>,
 }
 
 /// A stage of ZeRO under the same settings.
@@ -56,12 +63,12 @@ pub struct PlannedStage {
     /// Bytes that this rank sends to other ranks in a step.
     pub sent_bytes: u64,
     /// How long a step takes; null if the link's rate is not known.
-    pub time: Option<StageTime>,
+    pub time: Option<StepTime>,
 }
 
 /// The time of a step on paper, at assumed or measured rates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct StageTime {
+pub struct StepTime {
     /// The rate at which a rank sends, and also that at which it receives, in units of 10^9 bytes a second.
     pub link_gbps: f64,
     /// A step if sending and copying took no time.
@@ -91,17 +98,30 @@ impl PlannedRanks {
             nccl: NcclMemory::of(settings)
                 .filter(|_| target == Target::Cuda && ranks.of_all().of > 1),
             stages: Vec::new(),
+            pipeline_stages: Vec::new(),
+            pipeline_time: None,
         })
     }
 
-    /// Adds every stage of ZeRO that goes with the other settings.
+    /// Adds every stage of ZeRO that goes with the other settings, and every stage of the pipeline.
     pub(crate) fn with_stages(self, run: &Setup) -> Result<PlannedRanks, SessionError> {
         let planned = Zero::ALL.into_iter().filter_map(|zero| {
             let other = run.with(&set!(collectives.zero = Some(zero), zero.stage()))?;
             Some(PlannedStage::new(&other.settings, run.target, zero))
         });
+        let mut pipeline_stages = PlannedPipelineStage::all(&run.settings, run.target)?;
+        let mut pipeline_time = None;
+        if !pipeline_stages.is_empty() && StepTime::is_known(&run.settings, run.target) {
+            let paper = Paper::new(&run.settings, run.target, Measured::new());
+            let times = paper.pipeline(&run.settings)?;
+            PlannedPipelineStage::with_times(&mut pipeline_stages, &times);
+            let step = StageOnPaper::of_all(&times);
+            pipeline_time = Some(StepTime::of(&run.settings, &paper, step));
+        }
         Ok(PlannedRanks {
             stages: planned.collect::<Result<_, SessionError>>()?,
+            pipeline_stages,
+            pipeline_time,
             ..self
         })
     }
@@ -178,6 +198,9 @@ impl PlannedRanks {
                 self.rank
             ));
         }
+        if let Some(time) = self.pipeline_time {
+            notes.push(self.pipeline_note(time));
+        }
         let time = self.stages.iter().find_map(|stage| stage.time);
         notes.extend(time.map(|time| {
             format!(
@@ -190,9 +213,33 @@ impl PlannedRanks {
     }
 }
 
+impl PlannedRanks {
+    /// The stages of the pipeline as a table.
+    pub(crate) fn pipeline_table(&self) -> Table {
+        pipeline::table(&self.pipeline_stages)
+    }
+
+    fn pipeline_note(&self, time: StepTime) -> String {
+        let idle = self.pipeline_stages.iter();
+        let idle = idle.filter_map(|stage| stage.idle_fraction);
+        let (least, most) = idle.fold((1.0_f64, 0.0_f64), |(least, most), share| {
+            (least.min(share), most.max(share))
+        });
+        format!(
+            "a step of all {} stages takes {:.1} ms on paper ({:.0} tokens/s of all); a stage computes nothing in {:.0} to {:.0} % of \
+             it, while it waits for other stages or for copies; more micro-batches a step (--accum) shorten the wait",
+            self.pipeline,
+            time.compute_ms + time.exposed_ms,
+            time.tokens_per_s,
+            100.0 * least,
+            100.0 * most
+        )
+    }
+}
+
 impl PlannedStage {
     fn new(settings: &Settings, target: Target, zero: Zero) -> Result<PlannedStage, SessionError> {
-        let planned = figures(settings, target)?;
+        let planned = quick_figures(settings, target)?;
         let (peak_bytes, persistent_bytes) = (planned.most_bytes(), planned.persistent_bytes);
         Ok(PlannedStage {
             zero,
@@ -202,27 +249,35 @@ impl PlannedStage {
             reserved_bytes: planned.reserved_bytes,
             host_pinned_bytes: planned.host_pinned_bytes,
             sent_bytes: planned.crossed.total().sent_bytes,
-            time: StageTime::new(settings, target)?,
+            time: StepTime::new(settings, target)?,
         })
     }
 }
 
-impl StageTime {
+impl StepTime {
     /// None on the CPU without a given rate: nobody has measured ranks that share a processor's memory.
     pub(crate) fn new(
         settings: &Settings,
         target: Target,
-    ) -> Result<Option<StageTime>, SessionError> {
-        if target == Target::Cpu && settings.hardware.link_gbps.is_none() {
+    ) -> Result<Option<StepTime>, SessionError> {
+        if !StepTime::is_known(settings, target) {
             return Ok(None);
         }
         let paper = Paper::new(settings, target, Measured::new());
-        let step = paper.step(settings)?;
-        Ok(Some(StageTime {
+        let step = paper.whole(settings)?;
+        Ok(Some(StepTime::of(settings, &paper, step)))
+    }
+
+    fn is_known(settings: &Settings, target: Target) -> bool {
+        target == Target::Cuda || settings.hardware.link_gbps.is_some()
+    }
+
+    pub(crate) fn of(settings: &Settings, paper: &Paper, step: StageOnPaper) -> StepTime {
+        StepTime {
             link_gbps: paper.rates.link / 1e9,
             compute_ms: 1e3 * step.computing,
             exposed_ms: 1e3 * (step.seconds - step.computing).max(0.0),
             tokens_per_s: settings.tokens_a_step() as f64 / step.seconds,
-        }))
+        }
     }
 }

@@ -35,6 +35,11 @@ impl Display for Plan {
         if let Some(ranks) = self.ranks.as_ref().filter(|ranks| !ranks.stages.is_empty()) {
             writeln!(f, "{}", ranks.table())?;
         }
+        if let Some(ranks) = &self.ranks
+            && !ranks.pipeline_stages.is_empty()
+        {
+            writeln!(f, "{}", ranks.pipeline_table())?;
+        }
         let of_ranks = self.ranks.iter().flat_map(PlannedRanks::notes);
         for note in self.notes.iter().cloned().chain(of_ranks) {
             writeln!(f, "  note: {}\n", note.replace("; ", "\n    "))?;

@@ -52,8 +52,8 @@ pub use sampling::Sampling;
 pub use saving::SavedBytes;
 pub use session::Session;
 pub use shapes::{
-    MICRO_BATCHES_MAX, micro_batches_on_shapes, shape_of_a_micro_batch, shape_of_a_step,
-    shape_of_micro_batches,
+    MICRO_BATCHES_MAX, few_micro_batches, micro_batches_on_shapes, shape_of_a_micro_batch,
+    shape_of_a_step, shape_of_micro_batches,
 };
 pub use snapshot::{SessionState, StateOnHost};
 pub use step_traffic::StepTraffic;

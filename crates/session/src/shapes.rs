@@ -7,13 +7,20 @@ use settings::Settings;
 /// A step on shapes makes two: the second finds what the first leaves behind, and so do all later ones.
 pub const MICRO_BATCHES_MAX: usize = 2;
 
-/// Micro-batches of a rank in a step on shapes: at most [`MICRO_BATCHES_MAX`], but all in a pipeline, where several are under way at
-/// once.
+/// Micro-batches of a rank in a step on shapes: at most [`MICRO_BATCHES_MAX`], but all in a pipeline, where each may find other places
+/// free in the slab.
 pub fn micro_batches_on_shapes(settings: &Settings) -> usize {
     match settings.pipeline {
-        None => settings.accum.min(MICRO_BATCHES_MAX),
+        None => few_micro_batches(settings),
         Some(_) => settings.accum,
     }
+}
+
+/// The fewest micro-batches of a rank in a step that has the peak of all: in a pipeline one more than are under way at once.
+pub fn few_micro_batches(settings: &Settings) -> usize {
+    let schedule = settings.pipeline_schedule();
+    let under_way = schedule.under_way(settings.stage(), settings.accum);
+    settings.accum.min(under_way + MICRO_BATCHES_MAX - 1)
 }
 
 /// An empty step with sequences of `seq` tokens and [`micro_batches_on_shapes`], for sessions that compute nothing. Other ranks'

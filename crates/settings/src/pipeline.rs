@@ -20,6 +20,14 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
+    /// The stage with the most blocks.
+    pub fn longest(&self) -> usize {
+        let stages = 0..self.layers.len();
+        stages
+            .max_by_key(|stage| self.layers[*stage].len())
+            .unwrap_or(0)
+    }
+
     /// The stage of a part of the model.
     pub fn stage_of(&self, part: Layer) -> usize {
         let layer = match part {

@@ -109,7 +109,7 @@ struct Timed {
 impl PipelineSchedule {
     /// What one stage does in a step of so many micro-batches of its own.
     pub fn of_stage(self, stage: Rank, micro_batches: usize) -> StageSchedule {
-        let stages = on_paper(&self.orders(stage.of, micro_batches));
+        let stages = on_paper(&self.orders(stage.of, micro_batches), micro_batches);
         let own = &stages[stage.number];
         let mut exchanges = exchanges(&stages, stage.number).into_iter().peekable();
         let (mut free, mut tables): (Vec<usize>, _) = (Vec::new(), 0);
@@ -143,6 +143,17 @@ impl PipelineSchedule {
         }
     }
 
+    /// How many micro-batches of so many are between a stage's forward and backward passes at most.
+    pub fn under_way(self, stage: Rank, micro_batches: usize) -> usize {
+        let after = stage.of - 1 - stage.number;
+        match self {
+            // The last stage goes backward at once.
+            _ if after == 0 => 1,
+            PipelineSchedule::Gpipe => micro_batches,
+            PipelineSchedule::OneForwardOneBackward => (after + 1).min(micro_batches),
+        }
+    }
+
     /// The order of each stage's passes.
     fn orders(self, stages: usize, micro_batches: usize) -> Vec<Vec<(TaskKind, usize)>> {
         let all = 0..micro_batches;
@@ -169,10 +180,22 @@ impl PipelineSchedule {
     }
 }
 
+/// When a stage's passes of each micro-batch end on paper; none for those that were not made yet.
+#[derive(Clone)]
+struct Ends {
+    forward: Vec<Option<usize>>,
+    backward: Vec<Option<usize>>,
+}
+
 /// The passes of all stages, with their times on paper: each begins after the one before it on its stage, and after what it needs
 /// from its neighbours.
-fn on_paper(orders: &[Vec<(TaskKind, usize)>]) -> Vec<Vec<Timed>> {
+fn on_paper(orders: &[Vec<(TaskKind, usize)>], micro_batches: usize) -> Vec<Vec<Timed>> {
     let mut stages: Vec<Vec<Timed>> = vec![Vec::new(); orders.len()];
+    let none = Ends {
+        forward: vec![None; micro_batches],
+        backward: vec![None; micro_batches],
+    };
+    let mut ends = vec![none; orders.len()];
     let passes: usize = orders.iter().map(Vec::len).sum();
     let mut made = 0;
     while made < passes {
@@ -180,34 +203,32 @@ fn on_paper(orders: &[Vec<(TaskKind, usize)>]) -> Vec<Vec<Timed>> {
         for (stage, order) in orders.iter().enumerate() {
             while let Some((kind, micro_batch)) = order.get(stages[stage].len()).copied() {
                 let came = match (kind, stage.checked_sub(1)) {
-                    (TaskKind::Backward, _) => {
-                        end_of(&stages[stage + 1], TaskKind::is_backward, micro_batch)
-                    }
-                    (_, Some(before)) => end_of(&stages[before], TaskKind::is_forward, micro_batch),
+                    (TaskKind::Backward, _) => ends[stage + 1].backward[micro_batch],
+                    (_, Some(before)) => ends[before].forward[micro_batch],
                     (_, None) => Some(0),
                 };
                 let Some(came) = came else { break };
                 let before = stages[stage].last().map_or(0, |pass| pass.end);
                 let start = before.max(came);
+                let end = start + kind.time();
                 stages[stage].push(Timed {
                     kind,
                     micro_batch,
                     start,
-                    end: start + kind.time(),
+                    end,
                 });
+                if kind.is_forward() {
+                    ends[stage].forward[micro_batch] = Some(end);
+                }
+                if kind.is_backward() {
+                    ends[stage].backward[micro_batch] = Some(end);
+                }
                 made += 1;
             }
         }
         assert!(made > made_before, "every pass gets what it waits for");
     }
     stages
-}
-
-/// When a stage has made a pass of a micro-batch; none if it has not yet.
-fn end_of(passes: &[Timed], is_it: fn(TaskKind) -> bool, micro_batch: usize) -> Option<usize> {
-    let mut passes = passes.iter();
-    let pass = passes.find(|pass| is_it(pass.kind) && pass.micro_batch == micro_batch);
-    pass.map(|pass| pass.end)
 }
 
 /// What a stage exchanges, by its time on paper.
@@ -376,9 +397,12 @@ mod tests {
 
     #[test]
     fn as_many_micro_batches_are_under_way_as_published() {
-        let tables = |kind, micro_batches| -> Vec<usize> {
+        let tables = |kind: PipelineSchedule, micro_batches| -> Vec<usize> {
             let schedules = all(kind, 4, micro_batches);
-            schedules.iter().map(|schedule| schedule.tables).collect()
+            let tables = schedules.iter().map(|schedule| schedule.tables);
+            let under_way = Rank::all(4).map(|stage| kind.under_way(stage, micro_batches));
+            assert!(tables.clone().eq(under_way));
+            tables.collect()
         };
         assert_eq!(tables(PipelineSchedule::Gpipe, 8), [8, 8, 8, 1]);
         assert_eq!(
@@ -398,7 +422,7 @@ mod tests {
             PipelineSchedule::Gpipe,
             PipelineSchedule::OneForwardOneBackward,
         ] {
-            let stages = on_paper(&kind.orders(4, 8));
+            let stages = on_paper(&kind.orders(4, 8), 8);
             let end = stages.iter().flatten().map(|pass| pass.end).max();
             assert_eq!(end, Some(3 * (8 + 3)), "{kind:?}");
         }

@@ -294,6 +294,21 @@ impl Settings {
         }
     }
 
+    /// The settings of the rank that has this rank's place in another stage of the pipeline.
+    pub fn in_stage(&self, number: usize) -> Settings {
+        let in_stage = |ranks: &Ranks| Ranks {
+            stage: Rank {
+                number,
+                ..ranks.stage
+            },
+            ..ranks.clone()
+        };
+        Settings {
+            ranks: self.ranks.as_ref().map(in_stage),
+            ..self.clone()
+        }
+    }
+
     /// The same settings with `layers` layers, in one stage. Name patterns that fit only removed layers are removed too.
     pub fn of_layers(&self, layers: usize) -> Settings {
         let mut small = self.in_one_stage();
@@ -329,11 +344,16 @@ impl Settings {
 
     /// What this rank does in a step of so many micro-batches of its own.
     pub fn schedule_of_stage(&self, micro_batches: usize) -> StageSchedule {
-        let schedule = match &self.pipeline {
+        self.pipeline_schedule()
+            .of_stage(self.stage(), micro_batches)
+    }
+
+    /// The order of the pipeline's stages, which is one for a single stage.
+    pub fn pipeline_schedule(&self) -> PipelineSchedule {
+        match &self.pipeline {
             None => PipelineSchedule::OneForwardOneBackward,
             Some(pipeline) => pipeline.schedule,
-        };
-        schedule.of_stage(self.stage(), micro_batches)
+        }
     }
 
     /// How long a stage of a pipeline waits for others, over the time of its work, if all stages take as long (Narayanan et al.
@@ -343,7 +363,7 @@ impl Settings {
     }
 
     /// This rank's stage of the pipeline; [`Rank::ALONE`] without one.
-    fn stage(&self) -> Rank {
+    pub fn stage(&self) -> Rank {
         let ranks = self.ranks.as_ref();
         ranks.map_or(Rank::ALONE, |ranks| ranks.stage)
     }
@@ -352,7 +372,7 @@ impl Settings {
     pub fn held(&self, layers: usize) -> HeldBlocks {
         HeldBlocks {
             layers: self.own_layers(layers),
-            micro_batches: self.schedule_of_stage(self.accum).tables,
+            micro_batches: self.pipeline_schedule().under_way(self.stage(), self.accum),
         }
     }
 

@@ -8,7 +8,7 @@ mod workplace;
 use common::odd_model;
 use kernels::Target;
 use memory::{DType, Rank};
-use planner::{Advice, Largest, Layouts, Plan, Room, Rung, Sought};
+use planner::{Advice, Grid, Largest, Layouts, Plan, Room, Rung, Sought};
 use serde_json::Value;
 use settings::{Config, Settings};
 use workplace::Workplace;
@@ -330,36 +330,62 @@ fn layouts_are_planned_as_they_are_said() {
     let target = Target::Cuda;
     let mut config = wasteful(DType::BF16);
     (config.model.heads, config.model.kv_heads) = (4, 2);
+    (config.model.layers, config.model.tie_embeddings) = (4, false);
     config.batch.accum = 2;
     config.join(Rank { number: 0, of: 8 }).unwrap();
     let whole = plan(&config, target);
     let needs = |plan: &Plan| plan.reserved_bytes + plan.device_overhead_bytes;
     let room = (needs(&whole) + whole.device_overhead_bytes) / 2;
     let found = Layouts::new(&config, target, room).unwrap();
-    let contexts: Vec<usize> = found.layouts.iter().map(|layout| layout.context).collect();
-    assert!(
-        contexts.len() > 1 && contexts.iter().any(|context| *context > 1),
-        "{contexts:?}"
-    );
+    let is_tried = |is_meant: fn(&Grid) -> bool| {
+        let shown = found.layouts.iter().map(|layout| &layout.grid);
+        shown.chain(&found.slower).any(is_meant)
+    };
+    assert!(is_tried(|grid| grid.context > 1) && is_tried(|grid| grid.pipeline > 1));
     let mut fastest = f64::INFINITY;
     for layout in &found.layouts {
-        let planned = plan(&config.with(&layout.set).unwrap(), target);
-        assert_eq!(needs(&planned), layout.needs_bytes, "{layout:?}");
+        let stages = layout.grid.pipeline;
+        let stages = (0..stages).map(|stage| {
+            let mut config = config.with(&layout.set).unwrap();
+            let number = stage * 8 / stages;
+            config.join(Rank { number, of: 8 }).unwrap();
+            plan(&config, target)
+        });
+        let largest = stages.max_by_key(needs).unwrap();
+        assert_eq!(needs(&largest), layout.needs_bytes, "{layout:?}");
         assert!(layout.needs_bytes <= room, "{layout:?}");
-        assert_eq!(planned.host_pinned_bytes, layout.host_pinned_bytes);
-        let ranks = planned.ranks.unwrap();
-        assert_eq!((ranks.context, ranks.zero), (layout.context, layout.zero));
+        assert_eq!(largest.host_pinned_bytes, layout.host_pinned_bytes);
+        let ranks = largest.ranks.unwrap();
+        let grid = (ranks.context, ranks.pipeline);
+        assert_eq!(grid, (layout.grid.context, layout.grid.pipeline));
+        assert_eq!(ranks.zero, layout.zero);
         assert_eq!(ranks.tokens_a_step, found.tokens_a_step);
         assert!(layout.time.tokens_per_s <= fastest);
         fastest = layout.time.tokens_per_s;
     }
+}
+
+#[test]
+fn layouts_that_are_not_shown_are_told_with_the_reason() {
+    let target = Target::Cuda;
+    let mut config = wasteful(DType::BF16);
+    (config.model.heads, config.model.kv_heads) = (4, 2);
+    config.batch.accum = 2;
+    config.join(Rank { number: 0, of: 8 }).unwrap();
     let none = Layouts::new(&config, target, 1).unwrap();
     assert!(none.layouts.is_empty() && none.command.is_none());
-    let sizes: Vec<usize> = none.too_large.iter().map(|layout| layout.context).collect();
+    let too_large = none.too_large.iter();
+    let mut sizes: Vec<usize> = too_large.map(|layout| layout.grid.context).collect();
+    sizes.sort();
     assert_eq!(sizes, [1, 2, 4], "sizes that divide 4 heads");
     let told = none.to_string();
-    let refused = "--cp 8: refused; parallel.context is 8: it has to divide";
-    assert!(told.contains(refused), "{told}");
+    for refused in [
+        "--cp 8: refused; parallel.context is 8: it has to divide",
+        "--cp 1 --pp 2: refused; --pp 2 divides the model among stages",
+    ] {
+        assert!(told.contains(refused), "{told}");
+    }
+    assert!(!told.contains("--pp 4"), "a tied head is told once: {told}");
 }
 
 /// Ranks that share sequences take longer ones, whose length they divide.

@@ -1,5 +1,6 @@
 //! The operations on shapes: everything is checked, nothing is computed.
 
+pub mod clocks;
 pub mod timeline;
 
 use crate::workspace::lease_workspace;
@@ -119,6 +120,9 @@ impl Backend for Meta {
                 Request::Copy(_, x) => timeline.copy(queue, x.bytes(), place),
                 Request::Disk(copy) => timeline.copy(queue, copy.bytes(), place),
                 Request::Exchange(exchange) => {
+                    let sends = exchange.sends.iter().map(|(to, _)| *to);
+                    let receives = exchange.receives.iter().map(|(from, _)| *from);
+                    timeline.meet(&sends.collect::<Vec<_>>(), &receives.collect::<Vec<_>>());
                     self.counts_exchange(exchange.bytes(self.rank));
                 }
             }
@@ -136,6 +140,11 @@ impl Backend for Meta {
 
     unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
         Ok(Reading::done(vec![0; x.bytes()]))
+    }
+
+    fn keeps_time_with_others(&self) -> bool {
+        let timeline = self.timeline.as_ref();
+        timeline.is_some_and(Timeline::is_beside_others)
     }
 
     fn counts_exchange(&self, bytes: ExchangeBytes) -> bool {

@@ -1,6 +1,7 @@
 //! Computes when the queues of a device would be done, from operations and bytes. It tells how much time copies cost in
 //! a step that has not run.
 
+use super::clocks::Clock;
 use crate::{Cost, Event, ExchangeBytes, Operation, Queue};
 use memory::Place;
 use std::cell::RefCell;
@@ -78,6 +79,8 @@ struct Times {
     forgotten: u64,
     /// What queues were busy with, if somebody asked for it.
     spans: Option<Vec<Span>>,
+    /// Keeps time with other ranks.
+    clock: Option<Clock>,
 }
 
 impl Times {
@@ -130,7 +133,7 @@ pub struct Seconds {
 }
 
 impl Seconds {
-    fn later(self, other: Seconds) -> Seconds {
+    pub(crate) fn later(self, other: Seconds) -> Seconds {
         Seconds {
             with_copies: self.with_copies.max(other.with_copies),
             without_copies: self.without_copies.max(other.without_copies),
@@ -162,7 +165,14 @@ impl Timeline {
             events: [Seconds::default()].into(),
             forgotten: 0,
             spans: None,
+            clock: None,
         })))
+    }
+
+    /// The same timeline, which keeps time with other ranks.
+    pub fn beside(self, clock: Clock) -> Timeline {
+        self.0.borrow_mut().clock = Some(clock);
+        self
     }
 
     /// Drops the spans so far, and keeps those from now on.
@@ -229,6 +239,22 @@ impl Timeline {
         let start_s = *done;
         *done += seconds;
         times.note(Queue::Collective, EXCHANGE, place, start_s);
+    }
+
+    /// Whether other ranks keep time with this one.
+    pub(crate) fn is_beside_others(&self) -> bool {
+        self.0.borrow().clock.is_some()
+    }
+
+    /// Adds an exchange of tensors that go to some ranks and come from others, which begins when those that keep time with this one
+    /// are ready.
+    pub(crate) fn meet(&self, sends: &[usize], receives: &[usize]) {
+        let mut times = self.0.borrow_mut();
+        let ready = times.queues[Queue::Collective as usize];
+        if let Some(clock) = &times.clock {
+            let all_ready = clock.meet(sends, receives, ready);
+            times.queues[Queue::Collective as usize] = all_ready;
+        }
     }
 
     pub(crate) fn record(&self, queue: Queue) -> Event {

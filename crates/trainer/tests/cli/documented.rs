@@ -94,6 +94,7 @@ fn written() -> BTreeSet<String> {
         "--pareto --largest micro-batch --device-memory h100",
         "--ranks 4 --layout auto --device-memory h100",
         "--ranks 4 --layout auto --device-memory 3GiB",
+        "--ranks 4 --pp 2 --set model.tie_embeddings=false",
         "--from args.json",
     ];
     place.file(

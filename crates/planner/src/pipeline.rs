@@ -1,0 +1,213 @@
+//! What each stage of a pipeline needs: the plans of the ranks that have one place in all stages.
+
+use crate::figures::figures;
+use crate::gpus;
+use crate::on_paper::StageOnPaper;
+use kernels::Target;
+use memory::format_bytes;
+use rayon::prelude::*;
+use report::{Align, Table};
+use serde::Serialize;
+use session::SessionError;
+use settings::Settings;
+
+/// A stage of the pipeline, as its rank with the place of this plan's rank needs it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlannedPipelineStage {
+    /// Its number.
+    pub stage: usize,
+    /// Its first block.
+    pub first_block: usize,
+    /// How many blocks it has. The first stage has the embedding besides, and the last the head.
+    pub blocks: usize,
+    /// How many micro-batches are between their forward and backward passes at most.
+    pub micro_batches_under_way: usize,
+    /// Bytes that live across steps.
+    pub persistent_bytes: u64,
+    /// Bytes that a step adds to them at its peak.
+    pub transient_bytes: u64,
+    /// The sum of both.
+    pub peak_bytes: u64,
+    /// Slab and everything that lives across steps.
+    pub reserved_bytes: u64,
+    /// The same with what context and libraries take: what the device has to hold.
+    pub needs_bytes: u64,
+    /// Pinned host memory.
+    pub host_pinned_bytes: u64,
+    /// Bytes of scratch files on the disk.
+    pub disk_bytes: u64,
+    /// Bytes that the rank sends to other ranks in a step.
+    pub sent_bytes: u64,
+    /// The share of a step on paper in which it computes nothing: it waits for other stages, or for copies. Null if times are not
+    /// known.
+    pub idle_fraction: Option<f64>,
+}
+
+impl PlannedPipelineStage {
+    /// All stages of the pipeline; none without one.
+    ///
+    /// # Errors
+    /// As [`crate::Plan::new`].
+    pub(crate) fn all(
+        settings: &Settings,
+        target: Target,
+    ) -> Result<Vec<PlannedPipelineStage>, SessionError> {
+        let Some(pipeline) = &settings.pipeline else {
+            return Ok(Vec::new());
+        };
+        let stages = (0..pipeline.layers.len()).into_par_iter();
+        let planned = stages.map(|stage| PlannedPipelineStage::new(settings, target, stage));
+        planned.collect()
+    }
+
+    fn new(
+        settings: &Settings,
+        target: Target,
+        stage: usize,
+    ) -> Result<PlannedPipelineStage, SessionError> {
+        let settings = settings.in_stage(stage);
+        let planned = figures(&settings, target)?;
+        let held = settings.held(settings.model.layers);
+        let (peak_bytes, persistent_bytes) = (planned.most_bytes(), planned.persistent_bytes);
+        Ok(PlannedPipelineStage {
+            stage,
+            first_block: held.layers.start,
+            blocks: held.layers.len(),
+            micro_batches_under_way: held.micro_batches,
+            persistent_bytes,
+            transient_bytes: peak_bytes - persistent_bytes,
+            peak_bytes,
+            reserved_bytes: planned.reserved_bytes,
+            needs_bytes: planned.reserved_bytes + gpus::overhead_bytes(target, &settings),
+            host_pinned_bytes: planned.host_pinned_bytes,
+            disk_bytes: planned.session.disk_bytes().unwrap_or(0),
+            sent_bytes: planned.crossed.total().sent_bytes,
+            idle_fraction: None,
+        })
+    }
+
+    /// The stages with what a step on paper says of their time.
+    pub(crate) fn with_times(stages: &mut [PlannedPipelineStage], times: &[StageOnPaper]) {
+        let step = times.iter().map(|stage| stage.seconds).fold(0.0, f64::max);
+        for (stage, time) in stages.iter_mut().zip(times) {
+            stage.idle_fraction = Some(1.0 - time.working / step);
+        }
+    }
+}
+
+/// The stages as a table, in which the largest is marked.
+pub(crate) fn table(stages: &[PlannedPipelineStage]) -> Table {
+    let has_disk = stages.iter().any(|stage| stage.disk_bytes > 0);
+    let is_timed = stages.iter().any(|stage| stage.idle_fraction.is_some());
+    let mut columns = vec![
+        ("stage", Align::Left),
+        ("blocks", Align::Right),
+        ("under way", Align::Right),
+        ("across steps", Align::Right),
+        ("a step adds", Align::Right),
+        ("peak", Align::Right),
+        ("pinned", Align::Right),
+        ("sent a step", Align::Right),
+    ];
+    columns.extend(has_disk.then_some(("disk", Align::Right)));
+    columns.extend(is_timed.then_some(("idle", Align::Right)));
+    let mut table = Table::of(&columns);
+    let largest = stages.iter().map(|stage| stage.peak_bytes).max();
+    for stage in stages {
+        let is_largest = match Some(stage.peak_bytes) == largest {
+            true => " (largest)",
+            false => "",
+        };
+        let last = stage.first_block + stage.blocks - 1;
+        let bytes = [
+            stage.persistent_bytes,
+            stage.transient_bytes,
+            stage.peak_bytes,
+            stage.host_pinned_bytes,
+            stage.sent_bytes,
+        ];
+        let mut cells = vec![
+            format!("{}{is_largest}", stage.stage),
+            format!("{}-{last}", stage.first_block),
+            stage.micro_batches_under_way.to_string(),
+        ];
+        cells.extend(bytes.map(format_bytes));
+        cells.extend(has_disk.then(|| format_bytes(stage.disk_bytes)));
+        let idle = stage.idle_fraction;
+        cells.extend(idle.map(|share| format!("{:.0} %", 100.0 * share)));
+        table.row(cells);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::on_paper::Paper;
+    use crate::{Plan, PlannedRanks};
+    use kernels::timeline::Measured;
+    use memory::Rank;
+    use settings::{Config, PipelineSchedule};
+
+    /// Four stages of a model whose head is small.
+    fn config(set: &[&str]) -> Config {
+        let model = [
+            "parallel.pipeline=4",
+            "model.layers=8",
+            "model.vocab=256",
+            "model.tie_embeddings=false",
+            "data.seq=128",
+        ];
+        let mut config = Config::default();
+        config.join(Rank { number: 0, of: 8 }).unwrap();
+        config.with(&[&model[..], set].concat()).unwrap()
+    }
+
+    #[test]
+    fn a_row_is_the_plan_of_its_stage() {
+        let config = config(&["batch.accum=6"]);
+        let planned = Plan::with_alternatives(&config, Target::Cuda).unwrap();
+        let PlannedRanks {
+            pipeline_stages, ..
+        } = planned.ranks.unwrap();
+        let settings = Settings::new(&config).unwrap();
+        assert_eq!(pipeline_stages.len(), 4);
+        for row in &pipeline_stages {
+            let planned = Plan::new(&settings.in_stage(row.stage), Target::Cuda).unwrap();
+            assert_eq!(row.peak_bytes, planned.most_bytes());
+            assert_eq!(row.reserved_bytes, planned.reserved_bytes);
+            assert_eq!(row.sent_bytes, planned.ranks.unwrap().sent_bytes);
+            assert_eq!((row.first_block, row.blocks), (2 * row.stage, 2));
+            assert_eq!(row.micro_batches_under_way, 4 - row.stage);
+        }
+        let told = table(&pipeline_stages).to_string();
+        assert_eq!(told.matches("(largest)").count(), 1, "{told}");
+    }
+
+    /// Where stages take as long as each other, they wait (p - 1) / m of their work (Narayanan et al. 2021).
+    #[test]
+    fn stages_wait_as_long_as_published() {
+        for (accum, schedule) in [
+            (8, PipelineSchedule::Gpipe),
+            (8, PipelineSchedule::OneForwardOneBackward),
+            (40, PipelineSchedule::OneForwardOneBackward),
+        ] {
+            let set = [
+                format!("batch.accum={accum}"),
+                format!("parallel.schedule={schedule}"),
+                "hardware.link_gbps=1e6".into(),
+            ];
+            let set: Vec<&str> = set.iter().map(String::as_str).collect();
+            let settings = Settings::new(&config(&set)).unwrap();
+            let paper = Paper::new(&settings, Target::Cuda, Measured::new());
+            let stages = paper.pipeline(&settings).unwrap();
+            let all = StageOnPaper::of_all(&stages);
+            let waits = all.computing / all.working - 1.0;
+            let published = 3.0 / accum as f64;
+            assert!(
+                (waits / published - 1.0).abs() < 0.15,
+                "{accum} {schedule}: {waits} {published}"
+            );
+        }
+    }
+}
