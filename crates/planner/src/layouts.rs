@@ -253,7 +253,7 @@ impl Tried {
 /// So many ranks to a sequence, with the same tokens in a step; none if the micro-batches of a step do not divide so.
 fn sharing(run: &Setup, context: usize) -> Option<Change> {
     let settings = &run.settings;
-    let all = settings.accum * settings.rank().of / settings.part().of;
+    let all = settings.accum * settings.rank().of / settings.sharing().rank.of;
     let groups = settings.rank().of / context;
     let accum = all / groups;
     all.is_multiple_of(groups)
@@ -285,7 +285,7 @@ impl PlannedLayout {
         let time = time.expect("a rate of the link was asked for");
         let ranks = settings.ranks.as_ref();
         Ok(PlannedLayout {
-            context: settings.part().of,
+            context: settings.sharing().rank.of,
             zero: ranks.map_or(Zero::Replicated, |ranks| ranks.zero),
             set: shared.and(&climb.change).set(),
             recompute: config.recompute.spec.clone(),

@@ -53,6 +53,7 @@ impl Config {
             before: of(before),
             now: of(self),
         };
+        let has_parts = self.parts().max(before.parts()) > 1;
         let shares = self.parallel.context.max(before.parallel.context) > 1;
         let micro_batches = match has_ranks {
             true if self.parallel.pipeline.max(before.parallel.pipeline) > 1 => {
@@ -66,6 +67,11 @@ impl Config {
             change(micro_batches, &|run| run.micro_batches().to_string()),
             change("collectives.reduce", &Config::sums),
         ];
+        if has_parts {
+            compared.push(change("parallel.context_parts", &|run| {
+                run.parts().to_string()
+            }));
+        }
         if self.lr.depends_on_steps() || before.lr.depends_on_steps() {
             compared.push(change("train.steps", &|run| run.train.steps.to_string()));
         }
