@@ -195,7 +195,9 @@ impl Session {
             &parts[0],
         );
         // Tokens of parts are not contiguous in what is lent.
-        let lent = passes.lent.filter(|_| section.is_none() && parts.len() == 1);
+        let lent = passes
+            .lent
+            .filter(|_| section.is_none() && parts.len() == 1);
         let lent = lent.map(|lent| lent.of(index, &parts[0]));
         let batches = parts.iter().zip(number..);
         let batches = batches.map(|(part, number)| self.batch(number, part, lent));

@@ -172,6 +172,37 @@ mod tests {
         );
     }
 
+    /// Equal parts have the same bits on any number of ranks that divides them.
+    #[test]
+    fn parts_of_sequences_count_and_not_how_many_ranks_share_them() {
+        let config = |ranks: Option<usize>, set: &[&str]| {
+            let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+            let mut config = Config::default().with(&set).unwrap();
+            if let Some(of) = ranks {
+                config.join(Rank { number: 0, of }).unwrap();
+            }
+            config
+        };
+        let changes = |before: &Config, now: &Config| -> Vec<String> {
+            let changes = now.changes_since(before).unwrap();
+            changes.iter().map(ToString::to_string).collect()
+        };
+        let four = "parallel.context_parts=4";
+        let on_one = config(None, &[four]);
+        let on_two = config(Some(2), &[four, "parallel.context=2"]);
+        let unsaid = Config {
+            rank: Some(Rank { number: 0, of: 4 }),
+            ..config(None, &[]).with(&[]).unwrap()
+        };
+        let unsaid = unsaid.with(&["parallel.context=4".into()]).unwrap();
+        assert_eq!(changes(&on_two, &on_one), [""; 0]);
+        assert_eq!(changes(&unsaid, &on_one), [""; 0]);
+        assert_eq!(changes(&on_two, &unsaid), [""; 0]);
+        let whole = config(Some(1), &["collectives.zero=1"]);
+        let change = "parallel.context_parts: 4 before, 1 now";
+        assert_eq!(changes(&on_two, &whole), [change]);
+    }
+
     #[test]
     fn what_does_is_named() {
         let set = ["lr.peak=1", "memory.head_chunk=64", "batch.accum=2"];

@@ -32,15 +32,19 @@ impl ParallelConfig {
     /// What messages call a rank: its number, and its place in the grid of ranks where there is one, such as
     /// `5 (group 2, part 1 of 2)`.
     pub fn name(&self, rank: Rank) -> String {
-        let (number, parts) = (rank.number, self.context);
+        let (number, ranks, parts) = (rank.number, self.context, self.parts());
         let (within, stage) = places(rank, self.pipeline);
         let mut place = Vec::new();
         if stage.of > 1 {
             place.push(format!("stage {} of {}", stage.number, stage.of));
         }
-        if parts > 1 {
-            let (group, part) = (within.number / parts, within.number % parts);
-            place.push(format!("group {group}, part {part} of {parts}"));
+        if ranks > 1 {
+            let (group, part) = (within.number / ranks, within.number % ranks);
+            let own = match parts / ranks {
+                each if each > 1 => format!("parts {} to {}", part * each, (part + 1) * each - 1),
+                _ => format!("part {part}"),
+            };
+            place.push(format!("group {group}, {own} of {parts}"));
         }
         match place.is_empty() {
             true => number.to_string(),
@@ -138,9 +142,7 @@ fn check_several(config: &Config, ranks: &Ranks) -> Result<(), ConfigError> {
     let instead = format!("one part a rank (--cp {parts})");
     let not_with = |others: &str| not_with(&brings, others, &instead);
     if ranks.stage.of > 1 {
-        return not_with(
-            "--pp hands whole micro-batches from stage to stage; take --pp 1",
-        );
+        return not_with("--pp hands whole micro-batches from stage to stage; take --pp 1");
     }
     if config.fp8.recipe != Fp8Recipe::Off {
         return not_with(
@@ -207,5 +209,11 @@ mod tests {
         assert_eq!(name(1), "5");
         assert_eq!(name(2), "5 (group 2, part 1 of 2)");
         assert_eq!(name(8), "5 (group 0, part 5 of 8)");
+        let parallel = ParallelConfig {
+            context: 2,
+            context_parts: Some(8),
+            ..ParallelConfig::default()
+        };
+        assert_eq!(parallel.name(rank), "5 (group 2, parts 4 to 7 of 8)");
     }
 }

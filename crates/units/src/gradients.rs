@@ -160,7 +160,9 @@ impl Gradients {
     }
 
     fn forget(&mut self) {
-        self.touched.iter_mut().for_each(|touched| touched.fill(false));
+        self.touched
+            .iter_mut()
+            .for_each(|touched| touched.fill(false));
     }
 
     /// From now on this part of the micro-batch contributes.

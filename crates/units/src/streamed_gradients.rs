@@ -66,9 +66,8 @@ impl StreamedGradients {
         like: &Arena,
         is_begun: bool,
     ) -> Result<(), UnitError> {
-        (0..self.parts).try_for_each(|part| {
-            self.lease_part(memory, kernels, (unit, part), like, is_begun)
-        })
+        (0..self.parts)
+            .try_for_each(|part| self.lease_part(memory, kernels, (unit, part), like, is_begun))
     }
 
     fn lease_part(

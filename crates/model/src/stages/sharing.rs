@@ -4,9 +4,7 @@
 
 use super::qkv_tensors::QkvTensors;
 use crate::stage::{Io, Stage};
-use crate::{
-    Activation, AttentionSpec, BatchShape, Extent, Label, ModelError, Pass, SharingRanks,
-};
+use crate::{Activation, AttentionSpec, BatchShape, Extent, Label, ModelError, Pass, SharingRanks};
 use kernels::operation::{Copy, SumInOrder};
 use kernels::{Exchange, ExchangeBytes, Init, Queue};
 use memory::{Buffer, In, Out};
@@ -248,11 +246,7 @@ impl SharingRanks {
     }
 
     /// Packed tensors by token, from tensors by heads.
-    fn to_tokens(
-        self,
-        pass: &Pass,
-        by_head: Vec<Vec<In>>,
-    ) -> Result<Vec<Vec<Buffer>>, ModelError> {
+    fn to_tokens(self, pass: &Pass, by_head: Vec<Vec<In>>) -> Result<Vec<Vec<Buffer>>, ModelError> {
         let room = |x: &In| self.room(pass, x.dims()[1]);
         let rooms = by_head.iter().map(|of| of.iter().map(room).collect());
         let mut rooms = rooms.collect::<Result<Vec<Vec<Buffer>>, ModelError>>()?;
@@ -338,9 +332,11 @@ impl SharingRanks {
         let mut pieces = Vec::new();
         for (part, of_part) in tensors.into_iter().enumerate() {
             for (tensor, x) in of_part.into_iter().enumerate() {
-                pieces.extend(self.pieces(pass, division).map(|(other, row, rows)| {
-                    ((tensor, part, other, row), other, x.rows(rows))
-                }));
+                pieces.extend(
+                    self.pieces(pass, division).map(|(other, row, rows)| {
+                        ((tensor, part, other, row), other, x.rows(rows))
+                    }),
+                );
             }
         }
         self.in_order(pieces)
@@ -359,9 +355,10 @@ impl SharingRanks {
                 let places: Vec<_> = self.pieces(pass, division).collect();
                 let rows: Vec<_> = places.iter().map(|(.., rows)| rows.clone()).collect();
                 let outs = out.disjoint_rows(&rows).into_iter();
-                pieces.extend(outs.zip(places).map(|(out, (other, row, _))| {
-                    ((tensor, other, part, row), other, out)
-                }));
+                pieces.extend(
+                    outs.zip(places)
+                        .map(|(out, (other, row, _))| ((tensor, other, part, row), other, out)),
+                );
             }
         }
         self.in_order(pieces)
@@ -373,9 +370,7 @@ impl SharingRanks {
         pieces.sort_by_key(|(order, ..)| *order);
         let pieces = pieces.into_iter();
         let rank = |part: usize| self.first + part / self.parts_each;
-        pieces
-            .map(|(_, part, piece)| (rank(part), piece))
-            .collect()
+        pieces.map(|(_, part, piece)| (rank(part), piece)).collect()
     }
 
     /// The pieces of a tensor: the part that each goes to or comes from, its sequence, and its rows.
