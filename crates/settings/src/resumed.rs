@@ -177,11 +177,11 @@ mod tests {
     fn parts_of_sequences_count_and_not_how_many_ranks_share_them() {
         let config = |ranks: Option<usize>, set: &[&str]| {
             let set: Vec<String> = set.iter().map(ToString::to_string).collect();
-            let mut config = Config::default().with(&set).unwrap();
+            let mut config = Config::default();
             if let Some(of) = ranks {
                 config.join(Rank { number: 0, of }).unwrap();
             }
-            config
+            config.with(&set).unwrap()
         };
         let changes = |before: &Config, now: &Config| -> Vec<String> {
             let changes = now.changes_since(before).unwrap();
@@ -190,11 +190,7 @@ mod tests {
         let four = "parallel.context_parts=4";
         let on_one = config(None, &[four]);
         let on_two = config(Some(2), &[four, "parallel.context=2"]);
-        let unsaid = Config {
-            rank: Some(Rank { number: 0, of: 4 }),
-            ..config(None, &[]).with(&[]).unwrap()
-        };
-        let unsaid = unsaid.with(&["parallel.context=4".into()]).unwrap();
+        let unsaid = config(Some(4), &["parallel.context=4"]);
         assert_eq!(changes(&on_two, &on_one), [""; 0]);
         assert_eq!(changes(&unsaid, &on_one), [""; 0]);
         assert_eq!(changes(&on_two, &unsaid), [""; 0]);
