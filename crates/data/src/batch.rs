@@ -1,6 +1,6 @@
 //! The input of a training step.
 
-use memory::Rank;
+use memory::{OwnParts, Rank};
 
 /// The target at a position without a loss (`ignore_index` in Hugging Face and PyTorch).
 pub const MASKED: i32 = -100;
@@ -144,17 +144,15 @@ impl StepBatch {
         here + self.targets_elsewhere
     }
 
-    /// The same step where ranks share sequences: each part of a micro-batch counts as a micro-batch. Only parts of number `own` have
-    /// tokens.
+    /// The same step where sequences have parts: each part of a micro-batch counts as a micro-batch. Only the `own` ones have tokens.
     #[must_use]
-    pub fn in_parts(self, own: Rank) -> StepBatch {
+    pub fn in_parts(self, own: OwnParts) -> StepBatch {
         let parts = |micro: MicroBatch| -> Vec<MicroBatch> {
-            let parts = (0..own.of).map(|number| Rank { number, ..own });
-            let part = |part| match part == own {
+            let part = |part: Rank| match own.each().any(|own| own == part) {
                 true => micro.part(part),
                 false => micro.part_elsewhere(part),
             };
-            parts.map(part).collect()
+            Rank::all(own.of).map(part).collect()
         };
         StepBatch {
             micro: self.micro.into_iter().flat_map(parts).collect(),

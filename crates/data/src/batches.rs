@@ -1,7 +1,7 @@
 //! Makes steps from samples.
 
 use crate::{DataError, Dataset, Packing, Position, StepBatch, buckets::Buckets, mix::Order};
-use memory::Rank;
+use memory::OwnParts;
 
 /// An error message names this many samples, and only counts the others.
 const SAMPLES_NAMED: usize = 8;
@@ -18,7 +18,7 @@ pub struct Batches {
     buckets: Option<Buckets>, // for padded rows
     position: Position,
     member: (usize, usize), // this rank of those that read other sequences, and how many there are
-    part: Rank,             // what this rank has of each sequence
+    parts: OwnParts,        // what this rank has of each sequence
 }
 
 impl Dataset {
@@ -40,7 +40,7 @@ impl Batches {
             dataset,
             position: Position::default(),
             member: (0, 1),
-            part: Rank::ALONE,
+            parts: OwnParts::WHOLE,
         }
     }
 
@@ -54,10 +54,10 @@ impl Batches {
         }
     }
 
-    /// The same steps where ranks share sequences ([`StepBatch::in_parts`]): each reads its sequences whole, and keeps this part.
+    /// The same steps where sequences have parts ([`StepBatch::in_parts`]): each rank reads its sequences whole, and keeps these parts.
     #[must_use]
-    pub fn in_parts(self, part: Rank) -> Self {
-        Self { part, ..self }
+    pub fn in_parts(self, parts: OwnParts) -> Self {
+        Self { parts, ..self }
     }
 
     /// The dataset that the steps come from.
@@ -126,9 +126,9 @@ impl Batches {
             });
         }
         self.position = position;
-        Ok(match self.part {
-            Rank::ALONE => step,
-            part => step.in_parts(part),
+        Ok(match self.parts {
+            OwnParts::WHOLE => step,
+            parts => step.in_parts(parts),
         })
     }
 

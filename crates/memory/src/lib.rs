@@ -74,7 +74,7 @@ pub use memory::{Memory, PlaceGuard, StepMemory};
 pub use out_of_memory::{Cause, OutOfMemory, Refusal};
 pub use place::{ByPhase, Layer, Phase, Place};
 pub use playback::{AfterEvent, Playback};
-pub use rank::Rank;
+pub use rank::{OwnParts, Rank};
 pub use role::Role;
 pub use slab::Slab;
 pub use types::Types;

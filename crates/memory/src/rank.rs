@@ -18,3 +18,32 @@ impl Rank {
         (0..of).map(move |number| Rank { number, of })
     }
 }
+
+/// The parts of every sequence that a rank has: neighbours among equal ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnParts {
+    /// The number of the first, from 0.
+    pub first: usize,
+    /// How many it has.
+    pub count: usize,
+    /// How many parts a sequence has.
+    pub of: usize,
+}
+
+impl OwnParts {
+    /// Whole sequences.
+    pub const WHOLE: OwnParts = OwnParts {
+        first: 0,
+        count: 1,
+        of: 1,
+    };
+
+    /// Each of them, by its number among all parts.
+    pub fn each(self) -> impl Iterator<Item = Rank> {
+        let own = self.first..self.first + self.count;
+        own.map(move |number| Rank {
+            number,
+            of: self.of,
+        })
+    }
+}

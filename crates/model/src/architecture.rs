@@ -100,12 +100,13 @@ impl Architecture {
         }
     }
 
-    /// The same model where ranks share sequences: between them, a block's attention computes this rank's heads of whole sequences.
+    /// The same model where sequences have parts, each with a rank or several with one: a block's attention computes some heads of whole
+    /// sequences at a time.
     ///
     /// # Panics
     /// If it has tiles: they are cut afterwards ([`Architecture::in_tiles`]).
     pub fn of_sharing(self, ranks: SharingRanks) -> Architecture {
-        if ranks.rank.of == 1 {
+        if ranks.parts() == 1 {
             return self;
         }
         assert!(self.tile_tokens.is_none(), "tiles are cut afterwards");
@@ -250,7 +251,7 @@ impl Architecture {
     /// positions come with the batch.
     pub(crate) fn turns_in_tiles(&self, seq: usize) -> bool {
         let is_cut = self.tile_tokens.is_some_and(|tokens| tokens < seq);
-        self.rotary.is_some() && is_cut && self.sharing.rank.of == 1
+        self.rotary.is_some() && is_cut && self.sharing.parts() == 1
     }
 
     /// Model FLOPs of forward and backward for one token of a sequence of `seq`, without replays. Frozen matrices have

@@ -64,7 +64,7 @@ impl Pass<'_> {
     fn forward_backward(&mut self) -> Result<Option<Buffer>, ModelError> {
         self.forward()?;
         self.head()?;
-        self.balance_loss()?;
+        self.each_part(Pass::balance_loss)?;
         self.backward_to_end()
     }
 
@@ -76,14 +76,17 @@ impl Pass<'_> {
             weights, kernels, ..
         } = &mut self.work;
         weights.end_pass(kernels)?;
-        assert!(
-            self.work.saved.is_empty(),
-            "every activation is released by the last stage that needs it"
-        );
-        assert!(
-            self.gradients_are_taken(),
-            "every gradient of an activation is taken by the stage that wrote it"
-        );
+        self.each_part(|pass| {
+            assert!(
+                pass.work.saved.is_empty(),
+                "every activation is released by the last stage that needs it"
+            );
+            assert!(
+                pass.gradients_are_taken(),
+                "every gradient of an activation is taken by the stage that wrote it"
+            );
+            Ok(())
+        })?;
         Ok(gradient)
     }
 
@@ -107,18 +110,17 @@ impl Pass<'_> {
         if layers.start == 0 {
             let _place = self.enter(phase, Layer::Embedding);
             self.before_forward(Layer::Embedding)?;
-            self.forward_stage(StagePosition::EMBEDDING)?;
+            self.each_part(|pass| pass.forward_stage(StagePosition::EMBEDDING))?;
         }
         for layer in layers.clone() {
             let _place = self.enter(phase, Layer::Block(layer));
             self.before_forward(Layer::Block(layer))?;
-            for run in self.model.architecture().blocks()[layer].runs() {
-                self.forward_run(layer, run)?;
-            }
+            self.forward_block(layer)?;
             if layer > layers.start {
-                self.work
-                    .saved
-                    .give_back_left(self.work.kernels, layer - 1)?;
+                self.each_part(|pass| {
+                    let work = &mut pass.work;
+                    work.saved.give_back_left(work.kernels, layer - 1)
+                })?;
             }
         }
         Ok(())
@@ -194,7 +196,7 @@ impl Pass<'_> {
             .close(work.kernels, open, (is_own, is_last))?;
         if is_own && is_last && is_released {
             let hooks = &mut training.hooks;
-            let loss = training.loss.sums.as_in().rows(0..1);
+            let loss = training.losses[0].sums.as_in().rows(0..1);
             hooks.after_backward(part, work.weights, training.gradients, loss)?;
         }
         Ok(())
@@ -228,12 +230,16 @@ impl Pass<'_> {
     fn head(&mut self) -> Result<(), ModelError> {
         let _place = self.enter(Phase::Forward, Layer::Head);
         self.before_forward(Layer::Head)?;
-        let x = self.take_head_input()?;
+        let mut inputs = self.each_part(Pass::take_head_input)?.into_iter();
         let unit = self.unit_of(self.model.architecture().head_parameters());
         let open = self.open_gradients(unit)?;
         let (head, chunk) = (self.model.architecture().head(), self.model.head_chunk());
-        let dx = head.loss_and_gradient(self, x, chunk)?;
-        self.file_gradient_at(self.head_input(), dx);
+        self.each_part(|pass| {
+            let x = inputs.next().expect("every part has an input");
+            let dx = head.loss_and_gradient(pass, x, chunk)?;
+            pass.file_gradient_at(pass.head_input(), dx);
+            Ok(())
+        })?;
         self.close_gradients(Layer::Head, open)
     }
 
@@ -245,7 +251,7 @@ impl Pass<'_> {
         let last_block = layers.end - 1;
         let first = lowest.unwrap_or(0).clamp(layers.start, layers.end);
         if layers.end < self.model.layers() {
-            self.fetch_block(last_block)?;
+            self.each_part(|pass| pass.fetch_block(last_block))?;
         }
         for layer in (first..layers.end).rev() {
             let _place = self.enter(Phase::Backward, Layer::Block(layer));
@@ -257,15 +263,12 @@ impl Pass<'_> {
             match layer.checked_sub(1) {
                 _ if layer == first && (layer > 0 || lowest.is_some()) => {}
                 Some(next) => {
-                    self.fetch_block(next)?;
+                    self.each_part(|pass| pass.fetch_block(next))?;
                     self.fetch_gradients(Layer::Block(next))?;
                 }
                 None => self.fetch_gradients(Layer::Embedding)?,
             }
-            let block = &self.model.architecture().blocks()[layer];
-            for run in block.runs().iter().rev() {
-                self.backward_run(layer, run)?;
-            }
+            self.backward_block(layer)?;
             self.close_gradients(Layer::Block(layer), open)?;
         }
         let gradient = self.leave_blocks(layers.start, first)?;
@@ -282,13 +285,16 @@ impl Pass<'_> {
         let _place = self.enter(Phase::Backward, Layer::Embedding);
         let lowest = self.model.architecture().lowest_trained();
         if lowest.is_some_and(|lowest| lowest >= start) {
-            self.leave_below(start, ended);
+            self.each_part(|pass| {
+                pass.leave_below(start, ended);
+                Ok(())
+            })?;
         } else if start > 0 {
             return Ok(Some(self.gradient_of_input(start)));
         } else {
             let unit = self.model.unit_of_part(Layer::Embedding);
             let open = self.open_gradients(unit)?;
-            self.backward_stage(StagePosition::EMBEDDING)?;
+            self.each_part(|pass| pass.backward_stage(StagePosition::EMBEDDING))?;
             self.close_gradients(Layer::Embedding, open)?;
         }
         Ok(None)
@@ -311,6 +317,7 @@ impl Pass<'_> {
     /// called at the start of the next block's backward pass, so that the copies have that long.
     fn fetch_block(&mut self, layer: usize) -> Result<(), ModelError> {
         let block = &self.model.architecture().blocks()[layer];
+        let shape = self.batch().shape;
         let work = &mut self.work;
         for declared in block.stages().iter().rev() {
             for activation in &declared.io.backward_reads {
@@ -319,8 +326,7 @@ impl Pass<'_> {
                     activation: *activation,
                 };
                 if work.saved.is_away(at) {
-                    work.saved
-                        .fetch(work.memory, work.kernels, at, work.batch.shape)?;
+                    work.saved.fetch(work.memory, work.kernels, at, shape)?;
                 }
             }
         }

@@ -41,6 +41,7 @@ mod needed;
 mod offload;
 mod on_tiles;
 mod parameters;
+mod parts;
 mod pass;
 mod pass_balance;
 mod pass_fp8;

@@ -117,14 +117,18 @@ impl Architecture {
         layers.push(vec![(Activation::X, Extent::tokens(self.width()), of_head)]);
         let statistics = Statistics::lease(memory, self.statistics())?;
         let has_balance = self.router_losses().is_some_and(|losses| losses.aux > 0.0);
-        let stages = self.stages_of_blocks();
-        let routers = stages.filter_map(|(at, stage)| Some((at, stage.router()?.0)));
-        let balance = has_balance.then(|| Balance::lease(memory, routers.collect(), batch.rows));
+        let balance = |_| {
+            let stages = self.stages_of_blocks();
+            let routers = stages.filter_map(|(at, stage)| Some((at, stage.router()?.0)));
+            let lease = || Balance::lease(memory, routers.collect(), batch.rows);
+            has_balance.then(lease).transpose()
+        };
+        let balances = (0..held.micro_batches).map(balance);
+        let balances = balances.collect::<Result<_, OutOfMemory>>()?;
         let kept = self.parameters().kept_in_fp8();
         let fp8 = kept.map(|kept| Fp8Cells::lease(memory, self.blocks().len(), kept));
-        let counted = (statistics, balance.transpose()?, fp8.transpose()?);
-        let shape = (batch, held.micro_batches);
-        SavedActivations::lease(memory, &layers, counted, dtype, shape)
+        let counted = (statistics, fp8.transpose()?);
+        SavedActivations::lease(memory, &layers, counted, dtype, (batch, balances))
     }
 
     /// The activations that backward passes read, and those that their replays read under a policy.

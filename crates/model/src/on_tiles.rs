@@ -27,7 +27,7 @@ impl<'a> Pass<'a> {
 
     /// The positions of these tokens.
     pub fn positions(&self) -> Positions<'a> {
-        let batch = self.work.batch;
+        let batch = self.batch();
         let Some(tiles) = &self.tiles else {
             return batch.positions();
         };
@@ -46,7 +46,7 @@ impl<'a> Pass<'a> {
     /// Sequences of the tile on which the stage runs, or of the whole micro-batch.
     pub(crate) fn shape_of_tile(&self) -> BatchShape {
         let tiles = self.tiles.as_ref();
-        tiles.map_or(self.work.batch.shape, |tiles| tiles.shape)
+        tiles.map_or(self.batch().shape, |tiles| tiles.shape)
     }
 
     /// Runs the stages of a run forward.
@@ -98,7 +98,7 @@ impl<'a> Pass<'a> {
             return on_tile(self);
         };
         let mut tiles = Tiles::new(replayed);
-        for (first, shape) in self.work.batch.shape.tiles(tokens) {
+        for (first, shape) in self.batch().shape.tiles(tokens) {
             tiles.begin(first, shape);
             self.tiles = Some(tiles);
             on_tile(self)?;

@@ -1,11 +1,13 @@
 //! One micro-batch on its way through the model: what stages compute with, pull and replay.
 
+use crate::parts::PartAside;
 use crate::position::StagePosition;
 use crate::stage::Declared;
 use crate::tiles::Tiles;
 use crate::{
     Action, Activation, Batch, BatchShape, DropoutSite, Extent, LayerActivation, LayerCache,
     LossPart, Model, ModelError, ParameterId, Preferences, Purpose, ReplayCounts, SavedActivations,
+    StepLoss,
 };
 use kernels::operation::Sum;
 use kernels::{Dropout, Init, Kernels};
@@ -24,13 +26,14 @@ pub struct Work<'a> {
     pub weights: &'a mut Weights,
     /// The order in which the pass uses the units of weights.
     pub order: &'a Rc<[usize]>,
-    /// The table of activations. It is empty before a micro-batch's forward pass and after its backward pass, even one that fails.
+    /// The tables of activations, with the one in use for the first part, and the next ones for the others. They are empty before a
+    /// micro-batch's forward pass and after its backward pass, even one that fails.
     pub saved: &'a mut SavedActivations,
     /// The blocks that the pass runs: all, or those of a stage of a pipeline. The embedding is before the first block of all, and
     /// the head after the last.
     pub layers: Range<usize>,
-    /// The micro-batch.
-    pub batch: &'a Batch,
+    /// The micro-batch: what this rank has of its sequences, whole or in parts.
+    pub batches: &'a [Batch],
     /// Why it passes through the model: to train, or to infer.
     pub purpose: Purpose<'a>,
 }
@@ -56,17 +59,29 @@ pub struct Pass<'a> {
     /// The stage whose backward pass runs; none during forward.
     pub(crate) backward_at: Option<StagePosition>,
     /// The activations that this stage's backward pass has released before its end.
-    let_go: Vec<Activation>,
+    pub(crate) let_go: Vec<Activation>,
     /// Gradients of activations, until the stage that wrote the activation takes them.
     pub(crate) flowing: Vec<(LayerActivation, Buffer)>,
     /// The tile on which stages run; none: they run on the whole micro-batch.
     pub(crate) tiles: Option<Tiles>,
+    /// The part that runs, and what the others have meanwhile.
+    pub(crate) part: usize,
+    pub(crate) aside: Vec<PartAside>,
+    /// The table of the first part.
+    pub(crate) first_table: usize,
 }
 
 impl<'a> Pass<'a> {
     pub(crate) fn new(model: &'a Model, work: Work<'a>) -> Pass<'a> {
+        let mut work = work;
         work.weights.begin_pass(work.order);
+        if let Purpose::Training(training) = &mut work.purpose {
+            training.gradients.use_part(0);
+        }
         Pass {
+            aside: work.batches.iter().map(|_| PartAside::default()).collect(),
+            part: 0,
+            first_table: work.saved.table_in_use(),
             replayed: model.no_replays(),
             model,
             work,
@@ -88,9 +103,9 @@ impl<'a> Pass<'a> {
         self.work.kernels
     }
 
-    /// The whole micro-batch, even if the stage runs on a tile.
+    /// The whole micro-batch, even if the stage runs on a tile; of its sequences the part that runs.
     pub fn batch(&self) -> &'a Batch {
-        self.work.batch
+        &self.work.batches[self.part]
     }
 
     /// Compute type.
@@ -109,7 +124,7 @@ impl<'a> Pass<'a> {
     /// Dropout at a site of the block whose stage runs. It is the same in replays and in the backward pass; none in
     /// evaluation.
     pub fn dropout(&self, site: DropoutSite) -> Option<Dropout<'a>> {
-        let keys = self.work.batch.dropout.as_ref()?;
+        let keys = self.batch().dropout.as_ref()?;
         keys.at(self.running.at.layer, site)
     }
 
@@ -120,7 +135,7 @@ impl<'a> Pass<'a> {
 
     /// The inputs of the loss of preferences; none where the loss is that of next tokens.
     pub(crate) fn preferences(&mut self) -> Option<Preferences<'a>> {
-        self.work.purpose.training().loss.preferences
+        self.step_loss().preferences
     }
 
     /// The keys and values of earlier tokens, with room for those of these tokens; none if all tokens of a sequence
@@ -252,7 +267,7 @@ impl<'a> Pass<'a> {
     /// If this is a forward pass alone.
     pub fn gradient_scale(&self) -> In<'_> {
         match &self.work.purpose {
-            Purpose::Training(training) => training.loss.gradient_scale,
+            Purpose::Training(training) => training.losses[self.part].gradient_scale,
             Purpose::Inference(_) | Purpose::Reference => {
                 panic!("only training steps have gradients")
             }
@@ -275,9 +290,15 @@ impl<'a> Pass<'a> {
         self.add_to_loss(LossPart::Targets, losses)
     }
 
+    /// The loss of the step so far, of the part that runs.
+    pub(crate) fn step_loss(&mut self) -> &mut StepLoss<'a> {
+        let part = self.part;
+        &mut self.work.purpose.training().losses[part]
+    }
+
     pub(crate) fn add_to_loss(&mut self, part: LossPart, losses: In) -> Result<(), ModelError> {
         let kernels = self.work.kernels;
-        let (out, init) = self.work.purpose.training().loss.part(part);
+        let (out, init) = self.step_loss().part(part);
         Ok(kernels.run(Sum {
             out,
             x: losses,
@@ -386,7 +407,7 @@ impl<'a> Pass<'a> {
     pub(crate) fn shape_of(&self, at: LayerActivation) -> BatchShape {
         match self.is_within(at) {
             true => self.shape_of_tile(),
-            false => self.work.batch.shape,
+            false => self.batch().shape,
         }
     }
 
@@ -417,7 +438,7 @@ impl<'a> Pass<'a> {
         let Work {
             memory, kernels, ..
         } = self.work;
-        let shape = self.work.batch.shape;
+        let shape = self.batch().shape;
         self.work.saved.bring_back(memory, kernels, at, shape)?;
         let buffer = self.work.saved.get(at);
         Ok(buffer
@@ -437,8 +458,8 @@ impl<'a> Pass<'a> {
             Some(_) => Layer::Block(at.layer),
         };
         let _place = self.enter(Phase::Recompute, layer);
-        // Counts one replay per stage, not one per tile.
-        if self.first_token() == 0 {
+        // Counts one replay per stage, not one per tile or part.
+        if self.first_token() == 0 && self.part() == 0 {
             self.replayed.add(self.stage(at).stage.name());
         }
         match self.tiles {
@@ -618,7 +639,7 @@ impl<'a> Pass<'a> {
     /// sent to the host if it is offloaded.
     pub(crate) fn forward_stage(&mut self, at: StagePosition) -> Result<(), ModelError> {
         self.run(at, false)?;
-        self.after_forward(at)
+        self.each_part_of(at, |pass| pass.after_forward(at))
     }
 
     /// Handles activations after their last use. On a tile these are those of the tile; after the last tile, those of
@@ -652,10 +673,15 @@ impl<'a> Pass<'a> {
     /// Runs the backward pass of a stage, and then releases the activations that no later one needs.
     pub(crate) fn backward_stage(&mut self, at: StagePosition) -> Result<(), ModelError> {
         self.backward_at = Some(at);
-        self.let_go.clear();
+        self.each_part_of(at, |pass| {
+            pass.let_go.clear();
+            Ok(())
+        })?;
         self.run(at, true)?;
-        self.after_backward(at);
-        Ok(())
+        self.each_part_of(at, |pass| {
+            pass.after_backward(at);
+            Ok(())
+        })
     }
 
     /// As [`Pass::after_forward`].

@@ -16,7 +16,7 @@ impl Pass<'_> {
 
     /// Micro-batches of the whole step.
     pub(crate) fn micro_batches(&mut self) -> usize {
-        self.work.purpose.training().loss.micro_batches
+        self.step_loss().micro_batches
     }
 
     /// Where the router that runs writes its counts `[sequences, experts]` and summed scores for the loss of balance.
@@ -25,13 +25,13 @@ impl Pass<'_> {
         let at = self.running.at;
         let is_forward =
             matches!(self.work.purpose, Purpose::Training(_)) && self.backward_at.is_none();
-        let balance = self.work.saved.balance.as_mut().filter(|_| is_forward);
+        let balance = self.work.saved.balance().filter(|_| is_forward);
         balance.map(|balance| balance.of_router(at))
     }
 
     /// The gradient `[sequences, experts]` of the scores of the router that runs, by the loss of balance.
     pub(crate) fn balance_gradient(&self) -> Option<In<'_>> {
-        let balance = self.work.saved.balance.as_ref();
+        let balance = self.work.saved.made_balance();
         balance.map(|balance| balance.gradient_of(self.running.at))
     }
 
@@ -40,9 +40,9 @@ impl Pass<'_> {
         let Some(losses) = self.router_losses() else {
             return Ok(());
         };
-        let (kernels, batch) = (self.work.kernels, self.work.batch);
-        let step = &mut self.work.purpose.training().loss;
-        let Some(balance) = &mut self.work.saved.balance else {
+        let (kernels, batch, part) = (self.work.kernels, self.batch(), self.part);
+        let step = &mut self.work.purpose.training().losses[part];
+        let Some(balance) = self.work.saved.balance() else {
             return Ok(());
         };
         let (pooled, factor) = losses.pooled(balance, batch, step.micro_batches);

@@ -26,8 +26,8 @@ pub struct Training<'a> {
     pub gradients: &'a mut Gradients,
     /// Whether gradients are complete after this micro-batch.
     pub is_last_micro_batch: bool,
-    /// The loss of the step so far.
-    pub loss: StepLoss<'a>,
+    /// The loss of the step so far; that of each of the micro-batch's parts by itself.
+    pub losses: Vec<StepLoss<'a>>,
     /// Hooks that run during the pass.
     pub hooks: &'a mut dyn PassHooks,
 }

@@ -18,8 +18,6 @@ pub struct SavedActivations {
     /// The table in use.
     current: usize,
     pub(crate) statistics: Statistics,
-    /// None if the model's routers have no loss of balance.
-    pub(crate) balance: Option<Balance>,
     /// None if the model multiplies nothing in FP8.
     pub(crate) fp8: Option<Fp8Cells>,
     pub(crate) dtype: DType,
@@ -30,7 +28,7 @@ pub struct SavedActivations {
 pub struct HeldBlocks {
     /// The blocks that it computes.
     pub layers: Range<usize>,
-    /// How many micro-batches may be between their forward and their backward pass.
+    /// How many micro-batches may be between their forward and their backward pass, each part of one counted.
     pub micro_batches: usize,
 }
 
@@ -48,6 +46,8 @@ impl HeldBlocks {
 struct Table {
     layers: Vec<Vec<Slot>>,
     host: HostPlaces,
+    /// None if the model's routers have no loss of balance.
+    balance: Option<Balance>,
 }
 
 /// The place of one activation in the table.
@@ -78,8 +78,8 @@ impl Table {
     fn lease(
         memory: &Memory,
         layers: &[Vec<(Activation, Extent, Action)>],
-        dtype: DType,
-        batch: BatchShape,
+        (dtype, batch): (DType, BatchShape),
+        balance: Option<Balance>,
     ) -> Result<Table, OutOfMemory> {
         let numbered = layers.iter().enumerate();
         let offloaded = numbered.flat_map(|(layer, table)| {
@@ -104,25 +104,27 @@ impl Table {
         Ok(Table {
             layers: layers.iter().map(slots).collect(),
             host,
+            balance,
         })
     }
 }
 
 impl SavedActivations {
-    /// An empty table for each of so many micro-batches of this shape, with pinned host memory for what it offloads.
+    /// An empty table for each of some micro-batches of this shape, with room for the balance of its routers where they have a loss of
+    /// it, and with pinned host memory for what it offloads.
     pub(crate) fn lease(
         memory: &Memory,
         layers: &[Vec<(Activation, Extent, Action)>],
-        (statistics, balance, fp8): (Statistics, Option<Balance>, Option<Fp8Cells>),
+        (statistics, fp8): (Statistics, Option<Fp8Cells>),
         dtype: DType,
-        (batch, micro_batches): (BatchShape, usize),
+        (batch, balances): (BatchShape, Vec<Option<Balance>>),
     ) -> Result<SavedActivations, OutOfMemory> {
-        let table = |_| Table::lease(memory, layers, dtype, batch);
+        let tables = balances.into_iter();
+        let tables = tables.map(|balance| Table::lease(memory, layers, (dtype, batch), balance));
         Ok(SavedActivations {
-            tables: (0..micro_batches).map(table).collect::<Result<_, _>>()?,
+            tables: tables.collect::<Result<_, _>>()?,
             current: 0,
             statistics,
-            balance,
             fp8,
             dtype,
         })
@@ -131,6 +133,21 @@ impl SavedActivations {
     /// Uses another micro-batch's table from now on.
     pub fn use_table(&mut self, number: usize) {
         self.current = number;
+    }
+
+    /// The number of the table in use.
+    pub(crate) fn table_in_use(&self) -> usize {
+        self.current
+    }
+
+    /// The balance of the table's routers; none if they have no loss of balance.
+    pub(crate) fn balance(&mut self) -> Option<&mut Balance> {
+        self.tables[self.current].balance.as_mut()
+    }
+
+    /// As [`SavedActivations::balance`].
+    pub(crate) fn made_balance(&self) -> Option<&Balance> {
+        self.table().balance.as_ref()
     }
 
     /// Starts the stages' counts afresh.

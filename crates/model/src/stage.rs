@@ -45,6 +45,12 @@ pub trait Stage {
         None
     }
 
+    /// Whether it runs once for all parts of its sequences that a rank has, and takes each in turn ([`Pass::each_part`]). Other stages
+    /// run once for each part.
+    fn joins_parts(&self) -> bool {
+        false
+    }
+
     /// Whether its backward pass reads the values of its matrices.
     fn reads_matrices_backward(&self) -> bool {
         true

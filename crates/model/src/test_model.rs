@@ -101,13 +101,13 @@ impl TestModel {
         let training = Training {
             gradients: &mut self.gradients,
             is_last_micro_batch: true,
-            loss: StepLoss {
+            losses: vec![StepLoss {
                 sums: self.loss.view_mut(),
                 are_first: [true; 4],
                 micro_batches: 1,
                 gradient_scale: self.scale.view(),
                 preferences: None,
-            },
+            }],
             hooks,
         };
         let work = Work {
@@ -117,7 +117,7 @@ impl TestModel {
             order: &Rc::default(),
             saved: &mut self.saved,
             layers: 0..self.model.layers(),
-            batch: &self.batch,
+            batches: std::slice::from_ref(&self.batch),
             purpose: Purpose::Training(training),
         };
         run(&self.model, work)
@@ -133,7 +133,7 @@ impl TestModel {
             order: &Rc::default(),
             saved: &mut self.saved,
             layers: 0..self.model.layers(),
-            batch: &self.batch,
+            batches: std::slice::from_ref(&self.batch),
             purpose: Purpose::Inference(cached),
         };
         run(&self.model, work)

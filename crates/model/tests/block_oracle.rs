@@ -181,11 +181,11 @@ fn assert_agrees_with(
             order: &Rc::default(),
             saved: &mut saved,
             layers: 0..model.layers(),
-            batch: &on_device,
+            batches: std::slice::from_ref(&on_device),
             purpose: Purpose::Training(Training {
                 gradients: &mut summed,
                 is_last_micro_batch: micro == 1,
-                loss,
+                losses: vec![loss],
                 hooks: &mut model::NoHooks,
             }),
         };

@@ -126,6 +126,7 @@ fn wherever_weights_live_a_buffer_is_whole_and_f32() {
             rank: Rank { number: 1, of: 2 },
             stage: Rank::ALONE,
             sharing: 1,
+            parts_each: 1,
             zero,
             bucket_bytes: 1 << 20,
             reduce: Reduce::MicroBatch,

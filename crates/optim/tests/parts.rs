@@ -46,6 +46,7 @@ impl Rank {
             rank,
             stage: memory::Rank::ALONE,
             sharing: 1,
+            parts_each: 1,
             zero: Zero::States,
             bucket_bytes: 1 << 20,
             reduce: Reduce::MicroBatch,

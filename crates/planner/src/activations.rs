@@ -13,11 +13,11 @@ pub struct PlannedActivation {
     pub label: &'static str,
     /// Its name.
     pub name: &'static str,
-    /// Its shape.
+    /// Its shape; where a rank has several parts of each sequence, that of one.
     pub shape: Vec<usize>,
     /// Its type.
     pub dtype: &'static str,
-    /// Its leased bytes.
+    /// Its leased bytes, of all parts.
     pub bytes: u64,
     /// Whether it is kept, recomputed or offloaded.
     pub action: Action,
@@ -30,8 +30,9 @@ pub(crate) fn planned_activations(
 ) -> Vec<PlannedActivation> {
     let batch = BatchShape {
         rows: settings.micro_batch,
-        seq: settings.own_seq(),
+        seq: settings.part_seq(),
     };
+    let parts = settings.own_parts().count as u64;
     let per_layer = |(layer, (block, actions)): (usize, (&'_ Block, Vec<Action>))| {
         let activations = block.activations().zip(actions);
         let planned = activations.map(|((activation, extent), action)| {
@@ -43,7 +44,7 @@ pub(crate) fn planned_activations(
                 name: activation.name(),
                 shape: shape.as_slice().to_vec(),
                 dtype: dtype.as_str(),
-                bytes: memory::round_up(bytes as u64),
+                bytes: parts * memory::round_up(bytes as u64),
                 action,
             }
         });

@@ -195,7 +195,9 @@ mod tests {
                 let mut config = Config::default();
                 let number = 2 * stage + 1;
                 config.join(Rank { number, of: 8 }).unwrap();
-                let config = config.with(&[&all[..], set].concat()).unwrap();
+                let set = [&all[..], set].concat();
+                let set: Vec<String> = set.into_iter().map(String::from).collect();
+                let config = config.with(&set).unwrap();
                 let settings = Settings::new(&config).unwrap();
                 let [exact, quick] = [figures, quick_figures]
                     .map(|figures| figures(&settings, Target::Cuda).unwrap());

@@ -148,8 +148,9 @@ fn kept(settings: &Settings) -> BTreeMap<&'static str, u64> {
     let architecture = settings.architecture();
     let shape = BatchShape {
         rows: settings.micro_batch,
-        seq: settings.own_seq(),
+        seq: settings.part_seq(),
     };
+    let parts = settings.own_parts().count as u64;
     let mut kept = BTreeMap::new();
     let blocks = architecture.blocks().iter();
     let own = settings.own_layers(blocks.len());
@@ -158,7 +159,7 @@ fn kept(settings: &Settings) -> BTreeMap<&'static str, u64> {
             if action != Action::Recompute {
                 let (dims, dtype) = extent.resolve(shape, settings.dtype);
                 let elements: usize = dims.as_slice().iter().product();
-                let bytes = (elements * dtype.size_in_bytes()) as u64;
+                let bytes = parts * (elements * dtype.size_in_bytes()) as u64;
                 *kept.entry(activation.label().name()).or_default() += bytes;
             }
         }

@@ -102,9 +102,9 @@ impl ChosenHeadChunk {
     }
 }
 
-/// The chunks of at most a micro-batch's tokens, with the time of a micro-batch on paper; none if there is only one.
+/// The chunks of at most the tokens of a micro-batch or a part of one, with the time of a micro-batch on paper; none if there is only one.
 fn compared(config: &Config) -> Result<Vec<Chunk>, SessionError> {
-    let tokens = config.batch.micro * config.own_seq();
+    let tokens = config.batch.micro * config.part_seq();
     let chunks = CHUNKS.into_iter().filter(|chunk| *chunk <= tokens);
     let alike = everything_kept(config);
     let settings = chunks.map(|tokens| (tokens, Settings::new(&with_chunk(&alike, tokens))));
@@ -127,7 +127,7 @@ fn compared(config: &Config) -> Result<Vec<Chunk>, SessionError> {
 /// last one.
 fn gradient_products(settings: &Settings, chunk: usize, rates: Rates) -> Measured {
     let (vocab, hidden) = (settings.model.vocab, settings.model.hidden);
-    let last = settings.micro_batch * settings.own_seq() % chunk;
+    let last = settings.micro_batch * settings.part_seq() % chunk;
     let product = |tokens: usize| {
         let flops = 2.0 * (vocab * tokens * hidden) as f64;
         let gradient = 2.0 * (vocab * hidden * settings.states.gradients.size_in_bytes()) as f64;

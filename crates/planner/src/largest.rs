@@ -70,13 +70,13 @@ impl Sought {
         change.applied_to(config)
     }
 
-    /// The candidate at a position, from 1 on. Sequences above 128 tokens are multiples of 128, and pairs are whole. Ranks that share
+    /// The candidate at a position, from 1 on. Sequences above 128 tokens are multiples of 128, and pairs are whole. Parts of
     /// sequences have so many tokens each.
     fn value(self, position: usize, config: &Config) -> usize {
-        let context = config.ranks().map_or(1, |ranks| ranks.sharing);
+        let parts = config.parts();
         match self {
-            Sought::Seq if position > SHORTEST => context * SHORTEST * (position - SHORTEST + 1),
-            Sought::Seq => context * position,
+            Sought::Seq if position > SHORTEST => parts * SHORTEST * (position - SHORTEST + 1),
+            Sought::Seq => parts * position,
             Sought::MicroBatch if config.has_pairs() => 2 * position,
             _ => position,
         }

@@ -90,7 +90,7 @@ impl Grid {
     /// This grid, with the same tokens in a step; none if the micro-batches of a step do not divide so.
     fn change(self, run: &Setup) -> Option<Change> {
         let settings = &run.settings;
-        let all = settings.accum * settings.rank().of / settings.part().of;
+        let all = settings.accum * settings.rank().of / settings.sharing().rank.of;
         let groups = settings.rank_of_all().of / (self.context * self.pipeline);
         let grid =
             set!(parallel.context = self.context).and(&set!(parallel.pipeline = self.pipeline));

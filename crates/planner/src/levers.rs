@@ -308,7 +308,7 @@ impl Setup {
     }
 
     fn whole_logits(&self) -> Option<Change> {
-        let tokens = self.settings.micro_batch * self.settings.own_seq();
+        let tokens = self.settings.micro_batch * self.settings.part_seq();
         let helps = self.settings.head_chunk < tokens;
         helps.then(|| set!(memory.head_chunk = AutoOr::Number(tokens), tokens))
     }
@@ -427,7 +427,7 @@ impl Setup {
     /// Full recompute, in tiles of tokens: otherwise a block's activations are all there while it is at work. None in FP8, whose
     /// scales are for whole micro-batches.
     fn tiles(&self) -> Option<Change> {
-        let tokens = self.settings.micro_batch * self.settings.own_seq();
+        let tokens = self.settings.micro_batch * self.settings.part_seq();
         let tile = (tokens / 4).min(TILE_TOKENS);
         let now = self.settings.tile_tokens;
         if tile < SHORTEST || now.is_some_and(|now| now <= tile) {

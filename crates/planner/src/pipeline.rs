@@ -160,7 +160,9 @@ mod tests {
         ];
         let mut config = Config::default();
         config.join(Rank { number: 0, of: 8 }).unwrap();
-        config.with(&[&model[..], set].concat()).unwrap()
+        let set = [&model[..], set].concat();
+        let set: Vec<String> = set.into_iter().map(String::from).collect();
+        config.with(&set).unwrap()
     }
 
     #[test]

@@ -26,6 +26,9 @@ pub struct PlannedRanks {
     pub zero: Zero,
     /// How many of them share each sequence.
     pub context: usize,
+    /// Equal parts of each sequence. Settings say it in files.
+    #[serde(skip)]
+    pub parts: usize,
     /// Stages of the pipeline.
     pub pipeline: usize,
     /// Tokens of a step of all ranks together.
@@ -93,6 +96,7 @@ impl PlannedRanks {
             pipeline: ranks.stage.of,
             zero: ranks.zero,
             context: ranks.sharing,
+            parts: settings.own_parts().of,
             tokens_a_step: settings.tokens_a_step(),
             sent_bytes: figures.crossed.total().sent_bytes,
             nccl: NcclMemory::of(settings)
@@ -135,13 +139,20 @@ impl PlannedRanks {
             1 => String::new(),
             stages => format!(" --pp {stages} (stage {})", self.rank / of_stage),
         };
-        let parts = match self.context {
-            1 => String::new(),
-            context => format!(
-                " --cp {context} (part {} of the sequences of group {} of {})",
-                self.rank % context,
-                self.rank % of_stage / context,
-                of_stage / context
+        let (context, parts) = (self.context, self.parts);
+        let group = format!(
+            "of the sequences of group {} of {}",
+            self.rank % of_stage / context,
+            of_stage / context
+        );
+        let (part, each) = (self.rank % context, parts / context);
+        let parts = match (parts, each) {
+            (1, _) => String::new(),
+            (_, 1) => format!(" --cp {context} (part {part} {group})"),
+            _ => format!(
+                " --cp {context} --context-parts {parts} (parts {} to {} {group})",
+                part * each,
+                (part + 1) * each - 1
             ),
         };
         let place = stages + &parts;

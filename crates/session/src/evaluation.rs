@@ -16,7 +16,7 @@ use std::ops::Range;
 use units::Ranks;
 
 const COMPUTED: &str =
-    "the loss of a part is computed before the ranks that share its sequences get it";
+    "the losses of parts are computed before the ranks that share their sequences get them";
 const CAME: &str = "the losses of all parts have come before they are added up";
 
 /// The result of an evaluation.
@@ -48,21 +48,22 @@ impl Evaluation {
     }
 }
 
-/// Adds up a number over ranks that share sequences, in their order; `all` has room for one of each.
+/// Adds up the numbers that ranks which share sequences have of their parts, in the order of parts; `all` has room for all of them. The
+/// sum is the first of `sums`.
 fn sum_over(
     kernels: &Kernels,
     ranks: Range<usize>,
-    (sum, all): (&mut Buffer, &mut Buffer),
+    (sums, all): (&mut Buffer, &mut Buffer),
 ) -> Result<(), KernelError> {
     kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, COMPUTED)?;
     // SAFETY: the computation waits for it below, before the numbers are read, written, or given back.
     unsafe {
-        gather(kernels, sum.view(), (all.view_mut(), 0), ranks.clone())?;
+        gather(kernels, sums.view(), (all.view_mut(), 0), ranks)?;
     }
     kernels.wait(Queue::Compute, kernels.record(Queue::Collective)?, CAME)?;
     kernels.run(SumInOrder {
-        out: sum.view_mut(),
-        x: all.view().reshape([ranks.len(), 1]),
+        out: sums.view_mut().rows(0..1),
+        x: all.view().reshape([all.dims()[0], 1]),
         init: Init::Overwrite,
     })
 }
@@ -113,7 +114,8 @@ impl Forward<'_> {
         let batch = upload(memory, kernels, model.architecture(), micro, None)?;
         let shape = [micro.rows];
         let mut sums = memory.lease(Category::Temporary, "sequence_losses", shape, DType::F32)?;
-        model.sequence_losses(self.work(&batch, None), &mut sums)?;
+        let batches = std::slice::from_ref(&batch);
+        model.sequence_losses(self.work(batches, None), &mut sums)?;
         let reading = kernels.start_read(sums.view())?;
         Ok(numbers(&kernels.finish_read(reading)?))
     }
@@ -123,36 +125,40 @@ impl Forward<'_> {
     fn start(&mut self, micro: &MicroBatch) -> Result<Option<Reading>, SessionError> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
         let sharing = model.architecture().sharing();
-        let own = micro.part(sharing.rank);
-        let batch = upload(memory, kernels, model.architecture(), &own, None)?;
+        let parts = sharing.own_parts();
+        let own = parts.each().map(|part| micro.part(part));
+        let batches = own.map(|own| upload(memory, kernels, model.architecture(), &own, None));
+        let batches = batches.collect::<Result<Vec<_>, _>>()?;
+        let shape = batches[0].shape;
         let mut neighbours = Neighbours::default();
         if self.layers.start > 0 {
-            self.exchange(&mut neighbours, batch.shape, false)?;
+            self.exchange(&mut neighbours, shape, false)?;
             let input = neighbours.take(kernels, false, 0)?;
             let input = input.expect("the stage before sent its output");
             self.saved.receive(self.layers.start, input);
         }
         if self.layers.end < model.layers() {
-            let output = model.forward_of_stage(self.work(&batch, None))?;
+            let output = model.forward_of_stage(self.work(&batches, None))?;
             neighbours.keep(false, 0, output);
-            self.exchange(&mut neighbours, batch.shape, true)?;
+            self.exchange(&mut neighbours, shape, true)?;
             neighbours.give_back(kernels)?;
             return Ok(None);
         }
-        let mut sum = memory.lease(Category::Temporary, "loss", [1], DType::F32)?;
-        model.loss(self.work(&batch, None), &mut sum)?;
-        if sharing.rank.of > 1 {
+        let count = [parts.count];
+        let mut sums = memory.lease(Category::Temporary, "loss", count, DType::F32)?;
+        model.loss(self.work(&batches, None), &mut sums)?;
+        if parts.of > 1 {
             let first = self.ranks.map_or(0, Ranks::first_of_stage) + sharing.first;
             let mut all = memory.lease(
                 Category::Temporary,
                 "losses_of_parts",
-                [sharing.rank.of],
+                [parts.of],
                 DType::F32,
             )?;
             let ranks = first..first + sharing.rank.of;
-            sum_over(kernels, ranks, (&mut sum, &mut all))?;
+            sum_over(kernels, ranks, (&mut sums, &mut all))?;
         }
-        Ok(Some(kernels.start_read(sum.view())?))
+        Ok(Some(kernels.start_read(sums.view().rows(0..1))?))
     }
 
     /// The ranks of a pipeline; none if this rank has the whole model.

@@ -23,10 +23,10 @@ pub(crate) struct Forward<'a> {
 }
 
 impl Forward<'_> {
-    /// The work for a batch. With `cached`, its tokens are the last ones of sequences in a cache.
+    /// The work for the parts of a batch. With `cached`, its tokens are the last ones of sequences in a cache.
     pub(crate) fn work<'w>(
         &'w mut self,
-        batch: &'w Batch,
+        batches: &'w [Batch],
         cached: Option<CachedSequences<'w>>,
     ) -> Work<'w> {
         Work {
@@ -36,7 +36,7 @@ impl Forward<'_> {
             order: self.order,
             saved: self.saved,
             layers: self.layers.clone(),
-            batch,
+            batches,
             purpose: Purpose::Inference(cached),
         }
     }

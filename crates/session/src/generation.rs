@@ -150,7 +150,7 @@ impl Forward<'_> {
             let batch = self.upload_tokens(1, chunk, &positions(read..read + chunk.len()))?;
             read += chunk.len();
             let cached = cache.sequences(memory, kernels, number..number + 1, &[read])?;
-            let next = model.next_logits(self.work(&batch, Some(cached)))?;
+            let next = model.next_logits(self.work(std::slice::from_ref(&batch), Some(cached)))?;
             if read == prompt.len() {
                 logits = self.download(&next)?;
             }
@@ -173,7 +173,7 @@ impl Forward<'_> {
         let places: Vec<i32> = lengths.iter().map(|length| *length as i32 - 1).collect();
         let batch = self.upload_tokens(sequences.len(), &last, &places)?;
         let cached = cache.sequences(memory, kernels, 0..sequences.len(), &lengths)?;
-        let next = model.next_logits(self.work(&batch, Some(cached)))?;
+        let next = model.next_logits(self.work(std::slice::from_ref(&batch), Some(cached)))?;
         self.download(&next)
     }
 
@@ -189,7 +189,7 @@ impl Forward<'_> {
             while !sequence.is_done() {
                 let tokens = &sequence.tokens;
                 let batch = self.upload_tokens(1, tokens, &positions(0..tokens.len()))?;
-                let next = model.next_logits(self.work(&batch, None))?;
+                let next = model.next_logits(self.work(std::slice::from_ref(&batch), None))?;
                 let logits = self.download(&next)?;
                 if let Some(token) = sequence.grow(&logits, &wanted.ends)? {
                     each(number, token);

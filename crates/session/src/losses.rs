@@ -16,8 +16,8 @@ pub(crate) struct Losses {
     sums_and_scale: Buffer,
     /// 1, or more where routers have losses of their own, or pairs have rewards.
     parts: usize,
-    /// `[parts]` f32: of the micro-batch that is being made, where that is added up apart: several routers add to it, and the
-    /// order of sums must not depend on the number of ranks.
+    /// `[each parts]` f32: of the micro-batch that is being made, of each of this rank's parts of its sequences, where that is added up
+    /// apart: several routers add to it, and the order of sums must not depend on the number of ranks.
     current: Option<Buffer>,
     of_ranks: Option<OfRanks>,
 }
@@ -27,16 +27,16 @@ pub(crate) struct Losses {
 struct OfRanks {
     /// The ranks of this stage, among all.
     ranks: Range<usize>,
-    /// `[accum parts]` f32: of this rank.
+    /// `[accum each parts]` f32: of this rank.
     own: Buffer,
-    /// `[accum ranks parts]` f32.
+    /// `[accum ranks each parts]` f32.
     all: Buffer,
 }
 
 /// What the head of a micro-batch works with.
 pub(crate) struct CurrentLoss<'a> {
-    /// `[parts]` f32: what its losses are added to.
-    pub(crate) losses: Out<'a>,
+    /// `[parts]` f32: what its losses are added to, of each of this rank's parts of its sequences.
+    pub(crate) losses: Vec<Out<'a>>,
     /// Whether that is the micro-batch's own.
     pub(crate) is_alone: bool,
     /// `[1]` f32: 1 / targets of the step, or 1 / pairs.
@@ -54,18 +54,20 @@ impl Losses {
         let lease =
             |name, elements| memory.lease_persistent(category, name, [elements], DType::F32);
         let is_apart = ranks.is_some() || parts == LossPart::WITH_ROUTERS;
+        let each = ranks.map_or(1, |ranks| ranks.parts_each);
+        let count = each * parts;
         let of_ranks = ranks.map(|ranks| {
             Ok::<_, OutOfMemory>(OfRanks {
                 ranks: ranks.first_of_stage()..ranks.first_of_stage() + ranks.rank.of,
-                own: lease("own_losses", accum * parts)?,
-                all: lease("all_losses", accum * ranks.rank.of * parts)?,
+                own: lease("own_losses", accum * count)?,
+                all: lease("all_losses", accum * ranks.rank.of * count)?,
             })
         });
         Ok(Losses {
             sums_and_scale: lease("loss", parts + 1)?,
             parts,
             current: is_apart
-                .then(|| lease("micro_batch_loss", parts))
+                .then(|| lease("micro_batch_loss", count))
                 .transpose()?,
             of_ranks: of_ranks.transpose()?,
         })
@@ -86,8 +88,13 @@ impl Losses {
     pub(crate) fn current(&mut self) -> CurrentLoss<'_> {
         let (sums, scale) = self.sums_and_scale.view_mut().split_at(self.parts);
         let (losses, is_alone) = match &mut self.current {
-            Some(current) => (current.view_mut(), true),
-            None => (sums, false),
+            Some(current) => {
+                let each = current.dims()[0] / self.parts;
+                let rows = |part: usize| part * self.parts..(part + 1) * self.parts;
+                let rows: Vec<_> = (0..each).map(rows).collect();
+                (current.view_mut().disjoint_rows(&rows), true)
+            }
+            None => (vec![sums], false),
         };
         CurrentLoss {
             losses,
@@ -116,7 +123,7 @@ impl Losses {
         let Some(current) = &self.current else {
             return Ok(());
         };
-        let losses = current.view().reshape([1, self.parts]);
+        let losses = current.view().reshape([1, current.dims()[0]]);
         match &mut self.of_ranks {
             Some(of_ranks) => of_ranks.made(kernels, micro_batch, losses),
             None => kernels.run(SumInOrder {

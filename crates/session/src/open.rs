@@ -12,13 +12,13 @@ use collectives::Alone;
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
-use memory::{Home, Homes, Layer, Memory, Phase};
+use memory::{Home, Homes, Layer, Memory, Phase, Rank};
 use model::{BatchShape, Computation, LossPart, Model};
 use optim::{Optimizer, Recipe};
 use settings::{BetweenSteps, Settings};
 use std::rc::Rc;
 use std::sync::Arc;
-use units::{Gradients, Weights, Zero};
+use units::{Gradients, Ranks, Weights, Zero};
 
 impl Session {
     /// A session on the processor, alone or as the one rank of a group; its weights are zero until they are set.
@@ -117,7 +117,7 @@ impl Session {
         let losses = Losses::lease(memory, ranks, settings.accum, parts)?;
         let shape = BatchShape {
             rows: settings.micro_batch,
-            seq: settings.own_seq(),
+            seq: settings.part_seq(),
         };
         let policy = &settings.policy;
         let saved = model.architecture().lease_saved(
@@ -165,14 +165,22 @@ fn orders(settings: &Settings, model: &Model) -> Result<Orders, SessionError> {
     Ok(Orders::new(model, units_of_a_step(settings)?))
 }
 
-/// The units that a micro-batch uses, replays included. They depend on the policy alone: one micro-batch on shapes, with all
-/// weights on the device, shows them.
+/// The units that a micro-batch uses, replays included. They depend on the policy, and on how many parts of it a rank has: one
+/// micro-batch on shapes, with all weights on the device, shows them.
 fn units_of_a_step(settings: &Settings) -> Result<Vec<usize>, SessionError> {
+    let alone = |ranks: &Ranks| Ranks {
+        rank: Rank::ALONE,
+        stage: Rank::ALONE,
+        sharing: 1,
+        zero: Zero::Replicated,
+        ..ranks.clone()
+    };
+    let ranks = settings.ranks.as_ref();
     let settings = Settings {
         accum: 1,
         between: BetweenSteps::default(),
         checkpoint_copy: false,
-        ranks: None,
+        ranks: ranks.filter(|ranks| ranks.parts_each > 1).map(alone),
         pipeline: None,
         // A pass for the reference has the order of a forward pass.
         has_reference: true,

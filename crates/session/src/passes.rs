@@ -20,9 +20,9 @@ use std::collections::HashMap;
 
 /// The passes of a step.
 struct Passes<'a> {
-    /// The micro-batches that this rank makes, each with its number in the step.
-    own: Vec<(usize, &'a MicroBatch)>,
-    /// Micro-batches of the whole step.
+    /// The micro-batches that this rank makes, or its parts of them, each with the number in the step of its first part.
+    own: Vec<(usize, &'a [MicroBatch])>,
+    /// Micro-batches of the whole step, each part of one counted.
     micro_batches: usize,
     lent: Option<LentTokens>,
     /// Those between their forward and their backward pass.
@@ -37,7 +37,8 @@ struct Passes<'a> {
 
 /// A micro-batch on the device.
 struct BegunMicroBatch {
-    batch: Batch,
+    /// This rank's parts of it, or all of it.
+    batches: Vec<Batch>,
     /// As of [`Session::reference`].
     reference: Option<Buffer>,
     section: Option<Section>,
@@ -119,10 +120,10 @@ impl Session {
         };
         let own = &passes.own;
         let shape = |index: usize| {
-            let (_, micro) = own[index];
+            let (_, parts) = own[index];
             BatchShape {
-                rows: micro.rows,
-                seq: micro.seq,
+                rows: parts[0].rows,
+                seq: parts[0].seq,
             }
         };
         passes.neighbours.exchange(at, transfers, shape)
@@ -185,17 +186,39 @@ impl Session {
         passes: &Passes,
         index: usize,
     ) -> Result<BegunMicroBatch, SessionError> {
-        let (number, micro) = passes.own[index];
-        let (memory, kernels) = (&self.memory, &*self.kernels);
+        let (number, parts) = passes.own[index];
         let architecture = self.model.architecture();
         let section = section(
             &self.settings,
             architecture,
             (index, passes.own.len()),
-            micro,
+            &parts[0],
         );
-        let lent = passes.lent.filter(|_| section.is_none());
-        let lent = lent.map(|lent| lent.of(index, micro));
+        // Tokens of parts are not contiguous in what is lent.
+        let lent = passes
+            .lent
+            .filter(|_| section.is_none() && parts.len() == 1);
+        let lent = lent.map(|lent| lent.of(index, &parts[0]));
+        let batches = parts.iter().zip(number..);
+        let batches = batches.map(|(part, number)| self.batch(number, part, lent));
+        let batches = batches.collect::<Result<Vec<_>, SessionError>>()?;
+        let reference = self.reference(&batches, &parts[0])?;
+        Ok(BegunMicroBatch {
+            batches,
+            reference,
+            section,
+        })
+    }
+
+    /// Leases and uploads a micro-batch, or a part of one, with its number in the step.
+    fn batch(
+        &self,
+        number: usize,
+        micro: &MicroBatch,
+        lent: Option<LentTokens>,
+    ) -> Result<Batch, SessionError> {
+        let (memory, kernels) = (&self.memory, &*self.kernels);
+        let architecture = self.model.architecture();
         let mut batch = upload(memory, kernels, architecture, micro, lent)?;
         let losses = architecture.router_losses();
         if let (Some(lengths), Some(_)) = (micro.own_lengths(), losses) {
@@ -211,13 +234,7 @@ impl Session {
             step: self.step as u64 + 1,
             micro_batch: number as u64,
         };
-        let batch = batch.with_dropout(memory, kernels, &dropout_sites, randomness)?;
-        let reference = self.reference(&batch, micro)?;
-        Ok(BegunMicroBatch {
-            batch,
-            reference,
-            section,
-        })
+        Ok(batch.with_dropout(memory, kernels, &dropout_sites, randomness)?)
     }
 
     fn pass(
@@ -240,13 +257,15 @@ impl Session {
             beta,
         };
         let current = self.losses.current();
-        let loss = StepLoss {
-            sums: current.losses,
+        let gradient_scale = current.gradient_scale;
+        let losses = current.losses.into_iter().map(|sums| StepLoss {
+            sums,
             are_first: [index == 0 || current.is_alone; LossPart::WITH_PREFERENCES],
             micro_batches: passes.micro_batches,
-            gradient_scale: current.gradient_scale,
+            gradient_scale,
             preferences: self.settings.preferences.map(preferences),
-        };
+        });
+        let losses = losses.collect();
         let mut updating = Updating {
             kernels: &*self.kernels,
             memory: &self.memory,
@@ -277,11 +296,11 @@ impl Session {
             order: &self.orders.step,
             saved: &mut self.saved,
             layers,
-            batch: &begun.batch,
+            batches: &begun.batches,
             purpose: Purpose::Training(Training {
                 gradients: &mut self.gradients,
                 is_last_micro_batch: index + 1 == count,
-                loss,
+                losses,
                 hooks: &mut updating,
             }),
         };
@@ -310,7 +329,7 @@ impl Session {
     /// is known, or made by a forward pass without adapters. None without preferences.
     fn reference(
         &mut self,
-        batch: &Batch,
+        batches: &[Batch],
         micro: &MicroBatch,
     ) -> Result<Option<Buffer>, SessionError> {
         if self.settings.preferences.is_none() {
@@ -335,7 +354,7 @@ impl Session {
                     order: &self.orders.forward,
                     saved: &mut self.saved,
                     layers: 0..self.model.layers(),
-                    batch,
+                    batches,
                     purpose: Purpose::Reference,
                 };
                 self.model.sequence_losses(work, &mut sums)?;

@@ -158,7 +158,8 @@ impl Session {
             targets,
             counted,
             tokens: own(&self.settings, batch)
-                .map(|(_, micro)| micro.rows * micro.seq)
+                .flat_map(|(_, parts)| parts)
+                .map(|part| part.rows * part.seq)
                 .sum(),
             memory: self.memory.step_memory(),
             crossed: self.count().since(before).split(&beside),
@@ -273,6 +274,11 @@ impl Session {
         self.settings.rank()
     }
 
+    /// How many parts of each micro-batch this rank makes; 1 where it makes whole ones.
+    pub fn parts(&self) -> usize {
+        self.settings.own_parts().count
+    }
+
     /// The memory that everything is leased from.
     pub fn memory(&self) -> &Memory {
         &self.memory
@@ -320,13 +326,17 @@ impl Session {
     }
 }
 
-/// The micro-batches of a step that a rank makes, each with its number in the step.
+/// The micro-batches of a step that a rank makes, or its parts of them, which are neighbours. Each has its number in the step, that of
+/// its first part.
 pub(crate) fn own<'a>(
     settings: &Settings,
     step: &'a StepBatch,
-) -> impl Iterator<Item = (usize, &'a MicroBatch)> {
+) -> impl Iterator<Item = (usize, &'a [MicroBatch])> {
     let Rank { number, of } = settings.rank();
-    step.micro.iter().enumerate().skip(number).step_by(of)
+    let each = settings.own_parts().count;
+    let all = step.micro.chunks(each).enumerate();
+    let own = all.skip(number).step_by(of);
+    own.map(move |(number, parts)| (number * each, parts))
 }
 
 #[cfg(test)]

@@ -31,20 +31,22 @@ pub fn shape_of_a_step(settings: &Settings, seq: usize) -> StepBatch {
 
 /// The same, with the given lengths of this rank's micro-batches.
 pub fn shape_of_micro_batches(settings: &Settings, lengths: &[usize]) -> StepBatch {
-    let rank = settings.rank();
-    let rows = |number: usize| match number % rank.of == rank.number {
+    let (rank, parts) = (settings.rank(), settings.own_parts());
+    let rows = |by: usize| match by % rank.of == rank.number {
         true => settings.micro_batch,
         false => 0,
     };
     let shape = |number: usize| {
         let part = Rank {
-            number: number % settings.part().of,
-            ..settings.part()
+            number: number % parts.of,
+            of: parts.of,
         };
-        let whole = shape_of_a_micro_batch(settings, rows(number), lengths[number / rank.of]);
+        let by = number / parts.count;
+        let whole = shape_of_a_micro_batch(settings, rows(by), lengths[by / rank.of]);
         whole.part(part)
     };
-    (0..lengths.len() * rank.of).map(shape).collect()
+    let all = lengths.len() * rank.of * parts.count;
+    (0..all).map(shape).collect()
 }
 
 /// The possible lengths of micro-batches, the longest first.

@@ -70,7 +70,7 @@ pub fn cudnn_misfit(config: &Config) -> Option<String> {
     misfit.or_else(of_documents)
 }
 
-/// The attention of a micro-batch: of a rank's heads, where ranks share sequences.
+/// The attention of a micro-batch: of one part's heads, where sequences have parts.
 fn cudnn_shape(config: &Config) -> AttentionShape {
     let whole = config.model.attention(config.model.sliding_window);
     let own = sharing::ranks(config.ranks().as_ref()).attention(&whole);
@@ -83,7 +83,7 @@ pub fn library_shape(config: &Config) -> LibraryShape {
     if config.data.packing == Packing::FirstFit {
         return LibraryShape::of_documents(cudnn_shape(config));
     }
-    let is_shared = config.ranks().is_some_and(|ranks| ranks.sharing > 1);
+    let is_shared = config.parts() > 1;
     match Attention::Cudnn.reads_packed(&spec) && !is_shared {
         true => LibraryShape::packed(cudnn_shape(config)),
         false => LibraryShape::apart(cudnn_shape(config)),

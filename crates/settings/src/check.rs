@@ -245,8 +245,18 @@ fn experts(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Why nothing is chosen for a stage of a pipeline.
-pub const NOT_IN_STAGES: &str = "--recompute auto compares steps of whole models, and --pp gives each rank a stage of one; write \
+/// Why nothing is chosen for a rank's step, where that is so.
+pub fn not_chosen(config: &Config) -> Option<&'static str> {
+    let parallel = &config.parallel;
+    let has_parts = parallel.parts() > parallel.context;
+    let in_stages = (parallel.pipeline > 1).then_some(NOT_IN_STAGES);
+    in_stages.or(has_parts.then_some(NOT_IN_PARTS))
+}
+
+const NOT_IN_PARTS: &str = "--recompute auto counts the activations of one part of each sequence, and --context-parts gives a rank \
+                            several; write --recompute full, or a list of labels, or take one part a rank (--context-parts as --cp)";
+
+const NOT_IN_STAGES: &str = "--recompute auto compares steps of whole models, and --pp gives each rank a stage of one; write \
                                  --recompute full, or a list of labels, or take --pp 1";
 
 /// Refuses an automatic choice without anything to choose by, and what it would decide itself.
@@ -257,8 +267,8 @@ fn automatic(config: &Config) -> Result<(), ConfigError> {
     if !config.chooses() {
         return Ok(());
     }
-    if config.parallel.pipeline > 1 {
-        return refused(NOT_IN_STAGES);
+    if let Some(reason) = not_chosen(config) {
+        return refused(reason);
     }
     if memory.budget.is_none() && memory.limit.is_none() {
         return refused(

@@ -131,7 +131,7 @@ pub(crate) fn check_step(config: &Config) -> Result<(), ConfigError> {
     });
     let (outputs, tokens) = (
         outputs.max().unwrap_or(1),
-        config.batch.micro * config.own_seq(),
+        config.batch.micro * config.part_seq(),
     );
     let most = PRODUCT_ELEMENTS_MAX / outputs;
     match tokens <= most {

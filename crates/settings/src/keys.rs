@@ -507,8 +507,13 @@ keys! {
     parallel: ParallelConfig {
         context: usize = key(Kind::Whole(1), "1", "Ranks that share each sequence, each with a part of its tokens (context parallelism)")
             .details("In attention each has a part of the heads, of whole sequences. A part counts as a micro-batch, so the bits are \
-                      those of any multiple of so many ranks.")
-            .flag("--context-parallel-size", "N", RANKS).alias("--cp"),
+                      those of any number of ranks at equal parallel.context_parts.")
+            .flag("--context-parallel-size", "N", RANKS).alias("--cp").marks(&[ComparedApart]),
+        context_parts: Option<usize> = optional(Kind::Whole(1), ("4", "as many as parallel.context"),
+            "Equal parts of each sequence, a multiple of parallel.context: each rank has several neighbouring ones, one after the other")
+            .details("At equal parts, loss, norm and weights have the same bits for every parallel.context that divides them, also on one \
+                      process.")
+            .flag("--context-parts", "N", RANKS).marks(&[ComparedApart]),
         pipeline: usize = key(Kind::Whole(1), "1", "Stages of the pipeline, each with some neighbouring blocks of the model (pipeline parallelism)")
             .details("Ranks divide into this many stages: the first ranks are the first stage. The bits are those of one stage.")
             .flag("--pipeline-model-parallel-size", "N", RANKS).alias("--pp").marks(&[KeepsBits]),

@@ -35,15 +35,22 @@ impl Config {
         self.batch.accum * apart
     }
 
-    /// Tokens that a rank has of each sequence.
-    pub fn own_seq(&self) -> usize {
-        self.data.seq / self.ranks().map_or(1, |ranks| ranks.sharing)
+    /// Equal parts of each sequence.
+    pub fn parts(&self) -> usize {
+        let ranks = self.ranks();
+        ranks.map_or(1, |ranks| ranks.sharing * ranks.parts_each)
     }
 
-    /// This process's rank in its group; none without a group. If a ZeRO stage is set but there is no launcher, the
-    /// process is a group of one.
+    /// Tokens of a part of a sequence.
+    pub fn part_seq(&self) -> usize {
+        self.data.seq / self.parts()
+    }
+
+    /// This process's rank in its group; none without a group. If a ZeRO stage or several parts of sequences are set but there is no
+    /// launcher, the process is a group of one.
     pub(crate) fn rank_in_group(&self) -> Option<Rank> {
-        let asked = self.collectives.zero.is_some();
+        let has_parts = self.parallel.context_parts.is_some_and(|parts| parts > 1);
+        let asked = self.collectives.zero.is_some() || has_parts;
         self.rank.or(asked.then_some(Rank::ALONE))
     }
 
@@ -61,6 +68,7 @@ impl Config {
             rank,
             stage,
             sharing: self.parallel.context,
+            parts_each: self.parallel.parts() / self.parallel.context,
             zero: self.zero()?,
             bucket_bytes: match collectives.bucket_size {
                 Size::Bytes(bytes) => bytes as usize,

@@ -53,6 +53,7 @@ impl Config {
             before: of(before),
             now: of(self),
         };
+        let has_parts = self.parts().max(before.parts()) > 1;
         let shares = self.parallel.context.max(before.parallel.context) > 1;
         let micro_batches = match has_ranks {
             true if self.parallel.pipeline.max(before.parallel.pipeline) > 1 => {
@@ -66,6 +67,11 @@ impl Config {
             change(micro_batches, &|run| run.micro_batches().to_string()),
             change("collectives.reduce", &Config::sums),
         ];
+        if has_parts {
+            compared.push(change("parallel.context_parts", &|run| {
+                run.parts().to_string()
+            }));
+        }
         if self.lr.depends_on_steps() || before.lr.depends_on_steps() {
             compared.push(change("train.steps", &|run| run.train.steps.to_string()));
         }
@@ -164,6 +170,33 @@ mod tests {
             changes(&once(2, "2"), &once(4, "1")),
             ["collectives.reduce"]
         );
+    }
+
+    /// Equal parts have the same bits on any number of ranks that divides them.
+    #[test]
+    fn parts_of_sequences_count_and_not_how_many_ranks_share_them() {
+        let config = |ranks: Option<usize>, set: &[&str]| {
+            let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+            let mut config = Config::default();
+            if let Some(of) = ranks {
+                config.join(Rank { number: 0, of }).unwrap();
+            }
+            config.with(&set).unwrap()
+        };
+        let changes = |before: &Config, now: &Config| -> Vec<String> {
+            let changes = now.changes_since(before).unwrap();
+            changes.iter().map(ToString::to_string).collect()
+        };
+        let four = "parallel.context_parts=4";
+        let on_one = config(None, &[four]);
+        let on_two = config(Some(2), &[four, "parallel.context=2"]);
+        let unsaid = config(Some(4), &["parallel.context=4"]);
+        assert_eq!(changes(&on_two, &on_one), [""; 0]);
+        assert_eq!(changes(&unsaid, &on_one), [""; 0]);
+        assert_eq!(changes(&on_two, &unsaid), [""; 0]);
+        let whole = config(Some(1), &["collectives.zero=1"]);
+        let change = "parallel.context_parts: 4 before, 1 now";
+        assert_eq!(changes(&on_two, &whole), [change]);
     }
 
     #[test]

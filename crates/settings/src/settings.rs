@@ -12,7 +12,7 @@ use super::schema::Config;
 use super::sharing;
 use super::unknown::nearest_containing;
 use data::Packing;
-use memory::{DType, Homes, Layer, Layout, Rank, Role};
+use memory::{DType, Homes, Layer, Layout, OwnParts, Rank, Role};
 use model::{
     Action, Architecture, Attention, Fp8Products, HeldBlocks, Lora, ModelConfig, NamePatterns,
     OffloadLabels, PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy, SharingRanks, Stored,
@@ -266,14 +266,19 @@ impl Settings {
         sharing::ranks(self.ranks.as_ref())
     }
 
-    /// What this rank has of each sequence.
-    pub fn part(&self) -> Rank {
-        self.sharing().rank
+    /// The parts that this rank has of each sequence.
+    pub fn own_parts(&self) -> OwnParts {
+        self.sharing().own_parts()
+    }
+
+    /// Tokens of a part of a sequence.
+    pub fn part_seq(&self) -> usize {
+        self.seq / self.own_parts().of
     }
 
     /// Tokens that this rank has of each sequence.
     pub fn own_seq(&self) -> usize {
-        self.seq / self.part().of
+        self.part_seq() * self.own_parts().count
     }
 
     /// Tokens of a step of all ranks together.
@@ -372,7 +377,8 @@ impl Settings {
     pub fn held(&self, layers: usize) -> HeldBlocks {
         HeldBlocks {
             layers: self.own_layers(layers),
-            micro_batches: self.pipeline_schedule().under_way(self.stage(), self.accum),
+            micro_batches: self.pipeline_schedule().under_way(self.stage(), self.accum)
+                * self.own_parts().count,
         }
     }
 
@@ -605,7 +611,7 @@ fn between_steps(config: &Config) -> BetweenSteps {
 
 /// Refuses a chunk of the output head whose logits are too many for one product.
 fn check_logits(config: &Config) -> Result<(), ConfigError> {
-    let (vocab, tokens) = (config.model.vocab, config.batch.micro * config.own_seq());
+    let (vocab, tokens) = (config.model.vocab, config.batch.micro * config.part_seq());
     let chunk = config.memory.head_chunk.or(DEFAULT_HEAD_CHUNK).min(tokens);
     let most = PRODUCT_ELEMENTS_MAX / vocab;
     if chunk <= most {

@@ -1,5 +1,6 @@
 //! Ranks that share sequences (`[parallel]`), and what does not go with them.
 
+use super::choices::Fp8Recipe;
 use super::error::{ConfigError, not_with, refused};
 use super::keys::ParallelConfig;
 use super::pipeline::places;
@@ -8,12 +9,13 @@ use super::schema::Config;
 use data::Packing;
 use memory::Rank;
 use model::{RouterAuxKind, SharingRanks};
-use units::Ranks;
+use units::{Ranks, Reduce};
 
 impl Default for ParallelConfig {
     fn default() -> ParallelConfig {
         ParallelConfig {
             context: 1,
+            context_parts: None,
             pipeline: 1,
             schedule: PipelineSchedule::OneForwardOneBackward,
             pipeline_layout: None,
@@ -22,18 +24,27 @@ impl Default for ParallelConfig {
 }
 
 impl ParallelConfig {
+    /// Equal parts of each sequence.
+    pub(crate) fn parts(&self) -> usize {
+        self.context_parts.unwrap_or(self.context)
+    }
+
     /// What messages call a rank: its number, and its place in the grid of ranks where there is one, such as
     /// `5 (group 2, part 1 of 2)`.
     pub fn name(&self, rank: Rank) -> String {
-        let (number, parts) = (rank.number, self.context);
+        let (number, ranks, parts) = (rank.number, self.context, self.parts());
         let (within, stage) = places(rank, self.pipeline);
         let mut place = Vec::new();
         if stage.of > 1 {
             place.push(format!("stage {} of {}", stage.number, stage.of));
         }
-        if parts > 1 {
-            let (group, part) = (within.number / parts, within.number % parts);
-            place.push(format!("group {group}, part {part} of {parts}"));
+        if ranks > 1 {
+            let (group, part) = (within.number / ranks, within.number % ranks);
+            let own = match parts / ranks {
+                each if each > 1 => format!("parts {} to {}", part * each, (part + 1) * each - 1),
+                _ => format!("part {part}"),
+            };
+            place.push(format!("group {group}, {own} of {parts}"));
         }
         match place.is_empty() {
             true => number.to_string(),
@@ -51,12 +62,21 @@ pub(crate) fn ranks(ranks: Option<&Ranks>) -> SharingRanks {
     SharingRanks {
         first: ranks.rank.number - rank.number,
         rank,
+        parts_each: ranks.parts_each,
     }
 }
 
 /// Refuses groups of ranks that do not divide all ranks.
 pub(crate) fn check_ranks(config: &Config) -> Result<(), ConfigError> {
     let context = config.parallel.context;
+    let parts = config.parallel.parts();
+    if !parts.is_multiple_of(context) {
+        return refused(format!(
+            "parallel.context_parts is {parts}, which is no multiple of the {context} ranks that share each sequence (parallel.context); \
+             take --context-parts {}, or a --cp that divides {parts}",
+            parts.next_multiple_of(context)
+        ));
+    }
     let ranks = config.ranks().map_or(1, |ranks| ranks.rank.of);
     if ranks.is_multiple_of(context) {
         return Ok(());
@@ -75,36 +95,22 @@ pub(crate) fn check_ranks(config: &Config) -> Result<(), ConfigError> {
 
 /// Refuses a model and settings whose sequences cannot be shared.
 pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
-    let context = config.ranks().map_or(1, |ranks| ranks.sharing);
-    if context == 1 {
+    let Some(ranks) = config.ranks().filter(|_| config.parts() > 1) else {
         return Ok(());
-    }
-    let attention = config.model.block(0).attention;
-    let (heads, kv_heads, seq) = (attention.heads, attention.kv_heads, config.data.seq);
-    let divides_heads = |ranks: usize| {
-        heads.is_multiple_of(ranks)
-            && (kv_heads.is_multiple_of(ranks) || ranks.is_multiple_of(kv_heads))
     };
-    if !(divides_heads(context) && seq.is_multiple_of(context)) {
-        let all = config.ranks().map_or(1, |ranks| ranks.rank.of);
-        let fits = |size: &usize| {
-            divides_heads(*size) && seq.is_multiple_of(*size) && all.is_multiple_of(*size)
-        };
-        let sizes: Vec<String> = (2..=heads)
-            .filter(fits)
-            .map(|size| size.to_string())
-            .collect();
-        let instead = match sizes.is_empty() {
-            true => "no size does; take --cp 1".into(),
-            false => format!("sizes that do: {}", sizes.join(", ")),
-        };
-        return refused(format!(
-            "parallel.context is {context}: it has to divide the {seq} tokens of a sequence (data.seq) and the {heads} heads, and divide \
-             or be a multiple of the {kv_heads} heads of keys; {instead}"
-        ));
-    }
-    let brings = format!("--cp {context} gives every rank a part of each sequence");
-    let not_with = |others: &str| not_with(&brings, others, "--cp 1");
+    check_sizes(config, &ranks)?;
+    let (context, parts) = (ranks.sharing, config.parts());
+    let (brings, without) = match ranks.parts_each {
+        1 => (
+            format!("--cp {context} gives every rank a part of each sequence"),
+            "--cp 1",
+        ),
+        _ => (
+            format!("--context-parts {parts} divides each sequence"),
+            "--context-parts 1",
+        ),
+    };
+    let not_with = |others: &str| not_with(&brings, others, without);
     if config.data.packing == Packing::Pad {
         return not_with(
             "--packing pad makes micro-batches of many lengths; take --packing first-fit or concatenate",
@@ -123,7 +129,67 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
             "log.sample_every continues one; leave it out, and take `trainer generate` with a checkpoint",
         );
     }
+    if ranks.parts_each > 1 {
+        return check_several(config, &ranks);
+    }
     Ok(())
+}
+
+/// Refuses what several parts on one rank do not go with.
+fn check_several(config: &Config, ranks: &Ranks) -> Result<(), ConfigError> {
+    let (parts, each) = (config.parts(), ranks.parts_each);
+    let brings = format!("--context-parts {parts} gives a rank {each} parts of each sequence");
+    let instead = format!("one part a rank (--cp {parts})");
+    let not_with = |others: &str| not_with(&brings, others, &instead);
+    if ranks.stage.of > 1 {
+        return not_with("--pp hands whole micro-batches from stage to stage; take --pp 1");
+    }
+    if config.fp8.recipe != Fp8Recipe::Off {
+        return not_with(
+            "--fp8 keeps the largest magnitudes of one part at a time; leave --fp8 out",
+        );
+    }
+    if ranks.reduce == Reduce::Step {
+        return not_with(
+            "--reduce step adds up a rank's own gradients first, of which every part has some; leave --reduce at micro-batch",
+        );
+    }
+    Ok(())
+}
+
+/// Refuses sizes that do not divide, with sizes that do.
+fn check_sizes(config: &Config, ranks: &Ranks) -> Result<(), ConfigError> {
+    let (context, parts) = (ranks.sharing, config.parts());
+    let attention = config.model.block(0).attention;
+    let (heads, kv_heads, seq) = (attention.heads, attention.kv_heads, config.data.seq);
+    let divides_heads = |parts: usize| {
+        heads.is_multiple_of(parts)
+            && (kv_heads.is_multiple_of(parts) || parts.is_multiple_of(kv_heads))
+    };
+    if divides_heads(parts) && seq.is_multiple_of(parts) {
+        return Ok(());
+    }
+    let (key, without, all) = match config.parallel.context_parts {
+        Some(_) => ("parallel.context_parts", "--context-parts", None),
+        None => ("parallel.context", "--cp", Some(ranks.rank.of)),
+    };
+    let fits = |size: &usize| {
+        let goes_with_ranks = match all {
+            None => size.is_multiple_of(context),
+            Some(all) => all.is_multiple_of(*size),
+        };
+        divides_heads(*size) && seq.is_multiple_of(*size) && goes_with_ranks
+    };
+    let sizes = (2..=heads).filter(fits).map(|size| size.to_string());
+    let sizes: Vec<String> = sizes.collect();
+    let instead = match sizes.is_empty() {
+        true => format!("no size does; take {without} 1"),
+        false => format!("sizes that do: {}", sizes.join(", ")),
+    };
+    refused(format!(
+        "{key} is {parts}: it has to divide the {seq} tokens of a sequence (data.seq) and the {heads} heads, and divide or be a multiple \
+         of the {kv_heads} heads of keys; {instead}"
+    ))
 }
 
 #[cfg(test)]
@@ -143,5 +209,11 @@ mod tests {
         assert_eq!(name(1), "5");
         assert_eq!(name(2), "5 (group 2, part 1 of 2)");
         assert_eq!(name(8), "5 (group 0, part 5 of 8)");
+        let parallel = ParallelConfig {
+            context: 2,
+            context_parts: Some(8),
+            ..ParallelConfig::default()
+        };
+        assert_eq!(parallel.name(rank), "5 (group 2, parts 4 to 7 of 8)");
     }
 }

@@ -459,16 +459,26 @@ fn is_usage(error: &DataError) -> bool {
 const NEED_STATES: [&str; 3] = ["train.freeze:", "optim.kind:", "optim.matrices:"];
 
 /// What helps a run that was resumed with other settings.
+/// The key of a change for which ranks may change freely.
+const PARTS: &str = "parallel.context_parts";
+
 fn hint_of_changes(changes: &[String]) -> String {
     let hint = "leave these settings out, or add --allow-change if they are meant; recompute, offload, threads and what is \
                 recorded may change freely";
+    let of_parts = changes.iter().any(|change| change.starts_with(PARTS));
+    let hint = match of_parts {
+        true => format!(
+            "{hint}; --context-parts N with the N of before keeps the bits, at every --cp that divides it"
+        ),
+        false => hint.into(),
+    };
     let needs_states = |change: &String| NEED_STATES.iter().any(|key| change.starts_with(key));
     match changes.iter().any(needs_states) {
         true => format!(
             "{hint}; a parameter that was frozen, or that another optimizer updated, has no saved states to go on from: \
              `trainer export` the run, and start anew with --init-from"
         ),
-        false => hint.into(),
+        false => hint,
     }
 }
 

@@ -65,9 +65,9 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
     let batches = match &step.settings.ranks {
         Some(_) => {
             let rank = step.settings.rank();
-            let part = step.settings.part();
-            let reading = batches.of_rank(rank.number / part.of, rank.of / part.of);
-            reading.in_parts(part)
+            let sharing = step.settings.sharing().rank.of;
+            let reading = batches.of_rank(rank.number / sharing, rank.of / sharing);
+            reading.in_parts(step.settings.own_parts())
         }
         None => batches,
     };
@@ -354,7 +354,12 @@ impl Run {
                 return Err(self.without_targets());
             }
             let read = (batches.position(), self.samples);
-            let asked = Asked::of(session.rank(), &batch, batches.data_wait(), read);
+            let asked = Asked::of(
+                (session.rank(), session.parts()),
+                &batch,
+                batches.data_wait(),
+                read,
+            );
             self.asked.push_back(asked);
             self.tell_of_pass(step, batches.position());
             if let Some(tracer) = &self.tracer {

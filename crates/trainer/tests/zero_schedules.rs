@@ -159,7 +159,7 @@ fn unordered(ranks: &[OfRank]) -> BTreeSet<String> {
 
 /// The result of one rank; where ranks share sequences, of the same ranks, with their queues run in order.
 fn expected(settings: &Settings) -> Together {
-    if settings.part() != memory::Rank::ALONE {
+    if settings.own_parts() != memory::OwnParts::WHOLE {
         return together(&each("in order", settings, STEPS, on_cpu));
     }
     let ranks = settings.ranks.clone().map(|ranks| Ranks {

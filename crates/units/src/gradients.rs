@@ -34,12 +34,20 @@ impl OpenUnit {
 /// ([`Gradients::close`]). If units live elsewhere, they are on the device only in between. The squares of complete
 /// gradients are summed by grains ([`memory::GRAIN_ELEMENTS`]), those of a unit when it closes, so that the norm needs
 /// no unit on the device again.
+///
+/// Where a rank has several parts of each sequence, every part adds to gradients of its own ([`Gradients::use_part`]), which are then added
+/// up like those of ranks.
 pub struct Gradients {
-    /// All gradients, or only the vectors'.
+    /// All gradients, or only the vectors'. With several parts, the vectors' are those of the first.
     resident: Arena,
+    /// The vectors' gradients of the other parts.
+    of_parts: Vec<Arena>,
     streamed: Option<StreamedGradients>,
     reducing: Option<Reducing>,
-    touched: Vec<bool>,
+    /// The part that adds now.
+    part: usize,
+    /// For each part, which parameters it has contributed to.
+    touched: Vec<Vec<bool>>,
     grains: Grains,
 }
 
@@ -61,9 +69,10 @@ impl Gradients {
             Arena::lease(memory, lease, layout, dtype, held)
         };
         let trained = layout.trained();
+        let parts = ranks.map_or(1, |(ranks, _)| ranks.parts_each);
         let (is_resident, host) = match home {
             Home::Device => (
-                !ranks.is_some_and(|(ranks, _)| ranks.divides_gradients()),
+                !ranks.is_some_and(|(ranks, _)| ranks.leases_gradients()),
                 None,
             ),
             Home::Pinned => {
@@ -74,24 +83,29 @@ impl Gradients {
             Home::Released => (false, None),
             Home::Disk(_) => unreachable!("no gradients live there"),
         };
-        let (held, streamed) = match is_resident {
-            true => (trained, None),
-            false => {
-                let streamed = StreamedGradients {
-                    host,
-                    here: Vec::new(),
-                    traffic: Traffic::default(),
-                };
-                (trained.within(&layout.vectors()), Some(streamed))
-            }
+        let streamed = (!is_resident).then(|| StreamedGradients {
+            host,
+            here: Vec::new(),
+            parts,
+            traffic: Traffic::default(),
+        });
+        let vectors = trained.within(&layout.vectors());
+        // Where all ranks get all sums, these come into an arena of all.
+        let gets_all = is_resident || ranks.is_some_and(|(ranks, _)| ranks.shares_sums());
+        let held = match gets_all {
+            true => trained,
+            false => vectors.clone(),
         };
         let reducing = ranks.map(|ranks| Reducing::lease(memory, layout, dtype, ranks));
         let reducing = reducing.transpose()?;
+        let of_part = |_| lease(ArenaPlace::Device, "gradients_of_part", vectors.clone());
         Ok(Gradients {
             resident: lease(ArenaPlace::Device, "gradients", held)?,
+            of_parts: (1..parts).map(of_part).collect::<Result<_, _>>()?,
             streamed,
             reducing,
-            touched: vec![false; layout.entries().len()],
+            part: 0,
+            touched: vec![vec![false; layout.entries().len()]; parts],
             grains: Grains::lease(memory, layout)?,
         })
     }
@@ -103,7 +117,8 @@ impl Gradients {
 
     /// Bytes on the device that live across steps.
     pub fn bytes(&self) -> u64 {
-        self.resident.bytes() + self.reducing.as_ref().map_or(0, Reducing::bytes)
+        let arenas = [&self.resident].into_iter().chain(&self.of_parts);
+        arenas.map(Arena::bytes).sum::<u64>() + self.reducing.as_ref().map_or(0, Reducing::bytes)
     }
 
     /// Name and bytes of the arena in pinned host memory.
@@ -129,7 +144,7 @@ impl Gradients {
 
     /// Begins a step: the next contribution to each parameter overwrites its gradient.
     pub fn begin_step(&mut self) {
-        self.touched.fill(false);
+        self.forget();
         if let Some(reducing) = &mut self.reducing {
             reducing.begin_step();
         }
@@ -140,8 +155,19 @@ impl Gradients {
     pub fn begin_micro_batch(&mut self) {
         let reducing = self.reducing.as_ref();
         if reducing.is_some_and(|reducing| reducing.ranks.adds_every_micro_batch()) {
-            self.touched.fill(false);
+            self.forget();
         }
+    }
+
+    fn forget(&mut self) {
+        self.touched
+            .iter_mut()
+            .for_each(|touched| touched.fill(false));
+    }
+
+    /// From now on this part of the micro-batch contributes.
+    pub fn use_part(&mut self, part: usize) {
+        self.part = part;
     }
 
     /// Where to write the next contribution to a parameter's gradient, and what to add it to. The parameter's unit must
@@ -158,16 +184,20 @@ impl Gradients {
     pub fn accumulate_joined(&mut self, parameters: &[usize]) -> Option<(Out<'_>, Init<'static>)> {
         let layout = self.resident.layout().clone();
         let (range, dims) = layout.joined(parameters)?;
-        let touched = |parameter: &usize| self.touched[*parameter];
+        let touched = |parameter: &usize| self.touched[self.part][*parameter];
         assert!(
             parameters.iter().all(touched) || !parameters.iter().any(touched),
             "what is contributed to as one always is"
         );
         let inits = parameters.iter().map(|parameter| self.touch(*parameter));
         let init = inits.last().expect("a joined tensor has parts");
-        let flat = match (layout.unit_of(parameters[0]), &mut self.streamed) {
-            (Some(unit), Some(streamed)) => streamed.open_mut(unit).flat_mut(&range),
-            _ => self.resident.flat_mut(range),
+        let unit = layout.unit_of(parameters[0]);
+        let flat = match unit.filter(|_| self.streamed.is_some()) {
+            Some(unit) => {
+                let streamed = self.streamed.as_mut().expect("it was there");
+                streamed.open_mut(unit, self.part).flat_mut(&range)
+            }
+            None => self.own_mut().flat_mut(range),
         };
         Some((flat.reshape(dims), init))
     }
@@ -178,12 +208,20 @@ impl Gradients {
         let inits: Vec<_> = parameters.clone().map(|one| self.touch(*one)).collect();
         let ranges = parameters.map(|one| self.layout().entries()[*one].range());
         let ranges: Vec<_> = ranges.collect();
-        let views = self.resident.disjoint_mut(&ranges).into_iter();
+        let views = self.own_mut().disjoint_mut(&ranges).into_iter();
         views.zip(inits).collect()
     }
 
+    /// The part's gradients on the device, if those of units are not leased.
+    fn own_mut(&mut self) -> &mut Arena {
+        match self.part.checked_sub(1) {
+            None => &mut self.resident,
+            Some(other) => &mut self.of_parts[other],
+        }
+    }
+
     fn touch(&mut self, parameter: usize) -> Init<'static> {
-        match std::mem::replace(&mut self.touched[parameter], true) {
+        match std::mem::replace(&mut self.touched[self.part][parameter], true) {
             false => Init::Overwrite,
             true => Init::Accumulate,
         }
@@ -192,13 +230,14 @@ impl Gradients {
     /// The names of this stage's trained parameters without a contribution in this step.
     pub fn missing(&self) -> Vec<&str> {
         let layout = self.layout();
-        let entries = layout.entries().iter().enumerate().zip(&self.touched);
+        let entries = layout.entries().iter().enumerate();
         let is_here = |index| layout.stage_of(index) == layout.stage().number;
+        let is_missing = |index: usize| self.touched.iter().any(|touched| !touched[index]);
         entries
-            .filter(|((index, entry), touched)| {
-                entry.role.is_trained() && !**touched && is_here(*index)
+            .filter(|(index, entry)| {
+                entry.role.is_trained() && is_missing(*index) && is_here(*index)
             })
-            .map(|((_, entry), _)| entry.name.as_str())
+            .map(|(_, entry)| entry.name.as_str())
             .collect()
     }
 
@@ -215,7 +254,7 @@ impl Gradients {
     ) -> Result<(), UnitError> {
         let layout = self.resident.layout().clone();
         let entries = &layout.units()[unit].entries;
-        let is_begun = entries.iter().any(|entry| self.touched[*entry]);
+        let is_begun = entries.iter().any(|entry| self.touched[0][*entry]);
         match &mut self.streamed {
             Some(streamed) if is_begun => {
                 streamed.lease(memory, kernels, unit, &self.resident, true)
@@ -306,8 +345,10 @@ impl Gradients {
         }
         let is_unit = bundle != reducing.vectors();
         let streamed = self.streamed.as_mut().filter(|_| is_unit);
-        let unit = streamed.as_ref().map(|streamed| streamed.of(bundle));
-        let sent = reducing.add(kernels, bundle, (&mut self.resident, unit))?;
+        let units = streamed.as_ref().map(|streamed| streamed.of_parts(bundle));
+        let units = units.unwrap_or_default();
+        let own = (&mut self.resident, &self.of_parts[..], &units[..]);
+        let sent = reducing.add(kernels, bundle, own)?;
         if let Some(streamed) = streamed {
             streamed.closed(bundle, sent);
         }

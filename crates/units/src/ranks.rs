@@ -12,8 +12,10 @@ pub struct Ranks {
     pub rank: Rank,
     /// This rank's stage of the pipeline; [`Rank::ALONE`] without one.
     pub stage: Rank,
-    /// How many neighbouring ranks share each sequence, each with a part of its tokens. A part counts as a micro-batch.
+    /// How many neighbouring ranks share each sequence, each with parts of its tokens.
     pub sharing: usize,
+    /// How many neighbouring parts of each sequence a rank has. A part counts as a micro-batch.
+    pub parts_each: usize,
     /// What is divided among ranks.
     pub zero: Zero,
     /// The most bytes that a rank receives at a time to add up, from all ranks together.
@@ -55,10 +57,11 @@ impl Ranks {
         }
     }
 
-    /// Whether gradients are divided: own gradients are leased unit by unit, and each rank keeps only the sums of its
-    /// pieces. Otherwise an arena has all own gradients.
-    pub(crate) fn divides_gradients(&self) -> bool {
-        self.zero >= Zero::Gradients
+    /// Whether own gradients are leased unit by unit, once for each part of a sequence, and a rank keeps the sums of its pieces apart.
+    /// Otherwise an arena has all own gradients. Stages of ZeRO below 2 lease them if there are several parts, since each would take
+    /// an arena.
+    pub(crate) fn leases_gradients(&self) -> bool {
+        self.zero >= Zero::Gradients || self.parts_each > 1
     }
 
     /// Whether all ranks get the sums of all gradients.

@@ -1,6 +1,6 @@
-//! Adds up gradients over ranks. A rank's own gradients of one micro-batch lie in its arena, or in a unit's lease. A
-//! bundle is exchanged in buckets: each rank receives all ranks' gradients of a part of its piece into a slot, and adds
-//! them in the order of ranks. The next micro-batch is added to the same sum. So the sum has the same bits for any
+//! Adds up gradients over ranks. A rank's own gradients of one micro-batch lie in its arena, or in a unit's lease; where it has several
+//! parts of each sequence, those of each part by themselves. A bundle is exchanged in buckets: each rank receives all ranks' gradients of
+//! a range of its piece into a slot, and adds them in the order of ranks and of parts. The next micro-batch is added to the same sum. So the sum has the same bits for any
 //! engine, size of buckets and number of ranks.
 
 use crate::Ranks;
@@ -42,7 +42,7 @@ pub(crate) struct Reducing {
     pub(crate) traffic: Traffic,
 }
 
-/// Room for a bucket: all ranks' gradients of the same elements.
+/// Room for a bucket: the gradients of the same elements of all ranks' parts.
 struct Slot {
     place: Buffer,
     emptied: Event,
@@ -51,7 +51,7 @@ struct Slot {
 /// A bucket on its way into a slot.
 struct Bucket {
     came: Event,
-    /// The elements. For each range, the slot has all ranks' gradients, one rank after the other.
+    /// The elements. For each range, the slot has the gradients of all ranks' parts, one after the other.
     ranges: Vec<Range<usize>>,
     is_first: bool,
 }
@@ -64,14 +64,15 @@ impl Reducing {
         (ranks, accum): (&Ranks, usize),
     ) -> Result<Reducing, OutOfMemory> {
         let of = ranks.rank.of;
+        let added = of * ranks.parts_each;
         let bundles = layout.bundles();
         let largest = bundles.iter().map(|bundle| bundle.elements() / of).max();
-        let bucket = ranks.bucket_bytes / (of * dtype.size_in_bytes());
+        let bucket = ranks.bucket_bytes / (added * dtype.size_in_bytes());
         let bucket = (bucket / PARAMETER_PADDING).max(1) * PARAMETER_PADDING;
         let elements = bucket.min(largest.unwrap_or(0));
         let category = Category::Gradient;
         let slot = |_| {
-            let dims = [of * elements];
+            let dims = [added * elements];
             Ok(Slot {
                 place: memory.lease_persistent(category, "receive_slot", dims, dtype)?,
                 emptied: Event::PAST,
@@ -80,7 +81,7 @@ impl Reducing {
         let slots = (0..1 + usize::from(ranks.overlap_grad_reduce)).map(slot);
         // Own gradients must not be overwritten by sums if several micro-batches are added up over ranks, or if units
         // come and go.
-        let are_apart = ranks.divides_gradients() || (ranks.adds_every_micro_batch() && accum > 1);
+        let are_apart = ranks.leases_gradients() || (ranks.adds_every_micro_batch() && accum > 1);
         let sums = are_apart.then(|| {
             let lease = ArenaLease::new(ArenaPlace::Device, category, "reduced_gradients");
             Arena::lease(memory, lease, layout, dtype, layout.own_trained(ranks.rank))
@@ -134,38 +135,44 @@ impl Reducing {
         }
     }
 
-    /// Starts adding up a bundle, whose own gradients are in a unit's lease or in the arena. Returns the event after
-    /// which they are no longer read.
+    /// Starts adding up a bundle, whose own gradients are in leases of a unit or in the arena and those of other parts. Returns the
+    /// event after which they are no longer read.
     pub(crate) fn add(
         &mut self,
         kernels: &Kernels,
         bundle: usize,
-        (arena, unit): (&mut Arena, Option<&OnDevice>),
+        (arena, others, units): (&mut Arena, &[Arena], &[&OnDevice]),
     ) -> Result<Event, KernelError> {
         let computed = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Collective, computed, COMPUTED)?;
         let piece = self.bundles[bundle].elements() / self.ranks.rank.of;
-        let slot = self.slots[0].place.dims().elements() / self.ranks.rank.of;
+        let slot = self.slots[0].place.dims().elements() / self.added();
         for start in (0..piece).step_by(slot.max(1)) {
             if self.in_flight.len() == self.slots.len() {
                 self.sum_oldest(kernels, arena)?;
             }
             let rows = start..(start + slot).min(piece);
-            let own = |range: &Range<usize>| match unit {
-                Some(unit) => unit.flat(range),
-                None => arena.flat(range.clone()),
+            let own = |range: &Range<usize>, part: usize| match (units, part.checked_sub(1)) {
+                ([], None) => arena.flat(range.clone()),
+                ([], Some(other)) => others[other].flat(range.clone()),
+                (units, _) => units[part].flat(range),
             };
             self.exchange(kernels, bundle, &rows, own)?;
         }
         self.begun[bundle] = true;
         let sent = kernels.record(Queue::Collective)?;
-        if unit.is_none() {
+        if units.is_empty() {
             self.sent[bundle] = Some(sent);
         }
         if !self.ranks.overlap_grad_reduce {
             self.finish(kernels, arena)?;
         }
         Ok(sent)
+    }
+
+    /// How many gradients of each element are added up for a micro-batch of each group of ranks: those of all parts.
+    fn added(&self) -> usize {
+        self.ranks.rank.of * self.ranks.parts_each
     }
 
     /// Starts an exchange: sends each rank this rank's own gradients of `rows` of its piece, and receives all ranks' of
@@ -175,29 +182,31 @@ impl Reducing {
         kernels: &Kernels,
         bundle: usize,
         rows: &Range<usize>,
-        own: impl Fn(&Range<usize>) -> In<'a>,
+        own: impl Fn(&Range<usize>, usize) -> In<'a>,
     ) -> Result<(), KernelError> {
         let number = self.asked % self.slots.len();
         let slot = &mut self.slots[number];
         kernels.wait(Queue::Collective, slot.emptied, EMPTIED)?;
         let whole = &self.bundles[bundle];
         let of = |rank| whole.piece(rank).lying_at(rows);
-        let rank = self.ranks.rank;
+        let (rank, parts) = (self.ranks.rank, self.ranks.parts_each);
         let ranges = of(rank).ranges().to_vec();
         let bytes_a_rank = rows.len() * slot.place.dtype().size_in_bytes();
-        let bytes = ExchangeBytes::both_ways((rank.of - 1) * bytes_a_rank);
+        let bytes = ExchangeBytes::both_ways((rank.of - 1) * parts * bytes_a_rank);
         let mut room = slot.place.view_mut();
         let list = || {
             let to = Rank::all(rank.of).map(|rank| (rank.number, of(rank)));
             let sends = to.flat_map(|(rank, cover)| {
-                let pieces: Vec<In> = cover.ranges().iter().map(&own).collect();
+                let of_parts = |range| (0..parts).map(move |part| (range, part));
+                let pieces = cover.ranges().iter().flat_map(of_parts);
+                let pieces: Vec<In> = pieces.map(|(range, part)| own(range, part)).collect();
                 pieces.into_iter().map(move |piece| (rank, piece))
             });
             let mut receives = Vec::new();
             for range in &ranges {
-                for rank in 0..rank.of {
+                for added in 0..rank.of * parts {
                     let (place, rest) = room.split_at(range.len());
-                    receives.push((rank, place));
+                    receives.push((added / parts, place));
                     room = rest;
                 }
             }
@@ -227,14 +236,15 @@ impl Reducing {
             return Ok(());
         };
         kernels.wait(Queue::Update, bucket.came, RECEIVED)?;
+        let added = self.added();
         let slot = &mut self.slots[number];
         let sums = self.sums.as_mut().unwrap_or(arena);
         let mut first = 0;
         for range in bucket.ranges {
-            let elements = self.ranks.rank.of * range.len();
+            let elements = added * range.len();
             let x = slot.place.view().rows(first..first + elements);
             let sum = SumInOrder {
-                x: x.reshape([self.ranks.rank.of, range.len()]),
+                x: x.reshape([added, range.len()]),
                 out: sums.flat_mut(range),
                 init: match bucket.is_first {
                     true => Init::Overwrite,

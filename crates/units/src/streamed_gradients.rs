@@ -13,40 +13,51 @@ pub(crate) struct StreamedGradients {
     /// None if gradients are released, or added up over ranks.
     pub(crate) host: Option<Arena>,
     pub(crate) here: Vec<Open>,
+    /// How many parts of a micro-batch have gradients of their own. With several, none live on the host.
+    pub(crate) parts: usize,
     pub(crate) traffic: Traffic,
 }
 
-/// A unit on the device.
+/// A unit on the device, with the gradients of one part.
 pub(crate) struct Open {
     pub(crate) on_device: OnDevice,
+    part: usize,
     /// Whether the backward pass may add to it: the computation waits for what was fetched, and nothing has been sent
     /// since.
     is_open: bool,
 }
 
 impl StreamedGradients {
-    fn find(&mut self, unit: usize) -> Option<&mut Open> {
-        self.here
-            .iter_mut()
-            .find(|open| open.on_device.unit == unit)
+    fn find(&mut self, unit: usize, part: usize) -> Option<&mut Open> {
+        let mut here = self.here.iter_mut();
+        here.find(|open| open.on_device.unit == unit && open.part == part)
     }
 
+    /// A unit's gradients, where the micro-batch has no parts.
     pub(crate) fn of(&self, unit: usize) -> &OnDevice {
-        let mut here = self.here.iter();
-        let open = here.find(|open| open.on_device.unit == unit);
-        &open
-            .expect("gradients of a unit are read while it is on the device")
-            .on_device
+        self.of_parts(unit)[0]
     }
 
-    pub(crate) fn open_mut(&mut self, unit: usize) -> &mut OnDevice {
-        let open = self.find(unit).filter(|open| open.is_open);
+    /// A unit's gradients of each part.
+    pub(crate) fn of_parts(&self, unit: usize) -> Vec<&OnDevice> {
+        let here = |part: usize| {
+            let mut here = self.here.iter();
+            let open = here.find(|open| open.on_device.unit == unit && open.part == part);
+            &open
+                .expect("gradients of a unit are read while it is on the device")
+                .on_device
+        };
+        (0..self.parts).map(here).collect()
+    }
+
+    pub(crate) fn open_mut(&mut self, unit: usize, part: usize) -> &mut OnDevice {
+        let open = self.find(unit, part).filter(|open| open.is_open);
         &mut open
             .expect("the backward pass contributes to units that it opened")
             .on_device
     }
 
-    /// Leases room for a unit that has none. Starts fetching what the host has of it, or zeroes its padding.
+    /// Leases room for a unit that has none, for each part. Starts fetching what the host has of it, or zeroes its padding.
     pub(crate) fn lease(
         &mut self,
         memory: &Memory,
@@ -55,7 +66,19 @@ impl StreamedGradients {
         like: &Arena,
         is_begun: bool,
     ) -> Result<(), UnitError> {
-        if self.find(unit).is_some() {
+        (0..self.parts)
+            .try_for_each(|part| self.lease_part(memory, kernels, (unit, part), like, is_begun))
+    }
+
+    fn lease_part(
+        &mut self,
+        memory: &Memory,
+        kernels: &Kernels,
+        (unit, part): (usize, usize),
+        like: &Arena,
+        is_begun: bool,
+    ) -> Result<(), UnitError> {
+        if self.find(unit, part).is_some() {
             return Ok(());
         }
         let kind = (Category::Gradient, "unit_gradients");
@@ -64,6 +87,7 @@ impl StreamedGradients {
         // Filed even if the device failed, so that the lease outlives a copy that was started.
         self.here.push(Open {
             on_device,
+            part,
             is_open: false,
         });
         let on_device = &mut self.here.last_mut().expect("one was pushed").on_device;
@@ -88,13 +112,15 @@ impl StreamedGradients {
         like: &Arena,
     ) -> Result<(), UnitError> {
         self.lease(memory, kernels, unit, like, false)?;
-        let open = self.find(unit).expect("it was leased");
-        if !open.is_open {
-            open.on_device.wait_until_left(kernels)?;
-            if open.on_device.came != Event::PAST {
-                kernels.wait(Queue::Compute, open.on_device.came, CAME)?;
+        for part in 0..self.parts {
+            let open = self.find(unit, part).expect("it was leased");
+            if !open.is_open {
+                open.on_device.wait_until_left(kernels)?;
+                if open.on_device.came != Event::PAST {
+                    kernels.wait(Queue::Compute, open.on_device.came, CAME)?;
+                }
+                open.is_open = true;
             }
-            open.is_open = true;
         }
         Ok(())
     }
@@ -105,6 +131,7 @@ impl StreamedGradients {
             host,
             here,
             traffic,
+            ..
         } = self;
         let Some(host) = host else {
             return Ok(());
@@ -123,9 +150,11 @@ impl StreamedGradients {
 
     /// Closes a unit whose gradients other ranks get. After the event `sent` they are no longer read.
     pub(crate) fn closed(&mut self, unit: usize, sent: Event) {
-        let open = self.find(unit).expect("what is closed was opened");
-        open.is_open = false;
-        open.on_device.leaves(sent);
+        for part in 0..self.parts {
+            let open = self.find(unit, part).expect("what is closed was opened");
+            open.is_open = false;
+            open.on_device.leaves(sent);
+        }
     }
 
     /// Ends the leases of all sent units except `but`.

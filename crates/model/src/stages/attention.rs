@@ -71,7 +71,7 @@ pub struct CoreAttention {
     pub dropout: DropoutSite,
     /// Latent attention's matrix, for passes with a cache: they weigh latents, of which heads make their values.
     pub latents: Option<LatentHeads>,
-    /// The ranks that share sequences. It then computes this rank's heads, of whole sequences.
+    /// The ranks that share sequences. It then computes one part's heads, of whole sequences.
     pub ranks: SharingRanks,
 }
 
@@ -94,7 +94,7 @@ impl CoreAttention {
         }
     }
 
-    /// Its output: of all heads, or of this rank's.
+    /// Its output: of all heads, or of one part's.
     fn o(&self) -> Activation {
         match self.is_shared() {
             false => Self::O,
@@ -103,12 +103,12 @@ impl CoreAttention {
     }
 
     fn is_shared(&self) -> bool {
-        self.ranks.rank.of > 1
+        self.ranks.parts() > 1
     }
 
     /// Tokens of whole sequences.
     fn tokens(&self, pass: &Pass) -> usize {
-        self.ranks.rank.of * pass.tokens()
+        self.ranks.parts() * pass.tokens()
     }
 
     /// Queries, keys and values.
@@ -121,7 +121,7 @@ impl CoreAttention {
     }
 
     fn shape_of(&self, batch: BatchShape) -> AttentionShape {
-        let seq = self.ranks.rank.of * batch.seq;
+        let seq = self.ranks.parts() * batch.seq;
         self.attention.shape(batch.rows, seq)
     }
 
@@ -407,8 +407,8 @@ impl Stage for CoreAttention {
         // A window of `w` keys leaves `w (2 s - w)` of the `s s` scores; that is all of them where `w` is `s`.
         let reach = self.attention.window.unwrap_or(seq).min(seq);
         let keys = reach as u64 * (2 * seq - reach) as u64 / seq.max(1) as u64;
-        // This rank's heads see all tokens, of which it has a part.
-        let heads = self.ranks.rank.of * (self.attention.q_width() + self.attention.o_width());
+        // A part's heads see all tokens, of which it has a part.
+        let heads = self.ranks.parts() * (self.attention.q_width() + self.attention.o_width());
         6 * heads as u64 * keys
     }
 

@@ -1,19 +1,23 @@
-//! Ranks that share sequences (DeepSpeed-Ulysses, Jacobs et al. 2023): by token each has a part of every sequence, and in attention
-//! some heads of whole sequences. Two stages around attention carry tensors from one division to the other.
+//! Sequences in parts, on one rank or several (DeepSpeed-Ulysses, Jacobs et al. 2023): by token a part has some tokens of every sequence,
+//! and in attention some heads of whole sequences. Two stages around attention carry tensors from one division to the other, for all parts
+//! of a rank at once.
 
 use super::qkv_tensors::QkvTensors;
 use crate::stage::{Io, Stage};
-use crate::{Activation, AttentionSpec, Extent, Label, ModelError, Pass, SharingRanks};
+use crate::{Activation, AttentionSpec, BatchShape, Extent, Label, ModelError, Pass, SharingRanks};
 use kernels::operation::{Copy, SumInOrder};
 use kernels::{Exchange, ExchangeBytes, Init, Queue};
 use memory::{Buffer, In, Out};
-use std::ops::Range;
+use std::rc::Rc;
 
 const WRITTEN: &str =
     "pieces of heads are computed, and the places for others are free, before they are exchanged";
 const CAME: &str = "pieces of heads have come before they are read";
 
-/// Carries queries, keys and values from tokens to heads: q `[b s, heads d]` becomes `[b n s, heads d / n]` on each of `n` ranks, which
+const EACH: &str = "each part has its own";
+const ALIKE: &str = "all parts of a sequence want the same outputs";
+
+/// Carries queries, keys and values from tokens to heads: q `[b s, heads d]` becomes `[b n s, heads d / n]` for each of `n` parts, which
 /// have `s` tokens of each sequence.
 pub(super) struct TokensToHeads {
     pub(super) ranks: SharingRanks,
@@ -44,7 +48,7 @@ impl TokensToHeads {
         ]
     }
 
-    /// Queries, keys and values of this rank's heads. They have the label of those by token.
+    /// Queries, keys and values of one part's heads. They have the label of those by token.
     pub(super) fn made(attention: &AttentionSpec) -> &'static [Activation; 3] {
         match attention.latent {
             None => &TokensToHeads::MADE,
@@ -57,14 +61,14 @@ impl TokensToHeads {
         QkvTensors(self.inputs, self.attention.qkv_widths())
     }
 
-    /// The widths of queries, keys and values on this rank.
+    /// The widths of one part's queries, keys and values.
     fn own_widths(&self) -> [usize; 3] {
         self.ranks.attention(&self.attention).qkv_widths()
     }
 }
 
 impl HeadsToTokens {
-    /// The output of this rank's heads.
+    /// The output of one part's heads.
     pub(super) const O: Activation = Activation::new("o_heads", "d_o_heads", Label::ATTN_VALUE);
 
     fn own_width(&self) -> usize {
@@ -90,7 +94,56 @@ impl Stage for TokensToHeads {
         }
     }
 
+    fn joins_parts(&self) -> bool {
+        true
+    }
+
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let parts = pass.each_part(|pass| self.packed(pass))?;
+        let (mut rooms, mut made) = (Vec::new(), Vec::new());
+        for (of_part, written) in parts {
+            rooms.push(of_part);
+            made.push(written);
+        }
+        let by_head = made.iter_mut().map(|written| {
+            let written = written.iter_mut();
+            written.map(|(_, out)| out.view_mut()).collect()
+        });
+        self.ranks.to_heads(pass, rooms, by_head.collect())?;
+        let mut made = made.into_iter();
+        pass.each_part(|pass| {
+            for (activation, out) in made.next().expect(EACH) {
+                pass.put(activation, Some(out));
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let made = Self::made(&self.attention);
+        let by_head = pass.each_part(|pass| Ok(made.map(|of| pass.gradient(of))))?;
+        let views = by_head.iter().map(|of| of.iter().map(Buffer::view));
+        let views = views.map(Iterator::collect).collect();
+        let mut rooms = self.ranks.to_tokens(pass, views)?.into_iter();
+        drop(by_head);
+        pass.each_part(|pass| {
+            let rooms = rooms.next().expect(EACH);
+            let mut gradients = self.qkv().gradients(pass, pass.tokens())?;
+            let by_token = self.qkv().views_mut(&mut gradients);
+            for (out, room) in by_token.into_iter().zip(&rooms) {
+                self.ranks.unpack(pass, out, room)?;
+            }
+            self.qkv().file_gradients(pass, gradients);
+            Ok(())
+        })?;
+        Ok(())
+    }
+}
+
+impl TokensToHeads {
+    /// What a part sends, and room for what its heads get. As much is wanted of all parts.
+    fn packed(&self, pass: &mut Pass) -> Result<(Vec<Buffer>, Vec<Written>), ModelError> {
         let inputs = self.qkv().pull(pass)?;
         let by_token = self.qkv().views(&inputs);
         let (mut rooms, mut made) = (Vec::new(), Vec::new());
@@ -104,27 +157,7 @@ impl Stage for TokensToHeads {
                 made.push((*activation, out));
             }
         }
-        let by_head = made.iter_mut().map(|(_, out)| out.view_mut());
-        self.ranks.to_heads(pass, rooms, by_head.collect())?;
-        for (activation, out) in made {
-            pass.put(activation, Some(out));
-        }
-        Ok(())
-    }
-
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let by_head = Self::made(&self.attention).map(|activation| pass.gradient(activation));
-        let rooms = self
-            .ranks
-            .to_tokens(pass, by_head.iter().map(Buffer::view).collect())?;
-        drop(by_head);
-        let mut gradients = self.qkv().gradients(pass, pass.tokens())?;
-        let by_token = self.qkv().views_mut(&mut gradients);
-        for (out, room) in by_token.into_iter().zip(&rooms) {
-            self.ranks.unpack(pass, out, room)?;
-        }
-        self.qkv().file_gradients(pass, gradients);
-        Ok(())
+        Ok((rooms, made))
     }
 }
 
@@ -142,64 +175,89 @@ impl Stage for HeadsToTokens {
         }
     }
 
+    fn joins_parts(&self) -> bool {
+        true
+    }
+
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let by_head = pass.pull(Self::O)?;
-        let mut o = pass.output(self.output)?;
-        if let Some(o) = &mut o {
-            let rooms = self.ranks.to_tokens(pass, vec![by_head.view()])?;
-            self.ranks.unpack(pass, o.view_mut(), &rooms[0])?;
+        let parts = pass.each_part(|pass| Ok((pass.pull(Self::O)?, pass.output(self.output)?)))?;
+        let (by_head, outputs): (Vec<Rc<Buffer>>, Vec<_>) = parts.into_iter().unzip();
+        if outputs.iter().any(Option::is_none) {
+            assert!(outputs.iter().all(Option::is_none), "{ALIKE}");
+            return Ok(());
         }
-        pass.put(self.output, o);
+        let views = by_head.iter().map(|o| vec![o.view()]).collect();
+        let rooms = self.ranks.to_tokens(pass, views)?;
+        let mut made = outputs.into_iter().flatten().zip(rooms);
+        pass.each_part(|pass| {
+            let (mut o, rooms) = made.next().expect(EACH);
+            self.ranks.unpack(pass, o.view_mut(), &rooms[0])?;
+            pass.put(self.output, Some(o));
+            Ok(())
+        })?;
         Ok(())
     }
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let by_token = pass.gradient(self.output);
-        let rooms = vec![self.ranks.pack(pass, by_token.view(), self.own_width())?];
-        drop(by_token);
-        let tokens = self.ranks.rank.of * pass.tokens();
-        let mut by_head = pass.temporary(Self::O.gradient_name(), [tokens, self.own_width()])?;
-        self.ranks.to_heads(pass, rooms, vec![by_head.view_mut()])?;
-        pass.file_gradient(Self::O, by_head);
+        let rooms = pass.each_part(|pass| {
+            let by_token = pass.gradient(self.output);
+            Ok(vec![self.ranks.pack(
+                pass,
+                by_token.view(),
+                self.own_width(),
+            )?])
+        })?;
+        let tokens = self.ranks.parts() * pass.tokens();
+        let mut by_head = pass.each_part(|pass| {
+            pass.temporary(Self::O.gradient_name(), [tokens, self.own_width()])
+        })?;
+        let views = by_head.iter_mut().map(|d_o| vec![d_o.view_mut()]);
+        self.ranks.to_heads(pass, rooms, views.collect())?;
+        let mut by_head = by_head.into_iter();
+        pass.each_part(|pass| {
+            pass.file_gradient(Self::O, by_head.next().expect(EACH));
+            Ok(())
+        })?;
         Ok(())
     }
 }
 
-/// What goes between two ranks is one piece for each sequence, in the order of sequences. A tensor by token is packed before it is
-/// sent, and arrives packed: the columns of each rank's heads, one rank after the other.
+/// Between two parts goes one piece for each sequence, in the order of sequences. A tensor by token is packed before it is sent, and
+/// arrives packed: the columns of each part's heads, one part after the other. Lists have a list of tensors for each of this rank's
+/// parts.
 impl SharingRanks {
     /// Fills tensors by heads, `[b n s, columns]`, from packed ones.
     fn to_heads(
         self,
         pass: &Pass,
-        packed: Vec<Buffer>,
-        by_head: Vec<Out>,
+        packed: Vec<Vec<Buffer>>,
+        by_head: Vec<Vec<Out>>,
     ) -> Result<(), ModelError> {
-        let (of_tokens, of_heads) = self.pieces(pass);
-        let bytes = packed.iter().map(|room| room.view().bytes()).sum();
-        let exchanged = self.exchange(pass, bytes, || {
-            let sends = packed.iter().flat_map(|room| take(room.view(), &of_tokens));
-            let receives = by_head.into_iter().flat_map(|out| take_mut(out, &of_heads));
+        let bytes = packed.iter().flatten().map(|room| room.view().bytes());
+        let exchanged = self.exchange(pass, bytes.sum(), || {
+            let packed = packed.iter().map(|of| of.iter().map(Buffer::view));
+            let packed = packed.map(Iterator::collect).collect();
             Exchange {
-                sends: sends.collect(),
-                receives: receives.collect(),
+                sends: self.sent(pass, packed, Division::Tokens),
+                receives: self.received(pass, by_head, Division::Heads),
             }
         });
         exchanged.inspect_err(|_| std::mem::forget(packed))
     }
 
     /// Packed tensors by token, from tensors by heads.
-    fn to_tokens(self, pass: &Pass, by_head: Vec<In>) -> Result<Vec<Buffer>, ModelError> {
-        let rooms = by_head.iter().map(|x| self.room(pass, x.dims()[1]));
-        let mut rooms = rooms.collect::<Result<Vec<_>, ModelError>>()?;
-        let (of_tokens, of_heads) = self.pieces(pass);
-        let bytes = by_head.iter().map(In::bytes).sum();
+    fn to_tokens(self, pass: &Pass, by_head: Vec<Vec<In>>) -> Result<Vec<Vec<Buffer>>, ModelError> {
+        let room = |x: &In| self.room(pass, x.dims()[1]);
+        let rooms = by_head.iter().map(|of| of.iter().map(room).collect());
+        let mut rooms = rooms.collect::<Result<Vec<Vec<Buffer>>, ModelError>>()?;
+        let bytes = by_head.iter().flatten().map(In::bytes).sum();
         let exchanged = self.exchange(pass, bytes, || {
-            let receives = rooms.iter_mut().map(Buffer::view_mut);
-            let receives = receives.flat_map(|room| take_mut(room, &of_tokens));
+            let receives = rooms.iter_mut().map(|of| of.iter_mut());
+            let receives = receives.map(|of| of.map(Buffer::view_mut).collect());
+            let receives = receives.collect();
             Exchange {
-                sends: by_head.iter().flat_map(|x| take(*x, &of_heads)).collect(),
-                receives: receives.collect(),
+                sends: self.sent(pass, by_head, Division::Heads),
+                receives: self.received(pass, receives, Division::Tokens),
             }
         });
         match exchanged {
@@ -211,23 +269,23 @@ impl SharingRanks {
         }
     }
 
-    /// Copies the columns of each rank's heads, one rank after the other.
+    /// Copies the columns of each part's heads, one part after the other.
     fn pack(self, pass: &Pass, x: In, columns: usize) -> Result<Buffer, ModelError> {
         let tokens = pass.tokens();
         let copies = self.copies(x.dims()[1], columns);
         let mut room = self.room(pass, columns)?;
-        let of_rank = |rank| rank * tokens..(rank + 1) * tokens;
-        let rows: Vec<_> = (0..self.rank.of).map(of_rank).collect();
+        let of_part = |part| part * tokens..(part + 1) * tokens;
+        let rows: Vec<_> = (0..self.parts()).map(of_part).collect();
         let parts = room.view_mut().disjoint_rows(&rows).into_iter();
-        for (rank, out) in parts.enumerate() {
-            let first = rank / copies * columns;
+        for (part, out) in parts.enumerate() {
+            let first = part / copies * columns;
             let x = x.columns(first..first + columns);
             pass.kernels().run(Copy { out, x })?;
         }
         Ok(room)
     }
 
-    /// The inverse. If several ranks have the same columns, they are added up in the order of ranks.
+    /// The inverse. If several parts have the same columns, they are added up in the order of parts.
     fn unpack(self, pass: &Pass, mut out: Out, room: &Buffer) -> Result<(), ModelError> {
         let (tokens, columns) = (pass.tokens(), room.dims()[1]);
         let copies = self.copies(out.dims()[1], columns);
@@ -235,7 +293,7 @@ impl SharingRanks {
             1 => None,
             _ => Some(pass.temporary("summed_heads", [tokens, columns])?),
         };
-        for part in 0..self.rank.of / copies {
+        for part in 0..self.parts() / copies {
             let rows = part * copies * tokens..(part + 1) * copies * tokens;
             let mut x = room.view().rows(rows);
             if let Some(sum) = &mut sum {
@@ -254,27 +312,82 @@ impl SharingRanks {
         Ok(())
     }
 
-    /// How many neighbouring ranks have the same `columns` of `width`.
+    /// How many neighbouring parts have the same `columns` of `width`.
     fn copies(self, width: usize, columns: usize) -> usize {
-        self.rank.of * columns / width
+        self.parts() * columns / width
     }
 
-    /// Room for this rank's tokens with the columns of each rank.
+    /// Room for a part's tokens with the columns of each part.
     fn room(self, pass: &Pass, columns: usize) -> Result<Buffer, ModelError> {
-        pass.temporary("exchanged_heads", [self.rank.of * pass.tokens(), columns])
+        pass.temporary("exchanged_heads", [self.parts() * pass.tokens(), columns])
     }
 
-    /// The pieces of a packed tensor by token, and those of a tensor by heads: the rank that each goes to or comes from, and its rows.
-    fn pieces(self, pass: &Pass) -> (Vec<Piece>, Vec<Piece>) {
-        let shape = pass.batch().shape;
-        let pieces = |rank: &dyn Fn(usize) -> usize| -> Vec<Piece> {
-            let piece = |at: usize| (self.first + rank(at), at * shape.seq..(at + 1) * shape.seq);
-            (0..self.rank.of * shape.rows).map(piece).collect()
-        };
-        (
-            pieces(&|at| at / shape.rows),
-            pieces(&|at| at % self.rank.of),
-        )
+    /// The pieces that this rank sends, each with the rank that it goes to.
+    fn sent<'a>(
+        self,
+        pass: &Pass,
+        tensors: Vec<Vec<In<'a>>>,
+        division: Division,
+    ) -> Vec<(usize, In<'a>)> {
+        let mut pieces = Vec::new();
+        for (part, of_part) in tensors.into_iter().enumerate() {
+            for (tensor, x) in of_part.into_iter().enumerate() {
+                pieces.extend(
+                    self.pieces(pass, division).map(|(other, row, rows)| {
+                        ((tensor, part, other, row), other, x.rows(rows))
+                    }),
+                );
+            }
+        }
+        self.in_order(pieces)
+    }
+
+    /// The pieces that this rank receives, each with the rank that it comes from.
+    fn received<'a>(
+        self,
+        pass: &Pass,
+        tensors: Vec<Vec<Out<'a>>>,
+        division: Division,
+    ) -> Vec<(usize, Out<'a>)> {
+        let mut pieces = Vec::new();
+        for (part, of_part) in tensors.into_iter().enumerate() {
+            for (tensor, out) in of_part.into_iter().enumerate() {
+                let places: Vec<_> = self.pieces(pass, division).collect();
+                let rows: Vec<_> = places.iter().map(|(.., rows)| rows.clone()).collect();
+                let outs = out.disjoint_rows(&rows).into_iter();
+                pieces.extend(
+                    outs.zip(places)
+                        .map(|(out, (other, row, _))| ((tensor, other, part, row), other, out)),
+                );
+            }
+        }
+        self.in_order(pieces)
+    }
+
+    /// Puts pieces in the order of tensors, of the parts that send, of those that receive, and of sequences: both ranks of a pair
+    /// list what goes between them in this order.
+    fn in_order<T>(self, mut pieces: Vec<(Order, usize, T)>) -> Vec<(usize, T)> {
+        pieces.sort_by_key(|(order, ..)| *order);
+        let pieces = pieces.into_iter();
+        let rank = |part: usize| self.first + part / self.parts_each;
+        pieces.map(|(_, part, piece)| (rank(part), piece)).collect()
+    }
+
+    /// The pieces of a tensor: the part that each goes to or comes from, its sequence, and its rows.
+    fn pieces(
+        self,
+        pass: &Pass,
+        division: Division,
+    ) -> impl Iterator<Item = (usize, usize, std::ops::Range<usize>)> {
+        let BatchShape { rows, seq } = pass.batch().shape;
+        let parts = self.parts();
+        (0..parts * rows).map(move |at| {
+            let (part, row) = match division {
+                Division::Tokens => (at / rows, at % rows),
+                Division::Heads => (at % parts, at / parts),
+            };
+            (part, row, at * seq..(at + 1) * seq)
+        })
     }
 
     /// Exchanges the pieces of tensors that have so many bytes, this rank's own included. The exchange waits for the computation so
@@ -297,17 +410,17 @@ impl SharingRanks {
     }
 }
 
-/// A rank, and rows.
-type Piece = (usize, Range<usize>);
-
-fn take<'a>(x: In<'a>, pieces: &[Piece]) -> Vec<(usize, In<'a>)> {
-    let pieces = pieces.iter();
-    pieces
-        .map(|(rank, rows)| (*rank, x.rows(rows.clone())))
-        .collect()
+/// How a tensor is divided among parts.
+#[derive(Clone, Copy)]
+enum Division {
+    /// It is packed: a part's tokens, with the columns of each part, one part after the other.
+    Tokens,
+    /// It has all tokens of each sequence, in the order of parts, with one part's columns.
+    Heads,
 }
 
-fn take_mut<'a>(out: Out<'a>, pieces: &[Piece]) -> Vec<(usize, Out<'a>)> {
-    let (ranks, rows): (Vec<usize>, Vec<Range<usize>>) = pieces.iter().cloned().unzip();
-    ranks.into_iter().zip(out.disjoint_rows(&rows)).collect()
-}
+/// What a part's heads get of an activation.
+type Written = (Activation, Buffer);
+
+/// Tensor, part that sends, part that receives, sequence.
+type Order = (usize, usize, usize, usize);

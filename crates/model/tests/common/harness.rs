@@ -172,11 +172,11 @@ impl Run {
             order: &Rc::default(),
             saved: &mut self.saved,
             layers: 0..self.model.layers(),
-            batch: &batch,
+            batches: std::slice::from_ref(&batch),
             purpose: Purpose::Training(Training {
                 gradients: &mut self.gradients,
                 is_last_micro_batch: true,
-                loss,
+                losses: vec![loss],
                 hooks: &mut NoHooks,
             }),
         };
@@ -213,7 +213,7 @@ impl Run {
             order: &Rc::default(),
             saved: &mut self.saved,
             layers: 0..self.model.layers(),
-            batch: &batch,
+            batches: std::slice::from_ref(&batch),
             purpose: Purpose::Inference(cached),
         };
         let logits = self.model.next_logits(work).unwrap();

@@ -55,9 +55,13 @@ impl MeasuredFor {
         ];
         keys.extend(others.map(|(key, value)| (key.to_string(), value)));
         // Not where it is 1, as in the files of earlier versions.
-        let context = settings.part().of;
-        if context > 1 {
-            keys.insert("parallel.context".into(), context.to_string());
+        let sharing = settings.sharing();
+        if sharing.rank.of > 1 {
+            keys.insert("parallel.context".into(), sharing.rank.of.to_string());
+        }
+        if sharing.parts_each > 1 {
+            let parts = sharing.parts().to_string();
+            keys.insert("parallel.context_parts".into(), parts);
         }
         MeasuredFor(keys)
     }

@@ -3,7 +3,7 @@
 use super::{AutoError, Choice, Chooser};
 use kernels::Target;
 use serde::Serialize;
-use settings::check::NOT_IN_STAGES;
+use settings::check::not_chosen;
 use settings::{Config, ConfigError};
 
 /// The number of steps between budgets, from the lowest peak to that of keeping everything.
@@ -38,8 +38,8 @@ impl Frontier {
     /// # Errors
     /// As [`super::choose`], but never because nothing fits.
     pub fn new(config: &Config, target: Target) -> Result<Frontier, AutoError> {
-        if config.parallel.pipeline > 1 {
-            return Err(ConfigError::Contradiction(NOT_IN_STAGES.into()).into());
+        if let Some(reason) = not_chosen(config) {
+            return Err(ConfigError::Contradiction(reason.into()).into());
         }
         Frontier::of(&Chooser::new(config, target)?)
     }

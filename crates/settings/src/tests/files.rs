@@ -235,6 +235,7 @@ fn full() -> Config {
         engine_bytes: None,
         parallel: ParallelConfig {
             context: 1,
+            context_parts: Some(1),
             pipeline: 1,
             schedule: PipelineSchedule::OneForwardOneBackward,
             pipeline_layout: Some(vec![1, 1]),

@@ -22,19 +22,22 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// `rank` is this one among those that make other micro-batches, `next` is the sample that follows, and `samples` the number in a pass.
+    /// `rank` is this one among those that make other micro-batches, `parts` is how many of each it makes, `next` is the sample that
+    /// follows, and `samples` the number in a pass.
     pub(super) fn of(
-        rank: Rank,
+        (rank, parts): (Rank, usize),
         batch: &StepBatch,
         data_wait: Duration,
         (next, samples): (Position, usize),
     ) -> Asked {
-        let own = || batch.micro.iter().skip(rank.number).step_by(rank.of);
+        let all = || batch.micro.chunks(parts);
+        let own = || all().skip(rank.number).step_by(rank.of);
+        let length = |parts: &[MicroBatch]| parts.iter().map(|part| part.seq).sum();
         Asked {
             data_wait,
             tokens: batch.micro.iter().map(|micro| micro.rows * micro.seq).sum(),
-            own_targets: own().map(MicroBatch::target_count).sum(),
-            own_lengths: own().map(|micro| micro.seq).collect(),
+            own_targets: own().flatten().map(MicroBatch::target_count).sum(),
+            own_lengths: own().map(length).collect(),
             epoch: (1e4 * (next.epoch as f64 + next.index as f64 / samples as f64)).round() / 1e4,
         }
     }

@@ -27,6 +27,7 @@ pub fn ranks(size: usize, zero: Zero) -> Ranks {
         },
         stage: Rank::ALONE,
         sharing: 1,
+        parts_each: 1,
         zero,
         bucket_bytes: 1 << 20,
         reduce: Reduce::MicroBatch,
@@ -52,17 +53,17 @@ pub fn of_rank(settings: &Settings, rank: usize) -> Settings {
 
 /// The step of all ranks, as this one has it.
 pub fn whole_batch(settings: &Settings, step: usize) -> StepBatch {
-    let part = settings.part();
+    let parts = settings.own_parts();
     let whole = Settings {
-        accum: settings.accum * settings.rank().of / part.of,
+        accum: settings.accum * settings.rank().of / settings.sharing().rank.of,
         ..settings.clone()
     };
     let whole = step_batch(&whole, step);
-    if part == memory::Rank::ALONE {
+    if parts == memory::OwnParts::WHOLE {
         return whole;
     }
     let targets = whole.target_count();
-    let mut own = whole.in_parts(part);
+    let mut own = whole.in_parts(parts);
     own.targets_elsewhere = targets - own.target_count();
     own
 }

@@ -3,7 +3,7 @@
 use super::{assert_refused, config, file, resolve};
 use clap::Parser;
 use memory::Rank;
-use settings::{Config, RankEngine, Size};
+use settings::{Config, RankEngine, Settings, Size};
 use trainer::cli::Cli;
 use units::{Ranks, Reduce, Zero};
 
@@ -92,6 +92,94 @@ fn every_flag_of_ranks_sets_its_key() {
     assert_eq!((step.reduce, step.bucket_bytes), (Reduce::Step, 128 << 20));
     let words = resolve(&["--overlap-grad-reduce=maybe"]).unwrap_err();
     assert!(words.to_string().contains("true or false"), "{words}");
+}
+
+#[test]
+fn parts_of_sequences_need_no_launcher() {
+    let parts = |arguments: &[&str]| {
+        let ranks = config(arguments).ranks();
+        ranks.map(|ranks| (ranks.rank.of, ranks.sharing, ranks.parts_each, ranks.zero))
+    };
+    assert_eq!(parts(&["--context-parts", "1"]), None);
+    let four = Some((1, 1, 4, Zero::States));
+    assert_eq!(parts(&["--context-parts", "4"]), four);
+    let on_two = launched(&["--cp", "2", "--context-parts", "4"]).unwrap();
+    assert_eq!((on_two.sharing, on_two.parts_each), (2, 2));
+    let by_default = launched(&["--cp", "2"]).unwrap();
+    assert_eq!((by_default.sharing, by_default.parts_each), (2, 1));
+}
+
+#[test]
+fn what_parts_of_sequences_do_not_go_with_is_refused_with_a_way_out() {
+    let refused = |arguments: &[&str], words: &[&str]| {
+        let all = [&["plan"], arguments].concat();
+        let error = match resolve(&all) {
+            Err(error) => error.to_string(),
+            Ok(resolved) => Settings::new(&resolved.config)
+                .expect_err("it is refused")
+                .to_string(),
+        };
+        for word in words {
+            assert!(error.contains(word), "{error}");
+        }
+    };
+    let four = ["--context-parts", "4"];
+    let cases: &[(&[&str], &[&str])] = &[
+        (
+            &["--context-parts", "3"],
+            &["parallel.context_parts is 3", "sizes that do: 2, 4"],
+        ),
+        (
+            &["--ranks", "2", "--cp", "2", "--context-parts", "3"],
+            &["no multiple of the 2 ranks", "--context-parts 4"],
+        ),
+        (
+            &["--seq", "6"],
+            &[
+                "parallel.context_parts is 4",
+                "6 tokens",
+                "sizes that do: 2",
+            ],
+        ),
+        (
+            &["--packing", "pad", "--data", "documents"],
+            &["--context-parts 4", "first-fit", "--context-parts 1"],
+        ),
+        (
+            &["--sample-every", "2"],
+            &["--context-parts 4", "trainer generate"],
+        ),
+        (
+            &["--fp8", "tensor", "--dtype", "bf16"],
+            &["4 parts of each sequence", "--fp8", "--cp 4"],
+        ),
+        (
+            &["--reduce", "step"],
+            &["--reduce at micro-batch", "--cp 4"],
+        ),
+        (
+            &["--recompute", "auto", "--memory-budget", "1GiB"],
+            &["--recompute auto", "--recompute full"],
+        ),
+        (
+            &[
+                "--ranks",
+                "2",
+                "--pp",
+                "2",
+                "--zero",
+                "2",
+                "--set",
+                "model.tie_embeddings=false",
+            ],
+            &["--pp", "--pp 1"],
+        ),
+    ];
+    for (arguments, words) in cases {
+        let has_parts = arguments.contains(&"--context-parts");
+        let parts: &[&str] = if has_parts { &[] } else { &four };
+        refused(&[parts, arguments].concat(), words);
+    }
 }
 
 #[test]

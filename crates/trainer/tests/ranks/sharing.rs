@@ -74,6 +74,59 @@ fn groups_give_the_same_bits() {
     assert!(one.bits() == other.bits());
 }
 
+/// At four parts one process, two ranks and four come to the same bits, and go on from each other's checkpoints.
+#[test]
+fn parts_have_the_same_bits_on_any_number_of_ranks() {
+    let place = place();
+    let llama = "--config llama.toml --set model.heads=4 --set model.head_dim=16";
+    let gpt2 = "--config gpt2.toml --set model.heads=4";
+    let train = |ranks: usize, more: &str, out: &str| {
+        let arguments = format!(
+            "{more} --context-parts 4 --cp {ranks} --accum {MICRO_BATCHES} --quiet --out {out} --save-final {out}/model"
+        );
+        let outcome = match ranks {
+            1 => place.trainer(&arguments),
+            _ => outcome(command(&place, open_mpi(ranks), &arguments), &arguments),
+        };
+        outcome.succeeds();
+        let run = Run::read(&place, out, ranks);
+        for (rank, plan) in run.plans.iter().enumerate() {
+            for name in ["peak_bytes", "sent_bytes"] {
+                let planned = plan[name].as_u64().unwrap();
+                let mut measured = run.field(rank, name).into_iter();
+                assert!(
+                    measured.all(|measured| measured == planned),
+                    "{out}: {name}"
+                );
+            }
+        }
+        run
+    };
+    for (model, config) in [("llama", llama), ("gpt2", gpt2)] {
+        let of = |ranks, more: &str| {
+            let out = format!("{model}-{ranks}");
+            train(ranks, &format!("{config} {more}"), &out)
+        };
+        let (four, two) = (of(4, "--zero 1"), of(2, "--zero 3 --recompute full"));
+        let one = of(1, "");
+        assert!(four.bits() == two.bits(), "{model}");
+        assert!(four.bits() == one.bits(), "{model}");
+    }
+    let begun = format!("{llama} --zero 2 --steps 2 --save-every 2");
+    drop(train(2, &begun, "begun"));
+    let resumed = train(1, &format!("{llama} --resume begun"), "resumed");
+    assert!(resumed.weights == Run::read(&place, "llama-4", 4).weights);
+    place
+        .trainer("eval begun --data data.safetensors")
+        .succeeds();
+    let others = format!(
+        "{llama} --context-parts 2 --accum {MICRO_BATCHES} --quiet --resume begun --out others"
+    );
+    let change = "parallel.context_parts: 4 before, 2 now";
+    let refused = place.trainer(&others);
+    refused.fails(2, &[change, "--context-parts N"]);
+}
+
 /// A step of packed documents, and an evaluation whose losses are those of all parts.
 #[test]
 fn documents_and_evaluations() {
