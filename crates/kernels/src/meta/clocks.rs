@@ -1,8 +1,33 @@
 //! The clocks of several ranks whose steps are made on shapes at once, each in a thread of its own.
 
-use super::timeline::Seconds;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Seconds since the beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Seconds {
+    /// With the time of copies and exchanges.
+    pub with_copies: f64,
+    /// Without the time of copies and exchanges. The difference is the time spent waiting for them.
+    pub without_copies: f64,
+}
+
+impl Seconds {
+    pub(crate) fn later(self, other: Seconds) -> Seconds {
+        Seconds {
+            with_copies: self.with_copies.max(other.with_copies),
+            without_copies: self.without_copies.max(other.without_copies),
+        }
+    }
+
+    /// The time that passed since an earlier one.
+    pub fn since(self, earlier: Seconds) -> Seconds {
+        Seconds {
+            with_copies: self.with_copies - earlier.with_copies,
+            without_copies: self.without_copies - earlier.without_copies,
+        }
+    }
+}
 
 /// One end of a tensor's way between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,6 +2,7 @@
 //! a step that has not run.
 
 use super::clocks::Clock;
+pub use super::clocks::Seconds;
 use crate::{Cost, Event, ExchangeBytes, Operation, Queue};
 use memory::Place;
 use std::cell::RefCell;
@@ -120,32 +121,6 @@ impl Times {
         };
         let least = (flops / self.rates.flops).max(bytes as f64 / self.rates.memory);
         known.unwrap_or(least)
-    }
-}
-
-/// Seconds since the beginning.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Seconds {
-    /// With the time of copies and exchanges.
-    pub with_copies: f64,
-    /// Without the time of copies and exchanges. The difference is the time spent waiting for them.
-    pub without_copies: f64,
-}
-
-impl Seconds {
-    pub(crate) fn later(self, other: Seconds) -> Seconds {
-        Seconds {
-            with_copies: self.with_copies.max(other.with_copies),
-            without_copies: self.without_copies.max(other.without_copies),
-        }
-    }
-
-    /// The time that passed since an earlier one.
-    pub fn since(self, earlier: Seconds) -> Seconds {
-        Seconds {
-            with_copies: self.with_copies - earlier.with_copies,
-            without_copies: self.without_copies - earlier.without_copies,
-        }
     }
 }
 
