@@ -28,8 +28,10 @@ pub enum Failure {
     #[error("{0}")]
     Usage(String),
     /// A lease was refused.
-    #[error("{error}")]
+    #[error("{}{error}", stage.as_ref().map(|rank| format!("rank {rank}: ")).unwrap_or_default())]
     OutOfMemory {
+        /// The name of the rank, where those of other stages of a pipeline have other peaks.
+        stage: Option<String>,
         /// The refused lease.
         error: OutOfMemory,
         /// What would help, once it has been looked for.
@@ -558,6 +560,7 @@ impl From<KernelError> for Failure {
 impl From<OutOfMemory> for Failure {
     fn from(error: OutOfMemory) -> Failure {
         Failure::OutOfMemory {
+            stage: None,
             error,
             hints: Vec::new(),
         }

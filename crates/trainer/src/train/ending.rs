@@ -15,10 +15,14 @@ impl Run {
         let Failure::OutOfMemory { error, .. } = failure else {
             return failure;
         };
-        let mut report = match OomReport::new(&error, &self.resolved.config, self.device.target()) {
+        let config = &self.resolved.config;
+        let rank = config.rank.filter(|_| config.parallel.pipeline > 1);
+        let stage = rank.map(|rank| config.parallel.name(rank));
+        let mut report = match OomReport::new(&error, config, self.device.target()) {
             Ok(report) => report,
             Err(_) => {
                 return Failure::OutOfMemory {
+                    stage,
                     error,
                     hints: Vec::new(),
                 };
@@ -38,7 +42,11 @@ impl Run {
             Ok(path) => hints.push(format!("{} has all figures and fixes", path.display())),
             Err(failure) => hints.push(format!("oom.json could not be written: {failure}")),
         }
-        Failure::OutOfMemory { error, hints }
+        Failure::OutOfMemory {
+            stage,
+            error,
+            hints,
+        }
     }
 
     /// Draws what was recorded, and writes the run's page. If that fails, the run's own outcome is not affected.

@@ -118,10 +118,6 @@ fn what_has_no_pipeline_is_refused_with_what_to_do() {
         "--set model.tie_embeddings=false --pareto",
         "write --recompute full",
     );
-    refused(
-        "--set model.tie_embeddings=false --layout auto --device-memory 1GiB",
-        "leave --pp out",
-    );
     place
         .trainer("plan --config llama.toml --pipeline-schedule gpipe")
         .fails(2, &["add --pp N"]);
@@ -129,4 +125,37 @@ fn what_has_no_pipeline_is_refused_with_what_to_do() {
         "--set model.tie_embeddings=false --set model.layers=1",
         "smaller --pp",
     );
+}
+
+/// A limit that the first stage alone exceeds: a plan says so, and the run is refused with the stage's name.
+#[test]
+fn a_stage_that_does_not_fit_is_named() {
+    let place = place();
+    let flags = format!("{MODEL} --accum {MICRO_BATCHES} --pp 2");
+    let planned = |rank: usize| -> u64 {
+        let arguments = format!("plan --json {flags} --ranks 2 --rank {rank}");
+        let plan: serde_json::Value =
+            serde_json::from_str(&place.trainer(&arguments).succeeds().stdout).unwrap();
+        plan["peak_bytes"].as_u64().unwrap()
+    };
+    let peaks = [planned(0), planned(1)];
+    let (largest, limit) = match peaks[0] > peaks[1] {
+        true => (0, peaks[1]),
+        false => (1, peaks[0]),
+    };
+    assert_ne!(peaks[0], peaks[1]);
+    let limited = format!("{flags} --memory-limit {limit}");
+    let told = place.trainer(&format!("plan {limited} --ranks 2 --rank {}", 1 - largest));
+    let told = told.succeeds().stdout;
+    assert!(
+        told.contains(&format!("stage {largest} does not fit the limit")),
+        "{told}"
+    );
+    let refused = outcome(
+        command(&place, open_mpi(2), &format!("{limited} --out refused")),
+        "",
+    );
+    let named = format!("rank {largest} (stage {largest} of 2");
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert!(refused.stderr.contains(&named), "{refused:?}");
 }

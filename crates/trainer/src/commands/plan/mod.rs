@@ -114,7 +114,7 @@ fn print_plan(
 
 /// The plan and the answers that were asked for, in words.
 fn in_words(plan: &Plan, resolved: &Resolved) -> String {
-    let verdict = verdict(resolved, plan.most_bytes());
+    let verdict = verdict(resolved, plan);
     let pareto = plan.pareto.as_ref().map(pareto::tables);
     let largest = plan.largest.as_ref().map(|largest| format!("\n{largest}"));
     let advice = plan.advice.as_ref().map(ToString::to_string);
@@ -123,20 +123,25 @@ fn in_words(plan: &Plan, resolved: &Resolved) -> String {
     format!("{plan}{verdict}{}", asked.collect::<String>())
 }
 
-/// Whether the plan's peak fits a limit in bytes. A limit as a share of a device cannot be checked without it.
-fn verdict(resolved: &Resolved, peak_bytes: u64) -> String {
-    match resolved.config.memory.limit {
-        Some(Size::Bytes(limit)) => {
-            let fits = if peak_bytes <= limit {
-                "fits"
-            } else {
-                "does not fit"
-            };
-            format!(
-                "\nthe peak {fits} the limit of {} ({limit} bytes)\n",
-                format_bytes(limit)
-            )
-        }
-        _ => String::new(),
+/// Whether the plan's peak, and that of each stage of a pipeline, fits a limit in bytes. A limit as a share of a device cannot be
+/// checked without it.
+fn verdict(resolved: &Resolved, plan: &Plan) -> String {
+    let Some(Size::Bytes(limit)) = resolved.config.memory.limit else {
+        return String::new();
+    };
+    let fits = |peak_bytes| match peak_bytes <= limit {
+        true => "fits",
+        false => "does not fit",
+    };
+    let limit_is = format!("the limit of {} ({limit} bytes)", format_bytes(limit));
+    let stages = plan.ranks.iter().flat_map(|ranks| &ranks.pipeline_stages);
+    let stages = stages.map(|stage| (format!("stage {}", stage.stage), stage.peak_bytes));
+    let mut all: Vec<(String, u64)> = stages.collect();
+    if all.is_empty() {
+        all.push(("the peak".into(), plan.most_bytes()));
     }
+    let lines = all
+        .into_iter()
+        .map(|(what, peak)| format!("\n{what} {} {limit_is}", fits(peak)));
+    lines.collect::<String>() + "\n"
 }
