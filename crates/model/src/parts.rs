@@ -59,7 +59,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Calls a function once if the stage joins parts, and else for each part.
+    /// Calls a function for each part if the stage joins parts, and else once, for the part that runs.
     pub(crate) fn each_part_of(
         &mut self,
         at: StagePosition,

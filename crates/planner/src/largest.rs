@@ -107,11 +107,18 @@ impl Search<'_> {
         let Some(settings) = settings.ok().filter(is_planned) else {
             return Ok(None);
         };
-        match figures(&settings, self.target) {
-            Ok(planned) => Ok(Some((planned.most_bytes(), planned.reserved_bytes))),
-            Err(SessionError::Config(_)) => Ok(None),
-            Err(defect) => Err(defect),
+        let mut most = (0, 0);
+        // Every stage of a pipeline has to fit.
+        for stage in 0..settings.stage().of {
+            let planned = match figures(&settings.in_stage(stage), self.target) {
+                Ok(planned) => planned,
+                Err(SessionError::Config(_)) => return Ok(None),
+                Err(defect) => return Err(defect),
+            };
+            most.0 = planned.most_bytes().max(most.0);
+            most.1 = planned.reserved_bytes.max(most.1);
         }
+        Ok(Some(most))
     }
 
     /// The bytes that have to fit the room.

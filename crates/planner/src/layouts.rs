@@ -13,14 +13,14 @@ use rayon::prelude::*;
 use report::{Align, Table};
 use serde::Serialize;
 use session::{MICRO_BATCHES_MAX, SessionError};
-use settings::{Config, ConfigError, Pipeline, Settings};
+use settings::{Config, ConfigError, Pipeline, PipelineSchedule, Settings};
 use std::fmt::{Display, Formatter};
 use units::Zero;
 
 /// Layouts that are shown.
 const SHOWN: usize = 5;
 
-/// Grids that are searched at a time, those first that would be fastest if they fitted as they are.
+/// Grids that are searched in parallel, the fastest estimates first.
 const AT_A_TIME: usize = 8;
 
 /// A grid is not searched if all changes together leave it larger than the room by more than this part of it.
@@ -46,7 +46,7 @@ pub struct Layouts {
     pub tokens_a_step: usize,
     /// The fastest of those that fit.
     pub layouts: Vec<PlannedLayout>,
-    /// Grids that are slower, or would be even if they fitted as they are.
+    /// Grids that are slower, or were not searched because a step of theirs as configured is estimated to be.
     pub slower: Vec<Grid>,
     /// Those for which nothing was found that fits.
     pub too_large: Vec<TooLarge>,
@@ -58,7 +58,7 @@ pub struct Layouts {
     pub command: Option<String>,
 }
 
-/// How ranks form groups: what is not said here is divided by sequences.
+/// How ranks form groups. Groups have different sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Grid {
     /// How many ranks share each sequence.
@@ -92,8 +92,13 @@ impl Grid {
         let settings = &run.settings;
         let all = settings.accum * settings.rank().of / settings.sharing().rank.of;
         let groups = settings.rank_of_all().of / (self.context * self.pipeline);
-        let grid =
+        let mut grid =
             set!(parallel.context = self.context).and(&set!(parallel.pipeline = self.pipeline));
+        let usual = PipelineSchedule::OneForwardOneBackward;
+        if self.pipeline == 1 && run.config.parallel.schedule != usual {
+            // There are no stages to order.
+            grid = grid.and(&set!(parallel.schedule = usual));
+        }
         all.is_multiple_of(groups)
             .then(|| grid.and(&set!(batch.accum = all / groups)))
     }
@@ -151,6 +156,17 @@ pub struct RefusedLayout {
     pub reason: String,
 }
 
+impl RefusedLayout {
+    /// Whether the reasons differ in sizes alone.
+    fn is_refused_as(&self, other: &RefusedLayout) -> bool {
+        let words = |layout: &RefusedLayout| -> String {
+            let letters = layout.reason.chars();
+            letters.filter(|letter| !letter.is_ascii_digit()).collect()
+        };
+        words(self) == words(other)
+    }
+}
+
 choices::choices! {
     /// What takes the time of a step.
     Bound {
@@ -178,6 +194,12 @@ impl Layouts {
         let run = Setup::new(config.clone(), target)?;
         let ranks = run.settings.rank_of_all().of;
         let refused = |sentence: &str| Err(ConfigError::Contradiction(sentence.into()).into());
+        if config.parallel.pipeline_layout.is_some() {
+            return refused(
+                "--layout auto tries several numbers of stages, and parallel.pipeline_layout gives the blocks of one; leave \
+                 --pipeline-layout out",
+            );
+        }
         if ranks == 1 {
             return refused(
                 "--layout auto divides a run among ranks, and there is one; add --ranks N",
@@ -228,7 +250,7 @@ impl Layouts {
                 Asked::Starts(start) => starts.push(start),
                 Asked::TooFewMicroBatches(grid) => self.too_few_micro_batches.push(grid),
                 Asked::Refused(layout) => {
-                    let same = |other: &RefusedLayout| other.reason == layout.reason;
+                    let same = |other: &RefusedLayout| other.is_refused_as(&layout);
                     if !self.refused.iter().any(same) {
                         self.refused.push(layout);
                     }
@@ -238,7 +260,7 @@ impl Layouts {
         Ok(starts)
     }
 
-    /// Makes grids fit, unless as many as are shown are faster than these would be if they fitted as they are.
+    /// Makes grids fit, unless as many as are shown are faster than these are estimated to be as configured.
     fn search(
         &mut self,
         config: &Config,
@@ -306,7 +328,7 @@ impl Layouts {
     }
 }
 
-/// A grid as the run is configured, and the seconds of its step on paper if it fitted so.
+/// A grid, and an estimate of its step as the run is configured: as if all stages took as long as the longest.
 #[derive(Clone, Copy)]
 struct Start {
     grid: Grid,
@@ -327,22 +349,15 @@ impl Asked {
         };
         match run.try_with(&change) {
             Ok(Setup { settings, .. }) => {
-                let dearest = settings.pipeline.as_ref().map_or(0, Pipeline::longest);
-                let settings = settings.in_stage(dearest);
+                let longest = settings.pipeline.as_ref().map_or(0, Pipeline::longest);
+                let settings = settings.in_stage(longest);
                 Ok(Asked::Starts(Start {
                     grid,
                     seconds: PaperSeconds::new(&settings, run.target)?.step,
                 }))
             }
             Err(error) => {
-                // Why stages are refused does not depend on their number.
-                let two = Grid {
-                    pipeline: grid.pipeline.min(2),
-                    ..grid
-                };
-                let of_two = two.change(run);
-                let of_two = of_two.and_then(|change| run.try_with(&change).err());
-                let reason = of_two.unwrap_or(error).to_string();
+                let reason = error.to_string();
                 Ok(Asked::Refused(RefusedLayout { grid, reason }))
             }
         }
@@ -498,20 +513,20 @@ impl Display for Layouts {
             let needs = format_bytes(smallest.needs_bytes);
             writeln!(
                 f,
-                "{grids} does not fit: the smallest that was found needs {needs} ({})",
+                "too large: {grids}; the smallest that was found needs {needs} ({})",
                 smallest.grid
             )?;
         }
         let others = [
-            (&self.slower, "is slower"),
+            (&self.slower, "slower"),
             (
                 &self.too_few_micro_batches,
-                "is left out: a step has too few micro-batches for its groups; a larger --accum lets it in",
+                "too few micro-batches in a step for these groups (a larger --accum lets them in)",
             ),
         ];
         for (grids, words) in others {
             if !grids.is_empty() {
-                writeln!(f, "{} {words}", listed(grids.iter().copied()))?;
+                writeln!(f, "{words}: {}", listed(grids.iter().copied()))?;
             }
         }
         for RefusedLayout { grid, reason } in &self.refused {

@@ -272,7 +272,7 @@ pub(crate) struct StageOnPaper {
 }
 
 impl StageOnPaper {
-    /// All stages: a step is over when its last stage is, and the one that computes most has the least to wait for.
+    /// A step of all stages takes as long as the slowest. Each figure is the most of any stage.
     pub(crate) fn of_all(stages: &[StageOnPaper]) -> StageOnPaper {
         let most =
             |seconds: fn(&StageOnPaper) -> f64| stages.iter().map(seconds).fold(0.0, f64::max);

@@ -112,9 +112,9 @@ pub(crate) fn table(stages: &[PlannedPipelineStage]) -> Table {
     columns.extend(has_disk.then_some(("disk", Align::Right)));
     columns.extend(is_timed.then_some(("idle", Align::Right)));
     let mut table = Table::of(&columns);
-    let largest = stages.iter().map(|stage| stage.peak_bytes).max();
+    let largest = stages.iter().max_by_key(|stage| stage.needs_bytes);
     for stage in stages {
-        let is_largest = match Some(stage.peak_bytes) == largest {
+        let is_largest = match largest == Some(stage) {
             true => " (largest)",
             false => "",
         };

@@ -26,9 +26,8 @@ pub struct PlannedRanks {
     pub zero: Zero,
     /// How many of them share each sequence.
     pub context: usize,
-    /// Equal parts of each sequence. Settings say it in files.
-    #[serde(skip)]
-    pub parts: usize,
+    /// Equal parts of each sequence.
+    pub context_parts: usize,
     /// Stages of the pipeline.
     pub pipeline: usize,
     /// Tokens of a step of all ranks together.
@@ -96,7 +95,7 @@ impl PlannedRanks {
             pipeline: ranks.stage.of,
             zero: ranks.zero,
             context: ranks.sharing,
-            parts: settings.own_parts().of,
+            context_parts: settings.own_parts().of,
             tokens_a_step: settings.tokens_a_step(),
             sent_bytes: figures.crossed.total().sent_bytes,
             nccl: NcclMemory::of(settings)
@@ -139,7 +138,7 @@ impl PlannedRanks {
             1 => String::new(),
             stages => format!(" --pp {stages} (stage {})", self.rank / of_stage),
         };
-        let (context, parts) = (self.context, self.parts);
+        let (context, parts) = (self.context, self.context_parts);
         let group = format!(
             "of the sequences of group {} of {}",
             self.rank % of_stage / context,
@@ -215,7 +214,7 @@ impl PlannedRanks {
         let time = self.stages.iter().find_map(|stage| stage.time);
         notes.extend(time.map(|time| {
             format!(
-                "times of stages are on paper, at {} GB/s that a rank sends and as much that it receives, and NVLink's rate between \
+                "times under each --zero are on paper, at {} GB/s that a rank sends and as much that it receives, and NVLink's rate between \
                  ranks of a machine that share sequences (hardware.link_gbps replaces both)",
                 time.link_gbps
             )

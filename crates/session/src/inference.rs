@@ -68,12 +68,14 @@ impl Inference {
         kernels: Box<Kernels>,
     ) -> Result<Inference, SessionError> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
-        // Products in FP8 are training's alone, so nothing is leased for them.
-        let in_bf16 = Settings {
+        // Products in FP8 and parts of sequences are training's alone.
+        let of_inference = Settings {
             fp8: None,
+            ranks: None,
+            pipeline: None,
             ..settings.clone()
         };
-        let architecture = in_bf16.architecture();
+        let architecture = of_inference.architecture();
         let layout = Rc::new(architecture.parameters().layout(|_, _| false));
         let Settings { dtype, seq, .. } = *settings;
         let computation = Computation {

@@ -16,7 +16,7 @@ pub fn micro_batches_on_shapes(settings: &Settings) -> usize {
     }
 }
 
-/// The fewest micro-batches of a rank in a step that has the peak of all: in a pipeline one more than are under way at once.
+/// Enough micro-batches of a rank for the peak of a whole step: in a pipeline one more than are under way at once.
 pub fn few_micro_batches(settings: &Settings) -> usize {
     let schedule = settings.pipeline_schedule();
     let under_way = schedule.under_way(settings.stage(), settings.accum);

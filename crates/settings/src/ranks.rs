@@ -6,7 +6,7 @@ use super::pipeline;
 use super::schema::Config;
 use super::sharing;
 use super::size::Size;
-use memory::Rank;
+use memory::{OwnParts, Rank};
 use units::{Ranks, Reduce, Zero};
 
 impl Config {
@@ -35,10 +35,14 @@ impl Config {
         self.batch.accum * apart
     }
 
+    /// The parts that this rank has of each sequence.
+    pub fn own_parts(&self) -> OwnParts {
+        sharing::ranks(self.ranks().as_ref()).own_parts()
+    }
+
     /// Equal parts of each sequence.
     pub fn parts(&self) -> usize {
-        let ranks = self.ranks();
-        ranks.map_or(1, |ranks| ranks.sharing * ranks.parts_each)
+        self.own_parts().of
     }
 
     /// Tokens of a part of a sequence.
@@ -97,9 +101,12 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         return Ok(());
     };
     let stage = ranks.zero.stage();
-    let instead = match ranks.zero < Zero::Gradients {
-        true => ", and divide gradients with --zero 2",
-        false => "",
+    let instead = match (ranks.parts_each, ranks.zero < Zero::Gradients) {
+        (1, true) => ", and divide gradients with --zero 2",
+        (1, false) => "",
+        _ => {
+            ", or leave --context-parts out: parts of a sequence add up their gradients as ranks do"
+        }
     };
     if config.offload.gradients == HostPlace::Pinned {
         return refused(format!(

@@ -84,7 +84,8 @@ pub(crate) fn check_ranks(config: &Config) -> Result<(), ConfigError> {
     refused(match ranks {
         1 => format!(
             "parallel.context is {context}, which shares each sequence among {context} ranks, and this process is the only one; start \
-             them by `mpirun -n {context} trainer ...`, srun or torchrun, plan for one by --ranks {context}, or take --cp 1"
+             them by `mpirun -n {context} trainer ...`, srun or torchrun, plan for one by --ranks {context}, or take --cp 1 (with \
+             --context-parts {parts} it has the same bits)"
         ),
         ranks => format!(
             "parallel.context is {context}, and {ranks} ranks do not divide into groups of {context}; take a multiple of {context} \
@@ -107,7 +108,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         ),
         _ => (
             format!("--context-parts {parts} divides each sequence"),
-            "--context-parts 1",
+            "--cp 1 --context-parts 1",
         ),
     };
     let not_with = |others: &str| not_with(&brings, others, without);
@@ -170,8 +171,8 @@ fn check_sizes(config: &Config, ranks: &Ranks) -> Result<(), ConfigError> {
         return Ok(());
     }
     let (key, without, all) = match config.parallel.context_parts {
-        Some(_) => ("parallel.context_parts", "--context-parts", None),
-        None => ("parallel.context", "--cp", Some(ranks.rank.of)),
+        Some(_) => ("parallel.context_parts", "--cp 1 --context-parts 1", None),
+        None => ("parallel.context", "--cp 1", Some(ranks.rank.of)),
     };
     let fits = |size: &usize| {
         let goes_with_ranks = match all {
@@ -183,7 +184,7 @@ fn check_sizes(config: &Config, ranks: &Ranks) -> Result<(), ConfigError> {
     let sizes = (2..=heads).filter(fits).map(|size| size.to_string());
     let sizes: Vec<String> = sizes.collect();
     let instead = match sizes.is_empty() {
-        true => format!("no size does; take {without} 1"),
+        true => format!("no size does; take {without}"),
         false => format!("sizes that do: {}", sizes.join(", ")),
     };
     refused(format!(

@@ -28,10 +28,10 @@ pub enum Failure {
     #[error("{0}")]
     Usage(String),
     /// A lease was refused.
-    #[error("{}{error}", stage.as_ref().map(|rank| format!("rank {rank}: ")).unwrap_or_default())]
+    #[error("{}{error}", rank.as_ref().map(|name| format!("rank {name}: ")).unwrap_or_default())]
     OutOfMemory {
         /// The name of the rank, where those of other stages of a pipeline have other peaks.
-        stage: Option<String>,
+        rank: Option<String>,
         /// The refused lease.
         error: OutOfMemory,
         /// What would help, once it has been looked for.
@@ -460,10 +460,10 @@ fn is_usage(error: &DataError) -> bool {
 /// Settings whose change may give a parameter states that no run saved.
 const NEED_STATES: [&str; 3] = ["train.freeze:", "optim.kind:", "optim.matrices:"];
 
-/// What helps a run that was resumed with other settings.
-/// The key of a change for which ranks may change freely.
+/// The key of a change in the parts of a sequence.
 const PARTS: &str = "parallel.context_parts";
 
+/// What helps a run that was resumed with other settings.
 fn hint_of_changes(changes: &[String]) -> String {
     let hint = "leave these settings out, or add --allow-change if they are meant; recompute, offload, threads and what is \
                 recorded may change freely";
@@ -560,7 +560,7 @@ impl From<KernelError> for Failure {
 impl From<OutOfMemory> for Failure {
     fn from(error: OutOfMemory) -> Failure {
         Failure::OutOfMemory {
-            stage: None,
+            rank: None,
             error,
             hints: Vec::new(),
         }

@@ -181,7 +181,10 @@ impl Clock {
 
 impl Drop for Clock {
     fn drop(&mut self) {
-        self.board().over.insert(self.rank);
+        let mut board = self.board();
+        board.waiting.remove(&self.rank);
+        board.over.insert(self.rank);
+        drop(board);
         self.clocks.changed.notify_all();
     }
 }

@@ -120,9 +120,11 @@ impl Backend for Meta {
                 Request::Copy(_, x) => timeline.copy(queue, x.bytes(), place),
                 Request::Disk(copy) => timeline.copy(queue, copy.bytes(), place),
                 Request::Exchange(exchange) => {
-                    let sends = exchange.sends.iter().map(|(to, _)| *to);
-                    let receives = exchange.receives.iter().map(|(from, _)| *from);
-                    timeline.meet(&sends.collect::<Vec<_>>(), &receives.collect::<Vec<_>>());
+                    if timeline.is_beside_others() {
+                        let sends = exchange.sends.iter().map(|(to, _)| *to);
+                        let receives = exchange.receives.iter().map(|(from, _)| *from);
+                        timeline.meet(&sends.collect::<Vec<_>>(), &receives.collect::<Vec<_>>());
+                    }
                     self.counts_exchange(exchange.bytes(self.rank));
                 }
             }

@@ -48,6 +48,7 @@ fn cells(number: usize, own: &RunFiles) -> [String; 5] {
     [
         ParallelConfig {
             context,
+            context_parts: Some(count("context_parts")),
             pipeline,
             ..ParallelConfig::default()
         }

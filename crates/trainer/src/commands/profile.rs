@@ -165,7 +165,8 @@ fn random_batch(settings: &Settings) -> StepBatch {
             reference: settings.has_reference.then(|| vec![0.0; rows]),
         }
     };
-    (0..settings.accum).map(micro).collect()
+    let step: StepBatch = (0..settings.accum).map(micro).collect();
+    step.in_parts(settings.own_parts())
 }
 
 /// Takes each operation's best time, and adds up operations with the same name and sizes.

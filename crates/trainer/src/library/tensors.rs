@@ -45,7 +45,8 @@ pub(super) fn step_batch(
         lengths: None,
         reference: None,
     });
-    Ok(micro_batches.collect())
+    let step: StepBatch = micro_batches.collect();
+    Ok(step.in_parts(config.own_parts()))
 }
 
 /// Refuses a shape that the run was not planned for.

@@ -17,12 +17,12 @@ impl Run {
         };
         let config = &self.resolved.config;
         let rank = config.rank.filter(|_| config.parallel.pipeline > 1);
-        let stage = rank.map(|rank| config.parallel.name(rank));
+        let rank = rank.map(|rank| config.parallel.name(rank));
         let mut report = match OomReport::new(&error, config, self.device.target()) {
             Ok(report) => report,
             Err(_) => {
                 return Failure::OutOfMemory {
-                    stage,
+                    rank,
                     error,
                     hints: Vec::new(),
                 };
@@ -42,11 +42,7 @@ impl Run {
             Ok(path) => hints.push(format!("{} has all figures and fixes", path.display())),
             Err(failure) => hints.push(format!("oom.json could not be written: {failure}")),
         }
-        Failure::OutOfMemory {
-            stage,
-            error,
-            hints,
-        }
+        Failure::OutOfMemory { rank, error, hints }
     }
 
     /// Draws what was recorded, and writes the run's page. If that fails, the run's own outcome is not affected.
