@@ -34,7 +34,7 @@ impl Pass<'_> {
         let extent = self.model.architecture().extent(at);
         let (dims, _) = extent.resolve(self.shape_of(at), self.dtype());
         let gradient = self.temporary(of.gradient_name(), dims)?;
-        let gradient = match &mut self.tiles {
+        let gradient = match &mut self.own_mut().tiles {
             Some(tiles) if !is_within => tiles.lend_gradient(at, gradient, Init::Overwrite),
             _ => gradient,
         };
@@ -47,16 +47,16 @@ impl Pass<'_> {
     /// If one is filed already: take that by [`Pass::gradient_to_add`], and add to it.
     pub fn file_gradient(&mut self, of: Activation, gradient: Buffer) {
         let at = self.of_block(of);
-        match &mut self.tiles {
+        match &mut self.own_mut().tiles {
             Some(tiles) => tiles.file_gradient(at, gradient),
             None => self.file_gradient_at(at, gradient),
         }
     }
 
     pub(crate) fn file_gradient_at(&mut self, at: LayerActivation, gradient: Buffer) {
-        let is_first = self.flowing.iter().all(|(other, _)| *other != at);
+        let is_first = self.own().flowing.iter().all(|(other, _)| *other != at);
         assert!(is_first, "the gradient of {at} is there already");
-        self.flowing.push((at, gradient));
+        self.own_mut().flowing.push((at, gradient));
     }
 
     /// Takes the gradient of a block's input.
@@ -74,12 +74,21 @@ impl Pass<'_> {
 
     /// Takes the filed gradient of an activation, or a tile's rows of it.
     fn take_gradient(&mut self, at: LayerActivation) -> Option<(Buffer, Init<'static>)> {
-        if let Some(gradient) = self.tiles.as_mut().and_then(|tiles| tiles.gradient(at)) {
+        if let Some(gradient) = self
+            .own_mut()
+            .tiles
+            .as_mut()
+            .and_then(|tiles| tiles.gradient(at))
+        {
             return Some(gradient);
         }
-        let found = self.flowing.iter().position(|(other, _)| *other == at)?;
-        let whole = self.flowing.swap_remove(found).1;
-        let gradient = match &mut self.tiles {
+        let found = self
+            .own()
+            .flowing
+            .iter()
+            .position(|(other, _)| *other == at)?;
+        let whole = self.own_mut().flowing.swap_remove(found).1;
+        let gradient = match &mut self.own_mut().tiles {
             Some(tiles) => tiles.lend_gradient(at, whole, Init::Accumulate),
             None => whole,
         };
@@ -88,6 +97,6 @@ impl Pass<'_> {
 
     /// Whether no filed gradient is left.
     pub(crate) fn gradients_are_taken(&self) -> bool {
-        self.flowing.is_empty()
+        self.own().flowing.is_empty()
     }
 }

@@ -303,7 +303,7 @@ impl Pass<'_> {
     /// Drops what no backward pass will take: the gradient of the lowest block's input, and what replays have made in
     /// the blocks below, from block `start` on.
     fn leave_below(&mut self, start: usize, lowest: usize) {
-        self.flowing.retain(|(of, _)| of.layer != lowest);
+        self.own_mut().flowing.retain(|(of, _)| of.layer != lowest);
         let blocks = self.model.architecture().blocks().iter().enumerate();
         for (layer, block) in blocks.skip(start).take(lowest - start) {
             for (activation, _) in block.activations() {

@@ -22,13 +22,16 @@ impl<'a> Pass<'a> {
 
     /// The number, within the micro-batch, of the first of these tokens.
     pub fn first_token(&self) -> usize {
-        self.tiles.as_ref().map_or(0, |tiles| tiles.tokens.start)
+        self.own()
+            .tiles
+            .as_ref()
+            .map_or(0, |tiles| tiles.tokens.start)
     }
 
     /// The positions of these tokens.
     pub fn positions(&self) -> Positions<'a> {
         let batch = self.batch();
-        let Some(tiles) = &self.tiles else {
+        let Some(tiles) = &self.own().tiles else {
             return batch.positions();
         };
         let (tokens, seq) = (&tiles.tokens, batch.shape.seq);
@@ -45,7 +48,7 @@ impl<'a> Pass<'a> {
 
     /// Sequences of the tile on which the stage runs, or of the whole micro-batch.
     pub(crate) fn shape_of_tile(&self) -> BatchShape {
-        let tiles = self.tiles.as_ref();
+        let tiles = self.own().tiles.as_ref();
         tiles.map_or(self.batch().shape, |tiles| tiles.shape)
     }
 
@@ -100,12 +103,10 @@ impl<'a> Pass<'a> {
         let mut tiles = Tiles::new(replayed);
         for (first, shape) in self.batch().shape.tiles(tokens) {
             tiles.begin(first, shape);
-            self.tiles = Some(tiles);
+            self.own_mut().tiles = Some(tiles);
             on_tile(self)?;
-            tiles = self
-                .tiles
-                .take()
-                .expect("whoever takes the tiles brings them back");
+            let taken = self.own_mut().tiles.take();
+            tiles = taken.expect("whoever takes the tiles brings them back");
             tiles.end();
         }
         for (at, windows) in tiles.outputs {
@@ -121,9 +122,9 @@ impl<'a> Pass<'a> {
 
     /// Pulls an activation that exists for the whole micro-batch, by replays outside the tile if needed.
     pub(crate) fn pull_outside(&mut self, at: LayerActivation) -> Result<Rc<Buffer>, ModelError> {
-        let tiles = self.tiles.take();
+        let tiles = self.own_mut().tiles.take();
         let whole = self.pull_whole(at);
-        self.tiles = tiles;
+        self.own_mut().tiles = tiles;
         whole
     }
 }

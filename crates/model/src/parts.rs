@@ -8,12 +8,15 @@ use crate::tiles::Tiles;
 use crate::{Activation, LayerActivation, ModelError, Purpose};
 use memory::Buffer;
 
-/// What a pass has of a part while another one runs.
+/// What a pass keeps for each part.
 #[derive(Default)]
-pub(crate) struct PartAside {
-    let_go: Vec<Activation>,
-    flowing: Vec<(LayerActivation, Buffer)>,
-    tiles: Option<Tiles>,
+pub(crate) struct PartState {
+    /// The activations that the running stage's backward pass has released before its end.
+    pub(crate) let_go: Vec<Activation>,
+    /// Gradients of activations, until the stage that wrote the activation takes them.
+    pub(crate) flowing: Vec<(LayerActivation, Buffer)>,
+    /// The tile on which stages run; none: they run on the whole part.
+    pub(crate) tiles: Option<Tiles>,
 }
 
 impl<'a> Pass<'a> {
@@ -42,16 +45,16 @@ impl<'a> Pass<'a> {
         self.part
     }
 
+    /// What the pass keeps for the part that runs.
+    pub(crate) fn own(&self) -> &PartState {
+        &self.parts[self.part]
+    }
+
+    pub(crate) fn own_mut(&mut self) -> &mut PartState {
+        &mut self.parts[self.part]
+    }
+
     fn use_part(&mut self, part: usize) {
-        if part == self.part {
-            return;
-        }
-        for number in [self.part, part] {
-            let aside = &mut self.aside[number];
-            std::mem::swap(&mut aside.let_go, &mut self.let_go);
-            std::mem::swap(&mut aside.flowing, &mut self.flowing);
-            std::mem::swap(&mut aside.tiles, &mut self.tiles);
-        }
         self.part = part;
         self.work.saved.use_table(self.first_table + part);
         if let Purpose::Training(training) = &mut self.work.purpose {
@@ -60,7 +63,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Calls a function for each part if the stage joins parts, and else once, for the part that runs.
-    pub(crate) fn each_part_of(
+    pub(crate) fn each_part_if_joined(
         &mut self,
         at: StagePosition,
         mut run: impl FnMut(&mut Pass<'a>) -> Result<(), ModelError>,
@@ -86,7 +89,7 @@ impl<'a> Pass<'a> {
     /// Runs the stages of a block forward.
     pub(crate) fn forward_block(&mut self, layer: usize) -> Result<(), ModelError> {
         for runs in self.runs_by_part(layer) {
-            self.on_parts(layer, runs, |pass| {
+            self.each_part_unless_joined(layer, runs, |pass| {
                 runs.iter().try_for_each(|run| pass.forward_run(layer, run))
             })?;
         }
@@ -96,7 +99,7 @@ impl<'a> Pass<'a> {
     /// Runs the backward passes of a block's stages.
     pub(crate) fn backward_block(&mut self, layer: usize) -> Result<(), ModelError> {
         for runs in self.runs_by_part(layer).into_iter().rev() {
-            self.on_parts(layer, runs, |pass| {
+            self.each_part_unless_joined(layer, runs, |pass| {
                 let mut runs = runs.iter().rev();
                 runs.try_for_each(|run| pass.backward_run(layer, run))
             })?;
@@ -104,7 +107,8 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    fn on_parts(
+    /// Calls a function once if the runs are of a stage that joins parts, and else for each part.
+    fn each_part_unless_joined(
         &mut self,
         layer: usize,
         runs: &[StageRun],

@@ -1,9 +1,8 @@
 //! One micro-batch on its way through the model: what stages compute with, pull and replay.
 
-use crate::parts::PartAside;
+use crate::parts::PartState;
 use crate::position::StagePosition;
 use crate::stage::Declared;
-use crate::tiles::Tiles;
 use crate::{
     Action, Activation, Batch, BatchShape, DropoutSite, Extent, LayerActivation, LayerCache,
     LossPart, Model, ModelError, ParameterId, Preferences, Purpose, ReplayCounts, SavedActivations,
@@ -58,28 +57,22 @@ pub struct Pass<'a> {
     pub(crate) running: Running<'a>,
     /// The stage whose backward pass runs; none during forward.
     pub(crate) backward_at: Option<StagePosition>,
-    /// The activations that this stage's backward pass has released before its end.
-    pub(crate) let_go: Vec<Activation>,
-    /// Gradients of activations, until the stage that wrote the activation takes them.
-    pub(crate) flowing: Vec<(LayerActivation, Buffer)>,
-    /// The tile on which stages run; none: they run on the whole micro-batch.
-    pub(crate) tiles: Option<Tiles>,
-    /// The part that runs, and what the others have meanwhile.
+    /// The number of the part that runs.
     pub(crate) part: usize,
-    pub(crate) aside: Vec<PartAside>,
+    /// What the pass keeps for each part.
+    pub(crate) parts: Vec<PartState>,
     /// The table of the first part.
     pub(crate) first_table: usize,
 }
 
 impl<'a> Pass<'a> {
-    pub(crate) fn new(model: &'a Model, work: Work<'a>) -> Pass<'a> {
-        let mut work = work;
+    pub(crate) fn new(model: &'a Model, mut work: Work<'a>) -> Pass<'a> {
         work.weights.begin_pass(work.order);
         if let Purpose::Training(training) = &mut work.purpose {
             training.gradients.use_part(0);
         }
         Pass {
-            aside: work.batches.iter().map(|_| PartAside::default()).collect(),
+            parts: work.batches.iter().map(|_| PartState::default()).collect(),
             part: 0,
             first_table: work.saved.table_in_use(),
             replayed: model.no_replays(),
@@ -92,9 +85,6 @@ impl<'a> Pass<'a> {
                 pulled: 0,
             },
             backward_at: None,
-            let_go: Vec::new(),
-            flowing: Vec::new(),
-            tiles: None,
         }
     }
 
@@ -393,7 +383,7 @@ impl<'a> Pass<'a> {
     }
 
     fn is_absent(&self, at: LayerActivation) -> bool {
-        match &self.tiles {
+        match &self.own().tiles {
             Some(tiles) if self.is_within(at) => tiles.get(at).is_none(),
             _ => self.work.saved.is_absent(at),
         }
@@ -413,7 +403,7 @@ impl<'a> Pass<'a> {
 
     /// Pulls an activation, or a tile's rows of it.
     fn pull_at(&mut self, at: LayerActivation) -> Result<Rc<Buffer>, ModelError> {
-        let Some(tiles) = &self.tiles else {
+        let Some(tiles) = &self.own().tiles else {
             return self.pull_whole(at);
         };
         if let Some(made) = tiles.get(at) {
@@ -424,7 +414,7 @@ impl<'a> Pass<'a> {
             return Ok(self.pull_outside(at)?.frozen_rows(tokens));
         }
         self.replay(at)?;
-        let made = self.tiles.as_ref().and_then(|tiles| tiles.get(at));
+        let made = self.own().tiles.as_ref().and_then(|tiles| tiles.get(at));
         Ok(made.expect("a replay makes what is read").clone())
     }
 
@@ -462,7 +452,7 @@ impl<'a> Pass<'a> {
         if self.first_token() == 0 && self.part() == 0 {
             self.replayed.add(self.stage(at).stage.name());
         }
-        match self.tiles {
+        match self.own().tiles {
             Some(_) => self.run(at, false),
             None => self.replay_whole(at),
         }?;
@@ -584,7 +574,7 @@ impl<'a> Pass<'a> {
         let (dims, dtype) = extent.resolve(self.shape_of(at), self.dtype());
         let (memory, name) = (self.work.memory, at.activation.name());
         let lease = || Ok(memory.lease(category, name, dims, dtype)?);
-        match &mut self.tiles {
+        match &mut self.own_mut().tiles {
             Some(tiles) if !is_within => tiles.output(at, lease),
             _ => lease(),
         }
@@ -601,7 +591,7 @@ impl<'a> Pass<'a> {
         let Some(backward_at) = self.backward_at else {
             return self.action(at) != Action::Recompute || architecture.is_read(at);
         };
-        let replayed = self.tiles.as_ref().map(|tiles| tiles.replayed);
+        let replayed = self.own().tiles.as_ref().map(|tiles| tiles.replayed);
         match (replayed, self.is_within(at)) {
             // A replay of whole outputs has tiles of its own, in which every stage starts afresh.
             (Some(Some(_)), true) => return architecture.is_read(at) && self.is_absent(at),
@@ -610,7 +600,7 @@ impl<'a> Pass<'a> {
             _ => {}
         }
         let released = architecture.released_after(at);
-        let let_go = released == backward_at && self.let_go.contains(&at.activation);
+        let let_go = released == backward_at && self.own().let_go.contains(&at.activation);
         released <= backward_at && !let_go && self.is_absent(at)
     }
 
@@ -628,7 +618,7 @@ impl<'a> Pass<'a> {
     /// Files an output of the stage, for the stages that read it.
     pub fn put(&mut self, activation: Activation, buffer: Option<Buffer>) {
         let at = self.of_block(activation);
-        match (buffer, &mut self.tiles) {
+        match (buffer, &mut self.own_mut().tiles) {
             (Some(buffer), Some(tiles)) => tiles.put(at, buffer),
             (Some(buffer), None) => self.work.saved.put(at, buffer),
             (None, _) => {}
@@ -639,7 +629,7 @@ impl<'a> Pass<'a> {
     /// sent to the host if it is offloaded.
     pub(crate) fn forward_stage(&mut self, at: StagePosition) -> Result<(), ModelError> {
         self.run(at, false)?;
-        self.each_part_of(at, |pass| pass.after_forward(at))
+        self.each_part_if_joined(at, |pass| pass.after_forward(at))
     }
 
     /// Handles activations after their last use. On a tile these are those of the tile; after the last tile, those of
@@ -660,11 +650,11 @@ impl<'a> Pass<'a> {
 
     /// Whether an activation exists where stages run now: on a tile, or on the whole micro-batch.
     fn exists_here(&self, at: LayerActivation) -> bool {
-        self.tiles.is_some() == self.is_within(at)
+        self.own().tiles.is_some() == self.is_within(at)
     }
 
     fn drop_activation(&mut self, at: LayerActivation) {
-        match &mut self.tiles {
+        match &mut self.own_mut().tiles {
             Some(tiles) => drop(tiles.take(at)),
             None => self.work.saved.release(at),
         }
@@ -673,12 +663,12 @@ impl<'a> Pass<'a> {
     /// Runs the backward pass of a stage, and then releases the activations that no later one needs.
     pub(crate) fn backward_stage(&mut self, at: StagePosition) -> Result<(), ModelError> {
         self.backward_at = Some(at);
-        self.each_part_of(at, |pass| {
-            pass.let_go.clear();
+        self.each_part_if_joined(at, |pass| {
+            pass.own_mut().let_go.clear();
             Ok(())
         })?;
         self.run(at, true)?;
-        self.each_part_of(at, |pass| {
+        self.each_part_if_joined(at, |pass| {
             pass.after_backward(at);
             Ok(())
         })
@@ -699,7 +689,7 @@ impl<'a> Pass<'a> {
         let at = self.of_block(activation);
         let is_last = self.backward_at == Some(self.model.architecture().released_after(at));
         if is_last && self.exists_here(at) {
-            self.let_go.push(activation);
+            self.own_mut().let_go.push(activation);
             self.drop_activation(at);
         }
     }
@@ -716,8 +706,8 @@ impl<'a> Pass<'a> {
         let last = Some(self.model.architecture().released_after(at));
         assert_eq!(self.backward_at, last, "{at} is needed after this stage");
         drop(self.pull(activation)?);
-        self.let_go.push(activation);
-        Ok(match &mut self.tiles {
+        self.own_mut().let_go.push(activation);
+        Ok(match &mut self.own_mut().tiles {
             Some(tiles) => tiles.take(at).expect("no other tile needs it"),
             None => self.work.saved.take(at),
         })

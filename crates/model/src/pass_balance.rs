@@ -25,13 +25,13 @@ impl Pass<'_> {
         let at = self.running.at;
         let is_forward =
             matches!(self.work.purpose, Purpose::Training(_)) && self.backward_at.is_none();
-        let balance = self.work.saved.balance().filter(|_| is_forward);
+        let balance = self.work.saved.balance_mut().filter(|_| is_forward);
         balance.map(|balance| balance.of_router(at))
     }
 
     /// The gradient `[sequences, experts]` of the scores of the router that runs, by the loss of balance.
     pub(crate) fn balance_gradient(&self) -> Option<In<'_>> {
-        let balance = self.work.saved.made_balance();
+        let balance = self.work.saved.balance();
         balance.map(|balance| balance.gradient_of(self.running.at))
     }
 
@@ -42,7 +42,7 @@ impl Pass<'_> {
         };
         let (kernels, batch, part) = (self.work.kernels, self.batch(), self.part);
         let step = &mut self.work.purpose.training().losses[part];
-        let Some(balance) = self.work.saved.balance() else {
+        let Some(balance) = self.work.saved.balance_mut() else {
             return Ok(());
         };
         let (pooled, factor) = losses.pooled(balance, batch, step.micro_batches);

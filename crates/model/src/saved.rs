@@ -141,12 +141,12 @@ impl SavedActivations {
     }
 
     /// The balance of the table's routers; none if they have no loss of balance.
-    pub(crate) fn balance(&mut self) -> Option<&mut Balance> {
+    pub(crate) fn balance_mut(&mut self) -> Option<&mut Balance> {
         self.tables[self.current].balance.as_mut()
     }
 
-    /// As [`SavedActivations::balance`].
-    pub(crate) fn made_balance(&self) -> Option<&Balance> {
+    /// As [`SavedActivations::balance_mut`].
+    pub(crate) fn balance(&self) -> Option<&Balance> {
         self.table().balance.as_ref()
     }
 

@@ -5,7 +5,7 @@ use crate::{AttentionSpec, Extent};
 use memory::{OwnParts, Rank};
 
 /// The ranks that share sequences: neighbours among all ranks. Each sequence has equal parts, and rank `c` has the `c`-th `parts_each`
-/// of them. Attention is computed for as many equal parts of the heads, one at a time; of these the rank has those of the same numbers.
+/// of them. Heads have as many equal parts, and a rank computes attention for those with the numbers of its parts, one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharingRanks {
     /// The number of the first of them among the ranks of this stage of a pipeline.

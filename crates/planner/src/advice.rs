@@ -254,7 +254,7 @@ impl Climb {
                 continue;
             };
             climb.rungs.push(Rung {
-                what: changed.setup.words(&lever.rung),
+                what: changed.setup.of_stage() + &changed.setup.words(&lever.rung),
                 set: change.set(),
                 peak_bytes: changed.peak_bytes,
                 reserved_bytes: changed.reserved_bytes,

@@ -7,14 +7,12 @@ use crate::on_paper::{Paper, PaperSeconds, StageOnPaper};
 use crate::ranks::StepTime;
 use kernels::Target;
 use kernels::timeline::{Measured, Rates};
-use memory::{Home, format_bytes};
+use memory::Home;
 use model::Action;
 use rayon::prelude::*;
-use report::{Align, Table};
 use serde::Serialize;
 use session::{MICRO_BATCHES_MAX, SessionError};
 use settings::{Config, ConfigError, Pipeline, PipelineSchedule, Settings};
-use std::fmt::{Display, Formatter};
 use units::Zero;
 
 /// Layouts that are shown.
@@ -67,16 +65,6 @@ pub struct Grid {
     pub pipeline: usize,
 }
 
-impl Display for Grid {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        write!(f, "--cp {}", self.context)?;
-        match self.pipeline {
-            1 => Ok(()),
-            stages => write!(f, " --pp {stages}"),
-        }
-    }
-}
-
 impl Grid {
     /// Every grid of so many ranks, for a model of so many blocks.
     fn all(ranks: usize, blocks: usize) -> impl Iterator<Item = Grid> {
@@ -124,7 +112,7 @@ pub struct PlannedLayout {
     pub tile_tokens: Option<usize>,
     /// What lives or waits on the host or a disk.
     pub on_host: Vec<String>,
-    /// What the device of the largest stage has to hold: reserved bytes, and the overhead.
+    /// Bytes that the largest stage's device has to hold: those that are reserved, and the overhead.
     pub needs_bytes: u64,
     /// Pinned host memory of that rank.
     pub host_pinned_bytes: u64,
@@ -287,45 +275,6 @@ impl Layouts {
             .sort_by(|one, other| speed(other).total_cmp(&speed(one)));
         Ok(())
     }
-
-    fn table(&self) -> Table {
-        let mut table = Table::of(&[
-            ("--cp", Align::Right),
-            ("--pp", Align::Right),
-            ("micro x accum", Align::Right),
-            ("--zero", Align::Left),
-            ("recompute", Align::Left),
-            ("on the host", Align::Left),
-            ("needs", Align::Right),
-            ("host a rank", Align::Right),
-            ("sent a step", Align::Right),
-            ("tokens/s of all", Align::Right),
-            ("bound by", Align::Left),
-        ]);
-        for layout in &self.layouts {
-            let tiles = match layout.tile_tokens {
-                None => String::new(),
-                Some(tokens) => format!(", tiles of {tokens}"),
-            };
-            table.row([
-                layout.grid.context.to_string(),
-                layout.grid.pipeline.to_string(),
-                format!("{} x {}", layout.micro_batch, layout.accum),
-                layout.zero.stage().to_string(),
-                format!("{}{tiles}", layout.recompute),
-                match layout.on_host.is_empty() {
-                    true => "nothing".into(),
-                    false => layout.on_host.join(", "),
-                },
-                format_bytes(layout.needs_bytes),
-                format_bytes(layout.host_pinned_bytes),
-                format_bytes(layout.sent_bytes),
-                format!("{:.0}", layout.time.tokens_per_s),
-                layout.bound.to_string(),
-            ]);
-        }
-        table
-    }
 }
 
 /// A grid, and an estimate of its step as the run is configured: as if all stages took as long as the longest.
@@ -364,7 +313,7 @@ impl Asked {
     }
 }
 
-/// What came of the search for changes that make a grid fit.
+/// The result of searching a grid for changes that make it fit.
 enum Tried {
     Fits(Box<PlannedLayout>),
     TooLarge(TooLarge),
@@ -490,57 +439,4 @@ fn on_host(settings: &Settings) -> Vec<String> {
     places
         .chain(labels.map(|label| label.name().to_string()))
         .collect()
-}
-
-impl Display for Layouts {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let room = format_bytes(self.device_memory_bytes);
-        writeln!(
-            f,
-            "\nlayouts of {} ranks that fit {room} each, of steps of {} tokens; times are on paper\n",
-            self.ranks, self.tokens_a_step
-        )?;
-        match self.layouts.is_empty() {
-            true => writeln!(f, "none was found")?,
-            false => write!(f, "{}", self.table())?,
-        }
-        if let Some(smallest) = self
-            .too_large
-            .iter()
-            .min_by_key(|layout| layout.needs_bytes)
-        {
-            let grids = listed(self.too_large.iter().map(|layout| layout.grid));
-            let needs = format_bytes(smallest.needs_bytes);
-            writeln!(
-                f,
-                "too large: {grids}; the smallest that was found needs {needs} ({})",
-                smallest.grid
-            )?;
-        }
-        let others = [
-            (&self.slower, "slower"),
-            (
-                &self.too_few_micro_batches,
-                "too few micro-batches in a step for these groups (a larger --accum lets them in)",
-            ),
-        ];
-        for (grids, words) in others {
-            if !grids.is_empty() {
-                writeln!(f, "{words}: {}", listed(grids.iter().copied()))?;
-            }
-        }
-        for RefusedLayout { grid, reason } in &self.refused {
-            writeln!(f, "{grid}: refused; {reason}")?;
-        }
-        match &self.command {
-            Some(command) => writeln!(f, "\nthe first:\n{command}"),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Grids in words.
-fn listed(grids: impl Iterator<Item = Grid>) -> String {
-    let grids: Vec<String> = grids.map(|grid| grid.to_string()).collect();
-    grids.join(", ")
 }

@@ -140,6 +140,14 @@ impl Setup {
         })
     }
 
+    /// Which stage of a pipeline the run is planned for, in words before a change for its sake.
+    pub(crate) fn of_stage(&self) -> String {
+        match self.settings.stage().of {
+            1 => String::new(),
+            _ => format!("for stage {}: ", self.settings.stage().number),
+        }
+    }
+
     /// The run of the stage of a pipeline that needs most of its device; the run itself without one.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What each stage of a pipeline needs: the plans of the ranks that have one place in all stages.
+//! What each stage of a pipeline needs: one rank of every stage is planned.
 
 use crate::figures::figures;
 use crate::gpus;
@@ -86,8 +86,8 @@ impl PlannedPipelineStage {
         })
     }
 
-    /// The stages with what a step on paper says of their time.
-    pub(crate) fn with_times(stages: &mut [PlannedPipelineStage], times: &[StageOnPaper]) {
+    /// Sets what a step on paper says of the stages' time.
+    pub(crate) fn set_times(stages: &mut [PlannedPipelineStage], times: &[StageOnPaper]) {
         let step = times.iter().map(|stage| stage.seconds).fold(0.0, f64::max);
         for (stage, time) in stages.iter_mut().zip(times) {
             stage.idle_fraction = Some(1.0 - time.working / step);

@@ -38,18 +38,15 @@ pub struct PlannedRanks {
     pub nccl: Option<NcclMemory>,
     /// The stages that go with the other settings, this one included. Empty in the plan of a run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub stages: Vec<PlannedStage>,
+    pub stages: Vec<PlannedZero>,
     /// The stages of the pipeline, where the model is divided among some. Empty in the plan of a run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pipeline_stages: Vec<PlannedPipelineStage>,
-    /// The time of a step of all its stages; null if the link's rate is not known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pipeline_time: Option<StepTime>,
 }
 
 /// A stage of ZeRO under the same settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PlannedStage {
+pub struct PlannedZero {
     /// Its number.
     pub zero: Zero,
     /// Bytes that live across steps.
@@ -102,7 +99,6 @@ impl PlannedRanks {
                 .filter(|_| target == Target::Cuda && ranks.of_all().of > 1),
             stages: Vec::new(),
             pipeline_stages: Vec::new(),
-            pipeline_time: None,
         })
     }
 
@@ -110,21 +106,17 @@ impl PlannedRanks {
     pub(crate) fn with_stages(self, run: &Setup) -> Result<PlannedRanks, SessionError> {
         let planned = Zero::ALL.into_iter().filter_map(|zero| {
             let other = run.with(&set!(collectives.zero = Some(zero), zero.stage()))?;
-            Some(PlannedStage::new(&other.settings, run.target, zero))
+            Some(PlannedZero::new(&other.settings, run.target, zero))
         });
         let mut pipeline_stages = PlannedPipelineStage::all(&run.settings, run.target)?;
-        let mut pipeline_time = None;
         if !pipeline_stages.is_empty() && StepTime::is_known(&run.settings, run.target) {
             let paper = Paper::new(&run.settings, run.target, Measured::new());
             let times = paper.pipeline(&run.settings)?;
-            PlannedPipelineStage::with_times(&mut pipeline_stages, &times);
-            let step = StageOnPaper::of_all(&times);
-            pipeline_time = Some(StepTime::of(&run.settings, &paper, step));
+            PlannedPipelineStage::set_times(&mut pipeline_stages, &times);
         }
         Ok(PlannedRanks {
             stages: planned.collect::<Result<_, SessionError>>()?,
             pipeline_stages,
-            pipeline_time,
             ..self
         })
     }
@@ -208,10 +200,13 @@ impl PlannedRanks {
                 self.rank
             ));
         }
-        if let Some(time) = self.pipeline_time {
-            notes.push(self.pipeline_note(time));
-        }
-        let time = self.stages.iter().find_map(|stage| stage.time);
+        let of_this = self.stages.iter().find(|stage| stage.zero == self.zero);
+        let time = of_this.and_then(|stage| stage.time);
+        let is_pipeline = !self.pipeline_stages.is_empty();
+        notes.extend(
+            time.filter(|_| is_pipeline)
+                .map(|time| self.pipeline_note(time)),
+        );
         notes.extend(time.map(|time| {
             format!(
                 "times under each --zero are on paper, at {} GB/s that a rank sends and as much that it receives, and NVLink's rate between \
@@ -247,11 +242,11 @@ impl PlannedRanks {
     }
 }
 
-impl PlannedStage {
-    fn new(settings: &Settings, target: Target, zero: Zero) -> Result<PlannedStage, SessionError> {
+impl PlannedZero {
+    fn new(settings: &Settings, target: Target, zero: Zero) -> Result<PlannedZero, SessionError> {
         let planned = quick_figures(settings, target)?;
         let (peak_bytes, persistent_bytes) = (planned.most_bytes(), planned.persistent_bytes);
-        Ok(PlannedStage {
+        Ok(PlannedZero {
             zero,
             persistent_bytes,
             transient_bytes: peak_bytes - persistent_bytes,

@@ -55,8 +55,7 @@ pub struct StepOutcome {
     pub traffic: Traffic,
     /// The same by what they are for.
     pub crossed: StepTraffic,
-    /// What crossed for the last micro-batch, or in a pipeline for the last pass. Without a pipeline, every micro-batch but the first
-    /// moves as much.
+    /// Traffic of the last micro-batch. Every micro-batch but the first moves as much. In a pipeline it is that of the last pass alone.
     pub micro_batch: StepTraffic,
     /// Replays of each stage.
     pub replayed: ReplayCounts,

@@ -3,6 +3,7 @@
 
 use crate::error::SessionError;
 use crate::graphs::section;
+use crate::losses::CurrentLoss;
 use crate::neighbours::{Neighbours, StageBetweenPasses};
 use crate::session::{Session, own};
 use crate::step_traffic::{Count, StepTraffic, UpdateTraffic};
@@ -42,6 +43,32 @@ struct BegunMicroBatch {
     /// As of [`Session::reference`].
     reference: Option<Buffer>,
     section: Option<Section>,
+}
+
+impl BegunMicroBatch {
+    fn preferences(&self, beta: f32) -> Preferences<'_> {
+        let reference = self.reference.as_ref().expect("pairs have a reference");
+        Preferences {
+            reference: reference.view(),
+            beta,
+        }
+    }
+}
+
+/// The losses of a micro-batch's parts, in a step of so many micro-batches.
+fn step_losses<'a>(
+    current: CurrentLoss<'a>,
+    is_first: bool,
+    (micro_batches, preferences): (usize, Option<Preferences<'a>>),
+) -> Vec<StepLoss<'a>> {
+    let losses = current.losses.into_iter().map(|sums| StepLoss {
+        sums,
+        are_first: [is_first || current.is_alone; LossPart::WITH_PREFERENCES],
+        micro_batches,
+        gradient_scale: current.gradient_scale,
+        preferences,
+    });
+    losses.collect()
 }
 
 impl Session {
@@ -248,24 +275,10 @@ impl Session {
         if task.kind.is_backward() {
             self.gradients.begin_micro_batch();
         }
-        let preferences = |beta| Preferences {
-            reference: begun
-                .reference
-                .as_ref()
-                .expect("pairs have a reference")
-                .view(),
-            beta,
-        };
-        let current = self.losses.current();
-        let gradient_scale = current.gradient_scale;
-        let losses = current.losses.into_iter().map(|sums| StepLoss {
-            sums,
-            are_first: [index == 0 || current.is_alone; LossPart::WITH_PREFERENCES],
-            micro_batches: passes.micro_batches,
-            gradient_scale,
-            preferences: self.settings.preferences.map(preferences),
-        });
-        let losses = losses.collect();
+        let preferences = self.settings.preferences;
+        let preferences = preferences.map(|beta| begun.preferences(beta));
+        let of_step = (passes.micro_batches, preferences);
+        let losses = step_losses(self.losses.current(), index == 0, of_step);
         let mut updating = Updating {
             kernels: &*self.kernels,
             memory: &self.memory,

@@ -182,6 +182,7 @@ impl Trainer {
     /// possible.
     pub fn step(&mut self, ids: &Tensor, targets: &Tensor) -> Result<StepOutcome, Failure> {
         let batch = tensors::step_batch(&self.config, ids, targets)?;
+        let batch = batch.in_parts(self.config.own_parts());
         self.enter()?;
         #[cfg(feature = "candle-cuda")]
         if let Some(gpu) = self.gpu.clone() {

@@ -4,12 +4,12 @@
 
 mod common;
 
-use common::elsewhere::{all_pinned, forms, with_form};
+use common::elsewhere::{away_from_ranks, forms, with_form};
 use common::experts;
 use common::ranks::{Together, each, on_cpu, ranks, together};
 use common::{odd_model, variants};
-use memory::{DType, Home, Homes, Window};
-use model::{Attention, ModelConfig, OffloadLabels, RouterAuxKind};
+use memory::DType;
+use model::{Attention, ModelConfig, RouterAuxKind};
 use settings::Settings;
 use units::{Ranks, Zero};
 
@@ -137,18 +137,7 @@ fn offload_gives_the_same_bits() {
         ..plain(&model, "none")
     };
     let one = run(name, &in_parts(&settings, parts, (1, 4), Zero::States));
-    let labels = OffloadLabels::parse("qkv,attn_out,block_input").unwrap();
-    let away = Settings {
-        homes: Homes {
-            states: Home::Pinned,
-            weights: Home::Pinned,
-            gradients: Home::Device,
-            window: Window::End,
-            ..all_pinned()
-        },
-        policy: settings.policy.clone().offload(&labels).unwrap(),
-        ..settings
-    };
+    let away = away_from_ranks(settings);
     for (groups, sharing) in [(1, 1), (2, 2)] {
         let away = in_parts(&away, parts, (groups, sharing), Zero::Weights);
         assert_same(name, &one, &run(name, &away));

@@ -73,6 +73,27 @@ fn difference(one: &Tensor, other: &Tensor) -> f32 {
     difference.max_all().unwrap().to_scalar().unwrap()
 }
 
+/// Sequences in two parts on one process: the same step but for the order of sums, with the planned peak.
+#[test]
+fn a_step_in_parts_learns_the_same() {
+    let (ids, targets) = batch();
+    let mut trainers = [&[][..], &["parallel.context_parts=2"]].map(trainer);
+    let losses = trainers.each_mut().map(|trainer| {
+        let before = trainer.loss(&ids, &targets).unwrap();
+        let outcome = trainer.step(&ids, &targets).unwrap();
+        assert_eq!(outcome.memory.peak.bytes, trainer.plan().peak_bytes);
+        assert!((before - f64::from(outcome.loss)).abs() < 1e-6);
+        before
+    });
+    assert!((losses[0] - losses[1]).abs() < 1e-6, "{losses:?}");
+    let [whole, parts] = trainers.each_ref().map(all);
+    for (name, whole) in &whole {
+        assert!(difference(whole, &parts[name]) < 1e-4, "{name}");
+    }
+    let peaks = trainers.map(|trainer| trainer.plan().peak_bytes);
+    assert_ne!(peaks[0], peaks[1]);
+}
+
 /// AdamW's first step by its definition, with candle: of every parameter, from its gradient to its moments and its value.
 #[test]
 fn parameters_gradients_and_states_belong_together() {

@@ -192,12 +192,10 @@ impl Gradients {
         let inits = parameters.iter().map(|parameter| self.touch(*parameter));
         let init = inits.last().expect("a joined tensor has parts");
         let unit = layout.unit_of(parameters[0]);
-        let flat = match unit.filter(|_| self.streamed.is_some()) {
-            Some(unit) => {
-                let streamed = self.streamed.as_mut().expect("it was there");
-                streamed.open_mut(unit, self.part).flat_mut(&range)
-            }
-            None => self.own_mut().flat_mut(range),
+        let flat = match (unit, self.part.checked_sub(1), &mut self.streamed) {
+            (Some(unit), _, Some(streamed)) => streamed.open_mut(unit, self.part).flat_mut(&range),
+            (_, None, _) => self.resident.flat_mut(range),
+            (_, Some(other), _) => self.of_parts[other].flat_mut(range),
         };
         Some((flat.reshape(dims), init))
     }

@@ -142,7 +142,7 @@ impl Stage for TokensToHeads {
 }
 
 impl TokensToHeads {
-    /// What a part sends, and room for what its heads get. As much is wanted of all parts.
+    /// Packs what a part sends, and leases room for what its heads receive: for the same activations in every part.
     fn packed(&self, pass: &mut Pass) -> Result<(Vec<Buffer>, Vec<Written>), ModelError> {
         let inputs = self.qkv().pull(pass)?;
         let by_token = self.qkv().views(&inputs);
@@ -419,7 +419,7 @@ enum Division {
     Heads,
 }
 
-/// What a part's heads get of an activation.
+/// An activation by heads, for one part's heads.
 type Written = (Activation, Buffer);
 
 /// Tensor, part that sends, part that receives, sequence.

@@ -45,8 +45,7 @@ pub(super) fn step_batch(
         lengths: None,
         reference: None,
     });
-    let step: StepBatch = micro_batches.collect();
-    Ok(step.in_parts(config.own_parts()))
+    Ok(micro_batches.collect())
 }
 
 /// Refuses a shape that the run was not planned for.

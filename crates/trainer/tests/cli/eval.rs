@@ -48,6 +48,12 @@ fn the_loss_is_that_of_training() {
         (Some(64), Some(2))
     );
     assert_eq!(record["peak_bytes"], record["planned_peak_bytes"]);
+    let in_parts = "model --data text.txt --micro-batch 2 --seq 32 --set parallel.context_parts=2";
+    assert_eq!(
+        eval(&place, in_parts)["loss"],
+        record["loss"],
+        "parts are training's alone"
+    );
     let one = eval(&place, "model --data text.txt --seq 32");
     assert!((one["loss"].as_f64().unwrap() - number("loss")).abs() < 1e-6);
     assert!(one["peak_bytes"].as_u64() < record["peak_bytes"].as_u64());

@@ -2,8 +2,8 @@
 
 use super::{odd_model, settings, step_batch, variants};
 use files::TensorSource;
-use memory::{DType, Home, Homes};
-use model::ModelConfig;
+use memory::{DType, Home, Homes, Window};
+use model::{ModelConfig, OffloadLabels};
 use optim::{MasterFormat, MomentFormat, OptimizerKind};
 use session::{Session, StepOutcome};
 use settings::{Settings, StateFormats};
@@ -96,6 +96,20 @@ pub fn all_pinned() -> Homes {
         gradients: Home::Pinned,
         chunk_bytes: 20_000,
         ..Homes::default()
+    }
+}
+
+/// The settings with what may wait on a rank's host there: weights, states and some activations.
+pub fn away_from_ranks(settings: Settings) -> Settings {
+    let labels = OffloadLabels::parse("qkv,attn_out,block_input").unwrap();
+    Settings {
+        homes: Homes {
+            gradients: Home::Device,
+            window: Window::End,
+            ..all_pinned()
+        },
+        policy: settings.policy.clone().offload(&labels).unwrap(),
+        ..settings
     }
 }
 
