@@ -191,6 +191,7 @@ pub struct Parameters {
     lora: Option<Arc<Lora>>,
     fp8: Option<Arc<Fp8Products>>,
     fp8_weights: Vec<Fp8Weight>,
+    fp8_candidates: Vec<ParameterId>,
     modules: Vec<LinearModule>,
 }
 
@@ -224,6 +225,17 @@ impl Parameters {
     pub(crate) fn kept_in_fp8(&self) -> Option<impl Iterator<Item = Fp8Weight>> {
         let keeps = self.fp8.as_ref()?.keeps_weights;
         Some(self.fp8_weights.iter().copied().filter(move |_| keeps))
+    }
+
+    /// The matrices whose products are in FP8 unless they are excepted; none if blocks do not multiply in FP8.
+    pub fn fp8_candidates(&self) -> impl Iterator<Item = &str> + Clone {
+        let candidates = self.fp8_candidates.iter();
+        candidates.map(|id| self.get(*id).name.as_str())
+    }
+
+    /// Whether any product is in FP8.
+    pub fn has_fp8(&self) -> bool {
+        !self.fp8_weights.is_empty()
     }
 
     /// The linear layers of the blocks that may have adapters, in forward order; none if the model has no adapters.
@@ -381,6 +393,11 @@ impl PartParameters<'_> {
     pub(crate) fn fp8(&self) -> Option<Arc<Fp8Products>> {
         let is_block = matches!(self.part, Layer::Block(_));
         self.all.fp8.clone().filter(|_| is_block)
+    }
+
+    /// Notes the matrices of a layer whose products can be in FP8.
+    pub(crate) fn may_be_fp8(&mut self, weights: &[ParameterId]) {
+        self.all.fp8_candidates.extend(weights);
     }
 
     /// Notes the matrices of a layer whose products are in FP8.

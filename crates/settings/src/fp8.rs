@@ -6,7 +6,8 @@ use super::keys::Fp8Config;
 use super::schema::Config;
 use kernels::ScaledMatmul;
 use kernels::fp8::Fp8;
-use model::{BlockSpec, Fp8Products, NamePatterns, PRODUCT_ELEMENTS_MAX};
+use model::{BlockSpec, Fp8Products, NamePatterns, PRODUCT_ELEMENTS_MAX, Parameters};
+use std::collections::BTreeSet;
 
 impl Default for Fp8Config {
     fn default() -> Fp8Config {
@@ -140,5 +141,50 @@ pub(crate) fn check_step(config: &Config) -> Result<(), ConfigError> {
             "a micro-batch has {tokens} tokens, and with --fp8 one product makes up to {outputs} numbers of each, of which cuBLASLt \
              takes 2^31; make --micro-batch or --seq smaller, for at most {most} tokens, or leave --fp8 out"
         )),
+    }
+}
+
+/// Refuses an exception that fits no product in FP8, and exceptions that leave none.
+pub(crate) fn check_exceptions(
+    fp8: &Fp8Products,
+    parameters: &Parameters,
+) -> Result<(), ConfigError> {
+    let matrices = parameters.fp8_candidates();
+    if let Some(pattern) = fp8.except.unfit(matrices.clone()).next() {
+        return refused(format!(
+            "fp8.except has `{pattern}`, which fits no matrix with products in FP8; those are {}",
+            in_all_blocks(matrices)
+        ));
+    }
+    match parameters.has_fp8() {
+        true => Ok(()),
+        false => refused(
+            "no product is left for --fp8: fp8.except or train.freeze fits a matrix of each; make a pattern narrower, or leave --fp8 \
+             out",
+        ),
+    }
+}
+
+/// Names with `*` for the number of the block, each once, and the numbers.
+fn in_all_blocks<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let (mut of_blocks, mut numbers) = (Vec::new(), BTreeSet::new());
+    for name in names {
+        let parts = name.split('.').map(|part| match part.parse::<usize>() {
+            Ok(number) => {
+                numbers.insert(number);
+                "*"
+            }
+            Err(_) => part,
+        });
+        let name = parts.collect::<Vec<_>>().join(".");
+        if !of_blocks.contains(&name) {
+            of_blocks.push(name);
+        }
+    }
+    match (numbers.first(), numbers.last()) {
+        (Some(first), Some(last)) => {
+            format!("{}, in blocks {first} to {last}", of_blocks.join(", "))
+        }
+        _ => "none, since all are frozen (train.freeze)".into(),
     }
 }

@@ -239,7 +239,11 @@ impl Settings {
             hardware: config.hardware.clone(),
             graphs_off: graphs_off(config),
         };
-        let pipeline = pipeline(config, &settings.architecture())?;
+        let architecture = settings.architecture();
+        if let Some(fp8) = &settings.fp8 {
+            fp8::check_exceptions(fp8, architecture.parameters())?;
+        }
+        let pipeline = pipeline(config, &architecture)?;
         Ok(Settings {
             pipeline,
             ..settings
@@ -497,14 +501,7 @@ impl Settings {
         let weights = entries.filter(|entry| entry.role != Role::Buffer);
         let names = weights.clone().map(|entry| &entry.name[..]);
         check_patterns(names.clone(), "optim.f32_states", &NamePatterns::new(&own))?;
-        check_patterns(
-            names.clone(),
-            "train.freeze",
-            &NamePatterns::new(&self.freeze),
-        )?;
-        if let Some(fp8) = &self.fp8 {
-            check_patterns(names, "fp8.except", &fp8.except)?;
-        }
+        check_patterns(names, "train.freeze", &NamePatterns::new(&self.freeze))?;
         if !layout.entries().iter().any(|entry| entry.role.is_trained()) {
             return Err(ConfigError::Contradiction(format!(
                 "train.freeze fits all {} parameters, so that nothing is left to train; leave out a pattern, or make one \

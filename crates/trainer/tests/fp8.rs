@@ -410,6 +410,38 @@ fn a_weight_that_is_not_finite_skips_the_step() {
     assert!(state(&session) == before);
 }
 
+/// Weights are finite, and an output of a norm is not: it does not saturate to the largest code.
+#[test]
+fn an_activation_that_is_not_finite_skips_the_step() {
+    let (_, model) = models(2).swap_remove(0);
+    for saves_codes in [true, false] {
+        let fp8 = Fp8Products {
+            saves_codes,
+            ..products()
+        };
+        let settings = with(&in_fp8(&model, "none"), fp8);
+        let mut session = session(&settings);
+        session.step(&step_batch(&settings, 0)).unwrap();
+        let entry = session
+            .model()
+            .layout()
+            .find("model.layers.1.input_layernorm.weight");
+        let offset = session.model().layout().entries()[entry.unwrap()].offset;
+        // Nearly the largest number of bf16, and normed values of some tokens are larger than one.
+        session.set_values(offset, &[3.3e38]).unwrap();
+        assert!(
+            parameters(&session)
+                .concat()
+                .iter()
+                .all(|value| value.is_finite())
+        );
+        let before = state(&session);
+        let outcome = session.step(&step_batch(&settings, 1)).unwrap();
+        assert!(!outcome.is_finite(), "{saves_codes}");
+        assert!(state(&session) == before, "{saves_codes}");
+    }
+}
+
 #[test]
 fn a_model_learns() {
     let (_, model) = models(2).swap_remove(0);
@@ -446,7 +478,7 @@ fn what_is_not_built_or_does_not_go_together_is_refused_with_what_to_do() {
     let tensor = "fp8.recipe=tensor";
     assert_eq!(refusal(&[tensor]), "");
     assert_eq!(refusal(&[tensor, "fp8.except=[\"*.0.*\"]"]), "");
-    let refused: [(&[&str], &str); 11] = [
+    let refused: [(&[&str], &str); 16] = [
         (&["fp8.recipe=rowwise"], "take --fp8 tensor"),
         (&["fp8.recipe=block"], "take --fp8 tensor"),
         (&[tensor, "train.dtype=f32"], "add --dtype bf16"),
@@ -460,7 +492,22 @@ fn what_is_not_built_or_does_not_go_together_is_refused_with_what_to_do() {
         (&[tensor, "model.head_dim=20"], "multiples of 16"),
         (&[tensor, "batch.micro=200000"], "takes 2^31"),
         (&["fp8.gradients=e4m3"], "--fp8 tensor"),
-        (&[tensor, "fp8.except=[\"*porj*\"]"], "fp8.except"),
+        (
+            &[tensor, "fp8.except=[\"*porj*\"]"],
+            "model.layers.*.mlp.down_proj.weight, in blocks 0 to 1",
+        ),
+        (&[tensor, "fp8.except=[\"*.layers.2.*\"]"], "fits no matrix"),
+        // They exist, and their products are in bf16 anyway.
+        (&[tensor, "fp8.except=[\"*embed*\"]"], "fits no matrix"),
+        (&[tensor, "fp8.except=[\"*norm*\"]"], "fits no matrix"),
+        (
+            &[tensor, "fp8.except=[\"*k_proj*\",\"*o_proj*\",\"*mlp*\"]"],
+            "no product is left",
+        ),
+        (
+            &[tensor, "train.freeze=[\"*layers*\"]"],
+            "no product is left",
+        ),
     ];
     for (set, message) in refused {
         let said = refusal(set);

@@ -14,10 +14,13 @@ impl Linear {
     /// The same layer with its products in FP8, if the model has such and none of its matrices is an exception, frozen or
     /// under an adapter.
     pub(crate) fn in_fp8(self, own: &mut PartParameters, layer: Fp8Layer) -> Linear {
-        let fp8 = own.fp8().filter(|fp8| {
+        let fp8 = own.fp8().filter(|_| self.is_all_trained());
+        if fp8.is_some() {
+            own.may_be_fp8(&self.weights);
+        }
+        let fp8 = fp8.filter(|fp8| {
             let mut weights = self.weights.iter();
-            let is_excepted = weights.any(|id| fp8.except.fit(own.name(*id)));
-            self.is_all_trained() && !is_excepted
+            !weights.any(|id| fp8.except.fit(own.name(*id)))
         });
         if fp8.is_some() {
             own.add_fp8(layer, [self.outputs(), self.inputs]);
