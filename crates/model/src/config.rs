@@ -564,8 +564,11 @@ impl ModelConfig {
         self.kv_heads * self.head_dim
     }
 
-    /// Refuses sizes whose products are too large to count.
-    fn check_extent(&self) -> Result<(), ModelConfigError> {
+    /// Refuses more layers or parameters than can be counted.
+    ///
+    /// # Errors
+    /// With the most that there may be.
+    pub fn check_extent(&self) -> Result<(), ModelConfigError> {
         if self.layers > MOST_LAYERS {
             return Err(ModelConfigError::TooManyLayers(self.layers));
         }

@@ -292,6 +292,7 @@ fn automatic(config: &Config) -> Result<(), ConfigError> {
 /// Refuses shapes whose sizes would overflow.
 fn sizes(config: &Config) -> Result<(), ConfigError> {
     let (model, batch) = (&config.model, &config.batch);
+    model.check_extent()?;
     let product = |sizes: &[usize]| sizes.iter().map(|size| *size as f64).product::<f64>();
     let rows = product(&[batch.micro, config.data.seq]);
     // First the sizes that the model's structure is made with.

@@ -5,37 +5,39 @@ use settings::keys::KEYS;
 use settings::load::{Override, Source};
 use settings::{Given, RunOptions, Settings, Task, resolve};
 
+/// Values that some key takes and others must refuse.
+const ODD: [&str; 25] = [
+    "0",
+    "-1",
+    "1",
+    "7",
+    "65536",
+    "9223372036854775807",
+    "-9223372036854775808",
+    "1e308",
+    "nan",
+    "inf",
+    "-0.5",
+    "true",
+    "\"\"",
+    "\"auto\"",
+    "\"full\"",
+    "[]",
+    "[\"*\"]",
+    "[1]",
+    "{}",
+    "{ a = 1 }",
+    "{ \"0-\" = \"full\" }",
+    "1979-05-27",
+    "'",
+    "\"0-18446744073709551615\"",
+    "200%",
+];
+
 /// A value of any kind, as TOML has it or not.
 fn value() -> impl Strategy<Value = String> {
-    let odd = [
-        "0",
-        "-1",
-        "1",
-        "7",
-        "65536",
-        "9223372036854775807",
-        "-9223372036854775808",
-        "1e308",
-        "nan",
-        "inf",
-        "-0.5",
-        "true",
-        "\"\"",
-        "\"auto\"",
-        "\"full\"",
-        "[]",
-        "[\"*\"]",
-        "[1]",
-        "{}",
-        "{ a = 1 }",
-        "{ \"0-\" = \"full\" }",
-        "1979-05-27",
-        "'",
-        "\"0-18446744073709551615\"",
-        "200%",
-    ];
     prop_oneof![
-        prop::sample::select(odd.to_vec()).prop_map(str::to_owned),
+        prop::sample::select(ODD.to_vec()).prop_map(str::to_owned),
         "\\PC{0,12}",
     ]
 }
@@ -56,6 +58,16 @@ fn settle(set: Vec<String>) {
     };
     if let Ok(resolved) = resolve(Task::Plan, given, RunOptions::default()) {
         let _ = Settings::new(&resolved.decided(resolved.config.data.seq));
+    }
+}
+
+/// Each alone, so that none is left to chance.
+#[test]
+fn every_key_with_every_odd_value() {
+    for key in KEYS {
+        for value in ODD {
+            settle(vec![format!("{}={value}", key.name)]);
+        }
     }
 }
 
