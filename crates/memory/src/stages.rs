@@ -7,7 +7,7 @@ use crate::{Cover, Rank};
 pub(crate) struct Stages {
     /// This rank's stage.
     pub(crate) own: Rank,
-    /// The stage of each entry.
+    /// The virtual stage of each entry.
     pub(crate) of_entry: Vec<usize>,
     /// The matrices of other stages, tails included.
     pub(crate) elsewhere: Cover,

@@ -92,8 +92,8 @@ impl Architecture {
         actions
     }
 
-    /// Empty tables of a model's activations, with the head's input after those of the blocks. It leases pinned host
-    /// memory for what the policy offloads of each micro-batch, which has this shape.
+    /// Empty tables of a model's activations, with the head's input after those of the blocks: for each run of blocks that is held,
+    /// those of its micro-batches. It leases pinned host memory for what the policy offloads of each micro-batch, which has this shape.
     ///
     /// # Errors
     /// [`OutOfMemory`] if the host's memory is refused.
@@ -102,33 +102,50 @@ impl Architecture {
         memory: &Memory,
         dtype: DType,
         policy: &Policy,
-        (batch, held): (BatchShape, &HeldBlocks),
+        (batch, held): (BatchShape, &[HeldBlocks]),
     ) -> Result<SavedActivations, OutOfMemory> {
-        let actions = self.actions_of(policy, &held.layers);
-        let blocks = self.blocks().iter().zip(actions);
-        let mut layers: Vec<Vec<_>> = blocks
-            .map(|(block, actions)| {
-                let activations = block.activations().zip(actions);
-                let row = |((of, extent), action): ((_, &Extent), _)| (of, *extent, action);
-                activations.map(row).collect()
-            })
-            .collect();
-        let of_head = policy.action(layers.len(), Activation::X);
-        layers.push(vec![(Activation::X, Extent::tokens(self.width()), of_head)]);
         let statistics = Statistics::lease(memory, self.statistics())?;
         let has_balance = self.router_losses().is_some_and(|losses| losses.aux > 0.0);
-        let balance = |_| {
+        let balance = || {
             let stages = self.stages_of_blocks();
             let routers = stages.filter_map(|(at, stage)| Some((at, stage.router()?.0)));
             let lease = || Balance::lease(memory, routers.collect(), batch.rows);
             has_balance.then(lease).transpose()
         };
-        let balances = (0..held.micro_batches).map(balance);
-        let balances = balances.collect::<Result<_, OutOfMemory>>()?;
         let kept = self.parameters().kept_in_fp8();
         let fp8 = kept.map(|kept| Fp8Cells::lease(memory, self.blocks().len(), kept));
         let counted = (statistics, fp8.transpose()?);
-        SavedActivations::lease(memory, &layers, counted, dtype, (batch, balances))
+        let mut saved = SavedActivations::without_tables(counted, dtype);
+        for run in held {
+            let layers = self.rows_of(policy, &run.layers);
+            for _ in 0..run.micro_batches {
+                let layers = (run.layers.start, &layers[..]);
+                saved.lease_table(memory, layers, batch, balance()?)?;
+            }
+        }
+        Ok(saved)
+    }
+
+    /// The activations of some neighbouring blocks, with what becomes of them where a rank computes no others, and the input of what
+    /// follows.
+    fn rows_of(
+        &self,
+        policy: &Policy,
+        own: &Range<usize>,
+    ) -> Vec<Vec<(Activation, Extent, Action)>> {
+        let blocks = self.blocks().iter().zip(self.actions_of(policy, own));
+        let blocks = blocks.skip(own.start).take(own.len());
+        let rows = blocks.map(|(block, actions)| {
+            let activations = block.activations().zip(actions);
+            let row = |((of, extent), action): ((_, &Extent), _)| (of, *extent, action);
+            activations.map(row).collect()
+        });
+        let action = match own.end == self.blocks().len() {
+            true => policy.action(own.end, Activation::X),
+            false => Action::Recompute,
+        };
+        let next = vec![(Activation::X, Extent::tokens(self.width()), action)];
+        rows.chain([next]).collect()
     }
 
     /// The activations that backward passes read, and those that their replays read under a policy.

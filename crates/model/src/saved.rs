@@ -23,7 +23,7 @@ pub struct SavedActivations {
     pub(crate) dtype: DType,
 }
 
-/// The blocks that a rank computes, and of how many micro-batches it holds activations.
+/// Neighbouring blocks that a rank computes, and of how many micro-batches it holds activations of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldBlocks {
     /// The blocks that it computes.
@@ -42,8 +42,10 @@ impl HeldBlocks {
     }
 }
 
-/// The activations of one micro-batch.
+/// The activations of one micro-batch, of some neighbouring blocks and the input of what follows.
 struct Table {
+    /// The first block.
+    first: usize,
     layers: Vec<Vec<Slot>>,
     host: HostPlaces,
     /// None if the model's routers have no loss of balance.
@@ -77,11 +79,11 @@ pub(crate) enum SlotState {
 impl Table {
     fn lease(
         memory: &Memory,
-        layers: &[Vec<(Activation, Extent, Action)>],
+        (first, layers): (usize, &[Vec<(Activation, Extent, Action)>]),
         (dtype, batch): (DType, BatchShape),
         balance: Option<Balance>,
     ) -> Result<Table, OutOfMemory> {
-        let numbered = layers.iter().enumerate();
+        let numbered = (first..).zip(layers);
         let offloaded = numbered.flat_map(|(layer, table)| {
             let offloaded = table
                 .iter()
@@ -102,37 +104,71 @@ impl Table {
         };
         let slots = |table: &Vec<_>| table.iter().map(slot).collect();
         Ok(Table {
+            first,
             layers: layers.iter().map(slots).collect(),
             host,
             balance,
         })
     }
+
+    /// The number of a block's row; none if the table does not have the block.
+    fn row(&self, layer: usize) -> Option<usize> {
+        let row = layer.checked_sub(self.first)?;
+        (row < self.layers.len()).then_some(row)
+    }
+
+    fn of_layer(&self, layer: usize) -> &[Slot] {
+        self.row(layer).map_or(&[], |row| &self.layers[row])
+    }
+
+    fn of_layer_mut(&mut self, layer: usize) -> &mut [Slot] {
+        match self.row(layer) {
+            Some(row) => &mut self.layers[row],
+            None => &mut [],
+        }
+    }
 }
 
 impl SavedActivations {
-    /// An empty table for each of some micro-batches of this shape, with room for the balance of its routers where they have a loss of
-    /// it, and with pinned host memory for what it offloads.
-    pub(crate) fn lease(
-        memory: &Memory,
-        layers: &[Vec<(Activation, Extent, Action)>],
+    /// No table yet.
+    pub(crate) fn without_tables(
         (statistics, fp8): (Statistics, Option<Fp8Cells>),
         dtype: DType,
-        (batch, balances): (BatchShape, Vec<Option<Balance>>),
-    ) -> Result<SavedActivations, OutOfMemory> {
-        let tables = balances.into_iter();
-        let tables = tables.map(|balance| Table::lease(memory, layers, (dtype, batch), balance));
-        Ok(SavedActivations {
-            tables: tables.collect::<Result<_, _>>()?,
+    ) -> SavedActivations {
+        SavedActivations {
+            tables: Vec::new(),
             current: 0,
             statistics,
             fp8,
             dtype,
-        })
+        }
+    }
+
+    /// Adds an empty table for a micro-batch of this shape, with the balance of its routers where they have a loss of it, and with
+    /// pinned host memory for what it offloads.
+    pub(crate) fn lease_table(
+        &mut self,
+        memory: &Memory,
+        layers: (usize, &[Vec<(Activation, Extent, Action)>]),
+        batch: BatchShape,
+        balance: Option<Balance>,
+    ) -> Result<(), OutOfMemory> {
+        let table = Table::lease(memory, layers, (self.dtype, batch), balance)?;
+        self.tables.push(table);
+        Ok(())
     }
 
     /// Uses another micro-batch's table from now on.
     pub fn use_table(&mut self, number: usize) {
         self.current = number;
+    }
+
+    /// Uses the first table that has a block from now on.
+    pub fn use_table_of(&mut self, layer: usize) {
+        let has =
+            |table: &Table| (table.first..table.first + table.layers.len() - 1).contains(&layer);
+        let first = self.tables.iter().position(has);
+        self.current = first.expect("a rank has tables of its blocks");
     }
 
     /// The number of the table in use.
@@ -183,14 +219,14 @@ impl SavedActivations {
     /// # Panics
     /// If the block has no such activation.
     pub(crate) fn slot(&self, at: LayerActivation) -> &Slot {
-        let mut slots = self.table().layers[at.layer].iter();
+        let mut slots = self.table().of_layer(at.layer).iter();
         let slot = slots.find(|slot| slot.activation == at.activation);
         slot.unwrap_or_else(|| panic!("there is no {at}"))
     }
 
     /// The slot of an activation, to be changed.
     pub(crate) fn slot_mut(&mut self, at: LayerActivation) -> &mut Slot {
-        let mut slots = self.tables[self.current].layers[at.layer].iter_mut();
+        let mut slots = self.tables[self.current].of_layer_mut(at.layer).iter_mut();
         let slot = slots.find(|slot| slot.activation == at.activation);
         slot.unwrap_or_else(|| panic!("there is no {at}"))
     }
@@ -215,7 +251,7 @@ impl SavedActivations {
 
     /// All slots of a block.
     pub(crate) fn block(&mut self, layer: usize) -> &mut [Slot] {
-        &mut self.tables[self.current].layers[layer]
+        self.tables[self.current].of_layer_mut(layer)
     }
 
     /// Whether the activation is neither in device memory nor on the host.
@@ -227,7 +263,7 @@ impl SavedActivations {
     pub(crate) fn is_away(&self, at: LayerActivation) -> bool {
         let slot =
             |slot: &Slot| slot.activation == at.activation && matches!(slot.state, SlotState::Away);
-        self.table().layers[at.layer].iter().any(slot)
+        self.table().of_layer(at.layer).iter().any(slot)
     }
 
     /// The activation, if it is live.

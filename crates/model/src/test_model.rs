@@ -57,7 +57,10 @@ impl TestModel {
             &memory,
             dtype,
             &policy.unwrap(),
-            (SHAPE, &crate::HeldBlocks::all(architecture.blocks().len())),
+            (
+                SHAPE,
+                &[crate::HeldBlocks::all(architecture.blocks().len())],
+            ),
         );
         let computation = Computation {
             dtype,

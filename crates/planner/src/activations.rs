@@ -3,6 +3,7 @@
 use model::{Action, Architecture, BatchShape, Block, Label};
 use serde::Serialize;
 use settings::Settings;
+use std::ops::Range;
 
 /// One activation of one layer, for one micro-batch.
 #[derive(Clone, Debug, Serialize)]
@@ -50,11 +51,14 @@ pub(crate) fn planned_activations(
         });
         planned.collect::<Vec<_>>()
     };
-    let blocks = architecture.blocks().iter();
-    let own = settings.own_layers(blocks.len());
-    let blocks = blocks.zip(architecture.actions_of(&settings.policy, &own));
-    let own = blocks.enumerate().skip(own.start).take(own.len());
-    own.flat_map(per_layer).collect()
+    let own = settings.own_layers(architecture.blocks().len());
+    let of_run = |own: Range<usize>| {
+        let actions = architecture.actions_of(&settings.policy, &own);
+        let blocks = architecture.blocks().iter().zip(actions).enumerate();
+        let own = blocks.skip(own.start).take(own.len());
+        own.flat_map(per_layer).collect::<Vec<_>>()
+    };
+    own.into_iter().flat_map(of_run).collect()
 }
 
 /// Sums of bytes.

@@ -97,11 +97,13 @@ impl Paper {
     /// # Errors
     /// Only on a defect: shapes need no memory.
     pub(crate) fn step(&self, settings: &Settings) -> Result<OnPaper, SessionError> {
-        let made = settings.accum.min(MICRO_BATCHES_MAX);
+        let at_a_time = settings.micro_batches_at_a_time();
+        let made = settings.accum.min(MICRO_BATCHES_MAX * at_a_time);
         let mut step = self.steps(settings, made)?;
         if settings.accum > made {
-            let fewer = self.steps(settings, made - 1)?;
-            let with_more = |steps: [f64; 2]| with_more(steps, settings.accum - made);
+            let fewer = self.steps(settings, made - at_a_time)?;
+            let more = (settings.accum - made) / at_a_time;
+            let with_more = |steps: [f64; 2]| with_more(steps, more);
             step.seconds = with_more([fewer.seconds, step.seconds]);
             step.computing = with_more([fewer.computing, step.computing]);
         }
@@ -118,9 +120,11 @@ impl Paper {
         let made = few_micro_batches(&settings.in_stage(0));
         let mut stages = self.stages(settings, made)?;
         if settings.accum > made {
-            let fewer = self.stages(settings, made - 1)?;
+            let at_a_time = settings.micro_batches_at_a_time();
+            let fewer = self.stages(settings, made - at_a_time)?;
+            let more = (settings.accum - made) / at_a_time;
             for (stage, fewer) in stages.iter_mut().zip(fewer) {
-                let with_more = |steps: [f64; 2]| with_more(steps, settings.accum - made);
+                let with_more = |steps: [f64; 2]| with_more(steps, more);
                 *stage = StageOnPaper {
                     seconds: with_more([fewer.seconds, stage.seconds]),
                     computing: with_more([fewer.computing, stage.computing]),
@@ -167,7 +171,7 @@ impl Paper {
                     let clock = clocks.of(stage.rank_of_all().number);
                     scope.spawn(move || {
                         let timeline = self.timeline().beside(clock);
-                        let step = self.second_step(stage, timeline)?;
+                        let step = self.second_step(stage, timeline, KeepsHistory(false))?;
                         Ok(StageOnPaper {
                             seconds: step.took.with_copies,
                             computing: step.took.without_copies,
@@ -187,9 +191,10 @@ impl Paper {
     /// # Errors
     /// Only on a defect: shapes need no memory.
     pub(crate) fn another_micro_batch(&self, settings: &Settings) -> Result<f64, SessionError> {
-        let more = self.steps(settings, MICRO_BATCHES_MAX)?;
-        let fewer = self.steps(settings, MICRO_BATCHES_MAX - 1)?;
-        Ok(more.seconds - fewer.seconds)
+        let at_a_time = settings.micro_batches_at_a_time();
+        let more = self.steps(settings, MICRO_BATCHES_MAX * at_a_time)?;
+        let fewer = self.steps(settings, (MICRO_BATCHES_MAX - 1) * at_a_time)?;
+        Ok((more.seconds - fewer.seconds) / at_a_time as f64)
     }
 
     fn steps(&self, settings: &Settings, accum: usize) -> Result<OnPaper, SessionError> {
@@ -202,7 +207,7 @@ impl Paper {
             history,
             spans,
             took,
-        } = self.second_step(settings, self.timeline())?;
+        } = self.second_step(settings, self.timeline(), KeepsHistory(true))?;
         Ok(OnPaper {
             peak: memory.step_memory().peak,
             largest_at_peak: memory.largest_at_peak(),
@@ -222,17 +227,23 @@ impl Paper {
         &self,
         settings: Settings,
         timeline: Timeline,
+        KeepsHistory(keeps_history): KeepsHistory,
     ) -> Result<SecondStep, SessionError> {
         let memory = Memory::shapes();
-        let clock = timeline.clone();
-        memory.keep_history(move || clock.computed().with_copies);
+        if keeps_history {
+            let clock = timeline.clone();
+            memory.keep_history(move || clock.computed().with_copies);
+        }
         let dtype = settings.narrowest_dtype();
         let kernels = Meta::new(&memory, self.target, dtype, FlopCounter::default())?
             .of_rank(settings.rank_of_all().number)
             .on(&timeline);
-        let batch = shape_of_micro_batches(&settings, &vec![settings.seq; settings.accum]);
+        let step = |count| shape_of_micro_batches(&settings, &vec![settings.seq; count]);
+        // The first step is there for its update alone, and a pipeline has many micro-batches.
+        let first = step(settings.accum.min(MICRO_BATCHES_MAX));
+        let batch = step(settings.accum);
         let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
-        session.start_step(&batch)?;
+        session.start_step(&first)?;
         session.take_finished();
         let before = timeline.computed();
         timeline.keep_spans();
@@ -247,6 +258,9 @@ impl Paper {
         })
     }
 }
+
+/// Whether leases are recorded.
+struct KeepsHistory(bool);
 
 /// A step's seconds with `more` micro-batches, each of which adds what the last of the second step adds to the first.
 fn with_more([fewer, made]: [f64; 2], more: usize) -> f64 {
@@ -326,7 +340,7 @@ pub fn trace(settings: &Settings, target: Target) -> Result<(History, Vec<Span>)
         ..settings.clone()
     };
     let paper = Paper::new(&settings, target, Measured::new());
-    let step = paper.second_step(settings, paper.timeline())?;
+    let step = paper.second_step(settings, paper.timeline(), KeepsHistory(true))?;
     Ok((step.history, step.spans))
 }
 

@@ -5,6 +5,7 @@ use crate::gpus;
 use crate::on_paper::StageOnPaper;
 use kernels::Target;
 use memory::format_bytes;
+use model::HeldBlocks;
 use rayon::prelude::*;
 use report::{Align, Table};
 use serde::Serialize;
@@ -16,12 +17,9 @@ use settings::Settings;
 pub struct PlannedPipelineStage {
     /// Its number.
     pub stage: usize,
-    /// Its first block.
-    pub first_block: usize,
-    /// How many blocks it has. The first stage has the embedding besides, and the last the head.
-    pub blocks: usize,
-    /// How many micro-batches are between their forward and backward passes at most.
-    pub micro_batches_under_way: usize,
+    /// Its runs of neighbouring blocks, one unless stages are interleaved. The first stage has the embedding besides, and the last the
+    /// head.
+    pub runs: Vec<PlannedRun>,
     /// Bytes that live across steps.
     pub persistent_bytes: u64,
     /// Bytes that a step adds to them at its peak.
@@ -43,6 +41,27 @@ pub struct PlannedPipelineStage {
     pub idle_fraction: Option<f64>,
 }
 
+/// Neighbouring blocks of a stage.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlannedRun {
+    /// Its first block.
+    pub first_block: usize,
+    /// How many blocks it has.
+    pub blocks: usize,
+    /// How many micro-batches are between their forward and backward passes through it at most.
+    pub micro_batches_under_way: usize,
+}
+
+impl PlannedRun {
+    fn new(held: HeldBlocks) -> PlannedRun {
+        PlannedRun {
+            first_block: held.layers.start,
+            blocks: held.layers.len(),
+            micro_batches_under_way: held.micro_batches,
+        }
+    }
+}
+
 impl PlannedPipelineStage {
     /// All stages of the pipeline; none without one.
     ///
@@ -55,7 +74,7 @@ impl PlannedPipelineStage {
         let Some(pipeline) = &settings.pipeline else {
             return Ok(Vec::new());
         };
-        let stages = (0..pipeline.layers.len()).into_par_iter();
+        let stages = (0..pipeline.stages).into_par_iter();
         let planned = stages.map(|stage| PlannedPipelineStage::new(settings, target, stage));
         planned.collect()
     }
@@ -71,9 +90,7 @@ impl PlannedPipelineStage {
         let (peak_bytes, persistent_bytes) = (planned.most_bytes(), planned.persistent_bytes);
         Ok(PlannedPipelineStage {
             stage,
-            first_block: held.layers.start,
-            blocks: held.layers.len(),
-            micro_batches_under_way: held.micro_batches,
+            runs: held.into_iter().map(PlannedRun::new).collect(),
             persistent_bytes,
             transient_bytes: peak_bytes - persistent_bytes,
             peak_bytes,
@@ -118,7 +135,10 @@ pub(crate) fn table(stages: &[PlannedPipelineStage]) -> Table {
             true => " (largest)",
             false => "",
         };
-        let last = stage.first_block + stage.blocks - 1;
+        let of_runs = |words: fn(&PlannedRun) -> String| {
+            let words: Vec<String> = stage.runs.iter().map(words).collect();
+            words.join(", ")
+        };
         let bytes = [
             stage.persistent_bytes,
             stage.transient_bytes,
@@ -128,8 +148,11 @@ pub(crate) fn table(stages: &[PlannedPipelineStage]) -> Table {
         ];
         let mut cells = vec![
             format!("{}{is_largest}", stage.stage),
-            format!("{}-{last}", stage.first_block),
-            stage.micro_batches_under_way.to_string(),
+            of_runs(|run| match run.first_block + run.blocks - 1 {
+                last if last == run.first_block => last.to_string(),
+                last => format!("{}-{last}", run.first_block),
+            }),
+            of_runs(|run| run.micro_batches_under_way.to_string()),
         ];
         cells.extend(bytes.map(format_bytes));
         cells.extend(has_disk.then(|| format_bytes(stage.disk_bytes)));
@@ -179,20 +202,40 @@ mod tests {
             assert_eq!(row.peak_bytes, planned.most_bytes());
             assert_eq!(row.reserved_bytes, planned.reserved_bytes);
             assert_eq!(row.sent_bytes, planned.ranks.unwrap().sent_bytes);
-            assert_eq!((row.first_block, row.blocks), (2 * row.stage, 2));
-            assert_eq!(row.micro_batches_under_way, 4 - row.stage);
+            let run = PlannedRun {
+                first_block: 2 * row.stage,
+                blocks: 2,
+                micro_batches_under_way: 4 - row.stage,
+            };
+            assert_eq!(row.runs, [run]);
         }
         let told = table(&pipeline_stages).to_string();
         assert_eq!(told.matches("(largest)").count(), 1, "{told}");
     }
 
-    /// Where stages take as long as each other, they wait (p - 1) / m of their work (Narayanan et al. 2021).
+    #[test]
+    fn interleaved_stages_have_several_runs_of_blocks() {
+        let config = config(&["batch.accum=6", "parallel.schedule=interleaved"]);
+        let planned = Plan::with_alternatives(&config, Target::Cuda).unwrap();
+        let stages = planned.ranks.unwrap().pipeline_stages;
+        let blocks: Vec<Vec<usize>> = stages
+            .iter()
+            .map(|stage| stage.runs.iter().map(|run| run.first_block).collect())
+            .collect();
+        assert_eq!(blocks, [[0, 4], [1, 5], [2, 6], [3, 7]]);
+        let told = table(&stages).to_string();
+        assert!(told.contains("3, 7"), "{told}");
+    }
+
+    /// Where stages take as long as each other, they wait (p - 1) / (m v) of their work (Narayanan et al. 2021).
     #[test]
     fn stages_wait_as_long_as_published() {
-        for (accum, schedule) in [
-            (8, PipelineSchedule::Gpipe),
-            (8, PipelineSchedule::OneForwardOneBackward),
-            (40, PipelineSchedule::OneForwardOneBackward),
+        for (accum, schedule, each) in [
+            (8, PipelineSchedule::Gpipe, 1),
+            (8, PipelineSchedule::OneForwardOneBackward, 1),
+            (40, PipelineSchedule::OneForwardOneBackward, 1),
+            (8, PipelineSchedule::Interleaved, 2),
+            (40, PipelineSchedule::Interleaved, 2),
         ] {
             let set = [
                 format!("batch.accum={accum}"),
@@ -205,7 +248,7 @@ mod tests {
             let stages = paper.pipeline(&settings).unwrap();
             let all = StageOnPaper::of_all(&stages);
             let waits = all.computing / all.working - 1.0;
-            let published = 3.0 / accum as f64;
+            let published = 3.0 / (accum * each) as f64;
             assert!(
                 (waits / published - 1.0).abs() < 0.15,
                 "{accum} {schedule}: {waits} {published}"

@@ -3,14 +3,14 @@
 use crate::error::SessionError;
 use crate::forward::Forward;
 use crate::losses::{from_last_stage, gather};
-use crate::neighbours::{Neighbours, StageBetweenPasses};
+use crate::neighbours::{Carried, Neighbours, StageBetweenPasses};
 use crate::read_back::numbers;
 use crate::upload::upload;
 use data::MicroBatch;
 use kernels::operation::SumInOrder;
 use kernels::{Init, KernelError, Kernels, Queue, Reading};
 use memory::{Buffer, Category, DType, Layer, Phase};
-use model::BatchShape;
+use model::{Batch, BatchShape};
 use settings::Handover;
 use std::ops::Range;
 use units::Ranks;
@@ -68,6 +68,15 @@ fn sum_over(
     })
 }
 
+/// The input of a virtual stage, of the only micro-batch under way.
+fn carried(input_of: usize) -> Carried {
+    Carried {
+        input_of,
+        is_gradient: false,
+        micro_batch: 0,
+    }
+}
+
 impl Forward<'_> {
     /// Evaluates micro-batches. Nothing of them stays on the device. Sums are read one micro-batch late, so that the
     /// device does not wait for the host.
@@ -89,7 +98,7 @@ impl Forward<'_> {
         if let Some(last) = under_way {
             evaluation.loss_sum += self.finish(last)?;
         }
-        if let Some(ranks) = self.pipeline() {
+        if let Some((_, ranks)) = self.pipeline {
             evaluation.loss_sum = self.of_last_stage(ranks, evaluation.loss_sum)?;
         }
         evaluation.peak_bytes = self.memory.step_memory().phase_peaks.eval;
@@ -124,29 +133,39 @@ impl Forward<'_> {
     /// sequences, all are given the same micro-batch; so are the stages of a pipeline.
     fn start(&mut self, micro: &MicroBatch) -> Result<Option<Reading>, SessionError> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
-        let sharing = model.architecture().sharing();
-        let parts = sharing.own_parts();
+        let parts = model.architecture().sharing().own_parts();
         let own = parts.each().map(|part| micro.part(part));
         let batches = own.map(|own| upload(memory, kernels, model.architecture(), &own, None));
         let batches = batches.collect::<Result<Vec<_>, _>>()?;
+        let Some((pipeline, ranks)) = self.pipeline else {
+            return self.start_loss(&batches).map(Some);
+        };
         let shape = batches[0].shape;
-        let mut neighbours = Neighbours::default();
-        if self.layers.start > 0 {
-            self.exchange(&mut neighbours, shape, false)?;
-            let input = neighbours.take(kernels, false, 0)?;
-            let input = input.expect("the stage before sent its output");
-            self.saved.receive(self.layers.start, input);
-        }
-        if self.layers.end < model.layers() {
+        let virtual_stages = pipeline.layers.iter().enumerate();
+        let own = virtual_stages
+            .skip(ranks.stage.number)
+            .step_by(pipeline.stages);
+        for (virtual_stage, layers) in own {
+            self.layers = layers.clone();
+            self.saved.use_table_of(layers.start);
+            self.receive_input(virtual_stage, shape)?;
+            if layers.end == model.layers() {
+                return self.start_loss(&batches).map(Some);
+            }
             let output = model.forward_of_stage(self.work(&batches, None))?;
-            neighbours.keep(false, 0, output);
-            self.exchange(&mut neighbours, shape, true)?;
-            neighbours.give_back(kernels)?;
-            return Ok(None);
+            self.send_output(virtual_stage, output, shape)?;
         }
+        Ok(None)
+    }
+
+    /// The loss of this rank's parts of a micro-batch, of whose blocks' last the head follows.
+    fn start_loss(&mut self, batches: &[Batch]) -> Result<Reading, SessionError> {
+        let (memory, model, kernels) = (self.memory, self.model, self.kernels);
+        let sharing = model.architecture().sharing();
+        let parts = sharing.own_parts();
         let count = [parts.count];
         let mut sums = memory.lease(Category::Temporary, "loss", count, DType::F32)?;
-        model.loss(self.work(&batches, None), &mut sums)?;
+        model.loss(self.work(batches, None), &mut sums)?;
         if parts.of > 1 {
             let first = self.ranks.map_or(0, Ranks::first_of_stage) + sharing.first;
             let mut all = memory.lease(
@@ -158,22 +177,48 @@ impl Forward<'_> {
             let ranks = first..first + sharing.rank.of;
             sum_over(kernels, ranks, (&mut sums, &mut all))?;
         }
-        Ok(Some(kernels.start_read(sums.view().rows(0..1))?))
+        Ok(kernels.start_read(sums.view().rows(0..1))?)
     }
 
-    /// The ranks of a pipeline; none if this rank has the whole model.
-    fn pipeline(&self) -> Option<&Ranks> {
-        self.ranks.filter(|ranks| ranks.stage.of > 1)
+    /// Receives the input of a virtual stage's blocks, if another computes it.
+    fn receive_input(
+        &mut self,
+        virtual_stage: usize,
+        shape: BatchShape,
+    ) -> Result<(), SessionError> {
+        if virtual_stage == 0 {
+            return Ok(());
+        }
+        let mut neighbours = Neighbours::default();
+        let input_of = virtual_stage;
+        self.exchange(&mut neighbours, shape, (input_of, false))?;
+        let input = neighbours.take(self.kernels, carried(input_of))?;
+        let input = input.expect("the stage before sent its output");
+        self.saved.receive(self.layers.start, input);
+        Ok(())
     }
 
-    /// Receives the input of this stage's blocks, or sends their output.
+    /// Sends what a virtual stage's blocks made.
+    fn send_output(
+        &mut self,
+        virtual_stage: usize,
+        output: Buffer,
+        shape: BatchShape,
+    ) -> Result<(), SessionError> {
+        let mut neighbours = Neighbours::default();
+        let input_of = virtual_stage + 1;
+        neighbours.keep(carried(input_of), output);
+        self.exchange(&mut neighbours, shape, (input_of, true))?;
+        Ok(neighbours.give_back(self.kernels)?)
+    }
+
     fn exchange(
         &self,
         neighbours: &mut Neighbours,
         shape: BatchShape,
-        is_sent: bool,
+        (input_of, is_sent): (usize, bool),
     ) -> Result<(), SessionError> {
-        let Some(ranks) = self.pipeline() else {
+        let Some((pipeline, ranks)) = self.pipeline else {
             return Ok(());
         };
         let at = StageBetweenPasses {
@@ -182,10 +227,11 @@ impl Forward<'_> {
             model: self.model,
             saved: self.saved,
             ranks,
-            layers: &self.layers,
+            pipeline,
             trains: false,
         };
         let transfer = Handover {
+            input_of,
             is_gradient: false,
             is_sent,
             micro_batch: 0,

@@ -3,6 +3,7 @@
 use kernels::Kernels;
 use memory::Memory;
 use model::{Batch, CachedSequences, Model, Purpose, SavedActivations, Work};
+use settings::Pipeline;
 use std::ops::Range;
 use std::rc::Rc;
 use units::{Ranks, Weights};
@@ -16,8 +17,10 @@ pub(crate) struct Forward<'a> {
     /// The order in which a pass uses units of weights.
     pub(crate) order: &'a Rc<[usize]>,
     pub(crate) saved: &'a mut SavedActivations,
-    /// The blocks of this rank.
+    /// The blocks of the next pass.
     pub(crate) layers: Range<usize>,
+    /// The pipeline, and the ranks of its stages; none if this rank has the whole model.
+    pub(crate) pipeline: Option<(&'a Pipeline, &'a Ranks)>,
     /// The ranks that train together.
     pub(crate) ranks: Option<&'a Ranks>,
 }

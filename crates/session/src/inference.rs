@@ -91,7 +91,7 @@ impl Inference {
             memory,
             dtype,
             &policy,
-            (shape, &HeldBlocks::all(model.layers())),
+            (shape, &[HeldBlocks::all(model.layers())]),
         )?;
         Ok(Inference {
             memory: memory.clone(),
@@ -219,6 +219,7 @@ impl Inference {
             order: &self.no_order,
             saved: &mut self.saved,
             layers: 0..self.model.layers(),
+            pipeline: None,
             ranks: None,
         }
     }

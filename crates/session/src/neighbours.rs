@@ -10,17 +10,22 @@ use crate::error::SessionError;
 use kernels::{Event, Exchange, ExchangeBytes, KernelError, Kernels, Queue};
 use memory::{Buffer, Category, Layer, Memory, Phase};
 use model::{BatchShape, Model, SavedActivations};
-use settings::Handover;
+use settings::{Handover, Pipeline};
 use std::collections::HashMap;
-use std::ops::Range;
 use units::Ranks;
 
 const READY: &str = "what a stage sends is computed, and the place of what it receives is free, before they are exchanged";
 const CAME: &str = "what another stage computed has come before it is read";
 const SENT: &str = "what a stage sends has left before its memory is used again";
 
-/// Which tensor crosses: whether it is the gradient, and its micro-batch.
-type Carried = (bool, usize);
+/// Which tensor crosses: the input of a virtual stage, or its gradient, of a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Carried {
+    /// The virtual stage, counted over the whole pipeline.
+    pub(crate) input_of: usize,
+    pub(crate) is_gradient: bool,
+    pub(crate) micro_batch: usize,
+}
 
 /// What waits to be sent, has been received, or is on its way.
 #[derive(Default)]
@@ -38,25 +43,24 @@ pub(crate) struct StageBetweenPasses<'a> {
     pub(crate) model: &'a Model,
     pub(crate) saved: &'a SavedActivations,
     pub(crate) ranks: &'a Ranks,
-    pub(crate) layers: &'a Range<usize>,
+    pub(crate) pipeline: &'a Pipeline,
     /// Whether a backward pass follows.
     pub(crate) trains: bool,
 }
 
 impl Neighbours {
     /// Keeps what a pass made until it is sent.
-    pub(crate) fn keep(&mut self, is_gradient: bool, micro_batch: usize, made: Buffer) {
-        self.made.insert((is_gradient, micro_batch), made);
+    pub(crate) fn keep(&mut self, of: Carried, made: Buffer) {
+        self.made.insert(of, made);
     }
 
     /// What has come for a pass, which may read it from now on.
     pub(crate) fn take(
         &mut self,
         kernels: &Kernels,
-        is_gradient: bool,
-        micro_batch: usize,
+        of: Carried,
     ) -> Result<Option<Buffer>, KernelError> {
-        let Some((buffer, came)) = self.came.remove(&(is_gradient, micro_batch)) else {
+        let Some((buffer, came)) = self.came.remove(&of) else {
             return Ok(None);
         };
         kernels.wait(Queue::Compute, came, CAME)?;
@@ -79,14 +83,15 @@ impl Neighbours {
         transfers: &[Handover],
         shape: impl Fn(usize) -> BatchShape,
     ) -> Result<(), SessionError> {
-        let stage = at.ranks.stage.number;
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for transfer in transfers {
-            let (of, peer) = (
-                (transfer.is_gradient, transfer.micro_batch),
-                at.ranks.in_stage(transfer.peer(stage)),
-            );
-            let layer = boundary(at.layers, *transfer);
+            let of = Carried {
+                input_of: transfer.input_of,
+                is_gradient: transfer.is_gradient,
+                micro_batch: transfer.micro_batch,
+            };
+            let peer = at.ranks.in_stage(transfer.peer(at.pipeline.stages));
+            let layer = at.pipeline.layers[transfer.input_of].start;
             if transfer.is_gradient && !at.model.architecture().needs_input_gradient(layer) {
                 continue;
             }
@@ -143,14 +148,6 @@ impl Drop for Neighbours {
         let sent = self.sent.drain(..).map(|(buffer, _)| buffer);
         let came = self.came.drain().map(|(_, (buffer, _))| buffer);
         sent.chain(came).for_each(std::mem::forget);
-    }
-}
-
-/// The block whose input crosses.
-fn boundary(layers: &Range<usize>, transfer: Handover) -> usize {
-    match transfer.is_gradient == transfer.is_sent {
-        true => layers.start,
-        false => layers.end,
     }
 }
 

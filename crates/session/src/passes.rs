@@ -4,7 +4,7 @@
 use crate::error::SessionError;
 use crate::graphs::section;
 use crate::losses::CurrentLoss;
-use crate::neighbours::{Neighbours, StageBetweenPasses};
+use crate::neighbours::{Carried, Neighbours, StageBetweenPasses};
 use crate::session::{Session, own};
 use crate::step_traffic::{Count, StepTraffic, UpdateTraffic};
 use crate::updating::Updating;
@@ -13,11 +13,12 @@ use data::{MicroBatch, StepBatch};
 use kernels::Section;
 use memory::{Buffer, Category, DType, Layer, Phase};
 use model::{
-    Batch, BatchShape, LossPart, Preferences, Purpose, Randomness, ReplayCounts, StepLoss,
-    Training, Work,
+    Batch, BatchShape, DropoutSite, LossPart, Preferences, Purpose, Randomness, ReplayCounts,
+    StepLoss, Training, Work,
 };
 use settings::{Handover, StageTask, TaskKind};
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// The passes of a step.
 struct Passes<'a> {
@@ -25,9 +26,11 @@ struct Passes<'a> {
     own: Vec<(usize, &'a [MicroBatch])>,
     /// Micro-batches of the whole step, each part of one counted.
     micro_batches: usize,
+    /// The sites of dropout with their layers.
+    dropout_sites: Vec<(usize, DropoutSite)>,
     lent: Option<LentTokens>,
-    /// Those between their forward and their backward pass.
-    under_way: HashMap<usize, BegunMicroBatch>,
+    /// Those between the forward and the backward pass of a virtual stage.
+    under_way: HashMap<(usize, usize), BegunMicroBatch>,
     neighbours: Neighbours,
     /// The table and the block whose offloaded activations are still on their way to the host.
     leaving: Option<(usize, usize)>,
@@ -83,6 +86,11 @@ impl Session {
         let mut passes = Passes {
             own: own(&self.settings, step).collect(),
             micro_batches: step.micro.len(),
+            dropout_sites: match self.settings.preferences {
+                // The model and its reference must differ in what was learnt alone.
+                Some(_) => Vec::new(),
+                None => self.model.architecture().dropout_sites(),
+            },
             lent,
             under_way: HashMap::new(),
             neighbours: Neighbours::default(),
@@ -98,7 +106,7 @@ impl Session {
             let _ = self.saved.abandon(&*self.kernels);
         }
         made?;
-        if self.has_head() {
+        if self.settings.has_head() {
             self.losses.add_up(&*self.kernels)?;
         }
         if let (Some(ranks), Some(_)) = (&self.settings.ranks, &self.settings.pipeline) {
@@ -132,17 +140,16 @@ impl Session {
         passes: &mut Passes,
         transfers: &[Handover],
     ) -> Result<(), SessionError> {
-        let Some(ranks) = &self.settings.ranks else {
+        let (Some(ranks), Some(pipeline)) = (&self.settings.ranks, &self.settings.pipeline) else {
             return Ok(());
         };
-        let layers = &self.settings.own_layers(self.model.layers());
         let at = StageBetweenPasses {
             memory: &self.memory,
             kernels: &*self.kernels,
             model: &self.model,
             saved: &self.saved,
             ranks,
-            layers,
+            pipeline,
             trains: true,
         };
         let own = &passes.own;
@@ -167,24 +174,25 @@ impl Session {
         let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
         let beside_before = *beside;
         let (index, count) = (task.micro_batch, passes.own.len());
+        let layers = self.layers_of(task);
         if passes.leaving.is_some_and(|(table, _)| table == task.table) {
             self.give_back_left(&mut passes.leaving)?;
         }
-        let begun = match passes.under_way.remove(&index) {
+        let of = (task.virtual_stage, index);
+        let begun = match passes.under_way.remove(&of) {
             Some(begun) => begun,
             None => self.begin_micro_batch(passes, index)?,
         };
         self.pass(task, &begun, passes, beside)?;
         self.give_back_left(&mut passes.leaving)?;
-        if task.kind.is_forward() && self.has_head() {
+        if layers.end == self.model.layers() && task.kind.is_forward() {
             self.losses.made(&*self.kernels, index)?;
         }
-        if task.kind.is_backward() {
+        if !task.kind.is_backward() {
+            passes.leaving = Some((task.table, layers.end - 1));
+            passes.under_way.insert(of, begun);
+        } else if task.virtual_stage == self.settings.stage().number {
             (self.each_micro_batch)(index + 1, count);
-        } else {
-            let last = self.settings.own_layers(self.model.layers()).end - 1;
-            passes.leaving = Some((task.table, last));
-            passes.under_way.insert(index, begun);
         }
         let count = Count::of(&*self.kernels, &self.weights, &self.gradients);
         let meanwhile = beside.since(beside_before);
@@ -192,10 +200,10 @@ impl Session {
         Ok(())
     }
 
-    /// Whether this rank computes losses.
-    fn has_head(&self) -> bool {
+    /// The blocks of a pass.
+    fn layers_of(&self, task: &StageTask) -> Range<usize> {
         let layers = self.model.layers();
-        self.settings.own_layers(layers).end == layers
+        self.settings.layers_of(task.virtual_stage, layers)
     }
 
     /// Gives back the device memory of what the last block offloaded, a pass after its copies began.
@@ -227,7 +235,8 @@ impl Session {
             .filter(|_| section.is_none() && parts.len() == 1);
         let lent = lent.map(|lent| lent.of(index, &parts[0]));
         let batches = parts.iter().zip(number..);
-        let batches = batches.map(|(part, number)| self.batch(number, part, lent));
+        let sites = &passes.dropout_sites;
+        let batches = batches.map(|(part, number)| self.batch((number, part), sites, lent));
         let batches = batches.collect::<Result<Vec<_>, SessionError>>()?;
         let reference = self.reference(&batches, &parts[0])?;
         Ok(BegunMicroBatch {
@@ -240,8 +249,8 @@ impl Session {
     /// Leases and uploads a micro-batch, or a part of one, with its number in the step.
     fn batch(
         &self,
-        number: usize,
-        micro: &MicroBatch,
+        (number, micro): (usize, &MicroBatch),
+        dropout_sites: &[(usize, DropoutSite)],
         lent: Option<LentTokens>,
     ) -> Result<Batch, SessionError> {
         let (memory, kernels) = (&self.memory, &*self.kernels);
@@ -251,17 +260,12 @@ impl Session {
         if let (Some(lengths), Some(_)) = (micro.own_lengths(), losses) {
             batch = batch.with_lengths(memory, kernels, &lengths)?;
         }
-        let dropout_sites = match self.settings.preferences {
-            // The model and its reference must differ in what was learnt alone.
-            Some(_) => Vec::new(),
-            None => architecture.dropout_sites(),
-        };
         let randomness = Randomness {
             seed: self.settings.seed,
             step: self.step as u64 + 1,
             micro_batch: number as u64,
         };
-        Ok(batch.with_dropout(memory, kernels, &dropout_sites, randomness)?)
+        Ok(batch.with_dropout(memory, kernels, dropout_sites, randomness)?)
     }
 
     fn pass(
@@ -273,8 +277,9 @@ impl Session {
     ) -> Result<(), SessionError> {
         let (index, count) = (task.micro_batch, passes.own.len());
         if task.kind.is_backward() {
-            self.gradients.begin_micro_batch();
+            self.gradients.begin_micro_batch(task.virtual_stage);
         }
+        let layers = self.layers_of(task);
         let preferences = self.settings.preferences;
         let preferences = preferences.map(|beta| begun.preferences(beta));
         let of_step = (passes.micro_batches, preferences);
@@ -290,13 +295,18 @@ impl Session {
             stop: &*self.stop,
             traffic: beside,
         };
-        let layers = self.settings.own_layers(self.model.layers());
         self.saved.use_table(task.table);
         let (kernels, neighbours) = (&*self.kernels, &mut passes.neighbours);
+        let carried = |input_of, is_gradient| Carried {
+            input_of,
+            is_gradient,
+            micro_batch: index,
+        };
+        let own = task.virtual_stage;
         let gradient = match task.kind {
-            TaskKind::Backward => neighbours.take(kernels, true, index)?,
+            TaskKind::Backward => neighbours.take(kernels, carried(own + 1, true))?,
             TaskKind::Forward | TaskKind::ForwardBackward => {
-                if let Some(input) = neighbours.take(kernels, false, index)? {
+                if let Some(input) = neighbours.take(kernels, carried(own, false))? {
                     self.saved.receive(layers.start, input);
                 }
                 None
@@ -333,7 +343,11 @@ impl Session {
             None => Ok(()),
         };
         if let Some(made) = made? {
-            neighbours.keep(task.kind.is_backward(), index, made);
+            let of = match task.kind.is_backward() {
+                true => carried(own, true),
+                false => carried(own + 1, false),
+            };
+            neighbours.keep(of, made);
         }
         Ok(ended?)
     }

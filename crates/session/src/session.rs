@@ -237,6 +237,7 @@ impl Session {
     pub(crate) fn between_steps(&mut self) -> Result<Forward<'_>, SessionError> {
         self.finish_update()?;
         self.finish_in_flight()?;
+        let ranks = self.settings.ranks.as_ref();
         Ok(Forward {
             memory: &self.memory,
             kernels: &*self.kernels,
@@ -244,8 +245,9 @@ impl Session {
             weights: &mut self.weights,
             order: &self.orders.forward,
             saved: &mut self.saved,
-            layers: self.settings.own_layers(self.model.layers()),
-            ranks: self.settings.ranks.as_ref(),
+            layers: 0..self.model.layers(),
+            pipeline: self.settings.pipeline.as_ref().zip(ranks),
+            ranks,
         })
     }
 

@@ -16,11 +16,10 @@ pub fn micro_batches_on_shapes(settings: &Settings) -> usize {
     }
 }
 
-/// Enough micro-batches of a rank for the peak of a whole step: in a pipeline one more than are under way at once.
+/// Enough micro-batches of a rank for the peak of a whole step ([`settings::Order::few`]).
 pub fn few_micro_batches(settings: &Settings) -> usize {
-    let schedule = settings.pipeline_schedule();
-    let under_way = schedule.under_way(settings.stage(), settings.accum);
-    settings.accum.min(under_way + MICRO_BATCHES_MAX - 1)
+    let order = settings.pipeline_order();
+    order.few(settings.stage(), settings.accum)
 }
 
 /// An empty step with sequences of `seq` tokens and [`micro_batches_on_shapes`], for sessions that compute nothing. Other ranks'

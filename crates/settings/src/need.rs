@@ -3,6 +3,7 @@
 use super::choices::{Fp8Recipe, Objective};
 use super::error::ConfigError;
 use super::key::Key;
+use super::schedule::PipelineSchedule;
 use super::schema::Config;
 use memory::{Home, Homes};
 use optim::{OptimizerKind, ScheduleKind};
@@ -52,6 +53,9 @@ mod rows {
         Error("says how products in FP8 are made, and fp8.recipe is off", "--fp8 tensor", &["fp8.recipe"]));
     pub(crate) const PIPELINE: Need = need(|run, _| run.parallel.pipeline > 1,
         Error("says how stages of a pipeline work, and there is one", "--pp N", &["parallel.pipeline"]));
+    pub(crate) const INTERLEAVED: Need = need(|run, _| run.parallel.schedule == PipelineSchedule::Interleaved,
+        Error("says how many blocks interleaved stages take in turn, and parallel.schedule is another", "--pipeline-schedule interleaved",
+            &["parallel.schedule"]));
     pub(crate) const DPO: Need = need(|run, _| run.train.objective == Objective::Dpo,
         Error("says how preferences are learnt, and train.objective is next-token", "--objective dpo", &["train.objective"]));
     pub(crate) const MUON: Need = need(|run, _| run.optim.kind == OptimizerKind::Muon,

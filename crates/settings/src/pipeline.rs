@@ -2,7 +2,8 @@
 
 use super::choices::Fp8Recipe;
 use super::error::{ConfigError, not_with, refused};
-use super::schedule::PipelineSchedule;
+use super::keys::ParallelConfig;
+use super::schedule::{Order, PipelineSchedule};
 use super::schema::Config;
 use data::Packing;
 use memory::{Layer, Rank};
@@ -15,29 +16,42 @@ use units::Zero;
 pub struct Pipeline {
     /// In which order stages work.
     pub schedule: PipelineSchedule,
-    /// The blocks of each stage. The first has the embedding too, and the last the head.
+    /// The blocks of each virtual stage. The first has the embedding too, and the last the head.
     pub layers: Vec<Range<usize>>,
+    /// How many stages there are: virtual stage `k` is of stage `k % stages`.
+    pub stages: usize,
 }
 
 impl Pipeline {
-    /// The stage with the most blocks.
-    pub fn longest(&self) -> usize {
-        let stages = 0..self.layers.len();
-        stages
-            .max_by_key(|stage| self.layers[*stage].len())
-            .unwrap_or(0)
+    /// In which order stages work, and how many virtual stages each has.
+    pub fn order(&self) -> Order {
+        Order {
+            schedule: self.schedule,
+            each: self.layers.len() / self.stages,
+        }
     }
 
-    /// The stage of a part of the model.
-    pub fn stage_of(&self, part: Layer) -> usize {
+    /// The blocks of a stage's virtual stages.
+    pub fn of_stage(&self, stage: usize) -> impl Iterator<Item = &Range<usize>> {
+        self.layers.iter().skip(stage).step_by(self.stages)
+    }
+
+    /// The stage with the most blocks.
+    pub fn longest(&self) -> usize {
+        let blocks = |stage: &usize| self.of_stage(*stage).map(Range::len).sum::<usize>();
+        (0..self.stages).max_by_key(blocks).unwrap_or(0)
+    }
+
+    /// The virtual stage of a part of the model.
+    pub fn virtual_stage_of(&self, part: Layer) -> usize {
         let layer = match part {
             Layer::Block(layer) => layer,
             Layer::Head => return self.layers.len() - 1,
             Layer::Embedding | Layer::Whole => return 0,
         };
         let has = |layers: &Range<usize>| layers.contains(&layer);
-        let stage = self.layers.iter().position(has);
-        stage.expect("every block has a stage")
+        let virtual_stage = self.layers.iter().position(has);
+        virtual_stage.expect("every block has a stage")
     }
 }
 
@@ -86,14 +100,58 @@ pub(crate) fn pipeline(
         return Ok(None);
     };
     check(config, architecture, ranks.zero)?;
-    let stages = ranks.stage.of;
     Ok(Some(Pipeline {
         schedule: config.parallel.schedule,
-        layers: match &config.parallel.pipeline_layout {
-            Some(blocks) => given(blocks, config.model.layers, stages)?,
-            None => cut(&costs(config, architecture), stages),
-        },
+        layers: layers(config, architecture, ranks.stage.of)?,
+        stages: ranks.stage.of,
     }))
+}
+
+/// The blocks of each virtual stage.
+fn layers(
+    config: &Config,
+    architecture: &Architecture,
+    stages: usize,
+) -> Result<Vec<Range<usize>>, ConfigError> {
+    let ParallelConfig {
+        schedule,
+        pipeline_layout,
+        virtual_stage_layers,
+        ..
+    } = &config.parallel;
+    let layers = config.model.layers;
+    let is_interleaved = *schedule == PipelineSchedule::Interleaved;
+    match (pipeline_layout, virtual_stage_layers) {
+        (Some(blocks), _) => given(blocks, layers, (stages, is_interleaved)),
+        (None, Some(each)) => equal(*each, layers, stages),
+        (None, None) => {
+            let virtual_stages = if is_interleaved { 2 * stages } else { stages };
+            if virtual_stages > layers {
+                return too_few_blocks(layers, virtual_stages);
+            }
+            Ok(cut(&costs(config, architecture), virtual_stages))
+        }
+    }
+}
+
+fn too_few_blocks<T>(layers: usize, virtual_stages: usize) -> Result<T, ConfigError> {
+    refused(format!(
+        "the model has {layers} blocks (model.layers), and interleaved stages with two runs of blocks each need {virtual_stages}; take a \
+         smaller --pp, or --pipeline-schedule 1f1b"
+    ))
+}
+
+/// Virtual stages of so many blocks each.
+fn equal(each: usize, layers: usize, stages: usize) -> Result<Vec<Range<usize>>, ConfigError> {
+    let of_a_turn = each.saturating_mul(stages);
+    if !layers.is_multiple_of(of_a_turn) || layers < of_a_turn.saturating_mul(2) {
+        return refused(format!(
+            "parallel.virtual_stage_layers is {each}, and the model has {layers} blocks: {stages} stages (parallel.pipeline) need a \
+             multiple of {of_a_turn}, at least twice that; take another number, or --pipeline-layout"
+        ));
+    }
+    let starts = (0..layers).step_by(each);
+    Ok(starts.map(|start| start..start + each).collect())
 }
 
 /// Refuses a model and settings for which there is no pipeline.
@@ -149,13 +207,28 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(),
     Ok(())
 }
 
-/// Stages that the user gave, as numbers of blocks.
-fn given(blocks: &[usize], layers: usize, stages: usize) -> Result<Vec<Range<usize>>, ConfigError> {
+/// Stages, or virtual stages, that the user gave as numbers of blocks.
+fn given(
+    blocks: &[usize],
+    layers: usize,
+    (stages, is_interleaved): (usize, bool),
+) -> Result<Vec<Range<usize>>, ConfigError> {
     let all: usize = blocks.iter().sum();
-    if blocks.len() != stages || all != layers || blocks.contains(&0) {
+    let (has_its_count, count) = match is_interleaved {
+        true => (
+            blocks.len().is_multiple_of(stages) && blocks.len() > stages,
+            format!(
+                "{stages} stages (parallel.pipeline) as many runs of blocks each, two at least"
+            ),
+        ),
+        false => (
+            blocks.len() == stages,
+            format!("{stages} stages (parallel.pipeline) one run of blocks each"),
+        ),
+    };
+    if !has_its_count || all != layers || blocks.contains(&0) {
         return refused(format!(
-            "parallel.pipeline_layout is {blocks:?}: it has to give {stages} stages (parallel.pipeline) one block each at least, and \
-             all {layers} blocks together"
+            "parallel.pipeline_layout is {blocks:?}: it has to give {count}, of one block at least, and all {layers} blocks together"
         ));
     }
     let mut end = 0;

@@ -4,9 +4,13 @@
 //! it ends. Everything that a stage sends and receives at one time is one exchange, which comes before the first pass that the stage
 //! begins at that time or later. So every exchange waits only for passes and exchanges that are earlier on paper, on any stage, and no
 //! order of events can make stages wait for each other in a circle.
+//!
+//! A stage has one run of neighbouring blocks, or several: virtual stages. Virtual stage `k` of a pipeline of `p` stages is of stage
+//! `k % p`.
 
 use choices::choices;
 use memory::Rank;
+use std::ops::Range;
 
 choices! {
     /// The order in which a pipeline's stages work.
@@ -16,6 +20,9 @@ choices! {
         /// As few micro-batches under way as keep all stages busy: then each forward pass is followed by a backward pass (Narayanan et
         /// al. 2019).
         OneForwardOneBackward = "1f1b",
+        /// The same with several virtual stages to a stage, which take turns after as many micro-batches as there are stages (Narayanan
+        /// et al. 2021). Stages wait less, and exchange more.
+        Interleaved = "interleaved",
     }
 }
 
@@ -26,7 +33,7 @@ pub enum TaskKind {
     Forward,
     /// The backward pass.
     Backward,
-    /// Both, one after the other: the last stage, whose head computes a loss and its gradient together, and a run without a
+    /// Both, one after the other: the last virtual stage, whose head computes a loss and its gradient together, and a run without a
     /// pipeline.
     ForwardBackward,
 }
@@ -55,7 +62,9 @@ impl TaskKind {
 /// What stages hand each other: the residual stream between two blocks, or its gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handover {
-    /// Whether it is the gradient, which goes to the stage before; otherwise the activation, which goes to the stage after.
+    /// The virtual stage whose input it is, or the gradient of whose input.
+    pub input_of: usize,
+    /// Whether it is the gradient, which goes to the virtual stage before; otherwise the activation, which comes from there.
     pub is_gradient: bool,
     /// Whether this stage sends it; otherwise it receives it.
     pub is_sent: bool,
@@ -64,12 +73,20 @@ pub struct Handover {
 }
 
 impl Handover {
-    /// The stage at its other end.
-    pub fn peer(self, stage: usize) -> usize {
-        match self.is_gradient == self.is_sent {
-            true => stage - 1,
-            false => stage + 1,
+    /// The stage at its other end, of so many.
+    pub fn peer(self, stages: usize) -> usize {
+        match self.is_sent {
+            true => self.receiver(stages),
+            false => self.sender(stages),
         }
+    }
+
+    fn sender(self, stages: usize) -> usize {
+        (self.input_of - usize::from(!self.is_gradient)) % stages
+    }
+
+    fn receiver(self, stages: usize) -> usize {
+        (self.input_of - usize::from(self.is_gradient)) % stages
     }
 }
 
@@ -80,9 +97,11 @@ pub struct StageTask {
     pub exchanges: Vec<Vec<Handover>>,
     /// What it does.
     pub kind: TaskKind,
+    /// The virtual stage, counted over the whole pipeline.
+    pub virtual_stage: usize,
     /// The micro-batch, by its number among this rank's.
     pub micro_batch: usize,
-    /// Which of the stage's tables of activations the micro-batch has.
+    /// Which of the stage's tables of activations it has.
     pub table: usize,
 }
 
@@ -93,94 +112,200 @@ pub struct StageSchedule {
     pub tasks: Vec<StageTask>,
     /// What is exchanged after the last.
     pub last: Vec<Vec<Handover>>,
-    /// Tables of activations: how many micro-batches are under way at most.
-    pub tables: usize,
+}
+
+/// A pass of a virtual stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct StagePass {
+    kind: TaskKind,
+    virtual_stage: usize,
+    micro_batch: usize,
 }
 
 /// A pass in the order of a stage, with its times on paper.
 #[derive(Clone, Copy)]
 struct Timed {
-    kind: TaskKind,
-    micro_batch: usize,
+    pass: StagePass,
     start: usize,
     end: usize,
 }
 
-impl PipelineSchedule {
+/// How a pipeline works: in which order, and with how many virtual stages to a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// The order.
+    pub schedule: PipelineSchedule,
+    /// Virtual stages of each stage: 1 unless it is interleaved.
+    pub each: usize,
+}
+
+impl Order {
+    /// That of a run in one stage: each micro-batch goes forward and backward at once.
+    pub const ALONE: Order = Order {
+        schedule: PipelineSchedule::OneForwardOneBackward,
+        each: 1,
+    };
+
     /// What one stage does in a step of so many micro-batches of its own.
     pub fn of_stage(self, stage: Rank, micro_batches: usize) -> StageSchedule {
-        let stages = on_paper(&self.orders(stage.of, micro_batches), micro_batches);
+        let orders = (0..stage.of).map(|number| {
+            let stage = Rank { number, ..stage };
+            self.passes(stage, micro_batches)
+        });
+        let stages = on_paper(
+            &orders.collect::<Vec<_>>(),
+            (stage.of * self.each, micro_batches),
+        );
         let own = &stages[stage.number];
-        let mut exchanges = exchanges(&stages, stage.number).into_iter().peekable();
-        let (mut free, mut tables): (Vec<usize>, _) = (Vec::new(), 0);
-        let mut table_of = vec![0; micro_batches];
-        let task = |task: &Timed| {
-            if task.kind.is_forward() {
-                table_of[task.micro_batch] = free.pop().unwrap_or_else(|| {
-                    tables += 1;
-                    tables - 1
-                });
-            }
-            let table = table_of[task.micro_batch];
-            if task.kind.is_backward() {
-                free.push(table);
-            }
+        let passes = own.iter().map(|timed| timed.pass);
+        let tables = Tables::new(passes, stage.of);
+        let mut exchanges = exchanges(&stages, stage).into_iter().peekable();
+        let task = |(timed, table): (&Timed, &usize)| {
             let mut before = Vec::new();
-            while let Some((_, transfers)) = exchanges.next_if(|(time, _)| *time <= task.start) {
+            while let Some((_, transfers)) = exchanges.next_if(|(time, _)| *time <= timed.start) {
                 before.push(transfers);
             }
             StageTask {
                 exchanges: before,
-                kind: task.kind,
-                micro_batch: task.micro_batch,
-                table,
+                kind: timed.pass.kind,
+                virtual_stage: timed.pass.virtual_stage,
+                micro_batch: timed.pass.micro_batch,
+                table: *table,
             }
         };
         StageSchedule {
-            tasks: own.iter().map(task).collect(),
+            tasks: own.iter().zip(&tables.of_passes).map(task).collect(),
             last: exchanges.map(|(_, transfers)| transfers).collect(),
-            tables,
         }
     }
 
-    /// How many micro-batches of so many are between a stage's forward and backward passes at most.
-    pub fn under_way(self, stage: Rank, micro_batches: usize) -> usize {
-        let after = stage.of - 1 - stage.number;
-        match self {
-            // The last stage goes backward at once.
-            _ if after == 0 => 1,
-            PipelineSchedule::Gpipe => micro_batches,
-            PipelineSchedule::OneForwardOneBackward => (after + 1).min(micro_batches),
+    /// How many micro-batches of so many are between the forward and backward passes of each virtual stage of a stage at most.
+    pub fn under_way(self, stage: Rank, micro_batches: usize) -> Vec<usize> {
+        let passes = self.passes(stage, micro_batches);
+        Tables::new(passes.into_iter(), stage.of).of_virtual_stages
+    }
+
+    /// Of so many micro-batches, enough for the peak of a whole step: those that are under way on a stage, and the next.
+    pub fn few(self, stage: Rank, micro_batches: usize) -> usize {
+        let under_way = self.under_way(stage, micro_batches)[0];
+        micro_batches.min(under_way + self.at_a_time(stage.of))
+    }
+
+    /// After how many micro-batches stages do the same again.
+    pub fn at_a_time(self, stages: usize) -> usize {
+        match self.schedule {
+            PipelineSchedule::Interleaved => stages,
+            PipelineSchedule::Gpipe | PipelineSchedule::OneForwardOneBackward => 1,
         }
     }
 
-    /// The order of each stage's passes.
-    fn orders(self, stages: usize, micro_batches: usize) -> Vec<Vec<(TaskKind, usize)>> {
-        let all = 0..micro_batches;
-        let of_stage = |stage: usize| -> Vec<(TaskKind, usize)> {
-            if stage + 1 == stages {
-                return all
-                    .clone()
-                    .map(|one| (TaskKind::ForwardBackward, one))
-                    .collect();
-            }
-            let ahead = match self {
-                PipelineSchedule::Gpipe => micro_batches,
-                PipelineSchedule::OneForwardOneBackward => (stages - 1 - stage).min(micro_batches),
-            };
-            let forward = |one| (TaskKind::Forward, one);
-            let backward = |one| (TaskKind::Backward, one);
-            let first = (0..ahead).map(forward);
-            let pairs =
-                (ahead..micro_batches).flat_map(|one| [forward(one), backward(one - ahead)]);
-            let last = (micro_batches - ahead..micro_batches).map(backward);
-            first.chain(pairs).chain(last).collect()
+    /// The order of a stage's passes.
+    fn passes(self, stage: Rank, micro_batches: usize) -> Vec<StagePass> {
+        let all = micro_batches * self.each;
+        let pass = |kind, (turn, micro_batch)| StagePass {
+            kind,
+            virtual_stage: turn * stage.of + stage.number,
+            micro_batch,
         };
-        (0..stages).map(of_stage).collect()
+        let of = |number| self.turn((stage.of, micro_batches), number);
+        let forward = |number| pass(TaskKind::Forward, of(number));
+        let backward = |number| {
+            let (turn, micro_batch) = of(number);
+            pass(TaskKind::Backward, (self.each - 1 - turn, micro_batch))
+        };
+        let ahead = self.ahead(stage, micro_batches).min(all);
+        let first = (0..ahead).map(forward);
+        let pairs = (ahead..all).flat_map(|one| [forward(one), backward(one - ahead)]);
+        let last = (all - ahead..all).map(backward);
+        let passes = first.chain(pairs).chain(last);
+        // The head goes backward at once.
+        let head = stage.of * self.each - 1;
+        let passes = passes.filter_map(|pass| match pass.kind {
+            TaskKind::Backward if pass.virtual_stage == head => None,
+            TaskKind::Forward if pass.virtual_stage == head => Some(StagePass {
+                kind: TaskKind::ForwardBackward,
+                ..pass
+            }),
+            _ => Some(pass),
+        });
+        passes.collect()
+    }
+
+    /// How many forward passes a stage makes before its first backward pass.
+    fn ahead(self, stage: Rank, micro_batches: usize) -> usize {
+        let after = stage.of - 1 - stage.number;
+        match self.schedule {
+            PipelineSchedule::Gpipe => micro_batches,
+            PipelineSchedule::OneForwardOneBackward => after,
+            PipelineSchedule::Interleaved if micro_batches < stage.of => micro_batches * self.each,
+            PipelineSchedule::Interleaved => {
+                let longest = self.round((stage.of, micro_batches), usize::MAX);
+                2 * after + (self.each - 1) * longest.len()
+            }
+        }
+    }
+
+    /// The virtual stage, among those of its stage, and the micro-batch of a stage's `number`th forward pass.
+    fn turn(self, (stages, micro_batches): (usize, usize), number: usize) -> (usize, usize) {
+        let at_a_time = self.at_a_time(stages) * self.each;
+        let round = self.round((stages, micro_batches), number / at_a_time);
+        let within = number - round.start * self.each;
+        (within / round.len(), round.start + within % round.len())
+    }
+
+    /// The micro-batches of which a stage's virtual stages take turns. The last round has those that are no round of their own.
+    fn round(self, (stages, micro_batches): (usize, usize), number: usize) -> Range<usize> {
+        let at_a_time = self.at_a_time(stages);
+        let last = (micro_batches / at_a_time).saturating_sub(1);
+        match number < last {
+            true => number * at_a_time..(number + 1) * at_a_time,
+            false => last * at_a_time..micro_batches,
+        }
     }
 }
 
-/// When a stage's passes of each micro-batch end on paper; none for those that were not made yet.
+/// Which table of activations each pass of a stage has. Those of the first virtual stage come first.
+struct Tables {
+    of_passes: Vec<usize>,
+    /// How many each virtual stage of the stage has.
+    of_virtual_stages: Vec<usize>,
+}
+
+impl Tables {
+    fn new(passes: impl Iterator<Item = StagePass> + Clone, stages: usize) -> Tables {
+        let (mut places, mut count): (Vec<(usize, usize)>, Vec<usize>) = Default::default();
+        let mut free: Vec<Vec<usize>> = Vec::new();
+        let mut begun = std::collections::HashMap::new();
+        for pass in passes {
+            let turn = pass.virtual_stage / stages;
+            if turn >= count.len() {
+                count.resize(turn + 1, 0);
+                free.resize(turn + 1, Vec::new());
+            }
+            let of = (turn, pass.micro_batch);
+            if pass.kind.is_forward() {
+                let place = free[turn].pop().unwrap_or_else(|| {
+                    count[turn] += 1;
+                    count[turn] - 1
+                });
+                begun.insert(of, place);
+            }
+            let place = begun[&of];
+            if pass.kind.is_backward() {
+                free[turn].push(place);
+            }
+            places.push((turn, place));
+        }
+        let before = |turn: usize| count[..turn].iter().sum::<usize>();
+        let number = |(turn, place): &(usize, usize)| before(*turn) + place;
+        Tables {
+            of_passes: places.iter().map(number).collect(),
+            of_virtual_stages: count,
+        }
+    }
+}
+
+/// When a virtual stage's passes of each micro-batch end on paper; none for those that were not made yet.
 #[derive(Clone)]
 struct Ends {
     forward: Vec<Option<usize>>,
@@ -189,39 +314,38 @@ struct Ends {
 
 /// The passes of all stages, with their times on paper: each begins after the one before it on its stage, and after what it needs
 /// from its neighbours.
-fn on_paper(orders: &[Vec<(TaskKind, usize)>], micro_batches: usize) -> Vec<Vec<Timed>> {
+fn on_paper(
+    orders: &[Vec<StagePass>],
+    (virtual_stages, micro_batches): (usize, usize),
+) -> Vec<Vec<Timed>> {
     let mut stages: Vec<Vec<Timed>> = vec![Vec::new(); orders.len()];
     let none = Ends {
         forward: vec![None; micro_batches],
         backward: vec![None; micro_batches],
     };
-    let mut ends = vec![none; orders.len()];
+    let mut ends = vec![none; virtual_stages];
     let passes: usize = orders.iter().map(Vec::len).sum();
     let mut made = 0;
     while made < passes {
         let made_before = made;
         for (stage, order) in orders.iter().enumerate() {
-            while let Some((kind, micro_batch)) = order.get(stages[stage].len()).copied() {
-                let came = match (kind, stage.checked_sub(1)) {
-                    (TaskKind::Backward, _) => ends[stage + 1].backward[micro_batch],
+            while let Some(pass) = order.get(stages[stage].len()).copied() {
+                let (own, micro_batch) = (pass.virtual_stage, pass.micro_batch);
+                let came = match (pass.kind, own.checked_sub(1)) {
+                    (TaskKind::Backward, _) => ends[own + 1].backward[micro_batch],
                     (_, Some(before)) => ends[before].forward[micro_batch],
                     (_, None) => Some(0),
                 };
                 let Some(came) = came else { break };
                 let before = stages[stage].last().map_or(0, |pass| pass.end);
                 let start = before.max(came);
-                let end = start + kind.time();
-                stages[stage].push(Timed {
-                    kind,
-                    micro_batch,
-                    start,
-                    end,
-                });
-                if kind.is_forward() {
-                    ends[stage].forward[micro_batch] = Some(end);
+                let end = start + pass.kind.time();
+                stages[stage].push(Timed { pass, start, end });
+                if pass.kind.is_forward() {
+                    ends[own].forward[micro_batch] = Some(end);
                 }
-                if kind.is_backward() {
-                    ends[stage].backward[micro_batch] = Some(end);
+                if pass.kind.is_backward() {
+                    ends[own].backward[micro_batch] = Some(end);
                 }
                 made += 1;
             }
@@ -231,32 +355,38 @@ fn on_paper(orders: &[Vec<(TaskKind, usize)>], micro_batches: usize) -> Vec<Vec<
     stages
 }
 
-/// What a stage exchanges, by its time on paper.
-fn exchanges(stages: &[Vec<Timed>], stage: usize) -> Vec<(usize, Vec<Handover>)> {
-    let mut all: Vec<(usize, Handover)> = Vec::new();
-    let mut add = |of: usize, is_sent: bool, is_gradient: bool| {
-        for pass in &stages[of] {
-            let makes = match is_gradient {
-                false => pass.kind.is_forward(),
-                true => pass.kind.is_backward(),
-            };
-            if makes {
-                let transfer = Handover {
-                    is_gradient,
-                    is_sent,
-                    micro_batch: pass.micro_batch,
-                };
-                all.push((pass.end, transfer));
-            }
-        }
+/// What a pass makes for another stage, as that stage or this one sees it.
+fn made(pass: StagePass, is_sent: bool, virtual_stages: usize) -> impl Iterator<Item = Handover> {
+    let of = |input_of, is_gradient| Handover {
+        input_of,
+        is_gradient,
+        is_sent,
+        micro_batch: pass.micro_batch,
     };
-    if let Some(before) = stage.checked_sub(1) {
-        add(before, false, false);
-        add(stage, true, true);
-    }
-    if stage + 1 < stages.len() {
-        add(stage, true, false);
-        add(stage + 1, false, true);
+    let own = pass.virtual_stage;
+    let activation = pass.kind.is_forward() && own + 1 < virtual_stages;
+    let gradient = pass.kind.is_backward() && own > 0;
+    let activation = activation.then(|| of(own + 1, false));
+    activation
+        .into_iter()
+        .chain(gradient.then(|| of(own, true)))
+}
+
+/// What a stage exchanges, by its time on paper.
+fn exchanges(stages: &[Vec<Timed>], stage: Rank) -> Vec<(usize, Vec<Handover>)> {
+    let all = stages
+        .iter()
+        .flatten()
+        .map(|timed| timed.pass.virtual_stage);
+    let virtual_stages = all.max().map_or(0, |last| last + 1);
+    let mut all: Vec<(usize, Handover)> = Vec::new();
+    for (of, passes) in stages.iter().enumerate() {
+        for timed in passes {
+            let is_sent = of == stage.number;
+            let made = made(timed.pass, is_sent, virtual_stages);
+            let own = made.filter(|one| is_sent || one.receiver(stage.of) == stage.number);
+            all.extend(own.map(|transfer| (timed.end, transfer)));
+        }
     }
     all.sort_by_key(|(time, _)| *time);
     let by_time = all.chunk_by(|one, next| one.0 == next.0);
@@ -289,7 +419,7 @@ mod tests {
                     return false;
                 };
                 own.iter().all(|transfer| {
-                    let peer = transfer.peer(stage);
+                    let peer = transfer.peer(all.len());
                     let other = Handover {
                         is_sent: !transfer.is_sent,
                         ..*transfer
@@ -307,82 +437,99 @@ mod tests {
         }
     }
 
-    fn all(kind: PipelineSchedule, stages: usize, micro_batches: usize) -> Vec<StageSchedule> {
+    /// Every order of a pipeline of so many stages that so many micro-batches have.
+    fn orders(stages: usize, micro_batches: usize) -> Vec<Order> {
+        let order = |schedule, each| Order { schedule, each };
+        let mut all = vec![
+            order(PipelineSchedule::Gpipe, 1),
+            order(PipelineSchedule::OneForwardOneBackward, 1),
+        ];
+        if stages > 1 {
+            all.extend((2..5).map(|each| order(PipelineSchedule::Interleaved, each)));
+        }
+        all
+    }
+
+    fn all(order: Order, stages: usize, micro_batches: usize) -> Vec<StageSchedule> {
         Rank::all(stages)
-            .map(|stage| kind.of_stage(stage, micro_batches))
+            .map(|stage| order.of_stage(stage, micro_batches))
             .collect()
     }
 
     #[test]
     fn every_schedule_comes_to_its_end_and_needs_what_has_come() {
-        for kind in [
-            PipelineSchedule::Gpipe,
-            PipelineSchedule::OneForwardOneBackward,
-        ] {
-            for (stages, micro_batches) in [
-                (1, 1),
-                (1, 4),
-                (2, 1),
-                (2, 5),
-                (3, 2),
-                (4, 8),
-                (5, 3),
-                (8, 11),
-            ] {
-                let schedules = all(kind, stages, micro_batches);
-                assert!(ends(&schedules), "{kind:?}, {stages}, {micro_batches}");
-                for (stage, schedule) in schedules.iter().enumerate() {
-                    let mut came = Vec::new();
-                    let mut made = Vec::new();
-                    for task in &schedule.tasks {
-                        let transfers = task.exchanges.iter().flatten();
-                        came.extend(transfers.filter(|one| !one.is_sent).copied());
-                        let needs = |is_gradient| Handover {
-                            is_gradient,
-                            is_sent: false,
-                            micro_batch: task.micro_batch,
-                        };
-                        assert!(
-                            !task.kind.is_forward() || stage == 0 || came.contains(&needs(false))
-                        );
-                        assert!(task.kind != TaskKind::Backward || came.contains(&needs(true)));
-                        for sent in task.exchanges.iter().flatten().filter(|one| one.is_sent) {
-                            assert!(made.contains(&(sent.is_gradient, sent.micro_batch)));
-                        }
-                        made.extend(task.kind.is_forward().then_some((false, task.micro_batch)));
-                        made.extend(task.kind.is_backward().then_some((true, task.micro_batch)));
-                    }
-                    let backward = schedule.tasks.iter().filter(|task| task.kind.is_backward());
-                    let order: Vec<usize> = backward.map(|task| task.micro_batch).collect();
-                    assert_eq!(
-                        order,
-                        (0..micro_batches).collect::<Vec<_>>(),
-                        "gradients add up in order"
-                    );
+        let numbers = (1..7).flat_map(|stages| (1..14).map(move |many| (stages, many)));
+        for (stages, micro_batches) in numbers.chain([(8, 11), (8, 32)]) {
+            for order in orders(stages, micro_batches) {
+                let schedules = all(order, stages, micro_batches);
+                assert!(ends(&schedules), "{order:?}, {stages}, {micro_batches}");
+                for schedule in &schedules {
+                    assert_needs_come_first(schedule, micro_batches, order.each);
                 }
             }
         }
+    }
+
+    /// Each pass finds what it needs, sends follow the passes that make what is sent, and each virtual stage goes backward in the order of
+    /// micro-batches.
+    fn assert_needs_come_first(schedule: &StageSchedule, micro_batches: usize, each: usize) {
+        let (mut came, mut made) = (Vec::new(), Vec::new());
+        let mut backward = std::collections::HashMap::<usize, Vec<usize>>::new();
+        for task in &schedule.tasks {
+            let transfers = task.exchanges.iter().flatten();
+            came.extend(transfers.filter(|one| !one.is_sent).copied());
+            let of = |input_of, is_gradient| Handover {
+                input_of,
+                is_gradient,
+                is_sent: false,
+                micro_batch: task.micro_batch,
+            };
+            let (own, kind) = (task.virtual_stage, task.kind);
+            assert!(!kind.is_forward() || own == 0 || came.contains(&of(own, false)));
+            assert!(kind != TaskKind::Backward || came.contains(&of(own + 1, true)));
+            for sent in task.exchanges.iter().flatten().filter(|one| one.is_sent) {
+                let sent = Handover {
+                    is_sent: false,
+                    ..*sent
+                };
+                assert!(made.contains(&sent));
+            }
+            made.extend(kind.is_forward().then(|| of(own + 1, false)));
+            made.extend(kind.is_backward().then(|| of(own, true)));
+            if kind.is_backward() {
+                backward.entry(own).or_default().push(task.micro_batch);
+            }
+        }
+        assert_eq!(backward.len(), each);
+        let in_order: Vec<usize> = (0..micro_batches).collect();
+        let are = backward.values().all(|order| *order == in_order);
+        assert!(are, "gradients add up in order: {backward:?}");
     }
 
     /// If each pass received what it needs just before it, and sent what it made just after it, stages of 1F1B would wait for each
     /// other: the test notices that.
     #[test]
     fn transfers_one_by_one_never_end() {
-        let mut schedules = all(PipelineSchedule::OneForwardOneBackward, 4, 8);
+        let order = Order {
+            schedule: PipelineSchedule::OneForwardOneBackward,
+            each: 1,
+        };
+        let mut schedules = all(order, 4, 8);
         for (stage, schedule) in schedules.iter_mut().enumerate() {
             let mut one_by_one = Vec::new();
             for task in &schedule.tasks {
                 let (forward, backward) = (task.kind.is_forward(), task.kind.is_backward());
-                let one = |is_gradient, is_sent| Handover {
+                let one = |input_of, is_gradient, is_sent| Handover {
+                    input_of,
                     is_gradient,
                     is_sent,
                     micro_batch: task.micro_batch,
                 };
                 let both = [
-                    (forward && stage > 0).then(|| one(false, false)),
-                    (backward && stage < 3).then(|| one(true, false)),
-                    (forward && stage < 3).then(|| one(false, true)),
-                    (backward && stage > 0).then(|| one(true, true)),
+                    (forward && stage > 0).then(|| one(stage, false, false)),
+                    (backward && stage < 3).then(|| one(stage + 1, true, false)),
+                    (forward && stage < 3).then(|| one(stage + 1, false, true)),
+                    (backward && stage > 0).then(|| one(stage, true, true)),
                 ];
                 one_by_one.extend(both.into_iter().flatten().map(|one| vec![one]));
             }
@@ -397,34 +544,35 @@ mod tests {
 
     #[test]
     fn as_many_micro_batches_are_under_way_as_published() {
-        let tables = |kind: PipelineSchedule, micro_batches| -> Vec<usize> {
-            let schedules = all(kind, 4, micro_batches);
-            let tables = schedules.iter().map(|schedule| schedule.tables);
-            let under_way = Rank::all(4).map(|stage| kind.under_way(stage, micro_batches));
-            assert!(tables.clone().eq(under_way));
-            tables.collect()
+        use PipelineSchedule::{Gpipe, Interleaved, OneForwardOneBackward};
+        let tables = |schedule, each, micro_batches| -> Vec<Vec<usize>> {
+            let order = Order { schedule, each };
+            let stages = Rank::all(4);
+            stages
+                .map(|stage| order.under_way(stage, micro_batches))
+                .collect()
         };
-        assert_eq!(tables(PipelineSchedule::Gpipe, 8), [8, 8, 8, 1]);
-        assert_eq!(
-            tables(PipelineSchedule::OneForwardOneBackward, 8),
-            [4, 3, 2, 1]
-        );
-        assert_eq!(
-            tables(PipelineSchedule::OneForwardOneBackward, 2),
-            [2, 2, 2, 1]
-        );
+        assert_eq!(tables(Gpipe, 1, 8), [[8], [8], [8], [1]]);
+        assert_eq!(tables(OneForwardOneBackward, 1, 8), [[4], [3], [2], [1]]);
+        assert_eq!(tables(OneForwardOneBackward, 1, 2), [[2], [2], [2], [1]]);
+        // Together at most 2 (p - 1 - s) + (v - 1) p + 1 are under way at once (Narayanan et al. 2021), of which each virtual stage
+        // has its most at a time of its own.
+        for (stage, tables) in tables(Interleaved, 2, 16).into_iter().enumerate() {
+            let at_once = 2 * (3 - stage) + 4 + 1;
+            let all: usize = tables.iter().sum();
+            assert!((at_once..at_once + 4).contains(&all), "{stage}: {tables:?}");
+        }
     }
 
-    /// The bubble is (p - 1) / m of the work (Narayanan et al. 2021).
+    /// The bubble is (p - 1) / (m v) of the work (Narayanan et al. 2021).
     #[test]
     fn time_has_the_published_bubble() {
-        for kind in [
-            PipelineSchedule::Gpipe,
-            PipelineSchedule::OneForwardOneBackward,
-        ] {
-            let stages = on_paper(&kind.orders(4, 8), 8);
+        for order in orders(4, 8) {
+            let of_stage = |stage| order.passes(stage, 8);
+            let passes: Vec<_> = Rank::all(4).map(of_stage).collect();
+            let stages = on_paper(&passes, (4 * order.each, 8));
             let end = stages.iter().flatten().map(|pass| pass.end).max();
-            assert_eq!(end, Some(3 * (8 + 3)), "{kind:?}");
+            assert_eq!(end, Some(3 * (8 * order.each + 3)), "{order:?}");
         }
     }
 }

@@ -7,7 +7,7 @@ use super::fp8;
 use super::keys::HardwareConfig;
 use super::lora::check_modules;
 use super::pipeline::{Pipeline, pipeline};
-use super::schedule::{PipelineSchedule, StageSchedule};
+use super::schedule::{Order, StageSchedule};
 use super::schema::Config;
 use super::sharing;
 use super::unknown::nearest_containing;
@@ -343,32 +343,47 @@ impl Settings {
         small
     }
 
-    /// The blocks that this rank computes, of a model of so many.
-    pub fn own_layers(&self, layers: usize) -> Range<usize> {
+    /// The blocks of each virtual stage that this rank computes, of a model of so many.
+    pub fn own_layers(&self, layers: usize) -> Vec<Range<usize>> {
         match &self.pipeline {
-            None => 0..layers,
-            Some(pipeline) => pipeline.layers[self.stage().number].clone(),
+            None => std::iter::once(0..layers).collect(),
+            Some(pipeline) => pipeline.of_stage(self.stage().number).cloned().collect(),
         }
+    }
+
+    /// The blocks of a virtual stage, counted over the whole pipeline, of a model of so many.
+    pub fn layers_of(&self, virtual_stage: usize, layers: usize) -> Range<usize> {
+        let pipeline = self.pipeline.as_ref();
+        pipeline.map_or(0..layers, |pipeline| pipeline.layers[virtual_stage].clone())
+    }
+
+    /// Whether this rank computes losses.
+    pub fn has_head(&self) -> bool {
+        let stage = self.stage();
+        stage.number + 1 == stage.of
     }
 
     /// What this rank does in a step of so many micro-batches of its own.
     pub fn schedule_of_stage(&self, micro_batches: usize) -> StageSchedule {
-        self.pipeline_schedule()
-            .of_stage(self.stage(), micro_batches)
+        self.pipeline_order().of_stage(self.stage(), micro_batches)
     }
 
-    /// The order of the pipeline's stages, which is one for a single stage.
-    pub fn pipeline_schedule(&self) -> PipelineSchedule {
-        match &self.pipeline {
-            None => PipelineSchedule::OneForwardOneBackward,
-            Some(pipeline) => pipeline.schedule,
-        }
+    /// In which order the pipeline's stages work, which is one for a single stage.
+    pub fn pipeline_order(&self) -> Order {
+        let pipeline = self.pipeline.as_ref();
+        pipeline.map_or(Order::ALONE, Pipeline::order)
+    }
+
+    /// After how many micro-batches a stage of a pipeline does the same again.
+    pub fn micro_batches_at_a_time(&self) -> usize {
+        self.pipeline_order().at_a_time(self.stage().of)
     }
 
     /// How long a stage of a pipeline waits for others, over the time of its work, if all stages take as long (Narayanan et al.
     /// 2021). 0 without a pipeline.
     pub fn idle_over_work(&self) -> f64 {
-        (self.stage().of - 1) as f64 / self.accum as f64
+        let passes = self.accum * self.pipeline_order().each;
+        (self.stage().of - 1) as f64 / passes as f64
     }
 
     /// This rank's stage of the pipeline; [`Rank::ALONE`] without one.
@@ -377,13 +392,15 @@ impl Settings {
         ranks.map_or(Rank::ALONE, |ranks| ranks.stage)
     }
 
-    /// What this rank holds in its tables of activations.
-    pub fn held(&self, layers: usize) -> HeldBlocks {
-        HeldBlocks {
-            layers: self.own_layers(layers),
-            micro_batches: self.pipeline_schedule().under_way(self.stage(), self.accum)
-                * self.own_parts().count,
-        }
+    /// What this rank holds in its tables of activations, of each of its virtual stages.
+    pub fn held(&self, layers: usize) -> Vec<HeldBlocks> {
+        let under_way = self.pipeline_order().under_way(self.stage(), self.accum);
+        let each = self.own_layers(layers).into_iter().zip(under_way);
+        let held = each.map(|(layers, micro_batches)| HeldBlocks {
+            layers,
+            micro_batches: micro_batches * self.own_parts().count,
+        });
+        held.collect()
     }
 
     /// This rank among those that have other micro-batches, or other parts of them: all, or those of its stage of a pipeline. One
@@ -511,7 +528,7 @@ impl Settings {
         }
         Ok(match &self.pipeline {
             None => layout,
-            Some(pipeline) => layout.of_stage(self.stage(), |part| pipeline.stage_of(part)),
+            Some(pipeline) => layout.of_stage(self.stage(), |part| pipeline.virtual_stage_of(part)),
         })
     }
 }

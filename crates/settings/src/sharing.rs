@@ -18,6 +18,7 @@ impl Default for ParallelConfig {
             context_parts: None,
             pipeline: 1,
             schedule: PipelineSchedule::OneForwardOneBackward,
+            virtual_stage_layers: None,
             pipeline_layout: None,
         }
     }

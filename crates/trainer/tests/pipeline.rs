@@ -24,7 +24,10 @@ const MICRO_BATCHES: usize = 8;
 /// How a run's ranks divide it: groups of `sharing` ranks to a sequence, in each of some stages.
 #[derive(Clone, Debug)]
 struct Grid {
-    stages: Vec<Range<usize>>,
+    /// The blocks of each virtual stage.
+    runs: Vec<Range<usize>>,
+    /// Virtual stages of a stage.
+    each: usize,
     schedule: PipelineSchedule,
     groups: usize,
     sharing: usize,
@@ -34,7 +37,8 @@ struct Grid {
 impl Grid {
     fn one_stage() -> Grid {
         Grid {
-            stages: vec![WHOLE],
+            runs: vec![WHOLE],
+            each: 1,
             schedule: PipelineSchedule::Gpipe,
             groups: 1,
             sharing: 1,
@@ -42,12 +46,20 @@ impl Grid {
         }
     }
 
-    fn of(stages: &[Range<usize>], schedule: PipelineSchedule, zero: Zero) -> Grid {
+    fn of(runs: &[Range<usize>], schedule: PipelineSchedule, zero: Zero) -> Grid {
         Grid {
-            stages: stages.to_vec(),
+            runs: runs.to_vec(),
             schedule,
             zero,
             ..Grid::one_stage()
+        }
+    }
+
+    /// Two interleaved stages, which have these runs of blocks in turn.
+    fn interleaved(runs: &[Range<usize>], zero: Zero) -> Grid {
+        Grid {
+            each: runs.len() / 2,
+            ..Grid::of(runs, PipelineSchedule::Interleaved, zero)
         }
     }
 }
@@ -55,7 +67,7 @@ impl Grid {
 fn on_grid(settings: &Settings, grid: &Grid) -> Settings {
     let stage = Rank {
         number: 0,
-        of: grid.stages.len(),
+        of: grid.runs.len() / grid.each,
     };
     Settings {
         accum: MICRO_BATCHES / grid.groups,
@@ -66,7 +78,8 @@ fn on_grid(settings: &Settings, grid: &Grid) -> Settings {
         }),
         pipeline: (stage.of > 1).then(|| Pipeline {
             schedule: grid.schedule,
-            layers: grid.stages.clone(),
+            layers: grid.runs.clone(),
+            stages: stage.of,
         }),
         ..settings.clone()
     }
@@ -133,6 +146,42 @@ fn stages_and_groups_give_the_same_bits_in_every_schedule() {
 }
 
 #[test]
+fn interleaved_stages_give_the_same_bits() {
+    let settings = plain(odd_model(LAYERS), "none");
+    let one = run("one stage", &settings, &Grid::one_stage());
+    for (zero, groups) in [
+        (Zero::Gradients, 1),
+        (Zero::Replicated, 2),
+        (Zero::States, 4),
+        (Zero::Gradients, 4),
+    ] {
+        let grid = Grid {
+            groups,
+            ..Grid::interleaved(&QUARTERS, zero)
+        };
+        assert_same(&format!("{grid:?}"), &one, &run("Llama", &settings, &grid));
+    }
+    let settings = plain(odd_model(8), "full");
+    let eighths: Vec<Range<usize>> = (0..8).map(|block| block..block + 1).collect();
+    let whole = Grid {
+        runs: std::iter::once(0..8).collect(),
+        ..Grid::one_stage()
+    };
+    let one = run("one stage", &settings, &whole);
+    for each in [2, 4] {
+        let grid = Grid {
+            each,
+            ..Grid::interleaved(&eighths, Zero::Gradients)
+        };
+        assert_same(
+            &format!("{grid:?}"),
+            &one,
+            &run("8 blocks", &settings, &grid),
+        );
+    }
+}
+
+#[test]
 fn stages_whose_ranks_share_sequences_give_the_same_bits() {
     let settings = plain(odd_model(LAYERS), "none");
     let of = |stages: &[Range<usize>], groups| Grid {
@@ -178,7 +227,7 @@ fn other_models_give_the_same_bits() {
         let layers = settings.model.layers;
         let (stages, thirds) = ([0..1, 1..layers], [0..1, 1..2, 2..layers]);
         let whole = Grid {
-            stages: std::iter::once(0..layers).collect(),
+            runs: std::iter::once(0..layers).collect(),
             ..Grid::one_stage()
         };
         let one = run(name, &settings, &whole);
@@ -206,8 +255,10 @@ fn memory_modes_give_the_same_bits() {
             PipelineSchedule::OneForwardOneBackward,
             PipelineSchedule::Gpipe,
         ][number % 2];
-        let grid = Grid::of(&THIRDS, schedule, Zero::Gradients);
-        assert_same(mode, &one, &run(mode, &of(mode), &grid));
+        let interleaved = Grid::interleaved(&QUARTERS, Zero::Gradients);
+        for grid in [Grid::of(&THIRDS, schedule, Zero::Gradients), interleaved] {
+            assert_same(mode, &one, &run(mode, &of(mode), &grid));
+        }
     }
 }
 
@@ -228,11 +279,15 @@ fn offload_gives_the_same_bits() {
         policy: settings.policy.clone().offload(&labels).unwrap(),
         ..settings.clone()
     };
-    for (stages, schedule) in [
-        (&THIRDS[..], PipelineSchedule::OneForwardOneBackward),
-        (&HALVES, PipelineSchedule::Gpipe),
+    for grid in [
+        Grid::of(
+            &THIRDS,
+            PipelineSchedule::OneForwardOneBackward,
+            Zero::Gradients,
+        ),
+        Grid::of(&HALVES, PipelineSchedule::Gpipe, Zero::Gradients),
+        Grid::interleaved(&QUARTERS, Zero::Gradients),
     ] {
-        let grid = Grid::of(stages, schedule, Zero::Gradients);
         let host = |settings: &Settings| {
             let settings = common::ranks::of_rank(&on_grid(settings, &grid), 0);
             common::plan(&settings).host_pinned_bytes
@@ -282,12 +337,15 @@ fn adapters_over_a_frozen_model_give_the_same_bits() {
             ..Settings::new(&config).unwrap()
         };
         let one = run("one stage", &settings, &Grid::one_stage());
-        for (stages, groups) in [(&HALVES[..], 1), (&THIRDS, 2)] {
-            let schedule = PipelineSchedule::OneForwardOneBackward;
-            let grid = Grid {
-                groups,
-                ..Grid::of(stages, schedule, Zero::Gradients)
-            };
+        let schedule = PipelineSchedule::OneForwardOneBackward;
+        for grid in [
+            Grid::of(&HALVES, schedule, Zero::Gradients),
+            Grid {
+                groups: 2,
+                ..Grid::of(&THIRDS, schedule, Zero::Gradients)
+            },
+            Grid::interleaved(&QUARTERS, Zero::Gradients),
+        ] {
             assert_same("adapters", &one, &run("adapters", &settings, &grid));
         }
     }

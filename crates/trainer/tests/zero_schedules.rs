@@ -36,8 +36,8 @@ struct Way {
     optimizer: OptimizerKind,
     /// Ranks that share each sequence.
     sharing: usize,
-    /// Whether ranks are the stages of a pipeline.
-    in_stages: bool,
+    /// If ranks are the stages of a pipeline: in which order they work, and how many blocks each has, in runs of one.
+    stages: Option<(PipelineSchedule, usize)>,
 }
 
 fn ways() -> Vec<Way> {
@@ -59,7 +59,7 @@ fn ways() -> Vec<Way> {
         homes: homes.clone(),
         optimizer: OptimizerKind::AdamW,
         sharing: 1,
-        in_stages: false,
+        stages: None,
     };
     let states_on_host = Homes {
         weights: Home::Device,
@@ -76,8 +76,13 @@ fn ways() -> Vec<Way> {
             ..way("sequences", Zero::Weights, 8_192, 2, &here)
         },
         Way {
-            in_stages: true,
+            // Under 1F1B, what two stages send has always left before something comes, for which a pass waits anyway.
+            stages: Some((PipelineSchedule::Gpipe, 1)),
             ..way("stages", Zero::Gradients, 8_192, 4, &states_on_host)
+        },
+        Way {
+            stages: Some((PipelineSchedule::Interleaved, 2)),
+            ..way("runs of blocks", Zero::Gradients, 8_192, 4, &states_on_host)
         },
         Way {
             optimizer: OptimizerKind::Muon,
@@ -92,19 +97,20 @@ fn ways() -> Vec<Way> {
     ]
 }
 
-/// Two blocks and few tokens: a schedule in milliseconds.
+/// Few blocks and tokens: a schedule in milliseconds.
 fn settings(way: &Way) -> Settings {
-    let [_, _, (_, model), _] = variants(2);
+    let blocks = way.stages.map_or(2, |(_, each)| each * RANKS);
+    let [_, _, (_, model), _] = variants(blocks);
     let model = ModelConfig {
         ffn: 60,
         vocab: 40,
         heads: 2,
-        tie_embeddings: model.tie_embeddings && !way.in_stages,
+        tie_embeddings: model.tie_embeddings && way.stages.is_none(),
         ..model
     };
-    let (in_stage, stage) = match way.in_stages {
-        false => (RANKS, Rank::ALONE),
-        true => (
+    let (in_stage, stage) = match way.stages {
+        None => (RANKS, Rank::ALONE),
+        Some(_) => (
             1,
             Rank {
                 number: 0,
@@ -112,11 +118,11 @@ fn settings(way: &Way) -> Settings {
             },
         ),
     };
-    let pipeline = Pipeline {
-        // Under 1F1B, what two stages send has always left before something comes, for which a pass waits anyway.
-        schedule: PipelineSchedule::Gpipe,
-        layers: Vec::from([0..1, 1..2]),
-    };
+    let pipeline = way.stages.map(|(schedule, _)| Pipeline {
+        schedule,
+        layers: (0..blocks).map(|block| block..block + 1).collect(),
+        stages: RANKS,
+    });
     Settings {
         homes: way.homes.clone(),
         seq: 10,
@@ -128,7 +134,7 @@ fn settings(way: &Way) -> Settings {
             stage,
             ..ranks(in_stage, way.zero)
         }),
-        pipeline: way.in_stages.then_some(pipeline),
+        pipeline,
         ..with_optimizer(
             with_form(model, forms()[0], "full:uniform:2", DType::F32),
             way.optimizer,

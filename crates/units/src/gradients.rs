@@ -46,6 +46,8 @@ pub struct Gradients {
     reducing: Option<Reducing>,
     /// The part that adds now.
     part: usize,
+    /// The virtual stage that adds now, counted over the whole pipeline.
+    virtual_stage: usize,
     /// For each part, which parameters it has contributed to.
     touched: Vec<Vec<bool>>,
     grains: Grains,
@@ -105,6 +107,7 @@ impl Gradients {
             streamed,
             reducing,
             part: 0,
+            virtual_stage: layout.stage().number,
             touched: vec![vec![false; layout.entries().len()]; parts],
             grains: Grains::lease(memory, layout)?,
         })
@@ -150,12 +153,19 @@ impl Gradients {
         }
     }
 
-    /// Begins a micro-batch. If every micro-batch is added up over ranks, its contributions overwrite the previous
-    /// micro-batch's, which were sent.
-    pub fn begin_micro_batch(&mut self) {
+    /// Begins a micro-batch's backward pass through a virtual stage, counted over the whole pipeline. If every micro-batch is added up
+    /// over ranks, its contributions overwrite the previous micro-batch's, which were sent.
+    pub fn begin_micro_batch(&mut self, virtual_stage: usize) {
+        self.virtual_stage = virtual_stage;
         let reducing = self.reducing.as_ref();
         if reducing.is_some_and(|reducing| reducing.ranks.adds_every_micro_batch()) {
-            self.forget();
+            let layout = self.resident.layout();
+            for touched in &mut self.touched {
+                let entries = touched.iter_mut().enumerate();
+                let own =
+                    entries.filter(|(entry, _)| layout.virtual_stage_of(*entry) == virtual_stage);
+                own.for_each(|(_, touched)| *touched = false);
+            }
         }
     }
 
@@ -275,7 +285,6 @@ impl Gradients {
         if let Some(reducing) = &mut self.reducing {
             // While a unit is open, the backward pass may add to vectors of any part.
             reducing.wait_until_sent(kernels, unit)?;
-            reducing.wait_until_sent(kernels, reducing.vectors())?;
         }
         let has_trained = self.has_trained(unit);
         if let Some(streamed) = self.streamed.as_mut().filter(|_| has_trained) {
@@ -341,7 +350,7 @@ impl Gradients {
         if !(reducing.ranks.adds_every_micro_batch() || is_last_micro_batch) {
             return Ok(());
         }
-        let is_unit = bundle != reducing.vectors();
+        let is_unit = bundle < self.resident.layout().units().len();
         let streamed = self.streamed.as_mut().filter(|_| is_unit);
         let units = streamed.as_ref().map(|streamed| streamed.of_parts(bundle));
         let units = units.unwrap_or_default();
@@ -353,14 +362,14 @@ impl Gradients {
         Ok(())
     }
 
-    /// Ends a micro-batch's backward pass: all vectors are complete, and units that were sent give back their memory.
+    /// Ends a micro-batch's backward pass: the virtual stage's vectors are complete, and units that were sent give back their memory.
     /// After the last micro-batch, the sums over ranks are complete.
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
     pub fn end_micro_batch(&mut self, kernels: &Kernels, is_last: bool) -> Result<(), KernelError> {
         if let Some(reducing) = &self.reducing {
-            self.add_up(kernels, reducing.vectors(), is_last)?;
+            self.add_up(kernels, reducing.vectors_of(self.virtual_stage), is_last)?;
         }
         if let (Some(reducing), true) = (&mut self.reducing, is_last) {
             reducing.finish(kernels, &mut self.resident)?;
@@ -576,7 +585,7 @@ mod tests {
             gradients.begin_step();
             assert_eq!(gradients.missing(), ["first", "second"]);
             for (value, is_last) in values.into_iter().zip([false, true]) {
-                gradients.begin_micro_batch();
+                gradients.begin_micro_batch(0);
                 for unit in [1, 0] {
                     let of = (value, is_last);
                     contribute((&memory, &*kernels), &mut gradients, unit, of);

@@ -20,6 +20,7 @@
 //! No other waits are needed. A unit is fetched again only after its lease ended, so after the computation has waited
 //! for its download, and uploads wait for the computation. `docs/concepts/ranks.md` says what ranks wait for.
 
+mod buckets;
 mod coded;
 mod gather;
 mod gathered_weights;

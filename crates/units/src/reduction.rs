@@ -4,6 +4,7 @@
 //! engine, size of buckets and number of ranks.
 
 use crate::Ranks;
+use crate::buckets::Buckets;
 use crate::gather::{exchange_stages, gather_bundle, places_by_owner};
 use crate::stream::OnDevice;
 use kernels::{
@@ -26,13 +27,13 @@ const SUMMED: &str = "gradients are added up over ranks before they are read";
 /// The sums of a step, and the buckets under way.
 pub(crate) struct Reducing {
     pub(crate) ranks: Ranks,
-    bundles: Vec<Cover>,
+    buckets: Buckets,
     /// The sums of this rank's pieces; none if the sums overwrite this rank's own gradients in the arena.
     sums: Option<Arena>,
     slots: Vec<Slot>,
     /// Buckets that were exchanged since the run began.
     asked: usize,
-    in_flight: VecDeque<Bucket>,
+    in_flight: VecDeque<BucketInFlight>,
     /// Whether this step has begun the sum of each bundle.
     begun: Vec<bool>,
     /// For each bundle, when the arena's own gradients of it have been sent.
@@ -49,10 +50,11 @@ struct Slot {
 }
 
 /// A bucket on its way into a slot.
-struct Bucket {
+struct BucketInFlight {
     came: Event,
-    /// The elements. For each range, the slot has the gradients of all ranks' parts, one after the other.
-    ranges: Vec<Range<usize>>,
+    /// Its bundle, and its number among that one's buckets. For each of its ranges, the slot has the gradients of all ranks' parts, one
+    /// after the other.
+    of: (usize, usize),
     is_first: bool,
 }
 
@@ -65,14 +67,12 @@ impl Reducing {
     ) -> Result<Reducing, OutOfMemory> {
         let of = ranks.rank.of;
         let added = of * ranks.parts_each;
-        let bundles = layout.bundles();
-        let largest = bundles.iter().map(|bundle| bundle.elements() / of).max();
-        let bucket = ranks.bucket_bytes / (added * dtype.size_in_bytes());
-        let bucket = (bucket / PARAMETER_PADDING).max(1) * PARAMETER_PADDING;
-        let elements = bucket.min(largest.unwrap_or(0));
+        let rows = ranks.bucket_bytes / (added * dtype.size_in_bytes());
+        let rows = (rows / PARAMETER_PADDING).max(1) * PARAMETER_PADDING;
+        let buckets = Buckets::new(layout, ranks.rank, rows);
         let category = Category::Gradient;
         let slot = |_| {
-            let dims = [added * elements];
+            let dims = [added * buckets.rows];
             Ok(Slot {
                 place: memory.lease_persistent(category, "receive_slot", dims, dtype)?,
                 emptied: Event::PAST,
@@ -88,11 +88,11 @@ impl Reducing {
         });
         Ok(Reducing {
             ranks: ranks.clone(),
-            begun: vec![false; bundles.len()],
-            sent: vec![None; bundles.len()],
-            bundles,
+            begun: vec![false; buckets.count()],
+            sent: vec![None; buckets.count()],
             sums: sums.transpose()?,
             slots: slots.collect::<Result<_, OutOfMemory>>()?,
+            buckets,
             asked: 0,
             in_flight: VecDeque::new(),
             summed: Event::PAST,
@@ -106,9 +106,9 @@ impl Reducing {
         slots.chain(self.sums.iter().map(Arena::bytes)).sum()
     }
 
-    /// The number of the vectors' bundle.
-    pub(crate) fn vectors(&self) -> usize {
-        self.bundles.len() - 1
+    /// The number of the bundle of a virtual stage's vectors, counted over the whole pipeline.
+    pub(crate) fn vectors_of(&self, virtual_stage: usize) -> usize {
+        self.buckets.first_of_vectors() + virtual_stage / self.ranks.stage.of
     }
 
     pub(crate) fn begin_step(&mut self) {
@@ -123,16 +123,18 @@ impl Reducing {
         }
     }
 
-    /// Makes the computation wait until own gradients of a bundle have been sent, so that they may be overwritten.
+    /// Makes the computation wait until own gradients of a unit and of all vectors have been sent, so that they may be overwritten.
     pub(crate) fn wait_until_sent(
         &mut self,
         kernels: &Kernels,
-        bundle: usize,
+        unit: usize,
     ) -> Result<(), KernelError> {
-        match self.sent[bundle].take() {
-            Some(sent) => kernels.wait(Queue::Compute, sent, SENT),
-            None => Ok(()),
+        let (units, vectors) = self.sent.split_at_mut(self.buckets.first_of_vectors());
+        let sent = [&mut units[unit]].into_iter().chain(vectors);
+        for sent in sent.filter_map(Option::take) {
+            kernels.wait(Queue::Compute, sent, SENT)?;
         }
+        Ok(())
     }
 
     /// Starts adding up a bundle, whose own gradients are in leases of a unit or in the arena and those of other parts. Returns the
@@ -145,19 +147,16 @@ impl Reducing {
     ) -> Result<Event, KernelError> {
         let computed = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Collective, computed, COMPUTED)?;
-        let piece = self.bundles[bundle].elements() / self.ranks.rank.of;
-        let slot = self.slots[0].place.dims().elements() / self.added();
-        for start in (0..piece).step_by(slot.max(1)) {
+        for number in 0..self.buckets.of(bundle).len() {
             if self.in_flight.len() == self.slots.len() {
                 self.sum_oldest(kernels, arena)?;
             }
-            let rows = start..(start + slot).min(piece);
             let own = |range: &Range<usize>, part: usize| match (units, part.checked_sub(1)) {
                 ([], None) => arena.flat(range.clone()),
                 ([], Some(other)) => others[other].flat(range.clone()),
                 (units, _) => units[part].flat(range),
             };
-            self.exchange(kernels, bundle, &rows, own)?;
+            self.exchange(kernels, (bundle, number), own)?;
         }
         self.begun[bundle] = true;
         let sent = kernels.record(Queue::Collective)?;
@@ -175,27 +174,30 @@ impl Reducing {
         self.ranks.rank.of * self.ranks.parts_each
     }
 
-    /// Starts an exchange: sends each rank this rank's own gradients of `rows` of its piece, and receives all ranks' of
-    /// this rank's piece.
+    /// Starts to exchange a bucket: sends each rank this rank's own gradients of that rank's piece, and receives all ranks' of this
+    /// rank's.
     fn exchange<'a>(
         &mut self,
         kernels: &Kernels,
-        bundle: usize,
-        rows: &Range<usize>,
+        (bundle, number): (usize, usize),
         own: impl Fn(&Range<usize>, usize) -> In<'a>,
     ) -> Result<(), KernelError> {
-        let number = self.asked % self.slots.len();
-        let slot = &mut self.slots[number];
+        let buckets = self.buckets.of(bundle);
+        let bucket = &buckets[number];
+        let count = self.slots.len();
+        let slot = &mut self.slots[self.asked % count];
         kernels.wait(Queue::Collective, slot.emptied, EMPTIED)?;
-        let whole = &self.bundles[bundle];
-        let of = |rank| whole.piece(rank).lying_at(rows);
         let (rank, parts) = (self.ranks.rank, self.ranks.parts_each);
-        let ranges = of(rank).ranges().to_vec();
-        let bytes_a_rank = rows.len() * slot.place.dtype().size_in_bytes();
-        let bytes = ExchangeBytes::both_ways((rank.of - 1) * parts * bytes_a_rank);
+        let bytes_each = (parts * slot.place.dtype().size_in_bytes()) as u64;
+        let own_elements: usize = bucket.own.iter().map(Range::len).sum();
+        let bytes = ExchangeBytes::new(
+            bytes_each * bucket.of_others as u64,
+            bytes_each * ((rank.of - 1) * own_elements) as u64,
+        );
         let mut room = slot.place.view_mut();
         let list = || {
-            let to = Rank::all(rank.of).map(|rank| (rank.number, of(rank)));
+            let to = Rank::all(rank.of);
+            let to = to.map(|rank| (rank.number, self.buckets.of_rank(bundle, bucket, rank)));
             let sends = to.flat_map(|(rank, cover)| {
                 let of_parts = |range| (0..parts).map(move |part| (range, part));
                 let pieces = cover.ranges().iter().flat_map(of_parts);
@@ -203,7 +205,7 @@ impl Reducing {
                 pieces.into_iter().map(move |piece| (rank, piece))
             });
             let mut receives = Vec::new();
-            for range in &ranges {
+            for range in &bucket.own {
                 for added in 0..rank.of * parts {
                     let (place, rest) = room.split_at(range.len());
                     receives.push((added / parts, place));
@@ -221,9 +223,9 @@ impl Reducing {
         let sent = Traffic::of(Queue::Collective, bytes.sent);
         self.traffic = self.traffic.plus(sent);
         self.asked += 1;
-        self.in_flight.push_back(Bucket {
+        self.in_flight.push_back(BucketInFlight {
             came: kernels.record(Queue::Collective)?,
-            ranges,
+            of: (bundle, number),
             is_first: !self.begun[bundle],
         });
         Ok(())
@@ -232,21 +234,23 @@ impl Reducing {
     /// Adds up the bucket that was exchanged first.
     fn sum_oldest(&mut self, kernels: &Kernels, arena: &mut Arena) -> Result<(), KernelError> {
         let number = (self.asked - self.in_flight.len()) % self.slots.len();
-        let Some(bucket) = self.in_flight.pop_front() else {
+        let Some(in_flight) = self.in_flight.pop_front() else {
             return Ok(());
         };
-        kernels.wait(Queue::Update, bucket.came, RECEIVED)?;
+        kernels.wait(Queue::Update, in_flight.came, RECEIVED)?;
+        let (bundle, of_bundle) = in_flight.of;
+        let buckets = self.buckets.of(bundle);
         let added = self.added();
         let slot = &mut self.slots[number];
         let sums = self.sums.as_mut().unwrap_or(arena);
         let mut first = 0;
-        for range in bucket.ranges {
+        for range in buckets[of_bundle].own.iter().cloned() {
             let elements = added * range.len();
             let x = slot.place.view().rows(first..first + elements);
             let sum = SumInOrder {
                 x: x.reshape([added, range.len()]),
                 out: sums.flat_mut(range),
-                init: match bucket.is_first {
+                init: match in_flight.is_first {
                     true => Init::Overwrite,
                     false => Init::Accumulate,
                 },
@@ -280,8 +284,8 @@ impl Reducing {
         kernels: &Kernels,
         arena: &mut Arena,
     ) -> Result<(), KernelError> {
+        let piece = self.buckets.all_vectors().piece(self.ranks.rank);
         let sums = self.sums.as_mut().unwrap_or(arena);
-        let piece = self.bundles[self.bundles.len() - 1].piece(self.ranks.rank);
         let of_stage = |stage| sums.layout().vectors_of_stage(stage).within_all(&piece);
         let vectors: Vec<Cover> = (0..self.ranks.stage.of).map(of_stage).collect();
         let bytes = vectors.iter().map(|own| sums.types().bytes(own) as u64);
@@ -308,9 +312,8 @@ impl Reducing {
         kernels: &Kernels,
         arena: &mut Arena,
     ) -> Result<(), KernelError> {
-        let bundles = self.bundles.iter();
         let mut sent = Traffic::default();
-        for bundle in bundles {
+        for bundle in self.buckets.divided() {
             let own = self.sums.as_ref().map(|sums| {
                 let own = bundle.piece(self.ranks.rank);
                 let own = own.ranges().iter();

@@ -238,6 +238,7 @@ fn full() -> Config {
             context_parts: Some(1),
             pipeline: 1,
             schedule: PipelineSchedule::OneForwardOneBackward,
+            virtual_stage_layers: Some(2),
             pipeline_layout: Some(vec![1, 1]),
         },
         log: LogConfig {

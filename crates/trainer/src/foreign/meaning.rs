@@ -58,6 +58,8 @@ pub(crate) enum ForeignPart {
     Positions,
     /// How often a layer has experts.
     DenseLayers,
+    /// How stages of a pipeline work, where there are several: a schedule's name, or blocks of each run.
+    Stages,
     /// Names of layers with adapters.
     Targets,
     /// A file of DeepSpeed's, or a way of FSDP.

@@ -38,6 +38,7 @@ pub(super) fn take(part: ForeignPart, at: At, to: &mut Gathered) -> PartTaken {
         (ForeignPart::Recompute, _) => recompute(at, to),
         (ForeignPart::DenseLayers, _) => return dense_layers(at, to),
         (ForeignPart::Betas, _) => return betas(at, to),
+        (ForeignPart::Stages, _) => return stages(at, to),
         (ForeignPart::Family, _) if at.name.ends_with("model_type") => {
             Set::remark("the model's own")
         }
@@ -97,6 +98,26 @@ pub(super) fn take(part: ForeignPart, at: At, to: &mut Gathered) -> PartTaken {
         }
     };
     Ok(Ok(set))
+}
+
+/// How stages of a pipeline work: torchtitan's name of a schedule, or Megatron's number of blocks.
+fn stages(at: At, to: &mut Gathered) -> PartTaken {
+    if to
+        .number("parallel.pipeline")
+        .is_none_or(|stages| stages < 2.0)
+    {
+        return Ok(Ok(Set::remark("there is one stage")));
+    }
+    let words = match at.text.to_lowercase().as_str() {
+        "1f1b" => "parallel.schedule=1f1b".into(),
+        "gpipe" => "parallel.schedule=gpipe".into(),
+        "interleaved1f1b" => "parallel.schedule=interleaved".into(),
+        text if text.parse::<f64>().is_ok() => {
+            format!("parallel.schedule=interleaved parallel.virtual_stage_layers={text}")
+        }
+        _ => return Ok(Err(NotBuilt(None))),
+    };
+    Ok(Ok(to.set_all(&words, at.spot)?))
 }
 
 /// A folder, or a name of which there is a preset.

@@ -217,7 +217,9 @@ pub(super) const FOREIGN: &[Foreign] = &[
     not_built(&["tensor-model-parallel-size", "tensor-parallel-size", "tensor-parallel-degree"], "--zero 3 divides weights, gradients and states among all ranks, and --cp N activations, with the same bits on any number of ranks; sums over parts of a product would have others"),
     not_built(&["sequence-parallel", "distribute-saved-activations"], "--cp N: each of N ranks has a part of every sequence's activations, in norms too"),
     foreign(&["pipeline-model-parallel-size", "pipeline-parallel-degree"], "the same flag: --pipeline-model-parallel-size", Key("parallel.pipeline")),
-    not_built(&["pipeline-model-parallel-layout", "virtual-pipeline-model-parallel-size", "num-layers-per-virtual-pipeline-stage"], "--pp N has one run of blocks a stage, and --pipeline-layout says how many; --pipeline-schedule is gpipe or 1f1b"),
+    foreign(&["num-layers-per-virtual-pipeline-stage"], "--pipeline-schedule interleaved --num-layers-per-virtual-pipeline-stage N", Of(ForeignPart::Stages)),
+    not_built(&["pipeline-model-parallel-layout", "virtual-pipeline-model-parallel-size"], "--pipeline-layout has the blocks of each stage, or of each run under --pipeline-schedule interleaved; --num-layers-per-virtual-pipeline-stage N gives equal runs"),
+    foreign(&["pipeline-parallel-schedule"], "--pipeline-schedule gpipe|1f1b|interleaved", Of(ForeignPart::Stages)),
     not_built(&["data-parallel-replicate-degree"], "--zero 3 divides weights, gradients and states among all ranks"),
     // Data, checkpoints and what is written.
     foreign(&["save-steps", "save-interval", "checkpoint-interval", "checkpoint.interval"], "--save-every N", Key("checkpoint.every")),

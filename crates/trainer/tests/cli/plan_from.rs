@@ -386,3 +386,27 @@ fn a_global_batch_is_divided_by_groups_of_ranks() {
     assert_eq!(plan["context"], 4);
     assert_eq!(plan["tokens_a_step"], 32 * 1024);
 }
+
+/// A schedule of stages is taken over where there are several.
+#[test]
+fn a_schedule_of_one_stage_says_nothing() {
+    let place = Workplace::new();
+    let file = |stages: usize| {
+        format!(
+            "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[training]\nlocal_batch_size = 1\n[parallelism]\ndata_parallel_shard_degree = 1\n\
+             pipeline_parallel_degree = {stages}\npipeline_parallel_schedule = \"Interleaved1F1B\"\n"
+        )
+    };
+    for (stages, here) in [(1, None), (4, Some("parallel.schedule=interleaved"))] {
+        place.file("run.toml", &file(stages));
+        let rows = keys(&place, "--from run.toml --ranks 8 --seq 64 --zero 2");
+        let named = |row: &&Value| {
+            let key = row["key"].as_str().unwrap();
+            key.ends_with("pipeline_parallel_schedule")
+        };
+        let row = rows.iter().find(named).unwrap();
+        let given = row["here"].as_array().map(|all| all.to_vec());
+        let given = given.unwrap_or_default();
+        assert_eq!(given.first().and_then(Value::as_str), here);
+    }
+}

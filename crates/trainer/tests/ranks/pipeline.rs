@@ -4,7 +4,8 @@ use crate::job::{MICRO_BATCHES, Run, command, mpich, open_mpi, place};
 use crate::metrics::Metrics;
 use crate::workplace::{Workplace, outcome};
 
-const MODEL: &str = "--config llama.toml --set model.tie_embeddings=false --quiet";
+const MODEL: &str =
+    "--config llama.toml --set model.tie_embeddings=false --set model.layers=4 --quiet";
 
 /// Number and loss, to the bit, of each record of a kind.
 fn numbers(place: &Workplace, out: &str, kind: &str) -> Vec<(u64, u64)> {
@@ -46,7 +47,12 @@ fn stages_give_the_same_bits() {
     let grids = [
         ((2, 1), "--pp 2 --zero 2 --recompute full", "two"),
         ((4, 2), "--pp 2 --zero 1 --pipeline-schedule gpipe", "four"),
-        ((2, 1), "--pp 2 --zero 0 --pipeline-layout [1,1]", "mpich"),
+        (
+            (4, 2),
+            "--pp 2 --zero 2 --pipeline-schedule interleaved",
+            "runs",
+        ),
+        ((2, 1), "--pp 2 --zero 0 --pipeline-layout [1,3]", "mpich"),
     ];
     for (ranks, more, out) in grids {
         let run = train(&place, ranks, more, out);
@@ -84,7 +90,10 @@ fn checkpoints_resume_on_other_numbers_of_stages() {
     run(2, "--pp 2 --out stages --save-every 1 --steps 2");
     run(1, "--out resumed --resume stages");
     run(1, "--out first --save-every 1 --steps 2");
-    run(2, "--pp 2 --out then --resume first");
+    run(
+        2,
+        "--pp 2 --pipeline-schedule interleaved --out then --resume first",
+    );
     let numbers = |out: &str, kind: &str| numbers(&place, out, kind);
     for kind in ["step", "eval"] {
         let whole = numbers("whole", kind);
@@ -124,6 +133,21 @@ fn what_has_no_pipeline_is_refused_with_what_to_do() {
     refused(
         "--set model.tie_embeddings=false --set model.layers=1",
         "smaller --pp",
+    );
+    let untied = "--set model.tie_embeddings=false";
+    let interleaved = format!("{untied} --pipeline-schedule interleaved");
+    refused(&interleaved, "each need 4");
+    refused(
+        &format!("{untied} --num-layers-per-virtual-pipeline-stage 1"),
+        "add --pipeline-schedule interleaved",
+    );
+    refused(
+        &format!("{interleaved} --num-layers-per-virtual-pipeline-stage 2"),
+        "a multiple of 4",
+    );
+    refused(
+        &format!("{interleaved} --pipeline-layout [1,1]"),
+        "as many runs of blocks each",
     );
 }
 
