@@ -108,8 +108,8 @@ impl OpenDevice {
     /// decided.
     ///
     /// # Errors
-    /// [`Failure::Algorithms`] if a file that the settings name cannot be used, and if no session can be made from the
-    /// settings.
+    /// [`Failure::NoFp8`] if the device has no products that the settings ask for, [`Failure::Algorithms`] if a file that they name
+    /// cannot be used, and if no session can be made from the settings.
     pub(crate) fn step(&self, settings: Settings) -> Result<DeviceStep, Failure> {
         match self {
             OpenDevice::Cpu(_) => {
@@ -372,6 +372,10 @@ fn all_products(step: &Settings) -> Result<Option<LibraryCalls>, Failure> {
 /// A step whose library calls have been listed. Each listing is logged, to show that it happens once per step.
 #[cfg(feature = "cuda")]
 pub(crate) fn listed(device: &CudaDevice, settings: Settings) -> Result<DeviceStep, Failure> {
+    let missing = settings.fp8.as_ref().and(device.facts().no_fp8());
+    if let Some(reason) = missing {
+        return Err(Failure::NoFp8(reason));
+    }
     let calls = library_calls(&settings)?;
     let (products, attentions) = (calls.products.len(), calls.attentions.len());
     tracing::debug!("listed a step: {products} products, {attentions} attentions of cuDNN");

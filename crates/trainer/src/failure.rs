@@ -125,6 +125,9 @@ pub enum Failure {
     /// cuDNN's attention is asked for, and the device has no room to try it.
     #[error("`attention.backend` is cudnn: {0}; --attention flash needs no trial")]
     CudnnUntried(String),
+    /// Products in FP8 are asked for, and the device has none.
+    #[error("`fp8.recipe` asks for products in FP8, and {0}")]
+    NoFp8(String),
     /// The device or its driver failed, or cannot do what was asked.
     #[error("the device failed: {0}")]
     Device(String),
@@ -281,6 +284,7 @@ impl Failure {
             | Failure::Report(_) => 4,
             Failure::NoDevice { .. }
             | Failure::NoCudnn(_)
+            | Failure::NoFp8(_)
             | Failure::Device(_)
             | Failure::Disk(_)
             | Failure::Ranks(_)
@@ -358,6 +362,10 @@ impl Failure {
             Failure::NoDevice { .. } => Some(
                 "`trainer doctor` says what this machine offers; --device cpu trains without a GPU, and `trainer plan` \
                  predicts the memory of one"
+                    .into(),
+            ),
+            Failure::NoFp8(_) => Some(
+                "leave --fp8 out, and products are in bf16; a resumed run goes on so with --fp8 off --allow-change"
                     .into(),
             ),
             Failure::Disk(_) => Some(

@@ -333,7 +333,34 @@ fn models_with_experts_and_latents_have_both_kinds_of_products() {
     }
 }
 
-/// At equal weights, the gradient is as far from that of bf16 as FP8's roundings say, and no farther.
+/// The gradients of a first step, of matrices and of vectors, with the names of their tensors.
+fn gradients(settings: &Settings) -> [Vec<(String, Vec<f32>)>; 2] {
+    let mut session = session(settings);
+    session.step(&step_batch(settings, 0)).unwrap();
+    let entries = session.model().layout().entries().iter().enumerate();
+    let (matrices, vectors): (Vec<_>, Vec<_>) =
+        entries.partition(|(_, entry)| entry.shape.len() == 2);
+    [matrices, vectors].map(|entries| {
+        let gradient = |(index, entry): (usize, &memory::Entry)| {
+            (entry.name.clone(), session.gradient(index).unwrap())
+        };
+        entries.into_iter().map(gradient).collect()
+    })
+}
+
+/// How far values are from others, as a share of the size of these.
+fn distance<'a>(pairs: impl Iterator<Item = (&'a f32, &'a f32)>) -> f64 {
+    let (mut error, mut size) = (0.0, 0.0);
+    for (value, reference) in pairs {
+        error += f64::from(value - reference).powi(2);
+        size += f64::from(*reference).powi(2);
+    }
+    (error / size).sqrt()
+}
+
+/// At equal weights, the gradient is as far from that of bf16 as FP8's roundings say, and no farther: all of it, and that of each
+/// matrix. A scale that is twice what it should be, in one of a layer's products, moves a matrix by its whole size; so do
+/// codes that are not transposed.
 #[test]
 fn gradients_are_near_those_of_bf16() {
     let figures = [(Fp8::E4m3, 0.03..0.10), (Fp8::E5m2, 0.04..0.12)];
@@ -344,29 +371,23 @@ fn gradients_are_near_those_of_bf16() {
             ..model
         };
         let plain = settings(model, DType::BF16, "none");
-        let gradient = |settings: &Settings| {
-            let mut session = session(settings);
-            session.step(&step_batch(settings, 0)).unwrap();
-            let count = session.model().layout().entries().len();
-            let all = (0..count).flat_map(|index| session.gradient(index).unwrap());
-            all.collect::<Vec<f32>>()
-        };
-        let reference = gradient(&plain);
-        let size = |values: &[f32]| {
-            let squares = values.iter().map(|value| f64::from(*value).powi(2));
-            squares.sum::<f64>().sqrt()
-        };
+        let reference = gradients(&plain);
         for (format, allowed) in figures.clone() {
             let fp8 = Fp8Products {
                 gradients: format,
                 ..products()
             };
-            let values = gradient(&with(&plain, fp8));
-            let pairs = values.iter().zip(&reference);
-            let error: Vec<f32> = pairs.map(|(one, other)| one - other).collect();
-            let share = size(&error) / size(&reference);
+            let values = gradients(&with(&plain, fp8));
+            let pairs = || values.iter().flatten().zip(reference.iter().flatten());
+            let all = pairs().flat_map(|(one, other)| one.1.iter().zip(&other.1));
+            let share = distance(all);
             println!("{name} {format:?}: {:.1} %", 100.0 * share);
             assert!(allowed.contains(&share), "{name} {format:?}: {share}");
+            for (one, other) in values[0].iter().zip(&reference[0]) {
+                let share = distance(one.1.iter().zip(&other.1));
+                // 0.153 was seen: the keys behind a norm, with gradients in e5m2.
+                assert!(share < 0.25, "{name} {format:?}: {}: {share}", one.0);
+            }
         }
     }
 }

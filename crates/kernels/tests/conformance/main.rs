@@ -52,6 +52,7 @@ mod refusals;
 mod rms_norm;
 mod rotary;
 mod router;
+mod scaled_mm;
 mod signatures;
 mod sum_in_order;
 mod swiglu;
@@ -102,6 +103,7 @@ suite![
     rms_norm,
     rotary,
     router,
+    scaled_mm,
     sum_in_order,
     swiglu,
 ];

@@ -102,12 +102,12 @@ impl DeviceFacts {
     }
 
     /// Why this GPU multiplies no codes of FP8, if it does not.
-    pub(super) fn no_codes(&self) -> Option<String> {
+    pub fn no_fp8(&self) -> Option<String> {
         let (name, (major, minor)) = (&self.name, self.capability);
         let is_older = self.capability < (8, 9);
         is_older.then(|| {
             format!(
-                "{name} has compute capability {major}.{minor}, and products in FP8 need 8.9 (Ada) or newer: leave --fp8 out"
+                "{name} has compute capability {major}.{minor}, and products in FP8 need 8.9 (Ada) or newer"
             )
         })
     }

@@ -52,7 +52,7 @@ pub(super) struct Products {
     plans: RefCell<HashMap<(Problem, usize), Rc<Plan>>>,
     algorithms: Option<Rc<Algorithms>>,
     /// Why the device multiplies no codes of FP8, if it does not.
-    no_codes: Option<String>,
+    no_fp8: Option<String>,
 }
 
 impl Products {
@@ -78,7 +78,7 @@ impl Products {
             handle: handle.map_err(|error| error::of_library("cuBLASLt does not start", error))?,
             plans: RefCell::default(),
             algorithms,
-            no_codes: facts.no_codes(),
+            no_fp8: facts.no_fp8(),
         })
     }
 
@@ -92,8 +92,9 @@ impl Products {
         workspace: Workspace,
         stream: CUstream,
     ) -> Result<(), KernelError> {
-        if let (Some(reason), Some(_)) = (&self.no_codes, gemm.scales) {
-            return Err(KernelError::device("scaled_matmul", reason.clone()));
+        if let (Some(reason), Some(_)) = (&self.no_fp8, gemm.scales) {
+            let message = format!("{reason}: leave --fp8 out");
+            return Err(KernelError::device("scaled_matmul", message));
         }
         let (problem, pointers) = Problem::new(gemm)?;
         let refused = |error| error::of_library(format!("{:?}: {problem:?}", gemm.sizes), error);

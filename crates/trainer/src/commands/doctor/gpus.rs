@@ -31,6 +31,8 @@ pub(super) struct FoundGpu {
     cudnn_version: Option<String>,
     /// Why it does not work.
     cudnn_missing: Option<String>,
+    /// Why it has no products in FP8; null if it has.
+    fp8_missing: Option<String>,
     /// Its memory after this process had made a context and nothing else.
     memory: DeviceBytes,
     /// What this process takes besides its leases.
@@ -77,6 +79,10 @@ impl FoundGpu {
             (Some(version), _) => Some(format!("{version}, computes what our own does")),
             (None, reason) => reason.as_ref().map(|reason| format!("not used: {reason}")),
         };
+        let fp8 = match &self.fp8_missing {
+            None => "by --fp8 tensor".to_string(),
+            Some(reason) => format!("none: {reason}"),
+        };
         let table = vec![
             ("name", Some(self.name.clone())),
             ("compute capability", Some(self.capability.clone())),
@@ -84,6 +90,7 @@ impl FoundGpu {
             ("driver's CUDA", Some(self.driver_version.clone())),
             ("cuBLASLt", Some(library)),
             ("cuDNN's attention", cudnn),
+            ("products in FP8", Some(fp8)),
             ("memory", Some(memory)),
             ("beside leases", Some(self.overhead.to_string())),
             ("units of memory", Some(units)),
@@ -180,6 +187,7 @@ fn gpu(index: usize) -> Result<FoundGpu, crate::failure::Failure> {
         library_path: library.path,
         cudnn_version: cudnn.as_ref().ok().map(ToString::to_string),
         cudnn_missing: cudnn.err().map(|error| error.message),
+        fp8_missing: facts.no_fp8(),
         memory: with_context,
         overhead,
         allocation_granularity_bytes: device.allocation_granularity_bytes()?,

@@ -3,6 +3,7 @@
 use super::{IDLE, agree, figures, on_gpu, train};
 use crate::metrics::Metrics;
 use crate::workplace::Workplace;
+use serde_json::Value;
 
 /// But for where sums are rounded, and what that makes of codes; with biases and without, and with one product in bf16.
 #[test]
@@ -27,23 +28,72 @@ fn losses_are_those_of_the_processor() {
     }
 }
 
-/// Said before anything is loaded, by the rehearsal of the products.
+/// What a GPU of this compute capability has instead of products in FP8; nothing if it has them.
+const CAPABILITIES: [(&str, Option<&str>); 3] = [
+    (
+        "8.0",
+        Some("has compute capability 8.0, and products in FP8 need 8.9 (Ada) or newer"),
+    ),
+    ("8.9", None),
+    ("9.0", None),
+];
+
+/// Before anything is loaded or written, with what to do instead; and that is so.
 #[test]
 fn a_gpu_without_products_in_fp8_is_refused() {
     let place = Workplace::new();
-    let run = "--config small.toml --device cuda --dtype bf16 --steps 1 --out";
-    for (capability, is_refused) in [("8.0", true), ("8.9", false)] {
+    let train = "--config small.toml --device cuda --dtype bf16 --save-every 2 --out";
+    on_gpu(&place, &format!("{train} whole --fp8 tensor"), &[IDLE]).succeeds();
+    let resume = "--resume whole/checkpoints/step-2 --out";
+    for (capability, missing) in CAPABILITIES {
         let settings = [("STAND_IN_CAPABILITY", capability), IDLE];
-        let out = format!("{run} run-{is_refused}");
-        let outcome = on_gpu(&place, &format!("{out} --fp8 tensor"), &settings);
-        match is_refused {
-            false => drop(outcome.succeeds()),
-            true => {
-                assert_ne!(outcome.code, Some(0), "{outcome:?}");
-                let message = "compute capability 8.0, and products in FP8 need 8.9 (Ada) or newer: leave --fp8 out";
-                assert!(outcome.stderr.contains(message), "{outcome:?}");
-                on_gpu(&place, &format!("{run} plain"), &settings).succeeds();
-            }
+        for (run, out) in [
+            (format!("{train} run --fp8 tensor"), "run"),
+            (format!("{resume} rest"), "rest"),
+        ] {
+            let outcome = on_gpu(&place, &run, &settings);
+            let Some(reason) = missing else {
+                outcome.succeeds();
+                std::fs::remove_dir_all(place.path(out)).unwrap();
+                continue;
+            };
+            let words = [
+                "`fp8.recipe`",
+                reason,
+                "leave --fp8 out",
+                "--fp8 off --allow-change",
+            ];
+            outcome.fails(5, &words);
+            assert!(!place.path(out).exists());
         }
+        for run in [
+            format!("{train} plain"),
+            format!("{resume} plain --fp8 off --allow-change"),
+        ] {
+            on_gpu(&place, &run, &settings).succeeds();
+            std::fs::remove_dir_all(place.path("plain")).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_doctor_says_which_gpu_has_products_in_fp8() {
+    let place = Workplace::new();
+    for (capability, missing) in CAPABILITIES {
+        let settings = [("STAND_IN_CAPABILITY", capability), IDLE];
+        let json = on_gpu(&place, "doctor --json --threads 1", &settings).succeeds();
+        let machine: Value = serde_json::from_str(&json.stdout).unwrap();
+        let said = &machine["gpus"][0]["fp8_missing"];
+        match missing {
+            None => assert_eq!(*said, Value::Null, "{capability}"),
+            Some(reason) => assert!(said.as_str().unwrap().ends_with(reason), "{said}"),
+        }
+        let table = on_gpu(&place, "doctor --threads 1", &settings).succeeds();
+        let row = table
+            .stdout
+            .lines()
+            .find(|line| line.contains("products in FP8"));
+        let row = row.expect("a row for it");
+        assert!(row.contains(missing.unwrap_or("by --fp8 tensor")), "{row}");
     }
 }
