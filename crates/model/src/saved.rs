@@ -42,6 +42,8 @@ impl HeldBlocks {
     }
 }
 
+const HAS_OWN: &str = "a rank has tables of its blocks";
+
 /// The activations of one micro-batch, of some neighbouring blocks and the input of what follows.
 struct Table {
     /// The first block.
@@ -117,6 +119,18 @@ impl Table {
         (row < self.layers.len()).then_some(row)
     }
 
+    /// Whether a block is among its own, and not what follows.
+    fn has(&self, layer: usize) -> bool {
+        self.row(layer)
+            .is_some_and(|row| row + 1 < self.layers.len())
+    }
+
+    fn slot(&self, at: LayerActivation) -> &Slot {
+        let mut slots = self.of_layer(at.layer).iter();
+        let slot = slots.find(|slot| slot.activation == at.activation);
+        slot.unwrap_or_else(|| panic!("there is no {at}"))
+    }
+
     fn of_layer(&self, layer: usize) -> &[Slot] {
         self.row(layer).map_or(&[], |row| &self.layers[row])
     }
@@ -163,12 +177,10 @@ impl SavedActivations {
         self.current = number;
     }
 
-    /// Uses the first table that has a block from now on.
-    pub fn use_table_of(&mut self, layer: usize) {
-        let has =
-            |table: &Table| (table.first..table.first + table.layers.len() - 1).contains(&layer);
-        let first = self.tables.iter().position(has);
-        self.current = first.expect("a rank has tables of its blocks");
+    /// The number of the `number`th of the tables that have a block.
+    pub fn table_of(&self, layer: usize, number: usize) -> usize {
+        let first = self.tables.iter().position(|table| table.has(layer));
+        first.expect(HAS_OWN) + number
     }
 
     /// The number of the table in use.
@@ -219,9 +231,7 @@ impl SavedActivations {
     /// # Panics
     /// If the block has no such activation.
     pub(crate) fn slot(&self, at: LayerActivation) -> &Slot {
-        let mut slots = self.table().of_layer(at.layer).iter();
-        let slot = slots.find(|slot| slot.activation == at.activation);
-        slot.unwrap_or_else(|| panic!("there is no {at}"))
+        self.table().slot(at)
     }
 
     /// The slot of an activation, to be changed.
@@ -286,7 +296,8 @@ impl SavedActivations {
         keeps: bool,
     ) -> Result<Buffer, OutOfMemory> {
         let at = LayerActivation::input_of(layer);
-        let slot = self.slot(at);
+        let table = self.tables.iter().find(|table| table.has(layer));
+        let slot = table.expect(HAS_OWN).slot(at);
         let (dims, dtype) = slot.extent.resolve(batch, self.dtype);
         let category = match keeps && slot.action != Action::Recompute {
             true => Category::Activation,

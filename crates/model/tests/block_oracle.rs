@@ -171,7 +171,10 @@ fn assert_agrees_with(
                 &memory,
                 dtype,
                 &policy,
-                (SHAPE, &model::HeldBlocks::all(architecture.blocks().len())),
+                (
+                    SHAPE,
+                    &[model::HeldBlocks::all(architecture.blocks().len())],
+                ),
             )
             .unwrap();
         let work = Work {

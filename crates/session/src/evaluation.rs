@@ -147,7 +147,7 @@ impl Forward<'_> {
             .step_by(pipeline.stages);
         for (virtual_stage, layers) in own {
             self.layers = layers.clone();
-            self.saved.use_table_of(layers.start);
+            self.saved.use_table(self.saved.table_of(layers.start, 0));
             self.receive_input(virtual_stage, shape)?;
             if layers.end == model.layers() {
                 return self.start_loss(&batches).map(Some);

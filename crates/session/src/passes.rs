@@ -175,7 +175,8 @@ impl Session {
         let beside_before = *beside;
         let (index, count) = (task.micro_batch, passes.own.len());
         let layers = self.layers_of(task);
-        if passes.leaving.is_some_and(|(table, _)| table == task.table) {
+        let table = self.saved.table_of(layers.start, task.table);
+        if passes.leaving.is_some_and(|(leaving, _)| leaving == table) {
             self.give_back_left(&mut passes.leaving)?;
         }
         let of = (task.virtual_stage, index);
@@ -189,7 +190,7 @@ impl Session {
             self.losses.made(&*self.kernels, index)?;
         }
         if !task.kind.is_backward() {
-            passes.leaving = Some((task.table, layers.end - 1));
+            passes.leaving = Some((table, layers.end - 1));
             passes.under_way.insert(of, begun);
         } else if task.virtual_stage == self.settings.stage().number {
             (self.each_micro_batch)(index + 1, count);
@@ -295,7 +296,8 @@ impl Session {
             stop: &*self.stop,
             traffic: beside,
         };
-        self.saved.use_table(task.table);
+        let table = self.saved.table_of(layers.start, task.table);
+        self.saved.use_table(table);
         let (kernels, neighbours) = (&*self.kernels, &mut passes.neighbours);
         let carried = |input_of, is_gradient| Carried {
             input_of,

@@ -122,7 +122,11 @@ fn layers(
     let layers = config.model.layers;
     let is_interleaved = *schedule == PipelineSchedule::Interleaved;
     match (pipeline_layout, virtual_stage_layers) {
-        (Some(blocks), _) => given(blocks, layers, (stages, is_interleaved)),
+        (Some(_), Some(_)) => refused(
+            "parallel.pipeline_layout gives the blocks of each run, and parallel.virtual_stage_layers the same number for all; leave one \
+             of the two out",
+        ),
+        (Some(blocks), None) => given(blocks, layers, (stages, is_interleaved)),
         (None, Some(each)) => equal(*each, layers, stages),
         (None, None) => {
             let virtual_stages = if is_interleaved { 2 * stages } else { stages };

@@ -10,6 +10,7 @@
 
 use choices::choices;
 use memory::Rank;
+use std::collections::HashMap;
 use std::ops::Range;
 
 choices! {
@@ -101,7 +102,7 @@ pub struct StageTask {
     pub virtual_stage: usize,
     /// The micro-batch, by its number among this rank's.
     pub micro_batch: usize,
-    /// Which of the stage's tables of activations it has.
+    /// Which of the virtual stage's tables of activations it has.
     pub table: usize,
 }
 
@@ -264,7 +265,7 @@ impl Order {
     }
 }
 
-/// Which table of activations each pass of a stage has. Those of the first virtual stage come first.
+/// Which of its virtual stage's tables of activations each pass of a stage has.
 struct Tables {
     of_passes: Vec<usize>,
     /// How many each virtual stage of the stage has.
@@ -272,10 +273,10 @@ struct Tables {
 }
 
 impl Tables {
-    fn new(passes: impl Iterator<Item = StagePass> + Clone, stages: usize) -> Tables {
-        let (mut places, mut count): (Vec<(usize, usize)>, Vec<usize>) = Default::default();
+    fn new(passes: impl Iterator<Item = StagePass>, stages: usize) -> Tables {
+        let (mut of_passes, mut count) = (Vec::new(), Vec::new());
         let mut free: Vec<Vec<usize>> = Vec::new();
-        let mut begun = std::collections::HashMap::new();
+        let mut begun = HashMap::new();
         for pass in passes {
             let turn = pass.virtual_stage / stages;
             if turn >= count.len() {
@@ -283,23 +284,19 @@ impl Tables {
                 free.resize(turn + 1, Vec::new());
             }
             let of = (turn, pass.micro_batch);
-            if pass.kind.is_forward() {
-                let place = free[turn].pop().unwrap_or_else(|| {
+            let table = *begun.entry(of).or_insert_with(|| {
+                free[turn].pop().unwrap_or_else(|| {
                     count[turn] += 1;
                     count[turn] - 1
-                });
-                begun.insert(of, place);
-            }
-            let place = begun[&of];
+                })
+            });
             if pass.kind.is_backward() {
-                free[turn].push(place);
+                free[turn].push(table);
             }
-            places.push((turn, place));
+            of_passes.push(table);
         }
-        let before = |turn: usize| count[..turn].iter().sum::<usize>();
-        let number = |(turn, place): &(usize, usize)| before(*turn) + place;
         Tables {
-            of_passes: places.iter().map(number).collect(),
+            of_passes,
             of_virtual_stages: count,
         }
     }
@@ -437,8 +434,8 @@ mod tests {
         }
     }
 
-    /// Every order of a pipeline of so many stages that so many micro-batches have.
-    fn orders(stages: usize, micro_batches: usize) -> Vec<Order> {
+    /// Every order of a pipeline of so many stages.
+    fn orders(stages: usize) -> Vec<Order> {
         let order = |schedule, each| Order { schedule, each };
         let mut all = vec![
             order(PipelineSchedule::Gpipe, 1),
@@ -460,7 +457,7 @@ mod tests {
     fn every_schedule_comes_to_its_end_and_needs_what_has_come() {
         let numbers = (1..7).flat_map(|stages| (1..14).map(move |many| (stages, many)));
         for (stages, micro_batches) in numbers.chain([(8, 11), (8, 32)]) {
-            for order in orders(stages, micro_batches) {
+            for order in orders(stages) {
                 let schedules = all(order, stages, micro_batches);
                 assert!(ends(&schedules), "{order:?}, {stages}, {micro_batches}");
                 for schedule in &schedules {
@@ -474,7 +471,7 @@ mod tests {
     /// micro-batches.
     fn assert_needs_come_first(schedule: &StageSchedule, micro_batches: usize, each: usize) {
         let (mut came, mut made) = (Vec::new(), Vec::new());
-        let mut backward = std::collections::HashMap::<usize, Vec<usize>>::new();
+        let mut backward = HashMap::<usize, Vec<usize>>::new();
         for task in &schedule.tasks {
             let transfers = task.exchanges.iter().flatten();
             came.extend(transfers.filter(|one| !one.is_sent).copied());
@@ -567,7 +564,7 @@ mod tests {
     /// The bubble is (p - 1) / (m v) of the work (Narayanan et al. 2021).
     #[test]
     fn time_has_the_published_bubble() {
-        for order in orders(4, 8) {
+        for order in orders(4) {
             let of_stage = |stage| order.passes(stage, 8);
             let passes: Vec<_> = Rank::all(4).map(of_stage).collect();
             let stages = on_paper(&passes, (4 * order.each, 8));

@@ -113,7 +113,7 @@ impl Run {
                 &memory,
                 dtype,
                 policy,
-                (SHAPE, &model::HeldBlocks::all(model.layers())),
+                (SHAPE, &[model::HeldBlocks::all(model.layers())]),
             )
             .unwrap();
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], dtype);

@@ -149,6 +149,10 @@ fn what_has_no_pipeline_is_refused_with_what_to_do() {
         &format!("{interleaved} --pipeline-layout [1,1]"),
         "as many runs of blocks each",
     );
+    refused(
+        &format!("{interleaved} --pipeline-layout [1,1] --num-layers-per-virtual-pipeline-stage 1"),
+        "leave one of the two out",
+    );
 }
 
 /// A limit that the first stage alone exceeds: a plan says so, and the run is refused with the stage's name.
