@@ -292,7 +292,6 @@ fn automatic(config: &Config) -> Result<(), ConfigError> {
 /// Refuses shapes whose sizes would overflow.
 fn sizes(config: &Config) -> Result<(), ConfigError> {
     let (model, batch) = (&config.model, &config.batch);
-    model.check_extent()?;
     let product = |sizes: &[usize]| sizes.iter().map(|size| *size as f64).product::<f64>();
     let rows = product(&[batch.micro, config.data.seq]);
     // First the sizes that the model's structure is made with.
@@ -304,6 +303,7 @@ fn sizes(config: &Config) -> Result<(), ConfigError> {
     ];
     let mut largest = widths.map(product).into_iter().fold(0.0, f64::max);
     if largest <= MOST_ELEMENTS {
+        model.check_extent()?;
         // One block for each run of equal blocks.
         let blocks = model.blocks();
         let runs: Vec<_> = blocks.chunk_by(Rc::ptr_eq).collect();
