@@ -4,6 +4,7 @@ use crate::balance::Balance;
 use crate::fp8::Fp8Cells;
 use crate::parameters::{Parameter, ParameterId, Parameters};
 use crate::policy::{Action, Policy};
+use crate::saved::BlockActions;
 use crate::stage::Declared;
 use crate::statistics::Statistics;
 use crate::{
@@ -128,11 +129,7 @@ impl Architecture {
 
     /// The activations of some neighbouring blocks, with what becomes of them where a rank computes no others, and the input of what
     /// follows.
-    fn rows_of(
-        &self,
-        policy: &Policy,
-        own: &Range<usize>,
-    ) -> Vec<Vec<(Activation, Extent, Action)>> {
+    fn rows_of(&self, policy: &Policy, own: &Range<usize>) -> Vec<BlockActions> {
         let blocks = self.blocks().iter().zip(self.actions_of(policy, own));
         let blocks = blocks.skip(own.start).take(own.len());
         let rows = blocks.map(|(block, actions)| {

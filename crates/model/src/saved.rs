@@ -23,6 +23,9 @@ pub struct SavedActivations {
     pub(crate) dtype: DType,
 }
 
+/// The activations of a block, and what becomes of each.
+pub(crate) type BlockActions = Vec<(Activation, Extent, Action)>;
+
 /// Neighbouring blocks that a rank computes, and of how many micro-batches it holds activations of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldBlocks {
@@ -81,7 +84,7 @@ pub(crate) enum SlotState {
 impl Table {
     fn lease(
         memory: &Memory,
-        (first, layers): (usize, &[Vec<(Activation, Extent, Action)>]),
+        (first, layers): (usize, &[BlockActions]),
         (dtype, batch): (DType, BatchShape),
         balance: Option<Balance>,
     ) -> Result<Table, OutOfMemory> {
@@ -163,7 +166,7 @@ impl SavedActivations {
     pub(crate) fn lease_table(
         &mut self,
         memory: &Memory,
-        layers: (usize, &[Vec<(Activation, Extent, Action)>]),
+        layers: (usize, &[BlockActions]),
         batch: BatchShape,
         balance: Option<Balance>,
     ) -> Result<(), OutOfMemory> {

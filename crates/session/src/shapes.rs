@@ -16,7 +16,7 @@ pub fn micro_batches_on_shapes(settings: &Settings) -> usize {
     }
 }
 
-/// Enough micro-batches of a rank for the peak of a whole step ([`settings::Order::few`]).
+/// Enough micro-batches of a rank for the peak of a whole step ([`settings::PipelineOrder::few`]).
 pub fn few_micro_batches(settings: &Settings) -> usize {
     let order = settings.pipeline_order();
     order.few(settings.stage(), settings.accum)

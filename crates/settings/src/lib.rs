@@ -55,7 +55,7 @@ pub use keys::{
 pub use pipeline::Pipeline;
 pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};
-pub use schedule::{Handover, Order, PipelineSchedule, StageSchedule, StageTask, TaskKind};
+pub use schedule::{Handover, PipelineOrder, PipelineSchedule, StageSchedule, StageTask, TaskKind};
 pub use schema::{Config, HEURISTIC};
 pub use settings::{
     BetweenSteps, DEFAULT_HEAD_CHUNK, GRAPHS_FROM_ACCUM, Settings, StateFormats, WholeMatrices,

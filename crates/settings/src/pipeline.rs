@@ -3,7 +3,7 @@
 use super::choices::Fp8Recipe;
 use super::error::{ConfigError, not_with, refused};
 use super::keys::ParallelConfig;
-use super::schedule::{Order, PipelineSchedule};
+use super::schedule::{PipelineOrder, PipelineSchedule};
 use super::schema::Config;
 use data::Packing;
 use memory::{Layer, Rank};
@@ -24,8 +24,8 @@ pub struct Pipeline {
 
 impl Pipeline {
     /// In which order stages work, and how many virtual stages each has.
-    pub fn order(&self) -> Order {
-        Order {
+    pub fn order(&self) -> PipelineOrder {
+        PipelineOrder {
             schedule: self.schedule,
             each: self.layers.len() / self.stages,
         }

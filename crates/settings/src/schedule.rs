@@ -133,16 +133,16 @@ struct Timed {
 
 /// How a pipeline works: in which order, and with how many virtual stages to a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct PipelineOrder {
     /// The order.
     pub schedule: PipelineSchedule,
     /// Virtual stages of each stage: 1 unless it is interleaved.
     pub each: usize,
 }
 
-impl Order {
+impl PipelineOrder {
     /// That of a run in one stage: each micro-batch goes forward and backward at once.
-    pub const ALONE: Order = Order {
+    pub const ALONE: PipelineOrder = PipelineOrder {
         schedule: PipelineSchedule::OneForwardOneBackward,
         each: 1,
     };
@@ -435,8 +435,8 @@ mod tests {
     }
 
     /// Every order of a pipeline of so many stages.
-    fn orders(stages: usize) -> Vec<Order> {
-        let order = |schedule, each| Order { schedule, each };
+    fn orders(stages: usize) -> Vec<PipelineOrder> {
+        let order = |schedule, each| PipelineOrder { schedule, each };
         let mut all = vec![
             order(PipelineSchedule::Gpipe, 1),
             order(PipelineSchedule::OneForwardOneBackward, 1),
@@ -447,7 +447,7 @@ mod tests {
         all
     }
 
-    fn all(order: Order, stages: usize, micro_batches: usize) -> Vec<StageSchedule> {
+    fn all(order: PipelineOrder, stages: usize, micro_batches: usize) -> Vec<StageSchedule> {
         Rank::all(stages)
             .map(|stage| order.of_stage(stage, micro_batches))
             .collect()
@@ -507,7 +507,7 @@ mod tests {
     /// other: the test notices that.
     #[test]
     fn transfers_one_by_one_never_end() {
-        let order = Order {
+        let order = PipelineOrder {
             schedule: PipelineSchedule::OneForwardOneBackward,
             each: 1,
         };
@@ -543,7 +543,7 @@ mod tests {
     fn as_many_micro_batches_are_under_way_as_published() {
         use PipelineSchedule::{Gpipe, Interleaved, OneForwardOneBackward};
         let tables = |schedule, each, micro_batches| -> Vec<Vec<usize>> {
-            let order = Order { schedule, each };
+            let order = PipelineOrder { schedule, each };
             let stages = Rank::all(4);
             stages
                 .map(|stage| order.under_way(stage, micro_batches))

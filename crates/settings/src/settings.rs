@@ -7,7 +7,7 @@ use super::fp8;
 use super::keys::HardwareConfig;
 use super::lora::check_modules;
 use super::pipeline::{Pipeline, pipeline};
-use super::schedule::{Order, StageSchedule};
+use super::schedule::{PipelineOrder, StageSchedule};
 use super::schema::Config;
 use super::sharing;
 use super::unknown::nearest_containing;
@@ -369,9 +369,9 @@ impl Settings {
     }
 
     /// In which order the pipeline's stages work, which is one for a single stage.
-    pub fn pipeline_order(&self) -> Order {
+    pub fn pipeline_order(&self) -> PipelineOrder {
         let pipeline = self.pipeline.as_ref();
-        pipeline.map_or(Order::ALONE, Pipeline::order)
+        pipeline.map_or(PipelineOrder::ALONE, Pipeline::order)
     }
 
     /// After how many micro-batches a stage of a pipeline does the same again.

@@ -20,10 +20,10 @@
 //! No other waits are needed. A unit is fetched again only after its lease ended, so after the computation has waited
 //! for its download, and uploads wait for the computation. `docs/concepts/ranks.md` says what ranks wait for.
 
-mod buckets;
 mod coded;
 mod gather;
 mod gathered_weights;
+mod gradient_buckets;
 mod gradients;
 mod grains;
 mod ranks;

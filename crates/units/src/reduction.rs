@@ -4,8 +4,8 @@
 //! engine, size of buckets and number of ranks.
 
 use crate::Ranks;
-use crate::buckets::Buckets;
 use crate::gather::{exchange_stages, gather_bundle, places_by_owner};
+use crate::gradient_buckets::GradientBuckets;
 use crate::stream::OnDevice;
 use kernels::{
     Event, Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder, Traffic,
@@ -27,11 +27,11 @@ const SUMMED: &str = "gradients are added up over ranks before they are read";
 /// The sums of a step, and the buckets under way.
 pub(crate) struct Reducing {
     pub(crate) ranks: Ranks,
-    buckets: Buckets,
+    buckets: GradientBuckets,
     /// The sums of this rank's pieces; none if the sums overwrite this rank's own gradients in the arena.
     sums: Option<Arena>,
     slots: Vec<Slot>,
-    /// Buckets that were exchanged since the run began.
+    /// GradientBuckets that were exchanged since the run began.
     asked: usize,
     in_flight: VecDeque<BucketInFlight>,
     /// Whether this step has begun the sum of each bundle.
@@ -69,7 +69,7 @@ impl Reducing {
         let added = of * ranks.parts_each;
         let rows = ranks.bucket_bytes / (added * dtype.size_in_bytes());
         let rows = (rows / PARAMETER_PADDING).max(1) * PARAMETER_PADDING;
-        let buckets = Buckets::new(layout, ranks.rank, rows);
+        let buckets = GradientBuckets::new(layout, ranks.rank, rows);
         let category = Category::Gradient;
         let slot = |_| {
             let dims = [added * buckets.rows];

@@ -398,7 +398,7 @@ fn a_schedule_of_one_stage_says_nothing() {
         )
     };
     for (stages, here) in [(1, None), (4, Some("parallel.schedule=interleaved"))] {
-        place.file("run.toml", &file(stages));
+        place.file("run.toml", file(stages));
         let rows = keys(&place, "--from run.toml --ranks 8 --seq 64 --zero 2");
         let named = |row: &&Value| {
             let key = row["key"].as_str().unwrap();

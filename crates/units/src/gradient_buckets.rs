@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 /// The bundles, in this order: of units, then of the vectors of each of this rank's virtual stages. Those vectors are added up apart,
 /// since virtual stages are not at the same micro-batch.
-pub(crate) struct Buckets {
+pub(crate) struct GradientBuckets {
     rank: Rank,
     units: Vec<Cover>,
     /// Ranks divide the vectors of all stages together.
@@ -29,15 +29,15 @@ pub(crate) struct Bucket {
     pub(crate) of_others: usize,
 }
 
-impl Buckets {
-    /// Buckets of at most `rows` elements of each rank's piece.
-    pub(crate) fn new(layout: &Layout, rank: Rank, rows: usize) -> Buckets {
+impl GradientBuckets {
+    /// GradientBuckets of at most `rows` elements of each rank's piece.
+    pub(crate) fn new(layout: &Layout, rank: Rank, rows: usize) -> GradientBuckets {
         let mut units = layout.bundles();
         let all_vectors = units.pop().unwrap_or_default();
         let vectors = layout.vectors_of_virtual_stages();
         let bundles = units.iter().chain([&all_vectors]);
         let largest = bundles.map(|bundle| bundle.elements() / rank.of).max();
-        Buckets {
+        GradientBuckets {
             rank,
             rows: rows.min(largest.unwrap_or(0)),
             of_bundles: vec![OnceCell::new(); units.len() + vectors.len()],
