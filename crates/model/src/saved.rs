@@ -181,9 +181,13 @@ impl SavedActivations {
     }
 
     /// The number of the `number`th of the tables that have a block.
+    ///
+    /// # Panics
+    /// If there are fewer.
     pub fn table_of(&self, layer: usize, number: usize) -> usize {
-        let first = self.tables.iter().position(|table| table.has(layer));
-        first.expect(HAS_OWN) + number
+        let mut own = (0..self.tables.len()).filter(|table| self.tables[*table].has(layer));
+        let table = own.nth(number);
+        table.unwrap_or_else(|| panic!("there is no table {number} of block {layer}"))
     }
 
     /// The number of the table in use.
@@ -257,9 +261,9 @@ impl SavedActivations {
         &mut self.tables[self.current].host
     }
 
-    /// Whether activations may wait on the host.
+    /// Whether activations of any micro-batch may wait on the host.
     pub(crate) fn is_offloading(&self) -> bool {
-        !self.table().host.is_empty()
+        self.tables.iter().any(|table| !table.host.is_empty())
     }
 
     /// All slots of a block.

@@ -64,12 +64,14 @@ fn figures_of(settings: &Settings, target: Target, made: usize) -> Result<Figure
     count_step();
     let step = outcome.memory;
     let not_made = settings.accum - made;
+    let more = not_made / settings.micro_batches_at_a_time();
     let (flops, largest_at_peak) = (flops.by_phase(), memory.largest_at_peak());
     let between = session.between_steps_on_shapes()?;
     let slab_bytes = memory.step_memory().slab_bytes;
     let another = match settings.ranks {
         Some(_) if not_made > 0 => {
-            another_of_a_rank(settings, target, (outcome.crossed, made - 1))?
+            let fewer = made - settings.micro_batches_at_a_time();
+            another_of_a_rank(settings, target, (outcome.crossed, fewer))?
         }
         _ => outcome.micro_batch,
     };
@@ -79,7 +81,7 @@ fn figures_of(settings: &Settings, target: Target, made: usize) -> Result<Figure
         slab_bytes,
         reserved_bytes: persistent_bytes + slab_bytes,
         host_pinned_bytes: step.host_pinned_bytes,
-        crossed: outcome.crossed.plus(times(another, not_made)),
+        crossed: outcome.crossed.plus(times(another, more)),
         persistent_bytes,
         recompute_flops_fraction: flops.recompute as f64 / (flops.forward + flops.backward) as f64,
         largest_at_peak,
@@ -88,7 +90,7 @@ fn figures_of(settings: &Settings, target: Target, made: usize) -> Result<Figure
     })
 }
 
-/// What one more micro-batch of a rank crosses: the difference between a step on shapes, which crosses `crossed`, and
+/// What one more micro-batch of a rank crosses, or a round of them where stages take turns: the difference between a step on shapes, which crosses `crossed`, and
 /// one with `fewer`. The last micro-batch is no measure: it ends the reductions, and may be the only one with any.
 fn another_of_a_rank(
     settings: &Settings,
@@ -182,7 +184,7 @@ mod tests {
             "parallel.pipeline=4",
             "model.layers=8",
             "model.tie_embeddings=false",
-            "batch.accum=11",
+            "batch.accum=28",
             "data.seq=64",
         ];
         for set in [
@@ -190,6 +192,12 @@ mod tests {
             &["recompute.spec=full", "offload.activations=block_input"],
             &["recompute.spec=mlp", "offload.optimizer=pinned"],
             &["recompute.spec=none", "collectives.zero=2"],
+            &["recompute.spec=full", "parallel.schedule=interleaved"],
+            &[
+                "parallel.schedule=interleaved",
+                "offload.activations=qkv",
+                "collectives.zero=2",
+            ],
         ] {
             for stage in 0..4 {
                 let mut config = Config::default();

@@ -182,6 +182,12 @@ impl Layouts {
         let run = Setup::new(config.clone(), target)?;
         let ranks = run.settings.rank_of_all().of;
         let refused = |sentence: &str| Err(ConfigError::Contradiction(sentence.into()).into());
+        if config.parallel.virtual_stage_layers.is_some() {
+            return refused(
+                "--layout auto tries one stage too, which has no virtual stages, and parallel.virtual_stage_layers gives their blocks; \
+                 leave --num-layers-per-virtual-pipeline-stage out: each stage has two virtual stages then",
+            );
+        }
         if config.parallel.pipeline_layout.is_some() {
             return refused(
                 "--layout auto tries several numbers of stages, and parallel.pipeline_layout gives the blocks of one; leave \

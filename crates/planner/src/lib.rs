@@ -59,7 +59,7 @@ pub use layouts::{Bound, Grid, Layouts, PlannedLayout, RefusedLayout, TooLarge};
 pub use on_paper::{PaperSeconds, trace};
 pub use oom::{Fix, OomReport, Tried};
 pub use other_process::{NOTABLE_BYTES, OtherProcess, unowned};
-pub use pipeline::{PlannedPipelineStage, PlannedRun};
+pub use pipeline::{PlannedPipelineStage, PlannedVirtualStage};
 pub use plan::Plan;
 pub use ranks::{PlannedRanks, PlannedZero, StepTime};
 pub use refusal::{first_refused, first_refused_by_device};

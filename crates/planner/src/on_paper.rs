@@ -240,7 +240,8 @@ impl Paper {
             .on(&timeline);
         let step = |count| shape_of_micro_batches(&settings, &vec![settings.seq; count]);
         // The first step is there for its update alone, and a pipeline has many micro-batches.
-        let first = step(settings.accum.min(MICRO_BATCHES_MAX));
+        let few = MICRO_BATCHES_MAX * settings.micro_batches_at_a_time();
+        let first = step(settings.accum.min(few));
         let batch = step(settings.accum);
         let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
         session.start_step(&first)?;

@@ -17,9 +17,8 @@ use settings::Settings;
 pub struct PlannedPipelineStage {
     /// Its number.
     pub stage: usize,
-    /// Its runs of neighbouring blocks, one unless stages are interleaved. The first stage has the embedding besides, and the last the
-    /// head.
-    pub runs: Vec<PlannedRun>,
+    /// Its virtual stages: one, unless stages are interleaved. The first stage has the embedding besides, and the last the head.
+    pub virtual_stages: Vec<PlannedVirtualStage>,
     /// Bytes that live across steps.
     pub persistent_bytes: u64,
     /// Bytes that a step adds to them at its peak.
@@ -41,9 +40,9 @@ pub struct PlannedPipelineStage {
     pub idle_fraction: Option<f64>,
 }
 
-/// Neighbouring blocks of a stage.
+/// A run of neighbouring blocks of a stage.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PlannedRun {
+pub struct PlannedVirtualStage {
     /// Its first block.
     pub first_block: usize,
     /// How many blocks it has.
@@ -52,9 +51,9 @@ pub struct PlannedRun {
     pub micro_batches_under_way: usize,
 }
 
-impl PlannedRun {
-    fn new(held: HeldBlocks) -> PlannedRun {
-        PlannedRun {
+impl PlannedVirtualStage {
+    fn new(held: HeldBlocks) -> PlannedVirtualStage {
+        PlannedVirtualStage {
             first_block: held.layers.start,
             blocks: held.layers.len(),
             micro_batches_under_way: held.micro_batches,
@@ -90,7 +89,7 @@ impl PlannedPipelineStage {
         let (peak_bytes, persistent_bytes) = (planned.most_bytes(), planned.persistent_bytes);
         Ok(PlannedPipelineStage {
             stage,
-            runs: held.into_iter().map(PlannedRun::new).collect(),
+            virtual_stages: held.into_iter().map(PlannedVirtualStage::new).collect(),
             persistent_bytes,
             transient_bytes: peak_bytes - persistent_bytes,
             peak_bytes,
@@ -135,8 +134,8 @@ pub(crate) fn table(stages: &[PlannedPipelineStage]) -> Table {
             true => " (largest)",
             false => "",
         };
-        let of_runs = |words: fn(&PlannedRun) -> String| {
-            let words: Vec<String> = stage.runs.iter().map(words).collect();
+        let of_each = |words: fn(&PlannedVirtualStage) -> String| {
+            let words: Vec<String> = stage.virtual_stages.iter().map(words).collect();
             words.join(", ")
         };
         let bytes = [
@@ -148,11 +147,11 @@ pub(crate) fn table(stages: &[PlannedPipelineStage]) -> Table {
         ];
         let mut cells = vec![
             format!("{}{is_largest}", stage.stage),
-            of_runs(|run| match run.first_block + run.blocks - 1 {
-                last if last == run.first_block => last.to_string(),
-                last => format!("{}-{last}", run.first_block),
+            of_each(|one| match one.first_block + one.blocks - 1 {
+                last if last == one.first_block => last.to_string(),
+                last => format!("{}-{last}", one.first_block),
             }),
-            of_runs(|run| run.micro_batches_under_way.to_string()),
+            of_each(|one| one.micro_batches_under_way.to_string()),
         ];
         cells.extend(bytes.map(format_bytes));
         cells.extend(has_disk.then(|| format_bytes(stage.disk_bytes)));
@@ -202,25 +201,31 @@ mod tests {
             assert_eq!(row.peak_bytes, planned.most_bytes());
             assert_eq!(row.reserved_bytes, planned.reserved_bytes);
             assert_eq!(row.sent_bytes, planned.ranks.unwrap().sent_bytes);
-            let run = PlannedRun {
+            let one = PlannedVirtualStage {
                 first_block: 2 * row.stage,
                 blocks: 2,
                 micro_batches_under_way: 4 - row.stage,
             };
-            assert_eq!(row.runs, [run]);
+            assert_eq!(row.virtual_stages, [one]);
         }
         let told = table(&pipeline_stages).to_string();
         assert_eq!(told.matches("(largest)").count(), 1, "{told}");
     }
 
     #[test]
-    fn interleaved_stages_have_several_runs_of_blocks() {
-        let config = config(&["batch.accum=6", "parallel.schedule=interleaved"]);
+    fn interleaved_stages_have_several_virtual_stages() {
+        let config = config(&["batch.accum=12", "parallel.schedule=interleaved"]);
         let planned = Plan::with_alternatives(&config, Target::Cuda).unwrap();
         let stages = planned.ranks.unwrap().pipeline_stages;
         let blocks: Vec<Vec<usize>> = stages
             .iter()
-            .map(|stage| stage.runs.iter().map(|run| run.first_block).collect())
+            .map(|stage| {
+                stage
+                    .virtual_stages
+                    .iter()
+                    .map(|one| one.first_block)
+                    .collect()
+            })
             .collect();
         assert_eq!(blocks, [[0, 4], [1, 5], [2, 6], [3, 7]]);
         let told = table(&stages).to_string();

@@ -141,11 +141,7 @@ impl Forward<'_> {
             return self.start_loss(&batches).map(Some);
         };
         let shape = batches[0].shape;
-        let virtual_stages = pipeline.layers.iter().enumerate();
-        let own = virtual_stages
-            .skip(ranks.stage.number)
-            .step_by(pipeline.stages);
-        for (virtual_stage, layers) in own {
+        for (virtual_stage, layers) in pipeline.of_stage(ranks.stage.number) {
             self.layers = layers.clone();
             self.saved.use_table(self.saved.table_of(layers.start, 0));
             self.receive_input(virtual_stage, shape)?;

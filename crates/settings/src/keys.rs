@@ -519,15 +519,16 @@ keys! {
             .flag("--pipeline-model-parallel-size", "N", RANKS).alias("--pp").marks(&[KeepsBits]),
         schedule: PipelineSchedule = key(Kind::Choice(PipelineSchedule::NAMES), "\"1f1b\"", "In which order the stages of a pipeline work")
             .details("gpipe: all forward passes of a step, then all backward passes; 1f1b: one of each in turn, so that fewer micro-batches \
-                      are under way; interleaved: the same with several runs of blocks to a stage, so that stages wait less and send more. \
+                      are under way; interleaved: the same with several virtual stages (runs of blocks) to a stage, which wait less, send more \
+                      and hold more; batch.accum is a multiple of parallel.pipeline then. \
                       The bits are the same.")
             .flag("--pipeline-schedule", "NAME", RANKS).marks(&[KeepsBits]).needs(need::PIPELINE),
-        virtual_stage_layers: Option<usize> = optional(Kind::Whole(1), ("4", "two runs of blocks to a stage, of about the same FLOPs"),
-            "Blocks of each run that a stage has under parallel.schedule = \"interleaved\"")
+        virtual_stage_layers: Option<usize> = optional(Kind::Whole(1), ("4", "two virtual stages to a stage, of about the same FLOPs"),
+            "Blocks of each virtual stage under parallel.schedule = \"interleaved\"")
             .flag("--num-layers-per-virtual-pipeline-stage", "N", RANKS).marks(&[KeepsBits]).needs(need::INTERLEAVED),
         pipeline_layout: Option<Vec<usize>> = optional(Kind::Wholes, ("[10, 11, 11]", "stages have about the same FLOPs"),
             "Blocks of each stage of the pipeline, in order")
-            .details("Under interleaved, of each run: those of all stages' first runs, then those of their second.")
+            .details("Under interleaved, of each virtual stage: the first of every stage, then the second of every stage.")
             .flag("--pipeline-layout", "[N,N,...]", RANKS).marks(&[KeepsBits]).needs(need::PIPELINE),
     }
 

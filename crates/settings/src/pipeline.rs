@@ -27,18 +27,22 @@ impl Pipeline {
     pub fn order(&self) -> PipelineOrder {
         PipelineOrder {
             schedule: self.schedule,
-            each: self.layers.len() / self.stages,
+            virtual_stages: self.layers.len() / self.stages,
         }
     }
 
-    /// The blocks of a stage's virtual stages.
-    pub fn of_stage(&self, stage: usize) -> impl Iterator<Item = &Range<usize>> {
-        self.layers.iter().skip(stage).step_by(self.stages)
+    /// A stage's virtual stages: their numbers in the whole pipeline, and their blocks.
+    pub fn of_stage(&self, stage: usize) -> impl Iterator<Item = (usize, &Range<usize>)> {
+        let all = self.layers.iter().enumerate();
+        all.skip(stage).step_by(self.stages)
     }
 
     /// The stage with the most blocks.
     pub fn longest(&self) -> usize {
-        let blocks = |stage: &usize| self.of_stage(*stage).map(Range::len).sum::<usize>();
+        let blocks = |stage: &usize| -> usize {
+            let own = self.of_stage(*stage);
+            own.map(|(_, layers)| layers.len()).sum()
+        };
         (0..self.stages).max_by_key(blocks).unwrap_or(0)
     }
 
@@ -119,12 +123,18 @@ fn layers(
         virtual_stage_layers,
         ..
     } = &config.parallel;
-    let layers = config.model.layers;
+    let (layers, accum) = (config.model.layers, config.batch.accum);
     let is_interleaved = *schedule == PipelineSchedule::Interleaved;
+    if is_interleaved && !accum.is_multiple_of(stages) {
+        return refused(format!(
+            "interleaved stages take turns after {stages} micro-batches (parallel.pipeline), and batch.accum is {accum}; make --accum a \
+             multiple of {stages}, or take --pipeline-schedule 1f1b"
+        ));
+    }
     match (pipeline_layout, virtual_stage_layers) {
         (Some(_), Some(_)) => refused(
-            "parallel.pipeline_layout gives the blocks of each run, and parallel.virtual_stage_layers the same number for all; leave one \
-             of the two out",
+            "parallel.pipeline_layout gives the blocks of each virtual stage, and parallel.virtual_stage_layers the same number for \
+             all; leave one of the two out",
         ),
         (Some(blocks), None) => given(blocks, layers, (stages, is_interleaved)),
         (None, Some(each)) => equal(*each, layers, stages),
@@ -140,8 +150,8 @@ fn layers(
 
 fn too_few_blocks<T>(layers: usize, virtual_stages: usize) -> Result<T, ConfigError> {
     refused(format!(
-        "the model has {layers} blocks (model.layers), and interleaved stages with two runs of blocks each need {virtual_stages}; take a \
-         smaller --pp, or --pipeline-schedule 1f1b"
+        "the model has {layers} blocks (model.layers), and stages with two virtual stages each need {virtual_stages}; take a smaller \
+         --pp, or --pipeline-schedule 1f1b"
     ))
 }
 
@@ -218,21 +228,22 @@ fn given(
     (stages, is_interleaved): (usize, bool),
 ) -> Result<Vec<Range<usize>>, ConfigError> {
     let all: usize = blocks.iter().sum();
-    let (has_its_count, count) = match is_interleaved {
+    let (fits, needs) = match is_interleaved {
         true => (
             blocks.len().is_multiple_of(stages) && blocks.len() > stages,
             format!(
-                "{stages} stages (parallel.pipeline) as many runs of blocks each, two at least"
+                "a multiple of {stages} numbers (parallel.pipeline), at least {}",
+                2 * stages
             ),
         ),
         false => (
             blocks.len() == stages,
-            format!("{stages} stages (parallel.pipeline) one run of blocks each"),
+            format!("{stages} numbers (parallel.pipeline)"),
         ),
     };
-    if !has_its_count || all != layers || blocks.contains(&0) {
+    if !fits || all != layers || blocks.contains(&0) {
         return refused(format!(
-            "parallel.pipeline_layout is {blocks:?}: it has to give {count}, of one block at least, and all {layers} blocks together"
+            "parallel.pipeline_layout is {blocks:?}, and it needs {needs}, each at least 1, that add up to {layers} (model.layers)"
         ));
     }
     let mut end = 0;

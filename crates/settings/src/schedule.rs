@@ -22,7 +22,7 @@ choices! {
         /// al. 2019).
         OneForwardOneBackward = "1f1b",
         /// The same with several virtual stages to a stage, which take turns after as many micro-batches as there are stages (Narayanan
-        /// et al. 2021). Stages wait less, and exchange more.
+        /// et al. 2021). Stages wait less, send more, and hold more micro-batches.
         Interleaved = "interleaved",
     }
 }
@@ -136,15 +136,15 @@ struct Timed {
 pub struct PipelineOrder {
     /// The order.
     pub schedule: PipelineSchedule,
-    /// Virtual stages of each stage: 1 unless it is interleaved.
-    pub each: usize,
+    /// Virtual stages of each stage: 1 unless they are interleaved.
+    pub virtual_stages: usize,
 }
 
 impl PipelineOrder {
     /// That of a run in one stage: each micro-batch goes forward and backward at once.
     pub const ALONE: PipelineOrder = PipelineOrder {
         schedule: PipelineSchedule::OneForwardOneBackward,
-        each: 1,
+        virtual_stages: 1,
     };
 
     /// What one stage does in a step of so many micro-batches of its own.
@@ -155,7 +155,7 @@ impl PipelineOrder {
         });
         let stages = on_paper(
             &orders.collect::<Vec<_>>(),
-            (stage.of * self.each, micro_batches),
+            (stage.of * self.virtual_stages, micro_batches),
         );
         let own = &stages[stage.number];
         let passes = own.iter().map(|timed| timed.pass);
@@ -186,13 +186,14 @@ impl PipelineOrder {
         Tables::new(passes.into_iter(), stage.of).of_virtual_stages
     }
 
-    /// Of so many micro-batches, enough for the peak of a whole step: those that are under way on a stage, and the next.
+    /// Of a step's micro-batches, enough for its peak: those that are under way on a stage, and the next.
     pub fn few(self, stage: Rank, micro_batches: usize) -> usize {
         let under_way = self.under_way(stage, micro_batches)[0];
-        micro_batches.min(under_way + self.at_a_time(stage.of))
+        let at_a_time = self.at_a_time(stage.of);
+        micro_batches.min((under_way + at_a_time).next_multiple_of(at_a_time))
     }
 
-    /// After how many micro-batches stages do the same again.
+    /// After how many micro-batches stages do the same again. A step's micro-batches have to be a multiple of it.
     pub fn at_a_time(self, stages: usize) -> usize {
         match self.schedule {
             PipelineSchedule::Interleaved => stages,
@@ -202,17 +203,18 @@ impl PipelineOrder {
 
     /// The order of a stage's passes.
     fn passes(self, stage: Rank, micro_batches: usize) -> Vec<StagePass> {
-        let all = micro_batches * self.each;
-        let pass = |kind, (turn, micro_batch)| StagePass {
+        let all = micro_batches * self.virtual_stages;
+        let pass = |kind, (own, micro_batch)| StagePass {
             kind,
-            virtual_stage: turn * stage.of + stage.number,
+            virtual_stage: own * stage.of + stage.number,
             micro_batch,
         };
-        let of = |number| self.turn((stage.of, micro_batches), number);
+        let of = |number| self.forward_pass(stage.of, number);
         let forward = |number| pass(TaskKind::Forward, of(number));
         let backward = |number| {
-            let (turn, micro_batch) = of(number);
-            pass(TaskKind::Backward, (self.each - 1 - turn, micro_batch))
+            let (own, micro_batch) = of(number);
+            let own = self.virtual_stages - 1 - own;
+            pass(TaskKind::Backward, (own, micro_batch))
         };
         let ahead = self.ahead(stage, micro_batches).min(all);
         let first = (0..ahead).map(forward);
@@ -220,7 +222,7 @@ impl PipelineOrder {
         let last = (all - ahead..all).map(backward);
         let passes = first.chain(pairs).chain(last);
         // The head goes backward at once.
-        let head = stage.of * self.each - 1;
+        let head = stage.of * self.virtual_stages - 1;
         let passes = passes.filter_map(|pass| match pass.kind {
             TaskKind::Backward if pass.virtual_stage == head => None,
             TaskKind::Forward if pass.virtual_stage == head => Some(StagePass {
@@ -238,30 +240,16 @@ impl PipelineOrder {
         match self.schedule {
             PipelineSchedule::Gpipe => micro_batches,
             PipelineSchedule::OneForwardOneBackward => after,
-            PipelineSchedule::Interleaved if micro_batches < stage.of => micro_batches * self.each,
-            PipelineSchedule::Interleaved => {
-                let longest = self.round((stage.of, micro_batches), usize::MAX);
-                2 * after + (self.each - 1) * longest.len()
-            }
+            PipelineSchedule::Interleaved => 2 * after + (self.virtual_stages - 1) * stage.of,
         }
     }
 
-    /// The virtual stage, among those of its stage, and the micro-batch of a stage's `number`th forward pass.
-    fn turn(self, (stages, micro_batches): (usize, usize), number: usize) -> (usize, usize) {
-        let at_a_time = self.at_a_time(stages) * self.each;
-        let round = self.round((stages, micro_batches), number / at_a_time);
-        let within = number - round.start * self.each;
-        (within / round.len(), round.start + within % round.len())
-    }
-
-    /// The micro-batches of which a stage's virtual stages take turns. The last round has those that are no round of their own.
-    fn round(self, (stages, micro_batches): (usize, usize), number: usize) -> Range<usize> {
+    /// Which of a stage's virtual stages makes the stage's `number`th forward pass, and of which micro-batch.
+    fn forward_pass(self, stages: usize, number: usize) -> (usize, usize) {
         let at_a_time = self.at_a_time(stages);
-        let last = (micro_batches / at_a_time).saturating_sub(1);
-        match number < last {
-            true => number * at_a_time..(number + 1) * at_a_time,
-            false => last * at_a_time..micro_batches,
-        }
+        let of_a_round = at_a_time * self.virtual_stages;
+        let (round, within) = (number / of_a_round, number % of_a_round);
+        (within / at_a_time, round * at_a_time + within % at_a_time)
     }
 }
 
@@ -278,20 +266,20 @@ impl Tables {
         let mut free: Vec<Vec<usize>> = Vec::new();
         let mut begun = HashMap::new();
         for pass in passes {
-            let turn = pass.virtual_stage / stages;
-            if turn >= count.len() {
-                count.resize(turn + 1, 0);
-                free.resize(turn + 1, Vec::new());
+            let own = pass.virtual_stage / stages;
+            if own >= count.len() {
+                count.resize(own + 1, 0);
+                free.resize(own + 1, Vec::new());
             }
-            let of = (turn, pass.micro_batch);
+            let of = (own, pass.micro_batch);
             let table = *begun.entry(of).or_insert_with(|| {
-                free[turn].pop().unwrap_or_else(|| {
-                    count[turn] += 1;
-                    count[turn] - 1
+                free[own].pop().unwrap_or_else(|| {
+                    count[own] += 1;
+                    count[own] - 1
                 })
             });
             if pass.kind.is_backward() {
-                free[turn].push(table);
+                free[own].push(table);
             }
             of_passes.push(table);
         }
@@ -434,14 +422,17 @@ mod tests {
         }
     }
 
-    /// Every order of a pipeline of so many stages.
-    fn orders(stages: usize) -> Vec<PipelineOrder> {
-        let order = |schedule, each| PipelineOrder { schedule, each };
+    /// Every order of a pipeline of so many stages and micro-batches.
+    fn orders(stages: usize, micro_batches: usize) -> Vec<PipelineOrder> {
+        let order = |schedule, virtual_stages| PipelineOrder {
+            schedule,
+            virtual_stages,
+        };
         let mut all = vec![
             order(PipelineSchedule::Gpipe, 1),
             order(PipelineSchedule::OneForwardOneBackward, 1),
         ];
-        if stages > 1 {
+        if stages > 1 && micro_batches.is_multiple_of(stages) {
             all.extend((2..5).map(|each| order(PipelineSchedule::Interleaved, each)));
         }
         all
@@ -457,11 +448,11 @@ mod tests {
     fn every_schedule_comes_to_its_end_and_needs_what_has_come() {
         let numbers = (1..7).flat_map(|stages| (1..14).map(move |many| (stages, many)));
         for (stages, micro_batches) in numbers.chain([(8, 11), (8, 32)]) {
-            for order in orders(stages) {
+            for order in orders(stages, micro_batches) {
                 let schedules = all(order, stages, micro_batches);
                 assert!(ends(&schedules), "{order:?}, {stages}, {micro_batches}");
                 for schedule in &schedules {
-                    assert_needs_come_first(schedule, micro_batches, order.each);
+                    assert_needs_come_first(schedule, micro_batches, order.virtual_stages);
                 }
             }
         }
@@ -509,7 +500,7 @@ mod tests {
     fn transfers_one_by_one_never_end() {
         let order = PipelineOrder {
             schedule: PipelineSchedule::OneForwardOneBackward,
-            each: 1,
+            virtual_stages: 1,
         };
         let mut schedules = all(order, 4, 8);
         for (stage, schedule) in schedules.iter_mut().enumerate() {
@@ -541,35 +532,59 @@ mod tests {
 
     #[test]
     fn as_many_micro_batches_are_under_way_as_published() {
-        use PipelineSchedule::{Gpipe, Interleaved, OneForwardOneBackward};
-        let tables = |schedule, each, micro_batches| -> Vec<Vec<usize>> {
-            let order = PipelineOrder { schedule, each };
+        use PipelineSchedule::{Gpipe, OneForwardOneBackward};
+        let tables = |schedule, micro_batches| -> Vec<Vec<usize>> {
+            let order = PipelineOrder {
+                schedule,
+                virtual_stages: 1,
+            };
             let stages = Rank::all(4);
             stages
                 .map(|stage| order.under_way(stage, micro_batches))
                 .collect()
         };
-        assert_eq!(tables(Gpipe, 1, 8), [[8], [8], [8], [1]]);
-        assert_eq!(tables(OneForwardOneBackward, 1, 8), [[4], [3], [2], [1]]);
-        assert_eq!(tables(OneForwardOneBackward, 1, 2), [[2], [2], [2], [1]]);
-        // Together at most 2 (p - 1 - s) + (v - 1) p + 1 are under way at once (Narayanan et al. 2021), of which each virtual stage
-        // has its most at a time of its own.
-        for (stage, tables) in tables(Interleaved, 2, 16).into_iter().enumerate() {
-            let at_once = 2 * (3 - stage) + 4 + 1;
-            let all: usize = tables.iter().sum();
-            assert!((at_once..at_once + 4).contains(&all), "{stage}: {tables:?}");
+        assert_eq!(tables(Gpipe, 8), [[8], [8], [8], [1]]);
+        assert_eq!(tables(OneForwardOneBackward, 8), [[4], [3], [2], [1]]);
+        assert_eq!(tables(OneForwardOneBackward, 2), [[2], [2], [2], [1]]);
+    }
+
+    /// Of all virtual stages of a stage together (Narayanan et al. 2021). A few micro-batches need as many tables as all.
+    #[test]
+    fn as_many_are_under_way_in_interleaved_stages_as_published() {
+        for (stages, virtual_stages, rounds) in (2..7).flat_map(|stages| {
+            (2..5).flat_map(move |each| (1..9).map(move |rounds| (stages, each, rounds)))
+        }) {
+            let order = PipelineOrder {
+                schedule: PipelineSchedule::Interleaved,
+                virtual_stages,
+            };
+            let micro_batches = rounds * stages;
+            for stage in Rank::all(stages) {
+                let (mut now, mut most) = (0, 0);
+                for pass in order.passes(stage, micro_batches) {
+                    now += usize::from(pass.kind.is_forward());
+                    most = most.max(now);
+                    now -= usize::from(pass.kind.is_backward());
+                }
+                let after = stages - 1 - stage.number;
+                let published = 2 * after + (virtual_stages - 1) * stages + 1;
+                assert_eq!(most, published.min(micro_batches * virtual_stages));
+                let few = order.few(stage, micro_batches);
+                let tables = |count| order.under_way(stage, count);
+                assert_eq!(tables(few), tables(micro_batches), "{order:?} {stage:?}");
+            }
         }
     }
 
     /// The bubble is (p - 1) / (m v) of the work (Narayanan et al. 2021).
     #[test]
     fn time_has_the_published_bubble() {
-        for order in orders(4) {
+        for order in orders(4, 8) {
             let of_stage = |stage| order.passes(stage, 8);
             let passes: Vec<_> = Rank::all(4).map(of_stage).collect();
-            let stages = on_paper(&passes, (4 * order.each, 8));
+            let stages = on_paper(&passes, (4 * order.virtual_stages, 8));
             let end = stages.iter().flatten().map(|pass| pass.end).max();
-            assert_eq!(end, Some(3 * (8 * order.each + 3)), "{order:?}");
+            assert_eq!(end, Some(3 * (8 * order.virtual_stages + 3)), "{order:?}");
         }
     }
 }

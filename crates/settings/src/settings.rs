@@ -347,7 +347,10 @@ impl Settings {
     pub fn own_layers(&self, layers: usize) -> Vec<Range<usize>> {
         match &self.pipeline {
             None => std::iter::once(0..layers).collect(),
-            Some(pipeline) => pipeline.of_stage(self.stage().number).cloned().collect(),
+            Some(pipeline) => {
+                let own = pipeline.of_stage(self.stage().number);
+                own.map(|(_, layers)| layers.clone()).collect()
+            }
         }
     }
 
@@ -382,7 +385,7 @@ impl Settings {
     /// How long a stage of a pipeline waits for others, over the time of its work, if all stages take as long (Narayanan et al.
     /// 2021). 0 without a pipeline.
     pub fn idle_over_work(&self) -> f64 {
-        let passes = self.accum * self.pipeline_order().each;
+        let passes = self.accum * self.pipeline_order().virtual_stages;
         (self.stage().of - 1) as f64 / passes as f64
     }
 

@@ -30,7 +30,7 @@ pub(crate) struct Bucket {
 }
 
 impl GradientBuckets {
-    /// GradientBuckets of at most `rows` elements of each rank's piece.
+    /// Buckets of at most `rows` elements of each rank's piece.
     pub(crate) fn new(layout: &Layout, rank: Rank, rows: usize) -> GradientBuckets {
         let mut units = layout.bundles();
         let all_vectors = units.pop().unwrap_or_default();

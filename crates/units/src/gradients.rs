@@ -283,8 +283,9 @@ impl Gradients {
     ) -> Result<OpenUnit, UnitError> {
         self.fetch(memory, kernels, unit)?;
         if let Some(reducing) = &mut self.reducing {
-            // While a unit is open, the backward pass may add to vectors of any part.
+            // While a unit is open, the backward pass may add to any vectors of its virtual stage.
             reducing.wait_until_sent(kernels, unit)?;
+            reducing.wait_until_sent(kernels, reducing.vectors_of(self.virtual_stage))?;
         }
         let has_trained = self.has_trained(unit);
         if let Some(streamed) = self.streamed.as_mut().filter(|_| has_trained) {

@@ -31,7 +31,7 @@ pub(crate) struct Reducing {
     /// The sums of this rank's pieces; none if the sums overwrite this rank's own gradients in the arena.
     sums: Option<Arena>,
     slots: Vec<Slot>,
-    /// GradientBuckets that were exchanged since the run began.
+    /// Buckets that were exchanged since the run began.
     asked: usize,
     in_flight: VecDeque<BucketInFlight>,
     /// Whether this step has begun the sum of each bundle.
@@ -123,18 +123,16 @@ impl Reducing {
         }
     }
 
-    /// Makes the computation wait until own gradients of a unit and of all vectors have been sent, so that they may be overwritten.
+    /// Makes the computation wait until own gradients of a bundle have been sent, so that they may be overwritten.
     pub(crate) fn wait_until_sent(
         &mut self,
         kernels: &Kernels,
-        unit: usize,
+        bundle: usize,
     ) -> Result<(), KernelError> {
-        let (units, vectors) = self.sent.split_at_mut(self.buckets.first_of_vectors());
-        let sent = [&mut units[unit]].into_iter().chain(vectors);
-        for sent in sent.filter_map(Option::take) {
-            kernels.wait(Queue::Compute, sent, SENT)?;
+        match self.sent[bundle].take() {
+            Some(sent) => kernels.wait(Queue::Compute, sent, SENT),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Starts adding up a bundle, whose own gradients are in leases of a unit or in the arena and those of other parts. Returns the

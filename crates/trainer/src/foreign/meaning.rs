@@ -58,7 +58,7 @@ pub(crate) enum ForeignPart {
     Positions,
     /// How often a layer has experts.
     DenseLayers,
-    /// How stages of a pipeline work, where there are several: a schedule's name, or blocks of each run.
+    /// How stages of a pipeline work, where there are several: a schedule's name, or blocks of each virtual stage.
     Stages,
     /// Names of layers with adapters.
     Targets,

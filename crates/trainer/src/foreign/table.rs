@@ -218,7 +218,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     not_built(&["sequence-parallel", "distribute-saved-activations"], "--cp N: each of N ranks has a part of every sequence's activations, in norms too"),
     foreign(&["pipeline-model-parallel-size", "pipeline-parallel-degree"], "the same flag: --pipeline-model-parallel-size", Key("parallel.pipeline")),
     foreign(&["num-layers-per-virtual-pipeline-stage"], "--pipeline-schedule interleaved --num-layers-per-virtual-pipeline-stage N", Of(ForeignPart::Stages)),
-    not_built(&["pipeline-model-parallel-layout", "virtual-pipeline-model-parallel-size"], "--pipeline-layout has the blocks of each stage, or of each run under --pipeline-schedule interleaved; --num-layers-per-virtual-pipeline-stage N gives equal runs"),
+    not_built(&["pipeline-model-parallel-layout", "virtual-pipeline-model-parallel-size"], "--pipeline-layout has the blocks of each stage, or of each virtual stage under --pipeline-schedule interleaved; --num-layers-per-virtual-pipeline-stage N gives all of them N"),
     foreign(&["pipeline-parallel-schedule"], "--pipeline-schedule gpipe|1f1b|interleaved", Of(ForeignPart::Stages)),
     not_built(&["data-parallel-replicate-degree"], "--zero 3 divides weights, gradients and states among all ranks"),
     // Data, checkpoints and what is written.

@@ -100,7 +100,8 @@ fn turn(meaning: Meaning) -> usize {
             ForeignPart::GlobalBatch
             | ForeignPart::MinLr
             | ForeignPart::WarmupShare
-            | ForeignPart::Positions,
+            | ForeignPart::Positions
+            | ForeignPart::Stages,
         ) => 3,
         _ => 1,
     }

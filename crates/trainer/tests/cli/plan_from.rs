@@ -397,16 +397,26 @@ fn a_schedule_of_one_stage_says_nothing() {
              pipeline_parallel_degree = {stages}\npipeline_parallel_schedule = \"Interleaved1F1B\"\n"
         )
     };
-    for (stages, here) in [(1, None), (4, Some("parallel.schedule=interleaved"))] {
-        place.file("run.toml", file(stages));
-        let rows = keys(&place, "--from run.toml --ranks 8 --seq 64 --zero 2");
+    let here = |name: &str| -> Vec<String> {
+        let flags = "--config tiny --ranks 8 --seq 64 --zero 2 --accum 4 --set model.tie_embeddings=false --set model.layers=8";
+        let rows = keys(&place, &format!("--from {name} {flags}"));
         let named = |row: &&Value| {
             let key = row["key"].as_str().unwrap();
-            key.ends_with("pipeline_parallel_schedule")
+            key.ends_with("pipeline_parallel_schedule") || key.starts_with("num-layers-per")
         };
         let row = rows.iter().find(named).unwrap();
-        let given = row["here"].as_array().map(|all| all.to_vec());
-        let given = given.unwrap_or_default();
-        assert_eq!(given.first().and_then(Value::as_str), here);
+        serde_json::from_value(row["here"].clone()).unwrap()
+    };
+    for (stages, taken) in [(1, None), (4, Some("parallel.schedule=interleaved"))] {
+        place.file("run.toml", file(stages));
+        assert_eq!(here("run.toml"), Vec::from_iter(taken));
     }
+    // Wherever the number of stages stands.
+    let megatron = r#"{"num-layers-per-virtual-pipeline-stage": 1, "pipeline-model-parallel-size": 4, "micro-batch-size": 1}"#;
+    place.file("args.json", megatron);
+    let both = [
+        "parallel.schedule=interleaved",
+        "parallel.virtual_stage_layers=1",
+    ];
+    assert_eq!(here("args.json"), both);
 }

@@ -119,7 +119,7 @@ fn what_has_no_pipeline_is_refused_with_what_to_do() {
     refused("--set model.tie_embeddings=false --zero 3", "take --zero 2");
     refused(
         "--set model.tie_embeddings=false --pipeline-layout [2,1]",
-        "all 2 blocks",
+        "add up to 2 (model.layers)",
     );
     let automatic = "--set model.tie_embeddings=false --recompute auto --memory-budget 1GiB";
     refused(automatic, "write --recompute full");
@@ -136,21 +136,27 @@ fn what_has_no_pipeline_is_refused_with_what_to_do() {
     );
     let untied = "--set model.tie_embeddings=false";
     let interleaved = format!("{untied} --pipeline-schedule interleaved");
-    refused(&interleaved, "each need 4");
+    refused(&format!("{interleaved} --accum 2"), "each need 4");
     refused(
         &format!("{untied} --num-layers-per-virtual-pipeline-stage 1"),
         "add --pipeline-schedule interleaved",
     );
     refused(
-        &format!("{interleaved} --num-layers-per-virtual-pipeline-stage 2"),
+        &format!("{interleaved} --set model.layers=4 --accum 3"),
+        "make --accum a multiple of 2",
+    );
+    refused(
+        &format!("{interleaved} --accum 2 --num-layers-per-virtual-pipeline-stage 2"),
         "a multiple of 4",
     );
     refused(
-        &format!("{interleaved} --pipeline-layout [1,1]"),
-        "as many runs of blocks each",
+        &format!("{interleaved} --accum 2 --pipeline-layout [1,1]"),
+        "a multiple of 2 numbers (parallel.pipeline), at least 4",
     );
     refused(
-        &format!("{interleaved} --pipeline-layout [1,1] --num-layers-per-virtual-pipeline-stage 1"),
+        &format!(
+            "{interleaved} --accum 2 --pipeline-layout [1,1] --num-layers-per-virtual-pipeline-stage 1"
+        ),
         "leave one of the two out",
     );
 }
