@@ -11,7 +11,6 @@
 use choices::choices;
 use memory::Rank;
 use std::collections::HashMap;
-use std::ops::Range;
 
 choices! {
     /// The order in which a pipeline's stages work.
