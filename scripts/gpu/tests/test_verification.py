@@ -137,17 +137,17 @@ class Judging(unittest.TestCase):
         return [SimpleNamespace(metrics=metrics(*steps)) for steps in runs]
 
     def test_models_that_keep_bits_and_plans_and_are_near_the_cpu_pass(self):
-        models.judge("experts", *self.kinds(), 2e-6)
+        models.judge("experts", *self.kinds(), 2e-6, models.NEAR)
 
     def test_models_that_are_far_from_the_cpu_or_change_bits_fail(self):
         for index, change in ((1, {"loss": 1.0}), (1, {"replayed": {}}), (0, {"peak_bytes": 1}), (1, {"peak_bytes": 1})):
             kinds = self.kinds()
             kinds[index].metrics.steps[-1].update(change)
             with self.assertRaises(Failed, msg=change):
-                models.judge("experts", *kinds, 2e-6)
+                models.judge("experts", *kinds, 2e-6, models.NEAR)
         for furthest in (1e-3, float("nan")):
             with self.assertRaises(Failed):
-                models.judge("experts", *self.kinds(), furthest)
+                models.judge("experts", *self.kinds(), furthest, models.NEAR)
 
     def test_memory_that_grows_beside_the_pool_fails(self):
         constant = metrics({}, {}, {})
