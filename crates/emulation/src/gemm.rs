@@ -2,7 +2,7 @@
 
 use half::bf16;
 use kernels::KernelError;
-use kernels::cuda::{BIAS_ALIGNMENT_BYTES, Gemm, Matrix};
+use kernels::cuda::{BIAS_ALIGNMENT_BYTES, Gemm, Matrix, SCALE_ALIGNMENT_BYTES};
 use kernels::fp8::Fp8;
 use memory::DType;
 
@@ -115,10 +115,12 @@ fn takes_codes(gemm: &Gemm) -> bool {
     };
     let [_, k, n] = gemm.sizes;
     let has_other_bias = gemm.bias.is_some() && out.dtype != DType::BF16;
+    let mut scales = gemm.scales.iter().flatten();
     a.column_stride == 1
         && b.row_stride == 1
         && lines.iter().all(is_aligned)
         && [k, n].iter().all(|size| size.is_multiple_of(16))
+        && scales.all(|scale| scale.align_offset(SCALE_ALIGNMENT_BYTES) == 0)
         && !has_other_bias
 }
 

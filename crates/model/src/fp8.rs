@@ -50,6 +50,9 @@ pub(crate) enum Multiplied {
 
 const LAYERS: usize = 4;
 const OPERANDS: usize = 3;
+/// Cells of an operand: its scale, its largest magnitude, and two that are not used, because cuBLASLt takes scales at multiples of
+/// 16 bytes.
+const CELLS: usize = 4;
 
 /// The matrices of a layer of a block, as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +63,7 @@ pub(crate) struct Fp8Weight {
     pub(crate) shape: [usize; 2],
 }
 
-/// The largest magnitude and the scale of each operand of each layer of each block. A replay finds in its cells what the
+/// The scale and the largest magnitude of each operand of each layer of each block. A replay finds in its cells what the
 /// forward pass has written there, and writes the same.
 pub(crate) struct Fp8Cells {
     cells: Buffer,
@@ -82,7 +85,7 @@ impl Fp8Cells {
         blocks: usize,
         kept: impl Iterator<Item = Fp8Weight>,
     ) -> Result<Fp8Cells, OutOfMemory> {
-        let cells = [blocks * LAYERS * OPERANDS * 2];
+        let cells = [blocks * LAYERS * OPERANDS * CELLS];
         let of_e4m3 = Fp8::E4m3.dtype();
         let kept = kept.map(|of| {
             let codes =
@@ -146,20 +149,20 @@ impl Fp8Cells {
             let codes = self.kept[found].codes.view_mut();
             quantise(
                 kernels,
-                self.cells.view_mut().rows(place..place + 2),
+                self.cells.view_mut().rows(place..place + CELLS),
                 (codes, weight),
             )?;
         }
         Ok(true)
     }
 
-    /// The first of an operand's two cells.
+    /// The first of an operand's cells.
     pub(crate) fn place(block: usize, layer: Fp8Layer, operand: Multiplied) -> usize {
-        ((block * LAYERS + layer as usize) * OPERANDS + operand as usize) * 2
+        ((block * LAYERS + layer as usize) * OPERANDS + operand as usize) * CELLS
     }
 
     pub(crate) fn scale(&self, place: usize) -> In<'_> {
-        self.cells.view().rows(place + 1..place + 2)
+        self.cells.view().rows(place..place + 1)
     }
 
     /// Makes codes of `x`, and their scale.
@@ -171,15 +174,16 @@ impl Fp8Cells {
     ) -> Result<(), ModelError> {
         quantise(
             kernels,
-            self.cells.view_mut().rows(place..place + 2),
+            self.cells.view_mut().rows(place..place + CELLS),
             (codes, x),
         )
     }
 }
 
-/// Makes codes, and in two cells the largest magnitude and the scale.
+/// Makes codes, and in an operand's cells the scale and the largest magnitude.
 fn quantise(kernels: &Kernels, cells: Out, (codes, x): (Out, In)) -> Result<(), ModelError> {
-    let (mut largest, scale) = cells.split_at(1);
+    let (scale, rest) = cells.split_at(1);
+    let (mut largest, _) = rest.split_at(1);
     kernels.run(AbsMax {
         out: largest.reborrow(),
         x,

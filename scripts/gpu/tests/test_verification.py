@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import unittest
+import zlib
 import unittest.mock
 from types import SimpleNamespace
 
@@ -176,7 +177,8 @@ class Judging(unittest.TestCase):
     def test_kernels_are_known_by_their_machine_code(self):
         with tempfile.TemporaryDirectory() as folder:
             binary = pathlib.Path(folder) / "x"
-            binary.write_bytes(b"\0.text\0.nv.info\0.nv.info.adamw_f32\0.text.adamw_f32\0.nv.info.swiglu_bf16\0.nv.shared.x\0")
+            images = b"\0.text\0.nv.info\0.nv.info.adamw_f32\0.text.adamw_f32\0", b"\0.nv.info.swiglu_bf16\0.nv.shared.x\0"
+            binary.write_bytes(b"\x78\xda by chance" + b"code".join(zlib.compress(image, 9) for image in images))
             self.assertEqual(sanitizer.kernel_names(binary), {"adamw_f32", "swiglu_bf16"})
 
     def test_page_locked_copies_are_reported_where_there_is_a_gpu(self):

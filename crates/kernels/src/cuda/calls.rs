@@ -147,7 +147,8 @@ pub struct Gemm {
     pub bias: Option<*const u8>,
     /// Row-major output; f32, or the type of `a`; of codes f32 or bf16.
     pub out: Matrix,
-    /// For codes of FP8 alone: where the scales of `a` and `b` lie, an f32 each, which the product reads when it runs.
+    /// For codes of FP8 alone: where the scales of `a` and `b` lie, an f32 each, which the product reads when it runs. Each address is
+    /// a multiple of [`SCALE_ALIGNMENT_BYTES`].
     /// The rows of `a` and the columns of `b` are contiguous and have a multiple of 16 elements, not both are e5m2, and every
     /// address and distance is a multiple of 16 bytes.
     pub scales: Option<[*const u8; 2]>,
@@ -155,6 +156,10 @@ pub struct Gemm {
 
 /// The address of a [`Gemm::bias`] is a multiple of this.
 pub const BIAS_ALIGNMENT_BYTES: usize = 16;
+
+/// The address of a scale of [`Gemm::scales`] is a multiple of this: cuBLASLt 13.1 took no product whose scales were at odd
+/// multiples of 4.
+pub const SCALE_ALIGNMENT_BYTES: usize = 16;
 
 /// Device memory that the matrix library may use for a product.
 #[derive(Clone, Copy, Debug, PartialEq)]

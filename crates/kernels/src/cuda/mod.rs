@@ -42,7 +42,7 @@ mod swiglu;
 
 pub use calls::{
     Argument, AttentionPass, AttentionTensors, BIAS_ALIGNMENT_BYTES, BackwardTensors, Gemm, Kernel,
-    Launch, LibraryAttention, LibraryShape, Matrix, Workspace,
+    Launch, LibraryAttention, LibraryShape, Matrix, SCALE_ALIGNMENT_BYTES, Workspace,
 };
 pub use cudnn::cudnn_workspace_bytes;
 #[cfg(feature = "cuda")]

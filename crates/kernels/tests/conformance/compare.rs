@@ -23,8 +23,8 @@ pub enum Rule {
     Exact,
     /// A bf16 rounded stochastically: one of the two around the result, each end 1e-6 of the largest entry wider.
     Neighbour,
-    /// Products of FP8 on tensor cores, which keep 13 bits of a sum's fraction.
-    EightBits,
+    /// This far off, or two bf16 ulps if that is more.
+    Within(f64),
     /// Codes of a map: at most one off, in at most one of 200.
     Codes,
 }
@@ -81,7 +81,7 @@ impl Expected {
         match rule {
             Rule::Neighbour => return self.judge_neighbours(&got_values, largest),
             Rule::Codes => return self.judge_codes(&got_values),
-            Rule::Standard | Rule::Chained | Rule::EightBits | Rule::Exact => {}
+            Rule::Standard | Rule::Chained | Rule::Within(_) | Rule::Exact => {}
         }
         let mut worst: f64 = 0.0;
         for (index, (got_value, want)) in got_values.into_iter().zip(&self.values).enumerate() {
@@ -143,8 +143,8 @@ fn allowed(rule: Rule, dtype: DType, want: f64, largest: f64) -> f64 {
     let of_sum = 1e-5 * largest;
     match (rule, dtype) {
         (Rule::Exact | Rule::Neighbour | Rule::Codes, _) => 0.0,
-        (Rule::EightBits, DType::BF16) => (largest / 8192.0).max(2.0 * bf16_ulp(want)),
-        (Rule::EightBits, _) => largest / 8192.0,
+        (Rule::Within(bound), DType::BF16) => bound.max(2.0 * bf16_ulp(want)),
+        (Rule::Within(bound), _) => bound,
         (Rule::Standard, DType::BF16) => of_sum.max(2.0 * bf16_ulp(want)),
         (Rule::Chained, DType::BF16) => of_sum.max(2.0 * bf16_ulp(largest)),
         (Rule::Standard | Rule::Chained, _) => of_sum,

@@ -3,6 +3,7 @@
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, by_instructions};
+use crate::fp8::on_tensor_cores;
 use crate::host::Host;
 use kernels::cpu::Instructions;
 use kernels::fp8::Fp8;
@@ -191,15 +192,24 @@ impl Case for Reference {
     }
 
     fn expected(&self) -> Vec<Expected> {
-        let sizes = self.terms().into_iter();
-        let sizes = sizes.map(|terms| terms.into_iter().map(f64::abs).sum());
+        let terms = self.terms();
+        let sizes = terms
+            .iter()
+            .map(|terms| terms.iter().copied().map(f64::abs).sum());
         let rule = match self.is_exact() {
             true => Rule::Exact,
             false => Rule::Standard,
         };
         let expected = Expected::new("scaled_mm", self.results(), rule);
         let expected = expected.with_terms(sizes.fold(0.0, f64::max));
-        vec![expected.with_exception(Target::Cuda, Rule::EightBits)]
+        let largest = terms
+            .iter()
+            .flatten()
+            .copied()
+            .map(f64::abs)
+            .fold(0.0, f64::max);
+        let rule = on_tensor_cores(self.sizes()[1], largest);
+        vec![expected.with_exception(Target::Cuda, rule)]
     }
 }
 

@@ -150,6 +150,12 @@ cublasStatus_t check_fp8(const Product &product) {
             return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a size of FP8 that is no multiple of 16 bytes");
         }
     }
+    // Seen with 13.1 on an H100: products ran, or not, by where their scales lay.
+    for (const void *scale : {description.a_scale, description.b_scale}) {
+        if (reinterpret_cast<uintptr_t>(scale) % 16 != 0) {
+            return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a scale at no multiple of 16 bytes");
+        }
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -1,6 +1,7 @@
 """Kernels under compute-sanitizer: accesses outside of blocks, races in shared memory, barriers."""
 import re
 import shutil
+import zlib
 
 from ..commands import run as run_command
 from ..outcome import OutOfTime, Skipped, require
@@ -26,8 +27,18 @@ OPTIONS = {"memcheck": ["--report-api-errors", "no"]}
 
 
 def kernel_names(binary):
-    """The kernels of the machine code that is in a binary: each has a section of this name."""
-    return {name.decode() for name in re.findall(rb"\.nv\.info\.(\w+)", binary.read_bytes())}
+    """The kernels of the machine code that is in a binary, compressed: each has a section of this name."""
+    held = binary.read_bytes()
+    return {name.decode() for found in re.finditer(rb"\x78\xda", held)
+            for name in re.findall(rb"\.nv\.info\.(\w+)", inflated(held, found.start()))}
+
+
+def inflated(held, start, most=1 << 20):
+    """What is compressed from here on; as a rule nothing is, and the two bytes are there by chance."""
+    try:
+        return zlib.decompressobj().decompress(memoryview(held)[start:start + most])
+    except zlib.error:
+        return b""
 
 
 def jobs(place):

@@ -4,7 +4,7 @@
 //! `out^T = b^T a^T`, and nothing is copied.
 
 use crate::KernelError;
-use crate::cuda::{BIAS_ALIGNMENT_BYTES, Gemm, Matrix};
+use crate::cuda::{BIAS_ALIGNMENT_BYTES, Gemm, Matrix, SCALE_ALIGNMENT_BYTES};
 use memory::DType;
 use serde::{Deserialize, Serialize};
 
@@ -144,9 +144,9 @@ fn check_bias(gemm: &Gemm) -> Result<(), KernelError> {
 
 /// Before 10.0 codes are multiplied only where both operands have the summed axis innermost, 16 bytes at a time.
 fn check_codes(gemm: &Gemm) -> Result<(), KernelError> {
-    if gemm.scales.is_none() {
+    let Some(scales) = gemm.scales else {
         return Ok(());
-    }
+    };
     let [_, k, n] = gemm.sizes;
     let are_rows = gemm.a.column_stride == 1 && gemm.b.row_stride == 1;
     let bias_fits = gemm.bias.is_none() || gemm.out.dtype == DType::BF16;
@@ -164,7 +164,10 @@ fn check_codes(gemm: &Gemm) -> Result<(), KernelError> {
     let sizes_fit = [k, n]
         .iter()
         .all(|size| size.is_multiple_of(CODES_ALIGNMENT_BYTES));
-    match are_rows && bias_fits && are_aligned && sizes_fit {
+    let scales_fit = scales
+        .iter()
+        .all(|scale| (*scale as usize).is_multiple_of(SCALE_ALIGNMENT_BYTES));
+    match are_rows && bias_fits && are_aligned && sizes_fit && scales_fit {
         true => Ok(()),
         false => refuse(format!("no product of codes is laid out so: {gemm:?}")),
     }
@@ -516,7 +519,7 @@ mod tests {
             dtype,
             ..matrix(data, 32, 1, 0)
         };
-        let scales = [data.as_ptr().cast(), data[1..].as_ptr().cast()];
+        let scales = [data.as_ptr().cast(), data[4..].as_ptr().cast()];
         let good = Gemm {
             sizes: [3, 32, 16],
             batch: 1,
@@ -556,6 +559,10 @@ mod tests {
                 ..good
             },
             Gemm { a: shifted, ..good },
+            Gemm {
+                scales: Some([scales[0], data[5..].as_ptr().cast()]),
+                ..good
+            },
             Gemm {
                 sizes: [3, 24, 16],
                 ..good
