@@ -352,4 +352,8 @@ impl<B: Backend> Backend for Scheduled<B> {
     fn finish(&self, event: Event) -> Result<(), KernelError> {
         self.run_until(event)
     }
+
+    fn is_over(&self, event: Event) -> bool {
+        self.schedule.borrow().is_over(event)
+    }
 }

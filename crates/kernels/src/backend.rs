@@ -97,6 +97,11 @@ pub trait Backend {
     /// [`KernelError`] if the device fails, or failed in earlier work.
     fn finish(&self, event: Event) -> Result<(), KernelError>;
 
+    /// Whether an event is over, as far as that can be told without waiting.
+    fn is_over(&self, _event: Event) -> bool {
+        true
+    }
+
     /// As [`crate::Kernels::begin_section`].
     ///
     /// # Errors

@@ -300,6 +300,11 @@ impl<B: Backend + ?Sized> Kernels<B> {
         Ok(reading.bytes())
     }
 
+    /// Whether a reading can be finished without waiting.
+    pub fn has_come(&self, reading: &Reading) -> bool {
+        self.backend.is_over(reading.event())
+    }
+
     /// Records the present end of a queue as an event.
     ///
     /// # Errors

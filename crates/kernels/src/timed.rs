@@ -199,4 +199,8 @@ impl<B: Backend> Backend for Timed<B> {
     fn finish(&self, event: Event) -> Result<(), KernelError> {
         self.backend.finish(event)
     }
+
+    fn is_over(&self, event: Event) -> bool {
+        self.backend.is_over(event)
+    }
 }

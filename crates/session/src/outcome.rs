@@ -6,6 +6,7 @@ use crate::step_traffic::StepTraffic;
 use kernels::{KernelError, Kernels, Traffic};
 use memory::StepMemory;
 use model::ReplayCounts;
+use std::cell::Cell;
 use std::time::Instant;
 
 /// A step that the device may still be at: all that the host knows of it.
@@ -23,8 +24,8 @@ pub(crate) struct InFlight {
     pub(crate) replayed: ReplayCounts,
     pub(crate) results: PendingResults,
     pub(crate) choices: Option<PendingChoices>,
-    /// When it was made, where the host computes.
-    pub(crate) made_at: Option<Instant>,
+    /// When it was made, or first known to be.
+    pub(crate) made_at: Cell<Option<Instant>>,
 }
 
 /// What a step computed and used.
@@ -88,6 +89,14 @@ impl StepOutcome {
 }
 
 impl InFlight {
+    /// Notes the time if the step is made. To be called often while the next step is asked for: where the device takes only so many
+    /// launches ahead, asking for a step takes nearly as long as the step.
+    pub(crate) fn note_if_made(&self, kernels: &Kernels) {
+        if self.made_at.get().is_none() && self.results.have_come(kernels) {
+            self.made_at.set(Some(Instant::now()));
+        }
+    }
+
     /// Waits for it.
     pub(crate) fn finish(self, kernels: &Kernels) -> Result<StepOutcome, KernelError> {
         let results = self.results.finish(kernels)?;
@@ -125,7 +134,7 @@ impl InFlight {
             micro_batch: self.micro_batch,
             replayed: self.replayed,
             router_choices: choices,
-            done_at: self.made_at.unwrap_or_else(Instant::now),
+            done_at: self.made_at.get().unwrap_or_else(Instant::now),
         })
     }
 }

@@ -295,6 +295,7 @@ impl Session {
             is_released: self.gradients.is_released(),
             stop: &*self.stop,
             traffic: beside,
+            before: self.in_flight.as_ref(),
         };
         let table = self.saved.table_of(layers.start, task.table);
         self.saved.use_table(table);

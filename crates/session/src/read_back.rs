@@ -30,6 +30,11 @@ impl PendingResults {
         })
     }
 
+    /// Whether the results are here.
+    pub(crate) fn have_come(&self, kernels: &Kernels) -> bool {
+        kernels.has_come(&self.norm_and_clip)
+    }
+
     /// Waits for the results.
     pub(crate) fn finish(self, kernels: &Kernels) -> Result<Results, KernelError> {
         let first = |bytes: Vec<u8>| bytemuck::pod_read_unaligned(&bytes[..size_of::<f32>()]);

@@ -17,6 +17,7 @@ use model::{Model, SavedActivations};
 use optim::Optimizer;
 use scratch::ScratchFolder;
 use settings::Settings;
+use std::cell::Cell;
 use std::time::Instant;
 use units::{Gradients, Weights};
 
@@ -167,7 +168,7 @@ impl Session {
             replayed,
             results,
             choices,
-            made_at: (!self.kernels.runs_ahead()).then(Instant::now),
+            made_at: Cell::new((!self.kernels.runs_ahead()).then(Instant::now)),
         });
         updated?;
         if !self.kernels.runs_ahead() && !self.settings.homes.updates_in_forward() {

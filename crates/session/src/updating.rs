@@ -1,5 +1,6 @@
 //! The optimizer beside the passes of a step.
 
+use crate::outcome::InFlight;
 use crate::step_traffic::{Count, StepTraffic, UpdateTraffic};
 use kernels::{KernelError, Kernels};
 use memory::{In, Layer, Memory, Phase};
@@ -21,6 +22,8 @@ pub(crate) struct Updating<'a> {
     /// Reports whether to interrupt the step.
     pub(crate) stop: &'a dyn Fn() -> bool,
     pub(crate) traffic: &'a mut UpdateTraffic,
+    /// The step before, which the device may still be at.
+    pub(crate) before: Option<&'a InFlight>,
 }
 
 impl PassHooks for Updating<'_> {
@@ -74,6 +77,9 @@ impl PassHooks for Updating<'_> {
     }
 
     fn is_stopped(&self) -> bool {
+        if let Some(before) = self.before {
+            before.note_if_made(self.kernels);
+        }
         (self.stop)()
     }
 }

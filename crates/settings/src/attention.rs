@@ -1,6 +1,6 @@
-//! Which attention a configuration takes, and where that can be cuDNN's.
+//! Which attention a configuration takes, and what cuDNN's does not compute.
 
-use super::choices::{AttentionBackend, FloatType};
+use super::choices::AttentionBackend;
 use super::schema::Config;
 use super::sharing;
 use data::Packing;
@@ -11,8 +11,7 @@ use model::Attention;
 /// Sequences from which flash attention is faster than eager attention on the CPU (`benches/results/`).
 const FLASH_FROM_SEQ: usize = 256;
 
-/// The kind of attention of a configuration. Whether that of `auto` is cuDNN's is for those to decide who have the device
-/// ([`cudnn_fits`]).
+/// The kind of attention of a configuration.
 pub(crate) fn attention(config: &Config) -> Attention {
     match config.attention.backend {
         AttentionBackend::Auto => auto_attention(config).0,
@@ -25,7 +24,8 @@ pub(crate) fn attention(config: &Config) -> Attention {
     }
 }
 
-/// The choice of `auto` without a device to ask, and its reason: flash for packed documents and from 256 tokens on, else eager.
+/// The choice of `auto`, and its reason: flash for packed documents and from 256 tokens on, else eager. Never cuDNN's, whose backward pass
+/// is slower than our own where its sums have a fixed order (`benches/results/2026-11-27-h100.md`).
 pub fn auto_attention(config: &Config) -> (Attention, String) {
     let (seq, packing) = (config.data.seq, config.data.packing);
     if packing == Packing::FirstFit {
@@ -38,12 +38,8 @@ pub fn auto_attention(config: &Config) -> (Attention, String) {
         true => Attention::Flash,
         false => Attention::Eager,
     };
-    let mut reason =
+    let reason =
         format!("auto takes flash from {FLASH_FROM_SEQ} tokens on, and these sequences have {seq}");
-    let is_windowed = config.model.sliding_window.is_some_and(|keys| keys < seq);
-    if is_windowed && attention == Attention::Flash {
-        reason += "; cuDNN's attention has no sliding window here";
-    }
     (attention, reason)
 }
 
@@ -90,14 +86,6 @@ pub fn library_shape(config: &Config) -> LibraryShape {
     }
 }
 
-/// Whether `auto` may stand for cuDNN's attention under a configuration without open questions: where it would else be flash
-/// attention in bf16 on a GPU, of sequences that are long enough for it, and cuDNN computes that.
-pub fn cudnn_fits(config: &Config) -> bool {
-    let is_open = config.attention.backend == AttentionBackend::Auto;
-    let is_flash = attention(config) == Attention::Flash && config.data.seq >= FLASH_FROM_SEQ;
-    is_open && is_flash && config.dtype() == FloatType::Bf16 && cudnn_misfit(config).is_none()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,31 +106,6 @@ mod tests {
             .chain(set);
         let set: Vec<String> = set.map(ToString::to_string).collect();
         config.with(&set).unwrap()
-    }
-
-    #[test]
-    fn auto_leaves_room_for_cudnn_where_it_fits() {
-        assert!(cudnn_fits(&config(&[])));
-        assert!(cudnn_fits(&config(&["model.sliding_window=512"])));
-        let packed = config(&["data.packing=first-fit"]);
-        assert!(cudnn_fits(&packed));
-        let short = config(&["data.packing=first-fit", "data.seq=128"]);
-        assert!(!cudnn_fits(&short));
-        assert_eq!(
-            library_shape(&packed).documents,
-            Some(3 * packed.batch.micro)
-        );
-        for set in [
-            "data.seq=128",
-            "train.dtype=f32",
-            "train.device=cpu",
-            "attention.backend=flash",
-            "model.head_dim=100",
-            "data.packing=pad",
-            "model.sliding_window=511",
-        ] {
-            assert!(!cudnn_fits(&config(&[set])), "{set}");
-        }
     }
 
     #[test]

@@ -362,8 +362,7 @@ keys! {
     /// `[attention]`
     attention: AttentionConfig {
         backend: AttentionBackend = key(Kind::Choice(AttentionBackend::NAMES), "\"auto\"", "Attention implementation")
-            .details("eager stores scores, flash and cudnn never do; auto takes flash from sequences of 256 tokens on, on Hopper \
-                      GPUs cudnn where that is installed and fits.")
+            .details("eager stores scores, flash and cudnn never do; auto takes flash from sequences of 256 tokens on.")
             .flag("--attention", "auto|eager|flash|cudnn", MEMORY),
     }
 

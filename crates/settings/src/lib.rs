@@ -39,7 +39,7 @@ mod size;
 mod tests;
 mod unknown;
 
-pub use attention::{auto_attention, cudnn_fits, cudnn_misfit, library_shape};
+pub use attention::{auto_attention, cudnn_misfit, library_shape};
 pub use choices::{
     AttentionBackend, AutoOr, BaseType, DpoLoss, FloatType, Fp8Gradients, Fp8Recipe, Fp8Weights,
     Graphs, HostPlace, Objective, OptimizerPlace, RankEngine, Release,

@@ -4,7 +4,7 @@ use crate::device::OpenDevice;
 use crate::failure::Failure;
 use kernels::{Fault, KernelError};
 use model::Attention;
-use settings::{AttentionBackend, Config, Device, Task, auto_attention, cudnn_fits, cudnn_misfit};
+use settings::{AttentionBackend, Config, Device, Task, auto_attention, cudnn_misfit};
 
 /// Replaces `auto` in the configuration by the attention that is used, so that the written configuration gives the same
 /// run, and returns it with the reason in words. If cuDNN's attention is asked for, it must work.
@@ -20,45 +20,13 @@ pub(crate) fn choose_attention(task: Task, config: &mut Config) -> Result<Option
     }
     match config.attention.backend {
         AttentionBackend::Auto => {
-            let (attention, reason) = chosen(config);
+            let (attention, reason) = auto_attention(config);
             let backend = AttentionBackend::from(attention);
             config.attention.backend = backend;
             Ok(Some(format!("attention is {backend}: {reason}")))
         }
         AttentionBackend::Cudnn => refuse_without_cudnn(config).map(|()| None),
         AttentionBackend::Eager | AttentionBackend::Flash => Ok(None),
-    }
-}
-
-/// The attention for `auto`, and why: cuDNN's if it fits the settings and works on this device.
-fn chosen(config: &Config) -> (Attention, String) {
-    match config.device() {
-        Device::Cuda { index } if cudnn_fits(config) && is_hopper(index) => {
-            match found(index, config) {
-                Ok(version) => {
-                    let mut reason = format!(
-                        "version {version} computes what our own does, and the same bits every time"
-                    );
-                    if let Some(most) = settings::library_shape(config).documents {
-                        reason += &format!(
-                            "; our own takes micro-batches of more than {most} documents, for which it has no room"
-                        );
-                    }
-                    (Attention::Cudnn, reason)
-                }
-                Err(error) => {
-                    if error.fault == Fault::DeviceFull {
-                        tracing::warn!(
-                            "this run keeps attention of our own, also where it goes on; --attention cudnn ends instead where \
-                             the card is full"
-                        );
-                    }
-                    let reason = format!("our own, since {}", error.message);
-                    (Attention::Flash, reason)
-                }
-            }
-        }
-        _ => auto_attention(config),
     }
 }
 
@@ -77,26 +45,6 @@ fn refuse_without_cudnn(config: &Config) -> Result<(), Failure> {
         // Settings that do not fit are refused with the configuration.
         _ => Ok(()),
     }
-}
-
-/// A note for a plan whose run may use another attention than was planned.
-pub(crate) fn note(config: &Config) -> Option<String> {
-    cudnn_fits(config).then(|| {
-        "attention auto is planned as our own; on a Hopper GPU a run takes cuDNN's where that is installed, whose backward pass needs \
-         more memory: --attention cudnn plans that"
-            .into()
-    })
-}
-
-/// Whether cuDNN is worthwhile on a GPU. If the GPU does not answer, opening it reports the error.
-#[cfg(feature = "cuda")]
-fn is_hopper(index: usize) -> bool {
-    kernels::cuda::capability(index).is_ok_and(|capability| capability == (9, 0))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn is_hopper(_index: usize) -> bool {
-    false
 }
 
 /// The version of a cuDNN whose attention works on this GPU, or why it does not.

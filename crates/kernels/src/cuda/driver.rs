@@ -147,6 +147,11 @@ pub trait Driver {
         Ok(())
     }
 
+    /// As [`crate::Backend::is_over`].
+    fn is_over(&self, _event: Event) -> bool {
+        true
+    }
+
     /// As [`crate::Kernels::begin_section`]. Does nothing on a driver without graphs.
     ///
     /// # Errors

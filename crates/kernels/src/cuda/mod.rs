@@ -332,6 +332,10 @@ impl<D: Driver> Backend for Cuda<D> {
         self.driver.finish(event)
     }
 
+    fn is_over(&self, event: Event) -> bool {
+        self.driver.is_over(event)
+    }
+
     fn begin_section(&self, section: Section) -> Result<(), KernelError> {
         self.driver.begin_section(section)
     }

@@ -255,6 +255,10 @@ impl Driver for CudaDriver {
         self.device.streams.finish(event)
     }
 
+    fn is_over(&self, event: Event) -> bool {
+        self.device.streams.is_over(event)
+    }
+
     fn begin_section(&self, section: Section) -> Result<(), KernelError> {
         self.device.streams.check()?;
         self.open_section(section);

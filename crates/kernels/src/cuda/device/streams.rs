@@ -419,6 +419,14 @@ impl Streams {
         self.check().and(come)
     }
 
+    /// Whether an event is over, without waiting.
+    pub(super) fn is_over(&self, event: Event) -> bool {
+        match is_worker(event.queue) {
+            true => self.workers.is_over(event),
+            false => self.pending(event).is_none_or(|pending| pending.has_come()),
+        }
+    }
+
     /// Waits for all work enqueued in a queue.
     pub(super) fn synchronize(&self, queue: Queue) -> Result<(), DriverError> {
         match self.streams.get(queue as usize) {

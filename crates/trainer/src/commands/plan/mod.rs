@@ -6,7 +6,6 @@ mod generation;
 mod pareto;
 
 use crate::args::{RankArgs, RunArgs};
-use crate::attention;
 use crate::begin::begin;
 use crate::decisions::{self, planning};
 use crate::failure::Failure;
@@ -87,8 +86,7 @@ fn print_plan(
     let target = resolved.device().target();
     let config = decisions::on_paper(resolved, args.advice.device_bytes()?)?;
     let busy = planning(resolved.options.quiet);
-    let mut plan = Plan::with_alternatives(&config, target)?;
-    plan.notes.extend(attention::note(&config));
+    let plan = Plan::with_alternatives(&config, target)?;
     let mut plan = answer(&args.advice, &args.run, resolved, &config, plan)?;
     // Without a policy, which is chosen again for each budget.
     let open = Config {
