@@ -2,7 +2,9 @@
 
 use crate::job::{command, command_but_for_one, open_mpi, place};
 use crate::metrics::Metrics;
-use crate::signals::{at_once, endless, ends, process_of_rank, send};
+use crate::signals::{
+    at_once, endless, ends, goes_on_as_if_unbroken, process_of_rank, saved, send,
+};
 use crate::workplace::{Workplace, outcome, until};
 use serde_json::Value;
 use std::process::Command;
@@ -161,6 +163,40 @@ fn a_rank_that_is_killed() {
         said.contains("rank 1") && said.contains("signal 9"),
         "{said}"
     );
+}
+
+/// Whichever stage of a pipeline dies, what was saved before goes on with the bits of a run in which none did.
+#[test]
+fn a_stage_that_is_killed() {
+    let saving = "--save-every 1 --keep-last 3";
+    let pipeline =
+        format!("--set model.layers=4 --pp 2 --pipeline-schedule interleaved --accum 2 {saving}");
+    for rank in 0..2 {
+        let place = place();
+        let mut child = endless(&place, 2, &pipeline);
+        until(&mut child, || saved(&place).is_some());
+        send("KILL", process_of_rank(&child, rank));
+        let (code, said) = ends(child);
+        assert_eq!(code, Some(137), "{said}");
+        let named = format!("rank {rank}");
+        assert!(said.contains(&named) && said.contains("signal 9"), "{said}");
+        goes_on_as_if_unbroken(&place, &pipeline);
+    }
+}
+
+#[test]
+fn a_stage_that_stops() {
+    let place = place();
+    let more = "--pp 2 --accum 2 --set collectives.timeout_s=5";
+    let child = endless(&place, 2, more);
+    send("STOP", process_of_rank(&child, 0));
+    let (code, said) = ends(child);
+    assert_eq!(code, Some(5), "{said}");
+    let sentence = "rank 1: error: rank 0 (stage 0 of 2) did not answer rank 1 (stage 1 of 2)";
+    assert!(said.contains(sentence), "{said}");
+    let left = words(&place, "run/rank-1.json");
+    assert_eq!(left["name"], "1 (stage 1 of 2)");
+    assert!(left["micro_batches"].is_number(), "{left}");
 }
 
 #[test]

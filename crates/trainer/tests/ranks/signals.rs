@@ -79,10 +79,45 @@ pub fn ends(mut child: Child) -> (Option<i32>, String) {
     )
 }
 
+/// The last step that is saved, if one is.
+pub fn saved(place: &Workplace) -> Option<usize> {
+    let entries = std::fs::read_dir(place.path("run/checkpoints")).ok()?;
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let step = |name: String| name.strip_prefix("step-")?.parse().ok();
+    names.filter_map(step).max()
+}
+
+/// Two steps more than were saved have the bits of a run that nobody ended.
+#[track_caller]
+pub fn goes_on_as_if_unbroken(place: &Workplace, more: &str) {
+    let steps = saved(place).unwrap() + 2;
+    let all = format!("--quiet --out run --resume latest --steps {steps}");
+    outcome(command(place, open_mpi(2), &all), &all).succeeds();
+    let whole = format!(
+        "--config llama.toml --data text.txt --set data.seq=24 --set model.vocab=256 --set lr.schedule=constant {more} --quiet --out whole --steps {steps}"
+    );
+    outcome(command(place, open_mpi(2), &whole), &whole).succeeds();
+    for folder in ["", "/ranks/0", "/ranks/1"] {
+        let [run, whole] = ["run", "whole"]
+            .map(|run| Metrics::read(place, &format!("{run}{folder}")).untimed_steps());
+        assert!(run == whole, "{folder}");
+    }
+}
+
 #[test]
 fn one_rank_is_told_and_all_end() {
+    is_told_to_end("--zero 2");
+}
+
+/// At any moment of a step: the stages end it together.
+#[test]
+fn one_stage_is_told_and_all_end() {
+    is_told_to_end("--set model.layers=4 --pp 2 --pipeline-schedule interleaved --accum 2");
+}
+
+fn is_told_to_end(more: &str) {
     let place = place();
-    let child = endless(&place, 2, "--zero 2");
+    let child = endless(&place, 2, more);
     send("TERM", process_of_rank(&child, 1));
     let (code, said) = ends(child);
     assert_eq!(code, Some(143), "{said}");
@@ -98,18 +133,5 @@ fn one_rank_is_told_and_all_end() {
         (other.steps().len(), other.end_reason()),
         (made, "interrupted")
     );
-
-    // Gone on with, the run has the bits of one that nobody ended.
-    let steps = made + 2;
-    let all = format!("--quiet --out run --resume latest --steps {steps}");
-    outcome(command(&place, open_mpi(2), &all), &all).succeeds();
-    let whole = format!(
-        "--config llama.toml --data text.txt --set data.seq=24 --set model.vocab=256 --set lr.schedule=constant --zero 2 --quiet --out whole --steps {steps}"
-    );
-    outcome(command(&place, open_mpi(2), &whole), &whole).succeeds();
-    for folder in ["", "/ranks/0", "/ranks/1"] {
-        let [run, whole] = ["run", "whole"]
-            .map(|run| Metrics::read(&place, &format!("{run}{folder}")).untimed_steps());
-        assert!(run == whole, "{folder}");
-    }
+    goes_on_as_if_unbroken(&place, more);
 }
