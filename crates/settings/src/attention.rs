@@ -109,6 +109,20 @@ mod tests {
     }
 
     #[test]
+    fn how_long_sequences_may_be_depends_on_whether_scores_are_stored() {
+        let long = |backend| {
+            let backend = format!("attention.backend={backend}");
+            Settings::new(&config(&["data.seq=15000000", &backend]))
+        };
+        assert!(long("flash").is_ok());
+        let refused = long("eager").unwrap_err().to_string();
+        assert!(
+            refused.contains("larger than any machine holds"),
+            "{refused}"
+        );
+    }
+
+    #[test]
     fn cudnn_is_refused_with_a_reason_where_it_does_not() {
         let cudnn = "attention.backend=cudnn";
         let settings = Settings::new(&config(&[cudnn])).unwrap();

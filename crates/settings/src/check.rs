@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::attention::attention;
 use super::choices::{AUTO, AttentionBackend, AutoOr, HostPlace, Release};
 use super::device::Device;
 use super::error::{ConfigError, refused};
@@ -11,11 +12,14 @@ use super::schema::Config;
 use super::{dpo, fp8, lora, ranks};
 use data::{Format, Packing};
 use memory::{Home, Layer, Window};
-use model::{Architecture, Attention, Parameter, Parameters};
+use model::{Architecture, Parameter, Parameters};
 use optim::{MomentFormat, OptimizerKind, ScheduleKind};
 
 /// More elements than any machine can hold in a tensor. Products of sizes stay far from overflow.
 const MOST_ELEMENTS: f64 = 1e15;
+
+/// More multiplications than the scores of a block's attention take on any machine. A tenth of what a count of operations can hold.
+const MOST_OF_SCORES: f64 = 1e18;
 
 /// Refuses to train with features that a binary without CUDA lacks. Planning with them is allowed. `places` has the
 /// argument that set each key.
@@ -309,7 +313,7 @@ fn sizes(config: &Config) -> Result<(), ConfigError> {
         let runs: Vec<_> = blocks.chunk_by(Rc::ptr_eq).collect();
         let firsts: Vec<_> = runs.iter().map(|run| run[0].clone()).collect();
         let architecture =
-            Architecture::of_blocks(model, &firsts, Attention::Eager, Parameters::default());
+            Architecture::of_blocks(model, &firsts, attention(config), Parameters::default());
         let elements = |parameter: &Parameter| match parameter.part {
             Layer::Block(run) => product(&parameter.shape) * runs[run].len() as f64,
             _ => product(&parameter.shape),
@@ -327,7 +331,8 @@ fn sizes(config: &Config) -> Result<(), ConfigError> {
             .into_iter()
             .fold(0.0, f64::max);
     }
-    if largest > MOST_ELEMENTS {
+    let of_scores = rows * product(&[config.data.seq, model.heads, model.head_dim]);
+    if largest > MOST_ELEMENTS || of_scores > MOST_OF_SCORES {
         return refused(
             "the model or its batch is larger than any machine holds; check the sizes in model.*, \
              data.seq, batch.micro and batch.accum",
