@@ -114,7 +114,7 @@ pub(crate) struct Run {
     reserved_bytes: u64,
     pub(crate) host_pinned_bytes: u64,
     pub(crate) sent_bytes: u64,
-    seconds: f64,
+    pub(crate) seconds: f64,
 }
 
 impl Run {
@@ -291,6 +291,9 @@ impl Climb {
             if run.needs_bytes() <= room && run.seconds <= seconds {
                 (needed, seconds) = (fewer, run.seconds);
             }
+        }
+        if needed.len() == self.taken.len() {
+            return Ok(self);
         }
         let climb = Climb::new(start, needed, room)?;
         Ok(match climb.run.needs_bytes() <= room {

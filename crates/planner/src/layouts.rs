@@ -267,12 +267,15 @@ impl Layouts {
             starts.iter().partition(|start| start.seconds < slowest);
         self.slower.extend(slower.iter().map(|start| start.grid));
         let room = self.device_memory_bytes;
-        let tried = tried
-            .par_iter()
-            .map(|start| Tried::new(&Setup::new(config.clone(), target)?, start.grid, room));
+        // One at a time: some take twenty times as long as others.
+        let tried = tried.par_iter().with_max_len(1).map(|start| {
+            let run = Setup::new(config.clone(), target)?;
+            Tried::new(&run, start.grid, room, slowest)
+        });
         for tried in tried.collect::<Result<Vec<Tried>, SessionError>>()? {
             match tried {
                 Tried::Fits(layout) => self.layouts.push(*layout),
+                Tried::Slower(grid) => self.slower.push(grid),
                 Tried::TooLarge(layout) => self.too_large.push(layout),
             }
         }
@@ -322,11 +325,13 @@ impl Asked {
 /// The result of searching a grid for changes that make it fit.
 enum Tried {
     Fits(Box<PlannedLayout>),
+    /// It takes longer than those that are shown.
+    Slower(Grid),
     TooLarge(TooLarge),
 }
 
 impl Tried {
-    fn new(run: &Setup, grid: Grid, room: u64) -> Result<Tried, SessionError> {
+    fn new(run: &Setup, grid: Grid, room: u64, slowest: f64) -> Result<Tried, SessionError> {
         let change = grid.change(run).unwrap_or_default();
         let setup = run.try_with(&change)?;
         let least = Run::new(with_all(&setup, keeps_formats).largest_stage()?)?;
@@ -338,6 +343,10 @@ impl Tried {
         let needs_bytes = climb.run.needs_bytes();
         if needs_bytes > room {
             return Ok(Tried::TooLarge(TooLarge { grid, needs_bytes }));
+        }
+        // All stages together take at least as long as the largest by itself.
+        if climb.run.seconds >= slowest {
+            return Ok(Tried::Slower(grid));
         }
         let layout = PlannedLayout::new(&climb, grid, &change)?;
         Ok(Tried::Fits(Box::new(layout)))

@@ -41,8 +41,7 @@ pub fn shape_of_micro_batches(settings: &Settings, lengths: &[usize]) -> StepBat
             of: parts.of,
         };
         let by = number / parts.count;
-        let whole = shape_of_a_micro_batch(settings, rows(by), lengths[by / rank.of]);
-        whole.part(part)
+        shape_of_a_part(settings, rows(by), lengths[by / rank.of], part)
     };
     let all = lengths.len() * rank.of * parts.count;
     (0..all).map(shape).collect()
@@ -62,12 +61,18 @@ pub(crate) fn lengths(settings: &Settings) -> Vec<usize> {
 
 /// An empty micro-batch of `rows` sequences of `seq` tokens.
 pub fn shape_of_a_micro_batch(settings: &Settings, rows: usize, seq: usize) -> MicroBatch {
+    shape_of_a_part(settings, rows, seq, Rank::ALONE)
+}
+
+/// One part of each of its sequences.
+fn shape_of_a_part(settings: &Settings, rows: usize, seq: usize, part: Rank) -> MicroBatch {
+    let tokens = rows * seq / part.of;
     MicroBatch {
-        input_ids: vec![0; rows * seq],
-        targets: vec![0; rows * seq],
+        input_ids: vec![0; tokens],
+        targets: vec![0; tokens],
         rows,
-        seq,
-        part: Rank::ALONE,
+        seq: seq / part.of,
+        part,
         documents: (settings.packing == Packing::FirstFit).then(|| vec![0; rows * seq]),
         lengths: (settings.packing != Packing::Concatenate).then(|| vec![seq as i32; rows]),
         reference: settings.has_reference.then(|| vec![0.0; rows]),

@@ -271,7 +271,12 @@ fn costs(config: &Config, architecture: &Architecture) -> Vec<u64> {
 /// are largest, since earlier ones have more micro-batches under way.
 fn cut(costs: &[u64], stages: usize) -> Vec<Range<usize>> {
     let layers = costs.len();
-    let cost = |blocks: Range<usize>| costs[blocks].iter().sum::<u64>();
+    let sums = costs.iter().scan(0, |sum, cost| {
+        *sum += cost;
+        Some(*sum)
+    });
+    let sums: Vec<u64> = std::iter::once(0).chain(sums).collect();
+    let cost = |blocks: Range<usize>| sums[blocks.end] - sums[blocks.start];
     // best[n][start]: the least cost of the dearest of `n` stages that have the blocks from `start` on, and where the first ends.
     let mut best = vec![vec![(u64::MAX, layers); layers + 1]; stages + 1];
     best[0][layers] = (0, layers);
