@@ -110,16 +110,11 @@ mod tests {
 
     #[test]
     fn how_long_sequences_may_be_depends_on_whether_scores_are_stored() {
-        let long = |backend| {
-            let backend = format!("attention.backend={backend}");
-            Settings::new(&config(&["data.seq=15000000", &backend]))
-        };
-        assert!(long("flash").is_ok());
-        let refused = long("eager").unwrap_err().to_string();
-        assert!(
-            refused.contains("larger than any machine holds"),
-            "{refused}"
-        );
+        let long = config(&["data.seq=15000000", "attention.backend=flash"]);
+        let eager = long.with(&["attention.backend=eager".into()]);
+        let refused = eager.unwrap_err().to_string();
+        let said = "larger than any machine holds";
+        assert!(refused.contains(said), "{refused}");
     }
 
     #[test]
