@@ -38,5 +38,6 @@ TUNED = 1.03
 
 # cuDNN's attention, forward and ordered backward, causal operations a second by length of sequence. Forward: FlashAttention-3's
 # published 550 to 660 for long sequences, less for short ones, whose diagonal is a larger part. Backward: what others measured
-# of cuDNN's ordered one, 250 to 380.
+# of cuDNN's ordered one, 250 to 380. An H100 with 9.25.1 was slower than that (benches/results/2026-11-27-h100.md), so what estimates say of
+# cuDNN is too good.
 CUDNN_FLOPS = {1024: (450e12, 250e12), 8192: (600e12, 380e12)}

@@ -98,9 +98,7 @@ pub trait Backend {
     fn finish(&self, event: Event) -> Result<(), KernelError>;
 
     /// Whether an event is over, as far as that can be told without waiting.
-    fn is_over(&self, _event: Event) -> bool {
-        true
-    }
+    fn is_over(&self, event: Event) -> bool;
 
     /// As [`crate::Kernels::begin_section`].
     ///

@@ -325,7 +325,7 @@ impl Asked {
 /// The result of searching a grid for changes that make it fit.
 enum Tried {
     Fits(Box<PlannedLayout>),
-    /// It takes longer than those that are shown.
+    /// One stage by itself works longer than those that are shown take.
     Slower(Grid),
     TooLarge(TooLarge),
 }
@@ -344,8 +344,9 @@ impl Tried {
         if needs_bytes > room {
             return Ok(Tried::TooLarge(TooLarge { grid, needs_bytes }));
         }
-        // All stages together take at least as long as the largest by itself.
-        if climb.run.seconds >= slowest {
+        // All stages together take at least as long as one of them works.
+        let works = climb.run.seconds / (1.0 + climb.run.setup.settings.idle_over_work());
+        if works >= slowest {
             return Ok(Tried::Slower(grid));
         }
         let layout = PlannedLayout::new(&climb, grid, &change)?;

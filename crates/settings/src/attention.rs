@@ -24,8 +24,8 @@ pub(crate) fn attention(config: &Config) -> Attention {
     }
 }
 
-/// The choice of `auto`, and its reason: flash for packed documents and from 256 tokens on, else eager. Never cuDNN's, whose backward pass
-/// is slower than our own where its sums have a fixed order (`benches/results/2026-11-27-h100.md`).
+/// The choice of `auto`, and its reason: flash for packed documents and from 256 tokens on, else eager. Never cuDNN's: version 9.25 on an
+/// H100 was slower than our own, since its backward pass adds up in a fixed order (`benches/results/2026-11-27-h100.md`).
 pub fn auto_attention(config: &Config) -> (Attention, String) {
     let (seq, packing) = (config.data.seq, config.data.packing);
     if packing == Packing::FirstFit {

@@ -18,7 +18,7 @@ use optim::{MomentFormat, OptimizerKind, ScheduleKind};
 /// More elements than any machine can hold in a tensor. Products of sizes stay far from overflow.
 const MOST_ELEMENTS: f64 = 1e15;
 
-/// More multiplications than the scores of a block's attention take on any machine. A tenth of what a count of operations can hold.
+/// More multiplications than the scores of a block's attention take of any rank. A tenth of what an operation's count can hold.
 const MOST_OF_SCORES: f64 = 1e18;
 
 /// Refuses to train with features that a binary without CUDA lacks. Planning with them is allowed. `places` has the
@@ -331,11 +331,17 @@ fn sizes(config: &Config) -> Result<(), ConfigError> {
             .into_iter()
             .fold(0.0, f64::max);
     }
-    let of_scores = rows * product(&[config.data.seq, model.heads, model.head_dim]);
-    if largest > MOST_ELEMENTS || of_scores > MOST_OF_SCORES {
+    if largest > MOST_ELEMENTS {
         return refused(
             "the model or its batch is larger than any machine holds; check the sizes in model.*, \
              data.seq, batch.micro and batch.accum",
+        );
+    }
+    let of_all = rows * product(&[config.data.seq, model.heads, model.head_dim]);
+    if of_all / config.parallel.context.max(1) as f64 > MOST_OF_SCORES {
+        return refused(
+            "attention over so many tokens takes more operations than are counted; take a smaller data.seq or batch.micro, or a larger \
+             --cp",
         );
     }
     Ok(())

@@ -92,7 +92,7 @@ choices! {
 choices! {
     /// The implementation of attention.
     AttentionBackend {
-        /// The best implementation that the device and the shape allow.
+        /// Flash for packed documents and from 256 tokens on, else eager.
         Auto = "auto",
         /// Stores scores and probabilities.
         Eager = "eager",

@@ -1,4 +1,4 @@
-//! Chooses the attention for `--attention auto` once the device is known, and checks cuDNN if it is asked for.
+//! Writes down which attention `--attention auto` stands for, and tries cuDNN if it is asked for.
 
 use crate::device::OpenDevice;
 use crate::failure::Failure;
@@ -35,26 +35,24 @@ fn refuse_without_cudnn(config: &Config) -> Result<(), Failure> {
         (Device::Cuda { index }, None) => {
             // If there is no device, that is reported instead.
             drop(OpenDevice::open(config.device())?);
-            found(index, config)
-                .map(drop)
-                .map_err(|error| match error.fault {
-                    Fault::DeviceFull => Failure::CudnnUntried(error.message),
-                    _ => Failure::NoCudnn(error.message),
-                })
+            try_cudnn(index, config).map_err(|error| match error.fault {
+                Fault::DeviceFull => Failure::CudnnUntried(error.message),
+                _ => Failure::NoCudnn(error.message),
+            })
         }
         // Settings that do not fit are refused with the configuration.
         _ => Ok(()),
     }
 }
 
-/// The version of a cuDNN whose attention works on this GPU, or why it does not.
+/// Whether cuDNN's attention works on this GPU, or why it does not.
 #[cfg(feature = "cuda")]
-fn found(index: usize, config: &Config) -> Result<String, KernelError> {
+fn try_cudnn(index: usize, config: &Config) -> Result<(), KernelError> {
     use std::collections::HashMap;
     use std::sync::Mutex;
 
     // Cached, because a matrix of strategies asks for the same few shapes many times.
-    type Verdicts = HashMap<(usize, kernels::cuda::LibraryShape), Result<String, KernelError>>;
+    type Verdicts = HashMap<(usize, kernels::cuda::LibraryShape), Result<(), KernelError>>;
     static VERDICTS: Mutex<Option<Verdicts>> = Mutex::new(None);
     let shape = settings::library_shape(config);
     let key = (index, shape);
@@ -65,7 +63,7 @@ fn found(index: usize, config: &Config) -> Result<String, KernelError> {
     }
     let device = kernels::cuda::CudaDevice::open(index);
     let checked = device.and_then(|device| device.check_cudnn(shape));
-    let verdict = checked.map(|version| version.to_string());
+    let verdict = checked.map(drop);
     // Not cached if the device is full, because it may have room later.
     if !matches!(&verdict, Err(error) if error.fault == Fault::DeviceFull) {
         verdicts.insert(key, verdict.clone());
@@ -74,7 +72,7 @@ fn found(index: usize, config: &Config) -> Result<String, KernelError> {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn found(_index: usize, _config: &Config) -> Result<String, KernelError> {
+fn try_cudnn(_index: usize, _config: &Config) -> Result<(), KernelError> {
     let reason = "this binary was built without CUDA";
     Err(KernelError::device("cudnn", reason))
 }

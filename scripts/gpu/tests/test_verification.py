@@ -13,8 +13,8 @@ import sys
 import tempfile
 import time
 import unittest
-import zlib
 import unittest.mock
+import zlib
 from types import SimpleNamespace
 
 sys.dont_write_bytecode = True

@@ -282,6 +282,10 @@ impl Backend for Cpu {
     fn finish(&self, event: Event) -> Result<(), KernelError> {
         self.workers.finish(event)
     }
+
+    fn is_over(&self, _event: Event) -> bool {
+        true
+    }
 }
 
 fn overwrites(init: &Init) -> bool {

@@ -157,8 +157,8 @@ pub struct Gemm {
 /// The address of a [`Gemm::bias`] is a multiple of this.
 pub const BIAS_ALIGNMENT_BYTES: usize = 16;
 
-/// The address of a scale of [`Gemm::scales`] is a multiple of this: cuBLASLt 13.1 took no product whose scales were at odd
-/// multiples of 4.
+/// The address of a scale of [`Gemm::scales`] is a multiple of this: cuBLASLt 13.1 on an H100 took no product with
+/// a scale at another multiple of 4.
 pub const SCALE_ALIGNMENT_BYTES: usize = 16;
 
 /// Device memory that the matrix library may use for a product.

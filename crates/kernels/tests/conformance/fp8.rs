@@ -155,7 +155,8 @@ impl Case for Transposed {
 }
 
 /// How far off sums of so many terms of random signs may be on tensor cores. Those of Hopper shift each term to the exponent of the largest
-/// of 32 and leave out what is less than 2^-12 of it, as seen on an H100. Such errors add up as the root of their number.
+/// of 32 and leave out what is less than 2^-12 of it, as seen on an H100. The signs of what is left out are random too, so it adds up as
+/// the root of the number of terms; twice that is a margin.
 pub fn on_tensor_cores(terms: usize, largest: f64) -> Rule {
     Rule::Within(2.0 * (terms as f64).sqrt() * largest / 4096.0)
 }

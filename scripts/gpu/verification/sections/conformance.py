@@ -5,7 +5,7 @@ from ..commands import run as run_command
 from ..outcome import OutOfTime, require
 
 CHECKS = "every kernel against f64 on poisoned memory; AdamW's bits against the CPU's; same input, same bits; memory and copies of the device"
-SECONDS = 130
+SECONDS = 120
 
 RESULT = re.compile(r"^test (\S+) \.\.\. (ok|FAILED|ignored)\s*$", re.MULTILINE)
 SHARE = re.compile(r"^(?:test \S+ \.\.\. )?(.+) for (F32|BF16): (.+): ([0-9.]+|NaN|inf) % of the allowed error$", re.MULTILINE)

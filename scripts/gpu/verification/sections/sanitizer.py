@@ -20,7 +20,7 @@ STEP = ["train", "--config", "tiny", "--device", "cuda", "--quiet", "--steps", 1
         "--state-dtype", "8bit", "--save-every", 0]
 TRAINING = [("racecheck", "flash", "bf16"), ("racecheck", "eager", "f32"), ("memcheck", "flash", "bf16"), ("synccheck", "flash", "bf16")]
 # Tensors have blocks of their own there, so that an access to the first byte behind one is found.
-CASES = [["rms_norm", "swiglu", "rotary", "qkv", "elementwise", "embedding", "norm", "cross_entropy", "experts"],
+CASES = [["fp8", "scaled_mm", "dequantise", "latent", "router", "muon", "gram", "adafactor"], ["rms_norm", "swiglu", "rotary", "qkv", "elementwise", "embedding", "norm", "cross_entropy", "experts"],
          ["layer_norm", "gelu", "positions", "preference", "dropout"], ["adamw", "matmul", "grouped_products"], ["attention"], ["flash_attention"]]
 # Failed driver calls are ignored: the trainer reports its own, and a library may try some that fail.
 OPTIONS = {"memcheck": ["--report-api-errors", "no"]}
@@ -29,12 +29,12 @@ OPTIONS = {"memcheck": ["--report-api-errors", "no"]}
 def kernel_names(binary):
     """The kernels of the machine code that is in a binary, compressed: each has a section of this name."""
     held = binary.read_bytes()
-    return {name.decode() for found in re.finditer(rb"\x78\xda", held)
+    return {name.decode() for found in re.finditer(rb"\x78[\x01\x5e\x9c\xda]", held)
             for name in re.findall(rb"\.nv\.info\.(\w+)", inflated(held, found.start()))}
 
 
-def inflated(held, start, most=1 << 20):
-    """What is compressed from here on; as a rule nothing is, and the two bytes are there by chance."""
+def inflated(held, start, most=1 << 24):
+    """What is compressed from here on, by any level; as a rule nothing is, and the two bytes are there by chance."""
     try:
         return zlib.decompressobj().decompress(memoryview(held)[start:start + most])
     except zlib.error:

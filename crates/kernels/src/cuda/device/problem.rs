@@ -169,7 +169,9 @@ fn check_codes(gemm: &Gemm) -> Result<(), KernelError> {
         .all(|scale| (*scale as usize).is_multiple_of(SCALE_ALIGNMENT_BYTES));
     match are_rows && bias_fits && are_aligned && sizes_fit && scales_fit {
         true => Ok(()),
-        false => refuse(format!("no product of codes is laid out so: {gemm:?}")),
+        false => refuse(format!(
+            "no product of codes is laid out so, or has its scales there: {gemm:?}"
+        )),
     }
 }
 

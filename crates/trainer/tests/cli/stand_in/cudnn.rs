@@ -20,7 +20,7 @@ fn with_cudnn(place: &Workplace, arguments: &str, settings: &[(&str, &str)]) -> 
 const LONG: &str =
     "--config small.toml --device cuda --seq 256 --micro-batch 1 --accum 1 --steps 1";
 
-/// It is written down. The trial's device is closed before the run opens its own, and the context
+/// That cuDNN computes is written down. The trial's device is closed before the run opens its own, and the context
 /// stays: the stand-in says so where one is released that has code of libraries in it.
 #[test]
 fn cudnn_computes_where_it_is_asked_for_and_was_tried() {
