@@ -90,8 +90,8 @@ fn figures_of(settings: &Settings, target: Target, made: usize) -> Result<Figure
     })
 }
 
-/// What one more micro-batch of a rank crosses, or a round of them where stages take turns: the difference between a step on shapes, which crosses `crossed`, and
-/// one with `fewer`. The last micro-batch is no measure: it ends the reductions, and may be the only one with any.
+/// What one more micro-batch of a rank crosses; where virtual stages take turns, one more round of them. It is the difference between a
+/// step on shapes, which crosses `crossed`, and one with `fewer`. The last micro-batch is no measure: it ends the reductions, and may be the only one with any.
 fn another_of_a_rank(
     settings: &Settings,
     target: Target,

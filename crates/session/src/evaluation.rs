@@ -3,7 +3,7 @@
 use crate::error::SessionError;
 use crate::forward::Forward;
 use crate::losses::{from_last_stage, gather};
-use crate::neighbours::{Carried, Neighbours, StageBetweenPasses};
+use crate::neighbours::{Neighbours, StageBetweenPasses};
 use crate::read_back::numbers;
 use crate::upload::upload;
 use data::MicroBatch;
@@ -11,7 +11,7 @@ use kernels::operation::SumInOrder;
 use kernels::{Init, KernelError, Kernels, Queue, Reading};
 use memory::{Buffer, Category, DType, Layer, Phase};
 use model::{Batch, BatchShape};
-use settings::Handover;
+use settings::{Carried, Handover};
 use std::ops::Range;
 use units::Ranks;
 
@@ -227,10 +227,8 @@ impl Forward<'_> {
             trains: false,
         };
         let transfer = Handover {
-            input_of,
-            is_gradient: false,
+            of: carried(input_of),
             is_sent,
-            micro_batch: 0,
         };
         neighbours.exchange(at, &[transfer], |_| shape)
     }

@@ -10,22 +10,13 @@ use crate::error::SessionError;
 use kernels::{Event, Exchange, ExchangeBytes, KernelError, Kernels, Queue};
 use memory::{Buffer, Category, Layer, Memory, Phase};
 use model::{BatchShape, Model, SavedActivations};
-use settings::{Handover, Pipeline};
+use settings::{Carried, Handover, Pipeline};
 use std::collections::HashMap;
 use units::Ranks;
 
 const READY: &str = "what a stage sends is computed, and the place of what it receives is free, before they are exchanged";
 const CAME: &str = "what another stage computed has come before it is read";
 const SENT: &str = "what a stage sends has left before its memory is used again";
-
-/// Which tensor crosses: the input of a virtual stage, or its gradient, of a micro-batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Carried {
-    /// The virtual stage, counted over the whole pipeline.
-    pub(crate) input_of: usize,
-    pub(crate) is_gradient: bool,
-    pub(crate) micro_batch: usize,
-}
 
 /// What waits to be sent, has been received, or is on its way.
 #[derive(Default)]
@@ -85,22 +76,18 @@ impl Neighbours {
     ) -> Result<(), SessionError> {
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for transfer in transfers {
-            let of = Carried {
-                input_of: transfer.input_of,
-                is_gradient: transfer.is_gradient,
-                micro_batch: transfer.micro_batch,
-            };
+            let of = transfer.of;
             let peer = at.ranks.in_stage(transfer.peer(at.pipeline.stages));
-            let layer = at.pipeline.layers[transfer.input_of].start;
-            if transfer.is_gradient && !at.model.architecture().needs_input_gradient(layer) {
+            let layer = at.pipeline.layers[of.input_of].start;
+            if of.is_gradient && !at.model.architecture().needs_input_gradient(layer) {
                 continue;
             }
             if transfer.is_sent {
                 let made = self.made.remove(&of);
                 sends.push((peer, made.expect("a pass made what is sent")));
             } else {
-                let shape = shape(transfer.micro_batch);
-                receives.push((peer, of, lease(at, transfer.is_gradient, layer, shape)?));
+                let shape = shape(of.micro_batch);
+                receives.push((peer, of, lease(at, of.is_gradient, layer, shape)?));
             }
         }
         if sends.is_empty() && receives.is_empty() {

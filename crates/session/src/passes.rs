@@ -4,7 +4,7 @@
 use crate::error::SessionError;
 use crate::graphs::section;
 use crate::losses::CurrentLoss;
-use crate::neighbours::{Carried, Neighbours, StageBetweenPasses};
+use crate::neighbours::{Neighbours, StageBetweenPasses};
 use crate::session::{Session, own};
 use crate::step_traffic::{Count, StepTraffic, UpdateTraffic};
 use crate::updating::Updating;
@@ -16,7 +16,7 @@ use model::{
     Batch, BatchShape, DropoutSite, LossPart, Preferences, Purpose, Randomness, ReplayCounts,
     StepLoss, Training, Work,
 };
-use settings::{Handover, StageTask, TaskKind};
+use settings::{Carried, Handover, StageTask, TaskKind};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -184,6 +184,7 @@ impl Session {
             Some(begun) => begun,
             None => self.begin_micro_batch(passes, index)?,
         };
+        self.saved.use_table(table);
         self.pass(task, &begun, passes, beside)?;
         self.give_back_left(&mut passes.leaving)?;
         if layers.end == self.model.layers() && task.kind.is_forward() {
@@ -297,8 +298,6 @@ impl Session {
             traffic: beside,
             before: self.in_flight.as_ref(),
         };
-        let table = self.saved.table_of(layers.start, task.table);
-        self.saved.use_table(table);
         let (kernels, neighbours) = (&*self.kernels, &mut passes.neighbours);
         let carried = |input_of, is_gradient| Carried {
             input_of,

@@ -77,6 +77,7 @@ impl PassHooks for Updating<'_> {
     }
 
     fn is_stopped(&self) -> bool {
+        // Asked before each block.
         if let Some(before) = self.before {
             before.note_if_made(self.kernels);
         }

@@ -115,6 +115,10 @@ mod tests {
         let refused = eager.unwrap_err().to_string();
         let said = "larger than any machine holds";
         assert!(refused.contains(said), "{refused}");
+        let longer = long.with(&["data.seq=100000000".into()]);
+        let refused = longer.unwrap_err().to_string();
+        let said = "more operations than are counted";
+        assert!(refused.contains(said), "{refused}");
     }
 
     #[test]

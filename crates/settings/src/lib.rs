@@ -33,6 +33,7 @@ mod resumed;
 mod schedule;
 mod schema;
 mod settings;
+mod settings_of_stage;
 mod sharing;
 mod size;
 #[cfg(test)]
@@ -55,7 +56,9 @@ pub use keys::{
 pub use pipeline::Pipeline;
 pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};
-pub use schedule::{Handover, PipelineOrder, PipelineSchedule, StageSchedule, StageTask, TaskKind};
+pub use schedule::{
+    Carried, Handover, PipelineOrder, PipelineSchedule, StageSchedule, StageTask, TaskKind,
+};
 pub use schema::{Config, HEURISTIC};
 pub use settings::{
     BetweenSteps, DEFAULT_HEAD_CHUNK, GRAPHS_FROM_ACCUM, Settings, StateFormats, WholeMatrices,

@@ -59,34 +59,44 @@ impl TaskKind {
     }
 }
 
-/// What stages hand each other: the residual stream between two blocks, or its gradient.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Handover {
+/// What one stage makes for another: the residual stream between two blocks, or its gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Carried {
     /// The virtual stage whose input it is, or the gradient of whose input.
     pub input_of: usize,
     /// Whether it is the gradient, which goes to the virtual stage before; otherwise the activation, which comes from there.
     pub is_gradient: bool,
-    /// Whether this stage sends it; otherwise it receives it.
-    pub is_sent: bool,
     /// The micro-batch, by its number among this rank's.
     pub micro_batch: usize,
 }
 
-impl Handover {
-    /// The stage at its other end, of so many.
-    pub fn peer(self, stages: usize) -> usize {
-        match self.is_sent {
-            true => self.receiver(stages),
-            false => self.sender(stages),
-        }
-    }
-
+impl Carried {
+    /// The stage that makes it, of so many.
     fn sender(self, stages: usize) -> usize {
         (self.input_of - usize::from(!self.is_gradient)) % stages
     }
 
     fn receiver(self, stages: usize) -> usize {
         (self.input_of - usize::from(self.is_gradient)) % stages
+    }
+}
+
+/// A transfer as one of its two stages sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handover {
+    /// What crosses.
+    pub of: Carried,
+    /// Whether this stage sends it; otherwise it receives it.
+    pub is_sent: bool,
+}
+
+impl Handover {
+    /// The stage at its other end, of so many.
+    pub fn peer(self, stages: usize) -> usize {
+        match self.is_sent {
+            true => self.of.receiver(stages),
+            false => self.of.sender(stages),
+        }
     }
 }
 
@@ -152,14 +162,14 @@ impl PipelineOrder {
             let stage = Rank { number, ..stage };
             self.passes(stage, micro_batches)
         });
-        let stages = on_paper(
-            &orders.collect::<Vec<_>>(),
-            (stage.of * self.virtual_stages, micro_batches),
-        );
+        let virtual_stages = stage.of * self.virtual_stages;
+        let stages = on_paper(&orders.collect::<Vec<_>>(), (virtual_stages, micro_batches));
         let own = &stages[stage.number];
         let passes = own.iter().map(|timed| timed.pass);
         let tables = Tables::new(passes, stage.of);
-        let mut exchanges = exchanges(&stages, stage).into_iter().peekable();
+        let mut exchanges = exchanges(&stages, stage, virtual_stages)
+            .into_iter()
+            .peekable();
         let task = |(timed, table): (&Timed, &usize)| {
             let mut before = Vec::new();
             while let Some((_, transfers)) = exchanges.next_if(|(time, _)| *time <= timed.start) {
@@ -185,7 +195,8 @@ impl PipelineOrder {
         Tables::new(passes.into_iter(), stage.of).of_virtual_stages
     }
 
-    /// Of a step's micro-batches, enough for its peak: those that are under way on a stage, and the next.
+    /// How many micro-batches a shorter step needs to have the peak of a step of so many: those that are under way on a stage, and one
+    /// more, or one more round where virtual stages take turns.
     pub fn few(self, stage: Rank, micro_batches: usize) -> usize {
         let under_way = self.under_way(stage, micro_batches)[0];
         let at_a_time = self.at_a_time(stage.of);
@@ -339,12 +350,11 @@ fn on_paper(
     stages
 }
 
-/// What a pass makes for another stage, as that stage or this one sees it.
-fn made(pass: StagePass, is_sent: bool, virtual_stages: usize) -> impl Iterator<Item = Handover> {
-    let of = |input_of, is_gradient| Handover {
+/// What a pass makes for other stages.
+fn made(pass: StagePass, virtual_stages: usize) -> impl Iterator<Item = Carried> {
+    let of = |input_of, is_gradient| Carried {
         input_of,
         is_gradient,
-        is_sent,
         micro_batch: pass.micro_batch,
     };
     let own = pass.virtual_stage;
@@ -357,19 +367,18 @@ fn made(pass: StagePass, is_sent: bool, virtual_stages: usize) -> impl Iterator<
 }
 
 /// What a stage exchanges, by its time on paper.
-fn exchanges(stages: &[Vec<Timed>], stage: Rank) -> Vec<(usize, Vec<Handover>)> {
-    let all = stages
-        .iter()
-        .flatten()
-        .map(|timed| timed.pass.virtual_stage);
-    let virtual_stages = all.max().map_or(0, |last| last + 1);
+fn exchanges(
+    stages: &[Vec<Timed>],
+    stage: Rank,
+    virtual_stages: usize,
+) -> Vec<(usize, Vec<Handover>)> {
     let mut all: Vec<(usize, Handover)> = Vec::new();
-    for (of, passes) in stages.iter().enumerate() {
+    for (number, passes) in stages.iter().enumerate() {
+        let is_sent = number == stage.number;
         for timed in passes {
-            let is_sent = of == stage.number;
-            let made = made(timed.pass, is_sent, virtual_stages);
-            let own = made.filter(|one| is_sent || one.receiver(stage.of) == stage.number);
-            all.extend(own.map(|transfer| (timed.end, transfer)));
+            let made = made(timed.pass, virtual_stages);
+            let own = made.filter(|of| is_sent || of.receiver(stage.of) == stage.number);
+            all.extend(own.map(|of| (timed.end, Handover { of, is_sent })));
         }
     }
     all.sort_by_key(|(time, _)| *time);
@@ -464,23 +473,17 @@ mod tests {
         let mut backward = HashMap::<usize, Vec<usize>>::new();
         for task in &schedule.tasks {
             let transfers = task.exchanges.iter().flatten();
-            came.extend(transfers.filter(|one| !one.is_sent).copied());
-            let of = |input_of, is_gradient| Handover {
+            let (sent, received): (Vec<Handover>, Vec<_>) = transfers.partition(|one| one.is_sent);
+            came.extend(received.iter().map(|one| one.of));
+            assert!(sent.iter().all(|one| made.contains(&one.of)));
+            let of = |input_of, is_gradient| Carried {
                 input_of,
                 is_gradient,
-                is_sent: false,
                 micro_batch: task.micro_batch,
             };
             let (own, kind) = (task.virtual_stage, task.kind);
             assert!(!kind.is_forward() || own == 0 || came.contains(&of(own, false)));
             assert!(kind != TaskKind::Backward || came.contains(&of(own + 1, true)));
-            for sent in task.exchanges.iter().flatten().filter(|one| one.is_sent) {
-                let sent = Handover {
-                    is_sent: false,
-                    ..*sent
-                };
-                assert!(made.contains(&sent));
-            }
             made.extend(kind.is_forward().then(|| of(own + 1, false)));
             made.extend(kind.is_backward().then(|| of(own, true)));
             if kind.is_backward() {
@@ -497,20 +500,18 @@ mod tests {
     /// other: the test notices that.
     #[test]
     fn transfers_one_by_one_never_end() {
-        let order = PipelineOrder {
-            schedule: PipelineSchedule::OneForwardOneBackward,
-            virtual_stages: 1,
-        };
-        let mut schedules = all(order, 4, 8);
+        let mut schedules = all(PipelineOrder::ALONE, 4, 8);
         for (stage, schedule) in schedules.iter_mut().enumerate() {
             let mut one_by_one = Vec::new();
             for task in &schedule.tasks {
                 let (forward, backward) = (task.kind.is_forward(), task.kind.is_backward());
                 let one = |input_of, is_gradient, is_sent| Handover {
-                    input_of,
-                    is_gradient,
+                    of: Carried {
+                        input_of,
+                        is_gradient,
+                        micro_batch: task.micro_batch,
+                    },
                     is_sent,
-                    micro_batch: task.micro_batch,
                 };
                 let both = [
                     (forward && stage > 0).then(|| one(stage, false, false)),
@@ -547,7 +548,8 @@ mod tests {
         assert_eq!(tables(OneForwardOneBackward, 2), [[2], [2], [2], [1]]);
     }
 
-    /// Of all virtual stages of a stage together (Narayanan et al. 2021). A few micro-batches need as many tables as all.
+    /// Over all its virtual stages, a stage has as many micro-batches under way as Narayanan et al. (2021) say. A shorter step
+    /// ([`PipelineOrder::few`]) needs as many tables as a long one.
     #[test]
     fn as_many_are_under_way_in_interleaved_stages_as_published() {
         for (stages, virtual_stages, rounds) in (2..7).flat_map(|stages| {

@@ -7,21 +7,19 @@ use super::fp8;
 use super::keys::HardwareConfig;
 use super::lora::check_modules;
 use super::pipeline::{Pipeline, pipeline};
-use super::schedule::{PipelineOrder, StageSchedule};
 use super::schema::Config;
 use super::sharing;
 use super::unknown::nearest_containing;
 use data::Packing;
 use memory::{DType, Homes, Layer, Layout, OwnParts, Rank, Role};
 use model::{
-    Action, Architecture, Attention, Fp8Products, HeldBlocks, Lora, ModelConfig, NamePatterns,
-    OffloadLabels, PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy, SharingRanks, Stored,
+    Action, Architecture, Attention, Fp8Products, Lora, ModelConfig, NamePatterns, OffloadLabels,
+    PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy, SharingRanks, Stored,
 };
 use optim::{
     Adafactor, AdamW, Hyperparameters, MasterFormat, MomentFormat, Muon, SMALLEST_QUANTISED,
     Schedule, WholeTensor,
 };
-use std::ops::Range;
 use units::Ranks;
 
 /// Everything that decides the memory and the arithmetic of a step.
@@ -303,21 +301,6 @@ impl Settings {
         }
     }
 
-    /// The settings of the rank that has this rank's place in another stage of the pipeline.
-    pub fn in_stage(&self, number: usize) -> Settings {
-        let in_stage = |ranks: &Ranks| Ranks {
-            stage: Rank {
-                number,
-                ..ranks.stage
-            },
-            ..ranks.clone()
-        };
-        Settings {
-            ranks: self.ranks.as_ref().map(in_stage),
-            ..self.clone()
-        }
-    }
-
     /// The same settings with `layers` layers, in one stage. Name patterns that fit only removed layers are removed too.
     pub fn of_layers(&self, layers: usize) -> Settings {
         let mut small = self.in_one_stage();
@@ -341,69 +324,6 @@ impl Settings {
         let patterns = patterns.map(|all| all.into_iter().filter(fits).collect::<Vec<String>>());
         small.whole_matrices.patterns = patterns.filter(|left| !left.is_empty());
         small
-    }
-
-    /// The blocks of each virtual stage that this rank computes, of a model of so many.
-    pub fn own_layers(&self, layers: usize) -> Vec<Range<usize>> {
-        match &self.pipeline {
-            None => std::iter::once(0..layers).collect(),
-            Some(pipeline) => {
-                let own = pipeline.of_stage(self.stage().number);
-                own.map(|(_, layers)| layers.clone()).collect()
-            }
-        }
-    }
-
-    /// The blocks of a virtual stage, counted over the whole pipeline, of a model of so many.
-    pub fn layers_of(&self, virtual_stage: usize, layers: usize) -> Range<usize> {
-        let pipeline = self.pipeline.as_ref();
-        pipeline.map_or(0..layers, |pipeline| pipeline.layers[virtual_stage].clone())
-    }
-
-    /// Whether this rank computes losses.
-    pub fn has_head(&self) -> bool {
-        let stage = self.stage();
-        stage.number + 1 == stage.of
-    }
-
-    /// What this rank does in a step of so many micro-batches of its own.
-    pub fn schedule_of_stage(&self, micro_batches: usize) -> StageSchedule {
-        self.pipeline_order().of_stage(self.stage(), micro_batches)
-    }
-
-    /// In which order the pipeline's stages work, which is one for a single stage.
-    pub fn pipeline_order(&self) -> PipelineOrder {
-        let pipeline = self.pipeline.as_ref();
-        pipeline.map_or(PipelineOrder::ALONE, Pipeline::order)
-    }
-
-    /// After how many micro-batches a stage of a pipeline does the same again.
-    pub fn micro_batches_at_a_time(&self) -> usize {
-        self.pipeline_order().at_a_time(self.stage().of)
-    }
-
-    /// How long a stage of a pipeline waits for others, over the time of its work, if all stages take as long (Narayanan et al.
-    /// 2021). 0 without a pipeline.
-    pub fn idle_over_work(&self) -> f64 {
-        let passes = self.accum * self.pipeline_order().virtual_stages;
-        (self.stage().of - 1) as f64 / passes as f64
-    }
-
-    /// This rank's stage of the pipeline; [`Rank::ALONE`] without one.
-    pub fn stage(&self) -> Rank {
-        let ranks = self.ranks.as_ref();
-        ranks.map_or(Rank::ALONE, |ranks| ranks.stage)
-    }
-
-    /// What this rank holds in its tables of activations, of each of its virtual stages.
-    pub fn held(&self, layers: usize) -> Vec<HeldBlocks> {
-        let under_way = self.pipeline_order().under_way(self.stage(), self.accum);
-        let each = self.own_layers(layers).into_iter().zip(under_way);
-        let held = each.map(|(layers, micro_batches)| HeldBlocks {
-            layers,
-            micro_batches: micro_batches * self.own_parts().count,
-        });
-        held.collect()
     }
 
     /// This rank among those that have other micro-batches, or other parts of them: all, or those of its stage of a pipeline. One

@@ -1,4 +1,4 @@
-//! The bundles of gradients that ranks add up, cut into buckets: what of each rank's piece is exchanged at a time.
+//! The bundles of gradients that ranks add up, cut into buckets. One exchange sends and receives one bucket.
 
 use memory::{Cover, Layout, Rank};
 use std::cell::OnceCell;
@@ -19,7 +19,7 @@ pub(crate) struct GradientBuckets {
     of_bundles: Vec<OnceCell<Rc<[Bucket]>>>,
 }
 
-/// What is exchanged at a time.
+/// The elements of one exchange.
 pub(crate) struct Bucket {
     /// Its elements of every rank's piece, by their places in that.
     rows: Range<usize>,
@@ -86,7 +86,7 @@ impl GradientBuckets {
         self.of_bundles[bundle].get_or_init(buckets).clone()
     }
 
-    /// What a bucket has of a rank's piece.
+    /// The elements of a rank's piece that are in a bucket.
     pub(crate) fn of_rank(&self, bundle: usize, bucket: &Bucket, rank: Rank) -> Cover {
         self.piece(bundle, rank, &bucket.rows)
     }

@@ -147,10 +147,9 @@ pub struct Gemm {
     pub bias: Option<*const u8>,
     /// Row-major output; f32, or the type of `a`; of codes f32 or bf16.
     pub out: Matrix,
-    /// For codes of FP8 alone: where the scales of `a` and `b` lie, an f32 each, which the product reads when it runs. Each address is
-    /// a multiple of [`SCALE_ALIGNMENT_BYTES`].
-    /// The rows of `a` and the columns of `b` are contiguous and have a multiple of 16 elements, not both are e5m2, and every
-    /// address and distance is a multiple of 16 bytes.
+    /// For codes of FP8 alone: where the scales of `a` and `b` lie, an f32 each at a multiple of [`SCALE_ALIGNMENT_BYTES`]. The product
+    /// reads them when it runs. The rows of `a` and the columns of `b` are contiguous and have a multiple of 16 elements, not both
+    /// are e5m2, and every address and distance is a multiple of 16 bytes.
     pub scales: Option<[*const u8; 2]>,
 }
 

@@ -10,8 +10,8 @@ use crate::{DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, S
 /// Only [`Driver::copy_to_host`] and [`Driver::finish`] wait, and [`Driver::copy_to_device`] if many uploads are
 /// running. An error may belong to earlier work.
 ///
-/// A driver that finishes every call before it returns needs no [`Driver::record`], [`Driver::wait`] or
-/// [`Driver::finish`].
+/// A driver that finishes every call before it returns needs no [`Driver::record`], [`Driver::wait`],
+/// [`Driver::finish`] or [`Driver::is_over`].
 pub trait Driver {
     /// Announces an operation before its calls, for drivers that list calls.
     fn begin_operation(&self, _operation: &Operation) {}
