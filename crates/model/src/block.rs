@@ -130,6 +130,14 @@ impl Block {
         &self.runs
     }
 
+    /// Whether the gradients of all its matrices can be computed later than all else of its backward pass. A tile's activations do not
+    /// outlive it.
+    pub fn gradients_can_wait(&self) -> bool {
+        let in_tiles = self.runs.iter().any(|run| run.tile_tokens.is_some());
+        let mut stages = self.stages.iter();
+        !in_tiles && stages.all(|declared| declared.stage.gradients_can_wait())
+    }
+
     fn assert_reads_are_written(&self) {
         for (at, Declared { stage, io, .. }) in self.stages.iter().enumerate() {
             for activation in io.reads.iter().chain(&io.backward_reads) {

@@ -167,7 +167,8 @@ impl Pass<'_> {
     /// Starts fetching the gradients that earlier micro-batches made of a part. It is called one part ahead, so that
     /// the copy has that long.
     fn fetch_gradients(&mut self, part: Layer) -> Result<(), ModelError> {
-        let unit = self.model.unit_of_part(part);
+        let waits = matches!(part, Layer::Block(layer) if self.gradients_of_block_wait(layer));
+        let unit = self.model.unit_of_part(part).filter(|_| !waits);
         let work = &mut self.work;
         let gradients = &mut *work.purpose.training().gradients;
         match unit {
@@ -258,8 +259,7 @@ impl Pass<'_> {
             if !self.work.purpose.training().gradients.is_released() {
                 self.go_on()?;
             }
-            let unit = self.model.unit_of_part(Layer::Block(layer));
-            let open = self.open_gradients(unit)?;
+            let open = self.open_block(layer)?;
             match layer.checked_sub(1) {
                 _ if layer == first && (layer > 0 || lowest.is_some()) => {}
                 Some(next) => {
@@ -272,11 +272,24 @@ impl Pass<'_> {
             self.close_gradients(Layer::Block(layer), open)?;
         }
         let gradient = self.leave_blocks(layers.start, first)?;
-        let work = &mut self.work;
-        let training = work.purpose.training();
+        let kernels = self.work.kernels;
+        let training = self.work.purpose.training();
         let is_last = training.is_last_micro_batch;
-        training.gradients.end_micro_batch(work.kernels, is_last)?;
+        training.gradients.add_up_vectors(kernels, is_last)?;
+        let is_complete = is_last && training.waiting.is_none();
+        training.gradients.end_micro_batch(kernels, is_complete)?;
         Ok(gradient)
+    }
+
+    /// Opens what the backward pass of a block adds to: the gradients of its unit, unless they wait.
+    fn open_block(&mut self, layer: usize) -> Result<Option<OpenUnit>, ModelError> {
+        if self.gradients_of_block_wait(layer) {
+            let kernels = self.work.kernels;
+            let gradients = &mut *self.work.purpose.training().gradients;
+            gradients.open_vectors(kernels)?;
+            return Ok(None);
+        }
+        self.open_gradients(self.model.unit_of_part(Layer::Block(layer)))
     }
 
     /// Ends a backward pass whose blocks begin at `start`, and of which `ended` is the lowest that went backward: runs the embedding's

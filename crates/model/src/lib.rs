@@ -60,6 +60,7 @@ mod statistics;
 #[cfg(test)]
 mod test_model;
 mod tiles;
+mod waiting_gradients;
 
 pub use activation::{Activation, BatchShape, Dimension, Extent};
 pub use architecture::Architecture;
@@ -103,3 +104,4 @@ pub use saved::{HeldBlocks, SavedActivations};
 pub use sharing::SharingRanks;
 pub use stage::{Declared, Io, Stage};
 pub use stages::Attention;
+pub use waiting_gradients::WaitingGradients;

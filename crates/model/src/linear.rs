@@ -3,13 +3,14 @@
 mod apart;
 mod fp8;
 mod rows;
+mod waiting;
 
 use crate::adapter::{Adapter, OutputColumns};
 use crate::fp8::{Fp8Layer, Fp8Products};
 use crate::matrix::{WeightMatrix, matrix};
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::{Activation, DropoutSite, Extent, ModelError, Pass};
-use kernels::operation::{AddBias, BiasBackward, Matmul};
+use kernels::operation::{AddBias, BiasBackward, Copy, Matmul};
 use kernels::{Init, Kernels};
 use memory::{Buffer, In, Out};
 use std::ops::Range;
@@ -283,6 +284,13 @@ impl Linear {
         if let Some((layer, codes)) = self.gradient_codes(pass, dy)? {
             return self.backward_fp8(pass, (layer, input), codes);
         }
+        if pass.gradients_wait() {
+            // The caller goes on with the gradient, and may add to it.
+            let mut own = pass.temporary("d_waiting", [dy.dims()[0], self.outputs()])?;
+            let (out, x) = (own.view_mut(), dy);
+            pass.kernels().run(Copy { out, x })?;
+            return self.backward_waiting(pass, input, own);
+        }
         let through = self.parameter_gradients(pass, input, dy)?;
         let (mut dx, init) = pass.gradient_to_add(input)?;
         self.input_gradient(pass, dx.view_mut(), init, (dy, through))?;
@@ -301,7 +309,10 @@ impl Linear {
         dy: Buffer,
     ) -> Result<(), ModelError> {
         let Some((layer, codes)) = self.gradient_codes(pass, dy.view())? else {
-            return self.backward(pass, input, dy.view());
+            return match pass.gradients_wait() {
+                true => self.backward_waiting(pass, input, dy),
+                false => self.backward(pass, input, dy.view()),
+            };
         };
         drop(dy);
         self.backward_fp8(pass, (layer, input), codes)
@@ -409,17 +420,27 @@ impl Linear {
     pub fn add_gradient(&self, pass: &mut Pass, dy: In, x: In) -> Result<(), ModelError> {
         let kernels = pass.kernels();
         self.add_bias_gradients(pass, dy)?;
-        if self.is_one_product(pass, dy.dims()[0])
-            && let Some(dweight) = pass.accumulate_joined(&self.weights)
-        {
-            return weight_gradient(kernels, dweight, dy, x);
-        }
-        for (weight, columns) in self.weights.iter().zip(self.columns()) {
-            if let Some(dweight) = pass.accumulate(*weight) {
-                weight_gradient(kernels, dweight, dy.columns(columns), x)?;
-            }
+        for (weights, columns) in self.gradient_products(pass, dy.dims()[0]) {
+            let dweight = pass.accumulate_joined(weights);
+            let dweight = dweight.expect("what is one product lies together, and is trained");
+            weight_gradient(kernels, dweight, dy.columns(columns), x)?;
         }
         Ok(())
+    }
+
+    /// The products that compute the gradients of its trained weights for so many tokens: the weights of each, and its columns of `y`.
+    fn gradient_products(
+        &self,
+        pass: &Pass,
+        tokens: usize,
+    ) -> Vec<(&[ParameterId], Range<usize>)> {
+        let are_trained = self.weights.iter().all(|weight| weight.is_trained());
+        let is_one = are_trained && self.is_one_product(pass, tokens);
+        if is_one && pass.lie_together(&self.weights) {
+            return vec![(&self.weights, 0..self.outputs())];
+        }
+        let each = self.weights.chunks(1).zip(self.columns());
+        each.filter(|(weight, _)| weight[0].is_trained()).collect()
     }
 
     fn add_bias_gradients(&self, pass: &mut Pass, dy: In) -> Result<(), ModelError> {

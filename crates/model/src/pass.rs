@@ -654,10 +654,11 @@ impl<'a> Pass<'a> {
     }
 
     fn drop_activation(&mut self, at: LayerActivation) {
-        match &mut self.own_mut().tiles {
-            Some(tiles) => drop(tiles.take(at)),
-            None => self.work.saved.release(at),
+        if let Some(tiles) = &mut self.own_mut().tiles {
+            return drop(tiles.take(at));
         }
+        let holders = self.holders(at);
+        self.work.saved.release_held(at, holders);
     }
 
     /// Runs the backward pass of a stage, and then releases the activations that no later one needs.

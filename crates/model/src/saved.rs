@@ -335,6 +335,22 @@ impl SavedActivations {
         }
     }
 
+    /// Drops an activation that so many others hold, whom it may outlive the table for.
+    ///
+    /// # Panics
+    /// As [`SavedActivations::release`], if there are more.
+    pub(crate) fn release_held(&mut self, at: LayerActivation, holders: usize) {
+        if holders == 0 {
+            return self.release(at);
+        }
+        let state = std::mem::take(&mut self.slot_mut(at).state);
+        let is_held = |buffer: &Rc<Buffer>| Rc::strong_count(buffer) == 1 + holders;
+        assert!(
+            matches!(&state, SlotState::Live(buffer) if is_held(buffer)),
+            "{at} leaves the table when it is live and only what waits reads it"
+        );
+    }
+
     /// Takes a live activation out, to be overwritten. It is a temporary from then on.
     ///
     /// # Panics

@@ -56,6 +56,12 @@ pub trait Stage {
         true
     }
 
+    /// Whether the gradients of its matrices can be computed later than all else of its backward pass
+    /// ([`crate::WaitingGradients`]). A stage without parameters has none.
+    fn gradients_can_wait(&self) -> bool {
+        self.parameters().is_empty()
+    }
+
     /// Where it drops elements. [`Pass::dropout`] refuses other sites.
     fn dropout(&self) -> Vec<DropoutSite> {
         Vec::new()

@@ -111,6 +111,7 @@ impl TestModel {
                 gradient_scale: self.scale.view(),
                 preferences: None,
             }],
+            waiting: None,
             hooks,
         };
         let work = Work {

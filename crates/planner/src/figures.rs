@@ -193,6 +193,8 @@ mod tests {
             &["recompute.spec=mlp", "offload.optimizer=pinned"],
             &["recompute.spec=none", "collectives.zero=2"],
             &["recompute.spec=full", "parallel.schedule=interleaved"],
+            &["recompute.spec=full", "parallel.schedule=zb-h1"],
+            &["parallel.schedule=zb-h1", "collectives.zero=2"],
             &[
                 "parallel.schedule=interleaved",
                 "offload.activations=qkv",

@@ -232,7 +232,8 @@ mod tests {
         assert!(told.contains("3, 7"), "{told}");
     }
 
-    /// Where stages take as long as each other, they wait (p - 1) / (m v) of their work (Narayanan et al. 2021).
+    /// Where stages take as long as each other, they wait (p - 1) / (m v) of their work (Narayanan et al. 2021), and under zb-h1 a third
+    /// of that (Qi et al. 2023).
     #[test]
     fn stages_wait_as_long_as_published() {
         for (accum, schedule, each) in [
@@ -241,6 +242,8 @@ mod tests {
             (40, PipelineSchedule::OneForwardOneBackward, 1),
             (8, PipelineSchedule::Interleaved, 2),
             (40, PipelineSchedule::Interleaved, 2),
+            (8, PipelineSchedule::ZbH1, 3),
+            (40, PipelineSchedule::ZbH1, 3),
         ] {
             let set = [
                 format!("batch.accum={accum}"),

@@ -14,7 +14,7 @@ use kernels::Section;
 use memory::{Buffer, Category, DType, Layer, Phase};
 use model::{
     Batch, BatchShape, DropoutSite, LossPart, Preferences, Purpose, Randomness, ReplayCounts,
-    StepLoss, Training, Work,
+    StepLoss, Training, WaitingGradients, Work,
 };
 use settings::{Carried, Handover, StageTask, TaskKind};
 use std::collections::HashMap;
@@ -31,6 +31,8 @@ struct Passes<'a> {
     lent: Option<LentTokens>,
     /// Those between the forward and the backward pass of a virtual stage.
     under_way: HashMap<(usize, usize), BegunMicroBatch>,
+    /// The gradients of matrices that they have left for later, by virtual stage and micro-batch.
+    waiting: HashMap<(usize, usize), WaitingGradients>,
     neighbours: Neighbours,
     /// The table and the block whose offloaded activations are still on their way to the host.
     leaving: Option<(usize, usize)>,
@@ -93,6 +95,7 @@ impl Session {
             },
             lent,
             under_way: HashMap::new(),
+            waiting: HashMap::new(),
             neighbours: Neighbours::default(),
             leaving: None,
             replayed: self.model.no_replays(),
@@ -163,7 +166,7 @@ impl Session {
         passes.neighbours.exchange(at, transfers, shape)
     }
 
-    /// One pass of a micro-batch, or both.
+    /// One pass of a micro-batch, or both, or what one has left.
     fn run_task(
         &mut self,
         task: &StageTask,
@@ -173,6 +176,38 @@ impl Session {
         let _place = self.memory.enter(Phase::Forward, Layer::Whole);
         let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
         let beside_before = *beside;
+        match task.kind {
+            TaskKind::WeightGradients => self.waiting_gradients(task, passes),
+            _ => self.run_pass(task, passes, beside),
+        }?;
+        let count = Count::of(&*self.kernels, &self.weights, &self.gradients);
+        let meanwhile = beside.since(beside_before);
+        passes.crossed = count.since(before).split(&meanwhile).without_update();
+        Ok(())
+    }
+
+    fn waiting_gradients(
+        &mut self,
+        task: &StageTask,
+        passes: &mut Passes,
+    ) -> Result<(), SessionError> {
+        let index = task.micro_batch;
+        let waiting = passes.waiting.remove(&(task.virtual_stage, index));
+        let on = (&self.memory, &*self.kernels);
+        Ok(self.model.waiting_gradients(
+            on,
+            &mut self.gradients,
+            waiting.expect("its backward pass came before"),
+            index + 1 == passes.own.len(),
+        )?)
+    }
+
+    fn run_pass(
+        &mut self,
+        task: &StageTask,
+        passes: &mut Passes,
+        beside: &mut UpdateTraffic,
+    ) -> Result<(), SessionError> {
         let (index, count) = (task.micro_batch, passes.own.len());
         let layers = self.layers_of(task);
         let table = self.saved.table_of(layers.start, task.table);
@@ -196,9 +231,6 @@ impl Session {
         } else if task.virtual_stage == self.settings.stage().number {
             (self.each_micro_batch)(index + 1, count);
         }
-        let count = Count::of(&*self.kernels, &self.weights, &self.gradients);
-        let meanwhile = beside.since(beside_before);
-        passes.crossed = count.since(before).split(&meanwhile).without_update();
         Ok(())
     }
 
@@ -307,13 +339,16 @@ impl Session {
         let own = task.virtual_stage;
         let gradient = match task.kind {
             TaskKind::Backward => neighbours.take(kernels, carried(own + 1, true))?,
-            TaskKind::Forward | TaskKind::ForwardBackward => {
+            _ => {
                 if let Some(input) = neighbours.take(kernels, carried(own, false))? {
                     self.saved.receive(layers.start, input);
                 }
                 None
             }
         };
+        let leaves_gradients = self.settings.pipeline_order().leaves_gradients();
+        let waiting = (leaves_gradients && task.kind.is_backward())
+            .then(|| passes.waiting.entry((own, index)).or_default());
         let work = Work {
             memory: &self.memory,
             kernels,
@@ -326,6 +361,7 @@ impl Session {
                 gradients: &mut self.gradients,
                 is_last_micro_batch: index + 1 == count,
                 losses,
+                waiting,
                 hooks: &mut updating,
             }),
         };
@@ -338,7 +374,7 @@ impl Session {
                 self.model
                     .backward_of_stage(work, gradient, &mut passes.replayed)
             }
-            TaskKind::ForwardBackward => self.model.forward_backward(work, &mut passes.replayed),
+            _ => self.model.forward_backward(work, &mut passes.replayed),
         };
         let ended = match begun.section {
             Some(_) => kernels.end_section(made.is_ok()),

@@ -7,7 +7,7 @@ use super::schedule::{PipelineOrder, PipelineSchedule};
 use super::schema::Config;
 use data::Packing;
 use memory::{Layer, Rank};
-use model::Architecture;
+use model::{Architecture, Block};
 use std::ops::Range;
 use units::Zero;
 
@@ -200,6 +200,15 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(),
     if config.has_pairs() {
         return not_with(
             "--objective dpo needs a second pass through the whole model; take --objective next-token",
+        );
+    }
+    let mut blocks = architecture.blocks().iter();
+    if config.parallel.schedule == PipelineSchedule::ZbH1
+        && !blocks.any(Block::gradients_can_wait)
+    {
+        return refused(
+            "--pipeline-schedule zb-h1 computes gradients of matrices later than those of activations, and no block of this model can: \
+             adapters, experts, latent attention and memory.tile_tokens compute both at once; take --pipeline-schedule 1f1b",
         );
     }
     if architecture.router_losses().is_some() {

@@ -10,7 +10,7 @@
 
 use choices::choices;
 use memory::Rank;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 choices! {
     /// The order in which a pipeline's stages work.
@@ -23,6 +23,9 @@ choices! {
         /// The same with several virtual stages to a stage, which take turns after as many micro-batches as there are stages (Narayanan
         /// et al. 2021). Stages wait less, send more, and hold more micro-batches.
         Interleaved = "interleaved",
+        /// As 1f1b, but the gradients of matrices are computed later, where a stage would wait; no stage holds more micro-batches than
+        /// the first (ZB-H1 of Qi et al. 2023).
+        ZbH1 = "zb-h1",
     }
 }
 
@@ -36,25 +39,28 @@ pub enum TaskKind {
     /// Both, one after the other: the last virtual stage, whose head computes a loss and its gradient together, and a run without a
     /// pipeline.
     ForwardBackward,
+    /// The gradients of matrices that its backward pass has left for later.
+    WeightGradients,
 }
 
 impl TaskKind {
     /// Whether a micro-batch begins with it.
     pub fn is_forward(self) -> bool {
-        self != TaskKind::Backward
+        matches!(self, TaskKind::Forward | TaskKind::ForwardBackward)
     }
 
     /// Whether a micro-batch ends with it.
     pub fn is_backward(self) -> bool {
-        self != TaskKind::Forward
+        matches!(self, TaskKind::Backward | TaskKind::ForwardBackward)
     }
 
-    /// Its time on paper.
-    fn time(self) -> usize {
+    /// Its time on paper, where the gradients of matrices are left for later or not.
+    fn time(self, leaves_gradients: bool) -> usize {
+        let backward = if leaves_gradients { 1 } else { 2 };
         match self {
-            TaskKind::Forward => 1,
-            TaskKind::Backward => 2,
-            TaskKind::ForwardBackward => 3,
+            TaskKind::Forward | TaskKind::WeightGradients => 1,
+            TaskKind::Backward => backward,
+            TaskKind::ForwardBackward => 1 + backward,
         }
     }
 }
@@ -132,6 +138,21 @@ struct StagePass {
     micro_batch: usize,
 }
 
+impl StagePass {
+    /// When what it needs from other virtual stages has been made; none if that is not known yet.
+    fn needs(self, ends: &[Ends]) -> Option<usize> {
+        let (own, micro_batch) = (self.virtual_stage, self.micro_batch);
+        match (self.kind, own.checked_sub(1)) {
+            (TaskKind::Backward, _) => ends[own + 1].backward[micro_batch],
+            (TaskKind::Forward | TaskKind::ForwardBackward, Some(before)) => {
+                ends[before].forward[micro_batch]
+            }
+            (TaskKind::Forward | TaskKind::ForwardBackward, None)
+            | (TaskKind::WeightGradients, _) => Some(0),
+        }
+    }
+}
+
 /// A pass in the order of a stage, with its times on paper.
 #[derive(Clone, Copy)]
 struct Timed {
@@ -163,7 +184,7 @@ impl PipelineOrder {
             self.passes(stage, micro_batches)
         });
         let virtual_stages = stage.of * self.virtual_stages;
-        let stages = on_paper(&orders.collect::<Vec<_>>(), (virtual_stages, micro_batches));
+        let stages = self.on_paper(&orders.collect::<Vec<_>>(), micro_batches);
         let own = &stages[stage.number];
         let passes = own.iter().map(|timed| timed.pass);
         let tables = Tables::new(passes, stage.of);
@@ -196,18 +217,34 @@ impl PipelineOrder {
     }
 
     /// How many micro-batches a shorter step needs to have the peak of a step of so many: those that are under way on a stage, and one
-    /// more, or one more round where virtual stages take turns.
+    /// more, or one more round where virtual stages take turns. Those whose gradients of matrices wait are under way too.
     pub fn few(self, stage: Rank, micro_batches: usize) -> usize {
-        let under_way = self.under_way(stage, micro_batches)[0];
+        let under_way = self.under_way(stage, micro_batches)[0] + self.waiting(stage);
         let at_a_time = self.at_a_time(stage.of);
         micro_batches.min((under_way + at_a_time).next_multiple_of(at_a_time))
+    }
+
+    /// For how many micro-batches a stage has gone backward before it computes the gradients of matrices of the first. The later a
+    /// stage is, the fewer micro-batches are between its forward and backward passes, and the more may wait.
+    pub fn waiting(self, stage: Rank) -> usize {
+        match self.leaves_gradients() {
+            true => stage.number,
+            false => 0,
+        }
+    }
+
+    /// Whether the gradients of matrices are left for later.
+    pub fn leaves_gradients(self) -> bool {
+        self.schedule == PipelineSchedule::ZbH1
     }
 
     /// After how many micro-batches stages do the same again. A step's micro-batches have to be a multiple of it.
     pub fn at_a_time(self, stages: usize) -> usize {
         match self.schedule {
             PipelineSchedule::Interleaved => stages,
-            PipelineSchedule::Gpipe | PipelineSchedule::OneForwardOneBackward => 1,
+            PipelineSchedule::Gpipe
+            | PipelineSchedule::OneForwardOneBackward
+            | PipelineSchedule::ZbH1 => 1,
         }
     }
 
@@ -241,7 +278,10 @@ impl PipelineOrder {
             }),
             _ => Some(pass),
         });
-        passes.collect()
+        match self.leaves_gradients() {
+            true => with_weight_gradients(passes, self.waiting(stage)),
+            false => passes.collect(),
+        }
     }
 
     /// How many forward passes a stage makes before its first backward pass.
@@ -249,7 +289,7 @@ impl PipelineOrder {
         let after = stage.of - 1 - stage.number;
         match self.schedule {
             PipelineSchedule::Gpipe => micro_batches,
-            PipelineSchedule::OneForwardOneBackward => after,
+            PipelineSchedule::OneForwardOneBackward | PipelineSchedule::ZbH1 => after,
             PipelineSchedule::Interleaved => 2 * after + (self.virtual_stages - 1) * stage.of,
         }
     }
@@ -261,6 +301,55 @@ impl PipelineOrder {
         let (round, within) = (number / of_a_round, number % of_a_round);
         (within / at_a_time, round * at_a_time + within % at_a_time)
     }
+
+    /// The passes of all stages, with their times on paper: each begins after the one before it on its stage, and after what it needs
+    /// from its neighbours.
+    fn on_paper(self, orders: &[Vec<StagePass>], micro_batches: usize) -> Vec<Vec<Timed>> {
+        let mut stages: Vec<Vec<Timed>> = vec![Vec::new(); orders.len()];
+        let none = Ends {
+            forward: vec![None; micro_batches],
+            backward: vec![None; micro_batches],
+        };
+        let mut ends = vec![none; orders.len() * self.virtual_stages];
+        let passes: usize = orders.iter().map(Vec::len).sum();
+        let mut made = 0;
+        while made < passes {
+            let made_before = made;
+            for (stage, order) in orders.iter().enumerate() {
+                while let Some(pass) = order.get(stages[stage].len()).copied() {
+                    let Some(came) = pass.needs(&ends) else { break };
+                    let before = stages[stage].last().map_or(0, |pass| pass.end);
+                    let start = before.max(came);
+                    let end = start + pass.kind.time(self.leaves_gradients());
+                    stages[stage].push(Timed { pass, start, end });
+                    ends[pass.virtual_stage].note(pass, end);
+                    made += 1;
+                }
+            }
+            assert!(made > made_before, "every pass gets what it waits for");
+        }
+        stages
+    }
+}
+
+/// A stage's passes with those that compute gradients of matrices, each of which waits for so many later backward passes.
+fn with_weight_gradients(
+    passes: impl Iterator<Item = StagePass>,
+    waiting: usize,
+) -> Vec<StagePass> {
+    let (mut all, mut left) = (Vec::new(), VecDeque::new());
+    for pass in passes {
+        all.push(pass);
+        if pass.kind.is_backward() {
+            let kind = TaskKind::WeightGradients;
+            left.push_back(StagePass { kind, ..pass });
+        }
+        if left.len() > waiting {
+            all.extend(left.pop_front());
+        }
+    }
+    all.extend(left);
+    all
 }
 
 /// Which of its virtual stage's tables of activations each pass of a stage has.
@@ -276,6 +365,11 @@ impl Tables {
         let mut free: Vec<Vec<usize>> = Vec::new();
         let mut begun = HashMap::new();
         for pass in passes {
+            if pass.kind == TaskKind::WeightGradients {
+                // Its backward pass has emptied the table.
+                of_passes.push(0);
+                continue;
+            }
             let own = pass.virtual_stage / stages;
             if own >= count.len() {
                 count.resize(own + 1, 0);
@@ -307,47 +401,15 @@ struct Ends {
     backward: Vec<Option<usize>>,
 }
 
-/// The passes of all stages, with their times on paper: each begins after the one before it on its stage, and after what it needs
-/// from its neighbours.
-fn on_paper(
-    orders: &[Vec<StagePass>],
-    (virtual_stages, micro_batches): (usize, usize),
-) -> Vec<Vec<Timed>> {
-    let mut stages: Vec<Vec<Timed>> = vec![Vec::new(); orders.len()];
-    let none = Ends {
-        forward: vec![None; micro_batches],
-        backward: vec![None; micro_batches],
-    };
-    let mut ends = vec![none; virtual_stages];
-    let passes: usize = orders.iter().map(Vec::len).sum();
-    let mut made = 0;
-    while made < passes {
-        let made_before = made;
-        for (stage, order) in orders.iter().enumerate() {
-            while let Some(pass) = order.get(stages[stage].len()).copied() {
-                let (own, micro_batch) = (pass.virtual_stage, pass.micro_batch);
-                let came = match (pass.kind, own.checked_sub(1)) {
-                    (TaskKind::Backward, _) => ends[own + 1].backward[micro_batch],
-                    (_, Some(before)) => ends[before].forward[micro_batch],
-                    (_, None) => Some(0),
-                };
-                let Some(came) = came else { break };
-                let before = stages[stage].last().map_or(0, |pass| pass.end);
-                let start = before.max(came);
-                let end = start + pass.kind.time();
-                stages[stage].push(Timed { pass, start, end });
-                if pass.kind.is_forward() {
-                    ends[own].forward[micro_batch] = Some(end);
-                }
-                if pass.kind.is_backward() {
-                    ends[own].backward[micro_batch] = Some(end);
-                }
-                made += 1;
-            }
+impl Ends {
+    fn note(&mut self, pass: StagePass, end: usize) {
+        if pass.kind.is_forward() {
+            self.forward[pass.micro_batch] = Some(end);
         }
-        assert!(made > made_before, "every pass gets what it waits for");
+        if pass.kind.is_backward() {
+            self.backward[pass.micro_batch] = Some(end);
+        }
     }
-    stages
 }
 
 /// What a pass makes for other stages.
@@ -439,6 +501,7 @@ mod tests {
         let mut all = vec![
             order(PipelineSchedule::Gpipe, 1),
             order(PipelineSchedule::OneForwardOneBackward, 1),
+            order(PipelineSchedule::ZbH1, 1),
         ];
         if stages > 1 && micro_batches.is_multiple_of(stages) {
             all.extend((2..5).map(|each| order(PipelineSchedule::Interleaved, each)));
@@ -471,6 +534,7 @@ mod tests {
     fn assert_needs_come_first(schedule: &StageSchedule, micro_batches: usize, each: usize) {
         let (mut came, mut made) = (Vec::new(), Vec::new());
         let mut backward = HashMap::<usize, Vec<usize>>::new();
+        let mut later = backward.clone();
         for task in &schedule.tasks {
             let transfers = task.exchanges.iter().flatten();
             let (sent, received): (Vec<Handover>, Vec<_>) = transfers.partition(|one| one.is_sent);
@@ -482,6 +546,10 @@ mod tests {
                 micro_batch: task.micro_batch,
             };
             let (own, kind) = (task.virtual_stage, task.kind);
+            if kind == TaskKind::WeightGradients {
+                assert!(backward[&own].contains(&task.micro_batch));
+                later.entry(own).or_default().push(task.micro_batch);
+            }
             assert!(!kind.is_forward() || own == 0 || came.contains(&of(own, false)));
             assert!(kind != TaskKind::Backward || came.contains(&of(own + 1, true)));
             made.extend(kind.is_forward().then(|| of(own + 1, false)));
@@ -492,7 +560,8 @@ mod tests {
         }
         assert_eq!(backward.len(), each);
         let in_order: Vec<usize> = (0..micro_batches).collect();
-        let are = backward.values().all(|order| *order == in_order);
+        let mut all = backward.values().chain(later.values());
+        let are = all.all(|order| *order == in_order);
         assert!(are, "gradients add up in order: {backward:?}");
     }
 
@@ -532,7 +601,7 @@ mod tests {
 
     #[test]
     fn as_many_micro_batches_are_under_way_as_published() {
-        use PipelineSchedule::{Gpipe, OneForwardOneBackward};
+        use PipelineSchedule::{Gpipe, OneForwardOneBackward, ZbH1};
         let tables = |schedule, micro_batches| -> Vec<Vec<usize>> {
             let order = PipelineOrder {
                 schedule,
@@ -546,6 +615,33 @@ mod tests {
         assert_eq!(tables(Gpipe, 8), [[8], [8], [8], [1]]);
         assert_eq!(tables(OneForwardOneBackward, 8), [[4], [3], [2], [1]]);
         assert_eq!(tables(OneForwardOneBackward, 2), [[2], [2], [2], [1]]);
+        assert_eq!(tables(ZbH1, 8), tables(OneForwardOneBackward, 8));
+    }
+
+    /// With those whose gradients of matrices wait, each stage has as many micro-batches as the first (Qi et al. 2023). A shorter step
+    /// ([`PipelineOrder::few`]) comes to as many.
+    #[test]
+    fn as_many_wait_under_zb_h1_as_published() {
+        let order = PipelineOrder {
+            schedule: PipelineSchedule::ZbH1,
+            virtual_stages: 1,
+        };
+        for (stages, micro_batches) in (2..7).flat_map(|stages| [(stages, stages), (stages, 20)]) {
+            for stage in Rank::all(stages) {
+                let most = |micro_batches| {
+                    let (mut now, mut most) = (0, 0);
+                    for pass in order.passes(stage, micro_batches) {
+                        now += usize::from(pass.kind.is_forward());
+                        most = most.max(now);
+                        now -= usize::from(pass.kind == TaskKind::WeightGradients);
+                    }
+                    assert_eq!(now, 0);
+                    most
+                };
+                assert_eq!(most(micro_batches), stages);
+                assert_eq!(most(order.few(stage, micro_batches)), stages);
+            }
+        }
     }
 
     /// Over all its virtual stages, a stage has as many micro-batches under way as Narayanan et al. (2021) say. A shorter step
@@ -577,15 +673,16 @@ mod tests {
         }
     }
 
-    /// The bubble is (p - 1) / (m v) of the work (Narayanan et al. 2021).
+    /// The bubble is (p - 1) / (m v) of the work (Narayanan et al. 2021), and a third of that under zb-h1 (Qi et al. 2023).
     #[test]
     fn time_has_the_published_bubble() {
         for order in orders(4, 8) {
             let of_stage = |stage| order.passes(stage, 8);
             let passes: Vec<_> = Rank::all(4).map(of_stage).collect();
-            let stages = on_paper(&passes, (4 * order.virtual_stages, 8));
+            let stages = order.on_paper(&passes, 8);
             let end = stages.iter().flatten().map(|pass| pass.end).max();
-            assert_eq!(end, Some(3 * (8 * order.virtual_stages + 3)), "{order:?}");
+            let bubble = if order.leaves_gradients() { 3 } else { 9 };
+            assert_eq!(end, Some(3 * 8 * order.virtual_stages + bubble), "{order:?}");
         }
     }
 }

@@ -64,10 +64,12 @@ impl Settings {
     }
 
     /// How long a stage of a pipeline waits for others, over the time of its work, if all stages take as long (Narayanan et al.
-    /// 2021). 0 without a pipeline.
+    /// 2021; under zb-h1 Qi et al. 2023). 0 without a pipeline.
     pub fn idle_over_work(&self) -> f64 {
-        let passes = self.accum * self.pipeline_order().virtual_stages;
-        (self.stage().of - 1) as f64 / passes as f64
+        let order = self.pipeline_order();
+        let passes = self.accum * order.virtual_stages;
+        let share = if order.leaves_gradients() { 3.0 } else { 1.0 };
+        (self.stage().of - 1) as f64 / (share * passes as f64)
     }
 
     /// This rank's stage of the pipeline; [`Rank::ALONE`] without one.

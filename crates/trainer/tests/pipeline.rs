@@ -116,7 +116,7 @@ const QUARTERS: [Range<usize>; 4] = [0..1, 1..2, 2..3, 3..LAYERS];
 
 #[test]
 fn stages_and_groups_give_the_same_bits_in_every_schedule() {
-    use PipelineSchedule::{Gpipe, OneForwardOneBackward};
+    use PipelineSchedule::{Gpipe, OneForwardOneBackward, ZbH1};
     let settings = plain(odd_model(LAYERS), "none");
     let one = run("one stage", &settings, &Grid::one_stage());
     let other_data = Settings {
@@ -135,6 +135,10 @@ fn stages_and_groups_give_the_same_bits_in_every_schedule() {
         (&THIRDS, Gpipe, Zero::States, 2),
         (&QUARTERS, OneForwardOneBackward, Zero::Gradients, 2),
         (&HALVES, OneForwardOneBackward, Zero::Gradients, 4),
+        (&THIRDS, ZbH1, Zero::Replicated, 1),
+        (&QUARTERS, ZbH1, Zero::Gradients, 1),
+        (&THIRDS, ZbH1, Zero::Gradients, 2),
+        (&HALVES, ZbH1, Zero::States, 4),
     ];
     for (stages, schedule, zero, groups) in grids {
         let grid = Grid {
@@ -184,17 +188,21 @@ fn interleaved_stages_give_the_same_bits() {
 #[test]
 fn stages_whose_ranks_share_sequences_give_the_same_bits() {
     let settings = plain(odd_model(LAYERS), "none");
-    let of = |stages: &[Range<usize>], groups| Grid {
+    let of = |stages: &[Range<usize>], schedule, groups| Grid {
         groups,
         sharing: 3,
-        ..Grid::of(
-            stages,
-            PipelineSchedule::OneForwardOneBackward,
-            Zero::Gradients,
-        )
+        ..Grid::of(stages, schedule, Zero::Gradients)
     };
-    let one = run("sharing", &settings, &of(&[WHOLE], 1));
-    for grid in [of(&HALVES, 1), of(&THIRDS, 1), of(&HALVES, 2)] {
+    let (usual, later) = (
+        PipelineSchedule::OneForwardOneBackward,
+        PipelineSchedule::ZbH1,
+    );
+    let one = run("sharing", &settings, &of(&[WHOLE], usual, 1));
+    for grid in [
+        of(&HALVES, later, 1),
+        of(&THIRDS, usual, 1),
+        of(&HALVES, usual, 2),
+    ] {
         assert_same(
             &format!("{grid:?}"),
             &one,
@@ -231,10 +239,12 @@ fn other_models_give_the_same_bits() {
             ..Grid::one_stage()
         };
         let one = run(name, &settings, &whole);
-        let schedule = PipelineSchedule::OneForwardOneBackward;
-        for stages in [&stages[..], &thirds]
-            .into_iter()
-            .filter(|stages| stages.len() <= layers)
+        for (stages, schedule) in [
+            (&stages[..], PipelineSchedule::ZbH1),
+            (&thirds, PipelineSchedule::OneForwardOneBackward),
+        ]
+        .into_iter()
+        .filter(|(stages, _)| stages.len() <= layers)
         {
             let grid = Grid::of(stages, schedule, Zero::Gradients);
             assert_same(name, &one, &run(name, &settings, &grid));
@@ -254,7 +264,8 @@ fn memory_modes_give_the_same_bits() {
         let schedule = [
             PipelineSchedule::OneForwardOneBackward,
             PipelineSchedule::Gpipe,
-        ][number % 2];
+            PipelineSchedule::ZbH1,
+        ][number % 3];
         let interleaved = Grid::interleaved(&QUARTERS, Zero::Gradients);
         for grid in [Grid::of(&THIRDS, schedule, Zero::Gradients), interleaved] {
             assert_same(mode, &one, &run(mode, &of(mode), &grid));
@@ -286,6 +297,7 @@ fn offload_gives_the_same_bits() {
             Zero::Gradients,
         ),
         Grid::of(&HALVES, PipelineSchedule::Gpipe, Zero::Gradients),
+        Grid::of(&THIRDS, PipelineSchedule::ZbH1, Zero::Gradients),
         Grid::interleaved(&QUARTERS, Zero::Gradients),
     ] {
         let host = |settings: &Settings| {

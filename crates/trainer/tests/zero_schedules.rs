@@ -85,6 +85,10 @@ fn ways() -> Vec<Way> {
             ..way("runs of blocks", Zero::Gradients, 8_192, 4, &states_on_host)
         },
         Way {
+            stages: Some((PipelineSchedule::ZbH1, 1)),
+            ..way("later gradients", Zero::Gradients, 8_192, 4, &here)
+        },
+        Way {
             optimizer: OptimizerKind::Muon,
             ..way(
                 "whole matrices on the host",

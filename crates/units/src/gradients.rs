@@ -157,8 +157,7 @@ impl Gradients {
     /// over ranks, its contributions overwrite the previous micro-batch's, which were sent.
     pub fn begin_micro_batch(&mut self, virtual_stage: usize) {
         self.virtual_stage = virtual_stage;
-        let reducing = self.reducing.as_ref();
-        if reducing.is_some_and(|reducing| reducing.ranks.adds_every_micro_batch()) {
+        if self.overwrites_every_micro_batch() {
             let layout = self.resident.layout();
             for touched in &mut self.touched {
                 let entries = touched.iter_mut().enumerate();
@@ -167,6 +166,11 @@ impl Gradients {
                 own.for_each(|(_, touched)| *touched = false);
             }
         }
+    }
+
+    fn overwrites_every_micro_batch(&self) -> bool {
+        let reducing = self.reducing.as_ref();
+        reducing.is_some_and(|reducing| reducing.ranks.adds_every_micro_batch())
     }
 
     fn forget(&mut self) {
@@ -283,15 +287,47 @@ impl Gradients {
     ) -> Result<OpenUnit, UnitError> {
         self.fetch(memory, kernels, unit)?;
         if let Some(reducing) = &mut self.reducing {
-            // While a unit is open, the backward pass may add to any vectors of its virtual stage.
             reducing.wait_until_sent(kernels, unit)?;
-            reducing.wait_until_sent(kernels, reducing.vectors_of(self.virtual_stage))?;
         }
+        self.open_vectors(kernels)?;
         let has_trained = self.has_trained(unit);
         if let Some(streamed) = self.streamed.as_mut().filter(|_| has_trained) {
             streamed.open(memory, kernels, unit, &self.resident)?;
         }
         Ok(OpenUnit(unit))
+    }
+
+    /// Lets the backward pass add to any vectors of its virtual stage, also where no unit is open.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub fn open_vectors(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+        match &mut self.reducing {
+            Some(reducing) => {
+                reducing.wait_until_sent(kernels, reducing.vectors_of(self.virtual_stage))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Gradients::open`], for a unit to which nothing was added in the micro-batch's backward pass. Others may have begun theirs
+    /// since.
+    ///
+    /// # Errors
+    /// As [`Gradients::open`].
+    pub fn open_again(
+        &mut self,
+        memory: &Memory,
+        kernels: &Kernels,
+        unit: usize,
+    ) -> Result<OpenUnit, UnitError> {
+        if self.overwrites_every_micro_batch() {
+            let entries = &self.resident.layout().units()[unit].entries;
+            for touched in &mut self.touched {
+                entries.iter().for_each(|entry| touched[*entry] = false);
+            }
+        }
+        self.open(memory, kernels, unit)
     }
 
     /// Closes a unit, after the unit's own part (`is_own`) or another part has added to it. If this was the step's last
@@ -363,16 +399,30 @@ impl Gradients {
         Ok(())
     }
 
-    /// Ends a micro-batch's backward pass: the virtual stage's vectors are complete, and units that were sent give back their memory.
-    /// After the last micro-batch, the sums over ranks are complete.
+    /// After a micro-batch's backward pass, whose vectors of the virtual stage are complete: adds them up over ranks, if that is due.
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
-    pub fn end_micro_batch(&mut self, kernels: &Kernels, is_last: bool) -> Result<(), KernelError> {
-        if let Some(reducing) = &self.reducing {
-            self.add_up(kernels, reducing.vectors_of(self.virtual_stage), is_last)?;
+    pub fn add_up_vectors(&mut self, kernels: &Kernels, is_last: bool) -> Result<(), KernelError> {
+        match &self.reducing {
+            Some(reducing) => {
+                self.add_up(kernels, reducing.vectors_of(self.virtual_stage), is_last)
+            }
+            None => Ok(()),
         }
-        if let (Some(reducing), true) = (&mut self.reducing, is_last) {
+    }
+
+    /// Ends a micro-batch: units that were sent give back their memory. If the step's gradients are complete, so are the sums over
+    /// ranks.
+    ///
+    /// # Errors
+    /// As [`Gradients::add_up_vectors`].
+    pub fn end_micro_batch(
+        &mut self,
+        kernels: &Kernels,
+        is_complete: bool,
+    ) -> Result<(), KernelError> {
+        if let (Some(reducing), true) = (&mut self.reducing, is_complete) {
             reducing.finish(kernels, &mut self.resident)?;
         }
         self.give_back(kernels, None)
@@ -591,6 +641,7 @@ mod tests {
                     let of = (value, is_last);
                     contribute((&memory, &*kernels), &mut gradients, unit, of);
                 }
+                gradients.add_up_vectors(&*kernels, is_last).unwrap();
                 gradients.end_micro_batch(&*kernels, is_last).unwrap();
             }
             assert_eq!(gradients.missing(), [""; 0]);

@@ -187,6 +187,11 @@ impl Stage for NormStage {
         self.norm.parameters()
     }
 
+    /// It has vectors alone.
+    fn gradients_can_wait(&self) -> bool {
+        true
+    }
+
     fn is_by_token(&self) -> bool {
         true
     }

@@ -44,6 +44,10 @@ impl Stage for Projection {
         self.linear.parameters()
     }
 
+    fn gradients_can_wait(&self) -> bool {
+        self.linear.gradients_can_wait()
+    }
+
     fn dropout(&self) -> Vec<DropoutSite> {
         self.linear.dropout()
     }

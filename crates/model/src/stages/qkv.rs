@@ -258,6 +258,10 @@ impl Stage for Qkv {
             .collect()
     }
 
+    fn gradients_can_wait(&self) -> bool {
+        self.linear.gradients_can_wait()
+    }
+
     fn dropout(&self) -> Vec<DropoutSite> {
         self.linear.dropout()
     }

@@ -81,6 +81,10 @@ impl Stage for ResidualProjection {
         self.linear.parameters()
     }
 
+    fn gradients_can_wait(&self) -> bool {
+        self.linear.gradients_can_wait()
+    }
+
     fn dropout(&self) -> Vec<DropoutSite> {
         [vec![self.dropout], self.linear.dropout()].concat()
     }
