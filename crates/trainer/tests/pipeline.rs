@@ -149,6 +149,19 @@ fn stages_and_groups_give_the_same_bits_in_every_schedule() {
     }
 }
 
+/// The last stage's gradients of matrices wait for one more backward pass, and what they are computed from is planned.
+#[test]
+fn what_waits_under_zb_h1_is_planned() {
+    use PipelineSchedule::{OneForwardOneBackward, ZbH1};
+    let settings = plain(odd_model(LAYERS), "none");
+    let peak = |schedule| {
+        let grid = Grid::of(&HALVES, schedule, Zero::Gradients);
+        let settings = common::ranks::of_rank(&on_grid(&settings, &grid), 1);
+        common::plan(&settings).peak_bytes
+    };
+    assert!(peak(ZbH1) > peak(OneForwardOneBackward));
+}
+
 #[test]
 fn interleaved_stages_give_the_same_bits() {
     let settings = plain(odd_model(LAYERS), "none");

@@ -140,6 +140,10 @@ fn what_has_no_pipeline_is_refused_with_what_to_do() {
         "smaller --pp",
     );
     let untied = "--set model.tie_embeddings=false";
+    refused(
+        &format!("{untied} --pipeline-schedule zb-h1 --set memory.tile_tokens=16"),
+        "take --pipeline-schedule 1f1b",
+    );
     let interleaved = format!("{untied} --pipeline-schedule interleaved");
     refused(&format!("{interleaved} --accum 2"), "each need 4");
     refused(
