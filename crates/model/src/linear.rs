@@ -429,11 +429,7 @@ impl Linear {
     }
 
     /// The products that compute the gradients of its trained weights for so many tokens: the weights of each, and its columns of `y`.
-    fn gradient_products(
-        &self,
-        pass: &Pass,
-        tokens: usize,
-    ) -> Vec<(&[ParameterId], Range<usize>)> {
+    fn gradient_products(&self, pass: &Pass, tokens: usize) -> Vec<(&[ParameterId], Range<usize>)> {
         let are_trained = self.weights.iter().all(|weight| weight.is_trained());
         let is_one = are_trained && self.is_one_product(pass, tokens);
         if is_one && pass.lie_together(&self.weights) {

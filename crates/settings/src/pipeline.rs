@@ -203,8 +203,7 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(),
         );
     }
     let mut blocks = architecture.blocks().iter();
-    if config.parallel.schedule == PipelineSchedule::ZbH1
-        && !blocks.any(Block::gradients_can_wait)
+    if config.parallel.schedule == PipelineSchedule::ZbH1 && !blocks.any(Block::gradients_can_wait)
     {
         return refused(
             "--pipeline-schedule zb-h1 computes gradients of matrices later than those of activations, and no block of this model can: \

@@ -88,6 +88,24 @@ fn sharing_sequences() {
     assert!(run(1) == run(3));
 }
 
+/// Neighbouring stages exchange over the communicator that also adds up gradients. No rank has all weights.
+#[test]
+fn stages_of_a_pipeline() {
+    let place = place();
+    let run = |ranks: usize, more: &str, out: &str| {
+        let untied = "--set model.tie_embeddings=false --zero 1";
+        let arguments = format!("{TRAIN} {untied} {more} --accum {MICRO_BATCHES} --out {out}");
+        let mut job = command(&place, open_mpi(ranks), &arguments);
+        on_gpus(&mut job);
+        let said = outcome(job, &arguments).succeeds();
+        assert!(!said.stderr.contains("stand-in: "), "{said:?}");
+        bits(&Run::read(&place, out, ranks)).0
+    };
+    let one = run(1, "", "one");
+    assert!(run(2, "--pp 2", "two") == one);
+    assert!(run(2, "--pp 2 --pipeline-schedule zb-h1", "later") == one);
+}
+
 /// By the variables that torchrun sets, without any MPI.
 #[test]
 fn started_as_torchrun_does() {

@@ -53,11 +53,7 @@ fn stages_give_the_same_bits() {
             "runs",
         ),
         ((2, 1), "--pp 2 --zero 0 --pipeline-layout [1,3]", "mpich"),
-        (
-            (4, 2),
-            "--pp 2 --zero 2 --pipeline-schedule zb-h1",
-            "later",
-        ),
+        ((4, 2), "--pp 2 --zero 2 --pipeline-schedule zb-h1", "later"),
     ];
     for (ranks, more, out) in grids {
         let run = train(&place, ranks, more, out);
