@@ -130,12 +130,11 @@ impl Block {
         &self.runs
     }
 
-    /// Whether the gradients of all its matrices can be computed later than all else of its backward pass. A tile's activations do not
-    /// outlive it.
-    pub fn gradients_can_wait(&self) -> bool {
+    /// Whether the gradients of all its matrices can be deferred ([`crate::DeferredGradients`]). A tile's activations do not outlive it.
+    pub fn can_defer_gradients(&self) -> bool {
         let in_tiles = self.runs.iter().any(|run| run.tile_tokens.is_some());
         let mut stages = self.stages.iter();
-        !in_tiles && stages.all(|declared| declared.stage.gradients_can_wait())
+        !in_tiles && stages.all(|declared| declared.stage.can_defer_gradients())
     }
 
     fn assert_reads_are_written(&self) {

@@ -167,8 +167,8 @@ impl Pass<'_> {
     /// Starts fetching the gradients that earlier micro-batches made of a part. It is called one part ahead, so that
     /// the copy has that long.
     fn fetch_gradients(&mut self, part: Layer) -> Result<(), ModelError> {
-        let waits = matches!(part, Layer::Block(layer) if self.gradients_of_block_wait(layer));
-        let unit = self.model.unit_of_part(part).filter(|_| !waits);
+        let defers = matches!(part, Layer::Block(layer) if self.defers_gradients_of(layer));
+        let unit = self.model.unit_of_part(part).filter(|_| !defers);
         let work = &mut self.work;
         let gradients = &mut *work.purpose.training().gradients;
         match unit {
@@ -276,14 +276,14 @@ impl Pass<'_> {
         let training = self.work.purpose.training();
         let is_last = training.is_last_micro_batch;
         training.gradients.add_up_vectors(kernels, is_last)?;
-        let is_complete = is_last && training.waiting.is_none();
-        training.gradients.end_micro_batch(kernels, is_complete)?;
+        let is_complete = is_last && training.deferred.is_none();
+        training.gradients.end_pass(kernels, is_complete)?;
         Ok(gradient)
     }
 
-    /// Opens what the backward pass of a block adds to: the gradients of its unit, unless they wait.
+    /// Opens what the backward pass of a block adds to: the gradients of its unit, unless they are deferred.
     fn open_block(&mut self, layer: usize) -> Result<Option<OpenUnit>, ModelError> {
-        if self.gradients_of_block_wait(layer) {
+        if self.defers_gradients_of(layer) {
             let kernels = self.work.kernels;
             let gradients = &mut *self.work.purpose.training().gradients;
             gradients.open_vectors(kernels)?;

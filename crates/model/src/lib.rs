@@ -19,6 +19,7 @@ mod batch;
 mod block;
 mod block_spec;
 mod config;
+mod deferred_gradients;
 mod error;
 mod expert_adapter;
 mod experts_config;
@@ -60,7 +61,6 @@ mod statistics;
 #[cfg(test)]
 mod test_model;
 mod tiles;
-mod waiting_gradients;
 
 pub use activation::{Activation, BatchShape, Dimension, Extent};
 pub use architecture::Architecture;
@@ -71,6 +71,7 @@ pub use block_spec::{AttentionSpec, BlockSpec, FeedForwardSpec};
 pub use config::{
     ActivationFunction, Family, ModelConfig, ModelConfigError, NormKind, PositionKind,
 };
+pub use deferred_gradients::DeferredGradients;
 pub use error::ModelError;
 pub use experts_config::{ExpertsConfig, LatentConfig, RouterAuxKind, ScoreKind};
 pub use fp8::{Fp8Layer, Fp8Products};
@@ -104,4 +105,3 @@ pub use saved::{HeldBlocks, SavedActivations};
 pub use sharing::SharingRanks;
 pub use stage::{Declared, Io, Stage};
 pub use stages::Attention;
-pub use waiting_gradients::WaitingGradients;

@@ -1,9 +1,9 @@
 //! Linear layers: every use of a model's matrices, forward and backward.
 
 mod apart;
+mod deferred;
 mod fp8;
 mod rows;
-mod waiting;
 
 use crate::adapter::{Adapter, OutputColumns};
 use crate::fp8::{Fp8Layer, Fp8Products};
@@ -284,12 +284,12 @@ impl Linear {
         if let Some((layer, codes)) = self.gradient_codes(pass, dy)? {
             return self.backward_fp8(pass, (layer, input), codes);
         }
-        if pass.gradients_wait() {
+        if self.defers(pass) {
             // The caller goes on with the gradient, and may add to it.
-            let mut own = pass.temporary("d_waiting", [dy.dims()[0], self.outputs()])?;
+            let mut own = pass.temporary("d_deferred", [dy.dims()[0], self.outputs()])?;
             let (out, x) = (own.view_mut(), dy);
             pass.kernels().run(Copy { out, x })?;
-            return self.backward_waiting(pass, input, own);
+            return self.backward_deferring(pass, input, own);
         }
         let through = self.parameter_gradients(pass, input, dy)?;
         let (mut dx, init) = pass.gradient_to_add(input)?;
@@ -309,8 +309,8 @@ impl Linear {
         dy: Buffer,
     ) -> Result<(), ModelError> {
         let Some((layer, codes)) = self.gradient_codes(pass, dy.view())? else {
-            return match pass.gradients_wait() {
-                true => self.backward_waiting(pass, input, dy),
+            return match self.defers(pass) {
+                true => self.backward_deferring(pass, input, dy),
                 false => self.backward(pass, input, dy.view()),
             };
         };

@@ -657,8 +657,8 @@ impl<'a> Pass<'a> {
         if let Some(tiles) = &mut self.own_mut().tiles {
             return drop(tiles.take(at));
         }
-        let holders = self.holders(at);
-        self.work.saved.release_held(at, holders);
+        let readers = self.deferred_readers(at);
+        self.work.saved.release_deferred(at, readers);
     }
 
     /// Runs the backward pass of a stage, and then releases the activations that no later one needs.

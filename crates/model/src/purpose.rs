@@ -1,6 +1,6 @@
 //! Why a micro-batch passes through the model.
 
-use crate::{CachedSequences, PassHooks, WaitingGradients};
+use crate::{CachedSequences, DeferredGradients, PassHooks};
 use kernels::Init;
 use memory::{In, Out, Phase};
 use units::Gradients;
@@ -28,8 +28,8 @@ pub struct Training<'a> {
     pub is_last_micro_batch: bool,
     /// The loss of the step so far; that of each of the micro-batch's parts by itself.
     pub losses: Vec<StepLoss<'a>>,
-    /// Where the gradients of matrices are left for later; none: the backward pass computes them.
-    pub waiting: Option<&'a mut WaitingGradients>,
+    /// A place for the gradients of matrices that the backward pass defers; none: it computes them.
+    pub deferred: Option<&'a mut DeferredGradients>,
     /// Hooks that run during the pass.
     pub hooks: &'a mut dyn PassHooks,
 }

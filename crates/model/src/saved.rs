@@ -335,19 +335,19 @@ impl SavedActivations {
         }
     }
 
-    /// Drops an activation that so many others hold, whom it may outlive the table for.
+    /// Removes an activation from the table that so many deferred gradients are still computed from: they keep its memory.
     ///
     /// # Panics
-    /// As [`SavedActivations::release`], if there are more.
-    pub(crate) fn release_held(&mut self, at: LayerActivation, holders: usize) {
-        if holders == 0 {
+    /// As [`SavedActivations::release`], if anybody else reads it.
+    pub(crate) fn release_deferred(&mut self, at: LayerActivation, readers: usize) {
+        if readers == 0 {
             return self.release(at);
         }
         let state = std::mem::take(&mut self.slot_mut(at).state);
-        let is_held = |buffer: &Rc<Buffer>| Rc::strong_count(buffer) == 1 + holders;
+        let is_theirs = |buffer: &Rc<Buffer>| Rc::strong_count(buffer) == 1 + readers;
         assert!(
-            matches!(&state, SlotState::Live(buffer) if is_held(buffer)),
-            "{at} leaves the table when it is live and only what waits reads it"
+            matches!(&state, SlotState::Live(buffer) if is_theirs(buffer)),
+            "{at} leaves the table when it is live and nobody else reads it"
         );
     }
 

@@ -56,9 +56,8 @@ pub trait Stage {
         true
     }
 
-    /// Whether the gradients of its matrices can be computed later than all else of its backward pass
-    /// ([`crate::WaitingGradients`]). A stage without parameters has none.
-    fn gradients_can_wait(&self) -> bool {
+    /// Whether the gradients of its matrices can be deferred ([`crate::DeferredGradients`]). A stage without parameters has none.
+    fn can_defer_gradients(&self) -> bool {
         self.parameters().is_empty()
     }
 

@@ -1,9 +1,9 @@
 //! A small model on the CPU, for tests of its passes.
 
 use crate::{
-    Architecture, Attention, Batch, BatchShape, CachedSequences, Computation, DrawingOrder, Fresh,
-    Model, ModelConfig, PassHooks, Policy, Purpose, SavedActivations, StepLoss, Training, Work,
-    initialise,
+    Architecture, Attention, Batch, BatchShape, CachedSequences, Computation, DeferredGradients,
+    DrawingOrder, Fresh, Model, ModelConfig, PassHooks, Policy, Purpose, SavedActivations,
+    StepLoss, Training, Work, initialise,
 };
 use kernels::Kernels;
 use kernels::cpu::Cpu;
@@ -20,7 +20,7 @@ pub(crate) struct TestModel {
     pub(crate) weights: Weights,
     pub(crate) gradients: Gradients,
     pub(crate) saved: SavedActivations,
-    kernels: Box<Kernels>,
+    pub(crate) kernels: Box<Kernels>,
     batch: Batch,
     loss: Buffer,
     scale: Buffer,
@@ -100,6 +100,16 @@ impl TestModel {
         hooks: &mut dyn PassHooks,
         run: impl for<'w> FnOnce(&'w Model, Work<'w>) -> T,
     ) -> T {
+        self.train_deferring(hooks, None, run)
+    }
+
+    /// As [`TestModel::train`], with a place for deferred gradients.
+    pub(crate) fn train_deferring<T>(
+        &mut self,
+        hooks: &mut dyn PassHooks,
+        deferred: Option<&mut DeferredGradients>,
+        run: impl for<'w> FnOnce(&'w Model, Work<'w>) -> T,
+    ) -> T {
         self.gradients.begin_step();
         let training = Training {
             gradients: &mut self.gradients,
@@ -111,7 +121,7 @@ impl TestModel {
                 gradient_scale: self.scale.view(),
                 preferences: None,
             }],
-            waiting: None,
+            deferred,
             hooks,
         };
         let work = Work {

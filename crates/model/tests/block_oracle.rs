@@ -189,7 +189,7 @@ fn assert_agrees_with(
                 gradients: &mut summed,
                 is_last_micro_batch: micro == 1,
                 losses: vec![loss],
-                waiting: None,
+                deferred: None,
                 hooks: &mut model::NoHooks,
             }),
         };

@@ -232,24 +232,24 @@ mod tests {
         assert!(told.contains("3, 7"), "{told}");
     }
 
-    /// Where stages take as long as each other, they wait (p - 1) / (m v) of their work (Narayanan et al. 2021), and under zb-h1 a third
-    /// of that (Qi et al. 2023).
+    /// Where stages take as long as each other, they wait (p - 1) / (m v) of their work (Narayanan et al. 2021). Under zb-h1 that is a
+    /// third if gradients of matrices take a third of the work (Qi et al. 2023), and more since they take less.
     #[test]
     fn stages_wait_as_long_as_published() {
-        for (accum, schedule, each) in [
-            (8, PipelineSchedule::Gpipe, 1),
-            (8, PipelineSchedule::OneForwardOneBackward, 1),
-            (40, PipelineSchedule::OneForwardOneBackward, 1),
-            (8, PipelineSchedule::Interleaved, 2),
-            (40, PipelineSchedule::Interleaved, 2),
-            (8, PipelineSchedule::ZbH1, 3),
-            (40, PipelineSchedule::ZbH1, 3),
+        for (accum, schedule, [least, most]) in [
+            (8, PipelineSchedule::Gpipe, [1.0, 1.0]),
+            (8, PipelineSchedule::OneForwardOneBackward, [1.0, 1.0]),
+            (40, PipelineSchedule::OneForwardOneBackward, [1.0, 1.0]),
+            (8, PipelineSchedule::Interleaved, [0.5, 0.5]),
+            (40, PipelineSchedule::Interleaved, [0.5, 0.5]),
+            (8, PipelineSchedule::ZbH1, [0.333, 0.5]),
+            (40, PipelineSchedule::ZbH1, [0.333, 0.5]),
         ] {
             let set = [
                 format!("batch.accum={accum}"),
                 format!("parallel.schedule={schedule}"),
                 "hardware.link_gbps=1e6".into(),
-                // Products take most of the time, so that the gradients of matrices take as long as a forward pass.
+                // Products take most of the time.
                 "model.hidden=4096".into(),
                 "model.ffn=16384".into(),
                 "batch.micro=128".into(),
@@ -259,13 +259,10 @@ mod tests {
             let paper = Paper::new(&settings, Target::Cuda, Measured::new());
             let stages = paper.pipeline(&settings).unwrap();
             let all = StageOnPaper::of_all(&stages);
-            let waits = all.computing / all.working - 1.0;
-            let published = 3.0 / (accum * each) as f64;
-            // A backward pass without gradients of matrices still has more than products.
-            let within = if each == 3 { 0.4 } else { 0.15 };
+            let waits = (all.computing / all.working - 1.0) * accum as f64 / 3.0;
             assert!(
-                (waits / published - 1.0).abs() < within,
-                "{accum} {schedule}: {waits} {published}"
+                (0.85 * least..1.15 * most).contains(&waits),
+                "{accum} {schedule}: {waits}"
             );
         }
     }

@@ -13,8 +13,8 @@ use data::{MicroBatch, StepBatch};
 use kernels::Section;
 use memory::{Buffer, Category, DType, Layer, Phase};
 use model::{
-    Batch, BatchShape, DropoutSite, LossPart, Preferences, Purpose, Randomness, ReplayCounts,
-    StepLoss, Training, WaitingGradients, Work,
+    Batch, BatchShape, DeferredGradients, DropoutSite, LossPart, ModelError, Preferences, Purpose,
+    Randomness, ReplayCounts, StepLoss, Training, Work,
 };
 use settings::{Carried, Handover, StageTask, TaskKind};
 use std::collections::HashMap;
@@ -31,8 +31,8 @@ struct Passes<'a> {
     lent: Option<LentTokens>,
     /// Those between the forward and the backward pass of a virtual stage.
     under_way: HashMap<(usize, usize), BegunMicroBatch>,
-    /// The gradients of matrices that they have left for later, by virtual stage and micro-batch.
-    waiting: HashMap<(usize, usize), WaitingGradients>,
+    /// The gradients that backward passes have deferred, by virtual stage and micro-batch.
+    deferred: HashMap<(usize, usize), DeferredGradients>,
     neighbours: Neighbours,
     /// The table and the block whose offloaded activations are still on their way to the host.
     leaving: Option<(usize, usize)>,
@@ -95,7 +95,7 @@ impl Session {
             },
             lent,
             under_way: HashMap::new(),
-            waiting: HashMap::new(),
+            deferred: HashMap::new(),
             neighbours: Neighbours::default(),
             leaving: None,
             replayed: self.model.no_replays(),
@@ -135,6 +135,7 @@ impl Session {
         for transfers in &schedule.last {
             self.exchange(passes, transfers)?;
         }
+        assert!(passes.deferred.is_empty(), "deferred gradients are added");
         Ok(passes.neighbours.give_back(&*self.kernels)?)
     }
 
@@ -166,7 +167,7 @@ impl Session {
         passes.neighbours.exchange(at, transfers, shape)
     }
 
-    /// One pass of a micro-batch, or both, or what one has left.
+    /// One pass of a micro-batch, or both, or its deferred gradients.
     fn run_task(
         &mut self,
         task: &StageTask,
@@ -177,8 +178,10 @@ impl Session {
         let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
         let beside_before = *beside;
         match task.kind {
-            TaskKind::WeightGradients => self.waiting_gradients(task, passes),
-            _ => self.run_pass(task, passes, beside),
+            TaskKind::DeferredGradients => self.add_deferred_gradients(task, passes),
+            TaskKind::Forward | TaskKind::Backward | TaskKind::ForwardBackward => {
+                self.run_pass(task, passes, beside)
+            }
         }?;
         let count = Count::of(&*self.kernels, &self.weights, &self.gradients);
         let meanwhile = beside.since(beside_before);
@@ -186,18 +189,20 @@ impl Session {
         Ok(())
     }
 
-    fn waiting_gradients(
+    fn add_deferred_gradients(
         &mut self,
         task: &StageTask,
         passes: &mut Passes,
     ) -> Result<(), SessionError> {
+        if (self.stop)() {
+            return Err(ModelError::Stopped.into());
+        }
         let index = task.micro_batch;
-        let waiting = passes.waiting.remove(&(task.virtual_stage, index));
-        let on = (&self.memory, &*self.kernels);
-        Ok(self.model.waiting_gradients(
-            on,
+        let deferred = passes.deferred.remove(&(task.virtual_stage, index));
+        Ok(self.model.add_deferred_gradients(
+            (&self.memory, &*self.kernels),
             &mut self.gradients,
-            waiting.expect("its backward pass came before"),
+            deferred.expect("its backward pass came before"),
             index + 1 == passes.own.len(),
         )?)
     }
@@ -339,16 +344,15 @@ impl Session {
         let own = task.virtual_stage;
         let gradient = match task.kind {
             TaskKind::Backward => neighbours.take(kernels, carried(own + 1, true))?,
-            _ => {
+            TaskKind::Forward | TaskKind::ForwardBackward | TaskKind::DeferredGradients => {
                 if let Some(input) = neighbours.take(kernels, carried(own, false))? {
                     self.saved.receive(layers.start, input);
                 }
                 None
             }
         };
-        let leaves_gradients = self.settings.pipeline_order().leaves_gradients();
-        let waiting = (leaves_gradients && task.kind.is_backward())
-            .then(|| passes.waiting.entry((own, index)).or_default());
+        let defers = self.settings.defers_gradients() && task.kind.is_backward();
+        let deferred = defers.then(|| passes.deferred.entry((own, index)).or_default());
         let work = Work {
             memory: &self.memory,
             kernels,
@@ -361,7 +365,7 @@ impl Session {
                 gradients: &mut self.gradients,
                 is_last_micro_batch: index + 1 == count,
                 losses,
-                waiting,
+                deferred,
                 hooks: &mut updating,
             }),
         };
@@ -374,7 +378,8 @@ impl Session {
                 self.model
                     .backward_of_stage(work, gradient, &mut passes.replayed)
             }
-            _ => self.model.forward_backward(work, &mut passes.replayed),
+            TaskKind::ForwardBackward => self.model.forward_backward(work, &mut passes.replayed),
+            TaskKind::DeferredGradients => unreachable!("they are no pass"),
         };
         let ended = match begun.section {
             Some(_) => kernels.end_section(made.is_ok()),

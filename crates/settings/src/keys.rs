@@ -519,8 +519,8 @@ keys! {
         schedule: PipelineSchedule = key(Kind::Choice(PipelineSchedule::NAMES), "\"1f1b\"", "In which order the stages of a pipeline work")
             .details("gpipe: all forward passes of a step, then all backward passes; 1f1b: one of each in turn, so that fewer micro-batches \
                       are under way; interleaved: the same with several virtual stages (runs of blocks) to a stage, which wait less, send more \
-                      and hold more; batch.accum is a multiple of parallel.pipeline then; zb-h1: as 1f1b, but gradients of matrices are computed \
-                      where a stage would wait, from inputs and gradients that are held until then. The bits are the same.")
+                      and hold more; batch.accum is a multiple of parallel.pipeline then; zb-h1: as 1f1b, but gradients of matrices are deferred to \
+                      where a stage would wait, and keep their inputs until then. The bits are the same.")
             .flag("--pipeline-schedule", "NAME", RANKS).marks(&[KeepsBits]).needs(need::PIPELINE),
         virtual_stage_layers: Option<usize> = optional(Kind::Whole(1), ("4", "two virtual stages to a stage, of about the same FLOPs"),
             "Blocks of each virtual stage under parallel.schedule = \"interleaved\"")

@@ -202,14 +202,6 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(),
             "--objective dpo needs a second pass through the whole model; take --objective next-token",
         );
     }
-    let mut blocks = architecture.blocks().iter();
-    if config.parallel.schedule == PipelineSchedule::ZbH1 && !blocks.any(Block::gradients_can_wait)
-    {
-        return refused(
-            "--pipeline-schedule zb-h1 computes gradients of matrices later than those of activations, and no block of this model can: \
-             adapters, experts, latent attention and memory.tile_tokens compute both at once; take --pipeline-schedule 1f1b",
-        );
-    }
     if architecture.router_losses().is_some() {
         return not_with(
             "losses of routers take the choices of all blocks together; set model.router_aux and model.router_z_loss to 0 (biases of \
@@ -224,6 +216,14 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(),
     if config.log.sample_every.is_some() {
         return not_with(
             "log.sample_every needs the whole model; leave it out, and take `trainer generate` with a checkpoint",
+        );
+    }
+    let mut blocks = architecture.blocks().iter();
+    if config.parallel.schedule == PipelineSchedule::ZbH1 && !blocks.any(Block::can_defer_gradients)
+    {
+        return refused(
+            "--pipeline-schedule zb-h1 defers gradients of matrices, and no block of this model can: with adapters, experts, latent \
+             attention or memory.tile_tokens they are computed with those of activations; take --pipeline-schedule 1f1b",
         );
     }
     Ok(())

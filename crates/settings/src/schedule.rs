@@ -23,8 +23,8 @@ choices! {
         /// The same with several virtual stages to a stage, which take turns after as many micro-batches as there are stages (Narayanan
         /// et al. 2021). Stages wait less, send more, and hold more micro-batches.
         Interleaved = "interleaved",
-        /// As 1f1b, but the gradients of matrices are computed later, where a stage would wait; no stage holds more micro-batches than
-        /// the first (ZB-H1 of Qi et al. 2023).
+        /// As 1f1b, but the gradients of matrices are deferred to where a stage would wait; no stage holds more micro-batches than the
+        /// first (ZB-H1 of Qi et al. 2023).
         ZbH1 = "zb-h1",
     }
 }
@@ -39,8 +39,8 @@ pub enum TaskKind {
     /// Both, one after the other: the last virtual stage, whose head computes a loss and its gradient together, and a run without a
     /// pipeline.
     ForwardBackward,
-    /// The gradients of matrices that its backward pass has left for later.
-    WeightGradients,
+    /// The gradients of matrices that its backward pass has deferred.
+    DeferredGradients,
 }
 
 impl TaskKind {
@@ -54,21 +54,25 @@ impl TaskKind {
         matches!(self, TaskKind::Backward | TaskKind::ForwardBackward)
     }
 
-    /// Its time on paper, where the gradients of matrices are left for later or not. If they are, passes take different times, as
-    /// they do in a run: attention's backward pass is longer than its forward pass, and has no matrices. With equal times neighbours
-    /// would exchange in an order in which they wait for each other's longer passes.
-    fn time(self, leaves_gradients: bool) -> usize {
-        let [forward, backward, weights] = match leaves_gradients {
-            true => [4, 5, 3],
-            false => [1, 2, 0],
+    /// Its time on paper on a stage that defers gradients of matrices, or does not. Attention's backward pass takes longer than its
+    /// forward pass and has no matrices, so deferred gradients take the shortest time, as in a run. If all took equally long on paper, a
+    /// stage would begin exchanges before its neighbour's longer pass ends, and wait.
+    fn time(self, defers_gradients: bool) -> usize {
+        let deferred = match defers_gradients {
+            true => Self::TIMES[2],
+            false => 0,
         };
+        let [forward, all_of_backward] = [Self::TIMES[0], Self::TIMES[1] + Self::TIMES[2]];
         match self {
             TaskKind::Forward => forward,
-            TaskKind::Backward => backward,
-            TaskKind::ForwardBackward => forward + backward,
-            TaskKind::WeightGradients => weights,
+            TaskKind::Backward => all_of_backward - deferred,
+            TaskKind::ForwardBackward => forward + all_of_backward - deferred,
+            TaskKind::DeferredGradients => deferred,
         }
     }
+
+    /// The times on paper of a forward pass, of a backward pass without gradients of matrices, and of these.
+    const TIMES: [usize; 3] = [4, 5, 3];
 }
 
 /// What one stage makes for another: the residual stream between two blocks, or its gradient.
@@ -154,7 +158,7 @@ impl StagePass {
                 ends[before].forward[micro_batch]
             }
             (TaskKind::Forward | TaskKind::ForwardBackward, None)
-            | (TaskKind::WeightGradients, _) => Some(0),
+            | (TaskKind::DeferredGradients, _) => Some(0),
         }
     }
 }
@@ -223,25 +227,34 @@ impl PipelineOrder {
     }
 
     /// How many micro-batches a shorter step needs to have the peak of a step of so many: those that are under way on a stage, and one
-    /// more, or one more round where virtual stages take turns. Those whose gradients of matrices wait are under way too.
+    /// more, or one more round where virtual stages take turns. Those with deferred gradients are under way too.
     pub fn few(self, stage: Rank, micro_batches: usize) -> usize {
-        let under_way = self.under_way(stage, micro_batches)[0] + self.waiting(stage);
+        let under_way = self.under_way(stage, micro_batches)[0] + self.deferred(stage);
         let at_a_time = self.at_a_time(stage.of);
         micro_batches.min((under_way + at_a_time).next_multiple_of(at_a_time))
     }
 
-    /// For how many micro-batches a stage has gone backward before it computes the gradients of matrices of the first. The later a
-    /// stage is, the fewer micro-batches are between its forward and backward passes, and the more may wait.
-    pub fn waiting(self, stage: Rank) -> usize {
-        match self.leaves_gradients() {
-            true => stage.number,
-            false => 0,
+    /// By how many backward passes a stage defers gradients of matrices; 0: its backward passes compute them. The later a stage is, the
+    /// fewer micro-batches are between its forward and backward passes, and the more gradients it can defer. Nobody waits for the first
+    /// stage's backward passes.
+    pub fn deferred(self, stage: Rank) -> usize {
+        match self.schedule {
+            PipelineSchedule::ZbH1 => stage.number,
+            _ => 0,
         }
     }
 
-    /// Whether the gradients of matrices are left for later.
-    pub fn leaves_gradients(self) -> bool {
-        self.schedule == PipelineSchedule::ZbH1
+    /// How long a stage waits for others in a step of so many micro-batches, over the time of its work on paper, if all stages take as
+    /// long (Narayanan et al. 2021, Qi et al. 2023).
+    pub fn idle_over_work(self, stages: usize, micro_batches: usize) -> f64 {
+        let [forward, backward, deferred] = TaskKind::TIMES.map(|time| time as f64);
+        let work = forward + backward + deferred;
+        let bubble = match self.schedule {
+            PipelineSchedule::ZbH1 => forward + backward - deferred,
+            _ => work,
+        };
+        let passes = micro_batches * self.virtual_stages;
+        (stages - 1) as f64 * bubble / (passes as f64 * work)
     }
 
     /// After how many micro-batches stages do the same again. A step's micro-batches have to be a multiple of it.
@@ -284,9 +297,9 @@ impl PipelineOrder {
             }),
             _ => Some(pass),
         });
-        match self.leaves_gradients() {
-            true => with_weight_gradients(passes, self.waiting(stage)),
-            false => passes.collect(),
+        match self.deferred(stage) {
+            0 => passes.collect(),
+            deferred => with_deferred_gradients(passes, deferred),
         }
     }
 
@@ -317,6 +330,8 @@ impl PipelineOrder {
             backward: vec![None; micro_batches],
         };
         let mut ends = vec![none; orders.len() * self.virtual_stages];
+        let of = orders.len();
+        let defers_gradients = |number| self.deferred(Rank { number, of }) > 0;
         let passes: usize = orders.iter().map(Vec::len).sum();
         let mut made = 0;
         while made < passes {
@@ -326,7 +341,7 @@ impl PipelineOrder {
                     let Some(came) = pass.needs(&ends) else { break };
                     let before = stages[stage].last().map_or(0, |pass| pass.end);
                     let start = before.max(came);
-                    let end = start + pass.kind.time(self.leaves_gradients());
+                    let end = start + pass.kind.time(defers_gradients(stage));
                     stages[stage].push(Timed { pass, start, end });
                     ends[pass.virtual_stage].note(pass, end);
                     made += 1;
@@ -338,23 +353,23 @@ impl PipelineOrder {
     }
 }
 
-/// A stage's passes with those that compute gradients of matrices, each of which waits for so many later backward passes.
-fn with_weight_gradients(
+/// A stage's passes, and the deferred gradients of each, so many backward passes later.
+fn with_deferred_gradients(
     passes: impl Iterator<Item = StagePass>,
-    waiting: usize,
+    later: usize,
 ) -> Vec<StagePass> {
-    let (mut all, mut left) = (Vec::new(), VecDeque::new());
+    let (mut all, mut deferred) = (Vec::new(), VecDeque::new());
     for pass in passes {
         all.push(pass);
         if pass.kind.is_backward() {
-            let kind = TaskKind::WeightGradients;
-            left.push_back(StagePass { kind, ..pass });
+            let kind = TaskKind::DeferredGradients;
+            deferred.push_back(StagePass { kind, ..pass });
         }
-        if left.len() > waiting {
-            all.extend(left.pop_front());
+        if deferred.len() > later {
+            all.extend(deferred.pop_front());
         }
     }
-    all.extend(left);
+    all.extend(deferred);
     all
 }
 
@@ -371,7 +386,7 @@ impl Tables {
         let mut free: Vec<Vec<usize>> = Vec::new();
         let mut begun = HashMap::new();
         for pass in passes {
-            if pass.kind == TaskKind::WeightGradients {
+            if pass.kind == TaskKind::DeferredGradients {
                 // Its backward pass has emptied the table.
                 of_passes.push(0);
                 continue;
@@ -552,7 +567,7 @@ mod tests {
                 micro_batch: task.micro_batch,
             };
             let (own, kind) = (task.virtual_stage, task.kind);
-            if kind == TaskKind::WeightGradients {
+            if kind == TaskKind::DeferredGradients {
                 assert!(backward[&own].contains(&task.micro_batch));
                 later.entry(own).or_default().push(task.micro_batch);
             }
@@ -624,22 +639,26 @@ mod tests {
         assert_eq!(tables(ZbH1, 8), tables(OneForwardOneBackward, 8));
     }
 
-    /// With those whose gradients of matrices wait, each stage has as many micro-batches as the first (Qi et al. 2023). A shorter step
+    /// With those whose gradients are deferred, each stage has as many micro-batches as the first (Qi et al. 2023). A shorter step
     /// ([`PipelineOrder::few`]) comes to as many.
     #[test]
-    fn as_many_wait_under_zb_h1_as_published() {
+    fn as_many_are_deferred_under_zb_h1_as_published() {
         let order = PipelineOrder {
             schedule: PipelineSchedule::ZbH1,
             virtual_stages: 1,
         };
         for (stages, micro_batches) in (2..7).flat_map(|stages| [(stages, stages), (stages, 20)]) {
             for stage in Rank::all(stages) {
+                let ends_with = match stage.number {
+                    0 => TaskKind::Backward,
+                    _ => TaskKind::DeferredGradients,
+                };
                 let most = |micro_batches| {
                     let (mut now, mut most) = (0, 0);
                     for pass in order.passes(stage, micro_batches) {
                         now += usize::from(pass.kind.is_forward());
                         most = most.max(now);
-                        now -= usize::from(pass.kind == TaskKind::WeightGradients);
+                        now -= usize::from(pass.kind == ends_with);
                     }
                     assert_eq!(now, 0);
                     most
@@ -679,21 +698,23 @@ mod tests {
         }
     }
 
-    /// The bubble is (p - 1) (F + B + W) without and (p - 1) (F + B - W) with gradients that wait (Narayanan et al. 2021, Qi et al.
-    /// 2023).
+    /// The bubble is (p - 1) (F + B + W), or (p - 1) (F + B - W) with deferred gradients (Narayanan et al. 2021, Qi et al. 2023).
     #[test]
     fn time_has_the_published_bubble() {
         for order in orders(4, 8) {
             let of_stage = |stage| order.passes(stage, 8);
             let passes: Vec<_> = Rank::all(4).map(of_stage).collect();
             let stages = order.on_paper(&passes, 8);
-            let end = stages.iter().flatten().map(|pass| pass.end).max();
-            let (work, bubble) = match order.leaves_gradients() {
-                true => (4 + 5 + 3, 4 + 5 - 3),
-                false => (3, 3),
+            let end = stages.iter().flatten().map(|pass| pass.end).max().unwrap();
+            let bubble = if order.schedule == PipelineSchedule::ZbH1 {
+                6
+            } else {
+                12
             };
-            let expected = 8 * order.virtual_stages * work + 3 * bubble;
-            assert_eq!(end, Some(expected), "{order:?}");
+            let work = 12 * 8 * order.virtual_stages;
+            assert_eq!(end, work + 3 * bubble, "{order:?}");
+            let idle = order.idle_over_work(4, 8);
+            assert!((end as f64 / work as f64 - 1.0 - idle).abs() < 1e-12);
         }
     }
 }

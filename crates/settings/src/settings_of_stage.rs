@@ -58,18 +58,21 @@ impl Settings {
         pipeline.map_or(PipelineOrder::ALONE, Pipeline::order)
     }
 
+    /// Whether this rank's backward passes defer gradients of matrices.
+    pub fn defers_gradients(&self) -> bool {
+        self.pipeline_order().deferred(self.stage()) > 0
+    }
+
     /// After how many micro-batches a stage of a pipeline does the same again.
     pub fn micro_batches_at_a_time(&self) -> usize {
         self.pipeline_order().at_a_time(self.stage().of)
     }
 
-    /// How long a stage of a pipeline waits for others, over the time of its work, if all stages take as long (Narayanan et al.
-    /// 2021; under zb-h1 Qi et al. 2023). 0 without a pipeline.
+    /// How long a stage of a pipeline waits for others, over the time of its work ([`PipelineOrder::idle_over_work`]). 0 without a
+    /// pipeline.
     pub fn idle_over_work(&self) -> f64 {
         let order = self.pipeline_order();
-        let passes = self.accum * order.virtual_stages;
-        let share = if order.leaves_gradients() { 3.0 } else { 1.0 };
-        (self.stage().of - 1) as f64 / (share * passes as f64)
+        order.idle_over_work(self.stage().of, self.accum)
     }
 
     /// This rank's stage of the pipeline; [`Rank::ALONE`] without one.

@@ -11,7 +11,7 @@ use memory::{DType, Home, Homes, Rank, Window};
 use model::{Attention, ModelConfig, OffloadLabels};
 use settings::{BaseType, Pipeline, PipelineSchedule, Settings};
 use std::ops::Range;
-use units::{Ranks, Zero};
+use units::{Ranks, Reduce, Zero};
 
 const STEPS: usize = 2;
 
@@ -149,17 +149,58 @@ fn stages_and_groups_give_the_same_bits_in_every_schedule() {
     }
 }
 
-/// The last stage's gradients of matrices wait for one more backward pass, and what they are computed from is planned.
+/// Under zb-h1 the last stage keeps what deferred gradients are computed from. The first stage defers none.
 #[test]
-fn what_waits_under_zb_h1_is_planned() {
+fn what_deferred_gradients_need_is_planned() {
     use PipelineSchedule::{OneForwardOneBackward, ZbH1};
     let settings = plain(odd_model(LAYERS), "none");
-    let peak = |schedule| {
+    let peak = |schedule, rank| {
         let grid = Grid::of(&HALVES, schedule, Zero::Gradients);
-        let settings = common::ranks::of_rank(&on_grid(&settings, &grid), 1);
+        let settings = common::ranks::of_rank(&on_grid(&settings, &grid), rank);
         common::plan(&settings).peak_bytes
     };
-    assert!(peak(ZbH1) > peak(OneForwardOneBackward));
+    assert_eq!(peak(ZbH1, 0), peak(OneForwardOneBackward, 0));
+    assert!(peak(ZbH1, 1) > peak(OneForwardOneBackward, 1));
+}
+
+/// In other types, with biases, and however ranks add gradients up.
+#[test]
+fn deferred_gradients_give_the_same_bits() {
+    let [(_, bias), ..] = variants(LAYERS);
+    let bias = plain(bias, "full");
+    let bf16 = Settings {
+        micro_batch: 1,
+        seq: 12,
+        ..with_form(bias.model.clone(), forms()[3], "none", DType::BF16)
+    };
+    let cases = [
+        ("biases", bias.clone(), Reduce::MicroBatch, Zero::Gradients),
+        (
+            "one unit at a time",
+            bias.clone(),
+            Reduce::MicroBatch,
+            Zero::States,
+        ),
+        ("bf16", bf16, Reduce::MicroBatch, Zero::Gradients),
+        ("once a step", bias.clone(), Reduce::Step, Zero::Replicated),
+        ("once a step, states", bias, Reduce::Step, Zero::States),
+    ];
+    for (number, (name, settings, reduce, zero)) in cases.into_iter().enumerate() {
+        let of = |stages: &[Range<usize>], schedule| {
+            let grid = Grid {
+                groups: 2,
+                ..Grid::of(stages, schedule, zero)
+            };
+            let mut settings = on_grid(&settings, &grid);
+            let ranks = settings.ranks.as_mut().unwrap();
+            ranks.reduce = reduce;
+            ranks.overlap_grad_reduce = number % 2 == 0;
+            let name = format!("{name}, {grid:?}");
+            together(&each(&name, &settings, STEPS, on_cpu))
+        };
+        let one = of(&[WHOLE], PipelineSchedule::Gpipe);
+        assert_same(name, &one, &of(&THIRDS, PipelineSchedule::ZbH1));
+    }
 }
 
 #[test]

@@ -10,14 +10,16 @@ const MODEL: [&str; 4] = ["--config", "llama-15m", "--set", "model.vocab=4096"];
 /// block that was freed (32 MiB at most), and how much malloc keeps then depends on the order of threads: up to 24 MB in CI.
 const FREED_BLOCKS: (&str, &str) = ("MALLOC_MMAP_THRESHOLD_", "131072");
 
-fn trainer(arguments: &[&str]) {
+fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    command.args(arguments).env(FREED_BLOCKS.0, FREED_BLOCKS.1);
+    command.stdout(Stdio::null());
     command
-        .args(arguments)
-        .env(FREED_BLOCKS.0, FREED_BLOCKS.1)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    assert!(command.status().unwrap().success(), "{arguments:?}");
+}
+
+fn trainer(arguments: &[&str]) {
+    let status = command(arguments).stderr(Stdio::null()).status();
+    assert!(status.unwrap().success(), "{arguments:?}");
 }
 
 /// Planned peak and largest resident set of a fresh process.
@@ -192,12 +194,7 @@ fn loading_and_saving_stay_within_the_plan_of_the_host() {
 /// Largest resident set of a process.
 #[allow(clippy::zombie_processes, reason = "wait4 waits for it")]
 fn resident(arguments: &[&str]) -> u64 {
-    let child = Command::new(env!("CARGO_BIN_EXE_trainer"))
-        .args(arguments)
-        .env(FREED_BLOCKS.0, FREED_BLOCKS.1)
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
+    let child = command(arguments).spawn().unwrap();
     let mut status = 0;
     // SAFETY: all zeros are a valid `rusage`, and both places outlive the call.
     let usage = unsafe {

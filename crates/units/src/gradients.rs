@@ -285,11 +285,20 @@ impl Gradients {
         kernels: &Kernels,
         unit: usize,
     ) -> Result<OpenUnit, UnitError> {
+        self.open_vectors(kernels)?;
+        self.open_matrices(memory, kernels, unit)
+    }
+
+    fn open_matrices(
+        &mut self,
+        memory: &Memory,
+        kernels: &Kernels,
+        unit: usize,
+    ) -> Result<OpenUnit, UnitError> {
         self.fetch(memory, kernels, unit)?;
         if let Some(reducing) = &mut self.reducing {
             reducing.wait_until_sent(kernels, unit)?;
         }
-        self.open_vectors(kernels)?;
         let has_trained = self.has_trained(unit);
         if let Some(streamed) = self.streamed.as_mut().filter(|_| has_trained) {
             streamed.open(memory, kernels, unit, &self.resident)?;
@@ -310,12 +319,11 @@ impl Gradients {
         }
     }
 
-    /// As [`Gradients::open`], for a unit to which nothing was added in the micro-batch's backward pass. Others may have begun theirs
-    /// since.
+    /// Opens a unit for deferred gradients of a micro-batch. Later backward passes may have begun since, which have added nothing to it.
     ///
     /// # Errors
     /// As [`Gradients::open`].
-    pub fn open_again(
+    pub fn open_deferred(
         &mut self,
         memory: &Memory,
         kernels: &Kernels,
@@ -327,7 +335,7 @@ impl Gradients {
                 entries.iter().for_each(|entry| touched[*entry] = false);
             }
         }
-        self.open(memory, kernels, unit)
+        self.open_matrices(memory, kernels, unit)
     }
 
     /// Closes a unit, after the unit's own part (`is_own`) or another part has added to it. If this was the step's last
@@ -412,16 +420,12 @@ impl Gradients {
         }
     }
 
-    /// Ends a micro-batch: units that were sent give back their memory. If the step's gradients are complete, so are the sums over
-    /// ranks.
+    /// After a backward pass, or after deferred gradients were added: units that were sent give back their memory. If the step's gradients
+    /// are complete, so are the sums over ranks.
     ///
     /// # Errors
     /// As [`Gradients::add_up_vectors`].
-    pub fn end_micro_batch(
-        &mut self,
-        kernels: &Kernels,
-        is_complete: bool,
-    ) -> Result<(), KernelError> {
+    pub fn end_pass(&mut self, kernels: &Kernels, is_complete: bool) -> Result<(), KernelError> {
         if let (Some(reducing), true) = (&mut self.reducing, is_complete) {
             reducing.finish(kernels, &mut self.resident)?;
         }
@@ -642,7 +646,7 @@ mod tests {
                     contribute((&memory, &*kernels), &mut gradients, unit, of);
                 }
                 gradients.add_up_vectors(&*kernels, is_last).unwrap();
-                gradients.end_micro_batch(&*kernels, is_last).unwrap();
+                gradients.end_pass(&*kernels, is_last).unwrap();
             }
             assert_eq!(gradients.missing(), [""; 0]);
             gradients.sum_grains(&*kernels).unwrap();

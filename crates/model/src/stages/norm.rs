@@ -188,7 +188,7 @@ impl Stage for NormStage {
     }
 
     /// It has vectors alone.
-    fn gradients_can_wait(&self) -> bool {
+    fn can_defer_gradients(&self) -> bool {
         true
     }
 

@@ -44,8 +44,8 @@ impl Stage for Projection {
         self.linear.parameters()
     }
 
-    fn gradients_can_wait(&self) -> bool {
-        self.linear.gradients_can_wait()
+    fn can_defer_gradients(&self) -> bool {
+        self.linear.can_defer_gradients()
     }
 
     fn dropout(&self) -> Vec<DropoutSite> {

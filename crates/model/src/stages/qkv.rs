@@ -258,8 +258,8 @@ impl Stage for Qkv {
             .collect()
     }
 
-    fn gradients_can_wait(&self) -> bool {
-        self.linear.gradients_can_wait()
+    fn can_defer_gradients(&self) -> bool {
+        self.linear.can_defer_gradients()
     }
 
     fn dropout(&self) -> Vec<DropoutSite> {

@@ -81,8 +81,8 @@ impl Stage for ResidualProjection {
         self.linear.parameters()
     }
 
-    fn gradients_can_wait(&self) -> bool {
-        self.linear.gradients_can_wait()
+    fn can_defer_gradients(&self) -> bool {
+        self.linear.can_defer_gradients()
     }
 
     fn dropout(&self) -> Vec<DropoutSite> {
@@ -118,8 +118,10 @@ impl Stage for ResidualProjection {
                 first: self.first(pass),
             })?;
         }
-        let dy = masked.as_ref().unwrap_or(&dsum).view();
-        self.linear.backward(pass, self.input, dy)?;
+        match masked {
+            Some(masked) => self.linear.backward_of(pass, self.input, masked),
+            None => self.linear.backward(pass, self.input, dsum.view()),
+        }?;
         pass.file_gradient(self.residual, dsum);
         Ok(())
     }

@@ -177,7 +177,7 @@ impl Run {
                 gradients: &mut self.gradients,
                 is_last_micro_batch: true,
                 losses: vec![loss],
-                waiting: None,
+                deferred: None,
                 hooks: &mut NoHooks,
             }),
         };

@@ -1,4 +1,4 @@
-//! The backward pass of a linear layer that leaves the gradients of its weights for later.
+//! The backward pass of a linear layer that defers the gradients of its weights.
 
 use super::Linear;
 use crate::{Activation, ModelError, Pass};
@@ -8,12 +8,17 @@ use std::rc::Rc;
 impl Linear {
     /// Whether the gradients of its weights can be computed later than that of its input: adapters need both, and codes of FP8 are
     /// made for both.
-    pub(crate) fn gradients_can_wait(&self) -> bool {
+    pub(crate) fn can_defer_gradients(&self) -> bool {
         self.adapter.is_none() && self.fp8.is_none()
     }
 
-    /// As [`Linear::backward_of`], but for the gradients of its weights, which wait with the input and `dy`.
-    pub(super) fn backward_waiting(
+    /// Whether this pass defers the gradients of its weights, if it has any.
+    pub(super) fn defers(&self, pass: &Pass) -> bool {
+        pass.defers_gradients() && self.reads_input_backward()
+    }
+
+    /// As [`Linear::backward_of`], but defers the gradients of its weights: input and `dy` are kept until then.
+    pub(super) fn backward_deferring(
         &self,
         pass: &mut Pass,
         input: Activation,
@@ -21,13 +26,11 @@ impl Linear {
     ) -> Result<(), ModelError> {
         self.add_bias_gradients(pass, dy.view())?;
         let dy = Rc::new(dy);
-        if self.reads_input_backward() {
-            let x = pass.pull(input)?;
-            for (weights, columns) in self.gradient_products(pass, dy.dims()[0]) {
-                pass.leave_gradient(weights, columns, (dy.clone(), x.clone()));
-            }
-            pass.release(input, x);
+        let x = pass.pull(input)?;
+        for (weights, columns) in self.gradient_products(pass, dy.dims()[0]) {
+            pass.defer_gradient(weights, columns, (dy.clone(), x.clone()));
         }
+        pass.release(input, x);
         let (mut dx, init) = pass.gradient_to_add(input)?;
         self.input_gradient(pass, dx.view_mut(), init, (dy.view(), None))?;
         pass.file_gradient(input, dx);
