@@ -45,6 +45,7 @@ mod parameters;
 mod parts;
 mod pass;
 mod pass_balance;
+mod pass_deferred;
 mod pass_fp8;
 mod patterns;
 mod policy;
