@@ -307,7 +307,8 @@ impl Training {
             .for_each(|entry| self.contribute(entry));
         let (kernels, loss) = (&*self.kernels, self.loss.view());
         let (weights, gradients) = (&mut self.weights, &mut self.gradients);
-        gradients.end_micro_batch(kernels, true).unwrap();
+        gradients.add_up_vectors(kernels, true).unwrap();
+        gradients.end_pass(kernels, true).unwrap();
         let optimizer = &mut self.optimizer;
         if is_released {
             let ended = optimizer.end_released(kernels, weights, gradients, loss);
