@@ -71,23 +71,8 @@ impl Model {
     /// Adds the gradients that one micro-batch's backward pass has deferred. They are complete if this is the step's last micro-batch.
     ///
     /// # Errors
-    /// As [`Model::forward_backward`].
+    /// [`ModelError`] if a lease is refused or the device fails. Units of gradients may be open then ([`Gradients::abandon`]).
     pub fn add_deferred_gradients(
-        &self,
-        (memory, kernels): (&Memory, &Kernels),
-        gradients: &mut Gradients,
-        deferred: DeferredGradients,
-        is_last_micro_batch: bool,
-    ) -> Result<(), ModelError> {
-        let on = (memory, kernels);
-        let added = self.add_by_block(on, gradients, deferred, is_last_micro_batch);
-        if added.is_err() {
-            gradients.abandon(kernels)?;
-        }
-        added
-    }
-
-    fn add_by_block(
         &self,
         (memory, kernels): (&Memory, &Kernels),
         gradients: &mut Gradients,

@@ -16,7 +16,7 @@ use model::{
     Batch, BatchShape, DeferredGradients, DropoutSite, LossPart, ModelError, Preferences, Purpose,
     Randomness, ReplayCounts, StepLoss, Training, Work,
 };
-use settings::{Carried, Handover, StageTask, TaskKind};
+use settings::{Carried, Handover, OrderedTask, PassKind, StageTask, TaskKind};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -107,6 +107,7 @@ impl Session {
         if made.is_err() {
             // Other micro-batches may be between their passes. The first error is the one to report.
             let _ = self.saved.abandon(&*self.kernels);
+            let _ = self.gradients.abandon(&*self.kernels);
         }
         made?;
         if self.settings.has_head() {
@@ -177,11 +178,9 @@ impl Session {
         let _place = self.memory.enter(Phase::Forward, Layer::Whole);
         let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
         let beside_before = *beside;
-        match task.kind {
-            TaskKind::DeferredGradients => self.add_deferred_gradients(task, passes),
-            TaskKind::Forward | TaskKind::Backward | TaskKind::ForwardBackward => {
-                self.run_pass(task, passes, beside)
-            }
+        match task.of.kind {
+            TaskKind::DeferredGradients => self.add_deferred_gradients(task.of, passes),
+            TaskKind::Pass(kind) => self.run_pass((kind, task.of), task.table, passes, beside),
         }?;
         let count = Count::of(&*self.kernels, &self.weights, &self.gradients);
         let meanwhile = beside.since(beside_before);
@@ -191,7 +190,7 @@ impl Session {
 
     fn add_deferred_gradients(
         &mut self,
-        task: &StageTask,
+        task: OrderedTask,
         passes: &mut Passes,
     ) -> Result<(), SessionError> {
         if (self.stop)() {
@@ -209,13 +208,14 @@ impl Session {
 
     fn run_pass(
         &mut self,
-        task: &StageTask,
+        (kind, task): (PassKind, OrderedTask),
+        table: usize,
         passes: &mut Passes,
         beside: &mut UpdateTraffic,
     ) -> Result<(), SessionError> {
         let (index, count) = (task.micro_batch, passes.own.len());
         let layers = self.layers_of(task);
-        let table = self.saved.table_of(layers.start, task.table);
+        let table = self.saved.table_of(layers.start, table);
         if passes.leaving.is_some_and(|(leaving, _)| leaving == table) {
             self.give_back_left(&mut passes.leaving)?;
         }
@@ -225,12 +225,12 @@ impl Session {
             None => self.begin_micro_batch(passes, index)?,
         };
         self.saved.use_table(table);
-        self.pass(task, &begun, passes, beside)?;
+        self.pass((kind, task), &begun, passes, beside)?;
         self.give_back_left(&mut passes.leaving)?;
-        if layers.end == self.model.layers() && task.kind.is_forward() {
+        if layers.end == self.model.layers() && kind.is_forward() {
             self.losses.made(&*self.kernels, index)?;
         }
-        if !task.kind.is_backward() {
+        if !kind.is_backward() {
             passes.leaving = Some((table, layers.end - 1));
             passes.under_way.insert(of, begun);
         } else if task.virtual_stage == self.settings.stage().number {
@@ -240,7 +240,7 @@ impl Session {
     }
 
     /// The blocks of a pass.
-    fn layers_of(&self, task: &StageTask) -> Range<usize> {
+    fn layers_of(&self, task: OrderedTask) -> Range<usize> {
         let layers = self.model.layers();
         self.settings.layers_of(task.virtual_stage, layers)
     }
@@ -309,13 +309,13 @@ impl Session {
 
     fn pass(
         &mut self,
-        task: &StageTask,
+        (kind, task): (PassKind, OrderedTask),
         begun: &BegunMicroBatch,
         passes: &mut Passes,
         beside: &mut UpdateTraffic,
     ) -> Result<(), SessionError> {
         let (index, count) = (task.micro_batch, passes.own.len());
-        if task.kind.is_backward() {
+        if kind.is_backward() {
             self.gradients.begin_micro_batch(task.virtual_stage);
         }
         let layers = self.layers_of(task);
@@ -342,16 +342,16 @@ impl Session {
             micro_batch: index,
         };
         let own = task.virtual_stage;
-        let gradient = match task.kind {
-            TaskKind::Backward => neighbours.take(kernels, carried(own + 1, true))?,
-            TaskKind::Forward | TaskKind::ForwardBackward | TaskKind::DeferredGradients => {
+        let gradient = match kind {
+            PassKind::Backward => neighbours.take(kernels, carried(own + 1, true))?,
+            PassKind::Forward | PassKind::ForwardBackward => {
                 if let Some(input) = neighbours.take(kernels, carried(own, false))? {
                     self.saved.receive(layers.start, input);
                 }
                 None
             }
         };
-        let defers = self.settings.defers_gradients() && task.kind.is_backward();
+        let defers = self.settings.defers_gradients() && kind.is_backward();
         let deferred = defers.then(|| passes.deferred.entry((own, index)).or_default());
         let work = Work {
             memory: &self.memory,
@@ -372,21 +372,20 @@ impl Session {
         if let Some(section) = begun.section {
             kernels.begin_section(section)?;
         }
-        let made = match task.kind {
-            TaskKind::Forward => self.model.forward_of_stage(work).map(Some),
-            TaskKind::Backward => {
+        let made = match kind {
+            PassKind::Forward => self.model.forward_of_stage(work).map(Some),
+            PassKind::Backward => {
                 self.model
                     .backward_of_stage(work, gradient, &mut passes.replayed)
             }
-            TaskKind::ForwardBackward => self.model.forward_backward(work, &mut passes.replayed),
-            TaskKind::DeferredGradients => unreachable!("they are no pass"),
+            PassKind::ForwardBackward => self.model.forward_backward(work, &mut passes.replayed),
         };
         let ended = match begun.section {
             Some(_) => kernels.end_section(made.is_ok()),
             None => Ok(()),
         };
         if let Some(made) = made? {
-            let of = match task.kind.is_backward() {
+            let of = match kind.is_backward() {
                 true => carried(own, true),
                 false => carried(own + 1, false),
             };

@@ -36,6 +36,8 @@ mod settings;
 mod settings_of_stage;
 mod sharing;
 mod size;
+mod stage_tasks;
+mod tasks_on_paper;
 #[cfg(test)]
 mod tests;
 mod unknown;
@@ -56,11 +58,12 @@ pub use keys::{
 pub use pipeline::Pipeline;
 pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};
-pub use schedule::{
-    Carried, Handover, PipelineOrder, PipelineSchedule, StageSchedule, StageTask, TaskKind,
-};
+pub use schedule::{PipelineOrder, PipelineSchedule};
 pub use schema::{Config, HEURISTIC};
 pub use settings::{
     BetweenSteps, DEFAULT_HEAD_CHUNK, GRAPHS_FROM_ACCUM, Settings, StateFormats, WholeMatrices,
 };
 pub use size::{Size, SizeError};
+pub use stage_tasks::{
+    Carried, Handover, OrderedTask, PassKind, StageSchedule, StageTask, TaskKind,
+};

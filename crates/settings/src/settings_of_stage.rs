@@ -1,8 +1,9 @@
 //! What a rank computes and holds as a stage of a pipeline; without one it has the whole model.
 
 use super::pipeline::Pipeline;
-use super::schedule::{PipelineOrder, StageSchedule};
+use super::schedule::PipelineOrder;
 use super::settings::Settings;
+use super::stage_tasks::StageSchedule;
 use memory::Rank;
 use model::HeldBlocks;
 use std::ops::Range;

@@ -173,28 +173,36 @@ fn deferred_gradients_give_the_same_bits() {
         seq: 12,
         ..with_form(bias.model.clone(), forms()[3], "none", DType::BF16)
     };
+    let always = Reduce::MicroBatch;
     let cases = [
-        ("biases", bias.clone(), Reduce::MicroBatch, Zero::Gradients),
+        ("biases", &bias, always, Zero::Gradients, true),
         (
-            "one unit at a time",
-            bias.clone(),
-            Reduce::MicroBatch,
+            "passes wait for exchanges",
+            &bias,
+            always,
             Zero::States,
+            false,
         ),
-        ("bf16", bf16, Reduce::MicroBatch, Zero::Gradients),
-        ("once a step", bias.clone(), Reduce::Step, Zero::Replicated),
-        ("once a step, states", bias, Reduce::Step, Zero::States),
+        ("bf16", &bf16, always, Zero::Gradients, true),
+        ("once a step", &bias, Reduce::Step, Zero::Replicated, true),
+        (
+            "once a step, states",
+            &bias,
+            Reduce::Step,
+            Zero::States,
+            false,
+        ),
     ];
-    for (number, (name, settings, reduce, zero)) in cases.into_iter().enumerate() {
+    for (name, settings, reduce, zero, overlaps) in cases {
         let of = |stages: &[Range<usize>], schedule| {
             let grid = Grid {
                 groups: 2,
                 ..Grid::of(stages, schedule, zero)
             };
-            let mut settings = on_grid(&settings, &grid);
+            let mut settings = on_grid(settings, &grid);
             let ranks = settings.ranks.as_mut().unwrap();
             ranks.reduce = reduce;
-            ranks.overlap_grad_reduce = number % 2 == 0;
+            ranks.overlap_grad_reduce = overlaps;
             let name = format!("{name}, {grid:?}");
             together(&each(&name, &settings, STEPS, on_cpu))
         };

@@ -86,7 +86,7 @@ fn ways() -> Vec<Way> {
         },
         Way {
             stages: Some((PipelineSchedule::ZbH1, 1)),
-            ..way("later gradients", Zero::Gradients, 8_192, 4, &here)
+            ..way("deferred gradients", Zero::Gradients, 8_192, 4, &here)
         },
         Way {
             optimizer: OptimizerKind::Muon,
