@@ -53,8 +53,8 @@ impl Cover {
         Cover::joined(ranges.map(|range| self.within(range)))
     }
 
-    /// A rank's piece. All ranks have equally many elements, so their number must divide this cover.
-    pub fn piece(&self, rank: Rank) -> Cover {
+    /// One of `rank.of` equal parts. Their number must divide the elements.
+    pub(crate) fn part(&self, rank: Rank) -> Cover {
         let elements = self.elements() / rank.of;
         self.lying_at(&(rank.number * elements..(rank.number + 1) * elements))
     }

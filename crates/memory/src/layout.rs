@@ -63,6 +63,8 @@ pub struct Layout {
     elements: usize,
     /// The padding of bundles, in order.
     tails: Vec<Range<usize>>,
+    /// How many neighbouring ranks have all weights together; none if all ranks have.
+    pub(crate) shard_group: Option<usize>,
     /// The ranges that are stored in a type of their own, or as codes, in order.
     stored: Rc<[(Range<usize>, StoredAs)]>,
 }
@@ -176,6 +178,7 @@ impl LayoutBuilder {
             parts,
             units,
             stages: None,
+            shard_group: None,
             grained: Vec::new(),
             unit_of,
             entries,
@@ -337,7 +340,7 @@ impl Layout {
     /// A rank's pieces of all trained bundles.
     pub fn own_trained(&self, rank: Rank) -> Cover {
         let bundles = self.bundles();
-        Cover::joined(bundles.iter().map(|bundle| bundle.piece(rank)))
+        Cover::joined(bundles.iter().map(|bundle| self.piece(bundle, rank)))
     }
 
     /// A rank's pieces of all bundles, so that all ranks together have every element once: vectors, which every stage of a
@@ -346,7 +349,9 @@ impl Layout {
         let buffers = (rank.number == 0).then(|| self.buffers());
         let vectors = Cover::new([self.vectors()]).without(&self.trained());
         let frozen = self.units.iter().map(|unit| &unit.frozen);
-        let pieces = frozen.chain([&vectors]).map(|bundle| bundle.piece(rank));
+        let pieces = frozen
+            .chain([&vectors])
+            .map(|bundle| self.piece(bundle, rank));
         let all = Cover::joined(pieces.chain([self.own_trained(rank)]).chain(buffers));
         match self.stage().number {
             0 => all,
@@ -648,9 +653,10 @@ mod tests {
         fn pieces_of_all_ranks_are_the_layout_whatever_their_number(
             shapes in proptest::collection::vec(proptest::collection::vec(1usize..90, 1..3), 1..30),
             precise_below in 0usize..4000,
-            ranks in 1usize..6,
+            (group, groups) in (1usize..6, 1usize..4),
             frozen_every in 1usize..6,
         ) {
+            let ranks = group * groups;
             let build = |ranks| {
                 let mut builder = LayoutBuilder::default();
                 for (index, shape) in shapes.iter().enumerate() {
@@ -658,15 +664,21 @@ mod tests {
                 }
                 builder.for_ranks(ranks).build_precise(|_, elements| elements < precise_below)
             };
-            let (whole, layout) = (build(None), build(Some(ranks)));
+            let (whole, layout) = (build(None), build(Some(ranks)).in_shard_groups(group));
             let all: usize = Rank::all(ranks).map(|rank| layout.own(rank).elements()).sum();
             prop_assert_eq!(all, layout.elements());
             let trained: usize = Rank::all(ranks).map(|rank| layout.own_trained(rank).elements()).sum();
             prop_assert_eq!(trained, layout.trained().elements());
             for bundle in layout.bundles() {
-                let pieces: Vec<usize> = Rank::all(ranks).map(|rank| bundle.piece(rank).elements()).collect();
+                let pieces: Vec<usize> = Rank::all(ranks).map(|rank| layout.piece(&bundle, rank).elements()).collect();
                 prop_assert!(pieces.iter().all(|piece| *piece == pieces[0] && piece % GRAIN_ELEMENTS == 0));
                 prop_assert_eq!(pieces.iter().sum::<usize>(), bundle.elements());
+                for rank in Rank::all(ranks) {
+                    let shards = layout.shard_group(rank).map(|rank| layout.shard(&bundle, rank));
+                    prop_assert_eq!(Cover::joined(shards), bundle.clone());
+                    let pieces = layout.shard_copies(rank).map(|rank| layout.piece(&bundle, rank));
+                    prop_assert_eq!(Cover::joined(pieces), layout.shard(&bundle, rank));
+                }
             }
             for (entry, other) in layout.entries().iter().zip(whole.entries()) {
                 let both_ends = [(entry.range().start, other.range().start), (entry.padded_range().end - 1, other.padded_range().end - 1)];

@@ -45,6 +45,7 @@ mod placing;
 mod playback;
 mod rank;
 mod role;
+mod shards;
 mod slab;
 mod stages;
 mod state;

@@ -12,6 +12,7 @@ use crate::{
 };
 use kernels::AttentionShape;
 use memory::Role;
+use std::ops::Range;
 
 /// The structure of a model.
 pub struct Architecture {
@@ -299,8 +300,15 @@ impl Architecture {
 
     /// All stages, in forward order.
     pub(crate) fn stages(&self) -> impl Iterator<Item = &Declared> {
-        let blocks = self.blocks.iter().flat_map(|block| block.stages());
-        [&self.embedding].into_iter().chain(blocks)
+        self.stages_of(0..self.blocks.len())
+    }
+
+    /// The stages of some blocks, and of the embedding before the first.
+    pub(crate) fn stages_of(&self, layers: Range<usize>) -> impl Iterator<Item = &Declared> {
+        let embedding = (layers.start == 0).then_some(&self.embedding);
+        let blocks = self.blocks[layers].iter();
+        let blocks = blocks.flat_map(|block| block.stages());
+        embedding.into_iter().chain(blocks)
     }
 
     /// The names of all stages, each once, in forward order.

@@ -5,6 +5,7 @@ use crate::replays::ReplayCounts;
 use crate::{Architecture, BatchShape, Extent, ModelError};
 use kernels::Kernels;
 use memory::{Buffer, Category, DType, Dims, In, Layer, Layout, Memory};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// How a model computes.
@@ -116,13 +117,13 @@ impl Model {
         self.layout.unit_of_part(part)
     }
 
-    /// The units that a forward pass uses, in order.
-    pub fn units_forward(&self) -> Vec<usize> {
+    /// The units that a forward pass through some blocks uses, in order: before the first block also the embedding's, after the last
+    /// also the head's.
+    pub fn units_forward(&self, layers: &Range<usize>) -> Vec<usize> {
         let architecture = &self.architecture;
-        let stages = architecture
-            .stages()
-            .map(|declared| &declared.parameters[..]);
-        let users = stages.chain([architecture.head_parameters()]);
+        let stages = architecture.stages_of(layers.clone());
+        let head = (layers.end == self.layers()).then(|| architecture.head_parameters());
+        let users = stages.map(|declared| &declared.parameters[..]).chain(head);
         let mut units: Vec<usize> = users
             .filter_map(|parameters| self.unit_of(parameters))
             .collect();

@@ -133,6 +133,7 @@ fn wherever_weights_live_a_buffer_is_whole_and_f32() {
             overlap_grad_reduce: true,
             overlap_param_gather: true,
             reshard_after_forward: true,
+            shard_group: None,
         });
         let name = format!("{home:?} {zero:?}");
         let homes = Homes {

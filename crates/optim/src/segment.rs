@@ -106,7 +106,7 @@ fn tensors_of(
     tensors
 }
 
-/// The range of a tensor that each rank has, without padding. A rank has one piece of the tensor's bundle, so at most
+/// The range of a tensor that each rank has, without padding, in the order of the tensor. A rank has one piece of the tensor's bundle, so at most
 /// one range of the tensor.
 fn pieces(layout: &Layout, entry: usize, ranks: usize) -> Vec<Piece> {
     let bundle = match layout.unit_of(entry) {
@@ -115,10 +115,12 @@ fn pieces(layout: &Layout, entry: usize, ranks: usize) -> Vec<Piece> {
     };
     let own = layout.entries()[entry].range();
     let of = |rank: Rank| {
-        let piece = bundle.piece(rank).within(&own).ranges().first().cloned();
-        piece.map(|range| (rank.number, range))
+        let piece = layout.piece(&bundle, rank).within(&own);
+        Some((rank.number, piece.ranges().first()?.clone()))
     };
-    Rank::all(ranks).filter_map(of).collect()
+    let mut pieces: Vec<Piece> = Rank::all(ranks).filter_map(of).collect();
+    pieces.sort_by_key(|(_, range)| range.start);
+    pieces
 }
 
 /// The grains that a range overlaps, given the ranges of [`Layout::grained`].

@@ -53,6 +53,7 @@ impl Rank {
             overlap_grad_reduce: true,
             overlap_param_gather: true,
             reshard_after_forward: true,
+            shard_group: None,
         };
         let optimizer = Optimizer::lease(
             &memory,

@@ -399,11 +399,13 @@ impl Setup {
         helps.then(|| set!(offload.optimizer = OptimizerPlace::Pinned, "pinned"))
     }
 
-    /// Of ranks, each has its own part of them there, once they are divided.
+    /// Of ranks, each has its own part of them there, once they are divided. A pipeline's stage does not divide them.
     fn weights_on_host(&self) -> Option<Change> {
         let on_host = set!(offload.parameters = HostPlace::Pinned);
         let helps = self.may_go(&self.settings.homes.weights);
-        helps.then(|| match self.divided(Zero::Weights) {
+        let divided = self.divided(Zero::Weights);
+        let divided = divided.filter(|_| self.settings.pipeline.is_none());
+        helps.then(|| match divided {
             Some(divided) => divided.and(&on_host),
             None => on_host,
         })

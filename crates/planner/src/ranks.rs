@@ -24,6 +24,8 @@ pub struct PlannedRanks {
     pub rank: usize,
     /// What they divide.
     pub zero: Zero,
+    /// How many neighbours have all weights together; null: all ranks, or each of them.
+    pub shard_group: Option<usize>,
     /// How many of them share each sequence.
     pub context: usize,
     /// Equal parts of each sequence.
@@ -91,6 +93,7 @@ impl PlannedRanks {
             rank: ranks.of_all().number,
             pipeline: ranks.stage.of,
             zero: ranks.zero,
+            shard_group: ranks.shard_group,
             context: ranks.sharing,
             context_parts: settings.own_parts().of,
             tokens_a_step: settings.tokens_a_step(),
@@ -146,7 +149,14 @@ impl PlannedRanks {
                 (part + 1) * each - 1
             ),
         };
-        let place = stages + &parts;
+        let groups = self.shard_group.map_or(String::new(), |of| {
+            format!(
+                " --shard-group {of} (group {} of {})",
+                self.rank % of_stage / of,
+                of_stage / of
+            )
+        });
+        let place = stages + &parts + &groups;
         format!(
             "rank {} of {} under --zero {stage}{place}: a step of all has {} tokens, and this rank sends {sent} ({} bytes)",
             self.rank, self.ranks, self.tokens_a_step, self.sent_bytes
@@ -210,7 +220,7 @@ impl PlannedRanks {
         notes.extend(time.map(|time| {
             format!(
                 "times under each --zero are on paper, at {} GB/s that a rank sends and as much that it receives, and NVLink's rate between \
-                 ranks of a machine that share sequences (hardware.link_gbps replaces both)",
+                 ranks of a machine that share sequences or weights (hardware.link_gbps replaces both)",
                 time.link_gbps
             )
         }));

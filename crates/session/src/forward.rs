@@ -1,11 +1,11 @@
 //! Forward passes without backward passes, for evaluation and generation, in a training session or without one.
 
+use crate::orders::Orders;
 use kernels::Kernels;
 use memory::Memory;
 use model::{Batch, CachedSequences, Model, Purpose, SavedActivations, Work};
 use settings::Pipeline;
 use std::ops::Range;
-use std::rc::Rc;
 use units::{Ranks, Weights};
 
 /// The parts of a session that a forward pass uses.
@@ -14,8 +14,8 @@ pub(crate) struct Forward<'a> {
     pub(crate) kernels: &'a Kernels,
     pub(crate) model: &'a Model,
     pub(crate) weights: &'a mut Weights,
-    /// The order in which a pass uses units of weights.
-    pub(crate) order: &'a Rc<[usize]>,
+    /// The orders in which passes use units of weights.
+    pub(crate) orders: &'a Orders,
     pub(crate) saved: &'a mut SavedActivations,
     /// The blocks of the next pass.
     pub(crate) layers: Range<usize>,
@@ -36,7 +36,7 @@ impl Forward<'_> {
             memory: self.memory,
             kernels: self.kernels,
             weights: self.weights,
-            order: self.order,
+            order: self.orders.forward(&self.layers),
             saved: self.saved,
             layers: self.layers.clone(),
             batches,

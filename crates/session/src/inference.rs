@@ -4,6 +4,7 @@ use crate::error::SessionError;
 use crate::evaluation::Evaluation;
 use crate::forward::Forward;
 use crate::generation::{Generated, Generation};
+use crate::orders::Orders;
 use crate::session::Session;
 use data::MicroBatch;
 use kernels::cpu::Cpu;
@@ -28,7 +29,7 @@ pub struct Inference {
     model: Model,
     weights: Weights,
     /// Empty, because all weights are on the device, and no unit has to be fetched.
-    no_order: Rc<[usize]>,
+    no_orders: Orders,
     saved: SavedActivations,
 }
 
@@ -98,7 +99,7 @@ impl Inference {
             kernels,
             model,
             weights,
-            no_order: Rc::new([]),
+            no_orders: Orders::default(),
             saved,
         })
     }
@@ -216,7 +217,7 @@ impl Inference {
             kernels: &*self.kernels,
             model: &self.model,
             weights: &mut self.weights,
-            order: &self.no_order,
+            orders: &self.no_orders,
             saved: &mut self.saved,
             layers: 0..self.model.layers(),
             pipeline: None,

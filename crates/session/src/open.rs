@@ -2,7 +2,7 @@
 
 use crate::error::SessionError;
 use crate::losses::Losses;
-use crate::orders::Orders;
+use crate::orders::{Order, Orders};
 use crate::routers::Routers;
 use crate::session::Session;
 use crate::shapes::shape_of_a_step;
@@ -15,7 +15,8 @@ use kernels::{Kernels, Target};
 use memory::{Home, Homes, Layer, Memory, Phase, Rank};
 use model::{BatchShape, Computation, LossPart, Model};
 use optim::{Optimizer, Recipe};
-use settings::{BetweenSteps, Settings};
+use settings::{BetweenSteps, PassKind, Settings};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use units::{Gradients, Ranks, Weights, Zero};
@@ -162,26 +163,29 @@ fn orders(settings: &Settings, model: &Model) -> Result<Orders, SessionError> {
     if settings.homes.weights == Home::Device && !is_divided {
         return Ok(Orders::default());
     }
-    Ok(Orders::new(model, units_of_a_step(settings)?))
+    let (pipeline, passes) = (settings.pipeline.as_ref(), orders_of_a_step(settings)?);
+    Ok(Orders::new(model, pipeline, passes))
 }
 
-/// The units that a micro-batch uses, replays included. They depend on the policy, and on how many parts of it a rank has: one
-/// micro-batch on shapes, with all weights on the device, shows them.
-fn units_of_a_step(settings: &Settings) -> Result<Vec<usize>, SessionError> {
+/// The orders in which the passes of a micro-batch use units, replays included. They depend on the policy, on how many parts of it a
+/// rank has, and on the stage of a pipeline: a step on shapes, with all weights on the device, shows them.
+fn orders_of_a_step(
+    settings: &Settings,
+) -> Result<HashMap<(PassKind, usize), Order>, SessionError> {
     let alone = |ranks: &Ranks| Ranks {
         rank: Rank::ALONE,
-        stage: Rank::ALONE,
         sharing: 1,
         zero: Zero::Replicated,
+        shard_group: None,
         ..ranks.clone()
     };
     let ranks = settings.ranks.as_ref();
+    let is_needed = |ranks: &&Ranks| ranks.parts_each > 1 || ranks.stage.of > 1;
     let settings = Settings {
-        accum: 1,
+        accum: settings.micro_batches_at_a_time(),
         between: BetweenSteps::default(),
         checkpoint_copy: false,
-        ranks: ranks.filter(|ranks| ranks.parts_each > 1).map(alone),
-        pipeline: None,
+        ranks: ranks.filter(is_needed).map(alone),
         // A pass for the reference has the order of a forward pass.
         has_reference: true,
         homes: Homes {
@@ -197,5 +201,5 @@ fn units_of_a_step(settings: &Settings) -> Result<Vec<usize>, SessionError> {
     let mut session = Session::on_shapes(settings, &memory, Target::Cuda, flops)?;
     session.weights.keep_record();
     session.step(&batch)?;
-    Ok(session.weights.take_record())
+    Ok(session.orders.into_passes())
 }

@@ -1,28 +1,77 @@
 //! The orders in which passes use the units of weights, which decide what is fetched ahead.
 
 use model::Model;
+use settings::{PassKind, Pipeline};
+use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 
-/// Units by their index in the layout, each until the next one. Empty if weights stay on the device.
+/// Units by their index in the layout, each until the next one.
+pub(crate) type Order = Rc<[usize]>;
+
+/// The orders of a session. Empty if weights stay on the device.
 #[derive(Default)]
 pub(crate) struct Orders {
-    /// A micro-batch of a training step, forward and backward, with replays.
-    pub(crate) step: Rc<[usize]>,
-    /// A forward pass without a backward pass.
-    pub(crate) forward: Rc<[usize]>,
-    /// All units with trained parameters, in the layout's order.
-    pub(crate) update: Rc<[usize]>,
+    /// Those of a training step's passes of a micro-batch, with replays, by virtual stage.
+    passes: HashMap<(PassKind, usize), Order>,
+    /// Those of forward passes without a backward pass, by their blocks.
+    forward: Vec<(Range<usize>, Order)>,
+    /// All units of this rank with trained parameters, in the layout's order.
+    pub(crate) update: Order,
+    none: Order,
 }
 
 impl Orders {
-    /// The orders for a model whose weights come and go. `step` is the order of a micro-batch.
-    pub(crate) fn new(model: &Model, step: Vec<usize>) -> Orders {
-        let units = model.layout().units().iter().enumerate();
-        let trained = units.filter(|(_, unit)| unit.trained.elements() > 0);
+    /// The orders for a model whose weights come and go, of which this rank has some virtual stages of a pipeline, or all. `passes` are
+    /// those of a training step.
+    pub(crate) fn new(
+        model: &Model,
+        pipeline: Option<&Pipeline>,
+        passes: HashMap<(PassKind, usize), Order>,
+    ) -> Orders {
+        let layout = model.layout();
+        let trained = layout.units().iter().enumerate();
+        let trained = trained.filter(|(_, unit)| unit.trained.elements() > 0);
+        let own = match pipeline {
+            None => vec![0..model.layers()],
+            Some(pipeline) => {
+                let own = pipeline.of_stage(layout.stage().number);
+                own.map(|(_, layers)| layers.clone()).collect()
+            }
+        };
+        let forward = own.into_iter().map(|layers| {
+            let units = model.units_forward(&layers);
+            (layers, units.into())
+        });
         Orders {
-            step: step.into(),
-            forward: model.units_forward().into(),
+            passes,
+            forward: forward.collect(),
             update: trained.map(|(index, _)| index).collect(),
+            none: Rc::default(),
         }
+    }
+
+    /// Of a pass of a training step.
+    pub(crate) fn pass(&self, kind: PassKind, virtual_stage: usize) -> &Order {
+        self.passes
+            .get(&(kind, virtual_stage))
+            .unwrap_or(&self.none)
+    }
+
+    /// Of a forward pass through these blocks.
+    pub(crate) fn forward(&self, layers: &Range<usize>) -> &Order {
+        let mut known = self.forward.iter();
+        let found = known.find(|(of, _)| of == layers);
+        found.map_or(&self.none, |(_, order)| order)
+    }
+
+    /// Notes the order of a pass, as it was recorded.
+    pub(crate) fn note(&mut self, of: (PassKind, usize), units: Vec<usize>) {
+        self.passes.insert(of, units.into());
+    }
+
+    /// All orders that were noted.
+    pub(crate) fn into_passes(self) -> HashMap<(PassKind, usize), Order> {
+        self.passes
     }
 }

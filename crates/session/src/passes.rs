@@ -177,12 +177,16 @@ impl Session {
     ) -> Result<(), SessionError> {
         let _place = self.memory.enter(Phase::Forward, Layer::Whole);
         let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
+        let gathered_before = self.weights.traffic_of_update_in_passes();
         let beside_before = *beside;
         match task.of.kind {
             TaskKind::DeferredGradients => self.add_deferred_gradients(task.of, passes),
             TaskKind::Pass(kind) => self.run_pass((kind, task.of), task.table, passes, beside),
         }?;
         let count = Count::of(&*self.kernels, &self.weights, &self.gradients);
+        let gathered = self.weights.traffic_of_update_in_passes();
+        let of_weights = &mut beside.before.weights;
+        *of_weights = of_weights.plus(gathered.since(gathered_before));
         let meanwhile = beside.since(beside_before);
         passes.crossed = count.since(before).split(&meanwhile).without_update();
         Ok(())
@@ -357,7 +361,7 @@ impl Session {
             memory: &self.memory,
             kernels,
             weights: &mut self.weights,
-            order: &self.orders.step,
+            order: self.orders.pass(kind, own),
             saved: &mut self.saved,
             layers,
             batches: &begun.batches,
@@ -384,6 +388,9 @@ impl Session {
             Some(_) => kernels.end_section(made.is_ok()),
             None => Ok(()),
         };
+        if let Some(units) = self.weights.take_record() {
+            self.orders.note((kind, own), units);
+        }
         if let Some(made) = made? {
             let of = match kind.is_backward() {
                 true => carried(own, true),
@@ -420,7 +427,7 @@ impl Session {
                     memory: &self.memory,
                     kernels: &*self.kernels,
                     weights: &mut self.weights,
-                    order: &self.orders.forward,
+                    order: self.orders.forward(&(0..self.model.layers())),
                     saved: &mut self.saved,
                     layers: 0..self.model.layers(),
                     batches,

@@ -171,7 +171,9 @@ impl Session {
             made_at: Cell::new((!self.kernels.runs_ahead()).then(Instant::now)),
         });
         updated?;
-        if !self.kernels.runs_ahead() && !self.settings.homes.updates_in_forward() {
+        let is_updated =
+            !self.settings.homes.updates_in_forward() && !self.weights.owes_gathering();
+        if is_updated && !self.kernels.runs_ahead() {
             self.finish_in_flight()?;
         }
         Ok(())
@@ -244,7 +246,7 @@ impl Session {
             kernels: &*self.kernels,
             model: &self.model,
             weights: &mut self.weights,
-            order: &self.orders.forward,
+            orders: &self.orders,
             saved: &mut self.saved,
             layers: 0..self.model.layers(),
             pipeline: self.settings.pipeline.as_ref().zip(ranks),

@@ -14,13 +14,13 @@ impl Session {
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
         let before = self.count();
         self.update_parts()?;
+        self.weights.wait_until_gathered(&*self.kernels)?;
         let mut crossed = self.count().since(before).of_update();
         // Not counted: these units came only for this update, while in a forward pass they would be there anyway.
         crossed.weights.h2d_bytes = 0;
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.crossed = in_flight.crossed.plus(crossed);
         }
-        self.weights.wait_until_gathered(&*self.kernels)?;
         // Wait until other ranks have all that they need of this one, whatever comes next.
         for queue in [Queue::Download, Queue::Collective] {
             self.kernels.finish(self.kernels.record(queue)?)?;

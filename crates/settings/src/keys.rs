@@ -498,6 +498,11 @@ keys! {
             "Under --zero 3, gathered weights go after the forward pass and are gathered again for the backward pass")
             .details("false keeps them: less is sent, and all weights are there at the peak. Never changes results.")
             .toggle("--reshard-after-forward", RANKS).marks(&[KeepsBits]).needs(need::DIVIDED_WEIGHTS),
+        shard_group: Option<usize> = optional(Kind::Whole(2), ("8", "all ranks"),
+            "Under --zero 3, neighbouring ranks that have all weights together, such as those of a machine")
+            .details("Units are then gathered within a group. Gradients and optimizer states are divided among all ranks as before. Never \
+                      changes results.")
+            .flag("--shard-group", "N", RANKS).marks(&[KeepsBits]).needs(need::DIVIDED_WEIGHTS),
         timeout_s: u64 = key(Kind::WholeUpTo(1, 1 << 31), "600", "Seconds after which a run ends whose other ranks do not answer")
             .marks(&[KeepsBits]).needs(need::RANKS),
     }

@@ -64,6 +64,13 @@ impl Config {
         self.rank_in_group().map(|_| zero)
     }
 
+    /// How many neighbours of so many ranks have all weights together; none: all of them.
+    fn shard_group(&self, ranks: usize) -> Option<usize> {
+        let is_divided = self.zero() == Some(Zero::Weights);
+        let group = self.collectives.shard_group;
+        group.filter(|group| is_divided && *group != ranks)
+    }
+
     /// The ranks that train together, and how they divide their work; none without a group.
     pub fn ranks(&self) -> Option<Ranks> {
         let collectives = &self.collectives;
@@ -84,6 +91,7 @@ impl Config {
             overlap_grad_reduce: collectives.overlap_grad_reduce,
             overlap_param_gather: collectives.overlap_param_gather,
             reshard_after_forward: collectives.reshard_after_forward,
+            shard_group: self.shard_group(rank.of),
         })
     }
 }
@@ -120,16 +128,56 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
              at step{instead}"
         ));
     }
-    if config.offload.parameters == HostPlace::Pinned && ranks.zero < Zero::Weights {
+    // A stage's only rank, or one of those that each update everything, sends no weights.
+    let sends = ranks.rank.of > 1 && ranks.zero != Zero::Replicated;
+    let may_be_on_host = ranks.zero == Zero::Weights || (ranks.stage.of > 1 && !sends);
+    if config.offload.parameters == HostPlace::Pinned && !may_be_on_host {
+        let instead = match ranks.stage.of {
+            1 => "add --zero 3, under which a rank's part of them may live on its host",
+            _ => "take as many ranks as stages, or --zero 0",
+        };
         return refused(format!(
-            "`offload.parameters` is pinned, and under --zero {stage} every rank has all weights on its device; add --zero 3, under \
-             which a rank's part of them may live on its host, or leave --offload-parameters out"
+            "`offload.parameters` is pinned, and under --zero {stage} every rank has all weights on its device; {instead}, or leave \
+             --offload-parameters out"
         ));
+    }
+    if let Some(group) = ranks.shard_group {
+        check_shard_group(config, group, ranks.rank.of)?;
     }
     if ranks.reduce == Reduce::Step && ranks.zero >= Zero::Gradients {
         return refused(format!(
             "`collectives.reduce` is step, which adds up a rank's gradients of the whole step first, and under --zero {stage} no \
              rank has room for all of them; leave --reduce at micro-batch, or take --zero 1"
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses groups of ranks that cannot have all weights together.
+fn check_shard_group(config: &Config, group: usize, ranks: usize) -> Result<(), ConfigError> {
+    if !ranks.is_multiple_of(group) {
+        let of = |size: &usize| ranks.is_multiple_of(*size);
+        let sizes: Vec<String> = (2..=ranks)
+            .filter(of)
+            .map(|size| size.to_string())
+            .collect();
+        let instead = match sizes.is_empty() {
+            true => "leave --shard-group out".into(),
+            false => format!("take {}", sizes.join(", ")),
+        };
+        return refused(format!(
+            "`collectives.shard_group` is {group}, and {ranks} {} into groups of {group}; {instead}",
+            if ranks == 1 {
+                "rank does not divide"
+            } else {
+                "ranks do not divide"
+            },
+        ));
+    }
+    if config.offload.parameters == HostPlace::Pinned {
+        return refused(format!(
+            "`collectives.shard_group` is {group}, and weights that live on the host are on no device when other groups send what they \
+             updated; leave --shard-group or --offload-parameters out"
         ));
     }
     Ok(())

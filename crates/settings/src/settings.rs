@@ -449,6 +449,11 @@ impl Settings {
                 weights.count()
             )));
         }
+        let shard_group = self.ranks.as_ref().and_then(|ranks| ranks.shard_group);
+        let layout = match shard_group {
+            None => layout,
+            Some(ranks) => layout.in_shard_groups(ranks),
+        };
         Ok(match &self.pipeline {
             None => layout,
             Some(pipeline) => layout.of_stage(self.stage(), |part| pipeline.virtual_stage_of(part)),

@@ -1,7 +1,7 @@
 //! What a stage of a pipeline does in a step: passes of micro-batches, and exchanges with its neighbours.
 
 /// A pass of a micro-batch through a virtual stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PassKind {
     /// The forward pass.
     Forward,

@@ -352,6 +352,17 @@ fn offload_gives_the_same_bits() {
         policy: settings.policy.clone().offload(&labels).unwrap(),
         ..settings.clone()
     };
+    let weights_too = Settings {
+        homes: Homes {
+            weights: Home::Pinned,
+            ..away.homes.clone()
+        },
+        ..away.clone()
+    };
+    let replicated_twice = Grid {
+        groups: 2,
+        ..Grid::of(&HALVES, PipelineSchedule::Gpipe, Zero::Replicated)
+    };
     for grid in [
         Grid::of(
             &THIRDS,
@@ -361,13 +372,41 @@ fn offload_gives_the_same_bits() {
         Grid::of(&HALVES, PipelineSchedule::Gpipe, Zero::Gradients),
         Grid::of(&THIRDS, PipelineSchedule::ZbH1, Zero::Gradients),
         Grid::interleaved(&QUARTERS, Zero::Gradients),
+        replicated_twice,
     ] {
         let host = |settings: &Settings| {
             let settings = common::ranks::of_rank(&on_grid(settings, &grid), 0);
             common::plan(&settings).host_pinned_bytes
         };
         assert!(host(&away) > host(&settings), "something waits on the host");
-        assert_same("offload", &one, &run("offload", &away, &grid));
+        assert!(host(&weights_too) > host(&away), "so do weights");
+        for settings in [&away, &weights_too] {
+            assert_same("offload", &one, &run("offload", settings, &grid));
+        }
+    }
+}
+
+/// A unit of weights comes in the order in which a pass of a stage uses it, replays included.
+#[test]
+fn weights_on_the_host_come_for_every_pass() {
+    for (number, mode) in MODES.into_iter().enumerate() {
+        let settings = plain(odd_model(LAYERS), mode);
+        let one = run(mode, &settings, &Grid::one_stage());
+        let away = Settings {
+            homes: Homes {
+                weights: Home::Pinned,
+                window: Window::End,
+                unit_slots: 1 + number % 2,
+                ..Homes::default()
+            },
+            ..settings
+        };
+        for grid in [
+            Grid::of(&THIRDS, PipelineSchedule::ZbH1, Zero::States),
+            Grid::interleaved(&QUARTERS, Zero::Gradients),
+        ] {
+            assert_same(mode, &one, &run(mode, &away, &grid));
+        }
     }
 }
 

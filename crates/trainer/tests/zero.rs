@@ -54,10 +54,11 @@ enum Factor {
     Model,
     Freeze,
     Optimizer,
+    ShardGroup,
 }
 
 /// How many choices there are of each.
-const COUNTS: [usize; 17] = [
+const COUNTS: [usize; 18] = [
     4,
     3,
     3,
@@ -75,6 +76,7 @@ const COUNTS: [usize; 17] = [
     7,
     frozen::CHOICES,
     OPTIMIZERS.len(),
+    2,
 ];
 
 fn of(choices: &Choices, factor: Factor) -> usize {
@@ -85,7 +87,11 @@ fn go_together(choices: &Choices) -> bool {
     let can_offload = !MODES[of(choices, Factor::Mode)].1.is_empty();
     let is_divided = of(choices, Factor::Zero) == 3;
     let optimizer = OPTIMIZERS[of(choices, Factor::Optimizer)];
+    let has_groups = of(choices, Factor::ShardGroup) == 1;
+    let can_have_groups =
+        is_divided && of(choices, Factor::Ranks) == 2 && of(choices, Factor::Parameters) == 0;
     can_update(optimizer, of(choices, Factor::Freeze))
+        && (can_have_groups || !has_groups)
         && (is_divided || of(choices, Factor::Parameters) == 0)
         && (can_offload || of(choices, Factor::Activations) == 0)
 }
@@ -138,6 +144,7 @@ fn divided(choices: &Choices, folder: &Path) -> Settings {
             overlap_grad_reduce: is_on(Factor::OverlapReduce),
             overlap_param_gather: is_on(Factor::OverlapGather),
             reshard_after_forward: is_on(Factor::Reshard),
+            shard_group: [None, Some(2)][of(choices, Factor::ShardGroup)],
             ..ranks(size, Zero::ALL[of(choices, Factor::Zero)])
         }),
         ..alone
@@ -166,7 +173,7 @@ fn compare(choices: &Choices) {
 
 #[test]
 fn whatever_is_divided_changes_nothing_but_memory() {
-    let (runs, never) = covering(&COUNTS, 17, go_together);
+    let (runs, never) = covering(&COUNTS, 18, go_together);
     let on_host = (Factor::Parameters as usize, 1);
     let zero = |stage| [(Factor::Zero as usize, stage), on_host];
     let no_labels = [
@@ -177,8 +184,18 @@ fn whatever_is_divided_changes_nothing_but_memory() {
         (Factor::Freeze as usize, 3),
         (Factor::Optimizer as usize, 1),
     ];
-    let expected = [zero(0), zero(1), zero(2), no_labels, nothing_to_make];
-    assert_eq!(never, BTreeSet::from(expected));
+    let groups = (Factor::ShardGroup as usize, 1);
+    let no_groups = [
+        (Factor::Zero, 0),
+        (Factor::Zero, 1),
+        (Factor::Zero, 2),
+        (Factor::Ranks, 0),
+        (Factor::Ranks, 1),
+        (Factor::Parameters, 1),
+    ];
+    let mut expected = vec![zero(0), zero(1), zero(2), no_labels, nothing_to_make];
+    expected.extend(no_groups.map(|(factor, choice)| [(factor as usize, choice), groups]));
+    assert_eq!(never, BTreeSet::from_iter(expected));
     assert!(
         runs.len() >= 12 * 7,
         "every form of every model: {}",
@@ -248,7 +265,11 @@ fn whole_tensors_are_the_same_among_any_ranks() {
                     window: Window::End,
                     ..all_pinned()
                 };
-                let settings = settings(size, zero, homes);
+                let mut settings = settings(size, zero, homes);
+                if let Some(ranks) = &mut settings.ranks {
+                    let is_on_device = zero == Zero::Weights && home % 3 == 0;
+                    ranks.shard_group = (size == 4 && is_on_device).then_some(2);
+                }
                 let name = format!("{kind}, {:?}, {:?}", settings.ranks, settings.homes);
                 let actual = run(&name, &settings);
                 assert_eq!(actual.steps, expected.steps, "{name}");
@@ -320,4 +341,55 @@ fn reducing_once_a_step_sends_less() {
     let every = at(2, Zero::States, Reduce::MicroBatch);
     assert!(states.1 < every.1, "{} {}", states.1, every.1);
     assert!(states.0.state != every.0.state);
+}
+
+/// Groups of ranks with all weights have more of them, and gather units within a group. After an update each rank gets from its copies
+/// what they updated of its shard.
+#[test]
+fn shard_groups_gather_units_among_neighbours() {
+    let at = |shard_group| {
+        let settings = plain(4, Zero::Weights);
+        let ranks = settings.ranks.clone();
+        let settings = Settings {
+            ranks: ranks.map(|ranks| Ranks {
+                shard_group,
+                ..ranks
+            }),
+            ..settings
+        };
+        let ranks = (0..4).map(|number| plan(&of_rank(&settings, number)));
+        let layout = settings.layout(&Architecture::of(&settings.model, settings.attention));
+        let planned: Vec<planner::Plan> = ranks.collect();
+        (run("shard groups", &settings), planned, layout.unwrap())
+    };
+    let [(alone, all, layout), (grouped, of_groups, in_groups)] = [at(None), at(Some(2))];
+    assert!(alone == grouped);
+    let bytes = layout.units().iter();
+    let bytes: Vec<u64> = bytes.map(|unit| 4 * unit.cover.elements() as u64).collect();
+    let all_bytes: u64 = bytes.iter().sum();
+    let more = of_groups[1].persistent_bytes - all[1].persistent_bytes;
+    assert_eq!(more, all_bytes / 4);
+    // The last block and the head are still there for the backward pass, which needs no embedding.
+    let gathered = all_bytes + bytes[1];
+    let sent = |plans: &[planner::Plan]| -> u64 {
+        let sent = plans.iter();
+        sent.map(|plan| plan.ranks.as_ref().unwrap().sent_bytes)
+            .sum()
+    };
+    // Of four ranks each gives three a quarter; of groups of two, each gives one a half, and its copy the quarter that it updated.
+    let [far, near, copies] = [3 * gathered, 2 * gathered, all_bytes];
+    assert_eq!(sent(&all) - sent(&of_groups), far - near - copies);
+    let rank = Rank { number: 1, of: 4 };
+    for unit in in_groups.units() {
+        let [piece, shard] = [
+            in_groups.piece(&unit.cover, rank),
+            in_groups.shard(&unit.cover, rank),
+        ];
+        assert_eq!(
+            piece.within_all(&shard),
+            piece,
+            "a rank keeps what it updates"
+        );
+        assert_eq!(2 * piece.elements(), shard.elements());
+    }
 }

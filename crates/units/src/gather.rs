@@ -2,7 +2,7 @@
 
 use crate::Ranks;
 use kernels::{Exchange, ExchangeBytes, KernelError, Kernels, Queue, Traffic};
-use memory::{Cover, In, Out, Rank, Types};
+use memory::{Cover, In, Layout, Out, Rank, Types};
 use std::ops::Range;
 
 const COMPLETE: &str = "what a rank has is complete before the others get it";
@@ -18,50 +18,97 @@ pub(crate) fn gathered(
     kernels.wait(Queue::Compute, kernels.record(Queue::Collective)?, ALL_CAME)
 }
 
-/// The ranges in which the pieces of a bundle lie in the layout, with the rank of each, in order.
-fn pieces(bundle: &Cover, rank: Rank) -> Vec<(usize, Range<usize>)> {
-    let of = |rank: Rank| {
-        let ranges = bundle.piece(rank).ranges().to_vec();
-        ranges.into_iter().map(move |range| (rank.number, range))
-    };
-    Rank::all(rank.of).flat_map(of).collect()
+/// What ranks gather from each other of a bundle.
+#[derive(Clone, Copy)]
+pub(crate) enum Gathered {
+    /// All of it: the piece that each rank updates.
+    Pieces,
+    /// This rank's shard: the pieces that its copies update, in other shard groups.
+    OwnShard,
+    /// All of it: the shard of each rank of this shard group.
+    Shards,
 }
 
-/// Starts gathering all ranks' pieces of a bundle, as bytes. `places` returns the places for ranges of the layout, in
-/// the same order.
+/// A bundle to gather, for one rank.
+#[derive(Clone, Copy)]
+pub(crate) struct Gathering<'a> {
+    pub(crate) layout: &'a Layout,
+    pub(crate) bundle: &'a Cover,
+    pub(crate) rank: Rank,
+    pub(crate) what: Gathered,
+}
+
+impl Gathering<'_> {
+    /// The ranks that take part.
+    fn ranks(&self) -> Vec<Rank> {
+        match self.what {
+            Gathered::Pieces => Rank::all(self.rank.of).collect(),
+            Gathered::OwnShard => self.layout.shard_copies(self.rank).collect(),
+            Gathered::Shards => self.layout.shard_group(self.rank).collect(),
+        }
+    }
+
+    /// What a rank gives.
+    pub(crate) fn of(&self, rank: Rank) -> Cover {
+        match self.what {
+            Gathered::Pieces | Gathered::OwnShard => self.layout.piece(self.bundle, rank),
+            Gathered::Shards => self.layout.shard(self.bundle, rank),
+        }
+    }
+
+    fn bytes(&self, types: &Types) -> ExchangeBytes {
+        let own = types.bytes(&self.of(self.rank));
+        let all = match self.what {
+            Gathered::Pieces | Gathered::Shards => types.bytes(self.bundle),
+            Gathered::OwnShard => types.bytes(&self.layout.shard(self.bundle, self.rank)),
+        };
+        let ranks = self.ranks().len();
+        let bytes = ExchangeBytes::new(((ranks - 1) * own) as u64, (all - own) as u64);
+        match self.what {
+            Gathered::Shards => bytes.among(ranks),
+            Gathered::Pieces | Gathered::OwnShard => bytes,
+        }
+    }
+}
+
+/// Starts a gathering, as bytes. This rank's own part comes from `own`, or is in its place already. `places` returns the places for
+/// ranges of the layout, in the same order.
 ///
 /// # Safety
 /// As for [`gather`].
 pub(crate) unsafe fn gather_bundle<'a>(
     kernels: &Kernels,
-    rank: Rank,
-    (bundle, types): (&'a Cover, &Types),
+    (gathering, types): (Gathering<'a>, &Types),
     own: Option<Vec<In<'a>>>,
     places: impl FnOnce(&[Range<usize>]) -> Vec<Out<'a>> + 'a,
 ) -> Result<Traffic, KernelError> {
-    let own_bytes = types.bytes(&bundle.piece(rank));
-    let bytes = ExchangeBytes::new(
-        ((rank.of - 1) * own_bytes) as u64,
-        (types.bytes(bundle) - own_bytes) as u64,
-    );
+    let bytes = gathering.bytes(types);
     let list = move || {
-        let (of, ranges): (Vec<_>, Vec<_>) = pieces(bundle, rank).into_iter().unzip();
-        of.into_iter().zip(places(&ranges)).collect()
+        let of = |rank: Rank| {
+            let ranges = gathering.of(rank).ranges().to_vec();
+            ranges.into_iter().map(move |range| (range, rank.number))
+        };
+        places_by_owner(gathering.ranks().into_iter().flat_map(of).collect(), places)
+    };
+    let rank = gathering.rank;
+    let others = move || {
+        let ranks = gathering.ranks().into_iter();
+        ranks.map(|rank| rank.number).collect()
     };
     // SAFETY: the caller's promise.
-    unsafe { gather(kernels, rank, bytes, own, list) }?;
+    unsafe { gather(kernels, (rank, others), bytes, own, list) }?;
     Ok(Traffic::of(Queue::Collective, bytes.sent))
 }
 
-/// Starts gathering all ranks' pieces, each with its rank and its place. This rank's own piece comes from `own`, or is
-/// in its place already.
+/// Starts gathering the pieces of some ranks, each with its rank and its place. This rank's own piece comes from `own`, or is
+/// in its place already. `ranks` returns the numbers of those that take part.
 ///
 /// # Safety
 /// Until an event recorded after this in [`Queue::Collective`] is over, all of the memory stays alive, nothing writes
 /// it, and nothing reads the places.
 pub(crate) unsafe fn gather<'a>(
     kernels: &Kernels,
-    rank: Rank,
+    (rank, ranks): (Rank, impl FnOnce() -> Vec<usize> + 'a),
     bytes: ExchangeBytes,
     own: Option<Vec<In<'a>>>,
     places: impl FnOnce() -> Vec<(usize, Out<'a>)> + 'a,
@@ -73,7 +120,8 @@ pub(crate) unsafe fn gather<'a>(
             places.partition(|(of, _)| is_there && *of == rank.number);
         let kept = kept.into_iter().map(|(_, place)| place.into_in());
         let own: Vec<In> = own.unwrap_or_else(|| kept.collect());
-        let to = (0..rank.of).filter(|to| !is_there || *to != rank.number);
+        let to = ranks().into_iter();
+        let to = to.filter(|to| !is_there || *to != rank.number);
         let sends = to.flat_map(|to| own.iter().map(move |piece| (to, *piece)));
         Exchange {
             sends: sends.collect(),

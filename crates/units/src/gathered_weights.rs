@@ -1,86 +1,165 @@
-//! Weights that every rank holds whole. Each rank updates its pieces, and sends them to the others after the update.
+//! Weights of which other ranks update parts that this rank keeps. Each rank sends them what it updated, after the update.
 
-use crate::gather::gather_bundle;
+use crate::gather::{Gathered, Gathering, gather_bundle};
 use kernels::{Event, KernelError, Kernels, Queue, Traffic};
 use memory::{Arena, Cover, Rank};
 
 const UPDATED: &str = "a rank's pieces are updated before they are sent to the others";
 const GATHERED: &str = "the pieces of all ranks have come before they are read";
 
-/// The bundles of an arena that are gathered after an update, and the event at which each is complete.
+/// What an arena keeps of the trained bundles, and when other ranks' updates of it have come.
 pub(crate) struct GatheredWeights {
     rank: Rank,
     /// Whether bundles are gathered beside the computation, which then waits for each when it is used.
     is_overlapped: bool,
-    /// By the number of the bundle. Bundles that are not gathered are empty.
-    bundles: Vec<Cover>,
-    came: Vec<Option<Event>>,
-    pub(crate) traffic: Traffic,
+    /// By the number of the bundle.
+    bundles: Vec<Kept>,
+    traffic: Traffic,
+    /// What of it crossed in passes, for the update before them.
+    in_passes: Traffic,
+}
+
+/// What an arena keeps of a bundle, as far as other ranks update it.
+struct Kept {
+    bundle: Cover,
+    /// All of it, or this rank's shard; none if this rank updates all that it keeps.
+    what: Option<Gathered>,
+    /// Whether others' updates have yet to be gathered.
+    is_owed: bool,
+    came: Option<Event>,
 }
 
 impl GatheredWeights {
-    /// The bundles of an arena's layout that it holds as a whole.
+    /// The bundles of an arena's layout.
     pub(crate) fn of(arena: &Arena, rank: Rank, is_overlapped: bool) -> GatheredWeights {
-        let is_held = |bundle: &Cover| bundle.within_all(arena.held()) == *bundle;
-        let bundles = arena.layout().bundles().into_iter();
-        let held = |bundle: Cover| match is_held(&bundle) {
-            true => bundle,
-            false => Cover::new([]),
+        let layout = arena.layout();
+        let keeps =
+            |cover: &Cover| cover.elements() > 0 && cover.within_all(arena.held()) == *cover;
+        let kept = |bundle: Cover| {
+            let shard = layout.shard(&bundle, rank);
+            let is_shared = layout.shard_copies(rank).count() > 1;
+            let what = match keeps(&bundle) {
+                true => Some(Gathered::Pieces),
+                false => (is_shared && keeps(&shard)).then_some(Gathered::OwnShard),
+            };
+            Kept {
+                bundle,
+                what,
+                is_owed: false,
+                came: None,
+            }
         };
-        let bundles: Vec<Cover> = bundles.map(held).collect();
         GatheredWeights {
             rank,
             is_overlapped,
-            came: vec![None; bundles.len()],
-            bundles,
+            bundles: layout.bundles().into_iter().map(kept).collect(),
             traffic: Traffic::default(),
+            in_passes: Traffic::default(),
         }
     }
 
-    /// Starts gathering all bundles, the vectors first, then the units in the order of their use.
+    /// Bytes that were sent.
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// Those of them that passes sent, for the update before them.
+    pub(crate) fn traffic_in_passes(&self) -> Traffic {
+        self.in_passes
+    }
+
+    /// Starts gathering all bundles that are kept whole, the vectors first, then the units in the order of their use. Shards come
+    /// when their units do ([`GatheredWeights::bring_shard`]): they may cross a slow link, and all exchanges go in one order.
     pub(crate) fn start(
         &mut self,
         kernels: &Kernels,
         arena: &mut Arena,
     ) -> Result<(), KernelError> {
         kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, UPDATED)?;
+        for kept in &mut self.bundles {
+            kept.is_owed = kept.what.is_some();
+        }
         let vectors = self.bundles.len() - 1;
         for index in [vectors].into_iter().chain(0..vectors) {
-            let bundle = &self.bundles[index];
-            if bundle.elements() == 0 {
-                continue;
+            if let Some(Gathered::Pieces) = self.bundles[index].what {
+                self.gather(kernels, arena, index)?;
             }
-            let types = arena.types().clone();
-            // SAFETY: the computation waits for `came` before it reads or writes the bundle, and the arena lives as
-            // long as kernels have work.
-            let sent = unsafe {
-                gather_bundle(kernels, self.rank, (bundle, &types), None, |ranges| {
-                    arena.disjoint_raw_mut(ranges)
-                })
-            }?;
-            self.traffic = self.traffic.plus(sent);
-            self.came[index] = Some(kernels.record(Queue::Collective)?);
         }
         match self.is_overlapped {
             true => Ok(()),
-            false => self.wait_until_gathered(kernels),
+            false => self.wait_until_gathered(kernels, arena),
         }
+    }
+
+    /// Starts gathering what others updated of this rank's shard of a unit, unless that was done since.
+    pub(crate) fn bring_shard(
+        &mut self,
+        kernels: &Kernels,
+        arena: &mut Arena,
+        unit: usize,
+    ) -> Result<(), KernelError> {
+        let before = self.traffic;
+        self.gather(kernels, arena, unit)?;
+        self.in_passes = self.in_passes.plus(self.traffic.since(before));
+        Ok(())
+    }
+
+    /// Starts gathering a bundle, if others' updates of it are owed.
+    fn gather(
+        &mut self,
+        kernels: &Kernels,
+        arena: &mut Arena,
+        index: usize,
+    ) -> Result<(), KernelError> {
+        let kept = &mut self.bundles[index];
+        let Some(what) = kept.what.filter(|_| std::mem::take(&mut kept.is_owed)) else {
+            return Ok(());
+        };
+        let (layout, types) = (arena.layout().clone(), arena.types().clone());
+        let gathering = Gathering {
+            layout: &layout,
+            bundle: &kept.bundle,
+            rank: self.rank,
+            what,
+        };
+        // SAFETY: the computation waits for `came` before it reads or writes the bundle, and the arena lives as long as kernels have
+        // work. Ranks read each other's shards in later exchanges, and these go in order.
+        let sent = unsafe {
+            gather_bundle(kernels, (gathering, &types), None, |ranges| {
+                arena.disjoint_raw_mut(ranges)
+            })
+        }?;
+        self.traffic = self.traffic.plus(sent);
+        kept.came = Some(kernels.record(Queue::Collective)?);
+        Ok(())
+    }
+
+    /// Whether others' updates have yet to be gathered.
+    pub(crate) fn is_owed(&self) -> bool {
+        self.bundles.iter().any(|kept| kept.is_owed)
     }
 
     /// Makes the computation wait for a unit and for the vectors.
     pub(crate) fn used(&mut self, kernels: &Kernels, unit: usize) -> Result<(), KernelError> {
-        let vectors = self.came.len() - 1;
+        let vectors = self.bundles.len() - 1;
         for index in [vectors, unit] {
-            if let Some(came) = self.came[index].take() {
+            if let Some(came) = self.bundles[index].came.take() {
                 kernels.wait(Queue::Compute, came, GATHERED)?;
             }
         }
         Ok(())
     }
 
-    /// Makes the computation wait for all bundles.
-    pub(crate) fn wait_until_gathered(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
-        let mut came = self.came.iter_mut().filter_map(Option::take);
+    /// Gathers all that is owed, and makes the computation wait for it.
+    pub(crate) fn wait_until_gathered(
+        &mut self,
+        kernels: &Kernels,
+        arena: &mut Arena,
+    ) -> Result<(), KernelError> {
+        for index in 0..self.bundles.len() {
+            self.gather(kernels, arena, index)?;
+        }
+        let mut came = self.bundles.iter_mut().filter_map(|kept| kept.came.take());
         came.try_for_each(|came| kernels.wait(Queue::Compute, came, GATHERED))
     }
 }

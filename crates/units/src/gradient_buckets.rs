@@ -8,6 +8,7 @@ use std::rc::Rc;
 /// The bundles, in this order: of units, then of the vectors of each of this rank's virtual stages. Those vectors are added up apart,
 /// since virtual stages are not at the same micro-batch.
 pub(crate) struct GradientBuckets {
+    layout: Rc<Layout>,
     rank: Rank,
     units: Vec<Cover>,
     /// Ranks divide the vectors of all stages together.
@@ -31,13 +32,14 @@ pub(crate) struct Bucket {
 
 impl GradientBuckets {
     /// Buckets of at most `rows` elements of each rank's piece.
-    pub(crate) fn new(layout: &Layout, rank: Rank, rows: usize) -> GradientBuckets {
+    pub(crate) fn new(layout: &Rc<Layout>, rank: Rank, rows: usize) -> GradientBuckets {
         let mut units = layout.bundles();
         let all_vectors = units.pop().unwrap_or_default();
         let vectors = layout.vectors_of_virtual_stages();
         let bundles = units.iter().chain([&all_vectors]);
         let largest = bundles.map(|bundle| bundle.elements() / rank.of).max();
         GradientBuckets {
+            layout: layout.clone(),
             rank,
             rows: rows.min(largest.unwrap_or(0)),
             of_bundles: vec![OnceCell::new(); units.len() + vectors.len()],
@@ -106,7 +108,7 @@ impl GradientBuckets {
     }
 
     fn piece(&self, bundle: usize, rank: Rank, rows: &Range<usize>) -> Cover {
-        let piece = self.whole(bundle).piece(rank).lying_at(rows);
+        let piece = self.layout.piece(self.whole(bundle), rank).lying_at(rows);
         match bundle.checked_sub(self.units.len()) {
             None => piece,
             Some(number) => self.vectors[number].within_all(&piece),

@@ -48,6 +48,7 @@ impl Grains {
     pub(crate) fn gather(&mut self, kernels: &Kernels, rank: Rank) -> Result<(), KernelError> {
         let layout = self.layout.clone();
         let of = move |rank| grains_of(&layout, &layout.own_trained(rank));
+        let ranks = move || (0..rank.of).collect();
         let own: usize = of(rank).iter().map(|(_, grains)| grains.len()).sum();
         let all = grains_of(&self.layout, &self.layout.trained());
         let others = all.iter().map(|(_, grains)| grains.len()).sum::<usize>() - own;
@@ -64,7 +65,7 @@ impl Grains {
         };
         // SAFETY: the caller waits for this before the sums are read or written again, and they live as long as kernels
         // have work.
-        unsafe { gather(kernels, rank, bytes, None, list) }
+        unsafe { gather(kernels, (rank, ranks), bytes, None, list) }
     }
 
     /// Gives the other stages of a pipeline this stage's grains, and gets theirs. Every rank of this stage has them all by then.

@@ -28,6 +28,8 @@ pub struct Ranks {
     pub overlap_param_gather: bool,
     /// Whether gathered weights are dropped after the forward pass, and gathered again for the backward pass (ZeRO 3).
     pub reshard_after_forward: bool,
+    /// How many neighbouring ranks have all weights together (ZeRO 3); none: all ranks of the stage.
+    pub shard_group: Option<usize>,
 }
 
 impl Ranks {

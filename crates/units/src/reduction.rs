@@ -4,7 +4,7 @@
 //! engine, size of buckets and number of ranks.
 
 use crate::Ranks;
-use crate::gather::{exchange_stages, gather_bundle, places_by_owner};
+use crate::gather::{Gathered, Gathering, exchange_stages, gather_bundle, places_by_owner};
 use crate::gradient_buckets::GradientBuckets;
 use crate::stream::OnDevice;
 use kernels::{
@@ -282,8 +282,10 @@ impl Reducing {
         kernels: &Kernels,
         arena: &mut Arena,
     ) -> Result<(), KernelError> {
-        let piece = self.buckets.all_vectors().piece(self.ranks.rank);
         let sums = self.sums.as_mut().unwrap_or(arena);
+        let piece = sums
+            .layout()
+            .piece(self.buckets.all_vectors(), self.ranks.rank);
         let of_stage = |stage| sums.layout().vectors_of_stage(stage).within_all(&piece);
         let vectors: Vec<Cover> = (0..self.ranks.stage.of).map(of_stage).collect();
         let bytes = vectors.iter().map(|own| sums.types().bytes(own) as u64);
@@ -311,17 +313,23 @@ impl Reducing {
         arena: &mut Arena,
     ) -> Result<(), KernelError> {
         let mut sent = Traffic::default();
+        let (layout, types) = (arena.layout().clone(), arena.types().clone());
         for bundle in self.buckets.divided() {
+            let gathering = Gathering {
+                layout: &layout,
+                bundle,
+                rank: self.ranks.rank,
+                what: Gathered::Pieces,
+            };
             let own = self.sums.as_ref().map(|sums| {
-                let own = bundle.piece(self.ranks.rank);
+                let own = gathering.of(self.ranks.rank);
                 let own = own.ranges().iter();
                 own.map(|range| sums.raw(range)).collect()
             });
-            let types = arena.types().clone();
             // SAFETY: the caller waits for this before the arena is read or written. The arena and the sums live as
             // long as kernels have work, and the sums are written again only after the next backward pass.
             let gathered = unsafe {
-                gather_bundle(kernels, self.ranks.rank, (bundle, &types), own, |ranges| {
+                gather_bundle(kernels, (gathering, &types), own, |ranges| {
                     arena.disjoint_raw_mut(ranges)
                 })
             };

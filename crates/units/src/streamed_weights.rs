@@ -1,23 +1,27 @@
-//! Units of weights that come to the device from the host, or from the ranks that have their pieces, and leave it
+//! Units of weights that come to the device from the host, or from the ranks that have their shards, and leave it
 //! again.
 
-use crate::gather::gather_bundle;
+use crate::gather::{Gathered, Gathering, gather_bundle};
+use crate::gathered_weights::GatheredWeights;
 use crate::stream::{OnDevice, finish_all};
 use crate::{Ranks, UnitError};
 use kernels::{KernelError, Kernels, Queue, Traffic};
-use memory::{Arena, Category, Cover, In, Layout, Memory, Rank};
+use memory::{Arena, Category, Cover, Layout, Memory, Rank};
 use std::ops::Range;
 use std::rc::Rc;
 
 const CAME: &str = "a unit of weights has come before it is read";
-const PIECE_CAME: &str = "a rank's piece has come before it is sent to the others";
+const SHARD_CAME: &str = "a rank's shard has come before it is sent to the others";
 pub(crate) const CAME_TO_BE_UPDATED: &str = "a unit of weights has come before it is updated";
+
+/// The weights that stay on the device, and what other ranks update of them.
+pub(crate) type Resident<'a> = (&'a mut Arena, Option<&'a mut GatheredWeights>);
 
 /// The units on the device, and the order in which others come.
 pub(crate) struct StreamedWeights {
-    /// The weights in pinned host memory: all of them, or this rank's pieces.
+    /// The weights in pinned host memory: all of them, or this rank's shards.
     pub(crate) host: Option<Arena>,
-    /// This rank, if each rank has its piece of every unit.
+    /// This rank, if each rank has its shard of every unit.
     rank: Option<Rank>,
     layout: Rc<Layout>,
     here: Vec<OnDevice>,
@@ -69,7 +73,7 @@ impl StreamedWeights {
     }
 
     /// Begins a pass that uses units in this order. With `only_updated` it is a pass of updates, for which no rank
-    /// needs others' pieces.
+    /// needs others' shards.
     pub(crate) fn begin_pass(&mut self, order: &Rc<[usize]>, only_updated: bool) {
         (self.order, self.used) = (order.clone(), 0);
         self.only_updated = only_updated;
@@ -116,7 +120,7 @@ impl StreamedWeights {
         &mut self,
         memory: &Memory,
         kernels: &Kernels,
-        resident: &Arena,
+        resident: Resident,
         unit: usize,
     ) -> Result<bool, UnitError> {
         if self.used > 0 && self.order[self.used - 1] == unit {
@@ -138,11 +142,12 @@ impl StreamedWeights {
         &mut self,
         memory: &Memory,
         kernels: &Kernels,
-        resident: &Arena,
+        (arena, mut gathered): Resident,
     ) -> Result<(), UnitError> {
         self.keep_only_wanted(kernels)?;
         for unit in self.wanted() {
             if self.here.iter().all(|here| here.unit != unit) {
+                let resident = (&mut *arena, gathered.as_deref_mut());
                 self.bring(memory, kernels, resident, unit)?;
             }
         }
@@ -183,14 +188,17 @@ impl StreamedWeights {
         &mut self,
         memory: &Memory,
         kernels: &Kernels,
-        resident: &Arena,
+        (resident, gathered): Resident,
         unit: usize,
     ) -> Result<(), UnitError> {
+        if let Some(gathered) = gathered.filter(|_| !self.only_updated) {
+            gathered.bring_shard(kernels, resident, unit)?;
+        }
         let whole = &self.layout.units()[unit];
         let cover = match (self.rank, self.only_updated) {
             (_, false) => whole.cover.clone(),
             (None, true) => whole.trained.clone(),
-            (Some(rank), true) => whole.trained.piece(rank),
+            (Some(rank), true) => self.layout.piece(&whole.trained, rank),
         };
         let kind = (Category::Parameter, "unit_weights");
         let here = OnDevice::lease(memory, (unit, cover.clone()), kind, resident)?;
@@ -203,13 +211,13 @@ impl StreamedWeights {
                 Traffic::of(Queue::Upload, here.bytes())
             }
             (Some(rank), host) => {
-                let pieces = Pieces {
+                let shards = Shards {
                     layout: &self.layout,
                     rank,
                     host: host.as_ref(),
                     resident,
                 };
-                pieces.bring(kernels, here, self.only_updated)?
+                shards.bring(kernels, here, self.only_updated)?
             }
             (None, None) => unreachable!("units come from the host or from ranks"),
         };
@@ -218,17 +226,17 @@ impl StreamedWeights {
     }
 }
 
-/// The pieces of units that ranks have.
-struct Pieces<'a> {
+/// The shards of units that ranks have.
+struct Shards<'a> {
     layout: &'a Layout,
     rank: Rank,
     host: Option<&'a Arena>,
     resident: &'a Arena,
 }
 
-impl Pieces<'_> {
-    /// Starts fetching a unit into a lease that was just taken: this rank's piece from where it lives, and other ranks'
-    /// pieces unless the unit comes only to be updated.
+impl Shards<'_> {
+    /// Starts fetching a unit into a lease that was just taken: this rank's shard from where it lives, and other ranks'
+    /// shards unless the unit comes only to be updated.
     fn bring(
         &self,
         kernels: &Kernels,
@@ -239,14 +247,17 @@ impl Pieces<'_> {
         let mut traffic = Traffic::default();
         if let Some(host) = self.host {
             let own = match only_updated {
-                true => unit.trained.piece(self.rank),
-                false => Cover::joined(unit.bundles().map(|bundle| bundle.piece(self.rank))),
+                true => self.layout.piece(&unit.trained, self.rank),
+                false => {
+                    let bundles = unit.bundles();
+                    Cover::joined(bundles.map(|bundle| self.layout.shard(bundle, self.rank)))
+                }
             };
             here.fetch(kernels, host, &own)?;
             let bytes = host.types().bytes(&own);
             traffic = Traffic::of(Queue::Upload, bytes as u64);
             if !only_updated {
-                kernels.wait(Queue::Collective, here.came, PIECE_CAME)?;
+                kernels.wait(Queue::Collective, here.came, SHARD_CAME)?;
             }
         }
         if only_updated {
@@ -254,12 +265,21 @@ impl Pieces<'_> {
         }
         here.free(kernels, Queue::Collective)?;
         for bundle in unit.bundles() {
-            let sent = self.host.is_none().then(|| self.resident_pieces(bundle));
-            let whole = (bundle, self.resident.types());
+            let gathering = Gathering {
+                layout: self.layout,
+                bundle,
+                rank: self.rank,
+                what: Gathered::Shards,
+            };
+            let own = gathering.of(self.rank);
+            let raw = |range| self.resident.raw(range);
+            let sent = self.host.is_none();
+            let sent = sent.then(|| own.ranges().iter().map(raw).collect());
+            let whole = (gathering, self.resident.types());
             // SAFETY: the computation waits for `came` before it reads the unit, and updates write pieces only after
             // that.
             let gathered = unsafe {
-                gather_bundle(kernels, self.rank, whole, sent, |ranges| {
+                gather_bundle(kernels, whole, sent, |ranges| {
                     here.arena.disjoint_raw_mut(ranges)
                 })
             }?;
@@ -267,11 +287,5 @@ impl Pieces<'_> {
         }
         here.came = kernels.record(Queue::Collective)?;
         Ok(traffic)
-    }
-
-    fn resident_pieces(&self, bundle: &Cover) -> Vec<In<'_>> {
-        let own = bundle.piece(self.rank);
-        let ranges = own.ranges().iter();
-        ranges.map(|range| self.resident.raw(range)).collect()
     }
 }

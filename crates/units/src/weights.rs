@@ -32,7 +32,7 @@ pub struct Weights {
 
 impl Weights {
     /// Leases the weights of a model that computes in `dtype`, zeroed. Under [`Zero::Weights`] these are the vectors,
-    /// the buffers and this rank's pieces of matrices, else all.
+    /// the buffers and this rank's shards of matrices, else all.
     ///
     /// # Errors
     /// [`OutOfMemory`] if they do not fit.
@@ -48,8 +48,10 @@ impl Weights {
             Arena::lease(memory, lease, layout, layout.types(compute), held)
         };
         let divided = ranks.filter(|ranks| ranks.zero == Zero::Weights);
-        let own = divided.map_or(layout.weights(), |ranks| layout.own(ranks.rank));
-        let matrices = own.within(&layout.matrices());
+        let matrices = match divided {
+            Some(ranks) => layout.shards(ranks.rank),
+            None => layout.weights().within(&layout.matrices()),
+        };
         let others = Cover::joined([Cover::new([layout.vectors()]), layout.buffers()]);
         let (on_device, host) = match homes.weights {
             Home::Device => (Cover::joined([matrices, others]), None),
@@ -165,9 +167,21 @@ impl Weights {
     /// Bytes that were copied or sent during passes and after updates.
     pub fn traffic(&self) -> Traffic {
         let streamed = self.streamed.as_ref().map(|streamed| streamed.traffic);
-        let gathered = self.gathered.as_ref().map(|gathered| gathered.traffic);
+        let gathered = self.gathered.as_ref().map(GatheredWeights::traffic);
         let none = Traffic::default();
         streamed.unwrap_or(none).plus(gathered.unwrap_or(none))
+    }
+
+    /// Bytes that were sent in passes for the update before them.
+    pub fn traffic_of_update_in_passes(&self) -> Traffic {
+        let gathered = self.gathered.as_ref();
+        gathered.map_or(Traffic::default(), GatheredWeights::traffic_in_passes)
+    }
+
+    /// Whether some of what other ranks updated has yet to be gathered: the next pass gathers it, or
+    /// [`Weights::wait_until_gathered`].
+    pub fn owes_gathering(&self) -> bool {
+        self.gathered.as_ref().is_some_and(GatheredWeights::is_owed)
     }
 
     /// Reads a tensor that is not stored as codes. Its unit must be in use.
@@ -335,9 +349,9 @@ impl Weights {
         self.record = Some(Vec::new());
     }
 
-    /// The units that were used since [`Weights::keep_record`], in order, and stops recording.
-    pub fn take_record(&mut self) -> Vec<usize> {
-        self.record.take().unwrap_or_default()
+    /// The units that were used since the record began, or since the last call, in order; none if no record is kept.
+    pub fn take_record(&mut self) -> Option<Vec<usize>> {
+        self.record.as_mut().map(std::mem::take)
     }
 
     /// Begins a pass that uses units in this order.
@@ -377,7 +391,10 @@ impl Weights {
             gathered.used(kernels, unit)?;
         }
         match &mut self.streamed {
-            Some(streamed) => streamed.use_unit(memory, kernels, &self.resident, unit),
+            Some(streamed) => {
+                let resident = (&mut self.resident, self.gathered.as_mut());
+                streamed.use_unit(memory, kernels, resident, unit)
+            }
             None => Ok(false),
         }
     }
@@ -388,7 +405,10 @@ impl Weights {
     /// As [`Weights::use_unit`].
     pub fn look_ahead(&mut self, memory: &Memory, kernels: &Kernels) -> Result<(), UnitError> {
         match &mut self.streamed {
-            Some(streamed) => streamed.look_ahead(memory, kernels, &self.resident),
+            Some(streamed) => {
+                let resident = (&mut self.resident, self.gathered.as_mut());
+                streamed.look_ahead(memory, kernels, resident)
+            }
             None => Ok(()),
         }
     }
@@ -420,8 +440,8 @@ impl Weights {
         }
     }
 
-    /// Gathers what all ranks updated, for the weights that every rank holds. The computation must already wait for
-    /// this rank's updates.
+    /// Gathers what other ranks updated of the weights that this rank keeps; shards of units may come in the next pass instead. The
+    /// computation must already wait for this rank's updates.
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
@@ -438,7 +458,7 @@ impl Weights {
     /// [`KernelError`] if the device or another rank fails.
     pub fn wait_until_gathered(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.gathered {
-            Some(gathered) => gathered.wait_until_gathered(kernels),
+            Some(gathered) => gathered.wait_until_gathered(kernels, &mut self.resident),
             None => Ok(()),
         }
     }

@@ -229,6 +229,7 @@ fn full() -> Config {
             overlap_grad_reduce: false,
             overlap_param_gather: false,
             reshard_after_forward: false,
+            shard_group: Some(8),
             timeout_s: 60,
         },
         rank: None,

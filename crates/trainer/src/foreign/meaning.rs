@@ -68,6 +68,8 @@ pub(crate) enum ForeignPart {
     Shard,
     /// Processes of a launcher.
     Devices,
+    /// Ranks of a group that has all weights, where 1 is all ranks.
+    ShardGroup,
     /// Elements, where ours is in bytes.
     Bucket,
     /// Minutes, where ours are seconds.

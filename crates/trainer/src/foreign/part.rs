@@ -88,6 +88,8 @@ pub(super) fn take(part: ForeignPart, at: At, to: &mut Gathered) -> PartTaken {
         },
         (ForeignPart::Devices, Some(count)) => ranks(count, to),
         (ForeignPart::Shard, Some(degree)) => return shard(degree, at, to),
+        (ForeignPart::ShardGroup, Some(1.0)) => Set::remark("all ranks divide the weights"),
+        (ForeignPart::ShardGroup, _) => to.set("collectives.shard_group", at.text, at.spot)?,
         (ForeignPart::Bucket, Some(elements)) => {
             let bytes = (2.0 * elements).to_string();
             to.set("collectives.bucket_size", &bytes, at.spot)?

@@ -207,6 +207,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["data-parallel-sharding-strategy", "fsdp-sharding-strategy"], "--zero 3 for full, 2 for optimizer and gradients", Words(&[("full-shard", "collectives.zero=3"), ("shard-grad-op", "collectives.zero=3 collectives.reshard_after_forward=false"), ("no-shard", "collectives.zero=0"), ("optim-grads-params", "collectives.zero=3"), ("optim-grads", "collectives.zero=2"), ("optim", "collectives.zero=1")])),
     foreign(&["use-distributed-optimizer"], "--zero 1, under mpirun, srun or torchrun", Words(&[("true", "collectives.zero=1"), ("false", "collectives.zero=0")])),
     foreign(&["data-parallel-shard-degree"], "--zero 3, over all ranks", Of(ForeignPart::Shard)),
+    foreign(&["zero-hpz-partition-size"], "--shard-group N, under --zero 3", Of(ForeignPart::ShardGroup)),
     foreign(&["nproc-per-node", "nnodes"], "plan --ranks N; the launcher starts them", Of(ForeignPart::Devices)),
     foreign(&["overlap-grad-reduce", "overlap-comm"], "the same flag: --overlap-grad-reduce", Key("collectives.overlap_grad_reduce")),
     foreign(&["overlap-param-gather"], "the same flag", Key("collectives.overlap_param_gather")),
@@ -220,7 +221,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["num-layers-per-virtual-pipeline-stage"], "--pipeline-schedule interleaved --num-layers-per-virtual-pipeline-stage N", Of(ForeignPart::Stages)),
     not_built(&["pipeline-model-parallel-layout", "virtual-pipeline-model-parallel-size"], "--pipeline-layout has the blocks of each stage, or of each virtual stage under --pipeline-schedule interleaved; --num-layers-per-virtual-pipeline-stage N gives all of them N"),
     foreign(&["pipeline-parallel-schedule"], "--pipeline-schedule gpipe|1f1b|interleaved", Of(ForeignPart::Stages)),
-    not_built(&["data-parallel-replicate-degree"], "--zero 3 divides weights, gradients and states among all ranks"),
+    not_built(&["data-parallel-replicate-degree"], "--zero 3 --shard-group N: weights once in each group of N ranks, gradients and states once among all ranks"),
     // Data, checkpoints and what is written.
     foreign(&["save-steps", "save-interval", "checkpoint-interval", "checkpoint.interval"], "--save-every N", Key("checkpoint.every")),
     foreign(&["save-total-limit", "keep-latest-k"], "--keep-last K", Key("checkpoint.keep_last")),

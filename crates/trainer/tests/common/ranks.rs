@@ -34,6 +34,7 @@ pub fn ranks(size: usize, zero: Zero) -> Ranks {
         overlap_grad_reduce: true,
         overlap_param_gather: true,
         reshard_after_forward: true,
+        shard_group: None,
     }
 }
 
