@@ -36,6 +36,8 @@ struct Way {
     optimizer: OptimizerKind,
     /// Ranks that share each sequence.
     sharing: usize,
+    /// Whether there are two groups of ranks, each of which has all weights.
+    has_shard_groups: bool,
     /// If ranks are the stages of a pipeline: in which order they work, and how many blocks each has, in runs of one.
     stages: Option<(PipelineSchedule, usize)>,
 }
@@ -59,6 +61,7 @@ fn ways() -> Vec<Way> {
         homes: homes.clone(),
         optimizer: OptimizerKind::AdamW,
         sharing: 1,
+        has_shard_groups: false,
         stages: None,
     };
     let states_on_host = Homes {
@@ -71,6 +74,10 @@ fn ways() -> Vec<Way> {
         way("gradients", Zero::Gradients, 8_192, 2, &states_on_host),
         way("weights", Zero::Weights, 1 << 20, 2, &here),
         way("weights on the host", Zero::Weights, 8_192, 2, &on_host),
+        Way {
+            has_shard_groups: true,
+            ..way("shard groups", Zero::Weights, 8_192, 1, &states_on_host)
+        },
         Way {
             sharing: RANKS,
             ..way("sequences", Zero::Weights, 8_192, 2, &here)
@@ -87,6 +94,10 @@ fn ways() -> Vec<Way> {
         Way {
             stages: Some((PipelineSchedule::ZbH1, 1)),
             ..way("deferred gradients", Zero::Gradients, 8_192, 4, &here)
+        },
+        Way {
+            stages: Some((PipelineSchedule::OneForwardOneBackward, 1)),
+            ..way("stages on the host", Zero::States, 8_192, 4, &on_host)
         },
         Way {
             optimizer: OptimizerKind::Muon,
@@ -113,6 +124,7 @@ fn settings(way: &Way) -> Settings {
         ..model
     };
     let (in_stage, stage) = match way.stages {
+        None if way.has_shard_groups => (2 * RANKS, Rank::ALONE),
         None => (RANKS, Rank::ALONE),
         Some(_) => (
             1,
@@ -135,6 +147,7 @@ fn settings(way: &Way) -> Settings {
         ranks: Some(Ranks {
             bucket_bytes: way.bucket_bytes,
             sharing: way.sharing,
+            shard_group: way.has_shard_groups.then_some(RANKS),
             stage,
             ..ranks(in_stage, way.zero)
         }),
@@ -176,6 +189,7 @@ fn expected(settings: &Settings) -> Together {
         rank: Rank::ALONE,
         stage: Rank::ALONE,
         zero: Zero::Replicated,
+        shard_group: None,
         ..ranks
     });
     let alone = Settings {
