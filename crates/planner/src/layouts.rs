@@ -217,12 +217,15 @@ impl Layouts {
         };
         let mut starts = found.starts(config, target, run.settings.model.layers)?;
         starts.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+        let mut fitting = Vec::new();
         for starts in starts.chunks(AT_A_TIME) {
-            found.search(config, target, starts)?;
+            found.search(config, target, starts, &mut fitting)?;
         }
-        let slower = found.layouts.split_off(SHOWN.min(found.layouts.len()));
-        let slower = slower.iter().map(|layout| layout.grid);
-        found.slower.extend(slower);
+        let slower = fitting.split_off(SHOWN.min(fitting.len()));
+        found.slower.extend(slower.iter().map(|layout| layout.grid));
+        let shown = fitting.into_par_iter().with_max_len(1);
+        let shown = shown.map(|layout| PlannedLayout::new(layout, target));
+        found.layouts = shown.collect::<Result<_, _>>()?;
         Ok(found)
     }
 
@@ -254,15 +257,17 @@ impl Layouts {
         Ok(starts)
     }
 
-    /// Makes grids fit, unless as many as are shown are faster than these are estimated to be as configured.
+    /// Makes grids fit, unless as many as are shown are faster than these are estimated to be as configured. `fitting` has those that
+    /// fit, the fastest first.
     fn search(
         &mut self,
         config: &Config,
         target: Target,
         starts: &[Start],
+        fitting: &mut Vec<Fitting>,
     ) -> Result<(), SessionError> {
-        let shown = self.layouts.get(SHOWN - 1);
-        let slowest = shown.map_or(f64::INFINITY, |layout| layout.seconds(self.tokens_a_step));
+        let shown = fitting.get(SHOWN - 1);
+        let slowest = shown.map_or(f64::INFINITY, |layout| layout.step.seconds);
         let (tried, slower): (Vec<Start>, Vec<Start>) =
             starts.iter().partition(|start| start.seconds < slowest);
         self.slower.extend(slower.iter().map(|start| start.grid));
@@ -274,14 +279,13 @@ impl Layouts {
         });
         for tried in tried.collect::<Result<Vec<Tried>, SessionError>>()? {
             match tried {
-                Tried::Fits(layout) => self.layouts.push(*layout),
+                Tried::Fits(layout) => fitting.push(*layout),
                 Tried::Slower(grid) => self.slower.push(grid),
                 Tried::TooLarge(layout) => self.too_large.push(layout),
             }
         }
-        let speed = |layout: &PlannedLayout| layout.time.tokens_per_s;
-        self.layouts
-            .sort_by(|one, other| speed(other).total_cmp(&speed(one)));
+        let seconds = |layout: &Fitting| layout.step.seconds;
+        fitting.sort_by(|one, other| seconds(one).total_cmp(&seconds(other)));
         Ok(())
     }
 }
@@ -322,9 +326,21 @@ impl Asked {
     }
 }
 
+/// A layout that fits, before it is known whether it is shown.
+struct Fitting {
+    grid: Grid,
+    config: Config,
+    /// The settings to add, each as `--set` takes it.
+    set: Vec<String>,
+    needs_bytes: u64,
+    host_pinned_bytes: u64,
+    sent_bytes: u64,
+    step: StageOnPaper,
+}
+
 /// The result of searching a grid for changes that make it fit.
 enum Tried {
-    Fits(Box<PlannedLayout>),
+    Fits(Box<Fitting>),
     /// One stage by itself works longer than those that are shown take.
     Slower(Grid),
     TooLarge(TooLarge),
@@ -349,8 +365,19 @@ impl Tried {
         if works >= slowest {
             return Ok(Tried::Slower(grid));
         }
-        let layout = PlannedLayout::new(&climb, grid, &change)?;
-        Ok(Tried::Fits(Box::new(layout)))
+        let Setup {
+            config, settings, ..
+        } = &climb.run.setup;
+        let paper = Paper::new(settings, run.target, Measured::new());
+        Ok(Tried::Fits(Box::new(Fitting {
+            grid,
+            step: paper.whole(settings)?,
+            config: config.clone(),
+            set: change.and(&climb.change).set(),
+            needs_bytes,
+            host_pinned_bytes: climb.run.host_pinned_bytes,
+            sent_bytes: climb.run.sent_bytes,
+        })))
     }
 }
 
@@ -368,34 +395,26 @@ fn keeps_formats(change: &Change) -> bool {
 }
 
 impl PlannedLayout {
-    fn seconds(&self, tokens_a_step: usize) -> f64 {
-        tokens_a_step as f64 / self.time.tokens_per_s
-    }
-
-    fn new(climb: &Climb, grid: Grid, change: &Change) -> Result<PlannedLayout, SessionError> {
-        let run = &climb.run;
+    fn new(layout: Fitting, target: Target) -> Result<PlannedLayout, SessionError> {
         let Setup {
-            config,
-            settings,
-            target,
-        } = &run.setup;
-        let paper = Paper::new(settings, *target, Measured::new());
-        let step = paper.whole(settings)?;
+            config, settings, ..
+        } = Setup::new(layout.config, target)?;
+        let paper = Paper::new(&settings, target, Measured::new());
         let ranks = settings.ranks.as_ref();
         Ok(PlannedLayout {
-            grid,
+            grid: layout.grid,
             zero: ranks.map_or(Zero::Replicated, |ranks| ranks.zero),
-            set: change.and(&climb.change).set(),
-            recompute: config.recompute.spec.clone(),
+            set: layout.set,
+            recompute: config.recompute.spec,
             micro_batch: settings.micro_batch,
             accum: settings.accum,
             tile_tokens: settings.tile_tokens,
-            on_host: on_host(settings),
-            needs_bytes: run.needs_bytes(),
-            host_pinned_bytes: run.host_pinned_bytes,
-            sent_bytes: run.sent_bytes,
-            bound: bound(settings, *target, step)?,
-            time: StepTime::of(settings, &paper, step),
+            on_host: on_host(&settings),
+            needs_bytes: layout.needs_bytes,
+            host_pinned_bytes: layout.host_pinned_bytes,
+            sent_bytes: layout.sent_bytes,
+            bound: bound(&settings, target, layout.step)?,
+            time: StepTime::of(&settings, &paper, layout.step),
         })
     }
 }

@@ -4,6 +4,7 @@
 //! (`advice.rs`), and an out-of-memory error tries them in combinations ([`Setup::smaller`]).
 
 use crate::change::{Change, set};
+use crate::distinct_stages::distinct_stages;
 use crate::figures::quick_figures;
 use data::{Format, Inputs};
 use kernels::Target;
@@ -157,7 +158,7 @@ impl Setup {
             return Ok(self.clone());
         }
         let mut largest = (0, 0);
-        for stage in 0..self.settings.stage().of {
+        for stage in distinct_stages(&self.settings) {
             let settings = self.settings.in_stage(stage);
             let planned = quick_figures(&settings, self.target)?;
             largest = largest.max((planned.reserved_bytes, stage));

@@ -13,6 +13,7 @@ mod change;
 mod control_group;
 mod copies;
 mod disk_room;
+mod distinct_stages;
 mod figures;
 mod formulas;
 mod freeze;
