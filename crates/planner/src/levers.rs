@@ -412,9 +412,8 @@ impl Setup {
         })
     }
 
-    /// None where ranks send them.
     fn gradients_on_host(&self) -> Option<Change> {
-        let helps = self.may_go(&self.settings.homes.gradients) && self.settings.ranks.is_none();
+        let helps = self.may_go(&self.settings.homes.gradients);
         helps.then(|| set!(offload.gradients = HostPlace::Pinned))
     }
 

@@ -175,7 +175,7 @@ fn orders_of_a_step(
     let alone = |ranks: &Ranks| Ranks {
         rank: Rank::ALONE,
         sharing: 1,
-        zero: Zero::Replicated,
+        zero: Zero::States,
         shard_group: None,
         ..ranks.clone()
     };

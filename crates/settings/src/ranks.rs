@@ -116,10 +116,22 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
             ", or leave --context-parts out: parts of a sequence add up their gradients as ranks do"
         }
     };
-    if config.offload.gradients == HostPlace::Pinned {
+    let gathers_sums = ranks.zero == Zero::Replicated;
+    if config.offload.gradients == HostPlace::Pinned
+        && (gathers_sums || ranks.reduce == Reduce::Step)
+    {
+        let (why, instead) = match gathers_sums {
+            true => (
+                "under --zero 0 all ranks get all sums of gradients on their devices",
+                "take --zero 1 or more",
+            ),
+            false => (
+                "with --reduce step a rank first adds up its own gradients, on its device",
+                "leave --reduce at micro-batch",
+            ),
+        };
         return refused(format!(
-            "`offload.gradients` is pinned, and ranks send each other gradients from their devices; leave --offload-gradients \
-             out{instead}"
+            "`offload.gradients` is pinned, and {why}; {instead}, or leave --offload-gradients out"
         ));
     }
     if config.optim.release == Release::Backward {

@@ -352,13 +352,15 @@ fn offload_gives_the_same_bits() {
         policy: settings.policy.clone().offload(&labels).unwrap(),
         ..settings.clone()
     };
-    let weights_too = Settings {
+    let with = |gradients: &Home| Settings {
         homes: Homes {
             weights: Home::Pinned,
+            gradients: gradients.clone(),
             ..away.homes.clone()
         },
         ..away.clone()
     };
+    let [weights_too, everything] = [Home::Device, Home::Pinned].map(|home| with(&home));
     let replicated_twice = Grid {
         groups: 2,
         ..Grid::of(&HALVES, PipelineSchedule::Gpipe, Zero::Replicated)
@@ -380,7 +382,12 @@ fn offload_gives_the_same_bits() {
         };
         assert!(host(&away) > host(&settings), "something waits on the host");
         assert!(host(&weights_too) > host(&away), "so do weights");
-        for settings in [&away, &weights_too] {
+        let mut ways = vec![&away, &weights_too];
+        if grid.zero != Zero::Replicated {
+            assert!(host(&everything) > host(&weights_too), "so do gradients");
+            ways.push(&everything);
+        }
+        for settings in ways {
             assert_same("offload", &one, &run("offload", settings, &grid));
         }
     }

@@ -55,10 +55,11 @@ enum Factor {
     Freeze,
     Optimizer,
     ShardGroup,
+    Gradients,
 }
 
 /// How many choices there are of each.
-const COUNTS: [usize; 18] = [
+const COUNTS: [usize; 19] = [
     4,
     3,
     3,
@@ -77,6 +78,7 @@ const COUNTS: [usize; 18] = [
     frozen::CHOICES,
     OPTIMIZERS.len(),
     2,
+    2,
 ];
 
 fn of(choices: &Choices, factor: Factor) -> usize {
@@ -92,6 +94,7 @@ fn go_together(choices: &Choices) -> bool {
         is_divided && of(choices, Factor::Ranks) == 2 && of(choices, Factor::Parameters) == 0;
     can_update(optimizer, of(choices, Factor::Freeze))
         && (can_have_groups || !has_groups)
+        && (of(choices, Factor::Zero) > 0 || of(choices, Factor::Gradients) == 0)
         && (is_divided || of(choices, Factor::Parameters) == 0)
         && (can_offload || of(choices, Factor::Activations) == 0)
 }
@@ -135,7 +138,7 @@ fn divided(choices: &Choices, folder: &Path) -> Settings {
         homes: Homes {
             states: state_homes(folder)[of(choices, Factor::States)].clone(),
             weights: [Home::Device, Home::Pinned][of(choices, Factor::Parameters)].clone(),
-            gradients: Home::Device,
+            gradients: [Home::Device, Home::Pinned][of(choices, Factor::Gradients)].clone(),
             window: Window::End,
             ..all_pinned()
         },
@@ -173,7 +176,7 @@ fn compare(choices: &Choices) {
 
 #[test]
 fn whatever_is_divided_changes_nothing_but_memory() {
-    let (runs, never) = covering(&COUNTS, 18, go_together);
+    let (runs, never) = covering(&COUNTS, 19, go_together);
     let on_host = (Factor::Parameters as usize, 1);
     let zero = |stage| [(Factor::Zero as usize, stage), on_host];
     let no_labels = [
@@ -193,7 +196,15 @@ fn whatever_is_divided_changes_nothing_but_memory() {
         (Factor::Ranks, 1),
         (Factor::Parameters, 1),
     ];
-    let mut expected = vec![zero(0), zero(1), zero(2), no_labels, nothing_to_make];
+    let all_sums = [(Factor::Zero as usize, 0), (Factor::Gradients as usize, 1)];
+    let mut expected = vec![
+        zero(0),
+        zero(1),
+        zero(2),
+        no_labels,
+        nothing_to_make,
+        all_sums,
+    ];
     expected.extend(no_groups.map(|(factor, choice)| [(factor as usize, choice), groups]));
     assert_eq!(never, BTreeSet::from_iter(expected));
     assert!(

@@ -68,6 +68,14 @@ fn ways() -> Vec<Way> {
         weights: Home::Device,
         ..on_host.clone()
     };
+    let all_on_host = Homes {
+        gradients: Home::Pinned,
+        ..on_host.clone()
+    };
+    let gradients_on_host = Homes {
+        weights: Home::Device,
+        ..all_on_host.clone()
+    };
     vec![
         way("nothing divided", Zero::Replicated, 8_192, 2, &here),
         way("states", Zero::States, 1 << 20, 1, &here),
@@ -97,8 +105,15 @@ fn ways() -> Vec<Way> {
         },
         Way {
             stages: Some((PipelineSchedule::OneForwardOneBackward, 1)),
-            ..way("stages on the host", Zero::States, 8_192, 4, &on_host)
+            ..way("stages on the host", Zero::States, 8_192, 4, &all_on_host)
         },
+        way(
+            "gradients on the host",
+            Zero::Gradients,
+            8_192,
+            2,
+            &gradients_on_host,
+        ),
         Way {
             optimizer: OptimizerKind::Muon,
             ..way(
@@ -249,5 +264,5 @@ fn every_wait_is_needed() {
     };
     let needless: Vec<_> = waiting.keys().filter(|reason| !is_needed(reason)).collect();
     assert!(needless.is_empty(), "nothing needs: {needless:#?}");
-    assert_eq!(waiting.len(), 28, "{:#?}", waiting.keys());
+    assert_eq!(waiting.len(), 31, "{:#?}", waiting.keys());
 }

@@ -59,6 +59,11 @@ impl GradientBuckets {
         self.units.len()
     }
 
+    /// Whether a bundle is a unit's.
+    pub(crate) fn is_unit(&self, bundle: usize) -> bool {
+        bundle < self.units.len()
+    }
+
     /// The vectors of all stages.
     pub(crate) fn all_vectors(&self) -> &Cover {
         &self.all_vectors
@@ -94,7 +99,7 @@ impl GradientBuckets {
     }
 
     fn of_others(&self, bundle: usize, rows: &Range<usize>) -> usize {
-        if bundle < self.units.len() {
+        if self.is_unit(bundle) {
             return (self.rank.of - 1) * rows.len();
         }
         let others = Rank::all(self.rank.of).filter(|rank| *rank != self.rank);

@@ -77,6 +77,8 @@ impl Gradients {
                 !ranks.is_some_and(|(ranks, _)| ranks.leases_gradients()),
                 None,
             ),
+            // Own gradients come and go, and the sums over ranks live there.
+            Home::Pinned if ranks.is_some() => (false, None),
             Home::Pinned => {
                 let matrices = trained.within(&layout.matrices());
                 let host = lease(ArenaPlace::Host, "offloaded_gradients", matrices)?;
@@ -98,7 +100,7 @@ impl Gradients {
             true => trained,
             false => vectors.clone(),
         };
-        let reducing = ranks.map(|ranks| Reducing::lease(memory, layout, dtype, ranks));
+        let reducing = ranks.map(|ranks| Reducing::lease(memory, layout, (dtype, home), ranks));
         let reducing = reducing.transpose()?;
         let of_part = |_| lease(ArenaPlace::Device, "gradients_of_part", vectors.clone());
         Ok(Gradients {
@@ -126,15 +128,25 @@ impl Gradients {
 
     /// Name and bytes of the arena in pinned host memory.
     pub fn host_arena(&self) -> Option<(&'static str, u64)> {
-        let host = self.streamed.as_ref()?.host.as_ref()?;
-        Some(("offloaded_gradients", host.bytes()))
+        Some(("offloaded_gradients", self.host()?.bytes()))
+    }
+
+    /// The gradients of matrices, or their sums over ranks, if they live in pinned host memory.
+    fn host(&self) -> Option<&Arena> {
+        let sums = self.reducing.as_ref();
+        let sums = sums.and_then(|reducing| reducing.on_host.as_ref());
+        let streamed = self.streamed.as_ref();
+        match sums {
+            Some(sums) => Some(&sums.host),
+            None => streamed.and_then(|streamed| streamed.host.as_ref()),
+        }
     }
 
     /// Bytes that were copied or sent during passes. Updates fetch gradients with the states, and count those
     /// themselves.
     pub fn traffic(&self) -> Traffic {
         let streamed = self.streamed.as_ref().map(|streamed| streamed.traffic);
-        let reducing = self.reducing.as_ref().map(|reducing| reducing.traffic);
+        let reducing = self.reducing.as_ref().map(Reducing::traffic);
         let none = Traffic::default();
         streamed.unwrap_or(none).plus(reducing.unwrap_or(none))
     }
@@ -300,6 +312,10 @@ impl Gradients {
             reducing.wait_until_sent(kernels, unit)?;
         }
         let has_trained = self.has_trained(unit);
+        if let Some(reducing) = self.reducing.as_mut().filter(|_| has_trained) {
+            let like = (&self.resident, &mut self.grains);
+            reducing.open((memory, kernels), unit, like)?;
+        }
         if let Some(streamed) = self.streamed.as_mut().filter(|_| has_trained) {
             streamed.open(memory, kernels, unit, &self.resident)?;
         }
@@ -400,7 +416,7 @@ impl Gradients {
         let units = streamed.as_ref().map(|streamed| streamed.of_parts(bundle));
         let units = units.unwrap_or_default();
         let own = (&mut self.resident, &self.of_parts[..], &units[..]);
-        let sent = reducing.add(kernels, bundle, own)?;
+        let sent = reducing.add(kernels, (bundle, is_last_micro_batch), own)?;
         if let Some(streamed) = streamed {
             streamed.closed(bundle, sent);
         }
@@ -426,8 +442,9 @@ impl Gradients {
     /// # Errors
     /// As [`Gradients::add_up_vectors`].
     pub fn end_pass(&mut self, kernels: &Kernels, is_complete: bool) -> Result<(), KernelError> {
-        if let (Some(reducing), true) = (&mut self.reducing, is_complete) {
-            reducing.finish(kernels, &mut self.resident)?;
+        if let Some(reducing) = &mut self.reducing {
+            let into = (&mut self.resident, &mut self.grains);
+            reducing.end_pass(kernels, is_complete, into)?;
         }
         self.give_back(kernels, None)
     }
@@ -455,19 +472,26 @@ impl Gradients {
     /// # Errors
     /// [`KernelError`] if the device fails. Nothing is left on the device then either.
     pub fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
-        match &mut self.streamed {
-            Some(streamed) if !streamed.here.is_empty() => {
-                let finished = finish_all(kernels);
-                match self.reducing {
-                    None => streamed.here.clear(),
-                    // Other ranks may never take what they are sent, so nobody waits for them. The memory is leaked,
-                    // and not used again.
-                    Some(_) => streamed.here.drain(..).for_each(std::mem::forget),
-                }
-                finished
-            }
-            _ => Ok(()),
+        let sums = self.reducing.as_mut();
+        let sums = sums.and_then(|reducing| reducing.on_host.as_mut());
+        let has_units = |streamed: &StreamedGradients| !streamed.here.is_empty();
+        if !self.streamed.as_ref().is_some_and(has_units) && sums.is_none() {
+            return Ok(());
         }
+        let finished = finish_all(kernels);
+        // Other ranks may never take what they are sent, nor send what is added up, so nobody waits for them. The memory is leaked, and not
+        // used again.
+        if let Some(sums) = sums {
+            sums.abandon();
+        }
+        if let Some(streamed) = &mut self.streamed {
+            let here = streamed.here.drain(..);
+            match self.reducing {
+                None => drop(here),
+                Some(_) => here.for_each(std::mem::forget),
+            }
+        }
+        finished
     }
 
     /// Sums the squares of the gradients that stay on the device; those of other units were summed when they closed.
@@ -487,7 +511,14 @@ impl Gradients {
             gathered(kernels, || reducing.share(kernels, &mut self.resident))?;
         }
         let held = match &self.reducing {
-            Some(reducing) => layout.own_trained(reducing.ranks.updating()),
+            Some(reducing) => {
+                let own = layout.own_trained(reducing.ranks.updating());
+                match reducing.on_host {
+                    // Those of units were summed when they left.
+                    Some(_) => own.within(&layout.vectors()),
+                    None => own,
+                }
+            }
             None => self.resident.held().clone(),
         };
         let (resident, reducing) = (&self.resident, &self.reducing);
@@ -529,7 +560,7 @@ impl Gradients {
 
     /// Reads a range, within one unit or the vectors, from pinned host memory; none if it does not live there.
     pub fn on_host(&self, range: &Range<usize>) -> Option<In<'_>> {
-        let host = self.streamed.as_ref()?.host.as_ref()?;
+        let host = self.host()?;
         self.layout().locate(range)?;
         Some(host.flat(range.clone()))
     }
@@ -589,7 +620,7 @@ impl Gradients {
 
     /// Whether the padding of what lives across steps is zero. Only for arenas that the host can read.
     pub fn padding_is_zero(&self) -> bool {
-        let host = self.streamed.iter().flat_map(|streamed| &streamed.host);
+        let host = self.host();
         [&self.resident]
             .into_iter()
             .chain(host)

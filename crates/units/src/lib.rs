@@ -31,6 +31,7 @@ mod reduction;
 mod stream;
 mod streamed_gradients;
 mod streamed_weights;
+mod sums_on_host;
 mod weights;
 
 pub use coded::CodeBytes;

@@ -3,16 +3,18 @@
 //! a range of its piece into a slot, and adds them in the order of ranks and of parts. The next micro-batch is added to the same sum. So the sum has the same bits for any
 //! engine, size of buckets and number of ranks.
 
-use crate::Ranks;
 use crate::gather::{Gathered, Gathering, exchange_stages, gather_bundle, places_by_owner};
 use crate::gradient_buckets::GradientBuckets;
+use crate::grains::Grains;
 use crate::stream::OnDevice;
+use crate::sums_on_host::SumsOnHost;
+use crate::{Ranks, UnitError};
 use kernels::{
     Event, Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder, Traffic,
 };
 use memory::{
-    Arena, ArenaLease, ArenaPlace, Buffer, Category, Cover, DType, In, Layout, Memory, OutOfMemory,
-    PARAMETER_PADDING, Rank,
+    Arena, ArenaLease, ArenaPlace, Buffer, Category, Cover, DType, Home, In, Layout, Memory,
+    OutOfMemory, PARAMETER_PADDING, Rank,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -30,6 +32,8 @@ pub(crate) struct Reducing {
     buckets: GradientBuckets,
     /// The sums of this rank's pieces; none if the sums overwrite this rank's own gradients in the arena.
     sums: Option<Arena>,
+    /// Those of matrices, if they live on the host: `sums` has only vectors then.
+    pub(crate) on_host: Option<SumsOnHost>,
     slots: Vec<Slot>,
     /// Buckets that were exchanged since the run began.
     asked: usize,
@@ -40,7 +44,7 @@ pub(crate) struct Reducing {
     sent: Vec<Option<Event>>,
     /// When the last sum that was started is complete.
     summed: Event,
-    pub(crate) traffic: Traffic,
+    traffic: Traffic,
 }
 
 /// Room for a bucket: the gradients of the same elements of all ranks' parts.
@@ -56,13 +60,15 @@ struct BucketInFlight {
     /// after the other.
     of: (usize, usize),
     is_first: bool,
+    /// Whether it is of the step's last micro-batch.
+    is_last: bool,
 }
 
 impl Reducing {
     pub(crate) fn lease(
         memory: &Memory,
         layout: &Rc<Layout>,
-        dtype: DType,
+        (dtype, home): (DType, &Home),
         (ranks, accum): (&Ranks, usize),
     ) -> Result<Reducing, OutOfMemory> {
         let of = ranks.rank.of;
@@ -81,16 +87,29 @@ impl Reducing {
         let slots = (0..1 + usize::from(ranks.overlap_grad_reduce)).map(slot);
         // Own gradients must not be overwritten by sums if several micro-batches are added up over ranks, or if units
         // come and go.
-        let are_apart = ranks.leases_gradients() || (ranks.adds_every_micro_batch() && accum > 1);
-        let sums = are_apart.then(|| {
-            let lease = ArenaLease::new(ArenaPlace::Device, category, "reduced_gradients");
-            Arena::lease(memory, lease, layout, dtype, layout.own_trained(ranks.rank))
+        let are_on_host = *home == Home::Pinned;
+        let are_apart = are_on_host
+            || ranks.leases_gradients()
+            || (ranks.adds_every_micro_batch() && accum > 1);
+        let own = layout.own_trained(ranks.rank);
+        let [matrices, vectors] =
+            [layout.matrices(), layout.vectors()].map(|range| own.within(&range));
+        let lease = |place, name, held: &Cover| {
+            let lease = ArenaLease::new(place, category, name);
+            Arena::lease(memory, lease, layout, dtype, held.clone())
+        };
+        let held = if are_on_host { &vectors } else { &own };
+        let sums = are_apart.then(|| lease(ArenaPlace::Device, "reduced_gradients", held));
+        let on_host = are_on_host.then(|| {
+            let host = lease(ArenaPlace::Host, "offloaded_gradients", &matrices);
+            host.map(|host| SumsOnHost::new(host, ranks.rank))
         });
         Ok(Reducing {
             ranks: ranks.clone(),
             begun: vec![false; buckets.count()],
             sent: vec![None; buckets.count()],
             sums: sums.transpose()?,
+            on_host: on_host.transpose()?,
             slots: slots.collect::<Result<_, OutOfMemory>>()?,
             buckets,
             asked: 0,
@@ -98,6 +117,14 @@ impl Reducing {
             summed: Event::PAST,
             traffic: Traffic::default(),
         })
+    }
+
+    /// Bytes that were copied or sent.
+    pub(crate) fn traffic(&self) -> Traffic {
+        match &self.on_host {
+            Some(sums) => self.traffic.plus(sums.traffic),
+            None => self.traffic,
+        }
     }
 
     /// Bytes that live across steps.
@@ -109,6 +136,20 @@ impl Reducing {
     /// The number of the bundle of a virtual stage's vectors, counted over the whole pipeline.
     pub(crate) fn vectors_of(&self, virtual_stage: usize) -> usize {
         self.buckets.first_of_vectors() + virtual_stage / self.ranks.stage.of
+    }
+
+    /// Lets the sums of a unit be added to, which the backward pass opens.
+    pub(crate) fn open(
+        &mut self,
+        (memory, kernels): (&Memory, &Kernels),
+        unit: usize,
+        (like, grains): (&Arena, &mut Grains),
+    ) -> Result<(), UnitError> {
+        let Some(sums) = &mut self.on_host else {
+            return Ok(());
+        };
+        sums.give_back(kernels, grains)?;
+        sums.open(memory, kernels, (unit, self.begun[unit]), like)
     }
 
     pub(crate) fn begin_step(&mut self) {
@@ -140,7 +181,7 @@ impl Reducing {
     pub(crate) fn add(
         &mut self,
         kernels: &Kernels,
-        bundle: usize,
+        (bundle, is_last): (usize, bool),
         (arena, others, units): (&mut Arena, &[Arena], &[&OnDevice]),
     ) -> Result<Event, KernelError> {
         let computed = kernels.record(Queue::Compute)?;
@@ -154,7 +195,7 @@ impl Reducing {
                 ([], Some(other)) => others[other].flat(range.clone()),
                 (units, _) => units[part].flat(range),
             };
-            self.exchange(kernels, (bundle, number), own)?;
+            self.exchange(kernels, ((bundle, number), is_last), own)?;
         }
         self.begun[bundle] = true;
         let sent = kernels.record(Queue::Collective)?;
@@ -177,7 +218,7 @@ impl Reducing {
     fn exchange<'a>(
         &mut self,
         kernels: &Kernels,
-        (bundle, number): (usize, usize),
+        ((bundle, number), is_last): ((usize, usize), bool),
         own: impl Fn(&Range<usize>, usize) -> In<'a>,
     ) -> Result<(), KernelError> {
         let buckets = self.buckets.of(bundle);
@@ -225,6 +266,7 @@ impl Reducing {
             came: kernels.record(Queue::Collective)?,
             of: (bundle, number),
             is_first: !self.begun[bundle],
+            is_last,
         });
         Ok(())
     }
@@ -240,7 +282,12 @@ impl Reducing {
         let buckets = self.buckets.of(bundle);
         let added = self.added();
         let slot = &mut self.slots[number];
-        let sums = self.sums.as_mut().unwrap_or(arena);
+        let unit = self.buckets.is_unit(bundle).then_some(bundle);
+        let mut on_host = self.on_host.as_mut().zip(unit);
+        let sums = match &mut on_host {
+            Some((sums, unit)) => &mut sums.add_to(kernels, *unit)?.arena,
+            None => self.sums.as_mut().unwrap_or(arena),
+        };
         let mut first = 0;
         for range in buckets[of_bundle].own.iter().cloned() {
             let elements = added * range.len();
@@ -260,19 +307,35 @@ impl Reducing {
         }
         slot.emptied = kernels.record(Queue::Update)?;
         self.summed = slot.emptied;
-        Ok(())
+        match on_host.filter(|_| of_bundle + 1 == buckets.len()) {
+            Some((sums, unit)) => sums.send(kernels, unit, in_flight.is_last),
+            None => Ok(()),
+        }
     }
 
     /// Makes the computation wait for all sums that were started.
-    pub(crate) fn finish(
-        &mut self,
-        kernels: &Kernels,
-        arena: &mut Arena,
-    ) -> Result<(), KernelError> {
+    fn finish(&mut self, kernels: &Kernels, arena: &mut Arena) -> Result<(), KernelError> {
         while !self.in_flight.is_empty() {
             self.sum_oldest(kernels, arena)?;
         }
         kernels.wait(Queue::Compute, self.summed, SUMMED)
+    }
+
+    /// Ends a pass. If it was the step's last, the computation waits for all sums. So it does if they live on the host: they go there with
+    /// every pass, so that all micro-batches need the same memory.
+    pub(crate) fn end_pass(
+        &mut self,
+        kernels: &Kernels,
+        is_complete: bool,
+        (arena, grains): (&mut Arena, &mut Grains),
+    ) -> Result<(), KernelError> {
+        if is_complete || self.on_host.is_some() {
+            self.finish(kernels, arena)?;
+        }
+        match &mut self.on_host {
+            Some(sums) => sums.give_back(kernels, grains),
+            None => Ok(()),
+        }
     }
 
     /// Gives the other stages of a pipeline the sums of this rank's piece of the vectors of this stage, and gets theirs: every stage
