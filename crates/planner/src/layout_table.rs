@@ -29,7 +29,10 @@ impl Layouts {
                 layout.grid.context.to_string(),
                 layout.grid.pipeline.to_string(),
                 format!("{} x {}", layout.micro_batch, layout.accum),
-                layout.zero.stage().to_string(),
+                match layout.shard_group {
+                    None => layout.zero.stage().to_string(),
+                    Some(ranks) => format!("{} by {ranks}", layout.zero.stage()),
+                },
                 format!("{}{tiles}", layout.recompute),
                 match layout.on_host.is_empty() {
                     true => "nothing".into(),

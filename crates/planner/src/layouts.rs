@@ -100,6 +100,8 @@ pub struct PlannedLayout {
     pub grid: Grid,
     /// What ranks divide.
     pub zero: Zero,
+    /// How many neighbours have all weights together; null: all ranks, or each of them.
+    pub shard_group: Option<usize>,
     /// The settings to add, each as `--set` takes it.
     pub set: Vec<String>,
     /// What is recomputed.
@@ -355,11 +357,12 @@ impl Tried {
             let needs_bytes = least.needs_bytes();
             return Ok(Tried::TooLarge(TooLarge { grid, needs_bytes }));
         }
-        let climb = Climb::of_all_stages(&setup, room, keeps_formats)?;
+        let mut climb = Climb::of_all_stages(&setup, room, keeps_formats)?;
         let needs_bytes = climb.run.needs_bytes();
         if needs_bytes > room {
             return Ok(Tried::TooLarge(TooLarge { grid, needs_bytes }));
         }
+        climb.gather_within_machines(room)?;
         // All stages together take at least as long as one of them works.
         let works = climb.run.seconds / (1.0 + climb.run.setup.settings.idle_over_work());
         if works >= slowest {
@@ -374,7 +377,7 @@ impl Tried {
             step: paper.whole(settings)?,
             config: config.clone(),
             set: change.and(&climb.change).set(),
-            needs_bytes,
+            needs_bytes: climb.run.needs_bytes(),
             host_pinned_bytes: climb.run.host_pinned_bytes,
             sent_bytes: climb.run.sent_bytes,
         })))
@@ -404,6 +407,7 @@ impl PlannedLayout {
         Ok(PlannedLayout {
             grid: layout.grid,
             zero: ranks.map_or(Zero::Replicated, |ranks| ranks.zero),
+            shard_group: ranks.and_then(|ranks| ranks.shard_group),
             set: layout.set,
             recompute: config.recompute.spec,
             micro_batch: settings.micro_batch,

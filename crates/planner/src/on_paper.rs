@@ -33,7 +33,7 @@ const DISK_GBPS: f64 = 6.5;
 const NVLINK_GBPS: f64 = 450.0;
 
 /// GPUs of one machine, which NVLink connects. With more ranks, a rank sends most of its bytes to other machines.
-const NVLINK_RANKS: usize = 8;
+pub(crate) const NVLINK_RANKS: usize = 8;
 
 /// One network card of 400 Gbit/s for each GPU, by data sheet.
 const NETWORK_GBPS: f64 = 50.0;
