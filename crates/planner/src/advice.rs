@@ -140,6 +140,12 @@ impl Run {
         })
     }
 
+    /// About what a device has to hold for a run.
+    pub(crate) fn about_needs_bytes(setup: &Setup) -> Result<u64, SessionError> {
+        let planned = quick_figures(&setup.settings, setup.target)?;
+        Ok(planned.reserved_bytes + gpus::overhead_bytes(setup.target, &setup.settings))
+    }
+
     /// What a device has to hold: reserved bytes, and the overhead.
     pub(crate) fn needs_bytes(&self) -> u64 {
         self.reserved_bytes + gpus::overhead_bytes(self.setup.target, &self.setup.settings)
@@ -150,10 +156,11 @@ impl Run {
         let Some(setup) = self.setup.with(change) else {
             return Ok(None);
         };
-        let changed = Run::new(setup)?;
+        let planned = quick_figures(&setup.settings, setup.target)?;
         let saves =
-            changed.peak_bytes < self.peak_bytes && changed.reserved_bytes < self.reserved_bytes;
-        Ok(saves.then_some(changed))
+            planned.most_bytes() < self.peak_bytes && planned.reserved_bytes < self.reserved_bytes;
+        // Times on paper take several steps on shapes.
+        saves.then(|| Run::of(planned, setup)).transpose()
     }
 }
 
@@ -193,7 +200,7 @@ impl Climb {
         room: u64,
         wanted: impl Fn(&Change) -> bool,
     ) -> Result<Climb, SessionError> {
-        let start = Run::new(start.largest_stage()?)?;
+        let start = Run::new(start.about_the_largest_stage()?)?;
         let mut climb = Climb::to_fit(&start, room, &wanted)?;
         while climb.run.needs_bytes() <= room && climb.run.setup.settings.pipeline.is_some() {
             let largest = Run::exact(climb.run.setup.largest_stage()?)?;

@@ -2,14 +2,17 @@
 
 use memory::Layer;
 use model::{Actions, Activation, Extent};
-use settings::{Pipeline, Settings};
+use settings::{Pipeline, PipelineSchedule, Settings};
 
 /// Stages among which the largest is, in order. Of stages with equal blocks, and neither the embedding nor the head, it has the earliest: it
-/// has the most micro-batches under way.
+/// has the most micro-batches under way. Where later stages have deferred gradients instead, it has all.
 pub(crate) fn distinct_stages(settings: &Settings) -> Vec<usize> {
     let Some(pipeline) = &settings.pipeline else {
         return vec![0];
     };
+    if pipeline.schedule == PipelineSchedule::ZbH1 {
+        return (0..pipeline.stages).collect();
+    }
     let blocks = blocks(settings);
     let last = pipeline.stages - 1;
     let mut seen: Vec<Vec<Vec<&Block>>> = Vec::new();
@@ -98,5 +101,10 @@ mod tests {
             "recompute.spec=full:block:6",
         ];
         assert_eq!(distinct(4, &first), [0, 1, 2, 3]);
+        let deferred = [
+            "parallel.pipeline_layout=[4,4,4,4]",
+            "parallel.schedule=zb-h1",
+        ];
+        assert_eq!(distinct(4, &deferred), [0, 1, 2, 3]);
     }
 }

@@ -352,9 +352,9 @@ impl Tried {
     fn new(run: &Setup, grid: Grid, room: u64, slowest: f64) -> Result<Tried, SessionError> {
         let change = grid.change(run).unwrap_or_default();
         let setup = run.try_with(&change)?;
-        let least = Run::new(with_all(&setup, keeps_formats).largest_stage()?)?;
-        if least.needs_bytes() > room + room / SLACK {
-            let needs_bytes = least.needs_bytes();
+        let least = with_all(&setup, keeps_formats).about_the_largest_stage()?;
+        let needs_bytes = Run::about_needs_bytes(&least)?;
+        if needs_bytes > room + room / SLACK {
             return Ok(Tried::TooLarge(TooLarge { grid, needs_bytes }));
         }
         let mut climb = Climb::of_all_stages(&setup, room, keeps_formats)?;

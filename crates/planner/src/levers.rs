@@ -154,11 +154,24 @@ impl Setup {
     /// # Errors
     /// As [`crate::Plan::new`].
     pub(crate) fn largest_stage(&self) -> Result<Setup, SessionError> {
+        self.largest_of((0..self.settings.stage().of).collect())
+    }
+
+    /// The same in less time: of equal stages only the first is planned. Another may be a little larger, if leases happen to be placed
+    /// worse there.
+    ///
+    /// # Errors
+    /// As [`Setup::largest_stage`].
+    pub(crate) fn about_the_largest_stage(&self) -> Result<Setup, SessionError> {
+        self.largest_of(distinct_stages(&self.settings))
+    }
+
+    fn largest_of(&self, stages: Vec<usize>) -> Result<Setup, SessionError> {
         if self.settings.pipeline.is_none() {
             return Ok(self.clone());
         }
         let mut largest = (0, 0);
-        for stage in distinct_stages(&self.settings) {
+        for stage in stages {
             let settings = self.settings.in_stage(stage);
             let planned = quick_figures(&settings, self.target)?;
             largest = largest.max((planned.reserved_bytes, stage));

@@ -23,6 +23,24 @@ fn tells_of_the_ranks() {
     let slowest = ranks["slowest"].as_str().unwrap();
     assert!(slowest.starts_with("rank "), "{ranks}");
     assert_eq!(ranks["engine_bytes"], Value::Null, "a GPU's alone");
+    for (grid, place_of) in [
+        (
+            "--cp 2",
+            ["(group 0, part 0 of 2)", "(group 0, part 1 of 2)"],
+        ),
+        ("--pp 2", ["(stage 0 of 2)", "(stage 1 of 2)"]),
+    ] {
+        let doctor = format!("doctor --json {grid}");
+        let ended = outcome(command(&place, open_mpi(2), &doctor), "doctor").succeeds();
+        let found: Value = serde_json::from_str(&ended.stdout).unwrap();
+        let slowest = found["ranks"]["slowest"].as_str().unwrap();
+        assert!(
+            place_of.iter().any(|place| slowest.contains(place)),
+            "{slowest}"
+        );
+    }
+    let refused = outcome(command(&place, open_mpi(2), "doctor --cp 3"), "doctor");
+    refused.fails(2, &["2 ranks do not divide into"]);
     let ended = outcome(command(&place, open_mpi(2), "doctor"), "doctor").succeeds();
     assert_eq!(
         ended.stdout.matches("hardware.link_gbps = ").count(),

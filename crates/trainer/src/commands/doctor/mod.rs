@@ -20,6 +20,7 @@ use memory::format_bytes;
 use report::Table;
 use serde::Serialize;
 use settings::{ConfigError, Given, Resolved, RunOptions, Task, resolve};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 /// Flags of `doctor`.
@@ -34,6 +35,12 @@ pub struct DoctorArgs {
     /// Measure the disk of this folder too, with a file of up to 1 GiB that is removed
     #[arg(long, value_name = "DIR")]
     pub path: Option<PathBuf>,
+    /// Under a launcher: ranks that share each sequence, so that the slowest rank is named by its place
+    #[arg(long, visible_alias = "cp", value_name = "N")]
+    pub context_parallel_size: Option<NonZeroUsize>,
+    /// Under a launcher: stages of a pipeline, for the same
+    #[arg(long, visible_alias = "pp", value_name = "N")]
+    pub pipeline_model_parallel_size: Option<NonZeroUsize>,
 }
 
 impl DoctorArgs {
@@ -46,7 +53,13 @@ impl DoctorArgs {
             json: self.json,
             ..RunOptions::default()
         };
-        resolve(Task::Doctor, given, options)
+        let mut resolved = resolve(Task::Doctor, given, options)?;
+        // No model is trained, so the grid is not checked against one.
+        let parallel = &mut resolved.config.parallel;
+        let size = |given: Option<NonZeroUsize>| given.map_or(1, NonZeroUsize::get);
+        parallel.context = size(self.context_parallel_size);
+        parallel.pipeline = size(self.pipeline_model_parallel_size);
+        Ok(resolved)
     }
 }
 
@@ -82,6 +95,15 @@ pub(crate) fn doctor(
     let Some(launch) = launch else {
         return Ok(diagnose(resolved, path, None)?);
     };
+    let parallel = &resolved.config.parallel;
+    let (context, stages) = (parallel.context, parallel.pipeline);
+    if !launch.size.is_multiple_of(context.saturating_mul(stages)) {
+        return Err(ConfigError::Contradiction(format!(
+            "{} ranks do not divide into {stages} stages of groups of {context}; take other --cp and --pp, or start other ranks",
+            launch.size
+        ))
+        .into());
+    }
     let (job, ranks) = ranks::RankLinks::measure(&resolved.config, launch)?;
     together(job, |job| {
         // Only one rank examines the machine while the others wait, so that they do not disturb it.
