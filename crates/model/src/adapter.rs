@@ -105,7 +105,9 @@ impl Adapter {
                 let shape = [size.rank, inputs];
                 let initial = initial_a(lora.init, shape);
                 let a = own.factor(&format!("{name}.lora_A.weight"), shape, initial);
-                let (ranks, outputs) = (rank..rank + size.rank, output..output + outputs);
+                // A rank that no matrix can have is refused once all are declared.
+                let ranks = rank..usize::saturating_add(rank, size.rank);
+                let outputs = output..output + outputs;
                 rank = ranks.end;
                 targets.push((name, a, size.scale, ranks, outputs, site));
             }

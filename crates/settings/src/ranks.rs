@@ -178,7 +178,7 @@ fn check_shard_group(config: &Config, group: usize, ranks: usize) -> Result<(), 
             false => format!("take {}", sizes.join(", ")),
         };
         return refused(format!(
-            "`collectives.shard_group` is {group}, and {ranks} {} into groups of {group}; {instead}",
+            "collectives.shard_group is {group}, and {ranks} {} into groups of {group}; {instead}",
             if ranks == 1 {
                 "rank does not divide"
             } else {
@@ -188,7 +188,7 @@ fn check_shard_group(config: &Config, group: usize, ranks: usize) -> Result<(), 
     }
     if config.offload.parameters == HostPlace::Pinned {
         return refused(format!(
-            "`collectives.shard_group` is {group}, and weights that live on the host are on no device when other groups send what they \
+            "collectives.shard_group is {group}, and weights that live on the host are on no device when other groups send what they \
              updated; leave --shard-group or --offload-parameters out"
         ));
     }

@@ -188,8 +188,27 @@ fn what_does_not_go_with_ranks_is_refused_with_a_way_out() {
     let unclipped = ["--set", release, "--set", "optim.clip_norm=inf"];
     let cases: &[(&[&str], &[&str])] = &[
         (
-            &["--offload-gradients", "pinned"],
-            &["offload.gradients", "--zero 2"],
+            &["--offload-gradients", "pinned", "--zero", "0"],
+            &["offload.gradients", "--zero 1"],
+        ),
+        (
+            &["--offload-gradients", "pinned", "--reduce", "step"],
+            &["offload.gradients", "--reduce at micro-batch"],
+        ),
+        (
+            &["--zero", "3", "--shard-group", "3"],
+            &["collectives.shard_group is 3", "take 2, 4"],
+        ),
+        (
+            &[
+                "--zero",
+                "3",
+                "--shard-group",
+                "2",
+                "--offload-parameters",
+                "pinned",
+            ],
+            &["leave --shard-group or --offload-parameters out"],
         ),
         (&unclipped, &["optim.release", "--zero 2"]),
         (&["--dump-gradients", "1"], &["--dump-gradients", "without"]),
@@ -214,6 +233,11 @@ fn what_does_not_go_with_ranks_is_refused_with_a_way_out() {
         }
         assert!(!arguments.contains(&"--zero") || cli.resolve().is_err());
     }
+    launched(&["--offload-gradients", "pinned"]).unwrap();
+    let groups = launched(&["--zero", "3", "--shard-group", "2"]).unwrap();
+    assert_eq!(groups.shard_group, Some(2));
+    let of_all = launched(&["--zero", "3", "--shard-group", "4"]).unwrap();
+    assert_eq!(of_all.shard_group, None);
     // Alone, all but a stage of a group is as it was.
     config(&["--offload-gradients", "pinned"]);
     config(&[

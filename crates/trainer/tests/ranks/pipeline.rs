@@ -67,6 +67,13 @@ fn stages_give_the_same_bits() {
             assert_eq!(plan["pipeline"], 2);
         }
     }
+    let on_host = "--pp 2 --offload-parameters pinned --offload-gradients pinned --offload-optimizer pinned";
+    let away = train(&place, (2, 1), on_host, "on_host");
+    assert_eq!(
+        numbers(&place, "one", "step"),
+        numbers(&place, "on_host", "step")
+    );
+    assert!(away.plans[0]["host_pinned_bytes"].as_u64().unwrap() > 0);
     let shared = train(&place, (2, 1), "--cp 2 --zero 1", "shared");
     let both = train(&place, (4, 1), "--cp 2 --pp 2 --zero 2", "both");
     assert_eq!(
@@ -122,6 +129,9 @@ fn what_has_no_pipeline_is_refused_with_what_to_do() {
         "--set model.tie_embeddings=false --pipeline-layout [2,1]",
         "add up to 2 (model.layers)",
     );
+    let arguments = "plan --config llama.toml --ranks 4 --pp 2 --set model.tie_embeddings=false --offload-parameters pinned";
+    let words = "take as many ranks as stages, or --zero 0";
+    place.trainer(arguments).fails(2, &[words]);
     let automatic = "--set model.tie_embeddings=false --recompute auto --memory-budget 1GiB";
     refused(automatic, "write --recompute full");
     refused(
