@@ -30,7 +30,7 @@ pub(crate) struct Whole {
     pub(crate) tensor: WholeTensor,
     /// The grains of the norm that contain its gradients.
     pub(crate) grains: Range<usize>,
-    /// The range that each rank updates, without padding, in the order of ranks. Ranks that have none are left out.
+    /// The range that each rank updates, without padding, in the order of the tensor. Ranks that have none are left out.
     pub(crate) pieces: Vec<Piece>,
 }
 

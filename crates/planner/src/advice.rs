@@ -1,10 +1,10 @@
 //! Finds changes that make a run fit a device's memory: `plan --device-memory`.
 
-use crate::change::{Change, set};
+use crate::change::Change;
 use crate::figures::{Figures, figures, quick_figures};
 use crate::gpus;
 use crate::levers::{Lever, Setup, levers};
-use crate::on_paper::{NVLINK_RANKS, PaperSeconds};
+use crate::on_paper::PaperSeconds;
 use kernels::Target;
 use memory::format_bytes;
 use report::{Align, Table};
@@ -13,7 +13,6 @@ use session::SessionError;
 use settings::Config;
 use std::fmt::{Display, Formatter};
 use std::rc::Rc;
-use units::{Ranks, Zero};
 
 /// The steps by which a run is made to fit a device's memory.
 ///
@@ -216,23 +215,19 @@ impl Climb {
         Ok(climb)
     }
 
-    /// Lets each machine's ranks have all weights together (ZeRO 3), if that fits and makes a step faster.
+    /// Lets each machine's ranks have all weights together, if that fits and makes a step faster.
     pub(crate) fn gather_within_machines(&mut self, room: u64) -> Result<(), SessionError> {
-        let Setup {
-            config, settings, ..
-        } = &self.run.setup;
-        let crosses = |ranks: &Ranks| ranks.zero == Zero::Weights && ranks.rank.of > NVLINK_RANKS;
-        let is_open = config.collectives.shard_group.is_none();
-        let change = set!(collectives.shard_group = Some(NVLINK_RANKS), NVLINK_RANKS);
-        let setup = self.run.setup.with(&change);
-        if let Some(setup) =
-            setup.filter(|_| is_open && settings.ranks.as_ref().is_some_and(crosses))
-        {
-            let run = Run::new(setup)?;
-            if run.needs_bytes() <= room && run.seconds < self.run.seconds {
-                self.change = self.change.and(&change);
-                self.run = run;
-            }
+        let setup = &self.run.setup;
+        let Some((change, within)) = setup
+            .gathering_within_machines()
+            .zip(setup.within_machines())
+        else {
+            return Ok(());
+        };
+        let run = Run::new(within)?;
+        if run.needs_bytes() <= room && run.seconds < self.run.seconds {
+            self.change = self.change.and(&change);
+            self.run = run;
         }
         Ok(())
     }

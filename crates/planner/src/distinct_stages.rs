@@ -1,6 +1,6 @@
 //! Which stages of a pipeline have to be planned to find the largest.
 
-use memory::Layer;
+use memory::{Codes, DType, Layer, Role};
 use model::{Actions, Activation, Extent};
 use settings::{Pipeline, PipelineSchedule, Settings};
 
@@ -40,8 +40,15 @@ struct Block {
     activations: Vec<(Activation, Extent)>,
     actions: Actions,
     flops: u64,
-    /// The shapes of its parameters.
-    shapes: Vec<Vec<usize>>,
+    parameters: Vec<OfParameter>,
+}
+
+#[derive(PartialEq)]
+struct OfParameter {
+    shape: Vec<usize>,
+    role: Role,
+    dtype: Option<DType>,
+    codes: Option<Codes>,
 }
 
 fn blocks(settings: &Settings) -> Vec<Block> {
@@ -53,12 +60,17 @@ fn blocks(settings: &Settings) -> Vec<Block> {
             activations: activations.map(|(one, extent)| (one, *extent)).collect(),
             actions: *settings.policy.actions(layer),
             flops: block.flops_per_token(settings.seq),
-            shapes: Vec::new(),
+            parameters: Vec::new(),
         });
     }
     for parameter in architecture.parameters().in_layout() {
         if let Layer::Block(layer) = parameter.part {
-            blocks[layer].shapes.push(parameter.shape.clone());
+            blocks[layer].parameters.push(OfParameter {
+                shape: parameter.shape.clone(),
+                role: parameter.role,
+                dtype: parameter.dtype,
+                codes: parameter.codes,
+            });
         }
     }
     blocks
@@ -101,6 +113,10 @@ mod tests {
             "recompute.spec=full:block:6",
         ];
         assert_eq!(distinct(4, &first), [0, 1, 2, 3]);
+        let half = |more| [&["parallel.pipeline_layout=[4,4,4,4]"][..], more].concat();
+        assert_eq!(distinct(4, &half(&[])), [0, 1, 3]);
+        let frozen = half(&["train.freeze=[\"*.layers.6.*\"]"]);
+        assert_eq!(distinct(4, &frozen), [0, 1, 2, 3]);
         let deferred = [
             "parallel.pipeline_layout=[4,4,4,4]",
             "parallel.schedule=zb-h1",

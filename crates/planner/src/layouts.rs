@@ -312,13 +312,15 @@ impl Asked {
             return Ok(Asked::TooFewMicroBatches(grid));
         };
         match run.try_with(&change) {
-            Ok(Setup { settings, .. }) => {
-                let longest = settings.pipeline.as_ref().map_or(0, Pipeline::longest);
-                let settings = settings.in_stage(longest);
-                Ok(Asked::Starts(Start {
-                    grid,
-                    seconds: PaperSeconds::new(&settings, run.target)?.step,
-                }))
+            Ok(setup) => {
+                let mut seconds = f64::INFINITY;
+                for setup in [setup.within_machines(), Some(setup)].into_iter().flatten() {
+                    let settings = setup.settings;
+                    let longest = settings.pipeline.as_ref().map_or(0, Pipeline::longest);
+                    let settings = settings.in_stage(longest);
+                    seconds = seconds.min(PaperSeconds::new(&settings, run.target)?.step);
+                }
+                Ok(Asked::Starts(Start { grid, seconds }))
             }
             Err(error) => {
                 let reason = error.to_string();

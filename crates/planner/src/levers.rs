@@ -6,6 +6,7 @@
 use crate::change::{Change, set};
 use crate::distinct_stages::distinct_stages;
 use crate::figures::quick_figures;
+use crate::on_paper::NVLINK_RANKS;
 use data::{Format, Inputs};
 use kernels::Target;
 use memory::{DType, Home};
@@ -246,7 +247,11 @@ impl Setup {
         let (states, tiles) = (self.states_on_host(), self.tiles());
         let elsewhere = [&states, &self.weights_on_host(), &self.gradients_on_host()];
         let elsewhere = elsewhere.into_iter().flatten().cloned();
-        let elsewhere = elsewhere.reduce(|one, other| one.and(&other));
+        // Of what does not go together, the first.
+        let elsewhere = elsewhere.reduce(|one, other| {
+            let both = one.and(&other);
+            self.with(&both).map_or(one, |_| both)
+        });
         let both =
             |one: &Option<Change>, other: &Option<Change>| Some(one.as_ref()?.and(other.as_ref()?));
         let on_host = [
@@ -413,7 +418,7 @@ impl Setup {
         helps.then(|| set!(offload.optimizer = OptimizerPlace::Pinned, "pinned"))
     }
 
-    /// Of ranks, each has its own part of them there, once they are divided. A pipeline's stage does not divide them.
+    /// Of ranks that divide them, each has its own part there. A pipeline's stage does not divide them.
     fn weights_on_host(&self) -> Option<Change> {
         let on_host = set!(offload.parameters = HostPlace::Pinned);
         let helps = self.may_go(&self.settings.homes.weights);
@@ -428,6 +433,20 @@ impl Setup {
     fn gradients_on_host(&self) -> Option<Change> {
         let helps = self.may_go(&self.settings.homes.gradients);
         helps.then(|| set!(offload.gradients = HostPlace::Pinned))
+    }
+
+    /// The ranks of each machine have all weights together; none where ranks of several machines do not divide them.
+    pub(crate) fn gathering_within_machines(&self) -> Option<Change> {
+        let ranks = self.settings.ranks.as_ref()?;
+        let crosses = ranks.zero == Zero::Weights && ranks.rank.of > NVLINK_RANKS;
+        let is_open = self.config.collectives.shard_group.is_none();
+        (crosses && is_open)
+            .then(|| set!(collectives.shard_group = Some(NVLINK_RANKS), NVLINK_RANKS))
+    }
+
+    /// The run with that; none also where it is refused.
+    pub(crate) fn within_machines(&self) -> Option<Setup> {
+        self.with(&self.gathering_within_machines()?)
     }
 
     /// A later stage of what ranks divide; none where a rank has no others to divide with.

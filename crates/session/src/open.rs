@@ -175,6 +175,7 @@ fn orders_of_a_step(
     let alone = |ranks: &Ranks| Ranks {
         rank: Rank::ALONE,
         sharing: 1,
+        // One rank has everything; where gradients live on the host, stage 0 is refused.
         zero: Zero::States,
         shard_group: None,
         ..ranks.clone()

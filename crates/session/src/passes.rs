@@ -179,14 +179,15 @@ impl Session {
         let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
         let gathered_before = self.weights.traffic_of_update_in_passes();
         let beside_before = *beside;
-        match task.of.kind {
+        let made = match task.of.kind {
             TaskKind::DeferredGradients => self.add_deferred_gradients(task.of, passes),
             TaskKind::Pass(kind) => self.run_pass((kind, task.of), task.table, passes, beside),
-        }?;
+        };
         let count = Count::of(&*self.kernels, &self.weights, &self.gradients);
         let gathered = self.weights.traffic_of_update_in_passes();
         let of_weights = &mut beside.before.weights;
         *of_weights = of_weights.plus(gathered.since(gathered_before));
+        made?;
         let meanwhile = beside.since(beside_before);
         passes.crossed = count.since(before).split(&meanwhile).without_update();
         Ok(())

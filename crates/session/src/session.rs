@@ -94,7 +94,7 @@ impl Session {
     }
 
     /// Asks for one training step, while the device may still be at the one before. Where the host computes, the step
-    /// is made when this returns. Where there are ranks, all are given the same step, of which each makes its micro-batches: of
+    /// is made when this returns, but for updates that the next pass makes or gathers. Where there are ranks, all are given the same step, of which each makes its micro-batches: of
     /// the others' it needs no more than how many targets they have.
     ///
     /// # Errors

@@ -188,7 +188,7 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(),
     }
     if zero == Zero::Weights {
         return not_with(
-            "under --zero 3 a rank's weights come unit by unit in the order of whole steps; take --zero 2, since a stage has few weights",
+            "under --zero 3 every pass of every micro-batch would gather the stage's weights again; take --zero 2, since a stage has few weights",
         );
     }
     if config.data.packing == Packing::Pad {

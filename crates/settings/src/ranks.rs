@@ -64,9 +64,10 @@ impl Config {
         self.rank_in_group().map(|_| zero)
     }
 
-    /// How many neighbours of so many ranks have all weights together; none: all of them.
+    /// How many neighbours of so many ranks have all weights together; none: all of them. One rank has them all, whatever a checkpoint
+    /// says.
     fn shard_group(&self, ranks: usize) -> Option<usize> {
-        let is_divided = self.zero() == Some(Zero::Weights);
+        let is_divided = self.zero() == Some(Zero::Weights) && ranks > 1;
         let group = self.collectives.shard_group;
         group.filter(|group| is_divided && *group != ranks)
     }
@@ -131,7 +132,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
             ),
         };
         return refused(format!(
-            "`offload.gradients` is pinned, and {why}; {instead}, or leave --offload-gradients out"
+            "`offload.gradients` is pinned, and {why}; {instead}, or --offload-gradients none"
         ));
     }
     if config.optim.release == Release::Backward {
@@ -140,17 +141,21 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
              at step{instead}"
         ));
     }
-    // A stage's only rank, or one of those that each update everything, sends no weights.
-    let sends = ranks.rank.of > 1 && ranks.zero != Zero::Replicated;
-    let may_be_on_host = ranks.zero == Zero::Weights || (ranks.stage.of > 1 && !sends);
-    if config.offload.parameters == HostPlace::Pinned && !may_be_on_host {
-        let instead = match ranks.stage.of {
-            1 => "add --zero 3, under which a rank's part of them may live on its host",
-            _ => "take as many ranks as stages, or --zero 0",
+    let sends = ranks.rank.of > 1 && matches!(ranks.zero, Zero::States | Zero::Gradients);
+    if config.offload.parameters == HostPlace::Pinned && sends {
+        let (weights, instead) = match ranks.stage.of {
+            1 => (
+                "all weights",
+                "add --zero 3, under which a rank's part of them may live on its host",
+            ),
+            _ => (
+                "all weights of its stage",
+                "take as many ranks as stages, or --zero 0",
+            ),
         };
         return refused(format!(
-            "`offload.parameters` is pinned, and under --zero {stage} every rank has all weights on its device; {instead}, or leave \
-             --offload-parameters out"
+            "`offload.parameters` is pinned, and under --zero {stage} every rank has {weights} on its device; {instead}, or take \
+             --offload-parameters none"
         ));
     }
     if let Some(group) = ranks.shard_group {
@@ -173,23 +178,15 @@ fn check_shard_group(config: &Config, group: usize, ranks: usize) -> Result<(), 
             .filter(of)
             .map(|size| size.to_string())
             .collect();
-        let instead = match sizes.is_empty() {
-            true => "leave --shard-group out".into(),
-            false => format!("take {}", sizes.join(", ")),
-        };
         return refused(format!(
-            "collectives.shard_group is {group}, and {ranks} {} into groups of {group}; {instead}",
-            if ranks == 1 {
-                "rank does not divide"
-            } else {
-                "ranks do not divide"
-            },
+            "collectives.shard_group is {group}, and {ranks} ranks do not divide into groups of {group}; take --shard-group {}",
+            sizes.join(" or ")
         ));
     }
     if config.offload.parameters == HostPlace::Pinned {
         return refused(format!(
-            "collectives.shard_group is {group}, and weights that live on the host are on no device when other groups send what they \
-             updated; leave --shard-group or --offload-parameters out"
+            "collectives.shard_group is {group}, and groups send each other what they updated from device to device, while \
+             these weights live on the host (offload.parameters); add --shard-group {ranks} or --offload-parameters none"
         ));
     }
     Ok(())

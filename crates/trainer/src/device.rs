@@ -6,10 +6,11 @@ use kernels::cpu::Cpu;
 use kernels::timed::{Timed, Timings};
 use kernels::timeline::Timeline;
 use kernels::{Backend, Kernels, Target};
-use memory::{DType, DeviceBytes, Layer, Memory, OutOfMemory, Phase, format_bytes};
+use memory::{DType, DeviceBytes, Home, Layer, Memory, OutOfMemory, Phase, format_bytes};
 use planner::{CUDA_OVERHEAD_BYTES, first_refused_by_device, memory_size};
 use settings::{Device, Settings};
 use std::sync::Arc;
+use units::Zero;
 
 #[cfg(feature = "cuda")]
 use {
@@ -357,16 +358,25 @@ fn all_products(step: &Settings) -> Result<Option<LibraryCalls>, Failure> {
     let Some(ranks) = &step.ranks else {
         return Ok(None);
     };
-    let updates_some =
-        ranks.zero != units::Zero::Replicated && step.optimizer.product_dtype().is_some();
+    let updates_some = ranks.zero != Zero::Replicated && step.optimizer.product_dtype().is_some();
     if !updates_some && step.pipeline.is_none() {
         return Ok(None);
     }
+    Ok(Some(library_calls(&whole_step(step))?))
+}
+
+/// A step of the whole model in which this rank updates everything. Where gradients live makes no difference to its products.
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "a GPU's products are chosen")
+)]
+fn whole_step(step: &Settings) -> Settings {
     let mut whole = step.in_one_stage();
+    whole.homes.gradients = Home::Device;
     if let Some(ranks) = &mut whole.ranks {
-        ranks.zero = units::Zero::Replicated;
+        (ranks.zero, ranks.shard_group) = (Zero::Replicated, None);
     }
-    Ok(Some(library_calls(&whole)?))
+    whole
 }
 
 /// A step whose library calls have been listed. Each listing is logged, to show that it happens once per step.
@@ -495,6 +505,32 @@ fn too_full(reserved_bytes: u64, bytes: DeviceBytes) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memory::Rank;
+    use settings::Config;
+
+    /// Products are named by those of a step that one rank makes alone, whatever ranks divide.
+    #[test]
+    fn whole_steps_can_be_listed_whatever_ranks_divide() {
+        let muon = "optim.kind=muon";
+        let ways: [&[&str]; 3] = [
+            &[muon, "collectives.zero=3", "collectives.shard_group=2"],
+            &[muon, "collectives.zero=2", "offload.gradients=pinned"],
+            &[
+                "parallel.pipeline=4",
+                "model.tie_embeddings=false",
+                "offload.gradients=pinned",
+                "offload.parameters=pinned",
+            ],
+        ];
+        for way in ways {
+            let mut config = Config::default();
+            config.join(Rank { number: 0, of: 4 }).unwrap();
+            let set: Vec<String> = way.iter().map(ToString::to_string).collect();
+            let settings = Settings::new(&config.with(&set).unwrap()).unwrap();
+            let calls = session::library_calls(&whole_step(&settings)).unwrap();
+            assert!(!calls.products.is_empty(), "{way:?}");
+        }
+    }
 
     const GIB: u64 = 1 << 30;
     const MIB: u64 = 1 << 20;

@@ -332,7 +332,6 @@ fn layouts_are_planned_as_they_are_said() {
     config.batch.accum = 2;
     config.join(Rank { number: 0, of: 8 }).unwrap();
     let whole = plan(&config, target);
-    let needs = |plan: &Plan| plan.reserved_bytes + plan.device_overhead_bytes;
     let room = needs(&whole) - whole.reserved_bytes / 4;
     let found = Layouts::new(&config, target, room).unwrap();
     let is_tried = |is_meant: fn(&Grid) -> bool| {
@@ -359,14 +358,28 @@ fn layouts_of_several_machines_gather_within_each() {
     assert!(groups.clone().count() > 1);
     assert!({ groups }.all(|group| group == Some(8)), "{found}");
     assert_planned(&found, &config, 16);
-    config.hardware.link_gbps = Some(50.0);
-    let one_rate = Layouts::new(&config, Target::Cuda, 80 << 30).unwrap();
-    assert_eq!(one_rate.layouts[0].shard_group, None);
+    // A device with room for the first without groups alone.
+    let first = &found.layouts[0];
+    let set = first.set.iter().filter(|set| !set.contains("shard_group"));
+    let mut without = config.with(&set.cloned().collect::<Vec<_>>()).unwrap();
+    without.join(Rank { number: 0, of: 16 }).unwrap();
+    let needs = needs(&plan(&without, Target::Cuda));
+    assert!(needs < first.needs_bytes);
+    let tight = Layouts::new(&config, Target::Cuda, needs).unwrap();
+    let mut same = tight
+        .layouts
+        .iter()
+        .filter(|layout| layout.grid == first.grid);
+    let same = same.next().unwrap_or_else(|| panic!("{tight}"));
+    assert_eq!((same.shard_group, same.needs_bytes), (None, needs));
+}
+
+fn needs(plan: &Plan) -> u64 {
+    plan.reserved_bytes + plan.device_overhead_bytes
 }
 
 /// Each layout, planned by itself, needs what was said, and a step of it has the same tokens.
 fn assert_planned(found: &Layouts, config: &Config, of: usize) {
-    let needs = |plan: &Plan| plan.reserved_bytes + plan.device_overhead_bytes;
     let mut fastest = f64::INFINITY;
     for layout in &found.layouts {
         let stages = layout.grid.pipeline;

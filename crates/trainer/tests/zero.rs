@@ -89,13 +89,14 @@ fn go_together(choices: &Choices) -> bool {
     let can_offload = !MODES[of(choices, Factor::Mode)].1.is_empty();
     let is_divided = of(choices, Factor::Zero) == 3;
     let optimizer = OPTIMIZERS[of(choices, Factor::Optimizer)];
+    let sends = of(choices, Factor::Ranks) > 0 && [1, 2].contains(&of(choices, Factor::Zero));
     let has_groups = of(choices, Factor::ShardGroup) == 1;
     let can_have_groups =
         is_divided && of(choices, Factor::Ranks) == 2 && of(choices, Factor::Parameters) == 0;
     can_update(optimizer, of(choices, Factor::Freeze))
         && (can_have_groups || !has_groups)
         && (of(choices, Factor::Zero) > 0 || of(choices, Factor::Gradients) == 0)
-        && (is_divided || of(choices, Factor::Parameters) == 0)
+        && (!sends || of(choices, Factor::Parameters) == 0)
         && (can_offload || of(choices, Factor::Activations) == 0)
 }
 
@@ -177,8 +178,6 @@ fn compare(choices: &Choices) {
 #[test]
 fn whatever_is_divided_changes_nothing_but_memory() {
     let (runs, never) = covering(&COUNTS, 19, go_together);
-    let on_host = (Factor::Parameters as usize, 1);
-    let zero = |stage| [(Factor::Zero as usize, stage), on_host];
     let no_labels = [
         (Factor::Mode as usize, 2),
         (Factor::Activations as usize, 1),
@@ -197,14 +196,7 @@ fn whatever_is_divided_changes_nothing_but_memory() {
         (Factor::Parameters, 1),
     ];
     let all_sums = [(Factor::Zero as usize, 0), (Factor::Gradients as usize, 1)];
-    let mut expected = vec![
-        zero(0),
-        zero(1),
-        zero(2),
-        no_labels,
-        nothing_to_make,
-        all_sums,
-    ];
+    let mut expected = vec![no_labels, nothing_to_make, all_sums];
     expected.extend(no_groups.map(|(factor, choice)| [(factor as usize, choice), groups]));
     assert_eq!(never, BTreeSet::from_iter(expected));
     assert!(
@@ -352,6 +344,27 @@ fn reducing_once_a_step_sends_less() {
     let every = at(2, Zero::States, Reduce::MicroBatch);
     assert!(states.1 < every.1, "{} {}", states.1, every.1);
     assert!(states.0.state != every.0.state);
+}
+
+/// Two groups of three, and three groups of two.
+#[test]
+fn groups_of_any_size_give_the_same_bits() {
+    let settings = |size: usize, shard_group| Settings {
+        accum: 6 / size,
+        ranks: Some(Ranks {
+            shard_group,
+            ..ranks(size, Zero::Weights)
+        }),
+        ..plain(1, Zero::Weights)
+    };
+    let at = |size, shard_group| {
+        let settings = settings(size, shard_group);
+        together(&each("groups", &settings, STEPS, on_cpu))
+    };
+    let expected = at(1, None);
+    for size in [2, 3] {
+        assert!(at(6, Some(size)) == expected, "groups of {size}");
+    }
 }
 
 /// Groups of ranks with all weights have more of them, and gather units within a group. After an update each rank gets from its copies

@@ -1,4 +1,4 @@
-//! Gathers the pieces of a bundle from the ranks that have them.
+//! Gathers the pieces or shards of a bundle from the ranks that have them.
 
 use crate::Ranks;
 use kernels::{Exchange, ExchangeBytes, KernelError, Kernels, Queue, Traffic};
@@ -20,7 +20,7 @@ pub(crate) fn gathered(
 
 /// What ranks gather from each other of a bundle.
 #[derive(Clone, Copy)]
-pub(crate) enum Gathered {
+pub(crate) enum GatheredParts {
     /// All of it: the piece that each rank updates.
     Pieces,
     /// This rank's shard: the pieces that its copies update, in other shard groups.
@@ -35,38 +35,38 @@ pub(crate) struct Gathering<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) bundle: &'a Cover,
     pub(crate) rank: Rank,
-    pub(crate) what: Gathered,
+    pub(crate) what: GatheredParts,
 }
 
 impl Gathering<'_> {
     /// The ranks that take part.
     fn ranks(&self) -> Vec<Rank> {
         match self.what {
-            Gathered::Pieces => Rank::all(self.rank.of).collect(),
-            Gathered::OwnShard => self.layout.shard_copies(self.rank).collect(),
-            Gathered::Shards => self.layout.shard_group(self.rank).collect(),
+            GatheredParts::Pieces => Rank::all(self.rank.of).collect(),
+            GatheredParts::OwnShard => self.layout.ranks_of_shard(self.rank).collect(),
+            GatheredParts::Shards => self.layout.ranks_of_shard_group(self.rank).collect(),
         }
     }
 
     /// What a rank gives.
     pub(crate) fn of(&self, rank: Rank) -> Cover {
         match self.what {
-            Gathered::Pieces | Gathered::OwnShard => self.layout.piece(self.bundle, rank),
-            Gathered::Shards => self.layout.shard(self.bundle, rank),
+            GatheredParts::Pieces | GatheredParts::OwnShard => self.layout.piece(self.bundle, rank),
+            GatheredParts::Shards => self.layout.shard(self.bundle, rank),
         }
     }
 
     fn bytes(&self, types: &Types) -> ExchangeBytes {
         let own = types.bytes(&self.of(self.rank));
         let all = match self.what {
-            Gathered::Pieces | Gathered::Shards => types.bytes(self.bundle),
-            Gathered::OwnShard => types.bytes(&self.layout.shard(self.bundle, self.rank)),
+            GatheredParts::Pieces | GatheredParts::Shards => types.bytes(self.bundle),
+            GatheredParts::OwnShard => types.bytes(&self.layout.shard(self.bundle, self.rank)),
         };
         let ranks = self.ranks().len();
         let bytes = ExchangeBytes::new(((ranks - 1) * own) as u64, (all - own) as u64);
         match self.what {
-            Gathered::Shards => bytes.among(ranks),
-            Gathered::Pieces | Gathered::OwnShard => bytes,
+            GatheredParts::Shards => bytes.among(ranks),
+            GatheredParts::Pieces | GatheredParts::OwnShard => bytes,
         }
     }
 }

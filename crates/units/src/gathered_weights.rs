@@ -1,6 +1,6 @@
 //! Weights of which other ranks update parts that this rank keeps. Each rank sends them what it updated, after the update.
 
-use crate::gather::{Gathered, Gathering, gather_bundle};
+use crate::gather::{GatheredParts, Gathering, gather_bundle};
 use kernels::{Event, KernelError, Kernels, Queue, Traffic};
 use memory::{Arena, Cover, Rank};
 
@@ -23,7 +23,7 @@ pub(crate) struct GatheredWeights {
 struct Kept {
     bundle: Cover,
     /// All of it, or this rank's shard; none if this rank updates all that it keeps.
-    what: Option<Gathered>,
+    what: Option<GatheredParts>,
     /// Whether others' updates have yet to be gathered.
     is_owed: bool,
     came: Option<Event>,
@@ -37,10 +37,10 @@ impl GatheredWeights {
             |cover: &Cover| cover.elements() > 0 && cover.within_all(arena.held()) == *cover;
         let kept = |bundle: Cover| {
             let shard = layout.shard(&bundle, rank);
-            let is_shared = layout.shard_copies(rank).count() > 1;
+            let is_shared = layout.ranks_of_shard(rank).count() > 1;
             let what = match keeps(&bundle) {
-                true => Some(Gathered::Pieces),
-                false => (is_shared && keeps(&shard)).then_some(Gathered::OwnShard),
+                true => Some(GatheredParts::Pieces),
+                false => (is_shared && keeps(&shard)).then_some(GatheredParts::OwnShard),
             };
             Kept {
                 bundle,
@@ -81,7 +81,7 @@ impl GatheredWeights {
         }
         let vectors = self.bundles.len() - 1;
         for index in [vectors].into_iter().chain(0..vectors) {
-            if let Some(Gathered::Pieces) = self.bundles[index].what {
+            if let Some(GatheredParts::Pieces) = self.bundles[index].what {
                 self.gather(kernels, arena, index)?;
             }
         }

@@ -472,17 +472,15 @@ impl Gradients {
     /// # Errors
     /// [`KernelError`] if the device fails. Nothing is left on the device then either.
     pub fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
-        let sums = self.reducing.as_mut();
-        let sums = sums.and_then(|reducing| reducing.on_host.as_mut());
         let has_units = |streamed: &StreamedGradients| !streamed.here.is_empty();
-        if !self.streamed.as_ref().is_some_and(has_units) && sums.is_none() {
+        if !self.streamed.as_ref().is_some_and(has_units) && self.reducing.is_none() {
             return Ok(());
         }
         let finished = finish_all(kernels);
         // Other ranks may never take what they are sent, nor send what is added up, so nobody waits for them. The memory is leaked, and not
         // used again.
-        if let Some(sums) = sums {
-            sums.abandon();
+        if let Some(reducing) = &mut self.reducing {
+            reducing.abandon();
         }
         if let Some(streamed) = &mut self.streamed {
             let here = streamed.here.drain(..);

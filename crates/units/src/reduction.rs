@@ -3,7 +3,7 @@
 //! a range of its piece into a slot, and adds them in the order of ranks and of parts. The next micro-batch is added to the same sum. So the sum has the same bits for any
 //! engine, size of buckets and number of ranks.
 
-use crate::gather::{Gathered, Gathering, exchange_stages, gather_bundle, places_by_owner};
+use crate::gather::{GatheredParts, Gathering, exchange_stages, gather_bundle, places_by_owner};
 use crate::gradient_buckets::GradientBuckets;
 use crate::grains::Grains;
 use crate::stream::OnDevice;
@@ -136,6 +136,14 @@ impl Reducing {
     /// The number of the bundle of a virtual stage's vectors, counted over the whole pipeline.
     pub(crate) fn vectors_of(&self, virtual_stage: usize) -> usize {
         self.buckets.first_of_vectors() + virtual_stage / self.ranks.stage.of
+    }
+
+    /// Forgets what is under way after a pass that ended early.
+    pub(crate) fn abandon(&mut self) {
+        self.in_flight.clear();
+        if let Some(sums) = &mut self.on_host {
+            sums.abandon();
+        }
     }
 
     /// Lets the sums of a unit be added to, which the backward pass opens.
@@ -382,7 +390,7 @@ impl Reducing {
                 layout: &layout,
                 bundle,
                 rank: self.ranks.rank,
-                what: Gathered::Pieces,
+                what: GatheredParts::Pieces,
             };
             let own = self.sums.as_ref().map(|sums| {
                 let own = gathering.of(self.ranks.rank);

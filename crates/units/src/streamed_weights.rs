@@ -1,7 +1,7 @@
 //! Units of weights that come to the device from the host, or from the ranks that have their shards, and leave it
 //! again.
 
-use crate::gather::{Gathered, Gathering, gather_bundle};
+use crate::gather::{GatheredParts, Gathering, gather_bundle};
 use crate::gathered_weights::GatheredWeights;
 use crate::stream::{OnDevice, finish_all};
 use crate::{Ranks, UnitError};
@@ -269,7 +269,7 @@ impl Shards<'_> {
                 layout: self.layout,
                 bundle,
                 rank: self.rank,
-                what: Gathered::Shards,
+                what: GatheredParts::Shards,
             };
             let own = gathering.of(self.rank);
             let raw = |range| self.resident.raw(range);

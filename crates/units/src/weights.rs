@@ -22,7 +22,7 @@ pub struct Weights {
     /// The weights that stay on the device.
     resident: Arena,
     streamed: Option<StreamedWeights>,
-    /// The bundles that every rank holds on the device, and of which each rank updates its pieces.
+    /// What this rank keeps of bundles that other ranks update in part.
     gathered: Option<GatheredWeights>,
     /// The matrices of codes of which a part was set, by their index in the layout.
     filling: BTreeMap<usize, Filling>,
@@ -107,7 +107,7 @@ impl Weights {
         self.streamed.as_ref()?.host.as_ref()
     }
 
-    /// The elements that live on this rank, on the device or in pinned host memory: all, or its pieces and the vectors.
+    /// The elements that live on this rank, on the device or in pinned host memory: all, or its shards and the vectors.
     pub fn held(&self) -> Cover {
         let arenas = [&self.resident].into_iter().chain(self.host());
         Cover::joined(arenas.map(|arena| arena.held().clone()))

@@ -197,7 +197,7 @@ fn what_does_not_go_with_ranks_is_refused_with_a_way_out() {
         ),
         (
             &["--zero", "3", "--shard-group", "3"],
-            &["collectives.shard_group is 3", "take 2, 4"],
+            &["collectives.shard_group is 3", "take --shard-group 2 or 4"],
         ),
         (
             &[
@@ -208,7 +208,7 @@ fn what_does_not_go_with_ranks_is_refused_with_a_way_out() {
                 "--offload-parameters",
                 "pinned",
             ],
-            &["leave --shard-group or --offload-parameters out"],
+            &["add --shard-group 4 or --offload-parameters none"],
         ),
         (&unclipped, &["optim.release", "--zero 2"]),
         (&["--dump-gradients", "1"], &["--dump-gradients", "without"]),

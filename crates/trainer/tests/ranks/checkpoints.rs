@@ -77,8 +77,9 @@ fn any_number_of_ranks_goes_on() {
             ],
         ),
         (
-            "--config llama.toml --state-dtype 8bit --set train.freeze=[\"*embed_tokens*\",\"*.layers.0.*\",\"*.k_proj.*\"]",
-            ["--zero 3", "--zero 2", "--zero 3"],
+            "--config llama.toml --state-dtype 8bit --set train.freeze=[\"*embed_tokens*\",\"*.layers.0.*\",\"*.k_proj.*\"] \
+             --eval-data data.safetensors --eval-every 1 --set eval.samples=4",
+            ["--zero 3 --shard-group 2", "--zero 2", "--zero 3"],
         ),
     ];
     for (number, (way, [first, second, third])) in ways.into_iter().enumerate() {

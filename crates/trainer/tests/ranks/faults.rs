@@ -22,7 +22,9 @@ fn fails(job: Command, code: i32) -> String {
 /// What the first rank says is said once, by it.
 #[track_caller]
 fn names(said: &str, words: &[&str]) {
-    let line = said.lines().find(|line| line.starts_with("error: "));
+    // The launcher may mix what it says itself into a line.
+    let mut lines = said.lines().map(str::trim_start);
+    let line = lines.find(|line| line.starts_with("error: "));
     let line = line.unwrap_or_else(|| panic!("no error of rank 0: {said}"));
     for word in words {
         assert!(line.contains(word), "no {word:?} in {line}\n{said}");

@@ -67,7 +67,8 @@ fn stages_give_the_same_bits() {
             assert_eq!(plan["pipeline"], 2);
         }
     }
-    let on_host = "--pp 2 --offload-parameters pinned --offload-gradients pinned --offload-optimizer pinned";
+    let on_host =
+        "--pp 2 --offload-parameters pinned --offload-gradients pinned --offload-optimizer pinned";
     let away = train(&place, (2, 1), on_host, "on_host");
     assert_eq!(
         numbers(&place, "one", "step"),
@@ -95,7 +96,11 @@ fn checkpoints_resume_on_other_numbers_of_stages() {
         outcome(command(&place, open_mpi(ranks), &arguments), &arguments).succeeds();
     };
     run(1, "--out whole");
-    run(2, "--pp 2 --out stages --save-every 1 --steps 2");
+    let on_host = "--offload-parameters pinned --offload-gradients pinned";
+    run(
+        2,
+        &format!("--pp 2 --out stages --save-every 1 --steps 2 {on_host}"),
+    );
     run(1, "--out resumed --resume stages");
     run(1, "--out first --save-every 1 --steps 2");
     run(
