@@ -2,7 +2,7 @@
 
 use crate::error::SessionError;
 use crate::losses::Losses;
-use crate::orders::{Order, Orders};
+use crate::orders::{Orders, UnitOrder};
 use crate::routers::Routers;
 use crate::session::Session;
 use crate::shapes::shape_of_a_step;
@@ -171,7 +171,7 @@ fn orders(settings: &Settings, model: &Model) -> Result<Orders, SessionError> {
 /// rank has, and on the stage of a pipeline: a step on shapes, with all weights on the device, shows them.
 fn orders_of_a_step(
     settings: &Settings,
-) -> Result<HashMap<(PassKind, usize), Order>, SessionError> {
+) -> Result<HashMap<(PassKind, usize), UnitOrder>, SessionError> {
     let alone = |ranks: &Ranks| Ranks {
         rank: Rank::ALONE,
         sharing: 1,

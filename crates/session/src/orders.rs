@@ -7,18 +7,18 @@ use std::ops::Range;
 use std::rc::Rc;
 
 /// Units by their index in the layout, each until the next one.
-pub(crate) type Order = Rc<[usize]>;
+pub(crate) type UnitOrder = Rc<[usize]>;
 
 /// The orders of a session. Empty if weights stay on the device.
 #[derive(Default)]
 pub(crate) struct Orders {
     /// Those of a training step's passes of a micro-batch, with replays, by virtual stage.
-    passes: HashMap<(PassKind, usize), Order>,
+    passes: HashMap<(PassKind, usize), UnitOrder>,
     /// Those of forward passes without a backward pass, by their blocks.
-    forward: Vec<(Range<usize>, Order)>,
+    forward: Vec<(Range<usize>, UnitOrder)>,
     /// All units of this rank with trained parameters, in the layout's order.
-    pub(crate) update: Order,
-    none: Order,
+    pub(crate) update: UnitOrder,
+    none: UnitOrder,
 }
 
 impl Orders {
@@ -27,13 +27,13 @@ impl Orders {
     pub(crate) fn new(
         model: &Model,
         pipeline: Option<&Pipeline>,
-        passes: HashMap<(PassKind, usize), Order>,
+        passes: HashMap<(PassKind, usize), UnitOrder>,
     ) -> Orders {
         let layout = model.layout();
         let trained = layout.units().iter().enumerate();
         let trained = trained.filter(|(_, unit)| unit.trained.elements() > 0);
-        let own = match pipeline {
-            None => vec![0..model.layers()],
+        let own: Vec<Range<usize>> = match pipeline {
+            None => std::iter::once(0..model.layers()).collect(),
             Some(pipeline) => {
                 let own = pipeline.of_stage(layout.stage().number);
                 own.map(|(_, layers)| layers.clone()).collect()
@@ -52,14 +52,14 @@ impl Orders {
     }
 
     /// Of a pass of a training step.
-    pub(crate) fn pass(&self, kind: PassKind, virtual_stage: usize) -> &Order {
+    pub(crate) fn pass(&self, kind: PassKind, virtual_stage: usize) -> &UnitOrder {
         self.passes
             .get(&(kind, virtual_stage))
             .unwrap_or(&self.none)
     }
 
     /// Of a forward pass through these blocks.
-    pub(crate) fn forward(&self, layers: &Range<usize>) -> &Order {
+    pub(crate) fn forward(&self, layers: &Range<usize>) -> &UnitOrder {
         let mut known = self.forward.iter();
         let found = known.find(|(of, _)| of == layers);
         found.map_or(&self.none, |(_, order)| order)
@@ -71,7 +71,7 @@ impl Orders {
     }
 
     /// All orders that were noted.
-    pub(crate) fn into_passes(self) -> HashMap<(PassKind, usize), Order> {
+    pub(crate) fn into_passes(self) -> HashMap<(PassKind, usize), UnitOrder> {
         self.passes
     }
 }

@@ -31,14 +31,14 @@ pub(crate) enum GatheredParts {
 
 /// A bundle to gather, for one rank.
 #[derive(Clone, Copy)]
-pub(crate) struct Gathering<'a> {
+pub(crate) struct BundleToGather<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) bundle: &'a Cover,
     pub(crate) rank: Rank,
     pub(crate) what: GatheredParts,
 }
 
-impl Gathering<'_> {
+impl BundleToGather<'_> {
     /// The ranks that take part.
     fn ranks(&self) -> Vec<Rank> {
         match self.what {
@@ -78,7 +78,7 @@ impl Gathering<'_> {
 /// As for [`gather`].
 pub(crate) unsafe fn gather_bundle<'a>(
     kernels: &Kernels,
-    (gathering, types): (Gathering<'a>, &Types),
+    (gathering, types): (BundleToGather<'a>, &Types),
     own: Option<Vec<In<'a>>>,
     places: impl FnOnce(&[Range<usize>]) -> Vec<Out<'a>> + 'a,
 ) -> Result<Traffic, KernelError> {

@@ -1,6 +1,6 @@
 //! Weights of which other ranks update parts that this rank keeps. Each rank sends them what it updated, after the update.
 
-use crate::gather::{GatheredParts, Gathering, gather_bundle};
+use crate::gather::{BundleToGather, GatheredParts, gather_bundle};
 use kernels::{Event, KernelError, Kernels, Queue, Traffic};
 use memory::{Arena, Cover, Rank};
 
@@ -116,7 +116,7 @@ impl GatheredWeights {
             return Ok(());
         };
         let (layout, types) = (arena.layout().clone(), arena.types().clone());
-        let gathering = Gathering {
+        let gathering = BundleToGather {
             layout: &layout,
             bundle: &kept.bundle,
             rank: self.rank,

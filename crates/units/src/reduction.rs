@@ -3,7 +3,9 @@
 //! a range of its piece into a slot, and adds them in the order of ranks and of parts. The next micro-batch is added to the same sum. So the sum has the same bits for any
 //! engine, size of buckets and number of ranks.
 
-use crate::gather::{GatheredParts, Gathering, exchange_stages, gather_bundle, places_by_owner};
+use crate::gather::{
+    BundleToGather, GatheredParts, exchange_stages, gather_bundle, places_by_owner,
+};
 use crate::gradient_buckets::GradientBuckets;
 use crate::grains::Grains;
 use crate::stream::OnDevice;
@@ -386,7 +388,7 @@ impl Reducing {
         let mut sent = Traffic::default();
         let (layout, types) = (arena.layout().clone(), arena.types().clone());
         for bundle in self.buckets.divided() {
-            let gathering = Gathering {
+            let gathering = BundleToGather {
                 layout: &layout,
                 bundle,
                 rank: self.ranks.rank,

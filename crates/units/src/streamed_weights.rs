@@ -1,7 +1,7 @@
 //! Units of weights that come to the device from the host, or from the ranks that have their shards, and leave it
 //! again.
 
-use crate::gather::{GatheredParts, Gathering, gather_bundle};
+use crate::gather::{BundleToGather, GatheredParts, gather_bundle};
 use crate::gathered_weights::GatheredWeights;
 use crate::stream::{OnDevice, finish_all};
 use crate::{Ranks, UnitError};
@@ -15,7 +15,7 @@ const SHARD_CAME: &str = "a rank's shard has come before it is sent to the other
 pub(crate) const CAME_TO_BE_UPDATED: &str = "a unit of weights has come before it is updated";
 
 /// The weights that stay on the device, and what other ranks update of them.
-pub(crate) type Resident<'a> = (&'a mut Arena, Option<&'a mut GatheredWeights>);
+pub(crate) type ResidentWeights<'a> = (&'a mut Arena, Option<&'a mut GatheredWeights>);
 
 /// The units on the device, and the order in which others come.
 pub(crate) struct StreamedWeights {
@@ -120,7 +120,7 @@ impl StreamedWeights {
         &mut self,
         memory: &Memory,
         kernels: &Kernels,
-        resident: Resident,
+        resident: ResidentWeights,
         unit: usize,
     ) -> Result<bool, UnitError> {
         if self.used > 0 && self.order[self.used - 1] == unit {
@@ -142,7 +142,7 @@ impl StreamedWeights {
         &mut self,
         memory: &Memory,
         kernels: &Kernels,
-        (arena, mut gathered): Resident,
+        (arena, mut gathered): ResidentWeights,
     ) -> Result<(), UnitError> {
         self.keep_only_wanted(kernels)?;
         for unit in self.wanted() {
@@ -188,7 +188,7 @@ impl StreamedWeights {
         &mut self,
         memory: &Memory,
         kernels: &Kernels,
-        (resident, gathered): Resident,
+        (resident, gathered): ResidentWeights,
         unit: usize,
     ) -> Result<(), UnitError> {
         if let Some(gathered) = gathered.filter(|_| !self.only_updated) {
@@ -265,7 +265,7 @@ impl Shards<'_> {
         }
         here.free(kernels, Queue::Collective)?;
         for bundle in unit.bundles() {
-            let gathering = Gathering {
+            let gathering = BundleToGather {
                 layout: self.layout,
                 bundle,
                 rank: self.rank,
