@@ -106,8 +106,8 @@ fn tensors_of(
     tensors
 }
 
-/// The range of a tensor that each rank has, without padding, in the order of the tensor. A rank has one piece of the tensor's bundle, so at most
-/// one range of the tensor.
+/// The range of a tensor that each rank has, without padding, in the order of the tensor. A rank has one piece of the tensor's bundle,
+/// so at most one range of the tensor.
 fn pieces(layout: &Layout, entry: usize, ranks: usize) -> Vec<Piece> {
     let bundle = match layout.unit_of(entry) {
         Some(unit) => layout.units()[unit].trained.clone(),

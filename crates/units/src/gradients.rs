@@ -472,8 +472,10 @@ impl Gradients {
     /// # Errors
     /// [`KernelError`] if the device fails. Nothing is left on the device then either.
     pub fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
-        let has_units = |streamed: &StreamedGradients| !streamed.here.is_empty();
-        if !self.streamed.as_ref().is_some_and(has_units) && self.reducing.is_none() {
+        let streamed = self.streamed.as_ref();
+        let has_units = streamed.is_some_and(|streamed| !streamed.here.is_empty());
+        let reducing = self.reducing.as_ref();
+        if !has_units && reducing.is_none_or(|reducing| reducing.on_host.is_none()) {
             return Ok(());
         }
         let finished = finish_all(kernels);
