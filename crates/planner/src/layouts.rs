@@ -2,6 +2,7 @@
 
 use crate::advice::{Climb, Run, with_all};
 use crate::change::{Change, set};
+use crate::distinct_stages::distinct_stages;
 use crate::levers::Setup;
 use crate::on_paper::{Paper, PaperSeconds, StageOnPaper};
 use crate::ranks::StepTime;
@@ -345,7 +346,7 @@ struct Fitting {
 /// The result of searching a grid for changes that make it fit.
 enum Tried {
     Fits(Box<Fitting>),
-    /// One stage by itself works longer than those that are shown take.
+    /// It takes longer than those that are shown.
     Slower(Grid),
     TooLarge(TooLarge),
 }
@@ -365,9 +366,7 @@ impl Tried {
             return Ok(Tried::TooLarge(TooLarge { grid, needs_bytes }));
         }
         climb.gather_within_machines(room)?;
-        // All stages together take at least as long as one of them works.
-        let works = climb.run.seconds / (1.0 + climb.run.setup.settings.idle_over_work());
-        if works >= slowest {
+        if slowest.is_finite() && at_least_seconds(&climb.run.setup)? >= slowest {
             return Ok(Tried::Slower(grid));
         }
         let Setup {
@@ -384,6 +383,17 @@ impl Tried {
             sent_bytes: climb.run.sent_bytes,
         })))
     }
+}
+
+/// A step takes at least as long as if all stages of the pipeline were like the shortest: tasks have one order, in which longer tasks make
+/// others wait longer.
+fn at_least_seconds(setup: &Setup) -> Result<f64, SessionError> {
+    let mut least = f64::INFINITY;
+    for stage in distinct_stages(&setup.settings) {
+        let settings = setup.settings.in_stage(stage);
+        least = least.min(PaperSeconds::new(&settings, setup.target)?.step);
+    }
+    Ok(least)
 }
 
 /// Whether a change leaves what is learnt, and the formats of states and gradients, as they are.
