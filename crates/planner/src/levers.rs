@@ -430,8 +430,13 @@ impl Setup {
         })
     }
 
+    /// Of ranks that divide sums, each has few, and room for those of some units besides: only a pipeline's stages are helped much.
     fn gradients_on_host(&self) -> Option<Change> {
-        let helps = self.may_go(&self.settings.homes.gradients);
+        let Settings {
+            ranks, pipeline, ..
+        } = &self.settings;
+        let has_many = ranks.is_none() || pipeline.is_some();
+        let helps = has_many && self.may_go(&self.settings.homes.gradients);
         helps.then(|| set!(offload.gradients = HostPlace::Pinned))
     }
 
