@@ -225,7 +225,9 @@ impl Layouts {
             found.search(config, target, starts, &mut fitting)?;
         }
         let slower = fitting.split_off(SHOWN.min(fitting.len()));
-        found.slower.extend(slower.iter().map(|layout| layout.grid));
+        found
+            .slower
+            .extend(slower.iter().map(|slower| slower.layout.grid));
         let shown = fitting.into_par_iter().with_max_len(1);
         let shown = shown.map(|layout| PlannedLayout::new(layout, target));
         found.layouts = shown.collect::<Result<_, _>>()?;
@@ -267,10 +269,9 @@ impl Layouts {
         config: &Config,
         target: Target,
         starts: &[Start],
-        fitting: &mut Vec<Fitting>,
+        fitting: &mut Vec<Timed>,
     ) -> Result<(), SessionError> {
-        let shown = fitting.get(SHOWN - 1);
-        let slowest = shown.map_or(f64::INFINITY, |layout| layout.step.seconds);
+        let slowest = slowest_shown(fitting);
         let (tried, slower): (Vec<Start>, Vec<Start>) =
             starts.iter().partition(|start| start.seconds < slowest);
         self.slower.extend(slower.iter().map(|start| start.grid));
@@ -278,19 +279,33 @@ impl Layouts {
         // One at a time: some take twenty times as long as others.
         let tried = tried.par_iter().with_max_len(1).map(|start| {
             let run = Setup::new(config.clone(), target)?;
-            Tried::new(&run, start.grid, room, slowest)
+            Tried::new(&run, start.grid, room)
         });
+        let mut found = Vec::new();
         for tried in tried.collect::<Result<Vec<Tried>, SessionError>>()? {
             match tried {
-                Tried::Fits(layout) => fitting.push(*layout),
-                Tried::Slower(grid) => self.slower.push(grid),
+                Tried::Fits(layout) => found.push(*layout),
                 Tried::TooLarge(layout) => self.too_large.push(layout),
             }
         }
-        let seconds = |layout: &Fitting| layout.step.seconds;
-        fitting.sort_by(|one, other| seconds(one).total_cmp(&seconds(other)));
+        // Those that may be fastest first, so that few pipelines are timed: all their stages are timed together, each in a thread.
+        found.sort_by(|one, other| one.at_least_seconds.total_cmp(&other.at_least_seconds));
+        for layout in found {
+            if layout.at_least_seconds >= slowest_shown(fitting) {
+                self.slower.push(layout.grid);
+                continue;
+            }
+            fitting.push(Timed::new(layout, target)?);
+            fitting.sort_by(|one, other| one.step.seconds.total_cmp(&other.step.seconds));
+        }
         Ok(())
     }
+}
+
+/// The time of the slowest layout that is shown, of those found so far, the fastest first; infinite while there is room for more.
+fn slowest_shown(fitting: &[Timed]) -> f64 {
+    let shown = fitting.get(SHOWN - 1);
+    shown.map_or(f64::INFINITY, |layout| layout.step.seconds)
 }
 
 /// A grid, and an estimate of its step as the run is configured: as if all stages took as long as the longest.
@@ -340,19 +355,32 @@ struct Fitting {
     needs_bytes: u64,
     host_pinned_bytes: u64,
     sent_bytes: u64,
+    /// A step takes no less time on paper.
+    at_least_seconds: f64,
+}
+
+/// A layout that fits, and a step of it on paper.
+struct Timed {
+    layout: Fitting,
     step: StageOnPaper,
+}
+
+impl Timed {
+    fn new(layout: Fitting, target: Target) -> Result<Timed, SessionError> {
+        let settings = Setup::new(layout.config.clone(), target)?.settings;
+        let step = Paper::new(&settings, target, Measured::new()).whole(&settings)?;
+        Ok(Timed { layout, step })
+    }
 }
 
 /// The result of searching a grid for changes that make it fit.
 enum Tried {
     Fits(Box<Fitting>),
-    /// It takes longer than those that are shown.
-    Slower(Grid),
     TooLarge(TooLarge),
 }
 
 impl Tried {
-    fn new(run: &Setup, grid: Grid, room: u64, slowest: f64) -> Result<Tried, SessionError> {
+    fn new(run: &Setup, grid: Grid, room: u64) -> Result<Tried, SessionError> {
         let change = grid.change(run).unwrap_or_default();
         let setup = run.try_with(&change)?;
         let least = with_all(&setup, keeps_formats).about_the_largest_stage()?;
@@ -366,17 +394,10 @@ impl Tried {
             return Ok(Tried::TooLarge(TooLarge { grid, needs_bytes }));
         }
         climb.gather_within_machines(room)?;
-        if slowest.is_finite() && at_least_seconds(&climb.run.setup)? >= slowest {
-            return Ok(Tried::Slower(grid));
-        }
-        let Setup {
-            config, settings, ..
-        } = &climb.run.setup;
-        let paper = Paper::new(settings, run.target, Measured::new());
         Ok(Tried::Fits(Box::new(Fitting {
             grid,
-            step: paper.whole(settings)?,
-            config: config.clone(),
+            at_least_seconds: at_least_seconds(&climb.run.setup)?,
+            config: climb.run.setup.config.clone(),
             set: change.and(&climb.change).set(),
             needs_bytes: climb.run.needs_bytes(),
             host_pinned_bytes: climb.run.host_pinned_bytes,
@@ -410,7 +431,7 @@ fn keeps_formats(change: &Change) -> bool {
 }
 
 impl PlannedLayout {
-    fn new(layout: Fitting, target: Target) -> Result<PlannedLayout, SessionError> {
+    fn new(Timed { layout, step }: Timed, target: Target) -> Result<PlannedLayout, SessionError> {
         let Setup {
             config, settings, ..
         } = Setup::new(layout.config, target)?;
@@ -429,8 +450,8 @@ impl PlannedLayout {
             needs_bytes: layout.needs_bytes,
             host_pinned_bytes: layout.host_pinned_bytes,
             sent_bytes: layout.sent_bytes,
-            bound: bound(&settings, target, layout.step)?,
-            time: StepTime::of(&settings, &paper, layout.step),
+            bound: bound(&settings, target, step)?,
+            time: StepTime::of(&settings, &paper, step),
         })
     }
 }
