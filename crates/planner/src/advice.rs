@@ -7,6 +7,7 @@ use crate::levers::{Lever, Setup, levers};
 use crate::on_paper::PaperSeconds;
 use kernels::Target;
 use memory::format_bytes;
+use rayon::prelude::*;
 use report::{Align, Table};
 use serde::Serialize;
 use session::SessionError;
@@ -69,21 +70,29 @@ const NO_COST: f64 = 1e-6;
 fn in_order(run: &Run, wanted: impl Fn(&Change) -> bool) -> Result<Vec<Rc<Lever>>, SessionError> {
     let settings = &run.setup.settings;
     let halves = settings.micro_batch.max(settings.seq).ilog2() as usize;
-    let mut ranked = Vec::new();
+    let (mut pulled, mut changed) = (Vec::new(), Vec::new());
     for lever in levers(&run.setup) {
         if lever.rung.is_empty() {
             continue;
         }
         let change = (lever.pull)(&run.setup).unwrap_or_default();
-        if !wanted(&change) {
-            continue;
+        if wanted(&change) {
+            changed.push(run.setup.with(&change));
+            pulled.push((lever, change));
         }
-        let cost = match run.setup.with(&change) {
-            Some(changed) => {
-                PaperSeconds::new(&changed.settings, changed.target)?.step / run.seconds - 1.0
-            }
-            None => 0.0,
+    }
+    let costs = changed.par_iter().with_max_len(1).map(|changed| {
+        let Some(Setup {
+            settings, target, ..
+        }) = changed
+        else {
+            return Ok(0.0);
         };
+        Ok(PaperSeconds::new(settings, *target)?.step / run.seconds - 1.0)
+    });
+    let costs = costs.collect::<Result<Vec<f64>, SessionError>>()?;
+    let mut ranked = Vec::new();
+    for ((lever, change), cost) in pulled.into_iter().zip(costs) {
         // Shorter sequences and no clipping change what the model learns, whatever they cost.
         let tier = match change.sets(&["data.seq", "optim.clip_norm"]) {
             true => 2,
@@ -113,7 +122,6 @@ pub(crate) struct Run {
     pub(crate) peak_bytes: u64,
     reserved_bytes: u64,
     pub(crate) host_pinned_bytes: u64,
-    pub(crate) sent_bytes: u64,
     pub(crate) seconds: f64,
 }
 
@@ -133,7 +141,6 @@ impl Run {
             peak_bytes: planned.most_bytes(),
             reserved_bytes: planned.reserved_bytes,
             host_pinned_bytes: planned.host_pinned_bytes,
-            sent_bytes: planned.crossed.total().sent_bytes,
             seconds: PaperSeconds::new(&setup.settings, setup.target)?.step,
             setup,
         })

@@ -3,6 +3,7 @@
 use crate::figures::{Figures, quick_figures};
 use crate::levers::{Setup, levers, recompute_specs};
 use memory::format_bytes;
+use rayon::prelude::*;
 use serde::Serialize;
 use session::SessionError;
 
@@ -44,6 +45,7 @@ pub struct Effect {
 pub(crate) fn strategies(run: &Setup) -> Result<Vec<Strategy>, SessionError> {
     let specs = recompute_specs(&run.settings.policy).into_iter();
     let others = specs.filter_map(|spec| Some((run.with(&run.recompute(&spec)?)?, spec)));
+    let others: Vec<(Setup, String)> = others.collect();
     let plan = |(other, recompute): (Setup, String)| {
         let Figures {
             peak,
@@ -59,7 +61,7 @@ pub(crate) fn strategies(run: &Setup) -> Result<Vec<Strategy>, SessionError> {
             recompute_flops_fraction,
         })
     };
-    others.map(plan).collect()
+    others.into_par_iter().map(plan).collect()
 }
 
 /// Plans the effects of single other settings.
@@ -68,6 +70,7 @@ pub(crate) fn effects(run: &Setup, peak_bytes: u64) -> Result<Vec<Effect>, Sessi
         .into_iter()
         .filter(|lever| !lever.effect.is_empty());
     let others = compared.filter_map(|lever| Some((run.with(&(lever.pull)(run)?)?, lever.effect)));
+    let others: Vec<(Setup, &str)> = others.collect();
     let plan = |(other, effect): (Setup, &str)| {
         let planned = quick_figures(&other.settings, run.target)?;
         let mut change = other.words(effect);
@@ -82,5 +85,5 @@ pub(crate) fn effects(run: &Setup, peak_bytes: u64) -> Result<Vec<Effect>, Sessi
             difference_bytes: planned.peak.bytes as i64 - peak_bytes as i64,
         })
     };
-    others.map(plan).collect()
+    others.into_par_iter().map(plan).collect()
 }

@@ -3,6 +3,7 @@
 use crate::advice::{Climb, Run, with_all};
 use crate::change::{Change, set};
 use crate::distinct_stages::distinct_stages;
+use crate::figures::quick_figures;
 use crate::levers::Setup;
 use crate::on_paper::{Paper, PaperSeconds, StageOnPaper};
 use crate::ranks::StepTime;
@@ -354,7 +355,6 @@ struct Fitting {
     set: Vec<String>,
     needs_bytes: u64,
     host_pinned_bytes: u64,
-    sent_bytes: u64,
     /// A step takes no less time on paper.
     at_least_seconds: f64,
 }
@@ -401,7 +401,6 @@ impl Tried {
             set: change.and(&climb.change).set(),
             needs_bytes: climb.run.needs_bytes(),
             host_pinned_bytes: climb.run.host_pinned_bytes,
-            sent_bytes: climb.run.sent_bytes,
         })))
     }
 }
@@ -449,7 +448,10 @@ impl PlannedLayout {
             on_host: on_host(&settings),
             needs_bytes: layout.needs_bytes,
             host_pinned_bytes: layout.host_pinned_bytes,
-            sent_bytes: layout.sent_bytes,
+            sent_bytes: quick_figures(&settings, target)?
+                .crossed()?
+                .total()
+                .sent_bytes,
             bound: bound(&settings, target, step)?,
             time: StepTime::of(&settings, &paper, step),
         })

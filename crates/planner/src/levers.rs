@@ -12,6 +12,7 @@ use kernels::Target;
 use memory::{DType, Home};
 use model::{Attention, Policy, Spec};
 use optim::{MasterFormat, MomentFormat};
+use rayon::prelude::*;
 use session::SessionError;
 use settings::{
     AttentionBackend, AutoOr, Config, ConfigError, FloatType, Fp8Recipe, HostPlace, OptimizerPlace,
@@ -171,13 +172,13 @@ impl Setup {
         if self.settings.pipeline.is_none() {
             return Ok(self.clone());
         }
-        let mut largest = (0, 0);
-        for stage in stages {
-            let settings = self.settings.in_stage(stage);
-            let planned = quick_figures(&settings, self.target)?;
-            largest = largest.max((planned.reserved_bytes, stage));
-        }
-        let settings = self.settings.in_stage(largest.1);
+        let planned = stages.into_par_iter().with_max_len(1).map(|stage| {
+            let planned = quick_figures(&self.settings.in_stage(stage), self.target)?;
+            Ok((planned.reserved_bytes, stage))
+        });
+        let planned = planned.collect::<Result<Vec<(u64, usize)>, SessionError>>()?;
+        let largest = planned.into_iter().max().map_or(0, |(_, stage)| stage);
+        let settings = self.settings.in_stage(largest);
         Ok(Setup {
             config: Config {
                 rank: self.config.rank.map(|_| settings.rank_of_all()),

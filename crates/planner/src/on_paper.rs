@@ -3,7 +3,7 @@
 use crate::figures::count_step;
 use kernels::meta::clocks::Clocks;
 use kernels::meta::{FlopCounter, Meta};
-use kernels::timeline::{Measured, Rates, Seconds, Span, Timeline};
+use kernels::timeline::{Measured, Rates, Span, Timeline};
 use kernels::{Queue, Target};
 use memory::{History, Layer, LiveLease, Memory, Peak, Phase, Place, Playback};
 use session::{
@@ -90,25 +90,38 @@ impl Paper {
         }
     }
 
-    /// Makes two steps on shapes and records the second: only the second has an earlier step's update to make. Of a stage of a
+    /// Makes steps on shapes and records the last: only later ones than the first have an earlier step's update to make. Of a stage of a
     /// pipeline only the times hold, and as if all stages took as long: fewer micro-batches are under way than in a run.
     /// [`Paper::pipeline`] asks all stages.
     ///
     /// # Errors
     /// Only on a defect: shapes need no memory.
     pub(crate) fn step(&self, settings: &Settings) -> Result<OnPaper, SessionError> {
-        let at_a_time = settings.micro_batches_at_a_time();
-        let made = settings.accum.min(MICRO_BATCHES_MAX * at_a_time);
-        let mut step = self.steps(settings, made)?;
-        if settings.accum > made {
-            let fewer = self.steps(settings, made - at_a_time)?;
-            let more = (settings.accum - made) / at_a_time;
-            let with_more = |steps: [f64; 2]| with_more(steps, more);
-            step.seconds = with_more([fewer.seconds, step.seconds]);
-            step.computing = with_more([fewer.computing, step.computing]);
-        }
-        step.seconds *= 1.0 + settings.idle_over_work();
-        Ok(step)
+        let made = Made::of_a_step(
+            settings,
+            settings.micro_batches_at_a_time() * MICRO_BATCHES_MAX,
+        );
+        let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(true))?;
+        let times = steps.times(settings).alone(settings);
+        Ok(OnPaper {
+            peak: steps.memory.step_memory().peak,
+            largest_at_peak: steps.memory.largest_at_peak(),
+            seconds: times.seconds,
+            computing: times.computing,
+            micro_batches: made.most,
+            stretches: stretches(&Playback::new(&steps.history)),
+            spans: steps.spans,
+        })
+    }
+
+    /// The times of [`Paper::step`], without a record.
+    fn alone(&self, settings: &Settings) -> Result<StageOnPaper, SessionError> {
+        let made = Made::of_a_step(
+            settings,
+            settings.micro_batches_at_a_time() * MICRO_BATCHES_MAX,
+        );
+        let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(false))?;
+        Ok(steps.times(settings).alone(settings))
     }
 
     /// Makes a step of all stages of a pipeline at once, each in a thread of its own, so that a stage waits as long as the others take.
@@ -117,66 +130,22 @@ impl Paper {
     /// Only on a defect: shapes need no memory.
     pub(crate) fn pipeline(&self, settings: &Settings) -> Result<Vec<StageOnPaper>, SessionError> {
         // The first stage has the most under way.
-        let made = few_micro_batches(&settings.in_stage(0));
-        let mut stages = self.stages(settings, made)?;
-        if settings.accum > made {
-            let at_a_time = settings.micro_batches_at_a_time();
-            let fewer = self.stages(settings, made - at_a_time)?;
-            let more = (settings.accum - made) / at_a_time;
-            for (stage, fewer) in stages.iter_mut().zip(fewer) {
-                let with_more = |steps: [f64; 2]| with_more(steps, more);
-                *stage = StageOnPaper {
-                    seconds: with_more([fewer.seconds, stage.seconds]),
-                    computing: with_more([fewer.computing, stage.computing]),
-                    working: with_more([fewer.working, stage.working]),
-                };
-            }
-        }
-        Ok(stages)
-    }
-
-    /// The time of a step, of all stages where there is a pipeline.
-    ///
-    /// # Errors
-    /// Only on a defect: shapes need no memory.
-    pub(crate) fn whole(&self, settings: &Settings) -> Result<StageOnPaper, SessionError> {
-        if settings.pipeline.is_some() {
-            return Ok(StageOnPaper::of_all(&self.pipeline(settings)?));
-        }
-        let step = self.step(settings)?;
-        Ok(StageOnPaper {
-            seconds: step.seconds,
-            computing: step.computing,
-            working: step.computing,
-        })
-    }
-
-    fn stages(&self, settings: &Settings, accum: usize) -> Result<Vec<StageOnPaper>, SessionError> {
+        let made = Made::of_a_step(settings, few_micro_batches(&settings.in_stage(0)));
         let stages: Vec<Settings> = (0..settings.stage().of)
-            .map(|stage| Settings {
-                accum,
-                ..settings.in_stage(stage)
-            })
+            .map(|stage| settings.in_stage(stage))
             .collect();
-        let clocks = Clocks::new(
-            stages
-                .iter()
-                .map(|stage| stage.rank_of_all().number)
-                .collect(),
-        );
+        let number = |stage: &Settings| stage.rank_of_all().number;
+        let clocks = Clocks::new(stages.iter().map(number).collect());
         std::thread::scope(|scope| {
             let threads: Vec<_> = stages
                 .into_iter()
                 .map(|stage| {
-                    let clock = clocks.of(stage.rank_of_all().number);
+                    let clock = clocks.of(number(&stage));
                     scope.spawn(move || {
                         let timeline = self.timeline().beside(clock);
-                        let step = self.second_step(stage, timeline, KeepsHistory(false))?;
-                        Ok(StageOnPaper {
-                            seconds: step.took.with_copies,
-                            computing: step.took.without_copies,
-                            working: busy(&step.spans, |_| true),
-                        })
+                        let steps =
+                            self.later_steps(&stage, made, timeline, KeepsHistory(false))?;
+                        Ok(steps.times(&stage))
                     })
                 })
                 .collect();
@@ -186,49 +155,48 @@ impl Paper {
         })
     }
 
+    /// The time of a step, of all stages where there is a pipeline.
+    ///
+    /// # Errors
+    /// Only on a defect: shapes need no memory.
+    pub(crate) fn whole(&self, settings: &Settings) -> Result<StageOnPaper, SessionError> {
+        match settings.pipeline {
+            Some(_) => Ok(StageOnPaper::of_all(&self.pipeline(settings)?)),
+            None => self.alone(settings),
+        }
+    }
+
     /// Seconds that each further micro-batch adds to a step.
     ///
     /// # Errors
     /// Only on a defect: shapes need no memory.
     pub(crate) fn another_micro_batch(&self, settings: &Settings) -> Result<f64, SessionError> {
         let at_a_time = settings.micro_batches_at_a_time();
-        let more = self.steps(settings, MICRO_BATCHES_MAX * at_a_time)?;
-        let fewer = self.steps(settings, (MICRO_BATCHES_MAX - 1) * at_a_time)?;
-        Ok((more.seconds - fewer.seconds) / at_a_time as f64)
-    }
-
-    fn steps(&self, settings: &Settings, accum: usize) -> Result<OnPaper, SessionError> {
-        let settings = Settings {
-            accum,
-            ..settings.clone()
+        let most = MICRO_BATCHES_MAX * at_a_time;
+        let made = Made {
+            fewer: Some(most - at_a_time),
+            most,
         };
-        let SecondStep {
-            memory,
-            history,
-            spans,
-            took,
-        } = self.second_step(settings, self.timeline(), KeepsHistory(true))?;
-        Ok(OnPaper {
-            peak: memory.step_memory().peak,
-            largest_at_peak: memory.largest_at_peak(),
-            seconds: took.with_copies,
-            computing: took.without_copies,
-            micro_batches: accum,
-            stretches: stretches(&Playback::new(&history)),
-            spans,
-        })
+        let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(false))?;
+        Ok(steps.another().seconds / at_a_time as f64)
     }
 
     fn timeline(&self) -> Timeline {
         Timeline::with_measured(self.rates, self.measured.clone())
     }
 
-    fn second_step(
+    /// Makes a first step, which is there for its update alone, and then those whose times are asked.
+    fn later_steps(
         &self,
-        settings: Settings,
+        settings: &Settings,
+        made: Made,
         timeline: Timeline,
         KeepsHistory(keeps_history): KeepsHistory,
-    ) -> Result<SecondStep, SessionError> {
+    ) -> Result<LaterSteps, SessionError> {
+        let settings = Settings {
+            accum: made.most,
+            ..settings.clone()
+        };
         let memory = Memory::shapes();
         if keeps_history {
             let clock = timeline.clone();
@@ -238,23 +206,40 @@ impl Paper {
         let kernels = Meta::new(&memory, self.target, dtype, FlopCounter::default())?
             .of_rank(settings.rank_of_all().number)
             .on(&timeline);
-        let step = |count| shape_of_micro_batches(&settings, &vec![settings.seq; count]);
-        // The first step is there for its update alone, and a pipeline has many micro-batches.
-        let few = MICRO_BATCHES_MAX * settings.micro_batches_at_a_time();
-        let first = step(settings.accum.min(few));
-        let batch = step(settings.accum);
+        let batch = |count| shape_of_micro_batches(&settings, &vec![settings.seq; count]);
+        let first = batch(
+            made.most
+                .min(MICRO_BATCHES_MAX * settings.micro_batches_at_a_time()),
+        );
+        let later = made
+            .fewer
+            .into_iter()
+            .chain([made.most])
+            .map(batch)
+            .collect::<Vec<_>>();
         let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
         session.start_step(&first)?;
-        session.take_finished();
-        let before = timeline.computed();
-        timeline.keep_spans();
-        session.start_step(&batch)?;
-        count_step();
-        Ok(SecondStep {
+        let (mut times, mut spans) = (Vec::new(), Vec::new());
+        for batch in later {
+            session.take_finished();
+            let before = timeline.computed();
+            timeline.keep_spans();
+            session.start_step(&batch)?;
+            count_step();
+            spans = timeline.take_spans();
+            let took = timeline.computed().since(before);
+            times.push(StageOnPaper {
+                seconds: took.with_copies,
+                computing: took.without_copies,
+                working: busy(&spans, |_| true),
+            });
+        }
+        Ok(LaterSteps {
             // Taken before the session is dropped and releases what lives across steps.
             history: memory.history().unwrap_or_default(),
-            took: timeline.computed().since(before),
-            spans: timeline.take_spans(),
+            made,
+            times,
+            spans,
             memory,
         })
     }
@@ -263,9 +248,24 @@ impl Paper {
 /// Whether leases are recorded.
 struct KeepsHistory(bool);
 
-/// A step's seconds with `more` micro-batches, each of which adds what the last of the second step adds to the first.
-fn with_more([fewer, made]: [f64; 2], more: usize) -> f64 {
-    made + more as f64 * (made - fewer)
+/// How many micro-batches are made in the steps whose times are asked.
+#[derive(Clone, Copy)]
+struct Made {
+    /// In the first of two; none if there is one step.
+    fewer: Option<usize>,
+    most: usize,
+}
+
+impl Made {
+    /// What it takes for the times of a step: a step of at most `most` micro-batches, and one with fewer if the step has more.
+    fn of_a_step(settings: &Settings, most: usize) -> Made {
+        let most = settings.accum.min(most);
+        let fewer = most.checked_sub(settings.micro_batches_at_a_time());
+        Made {
+            fewer: fewer.filter(|_| settings.accum > most),
+            most,
+        }
+    }
 }
 
 /// The seconds of a stage's computation on work that `is_meant` selects.
@@ -287,6 +287,24 @@ pub(crate) struct StageOnPaper {
 }
 
 impl StageOnPaper {
+    /// Combines each figure with that of another.
+    fn with(self, other: &StageOnPaper, both: impl Fn(f64, f64) -> f64) -> StageOnPaper {
+        StageOnPaper {
+            seconds: both(self.seconds, other.seconds),
+            computing: both(self.computing, other.computing),
+            working: both(self.working, other.working),
+        }
+    }
+
+    /// The times of a stage by itself: it waits for others as long as if all took as long.
+    fn alone(self, settings: &Settings) -> StageOnPaper {
+        StageOnPaper {
+            seconds: self.seconds * (1.0 + settings.idle_over_work()),
+            working: self.computing,
+            ..self
+        }
+    }
+
     /// A step of all stages takes as long as the slowest. Each figure is the most of any stage.
     pub(crate) fn of_all(stages: &[StageOnPaper]) -> StageOnPaper {
         let most =
@@ -299,12 +317,33 @@ impl StageOnPaper {
     }
 }
 
-/// The second of two steps on shapes.
-struct SecondStep {
+/// Steps on shapes, all but the first.
+struct LaterSteps {
     memory: Memory,
+    /// Of the last.
     history: History,
+    /// Of the last.
     spans: Vec<Span>,
-    took: Seconds,
+    made: Made,
+    times: Vec<StageOnPaper>,
+}
+
+impl LaterSteps {
+    /// What the micro-batches add that the last step has, and the one before it has not.
+    fn another(&self) -> StageOnPaper {
+        let [fewer, most] = [self.times[0], self.times[1]];
+        most.with(&fewer, |most, fewer| most - fewer)
+    }
+
+    /// The times of a whole step: those that are not made add what the last ones add.
+    fn times(&self, settings: &Settings) -> StageOnPaper {
+        let Some(fewer) = self.made.fewer else {
+            return self.times[0];
+        };
+        let added = self.made.most - fewer;
+        let more = ((settings.accum - self.made.most) / added) as f64;
+        self.times[1].with(&self.another(), |made, another| made + more * another)
+    }
 }
 
 /// The rates of the settings, or else of H100 hosts.
@@ -336,12 +375,12 @@ fn h100(settings: &Settings) -> Rates {
 /// # Errors
 /// Only on a defect: shapes need no memory.
 pub fn trace(settings: &Settings, target: Target) -> Result<(History, Vec<Span>), SessionError> {
-    let settings = Settings {
-        accum: micro_batches_on_shapes(settings),
-        ..settings.clone()
+    let made = Made {
+        fewer: None,
+        most: micro_batches_on_shapes(settings),
     };
-    let paper = Paper::new(&settings, target, Measured::new());
-    let step = paper.second_step(settings, paper.timeline(), KeepsHistory(true))?;
+    let paper = Paper::new(settings, target, Measured::new());
+    let step = paper.later_steps(settings, made, paper.timeline(), KeepsHistory(true))?;
     Ok((step.history, step.spans))
 }
 
@@ -360,11 +399,10 @@ impl PaperSeconds {
     /// # Errors
     /// Only on a defect: shapes need no memory.
     pub fn new(settings: &Settings, target: Target) -> Result<PaperSeconds, SessionError> {
-        let paper = Paper::new(settings, target, Measured::default());
-        let made = paper.step(settings)?;
+        let step = Paper::new(settings, target, Measured::default()).alone(settings)?;
         Ok(PaperSeconds {
-            step: made.seconds,
-            computing: made.computing,
+            step: step.seconds,
+            computing: step.computing,
         })
     }
 }

@@ -97,7 +97,7 @@ impl PlannedPipelineStage {
             needs_bytes: planned.reserved_bytes + gpus::overhead_bytes(target, &settings),
             host_pinned_bytes: planned.host_pinned_bytes,
             disk_bytes: planned.session.disk_bytes().unwrap_or(0),
-            sent_bytes: planned.crossed.total().sent_bytes,
+            sent_bytes: planned.crossed()?.total().sent_bytes,
             idle_fraction: None,
         })
     }

@@ -204,7 +204,8 @@ impl Plan {
         let flops_per_token = model.architecture().flops_per_token(settings.seq);
         let forward_flops = model.architecture().forward_flops_per_token(settings.seq);
         let of_micro_batch = total_bytes(&activations, None).offloaded;
-        let (crossed, traffic) = (figures.crossed, figures.crossed.total());
+        let crossed = figures.crossed()?;
+        let traffic = crossed.total();
         let offload =
             PlannedOffload::new(settings, target, crossed, of_micro_batch, forward_flops)?;
         let mut notes = notes::notes(settings, &activations);
@@ -219,7 +220,7 @@ impl Plan {
             place,
         } = figures.peak;
         let most_bytes = figures.most_bytes();
-        let ranks = PlannedRanks::new(settings, target, &figures);
+        let ranks = PlannedRanks::new(settings, target, traffic.sent_bytes);
         let graphs_off = match target {
             Target::Cuda => settings.graphs_off,
             Target::Cpu => Some("the CPU has none"),

@@ -1,7 +1,7 @@
 //! What the ranks of a run divide, and what they send each other.
 
 use crate::change::set;
-use crate::figures::{Figures, quick_figures};
+use crate::figures::quick_figures;
 use crate::gpus::NcclMemory;
 use crate::levers::Setup;
 use crate::on_paper::{Paper, StageOnPaper};
@@ -9,6 +9,7 @@ use crate::pipeline::{self, PlannedPipelineStage};
 use kernels::Target;
 use kernels::timeline::Measured;
 use memory::format_bytes;
+use rayon::prelude::*;
 use report::{Align, Table};
 use serde::Serialize;
 use session::SessionError;
@@ -85,7 +86,7 @@ impl PlannedRanks {
     pub(crate) fn new(
         settings: &Settings,
         target: Target,
-        figures: &Figures,
+        sent_bytes: u64,
     ) -> Option<PlannedRanks> {
         let ranks = settings.ranks.as_ref()?;
         Some(PlannedRanks {
@@ -97,7 +98,7 @@ impl PlannedRanks {
             context: ranks.sharing,
             context_parts: settings.own_parts().of,
             tokens_a_step: settings.tokens_a_step(),
-            sent_bytes: figures.crossed.total().sent_bytes,
+            sent_bytes,
             nccl: NcclMemory::of(settings)
                 .filter(|_| target == Target::Cuda && ranks.of_all().of > 1),
             stages: Vec::new(),
@@ -109,8 +110,13 @@ impl PlannedRanks {
     pub(crate) fn with_stages(self, run: &Setup) -> Result<PlannedRanks, SessionError> {
         let planned = Zero::ALL.into_iter().filter_map(|zero| {
             let other = run.with(&set!(collectives.zero = Some(zero), zero.stage()))?;
-            Some(PlannedZero::new(&other.settings, run.target, zero))
+            Some((zero, other.settings))
         });
+        let planned: Vec<(Zero, Settings)> = planned.collect();
+        let planned = planned
+            .into_par_iter()
+            .map(|(zero, settings)| PlannedZero::new(&settings, run.target, zero));
+        let stages = planned.collect::<Result<_, SessionError>>()?;
         let mut pipeline_stages = PlannedPipelineStage::all(&run.settings, run.target)?;
         if !pipeline_stages.is_empty() && StepTime::is_known(&run.settings, run.target) {
             let paper = Paper::new(&run.settings, run.target, Measured::new());
@@ -118,7 +124,7 @@ impl PlannedRanks {
             PlannedPipelineStage::set_times(&mut pipeline_stages, &times);
         }
         Ok(PlannedRanks {
-            stages: planned.collect::<Result<_, SessionError>>()?,
+            stages,
             pipeline_stages,
             ..self
         })
@@ -263,7 +269,7 @@ impl PlannedZero {
             peak_bytes,
             reserved_bytes: planned.reserved_bytes,
             host_pinned_bytes: planned.host_pinned_bytes,
-            sent_bytes: planned.crossed.total().sent_bytes,
+            sent_bytes: planned.crossed()?.total().sent_bytes,
             time: StepTime::new(settings, target)?,
         })
     }

@@ -274,6 +274,11 @@ impl Session {
         &self.model
     }
 
+    /// The settings that it was opened with.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// This rank among those that make other micro-batches ([`Settings::rank`]).
     pub fn rank(&self) -> Rank {
         self.settings.rank()

@@ -95,18 +95,19 @@ pub(crate) fn check_ranks(config: &Config) -> Result<(), ConfigError> {
     })
 }
 
-/// The pipeline of a configuration; none if there is one stage. `architecture` is the model's.
+/// The pipeline of a configuration; none if there is one stage. `architecture` makes the model's, which takes a while for many blocks.
 pub(crate) fn pipeline(
     config: &Config,
-    architecture: &Architecture,
+    architecture: impl FnOnce() -> Architecture,
 ) -> Result<Option<Pipeline>, ConfigError> {
     let Some(ranks) = config.ranks().filter(|ranks| ranks.stage.of > 1) else {
         return Ok(None);
     };
-    check(config, architecture, ranks.zero)?;
+    let architecture = architecture();
+    check(config, &architecture, ranks.zero)?;
     Ok(Some(Pipeline {
         schedule: config.parallel.schedule,
-        layers: layers(config, architecture, ranks.stage.of)?,
+        layers: layers(config, &architecture, ranks.stage.of)?,
         stages: ranks.stage.of,
     }))
 }

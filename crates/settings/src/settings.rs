@@ -237,11 +237,10 @@ impl Settings {
             hardware: config.hardware.clone(),
             graphs_off: graphs_off(config),
         };
-        let architecture = settings.architecture();
         if let Some(fp8) = &settings.fp8 {
-            fp8::check_exceptions(fp8, architecture.parameters())?;
+            fp8::check_exceptions(fp8, settings.architecture().parameters())?;
         }
-        let pipeline = pipeline(config, &architecture)?;
+        let pipeline = pipeline(config, || settings.architecture())?;
         Ok(Settings {
             pipeline,
             ..settings

@@ -84,9 +84,9 @@ impl Board {
 
 /// Ranks that keep time together: a transfer between two of them begins when both are ready for it.
 pub struct Clocks {
-    ranks: Vec<usize>,
+    /// The ranks, and what wakes each when it waits. One for all would wake many ranks for nothing.
+    ranks: HashMap<usize, Condvar>,
     board: Mutex<Board>,
-    changed: Condvar,
 }
 
 /// A rank's access to [`Clocks`]. When it is dropped, nobody waits for the rank any more.
@@ -99,9 +99,11 @@ impl Clocks {
     /// Clocks of ranks with these numbers among all.
     pub fn new(ranks: Vec<usize>) -> Arc<Clocks> {
         Arc::new(Clocks {
-            ranks,
+            ranks: ranks
+                .into_iter()
+                .map(|rank| (rank, Condvar::new()))
+                .collect(),
             board: Mutex::default(),
-            changed: Condvar::new(),
         })
     }
 
@@ -131,7 +133,7 @@ impl Clock {
         let ranks = &self.clocks.ranks;
         let keeps_time = |end: &End| {
             let peer = end.other().rank();
-            peer != self.rank && ranks.contains(&peer)
+            peer != self.rank && ranks.contains_key(&peer)
         };
         let ends: Vec<End> = sends.chain(receives).filter(keeps_time).collect();
         let mut board = self.board();
@@ -140,8 +142,8 @@ impl Clock {
             let ready = board.ready.entry(*end).or_default();
             ready.push(at);
             numbers.push(ready.len() - 1);
+            ranks[&end.other().rank()].notify_one();
         }
-        self.clocks.changed.notify_all();
         let mut all_ready = at;
         for (end, number) in ends.iter().zip(numbers) {
             board = self.wait_for(board, end.other(), number);
@@ -158,7 +160,7 @@ impl Clock {
         end: End,
         number: usize,
     ) -> MutexGuard<'a, Board> {
-        let changed = self.clocks.changed.wait_while(board, |board| {
+        let changed = self.clocks.ranks[&self.rank].wait_while(board, |board| {
             let waits = board.ready(end, number).is_none() && !board.over.contains(&end.rank());
             if waits {
                 board.waiting.insert(self.rank, (end, number));
@@ -185,7 +187,7 @@ impl Drop for Clock {
         board.waiting.remove(&self.rank);
         board.over.insert(self.rank);
         drop(board);
-        self.clocks.changed.notify_all();
+        self.clocks.ranks.values().for_each(Condvar::notify_one);
     }
 }
 
