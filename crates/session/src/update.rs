@@ -54,6 +54,7 @@ impl Session {
                 let part = self.model.layout().units()[*index].part;
                 self.optimizer
                     .update_part(kernels, weights, gradients, part)?;
+                weights.gather_updated_unit(kernels, *index)?;
                 weights.look_ahead(memory, kernels)?;
             }
             weights.end_pass(kernels)?;

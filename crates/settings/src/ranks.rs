@@ -141,23 +141,6 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
              at step{instead}"
         ));
     }
-    let sends = ranks.rank.of > 1 && matches!(ranks.zero, Zero::States | Zero::Gradients);
-    if config.offload.parameters == HostPlace::Pinned && sends {
-        let (weights, instead) = match ranks.stage.of {
-            1 => (
-                "all weights",
-                "add --zero 3, under which a rank's part of them may live on its host",
-            ),
-            _ => (
-                "all weights of its stage",
-                "take as many ranks as stages, or --zero 0",
-            ),
-        };
-        return refused(format!(
-            "`offload.parameters` is pinned, and under --zero {stage} every rank has {weights} on its device; {instead}, or take \
-             --offload-parameters none"
-        ));
-    }
     if let Some(group) = ranks.shard_group {
         check_shard_group(config, group, ranks.rank.of)?;
     }

@@ -374,6 +374,10 @@ fn offload_gives_the_same_bits() {
         Grid::of(&HALVES, PipelineSchedule::Gpipe, Zero::Gradients),
         Grid::of(&THIRDS, PipelineSchedule::ZbH1, Zero::Gradients),
         Grid::interleaved(&QUARTERS, Zero::Gradients),
+        Grid {
+            zero: Zero::Gradients,
+            ..replicated_twice.clone()
+        },
         replicated_twice,
     ] {
         let host = |settings: &Settings| {
@@ -410,7 +414,10 @@ fn weights_on_the_host_come_for_every_pass() {
         };
         for grid in [
             Grid::of(&THIRDS, PipelineSchedule::ZbH1, Zero::States),
-            Grid::interleaved(&QUARTERS, Zero::Gradients),
+            Grid {
+                groups: 2,
+                ..Grid::interleaved(&QUARTERS, Zero::Gradients)
+            },
         ] {
             assert_same(mode, &one, &run(mode, &away, &grid));
         }

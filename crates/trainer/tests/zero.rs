@@ -89,14 +89,12 @@ fn go_together(choices: &Choices) -> bool {
     let can_offload = !MODES[of(choices, Factor::Mode)].1.is_empty();
     let is_divided = of(choices, Factor::Zero) == 3;
     let optimizer = OPTIMIZERS[of(choices, Factor::Optimizer)];
-    let sends = of(choices, Factor::Ranks) > 0 && [1, 2].contains(&of(choices, Factor::Zero));
     let has_groups = of(choices, Factor::ShardGroup) == 1;
     let can_have_groups =
         is_divided && of(choices, Factor::Ranks) == 2 && of(choices, Factor::Parameters) == 0;
     can_update(optimizer, of(choices, Factor::Freeze))
         && (can_have_groups || !has_groups)
         && (of(choices, Factor::Zero) > 0 || of(choices, Factor::Gradients) == 0)
-        && (!sends || of(choices, Factor::Parameters) == 0)
         && (can_offload || of(choices, Factor::Activations) == 0)
 }
 
@@ -259,7 +257,7 @@ fn whole_tensors_are_the_same_among_any_ranks() {
                 let home = number + size / 2 + usize::from(zero.stage());
                 let homes = Homes {
                     states: state_homes(folder.path())[home % 3].clone(),
-                    weights: match zero == Zero::Weights && home % 3 > 0 {
+                    weights: match home % 3 > 0 {
                         true => Home::Pinned,
                         false => Home::Device,
                     },

@@ -82,6 +82,13 @@ fn ways() -> Vec<Way> {
         way("gradients", Zero::Gradients, 8_192, 2, &states_on_host),
         way("weights", Zero::Weights, 1 << 20, 2, &here),
         way("weights on the host", Zero::Weights, 8_192, 2, &on_host),
+        way(
+            "all weights on every host",
+            Zero::States,
+            8_192,
+            1,
+            &on_host,
+        ),
         Way {
             has_shard_groups: true,
             ..way("shard groups", Zero::Weights, 8_192, 1, &states_on_host)
@@ -264,5 +271,5 @@ fn every_wait_is_needed() {
     };
     let needless: Vec<_> = waiting.keys().filter(|reason| !is_needed(reason)).collect();
     assert!(needless.is_empty(), "nothing needs: {needless:#?}");
-    assert_eq!(waiting.len(), 31, "{:#?}", waiting.keys());
+    assert_eq!(waiting.len(), 33, "{:#?}", waiting.keys());
 }

@@ -87,6 +87,14 @@ impl OnDevice {
         Ok(())
     }
 
+    /// Makes exchanges wait until what was sent has left, for the reason `why`; where nothing was, until the memory is free.
+    pub(crate) fn give(&self, kernels: &Kernels, why: &'static str) -> Result<(), KernelError> {
+        match self.left {
+            Some(left) => kernels.wait(Queue::Collective, left, why),
+            None => self.free(kernels, Queue::Collective),
+        }
+    }
+
     /// Notes an event after which something no longer reads the unit.
     pub(crate) fn leaves(&mut self, then: Event) {
         self.left = Some(then);

@@ -4,7 +4,7 @@
 use crate::gather::{BundleToGather, GatheredParts, gather_bundle};
 use crate::gathered_weights::GatheredWeights;
 use crate::stream::{OnDevice, finish_all};
-use crate::{Ranks, UnitError};
+use crate::{Ranks, UnitError, Zero};
 use kernels::{KernelError, Kernels, Queue, Traffic};
 use memory::{Arena, Category, Cover, Layout, Memory, Rank};
 use std::ops::Range;
@@ -12,6 +12,8 @@ use std::rc::Rc;
 
 const CAME: &str = "a unit of weights has come before it is read";
 const SHARD_CAME: &str = "a rank's shard has come before it is sent to the others";
+const PIECE_LEFT: &str = "a rank's piece of a unit is updated before the others get it";
+const PIECES_CAME: &str = "others' pieces of a unit have come before they go to the host";
 pub(crate) const CAME_TO_BE_UPDATED: &str = "a unit of weights has come before it is updated";
 
 /// The weights that stay on the device, and what other ranks update of them.
@@ -21,8 +23,9 @@ pub(crate) type ResidentWeights<'a> = (&'a mut Arena, Option<&'a mut GatheredWei
 pub(crate) struct StreamedWeights {
     /// The weights in pinned host memory: all of them, or this rank's shards.
     pub(crate) host: Option<Arena>,
-    /// This rank, if each rank has its shard of every unit.
-    rank: Option<Rank>,
+    /// This rank, and what ranks gather of each unit: the shards that they have, before each use; or the pieces that they updated, after
+    /// the update. None if this rank has and updates everything.
+    gathers: Option<(Rank, GatheredParts)>,
     layout: Rc<Layout>,
     here: Vec<OnDevice>,
     slots: usize,
@@ -41,15 +44,23 @@ impl StreamedWeights {
         layout: &Rc<Layout>,
         host: Option<Arena>,
         slots: usize,
-        divided: Option<&Ranks>,
+        ranks: Option<&Ranks>,
     ) -> StreamedWeights {
+        let gathers = |ranks: &Ranks| match ranks.zero {
+            Zero::Replicated => None,
+            Zero::States | Zero::Gradients => {
+                (ranks.rank.of > 1).then_some((ranks.rank, GatheredParts::Pieces))
+            }
+            Zero::Weights => Some((ranks.rank, GatheredParts::Shards)),
+        };
         StreamedWeights {
             host,
-            rank: divided.map(|ranks| ranks.rank),
+            gathers: ranks.and_then(gathers),
             layout: layout.clone(),
             here: Vec::new(),
             slots: slots.max(1),
-            is_kept: divided.is_some_and(|ranks| !ranks.reshard_after_forward),
+            is_kept: ranks
+                .is_some_and(|ranks| ranks.zero == Zero::Weights && !ranks.reshard_after_forward),
             order: Rc::new([]),
             used: 0,
             only_updated: false,
@@ -100,6 +111,48 @@ impl StreamedWeights {
         here.send(kernels, host, range)?;
         let bytes = host.raw(range).elements();
         *traffic = traffic.plus(Traffic::of(Queue::Download, bytes as u64));
+        Ok(())
+    }
+
+    /// Gathers what other ranks updated of a unit, and sends it to the host, if every rank has all weights there. This rank's updates
+    /// of the unit must be on their way to the host.
+    pub(crate) fn gather_updated(
+        &mut self,
+        kernels: &Kernels,
+        unit: usize,
+    ) -> Result<(), KernelError> {
+        let (Some((rank, what @ GatheredParts::Pieces)), Some(host)) =
+            (self.gathers, &mut self.host)
+        else {
+            return Ok(());
+        };
+        let here = self.here.iter_mut().find(|here| here.unit == unit);
+        let here = here.expect("what is updated is on the device");
+        here.give(kernels, PIECE_LEFT)?;
+        let gathering = BundleToGather {
+            layout: &self.layout,
+            bundle: &self.layout.units()[unit].trained,
+            rank,
+            what,
+        };
+        let types = host.types().clone();
+        // SAFETY: the host's copy waits for the gathering, and the lease ends after that copy (`leave`), or never (`abandon`).
+        let sent = unsafe {
+            gather_bundle(kernels, (gathering, &types), None, |ranges| {
+                here.arena.disjoint_raw_mut(ranges)
+            })
+        }?;
+        kernels.wait(
+            Queue::Download,
+            kernels.record(Queue::Collective)?,
+            PIECES_CAME,
+        )?;
+        let others = gathering.bundle.without(&gathering.of(rank));
+        for range in others.ranges() {
+            here.send(kernels, host, range)?;
+        }
+        let downloaded = Traffic::of(Queue::Download, types.bytes(&others) as u64);
+        self.traffic = self.traffic.plus(sent).plus(downloaded);
         Ok(())
     }
 
@@ -162,7 +215,7 @@ impl StreamedWeights {
     /// As [`crate::Weights::abandon`].
     pub(crate) fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let finished = finish_all(kernels);
-        match self.rank {
+        match self.gathers {
             None => self.here.clear(),
             // Other ranks may never send what was asked for, so nobody waits for them. The memory is leaked, and not
             // used again.
@@ -195,22 +248,27 @@ impl StreamedWeights {
             gathered.bring_shard(kernels, resident, unit)?;
         }
         let whole = &self.layout.units()[unit];
-        let cover = match (self.rank, self.only_updated) {
+        let cover = match (self.gathers, self.only_updated) {
             (_, false) => whole.cover.clone(),
-            (None, true) => whole.trained.clone(),
-            (Some(rank), true) => self.layout.piece(&whole.trained, rank),
+            // There is room for what others update.
+            (None | Some((_, GatheredParts::Pieces)), true) => whole.trained.clone(),
+            (Some((rank, _)), true) => self.layout.piece(&whole.trained, rank),
         };
         let kind = (Category::Parameter, "unit_weights");
         let here = OnDevice::lease(memory, (unit, cover.clone()), kind, resident)?;
         // Filed even if the device failed, so that the lease outlives a copy that was started.
         self.here.push(here);
         let here = self.here.last_mut().expect("one was pushed");
-        let traffic = match (self.rank, &self.host) {
-            (None, Some(host)) => {
-                here.fetch(kernels, host, &cover)?;
-                Traffic::of(Queue::Upload, here.bytes())
+        let traffic = match (self.gathers, &self.host) {
+            (None | Some((_, GatheredParts::Pieces)), Some(host)) => {
+                let own = match self.gathers {
+                    Some((rank, _)) if self.only_updated => self.layout.piece(&cover, rank),
+                    _ => cover,
+                };
+                here.fetch(kernels, host, &own)?;
+                Traffic::of(Queue::Upload, host.types().bytes(&own) as u64)
             }
-            (Some(rank), host) => {
+            (Some((rank, _)), host) => {
                 let shards = Shards {
                     layout: &self.layout,
                     rank,

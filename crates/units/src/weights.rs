@@ -63,12 +63,12 @@ impl Weights {
         };
         let resident = lease(ArenaPlace::Device, "parameters", on_device)?;
         // Without gathering ahead, one slot is enough, and vectors are not gathered ahead either.
-        let slots = match divided {
-            Some(ranks) if !ranks.overlap_param_gather => 1,
+        let slots = match ranks {
+            Some(ranks) if ranks.zero != Zero::Replicated && !ranks.overlap_param_gather => 1,
             _ => homes.unit_slots,
         };
         let streamed = (divided.is_some() || host.is_some())
-            .then(|| StreamedWeights::new(layout, host, slots, divided));
+            .then(|| StreamedWeights::new(layout, host, slots, ranks));
         let gathered = ranks.filter(|ranks| ranks.zero != Zero::Replicated);
         let gathered = gathered.map(|ranks| {
             let is_overlapped = ranks.overlap_param_gather && (divided.is_none() || slots > 1);
@@ -437,6 +437,22 @@ impl Weights {
         match (&mut self.streamed, unit) {
             (Some(streamed), Some(unit)) => streamed.updated(kernels, unit, range),
             _ => Ok(()),
+        }
+    }
+
+    /// Gathers what other ranks updated of a unit that came to be updated, and sends it to the host, if every rank has all weights
+    /// there. This rank's updates of it must have been asked for.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device or another rank fails.
+    pub fn gather_updated_unit(
+        &mut self,
+        kernels: &Kernels,
+        unit: usize,
+    ) -> Result<(), KernelError> {
+        match &mut self.streamed {
+            Some(streamed) => streamed.gather_updated(kernels, unit),
+            None => Ok(()),
         }
     }
 

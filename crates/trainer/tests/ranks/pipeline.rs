@@ -75,6 +75,19 @@ fn stages_give_the_same_bits() {
         numbers(&place, "on_host", "step")
     );
     assert!(away.plans[0]["host_pinned_bytes"].as_u64().unwrap() > 0);
+    let groups = train(
+        &place,
+        (4, 2),
+        &format!("{on_host} --zero 2"),
+        "groups_on_host",
+    );
+    assert_eq!(
+        numbers(&place, "one", "step"),
+        numbers(&place, "groups_on_host", "step")
+    );
+    assert!(
+        groups.plans[0]["host_pinned_bytes"].as_u64() < away.plans[0]["host_pinned_bytes"].as_u64()
+    );
     let shared = train(&place, (2, 1), "--cp 2 --zero 1", "shared");
     let both = train(&place, (4, 1), "--cp 2 --pp 2 --zero 2", "both");
     assert_eq!(
@@ -134,9 +147,6 @@ fn what_has_no_pipeline_is_refused_with_what_to_do() {
         "--set model.tie_embeddings=false --pipeline-layout [2,1]",
         "add up to 2 (model.layers)",
     );
-    let arguments = "plan --config llama.toml --ranks 4 --pp 2 --set model.tie_embeddings=false --offload-parameters pinned";
-    let words = "take as many ranks as stages, or --zero 0";
-    place.trainer(arguments).fails(2, &[words]);
     let automatic = "--set model.tie_embeddings=false --recompute auto --memory-budget 1GiB";
     refused(automatic, "write --recompute full");
     refused(
