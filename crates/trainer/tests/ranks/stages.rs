@@ -133,7 +133,7 @@ const WAYS: [Way; 18] = [
         (SMALL, "full"),
         (F32, "pinned"),
         ("none", "gpt2"),
-        "",
+        HOST,
     ),
     way(
         (4, 3),
