@@ -1,13 +1,12 @@
 //! Finds changes that make a run fit a device's memory: `plan --device-memory`.
 
 use crate::change::Change;
-use crate::figures::{Figures, figures, quick_figures};
+use crate::figures::{figures, quick_figures};
 use crate::gpus;
 use crate::levers::{Lever, Setup, levers};
-use crate::on_paper::PaperSeconds;
+use crate::tries::{Needs, Tries};
 use kernels::Target;
 use memory::format_bytes;
-use rayon::prelude::*;
 use report::{Align, Table};
 use serde::Serialize;
 use session::SessionError;
@@ -67,32 +66,33 @@ const NO_COST: f64 = 1e-6;
 
 /// The levers that may save memory, in the order of [`Advice`], without those whose change `wanted` rejects. One that may help several
 /// times is repeated.
-fn in_order(run: &Run, wanted: impl Fn(&Change) -> bool) -> Result<Vec<Rc<Lever>>, SessionError> {
+fn in_order(
+    run: &Run,
+    tries: &mut Tries,
+    wanted: impl Fn(&Change) -> bool,
+) -> Result<Vec<Rc<Lever>>, SessionError> {
     let settings = &run.setup.settings;
     let halves = settings.micro_batch.max(settings.seq).ilog2() as usize;
-    let (mut pulled, mut changed) = (Vec::new(), Vec::new());
+    let mut pulled = Vec::new();
     for lever in levers(&run.setup) {
         if lever.rung.is_empty() {
             continue;
         }
-        let change = (lever.pull)(&run.setup).unwrap_or_default();
-        if wanted(&change) {
-            changed.push(run.setup.with(&change));
-            pulled.push((lever, change));
+        // One that changes nothing may do so once others were pulled.
+        let change = (lever.pull)(&run.setup);
+        if change.as_ref().is_none_or(&wanted) {
+            let changed = change.as_ref().and_then(|change| run.setup.with(change));
+            pulled.push((lever, change.unwrap_or_default(), changed));
         }
     }
-    let costs = changed.par_iter().with_max_len(1).map(|changed| {
-        let Some(Setup {
-            settings, target, ..
-        }) = changed
-        else {
-            return Ok(0.0);
-        };
-        Ok(PaperSeconds::new(settings, *target)?.step / run.seconds - 1.0)
-    });
-    let costs = costs.collect::<Result<Vec<f64>, SessionError>>()?;
+    let changed = pulled.iter().filter_map(|(.., changed)| changed.clone());
+    tries.time_all(&changed.collect::<Vec<Setup>>())?;
     let mut ranked = Vec::new();
-    for ((lever, change), cost) in pulled.into_iter().zip(costs) {
+    for (lever, change, changed) in pulled {
+        let cost = match changed {
+            Some(changed) => tries.seconds(&changed)? / run.seconds - 1.0,
+            None => 0.0,
+        };
         // Shorter sequences and no clipping change what the model learns, whatever they cost.
         let tier = match change.sets(&["data.seq", "optim.clip_norm"]) {
             true => 2,
@@ -119,29 +119,25 @@ fn in_order(run: &Run, wanted: impl Fn(&Change) -> bool) -> Result<Vec<Rc<Lever>
 #[derive(Clone)]
 pub(crate) struct Run {
     pub(crate) setup: Setup,
-    pub(crate) peak_bytes: u64,
-    reserved_bytes: u64,
-    pub(crate) host_pinned_bytes: u64,
+    pub(crate) needs: Needs,
     pub(crate) seconds: f64,
 }
 
 impl Run {
     /// The run as it is, to the byte.
-    pub(crate) fn exact(setup: Setup) -> Result<Run, SessionError> {
-        Run::of(figures(&setup.settings, setup.target)?, setup)
+    fn exact(setup: Setup, tries: &mut Tries) -> Result<Run, SessionError> {
+        Ok(Run {
+            needs: Needs::of(&figures(&setup.settings, setup.target)?),
+            seconds: tries.seconds(&setup)?,
+            setup,
+        })
     }
 
     /// The same in less time: see [`quick_figures`].
-    pub(crate) fn new(setup: Setup) -> Result<Run, SessionError> {
-        Run::of(quick_figures(&setup.settings, setup.target)?, setup)
-    }
-
-    fn of(planned: Figures, setup: Setup) -> Result<Run, SessionError> {
+    fn new(setup: Setup, tries: &mut Tries) -> Result<Run, SessionError> {
         Ok(Run {
-            peak_bytes: planned.most_bytes(),
-            reserved_bytes: planned.reserved_bytes,
-            host_pinned_bytes: planned.host_pinned_bytes,
-            seconds: PaperSeconds::new(&setup.settings, setup.target)?.step,
+            needs: tries.needs(&setup)?,
+            seconds: tries.seconds(&setup)?,
             setup,
         })
     }
@@ -154,19 +150,22 @@ impl Run {
 
     /// What a device has to hold: reserved bytes, and the overhead.
     pub(crate) fn needs_bytes(&self) -> u64 {
-        self.reserved_bytes + gpus::overhead_bytes(self.setup.target, &self.setup.settings)
+        let Setup {
+            settings, target, ..
+        } = &self.setup;
+        self.needs.reserved_bytes + gpus::overhead_bytes(*target, settings)
     }
 
     /// The run with a change; none if the change is refused or saves nothing.
-    fn with(&self, change: &Change) -> Result<Option<Run>, SessionError> {
+    fn with(&self, change: &Change, tries: &mut Tries) -> Result<Option<Run>, SessionError> {
         let Some(setup) = self.setup.with(change) else {
             return Ok(None);
         };
-        let planned = quick_figures(&setup.settings, setup.target)?;
-        let saves =
-            planned.most_bytes() < self.peak_bytes && planned.reserved_bytes < self.reserved_bytes;
+        let needs = tries.needs(&setup)?;
+        let saves = needs.peak_bytes < self.needs.peak_bytes
+            && needs.reserved_bytes < self.needs.reserved_bytes;
         // Times on paper take several steps on shapes.
-        saves.then(|| Run::of(planned, setup)).transpose()
+        saves.then(|| Run::new(setup, tries)).transpose()
     }
 }
 
@@ -206,11 +205,12 @@ impl Climb {
         room: u64,
         wanted: impl Fn(&Change) -> bool,
     ) -> Result<Climb, SessionError> {
-        let start = Run::new(start.about_the_largest_stage()?)?;
-        let mut climb = Climb::to_fit(&start, room, &wanted)?;
+        let tries = &mut Tries::default();
+        let start = Run::new(start.about_the_largest_stage()?, tries)?;
+        let mut climb = Climb::to_fit(&start, room, tries, &wanted)?;
         while climb.run.needs_bytes() <= room && climb.run.setup.settings.pipeline.is_some() {
-            let largest = Run::exact(climb.run.setup.largest_stage()?)?;
-            let further = Climb::to_fit(&largest, room, &wanted)?;
+            let largest = Run::exact(climb.run.setup.largest_stage()?, tries)?;
+            let further = Climb::to_fit(&largest, room, tries, &wanted)?;
             if further.rungs.is_empty() {
                 return Ok(Climb {
                     run: largest,
@@ -231,7 +231,7 @@ impl Climb {
         else {
             return Ok(());
         };
-        let run = Run::new(within)?;
+        let run = Run::new(within, &mut Tries::default())?;
         if run.needs_bytes() <= room && run.seconds < self.run.seconds {
             self.change = self.change.and(&change);
             self.run = run;
@@ -253,21 +253,27 @@ impl Climb {
     fn to_fit(
         start: &Run,
         room: u64,
+        tries: &mut Tries,
         wanted: impl Fn(&Change) -> bool,
     ) -> Result<Climb, SessionError> {
         let order = match start.needs_bytes() <= room {
             true => Vec::new(),
-            false => in_order(start, wanted)?,
+            false => in_order(start, tries, wanted)?,
         };
-        let climb = Climb::new(start, order, room)?;
+        let climb = Climb::new(start, order, room, tries)?;
         match climb.run.needs_bytes() <= room {
-            true => climb.without_needless(start, room),
+            true => climb.without_needless(start, room, tries),
             false => Ok(climb),
         }
     }
 
     /// Applies each lever that saves memory, until the run fits.
-    fn new(start: &Run, order: Vec<Rc<Lever>>, room: u64) -> Result<Climb, SessionError> {
+    fn new(
+        start: &Run,
+        order: Vec<Rc<Lever>>,
+        room: u64,
+        tries: &mut Tries,
+    ) -> Result<Climb, SessionError> {
         let mut climb = Climb {
             taken: Vec::new(),
             change: Change::default(),
@@ -281,17 +287,17 @@ impl Climb {
             let Some(change) = (lever.pull)(&climb.run.setup) else {
                 continue;
             };
-            let Some(changed) = climb.run.with(&change)? else {
+            let Some(changed) = climb.run.with(&change, tries)? else {
                 continue;
             };
             climb.rungs.push(Rung {
                 what: changed.setup.of_stage() + &changed.setup.words(&lever.rung),
                 set: change.set(),
-                peak_bytes: changed.peak_bytes,
-                reserved_bytes: changed.reserved_bytes,
-                saves_bytes: climb.run.peak_bytes - changed.peak_bytes,
+                peak_bytes: changed.needs.peak_bytes,
+                reserved_bytes: changed.needs.reserved_bytes,
+                saves_bytes: climb.run.needs.peak_bytes - changed.needs.peak_bytes,
                 cost_fraction: (changed.seconds - climb.run.seconds) / start.seconds,
-                host_pinned_bytes: changed.host_pinned_bytes,
+                host_pinned_bytes: changed.needs.host_pinned_bytes,
                 changes_math: change.changes_math(),
                 is_on_host: change.offloads(),
             });
@@ -304,7 +310,12 @@ impl Climb {
 
     /// Leaves out changes that cost time or host memory and that later changes made unnecessary. The last ones cost
     /// most, so they are tried first.
-    fn without_needless(self, start: &Run, room: u64) -> Result<Climb, SessionError> {
+    fn without_needless(
+        self,
+        start: &Run,
+        room: u64,
+        tries: &mut Tries,
+    ) -> Result<Climb, SessionError> {
         let (mut needed, mut seconds) = (self.taken.clone(), self.run.seconds);
         for place in (0..needed.len().saturating_sub(1)).rev() {
             let rung = &self.rungs[place];
@@ -317,7 +328,7 @@ impl Climb {
                 setup.with(&(lever.pull)(&setup)?)
             });
             let Some(setup) = setup else { continue };
-            let run = Run::new(setup)?;
+            let run = Run::new(setup, tries)?;
             // Replays may have hidden copies: without them, a step is not always faster.
             if run.needs_bytes() <= room && run.seconds <= seconds {
                 (needed, seconds) = (fewer, run.seconds);
@@ -326,7 +337,7 @@ impl Climb {
         if needed.len() == self.taken.len() {
             return Ok(self);
         }
-        let climb = Climb::new(start, needed, room)?;
+        let climb = Climb::new(start, needed, room, tries)?;
         Ok(match climb.run.needs_bytes() <= room {
             true => climb,
             false => self,

@@ -400,7 +400,7 @@ impl Tried {
             config: climb.run.setup.config.clone(),
             set: change.and(&climb.change).set(),
             needs_bytes: climb.run.needs_bytes(),
-            host_pinned_bytes: climb.run.host_pinned_bytes,
+            host_pinned_bytes: climb.run.needs.host_pinned_bytes,
         })))
     }
 }

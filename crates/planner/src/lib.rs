@@ -39,6 +39,7 @@ mod refusal;
 mod step_peaks;
 mod table;
 mod traffic;
+mod tries;
 
 pub use activations::PlannedActivation;
 pub use advice::{Advice, Rung};
