@@ -2,6 +2,8 @@
 
 use crate::figures::{Figures, quick_figures};
 use crate::levers::{Setup, levers, recompute_specs};
+use crate::on_paper::PaperSeconds;
+use kernels::Target;
 use memory::format_bytes;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -77,6 +79,12 @@ pub(crate) fn effects(run: &Setup, peak_bytes: u64) -> Result<Vec<Effect>, Sessi
         if other.settings.homes != run.settings.homes {
             let pinned = format_bytes(planned.host_pinned_bytes);
             change += &format!(", {pinned} of host memory");
+        }
+        if run.target == Target::Cuda && other.config.fp8 != run.config.fp8 {
+            let seconds = [run, &other].map(|run| PaperSeconds::new(&run.settings, run.target));
+            let [here, there] = seconds;
+            let times = here?.step / there?.step;
+            change += &format!(", steps {times:.2} times as fast on paper");
         }
         Ok(Effect {
             change,

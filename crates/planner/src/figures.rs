@@ -35,8 +35,8 @@ impl Figures {
         self.between.most(self.peak.bytes)
     }
 
-    /// What the step crosses. Micro-batches that are not made cross as much as the last of those that are. With ranks that takes another
-    /// step on shapes.
+    /// What the step crosses. Without ranks, micro-batches that are not made cross as much as the last one made; with ranks, as much as
+    /// one more adds, which takes another step on shapes.
     ///
     /// # Errors
     /// As [`figures`].
@@ -159,10 +159,11 @@ mod tests {
     fn what_ranks_send_is_that_of_every_micro_batch() {
         let (micro_batches, size) = (5, 3);
         for zero in Zero::ALL {
-            for (reduce, reshard) in [
-                ("micro-batch", true),
-                ("micro-batch", false),
-                ("step", true),
+            for (reduce, reshard, weights) in [
+                ("micro-batch", true, "none"),
+                ("micro-batch", false, "none"),
+                ("step", true, "none"),
+                ("micro-batch", true, "pinned"),
             ] {
                 let mut config = Config::default();
                 config
@@ -174,6 +175,7 @@ mod tests {
                 let set = [
                     format!("collectives.zero={}", zero.stage()),
                     format!("collectives.reduce={reduce}"),
+                    format!("offload.parameters={weights}"),
                     format!("collectives.reshard_after_forward={reshard}"),
                     "collectives.bucket_size=100KB".into(),
                     format!("batch.accum={micro_batches}"),
@@ -214,6 +216,7 @@ mod tests {
             &["recompute.spec=full", "parallel.schedule=interleaved"],
             &["recompute.spec=full", "parallel.schedule=zb-h1"],
             &["parallel.schedule=zb-h1", "collectives.zero=2"],
+            &["offload.parameters=pinned", "collectives.zero=2"],
             &[
                 "parallel.schedule=interleaved",
                 "offload.activations=qkv",

@@ -15,8 +15,8 @@ use optim::{MasterFormat, MomentFormat};
 use rayon::prelude::*;
 use session::SessionError;
 use settings::{
-    AttentionBackend, AutoOr, Config, ConfigError, FloatType, Fp8Recipe, HostPlace, OptimizerPlace,
-    Release, Settings, Size,
+    AttentionBackend, AutoOr, Config, ConfigError, FloatType, Fp8Recipe, Fp8Weights, HostPlace,
+    OptimizerPlace, Release, Settings, Size,
 };
 use std::collections::BTreeMap;
 use std::iter::successors;
@@ -77,6 +77,8 @@ pub(crate) fn levers(run: &Setup) -> Vec<Lever> {
         lever("flash attention", "scores never stored (--attention flash)", Setup::flash_attention),
         lever("", "scores stored (--attention eager)", Setup::eager_attention),
         lever("", "products of the blocks in FP8 (--fp8 tensor)", Setup::in_fp8),
+        lever("", "products of the blocks in bf16 (--fp8 off)", Setup::without_fp8),
+        lever("", "codes of weights made once a step (fp8.weights=step)", Setup::codes_for_the_step),
         lever("8-bit moments", "8-bit moments (--state-dtype 8bit)", Setup::eight_bit_moments),
         lever("an exact master in 16 bits more", "an exact master in 16 bits more (--master bf16-split)", Setup::split_master),
         lever("gradients in bf16", "gradients accumulated in bf16 (--grad-dtype bf16)", Setup::narrow_gradients),
@@ -391,6 +393,16 @@ impl Setup {
         let in_fp8 = set!(fp8.recipe = Fp8Recipe::Tensor);
         let helps = self.settings.fp8.is_none() && self.with(&in_fp8).is_some();
         helps.then_some(in_fp8)
+    }
+
+    fn without_fp8(&self) -> Option<Change> {
+        let has = self.settings.fp8.is_some();
+        has.then(|| set!(fp8.recipe = Fp8Recipe::Off))
+    }
+
+    fn codes_for_the_step(&self) -> Option<Change> {
+        let fp8 = self.settings.fp8.as_ref()?;
+        (!fp8.keeps_weights).then(|| set!(fp8.weights = Fp8Weights::Step))
     }
 
     fn split_master(&self) -> Option<Change> {

@@ -97,12 +97,12 @@ impl Paper {
     /// # Errors
     /// Only on a defect: shapes need no memory.
     pub(crate) fn step(&self, settings: &Settings) -> Result<OnPaper, SessionError> {
-        let made = Made::of_a_step(
+        let made = MicroBatchesMade::of_a_step(
             settings,
             settings.micro_batches_at_a_time() * MICRO_BATCHES_MAX,
         );
         let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(true))?;
-        let times = steps.times(settings).alone(settings);
+        let times = steps.whole(settings).as_if_all_were_equal(settings);
         Ok(OnPaper {
             peak: steps.memory.step_memory().peak,
             largest_at_peak: steps.memory.largest_at_peak(),
@@ -116,12 +116,12 @@ impl Paper {
 
     /// The times of [`Paper::step`], without a record.
     fn alone(&self, settings: &Settings) -> Result<StageOnPaper, SessionError> {
-        let made = Made::of_a_step(
+        let made = MicroBatchesMade::of_a_step(
             settings,
             settings.micro_batches_at_a_time() * MICRO_BATCHES_MAX,
         );
         let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(false))?;
-        Ok(steps.times(settings).alone(settings))
+        Ok(steps.whole(settings).as_if_all_were_equal(settings))
     }
 
     /// Makes a step of all stages of a pipeline at once, each in a thread of its own, so that a stage waits as long as the others take.
@@ -130,7 +130,7 @@ impl Paper {
     /// Only on a defect: shapes need no memory.
     pub(crate) fn pipeline(&self, settings: &Settings) -> Result<Vec<StageOnPaper>, SessionError> {
         // The first stage has the most under way.
-        let made = Made::of_a_step(settings, few_micro_batches(&settings.in_stage(0)));
+        let made = MicroBatchesMade::of_a_step(settings, few_micro_batches(&settings.in_stage(0)));
         let stages: Vec<Settings> = (0..settings.stage().of)
             .map(|stage| settings.in_stage(stage))
             .collect();
@@ -145,7 +145,7 @@ impl Paper {
                         let timeline = self.timeline().beside(clock);
                         let steps =
                             self.later_steps(&stage, made, timeline, KeepsHistory(false))?;
-                        Ok(steps.times(&stage))
+                        Ok(steps.whole(&stage))
                     })
                 })
                 .collect();
@@ -173,12 +173,13 @@ impl Paper {
     pub(crate) fn another_micro_batch(&self, settings: &Settings) -> Result<f64, SessionError> {
         let at_a_time = settings.micro_batches_at_a_time();
         let most = MICRO_BATCHES_MAX * at_a_time;
-        let made = Made {
+        let made = MicroBatchesMade {
             fewer: Some(most - at_a_time),
             most,
         };
         let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(false))?;
-        Ok(steps.another().seconds / at_a_time as f64)
+        let added = steps.added().expect("two steps were made");
+        Ok(added.seconds / at_a_time as f64)
     }
 
     fn timeline(&self) -> Timeline {
@@ -189,7 +190,7 @@ impl Paper {
     fn later_steps(
         &self,
         settings: &Settings,
-        made: Made,
+        made: MicroBatchesMade,
         timeline: Timeline,
         KeepsHistory(keeps_history): KeepsHistory,
     ) -> Result<LaterSteps, SessionError> {
@@ -211,34 +212,30 @@ impl Paper {
             made.most
                 .min(MICRO_BATCHES_MAX * settings.micro_batches_at_a_time()),
         );
-        let later = made
-            .fewer
-            .into_iter()
-            .chain([made.most])
-            .map(batch)
-            .collect::<Vec<_>>();
-        let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
+        let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels))?;
         session.start_step(&first)?;
-        let (mut times, mut spans) = (Vec::new(), Vec::new());
-        for batch in later {
+        let mut later_step = |count| {
             session.take_finished();
             let before = timeline.computed();
             timeline.keep_spans();
-            session.start_step(&batch)?;
+            session.start_step(&batch(count))?;
             count_step();
-            spans = timeline.take_spans();
-            let took = timeline.computed().since(before);
-            times.push(StageOnPaper {
+            let (took, spans) = (timeline.computed().since(before), timeline.take_spans());
+            let times = StageOnPaper {
                 seconds: took.with_copies,
                 computing: took.without_copies,
                 working: busy(&spans, |_| true),
-            });
-        }
+            };
+            Ok::<(StageOnPaper, Vec<Span>), SessionError>((times, spans))
+        };
+        let fewer = made.fewer.map(&mut later_step).transpose()?;
+        let (most, spans) = later_step(made.most)?;
         Ok(LaterSteps {
             // Taken before the session is dropped and releases what lives across steps.
             history: memory.history().unwrap_or_default(),
             made,
-            times,
+            fewer: fewer.map(|(times, _)| times),
+            most,
             spans,
             memory,
         })
@@ -250,18 +247,18 @@ struct KeepsHistory(bool);
 
 /// How many micro-batches are made in the steps whose times are asked.
 #[derive(Clone, Copy)]
-struct Made {
+struct MicroBatchesMade {
     /// In the first of two; none if there is one step.
     fewer: Option<usize>,
     most: usize,
 }
 
-impl Made {
+impl MicroBatchesMade {
     /// What it takes for the times of a step: a step of at most `most` micro-batches, and one with fewer if the step has more.
-    fn of_a_step(settings: &Settings, most: usize) -> Made {
+    fn of_a_step(settings: &Settings, most: usize) -> MicroBatchesMade {
         let most = settings.accum.min(most);
         let fewer = most.checked_sub(settings.micro_batches_at_a_time());
-        Made {
+        MicroBatchesMade {
             fewer: fewer.filter(|_| settings.accum > most),
             most,
         }
@@ -296,12 +293,12 @@ impl StageOnPaper {
         }
     }
 
-    /// The times of a stage by itself: it waits for others as long as if all took as long.
-    fn alone(self, settings: &Settings) -> StageOnPaper {
+    /// The times of a stage that was made alone: it waits for others as if all took as long.
+    fn as_if_all_were_equal(self, settings: &Settings) -> StageOnPaper {
         StageOnPaper {
             seconds: self.seconds * (1.0 + settings.idle_over_work()),
+            computing: self.computing,
             working: self.computing,
-            ..self
         }
     }
 
@@ -324,25 +321,26 @@ struct LaterSteps {
     history: History,
     /// Of the last.
     spans: Vec<Span>,
-    made: Made,
-    times: Vec<StageOnPaper>,
+    made: MicroBatchesMade,
+    fewer: Option<StageOnPaper>,
+    most: StageOnPaper,
 }
 
 impl LaterSteps {
-    /// What the micro-batches add that the last step has, and the one before it has not.
-    fn another(&self) -> StageOnPaper {
-        let [fewer, most] = [self.times[0], self.times[1]];
-        most.with(&fewer, |most, fewer| most - fewer)
+    /// What the micro-batches add that the last step has, and the one before it has not; none if there was one step.
+    fn added(&self) -> Option<StageOnPaper> {
+        let fewer = self.fewer?;
+        Some(self.most.with(&fewer, |most, fewer| most - fewer))
     }
 
-    /// The times of a whole step: those that are not made add what the last ones add.
-    fn times(&self, settings: &Settings) -> StageOnPaper {
-        let Some(fewer) = self.made.fewer else {
-            return self.times[0];
+    /// The times of a whole step: micro-batches that are not made take what those take that were added last.
+    fn whole(&self, settings: &Settings) -> StageOnPaper {
+        let (Some(added), Some(fewer)) = (self.added(), self.made.fewer) else {
+            return self.most;
         };
-        let added = self.made.most - fewer;
-        let more = ((settings.accum - self.made.most) / added) as f64;
-        self.times[1].with(&self.another(), |made, another| made + more * another)
+        let more = (settings.accum - self.made.most) / (self.made.most - fewer);
+        self.most
+            .with(&added, |made, added| made + more as f64 * added)
     }
 }
 
@@ -375,7 +373,7 @@ fn h100(settings: &Settings) -> Rates {
 /// # Errors
 /// Only on a defect: shapes need no memory.
 pub fn trace(settings: &Settings, target: Target) -> Result<(History, Vec<Span>), SessionError> {
-    let made = Made {
+    let made = MicroBatchesMade {
         fewer: None,
         most: micro_batches_on_shapes(settings),
     };
@@ -528,4 +526,38 @@ fn join_visits(stretches: Vec<Stretch>) -> Vec<Stretch> {
     }
     joined.reverse();
     joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use settings::Config;
+
+    /// Two micro-batches are made. What is added for the others is the time that they take when they are made.
+    #[test]
+    fn micro_batches_that_are_not_made_take_their_time() {
+        let on_host = ["offload.optimizer=pinned", "offload.gradients=pinned"];
+        for set in [&[][..], &["recompute.spec=full"], &on_host] {
+            let set: Vec<String> = set.iter().map(|one| one.to_string()).collect();
+            let settings = Settings::new(&Config::default().with(&set).unwrap()).unwrap();
+            let times = |accum| {
+                let settings = Settings {
+                    accum,
+                    ..settings.clone()
+                };
+                let paper = Paper::new(&settings, Target::Cuda, Measured::new());
+                let all = MicroBatchesMade {
+                    fewer: None,
+                    most: accum,
+                };
+                let steps =
+                    paper.later_steps(&settings, all, paper.timeline(), KeepsHistory(false));
+                let short = paper.alone(&settings).unwrap();
+                [short.seconds, steps.unwrap().most.seconds]
+            };
+            let [added, made] = times(6);
+            assert!((added / made - 1.0).abs() < 1e-3, "{set:?}: {added} {made}");
+            assert!(times(5)[1] < 0.95 * made, "{set:?}: each takes time");
+        }
+    }
 }

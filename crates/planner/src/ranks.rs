@@ -9,7 +9,6 @@ use crate::pipeline::{self, PlannedPipelineStage};
 use kernels::Target;
 use kernels::timeline::Measured;
 use memory::format_bytes;
-use rayon::prelude::*;
 use report::{Align, Table};
 use serde::Serialize;
 use session::SessionError;
@@ -110,12 +109,8 @@ impl PlannedRanks {
     pub(crate) fn with_stages(self, run: &Setup) -> Result<PlannedRanks, SessionError> {
         let planned = Zero::ALL.into_iter().filter_map(|zero| {
             let other = run.with(&set!(collectives.zero = Some(zero), zero.stage()))?;
-            Some((zero, other.settings))
+            Some(PlannedZero::new(&other.settings, run.target, zero))
         });
-        let planned: Vec<(Zero, Settings)> = planned.collect();
-        let planned = planned
-            .into_par_iter()
-            .map(|(zero, settings)| PlannedZero::new(&settings, run.target, zero));
         let stages = planned.collect::<Result<_, SessionError>>()?;
         let mut pipeline_stages = PlannedPipelineStage::all(&run.settings, run.target)?;
         if !pipeline_stages.is_empty() && StepTime::is_known(&run.settings, run.target) {

@@ -79,6 +79,7 @@ impl Tries {
     }
 }
 
+/// The configuration says all of a run: it has the rank too, and with it the stage of a pipeline. A climb has one target.
 fn find<T: Copy>(known: &[(Config, T)], run: &Setup) -> Option<T> {
     let found = known.iter().find(|(config, _)| *config == run.config);
     found.map(|(_, value)| *value)

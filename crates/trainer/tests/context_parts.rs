@@ -138,8 +138,10 @@ fn offload_gives_the_same_bits() {
     };
     let one = run(name, &in_parts(&settings, parts, (1, 4), Zero::States));
     let away = away_from_ranks(settings);
-    for (groups, sharing) in [(1, 1), (2, 2)] {
-        let away = in_parts(&away, parts, (groups, sharing), Zero::Weights);
-        assert_same(name, &one, &run(name, &away));
+    for zero in [Zero::States, Zero::Gradients, Zero::Weights] {
+        for (groups, sharing) in [(1, 1), (2, 2)] {
+            let away = in_parts(&away, parts, (groups, sharing), zero);
+            assert_same(name, &one, &run(name, &away));
+        }
     }
 }

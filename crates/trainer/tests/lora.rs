@@ -262,17 +262,19 @@ fn same_bits_on_ranks(model: &str, base: Option<BaseType>) {
         let divided = of(size, Zero::Weights, mode);
         assert!(ran(&divided) == one, "{base:?} {size} {mode}");
     }
-    let pinned = Settings {
-        homes: Homes {
-            weights: Home::Pinned,
-            window: Window::End,
-            ..Homes::default()
-        },
-        ..of(3, Zero::Weights, "full")
-    };
-    let pinned = ran(&pinned);
-    assert_eq!(pinned.steps, one.steps, "{base:?} pinned");
-    assert!(pinned.state == one.state, "{base:?} pinned");
+    for zero in Zero::ALL {
+        let pinned = Settings {
+            homes: Homes {
+                weights: Home::Pinned,
+                window: Window::End,
+                ..Homes::default()
+            },
+            ..of(3, zero, "full")
+        };
+        let pinned = ran(&pinned);
+        assert_eq!(pinned.steps, one.steps, "{base:?} pinned {zero:?}");
+        assert!(pinned.state == one.state, "{base:?} pinned {zero:?}");
+    }
     let names = one.state.keys();
     assert!(names.clone().count() > 0);
     assert!(

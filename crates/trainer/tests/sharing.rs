@@ -156,5 +156,7 @@ fn offload_gives_the_same_bits() {
     };
     let one = run(name, &shared(&settings, 1, 2, Zero::States));
     let away = away_from_ranks(settings);
-    assert_same(name, &one, &run(name, &shared(&away, 2, 2, Zero::Weights)));
+    for zero in [Zero::States, Zero::Gradients, Zero::Weights] {
+        assert_same(name, &one, &run(name, &shared(&away, 2, 2, zero)));
+    }
 }

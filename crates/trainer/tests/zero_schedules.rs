@@ -124,6 +124,16 @@ fn ways() -> Vec<Way> {
         Way {
             optimizer: OptimizerKind::Muon,
             ..way(
+                "whole matrices on every host",
+                Zero::Gradients,
+                8_192,
+                1,
+                &all_on_host,
+            )
+        },
+        Way {
+            optimizer: OptimizerKind::Muon,
+            ..way(
                 "whole matrices on the host",
                 Zero::Weights,
                 8_192,

@@ -11,7 +11,7 @@ pub(crate) const LEFT: &str = "a unit has left before its memory is used again";
 pub(crate) struct OnDevice {
     pub(crate) unit: usize,
     pub(crate) arena: Arena,
-    /// When its elements have arrived from the host or from other ranks.
+    /// When the elements that were fetched have arrived from the host or from other ranks.
     pub(crate) came: Event,
     /// When the last copy or exchange that reads it is over.
     left: Option<Event>,
@@ -85,14 +85,6 @@ impl OnDevice {
         unsafe { kernels.start_download(host.raw_mut(range), self.arena.raw(range)) }?;
         self.leaves(kernels.record(Queue::Download)?);
         Ok(())
-    }
-
-    /// Makes exchanges wait until what was sent has left, for the reason `why`; where nothing was, until the memory is free.
-    pub(crate) fn give(&self, kernels: &Kernels, why: &'static str) -> Result<(), KernelError> {
-        match self.left {
-            Some(left) => kernels.wait(Queue::Collective, left, why),
-            None => self.free(kernels, Queue::Collective),
-        }
     }
 
     /// Notes an event after which something no longer reads the unit.

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 const CAME: &str = "a unit of weights has come before it is read";
 const SHARD_CAME: &str = "a rank's shard has come before it is sent to the others";
-const PIECE_LEFT: &str = "a rank's piece of a unit is updated before the others get it";
+const PIECE_UPDATED: &str = "a rank's piece of a unit is updated before the others get it";
 const PIECES_CAME: &str = "others' pieces of a unit have come before they go to the host";
 pub(crate) const CAME_TO_BE_UPDATED: &str = "a unit of weights has come before it is updated";
 
@@ -34,7 +34,7 @@ pub(crate) struct StreamedWeights {
     order: Rc<[usize]>,
     /// How many units of the order have been used.
     used: usize,
-    /// Whether only the elements that this rank updates come to the device.
+    /// Whether only the elements that this rank updates are fetched.
     only_updated: bool,
     pub(crate) traffic: Traffic,
 }
@@ -115,7 +115,7 @@ impl StreamedWeights {
     }
 
     /// Gathers what other ranks updated of a unit, and sends it to the host, if every rank has all weights there. This rank's updates
-    /// of the unit must be on their way to the host.
+    /// of the unit must have been asked for.
     pub(crate) fn gather_updated(
         &mut self,
         kernels: &Kernels,
@@ -128,7 +128,10 @@ impl StreamedWeights {
         };
         let here = self.here.iter_mut().find(|here| here.unit == unit);
         let here = here.expect("what is updated is on the device");
-        here.give(kernels, PIECE_LEFT)?;
+        // Whole tensors are updated in the queue of the computation, which also waited until the lease's memory was free.
+        for queue in [Queue::Compute, Queue::Update] {
+            kernels.wait(Queue::Collective, kernels.record(queue)?, PIECE_UPDATED)?;
+        }
         let gathering = BundleToGather {
             layout: &self.layout,
             bundle: &self.layout.units()[unit].trained,
@@ -136,7 +139,8 @@ impl StreamedWeights {
             what,
         };
         let types = host.types().clone();
-        // SAFETY: the host's copy waits for the gathering, and the lease ends after that copy (`leave`), or never (`abandon`).
+        // SAFETY: the download queue waits for the gathering, and the lease ends after what that queue does then (`leave`), or never
+        // (`abandon`). The own piece is only read until then.
         let sent = unsafe {
             gather_bundle(kernels, (gathering, &types), None, |ranges| {
                 here.arena.disjoint_raw_mut(ranges)
@@ -151,6 +155,8 @@ impl StreamedWeights {
         for range in others.ranges() {
             here.send(kernels, host, range)?;
         }
+        // Also where the others had nothing.
+        here.leaves(kernels.record(Queue::Download)?);
         let downloaded = Traffic::of(Queue::Download, types.bytes(&others) as u64);
         self.traffic = self.traffic.plus(sent).plus(downloaded);
         Ok(())
@@ -217,8 +223,7 @@ impl StreamedWeights {
         let finished = finish_all(kernels);
         match self.gathers {
             None => self.here.clear(),
-            // Other ranks may never send what was asked for, so nobody waits for them. The memory is leaked, and not
-            // used again.
+            // Other ranks may never send what was asked for. The memory is leaked, and not used again.
             Some(_) => self.here.drain(..).for_each(std::mem::forget),
         }
         finished

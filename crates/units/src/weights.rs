@@ -63,8 +63,8 @@ impl Weights {
         };
         let resident = lease(ArenaPlace::Device, "parameters", on_device)?;
         // Without gathering ahead, one slot is enough, and vectors are not gathered ahead either.
-        let slots = match ranks {
-            Some(ranks) if ranks.zero != Zero::Replicated && !ranks.overlap_param_gather => 1,
+        let slots = match divided {
+            Some(ranks) if !ranks.overlap_param_gather => 1,
             _ => homes.unit_slots,
         };
         let streamed = (divided.is_some() || host.is_some())
@@ -361,7 +361,7 @@ impl Weights {
         }
     }
 
-    /// Begins a pass that updates units in this order. Only the elements that this rank updates come to the device.
+    /// Begins a pass that updates units in this order. Only the elements that this rank updates are fetched.
     pub fn begin_update(&mut self, order: &Rc<[usize]>) {
         if let Some(streamed) = &mut self.streamed {
             streamed.begin_pass(order, true);
@@ -490,8 +490,8 @@ impl Weights {
         }
     }
 
-    /// Drops everything after a pass that ended early. The host waits for all queues, since copies may be under way,
-    /// but not for other ranks.
+    /// Drops everything after a pass that ended early. The host waits for all queues, since copies may be under way. It waits for
+    /// other ranks only where an update or a copy to the host waits for what they send, and then no longer than an exchange may take.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails. Nothing is left on the device then either.

@@ -17,6 +17,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use worker::{Job, Lane, Transfer, Worker};
 
+/// How long a launcher has to forward what a rank has just written.
+const FORWARDING: Duration = Duration::from_millis(500);
+
 /// How long leaving or aborting a group may take: libraries are known to hang there.
 const END: Duration = Duration::from_secs(5);
 
@@ -204,6 +207,8 @@ impl Group for Mpi {
     }
 
     fn abort(&self, code: i32) {
+        // A launcher drops what it has not yet forwarded of a rank's output when that rank aborts: the reason would be lost.
+        std::thread::sleep(FORWARDING);
         // If the thread hangs or is gone, it does not abort. Then this process ends itself, and the launcher ends the
         // others.
         let _ = self.jobs.send(Job::Abort(code));

@@ -84,7 +84,7 @@ impl Board {
 
 /// Ranks that keep time together: a transfer between two of them begins when both are ready for it.
 pub struct Clocks {
-    /// The ranks, and what wakes each when it waits. One for all would wake many ranks for nothing.
+    /// The ranks, and what wakes each when it waits: only its own thread waits for it. One for all would wake many for nothing.
     ranks: HashMap<usize, Condvar>,
     board: Mutex<Board>,
 }
@@ -108,7 +108,11 @@ impl Clocks {
     }
 
     /// The clock of one of the ranks.
+    ///
+    /// # Panics
+    /// If it is none of them.
     pub fn of(self: &Arc<Clocks>, rank: usize) -> Clock {
+        assert!(self.ranks.contains_key(&rank), "rank {rank} has no clock");
         Clock {
             clocks: self.clone(),
             rank,
@@ -217,6 +221,28 @@ mod tests {
             (to, from, there.join().unwrap())
         });
         assert_eq!(times, (at(5.0), at(9.0), (at(5.0), at(9.0))));
+    }
+
+    /// A rank that waits for one is not kept by what another tells it, and each end wakes whoever waits for it.
+    #[test]
+    fn a_rank_is_woken_by_the_one_that_it_waits_for() {
+        let clocks = Clocks::new(vec![0, 1, 2]);
+        let [first, second, third] = [0, 1, 2].map(|rank| clocks.of(rank));
+        let times = std::thread::scope(|scope| {
+            let waits = scope.spawn(move || {
+                let for_last = first.meet(&[], &[2], at(1.0));
+                let before = first.meet(&[], &[1], for_last);
+                [for_last, before]
+            });
+            let tells = scope.spawn(move || {
+                second.meet(&[], &[2], at(2.0));
+                second.meet(&[0], &[], at(3.0))
+            });
+            let last = third.meet(&[0, 1], &[], at(7.0));
+            drop(third);
+            (waits.join().unwrap(), tells.join().unwrap(), last)
+        });
+        assert_eq!(times, ([at(7.0); 2], at(7.0), at(7.0)));
     }
 
     #[test]

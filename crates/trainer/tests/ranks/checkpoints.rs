@@ -56,7 +56,7 @@ fn any_number_of_ranks_goes_on() {
             "--config llama.toml --optimizer muon --state-dtype 8bit",
             [
                 "--zero 3 --offload-optimizer pinned --offload-parameters pinned",
-                "--zero 2 --offload-optimizer states",
+                "--zero 2 --offload-optimizer states --offload-parameters pinned",
                 "--zero 1",
             ],
         ),
