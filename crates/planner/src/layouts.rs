@@ -11,6 +11,7 @@ use kernels::Target;
 use kernels::timeline::{Measured, Rates};
 use memory::Home;
 use model::Action;
+use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;
 use serde::Serialize;
 use session::{MICRO_BATCHES_MAX, SessionError};
@@ -25,6 +26,10 @@ const AT_A_TIME: usize = 8;
 
 /// A grid is not searched if all changes together leave it larger than the room by more than this part of it.
 const SLACK: u64 = 20;
+
+/// The stack of a thread that searches. While one waits for times of changes that others find, it may begin a further grid, on top of
+/// what it has begun.
+const STACK_BYTES: usize = 16 << 20;
 
 /// Bytes a second of what takes no time.
 const AT_ONCE: f64 = 1e30;
@@ -208,7 +213,7 @@ impl Layouts {
                 "--layout auto compares times, and how fast ranks of processors exchange is not known; add --set hardware.link_gbps=X",
             );
         }
-        let mut found = Layouts {
+        let found = Layouts {
             device_memory_bytes,
             ranks,
             tokens_a_step: run.settings.tokens_a_step(),
@@ -219,20 +224,33 @@ impl Layouts {
             refused: Vec::new(),
             command: None,
         };
-        let mut starts = found.starts(config, target, run.settings.model.layers)?;
+        let blocks = run.settings.model.layers;
+        match ThreadPoolBuilder::new().stack_size(STACK_BYTES).build() {
+            Ok(workers) => workers.install(|| found.find(config, target, blocks)),
+            Err(_) => found.find(config, target, blocks),
+        }
+    }
+
+    /// Searches all grids.
+    fn find(
+        mut self,
+        config: &Config,
+        target: Target,
+        blocks: usize,
+    ) -> Result<Layouts, SessionError> {
+        let mut starts = self.starts(config, target, blocks)?;
         starts.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
         let mut fitting = Vec::new();
         for starts in starts.chunks(AT_A_TIME) {
-            found.search(config, target, starts, &mut fitting)?;
+            self.search(config, target, starts, &mut fitting)?;
         }
         let slower = fitting.split_off(SHOWN.min(fitting.len()));
-        found
-            .slower
-            .extend(slower.iter().map(|slower| slower.layout.grid));
+        let slower = slower.iter().map(|slower| slower.layout.grid);
+        self.slower.extend(slower);
         let shown = fitting.into_par_iter().with_max_len(1);
         let shown = shown.map(|layout| PlannedLayout::new(layout, target));
-        found.layouts = shown.collect::<Result<_, _>>()?;
-        Ok(found)
+        self.layouts = shown.collect::<Result<_, _>>()?;
+        Ok(self)
     }
 
     /// Every grid that is not refused, as the run is configured.
