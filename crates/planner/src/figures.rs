@@ -25,7 +25,7 @@ pub(crate) struct Figures {
     target: Target,
     made: usize,
     crossed_by_made: StepTraffic,
-    /// What the last micro-batch crossed.
+    /// Bytes that crossed for the last micro-batch.
     by_last: StepTraffic,
 }
 
@@ -35,8 +35,8 @@ impl Figures {
         self.between.most(self.peak.bytes)
     }
 
-    /// What the step crosses. Without ranks, micro-batches that are not made cross as much as the last one made; with ranks, as much as
-    /// one more adds, which takes another step on shapes.
+    /// Bytes that cross in the whole step. Without ranks, each micro-batch that was not made counts like the last one. With ranks it counts
+    /// like one more in a step, which takes another step on shapes to find out.
     ///
     /// # Errors
     /// As [`figures`].

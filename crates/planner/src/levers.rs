@@ -15,8 +15,8 @@ use optim::{MasterFormat, MomentFormat};
 use rayon::prelude::*;
 use session::SessionError;
 use settings::{
-    AttentionBackend, AutoOr, Config, ConfigError, FloatType, Fp8Recipe, Fp8Weights, HostPlace,
-    OptimizerPlace, Release, Settings, Size,
+    AttentionBackend, AutoOr, Config, ConfigError, FloatType, Fp8Config, Fp8Recipe, Fp8Weights,
+    HostPlace, OptimizerPlace, Release, Settings, Size,
 };
 use std::collections::BTreeMap;
 use std::iter::successors;
@@ -395,9 +395,12 @@ impl Setup {
         helps.then_some(in_fp8)
     }
 
+    /// Only compared: its other keys, which are refused without FP8, go too.
     fn without_fp8(&self) -> Option<Change> {
-        let has = self.settings.fp8.is_some();
-        has.then(|| set!(fp8.recipe = Fp8Recipe::Off))
+        let off = Change::new("fp8.recipe", "off".into(), |config| {
+            config.fp8 = Fp8Config::default();
+        });
+        self.settings.fp8.as_ref().map(|_| off)
     }
 
     fn codes_for_the_step(&self) -> Option<Change> {

@@ -97,10 +97,7 @@ impl Paper {
     /// # Errors
     /// Only on a defect: shapes need no memory.
     pub(crate) fn step(&self, settings: &Settings) -> Result<OnPaper, SessionError> {
-        let made = MicroBatchesMade::of_a_step(
-            settings,
-            settings.micro_batches_at_a_time() * MICRO_BATCHES_MAX,
-        );
+        let made = MicroBatchesMade::of_a_step(settings, enough(settings));
         let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(true))?;
         let times = steps.whole(settings).as_if_all_were_equal(settings);
         Ok(OnPaper {
@@ -116,10 +113,7 @@ impl Paper {
 
     /// The times of [`Paper::step`], without a record.
     fn alone(&self, settings: &Settings) -> Result<StageOnPaper, SessionError> {
-        let made = MicroBatchesMade::of_a_step(
-            settings,
-            settings.micro_batches_at_a_time() * MICRO_BATCHES_MAX,
-        );
+        let made = MicroBatchesMade::of_a_step(settings, enough(settings));
         let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(false))?;
         Ok(steps.whole(settings).as_if_all_were_equal(settings))
     }
@@ -171,8 +165,7 @@ impl Paper {
     /// # Errors
     /// Only on a defect: shapes need no memory.
     pub(crate) fn another_micro_batch(&self, settings: &Settings) -> Result<f64, SessionError> {
-        let at_a_time = settings.micro_batches_at_a_time();
-        let most = MICRO_BATCHES_MAX * at_a_time;
+        let (at_a_time, most) = (settings.micro_batches_at_a_time(), enough(settings));
         let made = MicroBatchesMade {
             fewer: Some(most - at_a_time),
             most,
@@ -208,10 +201,7 @@ impl Paper {
             .of_rank(settings.rank_of_all().number)
             .on(&timeline);
         let batch = |count| shape_of_micro_batches(&settings, &vec![settings.seq; count]);
-        let first = batch(
-            made.most
-                .min(MICRO_BATCHES_MAX * settings.micro_batches_at_a_time()),
-        );
+        let first = batch(made.most.min(enough(&settings)));
         let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels))?;
         session.start_step(&first)?;
         let mut later_step = |count| {
@@ -242,6 +232,11 @@ impl Paper {
     }
 }
 
+/// Micro-batches of a stage that is made alone: the second finds what the first leaves behind, and so do all later ones.
+fn enough(settings: &Settings) -> usize {
+    MICRO_BATCHES_MAX * settings.micro_batches_at_a_time()
+}
+
 /// Whether leases are recorded.
 struct KeepsHistory(bool);
 
@@ -254,7 +249,7 @@ struct MicroBatchesMade {
 }
 
 impl MicroBatchesMade {
-    /// What it takes for the times of a step: a step of at most `most` micro-batches, and one with fewer if the step has more.
+    /// To know the times of a step: one of at most `most` micro-batches, and, if the step has more, another with fewer.
     fn of_a_step(settings: &Settings, most: usize) -> MicroBatchesMade {
         let most = settings.accum.min(most);
         let fewer = most.checked_sub(settings.micro_batches_at_a_time());
@@ -314,12 +309,12 @@ impl StageOnPaper {
     }
 }
 
-/// Steps on shapes, all but the first.
+/// Steps on shapes after a first one.
 struct LaterSteps {
     memory: Memory,
-    /// Of the last.
+    /// The history of the last step.
     history: History,
-    /// Of the last.
+    /// The spans of the last step.
     spans: Vec<Span>,
     made: MicroBatchesMade,
     fewer: Option<StageOnPaper>,
@@ -327,13 +322,13 @@ struct LaterSteps {
 }
 
 impl LaterSteps {
-    /// What the micro-batches add that the last step has, and the one before it has not; none if there was one step.
+    /// How much longer the last step took than the one before, which had fewer micro-batches; none if there was one step.
     fn added(&self) -> Option<StageOnPaper> {
         let fewer = self.fewer?;
         Some(self.most.with(&fewer, |most, fewer| most - fewer))
     }
 
-    /// The times of a whole step: micro-batches that are not made take what those take that were added last.
+    /// The times of a whole step. Micro-batches that were not made count like those that the last step had more than the one before.
     fn whole(&self, settings: &Settings) -> StageOnPaper {
         let (Some(added), Some(fewer)) = (self.added(), self.made.fewer) else {
             return self.most;

@@ -1,4 +1,4 @@
-//! What the search for changes has found out of runs, so that none is planned or timed twice.
+//! Remembers the memory and the time of runs that were tried, so that a search plans and times none of them twice.
 
 use crate::figures::{Figures, quick_figures};
 use crate::levers::Setup;
@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use session::SessionError;
 use settings::Config;
 
-/// What a run needs.
+/// The memory that a run needs.
 #[derive(Clone, Copy)]
 pub(crate) struct Needs {
     /// The most live device bytes, also between steps.
@@ -36,7 +36,7 @@ pub(crate) struct Tries {
 }
 
 impl Tries {
-    /// What a run needs, by [`quick_figures`].
+    /// The memory that a run needs, by [`quick_figures`].
     ///
     /// # Errors
     /// As [`crate::Plan::new`].

@@ -8,7 +8,7 @@ use model::{Attention, ModelConfig};
 use optim::{MasterFormat, MomentFormat};
 use planner::Plan;
 use settings::load::{Source, load};
-use settings::{AutoOr, Fp8Recipe, Settings, StateFormats};
+use settings::{AutoOr, Fp8Gradients, Fp8Recipe, Settings, StateFormats};
 use std::time::Duration;
 use units::Zero;
 
@@ -361,6 +361,10 @@ fn plans_say_what_fp8_gains() {
         let mut config = common::config(preset(name), DType::BF16, "none");
         (config.data.seq, config.batch.micro, config.batch.accum) = (8192, 1, 2);
         config.fp8.recipe = recipe;
+        if row == "--fp8 off" {
+            // Another key of FP8, which would be refused without it.
+            config.fp8.gradients = Fp8Gradients::E4m3;
+        }
         let effects = Plan::with_alternatives(&config, Target::Cuda)
             .unwrap()
             .effects;
