@@ -108,26 +108,16 @@ __device__ void quantise(uint8_t *codes, float *scale, const T *x, const float *
 constexpr int SIDE = 64;
 constexpr int WORDS = SIDE / 4;
 
+// A word more in each row, so that words below one another lie in different banks.
+constexpr int PITCH = WORDS + 1;
+
 // Rows that a block of 256 threads goes over at a time.
 constexpr int LINES = 256 / WORDS;
 
-// `out [columns, width]` of `x [rows, columns]`; all sizes but `rows` are multiples of 16, and rows up to `width` are zeros.
-extern "C" __global__ void transpose_codes(uint8_t *out, const uint8_t *x, size_t rows, size_t columns, size_t width) {
-    // A word more in each row, so that words below one another lie in different banks.
-    constexpr int PITCH = WORDS + 1;
-    SHARED(uint32_t, words, SIDE * PITCH);
+// Writes a block's codes, `words` of `[SIDE, SIDE]`, into the transpose `out [columns, width]`. Rows and `width` are multiples of 16.
+__device__ inline void store_transposed(uint8_t *out, SharedArray<uint32_t> words, size_t columns, size_t width) {
     const size_t first_row = size_t(blockIdx.x) * SIDE, first_column = size_t(blockIdx.y) * SIDE;
     const int line = threadIdx.x / WORDS, word = threadIdx.x % WORDS;
-    for (int own = line; own < SIDE; own += LINES) {
-        const size_t row = first_row + own, column = first_column + 4 * word;
-        uint32_t found = 0;
-        if (row < rows && column < columns) {
-            require_alignment(x + row * columns + column, 4);
-            found = *reinterpret_cast<const uint32_t *>(x + row * columns + column);
-        }
-        words[own * PITCH + word] = found;
-    }
-    __syncthreads();
     for (int own = line; own < SIDE; own += LINES) {
         const size_t row = first_column + own, column = first_row + 4 * word;
         if (row < columns && column < width) {
@@ -142,7 +132,56 @@ extern "C" __global__ void transpose_codes(uint8_t *out, const uint8_t *x, size_
         }
     }
 }
+
+// `out [columns, width]` of `x [rows, columns]`; all sizes but `rows` are multiples of 16, and rows up to `width` are zeros.
+extern "C" __global__ void transpose_codes(uint8_t *out, const uint8_t *x, size_t rows, size_t columns, size_t width) {
+    SHARED(uint32_t, words, SIDE * PITCH);
+    const size_t first_row = size_t(blockIdx.x) * SIDE, first_column = size_t(blockIdx.y) * SIDE;
+    const int line = threadIdx.x / WORDS, word = threadIdx.x % WORDS;
+    for (int own = line; own < SIDE; own += LINES) {
+        const size_t row = first_row + own, column = first_column + 4 * word;
+        uint32_t found = 0;
+        if (row < rows && column < columns) {
+            require_alignment(x + row * columns + column, 4);
+            found = *reinterpret_cast<const uint32_t *>(x + row * columns + column);
+        }
+        words[own * PITCH + word] = found;
+    }
+    __syncthreads();
+    store_transposed(out, words, columns, width);
+}
 EXPORT(transpose_codes);
+
+// As `quantise`, but `codes [columns, width]` are the transpose, as `transpose_codes` makes it.
+template <typename F, typename T>
+__device__ void quantise_transposed(uint8_t *codes, float *scale, const T *x, const float *largest, size_t rows,
+                                    size_t columns, size_t width) {
+    constexpr int PACKS = SIDE / PACK;
+    SHARED(uint32_t, words, SIDE * PITCH);
+    float factor, inverse;
+    factor_and_scale<F>(largest[0], factor, inverse);
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
+        scale[0] = inverse;
+    }
+    const size_t first_row = size_t(blockIdx.x) * SIDE, first_column = size_t(blockIdx.y) * SIDE;
+    const int line = threadIdx.x / PACKS, pack = threadIdx.x % PACKS;
+    for (int own = line; own < SIDE; own += 256 / PACKS) {
+        const size_t row = first_row + own, column = first_column + PACK * pack;
+        uint32_t made[2] = {0, 0};
+        if (row < rows && column < columns) {
+            const Pack values = load(x, row * columns + column, rows * columns);
+#pragma unroll
+            for (int i = 0; i < PACK; i++) {
+                const uint8_t code = code_of<F>((Unfused{values.at[i]} * Unfused{factor}).value);
+                made[i / 4] |= uint32_t(code) << (8 * (i % 4));
+            }
+        }
+        words[own * PITCH + 2 * pack] = made[0];
+        words[own * PITCH + 2 * pack + 1] = made[1];
+    }
+    __syncthreads();
+    store_transposed(codes, words, columns, width);
+}
 
 #define OF_TYPE(T, name)                                                                                            \
     extern "C" __global__ void abs_max_of_part_##name(int *parts, const T *x, size_t n, size_t part) {              \
@@ -158,7 +197,13 @@ EXPORT(transpose_codes);
                                                     size_t n) {                                                     \
         quantise<E5m2>(codes, scale, x, largest, n);                                                                \
     }                                                                                                               \
-    EXPORT(quantise_e5m2_##name)
+    EXPORT(quantise_e5m2_##name);                                                                                   \
+    extern "C" __global__ void quantise_transposed_e4m3_##name(uint8_t *codes, float *scale, const T *x,            \
+                                                               const float *largest, size_t rows, size_t columns,   \
+                                                               size_t width) {                                      \
+        quantise_transposed<E4m3>(codes, scale, x, largest, rows, columns, width);                                  \
+    }                                                                                                               \
+    EXPORT(quantise_transposed_e4m3_##name)
 
 OF_TYPE(float, f32);
 OF_TYPE(bf16, bf16);

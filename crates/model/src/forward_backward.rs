@@ -115,6 +115,10 @@ impl Pass<'_> {
         for layer in layers.clone() {
             let _place = self.enter(phase, Layer::Block(layer));
             self.before_forward(Layer::Block(layer))?;
+            self.each_part(|pass| {
+                pass.work.saved.begin_block(layer);
+                Ok(())
+            })?;
             self.forward_block(layer)?;
             if layer > layers.start {
                 self.each_part(|pass| {

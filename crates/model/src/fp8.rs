@@ -5,13 +5,11 @@
 //! transposed for the input's gradient, and input and output's gradient for the weight's. What products alone read can be
 //! kept as codes between the passes.
 
-use crate::{ModelError, NamePatterns};
-use kernels::Kernels;
+use crate::NamePatterns;
+use crate::fp8_cells::Fp8Weights;
 use kernels::fp8::Fp8;
-use kernels::operation::{AbsMax, Quantise};
-use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
+use memory::{Buffer, In, Out};
 
-pub(crate) const LEASED: &str = "a model with products in FP8 has cells for their scales";
 pub(crate) const TOGETHER: &str = "matrices that lie together are one";
 
 /// Which products of a model are computed in FP8, and how.
@@ -40,20 +38,6 @@ pub enum Fp8Layer {
     MlpDown,
 }
 
-/// What such a layer multiplies. An activation keeps its cells until the backward pass, the others while they are used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Multiplied {
-    Input,
-    Weight,
-    Gradient,
-}
-
-const LAYERS: usize = 4;
-const OPERANDS: usize = 3;
-/// Cells of an operand: its scale, its largest magnitude, and two that are not used, because cuBLASLt takes scales at multiples of
-/// 16 bytes.
-const CELLS: usize = 4;
-
 /// The matrices of a layer of a block, as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fp8Weight {
@@ -61,139 +45,6 @@ pub(crate) struct Fp8Weight {
     pub(crate) layer: Fp8Layer,
     /// Outputs and inputs.
     pub(crate) shape: [usize; 2],
-}
-
-/// The scale and the largest magnitude of each operand of each layer of each block. A replay finds in its cells what the
-/// forward pass has written there, and writes the same.
-pub(crate) struct Fp8Cells {
-    cells: Buffer,
-    /// Codes of weights that are kept for the step.
-    kept: Vec<KeptWeight>,
-}
-
-struct KeptWeight {
-    of: Fp8Weight,
-    codes: Buffer,
-    /// Whether the codes are those of an earlier step.
-    is_stale: bool,
-}
-
-impl Fp8Cells {
-    /// Cells for so many blocks, and room for the codes of weights that are kept.
-    pub(crate) fn lease(
-        memory: &Memory,
-        blocks: usize,
-        kept: impl Iterator<Item = Fp8Weight>,
-    ) -> Result<Fp8Cells, OutOfMemory> {
-        let cells = [blocks * LAYERS * OPERANDS * CELLS];
-        let of_e4m3 = Fp8::E4m3.dtype();
-        let kept = kept.map(|of| {
-            let codes =
-                memory.lease_persistent(Category::Parameter, "fp8_weights", of.shape, of_e4m3)?;
-            Ok(KeptWeight {
-                of,
-                codes,
-                is_stale: true,
-            })
-        });
-        Ok(Fp8Cells {
-            cells: memory.lease_persistent(
-                Category::Activation,
-                "fp8_scales",
-                cells,
-                DType::F32,
-            )?,
-            kept: kept.collect::<Result<_, OutOfMemory>>()?,
-        })
-    }
-
-    /// From now on weights may be others.
-    pub(crate) fn begin_step(&mut self) {
-        self.kept.iter_mut().for_each(|kept| kept.is_stale = true);
-    }
-
-    /// Bytes of codes of weights that are kept.
-    pub(crate) fn kept_bytes(&self) -> u64 {
-        self.kept.iter().map(|kept| kept.codes.bytes()).sum()
-    }
-
-    fn of(&self, block: usize, layer: Fp8Layer) -> Option<usize> {
-        let mut all = self.kept.iter();
-        all.position(|kept| (kept.of.block, kept.of.layer) == (block, layer))
-    }
-
-    /// Whether the codes of a layer's weight are kept, and made in this step already.
-    pub(crate) fn is_fresh(&self, block: usize, layer: Fp8Layer) -> bool {
-        let found = self.of(block, layer);
-        found.is_some_and(|found| !self.kept[found].is_stale)
-    }
-
-    /// The codes of a layer's weight, if they are kept.
-    pub(crate) fn kept(&self, block: usize, layer: Fp8Layer) -> Option<In<'_>> {
-        let found = self.of(block, layer)?;
-        Some(self.kept[found].codes.view())
-    }
-
-    /// Makes the kept codes of a layer's weight, if that is its first use in the step. Whether they are kept.
-    pub(crate) fn keep(
-        &mut self,
-        kernels: &Kernels,
-        (block, layer): (usize, Fp8Layer),
-        weight: In,
-    ) -> Result<bool, ModelError> {
-        let Some(found) = self.of(block, layer) else {
-            return Ok(false);
-        };
-        if std::mem::take(&mut self.kept[found].is_stale) {
-            let place = Fp8Cells::place(block, layer, Multiplied::Weight);
-            let codes = self.kept[found].codes.view_mut();
-            quantise(
-                kernels,
-                self.cells.view_mut().rows(place..place + CELLS),
-                (codes, weight),
-            )?;
-        }
-        Ok(true)
-    }
-
-    /// The first of an operand's cells.
-    pub(crate) fn place(block: usize, layer: Fp8Layer, operand: Multiplied) -> usize {
-        ((block * LAYERS + layer as usize) * OPERANDS + operand as usize) * CELLS
-    }
-
-    pub(crate) fn scale(&self, place: usize) -> In<'_> {
-        self.cells.view().rows(place..place + 1)
-    }
-
-    /// Makes codes of `x`, and their scale.
-    pub(crate) fn quantise(
-        &mut self,
-        kernels: &Kernels,
-        place: usize,
-        (codes, x): (Out, In),
-    ) -> Result<(), ModelError> {
-        quantise(
-            kernels,
-            self.cells.view_mut().rows(place..place + CELLS),
-            (codes, x),
-        )
-    }
-}
-
-/// Makes codes, and in an operand's cells the scale and the largest magnitude.
-fn quantise(kernels: &Kernels, cells: Out, (codes, x): (Out, In)) -> Result<(), ModelError> {
-    let (scale, rest) = cells.split_at(1);
-    let (mut largest, _) = rest.split_at(1);
-    kernels.run(AbsMax {
-        out: largest.reborrow(),
-        x,
-    })?;
-    Ok(kernels.run(Quantise {
-        codes,
-        scale,
-        x,
-        largest: largest.as_in(),
-    })?)
 }
 
 /// An output of a stage in the compute type, which is kept as it is or as codes.
@@ -212,15 +63,18 @@ impl CodedOutput {
 /// Codes of a weight.
 pub(crate) enum WeightCodes {
     Made(Buffer),
-    /// Those of a layer of a block.
+    /// Those of a layer of a block that are kept for the step.
     Kept(usize, Fp8Layer),
 }
 
 impl WeightCodes {
-    pub(crate) fn view<'p>(&'p self, cells: &'p Fp8Cells) -> In<'p> {
+    pub(crate) fn view<'p>(&'p self, weights: &'p Fp8Weights) -> In<'p> {
         match self {
             WeightCodes::Made(codes) => codes.view(),
-            WeightCodes::Kept(block, layer) => cells.kept(*block, *layer).expect("they were made"),
+            WeightCodes::Kept(block, layer) => {
+                let kept = weights.kept(*block, *layer);
+                kept.expect("they are made at the first use in a step")
+            }
         }
     }
 }

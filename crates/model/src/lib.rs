@@ -27,6 +27,7 @@ mod families;
 mod flowing;
 mod forward_backward;
 mod fp8;
+mod fp8_cells;
 mod hooks;
 mod host_places;
 mod hugging_face;

@@ -1,7 +1,8 @@
 //! How far down the backward pass goes, and which activations it needs.
 
 use crate::balance::Balance;
-use crate::fp8::Fp8Cells;
+use crate::fp8::Fp8Weight;
+use crate::fp8_cells::Fp8Weights;
 use crate::parameters::{Parameter, ParameterId, Parameters};
 use crate::policy::{Action, Policy};
 use crate::saved::BlockActions;
@@ -113,10 +114,16 @@ impl Architecture {
             let lease = || Balance::lease(memory, routers.collect(), batch.rows);
             has_balance.then(lease).transpose()
         };
-        let kept = self.parameters().kept_in_fp8();
-        let fp8 = kept.map(|kept| Fp8Cells::lease(memory, self.blocks().len(), kept));
-        let counted = (statistics, fp8.transpose()?);
-        let mut saved = SavedActivations::without_tables(counted, dtype);
+        let is_held =
+            |weight: &&Fp8Weight| held.iter().any(|run| run.layers.contains(&weight.block));
+        let fp8 = self.parameters().weights_in_fp8();
+        let fp8 = fp8.map(|(all, keeps_codes)| {
+            let own: Vec<_> = all.iter().filter(is_held).copied().collect();
+            let lease = || Fp8Weights::lease(memory, &own, keeps_codes);
+            (!own.is_empty()).then(lease).transpose()
+        });
+        let common = (statistics, fp8.transpose()?.flatten());
+        let mut saved = SavedActivations::without_tables(common, dtype);
         for run in held {
             let layers = self.rows_of(policy, &run.layers);
             for _ in 0..run.micro_batches {

@@ -221,10 +221,10 @@ impl Parameters {
         }
     }
 
-    /// The weights of products in FP8 whose codes are kept; none if blocks do not multiply in FP8.
-    pub(crate) fn kept_in_fp8(&self) -> Option<impl Iterator<Item = Fp8Weight>> {
-        let keeps = self.fp8.as_ref()?.keeps_weights;
-        Some(self.fp8_weights.iter().copied().filter(move |_| keeps))
+    /// The weights of products in FP8, and whether their codes are kept; none if blocks do not multiply in FP8.
+    pub(crate) fn weights_in_fp8(&self) -> Option<(&[Fp8Weight], bool)> {
+        let keeps_codes = self.fp8.as_ref()?.keeps_weights;
+        Some((&self.fp8_weights, keeps_codes))
     }
 
     /// The matrices whose products are in FP8 unless they are excepted; none if blocks do not multiply in FP8.

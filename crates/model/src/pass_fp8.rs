@@ -1,6 +1,7 @@
 //! Codes of FP8 in a pass: outputs that are kept as such, operands that are made into such, and their scales.
 
-use crate::fp8::{CodedOutput, Fp8Cells, Fp8Layer, LEASED, Multiplied, TOGETHER, WeightCodes};
+use crate::fp8::{CodedOutput, Fp8Layer, TOGETHER, WeightCodes};
+use crate::fp8_cells::{CodesTo, Fp8Weights, Multiplied};
 use crate::pass::{Pass, Work};
 use crate::{Activation, ModelError, ParameterId};
 use kernels::fp8::Fp8;
@@ -8,10 +9,6 @@ use kernels::operation::{Copy, TransposeCodes};
 use memory::{Buffer, Category, In};
 
 impl Pass<'_> {
-    pub(crate) fn place(&self, layer: Fp8Layer, operand: Multiplied) -> usize {
-        Fp8Cells::place(self.running.at.layer, layer, operand)
-    }
-
     fn codes(
         &self,
         name: &'static str,
@@ -21,17 +18,30 @@ impl Pass<'_> {
         self.lease(Category::Temporary, name, shape, format.dtype())
     }
 
-    /// The cells of the model's scales.
-    pub(crate) fn scales(&self) -> &Fp8Cells {
-        self.work.saved.fp8.as_ref().expect(LEASED)
+    /// The weights that are multiplied in FP8.
+    pub(crate) fn fp8_weights(&self) -> &Fp8Weights {
+        self.work.saved.fp8_weights()
     }
 
-    fn cells(&mut self) -> &mut Fp8Cells {
-        self.work.saved.fp8.as_mut().expect(LEASED)
-    }
-
+    /// The scale of what a layer of the block multiplies, `[1]`.
     pub(crate) fn scale(&self, layer: Fp8Layer, operand: Multiplied) -> In<'_> {
-        self.scales().scale(self.place(layer, operand))
+        let cells = self.work.saved.fp8_cells();
+        cells.scale(self.running.at.layer, (layer, operand))
+    }
+
+    /// The scale of the weight of a layer of the block, `[1]`.
+    pub(crate) fn weight_scale(&self, layer: Fp8Layer) -> In<'_> {
+        self.fp8_weights().scale(self.running.at.layer, layer)
+    }
+
+    fn quantise(
+        &mut self,
+        of: (Fp8Layer, Multiplied),
+        (codes, x): (CodesTo, In),
+    ) -> Result<(), ModelError> {
+        let (kernels, block) = (self.kernels(), self.running.at.layer);
+        let cells = self.work.saved.fp8_cells_mut();
+        cells.quantise(kernels, (block, of), (codes, x))
     }
 
     /// As [`Pass::output`], for an activation that may be kept as codes.
@@ -60,9 +70,8 @@ impl Pass<'_> {
         };
         if let Some(wide) = wide {
             let layer = layer.expect("codes are of some layer's input");
-            let (kernels, place) = (self.kernels(), self.place(layer, Multiplied::Input));
-            let of = (kept.view_mut(), wide.view());
-            self.cells().quantise(kernels, place, of)?;
+            let codes = CodesTo::AsTheyAre(kept.view_mut());
+            self.quantise((layer, Multiplied::Input), (codes, wide.view()))?;
         }
         self.put(activation, Some(kept));
         Ok(())
@@ -77,12 +86,11 @@ impl Pass<'_> {
     ) -> Result<Buffer, ModelError> {
         let name = match operand {
             Multiplied::Gradient => "gradient_codes",
-            _ => "input_codes",
+            Multiplied::Input => "input_codes",
         };
         let mut codes = self.codes(name, [x.dims()[0], x.dims()[1]], format)?;
-        let (kernels, place) = (self.kernels(), self.place(layer, operand));
-        self.cells()
-            .quantise(kernels, place, (codes.view_mut(), x))?;
+        let of = CodesTo::AsTheyAre(codes.view_mut());
+        self.quantise((layer, operand), (of, x))?;
         Ok(codes)
     }
 
@@ -108,38 +116,88 @@ impl Pass<'_> {
         Ok(Some(whole))
     }
 
+    /// Makes codes of a layer's matrices as one, in `made` or those that are kept for the step.
+    fn quantise_weight(
+        &mut self,
+        layer: Fp8Layer,
+        (weights, shape): (&[ParameterId], [usize; 2]),
+        made: Option<CodesTo>,
+    ) -> Result<(), ModelError> {
+        let whole = self.brought_together(weights, shape)?;
+        let whole = whole.as_ref().map(Buffer::view);
+        let (kernels, block) = (self.kernels(), self.running.at.layer);
+        let indices = self.indices(weights);
+        let Work { weights, saved, .. } = &mut self.work;
+        let weight = whole.or_else(|| weights.joined(&indices)).expect(TOGETHER);
+        let all = saved.fp8_weights_mut();
+        all.quantise(kernels, (block, layer), (made, weight))
+    }
+
     /// Codes of a layer's matrices as one: made for this use, or those that are kept for the step.
-    pub(crate) fn quantised_weight(
+    pub(crate) fn weight_codes(
         &mut self,
         layer: Fp8Layer,
         (weights, shape): (&[ParameterId], [usize; 2]),
     ) -> Result<WeightCodes, ModelError> {
-        let (kernels, place) = (self.kernels(), self.place(layer, Multiplied::Weight));
-        let (block, indices) = (self.running.at.layer, self.indices(weights));
-        if self.scales().is_fresh(block, layer) {
-            return Ok(WeightCodes::Kept(block, layer));
+        let block = self.running.at.layer;
+        if !self.fp8_weights().keeps_codes() {
+            let mut made = self.codes("weight_codes", shape, Fp8::E4m3)?;
+            let of = CodesTo::AsTheyAre(made.view_mut());
+            self.quantise_weight(layer, (weights, shape), Some(of))?;
+            return Ok(WeightCodes::Made(made));
         }
-        let whole = self.brought_together(weights, shape)?;
-        let whole = whole.as_ref().map(Buffer::view);
-        let Work { weights, saved, .. } = &mut self.work;
-        let weight = whole.or_else(|| weights.joined(&indices)).expect(TOGETHER);
-        let cells = saved.fp8.as_mut().expect(LEASED);
-        if cells.keep(kernels, (block, layer), weight)? {
-            return Ok(WeightCodes::Kept(block, layer));
+        if self.fp8_weights().kept(block, layer).is_none() {
+            self.quantise_weight(layer, (weights, shape), None)?;
         }
-        let mut codes = self.codes("weight_codes", shape, Fp8::E4m3)?;
-        let Work { weights, saved, .. } = &mut self.work;
-        let weight = whole.or_else(|| weights.joined(&indices)).expect(TOGETHER);
-        let cells = saved.fp8.as_mut().expect(LEASED);
-        cells.quantise(kernels, place, (codes.view_mut(), weight))?;
-        Ok(WeightCodes::Made(codes))
+        Ok(WeightCodes::Kept(block, layer))
     }
 
-    /// Rows of the transpose of codes `[m, n]`, whose `m` is padded.
+    /// The transpose of a layer's matrices as codes.
+    pub(crate) fn transposed_weight(
+        &mut self,
+        layer: Fp8Layer,
+        (weights, shape): (&[ParameterId], [usize; 2]),
+    ) -> Result<Buffer, ModelError> {
+        if self.fp8_weights().keeps_codes() {
+            let codes = self.weight_codes(layer, (weights, shape))?;
+            return self.transposed("weight_turned", codes.view(self.fp8_weights()));
+        }
+        let mut out = self.room_for_transpose("weight_turned", shape, Fp8::E4m3)?;
+        let of = CodesTo::Transposed(out.view_mut());
+        self.quantise_weight(layer, (weights, shape), Some(of))?;
+        Ok(out)
+    }
+
+    /// The transpose of the codes of a layer's input, which is codes or not.
+    pub(crate) fn transposed_input(
+        &mut self,
+        layer: Fp8Layer,
+        x: In,
+    ) -> Result<Buffer, ModelError> {
+        if x.dtype().is_fp8() {
+            return self.transposed("input_turned", x);
+        }
+        let shape = [x.dims()[0], x.dims()[1]];
+        let mut out = self.room_for_transpose("input_turned", shape, Fp8::E4m3)?;
+        let of = CodesTo::Transposed(out.view_mut());
+        self.quantise((layer, Multiplied::Input), (of, x))?;
+        Ok(out)
+    }
+
+    /// Room for the transpose of codes `[m, n]`, whose `m` is padded.
+    fn room_for_transpose(
+        &self,
+        name: &'static str,
+        [m, n]: [usize; 2],
+        format: Fp8,
+    ) -> Result<Buffer, ModelError> {
+        self.codes(name, [n, TransposeCodes::padded(m)], format)
+    }
+
+    /// The transpose of codes, padded.
     pub(crate) fn transposed(&self, name: &'static str, x: In) -> Result<Buffer, ModelError> {
-        let shape = [x.dims()[1], TransposeCodes::padded(x.dims()[0])];
         let format = Fp8::of(x.dtype()).expect("only codes are transposed so");
-        let mut out = self.codes(name, shape, format)?;
+        let mut out = self.room_for_transpose(name, [x.dims()[0], x.dims()[1]], format)?;
         self.kernels().run(TransposeCodes {
             out: out.view_mut(),
             x,

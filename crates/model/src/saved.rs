@@ -2,7 +2,7 @@
 //! micro-batches are under way at once, and each has a table.
 
 use crate::balance::Balance;
-use crate::fp8::Fp8Cells;
+use crate::fp8_cells::{Fp8Cells, Fp8Weights};
 use crate::host_places::{Arriving, HostPlaces, Leaving};
 use crate::policy::Action;
 use crate::statistics::Statistics;
@@ -19,7 +19,7 @@ pub struct SavedActivations {
     current: usize,
     pub(crate) statistics: Statistics,
     /// None if the model multiplies nothing in FP8.
-    pub(crate) fp8: Option<Fp8Cells>,
+    fp8_weights: Option<Fp8Weights>,
     pub(crate) dtype: DType,
 }
 
@@ -45,6 +45,7 @@ impl HeldBlocks {
     }
 }
 
+const IN_FP8: &str = "the model has products in FP8";
 const HAS_OWN: &str = "a rank has tables of its blocks";
 
 /// The activations of one micro-batch, of some neighbouring blocks and the input of what follows.
@@ -55,6 +56,8 @@ struct Table {
     host: HostPlaces,
     /// None if the model's routers have no loss of balance.
     balance: Option<Balance>,
+    /// None if the model multiplies nothing in FP8.
+    fp8_cells: Option<Fp8Cells>,
 }
 
 /// The place of one activation in the table.
@@ -86,7 +89,7 @@ impl Table {
         memory: &Memory,
         (first, layers): (usize, &[BlockActions]),
         (dtype, batch): (DType, BatchShape),
-        balance: Option<Balance>,
+        (balance, fp8_cells): (Option<Balance>, Option<Fp8Cells>),
     ) -> Result<Table, OutOfMemory> {
         let numbered = (first..).zip(layers);
         let offloaded = numbered.flat_map(|(layer, table)| {
@@ -113,6 +116,7 @@ impl Table {
             layers: layers.iter().map(slots).collect(),
             host,
             balance,
+            fp8_cells,
         })
     }
 
@@ -149,20 +153,20 @@ impl Table {
 impl SavedActivations {
     /// No table yet.
     pub(crate) fn without_tables(
-        (statistics, fp8): (Statistics, Option<Fp8Cells>),
+        (statistics, fp8_weights): (Statistics, Option<Fp8Weights>),
         dtype: DType,
     ) -> SavedActivations {
         SavedActivations {
             tables: Vec::new(),
             current: 0,
             statistics,
-            fp8,
+            fp8_weights,
             dtype,
         }
     }
 
-    /// Adds an empty table for a micro-batch of this shape, with the balance of its routers where they have a loss of it, and with
-    /// pinned host memory for what it offloads.
+    /// Adds an empty table for a micro-batch of this shape, with the balance of its routers where they have a loss of it, with the
+    /// scales of its operands where the model multiplies in FP8, and with pinned host memory for what it offloads.
     pub(crate) fn lease_table(
         &mut self,
         memory: &Memory,
@@ -170,7 +174,13 @@ impl SavedActivations {
         batch: BatchShape,
         balance: Option<Balance>,
     ) -> Result<(), OutOfMemory> {
-        let table = Table::lease(memory, layers, (self.dtype, batch), balance)?;
+        let (first, rows) = layers;
+        // The last row is what follows the blocks.
+        let blocks = first..first + rows.len() - 1;
+        let cells = || Fp8Cells::lease(memory, &blocks);
+        let cells = self.fp8_weights.is_some().then(cells).transpose()?;
+        let batch = (self.dtype, batch);
+        let table = Table::lease(memory, layers, batch, (balance, cells))?;
         self.tables.push(table);
         Ok(())
     }
@@ -208,14 +218,50 @@ impl SavedActivations {
     /// Starts the stages' counts afresh.
     pub fn begin_step(&mut self) {
         self.statistics.begin_step();
-        if let Some(fp8) = &mut self.fp8 {
-            fp8.begin_step();
+        if let Some(weights) = &mut self.fp8_weights {
+            weights.begin_step();
         }
     }
 
     /// Bytes of codes of weights that are kept for each step.
     pub fn coded_weight_bytes(&self) -> u64 {
-        self.fp8.as_ref().map_or(0, Fp8Cells::kept_bytes)
+        let weights = self.fp8_weights.as_ref();
+        weights.map_or(0, Fp8Weights::kept_bytes)
+    }
+
+    /// From now on a block's operands in FP8 are those of another micro-batch.
+    pub(crate) fn begin_block(&mut self, block: usize) {
+        let table = &mut self.tables[self.current];
+        if let Some(cells) = &mut table.fp8_cells {
+            cells.begin_block(block);
+        }
+    }
+
+    /// The scales of the table's operands.
+    ///
+    /// # Panics
+    /// If the model multiplies nothing in FP8.
+    pub(crate) fn fp8_cells(&self) -> &Fp8Cells {
+        self.table().fp8_cells.as_ref().expect(IN_FP8)
+    }
+
+    /// As [`SavedActivations::fp8_cells`].
+    pub(crate) fn fp8_cells_mut(&mut self) -> &mut Fp8Cells {
+        let table = &mut self.tables[self.current];
+        table.fp8_cells.as_mut().expect(IN_FP8)
+    }
+
+    /// The weights that are multiplied in FP8.
+    ///
+    /// # Panics
+    /// If there are none.
+    pub(crate) fn fp8_weights(&self) -> &Fp8Weights {
+        self.fp8_weights.as_ref().expect(IN_FP8)
+    }
+
+    /// As [`SavedActivations::fp8_weights`].
+    pub(crate) fn fp8_weights_mut(&mut self) -> &mut Fp8Weights {
+        self.fp8_weights.as_mut().expect(IN_FP8)
     }
 
     /// What all stages have counted in this step, `[n]` f32 in their order; none if no stage counts.

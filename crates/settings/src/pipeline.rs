@@ -1,6 +1,5 @@
 //! Pipelines of several stages (`parallel.pipeline`): which blocks each stage has, and what does not go with them.
 
-use super::choices::Fp8Recipe;
 use super::error::{ConfigError, not_with, refused};
 use super::keys::ParallelConfig;
 use super::schedule::{PipelineOrder, PipelineSchedule};
@@ -209,11 +208,6 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(),
              choices balance too: optim.router_bias_rate)",
         );
     }
-    if config.fp8.recipe != Fp8Recipe::Off {
-        return not_with(
-            "--fp8 keeps the largest magnitudes of one micro-batch at a time, of which a stage has several under way; leave --fp8 out",
-        );
-    }
     if config.log.sample_every.is_some() {
         return not_with(
             "log.sample_every needs the whole model; leave it out, and take `trainer generate` with a checkpoint",
@@ -224,7 +218,7 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(),
     {
         return refused(
             "--pipeline-schedule zb-h1 defers gradients of matrices, and no block of this model can: with adapters, experts, latent \
-             attention or memory.tile_tokens they are computed with those of activations; take --pipeline-schedule 1f1b",
+             attention, --fp8 or memory.tile_tokens they are computed with those of activations; take --pipeline-schedule 1f1b",
         );
     }
     Ok(())

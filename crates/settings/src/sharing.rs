@@ -1,6 +1,5 @@
 //! Ranks that share sequences (`[parallel]`), and what does not go with them.
 
-use super::choices::Fp8Recipe;
 use super::error::{ConfigError, not_with, refused};
 use super::keys::ParallelConfig;
 use super::pipeline::places;
@@ -145,11 +144,6 @@ fn check_several(config: &Config, ranks: &Ranks) -> Result<(), ConfigError> {
     let not_with = |others: &str| not_with(&brings, others, &instead);
     if ranks.stage.of > 1 {
         return not_with("--pp hands whole micro-batches from stage to stage; take --pp 1");
-    }
-    if config.fp8.recipe != Fp8Recipe::Off {
-        return not_with(
-            "--fp8 keeps the largest magnitudes of one part at a time; leave --fp8 out",
-        );
     }
     if ranks.reduce == Reduce::Step {
         return not_with(

@@ -4,9 +4,9 @@ use super::dispatch::by_dtype;
 use super::products::{Added, CodeValues, Instructions, multiply_codes};
 use super::simd::{CHUNK, Real, vectorized};
 use crate::fp8::Fp8;
-use crate::operation::{AbsMax, Quantise, ScaledMatmul, TransposeCodes};
+use crate::operation::{AbsMax, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes};
 use half::bf16;
-use memory::{Buffer, DType, In};
+use memory::{Buffer, DType, In, Out};
 use rayon::prelude::*;
 use std::cell::RefCell;
 
@@ -76,9 +76,30 @@ fn format_of(codes: In) -> Fp8 {
 }
 
 pub(super) fn transpose_codes(TransposeCodes { out, x }: TransposeCodes) {
-    let [rows, columns] = [x.dims()[0], x.dims()[1]];
+    transpose(out, x, x.cast(DType::U8).slice::<u8>(), |code| code);
+}
+
+pub(super) fn quantise_transposed(operation: QuantiseTransposed) {
+    by_dtype!(operation.x.dtype(), quantise_transposed_of(operation));
+}
+
+fn quantise_transposed_of<T: Real>(operation: QuantiseTransposed) {
+    let QuantiseTransposed {
+        codes,
+        scale,
+        x,
+        largest,
+    } = operation;
+    let [factor, inverse] = Fp8::E4m3.factor_and_scale(largest.slice::<f32>()[0]);
+    scale.slice_mut::<f32>()[0] = inverse;
+    let code = |value: T| Fp8::E4m3.code(value.widen() * factor);
+    transpose(codes, x, x.slice::<T>(), code);
+}
+
+/// The transpose of the codes of `x`'s elements, padded with zeros.
+fn transpose<T: Copy + Sync>(out: Out, of: In, x: &[T], code: impl Fn(T) -> u8 + Sync) {
+    let [rows, columns] = [of.dims()[0], of.dims()[1]];
     let width = out.dims()[1];
-    let x = x.cast(DType::U8).slice::<u8>();
     let out = out.cast(DType::U8).slice_mut::<u8>();
     let bands = out.par_chunks_mut(PATCH * width.max(1));
     bands.enumerate().for_each(|(band, out)| {
@@ -87,7 +108,7 @@ pub(super) fn transpose_codes(TransposeCodes { out, x }: TransposeCodes) {
             for row in start..width.min(start + PATCH) {
                 for (index, out) in out.chunks_exact_mut(width).enumerate() {
                     out[row] = match row < rows {
-                        true => x[row * columns + first + index],
+                        true => code(x[row * columns + first + index]),
                         false => 0,
                     };
                 }

@@ -94,6 +94,7 @@ impl Cpu {
             }
             Operation::AbsMax(operation) => fp8::abs_max(operation),
             Operation::Quantise(operation) => fp8::quantise(operation),
+            Operation::QuantiseTransposed(operation) => fp8::quantise_transposed(operation),
             Operation::TransposeCodes(operation) => fp8::transpose_codes(operation),
             Operation::ScaledMatmul(operation) => {
                 fp8::scaled_matmul(self.workspace.as_ref(), self.instructions, operation)

@@ -4,7 +4,9 @@ use super::extent::{Extent, PACK};
 use super::matmul::{added, matrix};
 use super::{BIAS_ALIGNMENT_BYTES, Cuda, Driver, Gemm, Kernel, kernel, no_kernel};
 use crate::KernelError;
-use crate::operation::{AbsMax, AddBias, Quantise, ScaledMatmul, TransposeCodes};
+use crate::operation::{
+    AbsMax, AddBias, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes,
+};
 use memory::{DType, In};
 
 /// Threads of a block that looks for the largest magnitude.
@@ -69,13 +71,7 @@ pub(super) fn transpose_codes<D: Driver>(
     cuda: &Cuda<D>,
     TransposeCodes { out, x }: TransposeCodes,
 ) -> Result<(), KernelError> {
-    let [rows, columns] = [x.dims()[0], x.dims()[1]];
-    let width = out.dims()[1];
-    let extent = Extent {
-        grid: [width.div_ceil(SIDE), columns.div_ceil(SIDE), 1],
-        block: [TRANSPOSING_THREADS, 1, 1],
-        shared_bytes: 0,
-    };
+    let [rows, columns, width] = [x.dims()[0], x.dims()[1], out.dims()[1]];
     let arguments = [
         (&out).into(),
         (&x).into(),
@@ -83,7 +79,41 @@ pub(super) fn transpose_codes<D: Driver>(
         columns.into(),
         width.into(),
     ];
+    let extent = of_transpose(columns, width);
     cuda.launch(kernel!("fp8", "transpose_codes"), extent, &arguments)
+}
+
+/// Blocks that write a transpose `[columns, width]`.
+fn of_transpose(columns: usize, width: usize) -> Extent {
+    Extent {
+        grid: [width.div_ceil(SIDE), columns.div_ceil(SIDE), 1],
+        block: [TRANSPOSING_THREADS, 1, 1],
+        shared_bytes: 0,
+    }
+}
+
+pub(super) fn quantise_transposed<D: Driver>(
+    cuda: &Cuda<D>,
+    operation: QuantiseTransposed,
+) -> Result<(), KernelError> {
+    let QuantiseTransposed {
+        codes,
+        scale,
+        x,
+        largest,
+    } = operation;
+    let [rows, columns, width] = [x.dims()[0], x.dims()[1], codes.dims()[1]];
+    let arguments = [
+        (&codes).into(),
+        (&scale).into(),
+        (&x).into(),
+        (&largest).into(),
+        rows.into(),
+        columns.into(),
+        width.into(),
+    ];
+    let kernel = kernel!("fp8", "quantise_transposed_e4m3", x.dtype());
+    cuda.launch(kernel, of_transpose(columns, width), &arguments)
 }
 
 /// cuBLASLt adds only bf16 biases to FP8 products; other biases are added afterwards.

@@ -138,6 +138,7 @@ impl<D: Driver> Cuda<D> {
             Operation::Gram(operation) => matmul::gram(self, operation),
             Operation::AbsMax(operation) => fp8::abs_max(self, operation),
             Operation::Quantise(operation) => fp8::quantise(self, operation),
+            Operation::QuantiseTransposed(operation) => fp8::quantise_transposed(self, operation),
             Operation::TransposeCodes(operation) => fp8::transpose_codes(self, operation),
             Operation::ScaledMatmul(operation) => fp8::scaled_matmul(self, operation),
             Operation::AddBias(operation) => elementwise::add_bias(self, operation),

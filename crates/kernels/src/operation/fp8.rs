@@ -22,6 +22,15 @@ pub struct Quantise<'a> {
     pub largest: In<'a>,
 }
 
+/// As [`Quantise`], but `codes [n, padded m]`, e4m3, are the transpose of those of `x [m, n]`, padded as [`TransposeCodes`] does: for a
+/// product that sums over rows of what is not codes yet.
+pub struct QuantiseTransposed<'a> {
+    pub codes: Out<'a>,
+    pub scale: Out<'a>,
+    pub x: In<'a>,
+    pub largest: In<'a>,
+}
+
 /// `out [n, padded m]`: the transpose of `x [m, n]`, both of one type of FP8. `n` is a multiple of
 /// [`TransposeCodes::MULTIPLE`], and `m` is padded with zeros to one, so that products can sum over it.
 pub struct TransposeCodes<'a> {
@@ -50,6 +59,11 @@ impl TransposeCodes<'_> {
     pub const fn padded(rows: usize) -> usize {
         rows.next_multiple_of(Self::MULTIPLE)
     }
+}
+
+/// The shape of a matrix's transpose, padded.
+fn transposed(x: &In) -> [usize; 2] {
+    [x.dims()[1], TransposeCodes::padded(x.dims()[0])]
 }
 
 impl ScaledMatmul<'_> {
@@ -112,6 +126,28 @@ impl Contract for Quantise<'_> {
     }
 }
 
+impl Contract for QuantiseTransposed<'_> {
+    fn name(&self) -> &'static str {
+        "quantise_transposed"
+    }
+
+    fn check(&self, check: &Check) -> Checked {
+        check.rank("x", &self.x, 2)?;
+        check.real("x", &self.x, self.x.dims())?;
+        check.tensor("codes", &self.codes, &transposed(&self.x), DType::F8E4M3)?;
+        check.multiple("the number of columns", self.x.dims()[1])?;
+        check.tensor("scale", &self.scale, &[1], DType::F32)?;
+        check.tensor("largest", &self.largest, &[1], DType::F32)
+    }
+
+    fn operands(&self) -> Vec<Operand<'_>> {
+        let outs = [writes(&self.codes), writes(&self.scale)];
+        outs.into_iter()
+            .chain([reads(self.x), reads(self.largest)])
+            .collect()
+    }
+}
+
 impl Contract for TransposeCodes<'_> {
     fn name(&self) -> &'static str {
         "transpose_codes"
@@ -122,8 +158,7 @@ impl Contract for TransposeCodes<'_> {
         check.codes("x", &self.x)?;
         check.contiguous("x", &self.x)?;
         check.multiple("the number of columns", self.x.dims()[1])?;
-        let shape = [self.x.dims()[1], TransposeCodes::padded(self.x.dims()[0])];
-        check.tensor("out", &self.out, &shape, self.x.dtype())
+        check.tensor("out", &self.out, &transposed(&self.x), self.x.dtype())
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {

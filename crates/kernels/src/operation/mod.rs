@@ -57,7 +57,7 @@ pub use experts::{
     ExpertRows, GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
 };
 pub use flash::{Flash, FlashAttention, FlashAttentionBackward, FlashOptions, RaggedDocuments};
-pub use fp8::{AbsMax, Quantise, ScaledMatmul, TransposeCodes};
+pub use fp8::{AbsMax, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes};
 pub use gelu::{Gelu, GeluBackward};
 pub use init::Init;
 pub use latent::{ExpandKeys, ExpandKeysBackward, RotaryTail};
@@ -116,6 +116,7 @@ operations! {
     Gram,
     AbsMax,
     Quantise,
+    QuantiseTransposed,
     TransposeCodes,
     ScaledMatmul,
     AddBias,

@@ -6,7 +6,9 @@ use crate::device::{Device, Start, by_instructions};
 use crate::host::Host;
 use kernels::cpu::Instructions;
 use kernels::fp8::Fp8;
-use kernels::{AbsMax, KernelError, Matmul, Quantise, ScaledMatmul, Target, TransposeCodes};
+use kernels::{
+    AbsMax, KernelError, Matmul, Quantise, QuantiseTransposed, ScaledMatmul, Target, TransposeCodes,
+};
 use memory::DType;
 
 const FORMATS: [Fp8; 2] = [Fp8::E4m3, Fp8::E5m2];
@@ -143,14 +145,73 @@ impl Case for Transposed {
     }
 
     fn expected(&self) -> Vec<Expected> {
-        let ([rows, columns], x) = (self.sizes, self.x().values());
-        let places = (0..columns)
-            .flat_map(|column| (0..TransposeCodes::padded(rows)).map(move |row| (row, column)));
-        let out = places.map(|(row, column)| match row < rows {
-            true => x[row * columns + column],
-            false => 0.0,
-        });
+        let x = self.x().values();
+        let out = transposed(self.sizes, &x).map(|code| code.unwrap_or(0.0));
         vec![Expected::new("transpose_codes", out.collect(), Rule::Exact)]
+    }
+}
+
+/// The elements of a transpose, with none where it is padded.
+fn transposed([rows, columns]: [usize; 2], x: &[f64]) -> impl Iterator<Item = Option<f64>> {
+    let places = (0..columns)
+        .flat_map(move |column| (0..TransposeCodes::padded(rows)).map(move |row| (row, column)));
+    places.map(move |(row, column)| (row < rows).then(|| x[row * columns + column]))
+}
+
+#[derive(Debug)]
+struct CodedAndTransposed {
+    dtype: DType,
+    sizes: [usize; 2],
+    special: Option<f64>,
+    seed: u64,
+}
+
+impl CodedAndTransposed {
+    fn x(&self) -> Host {
+        let mut x = Host::random(self.dtype, self.sizes, 3.0, self.seed).values();
+        if let Some(special) = self.special {
+            x[0] = special;
+        }
+        Host::new(self.dtype, self.sizes, x)
+    }
+
+    fn largest(&self) -> f64 {
+        let x = self.x().values().into_iter();
+        x.fold(0.0, |largest, value| match value.is_nan() {
+            true => f64::NAN,
+            false => f64::max(largest, value.abs()),
+        })
+    }
+}
+
+impl Case for CodedAndTransposed {
+    fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
+        let x = device.put(&self.x());
+        let largest = device.put(&Host::new(DType::F32, [1], [self.largest()]));
+        let [rows, columns] = self.sizes;
+        let mut scale = device.room(DType::F32, [1]);
+        let mut codes = device.room(DType::F8E4M3, [columns, TransposeCodes::padded(rows)]);
+        device.kernels.run(QuantiseTransposed {
+            codes: codes.view_mut(),
+            scale: scale.view_mut(),
+            x: x.view(),
+            largest: largest.view(),
+        })?;
+        Ok(vec![device.take(&scale), device.take(&codes)])
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        let scale = scale(Fp8::E4m3, self.largest());
+        let code = |value: f64| match scale.is_nan() {
+            true => f64::NAN,
+            false => rounded(Fp8::E4m3, value / scale),
+        };
+        let x = self.x().values();
+        let codes = transposed(self.sizes, &x).map(|value| value.map_or(0.0, code));
+        vec![
+            Expected::new("quantise_transposed.scale", vec![scale], Rule::Exact),
+            Expected::new("quantise_transposed", codes.collect(), Rule::Exact),
+        ]
     }
 }
 
@@ -266,6 +327,16 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             cases.push(Box::new(Transposed {
                 format,
                 sizes,
+                seed,
+            }));
+        }
+    }
+    for ((seed, sizes), special) in (7150..).zip(sizes).zip(SPECIAL) {
+        for special in [None, special] {
+            cases.push(Box::new(CodedAndTransposed {
+                dtype,
+                sizes,
+                special,
                 seed,
             }));
         }

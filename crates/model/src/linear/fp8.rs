@@ -1,7 +1,8 @@
 //! The three products of a linear layer in FP8.
 
 use super::Linear;
-use crate::fp8::{Fp8Layer, LEASED, Multiplied, TOGETHER};
+use crate::fp8::{Fp8Layer, TOGETHER};
+use crate::fp8_cells::Multiplied;
 use crate::parameters::{ParameterId, PartParameters};
 use crate::pass::Work;
 use crate::{Activation, ModelError, Pass, Purpose};
@@ -62,19 +63,6 @@ impl Linear {
         (&self.weights, [self.outputs(), self.inputs])
     }
 
-    /// Codes of the input, unless it is codes already.
-    fn input_codes(
-        &self,
-        pass: &mut Pass,
-        layer: Fp8Layer,
-        x: In,
-    ) -> Result<Option<Buffer>, ModelError> {
-        let is_coded = x.dtype().is_fp8();
-        let of = (layer, Multiplied::Input);
-        let made = (!is_coded).then(|| pass.quantised(of, Fp8::E4m3, x));
-        made.transpose()
-    }
-
     /// `y = init + x W^T`, with biases that lie together, of an input as it is or as codes.
     pub(super) fn forward_fp8(
         &self,
@@ -83,15 +71,21 @@ impl Linear {
         y: Out,
         (x, biases, init): (In, &[ParameterId], Init),
     ) -> Result<(), ModelError> {
-        let made = self.input_codes(pass, layer, x)?;
-        let weight = pass.quantised_weight(layer, self.matrix_shape())?;
-        let scales = [Multiplied::Input, Multiplied::Weight];
+        let is_coded = x.dtype().is_fp8();
+        let of = (layer, Multiplied::Input);
+        let made = (!is_coded).then(|| pass.quantised(of, Fp8::E4m3, x));
+        let made = made.transpose()?;
+        let weight = pass.weight_codes(layer, self.matrix_shape())?;
+        let scales = [
+            pass.scale(layer, Multiplied::Input),
+            pass.weight_scale(layer),
+        ];
         let bias = pass.parameters(biases);
         Ok(pass.kernels().run(ScaledMatmul {
             out: y,
             a: made.as_ref().map_or(x, Buffer::view),
-            b: weight.view(pass.scales()),
-            scales: scales.map(|operand| pass.scale(layer, operand)),
+            b: weight.view(pass.fp8_weights()),
+            scales,
             bias,
             init,
         })?)
@@ -105,22 +99,21 @@ impl Linear {
         dy: Buffer,
     ) -> Result<(), ModelError> {
         let x = pass.pull(input)?;
-        let made = self.input_codes(pass, layer, x.view())?;
-        let turned = pass.transposed("input_turned", made.as_ref().unwrap_or(&x).view())?;
-        drop(made);
+        let turned = pass.transposed_input(layer, x.view())?;
         pass.release(input, x);
         self.weight_gradient_fp8(pass, layer, (dy.view(), turned.view()))?;
         drop(turned);
-        let weight = pass.quantised_weight(layer, self.matrix_shape())?;
-        let turned = pass.transposed("weight_turned", weight.view(pass.scales()))?;
-        drop(weight);
+        let turned = pass.transposed_weight(layer, self.matrix_shape())?;
         let (mut dx, init) = pass.gradient_to_add(input)?;
-        let scales = [Multiplied::Gradient, Multiplied::Weight];
+        let scales = [
+            pass.scale(layer, Multiplied::Gradient),
+            pass.weight_scale(layer),
+        ];
         pass.kernels().run(ScaledMatmul {
             out: dx.view_mut(),
             a: dy.view(),
             b: turned.view(),
-            scales: scales.map(|operand| pass.scale(layer, operand)),
+            scales,
             bias: None,
             init,
         })?;
@@ -136,8 +129,7 @@ impl Linear {
         (dy, x): (In, In),
     ) -> Result<(), ModelError> {
         let dy = pass.transposed("gradient_turned", dy)?;
-        let scales =
-            [Multiplied::Gradient, Multiplied::Input].map(|operand| pass.place(layer, operand));
+        let block = pass.running.at.layer;
         let all = (&self.weights[..], 0..self.outputs());
         let parts: Vec<_> = match pass.lie_together(&self.weights) {
             true => vec![all],
@@ -151,14 +143,15 @@ impl Linear {
                 kernels,
                 ..
             } = &mut pass.work;
-            let cells = saved.fp8.as_ref().expect(LEASED);
+            let operands = [Multiplied::Gradient, Multiplied::Input];
+            let cells = saved.fp8_cells();
             let gradients = &mut *purpose.training().gradients;
             let (out, init) = gradients.accumulate_joined(&indices).expect(TOGETHER);
             kernels.run(ScaledMatmul {
                 out,
                 a: dy.view().rows(outputs),
                 b: x,
-                scales: scales.map(|place| cells.scale(place)),
+                scales: operands.map(|operand| cells.scale(block, (layer, operand))),
                 bias: None,
                 init,
             })?;

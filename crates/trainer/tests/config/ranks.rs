@@ -150,10 +150,6 @@ fn what_parts_of_sequences_do_not_go_with_is_refused_with_a_way_out() {
             &["--context-parts 4", "trainer generate"],
         ),
         (
-            &["--fp8", "tensor", "--dtype", "bf16"],
-            &["4 parts of each sequence", "--fp8", "--cp 4"],
-        ),
-        (
             &["--reduce", "step"],
             &["--reduce at micro-batch", "--cp 4"],
         ),

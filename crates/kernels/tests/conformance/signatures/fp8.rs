@@ -1,7 +1,7 @@
 //! Codes of FP8, and their products.
 
 use super::{Signature, argument};
-use kernels::{AbsMax, Init, Quantise, ScaledMatmul, TransposeCodes};
+use kernels::{AbsMax, Init, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes};
 use memory::DType;
 
 pub fn signatures(dtype: DType) -> Vec<Signature> {
@@ -27,6 +27,23 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
             call: |kernels, outs, ins| {
                 let [codes, scale] = outs else { unreachable!() };
                 kernels.run(Quantise {
+                    codes: codes.reborrow(),
+                    scale: scale.reborrow(),
+                    x: ins[0],
+                    largest: ins[1],
+                })
+            },
+        },
+        Signature {
+            operation: "quantise_transposed",
+            outs: vec![codes("codes", &[32, 16]), float("scale")],
+            ins: vec![
+                real("x", &[7, 32]).free_type().free_dim(0),
+                float("largest"),
+            ],
+            call: |kernels, outs, ins| {
+                let [codes, scale] = outs else { unreachable!() };
+                kernels.run(QuantiseTransposed {
                     codes: codes.reborrow(),
                     scale: scale.reborrow(),
                     x: ins[0],
