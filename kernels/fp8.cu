@@ -85,6 +85,21 @@ template <typename F> __device__ void factor_and_scale(float largest, float &fac
     scale = finite ? __uint_as_float(uint32_t(127 - room) << 23) : NAN;
 }
 
+// Codes of the eight elements from `first` on, and how many elements that are not zero became zero.
+template <typename F, typename T>
+__device__ int quantise_pack(uint8_t *codes, const T *x, float factor, size_t first, size_t n) {
+    const Pack values = load(x, first, n);
+    Elements<uint8_t> made;
+    int zeros = 0;
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+        made.at[i] = code_of<F>((Unfused{values.at[i]} * Unfused{factor}).value);
+        zeros += (made.at[i] & 0x7f) == 0 && magnitude(values.at[i]) != 0;
+    }
+    store_elements(codes, first, n, made);
+    return zeros;
+}
+
 template <typename F, typename T>
 __device__ void quantise(uint8_t *codes, float *scale, const T *x, const float *largest, size_t n) {
     float factor, inverse;
@@ -94,13 +109,28 @@ __device__ void quantise(uint8_t *codes, float *scale, const T *x, const float *
         scale[0] = inverse;
     }
     if (first < n) {
-        const Pack values = load(x, first, n);
-        Elements<uint8_t> made;
-#pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            made.at[i] = code_of<F>((Unfused{values.at[i]} * Unfused{factor}).value);
-        }
-        store_elements(codes, first, n, made);
+        quantise_pack<F>(codes, x, factor, first, n);
+    }
+}
+
+// As `quantise`; each block makes a part, and adds its zeros to a row of `zeros`.
+template <typename F, typename T>
+__device__ void quantise_counting(uint8_t *codes, float *scale, float *zeros, const T *x, const float *largest, size_t n,
+                                  size_t part, size_t stride) {
+    float factor, inverse;
+    factor_and_scale<F>(largest[0], factor, inverse);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        scale[0] = inverse;
+    }
+    const size_t start = blockIdx.x * part;
+    const size_t end = n < start + part ? n : start + part;
+    int count = 0;
+    for (size_t first = start + threadIdx.x * PACK; first < end; first += blockDim.x * PACK) {
+        count += quantise_pack<F>(codes, x, factor, first, end);
+    }
+    count = block_sum(count);
+    if (threadIdx.x == 0 && count > 0) {
+        zeros[blockIdx.x * stride] += float(count);
     }
 }
 
@@ -183,21 +213,26 @@ __device__ void quantise_transposed(uint8_t *codes, float *scale, const T *x, co
     store_transposed(codes, words, columns, width);
 }
 
+#define QUANTISING(F, T, name)                                                                                      \
+    extern "C" __global__ void quantise_##name(uint8_t *codes, float *scale, const T *x, const float *largest,      \
+                                               size_t n) {                                                          \
+        quantise<F>(codes, scale, x, largest, n);                                                                   \
+    }                                                                                                               \
+    EXPORT(quantise_##name);                                                                                        \
+    extern "C" __global__ void quantise_counting_##name(uint8_t *codes, float *scale, float *zeros, const T *x,     \
+                                                        const float *largest, size_t n, size_t part,                \
+                                                        size_t stride) {                                            \
+        quantise_counting<F>(codes, scale, zeros, x, largest, n, part, stride);                                     \
+    }                                                                                                               \
+    EXPORT(quantise_counting_##name)
+
 #define OF_TYPE(T, name)                                                                                            \
     extern "C" __global__ void abs_max_of_part_##name(int *parts, const T *x, size_t n, size_t part) {              \
         abs_max_of_part(parts, x, n, part);                                                                         \
     }                                                                                                               \
     EXPORT(abs_max_of_part_##name);                                                                                 \
-    extern "C" __global__ void quantise_e4m3_##name(uint8_t *codes, float *scale, const T *x, const float *largest, \
-                                                    size_t n) {                                                     \
-        quantise<E4m3>(codes, scale, x, largest, n);                                                                \
-    }                                                                                                               \
-    EXPORT(quantise_e4m3_##name);                                                                                   \
-    extern "C" __global__ void quantise_e5m2_##name(uint8_t *codes, float *scale, const T *x, const float *largest, \
-                                                    size_t n) {                                                     \
-        quantise<E5m2>(codes, scale, x, largest, n);                                                                \
-    }                                                                                                               \
-    EXPORT(quantise_e5m2_##name);                                                                                   \
+    QUANTISING(E4m3, T, e4m3_##name);                                                                               \
+    QUANTISING(E5m2, T, e5m2_##name);                                                                               \
     extern "C" __global__ void quantise_transposed_e4m3_##name(uint8_t *codes, float *scale, const T *x,            \
                                                                const float *largest, size_t rows, size_t columns,   \
                                                                size_t width) {                                      \

@@ -38,6 +38,51 @@ pub enum Fp8Layer {
     MlpDown,
 }
 
+impl Fp8Layer {
+    /// In the order of a forward pass.
+    pub const ALL: [Fp8Layer; 4] = [
+        Fp8Layer::Qkv,
+        Fp8Layer::AttnOut,
+        Fp8Layer::MlpUp,
+        Fp8Layer::MlpDown,
+    ];
+
+    /// Its name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fp8Layer::Qkv => "qkv",
+            Fp8Layer::AttnOut => "attn_out",
+            Fp8Layer::MlpUp => "mlp_up",
+            Fp8Layer::MlpDown => "mlp_down",
+        }
+    }
+}
+
+/// What such a layer multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fp8Operand {
+    /// Its input.
+    Input,
+    /// Its matrices, as one.
+    Weight,
+    /// The gradient of its output.
+    Gradient,
+}
+
+impl Fp8Operand {
+    /// All of them.
+    pub const ALL: [Fp8Operand; 3] = [Fp8Operand::Input, Fp8Operand::Weight, Fp8Operand::Gradient];
+
+    /// Its name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fp8Operand::Input => "input",
+            Fp8Operand::Weight => "weight",
+            Fp8Operand::Gradient => "gradient",
+        }
+    }
+}
+
 /// The matrices of a layer of a block, as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fp8Weight {

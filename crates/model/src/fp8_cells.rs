@@ -1,24 +1,17 @@
 //! Cells of FP8: the scale and the largest magnitude of each operand, and the codes of weights that are kept for a step.
 
 use crate::ModelError;
-use crate::fp8::{Fp8Layer, Fp8Weight};
+use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Weight};
+use crate::fp8_zeros::{Fp8Site, Fp8Zeros};
 use kernels::Kernels;
 use kernels::fp8::Fp8;
 use kernels::operation::{AbsMax, Quantise, QuantiseTransposed};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 use std::ops::Range;
 
-/// An activation or a gradient that a layer multiplies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Multiplied {
-    /// The layer's input. Its scale is read again in the backward pass.
-    Input,
-    /// The gradient of its output.
-    Gradient,
-}
-
-const LAYERS: usize = 4;
+/// Operands of a layer beside its weight: input and gradient.
 const OPERANDS: usize = 2;
+const LAYERS: usize = Fp8Layer::ALL.len();
 /// Cells of an operand: its scale, its largest magnitude, and two that are not used, because cuBLASLt takes scales at multiples of
 /// 16 bytes.
 const CELLS: usize = 4;
@@ -68,28 +61,30 @@ impl Fp8Cells {
         self.is_found[first..first + LAYERS * OPERANDS].fill(false);
     }
 
-    fn number(&self, block: usize, (layer, operand): (Fp8Layer, Multiplied)) -> usize {
-        ((block - self.first) * LAYERS + layer as usize) * OPERANDS + operand as usize
+    fn number(&self, (block, layer, operand): Fp8Site) -> usize {
+        let operand = usize::from(operand == Fp8Operand::Gradient);
+        ((block - self.first) * LAYERS + layer as usize) * OPERANDS + operand
     }
 
-    /// An operand's scale, `[1]`.
-    pub(crate) fn scale(&self, block: usize, of: (Fp8Layer, Multiplied)) -> In<'_> {
-        scale(&self.cells, self.number(block, of))
+    /// The scale of an input or a gradient, `[1]`.
+    pub(crate) fn scale(&self, site: Fp8Site) -> In<'_> {
+        scale(&self.cells, self.number(site))
     }
 
-    /// Makes codes of `x`, and their scale.
+    /// Makes codes of an input or a gradient, and their scale.
     ///
     /// # Errors
     /// [`ModelError`] if the device fails.
     pub(crate) fn quantise(
         &mut self,
-        kernels: &Kernels,
-        (block, of): (usize, (Fp8Layer, Multiplied)),
+        (kernels, zeros): (&Kernels, &mut Fp8Zeros),
+        site: Fp8Site,
         (codes, x): (CodesTo, In),
     ) -> Result<(), ModelError> {
-        let number = self.number(block, of);
+        let number = self.number(site);
         let is_found = std::mem::replace(&mut self.is_found[number], true);
-        quantise(kernels, (&mut self.cells, number, is_found), (codes, x))
+        let zeros = (!is_found).then(|| zeros.of(site, x.elements()));
+        quantise(kernels, (&mut self.cells, number), zeros, (codes, x))
     }
 }
 
@@ -178,17 +173,19 @@ impl Fp8Weights {
     /// [`ModelError`] if the device fails.
     pub(crate) fn quantise(
         &mut self,
-        kernels: &Kernels,
+        (kernels, zeros): (&Kernels, &mut Fp8Zeros),
         (block, layer): (usize, Fp8Layer),
         (made, x): (Option<CodesTo>, In),
     ) -> Result<(), ModelError> {
         let number = self.number(block, layer);
         let weight = &mut self.weights[number];
-        let is_found = !std::mem::replace(&mut weight.is_stale, false);
+        let is_first = std::mem::replace(&mut weight.is_stale, false);
+        let site = (block, layer, Fp8Operand::Weight);
+        let zeros = is_first.then(|| zeros.of(site, x.elements()));
         let kept = weight.kept.as_mut().map(Buffer::view_mut);
         let codes = made.or(kept.map(CodesTo::AsTheyAre));
         let codes = codes.expect("codes have a place");
-        quantise(kernels, (&mut self.cells, number, is_found), (codes, x))
+        quantise(kernels, (&mut self.cells, number), zeros, (codes, x))
     }
 }
 
@@ -197,17 +194,18 @@ fn scale(cells: &Buffer, operand: usize) -> In<'_> {
     cells.view().rows(first..first + 1)
 }
 
-/// Makes codes, and in an operand's cells their scale, and the largest magnitude unless it is found already.
+/// Makes codes, and in an operand's cells their scale. The first time also finds the largest magnitude, and counts zeros.
 fn quantise(
     kernels: &Kernels,
-    (cells, operand, is_found): (&mut Buffer, usize, bool),
+    (cells, operand): (&mut Buffer, usize),
+    zeros: Option<Out>,
     (codes, x): (CodesTo, In),
 ) -> Result<(), ModelError> {
     let first = operand * CELLS;
     let cells = cells.view_mut().rows(first..first + CELLS);
     let (scale, rest) = cells.split_at(1);
     let (mut largest, _) = rest.split_at(1);
-    if !is_found {
+    if zeros.is_some() {
         kernels.run(AbsMax {
             out: largest.reborrow(),
             x,
@@ -218,6 +216,7 @@ fn quantise(
         CodesTo::AsTheyAre(codes) => kernels.run(Quantise {
             codes,
             scale,
+            zeros,
             x,
             largest,
         }),

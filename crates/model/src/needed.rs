@@ -3,9 +3,10 @@
 use crate::balance::Balance;
 use crate::fp8::Fp8Weight;
 use crate::fp8_cells::Fp8Weights;
+use crate::fp8_zeros::Fp8Zeros;
 use crate::parameters::{Parameter, ParameterId, Parameters};
 use crate::policy::{Action, Policy};
-use crate::saved::BlockActions;
+use crate::saved::{BlockActions, Fp8State};
 use crate::stage::Declared;
 use crate::statistics::Statistics;
 use crate::{
@@ -119,8 +120,14 @@ impl Architecture {
         let fp8 = self.parameters().weights_in_fp8();
         let fp8 = fp8.map(|(all, keeps_codes)| {
             let own: Vec<_> = all.iter().filter(is_held).copied().collect();
-            let lease = || Fp8Weights::lease(memory, &own, keeps_codes);
-            (!own.is_empty()).then(lease).transpose()
+            let blocks = self.blocks().len();
+            let lease = || {
+                Ok::<_, OutOfMemory>(Fp8State {
+                    weights: Fp8Weights::lease(memory, &own, keeps_codes)?,
+                    zeros: Fp8Zeros::lease(memory, blocks, (all, batch))?,
+                })
+            };
+            (!all.is_empty()).then(lease).transpose()
         });
         let common = (statistics, fp8.transpose()?.flatten());
         let mut saved = SavedActivations::without_tables(common, dtype);

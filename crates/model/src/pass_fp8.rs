@@ -1,7 +1,7 @@
 //! Codes of FP8 in a pass: outputs that are kept as such, operands that are made into such, and their scales.
 
-use crate::fp8::{CodedOutput, Fp8Layer, TOGETHER, WeightCodes};
-use crate::fp8_cells::{CodesTo, Fp8Weights, Multiplied};
+use crate::fp8::{CodedOutput, Fp8Layer, Fp8Operand, TOGETHER, WeightCodes};
+use crate::fp8_cells::{CodesTo, Fp8Weights};
 use crate::pass::{Pass, Work};
 use crate::{Activation, ModelError, ParameterId};
 use kernels::fp8::Fp8;
@@ -24,24 +24,19 @@ impl Pass<'_> {
     }
 
     /// The scale of what a layer of the block multiplies, `[1]`.
-    pub(crate) fn scale(&self, layer: Fp8Layer, operand: Multiplied) -> In<'_> {
-        let cells = self.work.saved.fp8_cells();
-        cells.scale(self.running.at.layer, (layer, operand))
-    }
-
-    /// The scale of the weight of a layer of the block, `[1]`.
-    pub(crate) fn weight_scale(&self, layer: Fp8Layer) -> In<'_> {
-        self.fp8_weights().scale(self.running.at.layer, layer)
+    pub(crate) fn scale(&self, layer: Fp8Layer, operand: Fp8Operand) -> In<'_> {
+        let block = self.running.at.layer;
+        self.work.saved.fp8_scale((block, layer, operand))
     }
 
     fn quantise(
         &mut self,
-        of: (Fp8Layer, Multiplied),
-        (codes, x): (CodesTo, In),
+        (layer, operand): (Fp8Layer, Fp8Operand),
+        of: (CodesTo, In),
     ) -> Result<(), ModelError> {
         let (kernels, block) = (self.kernels(), self.running.at.layer);
-        let cells = self.work.saved.fp8_cells_mut();
-        cells.quantise(kernels, (block, of), (codes, x))
+        let saved = &mut self.work.saved;
+        saved.quantise(kernels, (block, layer, operand), of)
     }
 
     /// As [`Pass::output`], for an activation that may be kept as codes.
@@ -71,7 +66,7 @@ impl Pass<'_> {
         if let Some(wide) = wide {
             let layer = layer.expect("codes are of some layer's input");
             let codes = CodesTo::AsTheyAre(kept.view_mut());
-            self.quantise((layer, Multiplied::Input), (codes, wide.view()))?;
+            self.quantise((layer, Fp8Operand::Input), (codes, wide.view()))?;
         }
         self.put(activation, Some(kept));
         Ok(())
@@ -80,13 +75,13 @@ impl Pass<'_> {
     /// Codes of an operand that is in the compute type.
     pub(crate) fn quantised(
         &mut self,
-        (layer, operand): (Fp8Layer, Multiplied),
+        (layer, operand): (Fp8Layer, Fp8Operand),
         format: Fp8,
         x: In,
     ) -> Result<Buffer, ModelError> {
         let name = match operand {
-            Multiplied::Gradient => "gradient_codes",
-            Multiplied::Input => "input_codes",
+            Fp8Operand::Gradient => "gradient_codes",
+            Fp8Operand::Input | Fp8Operand::Weight => "input_codes",
         };
         let mut codes = self.codes(name, [x.dims()[0], x.dims()[1]], format)?;
         let of = CodesTo::AsTheyAre(codes.view_mut());
@@ -129,8 +124,7 @@ impl Pass<'_> {
         let indices = self.indices(weights);
         let Work { weights, saved, .. } = &mut self.work;
         let weight = whole.or_else(|| weights.joined(&indices)).expect(TOGETHER);
-        let all = saved.fp8_weights_mut();
-        all.quantise(kernels, (block, layer), (made, weight))
+        saved.quantise_weight(kernels, (block, layer), (made, weight))
     }
 
     /// Codes of a layer's matrices as one: made for this use, or those that are kept for the step.
@@ -180,7 +174,7 @@ impl Pass<'_> {
         let shape = [x.dims()[0], x.dims()[1]];
         let mut out = self.room_for_transpose("input_turned", shape, Fp8::E4m3)?;
         let of = CodesTo::Transposed(out.view_mut());
-        self.quantise((layer, Multiplied::Input), (of, x))?;
+        self.quantise((layer, Fp8Operand::Input), (of, x))?;
         Ok(out)
     }
 

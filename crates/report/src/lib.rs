@@ -19,8 +19,8 @@ mod tensorboard;
 pub use growth::MemoryGrowth;
 pub use metrics::{
     CheckpointRecord, EndRecord, EvalRecord, METRICS_SCHEMA_VERSION, MetricsFile, ResumeRecord,
-    RewardMarks, RouterMarks, RunRecord, SampleRecord, StepRecord, Timing, max_rss_bytes,
-    milliseconds, resident_bytes,
+    RewardMarks, RouterMarks, RunRecord, SampleRecord, StepRecord, Timing, ZeroMarks,
+    max_rss_bytes, milliseconds, resident_bytes,
 };
 pub use process::{Fate, OomKills, ProcessRecord};
 pub use progress::{Busy, Progress};

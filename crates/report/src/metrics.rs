@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// The form of `metrics.jsonl`. It rises with every new field, and with any change of a
 /// field's name, type or meaning (`crates/trainer/schemas/`).
-pub const METRICS_SCHEMA_VERSION: u32 = 1;
+pub const METRICS_SCHEMA_VERSION: u32 = 2;
 
 /// The first line: what runs, and where.
 #[derive(Clone, Debug, Serialize)]
@@ -123,6 +123,9 @@ pub struct StepRecord {
     /// What the routers of a mixture of experts did, if the model has some.
     #[serde(flatten)]
     pub routers: Option<RouterMarks>,
+    /// How much of each operand in FP8 became zero, if products are in FP8; it shows where one scale a tensor does not suffice.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fp8_zeros: Vec<ZeroMarks>,
     /// Rewards of the step's pairs, if the loss is that of preferences.
     #[serde(flatten)]
     pub rewards: Option<RewardMarks>,
@@ -209,6 +212,19 @@ impl RouterMarks {
         let entropies = self.expert_load_entropy.iter().copied();
         entropies.fold(1.0, f64::min)
     }
+}
+
+/// How much of an operand of products in FP8 became zero in a step, though it was not, over all ranks.
+#[derive(Clone, Debug, Serialize)]
+pub struct ZeroMarks {
+    /// The layer of a block: qkv, attn_out, mlp_up or mlp_down.
+    pub layer: &'static str,
+    /// Its input, weight or gradient.
+    pub operand: &'static str,
+    /// The largest share of all blocks, from 0 to 1. To six decimals.
+    pub share: f64,
+    /// The first block that has it.
+    pub block: usize,
 }
 
 /// An evaluation between steps.

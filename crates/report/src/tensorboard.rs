@@ -68,6 +68,10 @@ impl TensorBoard {
             let known = losses.into_iter();
             scalars.extend(known.filter_map(|(name, value)| Some((name.to_string(), value?))));
         }
+        scalars.extend(record.fp8_zeros.iter().map(|zeros| {
+            let name = format!("fp8_zeros/{}_{}", zeros.layer, zeros.operand);
+            (name, zeros.share as f32)
+        }));
         if let Some(rewards) = &record.rewards {
             scalars.extend([
                 ("rewards/chosen".into(), rewards.rewards_chosen),

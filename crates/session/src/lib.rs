@@ -34,6 +34,7 @@ mod shapes;
 mod snapshot;
 mod states_file;
 mod step_traffic;
+mod sum_of_ranks;
 mod update;
 mod updating;
 mod upload;

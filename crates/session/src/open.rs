@@ -8,6 +8,7 @@ use crate::session::Session;
 use crate::shapes::shape_of_a_step;
 use crate::snapshot::{CopyPlace, StateOnDevice};
 use crate::states_file::states_file;
+use crate::sum_of_ranks::SumOfRanks;
 use collectives::Alone;
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
@@ -127,6 +128,11 @@ impl Session {
             policy,
             (shape, &settings.held(model.layers())),
         )?;
+        let names = ["all_fp8_zeros", "sum_of_fp8_zeros"];
+        let zeros_of_ranks = match saved.zeros_counted() {
+            0 => None,
+            counted => SumOfRanks::lease(memory, names, ranks, counted)?,
+        };
         if let Some(ranks) = &settings.ranks {
             kernels.count_ranks_from(ranks.first_of_stage());
         }
@@ -144,6 +150,7 @@ impl Session {
             saved,
             losses,
             routers,
+            zeros_of_ranks,
             step: 0,
             updates: 0,
             stop: Box::new(|| false),

@@ -1,11 +1,11 @@
 //! What a step computed and used, and what the host knows of it while the device may still be at it.
 
-use crate::read_back::PendingResults;
+use crate::read_back::{PendingNumbers, PendingResults};
 use crate::routers::{PendingChoices, RouterChoices};
 use crate::step_traffic::StepTraffic;
 use kernels::{KernelError, Kernels, Traffic};
 use memory::StepMemory;
-use model::ReplayCounts;
+use model::{ReplayCounts, ShareOfZeros};
 use std::cell::Cell;
 use std::time::Instant;
 
@@ -24,6 +24,7 @@ pub(crate) struct InFlight {
     pub(crate) replayed: ReplayCounts,
     pub(crate) results: PendingResults,
     pub(crate) choices: Option<PendingChoices>,
+    pub(crate) zeros: Option<PendingNumbers>,
     /// When it was made, or first known to be.
     pub(crate) made_at: Cell<Option<Instant>>,
 }
@@ -62,6 +63,8 @@ pub struct StepOutcome {
     pub replayed: ReplayCounts,
     /// What the routers chose, if the model has some.
     pub router_choices: Option<RouterChoices>,
+    /// What share of each operand in FP8 became zero, over all ranks; empty if there are none.
+    pub fp8_zeros: Vec<ShareOfZeros>,
     /// When it was made, or known to be made.
     pub done_at: Instant,
 }
@@ -104,6 +107,7 @@ impl InFlight {
             .choices
             .map(|choices| choices.finish(kernels))
             .transpose()?;
+        let zeros = self.zeros.map(|zeros| zeros.finish(kernels)).transpose()?;
         let mean = |sum: f32| f64::from(sum) / self.counted as f64;
         let (router_losses, rewards) = match results.losses[1..] {
             [chosen, rejected, preferred] => (
@@ -134,6 +138,7 @@ impl InFlight {
             micro_batch: self.micro_batch,
             replayed: self.replayed,
             router_choices: choices,
+            fp8_zeros: zeros.map_or(Vec::new(), |counts| ShareOfZeros::of_counts(&counts)),
             done_at: self.made_at.get().unwrap_or_else(Instant::now),
         })
     }

@@ -1,6 +1,6 @@
 //! The results of a step on their way to the host, while the device goes on.
 
-use kernels::{KernelError, Kernels, Reading};
+use kernels::{KernelError, Kernels, READING_BYTES_MAX, Reading};
 use memory::In;
 
 /// Losses and gradient norm of a step.
@@ -42,6 +42,36 @@ impl PendingResults {
             losses: numbers(&kernels.finish_read(self.losses)?),
             grad_norm: first(kernels.finish_read(self.norm_and_clip)?),
         })
+    }
+}
+
+/// Any number of f32 numbers that may not have been computed.
+pub(crate) struct PendingNumbers(Vec<Reading>);
+
+impl PendingNumbers {
+    /// Sends for `numbers [n]`.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub(crate) fn start(kernels: &Kernels, numbers: In) -> Result<PendingNumbers, KernelError> {
+        let (count, at_once) = (numbers.elements(), READING_BYTES_MAX / size_of::<f32>());
+        let parts = (0..count).step_by(at_once).map(|first| {
+            let part = numbers.rows(first..count.min(first + at_once));
+            kernels.start_read(part)
+        });
+        Ok(PendingNumbers(parts.collect::<Result<_, _>>()?))
+    }
+
+    /// Waits for them.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device has failed.
+    pub(crate) fn finish(self, kernels: &Kernels) -> Result<Vec<f32>, KernelError> {
+        let mut all = Vec::new();
+        for part in self.0 {
+            all.extend(numbers(&kernels.finish_read(part)?));
+        }
+        Ok(all)
     }
 }
 

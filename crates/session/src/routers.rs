@@ -1,17 +1,12 @@
 //! The choices of routers over a step: added up over ranks, read for the metrics, and followed by the biases of choices.
 
-use crate::losses::gather;
-use crate::read_back::numbers;
-use kernels::{
-    Init, KernelError, Kernels, Queue, READING_BYTES_MAX, Reading, StepRouterBias, SumInOrder,
-};
-use memory::{Buffer, Category, DType, In, Layout, Memory, OutOfMemory, Role};
+use crate::read_back::PendingNumbers;
+use crate::sum_of_ranks::SumOfRanks;
+use kernels::{KernelError, Kernels, StepRouterBias};
+use memory::{In, Layout, Memory, OutOfMemory, Role};
 use model::Architecture;
 use std::ops::Range;
 use units::{Ranks, Weights};
-
-const COUNTED: &str = "choices are counted before other ranks get them";
-const ALL_CAME: &str = "the choices of all ranks have come before they are added up";
 
 /// The routers of a model, in the order of layers. They have equally many experts.
 pub(crate) struct Routers {
@@ -20,22 +15,13 @@ pub(crate) struct Routers {
     biases: Vec<Option<Range<usize>>>,
     /// How far a bias moves in a step.
     rate: f32,
-    of_ranks: Option<OfRanks>,
-}
-
-/// The choices of other ranks.
-struct OfRanks {
-    ranks: usize,
-    /// `[ranks routers experts]` f32.
-    all: Buffer,
-    /// `[routers experts]` f32.
-    sum: Buffer,
+    of_ranks: Option<SumOfRanks>,
 }
 
 /// Choices of a step on their way to the host.
 pub(crate) struct PendingChoices {
     experts: usize,
-    parts: Vec<Reading>,
+    counts: PendingNumbers,
 }
 
 /// How often each router chose each of its experts in a step, over all ranks.
@@ -61,16 +47,8 @@ impl Routers {
             return Ok(None);
         };
         let (experts, count) = (*experts, routers.len());
-        let lease = |name, rows| {
-            memory.lease_persistent(Category::Activation, name, [rows * experts], DType::F32)
-        };
-        let of_ranks = ranks.map(|ranks| {
-            Ok::<_, OutOfMemory>(OfRanks {
-                ranks: ranks.of_all().of,
-                all: lease("all_choices", ranks.of_all().of * count)?,
-                sum: lease("choices", count)?,
-            })
-        });
+        let names = ["all_choices", "choices"];
+        let of_ranks = SumOfRanks::lease(memory, names, ranks, count * experts)?;
         let place = |name: &String| {
             let mut entries = layout.entries().iter();
             let entry = entries.find(|entry| entry.role == Role::Buffer && entry.name == *name);
@@ -83,7 +61,7 @@ impl Routers {
             experts,
             biases: biases.collect(),
             rate: rate as f32,
-            of_ranks: of_ranks.transpose()?,
+            of_ranks,
         }))
     }
 
@@ -96,11 +74,8 @@ impl Routers {
         own: In,
         clip: In,
     ) -> Result<PendingChoices, KernelError> {
-        if let Some(of_ranks) = &mut self.of_ranks {
-            of_ranks.add_up(kernels, own)?;
-        }
-        let choices = match &self.of_ranks {
-            Some(of_ranks) => of_ranks.sum.view(),
+        let choices = match &mut self.of_ranks {
+            Some(of_ranks) => of_ranks.add_up(kernels, own)?,
             None => own,
         };
         let moved = self.biases.iter().enumerate().filter(|_| self.rate > 0.0);
@@ -114,31 +89,9 @@ impl Routers {
                 rate: self.rate,
             })?;
         }
-        let (count, at_once) = (choices.elements(), READING_BYTES_MAX / size_of::<f32>());
-        let parts = (0..count).step_by(at_once).map(|first| {
-            let part = choices.rows(first..count.min(first + at_once));
-            kernels.start_read(part)
-        });
         Ok(PendingChoices {
             experts: self.experts,
-            parts: parts.collect::<Result<_, _>>()?,
-        })
-    }
-}
-
-impl OfRanks {
-    fn add_up(&mut self, kernels: &Kernels, own: In) -> Result<(), KernelError> {
-        let counted = kernels.record(Queue::Compute)?;
-        kernels.wait(Queue::Collective, counted, COUNTED)?;
-        // SAFETY: the computation waits for it below, and the choices are written again in the next step.
-        unsafe { gather(kernels, own, (self.all.view_mut(), 0), 0..self.ranks)? };
-        let came = kernels.record(Queue::Collective)?;
-        kernels.wait(Queue::Compute, came, ALL_CAME)?;
-        let all = self.all.view();
-        kernels.run(SumInOrder {
-            out: self.sum.view_mut(),
-            x: all.reshape([self.ranks, all.elements() / self.ranks]),
-            init: Init::Overwrite,
+            counts: PendingNumbers::start(kernels, choices)?,
         })
     }
 }
@@ -146,14 +99,9 @@ impl OfRanks {
 impl PendingChoices {
     /// Waits for them.
     pub(crate) fn finish(self, kernels: &Kernels) -> Result<RouterChoices, KernelError> {
-        let mut counts = Vec::new();
-        for part in self.parts {
-            let bytes = kernels.finish_read(part)?;
-            counts.extend(numbers(&bytes));
-        }
         Ok(RouterChoices {
             experts: self.experts,
-            counts,
+            counts: self.counts.finish(kernels)?,
         })
     }
 }

@@ -5,10 +5,11 @@ use crate::forward::Forward;
 use crate::losses::Losses;
 use crate::orders::Orders;
 use crate::outcome::{InFlight, StepOutcome};
-use crate::read_back::PendingResults;
+use crate::read_back::{PendingNumbers, PendingResults};
 use crate::routers::{PendingChoices, Routers};
 use crate::snapshot::CopyPlace;
 use crate::step_traffic::UpdateTraffic;
+use crate::sum_of_ranks::SumOfRanks;
 use crate::upload::LentTokens;
 use data::{MicroBatch, StepBatch};
 use kernels::Kernels;
@@ -41,6 +42,8 @@ pub struct Session {
     pub(crate) losses: Losses,
     /// None if the model has no routers.
     pub(crate) routers: Option<Routers>,
+    /// None if the model multiplies nothing in FP8, or there is one rank.
+    pub(crate) zeros_of_ranks: Option<SumOfRanks>,
     pub(crate) step: usize,
     /// Steps that were not skipped, of those that are finished.
     pub(crate) updates: usize,
@@ -147,6 +150,7 @@ impl Session {
             return updated;
         }
         let choices = self.choices()?;
+        let zeros = self.zeros()?;
         let results = PendingResults::start(
             &*self.kernels,
             self.losses.all(),
@@ -168,6 +172,7 @@ impl Session {
             replayed,
             results,
             choices,
+            zeros,
             made_at: Cell::new((!self.kernels.runs_ahead()).then(Instant::now)),
         });
         updated?;
@@ -187,6 +192,18 @@ impl Session {
         let clip = self.optimizer.norm_and_clip();
         let choices = routers.end_step(&*self.kernels, &mut self.weights, own, clip)?;
         Ok(Some(choices))
+    }
+
+    /// Adds up what became zero in FP8 in the step, and sends for it.
+    fn zeros(&mut self) -> Result<Option<PendingNumbers>, SessionError> {
+        let Some(own) = self.saved.count_zeros(&*self.kernels)? else {
+            return Ok(None);
+        };
+        let all = match &mut self.zeros_of_ranks {
+            Some(of_ranks) => of_ranks.add_up(&*self.kernels, own)?,
+            None => own,
+        };
+        Ok(Some(PendingNumbers::start(&*self.kernels, all)?))
     }
 
     /// Breaks off every step during which `stop` says so, before its next block, with [`SessionError::Stopped`]. Nothing is

@@ -12,7 +12,10 @@ use common::{
 };
 use kernels::fp8::Fp8;
 use memory::DType;
-use model::{Attention, Fp8Products, LatentConfig, ModelConfig, NamePatterns};
+use model::{
+    Attention, Fp8Layer, Fp8Operand, Fp8Products, LatentConfig, ModelConfig, NamePatterns,
+    ShareOfZeros,
+};
 use optim::MomentFormat;
 use planner::Plan;
 use session::SessionError;
@@ -389,6 +392,22 @@ fn pipelines_have_the_bits_of_one_stage() {
     ] {
         assert!(run(&other) == one, "{:?}, {:?}", other.pipeline, other.fp8);
     }
+    // One stage has no product in FP8.
+    let mostly = |settings: Settings| {
+        let except = NamePatterns::new(&["*.0.*".into()]);
+        let fp8 = Fp8Products {
+            except,
+            ..settings.fp8.clone().unwrap()
+        };
+        with(&settings, fp8)
+    };
+    let some = mostly(settings("none", true, false));
+    let expected = run(&Settings {
+        accum: 8,
+        ranks: Some(ranks(1, Zero::Gradients)),
+        ..some.clone()
+    });
+    assert!(run(&on_two(&some)) == expected && expected != one);
     // A rank keeps the codes of its own stage's weights.
     let codes = |rank| {
         let own = plan(&of_rank(&on_two(&settings("none", true, true)), rank));
@@ -552,6 +571,43 @@ fn an_activation_that_is_not_finite_skips_the_step() {
         let outcome = session.step(&step_batch(&settings, 1)).unwrap();
         assert!(!outcome.is_finite(), "{saves_codes}");
         assert!(state(&session) == before, "{saves_codes}");
+    }
+}
+
+/// Beside one large weight the others become zero, and only that matrix' do. What is kept or made again changes no count.
+#[test]
+fn what_becomes_zero_is_counted() {
+    let (_, model) = models(2).swap_remove(0);
+    let down = |share: &ShareOfZeros| {
+        (share.block, share.layer, share.operand) == (1, Fp8Layer::MlpDown, Fp8Operand::Weight)
+    };
+    let shares = |mode: &str, saves_codes, keeps_weights, large| {
+        let fp8 = Fp8Products {
+            saves_codes,
+            keeps_weights,
+            ..products()
+        };
+        let settings = with(&in_fp8(&model, mode), fp8);
+        let mut session = session(&settings);
+        let layout = session.model().layout();
+        let entry = layout.find("model.layers.1.mlp.down_proj.weight").unwrap();
+        let offset = layout.entries()[entry].offset;
+        session.set_values(offset, &[large]).unwrap();
+        session.step(&step_batch(&settings, 0)).unwrap().fp8_zeros
+    };
+    let none = shares("none", true, false, 0.01);
+    // Two blocks of four layers, which multiply three operands each.
+    assert_eq!(none.len(), 2 * 4 * 3);
+    let some = none.iter().filter(|share| share.share > 0.0).count();
+    assert!(some > 0, "small gradients become zero");
+    assert!(none.iter().all(|share| share.share < 0.1), "{none:?}");
+    assert_eq!(shares("full", false, true, 0.01), none);
+    for share in shares("none", true, false, 1e9) {
+        let is_zeros = share.share > 0.99;
+        assert!(
+            is_zeros == down(&share) || share.operand == Fp8Operand::Gradient,
+            "{share:?}"
+        );
     }
 }
 

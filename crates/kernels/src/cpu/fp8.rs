@@ -1,5 +1,6 @@
 //! Tensors as codes of FP8, and their products: codes become bf16, which has their values times a scale exactly.
 
+use super::Shared;
 use super::dispatch::by_dtype;
 use super::products::{Added, CodeValues, Instructions, multiply_codes};
 use super::simd::{CHUNK, Real, vectorized};
@@ -42,19 +43,30 @@ fn quantise_of<T: Real>(operation: Quantise) {
     let Quantise {
         codes,
         scale,
+        zeros,
         x,
         largest,
     } = operation;
     let format = format_of(codes.as_in());
     let [factor, inverse] = format.factor_and_scale(largest.slice::<f32>()[0]);
     scale.slice_mut::<f32>()[0] = inverse;
-    let x = x.slice::<T>().par_chunks(CHUNK);
+    let x = x.slice::<T>();
     let codes = codes.cast(DType::U8).slice_mut::<u8>();
-    let chunks = codes.par_chunks_mut(CHUNK);
-    chunks.zip(x).for_each(|(codes, x)| match format {
+    let chunks = codes.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK));
+    chunks.for_each(|(codes, x)| match format {
         Fp8::E4m3 => to_e4m3(codes, x, factor),
         Fp8::E5m2 => to_e5m2(codes, x, factor),
     });
+    let Some(zeros) = zeros else { return };
+    let (parts, stride) = (zeros.dims()[0], zeros.strides()[0]);
+    let part = Quantise::part(x.len(), parts);
+    let made = codes.par_chunks(part).zip(x.par_chunks(part));
+    let counts: Vec<u32> = made.map(|(codes, x)| count_zeros(codes, x)).collect();
+    let zeros = Shared(zeros.pointer().cast::<f32>());
+    for (part, count) in counts.into_iter().enumerate() {
+        // SAFETY: the row lies within the view, which is exclusive.
+        unsafe { *zeros.at(part * stride) += count as f32 };
+    }
 }
 
 vectorized! {
@@ -62,6 +74,15 @@ vectorized! {
         for (code, x) in codes.iter_mut().zip(x) {
             *code = Fp8::E4m3.code(x.widen() * factor);
         }
+    }
+
+    /// How many elements are not zero and have codes that are.
+    fn count_zeros<T: Real>(codes: &[u8], x: &[T]) -> u32 {
+        let mut count = 0;
+        for (code, x) in codes.iter().zip(x) {
+            count += u32::from(code & 0x7f == 0 && x.widen() != 0.0);
+        }
+        count
     }
 
     fn to_e5m2<T: Real>(codes: &mut [u8], x: &[T], factor: f32) {

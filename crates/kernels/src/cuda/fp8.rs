@@ -9,11 +9,11 @@ use crate::operation::{
 };
 use memory::{DType, In};
 
-/// Threads of a block that looks for the largest magnitude.
-const LARGEST_THREADS: usize = 256;
+/// Threads of a block that makes a part of a tensor.
+const PART_THREADS: usize = 256;
 
 /// Fewest elements of a part, and most parts: their largest magnitudes go to the workspace of products.
-const PART_ELEMENTS_MIN: usize = LARGEST_THREADS * PACK * 4;
+const PART_ELEMENTS_MIN: usize = PART_THREADS * PACK * 4;
 const PARTS_MAX: usize = 1024;
 
 /// Rows and columns of what a block transposes, and its threads: as in `fp8.cu`.
@@ -31,40 +31,62 @@ pub(super) fn abs_max<D: Driver>(
         .next_multiple_of(PACK);
     let parts = n.div_ceil(part);
     let place = cuda.workspace.view().rows(0..parts.max(1));
-    let block = [LARGEST_THREADS, 1, 1];
-    let extent = |blocks| Extent {
-        grid: [blocks, 1, 1],
-        block,
-        shared_bytes: 0,
-    };
     let arguments = [(&place).into(), (&x).into(), n.into(), part.into()];
     let kernel = kernel!("fp8", "abs_max_of_part", x.dtype());
-    cuda.launch(kernel, extent(parts), &arguments)?;
+    cuda.launch(kernel, in_parts(parts), &arguments)?;
     let arguments = [(&out).into(), (&place).into(), parts.into()];
-    cuda.launch(kernel!("fp8", "abs_max_of_parts"), extent(1), &arguments)
+    cuda.launch(kernel!("fp8", "abs_max_of_parts"), in_parts(1), &arguments)
 }
 
 pub(super) fn quantise<D: Driver>(cuda: &Cuda<D>, operation: Quantise) -> Result<(), KernelError> {
     let Quantise {
         codes,
         scale,
+        zeros,
         x,
         largest,
     } = operation;
-    let kernel = match codes.dtype() {
-        DType::F8E4M3 => kernel!("fp8", "quantise_e4m3", x.dtype()),
-        _ => kernel!("fp8", "quantise_e5m2", x.dtype()),
+    let (n, is_e4m3) = (x.elements(), codes.dtype() == DType::F8E4M3);
+    let Some(zeros) = zeros else {
+        let kernel = match is_e4m3 {
+            true => kernel!("fp8", "quantise_e4m3", x.dtype()),
+            false => kernel!("fp8", "quantise_e5m2", x.dtype()),
+        };
+        let arguments = [
+            (&codes).into(),
+            (&scale).into(),
+            (&x).into(),
+            (&largest).into(),
+            n.into(),
+        ];
+        // The scale is written even of nothing.
+        return cuda.launch(kernel, Extent::flat(n.max(1)), &arguments);
     };
-    let n = x.elements();
+    let kernel = match is_e4m3 {
+        true => kernel!("fp8", "quantise_counting_e4m3", x.dtype()),
+        false => kernel!("fp8", "quantise_counting_e5m2", x.dtype()),
+    };
+    let parts = zeros.dims()[0];
     let arguments = [
         (&codes).into(),
         (&scale).into(),
+        (&zeros).into(),
         (&x).into(),
         (&largest).into(),
         n.into(),
+        Quantise::part(n, parts).into(),
+        zeros.strides()[0].into(),
     ];
-    // The scale is written even of nothing.
-    cuda.launch(kernel, Extent::flat(n.max(1)), &arguments)
+    cuda.launch(kernel, in_parts(parts), &arguments)
+}
+
+/// Blocks that make a part each.
+fn in_parts(parts: usize) -> Extent {
+    Extent {
+        grid: [parts, 1, 1],
+        block: [PART_THREADS, 1, 1],
+        shared_bytes: 0,
+    }
 }
 
 pub(super) fn transpose_codes<D: Driver>(

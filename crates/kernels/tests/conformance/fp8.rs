@@ -39,7 +39,16 @@ impl Coded {
         if let Some(special) = self.special {
             values[self.elements / 2] = special;
         }
+        // Some become zero.
+        for value in values.iter_mut().skip(1).step_by(5) {
+            *value *= 2f64.powi(-40);
+        }
         Host::new(self.dtype, [self.elements], values)
+    }
+
+    /// One more than needed: the last is empty.
+    fn parts(&self) -> usize {
+        Quantise::parts(self.elements) + 1
     }
 }
 
@@ -85,16 +94,26 @@ impl Case for Coded {
             out: largest.view_mut(),
             x: x.view(),
         })?;
+        let parts = self.parts();
+        let mut zeros = device.put(&Host::new(DType::F32, [parts, 2], vec![7.0; 2 * parts]));
         device.kernels.run(Quantise {
             codes: codes.view_mut(),
             scale: scale.view_mut(),
+            zeros: Some(zeros.view_mut().columns(1..2)),
             x: x.view(),
             largest: largest.view(),
         })?;
-        Ok([largest, scale, codes]
-            .iter()
-            .map(|of| device.take(of))
-            .collect())
+        // Counting changes no code.
+        let mut others = device.room(self.format.dtype(), [self.elements]);
+        device.kernels.run(Quantise {
+            codes: others.view_mut(),
+            scale: scale.view_mut(),
+            zeros: None,
+            x: x.view(),
+            largest: largest.view(),
+        })?;
+        let all = [largest, scale, codes, others, zeros];
+        Ok(all.iter().map(|of| device.take(of)).collect())
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -106,14 +125,27 @@ impl Case for Coded {
         };
         let largest = x.iter().fold(0.0, magnitude);
         let scale = scale(self.format, largest);
-        let codes = x.iter().map(|value| match scale.is_nan() {
+        let code = |value: &f64| match scale.is_nan() {
             true => f64::NAN,
             false => rounded(self.format, value / scale),
-        });
+        };
+        let codes: Vec<f64> = x.iter().map(code).collect();
+        let becomes_zero = |value: &&f64| **value != 0.0 && code(value) == 0.0;
+        let part = Quantise::part(self.elements, self.parts());
+        let mut counts: Vec<usize> = x
+            .chunks(part)
+            .map(|part| part.iter().filter(becomes_zero).count())
+            .collect();
+        counts.resize(self.parts(), 0);
+        let zeros = counts
+            .into_iter()
+            .flat_map(|count| [7.0, 7.0 + count as f64]);
         vec![
             Expected::new("abs_max", vec![largest], Rule::Exact),
             Expected::new("quantise.scale", vec![scale], Rule::Exact),
-            Expected::new("quantise", codes.collect(), Rule::Exact),
+            Expected::new("quantise", codes.clone(), Rule::Exact),
+            Expected::new("quantise, not counting", codes, Rule::Exact),
+            Expected::new("quantise.zeros", zeros.collect(), Rule::Exact),
         ]
     }
 }

@@ -1,8 +1,7 @@
 //! The three products of a linear layer in FP8.
 
 use super::Linear;
-use crate::fp8::{Fp8Layer, TOGETHER};
-use crate::fp8_cells::Multiplied;
+use crate::fp8::{Fp8Layer, Fp8Operand, TOGETHER};
 use crate::parameters::{ParameterId, PartParameters};
 use crate::pass::Work;
 use crate::{Activation, ModelError, Pass, Purpose};
@@ -55,7 +54,7 @@ impl Linear {
             return Ok(None);
         };
         self.add_bias_gradients(pass, dy)?;
-        let codes = pass.quantised((layer, Multiplied::Gradient), format, dy)?;
+        let codes = pass.quantised((layer, Fp8Operand::Gradient), format, dy)?;
         Ok(Some((layer, codes)))
     }
 
@@ -72,20 +71,17 @@ impl Linear {
         (x, biases, init): (In, &[ParameterId], Init),
     ) -> Result<(), ModelError> {
         let is_coded = x.dtype().is_fp8();
-        let of = (layer, Multiplied::Input);
+        let of = (layer, Fp8Operand::Input);
         let made = (!is_coded).then(|| pass.quantised(of, Fp8::E4m3, x));
         let made = made.transpose()?;
         let weight = pass.weight_codes(layer, self.matrix_shape())?;
-        let scales = [
-            pass.scale(layer, Multiplied::Input),
-            pass.weight_scale(layer),
-        ];
+        let scales = [Fp8Operand::Input, Fp8Operand::Weight];
         let bias = pass.parameters(biases);
         Ok(pass.kernels().run(ScaledMatmul {
             out: y,
             a: made.as_ref().map_or(x, Buffer::view),
             b: weight.view(pass.fp8_weights()),
-            scales,
+            scales: scales.map(|operand| pass.scale(layer, operand)),
             bias,
             init,
         })?)
@@ -105,15 +101,12 @@ impl Linear {
         drop(turned);
         let turned = pass.transposed_weight(layer, self.matrix_shape())?;
         let (mut dx, init) = pass.gradient_to_add(input)?;
-        let scales = [
-            pass.scale(layer, Multiplied::Gradient),
-            pass.weight_scale(layer),
-        ];
+        let scales = [Fp8Operand::Gradient, Fp8Operand::Weight];
         pass.kernels().run(ScaledMatmul {
             out: dx.view_mut(),
             a: dy.view(),
             b: turned.view(),
-            scales,
+            scales: scales.map(|operand| pass.scale(layer, operand)),
             bias: None,
             init,
         })?;
@@ -143,15 +136,14 @@ impl Linear {
                 kernels,
                 ..
             } = &mut pass.work;
-            let operands = [Multiplied::Gradient, Multiplied::Input];
-            let cells = saved.fp8_cells();
+            let operands = [Fp8Operand::Gradient, Fp8Operand::Input];
             let gradients = &mut *purpose.training().gradients;
             let (out, init) = gradients.accumulate_joined(&indices).expect(TOGETHER);
             kernels.run(ScaledMatmul {
                 out,
                 a: dy.view().rows(outputs),
                 b: x,
-                scales: operands.map(|operand| cells.scale(block, (layer, operand))),
+                scales: operands.map(|operand| saved.fp8_scale((block, layer, operand))),
                 bias: None,
                 init,
             })?;

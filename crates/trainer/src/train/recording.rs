@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use memory::GRANULARITY_BYTES;
 use report::{
     METRICS_SCHEMA_VERSION, ProcessRecord, RewardMarks, RouterMarks, RunRecord, StepRecord, Timing,
-    resident_bytes,
+    ZeroMarks, resident_bytes,
 };
 use session::{Rewards, StepOutcome};
 use std::time::Duration;
@@ -84,6 +84,7 @@ impl Run {
             lr: outcome.lr as f32,
             lr_matrices: outcome.lr_matrices.map(|rate| rate as f32),
             routers: router_marks(outcome),
+            fp8_zeros: zero_marks(outcome),
             rewards: outcome.rewards.map(reward_marks),
             epoch: asked.epoch,
             tokens: outcome.targets,
@@ -142,6 +143,27 @@ fn reward_marks(rewards: Rewards) -> RewardMarks {
         rewards_margin: rewards.margin,
         rewards_accuracy: rewards.accuracy,
     }
+}
+
+/// Of each operand in FP8, the block where the largest share became zero.
+fn zero_marks(outcome: &StepOutcome) -> Vec<ZeroMarks> {
+    let mut marks: Vec<ZeroMarks> = Vec::new();
+    for zeros in &outcome.fp8_zeros {
+        let of_block = ZeroMarks {
+            layer: zeros.layer.name(),
+            operand: zeros.operand.name(),
+            share: (zeros.share * 1e6).round() / 1e6,
+            block: zeros.block,
+        };
+        let names = |mark: &ZeroMarks| (mark.layer, mark.operand);
+        let mut others = marks.iter_mut();
+        match others.find(|mark| names(mark) == names(&of_block)) {
+            Some(largest) if largest.share < of_block.share => *largest = of_block,
+            Some(_) => {}
+            None => marks.push(of_block),
+        }
+    }
+    marks
 }
 
 /// What the routers of a step did, if the model has some.
