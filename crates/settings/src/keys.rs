@@ -301,7 +301,7 @@ keys! {
         save: bool = key(Kind::Bool, "true", "Activations that only these products read are kept as codes: one byte instead of two")
             .marks(&[KeepsBits]).needs(need::FP8),
         weights: Fp8Weights = key(Kind::Choice(Fp8Weights::NAMES), "\"use\"", "How long the codes of weights are kept: while they are used, or for the step")
-            .details("step takes a byte for each of their elements, and saves two passes over them at every use but the first.").marks(&[KeepsBits]).needs(need::FP8),
+            .details("step takes a byte for each of their elements, and makes codes once instead of at each use.").marks(&[KeepsBits]).needs(need::FP8),
     }
 
     /// `[lora]`

@@ -8,9 +8,10 @@ mod workplace;
 use common::odd_model;
 use kernels::Target;
 use memory::{DType, Rank};
+use model::ModelConfig;
 use planner::{Advice, Grid, Largest, Layouts, Plan, Room, Rung, Sought};
 use serde_json::Value;
-use settings::{Config, Settings};
+use settings::{Config, Fp8Recipe, Settings};
 use units::Zero;
 use workplace::Workplace;
 
@@ -47,10 +48,29 @@ fn plan(config: &Config, target: Target) -> Plan {
     Plan::new(&Settings::new(config).unwrap(), target).unwrap()
 }
 
+/// The same with products in FP8, which take more than they need.
+fn wasteful_in_fp8() -> Config {
+    let model = ModelConfig {
+        hidden: 64,
+        head_dim: 16,
+        ffn: 144,
+        ..odd_model(12)
+    };
+    let mut config = common::config(model, DType::BF16, "none");
+    (config.data.seq, config.batch.micro) = (256, 4);
+    let keys = ["fp8.recipe=tensor", "fp8.weights=step", "fp8.save=false"];
+    config.with(&keys.map(String::from)).unwrap()
+}
+
 #[test]
 fn each_rung_saves_the_difference_of_two_plans() {
-    for (dtype, target) in [(DType::F32, Target::Cpu), (DType::BF16, Target::Cuda)] {
-        let mut config = wasteful(dtype);
+    let runs = [
+        (wasteful(DType::F32), Target::Cpu),
+        (wasteful(DType::BF16), Target::Cuda),
+        (wasteful_in_fp8(), Target::Cuda),
+    ];
+    for (mut config, target) in runs {
+        let is_in_fp8 = config.fp8.recipe != Fp8Recipe::Off;
         let mut before = plan(&config, target);
         let rungs = ladder(&config, target);
         for rung in &rungs {
@@ -75,6 +95,7 @@ fn each_rung_saves_the_difference_of_two_plans() {
         ];
         let with_target: &[&str] = match target {
             Target::Cpu => &["train.dtype=bf16"],
+            Target::Cuda if is_in_fp8 => &["fp8.weights=use", "fp8.save=true"],
             Target::Cuda => &["optim.master=bf16-split", "offload.activations=block_input"],
         };
         for expected in everywhere.iter().chain(with_target) {

@@ -218,7 +218,15 @@ impl CodedAndTransposed {
 
 impl Case for CodedAndTransposed {
     fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
-        let x = device.put(&self.x());
+        // Behind another element, so that it is not aligned.
+        let mut x = vec![0.0];
+        x.extend(self.x().values());
+        let x = device.put(&Host::new(self.dtype, [x.len()], x));
+        let aligned = device.put(&self.x());
+        let x = match self.special {
+            Some(_) => x.view().rows(1..1 + self.sizes.iter().product::<usize>()),
+            None => aligned.view(),
+        };
         let largest = device.put(&Host::new(DType::F32, [1], [self.largest()]));
         let [rows, columns] = self.sizes;
         let mut scale = device.room(DType::F32, [1]);
@@ -226,7 +234,7 @@ impl Case for CodedAndTransposed {
         device.kernels.run(QuantiseTransposed {
             codes: codes.view_mut(),
             scale: scale.view_mut(),
-            x: x.view(),
+            x: x.reshape(self.sizes),
             largest: largest.view(),
         })?;
         Ok(vec![device.take(&scale), device.take(&codes)])
