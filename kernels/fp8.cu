@@ -1,14 +1,6 @@
 // Tensors as codes of FP8 with one scale each: the bits of `numerics/fp8.rs`.
-#include "pack.cuh"
-#include "reduce.cuh"
+#include "magnitude.cuh"
 #include "unfused.cuh"
-
-struct Greatest {
-    __device__ int operator()(int a, int b) const { return a > b ? a : b; }
-};
-
-// The bits of a magnitude, as an integer that is the larger the larger the magnitude; NaN is above infinity.
-__device__ inline int magnitude(float x) { return int(__float_as_uint(x) & 0x7fffffffu); }
 
 // The largest magnitude of `part` elements for each block.
 template <typename T> __device__ void abs_max_of_part(int *parts, const T *x, size_t n, size_t part) {
@@ -17,21 +9,16 @@ template <typename T> __device__ void abs_max_of_part(int *parts, const T *x, si
     const T *own = x + start;
     int largest = 0;
     for (size_t first = threadIdx.x * PACK; first < count; first += blockDim.x * PACK) {
-        const Pack values = load(own, first, count);
-#pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            largest = Greatest()(largest, magnitude(values.at[i]));
-        }
+        largest = Greatest()(largest, largest_as<T>(load(own, first, count)));
     }
-    largest = block_reduce(largest, 0, Greatest());
-    if (threadIdx.x == 0) {
-        parts[blockIdx.x] = largest;
-    }
+    store_largest(parts + blockIdx.x, largest);
 }
 
 // One block.
 extern "C" __global__ void abs_max_of_parts(float *out, const int *parts, size_t count) {
     int largest = 0;
+    // A block alone waits long for each load, so several are under way.
+#pragma unroll 8
     for (size_t part = threadIdx.x; part < count; part += blockDim.x) {
         largest = Greatest()(largest, parts[part]);
     }
@@ -90,14 +77,14 @@ template <typename F, typename T>
 __device__ int quantise_pack(uint8_t *codes, const T *x, float factor, size_t first, size_t n) {
     const Pack values = load(x, first, n);
     Elements<uint8_t> made;
-    int zeros = 0;
+    int underflows = 0;
 #pragma unroll
     for (int i = 0; i < PACK; i++) {
         made.at[i] = code_of<F>((Unfused{values.at[i]} * Unfused{factor}).value);
-        zeros += (made.at[i] & 0x7f) == 0 && magnitude(values.at[i]) != 0;
+        underflows += (made.at[i] & 0x7f) == 0 && magnitude(values.at[i]) != 0;
     }
     store_elements(codes, first, n, made);
-    return zeros;
+    return underflows;
 }
 
 template <typename F, typename T>
@@ -113,9 +100,9 @@ __device__ void quantise(uint8_t *codes, float *scale, const T *x, const float *
     }
 }
 
-// As `quantise`; each block makes a part, and adds its zeros to a row of `zeros`.
+// As `quantise`; each block makes a part, and adds how many elements underflow to a row of `underflows`.
 template <typename F, typename T>
-__device__ void quantise_counting(uint8_t *codes, float *scale, float *zeros, const T *x, const float *largest, size_t n,
+__device__ void quantise_counting(uint8_t *codes, float *scale, float *underflows, const T *x, const float *largest, size_t n,
                                   size_t part, size_t stride) {
     float factor, inverse;
     factor_and_scale<F>(largest[0], factor, inverse);
@@ -130,7 +117,7 @@ __device__ void quantise_counting(uint8_t *codes, float *scale, float *zeros, co
     }
     count = block_sum(count);
     if (threadIdx.x == 0 && count > 0) {
-        zeros[blockIdx.x * stride] += float(count);
+        underflows[blockIdx.x * stride] += float(count);
     }
 }
 
@@ -144,7 +131,7 @@ constexpr int PITCH = WORDS + 1;
 // Rows that a block of 256 threads goes over at a time.
 constexpr int LINES = 256 / WORDS;
 
-// Writes a block's codes, `words` of `[SIDE, SIDE]`, into the transpose `out [columns, width]`. Rows and `width` are multiples of 16.
+// Writes a block's codes, `words` of `[SIDE, SIDE]`, into the transpose `out [columns, width]`. `columns` and `width` are multiples of 16.
 __device__ inline void store_transposed(uint8_t *out, SharedArray<uint32_t> words, size_t columns, size_t width) {
     const size_t first_row = size_t(blockIdx.x) * SIDE, first_column = size_t(blockIdx.y) * SIDE;
     const int line = threadIdx.x / WORDS, word = threadIdx.x % WORDS;
@@ -219,10 +206,10 @@ __device__ void quantise_transposed(uint8_t *codes, float *scale, const T *x, co
         quantise<F>(codes, scale, x, largest, n);                                                                   \
     }                                                                                                               \
     EXPORT(quantise_##name);                                                                                        \
-    extern "C" __global__ void quantise_counting_##name(uint8_t *codes, float *scale, float *zeros, const T *x,     \
+    extern "C" __global__ void quantise_counting_##name(uint8_t *codes, float *scale, float *underflows, const T *x,     \
                                                         const float *largest, size_t n, size_t part,                \
                                                         size_t stride) {                                            \
-        quantise_counting<F>(codes, scale, zeros, x, largest, n, part, stride);                                     \
+        quantise_counting<F>(codes, scale, underflows, x, largest, n, part, stride);                                     \
     }                                                                                                               \
     EXPORT(quantise_counting_##name)
 

@@ -107,6 +107,10 @@ impl Pass<'_> {
     pub(crate) fn forward(&mut self) -> Result<(), ModelError> {
         let phase = self.work.purpose.forward_phase();
         let layers = self.work.layers.clone();
+        self.each_part(|pass| {
+            pass.work.saved.begin_micro_batch();
+            Ok(())
+        })?;
         if layers.start == 0 {
             let _place = self.enter(phase, Layer::Embedding);
             self.before_forward(Layer::Embedding)?;
@@ -115,10 +119,6 @@ impl Pass<'_> {
         for layer in layers.clone() {
             let _place = self.enter(phase, Layer::Block(layer));
             self.before_forward(Layer::Block(layer))?;
-            self.each_part(|pass| {
-                pass.work.saved.begin_block(layer);
-                Ok(())
-            })?;
             self.forward_block(layer)?;
             if layer > layers.start {
                 self.each_part(|pass| {

@@ -83,6 +83,40 @@ impl Fp8Operand {
     }
 }
 
+/// An operand of a product in FP8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fp8Site {
+    /// The block.
+    pub block: usize,
+    /// Its layer.
+    pub layer: Fp8Layer,
+    /// What of it.
+    pub operand: Fp8Operand,
+}
+
+impl Fp8Site {
+    /// Sites of a block.
+    pub(crate) const OF_BLOCK: usize = Fp8Layer::ALL.len() * Fp8Operand::ALL.len();
+
+    /// All sites from the first block on, without end.
+    pub(crate) fn all() -> impl Iterator<Item = Fp8Site> {
+        let layers = (0..).flat_map(|block| Fp8Layer::ALL.map(|layer| (block, layer)));
+        layers.flat_map(|(block, layer)| {
+            Fp8Operand::ALL.map(|operand| Fp8Site {
+                block,
+                layer,
+                operand,
+            })
+        })
+    }
+
+    /// Its number among all.
+    pub(crate) fn number(self) -> usize {
+        let layer = self.block * Fp8Layer::ALL.len() + self.layer as usize;
+        layer * Fp8Operand::ALL.len() + self.operand as usize
+    }
+}
+
 /// The matrices of a layer of a block, as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fp8Weight {
@@ -90,6 +124,16 @@ pub(crate) struct Fp8Weight {
     pub(crate) layer: Fp8Layer,
     /// Outputs and inputs.
     pub(crate) shape: [usize; 2],
+}
+
+impl Fp8Weight {
+    pub(crate) fn site(&self) -> Fp8Site {
+        Fp8Site {
+            block: self.block,
+            layer: self.layer,
+            operand: Fp8Operand::Weight,
+        }
+    }
 }
 
 /// An output of a stage in the compute type, which is kept as it is or as codes.
@@ -109,15 +153,15 @@ impl CodedOutput {
 pub(crate) enum WeightCodes {
     Made(Buffer),
     /// Those of a layer of a block that are kept for the step.
-    Kept(usize, Fp8Layer),
+    Kept(Fp8Site),
 }
 
 impl WeightCodes {
     pub(crate) fn view<'p>(&'p self, weights: &'p Fp8Weights) -> In<'p> {
         match self {
             WeightCodes::Made(codes) => codes.view(),
-            WeightCodes::Kept(block, layer) => {
-                let kept = weights.kept(*block, *layer);
+            WeightCodes::Kept(site) => {
+                let kept = weights.kept(*site);
                 kept.expect("they are made at the first use in a step")
             }
         }

@@ -28,7 +28,7 @@ mod flowing;
 mod forward_backward;
 mod fp8;
 mod fp8_cells;
-mod fp8_zeros;
+mod fp8_underflows;
 mod hooks;
 mod host_places;
 mod hugging_face;
@@ -77,8 +77,8 @@ pub use config::{
 pub use deferred_gradients::DeferredGradients;
 pub use error::ModelError;
 pub use experts_config::{ExpertsConfig, LatentConfig, RouterAuxKind, ScoreKind};
-pub use fp8::{Fp8Layer, Fp8Operand, Fp8Products};
-pub use fp8_zeros::ShareOfZeros;
+pub use fp8::{Fp8Layer, Fp8Operand, Fp8Products, Fp8Site};
+pub use fp8_underflows::UnderflowShare;
 pub use hooks::{NoHooks, PassHooks};
 pub use hugging_face::{
     ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, AdapterWeights, HfConfigError,

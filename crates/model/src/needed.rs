@@ -1,9 +1,6 @@
 //! How far down the backward pass goes, and which activations it needs.
 
 use crate::balance::Balance;
-use crate::fp8::Fp8Weight;
-use crate::fp8_cells::Fp8Weights;
-use crate::fp8_zeros::Fp8Zeros;
 use crate::parameters::{Parameter, ParameterId, Parameters};
 use crate::policy::{Action, Policy};
 use crate::saved::{BlockActions, Fp8State};
@@ -115,21 +112,10 @@ impl Architecture {
             let lease = || Balance::lease(memory, routers.collect(), batch.rows);
             has_balance.then(lease).transpose()
         };
-        let is_held =
-            |weight: &&Fp8Weight| held.iter().any(|run| run.layers.contains(&weight.block));
-        let fp8 = self.parameters().weights_in_fp8();
-        let fp8 = fp8.map(|(all, keeps_codes)| {
-            let own: Vec<_> = all.iter().filter(is_held).copied().collect();
-            let blocks = self.blocks().len();
-            let lease = || {
-                Ok::<_, OutOfMemory>(Fp8State {
-                    weights: Fp8Weights::lease(memory, &own, keeps_codes)?,
-                    zeros: Fp8Zeros::lease(memory, blocks, (all, batch))?,
-                })
-            };
-            (!all.is_empty()).then(lease).transpose()
-        });
-        let common = (statistics, fp8.transpose()?.flatten());
+        let is_held = |block| held.iter().any(|run| run.layers.contains(&block));
+        let all = (self.parameters(), self.blocks().len());
+        let fp8 = Fp8State::lease(memory, all, is_held, batch)?;
+        let common = (statistics, fp8);
         let mut saved = SavedActivations::without_tables(common, dtype);
         for run in held {
             let layers = self.rows_of(policy, &run.layers);

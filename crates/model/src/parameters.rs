@@ -221,10 +221,10 @@ impl Parameters {
         }
     }
 
-    /// The weights of products in FP8, and whether their codes are kept; none if blocks do not multiply in FP8.
+    /// The weights of products in FP8, and whether their codes are kept; none if no product is in FP8.
     pub(crate) fn weights_in_fp8(&self) -> Option<(&[Fp8Weight], bool)> {
-        let keeps_codes = self.fp8.as_ref()?.keeps_weights;
-        Some((&self.fp8_weights, keeps_codes))
+        let fp8 = self.fp8.as_ref().filter(|_| self.has_fp8())?;
+        Some((&self.fp8_weights, fp8.keeps_weights))
     }
 
     /// The matrices whose products are in FP8 unless they are excepted; none if blocks do not multiply in FP8.

@@ -1,12 +1,12 @@
 //! Codes of FP8 in a pass: outputs that are kept as such, operands that are made into such, and their scales.
 
-use crate::fp8::{CodedOutput, Fp8Layer, Fp8Operand, TOGETHER, WeightCodes};
+use crate::fp8::{CodedOutput, Fp8Layer, Fp8Operand, Fp8Site, TOGETHER, WeightCodes};
 use crate::fp8_cells::{CodesTo, Fp8Weights};
 use crate::pass::{Pass, Work};
-use crate::{Activation, ModelError, ParameterId};
+use crate::{Activation, ModelError, ParameterId, Purpose};
 use kernels::fp8::Fp8;
 use kernels::operation::{Copy, TransposeCodes};
-use memory::{Buffer, Category, In};
+use memory::{Buffer, Category, In, Out};
 
 impl Pass<'_> {
     fn codes(
@@ -23,10 +23,18 @@ impl Pass<'_> {
         self.work.saved.fp8_weights()
     }
 
-    /// The scale of what a layer of the block multiplies, `[1]`.
+    /// An operand of a layer of the block.
+    pub(crate) fn site(&self, layer: Fp8Layer, operand: Fp8Operand) -> Fp8Site {
+        Fp8Site {
+            block: self.running.at.layer,
+            layer,
+            operand,
+        }
+    }
+
+    /// Its scale, `[1]`.
     pub(crate) fn scale(&self, layer: Fp8Layer, operand: Fp8Operand) -> In<'_> {
-        let block = self.running.at.layer;
-        self.work.saved.fp8_scale((block, layer, operand))
+        self.work.saved.fp8_scale(self.site(layer, operand))
     }
 
     fn quantise(
@@ -34,9 +42,19 @@ impl Pass<'_> {
         (layer, operand): (Fp8Layer, Fp8Operand),
         of: (CodesTo, In),
     ) -> Result<(), ModelError> {
-        let (kernels, block) = (self.kernels(), self.running.at.layer);
-        let saved = &mut self.work.saved;
-        saved.quantise(kernels, (block, layer, operand), of)
+        let (kernels, site) = (self.kernels(), self.site(layer, operand));
+        self.work.saved.quantise(kernels, site, of)
+    }
+
+    /// Where a stage writes the largest magnitude of what it makes, `[1]`, if that becomes codes for a layer, and it is not known.
+    pub(crate) fn largest_to_find(
+        &mut self,
+        layer: Option<Fp8Layer>,
+        operand: Fp8Operand,
+    ) -> Option<Out<'_>> {
+        let layer = layer.filter(|_| matches!(self.work.purpose, Purpose::Training(_)))?;
+        let site = self.site(layer, operand);
+        self.work.saved.largest_to_find(site)
     }
 
     /// As [`Pass::output`], for an activation that may be kept as codes.
@@ -120,11 +138,14 @@ impl Pass<'_> {
     ) -> Result<(), ModelError> {
         let whole = self.brought_together(weights, shape)?;
         let whole = whole.as_ref().map(Buffer::view);
-        let (kernels, block) = (self.kernels(), self.running.at.layer);
+        let (kernels, site) = (self.kernels(), self.site(layer, Fp8Operand::Weight));
         let indices = self.indices(weights);
         let Work { weights, saved, .. } = &mut self.work;
         let weight = whole.or_else(|| weights.joined(&indices)).expect(TOGETHER);
-        saved.quantise_weight(kernels, (block, layer), (made, weight))
+        match made {
+            Some(codes) => saved.quantise(kernels, site, (codes, weight)),
+            None => saved.keep_codes(kernels, site, weight),
+        }
     }
 
     /// Codes of a layer's matrices as one: made for this use, or those that are kept for the step.
@@ -133,17 +154,17 @@ impl Pass<'_> {
         layer: Fp8Layer,
         (weights, shape): (&[ParameterId], [usize; 2]),
     ) -> Result<WeightCodes, ModelError> {
-        let block = self.running.at.layer;
         if !self.fp8_weights().keeps_codes() {
             let mut made = self.codes("weight_codes", shape, Fp8::E4m3)?;
             let of = CodesTo::AsTheyAre(made.view_mut());
             self.quantise_weight(layer, (weights, shape), Some(of))?;
             return Ok(WeightCodes::Made(made));
         }
-        if self.fp8_weights().kept(block, layer).is_none() {
+        let site = self.site(layer, Fp8Operand::Weight);
+        if self.fp8_weights().kept(site).is_none() {
             self.quantise_weight(layer, (weights, shape), None)?;
         }
-        Ok(WeightCodes::Kept(block, layer))
+        Ok(WeightCodes::Kept(site))
     }
 
     /// The transpose of a layer's matrices as codes.
@@ -154,9 +175,9 @@ impl Pass<'_> {
     ) -> Result<Buffer, ModelError> {
         if self.fp8_weights().keeps_codes() {
             let codes = self.weight_codes(layer, (weights, shape))?;
-            return self.transposed("weight_turned", codes.view(self.fp8_weights()));
+            return self.transposed("weight_transposed", codes.view(self.fp8_weights()));
         }
-        let mut out = self.room_for_transpose("weight_turned", shape, Fp8::E4m3)?;
+        let mut out = self.room_for_transpose("weight_transposed", shape, Fp8::E4m3)?;
         let of = CodesTo::Transposed(out.view_mut());
         self.quantise_weight(layer, (weights, shape), Some(of))?;
         Ok(out)
@@ -169,10 +190,10 @@ impl Pass<'_> {
         x: In,
     ) -> Result<Buffer, ModelError> {
         if x.dtype().is_fp8() {
-            return self.transposed("input_turned", x);
+            return self.transposed("input_transposed", x);
         }
         let shape = [x.dims()[0], x.dims()[1]];
-        let mut out = self.room_for_transpose("input_turned", shape, Fp8::E4m3)?;
+        let mut out = self.room_for_transpose("input_transposed", shape, Fp8::E4m3)?;
         let of = CodesTo::Transposed(out.view_mut());
         self.quantise((layer, Fp8Operand::Input), (of, x))?;
         Ok(out)

@@ -1,14 +1,16 @@
 //! The table of saved activations of one micro-batch. It is made once, and every micro-batch uses it. In a pipeline several
 //! micro-batches are under way at once, and each has a table.
 
+mod fp8;
+
+pub(crate) use fp8::Fp8State;
+
 use crate::balance::Balance;
-use crate::fp8::{Fp8Layer, Fp8Operand};
-use crate::fp8_cells::{CodesTo, Fp8Cells, Fp8Weights};
-use crate::fp8_zeros::{Fp8Site, Fp8Zeros};
+use crate::fp8_cells::Fp8Cells;
 use crate::host_places::{Arriving, HostPlaces, Leaving};
 use crate::policy::Action;
 use crate::statistics::Statistics;
-use crate::{Activation, BatchShape, Extent, LayerActivation, ModelError};
+use crate::{Activation, BatchShape, Extent, LayerActivation};
 use kernels::{KernelError, Kernels};
 use memory::{Buffer, Category, DType, In, Memory, OutOfMemory};
 use std::ops::Range;
@@ -24,12 +26,6 @@ pub struct SavedActivations {
     /// None if the model multiplies nothing in FP8.
     fp8: Option<Fp8State>,
     pub(crate) dtype: DType,
-}
-
-/// What all micro-batches of a model that multiplies in FP8 have in common.
-pub(crate) struct Fp8State {
-    pub(crate) weights: Fp8Weights,
-    pub(crate) zeros: Fp8Zeros,
 }
 
 /// The activations of a block, and what becomes of each.
@@ -54,7 +50,6 @@ impl HeldBlocks {
     }
 }
 
-const IN_FP8: &str = "the model has products in FP8";
 const HAS_OWN: &str = "a rank has tables of its blocks";
 
 /// The activations of one micro-batch, of some neighbouring blocks and the input of what follows.
@@ -230,96 +225,8 @@ impl SavedActivations {
     /// [`KernelError`] if the device fails.
     pub fn begin_step(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         self.statistics.begin_step();
-        let Some(fp8) = &mut self.fp8 else {
-            return Ok(());
-        };
-        fp8.weights.begin_step();
-        fp8.zeros.begin_step(kernels)
-    }
-
-    /// How many numbers [`SavedActivations::count_zeros`] gives; 0 if it gives none.
-    pub fn zeros_counted(&self) -> usize {
-        let fp8 = self.fp8.as_ref();
-        fp8.map_or(0, |fp8| fp8.zeros.counted())
-    }
-
-    /// How many elements of operands in FP8 this rank has made zero in the step, and of how many: what [`crate::ShareOfZeros::of_counts`] takes.
-    /// None if the model multiplies nothing in FP8.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    pub fn count_zeros(&mut self, kernels: &Kernels) -> Result<Option<In<'_>>, KernelError> {
         let fp8 = self.fp8.as_mut();
-        fp8.map(|fp8| fp8.zeros.end_step(kernels)).transpose()
-    }
-
-    /// Bytes of codes of weights that are kept for each step.
-    pub fn coded_weight_bytes(&self) -> u64 {
-        let fp8 = self.fp8.as_ref();
-        fp8.map_or(0, |fp8| fp8.weights.kept_bytes())
-    }
-
-    /// From now on a block's operands in FP8 are those of another micro-batch.
-    pub(crate) fn begin_block(&mut self, block: usize) {
-        let table = &mut self.tables[self.current];
-        if let Some(cells) = &mut table.fp8_cells {
-            cells.begin_block(block);
-        }
-    }
-
-    /// The weights that are multiplied in FP8.
-    ///
-    /// # Panics
-    /// If there are none.
-    pub(crate) fn fp8_weights(&self) -> &Fp8Weights {
-        &self.fp8.as_ref().expect(IN_FP8).weights
-    }
-
-    /// The scale of an operand in FP8, `[1]`.
-    ///
-    /// # Panics
-    /// If the model multiplies nothing in FP8.
-    pub(crate) fn fp8_scale(&self, site: Fp8Site) -> In<'_> {
-        match site {
-            (block, layer, Fp8Operand::Weight) => self.fp8_weights().scale(block, layer),
-            site => self.table().fp8_cells.as_ref().expect(IN_FP8).scale(site),
-        }
-    }
-
-    /// Makes codes of an input or a gradient of the table's micro-batch, and their scale.
-    ///
-    /// # Errors
-    /// [`ModelError`] if the device fails.
-    ///
-    /// # Panics
-    /// As [`SavedActivations::fp8_scale`].
-    pub(crate) fn quantise(
-        &mut self,
-        kernels: &Kernels,
-        site: Fp8Site,
-        of: (CodesTo, In),
-    ) -> Result<(), ModelError> {
-        let table = &mut self.tables[self.current];
-        let cells = table.fp8_cells.as_mut().expect(IN_FP8);
-        let zeros = &mut self.fp8.as_mut().expect(IN_FP8).zeros;
-        cells.quantise((kernels, zeros), site, of)
-    }
-
-    /// Makes codes of a weight, and their scale ([`Fp8Weights::quantise`]).
-    ///
-    /// # Errors
-    /// [`ModelError`] if the device fails.
-    ///
-    /// # Panics
-    /// As [`SavedActivations::fp8_weights`].
-    pub(crate) fn quantise_weight(
-        &mut self,
-        kernels: &Kernels,
-        of: (usize, Fp8Layer),
-        made: (Option<CodesTo>, In),
-    ) -> Result<(), ModelError> {
-        let Fp8State { weights, zeros } = self.fp8.as_mut().expect(IN_FP8);
-        weights.quantise((kernels, zeros), of, made)
+        fp8.map_or(Ok(()), |fp8| fp8.begin_step(kernels))
     }
 
     /// What all stages have counted in this step, `[n]` f32 in their order; none if no stage counts.

@@ -80,7 +80,7 @@ pub(crate) fn levers(run: &Setup) -> Vec<Lever> {
         lever("", "products of the blocks in bf16 (--fp8 off)", Setup::without_fp8),
         lever("", "codes of weights made once a step (fp8.weights=step)", Setup::codes_for_the_step),
         lever("codes of weights made at each use", "codes of weights made at each use (fp8.weights=use)", Setup::codes_at_each_use),
-        lever("inputs of products in FP8 kept as codes", "inputs of products in FP8 kept as codes (fp8.save)", Setup::kept_as_codes),
+        lever("inputs of products in FP8 kept as codes", "inputs of products in FP8 kept as codes (fp8.save=true)", Setup::kept_as_codes),
         lever("8-bit moments", "8-bit moments (--state-dtype 8bit)", Setup::eight_bit_moments),
         lever("an exact master in 16 bits more", "an exact master in 16 bits more (--master bf16-split)", Setup::split_master),
         lever("gradients in bf16", "gradients accumulated in bf16 (--grad-dtype bf16)", Setup::narrow_gradients),

@@ -123,9 +123,9 @@ pub struct StepRecord {
     /// What the routers of a mixture of experts did, if the model has some.
     #[serde(flatten)]
     pub routers: Option<RouterMarks>,
-    /// How much of each operand in FP8 became zero, if products are in FP8; it shows where one scale a tensor does not suffice.
+    /// How much of each operand in FP8 underflows, if products are in FP8: where one scale a tensor does not suffice.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub fp8_zeros: Vec<ZeroMarks>,
+    pub fp8_underflows: Vec<UnderflowMarks>,
     /// Rewards of the step's pairs, if the loss is that of preferences.
     #[serde(flatten)]
     pub rewards: Option<RewardMarks>,
@@ -214,9 +214,9 @@ impl RouterMarks {
     }
 }
 
-/// How much of an operand of products in FP8 became zero in a step, though it was not, over all ranks.
+/// How much of an operand in FP8 underflowed in a step, over all ranks: it was not zero, and its codes are.
 #[derive(Clone, Debug, Serialize)]
-pub struct ZeroMarks {
+pub struct UnderflowMarks {
     /// The layer of a block: qkv, attn_out, mlp_up or mlp_down.
     pub layer: &'static str,
     /// Its input, weight or gradient.

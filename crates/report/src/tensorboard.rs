@@ -68,9 +68,9 @@ impl TensorBoard {
             let known = losses.into_iter();
             scalars.extend(known.filter_map(|(name, value)| Some((name.to_string(), value?))));
         }
-        scalars.extend(record.fp8_zeros.iter().map(|zeros| {
-            let name = format!("fp8_zeros/{}_{}", zeros.layer, zeros.operand);
-            (name, zeros.share as f32)
+        scalars.extend(record.fp8_underflows.iter().map(|underflows| {
+            let name = format!("fp8_underflows/{}_{}", underflows.layer, underflows.operand);
+            (name, underflows.share as f32)
         }));
         if let Some(rewards) = &record.rewards {
             scalars.extend([
@@ -220,7 +220,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Timing;
+    use crate::metrics::{Timing, UnderflowMarks};
     use memory::{ByCategory, ByPhase, Layer, Phase};
     use std::path::PathBuf;
     use std::time::Duration;
@@ -249,6 +249,12 @@ mod tests {
             lr: 3e-4,
             lr_matrices: None,
             routers: None,
+            fp8_underflows: vec![UnderflowMarks {
+                layer: "mlp_down",
+                operand: "gradient",
+                share: 0.25,
+                block: 3,
+            }],
             rewards: None,
             tokens: 7,
             epoch: 0.5,
@@ -425,6 +431,7 @@ mod tests {
         let of = |tag: &str| step.iter().find(|(found, _)| found == tag).unwrap().1;
         assert_eq!((of("train/loss"), of("train/lr")), (2.5, 3e-4));
         assert!(of("train/grad_norm").is_nan());
+        assert_eq!(of("fp8_underflows/mlp_down_gradient"), 0.25);
         assert_eq!(
             (of("speed/step_ms"), of("speed/tokens_per_s")),
             (250.0, 4000.0)

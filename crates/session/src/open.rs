@@ -128,8 +128,8 @@ impl Session {
             policy,
             (shape, &settings.held(model.layers())),
         )?;
-        let names = ["all_fp8_zeros", "sum_of_fp8_zeros"];
-        let zeros_of_ranks = match saved.zeros_counted() {
+        let names = ["all_fp8_underflows", "sum_of_fp8_underflows"];
+        let underflows_of_ranks = match saved.underflows_counted() {
             0 => None,
             counted => SumOfRanks::lease(memory, names, ranks, counted)?,
         };
@@ -150,7 +150,7 @@ impl Session {
             saved,
             losses,
             routers,
-            zeros_of_ranks,
+            underflows_of_ranks,
             step: 0,
             updates: 0,
             stop: Box::new(|| false),

@@ -5,7 +5,7 @@ use crate::routers::{PendingChoices, RouterChoices};
 use crate::step_traffic::StepTraffic;
 use kernels::{KernelError, Kernels, Traffic};
 use memory::StepMemory;
-use model::{ReplayCounts, ShareOfZeros};
+use model::{ReplayCounts, UnderflowShare};
 use std::cell::Cell;
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ pub(crate) struct InFlight {
     pub(crate) replayed: ReplayCounts,
     pub(crate) results: PendingResults,
     pub(crate) choices: Option<PendingChoices>,
-    pub(crate) zeros: Option<PendingNumbers>,
+    pub(crate) underflows: Option<PendingNumbers>,
     /// When it was made, or first known to be.
     pub(crate) made_at: Cell<Option<Instant>>,
 }
@@ -63,8 +63,8 @@ pub struct StepOutcome {
     pub replayed: ReplayCounts,
     /// What the routers chose, if the model has some.
     pub router_choices: Option<RouterChoices>,
-    /// What share of each operand in FP8 became zero, over all ranks; empty if there are none.
-    pub fp8_zeros: Vec<ShareOfZeros>,
+    /// What share of each operand in FP8 underflowed, over all ranks; empty if there are none.
+    pub fp8_underflows: Vec<UnderflowShare>,
     /// When it was made, or known to be made.
     pub done_at: Instant,
 }
@@ -107,7 +107,10 @@ impl InFlight {
             .choices
             .map(|choices| choices.finish(kernels))
             .transpose()?;
-        let zeros = self.zeros.map(|zeros| zeros.finish(kernels)).transpose()?;
+        let underflows = self
+            .underflows
+            .map(|underflows| underflows.finish(kernels))
+            .transpose()?;
         let mean = |sum: f32| f64::from(sum) / self.counted as f64;
         let (router_losses, rewards) = match results.losses[1..] {
             [chosen, rejected, preferred] => (
@@ -138,7 +141,8 @@ impl InFlight {
             micro_batch: self.micro_batch,
             replayed: self.replayed,
             router_choices: choices,
-            fp8_zeros: zeros.map_or(Vec::new(), |counts| ShareOfZeros::of_counts(&counts)),
+            fp8_underflows: underflows
+                .map_or(Vec::new(), |counts| UnderflowShare::of_counts(&counts)),
             done_at: self.made_at.get().unwrap_or_else(Instant::now),
         })
     }

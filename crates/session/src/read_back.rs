@@ -45,7 +45,7 @@ impl PendingResults {
     }
 }
 
-/// Any number of f32 numbers that may not have been computed.
+/// f32 numbers on their way to the host.
 pub(crate) struct PendingNumbers(Vec<Reading>);
 
 impl PendingNumbers {

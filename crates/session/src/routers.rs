@@ -65,19 +65,30 @@ impl Routers {
         }))
     }
 
-    /// Adds up the choices of all ranks, and moves the biases unless the step is skipped. `own` has this rank's choices,
-    /// `[routers experts]` f32, and `clip` says whether the step is skipped ([`kernels::NormAndClip`]).
+    /// Adds up the choices of all ranks, of which `own` are this rank's, `[routers experts]` f32. Comes before the update: weights that are
+    /// gathered after it would be waited for.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device or another rank fails.
+    pub(crate) fn add_up(&mut self, kernels: &Kernels, own: In) -> Result<(), KernelError> {
+        let of_ranks = self.of_ranks.as_mut();
+        of_ranks.map_or(Ok(()), |of_ranks| of_ranks.add_up(kernels, own))
+    }
+
+    /// Moves the biases unless the step is skipped, and sends for the choices of all ranks. `own` has this rank's choices, and `clip` says
+    /// whether the step is skipped ([`kernels::NormAndClip`]).
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
     pub(crate) fn end_step(
-        &mut self,
+        &self,
         kernels: &Kernels,
         weights: &mut Weights,
         own: In,
         clip: In,
     ) -> Result<PendingChoices, KernelError> {
-        let choices = match &mut self.of_ranks {
-            Some(of_ranks) => of_ranks.add_up(kernels, own)?,
-            None => own,
-        };
+        let of_ranks = self.of_ranks.as_ref();
+        let choices = of_ranks.map_or(own, SumOfRanks::sum);
         let moved = self.biases.iter().enumerate().filter(|_| self.rate > 0.0);
         for (router, bias) in moved {
             let Some(bias) = bias else { continue };

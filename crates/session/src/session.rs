@@ -43,7 +43,7 @@ pub struct Session {
     /// None if the model has no routers.
     pub(crate) routers: Option<Routers>,
     /// None if the model multiplies nothing in FP8, or there is one rank.
-    pub(crate) zeros_of_ranks: Option<SumOfRanks>,
+    pub(crate) underflows_of_ranks: Option<SumOfRanks>,
     pub(crate) step: usize,
     /// Steps that were not skipped, of those that are finished.
     pub(crate) updates: usize,
@@ -139,6 +139,10 @@ impl Session {
             "every trained parameter receives a gradient; these did not: {missing:?}"
         );
         self.finish_in_flight()?;
+        if let (Some(routers), Some(own)) = (&mut self.routers, self.saved.all_statistics()) {
+            routers.add_up(&*self.kernels, own)?;
+        }
+        let underflows = self.underflows()?;
         let before_update = self.step;
         let updated = self.update(&mut beside.own);
         let live_after = self.memory.live_leases();
@@ -150,7 +154,6 @@ impl Session {
             return updated;
         }
         let choices = self.choices()?;
-        let zeros = self.zeros()?;
         let results = PendingResults::start(
             &*self.kernels,
             self.losses.all(),
@@ -172,7 +175,7 @@ impl Session {
             replayed,
             results,
             choices,
-            zeros,
+            underflows,
             made_at: Cell::new((!self.kernels.runs_ahead()).then(Instant::now)),
         });
         updated?;
@@ -184,9 +187,9 @@ impl Session {
         Ok(())
     }
 
-    /// Adds up what routers chose in the step, moves their biases, and sends for the choices.
+    /// Moves the biases of routers, and sends for their choices.
     fn choices(&mut self) -> Result<Option<PendingChoices>, SessionError> {
-        let (Some(routers), Some(own)) = (&mut self.routers, self.saved.all_statistics()) else {
+        let (Some(routers), Some(own)) = (&self.routers, self.saved.all_statistics()) else {
             return Ok(None);
         };
         let clip = self.optimizer.norm_and_clip();
@@ -194,13 +197,17 @@ impl Session {
         Ok(Some(choices))
     }
 
-    /// Adds up what became zero in FP8 in the step, and sends for it.
-    fn zeros(&mut self) -> Result<Option<PendingNumbers>, SessionError> {
-        let Some(own) = self.saved.count_zeros(&*self.kernels)? else {
+    /// Adds up the underflows of FP8 in the step, and sends for them. Comes before the update: weights that are gathered after it would be
+    /// waited for.
+    fn underflows(&mut self) -> Result<Option<PendingNumbers>, SessionError> {
+        let Some(own) = self.saved.count_underflows(&*self.kernels)? else {
             return Ok(None);
         };
-        let all = match &mut self.zeros_of_ranks {
-            Some(of_ranks) => of_ranks.add_up(&*self.kernels, own)?,
+        let all = match &mut self.underflows_of_ranks {
+            Some(of_ranks) => {
+                of_ranks.add_up(&*self.kernels, own)?;
+                of_ranks.sum()
+            }
             None => own,
         };
         Ok(Some(PendingNumbers::start(&*self.kernels, all)?))

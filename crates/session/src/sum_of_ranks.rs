@@ -31,7 +31,8 @@ impl SumOfRanks {
         let lease = |name, count: usize| {
             memory.lease_persistent(Category::Activation, name, [count], DType::F32)
         };
-        let Some(ranks) = ranks.map(|ranks| ranks.of_all().of) else {
+        let ranks = ranks.map(|ranks| ranks.of_all().of);
+        let Some(ranks) = ranks.filter(|ranks| *ranks > 1) else {
             return Ok(None);
         };
         Ok(Some(SumOfRanks {
@@ -45,7 +46,7 @@ impl SumOfRanks {
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
-    pub(crate) fn add_up(&mut self, kernels: &Kernels, own: In) -> Result<In<'_>, KernelError> {
+    pub(crate) fn add_up(&mut self, kernels: &Kernels, own: In) -> Result<(), KernelError> {
         let counted = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Collective, counted, COUNTED)?;
         // SAFETY: the computation waits for it below, and the numbers are written again in the next step.
@@ -57,7 +58,11 @@ impl SumOfRanks {
             out: self.sum.view_mut(),
             x: all.reshape([self.ranks, all.elements() / self.ranks]),
             init: Init::Overwrite,
-        })?;
-        Ok(self.sum.view())
+        })
+    }
+
+    /// Their sum, `[n]`.
+    pub(crate) fn sum(&self) -> In<'_> {
+        self.sum.view()
     }
 }

@@ -44,8 +44,8 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         Fp8Recipe::Tensor => {}
         Fp8Recipe::Rowwise | Fp8Recipe::Block => {
             return refused(format!(
-                "fp8.recipe is {}, and scales for rows or blocks are not built: scales are powers of two, with which they would change only what \
-                 is far smaller than its tensor's largest (fp8_zeros in metrics.jsonl says how much of that becomes zero); take --fp8 tensor",
+                "fp8.recipe is {}, and scales for rows or blocks are not built. Scales here are powers of two, so they would only save values \
+                 far below their tensor's largest; fp8_underflows in metrics.jsonl says how many are lost. Take --fp8 tensor",
                 fp8.recipe
             ));
         }

@@ -13,8 +13,7 @@ use common::{
 use kernels::fp8::Fp8;
 use memory::DType;
 use model::{
-    Attention, Fp8Layer, Fp8Operand, Fp8Products, LatentConfig, ModelConfig, NamePatterns,
-    ShareOfZeros,
+    Attention, Fp8Layer, Fp8Operand, Fp8Products, Fp8Site, LatentConfig, ModelConfig, NamePatterns,
 };
 use optim::MomentFormat;
 use planner::Plan;
@@ -359,7 +358,7 @@ fn in_stages(
 /// A stage has several micro-batches under way, and each has scales of its own.
 #[test]
 fn pipelines_have_the_bits_of_one_stage() {
-    use PipelineSchedule::{Gpipe, Interleaved, OneForwardOneBackward};
+    use PipelineSchedule::{Gpipe, Interleaved, OneForwardOneBackward, ZbH1};
     let (name, model) = models(4).swap_remove(1);
     let model = ModelConfig {
         tie_embeddings: false,
@@ -408,6 +407,9 @@ fn pipelines_have_the_bits_of_one_stage() {
         ..some.clone()
     });
     assert!(run(&on_two(&some)) == expected && expected != one);
+    // Under zb-h1 blocks defer gradients that have no product in FP8.
+    let deferring = in_stages(&some, 4, &quarters, ZbH1);
+    assert!(run(&deferring) == expected);
     // A rank keeps the codes of its own stage's weights.
     let codes = |rank| {
         let own = plan(&of_rank(&on_two(&settings("none", true, true)), rank));
@@ -578,8 +580,10 @@ fn an_activation_that_is_not_finite_skips_the_step() {
 #[test]
 fn what_becomes_zero_is_counted() {
     let (_, model) = models(2).swap_remove(0);
-    let down = |share: &ShareOfZeros| {
-        (share.block, share.layer, share.operand) == (1, Fp8Layer::MlpDown, Fp8Operand::Weight)
+    let down = Fp8Site {
+        block: 1,
+        layer: Fp8Layer::MlpDown,
+        operand: Fp8Operand::Weight,
     };
     let shares = |mode: &str, saves_codes, keeps_weights, large| {
         let fp8 = Fp8Products {
@@ -593,7 +597,10 @@ fn what_becomes_zero_is_counted() {
         let entry = layout.find("model.layers.1.mlp.down_proj.weight").unwrap();
         let offset = layout.entries()[entry].offset;
         session.set_values(offset, &[large]).unwrap();
-        session.step(&step_batch(&settings, 0)).unwrap().fp8_zeros
+        session
+            .step(&step_batch(&settings, 0))
+            .unwrap()
+            .fp8_underflows
     };
     let none = shares("none", true, false, 0.01);
     // Two blocks of four layers, which multiply three operands each.
@@ -603,9 +610,9 @@ fn what_becomes_zero_is_counted() {
     assert!(none.iter().all(|share| share.share < 0.1), "{none:?}");
     assert_eq!(shares("full", false, true, 0.01), none);
     for share in shares("none", true, false, 1e9) {
-        let is_zeros = share.share > 0.99;
+        let is_lost = share.share > 0.99;
         assert!(
-            is_zeros == down(&share) || share.operand == Fp8Operand::Gradient,
+            is_lost == (share.site == down) || share.site.operand == Fp8Operand::Gradient,
             "{share:?}"
         );
     }
@@ -648,8 +655,8 @@ fn what_is_not_built_or_does_not_go_together_is_refused_with_what_to_do() {
     assert_eq!(refusal(&[tensor]), "");
     assert_eq!(refusal(&[tensor, "fp8.except=[\"*.0.*\"]"]), "");
     let refused: [(&[&str], &str); 16] = [
-        (&["fp8.recipe=rowwise"], "take --fp8 tensor"),
-        (&["fp8.recipe=block"], "take --fp8 tensor"),
+        (&["fp8.recipe=rowwise"], "Take --fp8 tensor"),
+        (&["fp8.recipe=block"], "Take --fp8 tensor"),
         (&[tensor, "train.dtype=f32"], "add --dtype bf16"),
         (&[tensor, "lora.rank=4"], "leave one of the two out"),
         (

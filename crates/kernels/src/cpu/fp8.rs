@@ -43,7 +43,7 @@ fn quantise_of<T: Real>(operation: Quantise) {
     let Quantise {
         codes,
         scale,
-        zeros,
+        underflows,
         x,
         largest,
     } = operation;
@@ -57,16 +57,18 @@ fn quantise_of<T: Real>(operation: Quantise) {
         Fp8::E4m3 => to_e4m3(codes, x, factor),
         Fp8::E5m2 => to_e5m2(codes, x, factor),
     });
-    let Some(zeros) = zeros else { return };
-    let (parts, stride) = (zeros.dims()[0], zeros.strides()[0]);
-    let part = Quantise::part(x.len(), parts);
-    let made = codes.par_chunks(part).zip(x.par_chunks(part));
-    let counts: Vec<u32> = made.map(|(codes, x)| count_zeros(codes, x)).collect();
-    let zeros = Shared(zeros.pointer().cast::<f32>());
-    for (part, count) in counts.into_iter().enumerate() {
-        // SAFETY: the row lies within the view, which is exclusive.
-        unsafe { *zeros.at(part * stride) += count as f32 };
-    }
+    let Some(underflows) = underflows else { return };
+    let (stride, part) = (
+        underflows.strides()[0],
+        Quantise::part(x.len(), underflows.dims()[0]),
+    );
+    let underflows = Shared(underflows.pointer().cast::<f32>());
+    let parts = codes.par_chunks(part).zip(x.par_chunks(part));
+    parts.enumerate().for_each(|(part, (codes, x))| {
+        let count = count_underflows(codes, x);
+        // SAFETY: the row lies within the view, which is exclusive, and is this task's alone.
+        unsafe { *underflows.at(part * stride) += count as f32 };
+    });
 }
 
 vectorized! {
@@ -77,7 +79,7 @@ vectorized! {
     }
 
     /// How many elements are not zero and have codes that are.
-    fn count_zeros<T: Real>(codes: &[u8], x: &[T]) -> u32 {
+    fn count_underflows<T: Real>(codes: &[u8], x: &[T]) -> u32 {
         let mut count = 0;
         for (code, x) in codes.iter().zip(x) {
             count += u32::from(code & 0x7f == 0 && x.widen() != 0.0);

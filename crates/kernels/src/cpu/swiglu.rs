@@ -1,16 +1,28 @@
 //! Gated feed-forward activation (Shazeer 2020).
 
 use super::dispatch::by_dtype;
+use super::fp8::abs_max;
 use super::simd::{CHUNK, Real, exp, vectorized};
-use crate::operation::{Swiglu, SwigluBackward};
+use crate::operation::{AbsMax, Swiglu, SwigluBackward};
 use rayon::prelude::*;
 
-pub(super) fn swiglu(Swiglu { act, gate_up }: Swiglu) {
-    let width = act.dims()[1];
+pub(super) fn swiglu(operation: Swiglu) {
+    let Swiglu {
+        mut act,
+        gate_up,
+        largest,
+    } = operation;
+    let (width, out) = (act.dims()[1], act.reborrow());
     by_dtype!(
-        act.dtype(),
-        swiglu_of(act.slice_mut(), gate_up.slice(), width)
+        out.dtype(),
+        swiglu_of(out.slice_mut(), gate_up.slice(), width)
     );
+    if let Some(out) = largest {
+        abs_max(AbsMax {
+            out,
+            x: act.as_in(),
+        });
+    }
 }
 
 fn swiglu_of<T: Real>(act: &mut [T], gate_up: &[T], width: usize) {
@@ -26,12 +38,21 @@ fn swiglu_of<T: Real>(act: &mut [T], gate_up: &[T], width: usize) {
     });
 }
 
-pub(super) fn swiglu_backward(SwigluBackward { gate_up, dact }: SwigluBackward) {
-    let width = dact.dims()[1];
+pub(super) fn swiglu_backward(operation: SwigluBackward) {
+    let SwigluBackward {
+        mut gate_up,
+        dact,
+        largest,
+    } = operation;
+    let (width, out) = (dact.dims()[1], gate_up.reborrow());
     by_dtype!(
-        gate_up.dtype(),
-        swiglu_backward_of(gate_up.slice_mut(), dact.slice(), width)
+        out.dtype(),
+        swiglu_backward_of(out.slice_mut(), dact.slice(), width)
     );
+    if let Some(out) = largest {
+        let x = gate_up.as_in();
+        abs_max(AbsMax { out, x });
+    }
 }
 
 fn swiglu_backward_of<T: Real>(gate_up: &mut [T], dact: &[T], width: usize) {

@@ -97,6 +97,10 @@ impl Extent {
         }
     }
 
+    pub(super) fn blocks(&self) -> usize {
+        self.grid.iter().product()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.grid.contains(&0)
     }

@@ -2,15 +2,18 @@
 
 use super::extent::{Extent, PACK};
 use super::matmul::{added, matrix};
-use super::{BIAS_ALIGNMENT_BYTES, Cuda, Driver, Gemm, Kernel, kernel, no_kernel};
+use super::{Argument, BIAS_ALIGNMENT_BYTES, Cuda, Driver, Gemm, Kernel, kernel, no_kernel};
 use crate::KernelError;
 use crate::operation::{
     AbsMax, AddBias, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes,
 };
-use memory::{DType, In};
+use memory::{DType, In, Out};
 
 /// Threads of a block that makes a part of a tensor.
 const PART_THREADS: usize = 256;
+
+/// Threads of the block that brings the parts' largest magnitudes together.
+const ALL_PARTS_THREADS: usize = 1024;
 
 /// Fewest elements of a part, and most parts: their largest magnitudes go to the workspace of products.
 const PART_ELEMENTS_MIN: usize = PART_THREADS * PACK * 4;
@@ -30,24 +33,56 @@ pub(super) fn abs_max<D: Driver>(
         .max(PART_ELEMENTS_MIN)
         .next_multiple_of(PACK);
     let parts = n.div_ceil(part);
-    let place = cuda.workspace.view().rows(0..parts.max(1));
+    let place = cuda.workspace.view().rows(0..parts);
     let arguments = [(&place).into(), (&x).into(), n.into(), part.into()];
     let kernel = kernel!("fp8", "abs_max_of_part", x.dtype());
     cuda.launch(kernel, in_parts(parts), &arguments)?;
-    let arguments = [(&out).into(), (&place).into(), parts.into()];
-    cuda.launch(kernel!("fp8", "abs_max_of_parts"), in_parts(1), &arguments)
+    largest_of_parts(cuda, &out, place)
+}
+
+/// The largest of those of parts, by one block.
+fn largest_of_parts<D: Driver>(cuda: &Cuda<D>, out: &Out, parts: In) -> Result<(), KernelError> {
+    let arguments = [out.into(), (&parts).into(), parts.elements().into()];
+    let extent = Extent {
+        grid: [1, 1, 1],
+        block: [ALL_PARTS_THREADS, 1, 1],
+        shared_bytes: 0,
+    };
+    cuda.launch(kernel!("fp8", "abs_max_of_parts"), extent, &arguments)
+}
+
+/// Launches the first of two kernels; or, where the largest magnitude of `made` is wanted, the second, each of whose blocks finds that
+/// of what it makes.
+pub(super) fn launch_finding_largest<D: Driver>(
+    cuda: &Cuda<D>,
+    [plain, finding]: [Kernel; 2],
+    (extent, mut arguments): (Extent, Vec<Argument>),
+    (largest, made): (Option<Out>, In),
+) -> Result<(), KernelError> {
+    let Some(out) = largest else {
+        return cuda.launch(plain, extent, &arguments);
+    };
+    let (blocks, room) = (extent.blocks(), cuda.workspace.view().elements());
+    if !(1..=room).contains(&blocks) {
+        cuda.launch(plain, extent, &arguments)?;
+        return abs_max(cuda, AbsMax { out, x: made });
+    }
+    let parts = cuda.workspace.view().rows(0..blocks);
+    arguments.push((&parts).into());
+    cuda.launch(finding, extent, &arguments)?;
+    largest_of_parts(cuda, &out, parts)
 }
 
 pub(super) fn quantise<D: Driver>(cuda: &Cuda<D>, operation: Quantise) -> Result<(), KernelError> {
     let Quantise {
         codes,
         scale,
-        zeros,
+        underflows,
         x,
         largest,
     } = operation;
     let (n, is_e4m3) = (x.elements(), codes.dtype() == DType::F8E4M3);
-    let Some(zeros) = zeros else {
+    let Some(underflows) = underflows else {
         let kernel = match is_e4m3 {
             true => kernel!("fp8", "quantise_e4m3", x.dtype()),
             false => kernel!("fp8", "quantise_e5m2", x.dtype()),
@@ -66,16 +101,16 @@ pub(super) fn quantise<D: Driver>(cuda: &Cuda<D>, operation: Quantise) -> Result
         true => kernel!("fp8", "quantise_counting_e4m3", x.dtype()),
         false => kernel!("fp8", "quantise_counting_e5m2", x.dtype()),
     };
-    let parts = zeros.dims()[0];
+    let parts = underflows.dims()[0];
     let arguments = [
         (&codes).into(),
         (&scale).into(),
-        (&zeros).into(),
+        (&underflows).into(),
         (&x).into(),
         (&largest).into(),
         n.into(),
         Quantise::part(n, parts).into(),
-        zeros.strides()[0].into(),
+        underflows.strides()[0].into(),
     ];
     cuda.launch(kernel, in_parts(parts), &arguments)
 }

@@ -153,6 +153,7 @@ mod tests {
         let swiglu = Operation::from(Swiglu {
             act: act.view_mut(),
             gate_up: gate_up.view(),
+            largest: None,
         });
         assert_eq!(swiglu.sizes(), [3, 7]);
         assert_eq!(swiglu.cost().bytes, 3 * 4 * 21);

@@ -16,12 +16,12 @@ pub struct AbsMax<'a> {
 /// [`AbsMax`] makes it) and the type of `codes`, either of FP8. `scale [1]` (f32): what the values of codes are to be
 /// multiplied by. All implementations give the same bits. If `largest` is not finite, the scale is NaN.
 ///
-/// To `zeros [p, 1]` (f32, rows at any distance), if it is given, is added how many elements of each of `p` parts
+/// To `underflows [p, 1]` (f32, rows at any distance), if it is given, is added how many elements of each of `p` parts
 /// ([`Quantise::part`]) are not zero and have codes that are.
 pub struct Quantise<'a> {
     pub codes: Out<'a>,
     pub scale: Out<'a>,
-    pub zeros: Option<Out<'a>>,
+    pub underflows: Option<Out<'a>>,
     pub x: In<'a>,
     pub largest: In<'a>,
 }
@@ -62,7 +62,7 @@ impl Quantise<'_> {
     /// More parts would not be counted faster.
     const PARTS_MAX: usize = 1024;
 
-    /// In how many parts zeros are best counted among so many elements.
+    /// In how many parts underflows are best counted among so many elements.
     pub fn parts(elements: usize) -> usize {
         elements.div_ceil(Self::UNIT).clamp(1, Self::PARTS_MAX)
     }
@@ -139,24 +139,26 @@ impl Contract for Quantise<'_> {
         check.tensor("scale", &self.scale, &[1], DType::F32)?;
         check.real("x", &self.x, self.codes.dims())?;
         check.tensor("largest", &self.largest, &[1], DType::F32)?;
-        let Some(zeros) = &self.zeros else {
+        let Some(underflows) = &self.underflows else {
             return Ok(());
         };
-        check.rank("zeros", zeros, 2)?;
-        let parts = zeros.dims()[0];
-        check.by_rows("zeros", zeros, &[parts, 1], DType::F32)?;
+        check.rank("underflows", underflows, 2)?;
+        let parts = underflows.dims()[0];
+        check.by_rows("underflows", underflows, &[parts, 1], DType::F32)?;
         let (elements, at_most) = (self.x.elements(), Quantise::PARTS_MAX);
         check.that((1..=at_most).contains(&parts), || {
-            format!("`zeros` has {parts} parts for {elements} elements, expected 1 to {at_most}")
+            format!(
+                "`underflows` has {parts} parts for {elements} elements, expected 1 to {at_most}"
+            )
         })
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        let zeros = self.zeros.as_ref();
-        let zeros = zeros.map(|zeros| sets(zeros, &Init::Accumulate));
+        let underflows = self.underflows.as_ref();
+        let underflows = underflows.map(|underflows| sets(underflows, &Init::Accumulate));
         let outs = [writes(&self.codes), writes(&self.scale)];
         outs.into_iter()
-            .chain(zeros)
+            .chain(underflows)
             .chain([reads(self.x), reads(self.largest)])
             .collect()
     }

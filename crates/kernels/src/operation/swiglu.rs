@@ -2,18 +2,22 @@
 
 use super::check::{Check, Checked, View};
 use super::contract::{Contract, Operand, changes, reads, writes};
-use memory::{In, Out};
+use memory::{DType, In, Out};
 
-/// `act [t, f] = silu(gate) up`. Each row of `gate_up [t, 2 f]` has the columns of gate, then those of up.
+/// `act [t, f] = silu(gate) up`. Each row of `gate_up [t, 2 f]` has the columns of gate, then those of up. `largest [1]` (f32): if it is
+/// given, the largest magnitude of `act`, as [`super::AbsMax`] finds it.
 pub struct Swiglu<'a> {
     pub act: Out<'a>,
     pub gate_up: In<'a>,
+    pub largest: Option<Out<'a>>,
 }
 
-/// Gradients of [`Swiglu`] in place: `gate_up` becomes its own gradient, of `dact [t, f]`.
+/// Gradients of [`Swiglu`] in place: `gate_up` becomes its own gradient, of `dact [t, f]`. `largest [1]` (f32): if it is given, that of
+/// this gradient.
 pub struct SwigluBackward<'a> {
     pub gate_up: Out<'a>,
     pub dact: In<'a>,
+    pub largest: Option<Out<'a>>,
 }
 
 impl Contract for Swiglu<'_> {
@@ -22,11 +26,14 @@ impl Contract for Swiglu<'_> {
     }
 
     fn check(&self, check: &Check) -> Checked {
-        half_as_wide(check, &self.gate_up, ("act", &self.act))
+        half_as_wide(check, &self.gate_up, ("act", &self.act))?;
+        check.scalar("largest", &self.largest)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        vec![writes(&self.act), reads(self.gate_up)]
+        let largest = self.largest.iter().map(writes);
+        let operands = [writes(&self.act), reads(self.gate_up)];
+        operands.into_iter().chain(largest).collect()
     }
 }
 
@@ -36,11 +43,24 @@ impl Contract for SwigluBackward<'_> {
     }
 
     fn check(&self, check: &Check) -> Checked {
-        half_as_wide(check, &self.gate_up, ("dact", &self.dact))
+        half_as_wide(check, &self.gate_up, ("dact", &self.dact))?;
+        check.scalar("largest", &self.largest)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        vec![changes(&self.gate_up), reads(self.dact)]
+        let largest = self.largest.iter().map(writes);
+        let operands = [changes(&self.gate_up), reads(self.dact)];
+        operands.into_iter().chain(largest).collect()
+    }
+}
+
+impl Check {
+    /// Checks for one f32 number, if there is a place for it.
+    fn scalar(&self, name: &str, out: &Option<Out>) -> Checked {
+        let checked = out
+            .as_ref()
+            .map(|out| self.tensor(name, out, &[1], DType::F32));
+        checked.unwrap_or(Ok(()))
     }
 }
 

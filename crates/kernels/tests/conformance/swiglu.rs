@@ -16,6 +16,8 @@ struct Swiglu {
     width: usize,
     /// Largest of the gate's entries: up to where a sigmoid is 0 or 1 in f32.
     range: f64,
+    /// Whether largest magnitudes are found too.
+    finds: bool,
 }
 
 impl Swiglu {
@@ -48,15 +50,29 @@ impl Case for Swiglu {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let [mut gate_up, dact] = self.tensors().map(|host| device.put(&host));
         let mut act = device.room(self.dtype, [self.tokens, self.width]);
+        let mut largest = [0; 2].map(|_| device.room(DType::F32, [1]));
+        let mut found = largest
+            .iter_mut()
+            .map(|one| self.finds.then(|| one.view_mut()));
         device.kernels.run(kernels::Swiglu {
             act: act.view_mut(),
             gate_up: gate_up.view(),
+            largest: found.next().flatten(),
         })?;
         device.kernels.run(SwigluBackward {
             gate_up: gate_up.view_mut(),
             dact: dact.view(),
+            largest: found.next().flatten(),
         })?;
-        Ok([&act, &gate_up].map(|tensor| device.take(tensor)).into())
+        let made = [act, gate_up].map(|tensor| device.take(&tensor));
+        if self.finds {
+            for (largest, made) in largest.iter().zip(&made) {
+                let largest = device.take(largest).values()[0];
+                let values = made.values().into_iter().map(f64::abs);
+                assert_eq!(largest, values.fold(0.0, f64::max), "{}", device.name);
+            }
+        }
+        Ok(made.into())
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -77,6 +93,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 tokens,
                 width,
                 range,
+                finds: range > 100.0,
             }));
         }
     }

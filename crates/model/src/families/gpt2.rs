@@ -117,6 +117,7 @@ fn stages(
             function: ActivationFunction::GeluTanh,
             width: ffn,
             codes: codes(&down),
+            made_by: None,
         }),
         Box::new(ResidualProjection {
             name: "mlp_down",

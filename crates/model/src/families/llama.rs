@@ -151,6 +151,7 @@ fn dense(
     let down = Linear::declare(own, "mlp.down_proj", [hidden, ffn], bias);
     let down = down.in_fp8(own, Fp8Layer::MlpDown);
     norm.codes = up.reads_codes();
+    let made_by = up.fp8_layer();
     [
         Box::new(norm),
         Box::new(Projection {
@@ -164,6 +165,7 @@ fn dense(
             function: ActivationFunction::Swiglu,
             width: ffn,
             codes: down.reads_codes(),
+            made_by,
         }),
         Box::new(ResidualProjection {
             name: "mlp_down",

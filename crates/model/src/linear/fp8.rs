@@ -37,6 +37,11 @@ impl Linear {
         saving.map(|(layer, _)| *layer)
     }
 
+    /// Which layer this is, if its products are in FP8 in training.
+    pub(crate) fn fp8_layer(&self) -> Option<Fp8Layer> {
+        self.fp8.as_ref().map(|(layer, _)| *layer)
+    }
+
     /// Which layer this is, and the format of its gradients, if its products are in FP8 in this pass: in training alone.
     pub(super) fn fp8_of(&self, pass: &Pass) -> Option<(Fp8Layer, Fp8)> {
         let fp8 = self.fp8.as_ref();
@@ -95,17 +100,17 @@ impl Linear {
         dy: Buffer,
     ) -> Result<(), ModelError> {
         let x = pass.pull(input)?;
-        let turned = pass.transposed_input(layer, x.view())?;
+        let transposed = pass.transposed_input(layer, x.view())?;
         pass.release(input, x);
-        self.weight_gradient_fp8(pass, layer, (dy.view(), turned.view()))?;
-        drop(turned);
-        let turned = pass.transposed_weight(layer, self.matrix_shape())?;
+        self.weight_gradient_fp8(pass, layer, (dy.view(), transposed.view()))?;
+        drop(transposed);
+        let transposed = pass.transposed_weight(layer, self.matrix_shape())?;
         let (mut dx, init) = pass.gradient_to_add(input)?;
         let scales = [Fp8Operand::Gradient, Fp8Operand::Weight];
         pass.kernels().run(ScaledMatmul {
             out: dx.view_mut(),
             a: dy.view(),
-            b: turned.view(),
+            b: transposed.view(),
             scales: scales.map(|operand| pass.scale(layer, operand)),
             bias: None,
             init,
@@ -114,15 +119,16 @@ impl Linear {
         Ok(())
     }
 
-    /// `dW += dy^T x`, given codes of dy and those of x, turned.
+    /// `dW += dy^T x`, given codes of dy and those of x, transposed.
     fn weight_gradient_fp8(
         &self,
         pass: &mut Pass,
         layer: Fp8Layer,
         (dy, x): (In, In),
     ) -> Result<(), ModelError> {
-        let dy = pass.transposed("gradient_turned", dy)?;
-        let block = pass.running.at.layer;
+        let dy = pass.transposed("gradient_transposed", dy)?;
+        let sites = [Fp8Operand::Gradient, Fp8Operand::Input];
+        let sites = sites.map(|operand| pass.site(layer, operand));
         let all = (&self.weights[..], 0..self.outputs());
         let parts: Vec<_> = match pass.lie_together(&self.weights) {
             true => vec![all],
@@ -136,14 +142,13 @@ impl Linear {
                 kernels,
                 ..
             } = &mut pass.work;
-            let operands = [Fp8Operand::Gradient, Fp8Operand::Input];
             let gradients = &mut *purpose.training().gradients;
             let (out, init) = gradients.accumulate_joined(&indices).expect(TOGETHER);
             kernels.run(ScaledMatmul {
                 out,
                 a: dy.view().rows(outputs),
                 b: x,
-                scales: operands.map(|operand| saved.fp8_scale((block, layer, operand))),
+                scales: sites.map(|site| saved.fp8_scale(site)),
                 bias: None,
                 init,
             })?;

@@ -294,7 +294,11 @@ impl Stage for ExpertActivation {
         if let Some(act) = &mut act {
             let (act, gate_up) = (act.view_mut(), gate_up.view());
             match &weights {
-                None => pass.kernels().run(Swiglu { act, gate_up }),
+                None => pass.kernels().run(Swiglu {
+                    act,
+                    gate_up,
+                    largest: None,
+                }),
                 Some((weights, table)) => pass.kernels().run(WeighedSwiglu {
                     act,
                     gate_up,
@@ -315,6 +319,7 @@ impl Stage for ExpertActivation {
             None => pass.kernels().run(SwigluBackward {
                 gate_up: gate_up.view_mut(),
                 dact: dact.view(),
+                largest: None,
             })?,
             Some((weights, table)) => {
                 let (of, _) = self.weights.expect("they were pulled");

@@ -2,7 +2,7 @@
 //! (Hendrycks and Gimpel 2016).
 
 use crate::config::ActivationFunction;
-use crate::fp8::Fp8Layer;
+use crate::fp8::{Fp8Layer, Fp8Operand};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Label, ModelError, Pass};
 use kernels::operation::{Gelu, GeluBackward, Swiglu, SwigluBackward};
@@ -15,6 +15,8 @@ pub struct MlpActivation {
     pub width: usize,
     /// The layer that alone reads act, as codes.
     pub codes: Option<Fp8Layer>,
+    /// The layer that makes its input, if products in FP8 take that one's gradient.
+    pub made_by: Option<Fp8Layer>,
 }
 
 impl MlpActivation {
@@ -54,10 +56,14 @@ impl Stage for MlpActivation {
         let x = pass.pull(self.input())?;
         let mut out = pass.coded_output(MlpActivation::ACT)?;
         if let Some(out) = &mut out {
-            let (act, x) = (out.view_mut(), x.view());
+            let (kernels, act, x) = (pass.kernels(), out.view_mut(), x.view());
             match self.function {
-                ActivationFunction::Swiglu => pass.kernels().run(Swiglu { act, gate_up: x }),
-                ActivationFunction::GeluTanh => pass.kernels().run(Gelu { act, x }),
+                ActivationFunction::Swiglu => kernels.run(Swiglu {
+                    act,
+                    gate_up: x,
+                    largest: pass.largest_to_find(self.codes, Fp8Operand::Input),
+                }),
+                ActivationFunction::GeluTanh => kernels.run(Gelu { act, x }),
             }?;
         }
         pass.put_coded(MlpActivation::ACT, self.codes, out)
@@ -67,10 +73,14 @@ impl Stage for MlpActivation {
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let gradient = pass.gradient(MlpActivation::ACT);
         let mut input = pass.take(self.input())?;
-        let (x, dact) = (input.view_mut(), gradient.view());
+        let (kernels, x, dact) = (pass.kernels(), input.view_mut(), gradient.view());
         match self.function {
-            ActivationFunction::Swiglu => pass.kernels().run(SwigluBackward { gate_up: x, dact }),
-            ActivationFunction::GeluTanh => pass.kernels().run(GeluBackward { x, dact }),
+            ActivationFunction::Swiglu => kernels.run(SwigluBackward {
+                gate_up: x,
+                dact,
+                largest: pass.largest_to_find(self.made_by, Fp8Operand::Gradient),
+            }),
+            ActivationFunction::GeluTanh => kernels.run(GeluBackward { x, dact }),
         }?;
         pass.file_gradient(self.input(), input);
         Ok(())

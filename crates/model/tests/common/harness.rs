@@ -148,7 +148,7 @@ impl Run {
     ) -> ReplayCounts {
         self.memory.begin_step();
         self.gradients.begin_step();
-        self.saved.begin_step();
+        self.saved.begin_step(&*self.kernels).unwrap();
         let mut replayed = self.model.no_replays();
         let (memory, kernels) = (&self.memory, &*self.kernels);
         let mut batch = Batch::upload(memory, kernels, SHAPE, ids, targets).unwrap();

@@ -268,6 +268,7 @@ impl Stage for Gated {
             pass.kernels().run(operation::Swiglu {
                 act: act.view_mut(),
                 gate_up: gate_up.view(),
+                largest: None,
             })?;
         }
         pass.put(self.output, act);
@@ -280,6 +281,7 @@ impl Stage for Gated {
         pass.kernels().run(SwigluBackward {
             gate_up: gate_up.view_mut(),
             dact: dact.view(),
+            largest: None,
         })?;
         pass.file_gradient(self.input, gate_up);
         Ok(())

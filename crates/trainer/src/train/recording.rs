@@ -4,9 +4,10 @@ use super::Run;
 use super::totals::Asked;
 use crate::failure::Failure;
 use memory::GRANULARITY_BYTES;
+use model::UnderflowShare;
 use report::{
     METRICS_SCHEMA_VERSION, ProcessRecord, RewardMarks, RouterMarks, RunRecord, StepRecord, Timing,
-    ZeroMarks, resident_bytes,
+    UnderflowMarks, resident_bytes,
 };
 use session::{Rewards, StepOutcome};
 use std::time::Duration;
@@ -84,7 +85,7 @@ impl Run {
             lr: outcome.lr as f32,
             lr_matrices: outcome.lr_matrices.map(|rate| rate as f32),
             routers: router_marks(outcome),
-            fp8_zeros: zero_marks(outcome),
+            fp8_underflows: underflow_marks(outcome),
             rewards: outcome.rewards.map(reward_marks),
             epoch: asked.epoch,
             tokens: outcome.targets,
@@ -145,17 +146,17 @@ fn reward_marks(rewards: Rewards) -> RewardMarks {
     }
 }
 
-/// Of each operand in FP8, the block where the largest share became zero.
-fn zero_marks(outcome: &StepOutcome) -> Vec<ZeroMarks> {
-    let mut marks: Vec<ZeroMarks> = Vec::new();
-    for zeros in &outcome.fp8_zeros {
-        let of_block = ZeroMarks {
-            layer: zeros.layer.name(),
-            operand: zeros.operand.name(),
-            share: (zeros.share * 1e6).round() / 1e6,
-            block: zeros.block,
+/// Of each operand in FP8, the block where the largest share underflowed.
+fn underflow_marks(outcome: &StepOutcome) -> Vec<UnderflowMarks> {
+    let mut marks: Vec<UnderflowMarks> = Vec::new();
+    for UnderflowShare { site, share } in &outcome.fp8_underflows {
+        let of_block = UnderflowMarks {
+            layer: site.layer.name(),
+            operand: site.operand.name(),
+            share: (share * 1e6).round() / 1e6,
+            block: site.block,
         };
-        let names = |mark: &ZeroMarks| (mark.layer, mark.operand);
+        let names = |mark: &UnderflowMarks| (mark.layer, mark.operand);
         let mut others = marks.iter_mut();
         match others.find(|mark| names(mark) == names(&of_block)) {
             Some(largest) if largest.share < of_block.share => *largest = of_block,

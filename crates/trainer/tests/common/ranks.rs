@@ -10,7 +10,7 @@ use fakes::scheduled::Waits;
 use files::PieceSource;
 use kernels::cpu::Cpu;
 use memory::{Home, Memory, Rank};
-use model::ShareOfZeros;
+use model::UnderflowShare;
 use session::Session;
 use settings::Settings;
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,8 +78,8 @@ pub type State = BTreeMap<(String, String), Vec<u8>>;
 pub struct Together {
     /// Number, loss and norm of each step.
     pub steps: Vec<(usize, u32, u32)>,
-    /// Shares of zeros in FP8 of each step.
-    pub zeros: Vec<Vec<ShareOfZeros>>,
+    /// Shares of underflows in FP8 of each step.
+    pub underflows: Vec<Vec<UnderflowShare>>,
     /// Weights and states after the last.
     pub state: State,
 }
@@ -88,8 +88,8 @@ pub struct Together {
 pub struct OfRank {
     /// Number, loss and norm of each step, to the bit.
     steps: Vec<(usize, u32, u32)>,
-    /// Shares of zeros in FP8 of each step.
-    zeros: Vec<Vec<ShareOfZeros>>,
+    /// Shares of underflows in FP8 of each step.
+    underflows: Vec<Vec<UnderflowShare>>,
     /// Tokens of each step that this rank made.
     pub tokens: Vec<usize>,
     /// How often it replayed a stage.
@@ -148,7 +148,10 @@ pub fn each(
         let sent = outcomes.iter().map(|outcome| outcome.traffic.sent_bytes);
         OfRank {
             steps: outcomes.iter().map(bits).collect(),
-            zeros: outcomes.iter().map(|one| one.fp8_zeros.clone()).collect(),
+            underflows: outcomes
+                .iter()
+                .map(|one| one.fp8_underflows.clone())
+                .collect(),
             tokens: outcomes.iter().map(|outcome| outcome.tokens).collect(),
             replays: outcomes.iter().map(|one| one.replayed.total()).sum(),
             counted_bytes: sent.sum(),
@@ -180,7 +183,7 @@ pub fn each(
 pub fn together(ranks: &[OfRank]) -> Together {
     for rank in ranks {
         assert_eq!(rank.steps, ranks[0].steps, "ranks agree");
-        assert_eq!(rank.zeros, ranks[0].zeros, "ranks agree");
+        assert_eq!(rank.underflows, ranks[0].underflows, "ranks agree");
     }
     let mut pieces: Vec<_> = ranks.iter().flat_map(|rank| &rank.pieces).collect();
     pieces.sort_by_key(|(name, start, _)| (name.clone(), *start));
@@ -190,7 +193,7 @@ pub fn together(ranks: &[OfRank]) -> Together {
     }
     Together {
         steps: ranks[0].steps.clone(),
-        zeros: ranks[0].zeros.clone(),
+        underflows: ranks[0].underflows.clone(),
         state,
     }
 }

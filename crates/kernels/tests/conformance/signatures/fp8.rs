@@ -25,19 +25,19 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
             outs: vec![
                 codes("codes", &[4, 6]),
                 float("scale"),
-                argument("zeros", DType::F32, &[3, 1])
+                argument("underflows", DType::F32, &[3, 1])
                     .free_dim(0)
                     .free_layout(),
             ],
             ins: vec![real("x", &[4, 6]).free_type(), float("largest")],
             call: |kernels, outs, ins| {
-                let [codes, scale, zeros] = outs else {
+                let [codes, scale, underflows] = outs else {
                     unreachable!()
                 };
                 kernels.run(Quantise {
                     codes: codes.reborrow(),
                     scale: scale.reborrow(),
-                    zeros: Some(zeros.reborrow()),
+                    underflows: Some(underflows.reborrow()),
                     x: ins[0],
                     largest: ins[1],
                 })

@@ -298,23 +298,32 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         },
         Signature {
             operation: "swiglu",
-            outs: vec![real("act", &[4, 6])],
+            outs: vec![real("act", &[4, 6]), argument("largest", DType::F32, &[1])],
             ins: vec![real("gate_up", &[4, 12])],
             call: |kernels, outs, ins| {
+                let [act, largest] = outs else { unreachable!() };
                 kernels.run(Swiglu {
-                    act: outs[0].reborrow(),
+                    act: act.reborrow(),
                     gate_up: ins[0],
+                    largest: Some(largest.reborrow()),
                 })
             },
         },
         Signature {
             operation: "swiglu_backward",
-            outs: vec![real("gate_up", &[4, 12])],
+            outs: vec![
+                real("gate_up", &[4, 12]),
+                argument("largest", DType::F32, &[1]),
+            ],
             ins: vec![real("dact", &[4, 6])],
             call: |kernels, outs, ins| {
+                let [gate_up, largest] = outs else {
+                    unreachable!()
+                };
                 kernels.run(SwigluBackward {
-                    gate_up: outs[0].reborrow(),
+                    gate_up: gate_up.reborrow(),
                     dact: ins[0],
+                    largest: Some(largest.reborrow()),
                 })
             },
         },

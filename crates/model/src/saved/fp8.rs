@@ -1,0 +1,151 @@
+//! What saved activations have to do with FP8: the scales of their micro-batch, and what all micro-batches have in common.
+
+use super::SavedActivations;
+use crate::fp8::{Fp8Operand, Fp8Site};
+use crate::fp8_cells::{CodesTo, Fp8Weights};
+use crate::fp8_underflows::Fp8Underflows;
+use crate::parameters::Parameters;
+use crate::{BatchShape, ModelError};
+use kernels::{KernelError, Kernels};
+use memory::{In, Memory, Out, OutOfMemory};
+
+/// What all micro-batches of a model that multiplies in FP8 have in common.
+pub(crate) struct Fp8State {
+    pub(super) weights: Fp8Weights,
+    pub(super) underflows: Fp8Underflows,
+}
+
+const IN_FP8: &str = "the model has products in FP8";
+
+impl Fp8State {
+    /// What a rank needs that holds some of a model's blocks; none if the model multiplies nothing in FP8.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] if it is refused.
+    pub(crate) fn lease(
+        memory: &Memory,
+        (parameters, blocks): (&Parameters, usize),
+        is_held: impl Fn(usize) -> bool,
+        batch: BatchShape,
+    ) -> Result<Option<Fp8State>, OutOfMemory> {
+        let Some((all, keeps_codes)) = parameters.weights_in_fp8() else {
+            return Ok(None);
+        };
+        let own = all.iter().filter(|weight| is_held(weight.block));
+        Ok(Some(Fp8State {
+            weights: Fp8Weights::lease(memory, own.copied().collect(), keeps_codes)?,
+            underflows: Fp8Underflows::lease(memory, blocks, (all, batch))?,
+        }))
+    }
+
+    pub(super) fn begin_step(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+        self.weights.begin_step();
+        self.underflows.begin_step(kernels)
+    }
+}
+
+impl SavedActivations {
+    /// Bytes of codes of weights that are kept for each step.
+    pub fn coded_weight_bytes(&self) -> u64 {
+        let fp8 = self.fp8.as_ref();
+        fp8.map_or(0, |fp8| fp8.weights.kept_bytes())
+    }
+
+    /// How many numbers [`SavedActivations::count_underflows`] gives; 0 if it gives none.
+    pub fn underflows_counted(&self) -> usize {
+        let fp8 = self.fp8.as_ref();
+        fp8.map_or(0, |fp8| fp8.underflows.counted())
+    }
+
+    /// How many elements of operands in FP8 this rank has made zero in the step, and of how many: what
+    /// [`crate::UnderflowShare::of_counts`] takes. None if the model multiplies nothing in FP8.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub fn count_underflows(&mut self, kernels: &Kernels) -> Result<Option<In<'_>>, KernelError> {
+        let fp8 = self.fp8.as_mut();
+        fp8.map(|fp8| fp8.underflows.end_step(kernels)).transpose()
+    }
+
+    /// From now on the table's operands in FP8 are those of another micro-batch.
+    pub(crate) fn begin_micro_batch(&mut self) {
+        if let Some(cells) = &mut self.tables[self.current].fp8_cells {
+            cells.begin_micro_batch();
+        }
+    }
+
+    /// The weights that are multiplied in FP8.
+    ///
+    /// # Panics
+    /// If the model multiplies nothing in FP8.
+    pub(crate) fn fp8_weights(&self) -> &Fp8Weights {
+        &self.fp8.as_ref().expect(IN_FP8).weights
+    }
+
+    /// The scale of an operand, `[1]`; of an input or a gradient that of the table's micro-batch.
+    ///
+    /// # Panics
+    /// As [`SavedActivations::fp8_weights`].
+    pub(crate) fn fp8_scale(&self, site: Fp8Site) -> In<'_> {
+        match site.operand {
+            Fp8Operand::Weight => self.fp8_weights().scale(site),
+            Fp8Operand::Input | Fp8Operand::Gradient => {
+                let cells = self.table().fp8_cells.as_ref();
+                cells.expect(IN_FP8).scale(site)
+            }
+        }
+    }
+
+    /// [`crate::fp8_cells::Fp8Cells::largest_to_find`]
+    ///
+    /// # Panics
+    /// As [`SavedActivations::fp8_weights`].
+    pub(crate) fn largest_to_find(&mut self, site: Fp8Site) -> Option<Out<'_>> {
+        let table = &mut self.tables[self.current];
+        let cells = table.fp8_cells.as_mut().expect(IN_FP8);
+        cells.largest_to_find(site)
+    }
+
+    /// Makes codes of an operand, and their scale.
+    ///
+    /// # Errors
+    /// [`ModelError`] if the device fails.
+    ///
+    /// # Panics
+    /// As [`SavedActivations::fp8_weights`].
+    pub(crate) fn quantise(
+        &mut self,
+        kernels: &Kernels,
+        site: Fp8Site,
+        of: (CodesTo, In),
+    ) -> Result<(), ModelError> {
+        let fp8 = self.fp8.as_mut().expect(IN_FP8);
+        let on = (kernels, &mut fp8.underflows);
+        match site.operand {
+            Fp8Operand::Weight => fp8.weights.quantise(on, site, of),
+            Fp8Operand::Input | Fp8Operand::Gradient => {
+                let table = &mut self.tables[self.current];
+                let cells = table.fp8_cells.as_mut().expect(IN_FP8);
+                cells.quantise(on, site, of)
+            }
+        }
+    }
+
+    /// Makes the codes of a weight that are kept for the step.
+    ///
+    /// # Errors
+    /// [`ModelError`] if the device fails.
+    ///
+    /// # Panics
+    /// As [`SavedActivations::fp8_weights`], and if codes are not kept.
+    pub(crate) fn keep_codes(
+        &mut self,
+        kernels: &Kernels,
+        site: Fp8Site,
+        weight: In,
+    ) -> Result<(), ModelError> {
+        let fp8 = self.fp8.as_mut().expect(IN_FP8);
+        fp8.weights
+            .keep((kernels, &mut fp8.underflows), site, weight)
+    }
+}
