@@ -6,9 +6,8 @@
 //! kept as codes between the passes.
 
 use crate::NamePatterns;
-use crate::fp8_cells::Fp8Weights;
 use kernels::fp8::Fp8;
-use memory::{Buffer, In, Out};
+use memory::{Buffer, Out};
 
 pub(crate) const TOGETHER: &str = "matrices that lie together are one";
 
@@ -146,25 +145,6 @@ impl CodedOutput {
     /// Where the stage writes.
     pub(crate) fn view_mut(&mut self) -> Out<'_> {
         self.wide.as_mut().unwrap_or(&mut self.kept).view_mut()
-    }
-}
-
-/// Codes of a weight.
-pub(crate) enum WeightCodes {
-    Made(Buffer),
-    /// Those of a layer of a block that are kept for the step.
-    Kept(Fp8Site),
-}
-
-impl WeightCodes {
-    pub(crate) fn view<'p>(&'p self, weights: &'p Fp8Weights) -> In<'p> {
-        match self {
-            WeightCodes::Made(codes) => codes.view(),
-            WeightCodes::Kept(site) => {
-                let kept = weights.kept(*site);
-                kept.expect("they are made at the first use in a step")
-            }
-        }
     }
 }
 

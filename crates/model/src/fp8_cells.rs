@@ -163,14 +163,14 @@ impl Fp8Cells {
 }
 
 /// Weights, with the codes of those that are kept for a step. All micro-batches use them.
-pub(crate) struct Fp8Weights {
+pub(crate) struct CodedWeights {
     operands: Operands,
     weights: Vec<Fp8Weight>,
     /// Codes of each weight; none if they are made at each use.
     kept: Option<Vec<Buffer>>,
 }
 
-impl Fp8Weights {
+impl CodedWeights {
     /// Cells for these weights, and room for their codes if they are kept.
     ///
     /// # Errors
@@ -179,14 +179,14 @@ impl Fp8Weights {
         memory: &Memory,
         weights: Vec<Fp8Weight>,
         keeps_codes: bool,
-    ) -> Result<Fp8Weights, OutOfMemory> {
+    ) -> Result<CodedWeights, OutOfMemory> {
         let of_e4m3 = Fp8::E4m3.dtype();
         let codes = weights.iter().map(|weight| {
             let shape = weight.shape;
             memory.lease_persistent(Category::Parameter, "fp8_weights", shape, of_e4m3)
         });
         let kept = keeps_codes.then(|| codes.collect::<Result<_, _>>());
-        Ok(Fp8Weights {
+        Ok(CodedWeights {
             kept: kept.transpose()?,
             operands: Operands::lease(memory, "fp8_weight_scales", weights.len())?,
             weights,
@@ -260,5 +260,24 @@ impl Fp8Weights {
         let kept = self.kept.as_mut().expect("codes are kept");
         let codes = CodesTo::AsTheyAre(kept[number].view_mut());
         self.operands.quantise(on, (number, site), (codes, x))
+    }
+}
+
+/// Codes of a weight.
+pub(crate) enum WeightCodes {
+    Made(Buffer),
+    /// Those of a layer of a block that are kept for the step.
+    Kept(Fp8Site),
+}
+
+impl WeightCodes {
+    pub(crate) fn view<'p>(&'p self, weights: &'p CodedWeights) -> In<'p> {
+        match self {
+            WeightCodes::Made(codes) => codes.view(),
+            WeightCodes::Kept(site) => {
+                let kept = weights.kept(*site);
+                kept.expect("they are made at the first use in a step")
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Codes of FP8 in a pass: outputs that are kept as such, operands that are made into such, and their scales.
 
-use crate::fp8::{CodedOutput, Fp8Layer, Fp8Operand, Fp8Site, TOGETHER, WeightCodes};
-use crate::fp8_cells::{CodesTo, Fp8Weights};
+use crate::fp8::{CodedOutput, Fp8Layer, Fp8Operand, Fp8Site, TOGETHER};
+use crate::fp8_cells::{CodedWeights, CodesTo, WeightCodes};
 use crate::pass::{Pass, Work};
 use crate::{Activation, ModelError, ParameterId, Purpose};
 use kernels::fp8::Fp8;
@@ -19,7 +19,7 @@ impl Pass<'_> {
     }
 
     /// The weights that are multiplied in FP8.
-    pub(crate) fn fp8_weights(&self) -> &Fp8Weights {
+    pub(crate) fn fp8_weights(&self) -> &CodedWeights {
         self.work.saved.fp8_weights()
     }
 

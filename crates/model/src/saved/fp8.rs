@@ -2,7 +2,7 @@
 
 use super::SavedActivations;
 use crate::fp8::{Fp8Operand, Fp8Site};
-use crate::fp8_cells::{CodesTo, Fp8Weights};
+use crate::fp8_cells::{CodedWeights, CodesTo};
 use crate::fp8_underflows::Fp8Underflows;
 use crate::parameters::Parameters;
 use crate::{BatchShape, ModelError};
@@ -11,7 +11,7 @@ use memory::{In, Memory, Out, OutOfMemory};
 
 /// What all micro-batches of a model that multiplies in FP8 have in common.
 pub(crate) struct Fp8State {
-    pub(super) weights: Fp8Weights,
+    pub(super) weights: CodedWeights,
     pub(super) underflows: Fp8Underflows,
 }
 
@@ -33,7 +33,7 @@ impl Fp8State {
         };
         let own = all.iter().filter(|weight| is_held(weight.block));
         Ok(Some(Fp8State {
-            weights: Fp8Weights::lease(memory, own.copied().collect(), keeps_codes)?,
+            weights: CodedWeights::lease(memory, own.copied().collect(), keeps_codes)?,
             underflows: Fp8Underflows::lease(memory, blocks, (all, batch))?,
         }))
     }
@@ -78,7 +78,7 @@ impl SavedActivations {
     ///
     /// # Panics
     /// If the model multiplies nothing in FP8.
-    pub(crate) fn fp8_weights(&self) -> &Fp8Weights {
+    pub(crate) fn fp8_weights(&self) -> &CodedWeights {
         &self.fp8.as_ref().expect(IN_FP8).weights
     }
 

@@ -70,6 +70,8 @@ fn written() -> BTreeSet<String> {
     place.trainer(resumed).succeeds();
     let mixture = "--config tiny-moe --steps 1 --seq 16 --micro-batch 1 --out mixture --quiet";
     place.trainer(mixture).succeeds();
+    let in_fp8 = "--config tiny --dtype bf16 --fp8 tensor --steps 1 --seq 16 --micro-batch 1 --out in-fp8 --quiet";
+    place.trainer(in_fp8).succeeds();
     let pair = r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#;
     place.file("pairs.jsonl", pair);
     let prepare = "prepare pairs.jsonl --tokenizer bytes --out pairs";
@@ -82,7 +84,15 @@ fn written() -> BTreeSet<String> {
     place.trainer(&short).fails(3, &["oom.json"]);
 
     let mut names = BTreeSet::new();
-    for folder in ["run", "run/ranks/0", "resumed", "mixture", "preferring"] {
+    let folders = [
+        "run",
+        "run/ranks/0",
+        "resumed",
+        "mixture",
+        "in-fp8",
+        "preferring",
+    ];
+    for folder in folders {
         for record in Metrics::read(&place, folder).0 {
             names.insert(record["kind"].as_str().unwrap().to_owned());
             collect(&record, &mut names);
