@@ -9,23 +9,20 @@ template <typename T> __device__ void abs_max_of_part(int *parts, const T *x, si
     const T *own = x + start;
     int largest = 0;
     for (size_t first = threadIdx.x * PACK; first < count; first += blockDim.x * PACK) {
-        largest = Greatest()(largest, largest_as<T>(load(own, first, count)));
+        largest = Greatest()(largest, largest_of(load(own, first, count)));
     }
     store_largest(parts + blockIdx.x, largest);
 }
 
-// One block.
-extern "C" __global__ void abs_max_of_parts(float *out, const int *parts, size_t count) {
+// One block. The bits of the largest magnitude.
+extern "C" __global__ void __launch_bounds__(1024) abs_max_of_parts(int *out, const int *parts, size_t count) {
     int largest = 0;
     // A block alone waits long for each load, so several are under way.
 #pragma unroll 8
     for (size_t part = threadIdx.x; part < count; part += blockDim.x) {
         largest = Greatest()(largest, parts[part]);
     }
-    largest = block_reduce(largest, 0, Greatest());
-    if (threadIdx.x == 0) {
-        out[0] = __uint_as_float(uint32_t(largest));
-    }
+    store_largest(out, largest);
 }
 EXPORT(abs_max_of_parts);
 

@@ -56,39 +56,55 @@ impl Operands {
         self.cells.view().rows(first..first + 1)
     }
 
-    /// The scale and the largest magnitude of one, `[1]` each.
-    fn scale_and_largest(&mut self, number: usize) -> (Out<'_>, Out<'_>) {
+    fn operand(&mut self, number: usize, site: Fp8Site) -> Operand<'_> {
         let first = number * CELLS;
-        let own = self.cells.view_mut().rows(first..first + 2);
-        own.split_at(1)
+        Operand {
+            site,
+            cells: self.cells.view_mut().rows(first..first + 2),
+            known: &mut self.known[number],
+        }
     }
+}
 
-    /// Where the caller writes the largest magnitude of one, `[1]`, before it becomes codes; none if it is known.
-    fn largest_to_find(&mut self, number: usize) -> Option<Out<'_>> {
-        let is_known = std::mem::replace(&mut self.known[number].largest, true);
-        let (_, largest) = self.scale_and_largest(number);
+/// One operand.
+pub(crate) struct Operand<'a> {
+    site: Fp8Site,
+    /// Its scale and its largest magnitude, `[2]`.
+    cells: Out<'a>,
+    known: &'a mut Known,
+}
+
+impl<'a> Operand<'a> {
+    /// Where the caller writes the largest magnitude, `[1]`, before it becomes codes; none if it is known.
+    pub(crate) fn largest_to_find(self) -> Option<Out<'a>> {
+        let is_known = std::mem::replace(&mut self.known.largest, true);
+        let (_, largest) = self.cells.split_at(1);
         (!is_known).then_some(largest)
     }
 
-    /// Makes codes of `x`, and their scale. Codes as they are are counted in `underflows` when they are first made.
-    fn quantise(
-        &mut self,
+    /// Makes codes of `x`, and their scale. Finds the largest magnitude if it is not known. Codes as they are are counted in
+    /// `underflows` when they are first made.
+    ///
+    /// # Errors
+    /// [`ModelError`] if the device fails.
+    pub(crate) fn quantise(
+        self,
         (kernels, underflows): (&Kernels, &mut Fp8Underflows),
-        (number, site): (usize, Fp8Site),
         (codes, x): (CodesTo, In),
     ) -> Result<(), ModelError> {
-        if let Some(out) = self.largest_to_find(number) {
+        let (scale, mut largest) = self.cells.split_at(1);
+        if !std::mem::replace(&mut self.known.largest, true) {
+            let out = largest.reborrow();
             kernels.run(AbsMax { out, x })?;
         }
-        let are_counted = self.known[number].codes;
-        self.known[number].codes |= matches!(codes, CodesTo::AsTheyAre(_));
-        let (scale, largest) = self.scale_and_largest(number);
-        let largest = largest.into_in();
+        let largest = largest.as_in();
+        let are_counted = self.known.codes;
+        self.known.codes |= matches!(codes, CodesTo::AsTheyAre(_));
         Ok(match codes {
             CodesTo::AsTheyAre(codes) => kernels.run(Quantise {
                 codes,
                 scale,
-                underflows: (!are_counted).then(|| underflows.of(site, x.elements())),
+                underflows: (!are_counted).then(|| underflows.of(self.site, x.elements())),
                 x,
                 largest,
             }),
@@ -141,24 +157,9 @@ impl Fp8Cells {
         self.operands.scale(self.number(site))
     }
 
-    /// Where the caller writes the largest magnitude of an input or a gradient, `[1]`, before it becomes codes; none if it is known.
-    pub(crate) fn largest_to_find(&mut self, site: Fp8Site) -> Option<Out<'_>> {
+    pub(crate) fn operand(&mut self, site: Fp8Site) -> Operand<'_> {
         let number = self.number(site);
-        self.operands.largest_to_find(number)
-    }
-
-    /// Makes codes of an input or a gradient, and their scale.
-    ///
-    /// # Errors
-    /// [`ModelError`] if the device fails.
-    pub(crate) fn quantise(
-        &mut self,
-        on: (&Kernels, &mut Fp8Underflows),
-        site: Fp8Site,
-        of: (CodesTo, In),
-    ) -> Result<(), ModelError> {
-        let number = self.number(site);
-        self.operands.quantise(on, (number, site), of)
+        self.operands.operand(number, site)
     }
 }
 
@@ -229,37 +230,19 @@ impl CodedWeights {
         kept.map(|kept| kept[number].view())
     }
 
-    /// Makes codes of a weight, and their scale.
-    ///
-    /// # Errors
-    /// [`ModelError`] if the device fails.
-    pub(crate) fn quantise(
-        &mut self,
-        on: (&Kernels, &mut Fp8Underflows),
-        site: Fp8Site,
-        of: (CodesTo, In),
-    ) -> Result<(), ModelError> {
+    pub(crate) fn operand(&mut self, site: Fp8Site) -> Operand<'_> {
         let number = self.number(site);
-        self.operands.quantise(on, (number, site), of)
+        self.operands.operand(number, site)
     }
 
-    /// Makes the codes of a weight that are kept.
-    ///
-    /// # Errors
-    /// [`ModelError`] if the device fails.
+    /// A weight, and where its codes are kept.
     ///
     /// # Panics
     /// If codes are not kept.
-    pub(crate) fn keep(
-        &mut self,
-        on: (&Kernels, &mut Fp8Underflows),
-        site: Fp8Site,
-        x: In,
-    ) -> Result<(), ModelError> {
+    pub(crate) fn operand_and_codes(&mut self, site: Fp8Site) -> (Operand<'_>, Out<'_>) {
         let number = self.number(site);
         let kept = self.kept.as_mut().expect("codes are kept");
-        let codes = CodesTo::AsTheyAre(kept[number].view_mut());
-        self.operands.quantise(on, (number, site), (codes, x))
+        (self.operands.operand(number, site), kept[number].view_mut())
     }
 }
 

@@ -140,6 +140,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
         }),
         Box::new(MlpActivation {
             codes: None,
+            read_by: None,
             made_by: None,
             function: model::ActivationFunction::Swiglu,
             width: ffn,

@@ -51,21 +51,23 @@ fn largest_of_parts<D: Driver>(cuda: &Cuda<D>, out: &Out, parts: In) -> Result<(
     cuda.launch(kernel!("fp8", "abs_max_of_parts"), extent, &arguments)
 }
 
-/// Launches the first of two kernels; or, where the largest magnitude of `made` is wanted, the second, each of whose blocks finds that
-/// of what it makes.
+/// Launches the first of two kernels; or, where a largest magnitude is wanted, the second, each of whose blocks finds that of what it
+/// makes.
 pub(super) fn launch_finding_largest<D: Driver>(
     cuda: &Cuda<D>,
     [plain, finding]: [Kernel; 2],
     (extent, mut arguments): (Extent, Vec<Argument>),
-    (largest, made): (Option<Out>, In),
+    largest: Option<Out>,
 ) -> Result<(), KernelError> {
     let Some(out) = largest else {
         return cuda.launch(plain, extent, &arguments);
     };
     let (blocks, room) = (extent.blocks(), cuda.workspace.view().elements());
-    if !(1..=room).contains(&blocks) {
-        cuda.launch(plain, extent, &arguments)?;
-        return abs_max(cuda, AbsMax { out, x: made });
+    if blocks > room {
+        return Err(KernelError::too_large(
+            finding.name,
+            format!("{blocks} blocks find a largest magnitude each, and there is room for {room}"),
+        ));
     }
     let parts = cuda.workspace.view().rows(0..blocks);
     arguments.push((&parts).into());

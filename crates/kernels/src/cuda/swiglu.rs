@@ -23,7 +23,7 @@ pub(super) fn swiglu<D: Driver>(cuda: &Cuda<D>, operation: Swiglu) -> Result<(),
     ];
     let arguments = vec![(&act).into(), (&gate_up).into(), width.into()];
     let extent = Extent::rows_by_columns(rows, width, THREADS);
-    launch_finding_largest(cuda, kernels, (extent, arguments), (largest, act.as_in()))
+    launch_finding_largest(cuda, kernels, (extent, arguments), largest)
 }
 
 pub(super) fn swiglu_backward<D: Driver>(
@@ -42,10 +42,5 @@ pub(super) fn swiglu_backward<D: Driver>(
     ];
     let arguments = vec![(&gate_up).into(), (&dact).into(), width.into()];
     let extent = Extent::rows_by_columns(rows, width, THREADS);
-    launch_finding_largest(
-        cuda,
-        kernels,
-        (extent, arguments),
-        (largest, gate_up.as_in()),
-    )
+    launch_finding_largest(cuda, kernels, (extent, arguments), largest)
 }

@@ -27,7 +27,7 @@ impl Contract for Swiglu<'_> {
 
     fn check(&self, check: &Check) -> Checked {
         half_as_wide(check, &self.gate_up, ("act", &self.act))?;
-        check.scalar("largest", &self.largest)
+        check.optional("largest", &self.largest, &[1], DType::F32)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
@@ -44,23 +44,13 @@ impl Contract for SwigluBackward<'_> {
 
     fn check(&self, check: &Check) -> Checked {
         half_as_wide(check, &self.gate_up, ("dact", &self.dact))?;
-        check.scalar("largest", &self.largest)
+        check.optional("largest", &self.largest, &[1], DType::F32)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
         let largest = self.largest.iter().map(writes);
         let operands = [changes(&self.gate_up), reads(self.dact)];
         operands.into_iter().chain(largest).collect()
-    }
-}
-
-impl Check {
-    /// Checks for one f32 number, if there is a place for it.
-    fn scalar(&self, name: &str, out: &Option<Out>) -> Checked {
-        let checked = out
-            .as_ref()
-            .map(|out| self.tensor(name, out, &[1], DType::F32));
-        checked.unwrap_or(Ok(()))
     }
 }
 

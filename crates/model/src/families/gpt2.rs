@@ -117,6 +117,7 @@ fn stages(
             function: ActivationFunction::GeluTanh,
             width: ffn,
             codes: codes(&down),
+            read_by: None,
             made_by: None,
         }),
         Box::new(ResidualProjection {

@@ -165,6 +165,7 @@ fn dense(
             function: ActivationFunction::Swiglu,
             width: ffn,
             codes: down.reads_codes(),
+            read_by: down.fp8_layer(),
             made_by,
         }),
         Box::new(ResidualProjection {

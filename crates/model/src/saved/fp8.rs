@@ -2,7 +2,7 @@
 
 use super::SavedActivations;
 use crate::fp8::{Fp8Operand, Fp8Site};
-use crate::fp8_cells::{CodedWeights, CodesTo};
+use crate::fp8_cells::{CodedWeights, CodesTo, Operand};
 use crate::fp8_underflows::Fp8Underflows;
 use crate::parameters::Parameters;
 use crate::{BatchShape, ModelError};
@@ -96,14 +96,23 @@ impl SavedActivations {
         }
     }
 
-    /// [`crate::fp8_cells::Fp8Cells::largest_to_find`]
+    /// Where an operand's cells are, and where its underflows are counted.
+    fn operand(&mut self, site: Fp8Site) -> (Operand<'_>, &mut Fp8Underflows) {
+        let fp8 = self.fp8.as_mut().expect(IN_FP8);
+        let cells = &mut self.tables[self.current].fp8_cells;
+        let operand = match site.operand {
+            Fp8Operand::Weight => fp8.weights.operand(site),
+            Fp8Operand::Input | Fp8Operand::Gradient => cells.as_mut().expect(IN_FP8).operand(site),
+        };
+        (operand, &mut fp8.underflows)
+    }
+
+    /// Where the caller writes the largest magnitude of an operand, `[1]`, before it becomes codes; none if it is known.
     ///
     /// # Panics
     /// As [`SavedActivations::fp8_weights`].
     pub(crate) fn largest_to_find(&mut self, site: Fp8Site) -> Option<Out<'_>> {
-        let table = &mut self.tables[self.current];
-        let cells = table.fp8_cells.as_mut().expect(IN_FP8);
-        cells.largest_to_find(site)
+        self.operand(site).0.largest_to_find()
     }
 
     /// Makes codes of an operand, and their scale.
@@ -119,16 +128,8 @@ impl SavedActivations {
         site: Fp8Site,
         of: (CodesTo, In),
     ) -> Result<(), ModelError> {
-        let fp8 = self.fp8.as_mut().expect(IN_FP8);
-        let on = (kernels, &mut fp8.underflows);
-        match site.operand {
-            Fp8Operand::Weight => fp8.weights.quantise(on, site, of),
-            Fp8Operand::Input | Fp8Operand::Gradient => {
-                let table = &mut self.tables[self.current];
-                let cells = table.fp8_cells.as_mut().expect(IN_FP8);
-                cells.quantise(on, site, of)
-            }
-        }
+        let (operand, underflows) = self.operand(site);
+        operand.quantise((kernels, underflows), of)
     }
 
     /// Makes the codes of a weight that are kept for the step.
@@ -145,7 +146,8 @@ impl SavedActivations {
         weight: In,
     ) -> Result<(), ModelError> {
         let fp8 = self.fp8.as_mut().expect(IN_FP8);
-        fp8.weights
-            .keep((kernels, &mut fp8.underflows), site, weight)
+        let (operand, codes) = fp8.weights.operand_and_codes(site);
+        let of = (CodesTo::AsTheyAre(codes), weight);
+        operand.quantise((kernels, &mut fp8.underflows), of)
     }
 }

@@ -15,7 +15,9 @@ pub struct MlpActivation {
     pub width: usize,
     /// The layer that alone reads act, as codes.
     pub codes: Option<Fp8Layer>,
-    /// The layer that makes its input, if products in FP8 take that one's gradient.
+    /// The layer that alone reads act, if its products are in FP8.
+    pub read_by: Option<Fp8Layer>,
+    /// The layer that makes its input, if that one's products are in FP8.
     pub made_by: Option<Fp8Layer>,
 }
 
@@ -61,7 +63,7 @@ impl Stage for MlpActivation {
                 ActivationFunction::Swiglu => kernels.run(Swiglu {
                     act,
                     gate_up: x,
-                    largest: pass.largest_to_find(self.codes, Fp8Operand::Input),
+                    largest: pass.largest_to_find(self.read_by, Fp8Operand::Input),
                 }),
                 ActivationFunction::GeluTanh => kernels.run(Gelu { act, x }),
             }?;
