@@ -160,10 +160,10 @@ fn what_has_no_pipeline_is_refused_with_what_to_do() {
         &format!("{untied} --pipeline-schedule zb-h1 --set memory.tile_tokens=16"),
         "take --pipeline-schedule 1f1b",
     );
-    refused(
-        &format!("{untied} --pipeline-schedule zb-h1 --dtype bf16 --fp8 tensor"),
-        "take --pipeline-schedule 1f1b",
-    );
+    let in_fp8 = "plan --config tiny --dtype bf16 --fp8 tensor --ranks 2 --pp 2";
+    place
+        .trainer(&format!("{in_fp8} {untied} --pipeline-schedule zb-h1"))
+        .fails(2, &["take --pipeline-schedule 1f1b"]);
     let interleaved = format!("{untied} --pipeline-schedule interleaved");
     refused(&format!("{interleaved} --accum 2"), "each need 4");
     refused(
