@@ -57,7 +57,7 @@ impl Fp8Layer {
     }
 }
 
-/// What such a layer multiplies.
+/// An operand of a layer's three products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fp8Operand {
     /// Its input.
@@ -89,7 +89,7 @@ pub struct Fp8Site {
     pub block: usize,
     /// Its layer.
     pub layer: Fp8Layer,
-    /// What of it.
+    /// Which operand of that layer.
     pub operand: Fp8Operand,
 }
 
@@ -119,20 +119,9 @@ impl Fp8Site {
 /// The matrices of a layer of a block, as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fp8Weight {
-    pub(crate) block: usize,
-    pub(crate) layer: Fp8Layer,
+    pub(crate) site: Fp8Site,
     /// Outputs and inputs.
     pub(crate) shape: [usize; 2],
-}
-
-impl Fp8Weight {
-    pub(crate) fn site(&self) -> Fp8Site {
-        Fp8Site {
-            block: self.block,
-            layer: self.layer,
-            operand: Fp8Operand::Weight,
-        }
-    }
 }
 
 /// An output of a stage in the compute type, which is kept as it is or as codes.

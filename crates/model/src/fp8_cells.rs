@@ -21,13 +21,13 @@ pub(crate) enum CodesTo<'a> {
     Transposed(Out<'a>),
 }
 
-/// Some operands, by number.
+/// The cells of several operands.
 struct Operands {
     cells: Buffer,
     known: Vec<Known>,
 }
 
-/// What is known of an operand since its values are others.
+/// Which facts about an operand's present values are known.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     /// Whether its cells have its largest magnitude.
@@ -45,7 +45,7 @@ impl Operands {
         })
     }
 
-    /// From now on all values are others.
+    /// Called when all operands get new values.
     fn forget(&mut self) {
         self.known.fill(Known::default());
     }
@@ -66,7 +66,7 @@ impl Operands {
     }
 }
 
-/// One operand.
+/// The cells of one operand.
 pub(crate) struct Operand<'a> {
     site: Fp8Site,
     /// Its scale and its largest magnitude, `[2]`.
@@ -137,7 +137,7 @@ impl Fp8Cells {
         })
     }
 
-    /// From now on operands are those of another micro-batch.
+    /// Called when another micro-batch begins to use these cells.
     pub(crate) fn begin_micro_batch(&mut self) {
         self.operands.forget();
     }
@@ -194,7 +194,7 @@ impl CodedWeights {
         })
     }
 
-    /// From now on weights may be others.
+    /// Called when a step begins, since weights may have changed.
     pub(crate) fn begin_step(&mut self) {
         self.operands.forget();
     }
@@ -206,7 +206,7 @@ impl CodedWeights {
 
     fn number(&self, site: Fp8Site) -> usize {
         let mut all = self.weights.iter();
-        let found = all.position(|weight| weight.site() == site);
+        let found = all.position(|weight| weight.site == site);
         found.expect("a layer with products in FP8 has a weight")
     }
 

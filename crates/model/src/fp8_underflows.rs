@@ -85,7 +85,7 @@ impl Fp8Underflows {
     }
 }
 
-/// What share of an operand's elements underflowed.
+/// The share of an operand's elements that underflowed in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UnderflowShare {
     /// The operand.

@@ -1,6 +1,6 @@
 //! The parameters of a model. The stages that use them declare them once.
 
-use crate::fp8::{Fp8Layer, Fp8Products, Fp8Weight};
+use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Products, Fp8Site, Fp8Weight};
 use crate::label::fnv;
 use crate::lora::{LinearModule, Lora};
 use crate::{Labels, NamePatterns};
@@ -403,11 +403,13 @@ impl PartParameters<'_> {
     /// Notes the matrices of a layer whose products are in FP8.
     pub(crate) fn add_fp8(&mut self, layer: Fp8Layer, shape: [usize; 2]) {
         if let Layer::Block(block) = self.part {
-            self.all.fp8_weights.push(Fp8Weight {
+            let operand = Fp8Operand::Weight;
+            let site = Fp8Site {
                 block,
                 layer,
-                shape,
-            });
+                operand,
+            };
+            self.all.fp8_weights.push(Fp8Weight { site, shape });
         }
     }
 

@@ -179,6 +179,32 @@ mod tests {
         assert!(calls.iter().any(costs_nothing));
     }
 
+    /// Products in FP8 search for the largest magnitude of a weight once a step, and of inputs and gradients once a micro-batch. SwiGLU's
+    /// kernels find those of its output and of its gradient, so nothing searches for these.
+    #[test]
+    fn each_largest_magnitude_in_fp8_is_searched_for_once() {
+        let searches = |more: &[&str]| -> Vec<usize> {
+            let set = ["train.dtype=bf16", "fp8.recipe=tensor", "batch.accum=3"];
+            let set = set.iter().chain(more).map(ToString::to_string);
+            let config = Config::default().with(&set.collect::<Vec<_>>()).unwrap();
+            let blocks = config.model.layers;
+            let calls = calls_of_a_step(&Settings::new(&config).unwrap()).unwrap();
+            let is_search = |listed: &&Listed| matches!(listed.call, Call::Launch { kernel, .. } if kernel.name.starts_with("abs_max_of_part_"));
+            let count = |calls: &Vec<Listed>| calls.iter().filter(is_search).count() / blocks;
+            calls.micro_batches.iter().map(count).collect()
+        };
+        // Four weights; the inputs of all layers but the last, and the gradients of all but the third.
+        let expected = [4 + 3 + 3, 3 + 3];
+        for more in [
+            &[][..],
+            &["fp8.save=false"],
+            &["fp8.weights=step"],
+            &["recompute.spec=full"],
+        ] {
+            assert_eq!(searches(more), expected, "{more:?}");
+        }
+    }
+
     /// The work between steps is listed for the rehearsal, but does not change the name of the step's products.
     #[test]
     fn products_of_the_step_are_those_of_a_run_with_nothing_between_steps() {

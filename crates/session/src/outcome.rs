@@ -63,7 +63,7 @@ pub struct StepOutcome {
     pub replayed: ReplayCounts,
     /// What the routers chose, if the model has some.
     pub router_choices: Option<RouterChoices>,
-    /// What share of each operand in FP8 underflowed, over all ranks; empty if there are none.
+    /// The share of each operand in FP8 that underflowed, over all ranks; empty if no product is in FP8.
     pub fp8_underflows: Vec<UnderflowShare>,
     /// When it was made, or known to be made.
     pub done_at: Instant,

@@ -56,7 +56,7 @@ pub struct ScaledMatmul<'a> {
 }
 
 impl Quantise<'_> {
-    /// What a block of threads makes codes of at a time.
+    /// A block of threads makes codes of so many elements at a time.
     const UNIT: usize = 2048;
 
     /// More parts would not be counted faster.

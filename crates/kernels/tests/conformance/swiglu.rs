@@ -98,7 +98,7 @@ impl Case for Swiglu {
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for (tokens, width) in [(1, 1), (1, 131), (37, 131), (37, 1000), (3, 2056)] {
-        // Of gradients, up's has the largest magnitude, or gate's.
+        // In the last, the largest magnitude of the gradients is gate's, in the others it is up's.
         for (range, up_range) in [(3.0, 1.0), (200.0, 1.0), (3.0, 50.0)] {
             cases.push(Box::new(Swiglu {
                 dtype,

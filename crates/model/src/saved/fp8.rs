@@ -1,4 +1,4 @@
-//! What saved activations have to do with FP8: the scales of their micro-batch, and what all micro-batches have in common.
+//! FP8 among the saved activations: each micro-batch has its own scales of inputs and gradients, and all share those of weights.
 
 use super::SavedActivations;
 use crate::fp8::{Fp8Operand, Fp8Site};
@@ -9,7 +9,7 @@ use crate::{BatchShape, ModelError};
 use kernels::{KernelError, Kernels};
 use memory::{In, Memory, Out, OutOfMemory};
 
-/// What all micro-batches of a model that multiplies in FP8 have in common.
+/// The scales of weights, and the counts of underflows. All micro-batches share them.
 pub(crate) struct Fp8State {
     pub(super) weights: CodedWeights,
     pub(super) underflows: Fp8Underflows,
@@ -18,7 +18,7 @@ pub(crate) struct Fp8State {
 const IN_FP8: &str = "the model has products in FP8";
 
 impl Fp8State {
-    /// What a rank needs that holds some of a model's blocks; none if the model multiplies nothing in FP8.
+    /// Leases both for a rank that holds some of a model's blocks; none if the model multiplies nothing in FP8.
     ///
     /// # Errors
     /// [`OutOfMemory`] if it is refused.
@@ -31,7 +31,7 @@ impl Fp8State {
         let Some((all, keeps_codes)) = parameters.weights_in_fp8() else {
             return Ok(None);
         };
-        let own = all.iter().filter(|weight| is_held(weight.block));
+        let own = all.iter().filter(|weight| is_held(weight.site.block));
         Ok(Some(Fp8State {
             weights: CodedWeights::lease(memory, own.copied().collect(), keeps_codes)?,
             underflows: Fp8Underflows::lease(memory, blocks, (all, batch))?,
@@ -67,7 +67,7 @@ impl SavedActivations {
         fp8.map(|fp8| fp8.underflows.end_step(kernels)).transpose()
     }
 
-    /// From now on the table's operands in FP8 are those of another micro-batch.
+    /// Called when another micro-batch begins to use the table: its operands in FP8 have other scales.
     pub(crate) fn begin_micro_batch(&mut self) {
         if let Some(cells) = &mut self.tables[self.current].fp8_cells {
             cells.begin_micro_batch();
