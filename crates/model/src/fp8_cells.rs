@@ -22,7 +22,7 @@ pub(crate) enum CodesTo<'a> {
 }
 
 /// The cells of several operands.
-struct Operands {
+struct CodedOperands {
     cells: Buffer,
     known: Vec<Known>,
 }
@@ -36,10 +36,14 @@ struct Known {
     codes: bool,
 }
 
-impl Operands {
-    fn lease(memory: &Memory, name: &'static str, count: usize) -> Result<Operands, OutOfMemory> {
+impl CodedOperands {
+    fn lease(
+        memory: &Memory,
+        name: &'static str,
+        count: usize,
+    ) -> Result<CodedOperands, OutOfMemory> {
         let dims = [count * CELLS];
-        Ok(Operands {
+        Ok(CodedOperands {
             cells: memory.lease_persistent(Category::Activation, name, dims, DType::F32)?,
             known: vec![Known::default(); count],
         })
@@ -56,9 +60,9 @@ impl Operands {
         self.cells.view().rows(first..first + 1)
     }
 
-    fn operand(&mut self, number: usize, site: Fp8Site) -> Operand<'_> {
+    fn operand(&mut self, number: usize, site: Fp8Site) -> CodedOperand<'_> {
         let first = number * CELLS;
-        Operand {
+        CodedOperand {
             site,
             cells: self.cells.view_mut().rows(first..first + 2),
             known: &mut self.known[number],
@@ -67,14 +71,14 @@ impl Operands {
 }
 
 /// The cells of one operand.
-pub(crate) struct Operand<'a> {
+pub(crate) struct CodedOperand<'a> {
     site: Fp8Site,
     /// Its scale and its largest magnitude, `[2]`.
     cells: Out<'a>,
     known: &'a mut Known,
 }
 
-impl<'a> Operand<'a> {
+impl<'a> CodedOperand<'a> {
     /// Where the caller writes the largest magnitude, `[1]`, before it becomes codes; none if it is known.
     pub(crate) fn largest_to_find(self) -> Option<Out<'a>> {
         let is_known = std::mem::replace(&mut self.known.largest, true);
@@ -123,7 +127,7 @@ impl<'a> Operand<'a> {
 pub(crate) struct Fp8Cells {
     /// The first block.
     first: usize,
-    operands: Operands,
+    operands: CodedOperands,
 }
 
 impl Fp8Cells {
@@ -133,7 +137,7 @@ impl Fp8Cells {
         let operands = blocks.len() * Fp8Layer::ALL.len() * 2;
         Ok(Fp8Cells {
             first: blocks.start,
-            operands: Operands::lease(memory, "fp8_scales", operands)?,
+            operands: CodedOperands::lease(memory, "fp8_scales", operands)?,
         })
     }
 
@@ -157,7 +161,7 @@ impl Fp8Cells {
         self.operands.scale(self.number(site))
     }
 
-    pub(crate) fn operand(&mut self, site: Fp8Site) -> Operand<'_> {
+    pub(crate) fn operand(&mut self, site: Fp8Site) -> CodedOperand<'_> {
         let number = self.number(site);
         self.operands.operand(number, site)
     }
@@ -165,7 +169,7 @@ impl Fp8Cells {
 
 /// Weights, with the codes of those that are kept for a step. All micro-batches use them.
 pub(crate) struct CodedWeights {
-    operands: Operands,
+    operands: CodedOperands,
     weights: Vec<Fp8Weight>,
     /// Codes of each weight; none if they are made at each use.
     kept: Option<Vec<Buffer>>,
@@ -189,7 +193,7 @@ impl CodedWeights {
         let kept = keeps_codes.then(|| codes.collect::<Result<_, _>>());
         Ok(CodedWeights {
             kept: kept.transpose()?,
-            operands: Operands::lease(memory, "fp8_weight_scales", weights.len())?,
+            operands: CodedOperands::lease(memory, "fp8_weight_scales", weights.len())?,
             weights,
         })
     }
@@ -230,7 +234,7 @@ impl CodedWeights {
         kept.map(|kept| kept[number].view())
     }
 
-    pub(crate) fn operand(&mut self, site: Fp8Site) -> Operand<'_> {
+    pub(crate) fn operand(&mut self, site: Fp8Site) -> CodedOperand<'_> {
         let number = self.number(site);
         self.operands.operand(number, site)
     }
@@ -239,7 +243,7 @@ impl CodedWeights {
     ///
     /// # Panics
     /// If codes are not kept.
-    pub(crate) fn operand_and_codes(&mut self, site: Fp8Site) -> (Operand<'_>, Out<'_>) {
+    pub(crate) fn operand_and_codes(&mut self, site: Fp8Site) -> (CodedOperand<'_>, Out<'_>) {
         let number = self.number(site);
         let kept = self.kept.as_mut().expect("codes are kept");
         (self.operands.operand(number, site), kept[number].view_mut())

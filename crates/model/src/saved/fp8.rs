@@ -2,7 +2,7 @@
 
 use super::SavedActivations;
 use crate::fp8::{Fp8Operand, Fp8Site};
-use crate::fp8_cells::{CodedWeights, CodesTo, Operand};
+use crate::fp8_cells::{CodedOperand, CodedWeights, CodesTo};
 use crate::fp8_underflows::Fp8Underflows;
 use crate::parameters::Parameters;
 use crate::{BatchShape, ModelError};
@@ -97,7 +97,7 @@ impl SavedActivations {
     }
 
     /// Where an operand's cells are, and where its underflows are counted.
-    fn operand(&mut self, site: Fp8Site) -> (Operand<'_>, &mut Fp8Underflows) {
+    fn operand(&mut self, site: Fp8Site) -> (CodedOperand<'_>, &mut Fp8Underflows) {
         let fp8 = self.fp8.as_mut().expect(IN_FP8);
         let cells = &mut self.tables[self.current].fp8_cells;
         let operand = match site.operand {
