@@ -78,6 +78,23 @@ impl Types {
         Types { own, common }
     }
 
+    /// The same, but for some elements, which are numbers of another type.
+    ///
+    /// # Panics
+    /// If some of these have a type of their own.
+    pub fn with(&self, cover: &Cover, dtype: DType) -> Types {
+        let others = cover.ranges().iter().cloned();
+        let mut own = self.own.to_vec();
+        own.extend(others.map(|range| (range, StoredAs::Numbers(dtype))));
+        own.sort_by_key(|(range, _)| range.start);
+        let mut pairs = own.windows(2);
+        assert!(
+            pairs.all(|pair| pair[0].0.end <= pair[1].0.start),
+            "a type of their own"
+        );
+        Types::new(own.into(), self.common)
+    }
+
     /// The type of all tensors without their own.
     pub fn common(&self) -> DType {
         self.common
@@ -181,6 +198,11 @@ mod tests {
         assert_eq!(types.runs(&cover), runs);
         assert_eq!(types.bytes(&cover), 512 + 176 + 168 + 464);
         assert_eq!(Types::from(DType::F32).bytes(&cover), 4 * 700);
+        let more = types.with(&Cover::new([0..256, 768..800]), DType::F8E4M3);
+        let found = [0, 255, 256, 768, 799, 800].map(|element| more.of(element));
+        let [code, f32] = [DType::F8E4M3, DType::F32];
+        assert_eq!(found, [code, code, f32, code, code, DType::BF16]);
+        assert_eq!(more.bytes(&cover), 256 + 176 + 168 + 32 + 2 * 200);
     }
 
     #[test]

@@ -1,10 +1,9 @@
-//! Cells of FP8: the scale and the largest magnitude of each operand, and the codes of weights that are kept for a step.
+//! Cells of FP8: the scale and the largest magnitude of each operand.
 
 use crate::ModelError;
-use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Site, Fp8Weight};
+use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Site};
 use crate::fp8_underflows::Fp8Underflows;
 use kernels::Kernels;
-use kernels::fp8::Fp8;
 use kernels::operation::{AbsMax, Quantise, QuantiseTransposed};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 use std::ops::Range;
@@ -167,34 +166,19 @@ impl Fp8Cells {
     }
 }
 
-/// Weights, with the codes of those that are kept for a step. All micro-batches use them.
-pub(crate) struct CodedWeights {
+/// The cells of weights. All micro-batches use them.
+pub(crate) struct WeightCells {
     operands: CodedOperands,
-    weights: Vec<Fp8Weight>,
-    /// Codes of each weight; none if they are made at each use.
-    kept: Option<Vec<Buffer>>,
+    sites: Vec<Fp8Site>,
 }
 
-impl CodedWeights {
-    /// Cells for these weights, and room for their codes if they are kept.
-    ///
+impl WeightCells {
     /// # Errors
     /// [`OutOfMemory`] if it is refused.
-    pub(crate) fn lease(
-        memory: &Memory,
-        weights: Vec<Fp8Weight>,
-        keeps_codes: bool,
-    ) -> Result<CodedWeights, OutOfMemory> {
-        let of_e4m3 = Fp8::E4m3.dtype();
-        let codes = weights.iter().map(|weight| {
-            let shape = weight.shape;
-            memory.lease_persistent(Category::Parameter, "fp8_weights", shape, of_e4m3)
-        });
-        let kept = keeps_codes.then(|| codes.collect::<Result<_, _>>());
-        Ok(CodedWeights {
-            kept: kept.transpose()?,
-            operands: CodedOperands::lease(memory, "fp8_weight_scales", weights.len())?,
-            weights,
+    pub(crate) fn lease(memory: &Memory, sites: Vec<Fp8Site>) -> Result<WeightCells, OutOfMemory> {
+        Ok(WeightCells {
+            operands: CodedOperands::lease(memory, "fp8_weight_scales", sites.len())?,
+            sites,
         })
     }
 
@@ -203,14 +187,8 @@ impl CodedWeights {
         self.operands.forget();
     }
 
-    /// Bytes of codes that are kept.
-    pub(crate) fn kept_bytes(&self) -> u64 {
-        self.kept.iter().flatten().map(Buffer::bytes).sum()
-    }
-
     fn number(&self, site: Fp8Site) -> usize {
-        let mut all = self.weights.iter();
-        let found = all.position(|weight| weight.site == site);
+        let found = self.sites.iter().position(|own| *own == site);
         found.expect("a layer with products in FP8 has a weight")
     }
 
@@ -219,52 +197,8 @@ impl CodedWeights {
         self.operands.scale(self.number(site))
     }
 
-    /// Whether codes are kept for the step.
-    pub(crate) fn keeps_codes(&self) -> bool {
-        self.kept.is_some()
-    }
-
-    /// The codes of a weight that are kept, if they are this step's.
-    pub(crate) fn kept(&self, site: Fp8Site) -> Option<In<'_>> {
-        let number = self.number(site);
-        let kept = self
-            .kept
-            .as_ref()
-            .filter(|_| self.operands.known[number].codes);
-        kept.map(|kept| kept[number].view())
-    }
-
     pub(crate) fn operand(&mut self, site: Fp8Site) -> CodedOperand<'_> {
         let number = self.number(site);
         self.operands.operand(number, site)
-    }
-
-    /// A weight, and where its codes are kept.
-    ///
-    /// # Panics
-    /// If codes are not kept.
-    pub(crate) fn operand_and_codes(&mut self, site: Fp8Site) -> (CodedOperand<'_>, Out<'_>) {
-        let number = self.number(site);
-        let kept = self.kept.as_mut().expect("codes are kept");
-        (self.operands.operand(number, site), kept[number].view_mut())
-    }
-}
-
-/// Codes of a weight.
-pub(crate) enum WeightCodes {
-    Made(Buffer),
-    /// Those of a layer of a block that are kept for the step.
-    Kept(Fp8Site),
-}
-
-impl WeightCodes {
-    pub(crate) fn view<'p>(&'p self, weights: &'p CodedWeights) -> In<'p> {
-        match self {
-            WeightCodes::Made(codes) => codes.view(),
-            WeightCodes::Kept(site) => {
-                let kept = weights.kept(*site);
-                kept.expect("they are made at the first use in a step")
-            }
-        }
     }
 }

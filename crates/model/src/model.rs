@@ -4,7 +4,7 @@ use crate::parameters::{LayoutIndices, ParameterId};
 use crate::replays::ReplayCounts;
 use crate::{Architecture, BatchShape, Extent, ModelError};
 use kernels::Kernels;
-use memory::{Buffer, Category, DType, Dims, In, Layer, Layout, Memory};
+use memory::{Buffer, Category, Cover, DType, Dims, In, Layer, Layout, Memory};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -95,6 +95,17 @@ impl Model {
     /// The index of a parameter in the layout.
     pub(crate) fn index(&self, id: ParameterId) -> usize {
         self.indices.of(id)
+    }
+
+    /// The elements of matrices whose codes are kept for a step. Matrices of one product that lie apart are not among them: a scale is
+    /// for all of them, and their codes are made at each use.
+    pub fn kept_as_codes(&self) -> Cover {
+        let weights = self.architecture.parameters().kept_as_codes().iter();
+        let ranges = weights.filter_map(|weights| {
+            let entries: Vec<usize> = weights.iter().map(|id| self.index(*id)).collect();
+            Some(self.layout.joined(&entries)?.0)
+        });
+        Cover::new(ranges)
     }
 
     /// The unit of the matrices among some parameters; none if all are vectors.

@@ -191,6 +191,8 @@ pub struct Parameters {
     lora: Option<Arc<Lora>>,
     fp8: Option<Arc<Fp8Products>>,
     fp8_weights: Vec<Fp8Weight>,
+    /// The matrices of each of them.
+    fp8_matrices: Vec<Vec<ParameterId>>,
     fp8_candidates: Vec<ParameterId>,
     modules: Vec<LinearModule>,
 }
@@ -221,10 +223,15 @@ impl Parameters {
         }
     }
 
-    /// The weights of products in FP8, and whether their codes are kept; none if no product is in FP8.
-    pub(crate) fn weights_in_fp8(&self) -> Option<(&[Fp8Weight], bool)> {
-        let fp8 = self.fp8.as_ref().filter(|_| self.has_fp8())?;
-        Some((&self.fp8_weights, fp8.keeps_weights))
+    /// The weights of products in FP8.
+    pub(crate) fn weights_in_fp8(&self) -> &[Fp8Weight] {
+        &self.fp8_weights
+    }
+
+    /// The matrices of each layer whose codes are kept for a step.
+    pub(crate) fn kept_as_codes(&self) -> &[Vec<ParameterId>] {
+        let keeps = self.fp8.as_ref().is_some_and(|fp8| fp8.keeps_weights);
+        if keeps { &self.fp8_matrices } else { &[] }
     }
 
     /// The matrices whose products are in FP8 unless they are excepted; none if blocks do not multiply in FP8.
@@ -401,7 +408,7 @@ impl PartParameters<'_> {
     }
 
     /// Notes the matrices of a layer whose products are in FP8.
-    pub(crate) fn add_fp8(&mut self, layer: Fp8Layer, shape: [usize; 2]) {
+    pub(crate) fn add_fp8(&mut self, layer: Fp8Layer, weights: &[ParameterId], shape: [usize; 2]) {
         if let Layer::Block(block) = self.part {
             let operand = Fp8Operand::Weight;
             let site = Fp8Site {
@@ -410,6 +417,7 @@ impl PartParameters<'_> {
                 operand,
             };
             self.all.fp8_weights.push(Fp8Weight { site, shape });
+            self.all.fp8_matrices.push(weights.to_vec());
         }
     }
 

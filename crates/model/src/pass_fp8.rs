@@ -1,12 +1,29 @@
 //! Codes of FP8 in a pass: outputs that are kept as such, operands that are made into such, and their scales.
 
 use crate::fp8::{CodedOutput, Fp8Layer, Fp8Operand, Fp8Site, TOGETHER};
-use crate::fp8_cells::{CodedWeights, CodesTo, WeightCodes};
+use crate::fp8_cells::CodesTo;
 use crate::pass::{Pass, Work};
 use crate::{Activation, ModelError, ParameterId, Purpose};
 use kernels::fp8::Fp8;
 use kernels::operation::{Copy, TransposeCodes};
 use memory::{Buffer, Category, In, Out};
+use units::Weights;
+
+/// Codes of a layer's matrices.
+pub(crate) enum WeightCodes {
+    Made(Buffer),
+    /// Those of some matrices of the layout, which are kept for the step.
+    Kept(Vec<usize>),
+}
+
+impl WeightCodes {
+    pub(crate) fn view<'a>(&'a self, weights: &'a Weights) -> In<'a> {
+        match self {
+            WeightCodes::Made(codes) => codes.view(),
+            WeightCodes::Kept(indices) => weights.codes(indices).expect("they were made"),
+        }
+    }
+}
 
 impl Pass<'_> {
     fn codes(
@@ -16,11 +33,6 @@ impl Pass<'_> {
         format: Fp8,
     ) -> Result<Buffer, ModelError> {
         self.lease(Category::Temporary, name, shape, format.dtype())
-    }
-
-    /// The weights that are multiplied in FP8.
-    pub(crate) fn fp8_weights(&self) -> &CodedWeights {
-        self.work.saved.fp8_weights()
     }
 
     /// An operand of a layer of the block.
@@ -129,12 +141,12 @@ impl Pass<'_> {
         Ok(Some(whole))
     }
 
-    /// Makes codes of a layer's matrices as one, in `made` or those that are kept for the step.
+    /// Makes codes of a layer's matrices as one.
     fn quantise_weight(
         &mut self,
         layer: Fp8Layer,
         (weights, shape): (&[ParameterId], [usize; 2]),
-        made: Option<CodesTo>,
+        codes: CodesTo,
     ) -> Result<(), ModelError> {
         let whole = self.brought_together(weights, shape)?;
         let whole = whole.as_ref().map(Buffer::view);
@@ -142,10 +154,7 @@ impl Pass<'_> {
         let indices = self.indices(weights);
         let Work { weights, saved, .. } = &mut self.work;
         let weight = whole.or_else(|| weights.joined(&indices)).expect(TOGETHER);
-        match made {
-            Some(codes) => saved.quantise(kernels, site, (codes, weight)),
-            None => saved.keep_codes(kernels, site, weight),
-        }
+        saved.quantise(kernels, site, (codes, weight))
     }
 
     /// Codes of a layer's matrices as one: made for this use, or those that are kept for the step.
@@ -154,17 +163,39 @@ impl Pass<'_> {
         layer: Fp8Layer,
         (weights, shape): (&[ParameterId], [usize; 2]),
     ) -> Result<WeightCodes, ModelError> {
-        if !self.fp8_weights().keeps_codes() {
-            let mut made = self.codes("weight_codes", shape, Fp8::E4m3)?;
-            let of = CodesTo::AsTheyAre(made.view_mut());
-            self.quantise_weight(layer, (weights, shape), Some(of))?;
-            return Ok(WeightCodes::Made(made));
+        let indices = self.indices(weights);
+        if self.work.weights.codes(&indices).is_some() {
+            return Ok(WeightCodes::Kept(indices));
         }
         let site = self.site(layer, Fp8Operand::Weight);
-        if self.fp8_weights().kept(site).is_none() {
-            self.quantise_weight(layer, (weights, shape), None)?;
+        let Work {
+            weights: all,
+            saved,
+            kernels,
+            ..
+        } = &mut self.work;
+        if let Some((weight, codes)) = all.codes_to_make(&indices) {
+            saved.quantise(kernels, site, (CodesTo::AsTheyAre(codes), weight))?;
+            return Ok(WeightCodes::Kept(indices));
         }
-        Ok(WeightCodes::Kept(site))
+        let mut made = self.codes("weight_codes", shape, Fp8::E4m3)?;
+        let of = CodesTo::AsTheyAre(made.view_mut());
+        self.quantise_weight(layer, (weights, shape), of)?;
+        let Work {
+            weights, kernels, ..
+        } = &mut self.work;
+        weights.keep_codes(kernels, &indices, made.view())?;
+        Ok(WeightCodes::Made(made))
+    }
+
+    /// Ends the lease of codes that were made for a use, once those to be kept have been copied.
+    pub(crate) fn release_weight_codes(&mut self, codes: WeightCodes) -> Result<(), ModelError> {
+        let Work {
+            weights, kernels, ..
+        } = &mut self.work;
+        weights.wait_until_codes_are_kept(kernels)?;
+        drop(codes);
+        Ok(())
     }
 
     /// The transpose of a layer's matrices as codes.
@@ -173,13 +204,12 @@ impl Pass<'_> {
         layer: Fp8Layer,
         (weights, shape): (&[ParameterId], [usize; 2]),
     ) -> Result<Buffer, ModelError> {
-        if self.fp8_weights().keeps_codes() {
-            let codes = self.weight_codes(layer, (weights, shape))?;
-            return self.transposed("weight_transposed", codes.view(self.fp8_weights()));
+        if let Some(codes) = self.work.weights.codes(&self.indices(weights)) {
+            return self.transposed("weight_transposed", codes);
         }
         let mut out = self.room_for_transpose("weight_transposed", shape, Fp8::E4m3)?;
         let of = CodesTo::Transposed(out.view_mut());
-        self.quantise_weight(layer, (weights, shape), Some(of))?;
+        self.quantise_weight(layer, (weights, shape), of)?;
         Ok(out)
     }
 

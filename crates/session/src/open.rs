@@ -82,7 +82,11 @@ impl Session {
         };
         let model = Model::new(architecture, layout.clone(), memory, &*kernels, computation)?;
         let (homes, ranks) = (&settings.homes, settings.ranks.as_ref());
-        let weights = Weights::lease(memory, &layout, dtype, homes, ranks)?;
+        let mut weights = Weights::lease(memory, &layout, dtype, homes, ranks)?;
+        let codes = model.kept_as_codes().within_all(&layout.weights());
+        if codes.elements() > 0 {
+            weights.keep_codes_of(memory, &codes)?;
+        }
         let states = &settings.states;
         let (gradients, home) = (states.gradients, &homes.gradients);
         let adding = ranks.map(|ranks| (ranks, settings.accum));

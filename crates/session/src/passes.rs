@@ -102,6 +102,7 @@ impl Session {
             crossed: StepTraffic::default(),
         };
         self.losses.begin_step(&*self.kernels, counted)?;
+        self.weights.begin_step();
         self.saved.begin_step(&*self.kernels)?;
         let made = self.run_tasks(&mut passes, beside);
         if made.is_err() {

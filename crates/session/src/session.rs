@@ -326,10 +326,14 @@ impl Session {
             ("gradients", self.gradients.bytes()),
         ];
         let coded = (coded > 0).then_some(("coded_parameters", coded));
-        let in_fp8 = self.saved.coded_weight_bytes();
-        let in_fp8 = (in_fp8 > 0).then_some(("fp8_weights", in_fp8));
-        let held = held.into_iter().chain(coded).chain(in_fp8);
+        let held = held.into_iter().chain(coded).chain(self.kept_codes(false));
         held.chain(self.optimizer.arenas()).collect()
+    }
+
+    /// Name and bytes of the codes of weights that are kept, if they are there.
+    fn kept_codes(&self, on_host: bool) -> Option<(&'static str, u64)> {
+        let (name, bytes, is_on_host) = self.weights.kept_codes()?;
+        (is_on_host == on_host).then_some((name, bytes))
     }
 
     /// Name and bytes of the arenas in pinned host memory that live across steps.
@@ -340,6 +344,7 @@ impl Session {
         units
             .into_iter()
             .flatten()
+            .chain(self.kept_codes(true))
             .chain(states)
             .chain(copy)
             .collect()

@@ -11,7 +11,7 @@ use common::{
     step_batch, variants,
 };
 use kernels::fp8::Fp8;
-use memory::DType;
+use memory::{DType, Home, Homes, Window};
 use model::{
     Attention, Fp8Layer, Fp8Operand, Fp8Products, Fp8Site, LatentConfig, ModelConfig, NamePatterns,
 };
@@ -208,6 +208,15 @@ fn weights_gradients_and_states_elsewhere_change_no_bit() {
     });
 }
 
+/// Elements of the matrices that are multiplied in FP8.
+fn elements_in_blocks(settings: &Settings) -> u64 {
+    let architecture = settings.architecture();
+    let matrices = architecture.parameters().in_layout();
+    let in_blocks =
+        matrices.filter(|one| one.shape.len() == 2 && matches!(one.part, memory::Layer::Block(_)));
+    in_blocks.map(|one| one.elements() as u64).sum()
+}
+
 /// Made once a step instead of at each use, from the same weights: a byte for each element of the matrices.
 #[test]
 fn codes_of_weights_that_are_kept_change_no_bit() {
@@ -223,25 +232,45 @@ fn codes_of_weights_that_are_kept_change_no_bit() {
         let (expected, made) = run(name, &settings);
         let (bits, planned) = run(name, &with(&settings, kept.clone()));
         assert_same(&bits, &expected, name);
-        let away = Settings {
-            homes: all_pinned(),
-            ..with(&settings, kept)
-        };
-        assert_same(&run(name, &away).0, &expected, name);
         let arena = |plan: &Plan| {
             let mut arenas = plan.arenas.iter();
             let arena = arenas.find(|arena| arena.name == "fp8_weights");
             arena.map(|arena| arena.bytes)
         };
-        let architecture = settings.architecture();
-        let matrices = architecture.parameters().in_layout();
-        let in_blocks = matrices
-            .filter(|one| one.shape.len() == 2 && matches!(one.part, memory::Layer::Block(_)));
-        let elements: usize = in_blocks.map(|one| one.elements()).sum();
-        assert_eq!(arena(&planned), Some(elements as u64), "{name}");
+        let elements = elements_in_blocks(&settings);
+        assert_eq!(arena(&planned), Some(elements), "{name}");
         assert_eq!(arena(&made), None);
         assert!(planned.peak_bytes > made.peak_bytes);
     });
+}
+
+/// A unit from the host comes as codes from its second use in a step on, if these are kept.
+#[test]
+fn units_from_the_host_come_as_codes() {
+    let (name, model) = models(4).swap_remove(1);
+    let away = |accum, keeps_weights| Settings {
+        homes: all_pinned(),
+        accum,
+        ..with(
+            &in_fp8(&model, "full"),
+            Fp8Products {
+                keeps_weights,
+                ..products()
+            },
+        )
+    };
+    let more = |keeps_weights| {
+        let [(_, one), (_, two)] = [1, 2].map(|accum| run(name, &away(accum, keeps_weights)));
+        two.h2d_bytes - one.h2d_bytes
+    };
+    let elements = elements_in_blocks(&away(1, true));
+    // A micro-batch more: forward and backward, but the last block's unit stays between.
+    assert_eq!(more(false) - more(true), 2 * elements - elements / 4);
+    let [(bits, kept), (expected, used)] = [true, false].map(|keeps| run(name, &away(3, keeps)));
+    assert_same(&bits, &expected, name);
+    assert_eq!(kept.d2h_bytes - used.d2h_bytes, elements);
+    let host = |plan: &Plan| plan.host_pinned_bytes;
+    assert_eq!(host(&kept) - host(&used), elements);
 }
 
 /// The same micro-batches on one rank, two or four, whatever these divide.
@@ -269,6 +298,32 @@ fn ranks_have_the_bits_of_one() {
         ..of(1, Zero::Replicated)
     };
     assert!(together(&bf16).steps != alone.steps);
+    // Ranks keep codes of their shards, and send these instead of weights, here and from the host.
+    let on_hosts = Homes {
+        gradients: Home::Device,
+        window: Window::End,
+        ..all_pinned()
+    };
+    for (zero, homes) in [
+        (Zero::Weights, Homes::default()),
+        (Zero::Weights, on_hosts.clone()),
+        (Zero::Gradients, on_hosts),
+    ] {
+        let [used, kept] = [false, true].map(|keeps_weights| Settings {
+            homes: homes.clone(),
+            ..with(
+                &of(2, zero),
+                Fp8Products {
+                    keeps_weights,
+                    ..products()
+                },
+            )
+        });
+        assert!(together(&kept) == alone, "{zero:?}, {homes:?}");
+        let [used, kept] = [used, kept].map(|settings| plan(&of_rank(&settings, 1)));
+        let sent = |plan: &Plan| (plan.ranks.as_ref().unwrap().sent_bytes, plan.h2d_bytes);
+        assert!(sent(&kept) < sent(&used), "{zero:?}, {homes:?}");
+    }
 }
 
 /// Small matrices whose states stay f32 lie apart from those beside them, and are multiplied as one all the same: what the

@@ -39,8 +39,8 @@ struct Way {
     sharing: usize,
     /// Whether there are two groups of ranks, each of which has all weights.
     has_shard_groups: bool,
-    /// Whether products are in FP8.
-    in_fp8: bool,
+    /// Whether products are in FP8, and codes of weights are kept for a step then.
+    fp8_keeping: Option<bool>,
     /// If ranks are the stages of a pipeline: in which order they work, and how many blocks each has, in runs of one.
     stages: Option<(PipelineSchedule, usize)>,
 }
@@ -65,7 +65,7 @@ fn ways() -> Vec<Way> {
         optimizer: OptimizerKind::AdamW,
         sharing: 1,
         has_shard_groups: false,
-        in_fp8: false,
+        fp8_keeping: None,
         stages: None,
     };
     let states_on_host = Homes {
@@ -102,8 +102,12 @@ fn ways() -> Vec<Way> {
             ..way("sequences", Zero::Weights, 8_192, 2, &here)
         },
         Way {
-            in_fp8: true,
+            fp8_keeping: Some(false),
             ..way("FP8", Zero::States, 8_192, 1, &here)
+        },
+        Way {
+            fp8_keeping: Some(true),
+            ..way("codes on the host", Zero::Weights, 8_192, 2, &on_host)
         },
         Way {
             // Under 1F1B, what two stages send has always left before something comes, for which a pass waits anyway.
@@ -163,7 +167,7 @@ fn settings(way: &Way) -> Settings {
         tie_embeddings: model.tie_embeddings && way.stages.is_none(),
         ..model
     };
-    let (model, form, dtype) = match way.in_fp8 {
+    let (model, form, dtype) = match way.fp8_keeping.is_some() {
         false => (model, forms()[0], DType::F32),
         true => {
             let whole = ModelConfig {
@@ -204,11 +208,11 @@ fn settings(way: &Way) -> Settings {
             ..ranks(in_stage, way.zero)
         }),
         pipeline,
-        fp8: way.in_fp8.then(|| Fp8Products {
+        fp8: way.fp8_keeping.map(|keeps_weights| Fp8Products {
             gradients: Fp8::E5m2,
             except: NamePatterns::default(),
             saves_codes: true,
-            keeps_weights: false,
+            keeps_weights,
         }),
         ..with_optimizer(
             with_form(model, form, "full:uniform:2", dtype),
@@ -307,5 +311,5 @@ fn every_wait_is_needed() {
     };
     let needless: Vec<_> = waiting.keys().filter(|reason| !is_needed(reason)).collect();
     assert!(needless.is_empty(), "nothing needs: {needless:#?}");
-    assert_eq!(waiting.len(), 35, "{:#?}", waiting.keys());
+    assert_eq!(waiting.len(), 37, "{:#?}", waiting.keys());
 }

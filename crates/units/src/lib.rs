@@ -3,7 +3,8 @@
 //!
 //! A unit on the device is a lease of the step, so it is in the plan like everything else, and other leases may have
 //! its place afterwards. [`Weights`] are fetched before their use, and dropped when the next unit needs the room; they
-//! are sent back only if an update wrote them. [`Gradients`] are leased before a part's backward pass, filled with what
+//! are sent back only if an update wrote them. Matrices that are multiplied in FP8 may come as codes, from the second use in a step
+//! on ([`Weights::keep_codes_of`]). [`Gradients`] are leased before a part's backward pass, filled with what
 //! earlier micro-batches added, and sent to the host after it.
 //!
 //! Copies run beside the computation, and these waits order them; each is needed:
@@ -14,8 +15,9 @@
 //! | the computation | the upload (`CAME`) | it reads values from before the upload |
 //! | the updates | the upload (`CAME_TO_BE_UPDATED`) | the upload overwrites what they have updated |
 //! | the download of gradients | the computation so far (`SUMMED`) | it sends values from before the computation |
-//! | the computation, before a lease ends | the download (`LEFT`) | the next lease there overwrites what is being sent
-//! |
+//! | the computation, before a lease ends | the download (`LEFT`) | the next lease there overwrites what is being sent |
+//! | the download of codes | the computation so far (`MADE`) | it sends what was there before the codes |
+//! | the computation, before codes' lease ends | their download (`GONE`) | the next lease there overwrites what is being sent |
 //!
 //! No other waits are needed. A unit is fetched again only after its lease ended, so after the computation has waited
 //! for its download, and uploads wait for the computation. `docs/concepts/ranks.md` says what ranks wait for.
@@ -28,6 +30,7 @@ mod gradients;
 mod grains;
 mod ranks;
 mod reduction;
+mod step_codes;
 mod stream;
 mod streamed_gradients;
 mod streamed_weights;

@@ -44,19 +44,20 @@ impl OnDevice {
         self.arena.flat_mut(range.clone())
     }
 
-    /// Starts copying the host's elements into a lease that was just taken.
+    /// Starts copying elements of the host's arenas into a lease that was just taken.
     pub(crate) fn fetch(
         &mut self,
         kernels: &Kernels,
-        host: &Arena,
-        cover: &Cover,
+        from: &[(&Arena, Cover)],
     ) -> Result<(), KernelError> {
         self.free(kernels, Queue::Upload)?;
-        for range in cover.ranges() {
-            // SAFETY: nobody reads or writes the unit before waiting for `came`. Nobody writes the host's copy before a
-            // download that waits for work which waited for `came`. Both live as long as kernels have work, or until
-            // the computation has waited for this.
-            unsafe { kernels.start_upload(self.arena.raw_mut(range), host.raw(range)) }?;
+        for (host, cover) in from {
+            for range in cover.ranges() {
+                // SAFETY: nobody reads or writes the unit before waiting for `came`. Nobody writes the host's copy before a
+                // download that waits for work which waited for `came`. Both live as long as kernels have work, or until
+                // the computation has waited for this.
+                unsafe { kernels.start_upload(self.arena.raw_mut(range), host.raw(range)) }?;
+            }
         }
         self.came = kernels.record(Queue::Upload)?;
         Ok(())

@@ -3,6 +3,7 @@
 
 use crate::gather::{BundleToGather, GatheredParts, gather_bundle};
 use crate::gathered_weights::GatheredWeights;
+use crate::step_codes::{StepCodes, copy_of_bytes};
 use crate::stream::{OnDevice, finish_all};
 use crate::{Ranks, UnitError, Zero};
 use kernels::{KernelError, Kernels, Queue, Traffic};
@@ -16,8 +17,14 @@ const PIECE_UPDATED: &str = "a rank's piece of a unit is updated before the othe
 const PIECES_CAME: &str = "others' pieces of a unit have come before they go to the host";
 pub(crate) const CAME_TO_BE_UPDATED: &str = "a unit of weights has come before it is updated";
 
-/// The weights that stay on the device, and what other ranks update of them.
-pub(crate) type ResidentWeights<'a> = (&'a mut Arena, Option<&'a mut GatheredWeights>);
+/// What stays on the device between units.
+pub(crate) struct ResidentWeights<'a> {
+    pub(crate) arena: &'a mut Arena,
+    /// What other ranks update of it.
+    pub(crate) gathered: Option<&'a mut GatheredWeights>,
+    /// The codes that units of this pass come with, once they are made.
+    pub(crate) codes: Option<&'a StepCodes>,
+}
 
 /// The units on the device, and the order in which others come.
 pub(crate) struct StreamedWeights {
@@ -179,7 +186,7 @@ impl StreamedWeights {
         &mut self,
         memory: &Memory,
         kernels: &Kernels,
-        resident: ResidentWeights,
+        mut resident: ResidentWeights,
         unit: usize,
     ) -> Result<bool, UnitError> {
         if self.used > 0 && self.order[self.used - 1] == unit {
@@ -190,7 +197,7 @@ impl StreamedWeights {
         self.used += 1;
         if self.here.iter().all(|here| here.unit != unit) {
             self.keep_only_wanted(kernels)?;
-            self.bring(memory, kernels, resident, unit)?;
+            self.bring(memory, kernels, &mut resident, unit)?;
         }
         kernels.wait(Queue::Compute, self.of(unit).came, CAME)?;
         Ok(true)
@@ -201,13 +208,12 @@ impl StreamedWeights {
         &mut self,
         memory: &Memory,
         kernels: &Kernels,
-        (arena, mut gathered): ResidentWeights,
+        mut resident: ResidentWeights,
     ) -> Result<(), UnitError> {
         self.keep_only_wanted(kernels)?;
         for unit in self.wanted() {
             if self.here.iter().all(|here| here.unit != unit) {
-                let resident = (&mut *arena, gathered.as_deref_mut());
-                self.bring(memory, kernels, resident, unit)?;
+                self.bring(memory, kernels, &mut resident, unit)?;
             }
         }
         Ok(())
@@ -246,103 +252,121 @@ impl StreamedWeights {
         &mut self,
         memory: &Memory,
         kernels: &Kernels,
-        (resident, gathered): ResidentWeights,
+        resident: &mut ResidentWeights,
         unit: usize,
     ) -> Result<(), UnitError> {
-        if let Some(gathered) = gathered.filter(|_| !self.only_updated) {
-            gathered.bring_shard(kernels, resident, unit)?;
+        let only_updated = self.only_updated;
+        if let Some(gathered) = &mut resident.gathered
+            && !only_updated
+        {
+            gathered.bring_shard(kernels, resident.arena, unit)?;
         }
         let whole = &self.layout.units()[unit];
-        let cover = match (self.gathers, self.only_updated) {
+        let own = match (self.gathers, only_updated) {
             (_, false) => whole.cover.clone(),
-            // There is room for what others update.
-            (None | Some((_, GatheredParts::Pieces)), true) => whole.trained.clone(),
+            (None, true) => whole.trained.clone(),
             (Some((rank, _)), true) => self.layout.piece(&whole.trained, rank),
         };
+        // There is room for what others update, if they send it.
+        let cover = match (self.gathers, only_updated) {
+            (Some((_, GatheredParts::Pieces)), true) => whole.trained.clone(),
+            _ => own.clone(),
+        };
+        let codes = resident.codes.filter(|_| !only_updated);
+        let stored = self.host.as_ref().unwrap_or(resident.arena);
+        let source = Source {
+            layout: &self.layout,
+            stored,
+            is_on_host: self.host.is_some(),
+            codes: codes.filter(|codes| codes.has_unit(&whole.cover)),
+        };
         let kind = (Category::Parameter, "unit_weights");
-        let here = OnDevice::lease(memory, (unit, cover.clone()), kind, resident)?;
+        let here = OnDevice::lease(memory, (unit, cover), kind, source.types())?;
         // Filed even if the device failed, so that the lease outlives a copy that was started.
         self.here.push(here);
         let here = self.here.last_mut().expect("one was pushed");
-        let traffic = match (self.gathers, &self.host) {
-            (None | Some((_, GatheredParts::Pieces)), Some(host)) => {
-                let own = match self.gathers {
-                    Some((rank, _)) if self.only_updated => self.layout.piece(&cover, rank),
-                    _ => cover,
-                };
-                here.fetch(kernels, host, &own)?;
-                Traffic::of(Queue::Upload, host.types().bytes(&own) as u64)
-            }
-            (Some((rank, _)), host) => {
-                let shards = Shards {
-                    layout: &self.layout,
-                    rank,
-                    host: host.as_ref(),
-                    resident,
-                };
-                shards.bring(kernels, here, self.only_updated)?
-            }
-            (None, None) => unreachable!("units come from the host or from ranks"),
+        let traffic = match (self.gathers, only_updated) {
+            (Some((rank, GatheredParts::Shards)), false) => source.gather(kernels, here, rank)?,
+            _ => source.fetch(kernels, here, &own)?,
         };
         self.traffic = self.traffic.plus(traffic);
         Ok(())
     }
 }
 
-/// The shards of units that ranks have.
-struct Shards<'a> {
+/// Where this rank has units from: the host, or its shards on the device.
+struct Source<'a> {
     layout: &'a Layout,
-    rank: Rank,
-    host: Option<&'a Arena>,
-    resident: &'a Arena,
+    /// The weights as they are stored.
+    stored: &'a Arena,
+    is_on_host: bool,
+    /// Codes that come instead of weights.
+    codes: Option<&'a StepCodes>,
 }
 
-impl Shards<'_> {
-    /// Starts fetching a unit into a lease that was just taken: this rank's shard from where it lives, and other ranks'
-    /// shards unless the unit comes only to be updated.
-    fn bring(
+impl<'a> Source<'a> {
+    /// An arena whose types are those of a unit that comes from here.
+    fn types(&self) -> &'a Arena {
+        self.codes.map_or(self.stored, StepCodes::arena)
+    }
+
+    /// The arenas that some elements lie in.
+    fn arenas(&self, cover: &Cover) -> Vec<(&'a Arena, Cover)> {
+        let Some(codes) = self.codes else {
+            return vec![(self.stored, cover.clone())];
+        };
+        let [coded, others] = codes.split(cover);
+        vec![(codes.arena(), coded), (self.stored, others)]
+    }
+
+    /// Starts fetching some elements from the host into a lease that was just taken; none if they are not there.
+    fn fetch(
         &self,
         kernels: &Kernels,
         here: &mut OnDevice,
-        only_updated: bool,
+        cover: &Cover,
+    ) -> Result<Traffic, KernelError> {
+        if !self.is_on_host {
+            return Ok(Traffic::default());
+        }
+        here.fetch(kernels, &self.arenas(cover))?;
+        let bytes = here.arena.types().bytes(cover);
+        Ok(Traffic::of(Queue::Upload, bytes as u64))
+    }
+
+    /// Starts gathering a unit from the ranks of the shard group into a lease that was just taken.
+    fn gather(
+        &self,
+        kernels: &Kernels,
+        here: &mut OnDevice,
+        rank: Rank,
     ) -> Result<Traffic, KernelError> {
         let unit = &self.layout.units()[here.unit];
-        let mut traffic = Traffic::default();
-        if let Some(host) = self.host {
-            let own = match only_updated {
-                true => self.layout.piece(&unit.trained, self.rank),
-                false => {
-                    let bundles = unit.bundles();
-                    Cover::joined(bundles.map(|bundle| self.layout.shard(bundle, self.rank)))
-                }
-            };
-            here.fetch(kernels, host, &own)?;
-            let bytes = host.types().bytes(&own);
-            traffic = Traffic::of(Queue::Upload, bytes as u64);
-            if !only_updated {
-                kernels.wait(Queue::Collective, here.came, SHARD_CAME)?;
-            }
-        }
-        if only_updated {
-            return Ok(traffic);
+        let shard = |bundle| self.layout.shard(bundle, rank);
+        let own = Cover::joined(unit.bundles().map(shard));
+        let mut traffic = self.fetch(kernels, here, &own)?;
+        match (self.is_on_host, self.codes) {
+            (true, _) => kernels.wait(Queue::Collective, here.came, SHARD_CAME)?,
+            (false, Some(_)) => self.copy(kernels, here, &own)?,
+            (false, None) => {}
         }
         here.free(kernels, Queue::Collective)?;
+        let is_elsewhere = !self.is_on_host && self.codes.is_none();
         for bundle in unit.bundles() {
             let gathering = BundleToGather {
                 layout: self.layout,
                 bundle,
-                rank: self.rank,
+                rank,
                 what: GatheredParts::Shards,
             };
-            let own = gathering.of(self.rank);
-            let raw = |range| self.resident.raw(range);
-            let sent = self.host.is_none();
-            let sent = sent.then(|| own.ranges().iter().map(raw).collect());
-            let whole = (gathering, self.resident.types());
+            let own = gathering.of(rank);
+            let raw = |range| self.stored.raw(range);
+            let sent = is_elsewhere.then(|| own.ranges().iter().map(raw).collect());
+            let types = here.arena.types().clone();
             // SAFETY: the computation waits for `came` before it reads the unit, and updates write pieces only after
             // that.
             let gathered = unsafe {
-                gather_bundle(kernels, whole, sent, |ranges| {
+                gather_bundle(kernels, (gathering, &types), sent, |ranges| {
                     here.arena.disjoint_raw_mut(ranges)
                 })
             }?;
@@ -350,5 +374,20 @@ impl Shards<'_> {
         }
         here.came = kernels.record(Queue::Collective)?;
         Ok(traffic)
+    }
+
+    /// Copies some elements on the device: the ranges that ranks send may mix codes and what is stored.
+    fn copy(
+        &self,
+        kernels: &Kernels,
+        here: &mut OnDevice,
+        cover: &Cover,
+    ) -> Result<(), KernelError> {
+        for (arena, part) in self.arenas(cover) {
+            for range in part.ranges() {
+                kernels.run(copy_of_bytes(here.arena.raw_mut(range), arena.raw(range)))?;
+            }
+        }
+        Ok(())
     }
 }

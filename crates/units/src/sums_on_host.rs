@@ -60,7 +60,7 @@ impl SumsOnHost {
         });
         let here = self.here.last_mut().expect("one was pushed");
         if is_begun {
-            here.on_device.fetch(kernels, &self.host, &own)?;
+            here.on_device.fetch(kernels, &[(&self.host, own)])?;
             let bytes = here.on_device.bytes();
             self.traffic = self.traffic.plus(Traffic::of(Queue::Upload, bytes));
         } else {

@@ -23,7 +23,7 @@ impl Linear {
             !weights.any(|id| fp8.except.fit(own.name(*id)))
         });
         if fp8.is_some() {
-            own.add_fp8(layer, [self.outputs(), self.inputs]);
+            own.add_fp8(layer, &self.weights, [self.outputs(), self.inputs]);
         }
         Linear {
             fp8: fp8.map(|fp8| (layer, fp8)),
@@ -82,14 +82,15 @@ impl Linear {
         let weight = pass.weight_codes(layer, self.matrix_shape())?;
         let scales = [Fp8Operand::Input, Fp8Operand::Weight];
         let bias = pass.parameters(biases);
-        Ok(pass.kernels().run(ScaledMatmul {
+        pass.kernels().run(ScaledMatmul {
             out: y,
             a: made.as_ref().map_or(x, Buffer::view),
-            b: weight.view(pass.fp8_weights()),
+            b: weight.view(&*pass.work.weights),
             scales: scales.map(|operand| pass.scale(layer, operand)),
             bias,
             init,
-        })?)
+        })?;
+        pass.release_weight_codes(weight)
     }
 
     /// The gradients of the weight and of the input, given codes of the output's gradient; files the latter.

@@ -2,7 +2,7 @@
 
 use super::SavedActivations;
 use crate::fp8::{Fp8Operand, Fp8Site};
-use crate::fp8_cells::{CodedOperand, CodedWeights, CodesTo};
+use crate::fp8_cells::{CodedOperand, CodesTo, WeightCells};
 use crate::fp8_underflows::Fp8Underflows;
 use crate::parameters::Parameters;
 use crate::{BatchShape, ModelError};
@@ -11,7 +11,7 @@ use memory::{In, Memory, Out, OutOfMemory};
 
 /// The scales of weights, and the counts of underflows. All micro-batches share them.
 pub(crate) struct Fp8State {
-    pub(super) weights: CodedWeights,
+    pub(super) weights: WeightCells,
     pub(super) underflows: Fp8Underflows,
 }
 
@@ -28,12 +28,14 @@ impl Fp8State {
         is_held: impl Fn(usize) -> bool,
         batch: BatchShape,
     ) -> Result<Option<Fp8State>, OutOfMemory> {
-        let Some((all, keeps_codes)) = parameters.weights_in_fp8() else {
+        if !parameters.has_fp8() {
             return Ok(None);
-        };
-        let own = all.iter().filter(|weight| is_held(weight.site.block));
+        }
+        let all = parameters.weights_in_fp8();
+        let own = all.iter().map(|weight| weight.site);
+        let own = own.filter(|site| is_held(site.block));
         Ok(Some(Fp8State {
-            weights: CodedWeights::lease(memory, own.copied().collect(), keeps_codes)?,
+            weights: WeightCells::lease(memory, own.collect())?,
             underflows: Fp8Underflows::lease(memory, blocks, (all, batch))?,
         }))
     }
@@ -45,12 +47,6 @@ impl Fp8State {
 }
 
 impl SavedActivations {
-    /// Bytes of codes of weights that are kept for each step.
-    pub fn coded_weight_bytes(&self) -> u64 {
-        let fp8 = self.fp8.as_ref();
-        fp8.map_or(0, |fp8| fp8.weights.kept_bytes())
-    }
-
     /// How many numbers [`SavedActivations::count_underflows`] gives; 0 if it gives none.
     pub fn underflows_counted(&self) -> usize {
         let fp8 = self.fp8.as_ref();
@@ -74,21 +70,13 @@ impl SavedActivations {
         }
     }
 
-    /// The weights that are multiplied in FP8.
-    ///
-    /// # Panics
-    /// If the model multiplies nothing in FP8.
-    pub(crate) fn fp8_weights(&self) -> &CodedWeights {
-        &self.fp8.as_ref().expect(IN_FP8).weights
-    }
-
     /// The scale of an operand, `[1]`; of an input or a gradient that of the table's micro-batch.
     ///
     /// # Panics
-    /// As [`SavedActivations::fp8_weights`].
+    /// If the model multiplies nothing in FP8.
     pub(crate) fn fp8_scale(&self, site: Fp8Site) -> In<'_> {
         match site.operand {
-            Fp8Operand::Weight => self.fp8_weights().scale(site),
+            Fp8Operand::Weight => self.fp8.as_ref().expect(IN_FP8).weights.scale(site),
             Fp8Operand::Input | Fp8Operand::Gradient => {
                 let cells = self.table().fp8_cells.as_ref();
                 cells.expect(IN_FP8).scale(site)
@@ -110,7 +98,7 @@ impl SavedActivations {
     /// Where the caller writes the largest magnitude of an operand, `[1]`, before it becomes codes; none if it is known.
     ///
     /// # Panics
-    /// As [`SavedActivations::fp8_weights`].
+    /// As [`SavedActivations::fp8_scale`].
     pub(crate) fn largest_to_find(&mut self, site: Fp8Site) -> Option<Out<'_>> {
         self.operand(site).0.largest_to_find()
     }
@@ -121,7 +109,7 @@ impl SavedActivations {
     /// [`ModelError`] if the device fails.
     ///
     /// # Panics
-    /// As [`SavedActivations::fp8_weights`].
+    /// As [`SavedActivations::fp8_scale`].
     pub(crate) fn quantise(
         &mut self,
         kernels: &Kernels,
@@ -130,24 +118,5 @@ impl SavedActivations {
     ) -> Result<(), ModelError> {
         let (operand, underflows) = self.operand(site);
         operand.quantise((kernels, underflows), of)
-    }
-
-    /// Makes the codes of a weight that are kept for the step.
-    ///
-    /// # Errors
-    /// [`ModelError`] if the device fails.
-    ///
-    /// # Panics
-    /// As [`SavedActivations::fp8_weights`], and if codes are not kept.
-    pub(crate) fn keep_codes(
-        &mut self,
-        kernels: &Kernels,
-        site: Fp8Site,
-        weight: In,
-    ) -> Result<(), ModelError> {
-        let fp8 = self.fp8.as_mut().expect(IN_FP8);
-        let (operand, codes) = fp8.weights.operand_and_codes(site);
-        let of = (CodesTo::AsTheyAre(codes), weight);
-        operand.quantise((kernels, &mut fp8.underflows), of)
     }
 }

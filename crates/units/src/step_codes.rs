@@ -1,0 +1,156 @@
+//! Codes of the matrices that are multiplied in FP8, from their first use in a step to its end. They lie where the weights do: on the
+//! device, in pinned host memory, or a shard on each rank. From then on a unit comes with codes instead of weights.
+
+use kernels::operation::Copy;
+use kernels::{Event, KernelError, Kernels, Queue, Traffic};
+use memory::{Arena, ArenaLease, ArenaPlace, Category, Cover, DType, In, Memory, Out, OutOfMemory};
+use std::ops::Range;
+
+const MADE: &str = "codes are made before they go to the host";
+const GONE: &str = "codes have gone to the host before their memory is used again";
+
+/// The codes that this rank keeps.
+pub(crate) struct StepCodes {
+    /// What this rank has of all matrices. Its types have codes for these, and all others as they are stored.
+    arena: Arena,
+    is_on_host: bool,
+    matrices: Cover,
+    /// The matrices whose codes are this step's.
+    made: Cover,
+    /// When the last codes have gone to the host.
+    gone: Option<Event>,
+    traffic: Traffic,
+}
+
+impl StepCodes {
+    /// Leases room for the codes of some matrices, as far as the arenas hold these: in host memory if `host` holds them.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] if they do not fit.
+    pub(crate) fn lease(
+        memory: &Memory,
+        (resident, host): (&Arena, Option<&Arena>),
+        matrices: &Cover,
+    ) -> Result<StepCodes, OutOfMemory> {
+        let (of, place) = match host {
+            Some(host) => (host, ArenaPlace::Host),
+            None => (resident, ArenaPlace::Device),
+        };
+        let lease = ArenaLease::new(place, Category::Parameter, "fp8_weights");
+        let types = of.types().with(matrices, DType::F8E4M3);
+        let held = matrices.within_all(of.held());
+        Ok(StepCodes {
+            arena: Arena::lease(memory, lease, of.layout(), types, held)?,
+            is_on_host: host.is_some(),
+            matrices: matrices.clone(),
+            made: Cover::default(),
+            gone: None,
+            traffic: Traffic::default(),
+        })
+    }
+
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Bytes that live across steps.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.arena.bytes()
+    }
+
+    /// Whether they lie in pinned host memory.
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.is_on_host
+    }
+
+    /// Bytes that were copied to the host.
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// Called when a step begins, since weights may have changed.
+    pub(crate) fn begin_step(&mut self) {
+        self.made = Cover::default();
+    }
+
+    /// The codes of a range of matrices that lie on the device as a whole; none if they are not this step's.
+    pub(crate) fn made(&self, range: &Range<usize>) -> Option<In<'_>> {
+        self.made.rows(range)?;
+        Some(self.arena.flat(range.clone()))
+    }
+
+    /// Where the caller makes the codes of a range of matrices that lie on the device as a whole; none if they are not kept.
+    pub(crate) fn to_make(&mut self, range: &Range<usize>) -> Option<Out<'_>> {
+        self.matrices.rows(range)?;
+        self.set_made(range);
+        Some(self.arena.flat_mut(range.clone()))
+    }
+
+    /// Whether a unit has matrices whose codes are kept, and those of all of them are this step's.
+    pub(crate) fn has_unit(&self, unit: &Cover) -> bool {
+        let kept = self.matrices.within_all(unit);
+        kept.elements() > 0 && kept.without(&self.made).elements() == 0
+    }
+
+    /// The elements of a unit that come as codes, and those that come as they are stored.
+    pub(crate) fn split(&self, unit: &Cover) -> [Cover; 2] {
+        [
+            unit.within_all(&self.matrices),
+            unit.without(&self.matrices),
+        ]
+    }
+
+    fn set_made(&mut self, range: &Range<usize>) {
+        let range = Cover::new([range.clone()]).without(&self.made);
+        self.made = Cover::joined([std::mem::take(&mut self.made), range]);
+    }
+
+    /// Keeps what this rank has of the codes of a range, unless they are kept already or not to be. They must not be overwritten before
+    /// [`StepCodes::wait_until_gone`].
+    pub(crate) fn keep(
+        &mut self,
+        kernels: &Kernels,
+        range: &Range<usize>,
+        codes: In,
+    ) -> Result<(), KernelError> {
+        if self.matrices.rows(range).is_none() || self.made.rows(range).is_some() {
+            return Ok(());
+        }
+        if self.is_on_host {
+            kernels.wait(Queue::Download, kernels.record(Queue::Compute)?, MADE)?;
+        }
+        let codes = codes.cast(DType::U8);
+        for part in self.arena.held().within(range).ranges().to_vec() {
+            let x = codes.rows(part.start - range.start..part.end - range.start);
+            let out = self.arena.raw_mut(&part);
+            if !self.is_on_host {
+                kernels.run(copy_of_bytes(out, x))?;
+                continue;
+            }
+            // SAFETY: the caller keeps the codes until the computation waits for `gone`. Uploads that read the host's memory wait
+            // for the computation after that, and those before have come, since the computation used what they brought.
+            unsafe { kernels.start_download(out, x) }?;
+            let sent = Traffic::of(Queue::Download, part.len() as u64);
+            self.traffic = self.traffic.plus(sent);
+            self.gone = Some(kernels.record(Queue::Download)?);
+        }
+        self.set_made(range);
+        Ok(())
+    }
+
+    /// Makes the computation wait until the codes that were kept last have gone to the host.
+    pub(crate) fn wait_until_gone(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+        match self.gone.take() {
+            Some(gone) => kernels.wait(Queue::Compute, gone, GONE),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A copy on the device. Pieces of matrices are whole numbers of f32, whose copies have the same bits.
+pub(crate) fn copy_of_bytes<'a>(out: Out<'a>, x: In<'a>) -> Copy<'a> {
+    Copy {
+        out: out.cast(DType::F32),
+        x: x.cast(DType::F32),
+    }
+}
