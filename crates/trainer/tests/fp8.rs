@@ -304,25 +304,39 @@ fn ranks_have_the_bits_of_one() {
         window: Window::End,
         ..all_pinned()
     };
-    for (zero, homes) in [
-        (Zero::Weights, Homes::default()),
-        (Zero::Weights, on_hosts.clone()),
-        (Zero::Gradients, on_hosts),
+    let staying = Ranks {
+        reshard_after_forward: false,
+        ..ranks(2, Zero::Weights)
+    };
+    let in_groups = Ranks {
+        shard_group: Some(2),
+        ..ranks(4, Zero::Weights)
+    };
+    for (ranks, homes) in [
+        (ranks(2, Zero::Weights), Homes::default()),
+        (ranks(2, Zero::Weights), on_hosts.clone()),
+        (ranks(2, Zero::Gradients), on_hosts),
+        (staying, Homes::default()),
+        (in_groups, Homes::default()),
     ] {
-        let [used, kept] = [false, true].map(|keeps_weights| Settings {
+        let of = |keeps_weights| Settings {
             homes: homes.clone(),
+            accum: 4 / ranks.rank.of,
+            ranks: Some(ranks.clone()),
             ..with(
-                &of(2, zero),
+                &of(1, Zero::Replicated),
                 Fp8Products {
                     keeps_weights,
                     ..products()
                 },
             )
-        });
-        assert!(together(&kept) == alone, "{zero:?}, {homes:?}");
-        let [used, kept] = [used, kept].map(|settings| plan(&of_rank(&settings, 1)));
-        let sent = |plan: &Plan| (plan.ranks.as_ref().unwrap().sent_bytes, plan.h2d_bytes);
-        assert!(sent(&kept) < sent(&used), "{zero:?}, {homes:?}");
+        };
+        assert!(together(&of(true)) == alone, "{ranks:?}, {homes:?}");
+        let crossing = |keeps_weights| {
+            let plan = plan(&of_rank(&of(keeps_weights), 1));
+            (plan.ranks.as_ref().unwrap().sent_bytes, plan.h2d_bytes)
+        };
+        assert!(crossing(true) < crossing(false), "{ranks:?}, {homes:?}");
     }
 }
 
@@ -580,6 +594,15 @@ fn evaluations_stay_in_bf16() {
         let coded = with(&plain, products());
         assert_eq!(loss(&plain, 0), loss(&coded, 0), "{name}");
         assert_ne!(loss(&plain, 2), loss(&coded, 2), "{name}: weights differ");
+        let kept = Fp8Products {
+            keeps_weights: true,
+            ..products()
+        };
+        let away = Settings {
+            homes: all_pinned(),
+            ..with(&plain, kept)
+        };
+        assert_eq!(loss(&away, 2), loss(&coded, 2), "{name}: codes stay away");
     }
 }
 

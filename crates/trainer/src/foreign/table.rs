@@ -58,6 +58,13 @@ const TYPES: &[(&str, &str)] = &[
     ("auto", ""),
 ];
 
+/// Formats of FP8: Megatron's `hybrid` has gradients in e5m2.
+const FP8: &[(&str, &str)] = &[
+    ("hybrid|true", "fp8.recipe=tensor"),
+    ("e4m3", "fp8.recipe=tensor fp8.gradients=e4m3"),
+    ("none|null|false", ""),
+];
+
 const STATES: &[(&str, &str)] = &[
     ("fp32|float32", ""),
     ("bf16|bfloat16", "optim.state_dtype=bf16"),
@@ -123,7 +130,11 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["torch-dtype", "dtype", "mixed-precision-param", "params-dtype"], "--dtype f32|bf16", Words(TYPES)),
     foreign(&["training.dtype"], "--master none --grad-dtype bf16 --state-dtype bf16 for bfloat16", Words(&[("float32", ""), ("bfloat16", "optim.master=none optim.grad_dtype=bf16 optim.state_dtype=bf16")])),
     foreign(&["fp16", "fp16.enabled"], "--dtype bf16: f16 is not built, since bf16 needs no loss scaling", Near(&[("true", "train.dtype=bf16"), ("false", "")])),
-    not_built(&["fp8", "fp8-*", "float8.*", "quantize.*"], "--fp8 tensor: products of the blocks in FP8, whose scales are each tensor's own, powers of two, without a history"),
+    foreign(&["fp8", "fp8-format"], "--fp8 tensor, with fp8.gradients=e4m3 for e4m3: scales are each tensor's own, powers of two, without a history", Near(FP8)),
+    foreign(&["fp8-recipe", "float8.recipe-name"], "--fp8 tensor, which has one scale a tensor, of its values at hand", Near(&[("tensorwise|delayed|blockwise|rowwise|rowwise-with-gw-hp|mxfp8", "")])),
+    foreign(&["fp8-param", "fp8-param-gather", "fp8-enable-fsdp-float8-all-gather", "enable-fsdp-float8-all-gather"], "--set fp8.weights=step: codes are kept for a step, and with --zero 3 sent instead of weights from the second use on", Near(&[("true", "fp8.weights=step"), ("false", "")])),
+    needless(&["fp8-amax-history-len", "fp8-amax-compute-algo", "fp8-margin", "fp8-interval", "precompute-float8-dynamic-scale-for-fsdp"], "a scale follows from the values at hand, without a history, and whole matrices are there when it is found"),
+    not_built(&["fp8-*", "float8.*", "quantize.*"], "--fp8 tensor: products of the blocks in FP8; fp8.except names matrices that stay in bf16"),
     foreign(&["gradient-checkpointing", "activation-checkpointing", "activation-checkpoint.mode", "fsdp-activation-checkpointing"], "--recompute full", Words(RECOMPUTE)),
     foreign(&["recompute-activations", "checkpoint-activations"], "--recompute core_attn", Words(&[("true", "recompute.spec=core_attn"), ("false", "")])),
     foreign(&["recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"], "the same flag, or --recompute SPEC", Of(ForeignPart::Recompute)),

@@ -44,7 +44,7 @@ const CASES: [Case; 9] = [
          model.ffn=14336 --set model.heads=32 --set model.kv_heads=8 --set model.head_dim=128 --set model.vocab=128256 --seq 8192 \
          --set model.rope_theta=1e6 --set model.init_std=0.0134 --set model.tie_embeddings=false --micro-batch 1 --accum 16 --lr 1.5e-4 \
          --schedule cosine --set lr.min_ratio=0.066667 --clip 1 --weight-decay 0.1 --set optim.beta2=0.95 --dtype bf16 --grad-dtype bf16 \
-         --zero 1 --save-every 1000 --set log.every=1 --set collectives.timeout_s=3600",
+         --zero 1 --save-every 1000 --set log.every=1 --set collectives.timeout_s=3600 --fp8 tensor --set fp8.weights=step",
     ),
     (
         &["megatron-bridge-llama3-8b.yaml"],

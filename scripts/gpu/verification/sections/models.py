@@ -29,6 +29,7 @@ CASES = {
     "everything on the host, experts": ["--config", "tiny-moe", *HOST, "--offload-optimizer", "pinned"],
     "FP8": [*SMALL, "--fp8", "tensor"],
     "FP8, kept in bf16, weights for a step": [*SMALL, "--fp8", "tensor", "--set", "fp8.save=false", "--set", "fp8.weights=step"],
+    "FP8, codes of weights on the host": [*SMALL, "--fp8", "tensor", "--set", "fp8.weights=step", *HOST],
     "FP8, e4m3, GPT-2, dropout": ["--config", "gpt2", "--seq", 64, "--micro-batch", 2, "--fp8", "tensor", "--set", "fp8.gradients=e4m3",
                                   "--set", "model.layers=2"],
 }
