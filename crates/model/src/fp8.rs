@@ -22,6 +22,8 @@ pub struct Fp8Products {
     pub saves_codes: bool,
     /// Whether the codes of weights are kept for the step, or made at each use.
     pub keeps_weights: bool,
+    /// Whether tensor cores may keep sums of forward products in fewer bits than f32 has.
+    pub accumulates_fast: bool,
 }
 
 /// A layer of a block whose products are computed in FP8.

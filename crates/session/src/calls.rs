@@ -205,6 +205,25 @@ mod tests {
         }
     }
 
+    /// Fast accumulation is for forward products in FP8 alone: of each micro-batch, one a layer.
+    #[test]
+    fn forward_products_in_fp8_may_accumulate_fast() {
+        let fast = |more: &[&str]| {
+            let set = ["train.dtype=bf16", "fp8.recipe=tensor", "batch.accum=2"];
+            let set = set.iter().chain(more).map(ToString::to_string);
+            let config = Config::default().with(&set.collect::<Vec<_>>()).unwrap();
+            let products = library_calls(&Settings::new(&config).unwrap()).unwrap();
+            let mut fast: Vec<Gemm> = products.products;
+            fast.retain(|gemm| gemm.fast_accumulation);
+            assert!(fast.iter().all(|gemm| gemm.scales.is_some()));
+            fast.len() / config.model.layers
+        };
+        assert_eq!(fast(&[]), 0);
+        assert_eq!(fast(&["fp8.fast_accumulation=true"]), 2 * 4);
+        let replayed = ["fp8.fast_accumulation=true", "recompute.spec=full"];
+        assert_eq!(fast(&replayed), 2 * (4 + 3));
+    }
+
     /// The work between steps is listed for the rehearsal, but does not change the name of the step's products.
     #[test]
     fn products_of_the_step_are_those_of_a_run_with_nothing_between_steps() {

@@ -17,6 +17,7 @@ impl Default for Fp8Config {
             except: Vec::new(),
             save: true,
             weights: Fp8Weights::Use,
+            fast_accumulation: false,
         }
     }
 }
@@ -32,6 +33,7 @@ impl Fp8Config {
             except: NamePatterns::new(&self.except),
             saves_codes: self.save,
             keeps_weights: self.weights == Fp8Weights::Step,
+            accumulates_fast: self.fast_accumulation,
         })
     }
 }

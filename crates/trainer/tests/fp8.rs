@@ -44,6 +44,7 @@ fn products() -> Fp8Products {
         except: NamePatterns::default(),
         saves_codes: true,
         keeps_weights: false,
+        accumulates_fast: false,
     }
 }
 
@@ -255,6 +256,7 @@ fn units_from_the_host_come_as_codes() {
             &in_fp8(&model, "full"),
             Fp8Products {
                 keeps_weights,
+                accumulates_fast: false,
                 ..products()
             },
         )
@@ -327,6 +329,7 @@ fn ranks_have_the_bits_of_one() {
                 &of(1, Zero::Replicated),
                 Fp8Products {
                     keeps_weights,
+                    accumulates_fast: false,
                     ..products()
                 },
             )
@@ -348,6 +351,7 @@ fn matrices_that_lie_apart_are_one_product() {
         let of = |moments, keeps_weights| {
             let fp8 = Fp8Products {
                 keeps_weights,
+                accumulates_fast: false,
                 ..products()
             };
             let mut settings = with(&settings(model.clone(), DType::BF16, "full"), fp8);
@@ -437,6 +441,7 @@ fn pipelines_have_the_bits_of_one_stage() {
         let fp8 = Fp8Products {
             saves_codes,
             keeps_weights,
+            accumulates_fast: false,
             ..products()
         };
         with(&in_fp8(&model, mode), fp8)
@@ -670,6 +675,7 @@ fn what_becomes_zero_is_counted() {
         let fp8 = Fp8Products {
             saves_codes,
             keeps_weights,
+            accumulates_fast: false,
             ..products()
         };
         let settings = with(&in_fp8(&model, mode), fp8);

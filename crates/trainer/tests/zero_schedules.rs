@@ -213,6 +213,7 @@ fn settings(way: &Way) -> Settings {
             except: NamePatterns::default(),
             saves_codes: true,
             keeps_weights,
+            accumulates_fast: false,
         }),
         ..with_optimizer(
             with_form(model, form, "full:uniform:2", dtype),

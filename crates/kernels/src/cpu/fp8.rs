@@ -158,6 +158,7 @@ pub(super) fn scaled_matmul(
         scales: [a_scale, b_scale],
         bias,
         init,
+        fast_accumulation: _,
     } = operation;
     let (of_a, of_b) = (values(a, a_scale), values(b, b_scale));
     let workspace = workspace.expect("the check before asks for a workspace");

@@ -96,6 +96,7 @@ impl Member {
             bias: None,
             out,
             scales: None,
+            fast_accumulation: false,
         }
     }
 

@@ -151,6 +151,8 @@ pub struct Gemm {
     /// reads them when it runs. The rows of `a` and the columns of `b` are contiguous and have a multiple of 16 elements, not both
     /// are e5m2, and every address and distance is a multiple of 16 bytes.
     pub scales: Option<[*const u8; 2]>,
+    /// For codes of FP8 alone: whether sums may be kept in fewer bits than f32 has.
+    pub fast_accumulation: bool,
 }
 
 /// The address of a [`Gemm::bias`] is a multiple of this.

@@ -187,6 +187,7 @@ pub(super) fn scaled_matmul<D: Driver>(
         scales,
         bias,
         init,
+        fast_accumulation,
     } = operation;
     if out.elements() == 0 {
         return Ok(());
@@ -207,6 +208,7 @@ pub(super) fn scaled_matmul<D: Driver>(
         bias: in_product.map(|bias| bias.pointer()),
         out: matrix(out.pointer(), out.dtype(), [out.strides()[0], 1]),
         scales: Some(scales.map(|scale| scale.pointer())),
+        fast_accumulation,
     })?;
     match bias {
         Some(bias) if in_product.is_none() => {

@@ -96,6 +96,7 @@ fn product<D: Driver>(
         bias: bias.map(|bias| bias.pointer()),
         out: matrix(out.pointer(), out.dtype(), [out.strides()[0], 1]),
         scales: None,
+        fast_accumulation: false,
     })
 }
 

@@ -45,7 +45,8 @@ pub struct TransposeCodes<'a> {
 /// `out [m, n] = init + scales a [m, k] b' + bias [n]`, f32 or bf16, for codes `a` and `b [n, k]` of FP8 that are not both
 /// e5m2, with the product of `scales`, `[1]` f32 each, which lie at multiples of 16 bytes, and the bias, if there is one,
 /// added to every row. All have contiguous rows; those of the codes, and of `out`, have a multiple of [`ScaledMatmul::MULTIPLE`] elements. Sums are f32
-/// and rounded once, when they are stored into `out`.
+/// and rounded once, when they are stored into `out`. With `fast_accumulation`, tensor cores may keep sums in fewer bits (14 on Hopper);
+/// elsewhere it changes nothing.
 pub struct ScaledMatmul<'a> {
     pub out: Out<'a>,
     pub a: In<'a>,
@@ -53,6 +54,7 @@ pub struct ScaledMatmul<'a> {
     pub scales: [In<'a>; 2],
     pub bias: Option<In<'a>>,
     pub init: Init<'a>,
+    pub fast_accumulation: bool,
 }
 
 impl Quantise<'_> {

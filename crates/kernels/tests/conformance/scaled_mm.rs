@@ -187,6 +187,7 @@ impl Case for Reference {
             scales: [scales[0].view(), scales[1].view()],
             bias: has_bias.then(|| bias.view()),
             init: Init::Overwrite,
+            fast_accumulation: false,
         })?;
         Ok(vec![device.take(&out)])
     }

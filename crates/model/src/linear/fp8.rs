@@ -42,6 +42,12 @@ impl Linear {
         self.fp8.as_ref().map(|(layer, _)| *layer)
     }
 
+    /// Whether forward products may keep sums in fewer bits.
+    fn accumulates_fast(&self) -> bool {
+        let fp8 = self.fp8.as_ref();
+        fp8.is_some_and(|(_, fp8)| fp8.accumulates_fast)
+    }
+
     /// Which layer this is, and the format of its gradients, if its products are in FP8 in this pass: in training alone.
     pub(super) fn fp8_of(&self, pass: &Pass) -> Option<(Fp8Layer, Fp8)> {
         let fp8 = self.fp8.as_ref();
@@ -89,6 +95,7 @@ impl Linear {
             scales: scales.map(|operand| pass.scale(layer, operand)),
             bias,
             init,
+            fast_accumulation: self.accumulates_fast(),
         })?;
         pass.release_weight_codes(weight)
     }
@@ -115,6 +122,7 @@ impl Linear {
             scales: scales.map(|operand| pass.scale(layer, operand)),
             bias: None,
             init,
+            fast_accumulation: false,
         })?;
         pass.file_gradient(input, dx);
         Ok(())
@@ -152,6 +160,7 @@ impl Linear {
                 scales: sites.map(|site| saved.fp8_scale(site)),
                 bias: None,
                 init,
+                fast_accumulation: false,
             })?;
         }
         Ok(())

@@ -152,6 +152,7 @@ fn full() -> Config {
             except: vec!["*down_proj*".into()],
             save: false,
             weights: Fp8Weights::Step,
+            fast_accumulation: true,
         },
         lora: LoraConfig {
             rank: Some(12),

@@ -134,7 +134,7 @@ bool is_supported(const Product &product) {
 cublasStatus_t check_fp8(const Product &product) {
     const auto &[description, a, b, c, d] = product;
     if (!a.is_fp8()) {
-        const bool scaled = description.a_scale != nullptr || description.b_scale != nullptr;
+        const bool scaled = description.a_scale != nullptr || description.b_scale != nullptr || description.fast_accumulation != 0;
         return scaled ? refuse(CUBLAS_STATUS_INVALID_VALUE, "scales of matrices that are not FP8") : CUBLAS_STATUS_SUCCESS;
     }
     if (current_capability() < 89) {
@@ -200,7 +200,7 @@ extern "C" size_t cublasLtGetVersion() { return number_setting("STAND_IN_LIBRARY
 
 extern "C" cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *description, cublasComputeType_t compute,
                                                    cudaDataType_t scale) {
-    *description = reinterpret_cast<cublasLtMatmulDesc_t>(new Description{compute, scale, false, false, false, CUDA_R_32F, nullptr, nullptr, nullptr});
+    *description = reinterpret_cast<cublasLtMatmulDesc_t>(new Description{compute, scale, false, false, false, CUDA_R_32F, nullptr, nullptr, nullptr, 0});
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -219,6 +219,7 @@ extern "C" cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t de
         case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(of(description).bias, value, bytes);
         case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return set(of(description).a_scale, value, bytes);
         case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return set(of(description).b_scale, value, bytes);
+        case CUBLASLT_MATMUL_DESC_FAST_ACCUM: return set(of(description).fast_accumulation, value, bytes);
         case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return set(of(description).bias_type, value, bytes);
         default: return CUBLAS_STATUS_NOT_SUPPORTED;
     }

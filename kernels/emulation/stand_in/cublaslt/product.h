@@ -15,6 +15,8 @@ struct Description {
     const void *bias;
     // An f32 each, on the device, for matrices of FP8.
     const void *a_scale, *b_scale;
+    // Not 0: sums of products of FP8 may be kept in fewer bits.
+    int8_t fast_accumulation;
 };
 
 struct Layout {

@@ -129,6 +129,11 @@ impl TunedProduct {
         [self.problem.left.dtype, self.problem.d.dtype].map(|dtype| dtype.as_str())
     }
 
+    /// Whether its sums may be kept in fewer bits than f32 has.
+    pub fn accumulates_fast(&self) -> bool {
+        self.problem.fast_accumulation
+    }
+
     /// The algorithm, in words that only its version of the library understands.
     pub fn words(&self) -> [u64; 8] {
         self.algorithm.0
@@ -261,6 +266,7 @@ mod tests {
             bias: None,
             out: matrix(columns),
             scales: None,
+            fast_accumulation: false,
         };
         TunedProduct {
             problem: Problem::new(&gemm).unwrap().0,

@@ -54,6 +54,9 @@ pub(super) struct Problem {
     pub(super) has_bias: bool,
     /// Number of products.
     pub(super) batch: i32,
+    /// Whether sums of codes may be kept in fewer bits than f32 has.
+    #[serde(default)]
+    pub(super) fast_accumulation: bool,
 }
 
 /// Where the matrices of a problem lie.
@@ -97,6 +100,7 @@ impl Problem {
             d: result("out", &gemm.out, [m, n])?,
             has_bias: gemm.bias.is_some(),
             batch,
+            fast_accumulation: gemm.fast_accumulation,
         };
         let pointers = Pointers {
             left: gemm.b.pointer,
@@ -125,6 +129,7 @@ fn check_types(gemm: &Gemm) -> Result<(), KernelError> {
     };
     if !known
         || are_codes != gemm.scales.is_some()
+        || gemm.fast_accumulation && !are_codes
         || gemm.init.is_some_and(|init| init.dtype != gemm.out.dtype)
     {
         return refuse(format!("the library takes no products of {types:?}"));
@@ -376,6 +381,7 @@ mod tests {
                                 bias,
                                 out,
                                 scales: None,
+                                fast_accumulation: false,
                             };
                             assert_eq!(column_major(&gemm), row_major(&gemm), "{gemm:?}");
                         }
@@ -401,6 +407,7 @@ mod tests {
             bias: None,
             out,
             scales: None,
+            fast_accumulation: false,
         };
         let (problem, pointers) = Problem::new(&gemm).unwrap();
         let of = |layout: &Layout| (layout.rows, layout.columns, layout.leading);
@@ -450,6 +457,7 @@ mod tests {
             bias: None,
             out: matrix(&data, 4, 1, 0),
             scales: None,
+            fast_accumulation: false,
         };
         let aligned = data.as_ptr().align_offset(BIAS_ALIGNMENT_BYTES);
         let biased = |first: usize| Gemm {
@@ -532,6 +540,7 @@ mod tests {
             bias: None,
             out: matrix(data, 16, 1, 0),
             scales: Some(scales),
+            fast_accumulation: true,
         };
         let (problem, pointers) = Problem::new(&good).unwrap();
         assert_eq!(

@@ -244,6 +244,9 @@ impl Description {
             let operation = if transposed { TRANSPOSED } else { AS_IT_IS };
             description.set(attribute, &operation)?;
         }
+        if problem.fast_accumulation {
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &1u8)?;
+        }
         if problem.has_bias {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
             let dtype = data_type(problem.d.dtype) as i32;

@@ -93,6 +93,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                     scales: [ins[2], ins[3]],
                     bias: Some(ins[5]),
                     init: Init::Add(ins[4]),
+                    fast_accumulation: false,
                 })
             },
         });

@@ -5,6 +5,7 @@ use crate::device::explained;
 use crate::failure::Failure;
 use kernels::cuda::{Algorithms, Cuda, CudaDevice, CudaDriver, TunedProduct};
 use memory::Memory;
+use model::Fp8Products;
 use report::Table;
 use serde::Serialize;
 use session::library_calls;
@@ -37,6 +38,8 @@ struct TunedRow {
     dtype: &'static str,
     /// The type of the result.
     out_dtype: &'static str,
+    /// Whether it is a product in FP8 with `fp8.fast_accumulation`.
+    fast_accumulation: bool,
     /// Algorithms that were timed.
     measured: usize,
     /// The number of the chosen one, from 0 in the order of the library's heuristic.
@@ -58,6 +61,7 @@ impl From<&TunedProduct> for TunedRow {
             batch,
             dtype,
             out_dtype,
+            fast_accumulation: product.accumulates_fast(),
             measured,
             taken,
             microseconds,
@@ -90,9 +94,19 @@ pub(super) fn tune(
     })
 }
 
-/// Every product of a run with its fastest algorithm.
+/// Every product of a run with its fastest algorithm; those in FP8 with either setting of fast accumulation.
 fn timed(device: &Rc<CudaDevice>, settings: &Settings) -> Result<Vec<TunedProduct>, Failure> {
-    let products = library_calls(settings)?.products;
+    let mut products = library_calls(settings)?.products;
+    if let Some(fp8) = &settings.fp8 {
+        let other = Settings {
+            fp8: Some(Fp8Products {
+                accumulates_fast: !fp8.accumulates_fast,
+                ..fp8.clone()
+            }),
+            ..settings.clone()
+        };
+        products.extend(library_calls(&other)?.products);
+    }
     let memory = Memory::device(device.clone());
     let driver = CudaDriver::new(device)?;
     let cuda = Cuda::new(driver, &memory, settings.narrowest_dtype())?;
@@ -128,7 +142,12 @@ impl fmt::Display for Tuned {
             };
             table.row([
                 format!("{batch}{m} x {k} x {n}"),
-                format!("{} to {}", row.dtype, row.out_dtype),
+                format!(
+                    "{} to {}{}",
+                    row.dtype,
+                    row.out_dtype,
+                    if row.fast_accumulation { ", fast" } else { "" }
+                ),
                 row.measured.to_string(),
                 row.taken.to_string(),
                 format!("{:.1}", row.microseconds),

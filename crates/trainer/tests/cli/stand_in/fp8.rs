@@ -14,6 +14,7 @@ fn losses_are_those_of_the_processor() {
         "",
         "--set model.qkv_bias=true --set fp8.gradients=e4m3",
         "--recompute full --set fp8.except=[\"*down_proj*\"]",
+        "--set fp8.fast_accumulation=true --set fp8.weights=step --offload-parameters pinned --accum 3",
     ]
     .into_iter()
     .enumerate()

@@ -74,6 +74,25 @@ fn the_fastest_is_kept_and_taken() {
     assert_eq!(trained(&place, without, "without"), (plain, heuristic));
 }
 
+/// Forward products in FP8 are timed with and without fast accumulation, whichever the run has.
+#[test]
+fn both_ways_to_add_up_in_fp8_are_timed() {
+    let place = Workplace::new();
+    let rows = |flags: &str| {
+        let run =
+            format!("tune --config small.toml --device cuda --dtype bf16 --fp8 tensor {flags}");
+        let tuned = on_gpu(&place, &format!("{run} --json"), &[FAST_THIRD]).succeeds();
+        let tuned: Value = serde_json::from_str(&tuned.stdout).unwrap();
+        let rows = tuned["products"].as_array().unwrap().clone();
+        let mut fast = rows.clone();
+        fast.retain(|row| row["fast_accumulation"] == true);
+        [rows, fast].map(|rows| rows.len())
+    };
+    let [all, fast] = rows("");
+    assert!(fast >= 4 && all > 2 * fast, "{fast} of {all}");
+    assert_eq!(rows("--set fp8.fast_accumulation=true"), [all, fast]);
+}
+
 /// Zeros run faster than data. The rehearsal of a run, which times nothing, has them.
 #[test]
 fn products_are_timed_on_data() {
