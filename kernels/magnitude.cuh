@@ -37,7 +37,7 @@ __device__ void store_finding(int &largest, T *x, size_t first, size_t n, const 
 // Writes the largest magnitude of all threads of a block into the block's element of `parts`. Blocks are along x and y, and so are threads.
 template <bool FINDS = true> __device__ void store_largest(int *parts, int largest) {
     if constexpr (FINDS) {
-        const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+        const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
         largest = block_reduce(largest, 0, Greatest(), thread, blockDim.x * blockDim.y);
         if (thread == 0) {
             parts[size_t(blockIdx.x) * gridDim.y + blockIdx.y] = largest;

@@ -27,7 +27,7 @@ template <typename T, typename Combine> __device__ T warp_reduce(T x, Combine co
 
 // Every thread of a block of whole warps receives the result. Threads are along x, or the caller numbers them.
 template <typename T, typename Combine>
-__device__ T block_reduce(T x, T neutral, Combine combine, int thread = threadIdx.x, int threads = blockDim.x) {
+__device__ T block_reduce(T x, T neutral, Combine combine, unsigned thread = threadIdx.x, unsigned threads = blockDim.x) {
     SHARED(T, parts, WARPS_MAX);
     const int warp = thread / WARP, lane = thread % WARP;
     x = warp_reduce(x, combine);
@@ -38,7 +38,7 @@ __device__ T block_reduce(T x, T neutral, Combine combine, int thread = threadId
     }
     __syncthreads();
     x = neutral;
-    if (lane < threads / WARP) {
+    if (lane < int(threads) / WARP) {
         x = parts[lane];
     }
     return warp_reduce(x, combine);
