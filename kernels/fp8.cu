@@ -11,7 +11,7 @@ template <typename T> __device__ void abs_max_of_part(int *parts, const T *x, si
     for (size_t first = threadIdx.x * PACK; first < count; first += blockDim.x * PACK) {
         largest = Greatest()(largest, largest_of(load(own, first, count)));
     }
-    store_largest(parts + blockIdx.x, largest);
+    store_largest(parts, largest);
 }
 
 // One block. The bits of the largest magnitude.

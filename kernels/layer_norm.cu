@@ -1,15 +1,17 @@
 // Layer normalisation (Ba, Kiros and Hinton 2016).
+#include "magnitude.cuh"
 #include "norm_backward.cuh"
 
 // Rows as in `rms_norm`; what a thread does not hold is read three times. The variance is summed after the mean is known,
-// since of squares and squared sums little would be left where a mean is large.
-template <typename T>
+// since of squares and squared sums little would be left where a mean is large. `FINDS` as in `rms_norm`.
+template <bool FINDS, typename T>
 __device__ void layer_norm(T *y, float *means, float *rstds, const T *x, const T *weight, const T *bias, size_t rows,
-                           size_t width, float eps) {
+                           size_t width, float eps, int *parts) {
     const size_t row = own_row(), own = threadIdx.x * PACK, stride = blockDim.x * PACK;
     const bool exists = row < rows;
     // Threads of a warp stay together, whether or not they have a row.
     const size_t start = exists ? row * width : 0, n = exists ? width : 0;
+    int largest = 0;
     knowing(are_wide(width, y, x, weight, bias), [&](auto wide) {
         constexpr bool WIDE = decltype(wide)();
         const Held<T> held = hold_if<WIDE>(own < n, x + start, own, n);
@@ -59,7 +61,7 @@ __device__ void layer_norm(T *y, float *means, float *rstds, const T *x, const T
             for (int i = 0; i < PACK; i++) {
                 values.at[i] = (values.at[i] - mean) * rstd * factors.at[i] + shifts.at[i];
             }
-            store<WIDE>(y + start, first, n, values);
+            store_finding<FINDS, WIDE>(largest, y + start, first, n, values);
         };
         if (own < n) {
             normalise(own, widen(held), widen(weights), widen(biases));
@@ -68,6 +70,7 @@ __device__ void layer_norm(T *y, float *means, float *rstds, const T *x, const T
             normalise(first, load<WIDE>(x + start, first, n), load<WIDE>(weight, first, n), load<WIDE>(bias, first, n));
         }
     });
+    store_largest<FINDS>(parts, largest);
 }
 
 #define BACKWARD(T, form, name, threads, blocks)                                                                          \
@@ -81,9 +84,15 @@ __device__ void layer_norm(T *y, float *means, float *rstds, const T *x, const T
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void layer_norm_##name(T *y, float *mean, float *rstd, const T *x, const T *weight,  \
                                                  const T *bias, size_t rows, size_t width, float eps) {        \
-        layer_norm(y, mean, rstd, x, weight, bias, rows, width, eps);                                          \
+        layer_norm<false>(y, mean, rstd, x, weight, bias, rows, width, eps, nullptr);                          \
     }                                                                                                          \
     EXPORT(layer_norm_##name);                                                                                 \
+    extern "C" __global__ void layer_norm_largest_##name(T *y, float *mean, float *rstd, const T *x,           \
+                                                         const T *weight, const T *bias, size_t rows,          \
+                                                         size_t width, float eps, int *parts) {                \
+        layer_norm<true>(y, mean, rstd, x, weight, bias, rows, width, eps, parts);                             \
+    }                                                                                                          \
+    EXPORT(layer_norm_largest_##name);                                                                         \
     BACKWARD(T, norm_backward, name, ROW_THREADS_MAX, 1);                                                         \
     BACKWARD(T, norm_backward_wide, name, HELD_THREADS_MAX, 1);                                                   \
     BACKWARD(T, norm_backward_widest, name, ROW_THREADS_MAX, 1)

@@ -21,19 +21,26 @@ __device__ inline int largest_of(const Pack &values) {
     return largest;
 }
 
-// The same of values as a tensor of type `T` holds them.
-template <typename T> __device__ int largest_as(Pack values) {
+// Stores a pack. With `FINDS`, `largest` becomes the largest of itself and of the magnitudes that are stored, as the tensor holds them.
+template <bool FINDS, bool WIDE = false, typename T>
+__device__ void store_finding(int &largest, T *x, size_t first, size_t n, const Pack &values) {
+    store<WIDE>(x, first, n, values);
+    if constexpr (FINDS) {
 #pragma unroll
-    for (int i = 0; i < PACK; i++) {
-        values.at[i] = widen(narrow<T>(values.at[i]));
+        for (int i = 0; i < PACK; i++) {
+            const int rounded = magnitude(widen(narrow<T>(values.at[i])));
+            largest = Greatest()(largest, WIDE || first + i < n ? rounded : 0);
+        }
     }
-    return largest_of(values);
 }
 
-// Writes the largest magnitude of all threads of a block.
-__device__ inline void store_largest(int *part, int largest) {
-    largest = block_reduce(largest, 0, Greatest());
-    if (threadIdx.x == 0) {
-        *part = largest;
+// Writes the largest magnitude of all threads of a block into the block's element of `parts`. Blocks are along x and y, and so are threads.
+template <bool FINDS = true> __device__ void store_largest(int *parts, int largest) {
+    if constexpr (FINDS) {
+        const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
+        largest = block_reduce(largest, 0, Greatest(), thread, blockDim.x * blockDim.y);
+        if (thread == 0) {
+            parts[size_t(blockIdx.x) * gridDim.y + blockIdx.y] = largest;
+        }
     }
 }

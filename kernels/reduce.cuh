@@ -25,10 +25,11 @@ template <typename T, typename Combine> __device__ T warp_reduce(T x, Combine co
     return x;
 }
 
-// Every thread of a block of whole warps along x receives the result.
-template <typename T, typename Combine> __device__ T block_reduce(T x, T neutral, Combine combine) {
+// Every thread of a block of whole warps receives the result. Threads are along x, or the caller numbers them.
+template <typename T, typename Combine>
+__device__ T block_reduce(T x, T neutral, Combine combine, unsigned thread = threadIdx.x, unsigned threads = blockDim.x) {
     SHARED(T, parts, WARPS_MAX);
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int warp = thread / WARP, lane = thread % WARP;
     x = warp_reduce(x, combine);
     // Whoever still reads the parts of an earlier reduction comes first.
     __syncthreads();
@@ -37,7 +38,7 @@ template <typename T, typename Combine> __device__ T block_reduce(T x, T neutral
     }
     __syncthreads();
     x = neutral;
-    if (lane < int(blockDim.x) / WARP) {
+    if (lane < int(threads) / WARP) {
         x = parts[lane];
     }
     return warp_reduce(x, combine);

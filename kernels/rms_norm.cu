@@ -1,14 +1,17 @@
 // Root-mean-square normalisation (Zhang and Sennrich 2019).
+#include "magnitude.cuh"
 #include "norm_backward.cuh"
 
 // A block normalises one row, or several narrow ones. The first pack of every thread stays in registers: all there is of
-// rows of up to 4096 elements; the rest of a wider one is read twice, the second time from the first-level cache.
-template <typename T>
-__device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t rows, size_t width, float eps) {
+// rows of up to 4096 elements; the rest of a wider one is read twice, the second time from the first-level cache. With `FINDS` a
+// block writes the largest magnitude of its part of `y`, which is not left out then, into its element of `parts`.
+template <bool FINDS, typename T>
+__device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t rows, size_t width, float eps, int *parts) {
     const size_t row = own_row(), own = threadIdx.x * PACK, stride = blockDim.x * PACK;
     const bool exists = row < rows;
     // Threads of a warp stay together, whether or not they have a row.
     const size_t start = exists ? row * width : 0, n = exists ? width : 0;
+    int largest = 0;
     knowing(are_wide(width, y, x, weight), [&](auto wide) {
         constexpr bool WIDE = decltype(wide)();
         const Held<T> held = hold_if<WIDE>(own < n, x + start, own, n);
@@ -38,7 +41,7 @@ __device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t 
             for (int i = 0; i < PACK; i++) {
                 values.at[i] = values.at[i] * scale * factors.at[i];
             }
-            store<WIDE>(y + start, first, n, values);
+            store_finding<FINDS, WIDE>(largest, y + start, first, n, values);
         };
         if (own < n) {
             normalise(own, widen(held), widen(weights));
@@ -47,6 +50,7 @@ __device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t 
             normalise(first, load<WIDE>(x + start, first, n), load<WIDE>(weight, first, n));
         }
     });
+    store_largest<FINDS>(parts, largest);
 }
 
 #define BACKWARD(T, form, name, threads, blocks)                                                                       \
@@ -60,9 +64,14 @@ __device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t 
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void rms_norm_##name(T *y, float *rstd, const T *x, const T *weight, size_t rows,    \
                                                size_t width, float eps) {                                      \
-        rms_norm(y, rstd, x, weight, rows, width, eps);                                                        \
+        rms_norm<false>(y, rstd, x, weight, rows, width, eps, nullptr);                                        \
     }                                                                                                          \
     EXPORT(rms_norm_##name);                                                                                   \
+    extern "C" __global__ void rms_norm_largest_##name(T *y, float *rstd, const T *x, const T *weight,         \
+                                                       size_t rows, size_t width, float eps, int *parts) {     \
+        rms_norm<true>(y, rstd, x, weight, rows, width, eps, parts);                                           \
+    }                                                                                                          \
+    EXPORT(rms_norm_largest_##name);                                                                           \
     BACKWARD(T, norm_backward, name, ROW_THREADS_MAX, sizeof(T) == 2 ? 2 : 1);                                                         \
     BACKWARD(T, norm_backward_wide, name, HELD_THREADS_MAX, sizeof(T) == 2 ? 2 : 1);                                                   \
     BACKWARD(T, norm_backward_widest, name, ROW_THREADS_MAX, 1)

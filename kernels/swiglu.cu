@@ -1,5 +1,5 @@
 // Gated feed-forward activation (Shazeer 2020). A row of `gate_up` has the `width` elements of gate, then those of up. A
-// block works on a piece of a row, a pack a thread. With `FINDS` it writes the largest magnitude of what it makes into its element of
+// block works on a piece of a row, a pack a thread. With `FINDS` it writes the largest magnitude of what it stores into its element of
 // `parts`.
 #include "magnitude.cuh"
 
@@ -7,8 +7,6 @@
 __device__ inline size_t pack_of_row() {
     return (size_t(blockIdx.y) * blockDim.x + threadIdx.x) * PACK;
 }
-
-__device__ inline int *own_part(int *parts) { return parts + size_t(blockIdx.x) * gridDim.y + blockIdx.y; }
 
 template <bool FINDS, typename T>
 __device__ void swiglu(T *act, const T *gate_up, size_t width, int *parts) {
@@ -24,15 +22,10 @@ __device__ void swiglu(T *act, const T *gate_up, size_t width, int *parts) {
             for (int i = 0; i < PACK; i++) {
                 g.at[i] = g.at[i] / (1.0f + expf(-g.at[i])) * u.at[i];
             }
-            store<WIDE>(act + size_t(blockIdx.x) * width, first, width, g);
-            if constexpr (FINDS) {
-                largest = largest_as<T>(g);
-            }
+            store_finding<FINDS, WIDE>(largest, act + size_t(blockIdx.x) * width, first, width, g);
         });
     }
-    if constexpr (FINDS) {
-        store_largest(own_part(parts), largest);
-    }
+    store_largest<FINDS>(parts, largest);
 }
 
 // Gate and up become their own gradients.
@@ -53,16 +46,11 @@ __device__ void swiglu_backward(T *gate_up, const T *dact, size_t width, int *pa
                 g.at[i] = d.at[i] * u.at[i] * (sigmoid + silu * (1.0f - sigmoid));
                 u.at[i] = d.at[i] * silu;
             }
-            store<WIDE>(gate, first, width, g);
-            store<WIDE>(up, first, width, u);
-            if constexpr (FINDS) {
-                largest = Greatest()(largest_as<T>(g), largest_as<T>(u));
-            }
+            store_finding<FINDS, WIDE>(largest, gate, first, width, g);
+            store_finding<FINDS, WIDE>(largest, up, first, width, u);
         });
     }
-    if constexpr (FINDS) {
-        store_largest(own_part(parts), largest);
-    }
+    store_largest<FINDS>(parts, largest);
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \

@@ -64,9 +64,28 @@ impl Pass<'_> {
         layer: Option<Fp8Layer>,
         operand: Fp8Operand,
     ) -> Option<Out<'_>> {
-        let layer = layer.filter(|_| matches!(self.work.purpose, Purpose::Training(_)))?;
-        let site = self.site(layer, operand);
+        let site = self.site_in_training(layer, operand)?;
         self.work.saved.largest_to_find(site)
+    }
+
+    /// An operand of a layer in FP8; none outside training, where nothing is.
+    fn site_in_training(&self, layer: Option<Fp8Layer>, operand: Fp8Operand) -> Option<Fp8Site> {
+        let layer = layer.filter(|_| matches!(self.work.purpose, Purpose::Training(_)))?;
+        Some(self.site(layer, operand))
+    }
+
+    /// Some parameters, and the place for the largest magnitude of a layer's input, as [`Pass::largest_to_find`] has it.
+    pub(crate) fn parameters_and_largest(
+        &mut self,
+        ids: &[ParameterId],
+        layer: Option<Fp8Layer>,
+    ) -> (Vec<In<'_>>, Option<Out<'_>>) {
+        let site = self.site_in_training(layer, Fp8Operand::Input);
+        let indices = self.indices(ids);
+        let Work { weights, saved, .. } = &mut self.work;
+        let parameters = indices.iter().map(|index| weights.view(*index)).collect();
+        let largest = site.and_then(|site| saved.largest_to_find(site));
+        (parameters, largest)
     }
 
     /// As [`Pass::output`], for an activation that may be kept as codes.

@@ -107,6 +107,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
     let stages: [Box<dyn Stage>; 6] = [
         Box::new(NormStage {
             codes: None,
+            read_by: None,
             name: "norm",
             norm,
             input: Activation::X,

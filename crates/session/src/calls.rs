@@ -179,8 +179,8 @@ mod tests {
         assert!(calls.iter().any(costs_nothing));
     }
 
-    /// Products in FP8 search for the largest magnitude of a weight once a step, and of inputs and gradients once a micro-batch. SwiGLU's
-    /// kernels find those of its output and of its gradient, so nothing searches for these.
+    /// Products in FP8 search for the largest magnitude of a weight once a step, and of inputs and gradients once a micro-batch. Nothing
+    /// searches for those of what norms and the activation function make, or of the latter's gradient: their kernels find them.
     #[test]
     fn each_largest_magnitude_in_fp8_is_searched_for_once() {
         let searches = |more: &[&str]| -> Vec<usize> {
@@ -193,13 +193,23 @@ mod tests {
             let count = |calls: &Vec<Listed>| calls.iter().filter(is_search).count() / blocks;
             calls.micro_batches.iter().map(count).collect()
         };
-        // Four weights; the inputs of all layers but the last, and the gradients of all but the third.
-        let expected = [4 + 3 + 3, 3 + 3];
+        // Four weights; the input of attention's output projection; the gradients of all layers but the third.
+        let expected = [4 + 1 + 3, 1 + 3];
+        let gpt2 = [
+            "model.norm=layer",
+            "model.activation=gelu_tanh",
+            "model.positions=learned",
+            "model.max_positions=1024",
+            "model.biases=true",
+            "model.tie_embeddings=true",
+            "model.kv_heads=4",
+        ];
         for more in [
             &[][..],
             &["fp8.save=false"],
             &["fp8.weights=step"],
             &["recompute.spec=full"],
+            &gpt2,
         ] {
             assert_eq!(searches(more), expected, "{more:?}");
         }

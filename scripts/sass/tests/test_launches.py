@@ -12,7 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from estimate import calls
 from sass import kernels
 
-# Rows of 4,096 and of 8,192 elements, heads of 64 and of 128, both kinds of norm and of attention, ranks, frozen models as codes, and experts: of each
+# Rows of 4,096 and of 8,192 elements, heads of 64 and of 128, both kinds of norm and of attention, ranks, frozen models as codes, experts, and products in FP8: of each
 # kernel the blocks of large tensors.
 STEPS = [
     ("gpt2", ["attention.backend=flash", "model.hidden=4096", "model.heads=64", "model.kv_heads=64", "model.max_positions=4096"]),
@@ -23,6 +23,8 @@ STEPS = [
     ("llama-3-8b", ["lora.rank=16", "lora.base_dtype=8bit"]),
     ("mixtral-8x7b", ["attention.backend=flash"]),
     ("qwen3-30b-a3b", ["attention.backend=flash", "optim.grad_dtype=bf16"]),
+    ("llama-3-8b", ["fp8.recipe=tensor", "batch.accum=2"]),
+    ("gpt2", ["fp8.recipe=tensor", "model.hidden=4096", "model.heads=64", "model.kv_heads=64", "model.max_positions=4096"]),
 ]
 
 

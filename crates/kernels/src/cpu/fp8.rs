@@ -18,6 +18,13 @@ pub(super) fn abs_max(operation: AbsMax) {
     by_dtype!(operation.x.dtype(), abs_max_of(operation));
 }
 
+/// Finds the largest magnitude of what an operation has made, if it is wanted.
+pub(super) fn find_largest(largest: Option<Out>, x: In) {
+    if let Some(out) = largest {
+        abs_max(AbsMax { out, x });
+    }
+}
+
 fn abs_max_of<T: Real>(AbsMax { out, x }: AbsMax) {
     let parts = x.slice::<T>().par_chunks(CHUNK);
     let largest = parts.map(largest_bits).max().unwrap_or(0);

@@ -1,6 +1,7 @@
 //! Gaussian error linear unit (Hendrycks and Gimpel 2016), in its form with a tanh.
 
 use super::dispatch::by_dtype;
+use super::fp8::find_largest;
 use super::simd::{CHUNK, Real, exp, vectorized};
 use crate::operation::{Gelu, GeluBackward};
 use rayon::prelude::*;
@@ -11,8 +12,15 @@ const FACTOR: f32 = 1.595_769;
 /// The weight of the cube.
 const CUBE: f32 = 0.044_715;
 
-pub(super) fn gelu(Gelu { act, x }: Gelu) {
-    by_dtype!(act.dtype(), gelu_of(act.slice_mut(), x.slice()));
+pub(super) fn gelu(operation: Gelu) {
+    let Gelu {
+        mut act,
+        x,
+        largest,
+    } = operation;
+    let out = act.reborrow();
+    by_dtype!(x.dtype(), gelu_of(out.slice_mut(), x.slice()));
+    find_largest(largest, act.as_in());
 }
 
 fn gelu_of<T: Real>(act: &mut [T], x: &[T]) {
@@ -21,8 +29,18 @@ fn gelu_of<T: Real>(act: &mut [T], x: &[T]) {
         .for_each(|(act, x)| forward(act, x));
 }
 
-pub(super) fn gelu_backward(GeluBackward { x, dact }: GeluBackward) {
-    by_dtype!(x.dtype(), gelu_backward_of(x.slice_mut(), dact.slice()));
+pub(super) fn gelu_backward(operation: GeluBackward) {
+    let GeluBackward {
+        mut x,
+        dact,
+        largest,
+    } = operation;
+    let out = x.reborrow();
+    by_dtype!(
+        dact.dtype(),
+        gelu_backward_of(out.slice_mut(), dact.slice())
+    );
+    find_largest(largest, x.as_in());
 }
 
 fn gelu_backward_of<T: Real>(x: &mut [T], dact: &[T]) {

@@ -1,6 +1,7 @@
 //! Layer normalisation (Ba, Kiros and Hinton 2016).
 
 use super::dispatch::{by_dtype, by_dtypes};
+use super::fp8::find_largest;
 use super::simd::{CHUNK, Real, lane_sum, vectorized};
 use super::{Shared, elementwise, overwrites};
 use crate::operation::{BiasBackward, LayerNorm, LayerNormBackward};
@@ -19,15 +20,16 @@ pub(super) fn layer_norm(operation: LayerNorm) {
 
 fn layer_norm_of<T: Real>(operation: LayerNorm) {
     let LayerNorm {
-        y,
+        mut y,
         mean,
         rstd,
+        largest,
         x,
         weight,
         bias,
         eps,
     } = operation;
-    let y = y.map(shared::<T>);
+    let out = y.as_mut().map(|y| shared::<T>(y.reborrow()));
     let [mean, rstd] = [mean, rstd].map(|statistic| statistic.map(shared::<f32>));
     let (weight, bias) = (weight.slice(), bias.slice());
     let width = weight.len();
@@ -37,12 +39,15 @@ fn layer_norm_of<T: Real>(operation: LayerNorm) {
         let (first, rows) = (piece * rows, x.len() / width);
         // SAFETY: rows of a piece of x belong to its task alone.
         let (y, [mean, rstd]) = unsafe {
-            let y = y.map(|y| part(y, first * width, x.len()));
+            let y = out.map(|y| part(y, first * width, x.len()));
             let statistics = [mean, rstd].map(|out| out.map(|out| part(out, first, rows)));
             (y, statistics)
         };
         normalise(y, mean, rstd, x, weight, bias, eps);
     });
+    if let Some(y) = y {
+        find_largest(largest, y.as_in());
+    }
 }
 
 fn shared<T: Real>(out: Out) -> Shared<T> {

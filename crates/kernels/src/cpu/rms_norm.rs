@@ -1,9 +1,11 @@
 //! Root-mean-square normalisation (Zhang and Sennrich 2019).
 
 use super::dispatch::{by_dtype, by_dtypes};
+use super::fp8::find_largest;
 use super::overwrites;
 use super::simd::{CHUNK, Real, lane_sum, vectorized};
 use crate::operation::{RmsNorm, RmsNormBackward};
+use memory::Out;
 use rayon::prelude::*;
 
 /// Columns of a weight gradient that one task sums.
@@ -14,23 +16,28 @@ const ROWS: usize = 64;
 
 pub(super) fn rms_norm(operation: RmsNorm) {
     let RmsNorm {
-        y,
+        mut y,
         rstd,
+        largest,
         x,
         weight,
         eps,
     } = operation;
     let rstd = rstd.map(|rstd| rstd.slice_mut());
+    let out = y.as_mut().map(Out::reborrow);
     by_dtype!(
         x.dtype(),
         rms_norm_of(
-            y.map(|y| y.slice_mut()),
+            out.map(|y| y.slice_mut()),
             rstd,
             x.slice(),
             weight.slice(),
             eps
         )
     );
+    if let Some(y) = y {
+        find_largest(largest, y.as_in());
+    }
 }
 
 fn rms_norm_of<T: Real>(

@@ -1,9 +1,9 @@
 //! Gated feed-forward activation (Shazeer 2020).
 
 use super::dispatch::by_dtype;
-use super::fp8::abs_max;
+use super::fp8::find_largest;
 use super::simd::{CHUNK, Real, exp, vectorized};
-use crate::operation::{AbsMax, Swiglu, SwigluBackward};
+use crate::operation::{Swiglu, SwigluBackward};
 use rayon::prelude::*;
 
 pub(super) fn swiglu(operation: Swiglu) {
@@ -17,12 +17,7 @@ pub(super) fn swiglu(operation: Swiglu) {
         out.dtype(),
         swiglu_of(out.slice_mut(), gate_up.slice(), width)
     );
-    if let Some(out) = largest {
-        abs_max(AbsMax {
-            out,
-            x: act.as_in(),
-        });
-    }
+    find_largest(largest, act.as_in());
 }
 
 fn swiglu_of<T: Real>(act: &mut [T], gate_up: &[T], width: usize) {
@@ -49,10 +44,7 @@ pub(super) fn swiglu_backward(operation: SwigluBackward) {
         out.dtype(),
         swiglu_backward_of(out.slice_mut(), dact.slice(), width)
     );
-    if let Some(out) = largest {
-        let x = gate_up.as_in();
-        abs_max(AbsMax { out, x });
-    }
+    find_largest(largest, gate_up.as_in());
 }
 
 fn swiglu_backward_of<T: Real>(gate_up: &mut [T], dact: &[T], width: usize) {

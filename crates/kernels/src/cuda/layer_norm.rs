@@ -1,6 +1,7 @@
 //! Layer normalisation (Ba, Kiros and Hinton 2016).
 
 use super::extent::Extent;
+use super::fp8::launch_finding_largest;
 use super::norm_backward::{ByWidth, NormBackward, norm_backward};
 use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::KernelError;
@@ -15,14 +16,18 @@ pub(super) fn layer_norm<D: Driver>(
         y,
         mean,
         rstd,
+        largest,
         x,
         weight,
         bias,
         eps,
     } = operation;
-    let kernel = kernel!("layer_norm", "layer_norm", x.dtype());
+    let kernels = [
+        kernel!("layer_norm", "layer_norm", x.dtype()),
+        kernel!("layer_norm", "layer_norm_largest", x.dtype()),
+    ];
     let (rows, width) = (x.dims()[0], x.dims()[1]);
-    let arguments = [
+    let arguments = vec![
         Argument::optional(&y),
         Argument::optional(&mean),
         Argument::optional(&rstd),
@@ -33,7 +38,8 @@ pub(super) fn layer_norm<D: Driver>(
         width.into(),
         eps.into(),
     ];
-    cuda.launch(kernel, Extent::narrow_rows(rows, width), &arguments)
+    let extent = Extent::narrow_rows(rows, width);
+    launch_finding_largest(cuda, kernels, (extent, arguments), largest)
 }
 
 pub(super) fn layer_norm_backward<D: Driver>(

@@ -1,6 +1,7 @@
 //! Root-mean-square normalisation (Zhang and Sennrich 2019).
 
 use super::extent::Extent;
+use super::fp8::launch_finding_largest;
 use super::norm_backward::{ByWidth, NormBackward, norm_backward};
 use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::KernelError;
@@ -11,13 +12,17 @@ pub(super) fn rms_norm<D: Driver>(cuda: &Cuda<D>, operation: RmsNorm) -> Result<
     let RmsNorm {
         y,
         rstd,
+        largest,
         x,
         weight,
         eps,
     } = operation;
-    let kernel = kernel!("rms_norm", "rms_norm", x.dtype());
+    let kernels = [
+        kernel!("rms_norm", "rms_norm", x.dtype()),
+        kernel!("rms_norm", "rms_norm_largest", x.dtype()),
+    ];
     let (rows, width) = (x.dims()[0], x.dims()[1]);
-    let arguments = [
+    let arguments = vec![
         Argument::optional(&y),
         Argument::optional(&rstd),
         (&x).into(),
@@ -26,7 +31,8 @@ pub(super) fn rms_norm<D: Driver>(cuda: &Cuda<D>, operation: RmsNorm) -> Result<
         width.into(),
         eps.into(),
     ];
-    cuda.launch(kernel, Extent::narrow_rows(rows, width), &arguments)
+    let extent = Extent::narrow_rows(rows, width);
+    launch_finding_largest(cuda, kernels, (extent, arguments), largest)
 }
 
 pub(super) fn rms_norm_backward<D: Driver>(

@@ -87,6 +87,14 @@ impl Check {
             .try_for_each(|x| self.tensor(name, x, shape, dtype))
     }
 
+    /// Checks for a place for the largest magnitude of `y`, unless it was left out. It may not be given without `y`.
+    pub(crate) fn largest_of(&self, y: &Option<Out>, largest: &Option<Out>) -> Checked {
+        self.that(y.is_some() || largest.is_none(), || {
+            "`largest` is that of `y`, which is left out".into()
+        })?;
+        self.optional("largest", largest, &[1], DType::F32)
+    }
+
     /// Checks for a contiguous tensor of this shape that holds f32 or bf16.
     pub(crate) fn real(&self, name: &str, x: &dyn View, shape: &[usize]) -> Checked {
         self.real_type(name, x)?;

@@ -7,10 +7,12 @@ use memory::{DType, In, Out};
 
 /// `y [t, h] = (x - mean) rstd weight + bias`, with the row's `mean [t]` and `rstd [t] = 1 / sqrt(variance + eps)`,
 /// both f32. The variance is the mean of `(x - mean)^2`. Any output may be left out.
+/// `largest` as in [`super::RmsNorm`].
 pub struct LayerNorm<'a> {
     pub y: Option<Out<'a>>,
     pub mean: Option<Out<'a>>,
     pub rstd: Option<Out<'a>>,
+    pub largest: Option<Out<'a>>,
     pub x: In<'a>,
     pub weight: In<'a>,
     pub bias: In<'a>,
@@ -47,11 +49,13 @@ impl Contract for LayerNorm<'_> {
         }
         check.optional("y", &self.y, x.dims(), x.dtype())?;
         check.optional("mean", &self.mean, &x.dims()[..1], DType::F32)?;
-        check.optional("rstd", &self.rstd, &x.dims()[..1], DType::F32)
+        check.optional("rstd", &self.rstd, &x.dims()[..1], DType::F32)?;
+        check.largest_of(&self.y, &self.largest)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        let outs = self.y.iter().chain(&self.mean).chain(&self.rstd);
+        let outs = [&self.y, &self.mean, &self.rstd, &self.largest];
+        let outs = outs.into_iter().flatten();
         let ins = [self.x, self.weight, self.bias].map(reads);
         ins.into_iter().chain(outs.map(writes)).collect()
     }

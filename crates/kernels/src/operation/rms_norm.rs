@@ -6,9 +6,11 @@ use super::contract::{Contract, Operand, reads, sets, writes};
 use memory::{DType, In, Out};
 
 /// `y [t, h] = x rstd weight`, `rstd [t] (f32) = 1 / sqrt(mean(x^2) + eps)`. Either output may be left out.
+/// `largest [1]` (f32): if it is given, beside `y` alone, the largest magnitude of `y`, as [`super::AbsMax`] finds it.
 pub struct RmsNorm<'a> {
     pub y: Option<Out<'a>>,
     pub rstd: Option<Out<'a>>,
+    pub largest: Option<Out<'a>>,
     pub x: In<'a>,
     pub weight: In<'a>,
     pub eps: f32,
@@ -37,13 +39,14 @@ impl Contract for RmsNorm<'_> {
         check.real_of_rank("x", x, 2)?;
         check.tensor("weight", &self.weight, &x.dims()[1..], x.dtype())?;
         check.optional("y", &self.y, x.dims(), x.dtype())?;
-        check.optional("rstd", &self.rstd, &x.dims()[..1], DType::F32)
+        check.optional("rstd", &self.rstd, &x.dims()[..1], DType::F32)?;
+        check.largest_of(&self.y, &self.largest)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        let outs = self.y.iter().chain(&self.rstd).map(writes);
-        let ins = [reads(self.x), reads(self.weight)];
-        ins.into_iter().chain(outs).collect()
+        let outs = self.y.iter().chain(&self.rstd).chain(&self.largest);
+        let ins = [self.x, self.weight].map(reads);
+        ins.into_iter().chain(outs.map(writes)).collect()
     }
 }
 

@@ -13,8 +13,8 @@ use kernels::{
     AdamW, AddPositions, AddPositionsBackward, Attention, AttentionBackward, AttentionShape,
     BalanceLoss, BiasBackward, BiasDropoutAdd, DropoutBackward, EmbeddingBackward, ExpandKeys,
     ExpertRows, FlashAttention, FlashOptions, GroupByExpert, GroupedGradient, Init, KernelError,
-    Kernels, MasterOperand, MomentOperand, Positions, RmsNormBackward, Rotary, Route, RouterGroups,
-    RouterZLoss, Routing, Sum, SumInOrder,
+    Kernels, LayerNorm, MasterOperand, MomentOperand, Positions, RmsNorm, RmsNormBackward, Rotary,
+    Route, RouterGroups, RouterZLoss, Routing, Sum, SumInOrder,
 };
 use memory::{DType, Dims, In, Out};
 
@@ -141,6 +141,41 @@ fn only_matmul_and_sum_rows_add_to_another_tensor() {
         for (operation, call) in calls {
             let signature = otherwise(signatures(DType::F32, &device), operation, call);
             refused(&device, &signature, None, "Init::Add");
+        }
+    }
+}
+
+/// There is nothing whose largest magnitude could be found.
+#[test]
+fn a_largest_magnitude_of_an_output_that_is_left_out_is_refused() {
+    let calls: [(&str, Call); 2] = [
+        ("rms_norm", |kernels, outs, ins| {
+            kernels.run(RmsNorm {
+                y: None,
+                rstd: None,
+                largest: Some(outs[2].reborrow()),
+                x: ins[0],
+                weight: ins[1],
+                eps: 1e-5,
+            })
+        }),
+        ("layer_norm", |kernels, outs, ins| {
+            kernels.run(LayerNorm {
+                y: None,
+                mean: None,
+                rstd: None,
+                largest: Some(outs[3].reborrow()),
+                x: ins[0],
+                weight: ins[1],
+                bias: ins[2],
+                eps: 1e-5,
+            })
+        }),
+    ];
+    for device in devices(DType::F32) {
+        for (operation, call) in calls {
+            let signature = otherwise(signatures(DType::F32, &device), operation, call);
+            refused(&device, &signature, None, "no `y`");
         }
     }
 }

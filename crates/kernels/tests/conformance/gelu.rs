@@ -4,6 +4,7 @@ use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::Device;
 use crate::host::Host;
+use crate::largest::with_largest;
 use crate::oracle::{constant, gradients, values, variable};
 use candle_core::Result;
 use kernels::KernelError;
@@ -41,17 +42,27 @@ impl Gelu {
 
 impl Case for Gelu {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
-        let [mut x, dact] = self.tensors().map(|host| device.put(&host));
-        let mut act = device.room(self.dtype, [self.tokens, self.width]);
-        device.kernels.run(operation::Gelu {
-            act: act.view_mut(),
-            x: x.view(),
+        let [host, dact] = self.tensors();
+        let [x, dact] = [&host, &dact].map(|host| device.put(host));
+        let act = with_largest(device, |largest| {
+            let mut act = device.room(self.dtype, host.dims);
+            device.kernels.run(operation::Gelu {
+                act: act.view_mut(),
+                x: x.view(),
+                largest,
+            })?;
+            Ok(device.take(&act))
         })?;
-        device.kernels.run(GeluBackward {
-            x: x.view_mut(),
-            dact: dact.view(),
+        let gradient = with_largest(device, |largest| {
+            let mut x = device.put(&host);
+            device.kernels.run(GeluBackward {
+                x: x.view_mut(),
+                dact: dact.view(),
+                largest,
+            })?;
+            Ok(device.take(&x))
         })?;
-        Ok(vec![device.take(&act), device.take(&x)])
+        Ok(vec![act, gradient])
     }
 
     fn expected(&self) -> Vec<Expected> {

@@ -5,6 +5,7 @@ use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Start};
 use crate::host::Host;
+use crate::largest::with_largest;
 use crate::oracle::{add, constant, gradients, values, variable};
 use candle_core::Result;
 use kernels::KernelError;
@@ -76,16 +77,20 @@ impl LayerNorm {
 impl Case for LayerNorm {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let [x, weight, bias, dy] = self.tensors().map(|host| device.put(&host));
-        let mut y = device.room(self.dtype, [self.tokens, self.hidden]);
         let [mut mean, mut rstd] = [(); 2].map(|()| device.room(DType::F32, [self.tokens]));
-        device.kernels.run(operation::LayerNorm {
-            y: Some(y.view_mut()),
-            mean: Some(mean.view_mut()),
-            rstd: Some(rstd.view_mut()),
-            x: x.view(),
-            weight: weight.view(),
-            bias: bias.view(),
-            eps: EPS,
+        let y = with_largest(device, |largest| {
+            let mut y = device.room(self.dtype, [self.tokens, self.hidden]);
+            device.kernels.run(operation::LayerNorm {
+                y: Some(y.view_mut()),
+                mean: Some(mean.view_mut()),
+                rstd: Some(rstd.view_mut()),
+                largest,
+                x: x.view(),
+                weight: weight.view(),
+                bias: bias.view(),
+                eps: EPS,
+            })?;
+            Ok(device.take(&y))
         })?;
         let earlier = self.earlier();
         let [mut dx, mut dweight, mut dbias] =
@@ -106,8 +111,9 @@ impl Case for LayerNorm {
             mean: mean.view(),
             rstd: rstd.view(),
         })?;
-        let outputs = [&y, &mean, &rstd, &dx, &dweight, &dbias];
-        Ok(outputs.map(|tensor| device.take(tensor)).into())
+        let others = [&mean, &rstd, &dx, &dweight, &dbias];
+        let others = others.map(|tensor| device.take(tensor));
+        Ok([y].into_iter().chain(others).collect())
     }
 
     fn expected(&self) -> Vec<Expected> {

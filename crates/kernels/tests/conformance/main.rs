@@ -33,6 +33,7 @@ mod host;
 mod instructions;
 #[cfg(feature = "cuda")]
 mod interpreted;
+mod largest;
 mod latent;
 mod layer_norm;
 mod layout;

@@ -147,6 +147,7 @@ fn rms_norm(
         .run(kernels::RmsNorm {
             y: y_view,
             rstd: rstd_view,
+            largest: None,
             x: x.view(),
             weight: weight.view(),
             eps: 1e-5,
@@ -197,6 +198,7 @@ fn layer_norm(
         y: y.as_mut().map(|y| y.view_mut()),
         mean: mean.as_mut().map(|mean| mean.view_mut()),
         rstd: rstd.as_mut().map(|rstd| rstd.view_mut()),
+        largest: None,
         x: x.view(),
         weight: weight.view(),
         bias: bias.view(),

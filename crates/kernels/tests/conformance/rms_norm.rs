@@ -5,6 +5,7 @@ use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Start};
 use crate::host::Host;
+use crate::largest::with_largest;
 use crate::oracle::{add, constant, gradients, values, variable};
 use candle_core::{Result, Tensor};
 use kernels::{KernelError, RmsNormBackward};
@@ -85,14 +86,18 @@ impl Case for RmsNorm {
         let tensors = self.tensors();
         let [x, weight, dy] =
             [&tensors.x, &tensors.weight, &tensors.dy].map(|host| device.put(host));
-        let mut y = device.room(self.dtype, tensors.x.dims);
         let mut rstd = device.room(DType::F32, [self.tokens]);
-        device.kernels.run(kernels::RmsNorm {
-            y: Some(y.view_mut()),
-            rstd: Some(rstd.view_mut()),
-            x: x.view(),
-            weight: weight.view(),
-            eps: EPS,
+        let y = with_largest(device, |largest| {
+            let mut y = device.room(self.dtype, tensors.x.dims);
+            device.kernels.run(kernels::RmsNorm {
+                y: Some(y.view_mut()),
+                rstd: Some(rstd.view_mut()),
+                largest,
+                x: x.view(),
+                weight: weight.view(),
+                eps: EPS,
+            })?;
+            Ok(device.take(&y))
         })?;
         let mut dx = device.start(self.dx_start, &tensors.earlier_dx);
         let mut dweight = device.start(self.dweight_start, &tensors.earlier_dweight);
@@ -110,9 +115,8 @@ impl Case for RmsNorm {
             weight: weight.view(),
             rstd: rstd.view(),
         })?;
-        Ok([&y, &rstd, &dx, &dweight]
-            .map(|tensor| device.take(tensor))
-            .into())
+        let [rstd, dx, dweight] = [&rstd, &dx, &dweight].map(|tensor| device.take(tensor));
+        Ok(vec![y, rstd, dx, dweight])
     }
 
     fn expected(&self) -> Vec<Expected> {

@@ -4,6 +4,7 @@ use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::Device;
 use crate::host::Host;
+use crate::largest::with_largest;
 use crate::oracle::{constant, gradients, values, variable};
 use candle_core::Result;
 use kernels::{KernelError, SwigluBackward};
@@ -46,43 +47,28 @@ impl Swiglu {
     }
 }
 
-impl Swiglu {
-    /// Act and the gradient of gate and up, with the largest magnitudes of both if they are to be found.
-    fn made(&self, device: &Device, finds: bool) -> std::result::Result<[Host; 4], KernelError> {
-        let [mut gate_up, dact] = self.tensors().map(|host| device.put(&host));
-        let mut act = device.room(self.dtype, [self.tokens, self.width]);
-        let mut largest = [0; 2].map(|_| device.put(&Host::new(DType::F32, [1], [7.0])));
-        let [of_act, of_gradient] = &mut largest;
-        device.kernels.run(kernels::Swiglu {
-            act: act.view_mut(),
-            gate_up: gate_up.view(),
-            largest: finds.then(|| of_act.view_mut()),
-        })?;
-        device.kernels.run(SwigluBackward {
-            gate_up: gate_up.view_mut(),
-            dact: dact.view(),
-            largest: finds.then(|| of_gradient.view_mut()),
-        })?;
-        let [of_act, of_gradient] = largest;
-        Ok([act, gate_up, of_act, of_gradient].map(|tensor| device.take(&tensor)))
-    }
-}
-
 impl Case for Swiglu {
-    /// To find largest magnitudes changes no bit.
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
-        let [act, gradient, ..] = self.made(device, false)?;
-        let [found_act, found_gradient, largest @ ..] = self.made(device, true)?;
-        assert!(
-            act == found_act && gradient == found_gradient,
-            "{}",
-            device.name
-        );
-        for (largest, made) in largest.iter().zip([&act, &gradient]) {
-            let values = made.values().into_iter().map(f64::abs);
-            let expected = values.fold(0.0, f64::max);
-            assert_eq!(largest.values(), [expected], "{}", device.name);
-        }
+        let [host, dact] = self.tensors();
+        let [gate_up, dact] = [&host, &dact].map(|host| device.put(host));
+        let act = with_largest(device, |largest| {
+            let mut act = device.room(self.dtype, [self.tokens, self.width]);
+            device.kernels.run(kernels::Swiglu {
+                act: act.view_mut(),
+                gate_up: gate_up.view(),
+                largest,
+            })?;
+            Ok(device.take(&act))
+        })?;
+        let gradient = with_largest(device, |largest| {
+            let mut gate_up = device.put(&host);
+            device.kernels.run(SwigluBackward {
+                gate_up: gate_up.view_mut(),
+                dact: dact.view(),
+                largest,
+            })?;
+            Ok(device.take(&gate_up))
+        })?;
         Ok(vec![act, gradient])
     }
 

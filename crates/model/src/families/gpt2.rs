@@ -57,7 +57,7 @@ fn stages(
     kind: Attention,
     own: &mut PartParameters,
 ) -> [Box<dyn Stage>; 8] {
-    let codes = Linear::reads_codes;
+    let (codes, in_fp8) = (Linear::reads_codes, Linear::fp8_layer);
     let (hidden, ffn) = (config.hidden, spec.feed_forward.width);
     let attention = &spec.attention;
     let [_, of_probs, of_attention, of_feed_forward] = dropouts(config);
@@ -69,6 +69,7 @@ fn stages(
                 input,
                 output,
                 codes: None,
+                read_by: None,
                 statistics: statistics.into(),
             }
         };
@@ -79,11 +80,13 @@ fn stages(
     let mlp_norm = norm(own, "mlp_norm", [X2, H2], "ln_2", [MEAN2, RSTD2]);
     let up = Linear::declare(own, "mlp.c_fc", [ffn, hidden], true);
     let up = up.in_fp8(own, Fp8Layer::MlpUp);
+    let made_by = up.fp8_layer();
     let down = Linear::declare(own, "mlp.c_proj", [hidden, ffn], true);
     let down = down.in_fp8(own, Fp8Layer::MlpDown);
     [
         Box::new(NormStage {
             codes: codes(&qkv.linear),
+            read_by: in_fp8(&qkv.linear),
             ..attn_norm
         }),
         Box::new(qkv),
@@ -104,6 +107,7 @@ fn stages(
         }),
         Box::new(NormStage {
             codes: codes(&up),
+            read_by: in_fp8(&up),
             ..mlp_norm
         }),
         Box::new(Projection {
@@ -117,8 +121,8 @@ fn stages(
             function: ActivationFunction::GeluTanh,
             width: ffn,
             codes: codes(&down),
-            read_by: None,
-            made_by: None,
+            read_by: in_fp8(&down),
+            made_by,
         }),
         Box::new(ResidualProjection {
             name: "mlp_down",

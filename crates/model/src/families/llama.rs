@@ -74,7 +74,8 @@ fn stages(
     let latents = match &attention.latent {
         None => {
             let qkv = qkv(config, attention, kind, own);
-            attn_norm.codes = qkv.linear.reads_codes();
+            (attn_norm.codes, attn_norm.read_by) =
+                (qkv.linear.reads_codes(), qkv.linear.fp8_layer());
             stages.extend([Box::new(attn_norm) as Box<dyn Stage>, Box::new(qkv)]);
             None
         }
@@ -128,6 +129,7 @@ fn normed(
         input,
         output,
         codes: None,
+        read_by: None,
         statistics: vec![rstd],
     }
 }
@@ -150,8 +152,8 @@ fn dense(
     let up = up.in_fp8(own, Fp8Layer::MlpUp);
     let down = Linear::declare(own, "mlp.down_proj", [hidden, ffn], bias);
     let down = down.in_fp8(own, Fp8Layer::MlpDown);
-    norm.codes = up.reads_codes();
     let made_by = up.fp8_layer();
+    (norm.codes, norm.read_by) = (up.reads_codes(), made_by);
     [
         Box::new(norm),
         Box::new(Projection {

@@ -59,13 +59,14 @@ impl Stage for MlpActivation {
         let mut out = pass.coded_output(MlpActivation::ACT)?;
         if let Some(out) = &mut out {
             let (kernels, act, x) = (pass.kernels(), out.view_mut(), x.view());
+            let largest = pass.largest_to_find(self.read_by, Fp8Operand::Input);
             match self.function {
                 ActivationFunction::Swiglu => kernels.run(Swiglu {
                     act,
                     gate_up: x,
-                    largest: pass.largest_to_find(self.read_by, Fp8Operand::Input),
+                    largest,
                 }),
-                ActivationFunction::GeluTanh => kernels.run(Gelu { act, x }),
+                ActivationFunction::GeluTanh => kernels.run(Gelu { act, x, largest }),
             }?;
         }
         pass.put_coded(MlpActivation::ACT, self.codes, out)
@@ -76,13 +77,14 @@ impl Stage for MlpActivation {
         let gradient = pass.gradient(MlpActivation::ACT);
         let mut input = pass.take(self.input())?;
         let (kernels, x, dact) = (pass.kernels(), input.view_mut(), gradient.view());
+        let largest = pass.largest_to_find(self.made_by, Fp8Operand::Gradient);
         match self.function {
             ActivationFunction::Swiglu => kernels.run(SwigluBackward {
                 gate_up: x,
                 dact,
-                largest: pass.largest_to_find(self.made_by, Fp8Operand::Gradient),
+                largest,
             }),
-            ActivationFunction::GeluTanh => kernels.run(GeluBackward { x, dact }),
+            ActivationFunction::GeluTanh => kernels.run(GeluBackward { x, dact, largest }),
         }?;
         pass.file_gradient(self.input(), input);
         Ok(())

@@ -54,37 +54,43 @@ impl Norm {
         }
     }
 
-    /// Normalises `x [t, width]`. Each output may be left out: `y`, and the statistics in the order of their names.
+    /// Normalises `x [t, width]`. Each output may be left out: `y`, and the statistics in the order of their names. If `y` becomes codes
+    /// for `read_by`, its largest magnitude is found too.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if the device fails.
     pub fn forward<'o>(
         &self,
-        pass: &Pass,
-        y: Option<Out<'o>>,
+        pass: &mut Pass,
+        (y, read_by): (Option<Out<'o>>, Option<Fp8Layer>),
         statistics: impl IntoIterator<Item = Option<Out<'o>>>,
         x: In,
     ) -> Result<(), ModelError> {
-        let (weight, eps) = (pass.parameter(self.weight), self.eps);
+        let (kernels, eps) = (pass.kernels(), self.eps);
+        let read_by = read_by.filter(|_| y.is_some());
+        let (parameters, largest) = pass.parameters_and_largest(&self.parameters(), read_by);
         let mut statistics = statistics.into_iter();
         let mut next = || statistics.next().flatten();
-        Ok(match self.bias {
-            None => pass.kernels().run(RmsNorm {
+        Ok(match parameters[..] {
+            [weight] => kernels.run(RmsNorm {
                 y,
                 rstd: next(),
+                largest,
                 x,
                 weight,
                 eps,
             }),
-            Some(bias) => pass.kernels().run(LayerNorm {
+            [weight, bias] => kernels.run(LayerNorm {
                 y,
                 mean: next(),
                 rstd: next(),
+                largest,
                 x,
                 weight,
-                bias: pass.parameter(bias),
+                bias,
                 eps,
             }),
+            _ => unreachable!("a norm has a weight, or a weight and a bias"),
         }?)
     }
 
@@ -147,6 +153,8 @@ pub struct NormStage {
     pub output: Activation,
     /// The layer that alone reads the output, as codes.
     pub codes: Option<Fp8Layer>,
+    /// The layer that alone reads the output, if its products are in FP8.
+    pub read_by: Option<Fp8Layer>,
     /// Its mean, in a LayerNorm, and its reciprocal deviation, `[b s]` f32 each.
     pub statistics: Vec<Activation>,
 }
@@ -204,7 +212,7 @@ impl Stage for NormStage {
         let statistics = kept.iter_mut().map(super::written);
         let norm = &self.norm;
         let out = y.as_mut().map(CodedOutput::view_mut);
-        norm.forward(pass, out, statistics, x.view())?;
+        norm.forward(pass, (out, self.read_by), statistics, x.view())?;
         pass.put_coded(self.output, self.codes, y)?;
         for (of, kept) in self.statistics.iter().zip(kept) {
             pass.put(*of, kept);

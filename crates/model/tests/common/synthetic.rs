@@ -364,6 +364,7 @@ fn block(
     let norm = |own: &mut PartParameters, name, [input, output, rstd]: [Activation; 3], of| {
         Box::new(NormStage {
             codes: None,
+            read_by: None,
             name,
             norm: Norm::rms(own, of, hidden, config.norm_eps),
             input,

@@ -40,6 +40,7 @@ fn a_mistake_names_the_line_of_the_source() {
     let error = device.kernels.run(RmsNorm {
         y: Some(y.view_mut()),
         rstd: None,
+        largest: None,
         x: x.view(),
         weight: weight.view(),
         eps: 1e-5,

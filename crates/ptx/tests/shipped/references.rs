@@ -17,6 +17,7 @@ pub fn rms_norm(sources: &Arc<PtxTexts>, dtype: DType) -> Result<f64, KernelErro
     device.kernels.run(RmsNorm {
         y: Some(y.view_mut()),
         rstd: None,
+        largest: None,
         x: x_tensor.view(),
         weight: weight_tensor.view(),
         eps: 1e-5,

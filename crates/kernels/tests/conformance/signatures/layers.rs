@@ -13,6 +13,7 @@ use memory::{DType, In, Out};
 pub fn signatures(dtype: DType) -> Vec<Signature> {
     let real = |name, dims: &[usize]| argument(name, dtype, dims);
     let float = |name, dims: &[usize]| argument(name, DType::F32, dims);
+    let largest = || float("largest", &[1]);
     let ids = |name| argument(name, DType::I32, &[4]);
     let positions = || argument("positions", DType::I32, &[10]);
     vec![
@@ -143,13 +144,16 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         },
         Signature {
             operation: "rms_norm",
-            outs: vec![real("y", &[4, 6]), float("rstd", &[4])],
+            outs: vec![real("y", &[4, 6]), float("rstd", &[4]), largest()],
             ins: vec![real("x", &[4, 6]), real("weight", &[6])],
             call: |kernels, outs, ins| {
-                let [y, rstd] = outs else { unreachable!() };
+                let [y, rstd, largest] = outs else {
+                    unreachable!()
+                };
                 kernels.run(RmsNorm {
                     y: Some(y.reborrow()),
                     rstd: Some(rstd.reborrow()),
+                    largest: Some(largest.reborrow()),
                     x: ins[0],
                     weight: ins[1],
                     eps: 1e-5,
@@ -182,16 +186,22 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         },
         Signature {
             operation: "layer_norm",
-            outs: vec![real("y", &[4, 6]), float("mean", &[4]), float("rstd", &[4])],
+            outs: vec![
+                real("y", &[4, 6]),
+                float("mean", &[4]),
+                float("rstd", &[4]),
+                largest(),
+            ],
             ins: vec![real("x", &[4, 6]), real("weight", &[6]), real("bias", &[6])],
             call: |kernels, outs, ins| {
-                let [y, mean, rstd] = outs else {
+                let [y, mean, rstd, largest] = outs else {
                     unreachable!()
                 };
                 kernels.run(LayerNorm {
                     y: Some(y.reborrow()),
                     mean: Some(mean.reborrow()),
                     rstd: Some(rstd.reborrow()),
+                    largest: Some(largest.reborrow()),
                     x: ins[0],
                     weight: ins[1],
                     bias: ins[2],
@@ -298,7 +308,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         },
         Signature {
             operation: "swiglu",
-            outs: vec![real("act", &[4, 6]), argument("largest", DType::F32, &[1])],
+            outs: vec![real("act", &[4, 6]), largest()],
             ins: vec![real("gate_up", &[4, 12])],
             call: |kernels, outs, ins| {
                 let [act, largest] = outs else { unreachable!() };
@@ -311,10 +321,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         },
         Signature {
             operation: "swiglu_backward",
-            outs: vec![
-                real("gate_up", &[4, 12]),
-                argument("largest", DType::F32, &[1]),
-            ],
+            outs: vec![real("gate_up", &[4, 12]), largest()],
             ins: vec![real("dact", &[4, 6])],
             call: |kernels, outs, ins| {
                 let [gate_up, largest] = outs else {
@@ -329,23 +336,27 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         },
         Signature {
             operation: "gelu",
-            outs: vec![real("act", &[4, 6])],
+            outs: vec![real("act", &[4, 6]), largest()],
             ins: vec![real("x", &[4, 6])],
             call: |kernels, outs, ins| {
+                let [act, largest] = outs else { unreachable!() };
                 kernels.run(Gelu {
-                    act: outs[0].reborrow(),
+                    act: act.reborrow(),
                     x: ins[0],
+                    largest: Some(largest.reborrow()),
                 })
             },
         },
         Signature {
             operation: "gelu_backward",
-            outs: vec![real("x", &[4, 6])],
+            outs: vec![real("x", &[4, 6]), largest()],
             ins: vec![real("dact", &[4, 6])],
             call: |kernels, outs, ins| {
+                let [x, largest] = outs else { unreachable!() };
                 kernels.run(GeluBackward {
-                    x: outs[0].reborrow(),
+                    x: x.reborrow(),
                     dact: ins[0],
+                    largest: Some(largest.reborrow()),
                 })
             },
         },

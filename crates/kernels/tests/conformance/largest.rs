@@ -1,0 +1,98 @@
+//! Operations that find the largest magnitude of what they make.
+
+use crate::DTYPES;
+use crate::device::{Device, computing};
+use crate::host::Host;
+use kernels::KernelError;
+use kernels::operation::{Gelu, LayerNorm, RmsNorm};
+use memory::{DType, Out};
+
+/// What a call makes, without its largest magnitude and with it: to find it changes no bit, and it is that of what is made.
+pub fn with_largest(
+    device: &Device,
+    mut call: impl FnMut(Option<Out>) -> Result<Host, KernelError>,
+) -> Result<Host, KernelError> {
+    let made = call(None)?;
+    let mut largest = device.put(&Host::new(DType::F32, [1], [7.0]));
+    let same = call(Some(largest.view_mut()))?;
+    assert!(made == same, "{}: other bits", device.name);
+    let larger = |a: f64, b: f64| match a.is_nan() || a > b {
+        true => a,
+        false => b,
+    };
+    let values = made.values().into_iter().map(f64::abs);
+    let (expected, found) = (values.fold(0.0, larger), device.take(&largest).values()[0]);
+    assert!(
+        found == expected || found.is_nan() && expected.is_nan(),
+        "{}: found {found}, and the largest is {expected}",
+        device.name
+    );
+    Ok(made)
+}
+
+/// Narrow rows, of which a block has several, and rows that take a block of threads several rounds. The last element is the largest, or
+/// NaN, or infinite; or all are so large that the norm of what is beyond the end of a row of four would be infinite.
+fn inputs(dtype: DType) -> impl Iterator<Item = Host> {
+    let sizes = [[3, 4], [37, 130], [2, 8200], [2, 8201]];
+    let last = [1e4, f64::NAN, f64::INFINITY].map(Some);
+    let all = sizes.map(|dims| last.map(|last| (dims, last)));
+    let all = all.into_iter().flatten().chain([([3, 4], None)]);
+    all.map(move |(dims, last)| {
+        let Some(last) = last else {
+            return Host::new(dtype, dims, vec![1.2e36; dims[0] * dims[1]]);
+        };
+        let mut values = Host::random(dtype, dims, 1.0, 1).values();
+        *values.last_mut().unwrap() = last;
+        Host::new(dtype, dims, values)
+    })
+}
+
+#[test]
+fn largest_magnitudes_wherever_they_are_and_of_what_is_not_finite() {
+    for dtype in DTYPES {
+        for device in computing(dtype) {
+            device.memory.set_poison(true);
+            for host in inputs(dtype) {
+                norms_and_gelu(&device, &host).unwrap();
+            }
+        }
+    }
+}
+
+fn norms_and_gelu(device: &Device, host: &Host) -> Result<(), KernelError> {
+    let (kernels, eps) = (&device.kernels, 1e-5);
+    let width = host.dims[1];
+    let ones = Host::new(host.dtype, [width], vec![1.0; width]);
+    let [x, weight, bias] = [host, &ones, &ones].map(|host| device.put(host));
+    let mut y = device.room(host.dtype, host.dims);
+    with_largest(device, |largest| {
+        kernels.run(RmsNorm {
+            y: Some(y.view_mut()),
+            rstd: None,
+            largest,
+            x: x.view(),
+            weight: weight.view(),
+            eps,
+        })?;
+        Ok(device.take(&y))
+    })?;
+    with_largest(device, |largest| {
+        kernels.run(LayerNorm {
+            y: Some(y.view_mut()),
+            mean: None,
+            rstd: None,
+            largest,
+            x: x.view(),
+            weight: weight.view(),
+            bias: bias.view(),
+            eps,
+        })?;
+        Ok(device.take(&y))
+    })?;
+    with_largest(device, |largest| {
+        let (act, x) = (y.view_mut(), x.view());
+        kernels.run(Gelu { act, x, largest })?;
+        Ok(device.take(&y))
+    })?;
+    Ok(())
+}
