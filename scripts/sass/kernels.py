@@ -53,7 +53,6 @@ HOT = {
         "quantise_counting_e4m3_bf16": FLAT,
         "quantise_counting_e5m2_bf16": FLAT,
         "quantise_transposed_e4m3_bf16": FLAT,
-        "transpose_codes": FLAT,
     },
     "grouped_matmul": {
         "grouped_matmul_bf16": GROUPED,

@@ -90,7 +90,7 @@ impl Types {
         let mut pairs = own.windows(2);
         assert!(
             pairs.all(|pair| pair[0].0.end <= pair[1].0.start),
-            "a type of their own"
+            "some of these elements have a type of their own already"
         );
         Types::new(own.into(), self.common)
     }

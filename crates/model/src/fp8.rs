@@ -23,7 +23,7 @@ pub struct Fp8Products {
     /// Whether the codes of weights are kept for the step, or made at each use.
     pub keeps_weights: bool,
     /// Whether tensor cores may keep sums of forward products in fewer bits than f32 has.
-    pub accumulates_fast: bool,
+    pub fast_accumulation: bool,
 }
 
 /// A layer of a block whose products are computed in FP8.
@@ -57,6 +57,15 @@ impl Fp8Layer {
             Fp8Layer::MlpDown => "mlp_down",
         }
     }
+}
+
+/// The layer in FP8 that alone reads an activation.
+#[derive(Clone, Copy, Debug)]
+pub struct Fp8Reader {
+    /// Which layer.
+    pub layer: Fp8Layer,
+    /// Whether the activation is kept as codes.
+    pub as_codes: bool,
 }
 
 /// An operand of a layer's three products.
@@ -116,14 +125,6 @@ impl Fp8Site {
         let layer = self.block * Fp8Layer::ALL.len() + self.layer as usize;
         layer * Fp8Operand::ALL.len() + self.operand as usize
     }
-}
-
-/// The matrices of a layer of a block, as one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fp8Weight {
-    pub(crate) site: Fp8Site,
-    /// Outputs and inputs.
-    pub(crate) shape: [usize; 2],
 }
 
 /// An output of a stage in the compute type, which is kept as it is or as codes.

@@ -1,7 +1,8 @@
 //! How many numbers underflow where they become codes of FP8: they are not zero, and their codes are. Counted over a step.
 
 use crate::BatchShape;
-use crate::fp8::{Fp8Site, Fp8Weight};
+use crate::fp8::Fp8Site;
+use crate::parameters::Fp8Weight;
 use kernels::operation::{Fill, Quantise, SumInOrder};
 use kernels::{Init, KernelError, Kernels};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};

@@ -97,15 +97,15 @@ impl Model {
         self.indices.of(id)
     }
 
-    /// The elements of matrices whose codes are kept for a step. Matrices of one product that lie apart are not among them: a scale is
-    /// for all of them, and their codes are made at each use.
-    pub fn kept_as_codes(&self) -> Cover {
-        let weights = self.architecture.parameters().kept_as_codes().iter();
-        let ranges = weights.filter_map(|weights| {
-            let entries: Vec<usize> = weights.iter().map(|id| self.index(*id)).collect();
-            Some(self.layout.joined(&entries)?.0)
+    /// The elements of this stage's matrices whose codes are kept for a step. Matrices of one product that lie apart are not among them:
+    /// a scale is for all of them, and their codes are made at each use.
+    pub fn matrices_with_step_codes(&self) -> Cover {
+        let weights = self.architecture.parameters().with_step_codes().iter();
+        let ranges = weights.filter_map(|weight| {
+            let entries = weight.matrices.iter().map(|id| self.index(*id));
+            Some(self.layout.joined(&entries.collect::<Vec<_>>())?.0)
         });
-        Cover::new(ranges)
+        Cover::new(ranges).within_all(&self.layout.weights())
     }
 
     /// The unit of the matrices among some parameters; none if all are vectors.

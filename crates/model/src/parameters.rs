@@ -1,6 +1,6 @@
 //! The parameters of a model. The stages that use them declare them once.
 
-use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Products, Fp8Site, Fp8Weight};
+use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Products, Fp8Site};
 use crate::label::fnv;
 use crate::lora::{LinearModule, Lora};
 use crate::{Labels, NamePatterns};
@@ -19,6 +19,15 @@ impl ParameterId {
     pub fn is_trained(self) -> bool {
         self.role.is_trained()
     }
+}
+
+/// The matrices of a layer of a block, as one.
+#[derive(Clone, Debug)]
+pub(crate) struct Fp8Weight {
+    pub(crate) site: Fp8Site,
+    /// Outputs and inputs.
+    pub(crate) shape: [usize; 2],
+    pub(crate) matrices: Vec<ParameterId>,
 }
 
 /// The values of a fresh parameter.
@@ -191,8 +200,6 @@ pub struct Parameters {
     lora: Option<Arc<Lora>>,
     fp8: Option<Arc<Fp8Products>>,
     fp8_weights: Vec<Fp8Weight>,
-    /// The matrices of each of them.
-    fp8_matrices: Vec<Vec<ParameterId>>,
     fp8_candidates: Vec<ParameterId>,
     modules: Vec<LinearModule>,
 }
@@ -228,10 +235,10 @@ impl Parameters {
         &self.fp8_weights
     }
 
-    /// The matrices of each layer whose codes are kept for a step.
-    pub(crate) fn kept_as_codes(&self) -> &[Vec<ParameterId>] {
+    /// Those of them whose codes are kept for a step: all, or none.
+    pub(crate) fn with_step_codes(&self) -> &[Fp8Weight] {
         let keeps = self.fp8.as_ref().is_some_and(|fp8| fp8.keeps_weights);
-        if keeps { &self.fp8_matrices } else { &[] }
+        if keeps { &self.fp8_weights } else { &[] }
     }
 
     /// The matrices whose products are in FP8 unless they are excepted; none if blocks do not multiply in FP8.
@@ -416,8 +423,11 @@ impl PartParameters<'_> {
                 layer,
                 operand,
             };
-            self.all.fp8_weights.push(Fp8Weight { site, shape });
-            self.all.fp8_matrices.push(weights.to_vec());
+            self.all.fp8_weights.push(Fp8Weight {
+                site,
+                shape,
+                matrices: weights.to_vec(),
+            });
         }
     }
 

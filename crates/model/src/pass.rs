@@ -67,12 +67,9 @@ pub struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     pub(crate) fn new(model: &'a Model, mut work: Work<'a>) -> Pass<'a> {
-        match &mut work.purpose {
-            Purpose::Training(training) => {
-                work.weights.begin_training_pass(work.order);
-                training.gradients.use_part(0);
-            }
-            Purpose::Inference(_) | Purpose::Reference => work.weights.begin_pass(work.order),
+        work.weights.begin_pass(work.order);
+        if let Purpose::Training(training) = &mut work.purpose {
+            training.gradients.use_part(0);
         }
         Pass {
             parts: work.batches.iter().map(|_| PartState::default()).collect(),

@@ -1,6 +1,6 @@
 //! Codes of FP8 in a pass: outputs that are kept as such, operands that are made into such, and their scales.
 
-use crate::fp8::{CodedOutput, Fp8Layer, Fp8Operand, Fp8Site, TOGETHER};
+use crate::fp8::{CodedOutput, Fp8Layer, Fp8Operand, Fp8Reader, Fp8Site, TOGETHER};
 use crate::fp8_cells::CodesTo;
 use crate::pass::{Pass, Work};
 use crate::{Activation, ModelError, ParameterId, Purpose};
@@ -20,7 +20,7 @@ impl WeightCodes {
     pub(crate) fn view<'a>(&'a self, weights: &'a Weights) -> In<'a> {
         match self {
             WeightCodes::Made(codes) => codes.view(),
-            WeightCodes::Kept(indices) => weights.codes(indices).expect("they were made"),
+            WeightCodes::Kept(indices) => weights.step_codes(indices).expect("they were made"),
         }
     }
 }
@@ -74,12 +74,13 @@ impl Pass<'_> {
         Some(self.site(layer, operand))
     }
 
-    /// Some parameters, and the place for the largest magnitude of a layer's input, as [`Pass::largest_to_find`] has it.
+    /// Some parameters, and the place for the largest magnitude of the reader's input, as [`Pass::largest_to_find`] has it.
     pub(crate) fn parameters_and_largest(
         &mut self,
         ids: &[ParameterId],
-        layer: Option<Fp8Layer>,
+        read_by: Option<Fp8Reader>,
     ) -> (Vec<In<'_>>, Option<Out<'_>>) {
+        let layer = read_by.map(|reader| reader.layer);
         let site = self.site_in_training(layer, Fp8Operand::Input);
         let indices = self.indices(ids);
         let Work { weights, saved, .. } = &mut self.work;
@@ -102,20 +103,20 @@ impl Pass<'_> {
         Ok(Some(CodedOutput { kept, wide }))
     }
 
-    /// As [`Pass::put`], for the input of this layer.
+    /// As [`Pass::put`], for the input of this reader.
     pub(crate) fn put_coded(
         &mut self,
         activation: Activation,
-        layer: Option<Fp8Layer>,
+        read_by: Option<Fp8Reader>,
         output: Option<CodedOutput>,
     ) -> Result<(), ModelError> {
         let Some(CodedOutput { mut kept, wide }) = output else {
             return Ok(());
         };
         if let Some(wide) = wide {
-            let layer = layer.expect("codes are of some layer's input");
+            let reader = read_by.expect("codes are of some layer's input");
             let codes = CodesTo::AsTheyAre(kept.view_mut());
-            self.quantise((layer, Fp8Operand::Input), (codes, wide.view()))?;
+            self.quantise((reader.layer, Fp8Operand::Input), (codes, wide.view()))?;
         }
         self.put(activation, Some(kept));
         Ok(())
@@ -183,7 +184,7 @@ impl Pass<'_> {
         (weights, shape): (&[ParameterId], [usize; 2]),
     ) -> Result<WeightCodes, ModelError> {
         let indices = self.indices(weights);
-        if self.work.weights.codes(&indices).is_some() {
+        if self.work.weights.step_codes(&indices).is_some() {
             return Ok(WeightCodes::Kept(indices));
         }
         let site = self.site(layer, Fp8Operand::Weight);
@@ -193,7 +194,7 @@ impl Pass<'_> {
             kernels,
             ..
         } = &mut self.work;
-        if let Some((weight, codes)) = all.codes_to_make(&indices) {
+        if let Some((weight, codes)) = all.step_codes_to_make(&indices) {
             saved.quantise(kernels, site, (CodesTo::AsTheyAre(codes), weight))?;
             return Ok(WeightCodes::Kept(indices));
         }
@@ -203,7 +204,7 @@ impl Pass<'_> {
         let Work {
             weights, kernels, ..
         } = &mut self.work;
-        weights.keep_codes(kernels, &indices, made.view())?;
+        weights.keep_step_codes(kernels, &indices, made.view())?;
         Ok(WeightCodes::Made(made))
     }
 
@@ -212,7 +213,7 @@ impl Pass<'_> {
         let Work {
             weights, kernels, ..
         } = &mut self.work;
-        weights.wait_until_codes_are_kept(kernels)?;
+        weights.wait_until_step_codes_are_kept(kernels)?;
         drop(codes);
         Ok(())
     }
@@ -223,7 +224,7 @@ impl Pass<'_> {
         layer: Fp8Layer,
         (weights, shape): (&[ParameterId], [usize; 2]),
     ) -> Result<Buffer, ModelError> {
-        if let Some(codes) = self.work.weights.codes(&self.indices(weights)) {
+        if let Some(codes) = self.work.weights.step_codes(&self.indices(weights)) {
             return self.transposed("weight_transposed", codes);
         }
         let mut out = self.room_for_transpose("weight_transposed", shape, Fp8::E4m3)?;

@@ -106,8 +106,6 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
     let mut linear = |name: &str, shape| Linear::declare(own, name, shape, false);
     let stages: [Box<dyn Stage>; 6] = [
         Box::new(NormStage {
-            codes: None,
-            read_by: None,
             name: "norm",
             norm,
             input: Activation::X,
@@ -140,7 +138,6 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
             linear: gate_up,
         }),
         Box::new(MlpActivation {
-            codes: None,
             read_by: None,
             made_by: None,
             function: model::ActivationFunction::Swiglu,

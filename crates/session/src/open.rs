@@ -83,9 +83,11 @@ impl Session {
         let model = Model::new(architecture, layout.clone(), memory, &*kernels, computation)?;
         let (homes, ranks) = (&settings.homes, settings.ranks.as_ref());
         let mut weights = Weights::lease(memory, &layout, dtype, homes, ranks)?;
-        let codes = model.kept_as_codes().within_all(&layout.weights());
-        if codes.elements() > 0 {
-            weights.keep_codes_of(memory, &codes)?;
+        let matrices = model.matrices_with_step_codes();
+        // Backward passes that update a unit need it as it is stored.
+        let update_units = homes.gradients == Home::Released && weights.is_on_host();
+        if matrices.elements() > 0 && !update_units {
+            weights.lease_step_codes(memory, &matrices)?;
         }
         let states = &settings.states;
         let (gradients, home) = (states.gradients, &homes.gradients);

@@ -102,9 +102,9 @@ impl Session {
             crossed: StepTraffic::default(),
         };
         self.losses.begin_step(&*self.kernels, counted)?;
-        self.weights.begin_step();
         self.saved.begin_step(&*self.kernels)?;
         let made = self.run_tasks(&mut passes, beside);
+        self.weights.forget_step_codes();
         if made.is_err() {
             // Other micro-batches may be between their passes. The first error is the one to report.
             let _ = self.saved.abandon(&*self.kernels);

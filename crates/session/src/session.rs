@@ -326,14 +326,11 @@ impl Session {
             ("gradients", self.gradients.bytes()),
         ];
         let coded = (coded > 0).then_some(("coded_parameters", coded));
-        let held = held.into_iter().chain(coded).chain(self.kept_codes(false));
+        let held = held
+            .into_iter()
+            .chain(coded)
+            .chain(self.weights.step_codes_arena(false));
         held.chain(self.optimizer.arenas()).collect()
-    }
-
-    /// Name and bytes of the codes of weights that are kept, if they are there.
-    fn kept_codes(&self, on_host: bool) -> Option<(&'static str, u64)> {
-        let (name, bytes, is_on_host) = self.weights.kept_codes()?;
-        (is_on_host == on_host).then_some((name, bytes))
     }
 
     /// Name and bytes of the arenas in pinned host memory that live across steps.
@@ -344,7 +341,7 @@ impl Session {
         units
             .into_iter()
             .flatten()
-            .chain(self.kept_codes(true))
+            .chain(self.weights.step_codes_arena(true))
             .chain(states)
             .chain(copy)
             .collect()

@@ -33,7 +33,7 @@ impl Fp8Config {
             except: NamePatterns::new(&self.except),
             saves_codes: self.save,
             keeps_weights: self.weights == Fp8Weights::Step,
-            accumulates_fast: self.fast_accumulation,
+            fast_accumulation: self.fast_accumulation,
         })
     }
 }

@@ -301,9 +301,9 @@ keys! {
         save: bool = key(Kind::Bool, "true", "Activations that only these products read are kept as codes: one byte instead of two")
             .marks(&[KeepsBits]).needs(need::FP8),
         weights: Fp8Weights = key(Kind::Choice(Fp8Weights::NAMES), "\"use\"", "How long the codes of weights are kept: while they are used, or for the step")
-            .details("step takes a byte for each of their elements where the weights are, and makes codes once instead of at each use. From the second use on, units come as codes.").marks(&[KeepsBits]).needs(need::FP8),
+            .details("step takes a byte for each of their elements where the weights are, and makes codes once instead of at each use. Weights on the host, or divided by --zero 3, then come as codes, in half the bytes, from their second use in a step on.").marks(&[KeepsBits]).needs(need::FP8),
         fast_accumulation: bool = key(Kind::Bool, "false", "Forward products may keep sums in fewer bits, on GPUs that do so (14 bits on Hopper)")
-            .details("Up to 10 % faster (torch's product on an H100), and less exact with the length of the sum: `trainer tune` times both.").needs(need::FP8),
+            .details("Up to 10 % faster (torch's product on an H100), and less exact the longer the sum is; `trainer tune` times both.").needs(need::FP8),
     }
 
     /// `[lora]`

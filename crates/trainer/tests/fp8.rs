@@ -44,7 +44,7 @@ fn products() -> Fp8Products {
         except: NamePatterns::default(),
         saves_codes: true,
         keeps_weights: false,
-        accumulates_fast: false,
+        fast_accumulation: false,
     }
 }
 
@@ -256,7 +256,6 @@ fn units_from_the_host_come_as_codes() {
             &in_fp8(&model, "full"),
             Fp8Products {
                 keeps_weights,
-                accumulates_fast: false,
                 ..products()
             },
         )
@@ -273,6 +272,74 @@ fn units_from_the_host_come_as_codes() {
     assert_eq!(kept.d2h_bytes - used.d2h_bytes, elements);
     let host = |plan: &Plan| plan.host_pinned_bytes;
     assert_eq!(host(&kept) - host(&used), elements);
+}
+
+/// Backward passes that update a unit need it as it is stored, so that nothing is kept on the host.
+#[test]
+fn gradients_that_are_released_need_weights_as_they_are() {
+    let (name, model) = models(3).swap_remove(1);
+    let of = |weights: Home, keeps_weights| {
+        let kept = Fp8Products {
+            keeps_weights,
+            ..products()
+        };
+        let mut settings = Settings {
+            accum: 1,
+            homes: Homes {
+                weights,
+                gradients: Home::Released,
+                ..Homes::default()
+            },
+            ..with(&in_fp8(&model, "full"), kept)
+        };
+        settings.optimizer.clip_norm = f64::INFINITY;
+        settings
+    };
+    let (expected, _) = run(name, &of(Home::Device, false));
+    for (home, keeps_weights) in [
+        (Home::Device, true),
+        (Home::Pinned, false),
+        (Home::Pinned, true),
+    ] {
+        let (bits, _) = run(name, &of(home.clone(), keeps_weights));
+        assert_same(
+            &bits,
+            &expected,
+            &format!("{name}, {home:?}, {keeps_weights}"),
+        );
+    }
+}
+
+/// Attention in bf16 comes first in a block, so the first ranks' shards have fewer codes than the last ones'; all need the same memory.
+#[test]
+fn ranks_need_the_same_memory_for_codes() {
+    let (name, model) = models(2).swap_remove(1);
+    let fp8 = Fp8Products {
+        except: NamePatterns::new(&["*self_attn*".into()]),
+        keeps_weights: true,
+        ..products()
+    };
+    for homes in [
+        Homes::default(),
+        Homes {
+            gradients: Home::Device,
+            window: Window::End,
+            ..all_pinned()
+        },
+    ] {
+        let settings = Settings {
+            accum: 2,
+            homes,
+            ranks: Some(ranks(4, Zero::Weights)),
+            ..with(&in_fp8(&model, "none"), fp8.clone())
+        };
+        each(name, &settings, 1, on_cpu);
+        let needed = |rank| {
+            let plan = plan(&of_rank(&settings, rank));
+            (plan.peak_bytes, plan.host_pinned_bytes)
+        };
+        assert_eq!(needed(0), needed(3));
+    }
 }
 
 /// The same micro-batches on one rank, two or four, whatever these divide.
@@ -329,7 +396,6 @@ fn ranks_have_the_bits_of_one() {
                 &of(1, Zero::Replicated),
                 Fp8Products {
                     keeps_weights,
-                    accumulates_fast: false,
                     ..products()
                 },
             )
@@ -337,9 +403,17 @@ fn ranks_have_the_bits_of_one() {
         assert!(together(&of(true)) == alone, "{ranks:?}, {homes:?}");
         let crossing = |keeps_weights| {
             let plan = plan(&of_rank(&of(keeps_weights), 1));
-            (plan.ranks.as_ref().unwrap().sent_bytes, plan.h2d_bytes)
+            [plan.ranks.as_ref().unwrap().sent_bytes, plan.h2d_bytes]
         };
-        assert!(crossing(true) < crossing(false), "{ranks:?}, {homes:?}");
+        let (used, kept) = (crossing(false), crossing(true));
+        let on_host = homes.weights == Home::Pinned;
+        for (less, used, kept) in [
+            (ranks.zero == Zero::Weights, used[0], kept[0]),
+            (on_host, used[1], kept[1]),
+        ] {
+            assert_eq!(kept < used, less, "{ranks:?}, {homes:?}");
+            assert!(less || kept == used, "{ranks:?}, {homes:?}");
+        }
     }
 }
 
@@ -351,7 +425,6 @@ fn matrices_that_lie_apart_are_one_product() {
         let of = |moments, keeps_weights| {
             let fp8 = Fp8Products {
                 keeps_weights,
-                accumulates_fast: false,
                 ..products()
             };
             let mut settings = with(&settings(model.clone(), DType::BF16, "full"), fp8);
@@ -441,7 +514,6 @@ fn pipelines_have_the_bits_of_one_stage() {
         let fp8 = Fp8Products {
             saves_codes,
             keeps_weights,
-            accumulates_fast: false,
             ..products()
         };
         with(&in_fp8(&model, mode), fp8)
@@ -675,7 +747,6 @@ fn what_becomes_zero_is_counted() {
         let fp8 = Fp8Products {
             saves_codes,
             keeps_weights,
-            accumulates_fast: false,
             ..products()
         };
         let settings = with(&in_fp8(&model, mode), fp8);

@@ -107,6 +107,10 @@ fn ways() -> Vec<Way> {
         },
         Way {
             fp8_keeping: Some(true),
+            ..way("codes of shards", Zero::Weights, 8_192, 2, &here)
+        },
+        Way {
+            fp8_keeping: Some(true),
             ..way("codes on the host", Zero::Weights, 8_192, 2, &on_host)
         },
         Way {
@@ -213,7 +217,7 @@ fn settings(way: &Way) -> Settings {
             except: NamePatterns::default(),
             saves_codes: true,
             keeps_weights,
-            accumulates_fast: false,
+            fast_accumulation: false,
         }),
         ..with_optimizer(
             with_form(model, form, "full:uniform:2", dtype),

@@ -4,7 +4,7 @@
 //! A unit on the device is a lease of the step, so it is in the plan like everything else, and other leases may have
 //! its place afterwards. [`Weights`] are fetched before their use, and dropped when the next unit needs the room; they
 //! are sent back only if an update wrote them. Matrices that are multiplied in FP8 may come as codes, from the second use in a step
-//! on ([`Weights::keep_codes_of`]). [`Gradients`] are leased before a part's backward pass, filled with what
+//! on ([`Weights::lease_step_codes`]). [`Gradients`] are leased before a part's backward pass, filled with what
 //! earlier micro-batches added, and sent to the host after it.
 //!
 //! Copies run beside the computation, and these waits order them; each is needed:
@@ -36,6 +36,7 @@ mod streamed_gradients;
 mod streamed_weights;
 mod sums_on_host;
 mod weights;
+mod weights_step_codes;
 
 pub use coded::CodeBytes;
 pub use gather::exchange_stages;

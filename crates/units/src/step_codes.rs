@@ -1,9 +1,12 @@
 //! Codes of the matrices that are multiplied in FP8, from their first use in a step to its end. They lie where the weights do: on the
-//! device, in pinned host memory, or a shard on each rank. From then on a unit comes with codes instead of weights.
+//! device, in pinned host memory, or a shard on each rank. From its second use on, a unit comes as codes.
 
 use kernels::operation::Copy;
 use kernels::{Event, KernelError, Kernels, Queue, Traffic};
-use memory::{Arena, ArenaLease, ArenaPlace, Category, Cover, DType, In, Memory, Out, OutOfMemory};
+use memory::{
+    Arena, ArenaLease, ArenaPlace, Buffer, Category, Cover, DType, In, Memory, Out, OutOfMemory,
+    Unit,
+};
 use std::ops::Range;
 
 const MADE: &str = "codes are made before they go to the host";
@@ -13,6 +16,8 @@ const GONE: &str = "codes have gone to the host before their memory is used agai
 pub(crate) struct StepCodes {
     /// What this rank has of all matrices. Its types have codes for these, and all others as they are stored.
     arena: Arena,
+    /// What a rank with more codes in its shard has more of, so that all ranks need the same memory.
+    spare: Option<Buffer>,
     is_on_host: bool,
     matrices: Cover,
     /// The matrices whose codes are this step's.
@@ -30,17 +35,24 @@ impl StepCodes {
     pub(crate) fn lease(
         memory: &Memory,
         (resident, host): (&Arena, Option<&Arena>),
-        matrices: &Cover,
+        (matrices, most_bytes): (&Cover, usize),
     ) -> Result<StepCodes, OutOfMemory> {
         let (of, place) = match host {
             Some(host) => (host, ArenaPlace::Host),
             None => (resident, ArenaPlace::Device),
         };
-        let lease = ArenaLease::new(place, Category::Parameter, "fp8_weights");
+        let (category, name) = (Category::Parameter, "fp8_weights");
+        let lease = ArenaLease::new(place, category, name);
         let types = of.types().with(matrices, DType::F8E4M3);
         let held = matrices.within_all(of.held());
+        let more = most_bytes.saturating_sub(held.elements());
+        let spare = || match host {
+            Some(_) => memory.lease_pinned(category, name, [more], DType::U8),
+            None => memory.lease_persistent(category, name, [more], DType::U8),
+        };
         Ok(StepCodes {
             arena: Arena::lease(memory, lease, of.layout(), types, held)?,
+            spare: (more > 0).then(spare).transpose()?,
             is_on_host: host.is_some(),
             matrices: matrices.clone(),
             made: Cover::default(),
@@ -53,24 +65,20 @@ impl StepCodes {
         &self.arena
     }
 
-    /// Bytes that live across steps.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.arena.bytes()
+    /// Name and bytes of what lives across steps, if it lies there: in pinned host memory, or on the device.
+    pub(crate) fn leased(&self, on_host: bool) -> Option<(&'static str, u64)> {
+        let spare = self.spare.as_ref().map_or(0, Buffer::bytes);
+        (self.is_on_host == on_host).then_some(("fp8_weights", self.arena.bytes() + spare))
     }
 
-    /// Whether they lie in pinned host memory.
-    pub(crate) fn is_on_host(&self) -> bool {
-        self.is_on_host
+    /// Called when the passes of a step are over.
+    pub(crate) fn forget(&mut self) {
+        self.made = Cover::default();
     }
 
     /// Bytes that were copied to the host.
     pub(crate) fn traffic(&self) -> Traffic {
         self.traffic
-    }
-
-    /// Called when a step begins, since weights may have changed.
-    pub(crate) fn begin_step(&mut self) {
-        self.made = Cover::default();
     }
 
     /// The codes of a range of matrices that lie on the device as a whole; none if they are not this step's.
@@ -80,7 +88,7 @@ impl StepCodes {
     }
 
     /// Where the caller makes the codes of a range of matrices that lie on the device as a whole; none if they are not kept.
-    pub(crate) fn to_make(&mut self, range: &Range<usize>) -> Option<Out<'_>> {
+    pub(crate) fn room_for(&mut self, range: &Range<usize>) -> Option<Out<'_>> {
         self.matrices.rows(range)?;
         self.set_made(range);
         Some(self.arena.flat_mut(range.clone()))
@@ -132,6 +140,8 @@ impl StepCodes {
             unsafe { kernels.start_download(out, x) }?;
             let sent = Traffic::of(Queue::Download, part.len() as u64);
             self.traffic = self.traffic.plus(sent);
+        }
+        if self.is_on_host {
             self.gone = Some(kernels.record(Queue::Download)?);
         }
         self.set_made(range);
@@ -147,7 +157,7 @@ impl StepCodes {
     }
 }
 
-/// A copy on the device. Pieces of matrices are whole numbers of f32, whose copies have the same bits.
+/// Copies bytes as f32: every piece of a matrix is a multiple of four bytes.
 pub(crate) fn copy_of_bytes<'a>(out: Out<'a>, x: In<'a>) -> Copy<'a> {
     Copy {
         out: out.cast(DType::F32),

@@ -96,7 +96,7 @@ impl StreamedGradients {
                 self.traffic = self
                     .traffic
                     .plus(Traffic::of(Queue::Upload, on_device.bytes()));
-                on_device.fetch(kernels, &[(&*host, cover)])?;
+                on_device.fetch(kernels, &[(host, cover)])?;
             }
             _ => clear_padding(kernels, &mut on_device.arena)?,
         }

@@ -17,13 +17,12 @@ const PIECE_UPDATED: &str = "a rank's piece of a unit is updated before the othe
 const PIECES_CAME: &str = "others' pieces of a unit have come before they go to the host";
 pub(crate) const CAME_TO_BE_UPDATED: &str = "a unit of weights has come before it is updated";
 
-/// What stays on the device between units.
+/// The weights that stay on the device, and the codes that units come as once they are made.
 pub(crate) struct ResidentWeights<'a> {
     pub(crate) arena: &'a mut Arena,
     /// What other ranks update of it.
     pub(crate) gathered: Option<&'a mut GatheredWeights>,
-    /// The codes that units of this pass come with, once they are made.
-    pub(crate) codes: Option<&'a StepCodes>,
+    pub(crate) step_codes: Option<&'a StepCodes>,
 }
 
 /// The units on the device, and the order in which others come.
@@ -72,6 +71,14 @@ impl StreamedWeights {
             used: 0,
             only_updated: false,
             traffic: Traffic::default(),
+        }
+    }
+
+    /// This rank, if ranks have shards of the weights.
+    pub(crate) fn sharing_rank(&self) -> Option<Rank> {
+        match self.gathers {
+            Some((rank, GatheredParts::Shards)) => Some(rank),
+            _ => None,
         }
     }
 
@@ -272,9 +279,9 @@ impl StreamedWeights {
             (Some((_, GatheredParts::Pieces)), true) => whole.trained.clone(),
             _ => own.clone(),
         };
-        let codes = resident.codes.filter(|_| !only_updated);
+        let codes = resident.step_codes.filter(|_| !only_updated);
         let stored = self.host.as_ref().unwrap_or(resident.arena);
-        let source = Source {
+        let source = UnitSource {
             layout: &self.layout,
             stored,
             is_on_host: self.host.is_some(),
@@ -295,7 +302,7 @@ impl StreamedWeights {
 }
 
 /// Where this rank has units from: the host, or its shards on the device.
-struct Source<'a> {
+struct UnitSource<'a> {
     layout: &'a Layout,
     /// The weights as they are stored.
     stored: &'a Arena,
@@ -304,7 +311,7 @@ struct Source<'a> {
     codes: Option<&'a StepCodes>,
 }
 
-impl<'a> Source<'a> {
+impl<'a> UnitSource<'a> {
     /// An arena whose types are those of a unit that comes from here.
     fn types(&self) -> &'a Arena {
         self.codes.map_or(self.stored, StepCodes::arena)
@@ -351,7 +358,8 @@ impl<'a> Source<'a> {
             (false, None) => {}
         }
         here.free(kernels, Queue::Collective)?;
-        let is_elsewhere = !self.is_on_host && self.codes.is_none();
+        // Ranks send from the lease if the own shard was brought there, else from where it is stored.
+        let is_sent_from_store = !self.is_on_host && self.codes.is_none();
         for bundle in unit.bundles() {
             let gathering = BundleToGather {
                 layout: self.layout,
@@ -361,7 +369,7 @@ impl<'a> Source<'a> {
             };
             let own = gathering.of(rank);
             let raw = |range| self.stored.raw(range);
-            let sent = is_elsewhere.then(|| own.ranges().iter().map(raw).collect());
+            let sent = is_sent_from_store.then(|| own.ranges().iter().map(raw).collect());
             let types = here.arena.types().clone();
             // SAFETY: the computation waits for `came` before it reads the unit, and updates write pieces only after
             // that.

@@ -21,13 +21,12 @@ use std::rc::Rc;
 /// which unit comes next ([`Weights::use_unit`]). The order tells which units to fetch ahead ([`Weights::look_ahead`]).
 pub struct Weights {
     /// The weights that stay on the device.
-    resident: Arena,
-    streamed: Option<StreamedWeights>,
+    pub(crate) resident: Arena,
+    pub(crate) streamed: Option<StreamedWeights>,
     /// What this rank keeps of bundles that other ranks update in part.
     gathered: Option<GatheredWeights>,
-    /// Codes that are kept for a step, and whether the pass reads them.
-    codes: Option<StepCodes>,
-    reads_codes: bool,
+    /// Codes that are kept for a step.
+    pub(crate) step_codes: Option<StepCodes>,
     /// The matrices of codes of which a part was set, by their index in the layout.
     filling: BTreeMap<usize, Filling>,
     /// The units that were used, if that is recorded.
@@ -82,85 +81,10 @@ impl Weights {
             resident,
             streamed,
             gathered,
-            codes: None,
-            reads_codes: false,
+            step_codes: None,
             filling: BTreeMap::new(),
             record: None,
         })
-    }
-
-    /// Leases room for codes of some matrices (FP8, e4m3), which are made at the first use in a step and kept until its end, where the
-    /// matrices are: on the device, in pinned host memory, or this rank's shards. Later in the step, units come to the device with
-    /// them instead of weights.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`] if it does not fit.
-    pub fn keep_codes_of(&mut self, memory: &Memory, matrices: &Cover) -> Result<(), OutOfMemory> {
-        let arenas = (&self.resident, self.host());
-        self.codes = Some(StepCodes::lease(memory, arenas, matrices)?);
-        Ok(())
-    }
-
-    /// Called when a step begins: codes that were kept are not those of the weights any more.
-    pub fn begin_step(&mut self) {
-        if let Some(codes) = &mut self.codes {
-            codes.begin_step();
-        }
-    }
-
-    /// Reads the codes of matrices that lie together, `[m, n]` e4m3. None unless they are kept, were made in this step, and are on the
-    /// device. Their unit must be in use.
-    pub fn codes(&self, entries: &[usize]) -> Option<In<'_>> {
-        let (range, dims) = self.layout().joined(entries)?;
-        let kept = self.codes.as_ref()?;
-        let flat = match (&self.streamed, self.layout().unit_of(entries[0])) {
-            (Some(streamed), Some(unit)) => streamed.of(unit).flat(&range),
-            _ => kept.made(&range)?,
-        };
-        flat.dtype().is_fp8().then(|| flat.reshape(dims))
-    }
-
-    /// Matrices that lie together, and where the caller makes their codes, if both are kept on the device as a whole.
-    pub fn codes_to_make(&mut self, entries: &[usize]) -> Option<(In<'_>, Out<'_>)> {
-        let (range, dims) = self.layout().joined(entries)?;
-        let kept = self.codes.as_mut().filter(|_| self.streamed.is_none())?;
-        let codes = kept.to_make(&range)?;
-        Some((self.resident.flat(range).reshape(dims), codes.reshape(dims)))
-    }
-
-    /// Keeps codes that were made of matrices that come and go, if none are kept yet. They must not be overwritten before
-    /// [`Weights::wait_until_codes_are_kept`].
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    pub fn keep_codes(
-        &mut self,
-        kernels: &Kernels,
-        entries: &[usize],
-        codes: In,
-    ) -> Result<(), KernelError> {
-        let joined = self.layout().joined(entries);
-        match (&mut self.codes, joined) {
-            (Some(kept), Some((range, _))) => kept.keep(kernels, &range, codes),
-            _ => Ok(()),
-        }
-    }
-
-    /// Makes the computation wait until the codes that were kept last are where they are kept.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    pub fn wait_until_codes_are_kept(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
-        match &mut self.codes {
-            Some(kept) => kept.wait_until_gone(kernels),
-            None => Ok(()),
-        }
-    }
-
-    /// Name and bytes of the codes that are kept, and whether they are in pinned host memory.
-    pub fn kept_codes(&self) -> Option<(&'static str, u64, bool)> {
-        let kept = self.codes.as_ref()?;
-        Some(("fp8_weights", kept.bytes(), kept.is_on_host()))
     }
 
     /// The place of each tensor in the arenas.
@@ -183,7 +107,7 @@ impl Weights {
         self.host().is_some()
     }
 
-    fn host(&self) -> Option<&Arena> {
+    pub(crate) fn host(&self) -> Option<&Arena> {
         self.streamed.as_ref()?.host.as_ref()
     }
 
@@ -248,7 +172,7 @@ impl Weights {
     pub fn traffic(&self) -> Traffic {
         let streamed = self.streamed.as_ref().map(|streamed| streamed.traffic);
         let gathered = self.gathered.as_ref().map(GatheredWeights::traffic);
-        let codes = self.codes.as_ref().map(StepCodes::traffic);
+        let codes = self.step_codes.as_ref().map(StepCodes::traffic);
         let all = [streamed, gathered, codes].into_iter().flatten();
         all.fold(Traffic::default(), Traffic::plus)
     }
@@ -437,16 +361,9 @@ impl Weights {
 
     /// Begins a pass that uses units in this order.
     pub fn begin_pass(&mut self, order: &Rc<[usize]>) {
-        self.reads_codes = false;
         if let Some(streamed) = &mut self.streamed {
             streamed.begin_pass(order, false);
         }
-    }
-
-    /// As [`Weights::begin_pass`], for a pass that trains: matrices whose codes are kept may come as these.
-    pub fn begin_training_pass(&mut self, order: &Rc<[usize]>) {
-        self.begin_pass(order);
-        self.reads_codes = true;
     }
 
     /// Begins a pass that updates units in this order. Only the elements that this rank updates are fetched.
@@ -488,7 +405,7 @@ impl Weights {
         let resident = ResidentWeights {
             arena: &mut self.resident,
             gathered: self.gathered.as_mut(),
-            codes: self.codes.as_ref().filter(|_| self.reads_codes),
+            step_codes: self.step_codes.as_ref(),
         };
         Some((self.streamed.as_mut()?, resident))
     }

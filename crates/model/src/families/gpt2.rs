@@ -57,7 +57,6 @@ fn stages(
     kind: Attention,
     own: &mut PartParameters,
 ) -> [Box<dyn Stage>; 8] {
-    let (codes, in_fp8) = (Linear::reads_codes, Linear::fp8_layer);
     let (hidden, ffn) = (config.hidden, spec.feed_forward.width);
     let attention = &spec.attention;
     let [_, of_probs, of_attention, of_feed_forward] = dropouts(config);
@@ -68,27 +67,23 @@ fn stages(
                 norm: Norm::layer(own, parameter, hidden, config.norm_eps),
                 input,
                 output,
-                codes: None,
-                read_by: None,
                 statistics: statistics.into(),
             }
         };
-    let attn_norm = norm(own, "attn_norm", [X, H1], "ln_1", [MEAN1, RSTD1]);
+    let mut attn_norm = norm(own, "attn_norm", [X, H1], "ln_1", [MEAN1, RSTD1]);
     let qkv = qkv(config, kind.reads_packed(attention), own);
+    attn_norm.norm.read_by = qkv.linear.fp8_reader();
     let attn_out = Linear::declare(own, "attn.c_proj", [hidden, hidden], true);
     let attn_out = attn_out.in_fp8(own, Fp8Layer::AttnOut);
-    let mlp_norm = norm(own, "mlp_norm", [X2, H2], "ln_2", [MEAN2, RSTD2]);
+    let mut mlp_norm = norm(own, "mlp_norm", [X2, H2], "ln_2", [MEAN2, RSTD2]);
     let up = Linear::declare(own, "mlp.c_fc", [ffn, hidden], true);
     let up = up.in_fp8(own, Fp8Layer::MlpUp);
+    mlp_norm.norm.read_by = up.fp8_reader();
     let made_by = up.fp8_layer();
     let down = Linear::declare(own, "mlp.c_proj", [hidden, ffn], true);
     let down = down.in_fp8(own, Fp8Layer::MlpDown);
     [
-        Box::new(NormStage {
-            codes: codes(&qkv.linear),
-            read_by: in_fp8(&qkv.linear),
-            ..attn_norm
-        }),
+        Box::new(attn_norm),
         Box::new(qkv),
         Box::new(CoreAttention {
             kind,
@@ -105,11 +100,7 @@ fn stages(
             linear: attn_out,
             dropout: of_attention,
         }),
-        Box::new(NormStage {
-            codes: codes(&up),
-            read_by: in_fp8(&up),
-            ..mlp_norm
-        }),
+        Box::new(mlp_norm),
         Box::new(Projection {
             name: "mlp_up",
             in_f32: false,
@@ -120,8 +111,7 @@ fn stages(
         Box::new(MlpActivation {
             function: ActivationFunction::GeluTanh,
             width: ffn,
-            codes: codes(&down),
-            read_by: in_fp8(&down),
+            read_by: down.fp8_reader(),
             made_by,
         }),
         Box::new(ResidualProjection {

@@ -74,8 +74,7 @@ fn stages(
     let latents = match &attention.latent {
         None => {
             let qkv = qkv(config, attention, kind, own);
-            (attn_norm.codes, attn_norm.read_by) =
-                (qkv.linear.reads_codes(), qkv.linear.fp8_layer());
+            attn_norm.norm.read_by = qkv.linear.fp8_reader();
             stages.extend([Box::new(attn_norm) as Box<dyn Stage>, Box::new(qkv)]);
             None
         }
@@ -128,8 +127,6 @@ fn normed(
         norm: Norm::rms(own, parameter, width, eps),
         input,
         output,
-        codes: None,
-        read_by: None,
         statistics: vec![rstd],
     }
 }
@@ -153,7 +150,7 @@ fn dense(
     let down = Linear::declare(own, "mlp.down_proj", [hidden, ffn], bias);
     let down = down.in_fp8(own, Fp8Layer::MlpDown);
     let made_by = up.fp8_layer();
-    (norm.codes, norm.read_by) = (up.reads_codes(), made_by);
+    norm.norm.read_by = up.fp8_reader();
     [
         Box::new(norm),
         Box::new(Projection {
@@ -166,8 +163,7 @@ fn dense(
         Box::new(MlpActivation {
             function: ActivationFunction::Swiglu,
             width: ffn,
-            codes: down.reads_codes(),
-            read_by: down.fp8_layer(),
+            read_by: down.fp8_reader(),
             made_by,
         }),
         Box::new(ResidualProjection {

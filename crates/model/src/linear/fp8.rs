@@ -1,7 +1,7 @@
 //! The three products of a linear layer in FP8.
 
 use super::Linear;
-use crate::fp8::{Fp8Layer, Fp8Operand, TOGETHER};
+use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Reader, TOGETHER};
 use crate::parameters::{ParameterId, PartParameters};
 use crate::pass::Work;
 use crate::{Activation, ModelError, Pass, Purpose};
@@ -31,10 +31,13 @@ impl Linear {
         }
     }
 
-    /// Which layer this is, if its input is saved as codes.
-    pub(crate) fn reads_codes(&self) -> Option<Fp8Layer> {
-        let saving = self.fp8.as_ref().filter(|(_, fp8)| fp8.saves_codes);
-        saving.map(|(layer, _)| *layer)
+    /// This layer as the only reader of its input, if its products are in FP8 in training.
+    pub(crate) fn fp8_reader(&self) -> Option<Fp8Reader> {
+        let fp8 = self.fp8.as_ref();
+        fp8.map(|(layer, fp8)| Fp8Reader {
+            layer: *layer,
+            as_codes: fp8.saves_codes,
+        })
     }
 
     /// Which layer this is, if its products are in FP8 in training.
@@ -43,9 +46,9 @@ impl Linear {
     }
 
     /// Whether forward products may keep sums in fewer bits.
-    fn accumulates_fast(&self) -> bool {
+    fn fast_accumulation(&self) -> bool {
         let fp8 = self.fp8.as_ref();
-        fp8.is_some_and(|(_, fp8)| fp8.accumulates_fast)
+        fp8.is_some_and(|(_, fp8)| fp8.fast_accumulation)
     }
 
     /// Which layer this is, and the format of its gradients, if its products are in FP8 in this pass: in training alone.
@@ -95,7 +98,7 @@ impl Linear {
             scales: scales.map(|operand| pass.scale(layer, operand)),
             bias,
             init,
-            fast_accumulation: self.accumulates_fast(),
+            fast_accumulation: self.fast_accumulation(),
         })?;
         pass.release_weight_codes(weight)
     }

@@ -187,8 +187,7 @@ impl Head {
         let statistics = names.map(|name| pass.temporary_f32(name, [rows]));
         let mut statistics = statistics.collect::<Result<Vec<Buffer>, _>>()?;
         let made = statistics.iter_mut().map(|of| Some(of.view_mut()));
-        let y = Some(h.view_mut());
-        self.norm.forward(pass, (y, None), made, x)?;
+        self.norm.forward(pass, Some(h.view_mut()), made, x)?;
         let mut logits = pass.temporary("logits", [rows, self.linear.outputs()])?;
         self.linear.forward(pass, logits.view_mut(), h.view())?;
         Ok(Normed {

@@ -2,7 +2,7 @@
 //! (Hendrycks and Gimpel 2016).
 
 use crate::config::ActivationFunction;
-use crate::fp8::{Fp8Layer, Fp8Operand};
+use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Reader};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Label, ModelError, Pass};
 use kernels::operation::{Gelu, GeluBackward, Swiglu, SwigluBackward};
@@ -13,10 +13,8 @@ pub struct MlpActivation {
     pub function: ActivationFunction,
     /// Width of act.
     pub width: usize,
-    /// The layer that alone reads act, as codes.
-    pub codes: Option<Fp8Layer>,
     /// The layer that alone reads act, if its products are in FP8.
-    pub read_by: Option<Fp8Layer>,
+    pub read_by: Option<Fp8Reader>,
     /// The layer that makes its input, if that one's products are in FP8.
     pub made_by: Option<Fp8Layer>,
 }
@@ -45,7 +43,10 @@ impl Stage for MlpActivation {
     fn io(&self) -> Io {
         Io {
             reads: vec![self.input()],
-            writes: vec![(MlpActivation::ACT, super::extent_of(self.codes, self.width))],
+            writes: vec![(
+                MlpActivation::ACT,
+                super::extent_of(self.read_by, self.width),
+            )],
             backward_reads: vec![self.input()],
         }
     }
@@ -59,7 +60,8 @@ impl Stage for MlpActivation {
         let mut out = pass.coded_output(MlpActivation::ACT)?;
         if let Some(out) = &mut out {
             let (kernels, act, x) = (pass.kernels(), out.view_mut(), x.view());
-            let largest = pass.largest_to_find(self.read_by, Fp8Operand::Input);
+            let largest =
+                pass.largest_to_find(self.read_by.map(|reader| reader.layer), Fp8Operand::Input);
             match self.function {
                 ActivationFunction::Swiglu => kernels.run(Swiglu {
                     act,
@@ -69,7 +71,7 @@ impl Stage for MlpActivation {
                 ActivationFunction::GeluTanh => kernels.run(Gelu { act, x, largest }),
             }?;
         }
-        pass.put_coded(MlpActivation::ACT, self.codes, out)
+        pass.put_coded(MlpActivation::ACT, self.read_by, out)
     }
 
     /// The gradient overwrites the stage's input.

@@ -30,14 +30,14 @@ pub use rotary::Rotary;
 pub use router::{RouterChoice, RouterTables};
 
 use crate::Extent;
-use crate::fp8::Fp8Layer;
+use crate::fp8::Fp8Reader;
 use memory::{Buffer, Out};
 
 /// The extent of an activation of so many columns: codes, if its only reader is a layer that takes codes.
-fn extent_of(codes: Option<Fp8Layer>, width: usize) -> Extent {
-    match codes {
-        Some(_) => Extent::codes(width),
-        None => Extent::tokens(width),
+fn extent_of(read_by: Option<Fp8Reader>, width: usize) -> Extent {
+    match read_by {
+        Some(reader) if reader.as_codes => Extent::codes(width),
+        _ => Extent::tokens(width),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Norms over the last dimension: RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016).
 
 use crate::activation::Dimension;
-use crate::fp8::{CodedOutput, Fp8Layer};
+use crate::fp8::{CodedOutput, Fp8Reader};
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, ModelError, Pass};
@@ -18,6 +18,8 @@ pub struct Norm {
     bias: Option<ParameterId>,
     eps: f32,
     width: usize,
+    /// The layer that alone reads what it makes, if its products are in FP8.
+    pub(crate) read_by: Option<Fp8Reader>,
 }
 
 impl Norm {
@@ -28,6 +30,7 @@ impl Norm {
             bias: None,
             eps: eps as f32,
             width,
+            read_by: None,
         }
     }
 
@@ -55,19 +58,19 @@ impl Norm {
     }
 
     /// Normalises `x [t, width]`. Each output may be left out: `y`, and the statistics in the order of their names. If `y` becomes codes
-    /// for `read_by`, its largest magnitude is found too.
+    /// for its reader, its largest magnitude is found too.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if the device fails.
     pub fn forward<'o>(
         &self,
         pass: &mut Pass,
-        (y, read_by): (Option<Out<'o>>, Option<Fp8Layer>),
+        y: Option<Out<'o>>,
         statistics: impl IntoIterator<Item = Option<Out<'o>>>,
         x: In,
     ) -> Result<(), ModelError> {
         let (kernels, eps) = (pass.kernels(), self.eps);
-        let read_by = read_by.filter(|_| y.is_some());
+        let read_by = self.read_by.filter(|_| y.is_some());
         let (parameters, largest) = pass.parameters_and_largest(&self.parameters(), read_by);
         let mut statistics = statistics.into_iter();
         let mut next = || statistics.next().flatten();
@@ -151,10 +154,6 @@ pub struct NormStage {
     pub input: Activation,
     /// The activation that it writes.
     pub output: Activation,
-    /// The layer that alone reads the output, as codes.
-    pub codes: Option<Fp8Layer>,
-    /// The layer that alone reads the output, if its products are in FP8.
-    pub read_by: Option<Fp8Layer>,
     /// Its mean, in a LayerNorm, and its reciprocal deviation, `[b s]` f32 each.
     pub statistics: Vec<Activation>,
 }
@@ -182,7 +181,7 @@ impl Stage for NormStage {
     fn io(&self) -> Io {
         let statistics = self.statistics.iter();
         let statistics = statistics.map(|of| (*of, Extent::of_f32(&[Dimension::Tokens])));
-        let extent = super::extent_of(self.codes, self.norm.width);
+        let extent = super::extent_of(self.norm.read_by, self.norm.width);
         let output = (self.output, extent);
         Io {
             reads: vec![self.input],
@@ -212,8 +211,8 @@ impl Stage for NormStage {
         let statistics = kept.iter_mut().map(super::written);
         let norm = &self.norm;
         let out = y.as_mut().map(CodedOutput::view_mut);
-        norm.forward(pass, (out, self.read_by), statistics, x.view())?;
-        pass.put_coded(self.output, self.codes, y)?;
+        norm.forward(pass, out, statistics, x.view())?;
+        pass.put_coded(self.output, norm.read_by, y)?;
         for (of, kept) in self.statistics.iter().zip(kept) {
             pass.put(*of, kept);
         }

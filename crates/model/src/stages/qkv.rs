@@ -158,7 +158,7 @@ impl Qkv {
                 let source = source.expect("it was made before, or just now").view();
                 let shape = heads.shape(source);
                 let y = Some(out.view_mut().reshape(shape));
-                heads.norms[which].forward(pass, (y, None), None, source.reshape(shape))?;
+                heads.norms[which].forward(pass, y, None, source.reshape(shape))?;
                 self.turn_in_place(pass, out.view_mut(), false)?;
             }
             pass.put(raw, fresh.filter(|_| is_kept[which]));
@@ -207,7 +207,7 @@ impl HeadNorms {
         let shape = self.shape(x.view());
         let mut rstd = pass.temporary_f32("head_rstd", [shape[0]])?;
         let x_heads = x.view().reshape(shape);
-        norm.forward(pass, (None, None), [Some(rstd.view_mut())], x_heads)?;
+        norm.forward(pass, None, [Some(rstd.view_mut())], x_heads)?;
         let mut dx = pass.temporary(raw.gradient_name(), x.dims())?;
         let dx_heads = (dx.view_mut().reshape(shape), Init::Overwrite);
         let dy_heads = dy.view().reshape(shape);

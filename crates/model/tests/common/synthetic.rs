@@ -363,8 +363,6 @@ fn block(
     let (has_latent, has_experts) = (layer % 2 == 1, layer % 4 >= 2);
     let norm = |own: &mut PartParameters, name, [input, output, rstd]: [Activation; 3], of| {
         Box::new(NormStage {
-            codes: None,
-            read_by: None,
             name,
             norm: Norm::rms(own, of, hidden, config.norm_eps),
             input,

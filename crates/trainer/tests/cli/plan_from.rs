@@ -44,7 +44,7 @@ const CASES: [Case; 9] = [
          model.ffn=14336 --set model.heads=32 --set model.kv_heads=8 --set model.head_dim=128 --set model.vocab=128256 --seq 8192 \
          --set model.rope_theta=1e6 --set model.init_std=0.0134 --set model.tie_embeddings=false --micro-batch 1 --accum 16 --lr 1.5e-4 \
          --schedule cosine --set lr.min_ratio=0.066667 --clip 1 --weight-decay 0.1 --set optim.beta2=0.95 --dtype bf16 --grad-dtype bf16 \
-         --zero 1 --save-every 1000 --set log.every=1 --set collectives.timeout_s=3600 --fp8 tensor --set fp8.weights=step",
+         --zero 1 --save-every 1000 --set log.every=1 --set collectives.timeout_s=3600 --fp8 tensor",
     ),
     (
         &["megatron-bridge-llama3-8b.yaml"],
@@ -197,6 +197,22 @@ fn every_key_is_listed_with_what_became_of_it() {
     ] {
         assert!(text.contains(part), "no {part} in\n{text}");
     }
+}
+
+/// What is nearest is planned, and said to be another.
+#[test]
+fn fp8_of_others_is_planned_with_scales_of_ours() {
+    let place = Workplace::new();
+    let text = "base_model: Qwen/Qwen3-8B\nsequence_len: 64\nfp8: e4m3\nfp8_recipe: blockwise\nfp8_enable_fsdp_float8_all_gather: true\nfp8_margin: 0\n";
+    place.file("fp8.yaml", text);
+    let rows = keys(&place, "--from fp8.yaml");
+    let of = |key: &str| rows.iter().find(|row| row["key"] == key).unwrap();
+    let sets = serde_json::json!(["fp8.recipe=tensor", "fp8.gradients=e4m3"]);
+    assert_eq!(of("fp8")["here"], sets);
+    for key in ["fp8", "fp8_recipe", "fp8_enable_fsdp_float8_all_gather"] {
+        assert_eq!(of(key)["outcome"], "not_built", "{key}");
+    }
+    assert_eq!(of("fp8_margin")["outcome"], "without_meaning");
 }
 
 /// Others count pairs in a micro-batch, where here it has both sequences of each.

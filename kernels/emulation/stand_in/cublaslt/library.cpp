@@ -135,7 +135,7 @@ cublasStatus_t check_fp8(const Product &product) {
     const auto &[description, a, b, c, d] = product;
     if (!a.is_fp8()) {
         const bool scaled = description.a_scale != nullptr || description.b_scale != nullptr || description.fast_accumulation != 0;
-        return scaled ? refuse(CUBLAS_STATUS_INVALID_VALUE, "scales of matrices that are not FP8") : CUBLAS_STATUS_SUCCESS;
+        return scaled ? refuse(CUBLAS_STATUS_INVALID_VALUE, "scales or fast accumulation of matrices that are not FP8") : CUBLAS_STATUS_SUCCESS;
     }
     if (current_capability() < 89) {
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "FP8 on a GPU before 8.9");

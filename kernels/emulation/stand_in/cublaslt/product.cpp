@@ -74,6 +74,15 @@ static void scale(std::vector<float> &matrix, const void *by) {
     }
 }
 
+// As tensor cores that keep sums in 14 bits, and cut off what is beyond.
+static float cut(float sum) {
+    uint32_t bits;
+    std::memcpy(&bits, &sum, sizeof(bits));
+    bits &= ~0x3ffu;
+    std::memcpy(&sum, &bits, sizeof(sum));
+    return sum;
+}
+
 static void write_column(const Layout &layout, void *data, int64_t first, const std::vector<float> &values) {
     for (size_t row = 0; row < values.size(); row++) {
         if (layout.type == CUDA_R_32F) {
@@ -100,7 +109,8 @@ void compute(const Product &product, size_t parts, float alpha, const void *a, c
                 for (size_t k = depth * part / parts; k < depth * (part + 1) / parts; k++) {
                     const float factor = right[column * depth + k];
                     for (size_t row = 0; row < rows; row++) {
-                        of_part[row] += left[k * rows + row] * factor;
+                        const float sum = of_part[row] + left[k * rows + row] * factor;
+                        of_part[row] = description.fast_accumulation ? cut(sum) : sum;
                     }
                 }
                 for (size_t row = 0; row < rows; row++) {

@@ -130,7 +130,7 @@ impl TunedProduct {
     }
 
     /// Whether its sums may be kept in fewer bits than f32 has.
-    pub fn accumulates_fast(&self) -> bool {
+    pub fn fast_accumulation(&self) -> bool {
         self.problem.fast_accumulation
     }
 

@@ -61,7 +61,7 @@ impl From<&TunedProduct> for TunedRow {
             batch,
             dtype,
             out_dtype,
-            fast_accumulation: product.accumulates_fast(),
+            fast_accumulation: product.fast_accumulation(),
             measured,
             taken,
             microseconds,
@@ -100,7 +100,7 @@ fn timed(device: &Rc<CudaDevice>, settings: &Settings) -> Result<Vec<TunedProduc
     if let Some(fp8) = &settings.fp8 {
         let other = Settings {
             fp8: Some(Fp8Products {
-                accumulates_fast: !fp8.accumulates_fast,
+                fast_accumulation: !fp8.fast_accumulation,
                 ..fp8.clone()
             }),
             ..settings.clone()
@@ -146,7 +146,11 @@ impl fmt::Display for Tuned {
                     "{} to {}{}",
                     row.dtype,
                     row.out_dtype,
-                    if row.fast_accumulation { ", fast" } else { "" }
+                    if row.fast_accumulation {
+                        ", fast accumulation"
+                    } else {
+                        ""
+                    }
                 ),
                 row.measured.to_string(),
                 row.taken.to_string(),

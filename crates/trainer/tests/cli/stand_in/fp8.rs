@@ -29,6 +29,19 @@ fn losses_are_those_of_the_processor() {
     }
 }
 
+/// The library is told, and cuts sums off.
+#[test]
+fn fast_accumulation_changes_bits() {
+    let place = Workplace::new();
+    let run = |set: bool| {
+        let flags = format!("--dtype bf16 --fp8 tensor --set fp8.fast_accumulation={set}");
+        figures(&train(&place, &flags, &format!("fast-{set}")))
+    };
+    let [exact, fast] = [false, true].map(run);
+    assert_ne!(exact, fast);
+    agree(&fast, &exact, 3e-2);
+}
+
 /// What a GPU of this compute capability has instead of products in FP8; nothing if it has them.
 const CAPABILITIES: [(&str, Option<&str>); 3] = [
     (

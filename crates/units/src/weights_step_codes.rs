@@ -1,0 +1,107 @@
+//! Weights that are kept as codes for a step: what the passes ask for.
+
+use crate::Weights;
+use crate::step_codes::StepCodes;
+use crate::streamed_weights::StreamedWeights;
+use kernels::{KernelError, Kernels};
+use memory::{Cover, In, Memory, Out, OutOfMemory, Unit};
+
+impl Weights {
+    /// Leases room for codes of some matrices (FP8, e4m3), which are made at the first use in a step and kept until its end, where the
+    /// matrices are: on the device, in pinned host memory, or this rank's shards. Later in the step, units come to the device as
+    /// codes.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] if it does not fit.
+    pub fn lease_step_codes(
+        &mut self,
+        memory: &Memory,
+        matrices: &Cover,
+    ) -> Result<(), OutOfMemory> {
+        let arenas = (&self.resident, self.host());
+        let most_bytes = self.most_step_codes(matrices);
+        let leased = StepCodes::lease(memory, arenas, (matrices, most_bytes))?;
+        self.step_codes = Some(leased);
+        Ok(())
+    }
+
+    /// Bytes of codes in the shard of the rank that has the most.
+    fn most_step_codes(&self, matrices: &Cover) -> usize {
+        let streamed = self.streamed.as_ref();
+        let Some(rank) = streamed.and_then(StreamedWeights::sharing_rank) else {
+            return 0;
+        };
+        let layout = self.layout();
+        let is_part = |unit: &Unit| {
+            let own = matrices.within_all(&unit.cover).elements();
+            own > 0 && own < unit.cover.elements()
+        };
+        if !layout.units().iter().any(is_part) {
+            return 0;
+        }
+        let ranks = layout.ranks_of_shard_group(rank);
+        let bytes = ranks.map(|rank| matrices.within_all(&layout.shards(rank)).elements());
+        bytes.max().unwrap_or(0)
+    }
+
+    /// Called when the passes of a step are over: no later pass reads its codes.
+    pub fn forget_step_codes(&mut self) {
+        if let Some(codes) = &mut self.step_codes {
+            codes.forget();
+        }
+    }
+
+    /// Reads the codes of matrices that lie together, `[m, n]` e4m3. None unless they are kept, were made in this step, and are on the
+    /// device. Their unit must be in use.
+    pub fn step_codes(&self, entries: &[usize]) -> Option<In<'_>> {
+        let (range, dims) = self.layout().joined(entries)?;
+        let kept = self.step_codes.as_ref()?;
+        let flat = match (&self.streamed, self.layout().unit_of(entries[0])) {
+            (Some(streamed), Some(unit)) => streamed.of(unit).flat(&range),
+            _ => kept.made(&range)?,
+        };
+        flat.dtype().is_fp8().then(|| flat.reshape(dims))
+    }
+
+    /// Matrices that lie together, and where the caller makes their codes, if both are kept on the device as a whole.
+    pub fn step_codes_to_make(&mut self, entries: &[usize]) -> Option<(In<'_>, Out<'_>)> {
+        let (range, dims) = self.layout().joined(entries)?;
+        let kept = self.step_codes.as_mut();
+        let codes = kept.filter(|_| self.streamed.is_none())?.room_for(&range)?;
+        Some((self.resident.flat(range).reshape(dims), codes.reshape(dims)))
+    }
+
+    /// Keeps codes that were made of matrices that come and go, if none are kept yet. They must not be overwritten before
+    /// [`Weights::wait_until_step_codes_are_kept`].
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub fn keep_step_codes(
+        &mut self,
+        kernels: &Kernels,
+        entries: &[usize],
+        codes: In,
+    ) -> Result<(), KernelError> {
+        let joined = self.layout().joined(entries);
+        match (&mut self.step_codes, joined) {
+            (Some(kept), Some((range, _))) => kept.keep(kernels, &range, codes),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the computation wait until the codes that were kept last are where they are kept.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub fn wait_until_step_codes_are_kept(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+        match &mut self.step_codes {
+            Some(kept) => kept.wait_until_gone(kernels),
+            None => Ok(()),
+        }
+    }
+
+    /// Name and bytes of the codes that are kept, if they lie there: in pinned host memory, or on the device.
+    pub fn step_codes_arena(&self, on_host: bool) -> Option<(&'static str, u64)> {
+        self.step_codes.as_ref()?.leased(on_host)
+    }
+}
