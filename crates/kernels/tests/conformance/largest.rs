@@ -49,7 +49,7 @@ fn inputs(dtype: DType) -> impl Iterator<Item = Host> {
 }
 
 #[test]
-fn largest_magnitudes_wherever_they_are_and_of_what_is_not_finite() {
+fn of_any_place_and_of_what_is_not_finite() {
     for dtype in DTYPES {
         for device in computing(dtype) {
             device.memory.set_poison(true);
