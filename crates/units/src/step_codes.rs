@@ -5,7 +5,6 @@ use kernels::operation::Copy;
 use kernels::{Event, KernelError, Kernels, Queue, Traffic};
 use memory::{
     Arena, ArenaLease, ArenaPlace, Buffer, Category, Cover, DType, In, Memory, Out, OutOfMemory,
-    Unit,
 };
 use std::ops::Range;
 
