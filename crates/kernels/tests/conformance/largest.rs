@@ -96,8 +96,8 @@ fn norms_and_gelu(device: &Device, host: &Host) -> Result<(), KernelError> {
         Ok(device.take(&y))
     })?;
     let dact = x;
-    let mut x = device.put(host);
     with_largest(device, |largest| {
+        let mut x = device.put(host);
         kernels.run(GeluBackward {
             x: x.view_mut(),
             dact: dact.view(),
