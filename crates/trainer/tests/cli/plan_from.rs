@@ -203,7 +203,7 @@ fn every_key_is_listed_with_what_became_of_it() {
 #[test]
 fn fp8_of_others_is_planned_with_scales_of_ours() {
     let place = Workplace::new();
-    let text = "base_model: Qwen/Qwen3-8B\nsequence_len: 64\nfp8: e4m3\nfp8_recipe: blockwise\nfp8_enable_fsdp_float8_all_gather: true\nfp8_margin: 0\n";
+    let text = "base_model: Qwen/Qwen3-8B\nsequence_len: 64\nbf16: true\nfp8: e4m3\nfp8_recipe: blockwise\nfp8_enable_fsdp_float8_all_gather: true\nfp8_margin: 0\n";
     place.file("fp8.yaml", text);
     let rows = keys(&place, "--from fp8.yaml");
     let of = |key: &str| rows.iter().find(|row| row["key"] == key).unwrap();
