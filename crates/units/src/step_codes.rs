@@ -15,7 +15,7 @@ const GONE: &str = "codes have gone to the host before their memory is used agai
 pub(crate) struct StepCodes {
     /// What this rank has of all matrices. Its types have codes for these, and all others as they are stored.
     arena: Arena,
-    /// What a rank with more codes in its shard has more of, so that all ranks need the same memory.
+    /// Not used: all ranks lease as much as the one whose shard has the most codes, so that a plan of one holds for all.
     spare: Option<Buffer>,
     is_on_host: bool,
     matrices: Cover,
