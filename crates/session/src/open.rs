@@ -84,9 +84,7 @@ impl Session {
         let (homes, ranks) = (&settings.homes, settings.ranks.as_ref());
         let mut weights = Weights::lease(memory, &layout, dtype, homes, ranks)?;
         let matrices = model.matrices_with_step_codes();
-        // Backward passes that update a unit need it as it is stored.
-        let update_units = homes.gradients == Home::Released && weights.is_on_host();
-        if matrices.elements() > 0 && !update_units {
+        if matrices.elements() > 0 {
             weights.lease_step_codes(memory, &matrices)?;
         }
         let states = &settings.states;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::attention::attention;
-use super::choices::{AUTO, AttentionBackend, AutoOr, HostPlace, Release};
+use super::choices::{AUTO, AttentionBackend, AutoOr, Fp8Recipe, Fp8Weights, HostPlace, Release};
 use super::device::Device;
 use super::error::{ConfigError, refused};
 use super::keys::OptimConfig;
@@ -145,6 +145,15 @@ fn release(config: &Config) -> Result<(), ConfigError> {
              optim.clip_norm = {} needs the norm of them all; make optim.clip_norm inf, or leave optim.release at step",
             optim.clip_norm
         ));
+    }
+    if config.fp8.recipe != Fp8Recipe::Off
+        && config.fp8.weights == Fp8Weights::Step
+        && offload.parameters == HostPlace::Pinned
+    {
+        return refused(
+            "`optim.release` is backward, which updates a block in its backward pass, and with fp8.weights = \"step\" the block comes \
+             from the host as codes then, which cannot be updated; make fp8.weights use, or leave optim.release at step",
+        );
     }
     if offload.gradients == HostPlace::Pinned {
         return refused(

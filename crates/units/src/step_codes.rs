@@ -13,7 +13,8 @@ const GONE: &str = "codes have gone to the host before their memory is used agai
 
 /// The codes that this rank keeps.
 pub(crate) struct StepCodes {
-    /// What this rank has of all matrices. Its types have codes for these, and all others as they are stored.
+    /// The codes of this rank's part of the matrices. Its types are e4m3 for the matrices, and for all else those of the weights, so
+    /// that a unit is leased in the same types.
     arena: Arena,
     /// Not used: all ranks lease as much as the one whose shard has the most codes, so that a plan of one holds for all.
     spare: Option<Buffer>,

@@ -20,7 +20,7 @@ pub(crate) const CAME_TO_BE_UPDATED: &str = "a unit of weights has come before i
 /// The weights that stay on the device, and the codes that units come as once they are made.
 pub(crate) struct ResidentWeights<'a> {
     pub(crate) arena: &'a mut Arena,
-    /// What other ranks update of it.
+    /// Those that other ranks update in part.
     pub(crate) gathered: Option<&'a mut GatheredWeights>,
     pub(crate) step_codes: Option<&'a StepCodes>,
 }
@@ -288,7 +288,7 @@ impl StreamedWeights {
             codes: codes.filter(|codes| codes.has_unit(&whole.cover)),
         };
         let kind = (Category::Parameter, "unit_weights");
-        let here = OnDevice::lease(memory, (unit, cover), kind, source.types())?;
+        let here = OnDevice::lease(memory, (unit, cover), kind, source.like())?;
         // Filed even if the device failed, so that the lease outlives a copy that was started.
         self.here.push(here);
         let here = self.here.last_mut().expect("one was pushed");
@@ -312,8 +312,8 @@ struct UnitSource<'a> {
 }
 
 impl<'a> UnitSource<'a> {
-    /// An arena whose types are those of a unit that comes from here.
-    fn types(&self) -> &'a Arena {
+    /// An arena with the types of a unit that comes from here.
+    fn like(&self) -> &'a Arena {
         self.codes.map_or(self.stored, StepCodes::arena)
     }
 

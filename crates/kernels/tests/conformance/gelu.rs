@@ -40,29 +40,38 @@ impl Gelu {
     }
 }
 
+/// act and the gradient of x, and that the largest magnitude of each is found.
+pub fn act_and_gradient(
+    device: &Device,
+    host: &Host,
+    dact: &Host,
+) -> std::result::Result<[Host; 2], KernelError> {
+    let [x, dact] = [host, dact].map(|host| device.put(host));
+    let act = with_largest(device, |largest| {
+        let mut act = device.room(host.dtype, host.dims);
+        device.kernels.run(operation::Gelu {
+            act: act.view_mut(),
+            x: x.view(),
+            largest,
+        })?;
+        Ok(device.take(&act))
+    })?;
+    let gradient = with_largest(device, |largest| {
+        let mut x = device.put(host);
+        device.kernels.run(GeluBackward {
+            x: x.view_mut(),
+            dact: dact.view(),
+            largest,
+        })?;
+        Ok(device.take(&x))
+    })?;
+    Ok([act, gradient])
+}
+
 impl Case for Gelu {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
-        let [host, dact] = self.tensors();
-        let [x, dact] = [&host, &dact].map(|host| device.put(host));
-        let act = with_largest(device, |largest| {
-            let mut act = device.room(self.dtype, host.dims);
-            device.kernels.run(operation::Gelu {
-                act: act.view_mut(),
-                x: x.view(),
-                largest,
-            })?;
-            Ok(device.take(&act))
-        })?;
-        let gradient = with_largest(device, |largest| {
-            let mut x = device.put(&host);
-            device.kernels.run(GeluBackward {
-                x: x.view_mut(),
-                dact: dact.view(),
-                largest,
-            })?;
-            Ok(device.take(&x))
-        })?;
-        Ok(vec![act, gradient])
+        let [x, dact] = self.tensors();
+        Ok(act_and_gradient(device, &x, &dact)?.into())
     }
 
     fn expected(&self) -> Vec<Expected> {

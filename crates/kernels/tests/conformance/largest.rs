@@ -2,12 +2,14 @@
 
 use crate::DTYPES;
 use crate::device::{Device, computing};
+use crate::gelu::act_and_gradient;
 use crate::host::Host;
 use kernels::KernelError;
-use kernels::operation::{Gelu, GeluBackward, LayerNorm, RmsNorm};
+use kernels::operation::{LayerNorm, RmsNorm};
 use memory::{DType, Out};
 
-/// What a call makes, without its largest magnitude and with it: to find it changes no bit, and it is that of what is made.
+/// Makes a call twice: without a place for the largest magnitude of the result, and with one. Both results must have the same bits, and
+/// the magnitude must be theirs. Returns the result.
 pub fn with_largest(
     device: &Device,
     mut call: impl FnMut(Option<Out>) -> Result<Host, KernelError>,
@@ -90,20 +92,6 @@ fn norms_and_gelu(device: &Device, host: &Host) -> Result<(), KernelError> {
         })?;
         Ok(device.take(&y))
     })?;
-    with_largest(device, |largest| {
-        let (act, x) = (y.view_mut(), x.view());
-        kernels.run(Gelu { act, x, largest })?;
-        Ok(device.take(&y))
-    })?;
-    let dact = x;
-    with_largest(device, |largest| {
-        let mut x = device.put(host);
-        kernels.run(GeluBackward {
-            x: x.view_mut(),
-            dact: dact.view(),
-            largest,
-        })?;
-        Ok(device.take(&x))
-    })?;
+    act_and_gradient(device, host, host)?;
     Ok(())
 }

@@ -199,7 +199,7 @@ fn every_key_is_listed_with_what_became_of_it() {
     }
 }
 
-/// What is nearest is planned, and said to be another.
+/// Other trainers compute scales in another way. So their FP8 is planned with our scales, and listed as not built.
 #[test]
 fn fp8_of_others_is_planned_with_scales_of_ours() {
     let place = Workplace::new();

@@ -140,18 +140,13 @@ impl fmt::Display for Tuned {
                 1 => String::new(),
                 batch => format!("{batch} of "),
             };
+            let sums = match row.fast_accumulation {
+                true => ", fast accumulation",
+                false => "",
+            };
             table.row([
                 format!("{batch}{m} x {k} x {n}"),
-                format!(
-                    "{} to {}{}",
-                    row.dtype,
-                    row.out_dtype,
-                    if row.fast_accumulation {
-                        ", fast accumulation"
-                    } else {
-                        ""
-                    }
-                ),
+                format!("{} to {}{sums}", row.dtype, row.out_dtype),
                 row.measured.to_string(),
                 row.taken.to_string(),
                 format!("{:.1}", row.microseconds),
