@@ -1,4 +1,4 @@
-//! A rank of a test's job: started by a launcher, it does what its argument says. `tests/mpi.rs` and `tests/nccl.rs` start it.
+//! A rank of a test's job: started by a launcher, it does what its argument says. `tests/it/mpi.rs` and `tests/it/nccl.rs` start it.
 
 mod on_device;
 mod rules;

@@ -5,7 +5,7 @@ use super::*;
 use crate::Plan;
 use synthetic::{LABELS, architecture};
 
-#[path = "../../../model/tests/common/synthetic.rs"]
+#[path = "../../../model/tests/it/common/synthetic.rs"]
 mod synthetic;
 
 /// Settings of this model that keep everything.

@@ -14,7 +14,7 @@ GOLDEN = ["torch_llama_tiny", "torch_llama_masked_tied"]
 @dataclass
 class Tolerance:
     """Relative for losses and norms, relative to a tensor's largest entry for gradients, absolute for weights: those of
-    crates/trainer/tests/torch_reference.rs."""
+    crates/trainer/tests/steps/torch_reference.rs."""
     loss: float
     grad_norm: float
     gradient: float

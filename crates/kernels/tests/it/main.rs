@@ -1,0 +1,11 @@
+//! Number formats, queues and exchanges between ranks. Operations are judged by `conformance`.
+
+mod bitsandbytes;
+mod cuda_map;
+mod cuda_queues;
+mod exchanges;
+mod fp8;
+mod nf4;
+mod quantise;
+mod queues;
+mod random;

@@ -1,0 +1,172 @@
+//! Experts in files: a tensor for each or all in one, quantised weights, and a layer that is no part of the model.
+
+use crate::hugging_face::folders::{Shape, Tensors, changed, golden, tensors};
+use files::Dtype;
+use model::{ModelConfig, ModelWeights, Origin};
+
+fn shape(family: &str) -> Shape {
+    Shape::of(&Origin::read(&golden(family)).unwrap())
+}
+
+/// The tensors of an expert's parts one after the other, as transformers has them in memory.
+fn fuse(tensors: &mut Tensors, layer: usize, parts: &[&str], name: &str) {
+    let part_of = |expert: usize, part: &str| {
+        format!("model.layers.{layer}.block_sparse_moe.experts.{expert}.{part}.weight")
+    };
+    let (mut bytes, mut experts, mut shape) = (Vec::new(), 0, Vec::new());
+    while tensors.contains_key(&part_of(experts, parts[0])) {
+        for part in parts {
+            let (_, own, values) = tensors.remove(&part_of(experts, part)).unwrap();
+            shape = own;
+            bytes.extend(values);
+        }
+        experts += 1;
+    }
+    let dims = vec![experts, parts.len() * shape[0], shape[1]];
+    let name = format!("model.layers.{layer}.mlp.experts.{name}");
+    tensors.insert(name, (Dtype::F32, dims, bytes));
+}
+
+#[test]
+fn experts_may_be_one_tensor() {
+    let shape = shape("mixtral");
+    let folder = changed("mixtral", |tensors| {
+        let before = tensors.len();
+        for layer in 0..2 {
+            fuse(tensors, layer, &["w1", "w3"], "gate_up_proj");
+            fuse(tensors, layer, &["w2"], "down_proj");
+            let gate = |module| format!("model.layers.{layer}.{module}.gate.weight");
+            let router = tensors.remove(&gate("block_sparse_moe")).unwrap();
+            tensors.insert(gate("mlp"), router);
+        }
+        assert_eq!(tensors.len(), before - 2 * 12 + 4);
+    });
+    assert!(shape.read(folder.path()) == shape.read(&golden("mixtral")));
+    // What is read so is exported a tensor for each expert.
+    let weights = ModelWeights::open(folder.path(), &shape.parameters).unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let source = weights.converted(memory::DType::F32);
+    files::write_tensors(&files::Disk, out.path(), "model", &source, u64::MAX).unwrap();
+    assert!(tensors(out.path()) == tensors(&golden("mixtral")));
+}
+
+const PREDICTOR: &str = "model.layers.3.eh_proj.weight";
+
+fn with_predictor(family: &str) -> tempfile::TempDir {
+    changed(family, |tensors| {
+        let any = tensors.values().next().unwrap().clone();
+        tensors.insert(PREDICTOR.into(), any);
+    })
+}
+
+#[test]
+fn a_layer_that_predicts_a_second_token_is_skipped_in_deepseek_v3_alone() {
+    let v3 = shape("deepseek_v3");
+    let folder = with_predictor("deepseek_v3");
+    let weights = ModelWeights::open(folder.path(), &v3.parameters).unwrap();
+    assert_eq!(weights.skipped(), Some("model.layers.3."));
+    assert!(v3.read(folder.path()) == v3.read(&golden("deepseek_v3")));
+    let whole = golden("deepseek_v3");
+    assert_eq!(
+        ModelWeights::open(&whole, &v3.parameters)
+            .unwrap()
+            .skipped(),
+        None
+    );
+    let other = shape("qwen3_moe");
+    let folder = with_predictor("qwen3_moe");
+    let refused = ModelWeights::open(folder.path(), &other.parameters).unwrap_err();
+    assert!(refused.to_string().contains(PREDICTOR), "{refused}");
+}
+
+const QUANTISED: &str = "model.layers.0.mlp.gate_proj.weight";
+
+/// A weight of 1.5 (0x3c), with a factor for each of so many blocks.
+fn quantised(family: &str, factors: Option<([usize; 2], f32)>) -> tempfile::TempDir {
+    changed(family, |tensors| {
+        let (dtype, shape, bytes) = tensors.get_mut(QUANTISED).unwrap();
+        *dtype = Dtype::F8_E4M3;
+        *bytes = vec![0x3c; shape.iter().product()];
+        if let Some((blocks, factor)) = factors {
+            let bytes = factor.to_le_bytes().repeat(blocks.iter().product());
+            let scales = (Dtype::F32, blocks.to_vec(), bytes);
+            tensors.insert(format!("{QUANTISED}_scale_inv"), scales);
+        }
+    })
+}
+
+#[test]
+fn quantised_weights_are_widened_by_their_factors() {
+    for family in ["deepseek_v3", "llama"] {
+        let shape = shape(family);
+        let folder = quantised(family, Some(([1, 1], 0.5)));
+        let index = shape.layout.find(QUANTISED).unwrap();
+        let values = &shape.read(folder.path())[shape.layout.entries()[index].range()];
+        assert!(values.iter().all(|value| *value == 0.75));
+        for factors in [None, Some(([1, 2], 0.5))] {
+            let folder = quantised(family, factors);
+            let refused = ModelWeights::open(folder.path(), &shape.parameters).unwrap_err();
+            assert!(refused.to_string().contains("_scale_inv"), "{refused}");
+        }
+    }
+}
+
+/// Which layers are dense, in every way of saying so.
+#[test]
+fn dense_layers_are_those_that_transformers_makes() {
+    let dense = |family: &str, keys: &str| {
+        let text = std::fs::read_to_string(golden(family).join("config.json")).unwrap();
+        let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let more: serde_json::Value = serde_json::from_str(keys).unwrap();
+        for (key, value) in more.as_object().unwrap() {
+            json[key] = value.clone();
+        }
+        let config = ModelConfig::from_hf(&json.to_string()).unwrap();
+        config.experts.unwrap().dense_layers
+    };
+    assert_eq!(dense("qwen2_moe", r#"{"mlp_only_layers": [0, 2]}"#), [0, 2]);
+    assert_eq!(
+        dense(
+            "qwen2_moe",
+            r#"{"mlp_only_layers": [], "decoder_sparse_step": 2}"#
+        ),
+        [0, 2]
+    );
+    assert_eq!(
+        dense("deepseek_v3", r#"{"first_k_dense_replace": 2}"#),
+        [0, 1]
+    );
+}
+
+#[test]
+fn what_would_change_the_arithmetic_is_refused() {
+    for (family, key, value) in [
+        ("mixtral", "router_jitter_noise", "0.1"),
+        ("mixtral", "sliding_window", "5"),
+        ("deepseek_v2", "topk_method", "\"noaux_tc\""),
+        ("deepseek_v3", "scoring_func", "\"softmax\""),
+        ("deepseek_v3", "moe_layer_freq", "2"),
+        (
+            "deepseek_v3",
+            "quantization_config",
+            "{\"quant_method\": \"gptq\"}",
+        ),
+        (
+            "qwen3_moe",
+            "quantization_config",
+            "{\"quant_method\": \"fp8\", \"weight_block_size\": [64, 64]}",
+        ),
+        ("qwen3_moe", "use_sliding_window", "true"),
+        ("qwen3_moe", "mlp_only_layers", "[0, 1.5]"),
+        ("qwen3_moe", "mlp_only_layers", "[-1]"),
+        ("qwen2_moe", "mlp_only_layers", "[3]"),
+        ("qwen2_moe", "mlp_only_layers", "1"),
+    ] {
+        let text = std::fs::read_to_string(golden(family).join("config.json")).unwrap();
+        let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        json[key] = serde_json::from_str(value).unwrap();
+        let refused = ModelConfig::from_hf(&json.to_string()).unwrap_err();
+        let named = format!("`{key}`");
+        assert!(refused.to_string().contains(&named), "{family} {refused}");
+    }
+}

@@ -1,0 +1,4 @@
+//! Plans against models that are computed by hand.
+
+mod between;
+mod experts;

@@ -1,0 +1,4 @@
+//! Files and folders for what lives on a disk during a run.
+
+mod file;
+mod folder;

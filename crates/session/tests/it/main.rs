@@ -1,0 +1,4 @@
+//! Sessions that only infer, and how steps are stopped.
+
+mod inference;
+mod stop;

@@ -1,0 +1,4 @@
+//! PyTorch's memory snapshots: of all its versions, and broken.
+
+mod hostile;
+mod versions;

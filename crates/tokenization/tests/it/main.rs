@@ -1,0 +1,4 @@
+//! Tokenizers and chat templates beside their peers, and hostile texts.
+
+mod hostile;
+mod peers;

@@ -1,0 +1,336 @@
+//! What the tests of the trainer as a library share: settings, sessions, data.
+
+pub mod covering;
+pub mod distance;
+pub mod elsewhere;
+pub mod experts;
+pub mod frozen;
+pub mod golden;
+pub mod ranks;
+pub mod side_by_side;
+
+use data::{MASKED, MicroBatch, StepBatch};
+use fakes::scheduled::{Scheduled, Waits};
+use kernels::cpu::Cpu;
+use kernels::{Target, Traffic};
+use memory::{DType, Homes, Memory};
+use model::{
+    Activation, ActivationFunction, Architecture, Attention, ModelConfig, NormKind, OffloadLabels,
+    PositionKind,
+};
+use optim::{Schedule, ScheduleKind};
+use planner::{Fix, Plan, choose};
+use session::{Session, StepOutcome};
+use settings::{AttentionBackend, AutoOr, Config, Device, FloatType, Settings};
+use side_by_side::side_by_side;
+
+/// Recompute modes of every form.
+pub const MODES: [&str; 15] = [
+    "none",
+    "core_attn",
+    "layernorm",
+    "mlp",
+    "core_attn,layernorm",
+    "core_attn,mlp",
+    "layernorm,mlp",
+    "core_attn,layernorm,mlp",
+    "qkv",
+    "attn_out",
+    "mlp_act",
+    "qkv,attn_out,mlp_act",
+    "full:block:1",
+    "full:uniform:2",
+    "full",
+];
+
+/// Both compute types.
+pub const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
+
+/// Both kinds of attention.
+pub const ATTENTIONS: [Attention; 2] = [Attention::Eager, Attention::Flash];
+
+/// A small model in which no two widths agree: grouped queries, heads that do not add up to the hidden width, odd
+/// sizes.
+pub fn odd_model(layers: usize) -> ModelConfig {
+    ModelConfig {
+        hidden: 52,
+        layers,
+        heads: 3,
+        kv_heads: 1,
+        head_dim: 20,
+        ffn: 151,
+        vocab: 131,
+        tie_embeddings: false,
+        qkv_bias: false,
+        o_bias: false,
+        mlp_bias: false,
+        fused_projections: false,
+        qk_norm: false,
+        sliding_window: None,
+        full_attention_layers: Vec::new(),
+        norm: NormKind::Rms,
+        activation: ActivationFunction::Swiglu,
+        positions: PositionKind::Rotary,
+        max_positions: None,
+        biases: false,
+        dropout: 0.0,
+        norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        init_std: 0.1,
+        router_aux: 0.0,
+        router_aux_kind: Default::default(),
+        router_z_loss: 0.0,
+        experts: None,
+        latent: None,
+    }
+}
+
+/// Every activation that some model has, under either kind of attention.
+pub fn every_activation(models: &[(&'static str, ModelConfig)]) -> Vec<Activation> {
+    let mut all = Vec::new();
+    for (_, model) in models {
+        for attention in [Attention::Eager, Attention::Flash] {
+            let architecture = Architecture::of(model, attention);
+            let activations = architecture.blocks()[0].activations();
+            let new = activations.map(|(activation, _)| activation);
+            all.extend(new.filter(|one| !all.contains(one)).collect::<Vec<_>>());
+        }
+    }
+    all
+}
+
+/// The odd model with the features that families of models differ in.
+pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 4] {
+    let plain = odd_model(layers);
+    let bias = ModelConfig {
+        qkv_bias: true,
+        o_bias: true,
+        mlp_bias: true,
+        ..plain.clone()
+    };
+    // The first layers see everything, the others a window.
+    let norm = ModelConfig {
+        qk_norm: true,
+        heads: 4,
+        kv_heads: 2,
+        sliding_window: Some(9),
+        full_attention_layers: (0..layers / 2).collect(),
+        ..plain.clone()
+    };
+    let tied = ModelConfig {
+        tie_embeddings: true,
+        ..plain.clone()
+    };
+    let gpt2 = ModelConfig {
+        head_dim: plain.hidden / 4,
+        heads: 4,
+        kv_heads: 4,
+        tie_embeddings: true,
+        norm: NormKind::Layer,
+        activation: ActivationFunction::GeluTanh,
+        positions: PositionKind::Learned,
+        max_positions: Some(80),
+        biases: true,
+        dropout: 0.2,
+        ..plain
+    };
+    [
+        ("q/k/v bias", bias),
+        ("q/k norm", norm),
+        ("tied embeddings", tied),
+        ("GPT-2", gpt2),
+    ]
+}
+
+/// A configuration for a model: two rows of 71 tokens (two blocks of attention rows), two micro-batches, a head in two
+/// chunks of which the second is short.
+pub fn config(model: ModelConfig, dtype: DType, mode: &str) -> Config {
+    let mut config = Config {
+        model,
+        ..Config::default()
+    };
+    config.train.device = Some(Device::Cpu);
+    config.train.dtype = Some(match dtype {
+        DType::BF16 => FloatType::Bf16,
+        _ => FloatType::F32,
+    });
+    config.recompute.spec = mode.into();
+    config.attention.backend = AttentionBackend::Eager;
+    (config.data.seq, config.memory.head_chunk) = (71, AutoOr::Number(100));
+    (config.batch.micro, config.batch.accum) = (2, 2);
+    (config.lr.peak, config.train.steps) = (3e-3, 100);
+    config.optim.f32_states = Vec::new();
+    config
+}
+
+/// The settings of [`config`].
+pub fn settings(model: ModelConfig, dtype: DType, mode: &str) -> Settings {
+    Settings::new(&config(model, dtype, mode)).unwrap()
+}
+
+/// What `--offload-optimizer pinned` says.
+pub fn pinned_states() -> Homes {
+    let pinned = Config::default().with(&["offload.optimizer=pinned".into()]);
+    Settings::new(&pinned.unwrap()).unwrap().homes
+}
+
+/// The same learning rate at every step.
+pub fn constant_rate(peak: f64) -> Schedule {
+    Schedule {
+        kind: ScheduleKind::Constant,
+        peak,
+        warmup_steps: 0,
+        decay_steps: None,
+        min_ratio: 0.0,
+        total_steps: 100,
+    }
+}
+
+/// A configuration with a fix for a limit, as a run on the processor would have it: what is to be chosen is.
+pub fn fixed(config: &Config, fix: &Fix, limit: u64) -> Settings {
+    let config = config.with(&fix.set).unwrap();
+    let config = match config.chooses() {
+        true => choose(&config, Target::Cpu, limit)
+            .unwrap()
+            .applied_to(&config),
+        false => config,
+    };
+    Settings::new(&config).unwrap()
+}
+
+/// The plan of a run on the CPU.
+pub fn plan(settings: &Settings) -> Plan {
+    Plan::new(settings, Target::Cpu).unwrap()
+}
+
+/// Runs `check` for every variant of the model, type, kind of attention and mode.
+pub fn for_every_mode(check: impl Fn(&str, &Settings) + Sync) {
+    let mut all = Vec::new();
+    for (variant, model) in variants(3) {
+        for (dtype, attention) in dtypes_and_attentions() {
+            for mode in MODES {
+                let name = format!("{variant}, {dtype:?}, {attention:?}, {mode}");
+                let settings = settings(model.clone(), dtype, mode);
+                all.push((
+                    name,
+                    Settings {
+                        attention,
+                        ..settings
+                    },
+                ));
+            }
+        }
+    }
+    side_by_side(all, |(name, settings)| check(&name, &settings));
+}
+
+/// Every type with every kind of attention.
+pub fn dtypes_and_attentions() -> impl Iterator<Item = (DType, Attention)> {
+    let pairs = |dtype| ATTENTIONS.map(|attention| (dtype, attention));
+    DTYPES.into_iter().flat_map(pairs)
+}
+
+/// Checks a step's memory against the plan.
+pub fn assert_as_planned(name: &str, plan: &Plan, outcome: &StepOutcome) {
+    let memory = &outcome.memory;
+    assert_eq!(memory.peak.bytes, plan.peak_bytes, "{name}");
+    assert_eq!(memory.peak.by_category, plan.peak_by_category, "{name}");
+    assert_eq!(memory.peak.place.phase, plan.peak_phase, "{name}");
+    assert_eq!(memory.peak.place.layer, plan.peak_layer, "{name}");
+    assert_eq!(memory.phase_peaks, plan.phase_peak_bytes, "{name}");
+    assert_eq!(memory.slab_bytes, plan.slab_bytes, "{name}");
+    assert_eq!(memory.host_pinned_bytes, plan.host_pinned_bytes, "{name}");
+    assert_eq!(outcome.traffic, crossing(plan), "{name}");
+}
+
+/// What the plan says crosses in a step.
+pub fn crossing(plan: &Plan) -> Traffic {
+    Traffic {
+        h2d_bytes: plan.h2d_bytes,
+        d2h_bytes: plan.d2h_bytes,
+        sent_bytes: plan.ranks.as_ref().map_or(0, |ranks| ranks.sent_bytes),
+        disk_read_bytes: plan.disk_read_bytes,
+        disk_written_bytes: plan.disk_written_bytes,
+    }
+}
+
+/// The settings with activations offloaded; none if a label is recomputed.
+pub fn offloading(settings: &Settings, labels: &str) -> Option<Settings> {
+    let labels = OffloadLabels::parse(labels).unwrap();
+    let policy = settings.policy.clone().offload(&labels).ok()?;
+    Some(Settings {
+        policy,
+        ..settings.clone()
+    })
+}
+
+/// A session with fresh weights on kernels that run when a seeded scheduler says, without the waits for one reason,
+/// in a slab of exactly the planned bytes.
+pub fn on_schedule(
+    settings: &Settings,
+    seed: u64,
+    ignored: Option<&'static str>,
+) -> (Session, Waits) {
+    let memory = Memory::host();
+    let cpu = Cpu::new(&memory, settings.narrowest_dtype()).unwrap();
+    let kernels = Scheduled::new(cpu, seed, ignored);
+    let waits = kernels.backend().waits();
+    let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels)).unwrap();
+    session.initialise(7).unwrap();
+    memory.reserve_slab(plan(settings).slab_bytes).unwrap();
+    (session, waits)
+}
+
+/// A session with fresh weights, in a slab of exactly the planned bytes.
+pub fn session(settings: &Settings) -> Session {
+    let memory = Memory::host();
+    let mut session = Session::on_cpu(settings.clone(), &memory).unwrap();
+    session.initialise(7).unwrap();
+    memory.reserve_slab(plan(settings).slab_bytes).unwrap();
+    session
+}
+
+/// The batch of a step: random tokens, about one target in nine masked, not equally many in each micro-batch.
+pub fn step_batch(settings: &Settings, step: usize) -> StepBatch {
+    let mut random = Random(step as u64);
+    let tokens = settings.micro_batch * settings.seq;
+    let vocab = settings.model.vocab as u64;
+    let micro = (0..settings.accum).map(|_| MicroBatch {
+        input_ids: (0..tokens).map(|_| random.below(vocab) as i32).collect(),
+        targets: (0..tokens)
+            .map(|_| match random.below(9) {
+                0 => MASKED,
+                _ => random.below(vocab) as i32,
+            })
+            .collect(),
+        rows: settings.micro_batch,
+        seq: settings.seq,
+        part: memory::Rank::ALONE,
+        documents: None,
+        lengths: None,
+        reference: None,
+    });
+    micro.collect()
+}
+
+/// A sequence of numbers (SplitMix64).
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = self.0;
+        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (value ^ (value >> 31)) % limit
+    }
+}
+
+/// Every parameter's values, in the layout's order.
+pub fn parameters(session: &Session) -> Vec<Vec<f32>> {
+    (0..session.model().layout().entries().len())
+        .map(|index| session.parameter(index).unwrap())
+        .collect()
+}

@@ -1,0 +1,208 @@
+//! Whole training steps of the CUDA backend on a device that interprets the PTX in the binary: as on the processor, as planned,
+//! and the same to the bit whatever is recomputed.
+
+use crate::common::elsewhere::{forms, state, with_form};
+use crate::common::side_by_side::side_by_side;
+use crate::common::{assert_as_planned, odd_model, step_batch};
+use kernels::Target;
+use kernels::cuda::Cuda;
+use memory::{DType, Memory};
+use model::{Attention, ModelConfig, Policy};
+use planner::Plan;
+use ptx::{Interpreter, PtxTexts};
+use session::Session;
+use settings::Settings;
+use settings::load::{Source, load};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::{Arc, LazyLock};
+
+static TEXTS: LazyLock<Arc<PtxTexts>> = LazyLock::new(|| Arc::new(PtxTexts::of_this_binary()));
+
+const LAYERS: usize = 2;
+
+/// Weights change between two.
+const STEPS: usize = 2;
+
+/// A preset with as many layers.
+fn preset(name: &str) -> ModelConfig {
+    let model = load(&Source::open(name).unwrap(), &[], false)
+        .unwrap()
+        .config
+        .model;
+    ModelConfig {
+        layers: LAYERS,
+        ..model
+    }
+}
+
+/// A model with a form of weights and states, and `seq` tokens in a row: more than a tile of attention has.
+fn settings(model: ModelConfig, form: usize, seq: usize, attention: Attention) -> Settings {
+    let gradients = [DType::F32, DType::BF16][form % 2];
+    Settings {
+        attention,
+        seq,
+        micro_batch: 2,
+        accum: 2,
+        ..with_form(model, forms()[form], "none", gradients)
+    }
+}
+
+/// What steps came to.
+struct Run {
+    losses: Vec<f32>,
+    norms: Vec<f32>,
+    /// Gradients of the first step, by trained parameter.
+    gradients: Vec<Vec<f32>>,
+    /// Weights and states after the last.
+    state: Vec<u8>,
+    replays: usize,
+    peak_bytes: u64,
+}
+
+fn run(mut session: Session, settings: &Settings, plan: &Plan) -> Run {
+    session.initialise(7).unwrap();
+    let memory = session.memory().clone();
+    memory.reserve_slab(plan.slab_bytes).unwrap();
+    memory.set_poison(true);
+    let (mut outcomes, mut gradients) = (Vec::new(), Vec::new());
+    for step in 0..STEPS {
+        let outcome = session.step(&step_batch(settings, step)).unwrap();
+        assert_as_planned("a step", plan, &outcome);
+        if step == 0 {
+            let entries = session.model().layout().entries().iter().enumerate();
+            let trained = entries.filter(|(_, entry)| entry.role.is_trained());
+            gradients = trained
+                .map(|(index, _)| session.gradient(index).unwrap())
+                .collect();
+        }
+        outcomes.push(outcome);
+    }
+    Run {
+        losses: outcomes.iter().map(|outcome| outcome.loss).collect(),
+        norms: outcomes.iter().map(|outcome| outcome.grad_norm).collect(),
+        gradients,
+        state: state(&session),
+        replays: outcomes[0].replayed.total(),
+        peak_bytes: plan.peak_bytes,
+    }
+}
+
+fn interpreted(settings: &Settings) -> Run {
+    let interpreter = Interpreter::new(&TEXTS);
+    let memory = Memory::device(Rc::new(interpreter.clone()));
+    let kernels = Cuda::new(interpreter, &memory, settings.narrowest_dtype()).unwrap();
+    let session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels)).unwrap();
+    run(
+        session,
+        settings,
+        &Plan::new(settings, Target::Cuda).unwrap(),
+    )
+}
+
+fn on_cpu(settings: &Settings) -> Run {
+    let session = Session::on_cpu(settings.clone(), &Memory::host()).unwrap();
+    run(
+        session,
+        settings,
+        &Plan::new(settings, Target::Cpu).unwrap(),
+    )
+}
+
+/// The largest difference of a gradient's element, as a share of the largest in its parameter.
+fn worst_gradient(found: &Run, expected: &Run) -> f32 {
+    let of_parameter = |(found, expected): (&Vec<f32>, &Vec<f32>)| {
+        assert!(found.iter().all(|value| value.is_finite()));
+        let differences = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
+        let largest = expected
+            .iter()
+            .fold(0f32, |most, value| most.max(value.abs()));
+        // An expert to which no token goes has zeros.
+        differences.fold(0f32, f32::max) / largest.max(f32::MIN_POSITIVE)
+    };
+    assert_eq!(found.gradients.len(), expected.gradients.len());
+    let pairs = found.gradients.iter().zip(&expected.gradients);
+    pairs.map(of_parameter).fold(0f32, f32::max)
+}
+
+#[track_caller]
+fn assert_near(name: &str, found: &[f32], expected: &[f32], share: f32) {
+    for (found, expected) in found.iter().zip(expected) {
+        let difference = (found - expected).abs() / expected.abs();
+        assert!(
+            difference <= share,
+            "{name}: {found} in place of {expected}"
+        );
+    }
+}
+
+/// A model, and how far its steps may be from those of the processor: by loss and norm, and by gradients.
+type Row = (&'static str, Settings, f32, f32);
+
+fn models() -> Vec<Row> {
+    let dense = |form, seq| settings(odd_model(LAYERS), form, seq, Attention::Flash);
+    vec![
+        ("dense, f32", dense(0, 71), 1e-6, 2e-5),
+        ("dense, bf16", dense(7, 150), 1e-3, 4e-2),
+        (
+            "preferences, f32",
+            Settings {
+                preferences: Some(0.1),
+                ..dense(0, 71)
+            },
+            1e-6,
+            2e-5,
+        ),
+        (
+            "tiny-moe, bf16",
+            settings(preset("tiny-moe"), 9, 40, Attention::Eager),
+            1e-3,
+            4e-2,
+        ),
+        (
+            "tiny-mla, f32",
+            settings(preset("tiny-mla"), 0, 40, Attention::Flash),
+            1e-6,
+            2e-5,
+        ),
+    ]
+}
+
+#[test]
+fn steps_are_those_of_the_processor_and_as_planned_whatever_is_recomputed() {
+    side_by_side(models(), |(name, kept, by_loss, by_gradient)| {
+        let labels = kept.model.labels();
+        let full = Policy::with_layers(labels, "full", &BTreeMap::new(), LAYERS).unwrap();
+        let replayed = Settings {
+            policy: full,
+            ..kept.clone()
+        };
+        let (cpu, none, full) = (on_cpu(&kept), interpreted(&kept), interpreted(&replayed));
+        println!(
+            "{name}: losses {:?}, {:?} on the processor; norms {:?}, {:?}; gradients {}",
+            none.losses,
+            cpu.losses,
+            none.norms,
+            cpu.norms,
+            worst_gradient(&none, &cpu)
+        );
+        assert_near(name, &none.losses, &cpu.losses, by_loss);
+        assert_near(name, &none.norms, &cpu.norms, by_gradient);
+        let worst = worst_gradient(&none, &cpu);
+        assert!(worst <= by_gradient, "{name}: {worst}");
+        // Another device's sums have other bits.
+        assert!(none.gradients != cpu.gradients, "{name}");
+        assert!(none.replays == 0 && full.replays > 0, "{name}");
+        assert!(full.peak_bytes < none.peak_bytes, "{name}");
+        let bits = |values: &[f32]| {
+            values
+                .iter()
+                .map(|value| value.to_bits())
+                .collect::<Vec<u32>>()
+        };
+        assert_eq!(bits(&full.losses), bits(&none.losses), "{name}");
+        assert_eq!(bits(&full.norms), bits(&none.norms), "{name}");
+        assert!(full.gradients == none.gradients, "{name}: gradients differ");
+        assert!(full.state == none.state, "{name}: weights or states differ");
+    });
+}

@@ -1,0 +1,400 @@
+//! Adapters: the same bits under every mode, in every home and on any number of ranks, as planned; the model under them never
+//! changes; and nothing of its size is leased for training it.
+
+use crate::common::elsewhere::{all_pinned, bits, run};
+use crate::common::experts::models;
+use crate::common::ranks::{each, on_cpu, ranks, together};
+use crate::common::{assert_as_planned, config, offloading, parameters, plan, session, variants};
+use kernels::Target;
+use kernels::meta::FlopCounter;
+use memory::{Category, Cover, DType, Home, Homes, Layout, Lease, Memory, MemoryChange, Window};
+use session::Session;
+use settings::{BaseType, Config, Settings};
+use std::rc::Rc;
+use units::Zero;
+
+const STEPS: usize = 3;
+
+/// A dense model, GPT-2, one with experts, one with latent attention too, and one whose experts have adapters.
+const LLAMA: &str = "q/k/v bias";
+const GPT2: &str = "GPT-2";
+const QWEN_MOE: &str = "Qwen2-MoE";
+const DEEPSEEK: &str = "DeepSeek-V3";
+const EXPERTS: &str = "experts of Qwen2-MoE";
+
+fn adapted(model: &str, dtype: DType, mode: &str) -> Config {
+    let mut all = variants(2).into_iter().chain(models());
+    let of_experts = model.strip_prefix("experts of ");
+    let name = of_experts.unwrap_or(model);
+    let (_, model) = all.find(|(own, _)| *own == name).unwrap();
+    let mut config = config(model, dtype, mode);
+    config.lora.rank = Some(3);
+    config.lora.alpha = Some(5.0);
+    config.lora.dropout = 0.1;
+    config.lora.b_lr_ratio = 4.0;
+    config.lora.rank_pattern = [("k_proj".into(), 2)].into();
+    if of_experts.is_some() {
+        let experts = ["experts.gate_up_proj", "mlp.experts.down_proj"];
+        config.lora.targets.extend(experts.map(String::from));
+        config.lora.dropout = 0.0;
+        let of_down = ("experts.down_proj".into(), 2);
+        config.lora.rank_pattern.extend([of_down]);
+    }
+    config
+}
+
+/// Labels of adapters, attention and the feed-forward layer.
+fn some_labels(model: &str) -> &'static str {
+    match model {
+        QWEN_MOE | EXPERTS => "qkv,mlp,lora,moe",
+        DEEPSEEK => "mla_up_proj,lora,moe",
+        _ => "qkv,mlp,lora",
+    }
+}
+
+#[test]
+fn modes_and_homes_give_the_same_bits_as_planned() {
+    for model in [LLAMA, GPT2, DEEPSEEK, EXPERTS] {
+        for dtype in crate::common::DTYPES {
+            let of = |mode: &str, homes: Homes| Settings {
+                homes,
+                ..Settings::new(&adapted(model, dtype, mode)).unwrap()
+            };
+            let went = |name: &str, settings: &Settings| {
+                let planned = plan(settings);
+                let mut session = session(settings);
+                let before = parameters(&session);
+                let bits = run(&mut session, settings, 0..STEPS, |outcome| {
+                    assert_as_planned(name, &planned, outcome);
+                });
+                for (index, values) in before.iter().enumerate() {
+                    let entry = &session.model().layout().entries()[index];
+                    let is_changed = session.parameter(index).unwrap() != *values;
+                    assert_eq!(is_changed, entry.name.contains(".lora_"), "{}", entry.name);
+                }
+                (bits, planned.peak_bytes)
+            };
+            let (kept, peak) = went("none", &of("none", Homes::default()));
+            for mode in ["lora", "full", some_labels(model)] {
+                let (made, other) = went(mode, &of(mode, Homes::default()));
+                assert!(made == kept, "{model} {dtype:?} {mode}");
+                // What is kept of adapters alone may be less than what its replay leases.
+                let differs = match mode {
+                    "lora" => other != peak,
+                    _ => other < peak,
+                };
+                assert!(differs, "{model} {dtype:?} {mode}");
+            }
+            let (made, other) = went("pinned", &of("full", all_pinned()));
+            assert!(made == kept && other < peak, "{model} {dtype:?} pinned");
+        }
+    }
+}
+
+/// A model that is stored as codes trains as one that has their values, to the bit, in every mode and as planned; the codes
+/// never change.
+#[test]
+fn codes_train_as_the_values_that_they_stand_for() {
+    for (base, model, dtype) in [
+        (BaseType::Nf4, LLAMA, DType::F32),
+        (BaseType::Nf4, GPT2, DType::BF16),
+        (BaseType::Nf4, EXPERTS, DType::F32),
+        (BaseType::EightBit, GPT2, DType::F32),
+        (BaseType::EightBit, LLAMA, DType::BF16),
+        (BaseType::EightBit, QWEN_MOE, DType::BF16),
+        (BaseType::Nf4, DEEPSEEK, DType::BF16),
+    ] {
+        let name = format!("{base} {model} {dtype:?}");
+        let of = |mode: &str, base| {
+            let mut config = adapted(model, dtype, mode);
+            config.lora.base_dtype = base;
+            Settings::new(&config).unwrap()
+        };
+        let went = |session: &mut Session, settings: &Settings| {
+            let planned = plan(settings);
+            let bits = run(session, settings, 0..STEPS, |outcome| {
+                assert_as_planned(&name, &planned, outcome);
+            });
+            (bits, planned)
+        };
+        let plain = of("none", None);
+        let mut with_values = session(&plain);
+        let coded = of("none", Some(base));
+        let mut with_codes = session(&coded);
+        let values = parameters(&with_codes);
+        let fresh = parameters(&with_values);
+        let entries = with_codes.model().layout().entries().to_vec();
+        for ((entry, values), fresh) in entries.iter().zip(&values).zip(&fresh) {
+            assert_eq!(
+                entry.codes.is_some(),
+                values != fresh,
+                "{name} {}",
+                entry.name
+            );
+            with_values.set_values(entry.offset, values).unwrap();
+        }
+        let (expected, plan_of_values) = went(&mut with_values, &plain);
+        let (found, planned) = went(&mut with_codes, &coded);
+        assert!(found == expected, "{name}");
+        assert!(
+            planned.persistent_bytes < plan_of_values.persistent_bytes,
+            "{name}"
+        );
+        for (entry, (now, before)) in entries
+            .iter()
+            .zip(parameters(&with_codes).iter().zip(&values))
+        {
+            assert_eq!(
+                entry.name.contains(".lora_"),
+                now != before,
+                "{name} {}",
+                entry.name
+            );
+        }
+        let pinned = Homes {
+            weights: Home::Device,
+            ..all_pinned()
+        };
+        let one_slot = Homes {
+            unit_slots: 1,
+            ..all_pinned()
+        };
+        for (mode, homes) in [
+            ("full", Homes::default()),
+            (some_labels(model), pinned),
+            ("none", all_pinned()),
+            ("core_attn,lora", one_slot),
+        ] {
+            let settings = Settings {
+                homes,
+                ..of(mode, Some(base))
+            };
+            let (again, _) = went(&mut session(&settings), &settings);
+            assert!(again == expected, "{name} {mode}");
+        }
+        let inputs = offloading(&of("full", Some(base)), "block_input").unwrap();
+        let inputs = Settings {
+            homes: all_pinned(),
+            ..inputs
+        };
+        let (again, with_inputs) = went(&mut session(&inputs), &inputs);
+        assert!(again == expected, "{name} block inputs");
+        assert!(with_inputs.peak_bytes < planned.peak_bytes, "{name}");
+    }
+}
+
+/// Weights of a frozen model in pinned memory take what they take on the device, come as they are stored, and never go back.
+#[test]
+fn a_frozen_model_streams_at_its_stored_size() {
+    let of = |base, weights| {
+        let mut config = adapted(LLAMA, DType::BF16, "none");
+        config.lora.base_dtype = base;
+        let homes = Homes {
+            weights,
+            ..Homes::default()
+        };
+        let settings = Settings::new(&config).unwrap();
+        Settings { homes, ..settings }
+    };
+    let planned = |base| {
+        let settings = of(base, Home::Pinned);
+        let session = session(&settings);
+        let layout = session.model().layout();
+        let (types, matrices) = (layout.types(DType::BF16), layout.matrices());
+        let bytes = |cover: &Cover| types.bytes(&cover.within(&matrices)) as u64;
+        let (streamed, resident) = (plan(&settings), plan(&of(base, Home::Device)));
+        assert_eq!(
+            streamed.host_pinned_bytes,
+            memory::round_up(bytes(&layout.all()))
+        );
+        let went_back = streamed.d2h_bytes - resident.d2h_bytes;
+        assert_eq!(went_back, bytes(&layout.trained()), "{base:?}");
+        assert!(streamed.peak_bytes < resident.peak_bytes, "{base:?}");
+        streamed
+    };
+    let plain = planned(None);
+    for base in [BaseType::Nf4, BaseType::EightBit] {
+        let coded = planned(Some(base));
+        assert!(coded.host_pinned_bytes < plain.host_pinned_bytes, "{base}");
+        assert!(coded.h2d_bytes < plain.h2d_bytes, "{base}");
+    }
+}
+
+#[test]
+fn ranks_give_the_same_bits() {
+    for (model, base) in [
+        (LLAMA, None),
+        (LLAMA, Some(BaseType::Nf4)),
+        (LLAMA, Some(BaseType::EightBit)),
+        (EXPERTS, None),
+        (EXPERTS, Some(BaseType::Nf4)),
+    ] {
+        same_bits_on_ranks(model, base);
+    }
+}
+
+fn same_bits_on_ranks(model: &str, base: Option<BaseType>) {
+    let of = |size, zero, mode| {
+        let mut config = adapted(model, DType::BF16, mode);
+        config.lora.base_dtype = base;
+        Settings {
+            ranks: Some(ranks(size, zero)),
+            accum: 6 / size,
+            ..Settings::new(&config).unwrap()
+        }
+    };
+    let ran = |settings: &Settings| {
+        let size = settings.ranks.as_ref().map(|ranks| ranks.rank.of);
+        let name = format!("{model} {base:?} {size:?}");
+        together(&each(&name, settings, STEPS, on_cpu))
+    };
+    let one = ran(&of(1, Zero::States, "lora"));
+    for zero in Zero::ALL {
+        assert!(
+            ran(&of(2, zero, "lora")) == one,
+            "{model} {base:?} {zero:?}"
+        );
+    }
+    let some = some_labels(model);
+    for (size, mode) in [(1, "none"), (2, "full"), (3, "none"), (3, some)] {
+        let divided = of(size, Zero::Weights, mode);
+        assert!(ran(&divided) == one, "{base:?} {size} {mode}");
+    }
+    for zero in Zero::ALL {
+        let pinned = Settings {
+            homes: Homes {
+                weights: Home::Pinned,
+                window: Window::End,
+                ..Homes::default()
+            },
+            ..of(3, zero, "full")
+        };
+        let pinned = ran(&pinned);
+        assert_eq!(pinned.steps, one.steps, "{base:?} pinned {zero:?}");
+        assert!(pinned.state == one.state, "{base:?} pinned {zero:?}");
+    }
+    let names = one.state.keys();
+    assert!(names.clone().count() > 0);
+    assert!(
+        names.into_iter().all(|(_, name)| name.contains(".lora_")),
+        "adapters alone are saved"
+    );
+}
+
+/// The layout of a model, and all leases of a step on shapes.
+fn leases(settings: &Settings) -> (Rc<Layout>, Vec<Lease>) {
+    let memory = Memory::shapes();
+    memory.keep_history(|| 0.0);
+    let (target, flops) = (Target::Cuda, FlopCounter::default());
+    let mut session = Session::on_shapes(settings.clone(), &memory, target, flops).unwrap();
+    session
+        .step(&crate::common::step_batch(settings, 0))
+        .unwrap();
+    let layout = session.model().layout().clone();
+    let events = memory.history().unwrap().events.into_iter();
+    let leases = events.filter_map(|event| match event.change {
+        MemoryChange::Take { lease, .. } => Some(lease),
+        _ => None,
+    });
+    (layout, leases.collect())
+}
+
+/// Adapters on experts: activations and temporaries are smaller than what they add to one matrix of all experts would be, and so
+/// than its gradient.
+#[test]
+fn no_lease_is_as_large_as_a_delta_of_experts() {
+    let mut config = adapted(EXPERTS, DType::BF16, "none");
+    config.data.seq = 21;
+    let (layout, leases) = leases(&Settings::new(&config).unwrap());
+    let experts = layout.entries().iter();
+    let experts = experts.filter(|entry| entry.name.ends_with("mlp.experts.gate_up_proj"));
+    let delta = experts
+        .map(|entry| 2 * entry.elements() as u64)
+        .min()
+        .unwrap();
+    // The workspace of products has one size for all models.
+    let made = |lease: &&Lease| {
+        [Category::Activation, Category::Temporary].contains(&lease.category)
+            && lease.name != "kernel_workspace"
+    };
+    let made: Vec<&Lease> = leases.iter().filter(made).collect();
+    for name in [
+        "lora_mlp_experts_gate_up_proj",
+        "lora_factor",
+        "expert_lora",
+    ] {
+        assert!(made.iter().any(|lease| lease.name == name), "{name}");
+    }
+    for lease in made {
+        assert!(lease.bytes < delta, "{lease:?} {delta}");
+    }
+}
+
+/// A step of a model in bf16: nothing but factors has gradients or states, no product of factors exists, and no input is
+/// copied to f32.
+#[test]
+fn no_lease_is_as_large_as_what_is_frozen() {
+    let mut config = adapted(LLAMA, DType::BF16, "none");
+    config.lora.dropout = 0.0;
+    let settings = Settings::new(&config).unwrap();
+    let (layout, leases) = leases(&settings);
+    let trained = layout.trained().elements() as u64;
+    let granularity = 512;
+    let states = |category| {
+        let own = leases
+            .iter()
+            .filter(move |lease| lease.category == category);
+        own.map(|lease| lease.bytes).max().unwrap()
+    };
+    assert!(states(Category::Gradient) <= 4 * trained + granularity);
+    assert!(states(Category::OptimizerState) <= 4 * trained + granularity);
+    let tokens = (settings.micro_batch * settings.seq) as u64;
+    let of_lora: Vec<_> = leases
+        .iter()
+        .filter(|lease| lease.name.contains("lora"))
+        .collect();
+    assert!(
+        of_lora
+            .iter()
+            .any(|lease| lease.category == Category::Activation)
+    );
+    let narrowest = settings.model.hidden as u64;
+    for lease in of_lora {
+        assert!(lease.bytes < 2 * tokens * narrowest, "{lease:?}");
+    }
+    // In f32 are statistics, and losses and logits of a chunk of the head.
+    let model = &settings.model;
+    for width in [model.hidden, model.ffn, 2 * model.ffn] {
+        let copy = 4 * tokens * width as u64;
+        let fits = |bytes: u64| (copy..copy + granularity).contains(&bytes);
+        let copies = leases.iter().filter(|lease| fits(lease.bytes));
+        let names: Vec<&str> = copies.map(|lease| lease.name).collect();
+        assert!(
+            names
+                .iter()
+                .all(|name| ["gate_up", "d_gate_up"].contains(name)),
+            "{names:?}"
+        );
+    }
+}
+
+#[test]
+fn a_disk_holds_the_states_of_factors() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings::new(&adapted(LLAMA, DType::F32, "none")).unwrap();
+    let away = Settings {
+        homes: Homes {
+            states: Home::Disk(folder.path().into()),
+            ..Homes::default()
+        },
+        ..settings.clone()
+    };
+    let steps = |settings: &Settings| {
+        let mut session = session(settings);
+        let outcome = session
+            .step(&crate::common::step_batch(settings, 0))
+            .unwrap();
+        (bits(&outcome), parameters(&session))
+    };
+    assert!(steps(&settings) == steps(&away));
+}
