@@ -27,6 +27,8 @@ fn main() {
         .cpp(true)
         .std("c++17")
         .opt_level(2)
+        // A race names the lines of both accesses.
+        .flag("-g1")
         .warnings(true)
         .include(&emulation)
         // Kernels read values of any type as 16 bytes at a time, which strict aliasing would forbid.

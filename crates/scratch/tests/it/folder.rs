@@ -24,7 +24,7 @@ fn names(folder: &Path) -> Vec<String> {
 fn child(test: &str, variable: &str, folder: &Path) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command
-        .args([test, "--exact", "--nocapture"])
+        .args([&format!("folder::{test}"), "--exact", "--nocapture"])
         .env(variable, folder)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
