@@ -64,16 +64,7 @@ pub struct Allocation {
     /// Its size.
     pub bytes: usize,
     /// The functions under way, innermost first, without the standard library and this allocator.
-    pub callers: Vec<Frame>,
-}
-
-/// A function and where it is written.
-#[derive(Clone, Debug)]
-pub struct Frame {
-    /// Its name; without its module where it was inlined.
-    pub function: String,
-    /// File and line, in code that was built with them.
-    pub place: String,
+    pub callers: Vec<String>,
 }
 
 /// What was allocated while something was watched.
@@ -96,9 +87,9 @@ pub fn watch<T>(run: impl FnOnce() -> T) -> (T, Watched) {
     let made = std::mem::take(&mut *MADE.lock().unwrap());
     let made = made.into_iter().map(|(bytes, trace)| Allocation {
         bytes,
-        callers: frames(&trace.to_string())
-            .into_iter()
-            .skip_while(|frame| !frame.is_asking())
+        callers: functions(&trace.to_string())
+            .skip_while(|function| !is_asking(function))
+            .map(str::to_owned)
             .collect(),
     });
     let watched = Watched {
@@ -109,58 +100,28 @@ pub fn watch<T>(run: impl FnOnce() -> T) -> (T, Watched) {
     (result, watched)
 }
 
-/// A trace's lines are `   3: function`, each followed by `             at file:line` where that is known.
-fn frames(trace: &str) -> Vec<Frame> {
-    let mut frames: Vec<Frame> = Vec::new();
-    for line in trace.lines().map(str::trim_start) {
-        if let (Some(place), Some(frame)) = (line.strip_prefix("at "), frames.last_mut()) {
-            frame.place = place.into();
-        } else if let Some((_, function)) = line.split_once(": ") {
-            frames.push(Frame {
-                function: function.trim_start_matches('<').into(),
-                place: String::new(),
-            });
-        }
-    }
-    frames
+/// The functions of a trace, whose lines are `   3: function`. Inlined ones are there only in builds with debug information.
+fn functions(trace: &str) -> impl Iterator<Item = &str> {
+    let functions = trace.lines().filter_map(|line| line.split_once(": "));
+    functions.map(|(_, function)| function.trim_start_matches('<'))
 }
 
-impl Frame {
-    /// Whether this is neither this allocator nor the standard library, which only pass on what they are asked. A
-    /// function of no known place or module, inlined from somewhere, does not count either.
-    fn is_asking(&self) -> bool {
-        if self.function.starts_with("__rust") {
-            return false; // its place is that of `#[global_allocator]`
-        }
-        if !self.place.is_empty() {
-            return !self.place.contains("/rustc/")
-                && !self.place.contains("/rustlib/src/rust/library/")
-                && !self.place.contains("common/allocations.rs:");
-        }
-        let name = self.function.split('<').next().unwrap_or_default();
-        let passes_on = ["alloc::", "core::", "std::"];
-        name.contains("::") && !passes_on.iter().any(|module| name.starts_with(module))
-    }
-
-    /// Whether the function belongs to the GEMM library or to the stack that it takes its packing buffers from.
-    pub fn is_gemm_packing(&self) -> bool {
-        let parts = ["gemm", "dyn-stack"];
-        let of_crate = |part: &str, folder: &str| {
-            folder == part || (folder.starts_with(part) && folder[part.len()..].starts_with('-'))
-        };
-        let mut folders = self.place.split('/');
-        let in_folder = folders.any(|folder| parts.iter().any(|part| of_crate(part, folder)));
-        in_folder
-            || ["gemm::", "gemm_common::", "gemm_f32::", "dyn_stack::"]
-                .iter()
-                .any(|module| self.function.starts_with(module))
-    }
+/// Whether a function is neither of this allocator nor of the standard library, which only pass on what they are asked, and has its
+/// module in its name: an inlined one has none.
+fn is_asking(function: &str) -> bool {
+    let passes_on = ["__rust", "alloc::", "core::", "std::"];
+    let name = function.split('<').next().unwrap_or_default();
+    name.contains("::")
+        && !name.contains("hidden_allocations::allocations::")
+        && !passes_on.iter().any(|module| name.starts_with(module))
 }
 
 impl Allocation {
-    /// Whether the GEMM library made it for its packing.
+    /// Whether the GEMM library made it for its packing, or the stack that it takes its packing buffers from.
     pub fn is_gemm_packing(&self) -> bool {
-        self.callers.first().is_some_and(Frame::is_gemm_packing)
+        let modules = ["gemm::", "gemm_common::", "gemm_f32::", "dyn_stack::"];
+        let caller = self.callers.first();
+        caller.is_some_and(|caller| modules.iter().any(|module| caller.starts_with(module)))
     }
 }
 
@@ -170,6 +131,6 @@ impl std::fmt::Display for Allocation {
         self.callers
             .iter()
             .take(8)
-            .try_for_each(|frame| writeln!(f, "  {} at {}", frame.function, frame.place))
+            .try_for_each(|function| writeln!(f, "  {function}"))
     }
 }
