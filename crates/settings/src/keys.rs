@@ -174,7 +174,8 @@ keys! {
             .flag("--data", "PATH[:WEIGHT]", TRAINING).marks(&[ComparedApart, PerRank]),
         format: Format = key(Kind::Choice(Format::NAMES), "\"auto\"", "How the file is read")
             .details("auto goes by its ending and by how it begins; batches is safetensors with input_ids and targets, llmc has \
-                      llm.c's header, u16 is bare 16-bit tokens (nanoGPT), text is bytes."),
+                      llm.c's header, u16 is bare 16-bit tokens (nanoGPT), text is bytes.")
+            .needs(need::DATA),
         any_tokenizer: bool = key(Kind::Bool, "false", "Data is taken whose tokens are not those of the model's tokenizer")
             .details("Without it a model that came with weights refuses them, and text unless it reads bytes.").marks(&[KeepsBits]),
         shuffle: bool = key(Kind::Bool, "true", "Samples are drawn in an order shuffled by train.seed")

@@ -74,6 +74,7 @@ mod rows {
         Error("says how many units of offloaded weights are on the device, and weights are not offloaded",
             "--offload-parameters pinned", &["offload.parameters"]));
 
+    pub(crate) const DATA: Need = need(|run, _| run.data.path.is_some(), Warning("--data"));
     pub(crate) const FALLING_MINIMUM: Need = need(|run, _| run.lr.schedule != ScheduleKind::Constant,
         Warning("--schedule linear, cosine or wsd"));
     pub(crate) const MOMENTS: Need = need(|run, _| run.optim.kind != OptimizerKind::Adafactor, Warning("--optimizer adamw and muon"));

@@ -88,17 +88,17 @@ pub(crate) fn find(flag: &str) -> Option<&'static Foreign> {
         name.replace("gradient", "grad")
     };
     let name = plain(flag);
-    row_of(&[&name]).or_else(|| {
-        let is_it = |one: &&str| short(one) == short(&name);
-        FOREIGN
-            .iter()
-            .find(|row| row.names.iter().any(|one| is_it(&one)))
-    })
+    let is_it = |one: &&str| short(one) == short(&name);
+    let in_short = || FOREIGN.iter().find(|row| row.names.iter().any(is_it));
+    row_of(&[&name]).or_else(in_short)
 }
 
 /// The row of a file's key: of its whole name, or of what is left of it within a section of the program's.
 pub(super) fn find_key(program: Program, name: &str) -> Option<&'static Foreign> {
     let name = plain(name);
+    if let Some(inside) = name.strip_prefix("deepspeed.") {
+        return find_key(Program::DeepSpeed, inside);
+    }
     let sections = program.sections().iter();
     let within = sections.filter_map(|section| name.strip_prefix(section)?.strip_prefix('.'));
     match within.min_by_key(|rest| rest.len()) {
@@ -111,8 +111,8 @@ pub(super) fn find_key(program: Program, name: &str) -> Option<&'static Foreign>
 fn row_of(names: &[&str]) -> Option<&'static Foreign> {
     let called = |name: &&str| FOREIGN.iter().find(|row| row.is_called(name));
     let covers = |name: &&str| FOREIGN.iter().find(|row| row.covers(name));
-    let mut both = names.iter().map(called).chain(names.iter().map(covers));
-    both.find_map(|row| row)
+    let both = names.iter().map(called).chain(names.iter().map(covers));
+    both.flatten().next()
 }
 
 /// Every name that this trainer knows of another. `docs/guides/coming-from.md` lists those that people type, and a test holds its
@@ -163,7 +163,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["fp16", "fp16.enabled"], "--dtype bf16: f16 is not built, since bf16 needs no loss scaling", Near(&[("true", "train.dtype=bf16"), ("false", "")])),
     foreign(&["fp8", "fp8-format"], "--fp8 tensor, with fp8.gradients=e4m3 for e4m3: scales are each tensor's own, powers of two, without a history", Near(FP8)),
     foreign(&["fp8-recipe"], "--fp8 tensor, which has one scale a tensor, of its values at hand", Words(&[("tensorwise", "")])),
-    not_built(&["fp8-param", "fp8-param-gather", "fp8-enable-fsdp-float8-all-gather"], "--set fp8.weights=step, under --fp8 tensor: codes are kept for a step, and with --zero 3 sent instead of weights from the second use on"),
+    not_built(&["fp8-param", "fp8-param-gather", "enable-fsdp-float8-all-gather", "fp8-enable-fsdp-float8-all-gather"], "--set fp8.weights=step, under --fp8 tensor: codes are kept for a step, and with --zero 3 sent instead of weights from the second use on"),
     needless(&["fp8-amax-history-len", "fp8-amax-compute-algo", "fp8-margin", "fp8-interval"], "a scale follows from the values at hand, without a history"),
     not_built(&["fp8-*", "float8.*", "quantize.*"], "--fp8 tensor: products of the blocks in FP8; fp8.except names matrices that stay in bf16"),
     foreign(&["gradient-checkpointing", "activation-checkpointing", "activation-checkpoint.mode", "fsdp-activation-checkpointing"], "--recompute full", Words(RECOMPUTE)),
@@ -177,7 +177,11 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["offload-param.device", "offload-param-device", "enable-cpu-offload", "fsdp-offload-params", "offload-params"], "--offload-parameters pinned", Words(&[("cpu", "offload.parameters=pinned"), ("true", "offload.parameters=pinned offload.gradients=pinned offload.optimizer=pinned"), ("none", ""), ("false", "")])),
     foreign(&["optimizer-offload-fraction", "offload-optimizer.ratio"], "--set offload.fraction=X", Key("offload.fraction")),
     not_built(&["nvme-path", "offload-optimizer.nvme-path", "offload-optimizer-nvme-path", "offload-param.nvme-path", "offload-param-nvme-path"], "--offload-optimizer DIR, with the folder"),
-    not_built(&["cpu-offloading", "cpu-offloading-num-layers", "fine-grained-activation-offloading", "offload-modules", "activation-offloading"], "--offload-activations LABELS, by which activations wait on the host"),
+    not_built(&["cpu-offloading", "cpu-offloading-num-layers", "fine-grained-activation-offloading", "offload-modules", "activation-offloading"], "--offload-activations LABELS, by which activations wait on the host, or recompute.layers for those of some layers"),
+    not_built(&["activation-checkpointing-kwargs", "activation-checkpointing-kwargs.*"], "--recompute full --offload-activations block_input, if they are offloaded"),
+    not_built(&["activation-checkpoint.memory-budget"], "--recompute auto --memory-budget SIZE: bytes of the peak, where theirs is a share of what is saved"),
+    needless(&["overlap-cpu-optimizer-d2h-h2d"], "offload.window is forward by default, which overlaps"),
+    needless(&["sub-group-size"], "offload.slab_mib and offload.buffer_count say how large the chunks of an update are, and how many"),
     // The model.
     foreign(&["model", "model-name", "model-name-or-path", "pretrained-model-name-or-path", "pretrained-checkpoint", "base-model", "model.name", "model.flavor"], "--init-from DIR, a model in Hugging Face layout; or --config NAME to begin anew", Of(ForeignPart::Model)),
     foreign(&["model-type", "architectures"], "--init-from DIR, whose config.json says the family", Of(ForeignPart::Family)),
@@ -205,6 +209,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["hidden-dropout", "attention-dropout", "resid-pdrop", "embd-pdrop", "attn-pdrop"], "--set model.dropout=X: one rate for all", Of(ForeignPart::Dropout)),
     foreign(&["max-position-embeddings", "n-positions", "n-ctx"], "--set model.max_positions=N, for learned positions alone", Of(ForeignPart::Positions)),
     foreign(&["sliding-window"], "--set model.sliding_window=N", Key("model.sliding_window")),
+    not_built(&["window-size"], "--set model.sliding_window=N: theirs does not count a query's own key, so N is one more"),
     foreign(&["use-sliding-window", "max-window-layers", "layer-types"], "--set model.full_attention_layers=[...]", Of(ForeignPart::Family)),
     foreign(&["rope-scaling", "rope-parameters", "rope-scaling.*", "rope-parameters.*"], "--set model.rope_scaling.kind=llama3|yarn|linear, and what it needs", Of(ForeignPart::Family)),
     foreign(&["num-experts", "n-routed-experts", "num-local-experts"], "--config NAME, or [model.experts]", Key("model.experts.count")),
@@ -258,6 +263,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["overlap-grad-reduce", "overlap-comm"], "the same flag: --overlap-grad-reduce", Key("collectives.overlap_grad_reduce")),
     foreign(&["overlap-param-gather"], "the same flag", Key("collectives.overlap_param_gather")),
     foreign(&["reduce-bucket-size", "ddp-bucket-size"], "--bucket-size SIZE, in bytes where theirs counts elements", Of(ForeignPart::Bucket)),
+    not_built(&["bucket-cap-mb", "ddp-bucket-cap-mb"], "--bucket-size SIZE"),
     foreign(&["fsdp-reshard-after-forward", "reshard-after-forward"], "--reshard-after-forward=true|false", Words(&[("true", "collectives.reshard_after_forward=true"), ("false", "collectives.reshard_after_forward=false"), ("default", ""), ("always", ""), ("never", "collectives.reshard_after_forward=false"), ("full-shard", ""), ("shard-grad-op", "collectives.reshard_after_forward=false"), ("no-shard", "collectives.zero=0")])),
     not_built(&["expert-model-parallel-size", "expert-tensor-parallel-size", "expert-parallel-degree", "expert-tensor-parallel-degree"], "every rank computes all experts of its tokens; --zero 3 divides their weights among ranks"),
     foreign(&["context-parallel-size", "context-parallel-degree", "parallelism-config-cp-size"], "the same flag: --context-parallel-size, which divides heads in attention", Key("parallel.context")),
@@ -273,14 +279,15 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["save-total-limit", "keep-latest-k"], "--keep-last K", Key("checkpoint.keep_last")),
     foreign(&["logging-steps", "log-interval", "log-freq"], "--set log.every=N", Of(ForeignPart::StepCount("log.every"))),
     foreign(&["distributed-timeout-minutes"], "--set collectives.timeout_s=N", Of(ForeignPart::Minutes)),
-    beside(&["tokenizer", "tokenizer-name", "tokenizer-name-or-path", "tokenizer-model", "tokenizer-path", "tokenizer-type", "tokenizer-use-fast", "template", "chat-template", "special-tokens.*", "train-on-inputs", "train-on-prompt", "mask-history"], "trainer prepare TEXTS --tokenizer DIR --out data, then --data data: tokens are made before a run"),
+    beside(&["tokenizer", "tokenizer-name", "tokenizer-name-or-path", "tokenizer-model", "tokenizer-path", "tokenizer-type", "tokenizer-use-fast", "template", "chat-template", "special-tokens.*", "train-on-inputs", "train-on-prompt", "mask-history", "assistant-only-loss", "completion-only-loss"], "trainer prepare TEXTS --tokenizer DIR --out data, then --data data: tokens are made before a run"),
     beside(&["dataset", "dataset-name", "dataset-path", "data-path", "train-file", "train-data-path", "input-bin", "datasets.*", "dataset-mixture.*", "mock-data", "split", "val-set-size", "val-size", "max-samples"], "--data PATH: the plan does not depend on the text; `trainer prepare` makes its tokens"),
     beside(&["packing", "sample-packing", "eval-sample-packing", "group-by-length", "neat-packing", "pad-to-sequence-len"], "--packing concatenate|first-fit|pad, beside --data of `trainer prepare`"),
     beside(&["validation-file", "valid-data-path", "val-data-path"], "--eval-data PATH"),
     beside(&["eval-steps", "eval-interval", "val-loss-every", "evals-per-epoch", "eval-iters", "eval-strategy", "evaluation-strategy", "do-eval", "per-device-eval-batch-size"], "--eval-every N, beside --eval-data PATH: then evaluations are planned"),
     beside(&["output-dir", "save", "save-dir", "checkpoint-dir", "dump-folder", "checkpoint.folder", "hub-model-id"], "--out DIR says where a run writes"),
-    beside(&["load", "resume-from-checkpoint"], "--resume DIR|latest|auto goes on with a run"),
-    beside(&["report-to", "tensorboard-dir", "enable-tensorboard", "save-tb-folder", "logging-dir", "plot-loss"], "--tensorboard; metrics.jsonl and `trainer report` are always there"),
+    beside(&["load", "resume-from-checkpoint"], "--resume DIR|latest|auto goes on with a run, in --out RUN"),
+    beside(&["report-to", "tensorboard-dir", "enable-tensorboard", "log-memory-to-tensorboard", "save-tb-folder", "logging-dir", "plot-loss"], "--tensorboard; metrics.jsonl and `trainer report` are always there"),
+    beside(&["load-best-model-at-end"], "--keep-best, beside --eval-every N: that checkpoint is kept, and not loaded"),
     beside(&["save-strategy", "saves-per-epoch", "async-mode", "async-save", "enable-checkpoint", "ckpt-format"], "--save-every N says when; saving goes on beside the computation, unless --save-blocking"),
     needless(&["torch-compile", "compile", "torch-compile-backend", "compile.enable", "dynamo-config.*", "dynamo-backend"], "there is nothing to compile"),
     foreign(&["use-cpu"], "--device cpu", Words(&[("true", "train.device=cpu"), ("false", "")])),
@@ -289,15 +296,17 @@ pub(super) const FOREIGN: &[Foreign] = &[
     needless(&["local-rank", "node-rank", "master-addr", "master-port", "ddp-timeout", "ddp-backend", "ddp-find-unused-parameters"], "the launcher tells ranks of each other"),
     needless(&["dataloader-num-workers", "num-workers", "preprocessing-num-workers", "dataset-num-proc", "dataloader-pin-memory", "overwrite-cache", "dataset-prepared-path", "data-cache-path", "remove-unused-columns", "no-mmap-bin-files", "no-create-attention-mask-in-dataloader", "dataset-kwargs.*", "dataloader.*", "tiktoken-pattern"], "data is read ahead by one thread, as tokens that are there already"),
     needless(&["gradient-checkpointing-kwargs.*", "preserve-rng-state"], "a replay has the same bits, whatever way"),
+    needless(&["loss.num-chunks"], "memory.head_chunk is the tokens of a chunk, not the number of chunks"),
     needless(&["tf32", "liger-*", "plugins", "cross-entropy-loss-fusion", "use-liger-kernel", "enable-liger-kernel", "xformers-attention", "s2-attention", "disable-gradient-checkpointing", "use-unsloth", "tp-comm-overlap"], "which kernels compute is the trainer's affair; logits are never whole (memory.head_chunk)"),
-    needless(&["contiguous-gradients", "contiguous-memory-optimization", "sub-group-size", "round-robin-gradients", "allgather-partitions", "allgather-bucket-size", "reduce-scatter", "stage3-prefetch-bucket-size", "stage3-param-persistence-threshold", "stage3-max-live-parameters", "stage3-max-reuse-distance", "pin-memory", "memory-efficient-linear", "limit-all-gathers", "zero-allow-untested-optimizer", "zero-force-ds-cpu-optimizer", "empty-unused-memory-level", "empty-cache-steps", "torch-empty-cache-steps", "gradient-predivide-factor", "prescale-gradients"], "each buffer has its place in the plan, and there is no allocator to tame"),
+    needless(&["contiguous-gradients", "contiguous-memory-optimization", "round-robin-gradients", "allgather-partitions", "allgather-bucket-size", "reduce-scatter", "stage3-prefetch-bucket-size", "stage3-param-persistence-threshold", "stage3-max-live-parameters", "stage3-max-reuse-distance", "pin-memory", "no-pin-cpu-params", "memory-efficient-linear", "limit-all-gathers", "zero-allow-untested-optimizer", "zero-force-ds-cpu-optimizer", "empty-unused-memory-level", "empty-cache-steps", "torch-empty-cache-steps", "gradient-predivide-factor", "prescale-gradients"], "each buffer has its place in the plan, and there is no allocator to tame"),
     needless(&["stage3-gather-16bit-weights-on-model-save", "stage3-gather-fp16-weights-on-model-save", "zero3-save-16bit-model", "save-safetensors", "save-only-model", "export-dtype", "model-weights-only", "last-save-model-only", "overwrite-output-dir", "push-to-hub", "hub-strategy"], "a checkpoint is a Hugging Face folder, or becomes one by `trainer export`"),
     needless(&["fsdp-config", "fsdp-*", "auto-wrap-policy", "transformer-layer-cls-to-wrap", "state-dict-type", "final-state-dict-type", "cpu-ram-efficient-loading", "lora-fan-in-fan-out"], "units are the blocks, and their layout is the trainer's affair"),
     beside(&["lora-model-dir"], "--lora-from DIR begins with adapters that are there"),
     needless(&["fp16.*", "loss-scale", "initial-loss-scale"], "bf16 needs no loss scaling"),
     needless(&["wandb-*", "mlflow-*", "comet-*", "wandb.*", "monitor-config.*", "comms-config.*", "comms-logger.*", "tensorboard.*", "wall-clock-breakdown", "steps-per-print", "dump-state", "log-level", "logging-strategy", "log-throughput", "run-name", "description", "log-on-each-node", "disable-tqdm", "print-config"], "metrics.jsonl has every step, for any tool"),
+    beside(&["record-memory-history"], "--trace draws the memory of the last step"),
     needless(&["profile", "profile-step-start", "profile-step-end", "profiling.*", "profiling-config.*", "profiler.*", "flops-profiler.*"], "`trainer profile` times operations; --trace draws memory"),
-    needless(&["do-train", "do-predict", "trust-remote-code", "strict", "debug", "use-mcore-models", "hub-private-repo", "model-revision", "cache-dir", "transformers-version", "early-stopping-patience", "eval-table-size", "loss-watchdog-threshold", "loss-watchdog-patience", "manual-gc", "exit-duration-in-mins", "calculate-per-token-loss", "hf-assets-path", "label-names", "prediction-loss-only", "nccl-communicator-config-path"], "it changes neither the step nor its memory here"),
+    needless(&["do-train", "do-predict", "trust-remote-code", "strict", "debug", "use-mcore-models", "hub-private-repo", "model-revision", "cache-dir", "transformers-version", "early-stopping-patience", "eval-table-size", "loss-watchdog-threshold", "loss-watchdog-patience", "manual-gc", "gc-freq", "deterministic-mode", "exit-duration-in-mins", "calculate-per-token-loss", "hf-assets-path", "label-names", "prediction-loss-only", "nccl-communicator-config-path"], "it changes neither the step nor its memory here"),
     needless(&["use-cache", "bos-token-id", "eos-token-id", "pad-token-id", "hidden-act", "pretraining-tp", "name-or-path", "id2label", "label2id", "auto-map", "quantization-config.*", "rope-interleave", "output-router-logits", "summary-*", "task-specific-params.*", "n-layers-unused", "activation-function", "ep-size", "aux-loss-alpha", "seq-aux"], "it is the model's own, and goes with its folder"),
     needless(&["selective-ac-option", "per-op-sac-force-recompute-mm-shapes-by-fqns", "early-stop", "recompute-layernorm"], "--recompute LABELS says what is recomputed"),
     needless(&["group-query-attention"], "model.kv_heads says how many"),
@@ -375,6 +384,8 @@ mod tests {
             deepspeed("autotuning.arg_mappings.train_micro_batch_size_per_gpu"),
             deepspeed("autotuning.enabled")
         );
+        let written_out = ours(Program::Transformers, "deepspeed.zero_optimization.stage");
+        assert_eq!(written_out, Some("zero-stage"));
         let axolotl = |name| ours(Program::Axolotl, name);
         assert_eq!(axolotl("datasets[1].seed"), axolotl("dataset"));
         assert_eq!(axolotl("wandb_run_id"), Some("wandb-*"));
@@ -450,7 +461,27 @@ mod tests {
     ];
 
     /// Names in the guide's tables that are no flags or keys of files: of Python's functions, classes and values.
-    const NO_KEYS: &[&str] = &[];
+    const NO_KEYS: &[&str] = &[
+        "adamw_8bit",
+        "chosen",
+        "completion",
+        "distributed.checkpoint",
+        "eager",
+        "estimate-memory",
+        "estimate_zero3_model_states_mem_needs_all_live",
+        "find_executable_batch_size",
+        "fused_linear_cross_entropy",
+        "linear",
+        "llama3",
+        "lomo",
+        "paged_adamw_8bit",
+        "preprocess_data.py",
+        "prompt",
+        "register_post_accumulate_grad_hook",
+        "rejected",
+        "unfused",
+        "yarn",
+    ];
 
     /// The names of a cell of the guide: code behind the name of a trainer that is read, and flags.
     fn names<'a>(cell: &'a str, trainer: &mut Option<&'a str>) -> Vec<(&'a str, Option<&'a str>)> {
@@ -498,8 +529,15 @@ mod tests {
                 count += 1;
                 let row = match trainer {
                     Some("DeepSpeed") => {
-                        find_key(Program::DeepSpeed, &format!("zero_optimization.{name}"))
-                            .or_else(|| find_key(Program::DeepSpeed, name))
+                        let places = [
+                            "zero_optimization.",
+                            "",
+                            "zero_optimization.offload_optimizer.",
+                        ];
+                        let mut all = places.iter().flat_map(|place| {
+                            ["", ".device"].map(|end| format!("{place}{name}{end}"))
+                        });
+                        all.find_map(|name| find_key(Program::DeepSpeed, &name))
                     }
                     Some("torchtitan") => find_key(Program::Torchtitan, name),
                     _ => find(name),

@@ -100,10 +100,10 @@ fn turn(meaning: Meaning) -> usize {
             ForeignPart::GlobalBatch
             | ForeignPart::MinLr
             | ForeignPart::WarmupShare
-            | ForeignPart::StepCount(_)
             | ForeignPart::Positions
             | ForeignPart::Stages,
         ) => 3,
+        Meaning::Of(ForeignPart::StepCount(_)) => DEFAULTS,
         _ => 1,
     }
 }
