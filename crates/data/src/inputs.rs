@@ -123,7 +123,8 @@ impl Inputs {
         self.0.iter()
     }
 
-    fn weights(&self) -> impl Iterator<Item = f64> {
+    /// Their weights, of those that have one.
+    pub fn weights(&self) -> impl Iterator<Item = f64> {
         self.iter().filter_map(|input| input.weight)
     }
 

@@ -16,8 +16,8 @@ pub struct Key {
     /// The flag that stands for it.
     pub flag: Option<Flag>,
     marks: &'static [Mark],
-    /// The setting without which the key has no effect, if there is one.
-    pub(crate) needs: Option<Need>,
+    /// The settings without which the key has no effect.
+    pub(crate) needs: [Option<Need>; 2],
     about: &'static str,
     /// What only the reference says.
     details: &'static str,
@@ -90,7 +90,7 @@ pub(crate) const fn key(
         default: KeyDefault::Value(default),
         flag: None,
         marks: &[],
-        needs: None,
+        needs: [None; 2],
         about,
         details: "",
     }
@@ -125,9 +125,12 @@ impl Key {
         self.marks.contains(&mark)
     }
 
-    /// Names the setting without which the key has no effect.
+    /// Names a setting without which the key has no effect. A row may name two.
     pub(crate) const fn needs(self, need: Need) -> Key {
-        let needs = Some(need);
+        let needs = match self.needs {
+            [None, _] => [Some(need), None],
+            [first, _] => [first, Some(need)],
+        };
         Key { needs, ..self }
     }
 

@@ -95,9 +95,11 @@ keys! {
         optional("model.max_positions", Kind::Whole(1), ("1024", "none"), "Learned positions: the longest sequence"),
         key("model.biases", Kind::Bool, "false", "All projections have a bias"),
         key("model.dropout", Kind::Real(Range::BelowOne), "0.0",
-            "Rate at which attention probabilities, what is added to the residual stream, and the embedding are dropped"),
+            "Rate at which attention probabilities, what is added to the residual stream, and the embedding are dropped")
+            .needs(need::NEXT_TOKENS),
         key("model.norm_eps", Kind::Real(Range::Positive), "1e-5", "Added to the mean square, or the variance, inside every norm"),
-        key("model.rope_theta", Kind::Real(Range::Positive), "10000.0", "Base of the rotary embedding's wavelengths"),
+        key("model.rope_theta", Kind::Real(Range::Positive), "10000.0", "Base of the rotary embedding's wavelengths")
+            .needs(need::ROTARY),
         optional("model.rope_scaling.kind", Kind::Choice(RopeScaling::KINDS), ("\"llama3\"", "llama3, if the section has keys"),
             "How rotary wavelengths are stretched for sequences longer than those of the original training")
             .details("linear divides positions by the factor and needs no other key; llama3 (Llama 3.1) needs the next four keys; yarn \
@@ -126,7 +128,8 @@ keys! {
         key("model.router_aux_kind", Kind::Choice(RouterAuxKind::NAMES), "\"pooled\"",
             "Which choices and scores that loss takes together")
             .details("pooled: those of all layers, as transformers does; layer: of each layer, as Megatron's aux_loss; sequence: of each \
-                      sequence in a layer, as its seq_aux_loss."),
+                      sequence in a layer, as its seq_aux_loss.")
+            .needs(need::BALANCE),
         key("model.router_z_loss", Kind::Real(Range::NotNegative), "0.0",
             "Coefficient of the mean squared log-sum-exp of the routers' logits, which keeps them small; 0 is none"),
         optional("model.experts.count", Kind::Whole(1), ("8", "none, all layers are dense"),
@@ -171,7 +174,8 @@ keys! {
             .flag("--data", "PATH[:WEIGHT]", TRAINING).marks(&[ComparedApart, PerRank]),
         format: Format = key(Kind::Choice(Format::NAMES), "\"auto\"", "How the file is read")
             .details("auto goes by its ending and by how it begins; batches is safetensors with input_ids and targets, llmc has \
-                      llm.c's header, u16 is bare 16-bit tokens (nanoGPT), text is bytes."),
+                      llm.c's header, u16 is bare 16-bit tokens (nanoGPT), text is bytes.")
+            .needs(need::DATA),
         any_tokenizer: bool = key(Kind::Bool, "false", "Data is taken whose tokens are not those of the model's tokenizer")
             .details("Without it a model that came with weights refuses them, and text unless it reads bytes.").marks(&[KeepsBits]),
         shuffle: bool = key(Kind::Bool, "true", "Samples are drawn in an order shuffled by train.seed")
@@ -232,13 +236,13 @@ keys! {
             .flag("--state-dtype", "f32|bf16|8bit", MEMORY),
         master: MasterFormat = key(Kind::Choice(MasterFormat::NAMES), "\"f32\"",
             "What stands beside bf16 weights: an f32 copy, the 16 bits that they leave out of one, or nothing")
-            .details("bf16-split is an exact f32; none rounds stochastically. Ignored for f32 weights.")
-            .flag("--master", "f32|bf16-split|none", MEMORY),
+            .details("bf16-split is an exact f32; none rounds stochastically. For f32 weights it has no effect.")
+            .flag("--master", "f32|bf16-split|none", MEMORY).needs(need::BF16_WEIGHTS),
         grad_dtype: FloatType = key(Kind::Choice(FloatType::NAMES), "\"f32\"", "Data type of gradients")
             .flag("--grad-dtype", "f32|bf16", MEMORY),
-        beta1: f64 = key(Kind::Real(Range::BelowOne), "0.9", "Decay of the first moment"),
-        beta2: f64 = key(Kind::Real(Range::BelowOne), "0.95", "Decay of the second moment"),
-        eps: f64 = key(Kind::Real(Range::Positive), "1e-8", "Added to the root of the second moment"),
+        beta1: f64 = key(Kind::Real(Range::BelowOne), "0.9", "Decay of the first moment").needs(need::MOMENTS),
+        beta2: f64 = key(Kind::Real(Range::BelowOne), "0.95", "Decay of the second moment").needs(need::MOMENTS),
+        eps: f64 = key(Kind::Real(Range::Positive), "1e-8", "Added to the root of the second moment").needs(need::MOMENTS),
         weight_decay: f64 = key(Kind::Real(Range::NotNegative), "0.1",
             "Decoupled weight decay of the matrices; norm weights and biases have none")
             .flag("--weight-decay", "X", TRAINING),
@@ -246,7 +250,7 @@ keys! {
             "Gradients are scaled down to this global norm; inf turns clipping off")
             .flag("--clip", "NORM", TRAINING),
         f32_states: Vec<String> = key(Kind::Texts, "[\"*norm*\", \"*embed_tokens*\", \"*.ln_*\", \"*.wte.*\", \"*.wpe.*\"]",
-            "Name patterns of tensors that keep f32 moments under 8-bit states"),
+            "Name patterns of tensors that keep f32 moments under 8-bit states").needs(need::EIGHT_BITS),
         muon_momentum: f64 = key(Kind::Real(Range::BelowOne), "0.95", "Muon: decay of the momentum").needs(need::MUON),
         nesterov: bool = key(Kind::Bool, "true", "Muon: the direction is a step ahead of the momentum").needs(need::MUON),
         ns_steps: usize = key(Kind::WholeUpTo(1, 99), "5", "Muon: iterations of Newton-Schulz").needs(need::MUON),
@@ -285,7 +289,8 @@ keys! {
             .flag("--warmup", "N", TRAINING),
         decay_steps: Option<usize> = optional(Kind::Whole(1), ("500", "until the last step, for wsd the last tenth of the steps"),
             "Steps of the decay").needs(need::FALLING_RATE),
-        min_ratio: f64 = key(Kind::Real(Range::Share), "0.1", "Learning rate after the decay, as a fraction of the peak"),
+        min_ratio: f64 = key(Kind::Real(Range::Share), "0.1", "Learning rate after the decay, as a fraction of the peak")
+            .needs(need::FALLING_MINIMUM),
     }
 
     /// `[fp8]`
@@ -323,7 +328,8 @@ keys! {
             "Ranks of layers whose names end in what an expression fits, e.g. { \"q_proj\" = 32 }")
             .details("Of several that fit, the first counts.").needs(need::LORA),
         alpha_pattern: IndexMap<String, f64> = key(Kind::RealTable(Range::Positive), "{}", "Alphas, likewise").needs(need::LORA),
-        dropout: f64 = key(Kind::Real(Range::BelowOne), "0.0", "Rate at which inputs of adapters are dropped").needs(need::LORA),
+        dropout: f64 = key(Kind::Real(Range::BelowOne), "0.0", "Rate at which inputs of adapters are dropped")
+            .needs(need::LORA).needs(need::NEXT_TOKENS),
         rslora: bool = key(Kind::Bool, "false", "The factor is alpha / sqrt(rank)").needs(need::LORA),
         init: LoraInit = key(Kind::Choice(LoraInit::NAMES), "\"kaiming\"", "What fresh factors A are; factors B are zero")
             .details("kaiming: uniform within 1 / sqrt(inputs); gaussian: normal with standard deviation 1 / rank.").needs(need::LORA),
@@ -334,7 +340,7 @@ keys! {
             .flag("--base-dtype", "bf16|8bit|nf4", TRAINING).needs(need::LORA),
         base_skip: Vec<String> = key(Kind::Texts, "[]", "Modules whose matrices stay in train.dtype under a base_dtype of few bits")
             .details("Ends of names, or beginnings up to a dot, which may be regular expressions: llm_int8_skip_modules of transformers.")
-            .needs(need::LORA),
+            .needs(need::LORA).needs(need::CODES),
     }
 
     /// `[dpo]`
@@ -546,8 +552,8 @@ keys! {
         sample_every: Option<usize> = optional(Kind::Whole(1), ("100", ""), "Steps between two samples of the model's own text")
             .flag("--sample-every", "N", OUTPUT).marks(&[KeepsBits]),
         sample_prompt: String = key(Kind::Text, "\"The \"", "What a sample begins with")
-            .details("The rest is drawn at temperature 0.8 from the 40 likeliest tokens.").marks(&[KeepsBits]),
-        sample_tokens: usize = key(Kind::Whole(1), "64", "Tokens of a sample, at most").marks(&[KeepsBits]),
+            .details("The rest is drawn at temperature 0.8 from the 40 likeliest tokens.").marks(&[KeepsBits]).needs(need::SAMPLES),
+        sample_tokens: usize = key(Kind::Whole(1), "64", "Tokens of a sample, at most").marks(&[KeepsBits]).needs(need::SAMPLES),
         trace: bool = key(Kind::Bool, "false", "The last step's memory and queues are drawn; every operation is waited for").marks(&[KeepsBits]),
         nvtx: bool = key(Kind::Bool, "false", "On CUDA, phases and layers are NVTX ranges, which `nsys profile` draws")
             .details("Costs nothing worth measuring where no profiler is attached.").marks(&[KeepsBits]),

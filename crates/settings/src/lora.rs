@@ -161,6 +161,40 @@ impl LoraConfig {
         }
     }
 
+    /// Patterns that fit none of these modules, each behind its key: of ranks and alphas, and of matrices that are no codes.
+    ///
+    /// # Errors
+    /// A pattern that cannot be read as a regular expression.
+    pub fn patterns_in_vain(
+        &self,
+        modules: &[LinearModule],
+    ) -> Result<Vec<(&'static str, String)>, ConfigError> {
+        let Some(Lora { ranks, alphas, .. }) = self.adapters()? else {
+            return Ok(Vec::new());
+        };
+        let mut in_vain = Vec::new();
+        let is_for_none = |pattern: &ModulePattern| {
+            let mut adapted = modules.iter().filter(|module| module.rank.is_some());
+            !adapted.any(|module| pattern.fits(&module.name))
+        };
+        for (text, (pattern, _)) in self.rank_pattern.keys().zip(&ranks) {
+            in_vain.extend(is_for_none(pattern).then(|| ("lora.rank_pattern", text.clone())));
+        }
+        for (text, (pattern, _)) in self.alpha_pattern.keys().zip(&alphas) {
+            in_vain.extend(is_for_none(pattern).then(|| ("lora.alpha_pattern", text.clone())));
+        }
+        for text in self.base_skip.iter().filter(|_| self.codes().is_some()) {
+            let one = LoraConfig {
+                base_skip: vec![text.clone()],
+                ..LoraConfig::default()
+            };
+            let plain = one.plain_modules()?;
+            let is_for_none = !modules.iter().any(|module| plain.has(&module.name));
+            in_vain.extend(is_for_none.then(|| ("lora.base_skip", text.clone())));
+        }
+        Ok(in_vain)
+    }
+
     /// The parameters that are updated at another rate.
     pub(crate) fn faster(&self) -> Option<Faster> {
         (self.rank.is_some() && self.b_lr_ratio != 1.0).then_some(Faster {

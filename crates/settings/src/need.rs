@@ -1,12 +1,14 @@
 //! The feature that a key needs. Without it, the key has no effect.
 
-use super::choices::{Fp8Recipe, Objective};
+use super::choices::{BaseType, FloatType, Fp8Recipe, Objective};
 use super::error::ConfigError;
 use super::key::Key;
 use super::schedule::PipelineSchedule;
 use super::schema::Config;
+use data::Inputs;
 use memory::{Home, Homes};
-use optim::{OptimizerKind, ScheduleKind};
+use model::PositionKind;
+use optim::{MomentFormat, OptimizerKind, ScheduleKind};
 use units::Zero;
 
 /// The condition under which a key has an effect, and what happens otherwise.
@@ -72,6 +74,20 @@ mod rows {
         Error("says how many units of offloaded weights are on the device, and weights are not offloaded",
             "--offload-parameters pinned", &["offload.parameters"]));
 
+    pub(crate) const DATA: Need = need(|run, _| run.data.path.is_some(), Warning("--data"));
+    pub(crate) const FALLING_MINIMUM: Need = need(|run, _| run.lr.schedule != ScheduleKind::Constant,
+        Warning("--schedule linear, cosine or wsd"));
+    pub(crate) const MOMENTS: Need = need(|run, _| run.optim.kind != OptimizerKind::Adafactor, Warning("--optimizer adamw and muon"));
+    pub(crate) const EIGHT_BITS: Need = need(|run, _| run.optim.state_dtype == MomentFormat::Quantised, Warning("--state-dtype 8bit"));
+    pub(crate) const BF16_WEIGHTS: Need = need(|run, _| run.dtype() == FloatType::Bf16, Warning("bf16 weights (--dtype bf16)"));
+    pub(crate) const CODES: Need = need(|run, _| matches!(run.lora.base_dtype, Some(BaseType::EightBit | BaseType::Nf4)),
+        Warning("--base-dtype 8bit and nf4"));
+    pub(crate) const NEXT_TOKENS: Need = need(|run, _| !run.has_pairs(),
+        Warning("--objective next-token: preferences are learnt without dropout"));
+    pub(crate) const BALANCE: Need = need(|run, _| run.model.router_aux > 0.0, Warning("model.router_aux above 0"));
+    pub(crate) const ROTARY: Need = need(|run, _| run.model.positions == PositionKind::Rotary, Warning("rotary positions"));
+    pub(crate) const SAMPLES: Need = need(|run, _| run.log.sample_every.is_some(), Warning("--sample-every"));
+
     const fn need(is_met: fn(&Config, &Homes) -> bool, without: Without) -> Need {
         Need { is_met, without }
     }
@@ -83,12 +99,22 @@ impl Config {
     fn set_in_vain(&self) -> Result<Vec<(&'static Key, Without)>, ConfigError> {
         let homes = self.homes()?;
         let set = self.differences(&Config::default())?.into_iter();
-        let needs = set.filter_map(|(key, ..)| Some((key, key.needs?)));
-        let in_vain = needs.filter(|(_, need)| !(need.is_met)(self, &homes));
-        Ok(in_vain.map(|(key, need)| (key, need.without)).collect())
+        let in_vain = set.filter_map(|(key, ..)| {
+            let mut needs = key.needs.into_iter().flatten();
+            let unmet = needs.find(|need| !(need.is_met)(self, &homes))?;
+            Some((key, unmet.without))
+        });
+        Ok(in_vain.collect())
     }
 
-    /// Keys that are set without effect, each with what it is for.
+    /// Keys that are set without effect, each with what it is for: those that are warned of, and those that are refused.
+    pub fn in_vain(&self) -> Vec<(&'static str, &'static str)> {
+        let in_vain = self.set_in_vain().unwrap_or_default().into_iter();
+        let named = in_vain.map(|(key, Warning(what) | Error(_, what, _))| (key.name, what));
+        named.collect()
+    }
+
+    /// What is set without effect and not refused, each with what it is for.
     pub fn unused(&self) -> Vec<(&'static str, &'static str)> {
         let in_vain = self.set_in_vain().unwrap_or_default().into_iter();
         let unused = in_vain.filter_map(|(key, without)| match without {
@@ -97,7 +123,12 @@ impl Config {
         });
         let offload = (self.chooses_offload() && !self.chooses())
             .then_some(("offload.activations auto", "--recompute auto"));
-        unused.chain(offload).collect()
+        let inputs = self.data.path.iter().flat_map(Inputs::weights);
+        let weight = (inputs.count() == 1).then_some((
+            "the weight of data.path",
+            "several inputs, which it mixes, and there is one",
+        ));
+        unused.chain(offload).chain(weight).collect()
     }
 
     /// Refuses keys whose needs are not met, if that is an error.

@@ -126,6 +126,11 @@ pub struct Resolved {
 }
 
 impl Resolved {
+    /// Whether the user set this key of `[model]`.
+    pub fn sets(&self, key: &str) -> bool {
+        self.explicit_model_keys.iter().any(|set| set == key)
+    }
+
     /// The device to use: the configured one, else the task's default.
     pub fn device(&self) -> Device {
         let configured = self.config.train.device;

@@ -7,24 +7,56 @@ use crate::initial_model::adopt_model_to_train;
 use crate::samples::warn_of_warmup;
 use crate::threads::start_threads;
 use settings::load::{Source, load};
-use settings::{AutoOr, Resolved, Resume, Task};
+use settings::{AutoOr, LoraConfig, Resolved, Resume, Settings, Task};
 
 /// Starts the threads, warns of settings without effect, and adopts a folder's model or a resumed run's settings.
 pub(crate) fn begin(resolved: &mut Resolved) -> Result<(), Failure> {
     start_threads(resolved.config.train.threads)?;
-    for (key, needs) in resolved.config.unused() {
-        tracing::warn!("{key} has no effect on the run: it is for {needs}");
-    }
     // Epochs become a number of steps only when the data is open.
     if resolved.config.train.epochs.is_none() {
         warn_of_warmup(&resolved.config);
     }
     keep_head_chunk(resolved)?;
+    let own = resolved.config.lora.clone();
     adopt_adapters(resolved)?;
-    match resolved.options.init_from.clone() {
-        Some(folder) => adopt_model_to_train(resolved, &folder),
-        None => Ok(()),
+    if let Some(folder) = resolved.options.init_from.clone() {
+        adopt_model_to_train(resolved, &folder)?;
     }
+    warn_of_settings_in_vain(resolved, &own)
+}
+
+/// Warns of what the user has set without effect. What the folders of a model and its adapters say is no setting of the user's;
+/// `own` is what he says of adapters himself.
+fn warn_of_settings_in_vain(resolved: &Resolved, own: &LoraConfig) -> Result<(), Failure> {
+    let config = resolved.decided(resolved.config.data.seq);
+    let is_own = |key: &str| !key.starts_with("model.") || resolved.sets(key);
+    for (key, needs) in config.unused().into_iter().filter(|(key, _)| is_own(key)) {
+        tracing::warn!("{key} has no effect on the run: it is for {needs}");
+    }
+    if [
+        own.rank_pattern.len(),
+        own.alpha_pattern.len(),
+        own.base_skip.len(),
+    ] == [0; 3]
+    {
+        return Ok(());
+    }
+    // What cannot be made into settings is refused soon, with its reason.
+    let Ok(settings) = Settings::new(&config) else {
+        return Ok(());
+    };
+    let own = LoraConfig {
+        rank: config.lora.rank,
+        base_dtype: config.lora.base_dtype,
+        ..own.clone()
+    };
+    let architecture = settings.architecture();
+    for (key, pattern) in own.patterns_in_vain(architecture.parameters().modules())? {
+        tracing::warn!(
+            "`{pattern}` in {key} has no effect on the run: it fits no layer that it could be for"
+        );
+    }
+    Ok(())
 }
 
 /// Makes commands about a resumed run use the run's chunk of the output head, if the configuration leaves it open.

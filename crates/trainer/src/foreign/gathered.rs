@@ -1,13 +1,14 @@
 //! Settings of ours, as they are gathered from other trainers' files.
 
 use super::meaning::plain;
+use memory::Rank;
 use model::MegatronFlags;
 use serde_json::Value;
-use settings::ConfigError;
-use settings::dotted;
 use settings::kind::Kind;
+use settings::load::{Override, Source, load};
+use settings::{Config, ConfigError, Device, dotted};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The settings of the command line, which go before those of the files.
 #[derive(Debug, Default)]
@@ -151,6 +152,35 @@ impl<'a> Gathered<'a> {
             here: vec![here],
             remark: None,
         })
+    }
+
+    /// Settings of files that have no effect beside all others, each with what it is for. None where these are no configuration:
+    /// then the plan says why.
+    pub(super) fn in_vain(&self) -> Vec<(&'static str, &'static str)> {
+        let told = self.told.keys.iter();
+        let of_files = self.settings.iter();
+        let of_files = of_files.map(|one| (&one.key, &one.text));
+        let all = told.chain(of_files);
+        let all = all.map(|(key, text)| Override::from_set(&format!("{key}={text}")));
+        let configuration = || -> Result<Config, ConfigError> {
+            let source = match &self.config {
+                Some(preset) => Source::open(preset)?,
+                None => Source::defaults(Path::new("")),
+            };
+            let mut config = load(&source, &all.collect::<Result<Vec<_>, _>>()?, true)?.config;
+            let device = Device::Cuda { index: 0 };
+            config.train.device.get_or_insert(device);
+            if let Some(of) = self.ranks() {
+                let number = 0;
+                let of = of as usize;
+                config.join(Rank { number, of })?;
+            }
+            Ok(config)
+        };
+        let in_vain = configuration().map(|config| config.in_vain());
+        let in_vain = in_vain.unwrap_or_default().into_iter();
+        let is_of_files = |(key, _): &(&str, &str)| self.settings.iter().any(|one| one.key == *key);
+        in_vain.filter(is_of_files).collect()
     }
 
     /// Takes a key back that another one makes void.

@@ -3,7 +3,7 @@
 /// A name of another trainer's, and what is written here instead.
 pub(crate) struct Foreign {
     /// Its names, with dashes for underscores and without the leading ones. `a.b` is the key `b` of the section `a`; `a.*` is
-    /// every key of that section, `a-*` every name that begins so.
+    /// every key of that section, `a-*` every name of one section that begins so.
     pub(crate) names: &'static [&'static str],
     /// Ours, or what to do, or why there is nothing to do.
     pub(crate) ours: &'static str,
@@ -21,6 +21,8 @@ pub(crate) enum Meaning {
     Words(&'static [(&'static str, &'static str)]),
     /// The same, where ours is near theirs and not the same.
     Near(&'static [(&'static str, &'static str)]),
+    /// It names a key that is true: `mixed_precision: bf16` is `bf16: true`.
+    Named,
     /// It needs arithmetic, or other keys.
     Of(ForeignPart),
     /// It is given beside the configuration, and changes no plan.
@@ -42,6 +44,8 @@ pub(crate) enum ForeignPart {
     MinLr,
     /// A share of the steps.
     WarmupShare,
+    /// A number of steps for this key of ours, or a share of all of them where it is below 1.
+    StepCount(&'static str),
     /// A norm, 0 for none.
     Clip,
     /// Both betas.
@@ -60,10 +64,12 @@ pub(crate) enum ForeignPart {
     DenseLayers,
     /// How stages of a pipeline work, where there are several: a schedule's name, or blocks of each virtual stage.
     Stages,
-    /// Names of layers with adapters.
+    /// Names of layers with adapters, or `true` for all linear ones.
     Targets,
     /// A file of DeepSpeed's, or a way of FSDP.
     Division,
+    /// FSDP or another way to use several devices, of which other keys may say more.
+    Distribution,
     /// Ranks among which everything is divided, -1 for all.
     Shard,
     /// Processes of a launcher.
@@ -115,8 +121,11 @@ impl Foreign {
 
     /// Whether one of its names ends in `*` and begins as this one does.
     pub(super) fn covers(&self, name: &str) -> bool {
-        let beginnings = self.names.iter().filter_map(|one| one.strip_suffix('*'));
-        beginnings.into_iter().any(|one| name.starts_with(one))
+        let mut beginnings = self.names.iter().filter_map(|one| one.strip_suffix('*'));
+        beginnings.any(|one| {
+            let rest = name.strip_prefix(one);
+            rest.is_some_and(|rest| one.ends_with('.') || !rest.contains('.'))
+        })
     }
 }
 

@@ -1,10 +1,11 @@
 //! Foreign keys whose values are not simply ours: they need arithmetic, or other keys.
 
 use super::file::ForeignFile;
-use super::gathered::{Gathered, Set, Spot};
+use super::gathered::{Gathered, Set, Spot, written};
 use super::meaning::ForeignPart;
 use super::model::preset_of;
 use super::program::Program;
+use model::AdapterTarget;
 use settings::ConfigError;
 use std::path::Path;
 
@@ -34,7 +35,8 @@ pub(super) fn take(part: ForeignPart, at: At, to: &mut Gathered) -> PartTaken {
     let set = match (part, number) {
         (ForeignPart::Model, _) => return model(at, to),
         (ForeignPart::Division, _) => return division(at, to),
-        (ForeignPart::Targets, _) => to.set("lora.targets", &targets(at.text), at.spot)?,
+        (ForeignPart::Targets, _) => targets(at, to)?,
+        (ForeignPart::Distribution, _) => return distribution(at, to),
         (ForeignPart::Recompute, _) => recompute(at, to),
         (ForeignPart::DenseLayers, _) => return dense_layers(at, to),
         (ForeignPart::Betas, _) => return betas(at, to),
@@ -76,16 +78,16 @@ pub(super) fn take(part: ForeignPart, at: At, to: &mut Gathered) -> PartTaken {
                 None => return Ok(Err(NotBuilt(None))),
             }
         }
-        (ForeignPart::WarmupShare, Some(share)) => match to.number("train.steps") {
-            Some(_) if to.known("lr.warmup_steps").is_some() => {
-                Set::remark("the number of steps goes before it")
-            }
-            Some(steps) => {
-                let steps = (share * steps).ceil().to_string();
-                to.set("lr.warmup_steps", &steps, at.spot)?
-            }
-            None => return Ok(Err(NotBuilt(None))),
-        },
+        (ForeignPart::WarmupShare, _) if to.known("lr.warmup_steps").is_some() => {
+            Set::remark("the number of steps goes before it")
+        }
+        (ForeignPart::WarmupShare, Some(share)) => {
+            return share_of_steps("lr.warmup_steps", share, at, to);
+        }
+        (ForeignPart::StepCount(key), Some(share)) if share > 0.0 && share < 1.0 => {
+            return share_of_steps(key, share, at, to);
+        }
+        (ForeignPart::StepCount(key), _) => to.set(key, at.text, at.spot)?,
         (ForeignPart::Devices, Some(count)) => ranks(count, to),
         (ForeignPart::Shard, Some(degree)) => return shard(degree, at, to),
         (ForeignPart::ShardGroup, Some(1.0)) => Set::remark("all ranks divide the weights"),
@@ -186,15 +188,55 @@ fn division(at: At, to: &mut Gathered) -> PartTaken {
     Ok(Ok(to.set_all(zero, at.spot)?))
 }
 
-fn targets(text: &str) -> String {
-    let names = text.split([' ', ',']).filter(|name| !name.is_empty());
-    let names: Vec<String> = names
+/// What a kind of launch says of the division, where no other key says more.
+fn distribution(at: At, to: &mut Gathered) -> PartTaken {
+    let spot = Spot {
+        is_default: true,
+        ..at.spot
+    };
+    Ok(match at.text.to_lowercase().as_str() {
+        "fsdp" | "fsdp2" | "1" | "2" => Ok(to.set("collectives.zero", "3", spot)?),
+        "multi_gpu" => Ok(to.set("collectives.zero", "0", spot)?),
+        "deepspeed" | "false" => Ok(Set::remark("other keys say how")),
+        _ => Err(NotBuilt(None)),
+    })
+}
+
+/// A share of all steps, rounded up.
+fn share_of_steps(key: &str, share: f64, at: At, to: &mut Gathered) -> PartTaken {
+    Ok(match to.number("train.steps") {
+        Some(steps) => Ok(to.set(key, &(share * steps).ceil().to_string(), at.spot)?),
+        None => Err(NotBuilt(Some(format!(
+            "{}: a number of steps; theirs is a share of them, and --steps N says how many there are",
+            written(key)
+        )))),
+    })
+}
+
+/// Names of layers with adapters. Those of two keys are adapted together if one of them asks for all linear layers.
+fn targets(at: At, to: &mut Gathered) -> Result<Set, ConfigError> {
+    const KEY: &str = "lora.targets";
+    let words = at.text.split([' ', ',']).filter(|name| !name.is_empty());
+    let mut names: Vec<String> = words
         .map(|name| match name {
-            "all" => "\"all-linear\"".into(),
-            _ => format!("{name:?}"),
+            "all" | "true" => AdapterTarget::ALL.into(),
+            _ => name.into(),
         })
         .collect();
-    format!("[{}]", names.join(","))
+    if names == ["false"] {
+        return Ok(Set::remark("as it is here"));
+    }
+    let of_files = to.settings.iter().find(|one| one.key == KEY);
+    let earlier: Vec<String> = of_files
+        .and_then(|one| serde_json::from_str(&one.text).ok())
+        .unwrap_or_default();
+    let all = AdapterTarget::ALL.to_string();
+    if earlier.contains(&all) != names.contains(&all) && !earlier.is_empty() {
+        names.splice(0..0, earlier);
+        to.forget(KEY);
+    }
+    let text = serde_json::to_string(&names).expect("texts can be written");
+    to.set(KEY, &text, at.spot)
 }
 
 /// Remembers one of Megatron's words, which mean something together.

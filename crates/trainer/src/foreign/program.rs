@@ -25,6 +25,8 @@ pub(crate) enum Program {
     MegatronBridge,
     /// DeepSpeed.
     DeepSpeed,
+    /// The file of `accelerate launch --config_file`.
+    Accelerate,
 }
 
 use Program::*;
@@ -50,7 +52,7 @@ const LOGITS_OF_TRANSFORMERS: &str = "transformers holds the logits of a whole m
 impl Program {
     /// All of them, for messages.
     pub(crate) const NAMES: &str = "Hugging Face's config.json and TrainingArguments, axolotl, LLaMA-Factory, torchtitan, Megatron-LM and \
-         Megatron-Bridge, DeepSpeed";
+         Megatron-Bridge, DeepSpeed, accelerate";
 
     /// Its usual name.
     pub(crate) fn name(self) -> &'static str {
@@ -63,6 +65,65 @@ impl Program {
             Megatron => "Megatron-LM",
             MegatronBridge => "Megatron-Bridge",
             DeepSpeed => "DeepSpeed",
+            Accelerate => "accelerate",
+        }
+    }
+
+    /// Sections of its files whose keys mean what they do outside of sections, in the form of [`plain`]. A key of another section
+    /// is known by its whole name alone.
+    pub(super) fn sections(self) -> &'static [&'static str] {
+        match self {
+            HuggingFaceModel => &[],
+            Transformers => &["fsdp-config", "lr-scheduler-kwargs", "optim-args"],
+            Axolotl => &["fsdp-config"],
+            LlamaFactory => &["fsdp-config", "peft-config", "quant-config"],
+            Torchtitan => &[
+                "activation-checkpoint",
+                "checkpoint",
+                "comm",
+                "compile",
+                "lr-scheduler",
+                "metrics",
+                "model",
+                "optimizer",
+                "parallelism",
+                "training",
+            ],
+            Megatron => &["language-model", "model-parallel"],
+            MegatronBridge => &[
+                "checkpoint",
+                "checkpoint-config",
+                "dataset",
+                "dataset-config",
+                "ddp",
+                "ddp-config",
+                "dist",
+                "dist-config",
+                "logger",
+                "logger-config",
+                "mixed-precision",
+                "mixed-precision-config",
+                "model",
+                "model-config",
+                "optimizer",
+                "optimizer-config",
+                "rng",
+                "rng-config",
+                "scheduler",
+                "scheduler-config",
+                "tokenizer",
+                "tokenizer-config",
+                "train",
+                "train-config",
+            ],
+            DeepSpeed => &[
+                "bf16",
+                "data-types",
+                "optimizer.params",
+                "scheduler.params",
+                "zero-optimization",
+            ],
+            Accelerate => &["deepspeed-config", "fsdp-config", "parallelism-config"],
         }
     }
 
@@ -78,13 +139,15 @@ impl Program {
         let is_model = has("model-type") && has_one(&["hidden-size", "n-embd"]);
         let is_zero = has_section("zero-optimization.") || has("train-micro-batch-size-per-gpu");
         let of_bridge = ["train.", "train-config.", "model.", "model-config."];
+        let is_launch = has_one(&["compute-environment", "distributed-type"]);
         let found = [
             (HuggingFaceModel, is_model),
+            (Accelerate, is_launch),
             (DeepSpeed, is_zero),
             (Axolotl, has("base-model")),
             (
                 LlamaFactory,
-                has_one(&["stage", "finetuning-type", "cutoff-len"]),
+                has_one(&["stage", "finetuning-type", "cutoff-len", "peft-config.name"]),
             ),
             (
                 MegatronBridge,
@@ -106,13 +169,14 @@ impl Program {
     /// Its defaults, in its own words, as far as a plan or the command depends on them.
     pub(crate) fn defaults(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            HuggingFaceModel => &[],
+            HuggingFaceModel | Accelerate => &[],
             Transformers | LlamaFactory => OF_TRANSFORMERS,
             Axolotl => &[
                 ("micro_batch_size", "1"),
                 ("gradient_accumulation_steps", "1"),
                 ("weight_decay", "0.0"),
                 ("adam_beta2", "0.999"),
+                ("bf16", "auto"),
                 ("fp32", "true"),
                 ("gradient_checkpointing", "false"),
                 ("zero_stage", "0"),
@@ -157,7 +221,7 @@ impl Program {
     /// Why its own peak is another than the plan's, as far as that is known.
     pub(crate) fn differs(self) -> &'static [&'static str] {
         match self {
-            HuggingFaceModel => &[],
+            HuggingFaceModel | Accelerate => &[],
             Transformers => &[
                 "bf16 of transformers computes in bf16 on f32 weights: 16 bytes a parameter, and copies in bf16 while a step runs; here \
                  there are bf16 weights beside f32 masters: 18 bytes, 16 with --master bf16-split",

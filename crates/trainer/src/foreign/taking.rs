@@ -5,7 +5,7 @@ use super::gathered::{Gathered, Set, Setting, Spot, Told, text_of, written};
 use super::meaning::{Foreign, ForeignPart, Meaning, plain, sets_of};
 use super::part::{self, At, NotBuilt, PartTaken};
 use super::program::Program;
-use super::table::find;
+use super::table::{find, find_key};
 use serde::Serialize;
 use settings::ConfigError;
 use std::path::{Path, PathBuf};
@@ -103,6 +103,7 @@ fn turn(meaning: Meaning) -> usize {
             | ForeignPart::Positions
             | ForeignPart::Stages,
         ) => 3,
+        Meaning::Of(ForeignPart::StepCount(_)) => DEFAULTS,
         _ => 1,
     }
 }
@@ -119,17 +120,18 @@ pub(crate) fn take(files: &[ForeignFile], told: &Told) -> Result<Taken, ConfigEr
     let keys = files
         .iter()
         .flat_map(|file| file.keys.iter().map(move |key| (file, key)));
-    let keys: Vec<(&ForeignFile, &ForeignKey)> = keys.collect();
+    let keys: Vec<_> = keys
+        .map(|(file, key)| (file, key, find_key(file.program, &key.name)))
+        .collect();
     let mut rows: Vec<Option<KeyRow>> = vec![None; keys.len()];
     let mut assumed = Vec::new();
     for at_turn in 0..4 {
         if at_turn == DEFAULTS {
             assumed = defaults(files, &mut to)?;
         }
-        for (row, (file, key)) in rows.iter_mut().zip(&keys) {
-            let foreign = find(&key.name);
+        for (row, (file, key, foreign)) in rows.iter_mut().zip(&keys) {
             if foreign.map_or(1, |foreign| turn(foreign.meaning)) == at_turn {
-                *row = Some(of_file(file, key, foreign, files, &mut to)?);
+                *row = Some(of_file(file, key, *foreign, files, &mut to)?);
             }
         }
     }
@@ -151,6 +153,7 @@ pub(crate) fn take(files: &[ForeignFile], told: &Told) -> Result<Taken, ConfigEr
         )));
     }
     let mut rows: Vec<KeyRow> = rows.into_iter().flatten().collect();
+    forget_in_vain(&mut to, &mut rows);
     let settings = to.settings.iter();
     let settings = settings.map(|one| format!("{}={}", one.key, one.text));
     let settings: Vec<String> = settings.collect();
@@ -164,6 +167,22 @@ pub(crate) fn take(files: &[ForeignFile], told: &Told) -> Result<Taken, ConfigEr
         ranks: to.ranks,
         rows,
     })
+}
+
+/// Takes settings back that have no effect beside the others, such as an adapter's where there are none.
+fn forget_in_vain(to: &mut Gathered, rows: &mut [KeyRow]) {
+    for (key, what) in to.in_vain() {
+        to.forget(key);
+        let beginning = format!("{key}=");
+        for row in &mut *rows {
+            let before = row.here.len();
+            row.here.retain(|here| !here.starts_with(&beginning));
+            if row.here.is_empty() && before > 0 {
+                row.outcome = KeyOutcome::WithoutMeaning;
+                row.remark = format!("no effect here: it is for {what}");
+            }
+        }
+    }
 }
 
 /// Others count pairs in a micro-batch of preferences. Here it has the two sequences of each.
@@ -211,10 +230,38 @@ fn of_file(
         Some(foreign) if is_open(&text, foreign) => {
             Became::new(KeyOutcome::WithoutMeaning, "left open there")
         }
-        Some(foreign) => became(foreign, at, to)?,
+        Some(foreign) => {
+            became(foreign, at, to).or_else(|error| match is_needed(foreign.meaning) {
+                true => Err(error),
+                false => Ok(Became::new(KeyOutcome::NotBuilt, &error.to_string())),
+            })?
+        }
     };
     let value = key.value.as_str().map_or(text.clone(), str::to_owned);
     Ok(became.row(Some(file.path.clone()), &key.name, value))
+}
+
+/// Whether a plan needs what a key says. It needs no rates, and nothing of checkpoints and lines of progress.
+fn is_needed(meaning: Meaning) -> bool {
+    let key = match meaning {
+        Meaning::Key(key) | Meaning::Of(ForeignPart::StepCount(key)) => key,
+        Meaning::Of(ForeignPart::MinLr | ForeignPart::WarmupShare) => "lr.",
+        Meaning::Of(ForeignPart::Minutes) => "collectives.timeout_s",
+        Meaning::Of(ForeignPart::Betas) => "optim.beta",
+        _ => return true,
+    };
+    let needless = [
+        "checkpoint.",
+        "collectives.timeout_s",
+        "dpo.beta",
+        "log.",
+        "lr.",
+        "optim.beta",
+        "optim.eps",
+        "optim.weight_decay",
+        "train.seed",
+    ];
+    !needless.iter().any(|needless| key.starts_with(needless))
 }
 
 /// Nothing is given, another file is to say it, or a variable that the script does not set.
@@ -260,6 +307,11 @@ fn became(foreign: &Foreign, at: At, to: &mut Gathered) -> Result<Became, Config
             Some(sets) => to.set_all(sets, at.spot).map(Ok),
             None => Ok(Err(NotBuilt(None))),
         },
+        Meaning::Named => match find(at.text) {
+            Some(row) => return became(row, At { text: "true", ..at }, to),
+            None if is_off(at) => Ok(Ok(Set::remark("as it is here"))),
+            None => Ok(Err(NotBuilt(None))),
+        },
         Meaning::Of(part) => part::take(part, at, to),
         Meaning::Beside | Meaning::Needless => {
             return Ok(Became::new(KeyOutcome::WithoutMeaning, foreign.ours));
@@ -301,8 +353,11 @@ fn defaults(files: &[ForeignFile], to: &mut Gathered) -> Result<Vec<KeyRow>, Con
     for file in files {
         let shape = file.program.shape().iter().filter(|_| has_shape);
         for (name, value) in file.program.defaults().iter().chain(shape) {
-            let foreign = find(name).expect("the table has what programs assume");
-            if is_said(foreign, to) {
+            let foreign = find_key(file.program, name).expect("the table has what programs assume");
+            let is_it = |key: &&ForeignKey| plain(&key.name) == plain(name);
+            let own = file.keys.iter().find(is_it);
+            let is_answered = own.is_some_and(|key| !is_open(&text_of(&key.value), foreign));
+            if is_answered || is_said(foreign, to) {
                 continue;
             }
             let place = format!("{name} of {}", file.program.name());

@@ -27,6 +27,7 @@ mod documented;
 mod elsewhere;
 mod epochs;
 mod eval;
+mod every_key;
 mod export;
 mod foreign_data;
 mod fp8;

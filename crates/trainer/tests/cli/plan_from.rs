@@ -8,7 +8,7 @@ use std::path::PathBuf;
 type Case = (&'static [&'static str], &'static str, &'static str);
 
 /// Configurations, what the command line adds, and flags that say the same.
-const CASES: [Case; 9] = [
+const CASES: [Case; 14] = [
     (
         &["axolotl-fft-8b.yaml"],
         "",
@@ -69,6 +69,38 @@ const CASES: [Case; 9] = [
         "--config llama-3.2-1b --seq 512 --micro-batch 2 --accum 1 --ranks 2 --zero 3 --offload-optimizer pinned \
          --offload-parameters pinned",
     ),
+    (
+        &["trl-sft-1b.yaml", "accelerate-zero3-offload.yaml"],
+        "",
+        "--ranks 4 --config llama-3.2-1b --seq 2048 --micro-batch 2 --accum 2 --epochs 1 --lr 2e-5 --schedule cosine --set \
+         lr.min_ratio=0.2 --dtype bf16 --recompute none --zero 3 --offload-optimizer pinned --weight-decay 0 --set optim.beta2=0.999",
+    ),
+    (
+        &["trl-sft-1b.yaml", "accelerate-fsdp2.yaml"],
+        "--steps 70",
+        "--ranks 16 --config llama-3.2-1b --seq 2048 --micro-batch 2 --accum 1 --steps 70 --lr 2e-5 --schedule cosine --set \
+         lr.min_ratio=0.2 --warmup 7 --save-every 18 --dtype f32 --recompute full --zero 3 --reshard-after-forward=false \
+         --weight-decay 0 --set optim.beta2=0.999",
+    ),
+    (
+        &["axolotl-shares.yaml"],
+        "--ranks 2",
+        "--ranks 2 --config llama-3.2-1b --seq 512 --micro-batch 2 --accum 1 --steps 200 --warmup 10 --save-every 50 --set log.every=1 \
+         --lr 2e-4 --optimizer adafactor --lora 8 --set lora.alpha=16 --set lora.targets=[\"all-linear\"] --zero 3 --dtype bf16 \
+         --weight-decay 0",
+    ),
+    (
+        &["llama-factory-v1-qlora.yaml"],
+        "",
+        "--config llama-3.2-1b --seq 1024 --micro-batch 1 --accum 1 --steps 10 --lr 1e-4 --schedule linear --dtype bf16 --lora 8 --set \
+         lora.alpha=16 --set lora.dropout=0.05 --base-dtype nf4 --weight-decay 0 --set optim.beta2=0.999",
+    ),
+    (
+        &["deepspeed-bf16-states.json"],
+        "--config llama-3-8b --seq 2048 --ranks 4",
+        "--ranks 4 --config llama-3-8b --seq 2048 --micro-batch 1 --accum 1 --zero 1 --bucket-size 1000000000 --dtype bf16 --master none \
+         --grad-dtype bf16 --state-dtype bf16 --lr 1e-4 --set optim.eps=1e-6 --weight-decay 0.01 --schedule cosine --warmup 20",
+    ),
 ];
 
 fn fixtures() -> PathBuf {
@@ -127,6 +159,38 @@ fn a_foreign_configuration_is_planned_as_the_same_flags_are() {
             serde_json::from_str(&place.trainer_words(&words).succeeds().stdout).unwrap();
         assert_eq!(again["peak_bytes"], plan["peak_bytes"], "{command}");
     }
+}
+
+/// Every key of all files, with what becomes of it, as `keys.txt` has it.
+#[test]
+fn the_table_of_all_keys_is_as_it_was() {
+    let place = Workplace::new();
+    let mut table = String::new();
+    for (files, more, _) in CASES {
+        table += &format!("{}\n", [files, &[more][..]].concat().join(" "));
+        for row in keys(&place, &format!("{} {more}", from(files))) {
+            let text = |name: &str| row[name].as_str().unwrap().to_owned();
+            let here: Vec<&str> = row["here"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .flat_map(Value::as_str)
+                .collect();
+            let by_itself = ["", " (by itself)"][usize::from(row["file"].is_null())];
+            let what = match here.is_empty() {
+                true => text("remark"),
+                false => here.join(" "),
+            };
+            let [key, value, outcome] = ["key", "value", "outcome"].map(text);
+            table += &format!("  {key}{by_itself} = {value} | {outcome} | {what}\n");
+        }
+    }
+    let path = fixtures().join("keys.txt");
+    let table = table.replace(&fixtures().display().to_string(), "FIXTURES");
+    if std::env::var_os("BLESS_FOREIGN").is_some() {
+        std::fs::write(&path, &table).unwrap();
+    }
+    assert!(std::fs::read_to_string(path).unwrap() == table, "{table}");
 }
 
 /// The names of what is no section, below a value.

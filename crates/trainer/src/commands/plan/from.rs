@@ -19,7 +19,7 @@ use toml::Value;
 #[derive(Clone, Debug, Default, Args)]
 pub struct FromArgs {
     /// Plan what another trainer's configuration says (repeatable): Hugging Face, axolotl, LLaMA-Factory, torchtitan,
-    /// Megatron, DeepSpeed. Flags go before it
+    /// Megatron, DeepSpeed, accelerate. Flags go before it
     #[arg(long, value_name = "FILE")]
     pub from: Vec<PathBuf>,
 }
