@@ -5,12 +5,19 @@ use std::path::Path;
 use crc32fast::Hasher;
 
 use crate::{
-    DataError, Inputs, MicroBatch, Options, Packing,
+    CutDocuments, DataError, Inputs, MicroBatch, Options, Packing, Position,
     buckets::padded_lengths,
     mix::{MixedOrder, Order, Shares},
     order::SourceOrder,
+    sampler::Sampler,
     source::{DataSource, TokensOf},
 };
+
+/// [`Dataset::check_targets`] looks at no more samples than these, which takes seconds.
+const MOST_SAMPLES_CHECKED: usize = 1 << 24;
+
+/// An error message names this many samples, and only counts the others.
+const SAMPLES_NAMED: usize = 8;
 
 /// An open data source that has at least one sample.
 ///
@@ -45,6 +52,10 @@ impl Dataset {
     /// A [`DataError`] if the options, or a file's header or size, are invalid.
     pub fn open(options: &Options) -> Result<Self, DataError> {
         options.validate()?;
+        let options = &Options {
+            packing: options.decided_packing().0,
+            ..options.clone()
+        };
         let paths = options.path.iter().flat_map(Inputs::paths).map(Some);
         let paths: Vec<Option<&Path>> = match options.path {
             None => vec![None],
@@ -131,6 +142,61 @@ impl Dataset {
         });
         let each: Vec<String> = each.collect();
         format!("{}; {} samples an epoch", each.join("; "), self.samples())
+    }
+
+    /// Documents that are longer than a row.
+    pub fn cut_documents(&self) -> CutDocuments {
+        let cut = self.sources.iter().map(DataSource::cut_documents);
+        cut.fold(CutDocuments::default(), CutDocuments::plus)
+    }
+
+    /// A line for people about documents that are longer than a row, and what to do; none if there are none.
+    pub fn describe_cut_documents(&self) -> Option<String> {
+        self.cut_documents().describe(&self.options, self.seq)
+    }
+
+    /// Refuses a step without any target among the next `steps` steps from `from` on, as far as indices tell: batch files are
+    /// not read, and of very long runs only the beginning is looked at.
+    ///
+    /// # Errors
+    /// [`DataError::NoTargets`] for the first such step.
+    pub fn check_targets(&self, from: Position, steps: usize) -> Result<(), DataError> {
+        let of_source = |source: &DataSource| -> Vec<bool> {
+            let samples = 0..source.samples();
+            samples
+                .map(|sample| source.targets(sample, self.seq) == Some(0))
+                .collect()
+        };
+        let is_empty: Vec<bool> = self.sources.iter().flat_map(of_source).collect();
+        if !is_empty.contains(&true) {
+            return Ok(());
+        }
+        let rows = self.options.micro_batch * self.options.accum;
+        let (mut sampler, mut position) = (Sampler::new(self), from);
+        for _ in 0..steps.min(MOST_SAMPLES_CHECKED / rows) {
+            let epoch = position.epoch;
+            let samples: Vec<usize> = (0..rows)
+                .map(|_| {
+                    let sample = sampler.sample(self, position);
+                    position = position.next(self.samples() as u64);
+                    sample
+                })
+                .collect();
+            if samples.iter().all(|&sample| is_empty[sample]) {
+                return Err(self.no_targets(&samples, epoch));
+            }
+        }
+        Ok(())
+    }
+
+    /// The error for a step without any target.
+    pub(crate) fn no_targets(&self, samples: &[usize], epoch: u64) -> DataError {
+        DataError::NoTargets {
+            file: self.name(),
+            samples: list(samples),
+            epoch,
+            cut: self.cut_documents(),
+        }
     }
 
     /// The path of each input (`None`: the built-in text), and the meaning of its tokens.
@@ -235,5 +301,15 @@ impl Dataset {
             batch.fill_row();
         }
         Ok(batch)
+    }
+}
+
+/// The numbers of the first few samples, and the count of the others.
+fn list(samples: &[usize]) -> String {
+    let (named, rest) = samples.split_at(samples.len().min(SAMPLES_NAMED));
+    let named: Vec<_> = named.iter().map(usize::to_string).collect();
+    match rest.len() {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
     }
 }

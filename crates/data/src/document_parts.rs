@@ -27,6 +27,20 @@ impl DocumentPart {
         }
         Ok(())
     }
+
+    /// Its first `inputs` inputs, if it has more.
+    pub(crate) fn up_to(self, inputs: usize) -> Self {
+        let inputs = u32::try_from(inputs).unwrap_or(u32::MAX);
+        Self {
+            inputs: self.inputs.min(inputs),
+            ..self
+        }
+    }
+
+    /// Number of its targets.
+    pub(crate) fn targets(self, shards: &TokenShards) -> usize {
+        shards.files[self.shard as usize].targets(self.start as usize, self.inputs as usize)
+    }
 }
 
 /// The parts of all documents, of at most `seq` inputs, in order; with [`Packing::Pad`] only the first of each. A
@@ -39,32 +53,17 @@ pub(crate) fn document_parts(
     shards.check_documents(packing)?;
     let seq = u32::try_from(seq).unwrap_or(u32::MAX);
     let mut parts = Vec::new();
-    for (number, index) in shards
-        .files
-        .iter()
-        .filter_map(|file| file.index.as_ref())
-        .enumerate()
-    {
-        let mut begin = 0;
-        for &end in index.documents.iter().chain([&index.tokens]) {
-            let mut left = (end - begin).saturating_sub(1) as u32;
-            let mut start = begin as u32;
-            while left > 0 {
-                let inputs = left.min(seq);
-                let shard = number as u32;
-                parts.push(DocumentPart {
-                    shard,
-                    start,
-                    inputs,
-                });
-                start += inputs;
-                left = if packing == Packing::Pad {
-                    0
-                } else {
-                    left - inputs
-                };
-            }
-            begin = end;
+    for document in whole_documents(shards) {
+        let mut part = document;
+        let mut left = document.inputs;
+        while left > 0 {
+            part.inputs = left.min(seq);
+            parts.push(part);
+            part.start += part.inputs;
+            left = match packing {
+                Packing::Pad => 0,
+                _ => left - part.inputs,
+            };
         }
     }
     if parts.is_empty() {
@@ -75,4 +74,22 @@ pub(crate) fn document_parts(
         });
     }
     Ok(parts)
+}
+
+/// All documents of two tokens or more, each as one part of any length.
+pub(crate) fn whole_documents(shards: &TokenShards) -> impl Iterator<Item = DocumentPart> {
+    let indices = shards.files.iter().filter_map(|file| file.index.as_ref());
+    indices.zip(0..).flat_map(|(index, shard)| {
+        let mut begin = 0;
+        let ends = index.documents.iter().chain([&index.tokens]);
+        let whole = ends.map(move |&end| {
+            let start = std::mem::replace(&mut begin, end);
+            DocumentPart {
+                shard,
+                start: start as u32,
+                inputs: (end - start).saturating_sub(1) as u32,
+            }
+        });
+        whole.filter(|part| part.inputs > 0)
+    })
 }

@@ -140,6 +140,15 @@ impl Tokenizer {
         }
     }
 
+    /// Whether a token may end an answer: the one that ends a text, or another special one.
+    #[cfg(feature = "hugging-face")]
+    pub(crate) fn stops(&self, token: u32) -> bool {
+        match &self.kind {
+            Kind::HuggingFace(own) if own.is_special(token) => true,
+            _ => self.end_of_text() == Some(token),
+        }
+    }
+
     /// The folder of its files; none for bytes.
     pub fn folder(&self) -> Option<&Path> {
         self.file.as_deref().and_then(Path::parent)
