@@ -652,7 +652,9 @@ fn answers_that_are_cut_away_are_counted_at_the_start() {
     let place = with_answers();
     let run = "--config small.toml --data answers --steps 3";
     let pad = place
-        .trainer(&format!("{run} --packing pad --no-shuffle --seq 32 --out pad"))
+        .trainer(&format!(
+            "{run} --packing pad --no-shuffle --seq 32 --out pad"
+        ))
         .succeeds();
     let summary: serde_json::Value =
         serde_json::from_str(&place.text("answers/dataset.json")).unwrap();
@@ -711,11 +713,15 @@ fn auto_packs_documents_with_masks_and_a_resumed_run_keeps_its_own() {
         .succeeds();
     assert_ne!(steps("together"), whole);
     // By a configuration that leaves it open, too.
-    for (of, out) in [("auto", "auto-on"), ("together", "together-on")] {
+    for (of, packing) in [("auto", "first-fit"), ("together", "concatenate")] {
+        let out = format!("{of}-on");
         let resume = format!("{run} --data answers --resume {of}/checkpoints/step-2 --out {out}");
         let outcome = place.trainer(&resume).succeeds();
-        assert!(!outcome.stderr.contains("data.packing is"), "{outcome:?}");
-        assert_eq!(steps(out), steps(of)[2..]);
+        assert!(
+            !outcome.stderr.contains(&format!("packing is {packing}:")),
+            "{outcome:?}"
+        );
+        assert_eq!(steps(&out), steps(of)[2..]);
     }
     for (flags, line) in [
         (
