@@ -112,7 +112,7 @@ impl ChatTemplate {
         };
         // Some templates append arguments to a text, and refuse objects.
         match with(&parsed) {
-            Err(ChatError::Render { .. }) => with(chat.messages),
+            Err(refused @ ChatError::Render { .. }) => with(chat.messages).map_err(|_| refused),
             examples => examples,
         }
     }
@@ -172,12 +172,8 @@ impl Taught {
             return Err(ChatError::NothingLearnt);
         }
         for turn in self.ends() {
-            let mut learnt = tokens
-                .iter()
-                .rev()
-                .filter(|(_, bytes)| is_within(bytes, turn));
-            let last = learnt.find(|(_, bytes)| !self.text[bytes.clone()].trim().is_empty());
-            if !last.is_some_and(|(token, _)| tokenizer.stops(*token)) {
+            let learnt = tokens.iter().filter(|(_, bytes)| is_within(bytes, turn));
+            if !tokenizer.ends_in_stop(&self.text, learnt) {
                 findings.push(Finding::NoStop);
             }
         }
@@ -190,6 +186,17 @@ impl Taught {
 }
 
 impl Tokenizer {
+    /// Whether the last of some tokens of a text that is no white space may end an answer.
+    pub(crate) fn ends_in_stop<'a>(
+        &self,
+        text: &str,
+        tokens: impl DoubleEndedIterator<Item = &'a (u32, Range<usize>)>,
+    ) -> bool {
+        let is_blank = |bytes: &Range<usize>| text[bytes.clone()].trim().is_empty();
+        let last = tokens.rev().find(|(_, bytes)| !is_blank(bytes));
+        last.is_some_and(|(token, _)| self.stops(*token))
+    }
+
     /// Encodes a prompt and how it goes on, of which the latter is learnt, with the token that ends a text. A token that is
     /// partly in the completion counts.
     ///

@@ -145,7 +145,8 @@ impl Rendered<'_> {
         let [own, all] = [with, whole].map(|text| self.tokenizer.encode_with_offsets(text));
         let (own, all) = (own?, all?);
         let same = own.iter().zip(&all).take_while(|(own, all)| own == all);
-        let end = same.last().map_or(0, |((_, bytes), _)| bytes.end);
+        let kept = &own[..same.count()];
+        let end = kept.last().map_or(0, |(_, bytes)| bytes.end);
         let moved = &with[end..];
         let other = self.with_mark(at)?;
         let answer = other.rfind(assistant::MARKS[0]);
@@ -153,7 +154,10 @@ impl Rendered<'_> {
             other.len() - mark - assistant::MARKS[0].len_utf8()
         });
         let is_moved = whole.ends_with(moved) && moved.len() <= follows;
-        Ok(is_moved.then_some(end))
+        // Another token in its place, as gpt-oss has, would leave the answer without its end.
+        let stops =
+            |tokens: &[(u32, Range<usize>)]| self.tokenizer.ends_in_stop(with, tokens.iter());
+        Ok((is_moved && (stops(kept) || !stops(&own))).then_some(end))
     }
 
     /// The text of the messages up to `at`, with a mark in place of what the last of them says.

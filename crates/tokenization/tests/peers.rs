@@ -254,7 +254,7 @@ fn two_turns() -> Value {
 /// Qwen3 gives the last answer a thought, and takes it away once the next message is there.
 #[test]
 fn turns_that_change_are_examples_of_their_own() {
-    let source = "{% for m in messages %}{{ m.role[0] }}:{% if m.role == 'assistant' and loop.last %}(){% endif %}{{ m.content }}\0\
+    let source = "{% for m in messages %}{{ m.role[:1] }}:{% if m.role == 'assistant' and loop.last %}(){% endif %}{{ m.content }}\0\
                   {% endfor %}{% if add_generation_prompt %}a:{% endif %}";
     let chat = two_turns();
     let each = vec![">u:a\0a:<()B\0", ">u:a\0a:B\0u:c\0a:<()D\0"];
@@ -290,7 +290,7 @@ fn turns_that_change_are_examples_of_their_own() {
     let whole = vec![">u:a\0a:<B\0>u:c\0a:<D\0".to_string()];
     assert_eq!(taught(&plain, &chat, None).unwrap(), (whole, vec![]));
     assert_eq!(taught(&plain, &chat, Some(Turns::Each)).unwrap().0.len(), 2);
-    let marked = "{% for m in messages %}{{ m.role[0] }}:{% generation %}{% if m.role == 'assistant' %}{{ m.content }}\0{% endif %}\
+    let marked = "{% for m in messages %}{{ m.role[:1] }}:{% generation %}{% if m.role == 'assistant' %}{{ m.content }}\0{% endif %}\
                   {% endgeneration %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}";
     let last = vec![">u:aa:B\0u:ca:<D\0".to_string()];
     assert_eq!(
@@ -302,15 +302,22 @@ fn turns_that_change_are_examples_of_their_own() {
 /// Phi-3 ends a conversation, not an answer, with an end-of-text token.
 #[test]
 fn what_stands_behind_the_last_answer_alone_moves_to_the_end() {
-    let source = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}.{% endfor %}{% if add_generation_prompt %}a:{% else %}\0{% endif %}";
-    let whole = ">u:a.a:<B.>u:c.a:<D.\0".to_string();
-    let found = vec![Finding::NoStop];
+    let source = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content }}\0{% endfor %}{% if add_generation_prompt %}a:{% else %}e\0{% endif %}";
+    let whole = ">u:a\0a:<B\0>u:c\0a:<D\0e\0".to_string();
     assert_eq!(
         taught(source, &two_turns(), None).unwrap(),
-        (vec![whole], found)
+        (vec![whole], vec![])
+    );
+    // gpt-oss ends the last answer by another token: without it, an earlier one would not end.
+    let source = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content }}{% if loop.last %}\0{% else %};{% endif %}{% endfor %}\
+                  {% if add_generation_prompt %}a:{% endif %}";
+    let each = [">u:a;a:<B\0", ">u:a;a:B;u:c;a:<D\0"].map(String::from);
+    assert_eq!(
+        taught(source, &two_turns(), None).unwrap(),
+        (each.to_vec(), vec![Finding::Divided])
     );
     // The second answer is the first one, and follows what the first one has only while it is the last.
-    let source = "{% for m in messages %}{{ m.role[0] }}:{% if m.role == 'assistant' and loop.last %}(){% endif %}{{ m.content }}.{% endfor %}\
+    let source = "{% for m in messages %}{{ m.role[:1] }}:{% if m.role == 'assistant' and loop.last %}(){% endif %}{{ m.content }}.{% endfor %}\
                   {% if add_generation_prompt %}a:{% endif %}";
     let mut same = two_turns();
     same["messages"][3]["content"] = "B".into();
@@ -324,7 +331,7 @@ fn what_stands_behind_the_last_answer_alone_moves_to_the_end() {
 /// DeepSeek-R1 opens a thought in the prompt for an answer, and writes none in the answer.
 #[test]
 fn a_prompt_that_no_answer_follows_is_found() {
-    let source = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\0{% endfor %}{% if add_generation_prompt %}a:(\n{% endif %}";
+    let source = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content }}\0{% endfor %}{% if add_generation_prompt %}a:(\n{% endif %}";
     let whole = ">u:a\0a:<B\0>u:c\0a:<D\0".to_string();
     let found = vec![Finding::OtherPrompt; 2];
     assert_eq!(
@@ -340,7 +347,7 @@ fn what_a_template_leaves_out_is_found() {
     let messages = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": null, "tool_calls": [call]}]);
     let tools = json!([{"type": "function", "function": {"name": "tides"}}]);
     let chat = json!({"messages": messages, "tools": tools});
-    let source = "{% for m in messages %}{{ m.role[0] }}:{{ m.content or '' }}\0{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
+    let source = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content or '' }}\0{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
     let refused = taught(source, &chat, None).unwrap_err();
     assert!(
         matches!(refused, ChatError::EmptyAnswer { message: 2 }),
@@ -387,11 +394,11 @@ fn arguments_that_are_a_text_become_an_object() {
             json!({"type": "function", "function": {"name": "tides", "arguments": arguments}});
         json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": null, "tool_calls": [call]}]})
     };
-    let source = "{% for m in messages %}{{ m.role[0] }}:{{ m.content or '' }}{% for c in m.tool_calls or [] %}\
+    let source = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content or '' }}{% for c in m.tool_calls or [] %}\
                   {{ c.function.arguments | tojson }}{% endfor %}\0{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
     let learnt = |source: &str, arguments: Value| {
         let (examples, found) = taught(source, &calls(arguments), None).unwrap();
-        assert_eq!(found, []);
+        assert!(found.is_empty(), "{found:?}");
         examples[0].strip_prefix(">u:a\0a:<").unwrap().to_owned()
     };
     let object = json!({"port": "Brest"});
