@@ -1,6 +1,6 @@
 //! Makes steps from samples.
 
-use crate::{DataError, Dataset, Position, StepBatch, sampler::Sampler};
+use crate::{DataError, Dataset, Position, StepBatch, sample_order::SampleOrder};
 use memory::OwnParts;
 
 /// The endless, deterministic sequence of a dataset's steps.
@@ -11,7 +11,7 @@ use memory::OwnParts;
 #[derive(Debug)]
 pub struct Batches {
     dataset: Dataset,
-    sampler: Sampler,
+    samples: SampleOrder,
     position: Position,
     member: (usize, usize), // this rank of those that read other sequences, and how many there are
     parts: OwnParts,        // what this rank has of each sequence
@@ -27,7 +27,7 @@ impl Dataset {
 impl Batches {
     fn new(dataset: Dataset) -> Self {
         Self {
-            sampler: Sampler::new(&dataset),
+            samples: SampleOrder::new(&dataset),
             dataset,
             position: Position::default(),
             member: (0, 1),
@@ -99,7 +99,7 @@ impl Batches {
         for number in 0..accum {
             let first = taken.len();
             for _ in 0..rows {
-                taken.push(self.sampler.sample(&self.dataset, position));
+                taken.push(self.samples.sample(&self.dataset, position));
                 position = position.next(samples);
             }
             let samples = &taken[first..];

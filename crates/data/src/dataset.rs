@@ -5,16 +5,12 @@ use std::path::Path;
 use crc32fast::Hasher;
 
 use crate::{
-    CutDocuments, DataError, Inputs, MicroBatch, Options, Packing, Position,
+    CutDocuments, DataError, Inputs, MicroBatch, Options, Packing,
     buckets::padded_lengths,
     mix::{MixedOrder, Order, Shares},
     order::SourceOrder,
-    sampler::Sampler,
     source::{DataSource, TokensOf},
 };
-
-/// [`Dataset::check_targets`] looks at no more samples than these, which takes seconds.
-const MOST_SAMPLES_CHECKED: usize = 1 << 24;
 
 /// An error message names this many samples, and only counts the others.
 const SAMPLES_NAMED: usize = 8;
@@ -152,41 +148,33 @@ impl Dataset {
 
     /// A line for people about documents that are longer than a row, and what to do; none if there are none.
     pub fn describe_cut_documents(&self) -> Option<String> {
-        self.cut_documents().describe(&self.options, self.seq)
-    }
-
-    /// Refuses a step without any target among the next `steps` steps from `from` on, as far as indices tell: batch files are
-    /// not read, and of very long runs only the beginning is looked at.
-    ///
-    /// # Errors
-    /// [`DataError::NoTargets`] for the first such step.
-    pub fn check_targets(&self, from: Position, steps: usize) -> Result<(), DataError> {
-        let of_source = |source: &DataSource| -> Vec<bool> {
-            let samples = 0..source.samples();
-            samples
-                .map(|sample| source.targets(sample, self.seq) == Some(0))
-                .collect()
+        let seq = self.seq;
+        let CutDocuments {
+            documents,
+            cut,
+            emptied,
+        } = self.cut_documents();
+        if cut == 0 {
+            return None;
+        }
+        let nothing_left = match emptied {
+            0 => String::new(),
+            emptied => format!(", and {emptied} of them keep no token that is learnt"),
         };
-        let is_empty: Vec<bool> = self.sources.iter().flat_map(of_source).collect();
-        if !is_empty.contains(&true) {
-            return Ok(());
-        }
-        let rows = self.options.micro_batch * self.options.accum;
-        let (mut sampler, mut position) = (Sampler::new(self), from);
-        for _ in 0..steps.min(MOST_SAMPLES_CHECKED / rows) {
-            let epoch = position.epoch;
-            let samples: Vec<usize> = (0..rows)
-                .map(|_| {
-                    let sample = sampler.sample(self, position);
-                    position = position.next(self.samples() as u64);
-                    sample
-                })
-                .collect();
-            if samples.iter().all(|&sample| is_empty[sample]) {
-                return Err(self.no_targets(&samples, epoch));
-            }
-        }
-        Ok(())
+        Some(match (self.options.packing, self.options.pairs) {
+            (Packing::Pad, true) => format!(
+                "{cut} of {documents} pairs have a text longer than --seq {seq}, which loses its end{nothing_left}; all of them count \
+                 in the means of losses and rewards; raise --seq, or leave such pairs out"
+            ),
+            (Packing::Pad, false) => format!(
+                "{cut} of {documents} documents are longer than --seq {seq} and lose their ends{nothing_left}; raise --seq, or take \
+                 --packing first-fit, which cuts them into parts"
+            ),
+            _ => format!(
+                "{cut} of {documents} documents are longer than --seq {seq} and are cut into parts, of which none sees another; raise \
+                 --seq to keep documents whole"
+            ),
+        })
     }
 
     /// The error for a step without any target.
@@ -264,6 +252,12 @@ impl Dataset {
     pub(crate) fn length(&self, sample: usize) -> usize {
         let (source, sample) = self.locate(sample);
         source.length(sample, self.seq)
+    }
+
+    /// Number of a sample's targets, by the index; none for batch files, which have to be read for it.
+    pub(crate) fn targets(&self, sample: usize) -> Option<usize> {
+        let (source, sample) = self.locate(sample);
+        source.targets(sample, self.seq)
     }
 
     /// The shape of a micro-batch of samples (below [`Self::samples`]), without tokens. Its length follows from the

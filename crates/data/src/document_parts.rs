@@ -1,6 +1,6 @@
 //! Cuts documents into parts that fit a row.
 
-use crate::{DataError, MicroBatch, Packing, shards::TokenShards};
+use crate::{CutDocuments, DataError, MicroBatch, Options, Packing, shards::TokenShards};
 
 /// Inputs in a row from one document, each with the next token as its target. 12 bytes. llm.c's header limits shards to
 /// fewer than 2^31 tokens, and only shards of that layout have documents.
@@ -92,4 +92,27 @@ pub(crate) fn whole_documents(shards: &TokenShards) -> impl Iterator<Item = Docu
         });
         whole.filter(|part| part.inputs > 0)
     })
+}
+
+/// Counts the documents of an input. With [`Packing::Concatenate`] none counts, since rows are cut anywhere.
+pub(crate) fn cut_documents(shards: &TokenShards, options: &Options, seq: usize) -> CutDocuments {
+    let mut counts = CutDocuments::default();
+    if options.packing == Packing::Concatenate {
+        return counts;
+    }
+    let is_pad = options.packing == Packing::Pad;
+    let (mut is_cut, mut is_emptied) = (false, false);
+    for (number, document) in whole_documents(shards).enumerate() {
+        if document.inputs as usize > seq {
+            is_cut = true;
+            let row = document.up_to(seq);
+            is_emptied |= is_pad && row.targets(shards) == 0 && document.targets(shards) > 0;
+        }
+        if (number + 1).is_multiple_of(options.rows_together()) {
+            counts.documents += 1;
+            counts.cut += usize::from(std::mem::take(&mut is_cut));
+            counts.emptied += usize::from(std::mem::take(&mut is_emptied));
+        }
+    }
+    counts
 }

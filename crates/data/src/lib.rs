@@ -59,7 +59,7 @@ mod options;
 mod order;
 mod prefetch;
 mod rows;
-mod sampler;
+mod sample_order;
 mod shard_writer;
 mod shards;
 mod source;

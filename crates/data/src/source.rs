@@ -6,8 +6,8 @@ use crc32fast::Hasher;
 
 use crate::{
     CutDocuments, DEFAULT_SEQ, DataError, FileKind, Format, MicroBatch, Options, Packing,
-    batch_file::BatchFile, file::DataFile, fingerprint::add_file, listing::ListedOrigin,
-    rows::Rows, shards::TokenShards,
+    batch_file::BatchFile, document_parts::cut_documents, file::DataFile, fingerprint::add_file,
+    listing::ListedOrigin, rows::Rows, shards::TokenShards,
 };
 
 /// An open input.
@@ -36,7 +36,7 @@ impl DataSource {
                 shards.check_pairs(options.pairs)?;
                 let seq = options.seq.unwrap_or(DEFAULT_SEQ);
                 let rows = Rows::cut(&shards, options.packing, seq)?;
-                let cut = CutDocuments::of(&shards, options, seq);
+                let cut = cut_documents(&shards, options, seq);
                 shards.forget_documents();
                 Self::Tokens(shards, rows, cut)
             }

@@ -133,7 +133,7 @@ impl Encoder {
 
     fn chat(&self, chat: &Chat, teaching: Teaching) -> Result<Encoded, String> {
         let template = self.template.as_ref().ok_or(ChatError::NoTemplate);
-        let chat = tokenization::Chat {
+        let chat = tokenization::Dialogue {
             messages: &chat.messages,
             tools: &chat.tools,
             given: chat.given,

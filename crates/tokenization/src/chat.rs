@@ -1,21 +1,10 @@
 //! Conversations as tokens, of which only the assistant's turns are to be learnt.
 
 use crate::error::{ChatError, TokenizerError};
-use crate::turns::{Rendered, Taught};
-use crate::{ChatTemplate, Tokenizer, Turns, assistant, messages};
+use crate::turns::{Dialogue, Finding, Rendered, Taught, Turns};
+use crate::{ChatTemplate, Tokenizer, assistant, messages};
 use serde_json::Value;
 use std::ops::Range;
-
-/// Messages with the tools that the assistant has.
-#[derive(Clone, Copy, Debug)]
-pub struct Chat<'a> {
-    /// The messages, each with a `role`.
-    pub messages: &'a [Value],
-    /// A list, or null.
-    pub tools: &'a Value,
-    /// Number of the assistant's first turns that are part of what is asked: they are not learnt.
-    pub given: usize,
-}
 
 /// What is learnt of conversations.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,23 +36,6 @@ pub struct Examples {
     pub findings: Vec<Finding>,
 }
 
-/// Something in a conversation's text that nobody may have meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Finding {
-    /// Each answer is an example of its own, since the template writes turns differently once later ones come.
-    Divided,
-    /// The template does not write the tools.
-    ToolsLeftOut,
-    /// The template does not write the tool calls.
-    CallsLeftOut,
-    /// An answer is empty.
-    EmptyAnswer,
-    /// An answer ends in no token that stops generation.
-    NoStop,
-    /// An answer does not follow the prompt that the template writes for generation.
-    OtherPrompt,
-}
-
 impl ChatTemplate {
     /// Renders and encodes `messages`, for an assistant that has `tools`: a list, or null. All turns of the assistant are learnt,
     /// in one example.
@@ -76,7 +48,7 @@ impl ChatTemplate {
         messages: &[Value],
         tools: &Value,
     ) -> Result<Conversation, ChatError> {
-        let chat = Chat {
+        let chat = Dialogue {
             messages,
             tools,
             given: 0,
@@ -102,11 +74,11 @@ impl ChatTemplate {
     pub fn examples(
         &self,
         tokenizer: &Tokenizer,
-        chat: Chat,
+        chat: Dialogue,
         teaching: Teaching,
     ) -> Result<Examples, ChatError> {
         check(chat.messages, chat.tools)?;
-        let with = |messages| self.examples_of(tokenizer, Chat { messages, ..chat }, teaching);
+        let with = |messages| self.examples_of(tokenizer, Dialogue { messages, ..chat }, teaching);
         let Some(parsed) = messages::with_arguments(chat.messages) else {
             return with(chat.messages);
         };
@@ -120,7 +92,7 @@ impl ChatTemplate {
     fn examples_of(
         &self,
         tokenizer: &Tokenizer,
-        chat: Chat,
+        chat: Dialogue,
         teaching: Teaching,
     ) -> Result<Examples, ChatError> {
         let rendered = Rendered {
@@ -186,17 +158,6 @@ impl Taught {
 }
 
 impl Tokenizer {
-    /// Whether the last of some tokens of a text that is no white space may end an answer.
-    pub(crate) fn ends_in_stop<'a>(
-        &self,
-        text: &str,
-        tokens: impl DoubleEndedIterator<Item = &'a (u32, Range<usize>)>,
-    ) -> bool {
-        let is_blank = |bytes: &Range<usize>| text[bytes.clone()].trim().is_empty();
-        let last = tokens.rev().find(|(_, bytes)| !is_blank(bytes));
-        last.is_some_and(|(token, _)| self.stops(*token))
-    }
-
     /// Encodes a prompt and how it goes on, of which the latter is learnt, with the token that ends a text. A token that is
     /// partly in the completion counts.
     ///

@@ -45,7 +45,7 @@ mod turns;
 mod words;
 
 #[cfg(feature = "hugging-face")]
-pub use chat::{Chat, Conversation, Examples, Finding, Teaching};
+pub use chat::{Conversation, Examples, Teaching};
 #[cfg(feature = "hugging-face")]
 pub use error::ChatError;
 pub use error::TokenizerError;
@@ -56,4 +56,4 @@ pub use stream::TextStream;
 pub use template::ChatTemplate;
 pub use tokenizer::{TOKENIZER_FILES, Tokenizer};
 #[cfg(feature = "hugging-face")]
-pub use turns::Turns;
+pub use turns::{Dialogue, Finding, Turns};

@@ -1,10 +1,20 @@
 //! Finds the assistant's turns in the text of a conversation.
 
-use crate::chat::{Chat, Finding};
 use crate::error::ChatError;
 use crate::{ChatTemplate, Tokenizer, assistant, messages};
 use serde_json::Value;
 use std::ops::Range;
+
+/// Messages with the tools that the assistant has.
+#[derive(Clone, Copy, Debug)]
+pub struct Dialogue<'a> {
+    /// The messages, each with a `role`.
+    pub messages: &'a [Value],
+    /// A list, or null.
+    pub tools: &'a Value,
+    /// Number of the assistant's first turns that are part of what is asked: they are not learnt.
+    pub given: usize,
+}
 
 /// Which of the assistant's turns are learnt, and in how many examples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +25,23 @@ pub enum Turns {
     Each,
     /// The last of them, in one example: the conversation up to it.
     Last,
+}
+
+/// Something in a conversation's text that nobody may have meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Finding {
+    /// Each answer is an example of its own, since the template writes turns differently once later ones come.
+    Divided,
+    /// The template does not write the tools.
+    ToolsLeftOut,
+    /// The template does not write the tool calls.
+    CallsLeftOut,
+    /// An answer is empty.
+    EmptyAnswer,
+    /// An answer ends in no token that stops generation.
+    NoStop,
+    /// An answer does not follow the prompt that the template writes for generation.
+    OtherPrompt,
 }
 
 /// A text, and what is learnt of it.
@@ -49,7 +76,7 @@ impl Taught {
 pub(crate) struct Rendered<'a> {
     pub(crate) template: &'a ChatTemplate,
     pub(crate) tokenizer: &'a Tokenizer,
-    pub(crate) chat: Chat<'a>,
+    pub(crate) chat: Dialogue<'a>,
 }
 
 impl Rendered<'_> {
@@ -199,7 +226,7 @@ impl Rendered<'_> {
 
     /// Tools and tool calls that the template does not write.
     pub(crate) fn left_out(&self) -> Result<Vec<Finding>, ChatError> {
-        let Chat {
+        let Dialogue {
             messages, tools, ..
         } = self.chat;
         let has_tools = tools.as_array().is_some_and(|tools| !tools.is_empty());

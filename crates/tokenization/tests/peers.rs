@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use tokenization::{Chat as Asked, ChatError, ChatTemplate, Finding, Teaching, Tokenizer, Turns};
+use tokenization::{ChatError, ChatTemplate, Dialogue, Finding, Teaching, Tokenizer, Turns};
 
 #[derive(Deserialize)]
 struct Case {
@@ -218,7 +218,7 @@ fn taught(
     chat: &Value,
     turns: Option<Turns>,
 ) -> Result<(Vec<String>, Vec<Finding>), ChatError> {
-    let asked = Asked {
+    let asked = Dialogue {
         messages: chat["messages"].as_array().unwrap(),
         tools: &chat["tools"],
         given: 0,
