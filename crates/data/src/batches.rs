@@ -1,21 +1,17 @@
 //! Makes steps from samples.
 
-use crate::{DataError, Dataset, Packing, Position, StepBatch, buckets::Buckets, mix::Order};
+use crate::{DataError, Dataset, Position, StepBatch, sample_order::SampleOrder};
 use memory::OwnParts;
-
-/// An error message names this many samples, and only counts the others.
-const SAMPLES_NAMED: usize = 8;
 
 /// The endless, deterministic sequence of a dataset's steps.
 ///
 /// A step takes `accum` micro-batches of `micro_batch` samples, in order. When an epoch ends, the next one begins, even
 /// within a micro-batch, so no sample is dropped. Samples come in the order of the file, or shuffled. With
-/// [`Packing::Pad`], samples of similar length are brought together within windows of that order.
+/// [`Packing::Pad`](crate::Packing::Pad), samples of similar length are brought together within windows of that order.
 #[derive(Debug)]
 pub struct Batches {
     dataset: Dataset,
-    order: Order,
-    buckets: Option<Buckets>, // for padded rows
+    samples: SampleOrder,
     position: Position,
     member: (usize, usize), // this rank of those that read other sequences, and how many there are
     parts: OwnParts,        // what this rank has of each sequence
@@ -30,13 +26,8 @@ impl Dataset {
 
 impl Batches {
     fn new(dataset: Dataset) -> Self {
-        let (options, samples) = (dataset.options(), dataset.samples());
-        let seed = options.shuffle.then_some(options.seed);
-        let together = options.rows_together();
-        let (rows, samples) = (options.micro_batch / together, samples / together);
         Self {
-            order: dataset.order(seed),
-            buckets: (options.packing == Packing::Pad).then(|| Buckets::new(rows, samples, seed)),
+            samples: SampleOrder::new(&dataset),
             dataset,
             position: Position::default(),
             member: (0, 1),
@@ -108,7 +99,7 @@ impl Batches {
         for number in 0..accum {
             let first = taken.len();
             for _ in 0..rows {
-                taken.push(self.sample(position));
+                taken.push(self.samples.sample(&self.dataset, position));
                 position = position.next(samples);
             }
             let samples = &taken[first..];
@@ -119,45 +110,12 @@ impl Batches {
         }
         let step = StepBatch::from_iter(micro);
         if size == 1 && step.target_count() == 0 {
-            return Err(DataError::NoTargets {
-                file: self.dataset.name(),
-                samples: list(&taken),
-                epoch: self.position.epoch,
-            });
+            return Err(self.dataset.no_targets(&taken, self.position.epoch));
         }
         self.position = position;
         Ok(match self.parts {
             OwnParts::WHOLE => step,
             parts => step.in_parts(parts),
         })
-    }
-
-    /// The sample at a position. The samples of a pair follow each other, and the order is that of pairs.
-    fn sample(&mut self, at: Position) -> usize {
-        let together = self.dataset.options().rows_together();
-        let first = Position {
-            index: at.index / together as u64,
-            ..at
-        };
-        let length = |group: usize| {
-            let samples = group * together..(group + 1) * together;
-            let lengths = samples.map(|sample| self.dataset.length(sample));
-            lengths.max().unwrap_or(0)
-        };
-        let group = match &mut self.buckets {
-            None => self.order.sample(first),
-            Some(buckets) => buckets.sample(first, &mut self.order, length),
-        };
-        group * together + at.index as usize % together
-    }
-}
-
-/// The numbers of the first few samples, and the count of the others.
-fn list(samples: &[usize]) -> String {
-    let (named, rest) = samples.split_at(samples.len().min(SAMPLES_NAMED));
-    let named: Vec<_> = named.iter().map(usize::to_string).collect();
-    match rest.len() {
-        0 => named.join(", "),
-        more => format!("{} and {more} more", named.join(", ")),
     }
 }

@@ -5,12 +5,15 @@ use std::path::Path;
 use crc32fast::Hasher;
 
 use crate::{
-    DataError, Inputs, MicroBatch, Options, Packing,
+    CutDocuments, DataError, Inputs, MicroBatch, Options, Packing,
     buckets::padded_lengths,
     mix::{MixedOrder, Order, Shares},
     order::SourceOrder,
     source::{DataSource, TokensOf},
 };
+
+/// An error message names this many samples, and only counts the others.
+const SAMPLES_NAMED: usize = 8;
 
 /// An open data source that has at least one sample.
 ///
@@ -45,6 +48,10 @@ impl Dataset {
     /// A [`DataError`] if the options, or a file's header or size, are invalid.
     pub fn open(options: &Options) -> Result<Self, DataError> {
         options.validate()?;
+        let options = &Options {
+            packing: options.decided_packing().0,
+            ..options.clone()
+        };
         let paths = options.path.iter().flat_map(Inputs::paths).map(Some);
         let paths: Vec<Option<&Path>> = match options.path {
             None => vec![None],
@@ -133,6 +140,53 @@ impl Dataset {
         format!("{}; {} samples an epoch", each.join("; "), self.samples())
     }
 
+    /// Documents that are longer than a row.
+    pub fn cut_documents(&self) -> CutDocuments {
+        let cut = self.sources.iter().map(DataSource::cut_documents);
+        cut.fold(CutDocuments::default(), CutDocuments::plus)
+    }
+
+    /// A line for people about documents that are longer than a row, and what to do; none if there are none.
+    pub fn describe_cut_documents(&self) -> Option<String> {
+        let seq = self.seq;
+        let CutDocuments {
+            documents,
+            cut,
+            emptied,
+        } = self.cut_documents();
+        if cut == 0 {
+            return None;
+        }
+        let nothing_left = match emptied {
+            0 => String::new(),
+            emptied => format!(", and {emptied} of them keep no token that is learnt"),
+        };
+        Some(match (self.options.packing, self.options.pairs) {
+            (Packing::Pad, true) => format!(
+                "{cut} of {documents} pairs have a text longer than --seq {seq}, which loses its end{nothing_left}; all of them count \
+                 in the means of losses and rewards; raise --seq, or leave such pairs out"
+            ),
+            (Packing::Pad, false) => format!(
+                "{cut} of {documents} documents are longer than --seq {seq} and lose their ends{nothing_left}; raise --seq, or take \
+                 --packing first-fit, which cuts them into parts"
+            ),
+            _ => format!(
+                "{cut} of {documents} documents are longer than --seq {seq} and are cut into parts, of which none sees another; raise \
+                 --seq to keep documents whole"
+            ),
+        })
+    }
+
+    /// The error for a step without any target.
+    pub(crate) fn no_targets(&self, samples: &[usize], epoch: u64) -> DataError {
+        DataError::NoTargets {
+            file: self.name(),
+            samples: list(samples),
+            epoch,
+            cut: self.cut_documents(),
+        }
+    }
+
     /// The path of each input (`None`: the built-in text), and the meaning of its tokens.
     pub fn inputs(&self) -> impl Iterator<Item = (Option<&Path>, TokensOf)> {
         let mut paths = self.options.path.iter().flat_map(Inputs::paths);
@@ -200,6 +254,12 @@ impl Dataset {
         source.length(sample, self.seq)
     }
 
+    /// Number of a sample's targets, by the index; none for batch files, which have to be read for it.
+    pub(crate) fn targets(&self, sample: usize) -> Option<usize> {
+        let (source, sample) = self.locate(sample);
+        source.targets(sample, self.seq)
+    }
+
     /// The shape of a micro-batch of samples (below [`Self::samples`]), without tokens. Its length follows from the
     /// indices of documents, so no token is read.
     pub(crate) fn shape(&self, samples: &[usize]) -> MicroBatch {
@@ -235,5 +295,15 @@ impl Dataset {
             batch.fill_row();
         }
         Ok(batch)
+    }
+}
+
+/// The numbers of the first few samples, and the count of the others.
+fn list(samples: &[usize]) -> String {
+    let (named, rest) = samples.split_at(samples.len().min(SAMPLES_NAMED));
+    let named: Vec<_> = named.iter().map(usize::to_string).collect();
+    match rest.len() {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
     }
 }

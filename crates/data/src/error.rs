@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::FileKind;
+use crate::{CutDocuments, FileKind};
 
 /// Why data cannot be opened, or a step cannot be read. Each message says what is wrong, where, and what to do. Most
 /// reasons are a [`Setting`](Self::Setting) or [`Unusable`](Self::Unusable).
@@ -65,13 +65,14 @@ pub enum DataError {
 
     /// A step without any target: its mean loss would be 0 / 0.
     #[error(
-        "data file {file}: every target is masked in the step made of samples {samples} (epoch {epoch}); \
-         remove them, or raise batch.micro or batch.accum so that each step has a target"
+        "data file {file}: every target is masked in the step made of samples {samples} (epoch {epoch}); {}",
+        more_targets(*cut)
     )]
     NoTargets {
         file: String,
         samples: String,
         epoch: u64,
+        cut: CutDocuments,
     },
 
     /// A saved position that does not exist in this data.
@@ -89,6 +90,17 @@ pub enum DataError {
     /// Any other problem with a file or a folder.
     #[error("{0}")]
     Unusable(String),
+}
+
+/// Tells the user how a step gets targets.
+fn more_targets(cut: CutDocuments) -> String {
+    match cut.emptied {
+        0 => "remove them, or raise batch.micro, batch.accum or data.seq so that each step has a target".into(),
+        emptied => format!(
+            "{emptied} of {} documents or pairs are cut before a token that is learnt; raise --seq (data.seq), or leave them out",
+            cut.documents
+        ),
+    }
 }
 
 /// Tells the user what to do with a file that is not text.

@@ -1,7 +1,8 @@
 //! The index beside a shard, with what llm.c's layout lacks: document starts, masked tokens, and checksums.
 
 use std::{
-    fs,
+    fs::{self, File},
+    io::Read,
     ops::Range,
     path::{Path, PathBuf},
 };
@@ -129,6 +130,16 @@ impl ShardIndex {
     /// [`DataError::Unreadable`] and [`DataError::BadIndex`].
     pub fn beside(shard: &Path) -> Result<Self, DataError> {
         Self::open_with_checksum(&Self::path(shard)).map(|(index, _)| index)
+    }
+
+    /// Whether the index beside a shard has masked ranges, by its header alone; none if there is no such index.
+    pub(crate) fn masks(shard: &Path) -> Option<bool> {
+        let mut header = [0; HEADER_BYTES + CHECKSUM_BYTES];
+        File::open(Self::path(shard))
+            .ok()?
+            .read_exact(&mut header)
+            .ok()?;
+        Some(Counts::parse(&header).ok()?.masked > 0)
     }
 
     /// The index, and the CRC-32 of all of it.

@@ -34,12 +34,14 @@
 //! that are not text, [`Batches`] for how samples become steps, [`Position`] for saving and restoring, [`prefetch`] for
 //! reading ahead, and [`DataError`] for errors.
 
+mod auto_packing;
 mod batch;
 mod batch_file;
 mod batches;
 mod buckets;
 mod builtin;
 mod checksums;
+mod cut_documents;
 mod dataset;
 mod document_parts;
 mod error;
@@ -57,6 +59,7 @@ mod options;
 mod order;
 mod prefetch;
 mod rows;
+mod sample_order;
 mod shard_writer;
 mod shards;
 mod source;
@@ -65,6 +68,7 @@ mod tokens;
 pub use batch::{MASKED, MicroBatch, StepBatch};
 pub use batches::Batches;
 pub use buckets::padded_lengths;
+pub use cut_documents::CutDocuments;
 pub use dataset::Dataset;
 pub use error::DataError;
 pub use file_kind::{BYTE_ORDER_MARK, FileKind};

@@ -95,6 +95,9 @@ choices! {
 choices! {
     /// How documents become the rows of micro-batches: the values of `data.packing`.
     Packing {
+        /// [`FirstFit`](Self::FirstFit) for documents with tokens that are never targets, such as chats, [`Pad`](Self::Pad) for
+        /// pairs, else [`Concatenate`](Self::Concatenate).
+        Auto = "auto",
         /// Documents one after the other without gaps. Rows begin and end anywhere.
         Concatenate = "concatenate",
         /// Whole documents side by side in a row, kept apart by attention. Documents longer than a row are cut.

@@ -26,7 +26,7 @@ impl Rows {
         seq: usize,
     ) -> Result<Self, DataError> {
         Ok(match packing {
-            Packing::Concatenate => Self::concatenated(shards, seq)?,
+            Packing::Auto | Packing::Concatenate => Self::concatenated(shards, seq)?,
             Packing::FirstFit => Self::Packed(PackedRows::first_fit(
                 &document_parts(shards, packing, seq)?,
                 seq,
@@ -76,6 +76,22 @@ impl Rows {
         }
     }
 
+    /// Number of a sample's targets, in rows of `seq`.
+    pub(crate) fn targets(&self, shards: &TokenShards, sample: usize, seq: usize) -> usize {
+        match self {
+            Self::Concatenated(ends) => {
+                let (shard, first) = place(ends, sample, seq);
+                shards.files[shard].targets(first, seq)
+            }
+            Self::Packed(rows) => rows
+                .row(sample)
+                .iter()
+                .map(|part| part.targets(shards))
+                .sum(),
+            Self::Documents(parts) => parts[sample].targets(shards),
+        }
+    }
+
     /// Appends a sample. [`MicroBatch::fill_row`] pads the rest of its row.
     pub(crate) fn read(
         &self,
@@ -86,9 +102,7 @@ impl Rows {
     ) -> Result<(), DataError> {
         match self {
             Self::Concatenated(ends) => {
-                let shard = ends.partition_point(|&end| end <= sample);
-                let before = if shard == 0 { 0 } else { ends[shard - 1] };
-                let first = (sample - before) * into.seq;
+                let (shard, first) = place(ends, sample, into.seq);
                 shards.files[shard].read(first, into.seq, vocab, into)
             }
             Self::Packed(rows) => {
@@ -111,4 +125,11 @@ impl Rows {
             Self::Documents(_) => format!("{samples} documents of at most {seq}"),
         }
     }
+}
+
+/// The shard of a concatenated sample, and the first of its tokens there.
+fn place(ends: &[usize], sample: usize, seq: usize) -> (usize, usize) {
+    let shard = ends.partition_point(|&end| end <= sample);
+    let before = if shard == 0 { 0 } else { ends[shard - 1] };
+    (shard, (sample - before) * seq)
 }

@@ -213,7 +213,7 @@ fn no_text(file: DataFile, kind: FileKind) -> DataError {
 }
 
 /// The paths of the shards of a split, in the order of their names.
-fn shards_of(folder: &Path, split: Split) -> Result<Vec<PathBuf>, DataError> {
+pub(crate) fn shards_of(folder: &Path, split: Split) -> Result<Vec<PathBuf>, DataError> {
     let mut names = bin_files(folder).map_err(|reason| DataError::Unreadable {
         file: folder.display().to_string(),
         reason,

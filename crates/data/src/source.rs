@@ -5,14 +5,15 @@ use std::path::Path;
 use crc32fast::Hasher;
 
 use crate::{
-    DEFAULT_SEQ, DataError, FileKind, Format, MicroBatch, Options, Packing, batch_file::BatchFile,
-    file::DataFile, fingerprint::add_file, listing::ListedOrigin, rows::Rows, shards::TokenShards,
+    CutDocuments, DEFAULT_SEQ, DataError, FileKind, Format, MicroBatch, Options, Packing,
+    batch_file::BatchFile, document_parts::cut_documents, file::DataFile, fingerprint::add_file,
+    listing::ListedOrigin, rows::Rows, shards::TokenShards,
 };
 
 /// An open input.
 #[derive(Debug)]
 pub(crate) enum DataSource {
-    Tokens(TokenShards, Rows),
+    Tokens(TokenShards, Rows, CutDocuments),
     Batches(BatchFile),
 }
 
@@ -35,8 +36,9 @@ impl DataSource {
                 shards.check_pairs(options.pairs)?;
                 let seq = options.seq.unwrap_or(DEFAULT_SEQ);
                 let rows = Rows::cut(&shards, options.packing, seq)?;
+                let cut = cut_documents(&shards, options, seq);
                 shards.forget_documents();
-                Self::Tokens(shards, rows)
+                Self::Tokens(shards, rows, cut)
             }
             (None, Some(path)) => open_batches(path, options).map(Self::Batches)?,
             (None, None) => unreachable!("the built-in text has tokens"),
@@ -61,7 +63,7 @@ impl DataSource {
 
     pub(crate) fn samples(&self) -> usize {
         match self {
-            Self::Tokens(_, rows) => rows.samples(),
+            Self::Tokens(_, rows, _) => rows.samples(),
             Self::Batches(batches) => batches.rows,
         }
     }
@@ -69,14 +71,16 @@ impl DataSource {
     /// The name for messages: the path, or a text in its place.
     pub(crate) fn name(&self) -> &str {
         match self {
-            Self::Tokens(shards, _) => &shards.name,
+            Self::Tokens(shards, ..) => &shards.name,
             Self::Batches(batches) => &batches.file.name,
         }
     }
 
     pub(crate) fn describe(&self, seq: usize) -> String {
         match self {
-            Self::Tokens(shards, rows) => format!("{}, {}", shards.describe(), rows.describe(seq)),
+            Self::Tokens(shards, rows, _) => {
+                format!("{}, {}", shards.describe(), rows.describe(seq))
+            }
             Self::Batches(batches) => {
                 format!(
                     "{}: {} rows of {seq} tokens",
@@ -88,8 +92,8 @@ impl DataSource {
 
     pub(crate) fn tokens_of(&self) -> TokensOf {
         match self {
-            Self::Tokens(shards, _) if shards.format == Format::Text => TokensOf::Bytes,
-            Self::Tokens(shards, _) => match &shards.origin {
+            Self::Tokens(shards, ..) if shards.format == Format::Text => TokensOf::Bytes,
+            Self::Tokens(shards, ..) => match &shards.origin {
                 Some(origin) => TokensOf::Prepared(origin.clone()),
                 None => TokensOf::Unknown,
             },
@@ -100,7 +104,7 @@ impl DataSource {
     /// Bytes of text, and the number of their tokens, if both are known.
     pub(crate) fn text_and_tokens(&self) -> Option<(u64, u64)> {
         match self {
-            Self::Tokens(shards, _) => Some((shards.text_bytes()?, shards.tokens() as u64)),
+            Self::Tokens(shards, ..) => Some((shards.text_bytes()?, shards.tokens() as u64)),
             Self::Batches(_) => None,
         }
     }
@@ -108,7 +112,7 @@ impl DataSource {
     /// Adds to the checksum what distinguishes this data; returns the number of its files and bytes.
     pub(crate) fn fingerprint(&self, crc: &mut Hasher) -> (usize, usize) {
         match self {
-            Self::Tokens(shards, _) => {
+            Self::Tokens(shards, ..) => {
                 shards.files.iter().for_each(|file| file.fingerprint(crc));
                 let bytes = shards.files.iter().map(|file| file.file.len()).sum();
                 (shards.files.len(), bytes)
@@ -123,8 +127,24 @@ impl DataSource {
     /// Number of inputs of a sample (below [`Self::samples`]) that are not padding.
     pub(crate) fn length(&self, sample: usize, seq: usize) -> usize {
         match self {
-            Self::Tokens(_, rows) => rows.length(sample, seq),
+            Self::Tokens(_, rows, _) => rows.length(sample, seq),
             Self::Batches(batches) => batches.length(sample),
+        }
+    }
+
+    /// Number of a sample's targets, by the index; none for batch files, which have to be read for it.
+    pub(crate) fn targets(&self, sample: usize, seq: usize) -> Option<usize> {
+        match self {
+            Self::Tokens(shards, rows, _) => Some(rows.targets(shards, sample, seq)),
+            Self::Batches(_) => None,
+        }
+    }
+
+    /// Documents that are longer than a row.
+    pub(crate) fn cut_documents(&self) -> CutDocuments {
+        match self {
+            Self::Tokens(_, _, cut) => *cut,
+            Self::Batches(_) => CutDocuments::default(),
         }
     }
 
@@ -136,7 +156,7 @@ impl DataSource {
         into: &mut MicroBatch,
     ) -> Result<(), DataError> {
         match self {
-            Self::Tokens(shards, rows) => rows.read(shards, sample, vocab, into),
+            Self::Tokens(shards, rows, _) => rows.read(shards, sample, vocab, into),
             Self::Batches(batches) => batches.read_row(sample, vocab, into),
         }
     }
@@ -167,7 +187,7 @@ fn open_tokens(path: Option<&Path>, options: &Options) -> Result<Option<TokenSha
 }
 
 /// The format of a file for `auto`: by its name, or else by its first bytes.
-fn format_of(path: &Path) -> Result<Format, DataError> {
+pub(crate) fn format_of(path: &Path) -> Result<Format, DataError> {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("safetensors") => Ok(Format::Batches),
         Some("bin") => Ok(Format::LlmC),

@@ -1,6 +1,6 @@
 //! Files that are one long sequence of tokens: text, bare u16, llm.c.
 
-use std::path::Path;
+use std::{ops::Range, path::Path};
 
 use crate::{
     DataError, MASKED, MicroBatch, ShardIndex, batch::token_id, checksums::Verified,
@@ -139,19 +139,26 @@ impl TokenFile {
 
     /// Masks the targets, from token `first` on, that the index masks.
     fn mask(&self, first: usize, targets: &mut [i32]) {
-        let Some(index) = &self.index else { return };
-        let tokens = first as u64..(first + targets.len()) as u64;
-        let from = index
-            .masked
-            .partition_point(|range| range.end <= tokens.start);
-        for range in index.masked[from..]
-            .iter()
-            .take_while(|range| range.start < tokens.end)
-        {
-            let masked = range.start.max(tokens.start)..range.end.min(tokens.end);
-            let within = |token: u64| (token - tokens.start) as usize;
-            targets[within(masked.start)..within(masked.end)].fill(MASKED);
+        for masked in self.masked(first..first + targets.len()) {
+            targets[masked.start - first..masked.end - first].fill(MASKED);
         }
+    }
+
+    /// Number of targets among the next tokens of `inputs` tokens from `first` on.
+    pub(crate) fn targets(&self, first: usize, inputs: usize) -> usize {
+        let masked = self.masked(first + 1..first + 1 + inputs);
+        inputs - masked.map(|range| range.len()).sum::<usize>()
+    }
+
+    /// The ranges of `tokens` that the index masks.
+    fn masked(&self, tokens: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let masked = self.index.as_ref().map_or(&[][..], |index| &index.masked);
+        let (start, end) = (tokens.start as u64, tokens.end as u64);
+        let from = masked.partition_point(|range| range.end <= start);
+        let within = masked[from..]
+            .iter()
+            .take_while(move |range| range.start < end);
+        within.map(move |range| range.start.max(start) as usize..range.end.min(end) as usize)
     }
 
     fn token(&self, position: usize) -> u32 {

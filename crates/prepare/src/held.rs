@@ -20,7 +20,8 @@ pub(crate) struct Held {
     file: BufWriter<SpooledTempFile>,
     pub(crate) tokens: u64,
     masked: Vec<Range<u64>>,
-    rejected: Option<u64>,
+    further: Vec<u64>,
+    is_pair: bool,
     text_bytes: u64,
 }
 
@@ -32,7 +33,8 @@ impl Held {
             file: BufWriter::new(tempfile::spooled_tempfile_in(IN_MEMORY, folder)),
             tokens: 0,
             masked: Vec::new(),
-            rejected: None,
+            further: Vec::new(),
+            is_pair: false,
             text_bytes: 0,
         }
     }
@@ -53,9 +55,9 @@ impl Held {
                 .iter()
                 .map(|range| base + range.start..base + range.end),
         );
-        if let Some(rejected) = encoded.rejected {
-            self.rejected = Some(base + rejected as u64);
-        }
+        let further = encoded.further.iter();
+        self.further.extend(further.map(|begins| base + begins));
+        self.is_pair |= encoded.is_pair;
         self.tokens += encoded.tokens.len() as u64;
         self.text_bytes += encoded.text_bytes;
         Ok(())
@@ -93,10 +95,14 @@ impl Held {
                 masked: masked.filter(|range| !range.is_empty()).collect(),
                 text_bytes: text(end) - text(at),
                 starts: at == tokens.start,
-                rejected: self
-                    .rejected
-                    .filter(|rejected| (at..end).contains(rejected))
-                    .map(|rejected| (rejected - at) as usize),
+                further: self
+                    .further
+                    .iter()
+                    .filter(|begins| (at..end).contains(*begins))
+                    .map(|begins| begins - at)
+                    .collect(),
+                is_pair: self.is_pair,
+                ..Encoded::default()
             })?;
             at = end;
         }

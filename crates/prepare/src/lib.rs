@@ -15,6 +15,7 @@ mod item;
 mod items;
 mod json_lines;
 mod json_list;
+mod notes;
 mod parquet_rows;
 mod pipeline;
 mod records;
@@ -25,5 +26,7 @@ mod text_pieces;
 mod unfinished;
 
 pub use error::PrepareError;
+pub use notes::Notes;
 pub use pipeline::{Options, Progress, prepare};
 pub use summary::{SplitSummary, Summary};
+pub use tokenization::{Teaching, Turns};

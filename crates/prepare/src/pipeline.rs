@@ -15,7 +15,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use tokenization::Tokenizer;
+use tokenization::{Teaching, Tokenizer};
 
 /// Bytes of text that each thread encodes at a time.
 const BATCH: usize = 2 << 20;
@@ -35,6 +35,8 @@ pub struct Options {
     pub shard_tokens: usize,
     /// Number of threads that encode.
     pub threads: usize,
+    /// What is learnt of conversations.
+    pub teaching: Teaching,
 }
 
 /// Progress of [`prepare`].
@@ -58,7 +60,7 @@ pub fn prepare(
 ) -> Result<Summary, PrepareError> {
     check(options)?;
     let inputs = inputs::find(&options.inputs)?;
-    let encoder = Encoder::open(&options.tokenizer)?;
+    let encoder = Encoder::open(&options.tokenizer, options.teaching)?;
     let tokenizer = &encoder.tokenizer;
     let pool = threads(options.threads)?;
     let folder = Unfinished::create(&options.out)?;
@@ -152,6 +154,7 @@ fn write(
 ) -> Result<(), PrepareError> {
     for encoded in encoded {
         if let Some(encoded) = encoded? {
+            splits.notes.add(&encoded);
             splits.push(&encoded)?;
         }
     }
@@ -196,6 +199,7 @@ fn summarise(
         validation_fraction: options.validation,
         shard_tokens: options.shard_tokens,
         preferences: splits.pairs == Some(true),
+        notes: splits.notes,
     }
 }
 

@@ -60,9 +60,11 @@ impl Shards {
                 false => usize::try_from(self.capacity - shard.tokens()).unwrap_or(usize::MAX),
             };
             let mut end = tokens.len().min(at.saturating_add(free));
-            if let Some(rejected) = encoded.rejected {
-                self.starts |= at == rejected;
-                end = end.min(if at < rejected { rejected } else { end });
+            for &begins in &encoded.further {
+                self.starts |= at as u64 == begins;
+                if (at as u64) < begins {
+                    end = end.min(begins as usize);
+                }
             }
             if std::mem::take(&mut self.starts) {
                 shard.start_document();

@@ -1,12 +1,13 @@
 //! Decides which documents are for validation.
 //!
-//! A document is for validation if a hash of its number is below the fraction; the first document never is. If the hash
+//! A document is for validation if a hash of its record's number is below the fraction; the first document never is. If the hash
 //! selects none, the last document is for validation, or the last part of a single one. So until one is selected, each
 //! document is held until the next one starts.
 
 use crate::PrepareError;
 use crate::encode::Encoded;
 use crate::held::Held;
+use crate::notes::Notes;
 use crate::shards::Shards;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +16,9 @@ pub(crate) struct Splits {
     fraction: f64,
     pub(crate) train: Shards,
     pub(crate) validation: Shards,
-    /// Number of documents started.
+    /// Number of records started. All documents of a record are in the same split.
+    records: u64,
+    /// Number of documents started; a pair is one.
     pub(crate) documents: u64,
     /// Whether the current document is for validation.
     validates: bool,
@@ -23,6 +26,7 @@ pub(crate) struct Splits {
     held: Option<Held>,
     /// Whether documents are pairs; none before the first.
     pub(crate) pairs: Option<bool>,
+    pub(crate) notes: Notes,
 }
 
 impl Splits {
@@ -32,10 +36,12 @@ impl Splits {
             fraction,
             train: Shards::new(folder, "train", vocab, shard_tokens),
             validation: Shards::new(folder, "validation", vocab, shard_tokens),
+            records: 0,
             documents: 0,
             validates: false,
             held: None,
             pairs: None,
+            notes: Notes::default(),
         }
     }
 
@@ -43,13 +49,17 @@ impl Splits {
     pub(crate) fn push(&mut self, encoded: &Encoded) -> Result<(), PrepareError> {
         if encoded.starts {
             self.release()?;
-            let is_pair = encoded.rejected.is_some();
+            let is_pair = encoded.is_pair;
             if *self.pairs.get_or_insert(is_pair) != is_pair {
                 return Err(PrepareError::Mixed);
             }
             (self.train.pairs, self.validation.pairs) = (is_pair, is_pair);
-            self.validates = self.documents > 0 && share(self.documents) < self.fraction;
-            self.documents += 1;
+            self.validates = self.records > 0 && share(self.records) < self.fraction;
+            self.records += 1;
+            self.documents += match is_pair {
+                true => 1,
+                false => 1 + encoded.further.len() as u64,
+            };
             let hold = self.fraction > 0.0 && !self.validates && self.validation.is_empty();
             self.held = hold.then(|| Held::new(&self.folder));
         }
@@ -64,7 +74,7 @@ impl Splits {
     pub(crate) fn finish(&mut self) -> Result<(), PrepareError> {
         if let Some(mut held) = self.held.take() {
             let tokens = held.tokens;
-            let cut = match self.documents {
+            let cut = match self.records {
                 // At least one token on each side.
                 1 if tokens > 1 && self.pairs == Some(false) => {
                     let last = (tokens as f64 * self.fraction).round() as u64;

@@ -1,5 +1,6 @@
 //! `dataset.json`, which describes the data set.
 
+use crate::notes::Notes;
 use data::ListedShard;
 use serde::Serialize;
 
@@ -26,6 +27,9 @@ pub struct Summary {
     /// once in [`Self::documents`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub preferences: bool,
+    /// What nobody may have meant.
+    #[serde(skip)]
+    pub notes: Notes,
 }
 
 /// The tokenizer of the tokens.

@@ -55,7 +55,7 @@ pub(crate) fn lengths(settings: &Settings) -> Vec<usize> {
             lengths.reverse();
             lengths
         }
-        Packing::Concatenate | Packing::FirstFit => vec![settings.seq],
+        Packing::Auto | Packing::Concatenate | Packing::FirstFit => vec![settings.seq],
     }
 }
 

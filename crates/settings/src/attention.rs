@@ -17,7 +17,7 @@ pub(crate) fn attention(config: &Config) -> Attention {
         AttentionBackend::Auto => auto_attention(config).0,
         AttentionBackend::Eager => Attention::Eager,
         AttentionBackend::Flash => Attention::Flash,
-        AttentionBackend::Cudnn if config.data.packing == Packing::FirstFit => {
+        AttentionBackend::Cudnn if config.packing() == Packing::FirstFit => {
             Attention::CudnnDocuments
         }
         AttentionBackend::Cudnn => Attention::Cudnn,
@@ -27,7 +27,7 @@ pub(crate) fn attention(config: &Config) -> Attention {
 /// The choice of `auto`, and its reason: flash for packed documents and from 256 tokens on, else eager. Never cuDNN's: version 9.25 on an
 /// H100 was slower than our own, since its backward pass adds up in a fixed order (`benches/results/2026-11-27-h100.md`).
 pub fn auto_attention(config: &Config) -> (Attention, String) {
-    let (seq, packing) = (config.data.seq, config.data.packing);
+    let (seq, packing) = (config.data.seq, config.packing());
     if packing == Packing::FirstFit {
         let reason = format!(
             "data.packing is {packing}, and eager attention cannot keep documents from seeing each other"
@@ -45,7 +45,7 @@ pub fn auto_attention(config: &Config) -> (Attention, String) {
 
 /// Why cuDNN does not compute what a configuration without open questions asks for; none: it does.
 pub fn cudnn_misfit(config: &Config) -> Option<String> {
-    let (model, packing) = (&config.model, config.data.packing);
+    let (model, packing) = (&config.model, config.packing());
     if model.dropout > 0.0 {
         return Some(format!(
             "its kernels do not know our random numbers, and model.dropout is {}",
@@ -76,7 +76,7 @@ fn cudnn_shape(config: &Config) -> AttentionShape {
 /// The attention of a micro-batch as cuDNN is asked for it.
 pub fn library_shape(config: &Config) -> LibraryShape {
     let spec = config.model.attention(config.model.sliding_window);
-    if config.data.packing == Packing::FirstFit {
+    if config.packing() == Packing::FirstFit {
         return LibraryShape::of_documents(cudnn_shape(config));
     }
     let is_shared = config.parts() > 1;

@@ -218,11 +218,11 @@ fn between_steps(config: &Config) -> Result<(), ConfigError> {
 /// Refuses to pack documents if there are none, or if attention would look across them.
 fn packing(config: &Config) -> Result<(), ConfigError> {
     let (data, backend) = (&config.data, config.attention.backend);
-    if data.packing != Packing::Concatenate && data.path.is_none() {
+    if config.packing() != Packing::Concatenate && data.path.is_none() {
         return refused(format!(
             "data.packing = \"{}\" needs documents, and the built-in text is one; give a folder that `trainer prepare` wrote \
              with --data",
-            data.packing
+            config.packing()
         ));
     }
     if data.packing == Packing::FirstFit && backend == AttentionBackend::Eager {

@@ -21,6 +21,15 @@ impl Config {
     pub fn has_pairs(&self) -> bool {
         self.train.objective == Objective::Dpo
     }
+
+    /// How documents become sequences; where `auto` is left open, as without data.
+    pub fn packing(&self) -> Packing {
+        match self.data.packing {
+            Packing::Auto if self.has_pairs() => Packing::Pad,
+            Packing::Auto => Packing::Concatenate,
+            packing => packing,
+        }
+    }
 }
 
 /// Refuses what does not go with preferences.
@@ -29,9 +38,9 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         return Ok(());
     }
     let refused = |sentence: String| Err(ConfigError::Contradiction(sentence));
-    if config.data.packing != Packing::Pad {
+    if config.packing() != Packing::Pad {
         return refused(format!(
-            "--objective dpo learns from pairs of documents, each a sequence of its own, and data.packing is {}; add --packing pad",
+            "--objective dpo learns from pairs of documents, each a sequence of its own, and data.packing is {}; leave it out, or take --packing pad",
             config.data.packing
         ));
     }

@@ -180,11 +180,12 @@ keys! {
             .details("Without it a model that came with weights refuses them, and text unless it reads bytes.").marks(&[KeepsBits]),
         shuffle: bool = key(Kind::Bool, "true", "Samples are drawn in an order shuffled by train.seed")
             .switch("--no-shuffle", (false, "Read samples in file order"), Some(TRAINING)),
-        packing: Packing = key(Kind::Choice(Packing::NAMES), "\"concatenate\"", "How documents become sequences")
-            .details("concatenate cuts the stream of tokens every seq tokens; first-fit packs whole documents, of which none sees \
+        packing: Packing = key(Kind::Choice(Packing::NAMES), "\"auto\"", "How documents become sequences")
+            .details("auto is first-fit for documents with masks (chats, instructions), pad for pairs (dpo), else concatenate, and a run \
+                      says and writes down which. concatenate cuts the stream of tokens every seq tokens; first-fit packs whole documents, of which none sees \
                       another (flash attention); pad gives each its own row, beside others of like length. The latter two need \
                       documents: a folder that `trainer prepare` wrote, pad also takes batch files.")
-            .flag("--packing", "concatenate|first-fit|pad", TRAINING),
+            .flag("--packing", "auto|concatenate|first-fit|pad", TRAINING),
         prefetch: usize = key(Kind::Whole(1), "2", "Steps that are read ahead; never changes results").marks(&[KeepsBits, PerRank]),
         seq: usize = key(Kind::Whole(1), "1024", "Sequence length").flag("--seq", "S", TRAINING),
     }
@@ -204,7 +205,7 @@ keys! {
             .details("A run writes down the train.steps that follow; the last step is filled up from the next pass.")
             .flag("--epochs", "N", TRAINING).marks(&[ComparedApart]),
         objective: Objective = key(Kind::Choice(Objective::NAMES), "\"next-token\"", "What is learnt: next tokens, or preferences between pairs (dpo)")
-            .details("dpo needs --packing pad, and a folder that `trainer prepare` wrote of `chosen` and `rejected`, or batch files \
+            .details("dpo needs a folder that `trainer prepare` wrote of `chosen` and `rejected`, or batch files \
                       whose every two rows are a pair. Nothing is dropped out.")
             .flag("--objective", "next-token|dpo", TRAINING),
         seed: u64 = key(Kind::Whole(0), "0", "Seed of initialisation, shuffling, stochastic rounding and dropout")

@@ -191,7 +191,7 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(),
             "under --zero 3 every pass of every micro-batch would gather the stage's weights again; take --zero 2, since a stage has few weights",
         );
     }
-    if config.data.packing == Packing::Pad {
+    if config.packing() == Packing::Pad {
         return not_with(
             "--packing pad makes micro-batches of many lengths, of which several are under way at once, so their peaks are not planned; \
              take --packing first-fit or concatenate",

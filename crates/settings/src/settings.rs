@@ -180,7 +180,7 @@ impl Settings {
             policy,
             head_chunk: config.memory.head_chunk.or(DEFAULT_HEAD_CHUNK),
             tile_tokens: config.memory.tile_tokens,
-            packing: config.data.packing,
+            packing: config.packing(),
             between: between_steps(config),
             checkpoint_copy: config.checkpoint.interval().is_some() && !config.checkpoint.blocking,
             attention,

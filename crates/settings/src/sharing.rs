@@ -112,7 +112,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         ),
     };
     let not_with = |others: &str| not_with(&brings, others, without);
-    if config.data.packing == Packing::Pad {
+    if config.packing() == Packing::Pad {
         return not_with(
             "--packing pad makes micro-batches of many lengths; take --packing first-fit or concatenate",
         );

@@ -1,9 +1,20 @@
 //! Conversations as tokens, of which only the assistant's turns are to be learnt.
 
 use crate::error::{ChatError, TokenizerError};
-use crate::{ChatTemplate, Tokenizer, assistant};
+use crate::turns::{Dialogue, Finding, Rendered, Taught, Turns};
+use crate::{ChatTemplate, Tokenizer, assistant, messages};
 use serde_json::Value;
 use std::ops::Range;
+
+/// What is learnt of conversations.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Teaching {
+    /// Which of the assistant's turns; none: all in one example, or each in an example of its own where the template writes turns
+    /// differently once later ones come.
+    pub turns: Option<Turns>,
+    /// Whether an answer may be empty.
+    pub allow_empty: bool,
+}
 
 /// A conversation or a completion, encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,8 +27,41 @@ pub struct Conversation {
     pub text_bytes: usize,
 }
 
+/// The examples that are made of a conversation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Examples {
+    /// At least one.
+    pub examples: Vec<Conversation>,
+    /// What nobody may have meant. Those about answers are there once for each.
+    pub findings: Vec<Finding>,
+}
+
 impl ChatTemplate {
-    /// Renders and encodes `messages`, for an assistant that has `tools`: a list, or null.
+    /// Renders and encodes `messages`, for an assistant that has `tools`: a list, or null. All turns of the assistant are learnt,
+    /// in one example.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::examples`].
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Value],
+        tools: &Value,
+    ) -> Result<Conversation, ChatError> {
+        let chat = Dialogue {
+            messages,
+            tools,
+            given: 0,
+        };
+        let teaching = Teaching {
+            turns: Some(Turns::All),
+            allow_empty: true,
+        };
+        let mut examples = self.examples(tokenizer, chat, teaching)?.examples;
+        Ok(examples.remove(0))
+    }
+
+    /// Renders and encodes a conversation: one example, or one for each answer.
     ///
     /// A turn of the assistant is what the template puts between `{% generation %}` and `{% endgeneration %}`; in a
     /// template without these, what a message of the role `assistant` adds to the text of the messages before it,
@@ -25,48 +69,90 @@ impl ChatTemplate {
     /// turn counts.
     ///
     /// # Errors
-    /// Messages that are none, that the template refuses, or of which nothing is to be learnt; a template that goes back
-    /// on what it wrote before.
-    pub fn encode(
+    /// Messages that are none, that the template refuses, or of which nothing is to be learnt; an empty answer, unless it is
+    /// allowed; for [`Turns::All`] a template that goes back on what it wrote before.
+    pub fn examples(
         &self,
         tokenizer: &Tokenizer,
-        messages: &[Value],
-        tools: &Value,
-    ) -> Result<Conversation, ChatError> {
-        self.encode_after(tokenizer, messages, tools, 0)
+        chat: Dialogue,
+        teaching: Teaching,
+    ) -> Result<Examples, ChatError> {
+        check(chat.messages, chat.tools)?;
+        let with = |messages| self.examples_of(tokenizer, Dialogue { messages, ..chat }, teaching);
+        let Some(parsed) = messages::with_arguments(chat.messages) else {
+            return with(chat.messages);
+        };
+        // Some templates append arguments to a text, and refuse objects.
+        match with(&parsed) {
+            Err(refused @ ChatError::Render { .. }) => with(chat.messages).map_err(|_| refused),
+            examples => examples,
+        }
     }
 
-    /// The same, with the first `given` turns of the assistant as part of what is asked: they are not learnt.
-    ///
-    /// # Errors
-    /// As [`ChatTemplate::encode`].
-    pub fn encode_after(
+    fn examples_of(
         &self,
         tokenizer: &Tokenizer,
-        messages: &[Value],
-        tools: &Value,
-        given: usize,
-    ) -> Result<Conversation, ChatError> {
-        check(messages, tools)?;
+        chat: Dialogue,
+        teaching: Teaching,
+    ) -> Result<Examples, ChatError> {
         let rendered = Rendered {
-            template: self.with(tools),
-            messages,
-            tools,
+            template: self.with(chat.tools),
+            tokenizer,
+            chat,
         };
-        let (text, turns) = if rendered.template.has_blocks {
-            assistant::take_marks(&rendered.text(messages.len(), false)?)
-        } else {
-            rendered.turns_by_prefix()?
+        let mut findings = rendered.left_out()?;
+        let taught = match teaching.turns {
+            Some(Turns::All) => vec![rendered.all()?],
+            Some(Turns::Each) => rendered.each()?,
+            Some(Turns::Last) => rendered.last()?,
+            None => match rendered.all() {
+                Err(ChatError::NotAPrefix { .. }) => {
+                    findings.push(Finding::Divided);
+                    rendered.each()?
+                }
+                all => vec![all?],
+            },
         };
-        let tokens = tokenizer.encode_with_offsets(&text)?;
-        let masked = masked(&tokens, turns.get(given..).unwrap_or_default());
+        let mut examples = Vec::with_capacity(taught.len());
+        for taught in taught {
+            let empty = rendered.empty_answers(&taught)?;
+            if let (Some(&message), false) = (empty.first(), teaching.allow_empty) {
+                return Err(ChatError::EmptyAnswer {
+                    message: message + 1,
+                });
+            }
+            findings.extend(empty.iter().map(|_| Finding::EmptyAnswer));
+            findings.extend((0..taught.other_prompts).map(|_| Finding::OtherPrompt));
+            examples.push(taught.encode(tokenizer, &mut findings)?);
+        }
+        match examples.is_empty() {
+            true => Err(ChatError::NothingLearnt),
+            false => Ok(Examples { examples, findings }),
+        }
+    }
+}
+
+impl Taught {
+    fn encode(
+        self,
+        tokenizer: &Tokenizer,
+        findings: &mut Vec<Finding>,
+    ) -> Result<Conversation, ChatError> {
+        let tokens = tokenizer.encode_with_offsets(&self.text)?;
+        let masked = masked(&tokens, &self.turns);
         if masked.iter().map(Range::len).sum::<usize>() == tokens.len() {
             return Err(ChatError::NothingLearnt);
+        }
+        for turn in self.ends() {
+            let learnt = tokens.iter().filter(|(_, bytes)| is_within(bytes, turn));
+            if !tokenizer.ends_in_stop(&self.text, learnt) {
+                findings.push(Finding::NoStop);
+            }
         }
         Ok(Conversation {
             tokens: tokens.into_iter().map(|(token, _)| token).collect(),
             masked,
-            text_bytes: text.len(),
+            text_bytes: self.text.len(),
         })
     }
 }
@@ -99,10 +185,7 @@ impl Tokenizer {
 
 /// Ranges of tokens of which nothing is in the bytes that are `learnt`.
 fn masked(tokens: &[(u32, Range<usize>)], learnt: &[Range<usize>]) -> Vec<Range<usize>> {
-    let is_learnt = |bytes: &Range<usize>| {
-        let mut learnt = learnt.iter();
-        learnt.any(|turn| bytes.start < turn.end && turn.start < bytes.end)
-    };
+    let is_learnt = |bytes: &Range<usize>| learnt.iter().any(|turn| is_within(bytes, turn));
     let mut masked: Vec<Range<usize>> = Vec::new();
     for (at, (_, bytes)) in tokens.iter().enumerate() {
         match masked.last_mut() {
@@ -114,60 +197,9 @@ fn masked(tokens: &[(u32, Range<usize>)], learnt: &[Range<usize>]) -> Vec<Range<
     masked
 }
 
-/// A conversation and what renders it.
-struct Rendered<'a> {
-    template: &'a ChatTemplate,
-    messages: &'a [Value],
-    tools: &'a Value,
-}
-
-impl Rendered<'_> {
-    fn turns_by_prefix(&self) -> Result<(String, Vec<Range<usize>>), ChatError> {
-        let whole = self.text(self.messages.len(), false)?;
-        let mut turns = Vec::new();
-        for (at, message) in self.messages.iter().enumerate() {
-            if message["role"] != "assistant" {
-                continue;
-            }
-            let with = self.text(at + 1, false)?;
-            let before = match self.text(at, true) {
-                Ok(before) if with.starts_with(&before) => before.len(),
-                _ if at == 0 => self.header(&with)?,
-                Ok(_) => return Err(ChatError::NotAPrefix { message: at + 1 }),
-                Err(error) => return Err(error),
-            };
-            if !whole.starts_with(&with) {
-                return Err(ChatError::NotAPrefix { message: at + 1 });
-            }
-            turns.push(before..with.len());
-        }
-        Ok((whole, turns))
-    }
-
-    /// Bytes that the template writes before what the first message says: nothing can be rendered without that message by
-    /// a template that looks at it, so they are those that stay when it says something else.
-    fn header(&self, with: &str) -> Result<usize, ChatError> {
-        let mut other = self.messages[0].clone();
-        other["content"] = assistant::MARKS[0].to_string().into();
-        let other = self.render(&[other], false)?;
-        let same = with
-            .char_indices()
-            .zip(other.chars())
-            .find(|((_, a), b)| a != b);
-        Ok(same.map_or(with.len(), |((at, _), _)| at))
-    }
-
-    fn text(&self, count: usize, prompt: bool) -> Result<String, ChatError> {
-        self.render(&self.messages[..count], prompt)
-    }
-
-    fn render(&self, messages: &[Value], prompt: bool) -> Result<String, ChatError> {
-        let rendered = self.template.render_marked(messages, self.tools, prompt);
-        rendered.map_err(|error| ChatError::Render {
-            messages: messages.len(),
-            reason: error.to_string(),
-        })
-    }
+/// Whether some of a token's bytes are in a turn.
+fn is_within(bytes: &Range<usize>, turn: &Range<usize>) -> bool {
+    bytes.start < turn.end && turn.start < bytes.end
 }
 
 /// Messages have roles, one of them is the assistant's, and none has what marks turns while a template is rendered.

@@ -58,9 +58,17 @@ pub enum ChatError {
     /// What the template writes of the first messages changes with those that follow.
     #[error(
         "the chat template writes what precedes message {message} differently once that message is there, so the \
-         assistant's turn cannot be told apart; put {{% generation %}} and {{% endgeneration %}} around it in the template"
+         assistant's turn does not stand in the whole text; learn each turn in an example of its own (--turns each) or the last alone \
+         (--turns last), or put {{% generation %}} and {{% endgeneration %}} around turns in the template"
     )]
     NotAPrefix { message: usize },
+    /// An answer of which nothing is in the text.
+    #[error(
+        "message {message} is the assistant's, and the chat template writes nothing of what it says, so an empty answer would be \
+         learnt; correct the message, take a chat template that writes it (`tool_calls` are often left out), or let empty answers \
+         pass with --allow-empty-answers"
+    )]
+    EmptyAnswer { message: usize },
     /// The tokenizer fails.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

@@ -133,6 +133,12 @@ impl HuggingFace {
         Ok(encoding.get_ids().iter().copied().zip(offsets).collect())
     }
 
+    /// Whether a token has a meaning of its own, and is no text.
+    pub(crate) fn is_special(&self, token: u32) -> bool {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        added.get(&token).is_some_and(|token| token.special)
+    }
+
     pub(crate) fn end_of_text(&self) -> Option<u32> {
         self.end_of_text
     }

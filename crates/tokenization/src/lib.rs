@@ -40,10 +40,12 @@ mod special_tokens;
 #[cfg(feature = "hugging-face")]
 mod template;
 #[cfg(feature = "hugging-face")]
+mod turns;
+#[cfg(feature = "hugging-face")]
 mod words;
 
 #[cfg(feature = "hugging-face")]
-pub use chat::Conversation;
+pub use chat::{Conversation, Examples, Teaching};
 #[cfg(feature = "hugging-face")]
 pub use error::ChatError;
 pub use error::TokenizerError;
@@ -53,3 +55,5 @@ pub use stream::TextStream;
 #[cfg(feature = "hugging-face")]
 pub use template::ChatTemplate;
 pub use tokenizer::{TOKENIZER_FILES, Tokenizer};
+#[cfg(feature = "hugging-face")]
+pub use turns::{Dialogue, Finding, Turns};

@@ -1,6 +1,6 @@
 //! Messages as transformers hands them to a template.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// The names of a message's reasoning, the usual one first.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
@@ -29,4 +29,58 @@ fn plain_fields(fields: &Map<String, Value>) -> Map<String, Value> {
         fields.insert("reasoning_content".into(), reasoning);
     }
     fields
+}
+
+/// The messages with the arguments of tool calls as objects where they are texts with JSON in them, OpenAI's own form: templates
+/// write arguments as JSON themselves, and would quote a text. None where there are no such texts.
+pub(crate) fn with_arguments(messages: &[Value]) -> Option<Vec<Value>> {
+    let mut has_texts = false;
+    let mut messages = messages.to_vec();
+    let calls = messages.iter_mut().filter_map(|message| {
+        let calls = message.get_mut("tool_calls")?;
+        calls.as_array_mut()
+    });
+    for call in calls.flatten() {
+        let holder = match call.get("function").is_some_and(Value::is_object) {
+            true => &mut call["function"],
+            false => call,
+        };
+        let Some(arguments) = holder.get_mut("arguments") else {
+            continue;
+        };
+        let object = arguments
+            .as_str()
+            .and_then(|text| serde_json::from_str(text).ok());
+        if let Some(object @ Value::Object(_)) = object {
+            *arguments = object;
+            has_texts = true;
+        }
+    }
+    has_texts.then_some(messages)
+}
+
+/// The message with `text` in place of all that it says, or nothing but that; thoughts only where it has some.
+pub(crate) fn saying(message: &Value, text: &str) -> Value {
+    let mut other = json!({"role": message["role"], "content": text});
+    for name in REASONING {
+        if message[name].is_string() && !text.is_empty() {
+            other[name] = text.into();
+        }
+    }
+    other
+}
+
+/// The messages without tool calls; none where there are none.
+pub(crate) fn without_calls(messages: &[Value]) -> Option<Vec<Value>> {
+    let has_calls = |message: &Value| {
+        message["tool_calls"]
+            .as_array()
+            .is_some_and(|calls| !calls.is_empty())
+    };
+    messages.iter().any(has_calls).then(|| {
+        let mut messages = messages.to_vec();
+        let objects = messages.iter_mut().filter_map(Value::as_object_mut);
+        objects.for_each(|fields| drop(fields.shift_remove("tool_calls")));
+        messages
+    })
 }

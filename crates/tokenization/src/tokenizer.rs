@@ -140,6 +140,27 @@ impl Tokenizer {
         }
     }
 
+    /// Whether the last of some tokens of a text that is no white space may end an answer.
+    #[cfg(feature = "hugging-face")]
+    pub(crate) fn ends_in_stop<'a>(
+        &self,
+        text: &str,
+        tokens: impl DoubleEndedIterator<Item = &'a (u32, Range<usize>)>,
+    ) -> bool {
+        let is_blank = |bytes: &Range<usize>| text[bytes.clone()].trim().is_empty();
+        let last = tokens.rev().find(|(_, bytes)| !is_blank(bytes));
+        last.is_some_and(|(token, _)| self.stops(*token))
+    }
+
+    /// Whether a token may end an answer: the one that ends a text, or another special one.
+    #[cfg(feature = "hugging-face")]
+    fn stops(&self, token: u32) -> bool {
+        match &self.kind {
+            Kind::HuggingFace(own) if own.is_special(token) => true,
+            _ => self.end_of_text() == Some(token),
+        }
+    }
+
     /// The folder of its files; none for bytes.
     pub fn folder(&self) -> Option<&Path> {
         self.file.as_deref().and_then(Path::parent)

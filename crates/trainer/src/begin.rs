@@ -6,8 +6,9 @@ use crate::failure::Failure;
 use crate::initial_model::adopt_model_to_train;
 use crate::samples::warn_of_warmup;
 use crate::threads::start_threads;
+use data::Packing;
 use settings::load::{Source, load};
-use settings::{AutoOr, LoraConfig, Resolved, Resume, Settings, Task};
+use settings::{AutoOr, Config, LoraConfig, Resolved, Resume, Settings, Task};
 
 /// Starts the threads, warns of settings without effect, and adopts a folder's model or a resumed run's settings.
 pub(crate) fn begin(resolved: &mut Resolved) -> Result<(), Failure> {
@@ -16,7 +17,7 @@ pub(crate) fn begin(resolved: &mut Resolved) -> Result<(), Failure> {
     if resolved.config.train.epochs.is_none() {
         warn_of_warmup(&resolved.config);
     }
-    keep_head_chunk(resolved)?;
+    keep_choices_of_run(resolved)?;
     let own = resolved.config.lora.clone();
     adopt_adapters(resolved)?;
     if let Some(folder) = resolved.options.init_from.clone() {
@@ -59,11 +60,10 @@ fn warn_of_settings_in_vain(resolved: &Resolved, own: &LoraConfig) -> Result<(),
     Ok(())
 }
 
-/// Makes commands about a resumed run use the run's chunk of the output head, if the configuration leaves it open.
-/// Otherwise they would describe another run. Training itself takes the chunk with all ranks and checksums
-/// (`train/resuming.rs`).
-fn keep_head_chunk(resolved: &mut Resolved) -> Result<(), Failure> {
-    let (options, chunk) = (&resolved.options, &mut resolved.config.memory.head_chunk);
+/// Makes commands about a resumed run use the run's own choices. Otherwise they would describe another run. Training itself takes
+/// them with all ranks and checksums (`train/resuming.rs`).
+fn keep_choices_of_run(resolved: &mut Resolved) -> Result<(), Failure> {
+    let options = &resolved.options;
     let (Some(resume), false) = (&options.resume, resolved.task == Task::Train) else {
         return Ok(());
     };
@@ -75,9 +75,19 @@ fn keep_head_chunk(resolved: &mut Resolved) -> Result<(), Failure> {
             "--resume names no run with a checkpoint; name one, or leave it out".into(),
         ));
     };
-    if *chunk == AutoOr::Auto {
-        let source = Source::open(&file.to_string_lossy())?;
-        *chunk = load(&source, &[], false)?.config.memory.head_chunk;
-    }
+    let source = Source::open(&file.to_string_lossy())?;
+    keep_choices(&mut resolved.config, &load(&source, &[], false)?.config);
     Ok(())
+}
+
+/// Takes what a configuration leaves open, and what would change bits, from the run before: the chunk of the output head, and how
+/// documents become rows.
+pub(crate) fn keep_choices(config: &mut Config, before: &Config) {
+    let (chunk, packing) = (&mut config.memory.head_chunk, &mut config.data.packing);
+    if *chunk == AutoOr::Auto {
+        *chunk = before.memory.head_chunk;
+    }
+    if *packing == Packing::Auto {
+        *packing = before.data.packing;
+    }
 }

@@ -1,11 +1,11 @@
-//! Chooses what a configuration leaves open, in a fixed order: the data's sequence length; attention, while no device
+//! Chooses what a configuration leaves open, in a fixed order: how documents become rows; the data's sequence length; attention, while no device
 //! is open, because trying cuDNN opens it; the micro-batches of evaluations; the chunk of the output head; and last
 //! recompute, which depends on all of these.
 
 use crate::attention::choose_attention;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
-use crate::samples::{data_options, fit_evaluation};
+use crate::samples::{data_options, decide_packing, fit_evaluation};
 use collectives::Group;
 use data::Dataset;
 use kernels::Target;
@@ -65,6 +65,8 @@ impl Holder<'_> {
 
 /// The decisions that need no open device, and the chosen attention in words, if one was chosen.
 fn without_device(resolved: &Resolved) -> Result<(Config, Option<String>), Failure> {
+    let resolved = &mut resolved.clone();
+    decide_packing(resolved);
     let options = data_options(resolved);
     let seq = match options.seq {
         Some(seq) => seq,

@@ -1,13 +1,59 @@
 //! How a configuration describes the data.
 
 use crate::failure::Failure;
-use data::{Dataset, Format, Inputs, Options, Split};
+use data::{Dataset, Format, Inputs, Options, Packing, Split};
 use session::Evaluation;
-use settings::{Config, Resolved, TrainConfig, check};
+use settings::{AttentionBackend, Config, Resolved, TrainConfig, check};
 use std::path::Path;
+
+/// Decides `data.packing`, if it is `auto`. Gives the choice and its reason in words.
+pub(crate) fn decide_packing(resolved: &mut Resolved) -> Option<String> {
+    if resolved.config.data.packing != Packing::Auto {
+        return None;
+    }
+    let (packing, reason) = packing(resolved);
+    resolved.config.data.packing = packing;
+    Some(format!("data.packing is {packing}: {reason}"))
+}
+
+/// How documents become rows, and why.
+fn packing(resolved: &Resolved) -> (Packing, String) {
+    let config = &resolved.config;
+    let options = options(resolved, config.data.packing);
+    let (packing, reason) = options.decided_packing();
+    if (config.data.packing, packing) != (Packing::Auto, Packing::FirstFit) {
+        return (packing, reason);
+    }
+    if config.attention.backend == AttentionBackend::Eager {
+        let reason = "eager attention cannot keep documents from seeing each other";
+        return (Packing::Concatenate, reason.into());
+    }
+    // Evaluations are planned with the packing of the run.
+    let evaluated = config
+        .eval
+        .path
+        .clone()
+        .filter(|_| config.eval.every.is_some());
+    let evaluated = evaluated.map(|path| Options {
+        path: Some(path.into()),
+        split: Split::Validation,
+        ..options
+    });
+    match evaluated.filter(|evaluated| !evaluated.has_documents()) {
+        Some(_) => {
+            let reason = "the data of --eval-data does not say where documents begin";
+            (Packing::Concatenate, reason.into())
+        }
+        None => (packing, reason),
+    }
+}
 
 /// The options that say which data a run reads, and how it is divided into steps.
 pub(crate) fn data_options(resolved: &Resolved) -> Options {
+    options(resolved, packing(resolved).0)
+}
+
+fn options(resolved: &Resolved, packing: Packing) -> Options {
     let config = &resolved.config;
     let format = config.data.format;
     let is_safetensors = |path: &Path| path.extension().is_some_and(|end| end == "safetensors");
@@ -30,7 +76,7 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
         shuffle: config.data.shuffle,
         seed: config.train.seed,
         vocab: config.model.vocab,
-        packing: config.data.packing,
+        packing,
         pairs: config.has_pairs(),
         split: Split::Train,
     }

@@ -24,7 +24,7 @@ use crate::run_dir::{RunDir, make_folder};
 use crate::stdout::print;
 use crate::tracer::Tracer;
 use collectives::Launch;
-use data::{Batches, DataError, Dataset, Inputs, Position, Prefetched, prefetch};
+use data::{Batches, CutDocuments, DataError, Dataset, Inputs, Position, Prefetched, prefetch};
 use evaluation_inputs::EvaluationInputs;
 use planner::{Plan, StepPeaks};
 use preparing::Prepared;
@@ -58,6 +58,9 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
     }
     let (mut run, step, dataset, resumed) = Run::open(job, prepared)?;
     tracing::info!("training on {}", describe(&dataset));
+    if let Some(warning) = dataset.describe_cut_documents() {
+        tracing::warn!("{warning}");
+    }
     let batches = match &resumed {
         None => dataset.batches(),
         Some(resumed) => resumed.seek(dataset)?,
@@ -429,6 +432,7 @@ impl Run {
             file: paths.join(", "),
             samples: format!("{index} to {last} of the epoch's order"),
             epoch,
+            cut: CutDocuments::default(),
         })
     }
 

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use data::{Dataset, MASKED, MicroBatch, Options, Packing, Position, StepBatch, prefetch};
+use data::{
+    CutDocuments, DataError, Dataset, Inputs, MASKED, MicroBatch, Options, Packing, Position,
+    StepBatch, prefetch,
+};
 use proptest::prelude::*;
 
 use crate::fixture::{Folder, assert_says, open, open_error, options};
@@ -204,6 +207,169 @@ fn packing_needs_documents() {
         let single = options(folder.shard("b.bin", &[1, 2], &[0, 1], &[]));
         assert_says(&error(&single), &["has no document of two tokens"]);
     }
+}
+
+#[test]
+fn auto_keeps_documents_with_masks_apart() {
+    let folders = [Folder::new(), Folder::new(), Folder::new()];
+    let [masked, plain, text] = &folders;
+    let ids: Vec<u16> = (0..20).collect();
+    masked.shard("train-0.bin", &ids, &[0, 9], &[]);
+    masked.shard("train-1.bin", &ids, &[0, 9], std::slice::from_ref(&(2..5)));
+    plain.shard("train-0.bin", &ids, &[0, 9], &[]);
+    let file = text.file("a.txt", &[b'x'; 100]);
+    let bare = text.u16_tokens("bare.bin", 0..9);
+    let paths = |paths: &[&std::path::Path]| {
+        let paths = paths.iter().map(|path| path.display().to_string());
+        Some(Inputs::read(&paths.collect::<Vec<_>>()).unwrap())
+    };
+    let auto = |path: Option<Inputs>| Options {
+        path,
+        packing: Packing::Auto,
+        seq: Some(6),
+        ..options("")
+    };
+    for (options, expected, reason) in [
+        (auto(paths(&[masked.path()])), Packing::FirstFit, "learnt"),
+        (
+            auto(paths(&[&masked.path().join("train-1.bin")])),
+            Packing::FirstFit,
+            "learnt",
+        ),
+        (
+            auto(paths(&[plain.path()])),
+            Packing::Concatenate,
+            "all tokens",
+        ),
+        (
+            auto(paths(&[plain.path(), masked.path()])),
+            Packing::FirstFit,
+            "learnt",
+        ),
+        (
+            auto(paths(&[masked.path(), &file])),
+            Packing::Concatenate,
+            "a.txt does not say",
+        ),
+        (
+            auto(paths(&[&bare])),
+            Packing::Concatenate,
+            "bare.bin does not say",
+        ),
+        (auto(None), Packing::Concatenate, "built-in"),
+    ] {
+        let (packing, said) = options.decided_packing();
+        assert_eq!(packing, expected, "{:?}: {said}", options.path);
+        assert_says(&said, &[reason]);
+        assert_eq!(
+            options.has_documents(),
+            !said.contains("say where") && !said.contains("built-in")
+        );
+        if !said.contains("bare.bin")
+            && options
+                .path
+                .as_ref()
+                .is_none_or(|paths| paths.only().is_some())
+        {
+            assert_eq!(Dataset::open(&options).unwrap().options().packing, expected);
+        }
+    }
+    let pairs = Options {
+        pairs: true,
+        ..auto(paths(&[masked.path()]))
+    };
+    assert_eq!(pairs.decided_packing().0, Packing::Pad);
+}
+
+/// Documents of 9, 5 and 20 tokens, of which the last two, three and two are learnt.
+fn answers(folder: &Folder) -> Options {
+    let ids: Vec<u16> = (0..34).collect();
+    folder.shard("train-0.bin", &ids, &[0, 9, 14], &[0..7, 9..11, 14..32]);
+    options(folder.path())
+}
+
+#[test]
+fn documents_that_are_cut_and_those_left_without_a_target_are_counted() {
+    let folder = Folder::new();
+    let count = |packing, seq| {
+        let dataset = Dataset::open(&one_row(packing, seq, answers(&folder))).unwrap();
+        (dataset.cut_documents(), dataset.describe_cut_documents())
+    };
+    let cut = |cut, emptied| CutDocuments {
+        documents: 3,
+        cut,
+        emptied,
+    };
+    // Of the first one, a target of two is left.
+    let (counts, said) = count(Packing::Pad, 7);
+    assert_eq!(counts, cut(2, 1));
+    let words = [
+        "2 of 3 documents",
+        "--seq 7",
+        "1 of them keep no token",
+        "first-fit",
+    ];
+    assert_says(&said.unwrap(), &words);
+    assert_eq!(count(Packing::Pad, 6).0, cut(2, 2));
+    assert_eq!(count(Packing::FirstFit, 6).0, cut(2, 0));
+    assert_eq!(count(Packing::Pad, 19), (cut(0, 0), None));
+    assert_eq!(
+        count(Packing::Concatenate, 6),
+        (CutDocuments::default(), None)
+    );
+}
+
+/// By reading nothing but indices, exactly those runs are refused that would end in a step without a target.
+#[test]
+fn a_step_without_a_target_is_found_before_the_run() {
+    let folder = Folder::new();
+    let (mut found, mut passed) = (0, 0);
+    for packing in [Packing::Concatenate, Packing::FirstFit, Packing::Pad] {
+        for (seq, shuffle, micro_batch) in
+            [(4, false, 1), (4, true, 1), (6, true, 2), (7, false, 2)]
+        {
+            let options = Options {
+                shuffle,
+                micro_batch,
+                ..one_row(packing, seq, answers(&folder))
+            };
+            let dataset = || Dataset::open(&options).unwrap();
+            let mut batches = dataset().batches();
+            for step in 1..=12 {
+                let from = batches.position();
+                let next = batches.next_step();
+                let checked = [(from, 1), (Position::default(), step)].map(|(from, steps)| {
+                    dataset()
+                        .check_targets(from, steps)
+                        .map_err(|error| error.to_string())
+                });
+                match next {
+                    Ok(_) => {
+                        assert_eq!(checked, [Ok(()), Ok(())], "{packing} {seq} step {step}");
+                        passed += 1;
+                    }
+                    Err(error) => {
+                        assert!(matches!(error, DataError::NoTargets { .. }), "{error}");
+                        let error = Err(error.to_string());
+                        assert_eq!(
+                            checked,
+                            [error.clone(), error],
+                            "{packing} {seq} step {step}"
+                        );
+                        found += 1;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    assert!(found > 3 && passed > 3, "{found} {passed}");
+    let pad = Dataset::open(&one_row(Packing::Pad, 6, answers(&folder))).unwrap();
+    let error = pad
+        .check_targets(Position::default(), 3)
+        .unwrap_err()
+        .to_string();
+    assert_says(&error, &["(epoch 0)", "2 of 3 documents", "raise --seq"]);
 }
 
 /// The steps and the positions after each.

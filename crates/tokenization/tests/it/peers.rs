@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use tokenization::{ChatError, ChatTemplate, Tokenizer};
+use tokenization::{ChatError, ChatTemplate, Dialogue, Finding, Teaching, Tokenizer, Turns};
 
 #[derive(Deserialize)]
 struct Case {
@@ -210,4 +210,207 @@ fn the_assistant_begins() {
         "<{{ messages[0].role }}>{% for m in messages %}{{ m.content | trim }}.{% endfor %}";
     let said = json!([{"role": "assistant", "content": " é"}, {"role": "user", "content": "u"}]);
     assert_eq!(masked(source, &said).unwrap(), [0..11, 14..16]);
+}
+
+/// The examples of a conversation in bytes, each as its text with brackets around what is learnt, and what was found.
+fn taught(
+    source: &str,
+    chat: &Value,
+    turns: Option<Turns>,
+) -> Result<(Vec<String>, Vec<Finding>), ChatError> {
+    let asked = Dialogue {
+        messages: chat["messages"].as_array().unwrap(),
+        tools: &chat["tools"],
+        given: 0,
+    };
+    let teaching = Teaching {
+        turns,
+        allow_empty: chat["allow_empty"] == true,
+    };
+    let made = template(source).examples(&Tokenizer::bytes(), asked, teaching)?;
+    let examples = made.examples.into_iter().map(|example| {
+        let mut text: Vec<u8> = example.tokens.iter().map(|token| *token as u8).collect();
+        let ends = example.masked.iter().rev();
+        for range in ends {
+            text.splice(range.end..range.end, *b"<");
+            text.splice(range.start..range.start, *b">");
+        }
+        String::from_utf8(text).unwrap()
+    });
+    Ok((examples.collect(), made.findings))
+}
+
+fn two_turns() -> Value {
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let said = [
+        ("user", "a"),
+        ("assistant", "B"),
+        ("user", "c"),
+        ("assistant", "D"),
+    ];
+    json!({"messages": said.map(|(role, content)| message(role, content))})
+}
+
+/// Qwen3 gives the last answer a thought, and takes it away once the next message is there.
+#[test]
+fn turns_that_change_are_examples_of_their_own() {
+    let source = "{% for m in messages %}{{ m.role[:1] }}:{% if m.role == 'assistant' and loop.last %}(){% endif %}{{ m.content }}\0\
+                  {% endfor %}{% if add_generation_prompt %}a:{% endif %}";
+    let chat = two_turns();
+    let each = vec![">u:a\0a:<()B\0", ">u:a\0a:B\0u:c\0a:<()D\0"];
+    let (examples, findings) = taught(source, &chat, None).unwrap();
+    assert_eq!(
+        (&examples, &findings[..]),
+        (
+            &each.iter().map(ToString::to_string).collect(),
+            &[Finding::Divided][..]
+        )
+    );
+    assert_eq!(
+        taught(source, &chat, Some(Turns::Each)).unwrap(),
+        (examples, vec![])
+    );
+    assert_eq!(
+        taught(source, &chat, Some(Turns::Last)).unwrap().0,
+        each[1..]
+    );
+    let refused = taught(source, &chat, Some(Turns::All)).unwrap_err();
+    assert!(
+        matches!(refused, ChatError::NotAPrefix { message: 2 }),
+        "{refused}"
+    );
+    // One turn alone changes nothing.
+    let one = json!({"messages": chat["messages"].as_array().unwrap()[..2]});
+    assert_eq!(
+        taught(source, &one, None).unwrap(),
+        (vec![each[0].into()], vec![])
+    );
+    // A template that keeps its text has all turns in one example.
+    let plain = source.replace("(){% endif %}", "{% endif %}");
+    let whole = vec![">u:a\0a:<B\0>u:c\0a:<D\0".to_string()];
+    assert_eq!(taught(&plain, &chat, None).unwrap(), (whole, vec![]));
+    assert_eq!(taught(&plain, &chat, Some(Turns::Each)).unwrap().0.len(), 2);
+    let marked = "{% for m in messages %}{{ m.role[:1] }}:{% generation %}{% if m.role == 'assistant' %}{{ m.content }}\0{% endif %}\
+                  {% endgeneration %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}";
+    let last = vec![">u:aa:B\0u:ca:<D\0".to_string()];
+    assert_eq!(
+        taught(marked, &chat, Some(Turns::Last)).unwrap(),
+        (last, vec![])
+    );
+}
+
+/// Phi-3 ends a conversation, not an answer, with an end-of-text token.
+#[test]
+fn what_stands_behind_the_last_answer_alone_moves_to_the_end() {
+    let source = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content }}\0{% endfor %}{% if add_generation_prompt %}a:{% else %}e\0{% endif %}";
+    let whole = ">u:a\0a:<B\0>u:c\0a:<D\0e\0".to_string();
+    assert_eq!(
+        taught(source, &two_turns(), None).unwrap(),
+        (vec![whole], vec![])
+    );
+    // gpt-oss ends the last answer by another token: without it, an earlier one would not end.
+    let source = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content }}{% if loop.last %}\0{% else %};{% endif %}{% endfor %}\
+                  {% if add_generation_prompt %}a:{% endif %}";
+    let each = [">u:a;a:<B\0", ">u:a;a:B;u:c;a:<D\0"].map(String::from);
+    assert_eq!(
+        taught(source, &two_turns(), None).unwrap(),
+        (each.to_vec(), vec![Finding::Divided])
+    );
+    // The second answer is the first one, and follows what the first one has only while it is the last.
+    let source = "{% for m in messages %}{{ m.role[:1] }}:{% if m.role == 'assistant' and loop.last %}(){% endif %}{{ m.content }}.{% endfor %}\
+                  {% if add_generation_prompt %}a:{% endif %}";
+    let mut same = two_turns();
+    same["messages"][3]["content"] = "B".into();
+    let refused = taught(source, &same, Some(Turns::All)).unwrap_err();
+    assert!(
+        matches!(refused, ChatError::NotAPrefix { message: 2 }),
+        "{refused}"
+    );
+}
+
+/// DeepSeek-R1 opens a thought in the prompt for an answer, and writes none in the answer.
+#[test]
+fn a_prompt_that_no_answer_follows_is_found() {
+    let source = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content }}\0{% endfor %}{% if add_generation_prompt %}a:(\n{% endif %}";
+    let whole = ">u:a\0a:<B\0>u:c\0a:<D\0".to_string();
+    let found = vec![Finding::OtherPrompt; 2];
+    assert_eq!(
+        taught(source, &two_turns(), None).unwrap(),
+        (vec![whole], found)
+    );
+}
+
+#[test]
+fn what_a_template_leaves_out_is_found() {
+    let call =
+        json!({"type": "function", "function": {"name": "tides", "arguments": {"port": "Brest"}}});
+    let messages = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": null, "tool_calls": [call]}]);
+    let tools = json!([{"type": "function", "function": {"name": "tides"}}]);
+    let chat = json!({"messages": messages, "tools": tools});
+    let source = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content or '' }}\0{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
+    let refused = taught(source, &chat, None).unwrap_err();
+    assert!(
+        matches!(refused, ChatError::EmptyAnswer { message: 2 }),
+        "{refused}"
+    );
+    let mut allowed = chat.clone();
+    allowed["allow_empty"] = true.into();
+    let found = vec![
+        Finding::ToolsLeftOut,
+        Finding::CallsLeftOut,
+        Finding::EmptyAnswer,
+    ];
+    assert_eq!(
+        taught(source, &allowed, None).unwrap(),
+        (vec![">u:a\0a:<\0".into()], found)
+    );
+    let whole = "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}".to_owned()
+        + &source.replace(
+            "or '' }}",
+            "or '' }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.port }}{% endfor %}",
+        );
+    let expected = vec![">tides;u:a\0a:<Brest\0".to_string()];
+    assert_eq!(taught(&whole, &chat, None).unwrap(), (expected, vec![]));
+    for blank in ["", "  \n"] {
+        let mut empty = two_turns();
+        empty["messages"][1]["content"] = blank.into();
+        let trims = source.replace("m.content or ''", "m.content | trim");
+        let refused = taught(&trims, &empty, None).unwrap_err();
+        assert!(
+            matches!(refused, ChatError::EmptyAnswer { message: 2 }),
+            "{refused}"
+        );
+    }
+    let endless = source.replace("\0", "\n");
+    let found = vec![Finding::NoStop; 2];
+    assert_eq!(taught(&endless, &two_turns(), None).unwrap().1, found);
+}
+
+/// OpenAI's own form has arguments as a text with JSON in it.
+#[test]
+fn arguments_that_are_a_text_become_an_object() {
+    let calls = |arguments: Value| {
+        let call =
+            json!({"type": "function", "function": {"name": "tides", "arguments": arguments}});
+        json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": null, "tool_calls": [call]}]})
+    };
+    let source = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content or '' }}{% for c in m.tool_calls or [] %}\
+                  {{ c.function.arguments | tojson }}{% endfor %}\0{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
+    let learnt = |source: &str, arguments: Value| {
+        let (examples, found) = taught(source, &calls(arguments), None).unwrap();
+        assert!(found.is_empty(), "{found:?}");
+        examples[0].strip_prefix(">u:a\0a:<").unwrap().to_owned()
+    };
+    let object = json!({"port": "Brest"});
+    for arguments in [object, json!("{\"port\":\"Brest\"}")] {
+        assert_eq!(learnt(source, arguments), "{\"port\": \"Brest\"}\0");
+    }
+    assert_eq!(learnt(source, json!("Brest")), "\"Brest\"\0");
+    // DeepSeek-V3 appends them to a text, which no object allows.
+    let appends = source.replace(
+        "c.function.arguments | tojson",
+        "'=' + c.function.arguments",
+    );
+    let text = "{\"port\":\"Brest\"}";
+    assert_eq!(learnt(&appends, json!(text)), format!("={text}\0"));
 }

@@ -66,16 +66,17 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     }
     // Training's packing is used only for prepared folders, because other data has no documents.
     let (packing, prepared) = (trained.packing(), Path::new(&args.data).is_dir());
-    let is_default = trained.resolved.config.data.packing == Packing::Concatenate;
+    let is_default = trained.resolved.config.data.packing == Packing::Auto;
     if let (Some(packing), true, true) = (packing, prepared, is_default) {
         trained.resolved.config.data.packing = packing;
     }
     if let Some(file) = &args.reference {
         return write_reference(trained, file);
     }
-    let config = &trained.resolved.config;
     let options = evaluation_options(&trained.resolved);
     let dataset = trained.tokens().open_own(&options, &trained.resolved)?;
+    trained.resolved.config.data.packing = dataset.options().packing;
+    let config = &trained.resolved.config;
     let samples = dataset
         .samples()
         .min(config.eval.samples.unwrap_or(usize::MAX));

@@ -36,6 +36,13 @@ pub struct PrepareArgs {
     /// Threads that encode; never changes the files [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
+    /// Answers of a conversation that are learnt: all in one example, each in an example of its own, or the last alone [default: all,
+    /// or each where the chat template writes turns differently once later ones come]
+    #[arg(long, value_name = "all|each|last", value_parser = ["all", "each", "last"])]
+    pub turns: Option<String>,
+    /// Take answers that are empty, instead of refusing them
+    #[arg(long)]
+    pub allow_empty_answers: bool,
     /// No progress
     #[arg(long)]
     pub quiet: bool,

@@ -12,7 +12,7 @@ use crate::limits::{limit, refuse_without_room};
 use crate::model_tokens::ModelTokens;
 use crate::reference;
 use crate::run_dir::refuse_model;
-use crate::samples::{data_options, set_steps_from_epochs};
+use crate::samples::{data_options, decide_packing, set_steps_from_epochs};
 use data::{Dataset, Inputs};
 use model::Origin;
 use planner::{PaperSeconds, Plan};
@@ -39,7 +39,10 @@ impl Prepared {
         let mut resumed = Resumed::find(job, &resolved)?;
         if let Some(resumed) = &resumed {
             resolved = resumed.own_settings(resolved)?;
-            resumed.keep_head_chunk(&mut resolved.config)?;
+            resumed.keep_choices(&mut resolved.config)?;
+        }
+        if let Some(choice) = decide_packing(&mut resolved) {
+            tracing::info!("{choice}");
         }
         let from = resumed.as_ref().map(Resumed::folder);
         let from = from.or(resolved.options.init_from.as_deref());
@@ -63,6 +66,10 @@ impl Prepared {
             let libraries = [step.algorithms.as_deref(), cudnn_version.as_deref()];
             resumed.compare(&resolved, &dataset.fingerprint(), libraries)?;
         }
+        let (from, made) = resumed
+            .as_ref()
+            .map_or_else(Default::default, Resumed::begins);
+        dataset.check_targets(from, resolved.config.train.steps.saturating_sub(made))?;
         let busy = planning(resolved.options.quiet || !job.leads());
         let plan = Plan {
             cudnn_version,

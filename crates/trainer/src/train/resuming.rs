@@ -1,18 +1,19 @@
 //! Resumes a run from a checkpoint.
 
 use crate::adapters::{BaseModel, BaseWeights};
+use crate::begin::keep_choices;
 use crate::checkpoints::{newest_if_any, newest_together};
 use crate::failure::Failure;
 use crate::initial_model::adopt_model_to_train;
 use crate::job::Job;
 use checkpoint::{Best, Checkpoint, set_aside_after};
 use collectives::Alone;
-use data::{Batches, Dataset};
+use data::{Batches, Dataset, Position};
 use files::Disk;
 use memory::Rank;
 use session::Session;
 use settings::load::{Source, load};
-use settings::{AutoOr, Config, Given, HEURISTIC, Resolved, Resume, resolve};
+use settings::{Config, Given, HEURISTIC, Resolved, Resume, resolve};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -152,12 +153,19 @@ impl Resumed {
         Ok(config)
     }
 
-    /// Keeps the run's chunk of the output head if the configuration leaves it open. Another chunk would change bits.
-    pub(super) fn keep_head_chunk(&self, config: &mut Config) -> Result<(), Failure> {
-        if config.memory.head_chunk == AutoOr::Auto {
-            config.memory.head_chunk = self.config()?.memory.head_chunk;
-        }
+    /// Keeps the run's own choices if the configuration leaves them open. Others would change bits.
+    pub(super) fn keep_choices(&self, config: &mut Config) -> Result<(), Failure> {
+        keep_choices(config, &self.config()?);
         Ok(())
+    }
+
+    /// Where the data goes on, and the number of steps made before.
+    pub(super) fn begins(&self) -> (Position, usize) {
+        let position = match self.are_same_samples {
+            true => self.state().position,
+            false => Position::default(),
+        };
+        (position, self.state().step as usize)
     }
 
     /// The checkpoint's folder, which also has a model in Hugging Face layout.

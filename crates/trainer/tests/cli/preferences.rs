@@ -128,7 +128,10 @@ fn what_preferences_do_not_go_with_is_named() {
     let place = with_pairs();
     let dpo = "--objective dpo --packing pad --data pairs --seq 32";
     for (flags, words) in [
-        ("--objective dpo --lora 4", &["--packing pad"][..]),
+        (
+            "--objective dpo --lora 4 --packing first-fit --data pairs",
+            &["--packing pad"][..],
+        ),
         (
             &format!("{dpo} --lora 4 --micro-batch 3"),
             &["batch.micro is 3", "even"],
@@ -177,6 +180,27 @@ fn what_preferences_do_not_go_with_is_named() {
     place
         .trainer("prepare pairs.jsonl texts.jsonl --tokenizer bytes --out mixed")
         .fails(4, &["a folder of its own"]);
+}
+
+/// Pairs that are longer than a row count in the means all the same.
+#[test]
+fn pairs_that_are_cut_are_counted_at_the_start() {
+    let place = with_pairs();
+    let run = TRAIN.replace("--packing pad", "--lora 4");
+    let said = |seq: &str, out: &str| {
+        let run = run.replace("--seq 32", seq);
+        place.trainer(&format!("{run} --out {out}"))
+    };
+    let outcome = said("--seq 8", "cut").succeeds();
+    let line = "7 of 7 pairs have a text longer than --seq 8, which loses its end; all of them count in the means";
+    assert_eq!(outcome.stderr.matches(line).count(), 1, "{outcome:?}");
+    let reason = "data.packing is pad: each text of a pair is a row of its own";
+    assert!(outcome.stderr.contains(reason), "{outcome:?}");
+    let whole = said("--seq 32", "whole").succeeds();
+    assert!(!whole.stderr.contains("longer than"), "{whole:?}");
+    // No answer is left of any.
+    let outcome = said("--seq 4", "none").fails(4, &["7 of 7 documents or pairs", "raise --seq"]);
+    assert!(!outcome.stderr.contains("batch.micro"), "{outcome:?}");
 }
 
 /// The smallest is a pair, and so is what comes next.

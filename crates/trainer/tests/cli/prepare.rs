@@ -488,3 +488,281 @@ fn training_on_it() {
             &["dataset.json lists train-00001.bin", "copy the folder"],
         );
 }
+
+/// A chat template like Qwen3's: the last answer has a thought, and no earlier one.
+const CHANGING: &str = "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' and loop.last %}(){% endif %}{{ m.content or '' }}\
+                        <|im_end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+
+/// A tokenizer's folder, `NAME`, with this template.
+fn tokenizer_with(place: &Workplace, name: &str, template: &str) {
+    place.folder(name);
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(
+            format!("{TOKENIZER}/{file}"),
+            place.path(&format!("{name}/{file}")),
+        )
+        .unwrap();
+    }
+    place.file(&format!("{name}/chat_template.jinja"), template);
+}
+
+fn warnings(outcome: &Outcome) -> Vec<&str> {
+    let lines = outcome.stderr.lines();
+    lines.filter(|line| line.contains("first: ")).collect()
+}
+
+#[test]
+fn turns_say_which_answers_are_learnt_and_an_example_a_turn_is_said_once() {
+    let place = Workplace::new();
+    tokenizer_with(&place, "changing", CHANGING);
+    let chat = |turns: usize| {
+        let turn = r#"{"role": "user", "content": "a"}, {"role": "assistant", "content": "B"}"#;
+        format!("{{\"messages\": [{}]}}\n", vec![turn; turns].join(", "))
+    };
+    let chats: String = (0..40).map(|at| chat(1 + at % 3)).collect();
+    place.file("chats.jsonl", chats);
+    let prepare = |flags: &str, out: &str| {
+        place.trainer(&format!(
+            "prepare chats.jsonl --tokenizer changing --out {out} {flags}"
+        ))
+    };
+    let open = prepare("--validation 0.3", "open").succeeds();
+    let said = warnings(&open);
+    assert_eq!(said.len(), 1, "{open:?}");
+    for word in ["26 (first: chats.jsonl, line 2)", "--turns each"] {
+        assert!(said[0].contains(word), "{}", said[0]);
+    }
+    // 14 x 1, 13 x 2 and 13 x 3 answers.
+    assert!(open.stdout.starts_with("79 documents, "), "{open:?}");
+    let each = prepare("--turns each --validation 0.3", "each").succeeds();
+    assert_eq!(warnings(&each), [""; 0]);
+    let [mut open, mut each] = ["open", "each"].map(|out| files(&place.path(out)));
+    assert_eq!(open.remove("dataset.json"), each.remove("dataset.json"));
+    assert!(open == each);
+    // The examples of a conversation stay together: those of three turns begin alike, and are whole in a split.
+    let sizes = |split: &str| {
+        let shard = place.path(&format!("each/{split}-00000.bin"));
+        let index = index(&shard);
+        let ends = index.documents[1..].iter().chain([&index.tokens]);
+        let sizes = index
+            .documents
+            .iter()
+            .zip(ends)
+            .map(|(start, end)| end - start);
+        sizes.collect::<Vec<u64>>()
+    };
+    let all = [sizes("train"), sizes("validation")];
+    let shortest = *all[0].iter().min().unwrap();
+    for sizes in all {
+        let firsts = sizes.iter().filter(|size| **size == shortest).count();
+        assert_eq!(sizes[0], shortest, "a split begins with a conversation");
+        assert!(firsts > 5 && sizes.len() > firsts, "{sizes:?}");
+    }
+    let last = prepare("--turns last", "last").succeeds();
+    assert!(last.stdout.starts_with("40 documents, "), "{last:?}");
+    prepare("--turns all", "all").fails(4, &["chats.jsonl, line 2", "message 2", "--turns each"]);
+    let pair = r#"{"prompt": [{"role": "user", "content": "a"}], "chosen": [{"role": "assistant", "content": "B"}], "rejected": [{"role": "assistant", "content": "C"}]}"#;
+    place.file("chats.jsonl", pair);
+    prepare("", "pairs").succeeds();
+    prepare("--turns each", "no-pairs").fails(4, &["pair", "--turns all or last"]);
+    prepare("--turns some", "no").fails(2, &["all, each, last"]);
+}
+
+#[test]
+fn what_nobody_meant_is_said_once_with_a_count() {
+    let place = Workplace::new();
+    let ends = CHANGING.replace("<|im_end|>", "\n").replace("()", "");
+    tokenizer_with(&place, "endless", &ends);
+    let call = r#"{"type": "function", "function": {"name": "tides", "arguments": "{\"port\": \"Brest\"}"}}"#;
+    let user = r#"{"role": "user", "content": "Tides?"}"#;
+    let said = r#"{"role": "assistant", "content": "High."}"#;
+    let called = format!(r#"{{"role": "assistant", "content": null, "tool_calls": [{call}]}}"#);
+    let tools = r#""tools": [{"type": "function", "function": {"name": "tides"}}]"#;
+    let chats = [
+        format!("{{\"messages\": [{user}, {said}]}}"),
+        format!("{{\"messages\": [{user}, {said}], {tools}}}"),
+        format!("{{\"messages\": [{user}, {called}], {tools}}}"),
+    ];
+    place.file("chats.jsonl", chats.join("\n"));
+    let prepare = |tokenizer: &str, flags: &str, out: &str| {
+        place.trainer(&format!(
+            "prepare chats.jsonl --tokenizer {tokenizer} --out {out} {flags}"
+        ))
+    };
+    prepare("endless", "", "refused").fails(
+        4,
+        &[
+            "chats.jsonl, line 3",
+            "message 2",
+            "tool_calls",
+            "--allow-empty-answers",
+        ],
+    );
+    let outcome = prepare("endless", "--allow-empty-answers", "out").succeeds();
+    let found = warnings(&outcome);
+    let expected = [
+        "`tools`: 2 (first: chats.jsonl, line 2)",
+        "`tool_calls`: 1 (first: chats.jsonl, line 3)",
+        "empty answers, of which only the end is learnt: 1 (first: chats.jsonl, line 3)",
+        "no token that stops generation: 3 (first: chats.jsonl, line 1)",
+    ];
+    assert_eq!(found.len(), expected.len(), "{outcome:?}");
+    for (line, words) in found.iter().zip(expected) {
+        assert!(line.contains(words), "{line}");
+    }
+    // A template that writes all of it: arguments as an object, quoted once.
+    let calls = "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}";
+    let whole = format!("{{% if tools %}}{{{{ tools | tojson }}}}{{% endif %}}{CHANGING}")
+        .replace("()", "")
+        .replace("<|im_end|>", &format!("{calls}<|im_end|>"));
+    tokenizer_with(&place, "whole", &whole);
+    let outcome = prepare("whole", "", "meant").succeeds();
+    assert_eq!(warnings(&outcome), [""; 0], "{outcome:?}");
+    let held = tokens(&place.path("meant/train-00000.bin"));
+    let tokenizer = tokenization::Tokenizer::open(&place.path("whole")).unwrap();
+    let text = tokenizer.decode(&held);
+    assert!(text.ends_with(r#"assistant:{"port": "Brest"}"#), "{text}");
+    place.file("empty.jsonl", r#"{"prompt": "a", "completion": ""}"#);
+    let empty = "prepare empty.jsonl --tokenizer bytes --out empty";
+    place
+        .trainer(empty)
+        .fails(4, &["completion is empty", "--allow-empty-answers"]);
+    let outcome = place
+        .trainer(&format!("{empty} --allow-empty-answers"))
+        .succeeds();
+    assert_eq!(learnt(&place.path("empty/train-00000.bin")), "\0");
+    assert_eq!(warnings(&outcome).len(), 1, "{outcome:?}");
+}
+
+/// Chats, of which every second prompt is longer than a row of 32.
+fn with_answers() -> Workplace {
+    let place = Workplace::new();
+    let record = |at: usize| {
+        let prompt = "p".repeat(if at.is_multiple_of(2) { 5 } else { 40 });
+        format!("{{\"prompt\": \"{prompt}: \", \"completion\": \"answer {at}\"}}\n")
+    };
+    place.file("answers.jsonl", (0..64).map(record).collect::<String>());
+    let prepare = "prepare answers.jsonl --tokenizer bytes --out answers --validation 0.1";
+    place.trainer(prepare).succeeds();
+    place
+}
+
+#[test]
+fn answers_that_are_cut_away_are_counted_at_the_start() {
+    let place = with_answers();
+    let run = "--config small.toml --data answers --steps 3";
+    let pad = place
+        .trainer(&format!(
+            "{run} --packing pad --no-shuffle --seq 32 --out pad"
+        ))
+        .succeeds();
+    let summary: serde_json::Value =
+        serde_json::from_str(&place.text("answers/dataset.json")).unwrap();
+    let documents = summary["train"]["documents"].as_u64().unwrap();
+    let words =
+        format!("of {documents} documents are longer than --seq 32 and lose their ends, and ");
+    let line: Vec<&str> = pad
+        .stderr
+        .lines()
+        .filter(|line| line.contains(&words))
+        .collect();
+    assert!(
+        matches!(line[..], [line] if line.contains("keep no token that is learnt") && line.contains("raise --seq")),
+        "{pad:?}"
+    );
+    // With 8 tokens no document keeps a target, and the run is refused before it has a folder.
+    place
+        .trainer(&format!("{run} --packing pad --seq 6 --out none"))
+        .fails(
+            4,
+            &[
+                "raise --seq",
+                &format!("{documents} of {documents} documents"),
+            ],
+        );
+    assert!(!place.path("none").exists());
+    let fits = place
+        .trainer(&format!("{run} --packing pad --seq 64 --out fits"))
+        .succeeds();
+    assert!(!fits.stderr.contains("longer than"), "{fits:?}");
+}
+
+/// What `auto` stands for is said with its reason and written down, and a run that goes on keeps its own.
+#[test]
+fn auto_packs_documents_with_masks_and_a_resumed_run_keeps_its_own() {
+    let place = with_answers();
+    let run = "--config small.toml --seq 64 --steps 4 --save-every 2 --eval-every 2";
+    let auto = place
+        .trainer(&format!("{run} --data answers --out auto"))
+        .succeeds();
+    let line = "data.packing is first-fit: only some tokens of the documents are learnt";
+    assert_eq!(auto.stderr.matches(line).count(), 1, "{auto:?}");
+    place
+        .trainer(&format!(
+            "{run} --data answers --packing first-fit --out told"
+        ))
+        .succeeds();
+    let config = place.text("auto/config.toml");
+    assert!(config.contains("packing = \"first-fit\""), "{config}");
+    let steps = |out: &str| crate::metrics::Metrics::read(&place, out).untimed_steps();
+    let whole = steps("auto");
+    assert_eq!(whole, steps("told"));
+    let together = "--packing concatenate --out together";
+    place
+        .trainer(&format!("{run} --data answers {together}"))
+        .succeeds();
+    assert_ne!(steps("together"), whole);
+    // By a configuration that leaves it open, too.
+    for (of, packing) in [("auto", "first-fit"), ("together", "concatenate")] {
+        let out = format!("{of}-on");
+        let resume = format!("{run} --data answers --resume {of}/checkpoints/step-2 --out {out}");
+        let outcome = place.trainer(&resume).succeeds();
+        assert!(
+            !outcome.stderr.contains(&format!("packing is {packing}:")),
+            "{outcome:?}"
+        );
+        assert_eq!(steps(&out), steps(of)[2..]);
+    }
+    for (flags, line) in [
+        (
+            "--data answers --attention eager",
+            "concatenate: eager attention cannot keep documents from seeing",
+        ),
+        (
+            "--data answers --eval-data answers.jsonl",
+            "concatenate: the data of --eval-data does not say",
+        ),
+        (
+            "--data answers.jsonl --eval-data answers.jsonl",
+            "concatenate: answers.jsonl does not say where",
+        ),
+    ] {
+        let out = line.split(' ').nth(1).unwrap();
+        let outcome = place
+            .trainer(&format!("{run} {flags} --out {out}"))
+            .succeeds();
+        assert!(
+            outcome.stderr.contains(&format!("data.packing is {line}")),
+            "{outcome:?}"
+        );
+    }
+    let plan = |flags: &str| {
+        place
+            .trainer(&format!("plan {run} {flags} --json"))
+            .succeeds()
+            .stdout
+    };
+    assert_eq!(
+        plan("--data answers"),
+        plan("--data answers --packing first-fit")
+    );
+    assert_ne!(
+        plan("--data answers"),
+        plan("--data answers --packing concatenate")
+    );
+    let losses = ["", "--set data.packing=first-fit"].map(|set| {
+        let eval = format!("eval auto/checkpoints/step-4 --data answers {set}");
+        place.trainer(&eval).succeeds().stdout
+    });
+    assert_eq!(losses[0], losses[1]);
+}

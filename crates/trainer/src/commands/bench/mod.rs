@@ -207,6 +207,7 @@ fn plan_all(shared: &Shared, strategies: &[BenchStrategy]) -> Result<PlannedMatr
 fn plan(resolved: &mut Resolved) -> Result<(Config, Plan), Failure> {
     let config = decisions::on_paper(resolved, None)?;
     resolved.config.memory.head_chunk = config.memory.head_chunk;
+    resolved.config.data.packing = config.data.packing;
     let plan = Plan::new(&Settings::new(&config)?, resolved.device().target())?;
     Ok((config, plan))
 }

@@ -6,7 +6,7 @@ use crate::interrupt::Interrupt;
 use crate::stdout::print;
 use crate::threads::threads_of;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use prepare::{Options, PrepareError, Progress, Summary};
+use prepare::{Options, PrepareError, Progress, Summary, Teaching, Turns};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,10 @@ pub(crate) fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
         validation: args.validation,
         shard_tokens: args.shard_tokens,
         threads: threads_of(args.threads.map(usize::from)),
+        teaching: Teaching {
+            turns: args.turns.as_deref().map(turns),
+            allow_empty: args.allow_empty_answers,
+        },
     };
     let interrupt = Interrupt::new()
         .map_err(|error| Failure::Usage(format!("signals cannot be watched: {error}")))?;
@@ -52,8 +56,19 @@ pub(crate) fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
                      tokenizer_config.json"
                 );
             }
+            for note in summary.notes.lines() {
+                tracing::warn!("{note}");
+            }
             print(describe(&summary, &options, began.elapsed()))
         }
+    }
+}
+
+fn turns(name: &str) -> Turns {
+    match name {
+        "each" => Turns::Each,
+        "last" => Turns::Last,
+        _ => Turns::All,
     }
 }
 
