@@ -17,6 +17,7 @@ mod json_lines;
 mod json_list;
 mod parquet_rows;
 mod pipeline;
+mod record_room;
 mod records;
 mod shards;
 mod split;

@@ -6,6 +6,7 @@ use crate::interrupt::Interrupt;
 use crate::stdout::print;
 use crate::threads::threads_of;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use planner::HostRoom;
 use prepare::{Options, PrepareError, Progress, Summary};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ pub(crate) fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
         validation: args.validation,
         shard_tokens: args.shard_tokens,
         threads: threads_of(args.threads.map(usize::from)),
+        memory_bytes: HostRoom::ask().left_bytes(),
     };
     let interrupt = Interrupt::new()
         .map_err(|error| Failure::Usage(format!("signals cannot be watched: {error}")))?;
