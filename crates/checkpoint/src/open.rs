@@ -124,7 +124,7 @@ fn read_manifest(path: &Path) -> Result<Manifest, CheckpointError> {
         path: path.into(),
         damage,
     };
-    let text = match fs::read(path.join(MANIFEST_FILE)) {
+    let text = match files::read_small(&path.join(MANIFEST_FILE)) {
         Err(error) if error.kind() == ErrorKind::NotFound && path.is_dir() => {
             return Err(damaged(Damage::NoManifest));
         }
@@ -138,7 +138,7 @@ fn read_manifest(path: &Path) -> Result<Manifest, CheckpointError> {
 
 fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, CheckpointError> {
     let path = folder.join(name);
-    Ok(fs::read(&path).map_err(FilesError::at("read", &path))?)
+    Ok(files::read_regular(&path).map_err(FilesError::at("read", &path))?)
 }
 
 /// Checks that the folder's name, the manifest and the state have the same step.

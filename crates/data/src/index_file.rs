@@ -1,7 +1,7 @@
 //! The index beside a shard, with what llm.c's layout lacks: document starts, masked tokens, and checksums.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::Read,
     ops::Range,
     path::{Path, PathBuf},
@@ -145,7 +145,7 @@ impl ShardIndex {
     /// The index, and the CRC-32 of all of it.
     pub(crate) fn open_with_checksum(path: &Path) -> Result<(Self, u32), DataError> {
         let file = || path.display().to_string();
-        let bytes = fs::read(path).map_err(|reason| DataError::Unreadable {
+        let bytes = files::read_regular(path).map_err(|reason| DataError::Unreadable {
             file: file(),
             reason,
         })?;

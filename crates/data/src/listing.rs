@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -85,7 +85,7 @@ impl Listing {
     /// Reads the list of a folder, if it has one.
     pub(crate) fn open(folder: &Path, split: Split) -> Result<Option<Self>, DataError> {
         let file = folder.join(ListedShard::FILE);
-        let bytes = match fs::read(&file) {
+        let bytes = match files::read_small(&file) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(reason) => {

@@ -39,6 +39,7 @@ mod tensor_file;
 mod tensor_files;
 mod tensors;
 mod unique;
+mod whole;
 mod widths;
 mod write;
 mod write_tensors;
@@ -55,6 +56,7 @@ pub use pieces::{
 pub use safetensors::Dtype;
 pub use tensor_files::{TensorFiles, is_plain_name};
 pub use tensors::Tensors;
+pub use whole::{read_at_most, read_regular, read_small, read_small_text};
 pub use widths::{narrow, widen};
 pub use write::{WrittenFile, write_file};
 pub use write_tensors::{

@@ -206,7 +206,7 @@ impl PieceFiles {
     /// [`FilesError`] if the index does not fit its files, or one of them is no safetensors file.
     pub fn open_folder(folder: &Path, stem: &str) -> Result<Option<Self>, FilesError> {
         let path = folder.join(PIECE_INDEX);
-        let text = match std::fs::read(&path) {
+        let text = match crate::read_small(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             text => text.map_err(FilesError::at("read", &path))?,
         };

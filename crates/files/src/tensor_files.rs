@@ -53,7 +53,7 @@ impl TensorFiles {
             path: path.into(),
             reason,
         };
-        let text = std::fs::read(path).map_err(FilesError::at("read", path))?;
+        let text = crate::read_small(path).map_err(FilesError::at("read", path))?;
         let index: Index = serde_json::from_slice(&text)
             .map_err(|error| misfit(format!("it cannot be read: {error}")))?;
         let folder = path.parent().unwrap_or(Path::new(""));

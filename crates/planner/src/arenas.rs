@@ -27,8 +27,13 @@ pub(crate) fn planned_arenas(
     arenas.into_iter().map(planned).collect()
 }
 
-/// The title of the table of arenas on the host.
-pub const HOST_ARENAS: &str = "in pinned host memory";
+/// What host memory beside the device's is called. A run on the CPU pins none.
+pub fn host_memory(device: &str) -> &'static str {
+    match device {
+        "cpu" => "host memory",
+        _ => "pinned host memory",
+    }
+}
 
 /// The arenas as a table, with their sum.
 pub fn arena_table(title: &str, arenas: &[PlannedArena]) -> Table {

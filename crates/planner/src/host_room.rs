@@ -103,9 +103,26 @@ impl HostRoom {
     /// # Errors
     /// [`NoHostRoom`].
     pub fn check(&self, need: HostNeed) -> Result<(), NoHostRoom> {
-        let (needed_bytes, swap_bytes) = match need {
-            HostNeed::Pinned(bytes) => (bytes, 0),
-            HostNeed::Everything(bytes) => (bytes, self.swap_bytes),
+        let (HostNeed::Pinned(needed_bytes) | HostNeed::Everything(needed_bytes)) = need;
+        match self.tightest(need) {
+            Some((left_bytes, limit, raise)) if left_bytes < needed_bytes => {
+                Err(NoHostRoom { need, limit, raise })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes that this process may still take, without a device.
+    pub fn left_bytes(&self) -> u64 {
+        let tightest = self.tightest(HostNeed::Everything(0));
+        tightest.map_or(u64::MAX, |(left_bytes, ..)| left_bytes)
+    }
+
+    /// What the tightest limit leaves, its description, and how to raise it.
+    fn tightest(&self, need: HostNeed) -> Option<(u64, String, &'static str)> {
+        let swap_bytes = match need {
+            HostNeed::Pinned(_) => 0,
+            HostNeed::Everything(_) => self.swap_bytes,
         };
         let group = self.group.as_ref().map(|group| {
             let limit = format!(
@@ -143,13 +160,7 @@ impl HostRoom {
             (left_bytes, limit, "raise it with ulimit -v")
         });
         let limits = group.into_iter().chain(free).chain(own);
-        let tightest = limits.min_by_key(|(left, ..)| *left);
-        match tightest {
-            Some((left_bytes, limit, raise)) if left_bytes < needed_bytes => {
-                Err(NoHostRoom { need, limit, raise })
-            }
-            _ => Ok(()),
-        }
+        limits.min_by_key(|(left, ..)| *left)
     }
 }
 

@@ -44,7 +44,7 @@ mod tries;
 pub use activations::PlannedActivation;
 pub use advice::{Advice, Rung};
 pub use alternatives::{Effect, Strategy};
-pub use arenas::{HOST_ARENAS, PlannedArena, arena_table};
+pub use arenas::{PlannedArena, arena_table, host_memory};
 pub use auto::{AutoError, Choice, CostsError, Frontier, MeasuredFor, Point, choose};
 pub use copies::PlannedOffload;
 pub use disk_room::{DiskNeed, Disks, NoDiskRoom, Saved, SystemDisks};

@@ -2,7 +2,7 @@
 
 use crate::activations::{bytes_by_layer, total_bytes};
 use crate::alternatives::Strategy;
-use crate::arenas::{HOST_ARENAS, arena_table};
+use crate::arenas::{arena_table, host_memory};
 use crate::gpus::{self, NcclMemory};
 use crate::plan::Plan;
 use crate::ranks::PlannedRanks;
@@ -27,7 +27,8 @@ impl Display for Plan {
         )?;
         writeln!(f, "{}", arena_table("across steps", &self.arenas))?;
         if !self.host_arenas.is_empty() {
-            let table = arena_table(HOST_ARENAS, &self.host_arenas);
+            let title = format!("in {}", host_memory(self.device));
+            let table = arena_table(&title, &self.host_arenas);
             writeln!(f, "{table}")?;
         }
         writeln!(f, "{}", self.largest_table())?;
@@ -97,9 +98,13 @@ impl Plan {
         if self.host_pinned_bytes > 0 {
             writeln!(
                 f,
-                "host {} ({} bytes) pinned; a step moves {} there and {} back",
+                "host {} ({} bytes) {}; a step moves {} there and {} back",
                 format_bytes(self.host_pinned_bytes),
                 self.host_pinned_bytes,
+                match self.device {
+                    "cpu" => "for what is offloaded",
+                    _ => "pinned",
+                },
                 format_bytes(self.d2h_bytes),
                 format_bytes(self.h2d_bytes),
             )?;

@@ -1,7 +1,7 @@
 //! Errors of preparing data, each with a sentence that says what to do.
 
 use files::FilesError;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use tokenization::TokenizerError;
 
@@ -64,6 +64,17 @@ pub enum PrepareError {
         place: String,
         reason: String,
     },
+    /// A record for which there is too little memory.
+    #[error(
+        "{file}, {place}: it has more than {most} bytes, and is held in memory as a whole, with its tokens, for which the \
+         {memory_bytes} bytes that this process may still take can be too few; make several records of it, or allow more memory"
+    )]
+    TooLong {
+        file: String,
+        place: String,
+        most: u64,
+        memory_bytes: u64,
+    },
     /// A file that is not valid parquet.
     #[error("{file} cannot be read as parquet: {reason}")]
     BadParquet { file: String, reason: String },
@@ -96,6 +107,16 @@ impl PrepareError {
                 | PrepareError::Weight { .. }
                 | PrepareError::Threads { .. }
         )
+    }
+
+    /// Whether memory is short rather than the data wrong.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            PrepareError::TooLong { .. } => true,
+            PrepareError::Unreadable { reason, .. } => reason.kind() == ErrorKind::OutOfMemory,
+            PrepareError::Unwritable(error) => error.is_out_of_memory(),
+            _ => false,
+        }
     }
 
     /// An input that could not be read.

@@ -6,6 +6,7 @@ use crate::item::Item;
 use crate::json_lines::{self, JsonLines};
 use crate::json_list::JsonList;
 use crate::parquet_rows::ParquetRows;
+use crate::record_room::RecordRoom;
 use crate::text_pieces::TextPieces;
 use data::FileKind;
 use std::path::Path;
@@ -18,7 +19,10 @@ use tokenization::Tokenizer;
 pub(crate) struct Items<'a> {
     inputs: IntoIter<Input>,
     open: Option<Source>,
+    /// Bytes of all files.
+    pub(crate) total: u64,
     tokenizer: &'a Tokenizer,
+    room: RecordRoom,
     read: Arc<AtomicU64>,
 }
 
@@ -30,11 +34,18 @@ enum Source {
 }
 
 impl<'a> Items<'a> {
-    pub(crate) fn new(inputs: Vec<Input>, tokenizer: &'a Tokenizer) -> Items<'a> {
+    /// `memory_bytes`: the memory that this process may take.
+    pub(crate) fn new(
+        inputs: Vec<Input>,
+        tokenizer: &'a Tokenizer,
+        memory_bytes: u64,
+    ) -> Items<'a> {
         Items {
+            total: inputs.iter().map(|input| input.bytes).sum(),
             inputs: inputs.into_iter(),
             open: None,
             tokenizer,
+            room: RecordRoom::new(memory_bytes, tokenizer),
             read: Arc::default(),
         }
     }
@@ -85,16 +96,16 @@ impl<'a> Items<'a> {
         }
         let unreadable = PrepareError::unreadable(&file);
         let (reader, is_plain) = input.open(&self.read).map_err(unreadable)?;
-        let looked = json_lines::look(reader).map_err(PrepareError::unreadable(&file));
+        let looked = json_lines::look(reader, self.room).map_err(PrepareError::unreadable(&file));
         let (kind, is_document, reader) = looked?;
         let says_json = path.is_some_and(is_named_json);
         match (kind, path) {
-            (FileKind::JsonList, _) => Ok(Source::List(JsonList::new(reader, file)?)),
+            (FileKind::JsonList, _) => Ok(Source::List(JsonList::new(reader, file, self.room)?)),
             (FileKind::Text | FileKind::JsonLines, _) if says_json || is_document => {
-                Ok(Source::Lines(JsonLines::new(reader, file)))
+                Ok(Source::Lines(JsonLines::new(reader, file, self.room)))
             }
             (FileKind::Text | FileKind::JsonLines, _) => {
-                Ok(Source::Text(TextPieces::new(reader, file)))
+                Ok(Source::Text(TextPieces::new(reader, file, self.room)))
             }
             (FileKind::Parquet, Some(path)) if is_plain => self.rows(path, file, input.bytes),
             (FileKind::Parquet, _) => Err(PrepareError::PackedParquet {
@@ -109,6 +120,6 @@ impl<'a> Items<'a> {
 
     fn rows(&self, path: &Path, file: Arc<str>, bytes: u64) -> Result<Source, PrepareError> {
         self.read.fetch_add(bytes, Ordering::Relaxed);
-        Ok(Source::Rows(ParquetRows::open(path, file)?))
+        Ok(Source::Rows(ParquetRows::open(path, file, self.room)?))
     }
 }

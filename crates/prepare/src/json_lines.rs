@@ -2,6 +2,7 @@
 
 use crate::PrepareError;
 use crate::item::{Content, Item};
+use crate::record_room::RecordRoom;
 use crate::records::{DOCUMENTS, Document, Record};
 use data::{BYTE_ORDER_MARK, FileKind};
 use std::io::{self, BufRead, Cursor, Read};
@@ -10,15 +11,17 @@ use std::sync::Arc;
 pub(crate) struct JsonLines {
     file: Arc<str>,
     reader: Box<dyn BufRead>,
+    room: RecordRoom,
     /// Number of lines read.
     number: u64,
 }
 
 impl JsonLines {
-    pub(crate) fn new(reader: Box<dyn BufRead>, file: Arc<str>) -> JsonLines {
+    pub(crate) fn new(reader: Box<dyn BufRead>, file: Arc<str>, room: RecordRoom) -> JsonLines {
         JsonLines {
             file,
             reader,
+            room,
             number: 0,
         }
     }
@@ -27,11 +30,16 @@ impl JsonLines {
     pub(crate) fn next(&mut self) -> Result<Option<Item>, PrepareError> {
         loop {
             let mut json = Vec::new();
-            let read = self.reader.read_until(b'\n', &mut json);
+            let read = self.room.read_line(&mut *self.reader, &mut json);
             if read.map_err(PrepareError::unreadable(&self.file))? == 0 {
                 return Ok(None);
             }
             self.number += 1;
+            if !self.room.has(json.len()) {
+                return Err(self
+                    .room
+                    .refuse(&self.file, format!("line {}", self.number)));
+            }
             if !json.trim_ascii().is_empty() {
                 let place = ("line", self.number);
                 let content = Content::Json { place, json };
@@ -42,8 +50,12 @@ impl JsonLines {
 }
 
 /// Looks at the beginning of a reader: returns the kind of its contents, whether the first line that is not blank is a
-/// document, and a reader of the same bytes.
-pub(crate) fn look(mut reader: Box<dyn BufRead>) -> io::Result<(FileKind, bool, Box<dyn BufRead>)> {
+/// document, and a reader of the same bytes. Of a line that is longer than a record may be, only the beginning is read, and it
+/// counts as a document if it begins like one: reading it as a document then says what is too long.
+pub(crate) fn look(
+    mut reader: Box<dyn BufRead>,
+    room: RecordRoom,
+) -> io::Result<(FileKind, bool, Box<dyn BufRead>)> {
     const PART: u64 = 8192;
     let mut head = Vec::new();
     reader.by_ref().take(PART).read_to_end(&mut head)?;
@@ -62,10 +74,11 @@ pub(crate) fn look(mut reader: Box<dyn BufRead>) -> io::Result<(FileKind, bool, 
     let mut is_document = false;
     if head.get(start) == Some(&b'{') {
         if !head[start..].contains(&b'\n') {
-            reader.read_until(b'\n', &mut head)?;
+            room.read_line(&mut *reader, &mut head)?;
         }
         let line = head[start..].split(|byte| *byte == b'\n').next();
-        is_document = !matches!(parse(line.unwrap_or_default()), Document::Neither(_));
+        let line = line.unwrap_or_default();
+        is_document = !room.has(line.len()) || !matches!(parse(line), Document::Neither(_));
     }
     let kind = FileKind::of(&head);
     Ok((kind, is_document, Box::new(Cursor::new(head).chain(reader))))
@@ -114,11 +127,31 @@ mod tests {
             ("\u{feff}", false),
             ("", false),
         ] {
-            let (_, found, mut reader) = look(Box::new(Cursor::new(bytes.to_owned()))).unwrap();
+            let (_, found, mut reader) =
+                look(Box::new(Cursor::new(bytes.to_owned())), RecordRoom::ENDLESS).unwrap();
             let mut again = String::new();
             reader.read_to_string(&mut again).unwrap();
             assert_eq!((found, &again[..]), (expected, bytes));
         }
+    }
+
+    /// A line that begins like a document and is too long to be held is one, so that it is never taken for text.
+    #[test]
+    fn lines_that_are_too_long_are_refused_with_their_number() {
+        let text = format!(
+            "{{\"text\": \"a\"}}\n{{\"text\": \"{}\"}}\n",
+            "b".repeat(50)
+        );
+        let room = RecordRoom::of(30);
+        let mut lines = JsonLines::new(Box::new(Cursor::new(text)), "a.jsonl".into(), room);
+        assert!(lines.next().unwrap().is_some());
+        let refused = lines.next().unwrap_err();
+        assert!(refused.is_out_of_memory());
+        let words = "a.jsonl, line 2: it has more than 30 bytes";
+        assert!(refused.to_string().starts_with(words), "{refused}");
+        let first = format!("{{\"other\": \"{}\"", "b".repeat(50));
+        let looked = look(Box::new(Cursor::new(first)), room).unwrap();
+        assert!(looked.1);
     }
 
     proptest! {

@@ -2,6 +2,7 @@
 
 use crate::PrepareError;
 use crate::item::{Content, Item};
+use crate::record_room::RecordRoom;
 use data::BYTE_ORDER_MARK;
 use std::io::{self, BufRead, ErrorKind};
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 pub(crate) struct JsonList {
     file: Arc<str>,
     reader: Box<dyn BufRead>,
+    room: RecordRoom,
     /// Number of elements read.
     number: u64,
     ended: bool,
@@ -19,6 +21,7 @@ impl JsonList {
     pub(crate) fn new(
         mut reader: Box<dyn BufRead>,
         file: Arc<str>,
+        room: RecordRoom,
     ) -> Result<JsonList, PrepareError> {
         let mut before = Vec::new();
         let read = reader.read_until(b'[', &mut before);
@@ -28,6 +31,7 @@ impl JsonList {
         Ok(JsonList {
             file,
             reader,
+            room,
             number: 0,
             ended: false,
         })
@@ -38,6 +42,10 @@ impl JsonList {
         let json = self
             .element()
             .map_err(PrepareError::unreadable(&self.file))?;
+        if !self.room.has(json.len()) {
+            let place = format!("element {}", self.number + 1);
+            return Err(self.room.refuse(&self.file, place));
+        }
         if json.is_empty() {
             return self.refuse_more().map(|()| None);
         }
@@ -80,7 +88,8 @@ impl JsonList {
         }
     }
 
-    /// The bytes up to the next comma between elements, or to the end of the list; empty after the last element.
+    /// The bytes up to the next comma between elements, or to the end of the list; empty after the last element. Little more
+    /// than a record may have.
     fn element(&mut self) -> io::Result<Vec<u8>> {
         let mut json = Vec::new();
         if self.ended {
@@ -115,6 +124,7 @@ impl JsonList {
             let used = taken + usize::from(end.is_some());
             self.reader.consume(used);
             match stops {
+                None if !self.room.has(json.len()) => return Ok(json),
                 None => {}
                 Some(b']') => {
                     self.ended = true;
@@ -138,9 +148,13 @@ mod tests {
     use super::*;
     use std::io::{BufReader, Cursor};
 
+    fn open(reader: impl BufRead + 'static) -> Result<JsonList, PrepareError> {
+        JsonList::new(Box::new(reader), "a.json".into(), RecordRoom::ENDLESS)
+    }
+
     fn elements(text: &str, buffer: usize) -> Vec<String> {
         let reader = BufReader::with_capacity(buffer, Cursor::new(text.to_owned()));
-        let mut list = JsonList::new(Box::new(reader), "a.json".into()).unwrap();
+        let mut list = open(reader).unwrap();
         let items = std::iter::from_fn(|| list.next().unwrap());
         let text = |item: Item| match item.content {
             Content::Json { json, .. } => String::from_utf8(json.trim_ascii().to_vec()).unwrap(),
@@ -163,9 +177,22 @@ mod tests {
     #[test]
     fn blank_elements_come_as_elements() {
         assert_eq!(elements("[{},,{}]", 8), ["{}", "", "{}"]);
-        let cut = Box::new(Cursor::new("[{}".to_owned()));
-        let error = JsonList::new(cut, "a.json".into()).unwrap().next();
+        let error = open(Cursor::new("[{}")).unwrap().next();
         assert!(error.unwrap_err().to_string().contains("has no end"));
+    }
+
+    #[test]
+    fn elements_that_are_too_long_are_refused_with_their_number() {
+        let list = format!("[{{}}, {{\"text\": \"{}\"}}]", "b".repeat(50));
+        for buffer in [8, 1000] {
+            let reader = BufReader::with_capacity(buffer, Cursor::new(list.clone()));
+            let room = RecordRoom::of(30);
+            let mut list = JsonList::new(Box::new(reader), "a.json".into(), room).unwrap();
+            assert!(list.next().unwrap().is_some());
+            let refused = list.next().unwrap_err().to_string();
+            let words = "a.json, element 2: it has more than 30 bytes";
+            assert!(refused.starts_with(words), "{refused}");
+        }
     }
 
     #[test]
@@ -177,7 +204,7 @@ mod tests {
         ] {
             for buffer in [8, 1000] {
                 let reader = BufReader::with_capacity(buffer, Cursor::new(text));
-                let mut list = JsonList::new(Box::new(reader), "a.json".into()).unwrap();
+                let mut list = open(reader).unwrap();
                 let mut items = std::iter::from_fn(|| list.next().transpose());
                 let error = items.find_map(Result::err).expect(text).to_string();
                 let place = "a.json, after its list";

@@ -18,6 +18,7 @@ mod json_list;
 mod notes;
 mod parquet_rows;
 mod pipeline;
+mod record_room;
 mod records;
 mod shards;
 mod split;

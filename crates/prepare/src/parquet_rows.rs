@@ -2,6 +2,7 @@
 
 use crate::PrepareError;
 use crate::item::{Content, Item};
+use crate::record_room::RecordRoom;
 use crate::records::{DOCUMENTS, Document, FIELDS, LISTS, Record};
 use parquet::errors::ParquetError;
 use parquet::file::reader::FileReader;
@@ -18,12 +19,17 @@ use std::sync::Arc;
 pub(crate) struct ParquetRows {
     file: Arc<str>,
     rows: RowIter<'static>,
+    room: RecordRoom,
     /// Number of rows read.
     number: u64,
 }
 
 impl ParquetRows {
-    pub(crate) fn open(path: &Path, file: Arc<str>) -> Result<ParquetRows, PrepareError> {
+    pub(crate) fn open(
+        path: &Path,
+        file: Arc<str>,
+        room: RecordRoom,
+    ) -> Result<ParquetRows, PrepareError> {
         let opened = File::open(path).map_err(PrepareError::unreadable(&file))?;
         let bad = |reason: String| PrepareError::BadParquet {
             file: file.to_string(),
@@ -57,6 +63,7 @@ impl ParquetRows {
         Ok(ParquetRows {
             file,
             rows,
+            room,
             number: 0,
         })
     }
@@ -69,10 +76,16 @@ impl ParquetRows {
         })?;
         self.number += 1;
         let number = self.number;
-        Ok(row.map(|row| {
-            let document = document(row);
-            Item::whole(&self.file, Content::Row { number, document })
-        }))
+        let Some(document) = row.map(document) else {
+            return Ok(None);
+        };
+        match self.room.has(document.bytes()) {
+            true => Ok(Some(Item::whole(
+                &self.file,
+                Content::Row { number, document },
+            ))),
+            false => Err(self.room.refuse(&self.file, format!("row {number}"))),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::PrepareError;
 use crate::encode::{Encoded, Encoder};
-use crate::inputs::{self, Input};
+use crate::inputs;
 use crate::item::Item;
 use crate::items::Items;
 use crate::split::Splits;
@@ -37,6 +37,8 @@ pub struct Options {
     pub threads: usize,
     /// What is learnt of conversations.
     pub teaching: Teaching,
+    /// Host memory that may be taken; a record that could need more is refused.
+    pub memory_bytes: u64,
 }
 
 /// Progress of [`prepare`].
@@ -66,7 +68,8 @@ pub fn prepare(
     let folder = Unfinished::create(&options.out)?;
     let (vocab, shard_tokens) = (tokenizer.vocab_size(), options.shard_tokens as u64);
     let mut splits = Splits::new(folder.path(), options.validation, vocab, shard_tokens);
-    write_all(inputs, &encoder, &pool, &mut splits, &mut progress)?;
+    let items = Items::new(inputs, tokenizer, options.memory_bytes);
+    write_all(items, &encoder, &pool, &mut splits, &mut progress)?;
     splits.finish()?;
     if splits.train.is_empty() {
         return Err(PrepareError::NoDocuments);
@@ -87,14 +90,13 @@ fn threads(number: usize) -> Result<ThreadPool, PrepareError> {
 
 /// Encodes each batch on `pool`, while the previous one is written and the next one is read.
 fn write_all(
-    inputs: Vec<Input>,
+    mut items: Items<'_>,
     encoder: &Encoder,
     pool: &ThreadPool,
     splits: &mut Splits,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(), PrepareError> {
-    let total = inputs.iter().map(|input| input.bytes).sum();
-    let mut items = Items::new(inputs, &encoder.tokenizer);
+    let total = items.total;
     let mut encoded = Vec::new();
     let mut batch = items.batch(BATCH)?;
     while !batch.is_empty() {

@@ -2,6 +2,7 @@
 
 use crate::PrepareError;
 use crate::item::{Content, Item};
+use crate::record_room::RecordRoom;
 use data::BYTE_ORDER_MARK;
 use std::io::{BufRead, Read};
 use std::sync::Arc;
@@ -18,16 +19,18 @@ pub(crate) struct TextPieces {
     held: Vec<u8>,
     offset: u64,
     started: bool,
+    room: RecordRoom,
 }
 
 impl TextPieces {
-    pub(crate) fn new(reader: Box<dyn BufRead>, file: Arc<str>) -> TextPieces {
+    pub(crate) fn new(reader: Box<dyn BufRead>, file: Arc<str>, room: RecordRoom) -> TextPieces {
         TextPieces {
             file,
             reader: Some(reader),
             held: Vec::new(),
             offset: 0,
             started: false,
+            room,
         }
     }
 
@@ -37,6 +40,10 @@ impl TextPieces {
             let text = self.text()?;
             if let Some(cut) = tokenizer.safe_cut(text) {
                 return Ok(Some(self.give(cut)));
+            }
+            if !self.room.has(self.held.len()) {
+                let place = format!("its text from byte {}", self.offset);
+                return Err(self.room.refuse(&self.file, place));
             }
             // A text that may not be cut here is held until it may, or until it ends.
             wanted = wanted.saturating_mul(2);
@@ -109,7 +116,7 @@ mod tests {
 
     fn pieces(bytes: &[u8]) -> Result<Vec<Item>, PrepareError> {
         let reader = Box::new(std::io::Cursor::new(bytes.to_vec()));
-        let mut pieces = TextPieces::new(reader, "a.txt".into());
+        let mut pieces = TextPieces::new(reader, "a.txt".into(), RecordRoom::ENDLESS);
         let bytes = Tokenizer::bytes();
         std::iter::from_fn(|| pieces.next(&bytes).transpose()).collect()
     }

@@ -3,14 +3,15 @@
 use crate::ScratchError;
 use crate::engine::Engine;
 use crate::file::{Access, ScratchFile};
-use crate::lock::FolderLock;
+use crate::lock::{FolderLock, NOTE};
 use crate::space::{SUFFIX, leftovers, room};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A folder for scratch files. Other runs cannot open it until it and its files are dropped, or the process ends. Files
-/// of a killed process stay behind. The next run that opens the folder removes them.
+/// of a killed process stay behind. The next run that opens the folder removes them, and at its end the folder too if the
+/// killed run made it.
 #[derive(Clone, Debug)]
 pub struct ScratchFolder {
     lock: Arc<FolderLock>,
@@ -53,6 +54,15 @@ impl ScratchFolder {
             lock: Arc::new(lock),
             access,
         })
+    }
+
+    /// Removes what a killed run left in a folder, and the folder if that run made it. A folder that another run has, or
+    /// that none had, stays as it is.
+    pub fn sweep(path: &Path) {
+        if path.join(NOTE).is_file() {
+            // Refused while another run has it.
+            drop(ScratchFolder::open(path));
+        }
     }
 
     /// Its path.

@@ -99,7 +99,8 @@ impl Session {
             gradients: states.gradients,
         };
         let mut optimizer = Optimizer::lease(memory, &layout, &recipe, homes, ranks)?;
-        let scratch = states_file(&homes.states, memory, &mut optimizer)?;
+        let rank = settings.rank_of_all();
+        let scratch = states_file(&homes.states, memory, rank, &mut optimizer)?;
         let copy_place = settings.checkpoint_copy.then(|| {
             let declared = model.architecture().parameters();
             let held = StateOnDevice {

@@ -86,7 +86,7 @@ impl Source {
         if !is_path && !path.exists() {
             return Err(unknown_preset);
         }
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
+        let text = files::read_small_text(path).map_err(|source| ConfigError::Unreadable {
             path: name.to_owned(),
             source,
         })?;

@@ -169,7 +169,7 @@ fn all_blocks(place: &str) -> String {
     }
 }
 
-/// What differs, what grew most first. A change of a file moves the lines below it, so a function whose sum is the same is
+/// What differs in bytes, what grew most first. A change of a file moves the lines below it, so a function whose sum is the same is
 /// no change, and one that has other lines than before is compared as a whole.
 fn changes(base: &[LiveGroup], new: &[LiveGroup]) -> Vec<GroupChange> {
     let (base, new) = (by_function(base), by_function(new));
@@ -178,7 +178,7 @@ fn changes(base: &[LiveGroup], new: &[LiveGroup]) -> Vec<GroupChange> {
     let mut changes = Vec::new();
     for function in functions {
         let [was, is] = [&base, &new].map(|side| side.get(function).unwrap_or(&none));
-        if sum(was) == sum(is) {
+        if sum(was).0 == sum(is).0 {
             continue;
         }
         let change = |lines: Vec<u32>, was: (u64, u64), is: (u64, u64)| GroupChange {
@@ -191,7 +191,7 @@ fn changes(base: &[LiveGroup], new: &[LiveGroup]) -> Vec<GroupChange> {
             new_count: is.1,
         };
         if was.keys().eq(is.keys()) {
-            let lines = was.iter().filter(|(line, was)| is[*line] != **was);
+            let lines = was.iter().filter(|(line, was)| is[*line].0 != was.0);
             changes.extend(
                 lines.map(|(line, was)| change(line.iter().copied().collect(), *was, is[line])),
             );

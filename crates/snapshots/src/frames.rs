@@ -1,4 +1,5 @@
-//! The line of a stack by which an allocation is known: the innermost one of the user's own code.
+//! The line of a stack by which an allocation is known: the innermost one of the user's own code. Stacks of autograd's
+//! thread have frames of C++ alone; there it is the autograd node, or else the operator.
 
 use crate::tree::{PickleTree, PickleValue};
 use std::collections::HashMap;
@@ -6,13 +7,20 @@ use std::collections::HashMap;
 /// Frames of one stack that are looked at.
 const FRAMES_MAX: usize = 512;
 
-/// Whose code a frame is. Of a stack the first frame of the first of these counts.
+/// Whose code a frame is. Of a stack the innermost frame of the first of these counts; of operators the outermost, since
+/// an operator calls others for its memory (`addmm` calls `empty`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
     User,
     Package,
     PyTorch,
+    /// The backward function of an operator, in C++.
+    AutogradNode,
+    /// An operator's entry in C++.
+    Operator,
     Native,
+    /// Code that every allocation passes: it records the stack, or allocates.
+    Allocator,
 }
 
 /// A file and a function, and the line in it.
@@ -41,7 +49,8 @@ impl CodeLines {
             };
             let known = self.of_frame.entry(number);
             let (owner, _) = known.or_insert_with(|| look(tree, *frame));
-            if best.is_none_or(|(of_best, _)| *owner < of_best) {
+            let is_outer = |of_best| of_best == Owner::Operator && *owner == Owner::Operator;
+            if best.is_none_or(|(of_best, _)| *owner < of_best || is_outer(of_best)) {
                 best = Some((*owner, number));
             }
             if *owner == Owner::User {
@@ -58,13 +67,12 @@ fn look(tree: &PickleTree, frame: PickleValue) -> (Owner, CodeLine) {
     let line = tree
         .int_field(frame, "line")
         .and_then(|line| line.try_into().ok());
-    let owner = owner(file);
-    let place = match owner {
-        Owner::Native => name.into(),
-        _ => format!("{} {name}", last_folders(file)),
+    let (owner, place) = match owner(file) {
+        Owner::Native => native(name),
+        owner => (owner, format!("{} {name}", last_folders(file))),
     };
-    // A line of 0 says that there is none.
-    let line = line.filter(|line| *line > 0 && owner != Owner::Native);
+    // A line of 0 says that there is none. C++ frames mostly have none, and the name is what tells them apart.
+    let line = line.filter(|line| *line > 0 && owner < Owner::AutogradNode);
     (
         owner,
         CodeLine {
@@ -72,6 +80,41 @@ fn look(tree: &PickleTree, frame: PickleValue) -> (Owner, CodeLine) {
             line,
         },
     )
+}
+
+/// What a function of C++ is, and what it is called: `SoftmaxBackward0` for
+/// `torch::autograd::generated::SoftmaxBackward0::apply(...)`, `mul_Tensor` for `at::_ops::mul_Tensor::call(...)`.
+fn native(name: &str) -> (Owner, String) {
+    let plain = name.replace("(anonymous namespace)::", "");
+    // Without its arguments.
+    let function = plain.split('(').next().unwrap_or_default();
+    let node = function.strip_suffix("::apply");
+    if let Some(node) = node.and_then(|node| node.strip_prefix("torch::autograd::")) {
+        let node = node.strip_prefix("generated::").unwrap_or(node);
+        return (Owner::AutogradNode, node.into());
+    }
+    let call = function.strip_prefix("at::_ops::");
+    let ends = ["::call", "::redispatch"];
+    if let Some(operator) = call.and_then(|call| ends.iter().find_map(|end| call.strip_suffix(end)))
+    {
+        return (Owner::Operator, operator.into());
+    }
+    const OF_THE_ALLOCATOR: [&str; 7] = [
+        "torch::unwind::",
+        "torch::CapturedTraceback",
+        "torch::gather",
+        "CUDACachingAllocator",
+        "c10::StorageImpl",
+        "at::detail::empty_",
+        "at::detail::_empty_",
+    ];
+    let is_allocator = |part: &&str| function.contains(*part);
+    let owner = match function {
+        "" | "??" => Owner::Allocator,
+        _ if OF_THE_ALLOCATOR.iter().any(is_allocator) => Owner::Allocator,
+        _ => Owner::Native,
+    };
+    (owner, name.into())
 }
 
 fn owner(file: &str) -> Owner {
@@ -163,5 +206,58 @@ mod tests {
         }
         assert_eq!(last_folders("/a/b/c.py"), "b/c.py");
         assert_eq!(last_folders("c.py"), "c.py");
+    }
+
+    /// Names as PyTorch's own symbols have them.
+    #[test]
+    fn functions_of_cpp_are_nodes_operators_or_the_allocators() {
+        for (name, expected) in [
+            (
+                "torch::autograd::generated::SoftmaxBackward0::apply(std::vector<at::Tensor, std::allocator<at::Tensor> >&&)",
+                (Owner::AutogradNode, "SoftmaxBackward0"),
+            ),
+            (
+                "torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor>&&)",
+                (Owner::AutogradNode, "AccumulateGrad"),
+            ),
+            (
+                "torch::autograd::CppNode<(anonymous namespace)::RoiAlign>::apply(std::vector<at::Tensor>&&)",
+                (Owner::AutogradNode, "CppNode<RoiAlign>"),
+            ),
+            (
+                "at::_ops::mul_Tensor::redispatch(c10::DispatchKeySet, at::Tensor const&, at::Tensor const&)",
+                (Owner::Operator, "mul_Tensor"),
+            ),
+            ("at::_ops::addmm::call", (Owner::Operator, "addmm")),
+            (
+                "torch::autograd::Node::operator()(std::vector<at::Tensor>&&)",
+                (
+                    Owner::Native,
+                    "torch::autograd::Node::operator()(std::vector<at::Tensor>&&)",
+                ),
+            ),
+            (
+                "c10d::ProcessGroupNCCL::initNCCLComm(at::Device&)",
+                (
+                    Owner::Native,
+                    "c10d::ProcessGroupNCCL::initNCCLComm(at::Device&)",
+                ),
+            ),
+            (
+                "torch::unwind::unwind()",
+                (Owner::Allocator, "torch::unwind::unwind()"),
+            ),
+            (
+                "c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc(unsigned long)",
+                (
+                    Owner::Allocator,
+                    "c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc(unsigned long)",
+                ),
+            ),
+            ("??", (Owner::Allocator, "??")),
+        ] {
+            let (owner, place) = native(name);
+            assert_eq!((owner, &place[..]), expected, "{name}");
+        }
     }
 }

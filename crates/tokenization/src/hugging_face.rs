@@ -33,7 +33,7 @@ impl HuggingFace {
             path: file.into(),
             reason,
         };
-        let contents = std::fs::read(file).map_err(|reason| TokenizerError::Unreadable {
+        let contents = files::read_small(file).map_err(|reason| TokenizerError::Unreadable {
             path: file.into(),
             reason,
         })?;
@@ -175,7 +175,7 @@ impl Configuration {
 
 /// The object in a file; empty where there is no file.
 fn read_object(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
-    match std::fs::read(path) {
+    match files::read_small(path) {
         Ok(contents) => {
             serde_json::from_slice(&contents).map_err(|error| TokenizerError::Malformed {
                 path: path.into(),

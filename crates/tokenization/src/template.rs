@@ -35,7 +35,7 @@ impl ChatTemplate {
         let file = folder.join("chat_template.jinja");
         let (path, source, for_tools) = if file.is_file() {
             let unreadable = |path, reason| TokenizerError::Unreadable { path, reason };
-            let source = std::fs::read_to_string(&file);
+            let source = files::read_small_text(&file);
             let source = source.map_err(|error| unreadable(file.clone(), error))?;
             (file, source, None)
         } else {

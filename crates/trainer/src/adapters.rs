@@ -140,7 +140,7 @@ impl BaseModel {
     /// What the file beside a folder's adapters says of the model under them; none if there is no file, as in PEFT's folders.
     fn known(folder: &Path) -> Result<Option<BaseModel>, Failure> {
         let path = folder.join(BASE);
-        let text = match std::fs::read(&path) {
+        let text = match files::read_small(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             read => read.map_err(|source| Failure::Unreadable {
                 path: path.clone(),

@@ -96,7 +96,7 @@ fn checksum(
 /// # Errors
 /// [`Failure::Algorithms`] if the file cannot be read, has no algorithms, or is for another GPU or library.
 pub(crate) fn read(path: &Path, device: &CudaDevice) -> Result<Option<Algorithms>, Failure> {
-    let text = match std::fs::read_to_string(path) {
+    let text = match files::read_small_text(path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(unfit(path, error)),

@@ -266,6 +266,8 @@ impl Failure {
             #[cfg(feature = "text")]
             Failure::Prepare(error) if error.is_usage() => 2,
             #[cfg(feature = "text")]
+            Failure::Prepare(error) if error.is_out_of_memory() => 3,
+            #[cfg(feature = "text")]
             Failure::Prepare(_) => 4,
             #[cfg(feature = "text")]
             Failure::PrepareInterrupted { signal } => 128 + *signal as u8,

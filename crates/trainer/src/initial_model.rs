@@ -40,7 +40,7 @@ pub(crate) fn adopt_model(
     folder: &Path,
 ) -> Result<Option<Quantisation>, Failure> {
     let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(|source| Failure::Unreadable {
+    let text = files::read_small_text(&path).map_err(|source| Failure::Unreadable {
         path: path.clone(),
         source,
     })?;

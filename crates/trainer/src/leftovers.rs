@@ -199,7 +199,7 @@ fn is_as_written(path: &Path) -> bool {
         load(&source, &[], false).ok()?.config.to_toml().ok()
     };
     // A power failure may have left the file empty.
-    std::fs::read_to_string(path).is_ok_and(|text| text.is_empty() || again(&text) == Some(text))
+    files::read_small_text(path).is_ok_and(|text| text.is_empty() || again(&text) == Some(text))
 }
 
 /// Number of steps in a run's metrics, and whether the run was completed.

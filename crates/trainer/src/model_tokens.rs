@@ -288,7 +288,7 @@ fn are_alike(one: (Option<&Path>, &TokensOf), other: (Option<&Path>, &TokensOf))
 /// Whether prepared data has the tokens of a folder's tokenizer: of the same file, or of one with equal contents.
 fn has_tokenizer_of(data: &Path, origin: &ListedOrigin, folder: &Path) -> bool {
     let file = folder.join("tokenizer.json");
-    let own = std::fs::read(&file).unwrap_or_default();
+    let own = files::read_small(&file).unwrap_or_default();
     if origin.tokenizer.crc32 == Some(crc32fast::hash(&own)) {
         return true;
     }
@@ -306,6 +306,6 @@ fn has_tokenizer_of(data: &Path, origin: &ListedOrigin, folder: &Path) -> bool {
 
 /// Reads JSON from a file. Null if the file is missing or has something else.
 pub(crate) fn json(path: &Path) -> Value {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let text = files::read_small_text(path).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()
 }

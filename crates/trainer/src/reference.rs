@@ -41,7 +41,7 @@ pub(crate) fn attach(dataset: Dataset, config: &Config) -> Result<Dataset, Failu
             dataset.seq()
         ))
     };
-    let json = std::fs::read(file).map_err(Failure::file(file))?;
+    let json = files::read_regular(file).map_err(Failure::file(file))?;
     let read = serde_json::from_slice::<Reference>(&json);
     let reference = read.map_err(|error| {
         wrong(&format!(

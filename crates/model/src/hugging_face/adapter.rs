@@ -105,7 +105,7 @@ impl AdapterConfig {
     /// [`AdapterError`], which names the key.
     pub fn read(folder: &Path) -> Result<AdapterConfig, AdapterError> {
         let path = folder.join(ADAPTER_CONFIG);
-        let text = std::fs::read_to_string(&path).map_err(|source| AdapterError::Read {
+        let text = files::read_small_text(&path).map_err(|source| AdapterError::Read {
             path: path.clone(),
             source,
         })?;

@@ -58,7 +58,7 @@ impl Origin {
     /// [`OriginError`] that names the file.
     pub fn read(folder: &Path) -> Result<Origin, OriginError> {
         let path = folder.join("config.json");
-        let config = match std::fs::read_to_string(&path) {
+        let config = match files::read_small_text(&path) {
             Ok(text) => Some(text),
             Err(source) => return Err(OriginError { path, source }),
         };
@@ -147,7 +147,7 @@ fn read_present<'a>(
 ) -> Result<Vec<(String, Vec<u8>)>, OriginError> {
     let read = |name: &str| {
         let path = folder.join(name);
-        match std::fs::read(&path) {
+        match files::read_small(&path) {
             Ok(bytes) => Some(Ok((name.to_string(), bytes))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(source) => Some(Err(OriginError { path, source })),

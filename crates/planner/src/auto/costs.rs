@@ -158,7 +158,7 @@ pub(crate) fn read(
         command: run.command(),
     };
     let no_times = |why: String| wrong(format!("holds no measured times ({why})"));
-    let text = std::fs::read_to_string(path).map_err(|error| no_times(error.to_string()))?;
+    let text = files::read_small_text(path).map_err(|error| no_times(error.to_string()))?;
     let profile: Profile =
         serde_json::from_str(&text).map_err(|error| no_times(error.to_string()))?;
     let of_call = |sum: Operations| {

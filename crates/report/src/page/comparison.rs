@@ -124,7 +124,7 @@ fn side_by_side(heads: [&str; 2], a: &RunFiles, b: &RunFiles) -> Table {
         "reserved_bytes",
     );
     field(
-        "pinned host memory, bytes",
+        "host memory, offloaded, bytes",
         |run| &run.plan,
         "host_pinned_bytes",
     );

@@ -12,7 +12,7 @@ const LARGEST: usize = 15;
 
 /// What a step needs besides the device's memory, by the names of the fields.
 const ELSEWHERE: [(&str, &str); 6] = [
-    ("pinned host memory", "host_pinned_bytes"),
+    ("host memory, offloaded", "host_pinned_bytes"),
     ("copied to the device", "h2d_bytes"),
     ("copied to the host", "d2h_bytes"),
     ("read from the disk", "disk_read_bytes"),

@@ -236,7 +236,7 @@ fn resume(record: &Value) -> ResumePoint {
 
 /// A file's text; none where there is no such file.
 fn text(path: &Path) -> Result<Option<String>, PageError> {
-    match std::fs::read(path) {
+    match files::read_regular(path) {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => Ok(None),

@@ -123,6 +123,37 @@ fn a_second_run_is_refused_and_a_killed_one_is_not_in_the_way() {
     assert_eq!(bytes, [0; 4096], "a new file reads as 0");
 }
 
+/// A folder of a killed run goes with the next one, if the killed run made it.
+#[test]
+fn folders_of_a_killed_run_go_too() {
+    if let Some(folder) = env::var_os(HOLDS) {
+        hold(Path::new(&folder));
+    }
+    let parent = tempfile::tempdir().unwrap();
+    let [made, own] = ["made", "own"].map(|name| parent.path().join(name));
+    fs::create_dir(&own).unwrap();
+    type GoesOn = fn(&Path);
+    let opens: GoesOn = |folder| drop(ScratchFolder::open(folder).unwrap());
+    for goes_on in [opens, ScratchFolder::sweep] {
+        for folder in [&made, &own] {
+            let mut killed = child("folders_of_a_killed_run_go_too", HOLDS, folder)
+                .spawn()
+                .unwrap();
+            wait_until_it_holds(&mut killed);
+            ScratchFolder::sweep(folder);
+            assert_eq!(names(folder).len(), 2, "it is held");
+            killed.kill().unwrap();
+            killed.wait().unwrap();
+            goes_on(folder);
+        }
+        assert_eq!(names(parent.path()), ["own"]);
+        assert!(names(&own).is_empty());
+    }
+    fs::write(own.join("moments.trainer-scratch"), "").unwrap();
+    ScratchFolder::sweep(&own);
+    assert_eq!(names(&own).len(), 1, "no run had it");
+}
+
 #[test]
 fn a_file_larger_than_the_disk_is_refused_before_anything_is_written() {
     let folder = tempfile::tempdir().unwrap();

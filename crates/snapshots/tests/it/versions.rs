@@ -136,6 +136,45 @@ fn what_grew_is_named() {
     assert!(!Comparison::new(&new, &base, |_| by).grew);
 }
 
+/// Two snapshots made by hand. As with PyTorch's default `stacks="all"`, what autograd's thread allocates has frames of C++
+/// alone, of which those of the recorder come first.
+#[test]
+fn stacks_without_python_are_known_by_their_autograd_node() {
+    let [base, new] = ["backward-before", "backward-now"].map(read);
+    let live = |peak: &RecordedPeak| -> Vec<(String, u64)> {
+        let live = peak.live.iter();
+        live.map(|group| (group.place.clone(), group.bytes))
+            .collect()
+    };
+    let of = |place: &str, mib: u64| (place.to_owned(), mib << 20);
+    assert_eq!(
+        live(&new[0]),
+        [
+            of("SoftmaxBackward0", 3),
+            of("MulBackward0", 1),
+            of("me/net.py forward", 1)
+        ]
+    );
+    let compared = Comparison::new(&base, &new, |_| 0);
+    let [grown] = &compared.devices[0].changes[..] else {
+        panic!("one node grew: {compared:?}");
+    };
+    assert_eq!(
+        (&grown.place[..], grown.base_bytes, grown.new_bytes),
+        ("SoftmaxBackward0", 1 << 20, 3 << 20)
+    );
+}
+
+/// Allocations that are more in number and the same in bytes are no change.
+#[test]
+fn changes_are_of_bytes() {
+    let base = read("whole-2.9");
+    let mut new = base.clone();
+    new[0].live[0].count += 1;
+    let compared = Comparison::new(&base, &new, |_| 0);
+    assert!(compared.devices[0].changes.is_empty(), "{compared:?}");
+}
+
 /// A line that is added above moves all others down, and changes nothing.
 #[test]
 fn moved_lines_are_no_change() {

@@ -248,6 +248,9 @@ fn reserved(device: &DeviceComparison) -> Option<Table> {
     let mut table = Table::new(&["allocator"], &["before", "now"]);
     let (was, is) = (base.as_ref(), new.as_ref());
     for (name, of) in report::page::RESERVED_ROWS {
+        if [was, is].into_iter().flatten().all(|side| of(side) == 0) {
+            continue;
+        }
         let cell = |side: Option<&snapshots::ReservedMemory>| {
             side.map_or(String::new(), |side| format_bytes(of(side)))
         };

@@ -7,7 +7,7 @@ use memory::format_bytes;
 use report::page;
 use snapshots::{MemorySnapshot, RecordedPeak};
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// Flags of `show`.
@@ -96,12 +96,15 @@ pub(super) fn refuse_other_file(
             "{flag} names the file to write, and {path_shown} does not end in .{kind}"
         )));
     }
-    match std::fs::read(path) {
-        Ok(bytes) if !String::from_utf8_lossy(&bytes).contains(mark) => {
-            Err(Failure::Usage(format!(
-                "{path_shown} is there and was not written by this command; name another file with {flag}"
-            )))
-        }
-        _ => Ok(()),
+    let is_other = match files::read_small(path) {
+        Ok(bytes) => !String::from_utf8_lossy(&bytes).contains(mark),
+        // What else cannot be read fails when it is written.
+        Err(error) => error.kind() == ErrorKind::FileTooLarge,
+    };
+    match is_other {
+        true => Err(Failure::Usage(format!(
+            "{path_shown} is there and was not written by this command; name another file with {flag}"
+        ))),
+        false => Ok(()),
     }
 }

@@ -127,7 +127,7 @@ impl Trained {
 
     /// The value of a key of `[data]` in the run that trained it.
     fn of_training(&self, key: &str) -> Option<toml::Value> {
-        let text = std::fs::read_to_string(self.folder.join("config.toml")).ok()?;
+        let text = files::read_small_text(&self.folder.join("config.toml")).ok()?;
         let config: toml::Table = text.parse().ok()?;
         config.get("data")?.get(key).cloned()
     }

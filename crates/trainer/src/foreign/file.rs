@@ -73,14 +73,7 @@ impl ForeignFile {
 }
 
 fn text(path: &Path) -> Result<String, String> {
-    let length = std::fs::metadata(path).map_err(|error| error.to_string())?;
-    if length.len() > MOST_BYTES {
-        return Err(format!(
-            "it has {} bytes, and a configuration has at most {MOST_BYTES}",
-            length.len()
-        ));
-    }
-    let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
+    let bytes = files::read_at_most(path, MOST_BYTES).map_err(|error| error.to_string())?;
     String::from_utf8(bytes).map_err(|error| format!("it is no text: {error}"))
 }
 

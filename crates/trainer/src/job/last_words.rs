@@ -60,7 +60,7 @@ impl OfJob {
         let directory = self.directory.get()?;
         let others = (0..self.group.size()).filter(|rank| *rank != self.group.rank());
         let words = others.filter_map(|rank| {
-            let text = std::fs::read_to_string(file(directory, rank)).ok()?;
+            let text = files::read_small_text(&file(directory, rank)).ok()?;
             serde_json::from_str::<LastWords>(&text).ok()
         });
         words.into_iter().find(|words| !words.lost_others)

@@ -4,7 +4,7 @@ use super::Run;
 use crate::failure::Failure;
 use crate::gpu_watch::name_others;
 use memory::format_bytes;
-use planner::{HOST_ARENAS, OomReport, arena_table};
+use planner::{OomReport, arena_table, host_memory};
 use report::pictures::RefusedLease;
 use report::{EndRecord, max_rss_bytes, memory_table, page};
 use std::io::Write;
@@ -124,13 +124,15 @@ impl Run {
         offload += &config
             .homes()
             .map_or_else(|_| String::new(), |homes| homes.words());
+        let host = host_memory(self.plan.device);
         let mut host_arenas = String::new();
         if !self.plan.host_arenas.is_empty() {
-            host_arenas = format!("{}\n", arena_table(HOST_ARENAS, &self.plan.host_arenas));
+            let title = format!("in {host}");
+            host_arenas = format!("{}\n", arena_table(&title, &self.plan.host_arenas));
         }
         let pinned = match used.host_pinned_bytes {
             0 => String::new(),
-            bytes => format!("  pinned host memory {}\n", format_bytes(bytes)),
+            bytes => format!("  {host} {}\n", format_bytes(bytes)),
         };
         let disk = match self.plan.disk_bytes {
             0 => String::new(),

@@ -6,20 +6,25 @@ use crate::adapters::FirstAdapters;
 use crate::device::DeviceStep;
 use crate::failure::Failure;
 use crate::tracer::Tracer;
+use kernels::Target;
 use memory::{Layer, Phase, format_bytes};
 use planner::first_refused;
 use report::Busy;
 use session::Session;
 use settings::Settings;
 
-/// From this size on, leasing pinned host memory is announced.
-const PINNING_TAKES_A_WHILE: u64 = 1 << 30;
+/// From this size on, leasing host memory is announced.
+const LEASING_TAKES_A_WHILE: u64 = 1 << 30;
 
-/// A message before pinned memory is leased, because pinning and zeroing take seconds for every few GiB.
-fn pinning(bytes: u64) -> Option<String> {
-    (bytes >= PINNING_TAKES_A_WHILE).then(|| {
+/// A message before host memory is leased, because zeroing it, and pinning it for a GPU, take seconds for every few GiB.
+fn leasing(target: Target, bytes: u64) -> Option<String> {
+    let work = match target {
+        Target::Cpu => "zeroing",
+        Target::Cuda => "pinning and zeroing",
+    };
+    (bytes >= LEASING_TAKES_A_WHILE).then(|| {
         format!(
-            "pinning and zeroing {} of host memory, which may take a while",
+            "{work} {} of host memory, which may take a while",
             format_bytes(bytes)
         )
     })
@@ -103,7 +108,7 @@ impl Run {
                 "the plan's peak of {planned} is above the limit of {limit}; --force tries it anyway"
             );
         }
-        if let Some(news) = pinning(self.plan.host_pinned_bytes) {
+        if let Some(news) = leasing(self.device.target(), self.plan.host_pinned_bytes) {
             tracing::info!("{news}");
         }
     }
@@ -116,12 +121,14 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn only_much_pinned_memory_is_announced() {
-        assert_eq!(pinning(GIB - 1), None);
-        let news = pinning(80 * GIB).unwrap();
-        assert!(
-            news.contains("80.0 GiB") && news.contains("a while"),
-            "{news}"
-        );
+    fn only_much_host_memory_is_announced() {
+        assert_eq!(leasing(Target::Cuda, GIB - 1), None);
+        for (target, words) in [
+            (Target::Cuda, "pinning and zeroing 80.0 GiB of host memory"),
+            (Target::Cpu, "zeroing 80.0 GiB of host memory"),
+        ] {
+            let news = leasing(target, 80 * GIB).unwrap();
+            assert!(news.starts_with(words), "{news}");
+        }
     }
 }

@@ -50,6 +50,33 @@ fn folders_that_are_not_there() {
     }
 }
 
+/// A link to a device that never ends is not read until memory does.
+#[test]
+fn files_without_end_are_refused() {
+    let place = with_model();
+    place.file("text.jsonl", "{\"text\": \"a\"}\n");
+    for (file, command, code) in [
+        (
+            "model/config.json",
+            "plan --device cpu --init-from model",
+            4,
+        ),
+        ("endless.toml", "plan --config endless.toml", 2),
+        (
+            "model/tokenizer.json",
+            "prepare text.jsonl --tokenizer model --out data",
+            4,
+        ),
+    ] {
+        let path = place.path(file);
+        let _ = std::fs::remove_file(&path);
+        std::os::unix::fs::symlink("/dev/zero", path).unwrap();
+        place
+            .trainer(command)
+            .fails(code, &[file, "it has more than "]);
+    }
+}
+
 #[test]
 fn a_config_that_describes_no_model() {
     config_refused("{", "", &["not valid JSON"]);

@@ -48,6 +48,20 @@ fn a_peak_that_grew_fails_and_says_from_where() {
             outcome.stdout
         );
     }
+    // Plans and metrics record no more of the allocator than a peak.
+    let reserved = |peak: u64| {
+        format!(
+            "{{\"kind\":\"step\",\"step\":1,\"peak_bytes\":{peak},\"device_reserved_high_bytes\":4096}}\n"
+        )
+    };
+    place.file("base.jsonl", reserved(100));
+    place.file("new.jsonl", reserved(90));
+    let text = place
+        .trainer("check base.jsonl new.jsonl")
+        .succeeds()
+        .stdout;
+    assert!(text.contains("reserved at most"), "{text}");
+    assert!(!text.contains(" 0 B"), "{text}");
     place.trainer("check new.pickle base.pickle").succeeds();
     place
         .trainer("check base.pickle base.pickle --tolerance 0")

@@ -1,10 +1,17 @@
 //! The guides: commands that are shown with what they print are run, and print it; no figure stands anywhere else.
 
+use crate::tour;
 use crate::workplace::{SMALL, Workplace};
 use std::path::{Path, PathBuf};
 
 /// The guides whose figures have a test of their own.
 const HELD_ELSEWHERE: [&str; 1] = ["one-gpu.md"];
+
+/// The guide of which every command is run.
+const CHATS: &str = "chats.md";
+
+/// The command of it that reads from a terminal.
+const AT_A_TERMINAL: &str = "trainer chat ";
 
 /// What a line, or the end of one, stands for that is left out.
 const LEFT_OUT: &str = "...";
@@ -86,37 +93,57 @@ fn missing<'a>(shown: &[&'a str], printed: &str) -> Option<&'a str> {
         .copied()
 }
 
-/// A folder with what the guides' commands read.
-fn place() -> Workplace {
+/// The text of a guide.
+fn named(wanted: &str) -> String {
+    let found = guides().into_iter().find(|(name, _)| name == wanted);
+    found.unwrap().1
+}
+
+/// A folder with what a guide's commands read.
+fn place(guide: &str) -> Workplace {
     let place = Workplace::new();
     place.file("my-run.toml", SMALL);
-    let guides = guides();
-    let (_, guard) = guides
-        .iter()
-        .find(|(name, _)| name == "guard-your-peak.md")
-        .unwrap();
-    let matrix: Vec<&str> = lines(guard, Some("toml")).collect();
-    place.file("strategies.toml", matrix.join("\n"));
+    let block = |name: &str, language: &str| {
+        let guide = named(name);
+        let lines: Vec<&str> = lines(&guide, Some(language)).collect();
+        lines.join("\n")
+    };
+    place.file("strategies.toml", block("guard-your-peak.md", "toml"));
     let example = include_str!("../foreign/axolotl-lora-1b.yml");
     place.file("axolotl-lora-1b.yml", example);
-    let (_, tune) = guides
-        .iter()
-        .find(|(name, _)| name == "fine-tune.md")
-        .unwrap();
-    let pairs: Vec<&str> = lines(tune, Some("json")).collect();
-    place.file("pairs.jsonl", pairs.join("\n"));
+    place.file("pairs.jsonl", block("fine-tune.md", "json"));
+    place.file("chats.jsonl", block(CHATS, "json"));
+    if guide.contains("--init-from model ") {
+        add_chat_model(&place);
+    }
     place
+}
+
+/// Makes the folder `model`: a small model with a tokenizer and a chat template.
+fn add_chat_model(place: &Workplace) {
+    let tokenizer = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tokenization/tests/fixtures/chatml"
+    );
+    let init = "init --config small.toml --set model.vocab=360 --set data.seq=128 --out model";
+    place.trainer(init).succeeds();
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        let copy = place.path("model").join(name);
+        std::fs::copy(format!("{tokenizer}/{name}"), copy).unwrap();
+    }
 }
 
 #[test]
 fn what_is_shown_is_printed() {
     let mut run = 0;
     for (name, guide) in guides() {
-        let place = place();
+        let place = place(&guide);
         for Shown { command, printed } in shown(&guide) {
             let arguments = command.strip_prefix("trainer ");
             let arguments = arguments.unwrap_or_else(|| panic!("{name}: {command}"));
-            let outcome = place.trainer(arguments);
+            let outcome = place.trainer_words(&tour::words(arguments));
+            let fails = printed.iter().any(|line| line.starts_with("error: "));
+            assert_eq!(outcome.code != Some(0), fails, "{name}: {outcome:?}");
             let all = format!("{}\n{}", outcome.stdout, outcome.stderr);
             let missing = missing(&printed, &all);
             assert_eq!(missing, None, "{name}: not printed by {outcome:?}");
@@ -124,6 +151,22 @@ fn what_is_shown_is_printed() {
         }
     }
     assert!(run > 10, "{run} commands are shown with what they print");
+}
+
+/// A user takes these commands one after the other, so none may be left untried.
+#[test]
+fn every_command_for_chats_is_shown_with_what_it_prints() {
+    let guide = named(CHATS);
+    let commands = lines(&guide, Some("console")).filter_map(|line| line.strip_prefix("$ "));
+    let run: Vec<&str> = shown(&guide).iter().map(|shown| shown.command).collect();
+    let untried: Vec<&str> = commands.filter(|command| !run.contains(command)).collect();
+    assert!(run.len() > 10, "{run:?}");
+    assert!(
+        untried
+            .iter()
+            .all(|command| command.starts_with(AT_A_TERMINAL)),
+        "{untried:?}"
+    );
 }
 
 /// Bytes and times of runs go stale where no command stands above them.

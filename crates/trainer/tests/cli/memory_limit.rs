@@ -1,7 +1,7 @@
 //! `--memory-limit`: the plan's peak is enough, one granule less is not.
 
 use crate::metrics::Metrics;
-use crate::workplace::{Workplace, outcome};
+use crate::workplace::{Outcome, Workplace, outcome};
 use serde_json::Value;
 
 #[test]
@@ -137,28 +137,70 @@ fn a_share_of_the_machine() {
         .fails(3, &["CPU out of memory"]);
 }
 
-/// What `ulimit -v` leaves is less than a run needs: that is told before anything is loaded or written.
-#[test]
-fn a_limit_on_the_address_space_is_compared_with_the_plan() {
+/// How a command ends under a limit of its process.
+fn limited(
+    place: &Workplace,
+    arguments: &str,
+    resource: libc::__rlimit_resource_t,
+    bytes: u64,
+) -> Outcome {
     use std::os::unix::process::CommandExt;
-    let place = Workplace::new();
-    let arguments = "--config small.toml --set model.vocab=2000000 --device cpu --threads 2 --steps 1 --out run";
     let mut command = place.command(arguments);
     let limit = libc::rlimit {
-        rlim_cur: 700 << 20,
-        rlim_max: 700 << 20,
+        rlim_cur: bytes,
+        rlim_max: bytes,
     };
     // SAFETY: `setrlimit` may be called between fork and exec.
     unsafe {
-        command.pre_exec(move || match libc::setrlimit(libc::RLIMIT_AS, &limit) {
+        command.pre_exec(move || match libc::setrlimit(resource, &limit) {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
         });
     }
+    outcome(command, arguments)
+}
+
+/// What `ulimit -v` leaves is less than a run needs: that is told before anything is loaded or written.
+#[test]
+fn a_limit_on_the_address_space_is_compared_with_the_plan() {
+    let place = Workplace::new();
+    let arguments = "--config small.toml --set model.vocab=2000000 --device cpu --threads 2 --steps 1 --out run";
     let words = [
         "the limit of 700 MiB on its address space leaves",
         "raise it with ulimit -v",
     ];
-    outcome(command, arguments).fails(3, &words);
+    limited(&place, arguments, libc::RLIMIT_AS, 700 << 20).fails(3, &words);
     assert!(!place.path("run").exists());
+}
+
+/// A record is held as a whole, so one for which memory is too small is refused, and nothing of it stays.
+#[test]
+fn a_long_record_is_refused_under_a_limit() {
+    let place = Workplace::new();
+    let long = "x".repeat(48 << 20);
+    place.file(
+        "lines.jsonl",
+        format!("{{\"text\": \"a\"}}\n{{\"text\": \"{long}\"}}\n"),
+    );
+    place.file("list.json", format!("[{{\"text\": \"{long}\"}}]"));
+    for (file, record) in [("lines.jsonl", "line 2"), ("list.json", "element 1")] {
+        let arguments = format!("prepare {file} --tokenizer bytes --threads 1 --out out");
+        let place_of_it = format!("{file}, {record}: it has more than ");
+        let words = [&place_of_it[..], "allow more memory"];
+        limited(&place, &arguments, libc::RLIMIT_AS, 1000 << 20).fails(3, &words);
+    }
+    let left = place.names(".");
+    assert!(!left.iter().any(|name| name.contains("out")), "{left:?}");
+}
+
+/// The first thread's stack is as large as `ulimit -s` says; the work has one of its own.
+#[test]
+fn a_small_stack_is_enough() {
+    let place = Workplace::new();
+    for arguments in [
+        "plan --config small.toml --device cpu",
+        "--config small.toml --device cpu --quiet --steps 1 --out run",
+    ] {
+        limited(&place, arguments, libc::RLIMIT_STACK, 64 << 10).succeeds();
+    }
 }

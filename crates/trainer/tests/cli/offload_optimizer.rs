@@ -98,6 +98,25 @@ fn states_on_a_disk_give_the_same_losses() {
     }
 }
 
+/// A killed run of more ranks has left folders that no rank of this run opens.
+#[test]
+fn folders_of_killed_ranks_go_with_the_next_run() {
+    let place = Workplace::new();
+    let left = place.path("states/rank-3");
+    let note = left.join("trainer-scratch.txt");
+    let scratch = scratch::ScratchFolder::open(&left).unwrap();
+    let text = std::fs::read(&note).unwrap();
+    drop(scratch);
+    place.folder("states/rank-3");
+    place.folder("states/rank-mine");
+    std::fs::write(&note, text).unwrap();
+    place.file("states/rank-3/optimizer-states.trainer-scratch", "left");
+    let run =
+        "--config small.toml --device cpu --quiet --steps 1 --offload-optimizer states --out run";
+    place.trainer(run).succeeds();
+    assert_eq!(place.names("states"), ["rank-mine"]);
+}
+
 /// On the processor all memory is the host's: what the plan needs is known before anything is leased or written.
 #[test]
 fn more_than_the_host_has_is_refused_before_anything_is_written() {
@@ -125,12 +144,21 @@ fn the_summary_says_what_is_on_the_host() {
     let settings = "--config small.toml --device cpu";
     let offload = "--offload-optimizer pinned --offload-activations mlp";
     let outcome = place.trainer(&format!("{settings} {offload}")).succeeds();
+    let plan = place.trainer(&format!("plan {settings} {offload}"));
+    let plan = plan.succeeds().stdout;
     for part in [
         ", mlp offloaded, optimizer states offloaded\n",
-        "in pinned host memory ",
-        "  pinned host memory ",
+        "in host memory ",
+        "  host memory ",
     ] {
         assert!(outcome.stdout.contains(part), "{part}: {outcome:?}");
+    }
+    assert!(plan.contains("in host memory ") && plan.contains(" bytes) for what is offloaded; "));
+    for text in [&outcome.stdout, &outcome.stderr, &plan] {
+        assert!(
+            !text.contains("pinned host") && !text.contains(" pinned;"),
+            "{text}"
+        );
     }
     let outcome = place.trainer(&format!(
         "{settings} --offload-optimizer states --offload-gradients pinned"

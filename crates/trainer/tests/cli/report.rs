@@ -76,7 +76,7 @@ fn a_page_has_what_lives_on_a_disk_and_what_crosses() {
     let page = place.trainer("report elsewhere --text").succeeds().stdout;
     let plan: Value = serde_json::from_str(&place.text("elsewhere/plan.json")).unwrap();
     for (name, field) in [
-        ("pinned host memory", "host_pinned_bytes"),
+        ("host memory, offloaded", "host_pinned_bytes"),
         ("copied to the device", "h2d_bytes"),
         ("copied to the host", "d2h_bytes"),
         ("read from the disk", "disk_read_bytes"),

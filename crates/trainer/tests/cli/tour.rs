@@ -39,7 +39,7 @@ fn every_command_works() {
 }
 
 /// Words apart by spaces, but for those in quotes.
-fn words(command: &str) -> Vec<String> {
+pub fn words(command: &str) -> Vec<String> {
     let mut words = Vec::new();
     for (index, part) in command.split('"').enumerate() {
         match index % 2 {

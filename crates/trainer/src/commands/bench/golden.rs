@@ -79,7 +79,7 @@ impl Golden {
                 "{what}; `trainer bench --bless FILE` with the same flags writes such a file"
             ),
         };
-        let text = std::fs::read_to_string(path);
+        let text = files::read_small_text(path);
         let text = text.map_err(|error| unusable(&format!("it cannot be read: {error}")))?;
         serde_json::from_str(&text)
             .map_err(|error| unusable(&format!("it holds no peaks: {error}")))

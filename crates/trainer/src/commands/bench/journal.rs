@@ -35,7 +35,7 @@ impl Journal {
     /// If the file cannot be read, or belongs to another matrix.
     pub(crate) fn open(path: Option<PathBuf>, asked: String) -> Result<Journal, Failure> {
         let text = match &path {
-            Some(path) => match std::fs::read_to_string(path) {
+            Some(path) => match files::read_small_text(path) {
                 Ok(text) => Some(text),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
                 Err(error) => return Err(Failure::file(path)(error)),

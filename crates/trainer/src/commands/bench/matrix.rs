@@ -121,7 +121,7 @@ impl BenchMatrix {
         if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
             return BenchMatrix::parse(name, text);
         }
-        let text = std::fs::read_to_string(name).map_err(|error| {
+        let text = files::read_small_text(name.as_ref()).map_err(|error| {
             let names = BUILT_IN.map(|(name, _)| name).join(", ");
             Failure::Usage(format!(
                 "--matrix {name} is none of {names}, and cannot be read as a file: {error}"

@@ -189,7 +189,7 @@ fn read_text(path: &Path) -> Result<String, Failure> {
             let mut text = String::new();
             std::io::stdin().read_to_string(&mut text).map(|_| text)
         }
-        false => std::fs::read_to_string(path),
+        false => files::read_small_text(path),
     };
     text.map_err(|error| malformed(path, &format!("it cannot be read: {error}")))
 }

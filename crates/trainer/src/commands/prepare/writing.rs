@@ -6,6 +6,7 @@ use crate::interrupt::Interrupt;
 use crate::stdout::print;
 use crate::threads::threads_of;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use planner::HostRoom;
 use prepare::{Options, PrepareError, Progress, Summary, Teaching, Turns};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ pub(crate) fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
             turns: args.turns.as_deref().map(turns),
             allow_empty: args.allow_empty_answers,
         },
+        memory_bytes: HostRoom::ask().left_bytes(),
     };
     let interrupt = Interrupt::new()
         .map_err(|error| Failure::Usage(format!("signals cannot be watched: {error}")))?;
