@@ -46,6 +46,20 @@ class Package(unittest.TestCase):
             with self.subTest(flags):
                 validate("plan", trainer.plan(config="tiny", seq=32, **flags))
 
+    def test_a_plan_that_does_not_fit_is_returned(self):
+        run = dict(config="tiny", device="cpu")
+        enough = trainer.plan(**run)
+        limited = trainer.plan(memory_limit=enough["peak_bytes"] - 1, **run)
+        self.assertEqual(limited, enough)
+        none = trainer.plan(largest="micro-batch", memory_limit="1MiB", **run)
+        validate("plan", none)
+        self.assertIsNone(none["largest"]["value"])
+        advice = trainer.plan(device_memory=1, **run)["advice"]
+        self.assertFalse(advice["fits"])
+        with self.assertRaises(trainer.TrainerError) as raised:
+            trainer.plan(recompute="auto", memory_budget="1KiB", **run)
+        self.assertEqual((raised.exception.exit_code, raised.exception.result), (3, None))
+
     def test_keywords_are_flags(self):
         sets = ["data.seq=64", "model.layers=3"]
         plan = trainer.plan("--recompute", "full", config="tiny", micro_batch=2, set=sets, pareto=False)

@@ -19,6 +19,8 @@ __all__ = ["TrainerError", "bench", "binary", "check", "plan", "schema"]
 
 # `check` ends with it where a peak grew, `bench` where peaks have changed.
 CHECK_FAILED = 1
+# `plan` ends with it where the run does not fit what it was asked about.
+DOES_NOT_FIT = 3
 
 
 class TrainerError(Exception):
@@ -47,8 +49,11 @@ def binary():
 
 
 def plan(*arguments, **flags):
-    """What a run would need, to the byte: `trainer plan --json`."""
-    return _called("plan", arguments, flags)
+    """What a run would need, to the byte: `trainer plan --json`.
+
+    A plan that does not fit `memory_limit`, `largest` or `device_memory` is returned too: its figures say so.
+    """
+    return _called("plan", arguments, flags, DOES_NOT_FIT)
 
 
 def bench(*arguments, **flags):
@@ -61,12 +66,7 @@ def check(base, new, *arguments, **flags):
 
     A device that only one of the files recorded is an error, with a `result`.
     """
-    try:
-        return _called("check", [base, new, *arguments], flags)
-    except TrainerError as error:
-        if error.exit_code == CHECK_FAILED and error.result is not None:
-            return error.result
-        raise
+    return _called("check", [base, new, *arguments], flags, CHECK_FAILED)
 
 
 def schema(name):
@@ -74,8 +74,14 @@ def schema(name):
     return json.loads(_output(["schema", name]))
 
 
-def _called(command, arguments, flags):
-    return json.loads(_output([command, *map(str, arguments), "--json", *_flags(flags)]))
+def _called(command, arguments, flags, answer=0):
+    """What a command prints. With the exit code `answer` that is a result too."""
+    try:
+        return json.loads(_output([command, *map(str, arguments), "--json", *_flags(flags)]))
+    except TrainerError as error:
+        if error.exit_code == answer and error.result is not None:
+            return error.result
+        raise
 
 
 def _flags(flags):

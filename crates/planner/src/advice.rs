@@ -33,8 +33,26 @@ pub struct Advice {
     pub rungs: Vec<Rung>,
     /// The command that trains the configuration that fits.
     pub command: Option<String>,
+    /// Where the run does not fit as it is: other trainings that do, in which adapters alone learn.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub other_trainings: Vec<OtherTraining>,
     #[serde(skip)]
     target: Target,
+}
+
+/// A training of adapters that fits, instead of the one that was asked for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OtherTraining {
+    /// What is changed, in words.
+    pub what: String,
+    /// The settings to add, each as `--set` takes it.
+    pub set: Vec<String>,
+    /// What it needs: its reserved bytes, and the overhead.
+    pub needs_bytes: u64,
+    /// Pinned host memory with it.
+    pub host_pinned_bytes: u64,
+    /// The command that trains so.
+    pub command: Option<String>,
 }
 
 /// One change, on top of those before.
@@ -357,12 +375,18 @@ impl Advice {
     ) -> Result<Advice, SessionError> {
         let start = Setup::new(config.clone(), target)?;
         let climb = Climb::of_all_stages(&start, device_memory_bytes, |_| true)?;
+        let fits = climb.run.needs_bytes() <= device_memory_bytes;
+        let other_trainings = match fits && climb.rungs.is_empty() {
+            true => Vec::new(),
+            false => OtherTraining::all(&start, device_memory_bytes)?,
+        };
         Ok(Advice {
             device_memory_bytes,
-            fits: climb.run.needs_bytes() <= device_memory_bytes,
+            fits,
             needs_bytes: climb.run.needs_bytes(),
             rungs: climb.rungs,
             command: None,
+            other_trainings,
             target,
         })
     }
@@ -425,6 +449,63 @@ impl Advice {
     }
 }
 
+/// Whether a change leaves what the model learns of each sequence.
+fn keeps_learning(change: &Change) -> bool {
+    !change.sets(&["data.seq", "optim.clip_norm"])
+}
+
+impl OtherTraining {
+    /// Those that fit, with as few further changes as they need.
+    fn all(start: &Setup, room: u64) -> Result<Vec<OtherTraining>, SessionError> {
+        let mut fitting = Vec::new();
+        for (words, change) in start.adapters() {
+            let Some(setup) = start.with(&change) else {
+                continue;
+            };
+            let climb = match Climb::of_all_stages(&setup, room, keeps_learning) {
+                Ok(climb) => climb,
+                // A matrix of this model may be too small for adapters.
+                Err(SessionError::Config(_)) => continue,
+                Err(defect) => return Err(defect),
+            };
+            if climb.run.needs_bytes() > room {
+                continue;
+            }
+            let rungs = climb.rungs.iter().map(|rung| rung.what.clone());
+            fitting.push(OtherTraining {
+                what: std::iter::once(words)
+                    .chain(rungs)
+                    .collect::<Vec<_>>()
+                    .join(", "),
+                set: change.and(&climb.change).set(),
+                needs_bytes: climb.run.needs_bytes(),
+                host_pinned_bytes: climb.run.needs.host_pinned_bytes,
+                command: None,
+            });
+        }
+        Ok(fitting)
+    }
+}
+
+impl Display for OtherTraining {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let needed = format_bytes(self.needs_bytes);
+        let host = match self.host_pinned_bytes {
+            0 => String::new(),
+            bytes => format!(", and {} of host memory", format_bytes(bytes)),
+        };
+        writeln!(
+            f,
+            "  {}: needs {needed}, overhead included{host}",
+            self.what
+        )?;
+        match &self.command {
+            Some(command) => writeln!(f, "  {command}"),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Display for Advice {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let (room, needed) = (self.device_memory_bytes, format_bytes(self.needs_bytes));
@@ -441,9 +522,17 @@ impl Display for Advice {
                 self.way_out()
             )?,
         }
-        match &self.command {
-            Some(command) => writeln!(f, "\n{command}"),
-            None => Ok(()),
+        if let Some(command) = &self.command {
+            writeln!(f, "\n{command}")?;
         }
+        if !self.other_trainings.is_empty() {
+            let too = if self.fits { "fits too" } else { "fits" };
+            writeln!(
+                f,
+                "\nanother training, in which adapters alone learn (--lora), {too}:"
+            )?;
+        }
+        let mut others = self.other_trainings.iter();
+        others.try_for_each(|other| write!(f, "{other}"))
     }
 }

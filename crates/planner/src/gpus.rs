@@ -96,7 +96,7 @@ pub(crate) fn holding(needed_bytes: u64) -> Vec<&'static str> {
 }
 
 /// Bytes that a process takes on a target besides the plan.
-pub(crate) fn overhead_bytes(target: Target, settings: &Settings) -> u64 {
+pub fn overhead_bytes(target: Target, settings: &Settings) -> u64 {
     match target {
         Target::Cpu => 0,
         Target::Cuda => {

@@ -102,6 +102,44 @@ impl ChosenHeadChunk {
     }
 }
 
+/// The chunks that runs choose where memory sets no bound. Each is found once.
+#[derive(Default)]
+pub struct WantedHeadChunks(Vec<(Config, usize)>);
+
+impl WantedHeadChunks {
+    /// Adds the chunk of `config` to `set`, the settings that are added to the command line of a run that leaves the chunk open, if it would
+    /// choose another one with them. Then the run has the bytes that were planned.
+    ///
+    /// # Errors
+    /// As [`crate::Plan::new`].
+    pub fn keep(
+        &mut self,
+        config: &Config,
+        target: Target,
+        set: &mut Vec<String>,
+    ) -> Result<(), SessionError> {
+        let planned = config.with(set)?;
+        let is_set = set.iter().any(|one| one.starts_with("memory.head_chunk="));
+        let AutoOr::Number(tokens) = planned.memory.head_chunk else {
+            return Ok(());
+        };
+        if target == Target::Cuda && !is_set && self.wanted(&planned)? != tokens {
+            set.push(format!("memory.head_chunk={tokens}"));
+        }
+        Ok(())
+    }
+
+    fn wanted(&mut self, config: &Config) -> Result<usize, SessionError> {
+        let alike = everything_kept(&with_chunk(config, DEFAULT_HEAD_CHUNK));
+        if let Some((_, tokens)) = self.0.iter().find(|(known, _)| *known == alike) {
+            return Ok(*tokens);
+        }
+        let wanted = smallest_of_the_fast(&compared(config)?).unwrap_or(DEFAULT_HEAD_CHUNK);
+        self.0.push((alike, wanted));
+        Ok(wanted)
+    }
+}
+
 /// The chunks of at most the tokens of a micro-batch or a part of one, with the time of a micro-batch on paper; none if there is only one.
 fn compared(config: &Config) -> Result<Vec<Chunk>, SessionError> {
     let tokens = config.batch.micro * config.part_seq();

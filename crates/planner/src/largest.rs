@@ -1,9 +1,10 @@
 //! Finds the largest micro-batch, sequence or rank of adapters that fits: `plan --largest`.
 
-use crate::change::set;
+use crate::change::{Change, set};
 use crate::figures::figures;
 use crate::gpus;
 use crate::levers::SHORTEST;
+use crate::oom::flags;
 use kernels::Target;
 use memory::format_bytes;
 use serde::Serialize;
@@ -39,6 +40,11 @@ pub struct Largest {
     pub what: Sought,
     /// The value; null if not even the smallest fits.
     pub value: Option<usize>,
+    /// The settings to add for it, each as `--set` takes it; those of the smallest if nothing fits.
+    pub set: Vec<String>,
+    /// For sequences: the longest that the model was made for, where its folder says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context_length: Option<usize>,
     /// The peak with it; if nothing fits, the peak with the smallest.
     pub peak_bytes: u64,
     /// Slab and everything that lives across steps, with it.
@@ -60,14 +66,18 @@ impl Sought {
         all.find(|sought| sought.name() == name)
     }
 
-    /// A configuration with this value.
-    fn put(self, value: usize, config: &Config) -> Result<Config, ConfigError> {
-        let change = match self {
+    /// The setting of this value.
+    fn change(self, value: usize) -> Change {
+        match self {
             Sought::MicroBatch => set!(batch.micro = value),
             Sought::Seq => set!(data.seq = value),
             Sought::Rank => set!(lora.rank = Some(value), value),
-        };
-        change.applied_to(config)
+        }
+    }
+
+    /// A configuration with this value.
+    fn put(self, value: usize, config: &Config) -> Result<Config, ConfigError> {
+        self.change(value).applied_to(config)
     }
 
     /// The candidate at a position, from 1 on. Sequences above 128 tokens are multiples of 128, and pairs are whole. Parts of
@@ -178,9 +188,12 @@ impl Largest {
                 (planned.most_bytes(), planned.reserved_bytes)
             }
         };
+        let value = found.map(|_| what.value(fitting, config));
         Ok(Largest {
             what,
-            value: found.map(|_| what.value(fitting, config)),
+            value,
+            set: what.change(value.unwrap_or(what.value(1, config))).set(),
+            context_length: None,
             peak_bytes,
             reserved_bytes,
             next: what.value(too_large, config),
@@ -197,11 +210,17 @@ impl Display for Largest {
             Some(value) => writeln!(f, "the largest {what} that fits is {value}")?,
             None => writeln!(f, "no {what} fits; {next} takes")?,
         }
+        if let Some(context) = self.context_length {
+            writeln!(f, "  the model was made for sequences of up to {context}")?;
+        }
         writeln!(
             f,
             "  peak {peak} ({} bytes), reserved {reserved} ({} bytes)",
             self.peak_bytes, self.reserved_bytes
         )?;
+        if self.set.len() > 1 {
+            writeln!(f, "  with {}", flags(&self.set))?;
+        }
         match (self.value, self.next_needs_bytes) {
             (None, _) => writeln!(
                 f,

@@ -15,8 +15,8 @@ use optim::{MasterFormat, MomentFormat};
 use rayon::prelude::*;
 use session::SessionError;
 use settings::{
-    AttentionBackend, AutoOr, Config, ConfigError, FloatType, Fp8Config, Fp8Recipe, Fp8Weights,
-    HostPlace, OptimizerPlace, Release, Settings, Size,
+    AttentionBackend, AutoOr, BaseType, Config, ConfigError, FloatType, Fp8Config, Fp8Recipe,
+    Fp8Weights, HostPlace, OptimizerPlace, Release, Settings, Size,
 };
 use std::collections::BTreeMap;
 use std::iter::successors;
@@ -28,6 +28,9 @@ const BLOCK_INPUT: &str = "block_input";
 
 /// Tokens of a tile: so many rows still fill a GPU in every product.
 const TILE_TOKENS: usize = 8192;
+
+/// The rank of adapters that are offered.
+const ADAPTER_RANK: usize = 16;
 
 /// Sequences are not made shorter than this.
 pub(crate) const SHORTEST: usize = 128;
@@ -283,6 +286,26 @@ impl Setup {
         changes
     }
 
+    /// Other trainings, in words, in which adapters alone learn: on the model as it is, and on one in four bits.
+    pub(crate) fn adapters(&self) -> Vec<(String, Change)> {
+        let lora = &self.config.lora;
+        let rank = set!(lora.rank = Some(ADAPTER_RANK), ADAPTER_RANK);
+        let in_codes = set!(lora.base_dtype = Some(BaseType::Nf4), "nf4");
+        let is_plain = !matches!(lora.base_dtype, Some(BaseType::Nf4 | BaseType::EightBit));
+        let both = || {
+            let words = format!("adapters of rank {ADAPTER_RANK} on the model in 4 bits");
+            (words, rank.and(&in_codes))
+        };
+        let words = format!("adapters of rank {ADAPTER_RANK}");
+        match lora.rank {
+            None => vec![(words, rank.clone()), both()],
+            Some(_) if is_plain => {
+                vec![("the model under the adapters in 4 bits".into(), in_codes)]
+            }
+            Some(_) => Vec::new(),
+        }
+    }
+
     /// Micro-batches of evaluations, halved again and again: they change no bit of what is trained.
     fn smaller_evaluations(&self) -> impl Iterator<Item = Change> {
         let half = |rows: &usize| Some(rows / 2).filter(|rows| *rows > 0);
@@ -311,7 +334,7 @@ impl Setup {
     }
 
     /// The same; none where that changes nothing.
-    fn recompute_anew(&self, spec: &str) -> Option<Change> {
+    pub(crate) fn recompute_anew(&self, spec: &str) -> Option<Change> {
         let change = self.recompute(spec)?;
         self.changes_policy(&change).then_some(change)
     }
@@ -326,7 +349,10 @@ impl Setup {
 
     /// Chooses what to recompute within a budget, for every layer.
     pub(crate) fn automatic_recompute(&self, budget: u64) -> Change {
-        let budget = set!(memory.budget = Some(Size::Bytes(budget)), budget);
+        let budget = set!(
+            memory.budget = Some(AutoOr::Number(Size::Bytes(budget))),
+            budget
+        );
         let auto = set!(recompute.spec = "auto".to_string()).and(&budget);
         match self.config.recompute.layers.is_empty() {
             true => auto,
@@ -561,7 +587,8 @@ mod tests {
             let together = run
                 .smaller()
                 .into_iter()
-                .chain([run.automatic_recompute(1 << 30)]);
+                .chain([run.automatic_recompute(1 << 30)])
+                .chain(run.adapters().into_iter().map(|(_, change)| change));
             let all: Vec<_> = alone.chain(together).collect();
             let on_disk = all.iter().filter_map(|change| change.with_states_on_disk());
             for change in on_disk.chain(all.iter().cloned()) {

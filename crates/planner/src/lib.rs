@@ -42,17 +42,19 @@ mod traffic;
 mod tries;
 
 pub use activations::PlannedActivation;
-pub use advice::{Advice, Rung};
+pub use advice::{Advice, OtherTraining, Rung};
 pub use alternatives::{Effect, Strategy};
-pub use arenas::{PlannedArena, arena_table, host_memory};
-pub use auto::{AutoError, Choice, CostsError, Frontier, MeasuredFor, Point, choose};
+pub use arenas::{HOST_ARENAS, PlannedArena, arena_table, host_memory};
+pub use auto::{
+    AutoError, Choice, CostsError, Frontier, MeasuredFor, Point, choose, layers_in_words,
+};
 pub use copies::PlannedOffload;
 pub use disk_room::{DiskNeed, Disks, NoDiskRoom, Saved, SystemDisks};
 pub use figures::steps_on_shapes;
 pub use formulas::Formula;
 pub use freeze::PlannedFreeze;
-pub use gpus::{CUDA_OVERHEAD_BYTES, NcclMemory, UnknownGpu, gpu_memory_bytes};
-pub use head_chunk::ChosenHeadChunk;
+pub use gpus::{CUDA_OVERHEAD_BYTES, NcclMemory, UnknownGpu, gpu_memory_bytes, overhead_bytes};
+pub use head_chunk::{ChosenHeadChunk, WantedHeadChunks};
 pub use host_phases::HostPhases;
 pub use host_room::{HostNeed, HostRoom, NoHostRoom};
 pub use inference::{InferencePlan, PlannedCache};

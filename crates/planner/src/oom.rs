@@ -1,14 +1,16 @@
 //! Explains an out-of-memory error in `oom.json`, with fixes that were found by planning them.
 
 use crate::auto::choose;
-use crate::change::Change;
+use crate::change::{Change, set};
 use crate::copies::PlannedOffload;
 use crate::disk_room::{DiskNeed, NoDiskRoom, Saved, SystemDisks};
 use crate::figures::figures;
+use crate::head_chunk::WantedHeadChunks;
 use crate::host_room::{HostNeed, HostRoom, OFFLOAD_LESS};
 use crate::levers::Setup;
 use crate::other_process::{NOTABLE_BYTES, OtherProcess, unowned};
 use crate::plan::Plan;
+use crate::refusal::first_refused;
 use kernels::Target;
 use memory::{
     ByCategory, Category, Cause, DeviceBytes, Home, Layer, LiveLease, OutOfMemory, Phase, Space,
@@ -20,7 +22,7 @@ use settings::{Config, Settings};
 
 /// The form of `oom.json`. It rises with every new field, and with any change of a
 /// field's name, type or meaning (`crates/trainer/schemas/`).
-const SCHEMA_VERSION: u32 = 1;
+const SCHEMA_VERSION: u32 = 2;
 
 /// A refused lease, and what would help. `oom.json`.
 #[derive(Clone, Debug, Serialize)]
@@ -57,7 +59,8 @@ pub struct OomReport {
     pub unowned_bytes: Option<u64>,
     /// Other settings that were planned to find fixes.
     pub tried: Vec<Tried>,
-    /// Settings under which the run fits, the cheapest first, after those that keep the loss bitwise the same.
+    /// Settings under which the run fits: first those that keep the loss bitwise the same, then the others, the cheapest first. Last
+    /// come those that make it another training.
     pub fixes: Vec<Fix>,
 }
 
@@ -84,6 +87,8 @@ pub struct Fix {
     pub cost_fraction: f64,
     /// The loss is no longer bitwise the same, if only by the order of sums.
     pub changes_math: bool,
+    /// It is another training: adapters alone learn, or the model under them is stored in four bits.
+    pub is_other_training: bool,
     /// Whether its cost is time rather than FLOPs.
     #[serde(skip)]
     offloads: bool,
@@ -137,6 +142,52 @@ impl OomReport {
         })
     }
 
+    /// Explains that no policy of automatic recompute is within a budget, to which fixes are found as to a limit; none if a step that
+    /// keeps everything is within it.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn of_budget(
+        config: &Config,
+        target: Target,
+        budget: u64,
+    ) -> Result<Option<OomReport>, SessionError> {
+        let kept = set!(recompute.spec = "none".to_string())
+            .and(&set!(offload.activations = "none".to_string()));
+        let kept_config = kept.applied_to(config)?;
+        let refused = first_refused(&Settings::new(&kept_config)?, target, budget)?;
+        let Some(refused) = refused else {
+            return Ok(None);
+        };
+        let mut report = OomReport::new(&refused, &kept_config, target)?;
+        let fixes = report.fixes.iter_mut().map(|fix| &mut fix.set);
+        for set in fixes.chain(report.tried.iter_mut().map(|tried| &mut tried.set)) {
+            let key = |one: &String| one.split('=').next().map(str::to_owned);
+            let is_open = |one: &String| !set.iter().any(|other| key(other) == key(one));
+            let open: Vec<String> = kept.set().into_iter().filter(is_open).collect();
+            set.splice(0..0, open);
+        }
+        Ok(Some(report))
+    }
+
+    /// The report of a run of `config` that leaves the chunk of the output head open: settings name the chunk that they were planned with
+    /// where the run would choose another.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn with_head_chunk(
+        mut self,
+        config: &Config,
+        target: Target,
+    ) -> Result<OomReport, SessionError> {
+        let mut wanted = WantedHeadChunks::default();
+        let fixes = self.fixes.iter_mut().map(|fix| &mut fix.set);
+        for set in fixes.chain(self.tried.iter_mut().map(|tried| &mut tried.set)) {
+            wanted.keep(config, target, set)?;
+        }
+        Ok(self)
+    }
+
     /// What to tell a person, a line each.
     pub fn hints(&self) -> Vec<String> {
         if self.space == Space::Host {
@@ -152,15 +203,21 @@ impl OomReport {
             return hints.chain(locked).collect();
         }
         let mut hints = self.others();
-        let Some(cheapest) = self.fixes.first() else {
-            hints.push(self.nothing_fits());
-            return hints;
-        };
-        hints.push(format!("cheapest fix: {}", cheapest.describe()));
-        let least = self.fixes.iter().min_by_key(|fix| fix.peak_bytes);
-        if let Some(least) = least.filter(|least| *least != cheapest) {
-            hints.push(format!("least memory: {}", least.describe()));
+        let same = || self.fixes.iter().filter(|fix| !fix.is_other_training);
+        match same().next() {
+            None => hints.push(self.nothing_fits()),
+            Some(cheapest) => {
+                hints.push(format!("cheapest fix: {}", cheapest.describe()));
+                let least = same().min_by_key(|fix| fix.peak_bytes);
+                let least = least.filter(|least| *least != cheapest);
+                hints.extend(least.map(|least| format!("least memory: {}", least.describe())));
+            }
         }
+        let other = self.fixes.iter().find(|fix| fix.is_other_training);
+        hints.extend(other.map(|other| {
+            let describe = other.describe();
+            format!("another training, in which adapters alone learn: {describe}")
+        }));
         hints
     }
 
@@ -189,7 +246,9 @@ impl OomReport {
 
     /// What to say if none of the settings tried is a fix.
     fn nothing_fits(&self) -> String {
-        let least = self.tried.iter().min_by_key(|tried| tried.peak_bytes);
+        let fits = |tried: &&Tried| self.fixes.iter().any(|fix| fix.set == tried.set);
+        let tried = || self.tried.iter().filter(|tried| !fits(tried));
+        let least = tried().min_by_key(|tried| tried.peak_bytes);
         let least = least.map_or(String::new(), |least| {
             format!(
                 "; the least of them, {}, has a peak of {}",
@@ -198,15 +257,15 @@ impl OomReport {
             )
         });
         format!(
-            "none of the {} other settings that were tried fits{least}; this model needs more memory, a shorter --seq, or, where \
-             that was not tried, a smaller --micro-batch with --offload-parameters, --offload-gradients and --offload-optimizer",
-            self.tried.len()
+            "none of the {} other settings that were tried fits{least}; this model needs more memory, or a shorter --seq: \
+             `trainer plan --device-memory SIZE` with the same flags looks for more of them together",
+            tried().count()
         )
     }
 }
 
 /// Settings as they are given on the command line.
-fn flags(set: &[String]) -> String {
+pub(crate) fn flags(set: &[String]) -> String {
     let flags: Vec<String> = set.iter().map(|one| format!("--set {one}")).collect();
     flags.join(" ")
 }
@@ -299,8 +358,40 @@ impl Search<'_> {
         if let Some((change, chosen)) = self.automatic() {
             fixes.extend(self.attempt(&chosen, change)?);
         }
-        let order = |fix: &Fix| (fix.changes_math, fix.cost_fraction.max(0.0), fix.peak_bytes);
+        fixes.extend(self.other_trainings()?);
+        let order = |fix: &Fix| {
+            let cost = fix.cost_fraction.max(0.0);
+            (
+                fix.is_other_training,
+                fix.changes_math,
+                cost,
+                fix.peak_bytes,
+            )
+        };
         fixes.sort_by(|a, b| order(a).partial_cmp(&order(b)).expect("costs are finite"));
+        Ok(fixes)
+    }
+
+    /// Adapters instead of the whole model, each also with full recompute.
+    fn other_trainings(&mut self) -> Result<Vec<Fix>, SessionError> {
+        let mut fixes = Vec::new();
+        for (_, adapters) in self.run.adapters() {
+            let Some(changed) = self.run.with(&adapters) else {
+                continue;
+            };
+            let full = changed.recompute_anew("full");
+            let full = full.and_then(|full| Some((changed.with(&full)?, adapters.and(&full))));
+            for (Setup { settings, .. }, change) in [(changed, adapters)].into_iter().chain(full) {
+                match self.attempt(&settings, change) {
+                    // A matrix of this model may be too small for adapters.
+                    Err(SessionError::Config(_)) => {}
+                    fix => fixes.extend(fix?.map(|fix| Fix {
+                        is_other_training: true,
+                        ..fix
+                    })),
+                }
+            }
+        }
         Ok(fixes)
     }
 
@@ -343,6 +434,7 @@ impl Search<'_> {
             saves_bytes: self.peak_bytes - peak_bytes,
             cost_fraction: planned.recompute_flops_fraction - self.cost,
             changes_math: change.changes_math(),
+            is_other_training: false,
             offloads: change.offloads(),
         }))
     }

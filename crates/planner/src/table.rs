@@ -17,6 +17,7 @@ const LARGEST: usize = 8;
 /// Characters of a line of reasons.
 const LINE: usize = 130;
 
+/// Without [`Plan::title`].
 impl Display for Plan {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         self.headline(f)?;
@@ -53,18 +54,21 @@ impl Display for Plan {
 }
 
 impl Plan {
-    fn headline(&self, f: &mut Formatter<'_>) -> Result {
+    /// What the plan is for, in a line.
+    pub fn title(&self) -> String {
         let active = self.active_parameters;
         let active = active.map_or_else(String::new, |count| format!(" ({count} for each token)"));
-        writeln!(
-            f,
+        format!(
             "plan for {} in {}: {} parameters{active}, {} attention, the head in chunks of {} tokens",
             self.device,
             self.dtype,
             self.parameters,
             self.attention.name(),
             self.head_chunk
-        )?;
+        )
+    }
+
+    fn headline(&self, f: &mut Formatter<'_>) -> Result {
         writeln!(
             f,
             "peak {} ({} bytes) at {}, {}",
@@ -82,6 +86,7 @@ impl Plan {
             format_bytes(self.slab_bytes),
             100.0 * self.fragmentation,
         )?;
+        self.fitting_gpus(f)?;
         let between = [
             ("an evaluation", self.eval_peak_bytes),
             ("a sample", self.sample_peak_bytes),
@@ -138,6 +143,11 @@ impl Plan {
         if let Some(ranks) = &self.ranks {
             writeln!(f, "{}", ranks.headline())?;
         }
+        Ok(())
+    }
+
+    /// The GPUs that the run fits, and those that it does not.
+    fn fitting_gpus(&self, f: &mut Formatter<'_>) -> Result {
         if self.fits.is_empty() {
             return Ok(());
         }

@@ -442,8 +442,10 @@ keys! {
     memory: MemoryConfig {
         limit: Option<Size> = optional(Kind::Size, ("\"24GiB\"", ""), "Refuse leases beyond this (24GiB, 80GB, 1500000, 95%)")
             .flag("--memory-limit", "SIZE", MEMORY).marks(&[KeepsBits, PerRank]),
-        budget: Option<Size> = optional(Kind::Size, ("\"22GiB\"", ""), "What the peak may be under --recompute auto")
-            .flag("--memory-budget", "SIZE", MEMORY).marks(&[KeepsBits, PerRank]).needs(need::AUTO),
+        budget: Option<AutoOr<Size>> = optional(Kind::SizeOrAuto, ("\"22GiB\"", ""), "What the peak may be under --recompute auto; auto: what is free")
+            .details("auto is the memory of the device that is free when the run starts; in a plan, all of --device-memory but for context and \
+                      libraries.")
+            .flag("--memory-budget", "SIZE|auto", MEMORY).marks(&[KeepsBits, PerRank]).needs(need::AUTO),
         force: bool = key(Kind::Bool, "false", "A run is tried although its plan does not fit the device, the limit or the host")
             .switch("--force", (true, "Try a run whose plan does not fit"), Some(MEMORY)).marks(&[KeepsBits, PerRank]),
         head_chunk: AutoOr<usize> = key(Kind::WholeOrAuto(1), "\"auto\"", "Tokens in a chunk of the output head")

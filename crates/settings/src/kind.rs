@@ -31,6 +31,8 @@ pub enum Kind {
     Device,
     /// A size of memory.
     Size,
+    /// `auto`, or a size of memory.
+    SizeOrAuto,
     /// Paths of data, either all with a weight or all without: a text or a list.
     Inputs,
     /// A list of texts.
@@ -137,6 +139,7 @@ impl Kind {
                 .as_str()
                 .is_some_and(|name| name.parse::<Device>().is_ok()),
             Kind::Size => Self::size(value).is_some_and(|size| size.is_ok()),
+            Kind::SizeOrAuto => value.as_str() == Some(AUTO) || Kind::Size.allows(value),
             Kind::Inputs => value.clone().try_into::<Inputs>().is_ok(),
             Kind::Texts => value
                 .as_array()
@@ -197,6 +200,7 @@ impl Kind {
                 format!("{}, or the path of a folder{folder}", names.join(", "))
             }
             Kind::Device => "cpu, cuda or cuda:N".to_owned(),
+            Kind::SizeOrAuto => format!("{AUTO}, or {}", Kind::Size.expected(value)),
             Kind::Size => match Self::size(value) {
                 Some(Err(SizeError::NotPositive(_))) => "a size of memory above 0".to_owned(),
                 Some(Err(SizeError::AboveWhole(_))) => "at most 100%".to_owned(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use memory::Rank;
 use model::MegatronFlags;
 
-use super::choices::{FloatType, Release};
+use super::choices::{AutoOr, FloatType, Release};
 use super::device::Device;
 use super::load::{self, Override, Source};
 use super::{Config, ConfigError, LoraConfig, check, preset};
@@ -123,6 +123,10 @@ pub struct Resolved {
     pub explicit_model_keys: Vec<String>,
     /// Whether the command line sets `data.seq`. A batch file must then have the same length.
     pub seq_is_explicit: bool,
+    /// Whether the chunk of the output head is left to be chosen.
+    pub chooses_head_chunk: bool,
+    /// The longest sequence that the model of `init_from` was made for, where its folder says so.
+    pub context_length: Option<usize>,
 }
 
 impl Resolved {
@@ -232,6 +236,8 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
     Ok(Resolved {
         task,
         name: source.name,
+        chooses_head_chunk: config.memory.head_chunk == AutoOr::Auto,
+        context_length: None,
         config,
         options,
         given,

@@ -9,9 +9,10 @@ use crate::samples::{data_options, decide_packing, fit_evaluation};
 use collectives::Group;
 use data::Dataset;
 use kernels::Target;
-use planner::{ChosenHeadChunk, choose};
+use planner::{AutoError, Choice, ChosenHeadChunk, OomReport, Plan, choose, overhead_bytes};
 use report::Busy;
-use settings::{AutoOr, Config, Device, Resolved, Size, Task};
+use session::SessionError;
+use settings::{AutoOr, Config, Device, Resolved, Settings, Size, Task};
 use std::sync::Arc;
 
 /// The measured memory of an engine is rounded up to a multiple of this.
@@ -91,7 +92,7 @@ fn for_holder(
     // With several ranks, which may share a terminal, only the first one reports.
     let quiet = resolved.options.quiet || config.rank.is_some_and(|rank| rank.number > 0);
     let budget = match config.chooses() {
-        true => Some(budget(resolved, holder)?),
+        true => Some(budget(resolved, &config, holder)?),
         false => None,
     };
     if config.memory.head_chunk == AutoOr::Auto {
@@ -115,39 +116,145 @@ fn for_holder(
     };
     tracing::info!("recompute auto: comparing policies on paper");
     let busy = planning(quiet);
-    let choice = choose(&config, target, budget)?;
+    let chosen = policy_within(&config, target, budget, is_whole_device(resolved));
     drop(busy);
+    let (choice, config) = chosen.map_err(|error| without_policy(error, &config, resolved))?;
     tracing::info!("{}", choice.describe());
-    Ok(choice.applied_to(&config))
+    Ok(config)
+}
+
+/// Whether the budget is all that is free, so that what a run reserves has to be within it, not its peak alone.
+fn is_whole_device(resolved: &Resolved) -> bool {
+    resolved.config.memory.budget == Some(AutoOr::Auto)
+}
+
+/// The policy for a budget, and the configuration with it.
+fn policy_within(
+    config: &Config,
+    target: Target,
+    budget: u64,
+    counts_reserved: bool,
+) -> Result<(Choice, Config), AutoError> {
+    let mut within = budget;
+    loop {
+        let choice = choose(config, target, within)?;
+        let chosen = choice.applied_to(config);
+        let reserved = match counts_reserved {
+            true => Plan::new(&Settings::new(&chosen)?, target)?.reserved_bytes,
+            false => choice.peak_bytes,
+        };
+        if reserved <= budget {
+            return Ok((choice, chosen));
+        }
+        // Placement takes so much more than the peak.
+        within = choice
+            .peak_bytes
+            .min(within)
+            .saturating_sub(reserved - budget);
+    }
+}
+
+/// The failure to find a policy, with what else would fit. A search that fails adds nothing.
+fn without_policy(error: AutoError, config: &Config, resolved: &Resolved) -> Failure {
+    let AutoError::Infeasible {
+        budget, smallest, ..
+    } = error
+    else {
+        return error.into();
+    };
+    let report = OomReport::of_budget(config, resolved.device().target(), budget);
+    let report = report.and_then(|report| {
+        let named = report.map(|report| naming_head_chunk(report, config, resolved));
+        named.transpose()
+    });
+    let memory = &resolved.config.memory;
+    let limit = memory.limit.map(AutoOr::Number);
+    let bounds = [("budget", memory.budget), ("limit", limit)];
+    let raised = bounds.into_iter().filter_map(|(name, size)| match size {
+        Some(AutoOr::Number(Size::Bytes(bytes))) if bytes < smallest => {
+            Some(format!("--set memory.{name}={smallest}"))
+        }
+        _ => None,
+    });
+    let raised: Vec<String> = raised.collect();
+    let mut hints = Vec::new();
+    if !raised.is_empty() {
+        let raised = raised.join(" ");
+        hints.push(format!("{raised} is the least that a policy is within"));
+    }
+    if let Ok(Some(report)) = report {
+        hints.extend(report.hints());
+    }
+    Failure::NoPolicy { error, hints }
+}
+
+/// A report whose settings name the chunk of the output head that they were planned with, where the run leaves it open and would choose
+/// another with them.
+pub(crate) fn naming_head_chunk(
+    report: OomReport,
+    config: &Config,
+    resolved: &Resolved,
+) -> Result<OomReport, SessionError> {
+    match resolved.chooses_head_chunk {
+        true => report.with_head_chunk(config, resolved.device().target()),
+        false => Ok(report),
+    }
 }
 
 /// The most that the peak may be: the budget or the limit, whichever is smaller.
-fn budget(resolved: &Resolved, holder: Holder) -> Result<u64, Failure> {
+fn budget(resolved: &Resolved, config: &Config, holder: Holder) -> Result<u64, Failure> {
     let memory = &resolved.config.memory;
-    let sizes = [memory.budget, memory.limit].into_iter().flatten();
-    let bytes = sizes.map(|size| bytes_of(size, resolved, holder));
+    let limit = memory.limit.map(AutoOr::Number);
+    let sizes = [memory.budget, limit].into_iter().flatten();
+    let bytes = sizes.map(|size| bytes_of(size, resolved, config, holder));
     let bytes = bytes.collect::<Result<Vec<_>, Failure>>()?;
     let least = bytes.into_iter().min();
     Ok(least.expect("a configuration that asks for a choice has one of both"))
 }
 
-fn bytes_of(size: Size, resolved: &Resolved, holder: Holder) -> Result<u64, Failure> {
-    let Size::Percent(_) = size else {
+/// A budget in bytes. A share and `auto` are of the device's memory.
+fn bytes_of(
+    size: AutoOr<Size>,
+    resolved: &Resolved,
+    config: &Config,
+    holder: Holder,
+) -> Result<u64, Failure> {
+    if let AutoOr::Number(size @ Size::Bytes(_)) = size {
         return Ok(size.bytes_of(0));
-    };
-    if let (Task::Plan, Device::Cuda { .. }) = (resolved.task, resolved.device()) {
-        return Err(Failure::Usage(
-            "a plan does not ask the device, so a share of its memory is not known; write --memory-budget in bytes, such as \
-             60GiB"
-                .into(),
-        ));
     }
-    let total = match holder {
-        Holder::Device(device) => device.total_bytes()?,
-        Holder::Paper(Some(bytes)) => bytes,
-        Holder::Paper(None) => OpenDevice::open(resolved.device())?.total_bytes()?,
+    let opened;
+    let device = match holder {
+        Holder::Paper(Some(bytes)) => {
+            // What ranks exchange takes memory, whatever is recomputed.
+            let default = Config::default();
+            let plain = Config {
+                recompute: default.recompute,
+                offload: default.offload,
+                ..config.clone()
+            };
+            let beside = overhead_bytes(resolved.device().target(), &Settings::new(&plain)?);
+            return Ok(match size {
+                AutoOr::Auto => bytes.saturating_sub(beside),
+                AutoOr::Number(size) => size.bytes_of(bytes),
+            });
+        }
+        Holder::Paper(None) if resolved.task == Task::Plan && resolved.device() != Device::Cpu => {
+            return Err(Failure::Usage(
+                "a plan does not ask the device, so its memory is not known, and neither what is free of it nor a share; add \
+                 --device-memory SIZE|NAME, or write --memory-budget in bytes, such as 60GiB"
+                    .into(),
+            ));
+        }
+        Holder::Paper(None) => {
+            opened = OpenDevice::open(resolved.device())?;
+            &opened
+        }
+        Holder::Device(device) => device,
     };
-    Ok(size.bytes_of(total))
+    match size {
+        AutoOr::Auto => device.free_bytes(),
+        AutoOr::Number(size) => Ok(size.bytes_of(device.total_bytes()?)),
+    }
 }
 
 /// Shows on a terminal that a plan is being made, with the number of steps on shapes so far, until it is dropped.

@@ -240,6 +240,21 @@ impl OpenDevice {
         }
     }
 
+    /// What is free of its memory: for blocks of this process, in whole pages.
+    ///
+    /// # Errors
+    /// As [`OpenDevice::total_bytes`].
+    pub(crate) fn free_bytes(&self) -> Result<u64, Failure> {
+        match self.gpu_bytes()? {
+            None => {
+                let total = self.total_bytes()?;
+                let free = memory_size::meminfo_bytes("MemAvailable:");
+                Ok(free.unwrap_or(total).min(total))
+            }
+            Some(bytes) => Ok(bytes.room()),
+        }
+    }
+
     /// The most host memory that is used outside the ledger.
     pub(crate) fn untracked_host_bytes_max(&self) -> u64 {
         match self {

@@ -40,6 +40,22 @@ pub enum Failure {
     /// No recompute policy was chosen.
     #[error(transparent)]
     Auto(AutoError),
+    /// No recompute policy is within the budget.
+    #[error("{error}")]
+    NoPolicy {
+        /// The least that one is within.
+        error: AutoError,
+        /// What would help.
+        hints: Vec<String>,
+    },
+    /// A plan, which is printed all the same, is of a run that does not fit.
+    #[error("{reason}")]
+    DoesNotFit {
+        /// What does not fit what.
+        reason: String,
+        /// What would help.
+        hints: Vec<String>,
+    },
     /// Host memory would not fit.
     #[error(transparent)]
     HostMemory(#[from] NoHostRoom),
@@ -260,6 +276,8 @@ impl Failure {
             | Failure::CudnnUntried(_)
             | Failure::HostMemory(_)
             | Failure::DiskSpace(_)
+            | Failure::NoPolicy { .. }
+            | Failure::DoesNotFit { .. }
             | Failure::Auto(_) => 3,
             Failure::Data(error) if is_usage(error) => 2,
             Failure::NotBuilt { .. } | Failure::Tokenizer(TokenizerError::NotBuilt { .. }) => 2,
@@ -334,6 +352,7 @@ impl Failure {
             | Failure::CudnnUntried(_)
             | Failure::HostMemory(_)
             | Failure::DiskSpace(_)
+            | Failure::NoPolicy { .. }
             | Failure::Auto(_) => "out_of_memory",
             Failure::Diverged { .. } => "diverged",
             Failure::Interrupted { .. } => "interrupted",
@@ -350,15 +369,11 @@ impl Failure {
                     .into(),
             ),
             Failure::Config(error) => error.hint(),
-            Failure::OutOfMemory { hints, .. } => return hints.clone(),
+            Failure::OutOfMemory { hints, .. }
+            | Failure::NoPolicy { hints, .. }
+            | Failure::DoesNotFit { hints, .. } => return hints.clone(),
             Failure::HostMemory(refused) => return refused.hints(),
             Failure::DiskSpace(refused) => return refused.hints(),
-            Failure::Auto(AutoError::Infeasible { .. }) => Some(
-                "what of these is not set yet may help: --offload-activations auto, of several ranks --zero 3 and --cp N, --offload-parameters pinned, \
-                 --offload-gradients pinned, --grad-dtype bf16, memory.tile_tokens of a dense model, a smaller --micro-batch, smaller \
-                 optimizer states; `trainer plan --device-memory SIZE` looks for them"
-                    .into(),
-            ),
             Failure::NotBuilt { feature, .. } => Some(hint_of_feature(feature)),
             Failure::Tokenizer(TokenizerError::NotBuilt { .. }) => Some(hint_of_feature("text")),
             Failure::NoDevice { .. } => Some(

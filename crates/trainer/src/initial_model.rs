@@ -33,6 +33,16 @@ pub(crate) fn adopt_model_to_train(resolved: &mut Resolved, folder: &Path) -> Re
     }
 }
 
+/// What to know of sequences that are longer than those that the model was made for, where its folder says so. One with learned
+/// positions has no others.
+pub(crate) fn beyond_context(resolved: &Resolved, seq: usize) -> Option<String> {
+    let longest = resolved.context_length.filter(|longest| seq > *longest)?;
+    Some(format!(
+        "sequences have {seq} tokens, and the model was made for up to {longest} (max_position_embeddings of its config.json): it has \
+         not learnt the positions beyond; take --seq {longest}, or stretch them by model.rope_scaling"
+    ))
+}
+
 /// `--init-from` sets the model; what the user said about the shapes of its weights must agree, and the rest is taken. Gives
 /// how the folder stores its matrices, if as codes.
 pub(crate) fn adopt_model(
@@ -82,6 +92,7 @@ pub(crate) fn adopt_model(
         .try_into()
         .expect("each value was one of a model's before");
     resolved.config.model = model;
+    resolved.context_length = resolved.config.model.context_length(&text);
     if let (Some(stored), Some(_)) = (&stored, resolved.config.lora.rank) {
         let has_experts = resolved.config.model.experts.is_some();
         resolved.config.lora.adopt_codes(stored, has_experts)?;

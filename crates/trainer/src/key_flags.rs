@@ -38,7 +38,7 @@ fn argument(key: &Key, flag: Flag) -> Arg {
         FlagArgument::Value(name) => argument
             .value_name(name)
             .allow_negative_numbers(matches!(key.kind, Kind::Whole(_) | Kind::Real(_)))
-            .allow_hyphen_values(key.kind == Kind::Size),
+            .allow_hyphen_values(matches!(key.kind, Kind::Size | Kind::SizeOrAuto)),
     }
 }
 

@@ -1,8 +1,9 @@
 //! `config.json` as Hugging Face writes it.
 
 use super::keys::{HfConfigError, causal_lm};
+use super::rope::max_position;
 use super::{Quantisation, gpt2, llama};
-use crate::{Family, ModelConfig};
+use crate::{Family, ModelConfig, RopeScaling};
 use memory::DType;
 use serde_json::Value;
 
@@ -24,6 +25,19 @@ impl ModelConfig {
         };
         config.validate()?;
         Ok(config)
+    }
+
+    /// The longest sequence that the model of a `config.json` was made for, with this scaling of its positions; none where the file
+    /// does not say.
+    pub fn context_length(&self, text: &str) -> Option<usize> {
+        let json: Value = serde_json::from_str(text).ok()?;
+        let most = json["max_position_embeddings"].as_u64()? as usize;
+        let stretched = match &self.rope_scaling {
+            // The other kinds name the positions that they begin from.
+            Some(RopeScaling::Linear { factor }) => (most as f64 * factor) as usize,
+            _ => most,
+        };
+        Some(max_position(self, stretched))
     }
 
     /// The text of a `config.json` for a model made here, trained on sequences of `seq` tokens, with weights of `dtype`.

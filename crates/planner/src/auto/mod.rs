@@ -101,12 +101,12 @@ impl Choice {
 
     /// The policy in words.
     pub fn policy(&self) -> String {
-        describe(&self.layers)
+        layers_in_words(&self.layers)
     }
 }
 
-/// Policies of layers in words.
-fn describe(layers: &BTreeMap<String, String>) -> String {
+/// Policies of layers in words, as `recompute.layers` has them.
+pub fn layers_in_words(layers: &BTreeMap<String, String>) -> String {
     if layers.is_empty() {
         return "everything is kept".into();
     }

@@ -207,7 +207,7 @@ fn full() -> Config {
         },
         memory: MemoryConfig {
             limit: Some(Size::Bytes(24 << 30)),
-            budget: Some(Size::Percent(95.0)),
+            budget: Some(AutoOr::Number(Size::Percent(95.0))),
             force: true,
             head_chunk: AutoOr::Number(100),
             tile_tokens: Some(300),

@@ -439,11 +439,14 @@ fn missing(files: &[ForeignFile], to: &Gathered) -> Vec<String> {
         let open = shape.iter().filter(|key| to.known(key).is_none());
         missing.extend(open.map(|key| named(key, key)));
     }
+    // A model's folder alone is planned as --init-from has it.
+    let is_a_run = |file: &ForeignFile| file.program != Program::HuggingFaceModel;
+    let describes_a_run = files.iter().any(is_a_run);
     for (what, key) in [
         ("the sequence length", "data.seq"),
         ("the micro-batch", "batch.micro"),
     ] {
-        if to.known(key).is_none() {
+        if describes_a_run && to.known(key).is_none() {
             missing.push(named(what, key));
         }
     }

@@ -83,5 +83,7 @@ pub(super) fn resolved(config: Config) -> Resolved {
         given: Given::default(),
         explicit_model_keys: Vec::new(),
         seq_is_explicit: true,
+        chooses_head_chunk: false,
+        context_length: None,
     }
 }

@@ -1,6 +1,7 @@
 //! The end of a run: explains failures, draws pictures, and summarises.
 
 use super::Run;
+use crate::decisions::naming_head_chunk;
 use crate::failure::Failure;
 use crate::gpu_watch::name_others;
 use memory::format_bytes;
@@ -18,7 +19,9 @@ impl Run {
         let config = &self.resolved.config;
         let rank = config.rank.filter(|_| config.parallel.pipeline > 1);
         let rank = rank.map(|rank| config.parallel.name(rank));
-        let mut report = match OomReport::new(&error, config, self.device.target()) {
+        let report = OomReport::new(&error, config, self.device.target());
+        let report = report.and_then(|report| naming_head_chunk(report, config, &self.resolved));
+        let mut report = match report {
             Ok(report) => report,
             Err(_) => {
                 return Failure::OutOfMemory {

@@ -7,6 +7,7 @@ use crate::attention::cudnn_version;
 use crate::decisions::{self, planning};
 use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
+use crate::initial_model::beyond_context;
 use crate::job::Job;
 use crate::limits::{limit, refuse_without_room};
 use crate::model_tokens::ModelTokens;
@@ -59,6 +60,10 @@ impl Prepared {
         set_steps_from_epochs(&mut resolved, &dataset)?;
         let (config, device) = decisions::on_device(&resolved, job.group())?;
         resolved.config = config;
+        let beyond = beyond_context(&resolved, resolved.config.data.seq);
+        if let Some(beyond) = beyond.filter(|_| job.leads()) {
+            tracing::warn!("{beyond}");
+        }
         let step = device.step(Settings::new(&resolved.config)?)?;
         let cudnn_version = cudnn_version(step.settings.attention);
         if let Some(resumed) = &mut resumed {

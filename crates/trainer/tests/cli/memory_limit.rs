@@ -103,14 +103,41 @@ fn every_fix_works(place: &Workplace, dtype: &str) {
 #[test]
 fn a_plan_says_whether_a_limit_is_enough() {
     let place = Workplace::new();
-    for (limit, verdict) in [
-        ("10GiB", "the peak fits the limit"),
-        ("1KiB", "the peak does not fit"),
-    ] {
-        let plan = place
-            .trainer(&format!("plan --config small.toml --memory-limit {limit}"))
-            .succeeds();
-        assert!(plan.stdout.contains(verdict), "{plan:?}");
+    let plan = |more: &str| place.trainer(&format!("plan --config small.toml --device cpu {more}"));
+    let enough = plan("--memory-limit 10GiB").succeeds();
+    assert!(
+        enough.stdout.contains("\nthe peak fits the limit"),
+        "{enough:?}"
+    );
+
+    let peak = |printed: &str| -> Value {
+        let plan: Value = serde_json::from_str(printed).unwrap();
+        plan["peak_bytes"].clone()
+    };
+    let kept = peak(&plan("--json").succeeds().stdout);
+    let limit = kept.as_u64().unwrap() - 1;
+    let short = plan(&format!("--memory-limit {limit}"));
+    let words = [
+        "error: the peak is ",
+        "does not fit the limit",
+        "hint: cheapest fix: --set ",
+    ];
+    let short = short.prints_and_fails(3, &words);
+    assert!(
+        short.stdout.contains("\nthe peak does not fit the limit"),
+        "{short:?}"
+    );
+    let json = plan(&format!("--memory-limit {limit} --json")).prints_and_fails(3, &words);
+    assert_eq!(peak(&json.stdout), kept);
+    // What is advised is accepted as it is written.
+    for hint in short
+        .stderr
+        .lines()
+        .filter(|line| line.starts_with("hint: "))
+    {
+        let (_, set) = hint.split_once("--set ").unwrap();
+        let (set, _) = set.split_once(" has a peak of ").unwrap();
+        plan(&format!("--memory-limit {limit} --set {set}")).succeeds();
     }
 }
 

@@ -40,7 +40,40 @@ fn the_table_is_for_people() {
     }
     let longest = table.lines().map(|line| line.chars().count()).max();
     assert!(longest <= Some(160), "{table}");
-    assert!(table.lines().count() < 108, "{table}");
+    assert!(table.lines().count() < 109, "{table}");
+}
+
+/// What is planned comes first, then what was asked for, then the rest; rules of thumb come last.
+#[test]
+fn the_answer_comes_before_the_tables() {
+    let place = Workplace::new();
+    let asked = "plan --config llama-15m --seq 512 --micro-batch 2 --accum 3 --recompute mlp --largest seq --device-memory h100 \
+                 --memory-limit 10GiB --device cuda";
+    let text = place.trainer(asked).succeeds().stdout;
+    let tokens = 512 * 2 * 3;
+    let first = format!(
+        "llama-15m: {tokens} tokens a step (seq 512 x micro-batch 2 x accum 3), recompute mlp\nplan for cuda in "
+    );
+    assert!(text.starts_with(&first), "{text}");
+    let order = [
+        "the largest seq that fits is ",
+        "the peak fits the limit",
+        "\npeak ",
+        "\n  fits ",
+        "largest at the peak",
+        "what another setting would change",
+        "rule of thumb",
+        "the plan differs from",
+    ];
+    let places = order.map(|words| {
+        text.find(words)
+            .unwrap_or_else(|| panic!("{words}: {text}"))
+    });
+    assert!(places.is_sorted(), "{places:?} {text}");
+    let auto = "plan --config small.toml --device cpu --recompute auto --memory-budget 1GiB --ranks 4 --cp 2 --seq 64";
+    let text = place.trainer(auto).succeeds().stdout;
+    let first = "small: 512 tokens a step (seq 64 x micro-batch 2 x accum 2 x 2 groups of ranks), recompute none\n";
+    assert!(text.starts_with(first), "{text}");
 }
 
 /// What a stage keeps across steps, and sends, is in the table of stages as in its own plan.

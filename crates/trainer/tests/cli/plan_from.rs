@@ -58,6 +58,7 @@ const CASES: [Case; 14] = [
         "--init-from FIXTURES/smollm-360m --seq 2048 --micro-batch 4 --accum 4 --epochs 1 --lr 1e-3 --schedule cosine --dtype bf16 \
          --recompute full --attention flash --seed 42 --set log.every=5 --weight-decay 0 --set optim.beta2=0.999",
     ),
+    (&["smollm-360m"], "", "--init-from FIXTURES/smollm-360m"),
     (
         &["smollm-360m"],
         "--seq 512 --micro-batch 2 --largest micro-batch --device-memory h100",

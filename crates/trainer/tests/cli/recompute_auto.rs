@@ -63,7 +63,7 @@ fn a_budget_that_is_too_small_and_flags_that_do_not_go_together_are_refused() {
     refused(
         &format!("{auto} --memory-budget 100KiB"),
         3,
-        &["the least is", "`parameters`", "--offload-activations auto"],
+        &["the least is", "`parameters`", "hint: --set memory.budget="],
     );
     refused(auto, 2, &["--memory-budget SIZE"]);
     refused(
@@ -76,8 +76,90 @@ fn a_budget_that_is_too_small_and_flags_that_do_not_go_together_are_refused() {
         4,
         &["missing.json", "trainer profile --json"],
     );
-    let on_gpu = "plan --config small.toml --device cuda --recompute auto --memory-budget 90%";
-    place.trainer(on_gpu).fails(2, &["in bytes"]);
+    for budget in ["90%", "auto"] {
+        let on_gpu = "plan --config small.toml --device cuda --recompute auto --memory-budget";
+        let words = ["--device-memory SIZE|NAME", "in bytes"];
+        place
+            .trainer(&format!("{on_gpu} {budget}"))
+            .fails(2, &words);
+    }
+}
+
+/// `auto` is what the device has free: in a plan, what is named as its memory but for the overhead.
+#[test]
+fn the_budget_may_be_what_is_free() {
+    let place = Workplace::new();
+    let auto = "--config llama-15m --recompute auto --memory-budget auto";
+    let plan = |flags: &str| -> Value {
+        let plan = place.trainer(&format!("plan --json {flags}"));
+        serde_json::from_str(&plan.succeeds().stdout).unwrap()
+    };
+    let needs = |plan: &Value| {
+        let bytes = |name: &str| plan[name].as_u64().unwrap();
+        bytes("reserved_bytes") + bytes("device_overhead_bytes")
+    };
+    let run = "--device cuda --set memory.head_chunk=512";
+    let whole = plan(&format!("--config llama-15m {run}"));
+    let least = plan(&format!("--config llama-15m {run} --recompute full"));
+    let room = (needs(&whole) + needs(&least)) / 2;
+    let within = plan(&format!("{auto} {run} --device-memory {room}"));
+    assert!(
+        needs(&within) <= room && needs(&within) > needs(&least),
+        "{within}"
+    );
+    assert!(within.get("advice").is_none());
+    let roomy = plan(&format!("{auto} {run} --device-memory {}", needs(&whole)));
+    assert_eq!(roomy["peak_bytes"], whole["peak_bytes"]);
+
+    let on_cpu = "--config small.toml --device cpu --steps 1 --recompute auto --memory-budget auto --out free";
+    let free = place.trainer(on_cpu).succeeds();
+    assert!(
+        free.stderr.contains("recompute auto: a peak of"),
+        "{free:?}"
+    );
+    let steps = Metrics::read(&place, "free").steps();
+    assert_eq!(steps[0]["peak_bytes"], planned(&place, "")["peak_bytes"]);
+    place
+        .trainer("plan --memory-limit auto")
+        .fails(2, &["memory.limit", "a size of memory"]);
+}
+
+/// Each hint about a budget that is too small can be appended to the command as it is.
+#[test]
+fn hints_about_a_budget_are_accepted_as_written() {
+    let place = Workplace::new();
+    let least = peak(&planned(&place, "--recompute full"));
+    for more in ["", "--offload-activations auto"] {
+        let auto = format!(
+            "plan --json --config small.toml --device cpu --micro-batch 2 --recompute auto --memory-budget {} {more}",
+            least * 9 / 10
+        );
+        let refused = place.trainer(&auto).fails(3, &["the least is"]);
+        let hints = refused
+            .stderr
+            .lines()
+            .filter_map(|line| line.strip_prefix("hint: "));
+        let hints: Vec<&str> = hints.collect();
+        assert!(hints.len() >= 3, "{refused:?}");
+        for hint in hints {
+            let sets = hint
+                .split(" --set ")
+                .enumerate()
+                .filter_map(|(at, part)| match at {
+                    0 => part.strip_prefix("--set "),
+                    _ => Some(part),
+                });
+            let set: Vec<&str> = sets.map(|part| part.split(' ').next().unwrap()).collect();
+            assert!(!set.is_empty(), "{hint}");
+            let given = format!("{auto} --set {}", set.join(" --set "));
+            let plan: Value =
+                serde_json::from_str(&place.trainer(&given).succeeds().stdout).unwrap();
+            if let Some((_, said)) = hint.split_once(" has a peak of ") {
+                let (said, _) = said.split_once(" (").unwrap();
+                assert_eq!(said, memory::format_bytes(peak(&plan)), "{hint}");
+            }
+        }
+    }
 }
 
 /// The limit counts beside the budget, and another specification on the same command line takes the place of `auto`, as the

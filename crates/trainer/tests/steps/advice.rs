@@ -197,10 +197,25 @@ fn json(place: &Workplace, flags: &str) -> Value {
     serde_json::from_str(&printed.stdout).unwrap()
 }
 
+/// A plan that is printed although what was asked for does not fit.
+fn json_without_fit(place: &Workplace, flags: &str, words: &[&str]) -> Value {
+    let printed = place.trainer(&format!("plan --json {flags}"));
+    serde_json::from_str(&printed.prints_and_fails(3, words).stdout).unwrap()
+}
+
+/// The lines of commands that a plan prints.
+fn commands(plan: &str) -> Vec<&str> {
+    let lines = plan.lines().map(str::trim_start);
+    lines
+        .filter(|line| line.starts_with("trainer train "))
+        .collect()
+}
+
 #[test]
 fn the_command_at_the_end_runs_within_the_memory() {
     let place = Workplace::new();
-    let ladder = json(&place, &format!("{RUN} --device-memory 1"));
+    let nothing = ["nothing that is known here makes the run fit: the least needs "];
+    let ladder = json_without_fit(&place, &format!("{RUN} --device-memory 1"), &nothing);
     assert_eq!(
         (&ladder["advice"]["fits"], &ladder["advice"]["command"]),
         (&Value::Bool(false), &Value::Null)
@@ -213,7 +228,7 @@ fn the_command_at_the_end_runs_within_the_memory() {
         let printed = place
             .trainer(&format!("plan {RUN} --device-memory {room}"))
             .succeeds();
-        let command = printed.stdout.lines().last().unwrap();
+        let command = commands(&printed.stdout)[0];
         let flags = command.strip_prefix("trainer train ").unwrap();
         assert_eq!(flags.contains("--set"), room < as_it_is, "{command}");
         let run = format!("{flags} --steps 2 --out {room} --memory-limit {room}");
@@ -260,15 +275,13 @@ fn a_gpu_stands_for_its_memory() {
 fn where_nothing_fits_the_least_is_named_with_what_would_hold_it() {
     let place = Workplace::new();
     let printed = place
-        .trainer("plan --config llama-3-70b --device-memory 8GiB")
-        .succeeds();
-    let last = printed.stdout.lines().last().unwrap();
-    for words in [
-        "nothing that is known here makes it fit: the least needs ",
-        "that fits ",
-        "H100 80GB",
-    ] {
-        assert!(last.contains(words), "{words}: {last}");
+        .trainer("plan --config llama-3-70b --device-memory 4GiB")
+        .prints_and_fails(3, &["the least needs "]);
+    let least = "nothing that is known here makes it fit: the least needs ";
+    let mut lines = printed.stdout.lines();
+    let line = lines.find(|line| line.starts_with(least)).unwrap();
+    for words in ["that fits ", "H100 80GB"] {
+        assert!(line.contains(words), "{words}: {line}");
     }
 }
 
@@ -331,9 +344,10 @@ fn the_largest_is_exact_at_its_border() {
         });
         assert!(values[0] == values[1] + step, "{values:?}");
     }
-    let none = json(
+    let none = json_without_fit(
         &place,
         "--device cpu --largest micro-batch --memory-limit 1MiB",
+        &["no micro-batch fits, not even 1"],
     );
     assert!(
         none["largest"]["value"].is_null()
@@ -343,6 +357,89 @@ fn the_largest_is_exact_at_its_border() {
     let bounded = json(&place, "--config gpt2 --largest seq --device-memory b200");
     assert_eq!(bounded["largest"]["value"], 1024);
     assert!(bounded["largest"]["next_needs_bytes"].is_null());
+}
+
+/// The commonest question: adapters come last, as another training, and are planned by the command that is printed for them.
+#[test]
+fn adapters_are_offered_last_as_another_training() {
+    let place = Workplace::new();
+    let asked =
+        "plan --config llama-3-8b --seq 4096 --micro-batch 1 --accum 1 --device-memory 24GB";
+    let text = place.trainer(asked).succeeds().stdout;
+    let (ladder, others) = text
+        .split_once("another training, in which adapters alone learn (--lora), fits too:")
+        .unwrap();
+    assert_eq!(commands(ladder).len(), 1, "{ladder}");
+    let plan = json(&place, &asked["plan ".len()..]);
+    let others_of_plan = plan["advice"]["other_trainings"].as_array().unwrap();
+    let sets = [
+        vec!["lora.rank=16"],
+        vec!["lora.rank=16", "lora.base_dtype=nf4"],
+    ];
+    assert_eq!(others_of_plan.len(), sets.len(), "{others_of_plan:?}");
+    for ((other, set), printed) in others_of_plan.iter().zip(sets).zip(commands(others)) {
+        let own = other["set"].as_array().unwrap();
+        assert!(
+            set.iter().all(|one| own.contains(&Value::from(*one))),
+            "{other}"
+        );
+        assert_eq!(other["command"], printed);
+        assert!(other["needs_bytes"].as_u64() <= Some(24_000_000_000));
+        let flags = printed.strip_prefix("trainer train ").unwrap();
+        assert_eq!(planned_needs(&json(&place, flags)), other["needs_bytes"]);
+    }
+    let adapted = json(&place, &format!("{} --lora 16", &asked["plan ".len()..]));
+    let others = adapted["advice"]["other_trainings"].as_array();
+    let others: Vec<&Value> = others.into_iter().flatten().collect();
+    assert!(
+        others
+            .iter()
+            .all(|other| other["set"][0] == "lora.base_dtype=nf4"),
+        "{others:?}"
+    );
+    let fits = json(&place, "--config tiny --device-memory 24GB");
+    assert!(fits["advice"].get("other_trainings").is_none());
+}
+
+/// Reserved bytes and the overhead of a plan in JSON.
+fn planned_needs(plan: &Value) -> u64 {
+    let bytes = |name: &str| plan[name].as_u64().unwrap();
+    bytes("reserved_bytes") + bytes("device_overhead_bytes")
+}
+
+/// A model's folder says how long sequences it was made for.
+#[test]
+fn the_longest_sequence_is_shown_beside_that_of_the_model() {
+    let place = Workplace::new();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/foreign/smollm-360m");
+    let asked = format!("--init-from {folder} --largest seq --device-memory h100");
+    let plan = json(&place, &asked);
+    let largest = &plan["largest"];
+    assert_eq!(largest["context_length"], 2048);
+    let value = largest["value"].as_u64().unwrap();
+    assert!(value > 2048, "{largest}");
+    let text = place.trainer(&format!("plan {asked}")).succeeds().stdout;
+    let both = format!(
+        "the largest seq that fits is {value}\n  the model was made for sequences of up to 2048\n"
+    );
+    assert!(text.contains(&both), "{text}");
+    // The settings that are shown are those of the bytes beside them.
+    let set = largest["set"].as_array().unwrap().iter();
+    let set: String = set
+        .map(|one| format!(" --set {}", one.as_str().unwrap()))
+        .collect();
+    let planned = json(&place, &format!("--init-from {folder}{set}"));
+    assert_eq!(planned["reserved_bytes"], largest["reserved_bytes"]);
+    let note = planned["notes"][0].as_str().unwrap();
+    assert!(
+        note.contains("up to 2048 (max_position_embeddings"),
+        "{note}"
+    );
+    let within = json(&place, &format!("--init-from {folder} --seq 2048"));
+    assert!(
+        !within["notes"].to_string().contains("max_position"),
+        "{within}"
+    );
 }
 
 #[test]

@@ -165,6 +165,22 @@ fn the_peak_is_the_limit_and_every_fix_fits() {
     }
     let is_tried = |fix: &Fix| report.tried.iter().any(|tried| tried.set == fix.set);
     assert!(report.fixes.iter().all(is_tried), "{:?}", report.tried);
+    let others: Vec<bool> = report
+        .fixes
+        .iter()
+        .map(|fix| fix.is_other_training)
+        .collect();
+    assert!(others.is_sorted() && others.contains(&true), "{others:?}");
+    let adapters = |fix: &&Fix| fix.set.iter().any(|set| set.starts_with("lora."));
+    let adapted = report.fixes.iter().filter(adapters).count();
+    assert_eq!(adapted, others.iter().filter(|other| **other).count());
+    let hints = report.hints();
+    let last = hints.last().unwrap();
+    assert!(
+        last.starts_with("another training, in which adapters alone learn: --set lora.rank="),
+        "{hints:?}"
+    );
+    assert!(!hints[0].contains("lora."), "{hints:?}");
     let costs: Vec<f64> = report
         .fixes
         .iter()

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::limits::limit_of_plan;
 use crate::shell::quoted;
 use clap::Args;
-use planner::{Advice, Largest, Layouts, Plan, Room, Sought, gpu_memory_bytes};
+use planner::{Advice, Largest, Layouts, Plan, Room, Sought, WantedHeadChunks, gpu_memory_bytes};
 use settings::load::Override;
 use settings::{AutoOr, Config, DEFAULT_HEAD_CHUNK, Resolved, Size};
 use std::collections::BTreeSet;
@@ -43,48 +43,98 @@ pub(crate) fn answer(
     let target = resolved.device().target();
     let device_memory = asked.device_bytes()?;
     let largest = asked.largest.as_deref().and_then(Sought::named);
-    if (largest.is_some() || device_memory.is_some()) && resolved.config.chooses() {
-        return Err(Failure::Usage(
-            "--device-memory and --largest look for settings, and so does --recompute auto: give --memory-budget with \
-             auto, or a specification"
-                .into(),
-        ));
+    if resolved.config.chooses() {
+        let is_budget = !matches!(
+            resolved.config.memory.budget,
+            None | Some(AutoOr::Number(Size::Bytes(_)))
+        );
+        let looks = largest.is_some() || asked.layout.is_some();
+        return match looks || (device_memory.is_some() && !is_budget) {
+            false => Ok(plan),
+            true => Err(Failure::Usage(
+                "--device-memory and --largest look for settings, and so does --recompute auto: give --memory-budget with \
+                 auto, or a specification"
+                    .into(),
+            )),
+        };
     }
+    let mut kept = KeptChunk {
+        resolved,
+        config,
+        wanted: WantedHeadChunks::default(),
+    };
     // The largest is searched with the smallest chunk that may be chosen: if a larger chunk does not fit, it is chosen.
     let mut smallest = config.clone();
-    if resolved.config.memory.head_chunk == AutoOr::Auto {
+    if resolved.chooses_head_chunk {
         smallest.memory.head_chunk = AutoOr::Number(DEFAULT_HEAD_CHUNK);
     }
-    match (largest, device_memory, limit_of_plan(resolved)) {
-        (None, None, _) => {}
-        (None, Some(bytes), _) if asked.layout.is_some() => {
-            let mut layouts = Layouts::new(config, target, bytes)?;
-            let first = layouts.layouts.first().map(|first| first.set.clone());
-            layouts.command = first.map(|set| train_command(run, resolved, set));
-            plan.layouts = Some(layouts);
+    let room = device_memory.map(Room::Device);
+    match (largest, room.or(limit_of_plan(resolved).map(Room::Limit))) {
+        (Some(what), Some(room)) => {
+            let mut found = Largest::new(&smallest, target, what, room)?;
+            kept.config = &smallest;
+            kept.add(&mut found.set)?;
+            let context = resolved.context_length.filter(|_| what == Sought::Seq);
+            found.context_length = context;
+            plan.largest = Some(found);
         }
-        (None, Some(bytes), _) => {
-            let mut advice = Advice::new(config, target, bytes)?;
-            if advice.fits {
-                advice.command = Some(train_command(run, resolved, advice.set()));
-            }
-            plan.advice = Some(advice);
-        }
-        (Some(what), Some(bytes), _) => {
-            plan.largest = Some(Largest::new(&smallest, target, what, Room::Device(bytes))?);
-        }
-        (Some(what), None, Some(bytes)) => {
-            plan.largest = Some(Largest::new(&smallest, target, what, Room::Limit(bytes))?);
-        }
-        (Some(_), None, None) => {
+        (Some(_), None) => {
             return Err(Failure::Usage(
                 "--largest needs to know what has to hold the run: add --device-memory SIZE|NAME, or --memory-limit SIZE \
                  in bytes"
                     .into(),
             ));
         }
+        (None, Some(Room::Device(bytes))) if asked.layout.is_some() => {
+            let mut layouts = Layouts::new(config, target, bytes)?;
+            for layout in &mut layouts.layouts {
+                kept.add(&mut layout.set)?;
+            }
+            let first = layouts.layouts.first().map(|first| first.set.clone());
+            layouts.command = first.map(|set| train_command(run, resolved, set));
+            plan.layouts = Some(layouts);
+        }
+        (None, Some(Room::Device(bytes))) => {
+            plan.advice = Some(advice(run, &mut kept, Advice::new(config, target, bytes)?)?);
+        }
+        (None, _) => {}
     }
     Ok(plan)
+}
+
+/// Makes settings say the chunk of the output head where the run leaves it open and would choose another one with them.
+struct KeptChunk<'a> {
+    resolved: &'a Resolved,
+    config: &'a Config,
+    wanted: WantedHeadChunks,
+}
+
+impl KeptChunk<'_> {
+    fn add(&mut self, set: &mut Vec<String>) -> Result<(), Failure> {
+        let target = self.resolved.device().target();
+        match self.resolved.chooses_head_chunk {
+            true => Ok(self.wanted.keep(self.config, target, set)?),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Advice with its commands.
+fn advice(run: &RunArgs, kept: &mut KeptChunk, mut advice: Advice) -> Result<Advice, Failure> {
+    if advice.fits {
+        let mut set = advice.set();
+        let of_rungs = set.len();
+        kept.add(&mut set)?;
+        if let Some(first) = advice.rungs.first_mut() {
+            first.set.extend_from_slice(&set[of_rungs..]);
+        }
+        advice.command = Some(train_command(run, kept.resolved, set));
+    }
+    for other in &mut advice.other_trainings {
+        kept.add(&mut other.set)?;
+        other.command = Some(train_command(run, kept.resolved, other.set.clone()));
+    }
+    Ok(advice)
 }
 
 /// A size in bytes, or the memory of a GPU.
@@ -178,17 +228,146 @@ fn last_of_each(settings: Vec<(String, Vec<String>)>) -> impl Iterator<Item = St
 mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
+    use crate::commands::plan::PlanArgs;
+    use crate::decisions::{naming_head_chunk, on_paper};
     use clap::Parser;
+    use kernels::Target;
+    use planner::{OomReport, first_refused};
+    use settings::Settings;
+    use std::path::PathBuf;
 
-    fn command(flags: &[&str], set: &[&str]) -> String {
-        let words = ["trainer", "plan"].iter().chain(flags);
-        let cli = Cli::try_parse_from(words).unwrap();
+    /// The flags of a plan, and what they resolve to.
+    fn parsed<'a>(flags: impl Iterator<Item = &'a str>) -> (PlanArgs, Resolved) {
+        let cli = Cli::try_parse_from(["trainer", "plan"].into_iter().chain(flags)).unwrap();
         let resolved = cli.resolve().unwrap();
         let Some(Command::Plan(args)) = &cli.command else {
             panic!("{cli:?}")
         };
+        ((**args).clone(), resolved)
+    }
+
+    fn command(flags: &[&str], set: &[&str]) -> String {
+        let (args, resolved) = parsed(flags.iter().copied());
         let set = set.iter().map(|one| one.to_string()).collect();
         train_command(&args.run, &resolved, set)
+    }
+
+    /// A plan by itself, without the answers.
+    fn planned(flags: &str) -> Plan {
+        let (_, resolved) = parsed(flags.split(' '));
+        let config = on_paper(&resolved, None).unwrap();
+        Plan::new(&Settings::new(&config).unwrap(), resolved.device().target()).unwrap()
+    }
+
+    /// What a printed command needs, planned by itself: of the largest stage, where there are several.
+    fn needs(command: &str) -> u64 {
+        let (before, flags) = command.split_once("trainer train ").unwrap();
+        let ranks = before.strip_prefix("mpirun -n ").map(str::trim_end);
+        let flags = flags.replace('\'', "");
+        let plan = |more: String| {
+            let plan = planned(&format!("{flags}{more}"));
+            let needs = plan.reserved_bytes + plan.device_overhead_bytes;
+            (needs, plan.ranks.map_or(1, |ranks| ranks.pipeline))
+        };
+        let Some(ranks) = ranks else {
+            return plan(String::new()).0;
+        };
+        let (first, stages) = plan(format!(" --ranks {ranks}"));
+        let in_a_stage = ranks.parse::<usize>().unwrap() / stages;
+        let others = (1..stages).map(|stage| {
+            let rank = stage * in_a_stage;
+            plan(format!(" --ranks {ranks} --rank {rank}")).0
+        });
+        others.fold(first, u64::max)
+    }
+
+    /// A plan with its answers.
+    fn answered(flags: &str) -> Plan {
+        let (args, resolved) = parsed(flags.split(' '));
+        let device_bytes = args.advice.device_bytes().unwrap();
+        let config = on_paper(&resolved, device_bytes).unwrap();
+        let plan = Plan::new(&Settings::new(&config).unwrap(), resolved.device().target());
+        answer(&args.advice, &args.run, &resolved, &config, plan.unwrap()).unwrap()
+    }
+
+    /// The chunk of the output head is chosen by the memory that a plan has, so a command may have to name it.
+    #[test]
+    fn what_is_printed_has_the_bytes_that_are_planned() {
+        let presets = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs"));
+        let presets = presets.unwrap().map(|preset| preset.unwrap().path());
+        let is_preset = |path: &PathBuf| path.extension().is_some_and(|end| end == "toml");
+        let names = presets.filter(is_preset).map(|path| {
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            name.to_string()
+        });
+        let (mut commands, mut named) = (0, 0);
+        let mut check = |command: &str, needs_bytes: u64| {
+            assert_eq!(needs(command), needs_bytes, "{command}");
+            commands += 1;
+            named += usize::from(command.contains("memory.head_chunk="));
+        };
+        for name in names.filter(|name| name != "reference") {
+            for memory in ["rtx-4090", "h100"] {
+                let run = format!("--config {name} --device cuda --device-memory {memory}");
+                let advice = answered(&run).advice.unwrap();
+                if let Some(command) = &advice.command {
+                    check(command, advice.needs_bytes);
+                }
+                for other in &advice.other_trainings {
+                    check(other.command.as_ref().unwrap(), other.needs_bytes);
+                }
+            }
+        }
+        for run in [
+            "--config qwen2.5-7b --ranks 4 --layout auto --device-memory h100",
+            "--config llama-3.2-1b --ranks 4 --layout auto --device-memory rtx-4090",
+        ] {
+            let layouts = answered(run).layouts.unwrap();
+            let (args, resolved) = parsed(run.split(' '));
+            for layout in &layouts.layouts {
+                let command = train_command(&args.run, &resolved, layout.set.clone());
+                check(&command, layout.needs_bytes);
+            }
+        }
+        assert!(
+            commands > 40 && named > 0 && named < commands,
+            "{named} of {commands}"
+        );
+    }
+
+    /// So have fixes under a limit, and the largest value.
+    #[test]
+    fn settings_to_add_have_the_bytes_that_are_planned() {
+        let run = "--config qwen2.5-0.5b --device cuda --micro-batch 8 --seq 2048";
+        let (_, resolved) = parsed(run.split(' '));
+        let config = on_paper(&resolved, None).unwrap();
+        let limit = planned(&format!("{run} --recompute mlp")).most_bytes();
+        let settings = Settings::new(&config).unwrap();
+        let error = first_refused(&settings, Target::Cuda, limit)
+            .unwrap()
+            .unwrap();
+        let report = OomReport::new(&error, &config, Target::Cuda).unwrap();
+        let report = naming_head_chunk(report, &config, &resolved).unwrap();
+        let with = |set: &[String]| planned(&format!("{run} --set {}", set.join(" --set ")));
+        let is_named = |set: &[String]| set.iter().any(|one| one.starts_with("memory.head_chunk="));
+        let named = report.fixes.iter().filter(|fix| is_named(&fix.set)).count();
+        assert!(
+            named > 0 && named < report.fixes.len(),
+            "{:?}",
+            report.fixes
+        );
+        for fix in &report.fixes {
+            assert_eq!(with(&fix.set).most_bytes(), fix.peak_bytes, "{fix:?}");
+        }
+        for memory in ["--memory-limit 40GiB", "--device-memory rtx-4090"] {
+            let largest = answered(&format!("{run} --largest micro-batch {memory}")).largest;
+            let largest = largest.unwrap();
+            assert_eq!(
+                with(&largest.set).most_bytes(),
+                largest.peak_bytes,
+                "{largest:?}"
+            );
+        }
     }
 
     #[test]

@@ -4,21 +4,23 @@ mod advice;
 mod from;
 mod generation;
 mod pareto;
+mod verdict;
 
 use crate::args::{RankArgs, RunArgs};
 use crate::begin::begin;
 use crate::decisions::{self, planning};
 use crate::failure::Failure;
+use crate::initial_model::beyond_context;
 use crate::stdout::{print, print_json};
 use crate::tracer::{draw_plan, trace_folder};
 use advice::{AdviceArgs, answer};
 use clap::Args;
 use from::{FromArgs, FromFiles, PlanOf};
 use generation::{GenerationArgs, print_generation_plan};
-use memory::format_bytes;
 use pareto::ParetoArgs;
-use planner::Plan;
-use settings::{Config, ConfigError, Given, Resolved, Size, Task, resolve};
+use planner::{Plan, layers_in_words};
+use settings::{Config, ConfigError, Given, Resolved, Settings, Task, resolve};
+use verdict::{refuse_too_large, verdict};
 
 /// Flags of `plan`.
 #[derive(Clone, Debug, Default, Args)]
@@ -86,7 +88,9 @@ fn print_plan(
     let target = resolved.device().target();
     let config = decisions::on_paper(resolved, args.advice.device_bytes()?)?;
     let busy = planning(resolved.options.quiet);
-    let plan = Plan::with_alternatives(&config, target)?;
+    let mut plan = Plan::with_alternatives(&config, target)?;
+    let beyond = beyond_context(resolved, config.data.seq);
+    plan.notes.splice(0..0, beyond);
     let mut plan = answer(&args.advice, &args.run, resolved, &config, plan)?;
     // Without a policy, which is chosen again for each budget.
     let open = Config {
@@ -100,46 +104,61 @@ fn print_plan(
         true => print_json(&PlanOf { plan: &plan, from })?,
         false => {
             let from = from.map(ToString::to_string).unwrap_or_default();
-            print(format_args!("{}{from}", in_words(&plan, resolved)))?;
+            let words = in_words(&plan, resolved, &config)?;
+            print(format_args!("{words}{from}"))?;
         }
     }
     args.pareto.draw(&plan)?;
-    match folder {
-        Some(folder) => draw_plan(folder, resolved, &config),
-        None => Ok(()),
+    if let Some(folder) = folder {
+        draw_plan(folder, resolved, &config)?;
     }
+    refuse_too_large(&plan, resolved, &config)
 }
 
-/// The plan and the answers that were asked for, in words.
-fn in_words(plan: &Plan, resolved: &Resolved) -> String {
-    let verdict = verdict(resolved, plan);
+/// What is planned, the answers that were asked for, and the plan.
+fn in_words(plan: &Plan, resolved: &Resolved, config: &Config) -> Result<String, Failure> {
+    let step = step_in_words(resolved, config)?;
+    let title = plan.title();
     let pareto = plan.pareto.as_ref().map(pareto::tables);
     let largest = plan.largest.as_ref().map(|largest| format!("\n{largest}"));
     let advice = plan.advice.as_ref().map(ToString::to_string);
     let layouts = plan.layouts.as_ref().map(ToString::to_string);
-    let asked = [pareto, largest, advice, layouts].into_iter().flatten();
-    format!("{plan}{verdict}{}", asked.collect::<String>())
+    let asked = [
+        largest,
+        Some(verdict(resolved, plan)),
+        advice,
+        layouts,
+        pareto,
+    ];
+    let asked: String = asked.into_iter().flatten().collect();
+    let after = if asked.is_empty() { "" } else { "\n" };
+    Ok(format!("{step}\n{title}\n{asked}{after}{plan}"))
 }
 
-/// Whether the plan's peak, and that of each stage of a pipeline, fits a limit in bytes. A limit as a share of a device cannot be
-/// checked without it.
-fn verdict(resolved: &Resolved, plan: &Plan) -> String {
-    let Some(Size::Bytes(limit)) = resolved.config.memory.limit else {
-        return String::new();
+/// The model, the tokens of a step, and what is recomputed.
+fn step_in_words(resolved: &Resolved, config: &Config) -> Result<String, Failure> {
+    let settings = Settings::new(config)?;
+    let is_changed = resolved.given.config.is_none() && resolved.options.init_from.is_none();
+    let of_own = is_changed && !resolved.explicit_model_keys.is_empty();
+    let name = match of_own {
+        true => "a model of [model]",
+        false => resolved.name.as_str(),
     };
-    let fits = |peak_bytes| match peak_bytes <= limit {
-        true => "fits",
-        false => "does not fit",
+    let (seq, micro, accum) = (settings.seq, settings.micro_batch, settings.accum);
+    let ranks = match settings.tokens_a_step() / (seq * micro * accum) {
+        1 => String::new(),
+        groups => format!(" x {groups} groups of ranks"),
     };
-    let limit_is = format!("the limit of {} ({limit} bytes)", format_bytes(limit));
-    let stages = plan.ranks.iter().flat_map(|ranks| &ranks.pipeline_stages);
-    let stages = stages.map(|stage| (format!("stage {}", stage.stage), stage.peak_bytes));
-    let mut all: Vec<(String, u64)> = stages.collect();
-    if all.is_empty() {
-        all.push(("the peak".into(), plan.most_bytes()));
-    }
-    let lines = all
-        .into_iter()
-        .map(|(what, peak)| format!("\n{what} {} {limit_is}", fits(peak)));
-    lines.collect::<String>() + "\n"
+    let recompute = match (
+        &config.recompute.spec[..],
+        config.recompute.layers.is_empty(),
+    ) {
+        (spec, true) => spec.to_string(),
+        ("none", false) => layers_in_words(&config.recompute.layers),
+        (spec, false) => format!("{spec}, but {}", layers_in_words(&config.recompute.layers)),
+    };
+    Ok(format!(
+        "{name}: {} tokens a step (seq {seq} x micro-batch {micro} x accum {accum}{ranks}), recompute {recompute}",
+        settings.tokens_a_step()
+    ))
 }

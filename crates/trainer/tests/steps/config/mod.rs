@@ -308,7 +308,7 @@ fn help_names_presets_and_flags() {
             "--state-dtype <f32|bf16|8bit>",
             "--offload-optimizer",
             "auto|eager|flash",
-            "--memory-budget <SIZE>",
+            "--memory-budget <SIZE|auto>",
             "--trace [<DIR>]",
             "--resume <DIR|latest|auto>",
             "--save-every <N>",
