@@ -20,6 +20,11 @@ pub(crate) fn begin(resolved: &mut Resolved) -> Result<(), Failure> {
         warn_of_warmup(&resolved.config);
     }
     keep_head_chunk(resolved)?;
+    adopt_folders(resolved)
+}
+
+/// Adopts the adapters and the model of the folders that the options name.
+pub(crate) fn adopt_folders(resolved: &mut Resolved) -> Result<(), Failure> {
     adopt_adapters(resolved)?;
     match resolved.options.init_from.clone() {
         Some(folder) => adopt_model_to_train(resolved, &folder),

@@ -11,6 +11,7 @@ use crate::decisions::{self, planning};
 use crate::failure::Failure;
 use crate::stdout::{print, print_json};
 use crate::tracer::{draw_plan, trace_folder};
+pub(super) use advice::device_memory_bytes;
 use advice::{AdviceArgs, answer};
 use clap::Args;
 use from::{FromArgs, FromFiles, PlanOf};
