@@ -21,7 +21,8 @@ pub(crate) struct PaperFigures {
     pub(crate) compute_ms: f64,
     /// Milliseconds of the whole step, with copies and messages that computing does not hide.
     pub(crate) step_ms: f64,
-    /// By how much `compute_ms` is longer than the baseline's for as many tokens as in its step, for each GiB saved.
+    /// By how much a step is longer than the baseline's for as many tokens, for each GiB saved: `step_ms` of one rank, `compute_ms` of
+    /// several.
     pub(crate) ms_per_gib_saved: Option<f64>,
     /// Tokens of a step, of all ranks.
     #[serde(skip)]
@@ -37,6 +38,19 @@ pub(crate) struct PaperFigures {
 }
 
 impl PaperFigures {
+    /// The time that counts for what a GiB costs. What several ranks send depends on how they are connected.
+    fn ms(&self) -> f64 {
+        match self.ranks_planned {
+            1 => self.step_ms,
+            _ => self.compute_ms,
+        }
+    }
+
+    /// By how much its time for as many tokens as in the baseline's step is longer than the baseline's.
+    pub(crate) fn longer_than(&self, baseline: &PaperFigures) -> f64 {
+        self.ms() * (baseline.tokens as f64 / self.tokens as f64) - baseline.ms()
+    }
+
     /// # Errors
     /// As planning the strategy.
     pub(crate) fn new(

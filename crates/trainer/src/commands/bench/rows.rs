@@ -221,11 +221,7 @@ fn compare(rows: &mut [Row], index: usize, baseline: usize, runs: &[JournalEntry
     let of_base = base.paper.clone();
     let row = &mut rows[index];
     if let Some(paper) = &mut row.paper {
-        let as_many_tokens = |of_base: PaperFigures| {
-            let steps = of_base.tokens as f64 / paper.tokens as f64;
-            paper.compute_ms * steps - of_base.compute_ms
-        };
-        let longer = of_base.map(as_many_tokens);
+        let longer = of_base.map(|of_base| paper.longer_than(&of_base));
         paper.ms_per_gib_saved = longer.zip(gib).map(|(ms, gib)| ms / gib);
     }
     row.saved_bytes = saved;
@@ -344,14 +340,14 @@ mod tests {
     #[test]
     fn time_on_paper_is_for_as_many_tokens() {
         let mut planned = planned(&["none", "full", "larger"]);
-        for (one, (compute_ms, tokens)) in
+        for (one, (step_ms, tokens)) in
             planned
                 .iter_mut()
                 .zip([(100.0, 8), (130.0, 8), (480.0, 32)])
         {
             one.paper = Some(PaperFigures {
-                compute_ms,
-                step_ms: compute_ms,
+                compute_ms: 1.0,
+                step_ms,
                 ms_per_gib_saved: None,
                 tokens,
                 least_peak_bytes: 0,
