@@ -8,6 +8,7 @@ use model::MegatronFlags;
 use super::choices::{AutoOr, FloatType, Release};
 use super::device::Device;
 use super::load::{self, Override, Source};
+use super::size::Size;
 use super::{Config, ConfigError, LoraConfig, check, preset};
 
 /// The command.
@@ -42,6 +43,26 @@ pub struct Given {
     pub megatron: MegatronFlags,
     /// The rank of this process, from the launcher or from `plan --ranks`.
     pub rank: Option<Rank>,
+    /// The budget of automatic recompute if neither a budget nor a limit is set.
+    pub budget: Option<Size>,
+}
+
+impl Given {
+    /// All settings of the command line, in the order in which they apply.
+    ///
+    /// # Errors
+    /// An argument of `--set` that sets nothing, or flags of Megatron's that do not go together.
+    pub fn overrides(&self) -> Result<Vec<Override>, ConfigError> {
+        let mut overrides = self.flags.clone();
+        if let Some(spec) = self.megatron.spec()? {
+            let flag = "--recompute-granularity";
+            overrides.push(Override::from_flag(flag, "recompute.spec", &spec));
+        }
+        for argument in &self.set {
+            overrides.push(Override::from_set(argument)?);
+        }
+        Ok(overrides)
+    }
 }
 
 /// What a run reads and writes, besides its configuration.
@@ -175,18 +196,12 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
         (None, Some(folder)) => Source::defaults(folder),
         (None, None) => Source::open(preset::DEFAULT)?,
     };
-    let mut overrides = given.flags.clone();
-    if let Some(spec) = given.megatron.spec()? {
-        let flag = "--recompute-granularity";
-        overrides.push(Override::from_flag(flag, "recompute.spec", &spec));
-    }
-    for argument in &given.set {
-        overrides.push(Override::from_set(argument)?);
-    }
-
     let model_elsewhere = options.init_from.is_some();
-    let loaded = load::load(&source, &overrides, model_elsewhere)?;
+    let loaded = load::load(&source, &given.overrides()?, model_elsewhere)?;
     let mut config = loaded.config;
+    if config.chooses() && config.memory.limit.is_none() {
+        config.memory.budget = config.memory.budget.or(given.budget);
+    }
     if let Some(rank) = given.rank {
         config.join(rank)?;
     }

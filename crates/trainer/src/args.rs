@@ -181,6 +181,7 @@ impl RunArgs {
             flags,
             set: self.source.set.clone(),
             rank: None,
+            budget: None,
             megatron: MegatronFlags {
                 granularity: memory.recompute_granularity.clone(),
                 modules: memory.recompute_modules.clone(),

@@ -19,11 +19,17 @@ pub(crate) fn begin(resolved: &mut Resolved) -> Result<(), Failure> {
     }
     keep_choices_of_run(resolved)?;
     let own = resolved.config.lora.clone();
-    adopt_adapters(resolved)?;
-    if let Some(folder) = resolved.options.init_from.clone() {
-        adopt_model_to_train(resolved, &folder)?;
-    }
+    adopt_folders(resolved)?;
     warn_of_settings_in_vain(resolved, &own)
+}
+
+/// Adopts the adapters and the model of the folders that the options name.
+pub(crate) fn adopt_folders(resolved: &mut Resolved) -> Result<(), Failure> {
+    adopt_adapters(resolved)?;
+    match resolved.options.init_from.clone() {
+        Some(folder) => adopt_model_to_train(resolved, &folder),
+        None => Ok(()),
+    }
 }
 
 /// Warns of what the user has set without effect. What the folders of a model and its adapters say is no setting of the user's;

@@ -1,5 +1,6 @@
 //! `trainer bench`: strategies measured side by side, and peaks guarded.
 
+use crate::metrics::Metrics;
 use crate::workplace::{Outcome, Workplace};
 use serde_json::Value;
 
@@ -181,4 +182,250 @@ fn what_bench_cannot_do_is_said() {
         .trainer("bench --matrix no-such")
         .fails(2, &["quick, full"]);
     bench(&place, "--set model.hiden=3").fails(2, &["model.hiden"]);
+}
+
+/// A flag that says something else than a strategy would go unheeded there.
+#[test]
+fn a_matrix_and_a_flag_that_differ_contradict_each_other() {
+    let place = place();
+    place.file(
+        "models.toml",
+        "[matrix]\nmodel = ['tiny', 'gpt2']\noptimizer = ['f32', '8bit']\nranks = [1, 2]\n",
+    );
+    for (matrix, flag, words) in [
+        ("models", "--config small.toml", ["axis `model`", "`tiny`"]),
+        (
+            "models",
+            "--config no-such.toml",
+            ["axis `model`", "`tiny`"],
+        ),
+        ("models", "--init-from folder", ["axis `model`", "`tiny`"]),
+        ("models", "--lora-from folder", ["axis `model`", "`tiny`"]),
+        (
+            "models",
+            "--optimizer adamw8bit",
+            ["optim.state_dtype=f32", "f32"],
+        ),
+        (
+            "models",
+            "--ranks 4",
+            ["ranks = 1", "`tiny / ranks 1 / f32`"],
+        ),
+        (
+            "matrix",
+            "--recompute full",
+            ["recompute.spec=none", "`none`"],
+        ),
+        (
+            "matrix",
+            "--set recompute.spec=full",
+            ["recompute.spec=none", "`none`"],
+        ),
+        (
+            "matrix",
+            "--set offload.optimizer=none",
+            ["offload.optimizer=pinned", "`states on the host`"],
+        ),
+        (
+            "matrix",
+            "--recompute-granularity selective",
+            ["recompute.spec=none", "`none`"],
+        ),
+    ] {
+        let command = format!("bench --matrix {matrix}.toml --plan-only {flag}");
+        let refused = place.trainer(&command).fails(2, &words);
+        let named = flag.split(' ').next().unwrap();
+        assert!(refused.stderr.contains(named), "{refused:?}");
+    }
+    // What says the same does not contradict.
+    place.file(
+        "full.toml",
+        "config = 'tiny'\n[matrix]\nrecompute = ['full']\n",
+    );
+    place
+        .trainer("bench --matrix full.toml --plan-only --recompute full --config small.toml")
+        .succeeds();
+}
+
+#[test]
+fn what_is_not_there_is_refused_in_plans_too() {
+    let place = place();
+    place.file(
+        "models.toml",
+        "[matrix]\nmodel = ['tiny', 'no-such.toml']\n",
+    );
+    for (matrix, flags, code) in [
+        ("models.toml", "", 2),
+        ("matrix.toml", "--config no-such.toml", 2),
+        ("matrix.toml", "--init-from no-such", 4),
+        ("matrix.toml", "--lora-from no-such", 4),
+        ("matrix.toml", "--data no-such.bin", 4),
+    ] {
+        for plan_only in ["--plan-only", "--rounds 1"] {
+            let bench = format!("bench --matrix {matrix} --device cpu {plan_only} {flags}");
+            place.trainer(&bench).fails(code, &["no-such"]);
+        }
+        if !flags.is_empty() {
+            let train = format!("train --out run {flags}");
+            place.trainer(&train).fails(code, &["no-such"]);
+        }
+    }
+}
+
+/// A model folder with its tokens, adapters on it, and what a run has saved: each is measured as it is trained.
+#[test]
+fn what_folders_hold_is_benched() {
+    let place = Workplace::new();
+    let init = "init --config small.toml --set model.vocab=363 --set model.ffn=64 --out model";
+    place.trainer(init).succeeds();
+    let fixtures = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tokenization/tests/fixtures"
+    );
+    let tokenizer = std::fs::read(format!("{fixtures}/chatml/tokenizer.json")).unwrap();
+    place.file("model/tokenizer.json", tokenizer);
+    place.file("text.txt", "Some words to train on. ".repeat(50));
+    place
+        .trainer("prepare text.txt --tokenizer model --out tokens")
+        .succeeds();
+    let matrix = "config = 'small.toml'\nwarmup = 1\nsteps = 2\nrounds = 1\n[matrix]\nrecompute = ['none', 'full']\n";
+    place.file("matrix.toml", matrix);
+    let data = "--data tokens --seq 16 --micro-batch 2";
+    let train = format!(
+        "train --device cpu --init-from model {data} --steps 3 --save-every 3 --save-final"
+    );
+    place
+        .trainer(&format!("{train} whole --out run"))
+        .succeeds();
+    place
+        .trainer(&format!("{train} adapters --lora 4 --out lora"))
+        .succeeds();
+    let of_run = "--config run/config.toml --init-from run/checkpoints/step-3";
+    for (flags, run) in [
+        (format!("--init-from model {data}"), "run"),
+        (format!("--init-from model --lora 4 {data}"), "lora"),
+        (format!("--lora-from adapters {data}"), ""),
+        (of_run.to_owned(), ""),
+    ] {
+        let rows = rows(&bench(&place, &format!("--json {flags}")).succeeds());
+        let plan = place.trainer(&format!("plan --json --device cpu {flags}"));
+        let plan: Value = serde_json::from_str(&plan.succeeds().stdout).unwrap();
+        assert_eq!(rows[0]["planned_peak_bytes"], plan["peak_bytes"], "{flags}");
+        for row in &rows {
+            assert_eq!(row["result"], "ok", "{row}");
+            assert_eq!(row["peak_bytes"], row["planned_peak_bytes"], "{row}");
+        }
+        if !run.is_empty() {
+            let losses = Metrics::read(&place, run).losses();
+            assert_eq!(rows[0]["loss"].as_f64(), losses.last().copied(), "{flags}");
+        }
+    }
+    let steps = bench(
+        &place,
+        "--json --init-from model --data tokens --seq 16 --steps 1",
+    );
+    let report: Value = serde_json::from_str(&steps.succeeds().stdout).unwrap();
+    assert_eq!(report["steps"], 1);
+}
+
+/// What needs more than the device holds is `oom`, and automatic recompute fills the device.
+#[test]
+fn a_device_holds_what_its_memory_says() {
+    let place = place();
+    let matrix = MATRIX.replace("'full']", "'full', 'auto']");
+    place.file("matrix.toml", matrix);
+    let reserved = |row: &Value| row["planned_reserved_bytes"].as_u64().unwrap();
+    let planned = rows(&bench(&place, "--json --plan-only").succeeds());
+    assert_eq!(planned[3]["result"], "skipped");
+    let reason = planned[3]["reason"].as_str().unwrap();
+    assert!(reason.contains("--memory-budget"), "{reason}");
+    let holds = reserved(&planned[1]);
+    assert!(reserved(&planned[0]) > holds && holds > reserved(&planned[2]));
+    for more in ["--plan-only", "--rounds 1"] {
+        let flags = format!("--json --device-memory {holds} {more}");
+        let rows = rows(&bench(&place, &flags).succeeds());
+        let results: Vec<&Value> = rows.iter().map(|row| &row["result"]).collect();
+        assert_eq!(results[..4], ["oom", "ok", "ok", "ok"], "{more}");
+        let reason = rows[0]["reason"].as_str().unwrap();
+        assert!(reason.contains("more than --device-memory"), "{reason}");
+        assert!(reserved(&rows[3]) <= holds && reserved(&rows[3]) > reserved(&rows[2]));
+    }
+    // Nothing fits so little; shares are of the device; and a device that is there is filled.
+    let least = reserved(&planned[2]) / 2;
+    let small = rows(
+        &bench(
+            &place,
+            &format!("--json --plan-only --device-memory {least}"),
+        )
+        .succeeds(),
+    );
+    assert!(
+        small[..4].iter().all(|row| row["result"] == "oom"),
+        "{small:?}"
+    );
+    let share = bench(&place, "--plan-only --memory-limit 50%");
+    share.fails(2, &["--memory-limit", "--device-memory SIZE|NAME"]);
+    let double = 2 * planned[1]["planned_peak_bytes"].as_u64().unwrap();
+    let share = format!("--json --plan-only --memory-limit 50% --device-memory {double}");
+    let limited = rows(&bench(&place, &share).succeeds());
+    assert_eq!(
+        [&limited[0]["result"], &limited[1]["result"]],
+        ["oom", "ok"]
+    );
+    place.file(
+        "matrix.toml",
+        "config = 'small.toml'\nwarmup = 0\nsteps = 1\nrounds = 1\n[matrix]\nrecompute = ['auto', 'none']\n",
+    );
+    let there = rows(&bench(&place, "--json").succeeds());
+    assert_eq!([&there[0]["result"], &there[1]["result"]], ["ok", "ok"]);
+    assert_eq!(there[0]["peak_bytes"], there[1]["peak_bytes"]);
+}
+
+/// A limit holds for all stages of a pipeline, whichever rank is planned.
+#[test]
+fn a_stage_that_needs_more_counts() {
+    let place = place();
+    place.file(
+        "matrix.toml",
+        "config = 'small.toml'\n[matrix]\nrecompute = ['none']\n",
+    );
+    let stages = [0, 1].map(|rank| {
+        let flags = format!("--config small.toml --device cpu --ranks 2 --pp 2 --rank {rank}");
+        let plan = place.trainer(&format!("plan --json {flags}")).succeeds();
+        let plan: Value = serde_json::from_str(&plan.stdout).unwrap();
+        (plan["peak_bytes"].as_u64().unwrap(), rank)
+    });
+    let (least, small) = stages.into_iter().min().unwrap();
+    let (most, _) = stages.into_iter().max().unwrap();
+    assert!(least < most);
+    for (limit, result) in [(most, "ok"), (least, "oom")] {
+        let flags =
+            format!("--json --plan-only --ranks 2 --pp 2 --rank {small} --memory-limit {limit}");
+        let rows = rows(&bench(&place, &flags).succeeds());
+        assert_eq!(rows[0]["planned_peak_bytes"], least);
+        assert_eq!(rows[0]["result"], result);
+    }
+}
+
+/// A step on paper has the copies that computing does not hide.
+#[test]
+fn what_fits_and_how_long_it_takes_stand_on_paper() {
+    let place = place();
+    let matrix = MATRIX.replace("[matrix]", "paper = true\n[matrix]");
+    place.file("matrix.toml", matrix);
+    let plan = "bench --matrix matrix.toml --device cuda --plan-only";
+    let rows = rows(&place.trainer(&format!("{plan} --json")).succeeds());
+    let ms = |row: &Value, name: &str| row["paper"][name].as_f64().unwrap();
+    let (kept, on_host) = (&rows[0], &rows[3]);
+    assert_eq!(ms(kept, "step_ms"), ms(kept, "compute_ms"), "{kept}");
+    assert!(
+        ms(on_host, "step_ms") > ms(on_host, "compute_ms"),
+        "{on_host}"
+    );
+    let head = "| strategy | result | planned peak | saved | computes, on paper | step, on paper | cost a GiB | H100 | H200 |";
+    let table = place
+        .trainer(&format!("{plan} --markdown"))
+        .succeeds()
+        .stdout;
+    assert!(table.starts_with(head), "{table}");
 }

@@ -1,12 +1,15 @@
 //! The flags of `bench`, beside those of `train`.
 
+use super::flags::{refuse_contradictions, refuse_of_one_run, refuse_unheeded};
 use super::matrix::{BenchMatrix, BenchStrategy};
 use crate::args::{RankArgs, RunArgs};
+use crate::begin::adopt_folders;
+use crate::commands::plan::device_memory_bytes;
 use crate::failure::Failure;
 use clap::Args;
 use memory::Rank;
 use settings::load::Override;
-use settings::{ConfigError, Given, Resolved, RunOptions, Task, resolve};
+use settings::{ConfigError, Given, MemoryConfig, Resolved, RunOptions, Size, Task, resolve};
 use std::path::PathBuf;
 
 /// Flags of `bench`.
@@ -18,6 +21,9 @@ pub struct BenchArgs {
     /// Plan every strategy and run none: needs no device, takes seconds
     #[arg(long)]
     pub plan_only: bool,
+    /// What the device holds, in bytes or as a GPU such as h100: what needs more is oom, and --recompute auto fills it
+    #[arg(long, value_name = "SIZE|NAME", allow_hyphen_values = true)]
+    pub device_memory: Option<String>,
     /// Rounds over the matrix [default: the matrix's, or 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub rounds: Option<u64>,
@@ -67,32 +73,46 @@ pub(crate) struct Shared {
     given: Given,
     options: RunOptions,
     matrix: BenchMatrix,
+    strategies: Vec<BenchStrategy>,
     /// Training needs its device, planning none.
     task: Task,
+    /// The bytes of `--device-memory`.
+    device_bytes: Option<u64>,
+    /// Whether the command line says what is read.
+    pub(crate) names_data: bool,
 }
+
+/// The whole memory of the device.
+pub(crate) const WHOLE: Size = Size::Percent(100.0);
 
 impl BenchArgs {
     /// The matrix, and what its strategies share.
     ///
     /// # Errors
-    /// As [`BenchMatrix::open`]; flags of `train` that say what one run writes.
+    /// As [`BenchMatrix::open`]; flags of `train` that are not for `bench`, or contradict the matrix.
     pub(crate) fn shared(&self) -> Result<Shared, Failure> {
-        let output = &self.run.output;
-        let written = [
-            ("--out", output.out.is_some()),
-            ("--save-final", output.save_final.is_some()),
-            ("--dump-gradients", output.dump_gradients.is_some()),
-        ];
-        if let Some((flag, _)) = written.iter().find(|(_, given)| *given) {
-            return Err(Failure::Usage(format!(
-                "{flag} is for a single run: bench makes many, and keeps none; leave it out"
-            )));
+        refuse_of_one_run(&self.run)?;
+        let device_memory = self.device_memory.as_deref().map(device_memory_bytes);
+        let device_bytes = device_memory.transpose()?;
+        let mut matrix = BenchMatrix::open(&self.matrix)?;
+        let strategies = matrix.strategies()?;
+        let mut given = Given {
+            rank: self.rank.rank(),
+            // Automatic recompute fills the device, if that is there or its memory is known.
+            budget: (device_bytes.is_some() || !self.plan_only).then_some(WHOLE),
+            ..self.run.given()
+        };
+        let said = given.overrides()?;
+        refuse_unheeded(&said, &matrix, &strategies, self.plan_only)?;
+        refuse_contradictions(&self.run, &given, &said, &strategies)?;
+        let says = |key: &str| said.iter().rev().find(|flag| flag.key == key);
+        let steps = says("train.steps").and_then(|flag| flag.value.as_integer());
+        matrix.steps = steps.map(|steps| steps as usize).or(matrix.steps);
+        let names_data = says("data.path").is_some();
+        let weights = &self.run.weights;
+        if given.config.is_none() && weights.init_from.is_none() && weights.lora_from.is_none() {
+            given.config = matrix.config.clone();
         }
-        let matrix = BenchMatrix::open(&self.matrix)?;
-        let mut given = self.run.given();
-        given.rank = self.rank.rank();
-        let resumed = given.resumed.take();
-        given.config = given.config.or(resumed).or_else(|| matrix.config.clone());
         let settings = matrix.set.iter().map(|set| Override::from_set(set));
         let settings = settings.collect::<Result<Vec<_>, ConfigError>>()?;
         given.flags.splice(0..0, settings);
@@ -100,10 +120,13 @@ impl BenchArgs {
             options: self.run.options(self.form.json),
             given,
             matrix,
+            strategies,
             task: match self.plan_only {
                 true => Task::Plan,
                 false => Task::Train,
             },
+            device_bytes,
+            names_data,
         })
     }
 }
@@ -111,6 +134,10 @@ impl BenchArgs {
 impl Shared {
     pub(crate) fn matrix(&self) -> &BenchMatrix {
         &self.matrix
+    }
+
+    pub(crate) fn strategies(&self) -> &[BenchStrategy] {
+        &self.strategies
     }
 
     pub(crate) fn plans_only(&self) -> bool {
@@ -121,13 +148,33 @@ impl Shared {
         &self.options
     }
 
-    /// The configuration of a strategy, for the rank that the flags name.
+    pub(crate) fn device_bytes(&self) -> Option<u64> {
+        self.device_bytes
+    }
+
+    /// The steps of a strategy, for the rank that the flags name, with what folders say of its model.
     ///
     /// # Errors
-    /// Settings that do not go together.
-    pub(crate) fn resolve(&self, strategy: &BenchStrategy) -> Result<Resolved, ConfigError> {
+    /// Settings that do not go together, or folders that cannot be read.
+    pub(crate) fn resolve(&self, strategy: &BenchStrategy) -> Result<Resolved, Failure> {
         let number = self.given.rank.map_or(0, |rank| rank.number);
-        self.resolve_of(strategy, number)
+        let mut resolved = self.resolve_of(strategy, number)?;
+        adopt_folders(&mut resolved)?;
+        let config = &mut resolved.config;
+        // Work between steps does not belong to a strategy. A traced run waits for every operation.
+        config.without_between_steps();
+        config.log.trace = false;
+        match (self.device_bytes, config.memory.limit) {
+            (Some(bytes), _) => in_bytes(&mut config.memory, bytes),
+            (None, Some(limit @ Size::Percent(_))) if self.plans_only() => {
+                return Err(Failure::Usage(format!(
+                    "a limit of {limit} is a share of a device that --plan-only does not ask; write --memory-limit in bytes, such as \
+                     60GiB, or add --device-memory SIZE|NAME"
+                )));
+            }
+            _ => {}
+        }
+        Ok(resolved)
     }
 
     /// The configuration of a strategy, for the rank of a number.
@@ -145,5 +192,13 @@ impl Shared {
         given.rank = of_strategy.or(given.rank.map(|rank| Rank { number, ..rank }));
         given.set.extend(strategy.set.iter().cloned());
         resolve(self.task, given, self.options.clone())
+    }
+}
+
+/// Makes shares of a device's memory bytes.
+pub(crate) fn in_bytes(memory: &mut MemoryConfig, device_bytes: u64) {
+    let sizes = [&mut memory.limit, &mut memory.budget];
+    for size in sizes.into_iter().flatten() {
+        *size = Size::Bytes(size.bytes_of(device_bytes));
     }
 }

@@ -51,7 +51,7 @@ impl Golden {
     /// The peaks of a matrix.
     pub(crate) fn new(planned: &[Planned], rows: &[Row]) -> Golden {
         let plans = planned.iter().zip(rows).filter_map(|(planned, row)| {
-            let plan = planned.plan.as_ref().ok()?;
+            let plan = planned.plan.as_ref()?;
             let blessed = Blessed {
                 planned_peak_bytes: plan.peak_bytes,
                 lost_to_placement_bytes: Some(plan.reserved_bytes - plan.peak_bytes),

@@ -8,17 +8,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct BenchMatrix {
-    /// Preset or file that all strategies share; `--config` goes before it.
+    /// Preset or file that all strategies share; `--config`, `--init-from` and `--lora-from` go before it.
     pub(crate) config: Option<String>,
     /// Settings that all strategies share, as `--set` takes them; flags go before them.
     pub(crate) set: Vec<String>,
     /// Steps of a run that do not count.
     pub(crate) warmup: Option<usize>,
-    /// Steps of a run that count.
+    /// Steps of a run that count; `--steps` goes before them.
     pub(crate) steps: Option<usize>,
     /// How often the whole matrix is run.
     pub(crate) rounds: Option<usize>,
-    /// Whether strategies are compared on paper too: the time of what a step computes, what a GiB costs, and the peaks of all ranks.
+    /// Whether `--plan-only` compares strategies on paper too: a step's time, what a GiB costs, which GPUs hold it, and the peaks of
+    /// all ranks.
     pub(crate) paper: bool,
     /// Every combination of these is a strategy.
     matrix: Axes,
@@ -379,6 +380,12 @@ mod tests {
             let strategies = BenchMatrix::open(name).unwrap().strategies().unwrap();
             assert!(strategies.len() >= 3, "{name}");
         }
+        // Published shapes and the study are compared on paper where there is no GPU.
+        let on_paper = BUILT_IN
+            .iter()
+            .filter(|(name, _)| BenchMatrix::open(name).unwrap().paper);
+        let names: Vec<&str> = on_paper.map(|(name, _)| *name).collect();
+        assert_eq!(names, ["h100", "study", "h200"]);
     }
 
     #[test]

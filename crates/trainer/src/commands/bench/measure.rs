@@ -2,9 +2,11 @@
 
 use crate::failure::Failure;
 use crate::gpu_watch::{GpuFigures, watched};
+use optim::ScheduleKind;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use settings::{RankEngine, Resolved};
+use settings::{Config, RankEngine, Resolved, RunOptions};
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -52,6 +54,38 @@ pub(crate) struct RunFigures {
     pub(crate) loss: f64,
 }
 
+/// The configuration of a run of so many steps.
+pub(super) fn configuration(resolved: &Resolved, steps: usize) -> Config {
+    let mut config = resolved.config.clone();
+    config.train.steps = steps;
+    if config.lr.schedule == ScheduleKind::Wsd {
+        // This schedule decays within the run.
+        config.lr.decay_steps = config.lr.decay_steps.map(|decay| decay.min(steps));
+    }
+    // The runs are not ranks of the launcher that may have started bench. A group of one rank is allowed.
+    config.collectives.zero = config.ranks().map(|ranks| ranks.zero);
+    config.collectives.engine = RankEngine::Alone;
+    config
+}
+
+/// The arguments that make `train` run the configuration in a file, in a folder that does not exist yet.
+pub(super) fn arguments(options: &RunOptions, file: &Path, folder: &Path) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec!["train".into(), "--quiet".into()];
+    let files = [
+        ("--config", Some(file)),
+        ("--out", Some(folder)),
+        ("--init-from", options.init_from.as_deref()),
+        ("--lora-from", options.lora_from.as_deref()),
+    ];
+    for (flag, path) in files {
+        arguments.extend(
+            path.into_iter()
+                .flat_map(|path| [OsString::from(flag), path.into()]),
+        );
+    }
+    arguments
+}
+
 /// Runs `train` with a configuration for `warmup` and then `steps` more steps, in a folder that does not exist yet.
 ///
 /// # Errors
@@ -61,27 +95,12 @@ pub(crate) fn measure(
     (warmup, steps): (usize, usize),
     folder: &Path,
 ) -> Result<BenchRun, Failure> {
-    let mut config = resolved.config.clone();
-    config.train.steps = warmup + steps;
-    // A traced run waits for every operation. Work between steps does not belong to a strategy.
-    config.log.trace = false;
-    config.without_between_steps();
-    // The runs are not ranks of the launcher that may have started bench. A group of one rank is allowed.
-    config.collectives.zero = config.ranks().map(|ranks| ranks.zero);
-    config.collectives.engine = RankEngine::Alone;
+    let config = configuration(resolved, warmup + steps);
     let file = folder.with_extension("toml");
     std::fs::write(&file, config.to_toml()?).map_err(Failure::file(&file))?;
     let program = std::env::current_exe().map_err(Failure::file("the path of this program"))?;
     let mut command = Command::new(&program);
-    command
-        .arg("train")
-        .arg("--quiet")
-        .arg("--config")
-        .arg(&file);
-    command.arg("--out").arg(folder);
-    if let Some(model) = &resolved.options.init_from {
-        command.arg("--init-from").arg(model);
-    }
+    command.args(arguments(&resolved.options, &file, folder));
     command.stdin(Stdio::null()).stdout(Stdio::null());
     let (ended, gpu) = watched(resolved.device(), || command.output());
     let ended = ended.map_err(Failure::file(&program))?;

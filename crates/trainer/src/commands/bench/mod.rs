@@ -4,6 +4,7 @@
 //! machine that slows down slows all strategies alike.
 
 mod args;
+mod flags;
 mod folded;
 mod golden;
 mod journal;
@@ -11,29 +12,23 @@ mod matrix;
 mod measure;
 mod output;
 mod paper;
+mod planning;
 mod plot;
 mod rows;
 
 pub use args::BenchArgs;
 
-use crate::decisions;
 use crate::failure::Failure;
 use crate::gpu_watch::warnings;
 use crate::interrupt::Interrupt;
-use crate::limits::{limit_of_plan, refuse_without_room};
-use crate::model_tokens::{ModelTokens, describe};
-use crate::samples::data_options;
 use crate::stdout::{print, print_json};
 use args::Shared;
 use golden::Golden;
 use indicatif::{ProgressBar, ProgressStyle};
 use journal::{Journal, JournalEntry};
-use matrix::BenchStrategy;
-use paper::PaperFigures;
-use planner::Plan;
-use rows::{Outcome, Planned, Row, rows};
+use planning::PlannedMatrix;
+use rows::{Row, rows};
 use serde::Serialize;
-use settings::{Config, Resolved, Settings};
 use std::path::PathBuf;
 
 /// Defaults for a matrix that does not set its steps and rounds.
@@ -43,7 +38,7 @@ const ROUNDS: usize = 3;
 
 /// The form of `bench --json`. It rises with every new field, and with any change of a
 /// field's name, type or meaning (`crates/trainer/schemas/`).
-const SCHEMA_VERSION: u32 = 1;
+const SCHEMA_VERSION: u32 = 2;
 
 /// Strategies side by side. `bench --json`.
 #[derive(Serialize)]
@@ -54,6 +49,9 @@ struct BenchReport<'a> {
     version: &'static str,
     /// The device that it was measured on, or planned for.
     device: String,
+    /// What it holds, if `--device-memory` says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_memory_bytes: Option<u64>,
     /// Steps of a run that are not counted, before the others.
     warmup: usize,
     /// Steps of a run that are counted.
@@ -72,26 +70,18 @@ struct BenchReport<'a> {
 /// [`Failure`]: an invalid matrix, files that cannot be read or written, peaks that changed, an interruption.
 pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
     let shared = args.shared()?;
-    if shared.options().trace.is_some() {
-        return Err(Failure::Usage(
-            "a traced run waits for every operation, so bench does not trace; use `trainer train --trace`".into(),
-        ));
-    }
     // Read before measuring, so that a missing file is noticed at once.
     let was = args.check.as_deref().map(Golden::read).transpose()?;
-    let strategies = shared.matrix().strategies()?;
-    let planned = plan_all(&shared, &strategies)?;
+    let planned = PlannedMatrix::new(&shared)?;
+    planned.refuse_foreign_data(&shared)?;
     let bench = Bench::new(args, &shared);
     let (runs, interrupted) = match args.plan_only {
         true => (Vec::new(), None),
-        false => {
-            planned.refuse_foreign_data()?;
-            bench.measure_all(&shared, &planned)?
-        }
+        false => bench.measure_all(&shared, &planned)?,
     };
     let rows = rows(&planned.planned, &runs, args.plan_only);
     warn_of_the_gpu(&runs);
-    bench.print(args, &planned.device, &rows)?;
+    bench.print(&shared, args, &planned.device, &rows)?;
     if let Some(path) = &args.plot {
         plot::draw(path, &rows)?;
     }
@@ -132,114 +122,6 @@ fn check(was: &Golden, now: &Golden, tolerance: f64) -> Result<(), Failure> {
         [] => Ok(()),
         failures => Err(Failure::PeaksChanged(failures.join("\n"))),
     }
-}
-
-/// The plans of all strategies.
-struct PlannedMatrix {
-    planned: Vec<Planned>,
-    /// Their configurations; none if the settings contradict each other.
-    resolved: Vec<Option<Resolved>>,
-    device: String,
-}
-
-impl PlannedMatrix {
-    /// Refuses data that the model may not read, before anything is measured. All strategies read the same data.
-    fn refuse_foreign_data(&self) -> Result<(), Failure> {
-        let strategies = self.planned.iter().zip(&self.resolved);
-        let mut measured = strategies.filter(|(planned, _)| planned.obstacle.is_none());
-        let Some(resolved) = measured.find_map(|(_, resolved)| resolved.as_ref()) else {
-            return Ok(());
-        };
-        let tokens = ModelTokens::of_run(resolved, resolved.options.init_from.as_deref());
-        let dataset = tokens.open_own(&data_options(resolved), resolved)?;
-        tracing::info!("training on {}", describe(&dataset));
-        Ok(())
-    }
-}
-
-/// Plans every strategy. A strategy with contradictory settings is skipped; it is an error only if all are.
-fn plan_all(shared: &Shared, strategies: &[BenchStrategy]) -> Result<PlannedMatrix, Failure> {
-    let mut matrix = PlannedMatrix {
-        planned: Vec::new(),
-        resolved: Vec::new(),
-        device: String::new(),
-    };
-    let mut refused = None;
-    for strategy in strategies {
-        let planned = shared
-            .resolve(strategy)
-            .map_err(Failure::from)
-            .and_then(|mut resolved| {
-                let (config, plan) = plan(&mut resolved)?;
-                let paper = shared
-                    .matrix()
-                    .paper
-                    .then(|| PaperFigures::new(shared, strategy, &resolved, &config, &plan));
-                Ok((resolved, plan, paper.transpose()?))
-            });
-        let (resolved, plan, paper, obstacle) = match planned {
-            Ok((resolved, plan, paper)) => {
-                matrix.device = resolved.device().to_string();
-                let obstacle = obstacle(&resolved, &plan, shared.plans_only());
-                (Some(resolved), Ok(plan), paper, obstacle)
-            }
-            Err(failure) => {
-                let why = failure.to_string();
-                refused.get_or_insert(failure);
-                (None, Err(why), None, None)
-            }
-        };
-        matrix.planned.push(Planned {
-            strategy: strategy.clone(),
-            plan,
-            paper,
-            obstacle,
-        });
-        matrix.resolved.push(resolved);
-    }
-    match refused {
-        Some(failure) if matrix.resolved.iter().all(Option::is_none) => Err(failure),
-        _ => Ok(matrix),
-    }
-}
-
-/// Plans a strategy, and sets its run to the chunk of the output head that was planned. With the configuration that was planned.
-fn plan(resolved: &mut Resolved) -> Result<(Config, Plan), Failure> {
-    let config = decisions::on_paper(resolved, None)?;
-    resolved.config.memory.head_chunk = config.memory.head_chunk;
-    resolved.config.data.packing = config.data.packing;
-    let plan = Plan::new(&Settings::new(&config)?, resolved.device().target())?;
-    Ok((config, plan))
-}
-
-/// Why a strategy is not run: its plan exceeds a limit in bytes, or this host has no room for it.
-fn obstacle(resolved: &Resolved, plan: &Plan, plans_only: bool) -> Option<(Outcome, String)> {
-    if resolved.config.memory.force {
-        return None;
-    }
-    if let Some(limit) = limit_of_plan(resolved).filter(|limit| plan.peak_bytes > *limit) {
-        let over = memory::format_bytes(plan.peak_bytes - limit);
-        let largest = plan.largest_at_peak.first().map_or("", |lease| lease.name);
-        return Some((
-            Outcome::Oom,
-            format!("the plan's peak is {over} above the limit; the largest at it is `{largest}`"),
-        ));
-    }
-    if plans_only {
-        return None;
-    }
-    if let Some(rank) = resolved.config.rank.filter(|rank| rank.of > 1) {
-        return Some((
-            Outcome::Skipped,
-            format!(
-                "bench plans {} ranks and measures none: a launcher starts them, such as `mpirun -n {} trainer train`",
-                rank.of, rank.of
-            ),
-        ));
-    }
-    let (target, limit) = (resolved.device().target(), limit_of_plan(resolved));
-    let refused = refuse_without_room(&resolved.config, plan, target, limit).err()?;
-    Some((Outcome::Oom, refused.to_string()))
 }
 
 /// How a matrix is measured.
@@ -319,7 +201,8 @@ impl Bench {
                 asked += &resolved.config.to_toml()?;
             }
         }
-        asked += &format!("{:?}", shared.options().init_from);
+        let options = shared.options();
+        asked += &format!("{:?} {:?}", options.init_from, options.lora_from);
         Ok(asked)
     }
 
@@ -334,12 +217,19 @@ impl Bench {
         bar
     }
 
-    fn print(&self, args: &BenchArgs, device: &str, rows: &[Row]) -> Result<(), Failure> {
+    fn print(
+        &self,
+        shared: &Shared,
+        args: &BenchArgs,
+        device: &str,
+        rows: &[Row],
+    ) -> Result<(), Failure> {
         if args.form.json {
             return print_json(&BenchReport {
                 schema_version: SCHEMA_VERSION,
                 version: env!("CARGO_PKG_VERSION"),
                 device: device.into(),
+                device_memory_bytes: shared.device_bytes(),
                 warmup: self.warmup,
                 steps: self.steps,
                 rounds: self.rounds,

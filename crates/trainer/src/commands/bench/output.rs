@@ -6,7 +6,7 @@ use memory::format_bytes;
 use report::{Align, Table};
 
 /// The columns. Numbers are aligned to the right.
-const COLUMNS: [(&str, Align); 18] = [
+const COLUMNS: [(&str, Align); 19] = [
     ("strategy", Align::Left),
     ("result", Align::Left),
     ("tokens/s", Align::Right),
@@ -21,11 +21,15 @@ const COLUMNS: [(&str, Align); 18] = [
     ("ms/GiB", Align::Right),
     ("all ranks", Align::Right),
     ("computes, on paper", Align::Right),
+    ("step, on paper", Align::Right),
     ("cost a GiB", Align::Right),
     (GPUS[0].1, Align::Left),
     (GPUS[1].1, Align::Left),
     ("dominated by", Align::Left),
 ];
+
+/// How much longer than what it computes a step must be to have a column of its own.
+const NOTABLY: f64 = 1.005;
 
 /// All rows as a table, without empty columns.
 pub(crate) fn table(rows: &[Row]) -> Table {
@@ -66,6 +70,9 @@ fn cells(row: &Row) -> [String; COLUMNS.len()] {
     };
     let ranks = paper.map(|paper| (paper.least_peak_bytes, paper.most_peak_bytes));
     let ranks = ranks.filter(|_| row.ranks.is_some_and(|ranks| ranks > 1));
+    let is_alone = row.ranks.is_none_or(|ranks| ranks == 1);
+    let longer_step = paper.filter(|paper| is_alone && paper.step_ms > paper.compute_ms * NOTABLY);
+    let longer_step = longer_step.map(|paper| paper.step_ms);
     [
         row.strategy.clone(),
         match (row.result, paper) {
@@ -92,6 +99,7 @@ fn cells(row: &Row) -> [String; COLUMNS.len()] {
         number(paper.map(|paper| paper.compute_ms), |ms| {
             format!("{ms:.0} ms")
         }),
+        number(longer_step, |ms| format!("{ms:.0} ms")),
         number(paper.and_then(|paper| paper.ms_per_gib_saved), |ms| {
             format!("{:.2} ms", ms + 0.0)
         }),

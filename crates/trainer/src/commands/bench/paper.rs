@@ -19,8 +19,14 @@ pub(crate) const GPUS: [(&str, &str); 2] = [("H100 80GB", "H100"), ("H200 141GB"
 pub(crate) struct PaperFigures {
     /// Milliseconds that a step computes, without copying and sending, behind which replays may hide.
     pub(crate) compute_ms: f64,
-    /// By how much it is longer than the baseline's, for each GiB saved.
+    /// Milliseconds of the whole step, with copies and messages that computing does not hide.
+    pub(crate) step_ms: f64,
+    /// By how much a step is longer than the baseline's for as many tokens, for each GiB saved: `step_ms` of one rank, `compute_ms` of
+    /// several.
     pub(crate) ms_per_gib_saved: Option<f64>,
+    /// Tokens of a step, of all ranks.
+    #[serde(skip)]
+    pub(crate) tokens: usize,
     /// The lowest peak of a rank.
     pub(crate) least_peak_bytes: u64,
     /// The highest.
@@ -32,19 +38,35 @@ pub(crate) struct PaperFigures {
 }
 
 impl PaperFigures {
+    /// The time that counts for what a GiB costs. What several ranks send depends on how they are connected.
+    fn ms(&self) -> f64 {
+        match self.ranks_planned {
+            1 => self.step_ms,
+            _ => self.compute_ms,
+        }
+    }
+
+    /// By how much its time for as many tokens as in the baseline's step is longer than the baseline's.
+    pub(crate) fn longer_than(&self, baseline: &PaperFigures) -> f64 {
+        self.ms() * (baseline.tokens as f64 / self.tokens as f64) - baseline.ms()
+    }
+
     /// # Errors
     /// As planning the strategy.
     pub(crate) fn new(
         shared: &Shared,
         strategy: &BenchStrategy,
         resolved: &Resolved,
-        config: &Config,
         plan: &Plan,
     ) -> Result<PaperFigures, Failure> {
+        let config = &resolved.config;
         let target = resolved.device().target();
         let of = resolved.config.rank.map_or(1, |rank| rank.of);
         let planned = of.min(MOST_RANKS);
         let peak = |index: usize| -> Result<u64, Failure> {
+            if of == 1 {
+                return Ok(plan.peak_bytes);
+            }
             let number = index * of.saturating_sub(1) / planned.saturating_sub(1).max(1);
             let rank = shared.resolve_of(strategy, number)?.config.rank;
             let config = Config {
@@ -56,9 +78,12 @@ impl PaperFigures {
         let peaks = (0..planned).into_par_iter().map(peak);
         let peaks = peaks.collect::<Result<Vec<u64>, Failure>>()?;
         let fits = |gpu: &&(&str, &'static str)| plan.fits.get(gpu.0) == Some(&true);
+        let seconds = PaperSeconds::new(&Settings::new(config)?, target)?;
         Ok(PaperFigures {
-            compute_ms: 1e3 * PaperSeconds::new(&Settings::new(config)?, target)?.computing,
+            compute_ms: 1e3 * seconds.computing,
+            step_ms: 1e3 * seconds.step,
             ms_per_gib_saved: None,
+            tokens: config.batch.micro * config.micro_batches() * config.data.seq,
             least_peak_bytes: *peaks.iter().min().expect("there is a rank"),
             most_peak_bytes: *peaks.iter().max().expect("there is a rank"),
             ranks_planned: planned,

@@ -54,7 +54,8 @@ pub(crate) struct Row {
     pub(crate) mfu: Option<f64>,
     /// Speed divided by the baseline's: the median over rounds of the quotient within a round.
     pub(crate) against_baseline: Option<f64>,
-    /// How much longer a step of the baseline would take at this speed (`against_baseline`), for each GiB saved.
+    /// How much longer a step of the baseline would take at this speed (`against_baseline`), for each GiB saved; none if the
+    /// speeds differ by no more than the larger spread.
     pub(crate) ms_per_gib_saved: Option<f64>,
     /// The strategy on paper, if the matrix asks for it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -95,11 +96,11 @@ impl Outcome {
 /// What is known of a strategy before it is run.
 pub(crate) struct Planned {
     pub(crate) strategy: BenchStrategy,
-    /// The plan, or why planning failed.
-    pub(crate) plan: Result<Plan, String>,
+    /// The plan; none if planning failed, as the obstacle says.
+    pub(crate) plan: Option<Plan>,
     /// Its figures on paper, if the matrix asks for them.
     pub(crate) paper: Option<PaperFigures>,
-    /// Why it is not run although it was planned.
+    /// Why it is not run.
     pub(crate) obstacle: Option<(Outcome, String)>,
 }
 
@@ -135,13 +136,12 @@ fn row(planned: &Planned, runs: &[JournalEntry], plan_only: bool) -> Row {
         .filter(|entry| entry.strategy == strategy.name)
         .collect();
     let unlucky = of_strategy.iter().find(|entry| entry.run.figures.is_none());
-    let (result, reason) = match (plan, obstacle, unlucky) {
-        (Err(why), ..) => (Outcome::Skipped, Some(why.clone())),
-        (_, Some((outcome, why)), _) => (*outcome, Some(why.clone())),
-        (.., Some(entry)) if entry.run.result == RunEnd::Oom => {
+    let (result, reason) = match (obstacle, unlucky) {
+        (Some((outcome, why)), _) => (*outcome, Some(why.clone())),
+        (_, Some(entry)) if entry.run.result == RunEnd::Oom => {
             (Outcome::Oom, entry.run.reason.clone())
         }
-        (.., Some(entry)) => (Outcome::Failed, entry.run.reason.clone()),
+        (_, Some(entry)) => (Outcome::Failed, entry.run.reason.clone()),
         _ if of_strategy.is_empty() && !plan_only => {
             (Outcome::Skipped, Some("it was not reached".into()))
         }
@@ -164,7 +164,7 @@ fn row(planned: &Planned, runs: &[JournalEntry], plan_only: bool) -> Row {
         speeds().fold(f64::INFINITY, f64::min),
     );
     let tokens_per_s = of(|figures| Some(figures.tokens_per_s));
-    let plan = plan.as_ref().ok();
+    let plan = plan.as_ref();
     Row {
         strategy: strategy.name.clone(),
         model: strategy.config.clone(),
@@ -211,15 +211,17 @@ fn compare(rows: &mut [Row], index: usize, baseline: usize, runs: &[JournalEntry
     let rounds = runs.iter().map(|entry| entry.round + 1).max().unwrap_or(0);
     let ratio = |round| Some(speed_in(&row.strategy, round)? / speed_in(&base.strategy, round)?);
     let against_baseline = median((0..rounds).filter_map(ratio).collect());
-    let slower = base.step_ms.zip(against_baseline);
+    let is_clear =
+        |ratio: &f64| chance(row, base).is_some_and(|spread| (ratio - 1.0).abs() > spread);
+    let slower = base.step_ms.zip(against_baseline.filter(is_clear));
     let slower = slower.map(|(of_base, speed)| of_base / speed - of_base);
     let gib = saved
         .filter(|saved| *saved > 0)
         .map(|saved| saved as f64 / (1u64 << 30) as f64);
-    let longer = base.paper.as_ref().map(|paper| paper.compute_ms);
+    let of_base = base.paper.clone();
     let row = &mut rows[index];
     if let Some(paper) = &mut row.paper {
-        let longer = longer.map(|of_base| paper.compute_ms - of_base);
+        let longer = of_base.map(|of_base| paper.longer_than(&of_base));
         paper.ms_per_gib_saved = longer.zip(gib).map(|(ms, gib)| ms / gib);
     }
     row.saved_bytes = saved;
@@ -227,15 +229,20 @@ fn compare(rows: &mut [Row], index: usize, baseline: usize, runs: &[JournalEntry
     row.ms_per_gib_saved = slower.zip(gib).map(|(ms, gib)| ms / gib);
 }
 
+/// By how much the speeds of two rows may differ by chance: the larger spread; none after a single round.
+fn chance(row: &Row, other: &Row) -> Option<f64> {
+    Some(row.spread?.max(other.spread?))
+}
+
 /// The smallest strategy of the same model that needs no more memory and is faster by more than the spread of both. A
 /// smaller difference could reverse in the next measurement. A single round has no spread, so none dominates.
 fn dominator(row: &Row, rows: &[Row]) -> Option<String> {
-    let score = |row: &Row| Some((row.peak_bytes?, row.tokens_per_s?, row.spread?));
-    let (peak, speed, spread) = score(row)?;
+    let score = |row: &Row| Some((row.peak_bytes?, row.tokens_per_s?));
+    let (peak, speed) = score(row)?;
     let others = rows.iter().filter(|other| other.model == row.model);
     let better = others.filter_map(|other| {
-        let (other_peak, other_speed, other_spread) = score(other)?;
-        let is_faster = other_speed > speed * (1.0 + spread.max(other_spread));
+        let (other_peak, other_speed) = score(other)?;
+        let is_faster = other_speed > speed * (1.0 + chance(row, other)?);
         (other_peak <= peak && is_faster).then_some((other_peak, other))
     });
     better
@@ -256,7 +263,7 @@ mod tests {
                 ranks: None,
                 set: Vec::new(),
             },
-            plan: Err("not planned here".into()),
+            plan: None,
             paper: None,
             obstacle: None,
         });
@@ -329,32 +336,70 @@ mod tests {
         assert_eq!(dominated(&names, &once), vec![None; names.len()]);
     }
 
-    /// The columns' medians come from different rounds, but must agree: a faster strategy also saves time.
+    /// A step of four times the tokens may take four times as long.
     #[test]
-    fn speed_and_time_for_a_gib_agree() {
+    fn time_on_paper_is_for_as_many_tokens() {
+        let mut planned = planned(&["none", "full", "larger"]);
+        for (one, (step_ms, tokens)) in
+            planned
+                .iter_mut()
+                .zip([(100.0, 8), (130.0, 8), (480.0, 32)])
+        {
+            one.paper = Some(PaperFigures {
+                compute_ms: 1.0,
+                step_ms,
+                ms_per_gib_saved: None,
+                tokens,
+                least_peak_bytes: 0,
+                most_peak_bytes: 0,
+                ranks_planned: 1,
+                fits: Vec::new(),
+            });
+        }
+        let mut rows = rows(&planned, &[], true);
+        for (row, gib) in rows.iter_mut().zip([12, 2, 2]) {
+            row.planned_peak_bytes = Some(gib << 30);
+        }
+        let cost = |rows: &mut [Row], index| {
+            compare(rows, index, 0, &[]);
+            rows[index].paper.as_ref().unwrap().ms_per_gib_saved
+        };
+        assert_eq!(
+            [1, 2].map(|index| cost(&mut rows, index)),
+            [Some(3.0), Some(2.0)]
+        );
+    }
+
+    /// Time for a GiB follows from the column of speeds, and is left out where rounds differ by as much as the speeds.
+    #[test]
+    fn time_for_a_gib_is_left_out_within_the_spread() {
         let gib = 1 << 30;
-        let speeds = [(1000.0, 1010.0), (900.0, 890.0), (800.0, 816.0)];
-        let runs: Vec<JournalEntry> = speeds
-            .iter()
-            .enumerate()
-            .flat_map(|(round, (none, full))| {
+        let compared = |speeds: &[(f64, f64)]| {
+            let of_round = |(round, (none, full)): (usize, &(f64, f64))| {
                 [
                     entry("none", round, 2 * gib, *none),
                     entry("full", round, gib, *full),
                 ]
-            })
-            .collect();
-        let mut rows = rows(&planned(&["none", "full"]), &runs, false);
-        for (row, bytes) in rows.iter_mut().zip([2 * gib, gib]) {
-            row.planned_peak_bytes = Some(bytes);
-        }
-        // Comparing the medians would give the opposite: 890 tokens/s and 900.
-        assert!(rows[1].step_ms > rows[0].step_ms);
-        compare(&mut rows, 1, 0, &runs);
-        let (speed, ms) = (rows[1].against_baseline, rows[1].ms_per_gib_saved);
-        assert_eq!(speed, Some(1.01));
-        let of_base = 1e6 / 900.0;
-        assert_eq!(ms, Some(of_base / 1.01 - of_base));
-        assert!(ms < Some(0.0));
+            };
+            let runs: Vec<JournalEntry> = speeds.iter().enumerate().flat_map(of_round).collect();
+            let mut rows = rows(&planned(&["none", "full"]), &runs, false);
+            for (row, bytes) in rows.iter_mut().zip([2 * gib, gib]) {
+                row.planned_peak_bytes = Some(bytes);
+            }
+            compare(&mut rows, 1, 0, &runs);
+            (rows[1].against_baseline.unwrap(), rows[1].ms_per_gib_saved)
+        };
+        // Beyond the spread of 2 %, slower and faster.
+        let (speed, ms) = compared(&[(1000.0, 800.0), (1010.0, 808.0), (990.0, 792.0)]);
+        assert_eq!((speed, ms), (0.8, Some(1000.0 / speed - 1000.0)));
+        let (speed, ms) = compared(&[(1000.0, 1250.0), (1010.0, 1260.0), (990.0, 1240.0)]);
+        assert_eq!((speed, ms), (1.25, Some(1000.0 / speed - 1000.0)));
+        // Within it: the medians of different rounds would say 890 tokens/s against 900, the rounds 1.01.
+        assert_eq!(
+            compared(&[(1000.0, 1010.0), (900.0, 890.0), (800.0, 816.0)]),
+            (1.01, None)
+        );
+        assert_eq!(compared(&[(1000.0, 970.0), (1040.0, 1010.0)]).1, None);
+        assert_eq!(compared(&[(1000.0, 500.0)]), (0.5, None), "a single round");
     }
 }

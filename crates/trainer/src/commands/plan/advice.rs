@@ -138,7 +138,7 @@ fn advice(run: &RunArgs, kept: &mut KeptChunk, mut advice: Advice) -> Result<Adv
 }
 
 /// A size in bytes, or the memory of a GPU.
-fn device_memory_bytes(text: &str) -> Result<u64, Failure> {
+pub(crate) fn device_memory_bytes(text: &str) -> Result<u64, Failure> {
     let names_a_gpu = text.starts_with(|first: char| first.is_alphabetic());
     let usage = |error: &dyn std::fmt::Display| Failure::Usage(format!("--device-memory: {error}"));
     if names_a_gpu {

@@ -13,6 +13,7 @@ use crate::failure::Failure;
 use crate::initial_model::beyond_context;
 use crate::stdout::{print, print_json};
 use crate::tracer::{draw_plan, trace_folder};
+pub(super) use advice::device_memory_bytes;
 use advice::{AdviceArgs, answer};
 use clap::Args;
 use from::{FromArgs, FromFiles, PlanOf};

@@ -1,0 +1,261 @@
+//! Plans every strategy before any is measured, and finds those that cannot be run.
+
+use super::args::{Shared, WHOLE, in_bytes};
+use super::matrix::BenchStrategy;
+use super::paper::PaperFigures;
+use super::rows::{Outcome, Planned};
+use crate::decisions;
+use crate::device::OpenDevice;
+use crate::failure::Failure;
+use crate::limits::{limit_of_plan, refuse_without_room};
+use crate::model_tokens::{ModelTokens, describe};
+use crate::reference;
+use crate::samples::data_options;
+use crate::threads::start_threads;
+use memory::{Rank, format_bytes};
+use planner::Plan;
+use settings::{ConfigError, Resolved, Settings, Size};
+
+/// The plans of all strategies.
+pub(super) struct PlannedMatrix {
+    pub(super) planned: Vec<Planned>,
+    /// Their configurations, as they were planned; none if the settings contradict each other.
+    pub(super) resolved: Vec<Option<Resolved>>,
+    pub(super) device: String,
+}
+
+impl PlannedMatrix {
+    /// Plans every strategy. One with contradictory settings is skipped; it is an error only if all are.
+    ///
+    /// # Errors
+    /// A mistake in the matrix, such as a file that does not exist; else the first contradiction, if every strategy has one.
+    pub(super) fn new(shared: &Shared) -> Result<PlannedMatrix, Failure> {
+        let strategies = shared.strategies();
+        let mut all = Vec::new();
+        for strategy in strategies {
+            match shared.resolve(strategy) {
+                Err(failure) if is_mistake(&failure) => return Err(failure),
+                resolved => all.push(resolved),
+            }
+        }
+        let resolved: Vec<&Resolved> = all.iter().flatten().collect();
+        if let Some(first) = resolved.first() {
+            start_threads(first.config.train.threads)?;
+        }
+        warn_of_unused(&resolved);
+        let mut matrix = PlannedMatrix {
+            device: resolved
+                .last()
+                .map_or(String::new(), |one| one.device().to_string()),
+            planned: Vec::new(),
+            resolved: Vec::new(),
+        };
+        let mut refused = None;
+        for (strategy, resolved) in strategies.iter().zip(all) {
+            let planned = resolved.and_then(|resolved| plan_strategy(shared, strategy, resolved));
+            let (planned, resolved) = match planned {
+                Ok((planned, resolved)) => (planned, Some(resolved)),
+                Err(failure) => {
+                    let outcome = match failure.exit_code() {
+                        3 => Outcome::Oom,
+                        _ => Outcome::Skipped,
+                    };
+                    let planned = Planned {
+                        strategy: strategy.clone(),
+                        plan: None,
+                        paper: None,
+                        obstacle: Some((outcome, failure.to_string())),
+                    };
+                    refused.get_or_insert(failure);
+                    (planned, None)
+                }
+            };
+            matrix.planned.push(planned);
+            matrix.resolved.push(resolved);
+        }
+        let is_out = |one: &Planned| {
+            let is_skipped = matches!(one.obstacle, Some((Outcome::Skipped, _)));
+            one.plan.is_none() && is_skipped
+        };
+        match refused {
+            Some(failure) if matrix.planned.iter().all(is_out) => Err(failure),
+            _ => Ok(matrix),
+        }
+    }
+
+    /// Refuses data that the model may not read, before anything is measured. A plan reads the data only if the command line
+    /// names it. All strategies read the same data.
+    ///
+    /// # Errors
+    /// As training would refuse it.
+    pub(super) fn refuse_foreign_data(&self, shared: &Shared) -> Result<(), Failure> {
+        let reads = |planned: &Planned| match shared.plans_only() {
+            true => shared.names_data,
+            false => planned.obstacle.is_none(),
+        };
+        let mut strategies = self.planned.iter().zip(&self.resolved);
+        let first = strategies.find_map(|(planned, resolved)| {
+            let resolved = resolved.as_ref()?;
+            reads(planned).then_some(resolved)
+        });
+        let Some(resolved) = first else {
+            return Ok(());
+        };
+        let tokens = ModelTokens::of_run(resolved, resolved.options.init_from.as_deref());
+        let dataset = tokens.open_own(&data_options(resolved), resolved)?;
+        let dataset = reference::attach(dataset, &resolved.config)?;
+        tracing::info!("training on {}", describe(&dataset));
+        Ok(())
+    }
+}
+
+/// Whether a strategy was refused because of a mistake in writing it, such as an unknown key or a file that does not exist, and not
+/// because its settings do not go together.
+fn is_mistake(failure: &Failure) -> bool {
+    match failure {
+        Failure::Config(error) => matches!(
+            error,
+            ConfigError::UnknownKey { .. }
+                | ConfigError::UnknownPreset { .. }
+                | ConfigError::Unreadable { .. }
+                | ConfigError::Syntax { .. }
+                | ConfigError::Value { .. }
+        ),
+        failure => failure.exit_code() == 4,
+    }
+}
+
+/// Warns of keys that have no effect on any strategy.
+fn warn_of_unused(strategies: &[&Resolved]) {
+    let mut unused = strategies.iter().map(|one| one.config.unused());
+    let first = unused.next().unwrap_or_default();
+    let others: Vec<_> = unused.collect();
+    for (key, needs) in first {
+        let is_unused = |of: &Vec<(&str, &str)>| of.iter().any(|(other, _)| *other == key);
+        if others.iter().all(is_unused) {
+            tracing::warn!("{key} has no effect on any strategy: it is for {needs}");
+        }
+    }
+}
+
+/// What is known of a strategy before it is run, and its configuration as it was planned.
+fn plan_strategy(
+    shared: &Shared,
+    strategy: &BenchStrategy,
+    mut resolved: Resolved,
+) -> Result<(Planned, Resolved), Failure> {
+    let plan = plan(shared, &mut resolved)?;
+    let stages = other_stages(shared, &resolved)?;
+    let is_on_paper = shared.matrix().paper && shared.plans_only();
+    let paper = is_on_paper.then(|| PaperFigures::new(shared, strategy, &resolved, &plan));
+    let planned = Planned {
+        strategy: strategy.clone(),
+        paper: paper.transpose()?,
+        obstacle: obstacle(shared, &resolved, &plan, &stages),
+        plan: Some(plan),
+    };
+    Ok((planned, resolved))
+}
+
+/// Plans a strategy, and makes its configuration the one that was planned, so that its runs decide nothing anew. Automatic
+/// recompute fills the device's memory: its budget shrinks until what lies beside the peak fits too.
+fn plan(shared: &Shared, resolved: &mut Resolved) -> Result<Plan, Failure> {
+    let mut device_bytes = shared.device_bytes();
+    let memory = &resolved.config.memory;
+    if device_bytes.is_none() && resolved.config.chooses() && memory.budget == Some(WHOLE) {
+        let bytes = OpenDevice::open(resolved.device())?.total_bytes()?;
+        in_bytes(&mut resolved.config.memory, bytes);
+        device_bytes = Some(bytes);
+    }
+    loop {
+        let config = decisions::on_paper(resolved, device_bytes)?;
+        let plan = Plan::new(&Settings::new(&config)?, resolved.device().target())?;
+        let beyond = device_bytes.map_or(0, |bytes| needs_bytes(&plan).saturating_sub(bytes));
+        if beyond == 0 || !resolved.config.chooses() {
+            resolved.config = config;
+            return Ok(plan);
+        }
+        let smaller = plan.peak_bytes.saturating_sub(beyond);
+        resolved.config.memory.budget = Some(Size::Bytes(smaller));
+    }
+}
+
+/// What a device has to hold: what is reserved, and the overhead.
+fn needs_bytes(plan: &Plan) -> u64 {
+    plan.reserved_bytes + plan.device_overhead_bytes
+}
+
+/// The plans of a rank of each other stage of a pipeline, if something limits them: any of them may need the most.
+fn other_stages(shared: &Shared, resolved: &Resolved) -> Result<Vec<Plan>, Failure> {
+    let is_limited = shared.device_bytes().is_some() || limit_of_plan(resolved).is_some();
+    let Some(rank) = resolved.config.rank.filter(|_| is_limited) else {
+        return Ok(Vec::new());
+    };
+    let of_stage = rank.of / resolved.config.parallel.pipeline;
+    let others = (0..rank.of).step_by(of_stage);
+    let others = others.filter(|first| first / of_stage != rank.number / of_stage);
+    let plan = |number| -> Result<Plan, Failure> {
+        let mut config = resolved.config.clone();
+        config.rank = Some(Rank { number, ..rank });
+        Ok(Plan::new(
+            &Settings::new(&config)?,
+            resolved.device().target(),
+        )?)
+    };
+    others.map(plan).collect()
+}
+
+/// Why a strategy is not run: a plan exceeds a limit in bytes or the device, or this host has no room for it.
+fn obstacle(
+    shared: &Shared,
+    resolved: &Resolved,
+    plan: &Plan,
+    stages: &[Plan],
+) -> Option<(Outcome, String)> {
+    let limit = limit_of_plan(resolved);
+    if resolved.config.memory.force && !shared.plans_only() {
+        return None;
+    }
+    // The plan that needs the most, and by how much that is more than there is.
+    let beyond = |needed: fn(&Plan) -> u64, has: Option<u64>| {
+        let most = stages
+            .iter()
+            .chain([plan])
+            .max_by_key(|plan| needed(plan))?;
+        let beyond = needed(most).saturating_sub(has?);
+        let largest = most.largest_at_peak.first().map_or("", |lease| lease.name);
+        (beyond > 0).then(|| (most, format_bytes(beyond), largest))
+    };
+    if let Some((_, beyond, largest)) = beyond(Plan::most_bytes, limit) {
+        return Some((
+            Outcome::Oom,
+            format!(
+                "the plan's peak is {beyond} above the limit; the largest at it is `{largest}`"
+            ),
+        ));
+    }
+    if let Some((most, beyond, largest)) = beyond(needs_bytes, shared.device_bytes()) {
+        return Some((
+            Outcome::Oom,
+            format!(
+                "it needs {}, overhead included, which is {beyond} more than --device-memory; the largest at the peak is `{largest}`",
+                format_bytes(needs_bytes(most))
+            ),
+        ));
+    }
+    if shared.plans_only() {
+        return None;
+    }
+    if let Some(rank) = resolved.config.rank.filter(|rank| rank.of > 1) {
+        return Some((
+            Outcome::Skipped,
+            format!(
+                "bench plans {} ranks and measures none: a launcher starts them, such as `mpirun -n {} trainer train`",
+                rank.of, rank.of
+            ),
+        ));
+    }
+    let target = resolved.device().target();
+    let refused = refuse_without_room(&resolved.config, plan, target, limit).err()?;
+    Some((Outcome::Oom, refused.to_string()))
+}
