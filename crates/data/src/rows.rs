@@ -10,8 +10,8 @@ use crate::{
 /// The samples of token files: each is a row.
 #[derive(Debug)]
 pub(crate) enum Rows {
-    /// Sample `i` of a shard is the `seq + 1` tokens from `i * seq`; no sample crosses shards. Has, for each shard, the
-    /// number of samples up to its end.
+    /// Sample `i` of a shard is the `seq + 1` tokens from `i * seq`, or what is left of them; no sample crosses shards. Has,
+    /// for each shard, the number of samples up to its end.
     Concatenated(Vec<usize>),
     /// A row is one or more parts of documents.
     Packed(PackedRows),
@@ -24,9 +24,10 @@ impl Rows {
         shards: &TokenShards,
         packing: Packing,
         seq: usize,
+        tails: bool,
     ) -> Result<Self, DataError> {
         Ok(match packing {
-            Packing::Concatenate => Self::concatenated(shards, seq)?,
+            Packing::Concatenate => Self::concatenated(shards, seq, tails)?,
             Packing::FirstFit => Self::Packed(PackedRows::first_fit(
                 &document_parts(shards, packing, seq)?,
                 seq,
@@ -35,10 +36,10 @@ impl Rows {
         })
     }
 
-    fn concatenated(shards: &TokenShards, seq: usize) -> Result<Self, DataError> {
+    fn concatenated(shards: &TokenShards, seq: usize, tails: bool) -> Result<Self, DataError> {
         let mut samples = 0;
         let ends = shards.files.iter().map(|file| {
-            samples += file.samples(seq);
+            samples += file.samples(seq, tails);
             samples
         });
         let ends: Vec<usize> = ends.collect();
@@ -54,7 +55,7 @@ impl Rows {
             "data file {} holds {} tokens, but a sample of data.seq={seq} needs {}; lower data.seq or use a larger file",
             longest.file.name,
             longest.tokens,
-            seq.saturating_add(1)
+            if tails { 2 } else { seq.saturating_add(1) }
         )))
     }
 
@@ -89,7 +90,8 @@ impl Rows {
                 let shard = ends.partition_point(|&end| end <= sample);
                 let before = if shard == 0 { 0 } else { ends[shard - 1] };
                 let first = (sample - before) * into.seq;
-                shards.files[shard].read(first, into.seq, vocab, into)
+                let file = &shards.files[shard];
+                file.read(first, into.seq.min(file.tokens - 1 - first), vocab, into)
             }
             Self::Packed(rows) => {
                 let mut parts = rows.row(sample).iter();

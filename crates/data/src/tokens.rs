@@ -88,9 +88,13 @@ impl TokenFile {
         Ok(self)
     }
 
-    /// Number of samples of `seq` inputs.
-    pub(crate) fn samples(&self, seq: usize) -> usize {
-        self.tokens.saturating_sub(1) / seq
+    /// Number of samples of `seq` inputs, with a shorter last one if `tails` count.
+    pub(crate) fn samples(&self, seq: usize, tails: bool) -> usize {
+        let inputs = self.tokens.saturating_sub(1);
+        match tails {
+            true => inputs.div_ceil(seq),
+            false => inputs / seq,
+        }
     }
 
     /// Adds what distinguishes this file: the checksum of its index, or bytes at some places if it has none.

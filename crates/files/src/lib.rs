@@ -55,6 +55,7 @@ pub use pieces::{
 pub use safetensors::Dtype;
 pub use tensor_files::{TensorFiles, is_plain_name};
 pub use tensors::Tensors;
+pub use unique::unique_json;
 pub use widths::{narrow, widen};
 pub use write::{WrittenFile, write_file};
 pub use write_tensors::{

@@ -33,10 +33,12 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
         packing: config.data.packing,
         pairs: config.has_pairs(),
         split: Split::Train,
+        tails: false,
     }
 }
 
-/// What `eval` reads: the validation part of `data.path`, in file order. Weights of several paths do not count.
+/// What `eval` reads: the validation part of `data.path`, in file order and to its end. Weights of several paths do not
+/// count.
 pub(crate) fn evaluation_options(resolved: &Resolved) -> Options {
     let options = data_options(resolved);
     Options {
@@ -45,6 +47,7 @@ pub(crate) fn evaluation_options(resolved: &Resolved) -> Options {
         shuffle: false,
         pairs: false,
         split: Split::Validation,
+        tails: true,
         ..options
     }
 }
