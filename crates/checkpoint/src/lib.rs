@@ -5,7 +5,7 @@
 //! [`Checkpoint::open`] checks everything against the manifest, and [`find`] opens the newest whole checkpoint of a
 //! run. [`keep`] removes old ones. Several ranks save and find together ([`JointSaver`], [`find_together`]): either all
 //! succeed, or none. [`BackgroundWriter`] runs such work beside training, and [`RunLock`] keeps a second run out of the
-//! folder. `docs/reference/checkpoint.md` describes the format.
+//! folder, [`ModelLock`] a second command that writes a model there. `docs/reference/checkpoint.md` describes the format.
 //!
 //! This crate knows tensors only by name, and has no model, no device and no settings.
 
@@ -28,7 +28,7 @@ pub use error::{CheckpointError, Damage};
 pub use find::{Found, find, find_any_together, find_together, glance};
 pub use joint::{JointSaver, RankPart};
 pub use keep::{keep, saved, set_aside_after};
-pub use lock::{LockError, RunLock};
+pub use lock::{LockError, MODEL_LOCK, ModelLock, RunLock};
 pub use manifest::{Manifest, ManifestFile};
 pub use open::Checkpoint;
 pub use ranks::JointCheckpoint;

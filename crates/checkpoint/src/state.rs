@@ -57,6 +57,10 @@ pub struct TrainerState {
     /// Whether each byte of a text is a token. If there is a tokenizer, its files define the tokens.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reads_bytes: bool,
+    /// The type of the weights in the folder that the run started from, which `trainer export` keeps, if it is narrower than
+    /// here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin_dtype: Option<String>,
     /// The number of ranks that trained and wrote, if there were several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u64>,

@@ -26,7 +26,7 @@ const SAMPLES_NAMED: usize = 8;
 /// - Several of these, which take turns, by their weights or by their sizes.
 ///
 /// A sample is a row. With [`Packing::Concatenate`], sample `i` of a shard is the `seq + 1` tokens from `i * seq`, so
-/// it has `(tokens - 1) / seq` samples. Otherwise rows hold parts of documents, at 12 bytes of host memory for each part.
+/// it has `(tokens - 1) / seq` samples, and a padded one of what is left if [`Options::tails`] says so. Otherwise rows hold parts of documents, at 12 bytes of host memory for each part.
 ///
 /// Files are mapped rather than read. Tokens are checked against the vocabulary when they are used.
 #[derive(Debug)]

@@ -19,6 +19,7 @@
 //!     packing: Packing::Concatenate,
 //!     pairs: false,
 //!     split: Split::Train,
+//!     tails: false,
 //! })?;
 //! println!("{}", dataset.describe());
 //!

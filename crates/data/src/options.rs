@@ -36,6 +36,9 @@ pub struct Options {
     pub pairs: bool,
     /// Which shards of a folder to read.
     pub split: Split,
+    /// Whether what is left of a file behind its last whole row is a padded row too, as evaluations count it. Only of
+    /// [`Packing::Concatenate`].
+    pub tails: bool,
 }
 
 impl Options {

@@ -10,8 +10,8 @@ use crate::{
 /// The samples of token files: each is a row.
 #[derive(Debug)]
 pub(crate) enum Rows {
-    /// Sample `i` of a shard is the `seq + 1` tokens from `i * seq`; no sample crosses shards. Has, for each shard, the
-    /// number of samples up to its end.
+    /// Sample `i` of a shard is the `seq + 1` tokens from `i * seq`, or what is left of them; no sample crosses shards. Has,
+    /// for each shard, the number of samples up to its end.
     Concatenated(Vec<usize>),
     /// A row is one or more parts of documents.
     Packed(PackedRows),
@@ -24,9 +24,10 @@ impl Rows {
         shards: &TokenShards,
         packing: Packing,
         seq: usize,
+        tails: bool,
     ) -> Result<Self, DataError> {
         Ok(match packing {
-            Packing::Auto | Packing::Concatenate => Self::concatenated(shards, seq)?,
+            Packing::Auto | Packing::Concatenate => Self::concatenated(shards, seq, tails)?,
             Packing::FirstFit => Self::Packed(PackedRows::first_fit(
                 &document_parts(shards, packing, seq)?,
                 seq,
@@ -35,10 +36,10 @@ impl Rows {
         })
     }
 
-    fn concatenated(shards: &TokenShards, seq: usize) -> Result<Self, DataError> {
+    fn concatenated(shards: &TokenShards, seq: usize, tails: bool) -> Result<Self, DataError> {
         let mut samples = 0;
         let ends = shards.files.iter().map(|file| {
-            samples += file.samples(seq);
+            samples += file.samples(seq, tails);
             samples
         });
         let ends: Vec<usize> = ends.collect();
@@ -54,7 +55,7 @@ impl Rows {
             "data file {} holds {} tokens, but a sample of data.seq={seq} needs {}; lower data.seq or use a larger file",
             longest.file.name,
             longest.tokens,
-            seq.saturating_add(1)
+            if tails { 2 } else { seq.saturating_add(1) }
         )))
     }
 
@@ -81,7 +82,8 @@ impl Rows {
         match self {
             Self::Concatenated(ends) => {
                 let (shard, first) = place(ends, sample, seq);
-                shards.files[shard].targets(first, seq)
+                let file = &shards.files[shard];
+                file.targets(first, file.inputs(first, seq))
             }
             Self::Packed(rows) => rows
                 .row(sample)
@@ -103,7 +105,8 @@ impl Rows {
         match self {
             Self::Concatenated(ends) => {
                 let (shard, first) = place(ends, sample, into.seq);
-                shards.files[shard].read(first, into.seq, vocab, into)
+                let file = &shards.files[shard];
+                file.read(first, file.inputs(first, into.seq), vocab, into)
             }
             Self::Packed(rows) => {
                 let mut parts = rows.row(sample).iter();

@@ -35,7 +35,7 @@ impl DataSource {
             (Some(mut shards), _) => {
                 shards.check_pairs(options.pairs)?;
                 let seq = options.seq.unwrap_or(DEFAULT_SEQ);
-                let rows = Rows::cut(&shards, options.packing, seq)?;
+                let rows = Rows::cut(&shards, options.packing, seq, options.tails)?;
                 let cut = cut_documents(&shards, options, seq);
                 shards.forget_documents();
                 Self::Tokens(shards, rows, cut)

@@ -88,9 +88,18 @@ impl TokenFile {
         Ok(self)
     }
 
-    /// Number of samples of `seq` inputs.
-    pub(crate) fn samples(&self, seq: usize) -> usize {
-        self.tokens.saturating_sub(1) / seq
+    /// Number of samples of `seq` inputs, with a shorter last one if `tails` count.
+    pub(crate) fn samples(&self, seq: usize, tails: bool) -> usize {
+        let inputs = self.tokens.saturating_sub(1);
+        match tails {
+            true => inputs.div_ceil(seq),
+            false => inputs / seq,
+        }
+    }
+
+    /// Inputs of the sample that begins at the token `first`: `seq`, and fewer in a tail.
+    pub(crate) fn inputs(&self, first: usize, seq: usize) -> usize {
+        seq.min(self.tokens - 1 - first)
     }
 
     /// Adds what distinguishes this file: the checksum of its index, or bytes at some places if it has none.

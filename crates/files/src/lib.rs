@@ -56,6 +56,7 @@ pub use pieces::{
 pub use safetensors::Dtype;
 pub use tensor_files::{TensorFiles, is_plain_name};
 pub use tensors::Tensors;
+pub use unique::unique_json;
 pub use whole::{read_at_most, read_regular, read_small, read_small_text};
 pub use widths::{narrow, widen};
 pub use write::{WrittenFile, write_file};

@@ -81,10 +81,10 @@ pub use fp8::{Fp8Layer, Fp8Operand, Fp8Products, Fp8Site};
 pub use fp8_underflows::UnderflowShare;
 pub use hooks::{NoHooks, PassHooks};
 pub use hugging_face::{
-    ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, AdapterWeights, HfConfigError,
-    MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights, ParameterPart,
-    PlainModules, Quantisation, WeightsError, file_specs, import, import_adapter, loading_bytes,
-    parameters_of_files, saving_bytes, write_adapter, write_model,
+    ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, AdapterFactors, AdapterWeights,
+    HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
+    ParameterPart, PlainModules, Quantisation, WeightsError, file_specs, import, import_adapter,
+    loading_bytes, parameters_of_files, saving_bytes, write_adapter, write_model,
 };
 pub use init::{DrawingOrder, Fresh, InitialValues, initialise, initialise_factors};
 pub use kv_cache::{CacheShape, CacheWidths, CachedSequences, KvCache, LayerCache};

@@ -43,6 +43,8 @@ pub struct Override {
 pub struct Loaded {
     /// The configuration, its keys valid each by itself.
     pub config: Config,
+    /// Sections of `[model]` that have some of their keys alone, where the model comes from elsewhere, which has them all.
+    pub model_parts: Table,
     /// The argument that set a key, for keys set on the command line.
     pub places: BTreeMap<String, String>,
 }
@@ -237,8 +239,15 @@ pub fn load(
     forget_other_length(&mut table, &set)?;
     derive_heads(&mut table, &source.place)?;
     complete_rope_scaling(&mut table, &source.place)?;
+    let mut model_parts = Table::new();
     for (section, needed) in SECTIONS {
-        check_section(&table, section, needed, &source.place)?;
+        let Err(error) = check_section(&table, section, needed, &source.place) else {
+            continue;
+        };
+        let part = dotted::get(&table, section).filter(|_| model_elsewhere);
+        let part = part.cloned().ok_or(error)?;
+        dotted::remove(&mut table, section);
+        model_parts.insert(section.trim_start_matches("model.").into(), part);
     }
     let read = |table: &Table| {
         Config::deserialize(Value::Table(table.clone())).map_err(|error| ConfigError::Syntax {
@@ -268,7 +277,11 @@ pub fn load(
         .into_iter()
         .map(|(key, (_, argument))| (key, format!("`{}`", argument.place)))
         .collect();
-    Ok(Loaded { config, places })
+    Ok(Loaded {
+        config,
+        model_parts,
+        places,
+    })
 }
 
 /// The overrides by key, each with its value.

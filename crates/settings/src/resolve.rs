@@ -142,6 +142,8 @@ pub struct Resolved {
     /// Keys of `[model]` that the user set, as `model.key`, sorted: by `--set`, or in the preset or file of an explicit
     /// `--config`. With `init_from` they must equal those of the model there.
     pub explicit_model_keys: Vec<String>,
+    /// Sections of `[model]` that the user gave some keys of, which must equal those of the model of `init_from` too.
+    pub model_parts: toml::Table,
     /// Whether the command line sets `data.seq`. A batch file must then have the same length.
     pub seq_is_explicit: bool,
     /// Whether the chunk of the output head is left to be chosen.
@@ -257,6 +259,7 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
         options,
         given,
         explicit_model_keys,
+        model_parts: loaded.model_parts,
         seq_is_explicit: loaded.places.contains_key("data.seq"),
     })
 }

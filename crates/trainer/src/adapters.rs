@@ -1,6 +1,7 @@
 //! Folders of adapters, and the model that is under them.
 
 use crate::failure::Failure;
+use crate::initial_model::refuse_what_is_no_folder;
 use model::{ADAPTER_CONFIG, AdapterConfig, AdapterError, Lora, ModelWeights, Origin, Parameters};
 use serde::{Deserialize, Serialize};
 use session::Session;
@@ -201,6 +202,22 @@ impl BaseModel {
         Ok(BaseWeights::Folder(folder))
     }
 
+    /// The files beside the factors in a folder of adapters, as they are there.
+    pub(crate) fn files_of(adapters: &Path) -> Result<Vec<(String, Vec<u8>)>, Failure> {
+        let read = |name: &str| match std::fs::read(adapters.join(name)) {
+            Ok(bytes) => Some(Ok((name.to_owned(), bytes))),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(source) => Some(Err(Failure::Unreadable {
+                path: adapters.join(name),
+                source,
+            })),
+        };
+        [BASE, ADAPTER_CONFIG]
+            .into_iter()
+            .filter_map(read)
+            .collect()
+    }
+
     /// The files beside the factors: what is known of this model, and last what the adapters are like.
     pub(crate) fn files(&self, lora: &Lora, parameters: &Parameters) -> [(String, Vec<u8>); 2] {
         let base = serde_json::to_string_pretty(self).expect("paths are Unicode, and numbers JSON");
@@ -306,6 +323,7 @@ pub(crate) fn adopt_adapters(resolved: &mut Resolved) -> Result<(), Failure> {
             "--lora-from begins with a folder's adapters, and --resume goes on with a run's; leave one of the two out".into(),
         ));
     }
+    refuse_what_is_no_folder(&folder)?;
     let adapter = AdapterConfig::read(&folder)?;
     resolved.config.lora = resolved.config.lora.adopted(adapter)?;
     let base = BaseModel::of_adapters(&folder, resolved.options.init_from.as_deref())?;

@@ -1,6 +1,7 @@
 //! Finds the checkpoint that a command works on.
 
 use crate::failure::Failure;
+use crate::initial_model::refuse_what_is_no_folder;
 use checkpoint::{Checkpoint, Found, find_any_together, find_together, glance};
 use collectives::{Alone, Group};
 use model::ADAPTER_CONFIG;
@@ -38,6 +39,7 @@ fn tell_passed_over(found: Found, group: &dyn Group) -> Checkpoint {
 
 /// The folder of the newest checkpoint, or the folder itself if it has a model.
 pub(crate) fn model_folder(folder: &Path) -> Result<PathBuf, Failure> {
+    refuse_what_is_no_folder(folder)?;
     let has = |name| folder.join(name).exists();
     match (has("config.json") || has(ADAPTER_CONFIG)) && !has("manifest.json") {
         true => Ok(folder.into()),

@@ -101,6 +101,14 @@ pub enum Failure {
         /// Why.
         source: std::io::Error,
     },
+    /// What should be a model's folder is none, and it is known how to make one.
+    #[error("{why}")]
+    NoModelFolder {
+        /// What it is.
+        why: String,
+        /// What to do first.
+        hint: String,
+    },
     /// A file that the command line names holds something else than it is for, or is not there.
     #[error("{path} cannot be used: {reason}")]
     Malformed {
@@ -184,6 +192,8 @@ pub enum Failure {
         grad_norm: f32,
         /// Steps that were skipped in a row, this one included.
         skipped: usize,
+        /// What the run's first weights came from: flags, or a key.
+        start: &'static str,
     },
     /// Peaks are not those of the file.
     #[error("peaks have changed:\n{0}")]
@@ -298,6 +308,7 @@ impl Failure {
             | Failure::Tokenizer(_)
             | Failure::HfConfig { .. }
             | Failure::Unreadable { .. }
+            | Failure::NoModelFolder { .. }
             | Failure::Malformed { .. }
             | Failure::File { .. }
             | Failure::Algorithms { .. }
@@ -412,6 +423,7 @@ impl Failure {
                 let command = command.as_ref();
                 command.map(|command| format!("`{command}` makes tokens for the model; give its --out to --data or --eval-data"))
             }
+            Failure::NoModelFolder { hint, .. } => Some(hint.clone()),
             Failure::Weights(WeightsError::Write { .. }) => None,
             Failure::Unreadable { path, .. } if path.ends_with(model::ADAPTER_CONFIG) => Some(
                 "a folder of adapters has adapter_config.json and adapter_model.safetensors, as PEFT and --save-final write them"
@@ -427,10 +439,8 @@ impl Failure {
                  hardware.algorithms=heuristic does without, and a file that is another's is best deleted"
                     .into(),
             ),
-            Failure::Diverged { step, skipped, .. } if step == skipped => Some(
-                "nothing was trained yet, so the weights that the run started from are not sound: look at --init-from \
-                 or model.init_std"
-                    .into(),
+            Failure::Diverged { step, skipped, start, .. } if step == skipped => Some(
+                format!("nothing was trained yet, so the weights that the run started from are not sound: look at {start}"),
             ),
             Failure::PeaksChanged(_) => Some(
                 "if the change is meant, `trainer bench --bless FILE` with the same flags takes it in".into(),

@@ -19,6 +19,55 @@ const FREE_OF_SHAPES: [&str; 10] = [
     "router_z_loss",
 ];
 
+/// Refuses what people name in place of a model's folder: a name of the hub, and files that are made for inference alone.
+pub(crate) fn refuse_what_is_no_folder(path: &Path) -> Result<(), Failure> {
+    let shown = path.display();
+    if is_hub_name(path) {
+        let name = path.file_name().unwrap_or_default().display();
+        return Err(Failure::NoModelFolder {
+            why: format!("there is no folder {shown}, and models are not downloaded here"),
+            hint: format!(
+                "`hf download {shown} --local-dir {name}` (pip install huggingface_hub) brings a model of the hub; give {name} in place \
+                 of {shown}"
+            ),
+        });
+    }
+    if is_gguf(path) {
+        return Err(Failure::NoModelFolder {
+            why: format!("{shown} has a model as GGUF, a form for inference that is not read here"),
+            hint: "take the model that it was made from, in safetensors (`hf download OWNER/NAME --local-dir DIR`), or let transformers \
+                   make a folder: `from_pretrained(DIR, gguf_file=FILE)` reads it, and `save_pretrained(OUT)` writes that"
+                .into(),
+        });
+    }
+    Ok(())
+}
+
+/// Whether a path that does not exist looks like the name of a model on the hub: `owner/name`.
+fn is_hub_name(path: &Path) -> bool {
+    let Some((owner, name)) = path.to_str().and_then(|text| text.split_once('/')) else {
+        return false;
+    };
+    let is_name = |part: &str| {
+        let is_known = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+        part.starts_with(|first: char| first.is_ascii_alphanumeric()) && part.chars().all(is_known)
+    };
+    is_name(owner) && is_name(name) && !Path::new(owner).exists()
+}
+
+/// Whether a path is a GGUF file, or a folder with such and without a model.
+fn is_gguf(path: &Path) -> bool {
+    let ends = |path: &Path| {
+        path.extension()
+            .is_some_and(|end| end.eq_ignore_ascii_case("gguf"))
+    };
+    if path.is_file() {
+        return ends(path);
+    }
+    let mut entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    !path.join("config.json").exists() && entries.any(|entry| ends(&entry.path()))
+}
+
 /// As [`adopt_model`], for a model that is trained: one that is stored as codes needs adapters.
 pub(crate) fn adopt_model_to_train(resolved: &mut Resolved, folder: &Path) -> Result<(), Failure> {
     let stored = adopt_model(resolved, folder)?;
@@ -49,6 +98,7 @@ pub(crate) fn adopt_model(
     resolved: &mut Resolved,
     folder: &Path,
 ) -> Result<Option<Quantisation>, Failure> {
+    refuse_what_is_no_folder(folder)?;
     let path = folder.join("config.json");
     let text = files::read_small_text(&path).map_err(|source| Failure::Unreadable {
         path: path.clone(),
@@ -64,20 +114,32 @@ pub(crate) fn adopt_model(
         toml::Table::try_from(model).map_err(|error| Failure::Usage(error.to_string()))
     };
     let (given, mut taken) = (as_toml(&resolved.config.model)?, as_toml(&model)?);
+    let show = |value: Option<&toml::Value>| value.map_or("absent".into(), ToString::to_string);
+    let contradicts = |key: &str, ours: &str, theirs: &str| {
+        Failure::Usage(format!(
+            "{key} is {ours}, but {} says {theirs}; leave the setting out, or start from another model",
+            path.display(),
+        ))
+    };
+    for (section, part) in &resolved.model_parts {
+        for (key, ours) in part.as_table().into_iter().flatten() {
+            let theirs = taken.get(section).and_then(|theirs| theirs.get(key));
+            if theirs != Some(ours) {
+                let key = format!("model.{section}.{key}");
+                return Err(contradicts(&key, &ours.to_string(), &show(theirs)));
+            }
+        }
+    }
     for key in &resolved.explicit_model_keys {
         let name = key.trim_start_matches("model.");
         // A key of a section of its own goes with the whole section.
         let name = name.split('.').next().unwrap_or(name);
-        if given.get(name) == taken.get(name) {
+        if given.get(name) == taken.get(name) || resolved.model_parts.contains_key(name) {
             continue;
         }
-        let show = |value: Option<&toml::Value>| value.map_or("absent".into(), ToString::to_string);
         let (ours, theirs) = (show(given.get(name)), show(taken.get(name)));
         if !FREE_OF_SHAPES.contains(&name) {
-            return Err(Failure::Usage(format!(
-                "{key} is {ours}, but {} says {theirs}; leave the setting out, or start from another model",
-                path.display(),
-            )));
+            return Err(contradicts(key, &ours, &theirs));
         }
         tracing::warn!(
             "model.{name} is {ours}, where {} says {theirs}",

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 use settings::Config;
 use std::path::Path;
 
+/// More than the mean loss of a token by any sound model: a probability of e^-1000.
+const MOST_LOSS: f32 = 1000.0;
+
 /// The file's contents, as JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -56,6 +59,22 @@ pub(crate) fn attach(dataset: Dataset, config: &Config) -> Result<Dataset, Failu
             "is for sequences of at most {} tokens",
             reference.seq
         )));
+    }
+    // Sums of losses are at least 0, but for rounding.
+    let possible = -1.0..=MOST_LOSS * dataset.seq() as f32;
+    if let Some(loss) = reference
+        .losses
+        .iter()
+        .find(|loss| !possible.contains(*loss))
+    {
+        return Err(Failure::Malformed {
+            path: file.clone(),
+            reason: format!(
+                "a sequence of at most {} tokens has a loss of {loss}, which no sound model gives; write it anew with `trainer eval \
+                 MODEL --reference FILE`",
+                dataset.seq()
+            ),
+        });
     }
     Ok(dataset.with_reference(reference.losses))
 }

@@ -5,7 +5,7 @@ use crate::job::Job;
 use crate::last_words::{forget, hostname};
 use crate::leftovers::Leftovers;
 use crate::log;
-use checkpoint::RunLock;
+use checkpoint::{MODEL_LOCK, ModelLock, RunLock};
 use planner::Plan;
 use serde::Serialize;
 use settings::{Resolved, Resume};
@@ -161,6 +161,18 @@ pub(crate) fn make_folder(folder: &Path, flag: &str) -> Result<(), Failure> {
     })
 }
 
+/// Makes the folder that --out names for a model, and keeps other commands out of it.
+///
+/// # Errors
+/// It is not empty, or another command writes into it.
+pub(crate) fn make_model_folder(folder: &Path) -> Result<ModelLock, Failure> {
+    make_folder(folder, "--out")?;
+    let lock = ModelLock::take(folder, "--out")?;
+    // Another command may have written there before it was locked.
+    refuse_non_empty(folder)?;
+    Ok(lock)
+}
+
 /// Files of a model in Hugging Face layout, in one file or in shards.
 const MODEL_FILES: [&str; 4] = [
     "config.json",
@@ -199,8 +211,12 @@ pub(crate) fn refuse_non_empty(folder: &Path) -> Result<(), Failure> {
             )));
         }
     };
-    // A run's lock, and the mark of a model that was not written completely, do not count.
-    let left_behind = |name: std::ffi::OsString| name == ".lock" || name == ".unfinished";
+    // Locks, and the mark of a model that was not written completely, do not count.
+    let left_behind = |name: std::ffi::OsString| {
+        [".lock", MODEL_LOCK, ".unfinished"]
+            .iter()
+            .any(|own| name == *own)
+    };
     let mut entries = entries.filter(|entry| {
         let name = entry.as_ref().map(std::fs::DirEntry::file_name);
         !name.is_ok_and(left_behind)

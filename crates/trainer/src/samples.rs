@@ -79,10 +79,12 @@ fn options(resolved: &Resolved, packing: Packing) -> Options {
         packing,
         pairs: config.has_pairs(),
         split: Split::Train,
+        tails: false,
     }
 }
 
-/// What `eval` reads: the validation part of `data.path`, in file order. Weights of several paths do not count.
+/// What `eval` reads: the validation part of `data.path`, in file order and to its end. Weights of several paths do not
+/// count.
 pub(crate) fn evaluation_options(resolved: &Resolved) -> Options {
     let options = data_options(resolved);
     Options {
@@ -91,6 +93,7 @@ pub(crate) fn evaluation_options(resolved: &Resolved) -> Options {
         shuffle: false,
         pairs: false,
         split: Split::Validation,
+        tails: true,
         ..options
     }
 }

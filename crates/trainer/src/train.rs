@@ -20,9 +20,10 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::job::{Begun, Ended, Job, together};
 use crate::model_tokens::{ModelTokens, describe};
-use crate::run_dir::{RunDir, make_folder};
+use crate::run_dir::{RunDir, make_folder, refuse_model};
 use crate::stdout::print;
 use crate::tracer::Tracer;
+use checkpoint::ModelLock;
 use collectives::Launch;
 use data::{Batches, CutDocuments, DataError, Dataset, Inputs, Position, Prefetched, prefetch};
 use evaluation_inputs::EvaluationInputs;
@@ -119,6 +120,8 @@ struct Run {
     /// The limit on live device bytes.
     limit: Option<u64>,
     directory: RunDir,
+    /// Keeps other commands out of the folder of `--save-final`.
+    _model_lock: Option<ModelLock>,
     records: RunRecords,
     interrupt: Interrupt,
     saver: Saver,
@@ -195,6 +198,7 @@ impl Run {
             evaluation_inputs,
             tracer: None,
             is_told_of_graphs: false,
+            _model_lock: None,
             base: None,
             made,
         };
@@ -211,6 +215,9 @@ impl Run {
         }
         if let (true, Some(folder)) = (self.job.leads(), &self.resolved.options.save_final) {
             make_folder(folder, "--save-final")?;
+            self._model_lock = Some(ModelLock::take(folder, "--save-final")?);
+            // Another command may have written there before it was locked.
+            refuse_model(folder, self.saver.origin().names())?;
         }
         self.tell_what_is_saved();
         match goes_on {
@@ -437,7 +444,13 @@ impl Run {
     }
 
     fn diverged(&self, outcome: &StepOutcome) -> Failure {
+        let options = &self.resolved.options;
         Failure::Diverged {
+            start: match (&options.lora_from, &options.init_from) {
+                (Some(_), _) => "--lora-from, and at the model under it",
+                (None, Some(_)) => "--init-from",
+                (None, None) => "model.init_std",
+            },
             step: outcome.step,
             loss: outcome.loss,
             grad_norm: outcome.grad_norm,

@@ -2,8 +2,8 @@
 
 use crate::fixture::Moment;
 use checkpoint::{
-    CheckpointError, LockError, RunLock, find, find_any_together, glance, keep, saved,
-    set_aside_after,
+    CheckpointError, LockError, MODEL_LOCK, ModelLock, RunLock, find, find_any_together, glance,
+    keep, saved, set_aside_after,
 };
 use collectives::Alone;
 use files::{Disk, FileSystem};
@@ -129,6 +129,28 @@ fn a_run_that_goes_on_from_an_older_one_finds_its_own_again() {
     set_aside_after(&Disk, run.path(), 10).unwrap(); // takes the place of the one aside
     let kept = checkpoint::Checkpoint::open(&aside[0]).unwrap();
     assert!(again.is_in(&kept));
+}
+
+#[test]
+fn a_second_model_is_kept_out_of_the_folder() {
+    let folder = tempdir().unwrap();
+    let first = ModelLock::take(folder.path(), "--save-final").unwrap();
+    let error = ModelLock::take(folder.path(), "--save-final").unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .ends_with("name another folder with --save-final"),
+        "{error}"
+    );
+    // The folder of a run may be that of its model.
+    let run = RunLock::take(folder.path()).unwrap();
+    drop(first);
+    assert!(!folder.path().join(MODEL_LOCK).exists());
+    // What a killed process left means nothing.
+    std::fs::write(folder.path().join(MODEL_LOCK), "1").unwrap();
+    drop(ModelLock::take(folder.path(), "--out").unwrap());
+    assert!(!folder.path().join(MODEL_LOCK).exists());
+    drop(run);
 }
 
 #[test]

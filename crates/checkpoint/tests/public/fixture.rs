@@ -154,6 +154,7 @@ impl Moment {
             algorithms: Some("heuristic".into()),
             cudnn_version: None,
             reads_bytes: false,
+            origin_dtype: None,
             ranks: None,
         };
         Self {

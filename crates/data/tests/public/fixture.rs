@@ -118,6 +118,7 @@ pub fn options(path: impl Into<PathBuf>) -> Options {
         packing: Packing::Concatenate,
         pairs: false,
         split: Split::Train,
+        tails: false,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs};
 
-use data::{Dataset, Format, Inputs, MASKED, Options, Packing, Split};
+use data::{Dataset, Format, Inputs, MASKED, MicroBatch, Options, Packing, Split};
 
 use crate::fixture::{
     Folder, assert_says, i32_bytes, llmc_bytes, open, open_error, options, step_error, u16_bytes,
@@ -50,6 +50,26 @@ fn shards_come_in_the_order_of_their_names_and_samples_do_not_cross_them() {
         ..options
     };
     assert_eq!(rows(&validation, 2), [[20, 21], [20, 21]]);
+}
+
+/// What is left of the first shard is a padded row; nothing is left of the second.
+#[test]
+fn evaluations_read_shards_to_their_ends() {
+    let (_folder, options) = folder();
+    let tails = Options {
+        tails: true,
+        ..options
+    };
+    let dataset = Dataset::open(&tails).unwrap();
+    let rows: Vec<_> = dataset.once(None).map(Result::unwrap).collect();
+    assert_eq!((rows.len(), dataset.samples()), (6, 6));
+    assert_eq!(
+        (&rows[2].input_ids[..], &rows[2].targets[..]),
+        (&[4, 0][..], &[5, MASKED][..])
+    );
+    assert_eq!(rows[3].input_ids, [10, 11]);
+    let targets: usize = rows.iter().map(MicroBatch::target_count).sum();
+    assert_eq!(targets, 5 + 6);
 }
 
 #[test]

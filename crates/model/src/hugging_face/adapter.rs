@@ -5,7 +5,7 @@ use super::error::WeightsError;
 use super::weights::read_turned;
 use crate::lora::{AdapterTarget, LinearModule, Lora, LoraInit, OF_EXPERTS};
 use crate::parameters::{Parameter, Parameters, Stored};
-use files::{Dtype, Tensors, in_chunks, widen};
+use files::{Dtype, Tensors, in_chunks, unique_json, widen};
 use indexmap::IndexMap;
 use memory::{Cover, Layout};
 use serde_json::{Map, Value, json};
@@ -110,7 +110,7 @@ impl AdapterConfig {
             source,
         })?;
         let config: Map<String, Value> =
-            serde_json::from_str(&text).map_err(|error| AdapterError::Read {
+            unique_json(&text).map_err(|error| AdapterError::Read {
                 path: path.clone(),
                 source: error.into(),
             })?;

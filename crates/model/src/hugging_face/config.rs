@@ -1,9 +1,10 @@
 //! `config.json` as Hugging Face writes it.
 
-use super::keys::{HfConfigError, causal_lm};
+use super::keys::{HfConfigError, causal_lm, without_aliases};
 use super::rope::max_position;
 use super::{Quantisation, gpt2, llama};
 use crate::{Family, ModelConfig, RopeScaling};
+use files::unique_json;
 use memory::DType;
 use serde_json::Value;
 
@@ -13,12 +14,17 @@ impl ModelConfig {
     /// # Errors
     /// [`HfConfigError`] that names the key.
     pub fn from_hf(text: &str) -> Result<ModelConfig, HfConfigError> {
-        let json: Value = serde_json::from_str(text)?;
-        let family = json["model_type"]
-            .as_str()
-            .ok_or(HfConfigError::Key("model_type", "a string"))?;
+        let json: Value = unique_json(text)?;
+        let family = json["model_type"].as_str().map(str::to_owned);
+        let family = &family.ok_or(HfConfigError::Key("model_type", "a string"))?[..];
         check_architecture(&json, family)?;
         Quantisation::read(&json)?;
+        let layers = &json["per_layer_config"];
+        if !layers.is_null() {
+            let value = layers.to_string();
+            return Err(HfConfigError::Unsupported("per_layer_config", value));
+        }
+        let json = without_aliases(json, family);
         let config = match family {
             "gpt2" => gpt2::read(&json)?,
             _ => llama::read(&json, family)?,
@@ -263,6 +269,121 @@ mod tests {
         assert_eq!(scaling(&outright), yarn(Some(1.5)));
     }
 
+    /// The values are those of transformers 5.23, of files that say something in two places.
+    #[test]
+    fn rotary_parameters_that_stand_twice_are_those_of_transformers() {
+        let read = |keys: &str| {
+            let given = LLAMA.find("\"rope_theta\"").unwrap();
+            let positions = "\"max_position_embeddings\": 4096";
+            let text = format!("{} {positions}, {keys}}}", &LLAMA[..given]);
+            let config = ModelConfig::from_hf(&text);
+            config.map(|config| (config.rope_theta, config.rope_scaling))
+        };
+        let top = "\"rope_theta\": 1e4";
+        let newer = "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 5e5}";
+        let linear = |theta| (theta, Some(RopeScaling::Linear { factor: 2.0 }));
+        let older = "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0";
+        for (keys, expected) in [
+            (format!("{top}, {newer}"), (5e5, None)),
+            (format!("{newer}, \"rope_scaling\": {{}}"), (5e5, None)),
+            (format!("{top}, {older}, \"rope_theta\": 5e5}}"), linear(5e5)),
+            (format!("{older}}}, {newer}"), linear(1e4)),
+            (format!("\"rope_theta\": 7, {older}}}, {newer}"), linear(7.0)),
+            (
+                format!("{older}, \"rope_type\": \"default\"}}"),
+                (1e4, None),
+            ),
+            (
+                "\"partial_rotary_factor\": 0.5, \"rope_scaling\": {\"partial_rotary_factor\": 1.0}".into(),
+                (1e4, None),
+            ),
+        ] {
+            assert_eq!(read(&keys).unwrap(), expected, "{keys}");
+        }
+        let llama3 = "\"rope_type\": \"llama3\", \"rope_theta\": 5e5, \"factor\": 8.0, \"low_freq_factor\": 1.0, \
+                      \"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 1024";
+        let both = format!("{top}, \"rope_scaling\": null, \"rope_parameters\": {{{llama3}}}");
+        let (theta, scaling) = read(&both).unwrap();
+        let original = scaling.unwrap().original_max_position();
+        assert_eq!((theta, original), (5e5, Some(1024)));
+        for (keys, word) in [
+            (
+                "\"partial_rotary_factor\": 0.5",
+                "`partial_rotary_factor` = 0.5",
+            ),
+            (
+                "\"rope_scaling\": \"linear\"",
+                "`rope_scaling` is missing or is not an object",
+            ),
+            (
+                "\"rope_theta\": 1, \"rope_theta\": 2",
+                "`rope_theta` is there twice",
+            ),
+        ] {
+            let message = read(keys).unwrap_err().to_string();
+            assert!(message.contains(word), "{message}");
+        }
+    }
+
+    /// What transformers 5.23 makes of each file: a name of its attribute map wins, and other families' names say nothing.
+    #[test]
+    fn values_that_stand_under_two_names_are_those_of_transformers() {
+        let read = |family: &str, keys: &str| {
+            let text = format!(
+                r#"{{"model_type": "{family}", "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 32,
+                "intermediate_size": 100, "vocab_size": 131, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+                "first_k_dense_replace": 1, "head_dim": 64{keys}}}"#
+            );
+            ModelConfig::from_hf(&text)
+        };
+        let [all, local] = [3, 1].map(|count| {
+            let keys = ["num_local_experts", "num_experts", "n_routed_experts"].into_iter();
+            let keys = keys.zip([4, 3, 5]).take(count);
+            keys.map(|(key, value)| format!(", \"{key}\": {value}"))
+                .collect::<String>()
+        });
+        for (family, of_all, of_local) in [
+            ("mixtral", 3, 4),
+            ("qwen2_moe", 3, 60),
+            ("qwen3_moe", 4, 4),
+            ("deepseek_v2", 3, 64),
+            ("deepseek_v3", 4, 4),
+        ] {
+            let count = |keys| read(family, keys).unwrap().experts.unwrap().count;
+            assert_eq!([count(&all), count(&local)], [of_all, of_local], "{family}");
+        }
+        for (family, heads) in [
+            ("llama", 32),
+            ("mistral", 8),
+            ("qwen2", 32),
+            ("phi3", 32),
+            ("mixtral", 8),
+            ("qwen2_moe", 16),
+            ("qwen3_moe", 4),
+        ] {
+            assert_eq!(read(family, "").unwrap().kv_heads, heads, "{family}");
+        }
+        for (family, keys, word) in [
+            (
+                "deepseek_v3",
+                ", \"qk_rope_head_dim\": 32",
+                "`head_dim` = 64, where qk_rope_head_dim is 32",
+            ),
+            (
+                "llama",
+                ", \"per_layer_config\": [{}]",
+                "`per_layer_config` = [{}]",
+            ),
+        ] {
+            let message = read(family, keys).unwrap_err().to_string();
+            assert!(message.contains(word), "{message}");
+        }
+        assert!(
+            read("deepseek_v2", ", \"qk_rope_head_dim\": 32").is_ok(),
+            "it ignores head_dim"
+        );
+    }
+
     #[test]
     fn what_is_not_supported_is_named() {
         let cases = [
@@ -315,7 +436,7 @@ mod tests {
             (
                 "\"rope_type\": \"llama3\"",
                 "\"partial_rotary_factor\": 0.5",
-                "`rope_scaling` = {",
+                "`partial_rotary_factor` = 0.5",
             ),
             (
                 "\"rope_type\": \"llama3\"",

@@ -5,8 +5,9 @@ use super::keys::{HfConfigError, flag, number, size, size_or};
 use crate::{ExpertsConfig, LatentConfig, ModelConfig, RouterAuxKind, ScoreKind};
 use serde_json::{Value, json};
 
-/// How many layers predict further tokens: none, since these are left out. transformers assumes one.
-pub(super) const PREDICTORS: &str = "num_nextn_predict_layers";
+/// How many layers predict further tokens: none, since these are left out. transformers assumes one. Newer files have the
+/// second name.
+pub(super) const PREDICTORS: [&str; 2] = ["num_nextn_predict_layers", "num_mtp_layers"];
 
 /// The families whose feed-forward layers are experts.
 const FAMILIES: [&str; 5] = [
@@ -98,9 +99,12 @@ fn experts(
     config: &ModelConfig,
 ) -> Result<ExpertsConfig, HfConfigError> {
     let count = |default| {
-        let keys = ["num_experts", "num_local_experts", "n_routed_experts"];
-        let key = keys.into_iter().find(|key| !json[*key].is_null());
-        key.map_or(Ok(default), |key| size(json, key))
+        let key = match family {
+            "mixtral" => "num_local_experts",
+            "qwen2_moe" | "qwen3_moe" => "num_experts",
+            _ => "n_routed_experts",
+        };
+        size_or(json, key, default)
     };
     let flag_or = |key, default| match json[key].is_null() {
         true => Ok(default),
@@ -219,6 +223,15 @@ fn aux(json: &Value, family: &str) -> Result<f64, HfConfigError> {
 
 fn latent(json: &Value, family: &str) -> Result<LatentConfig, HfConfigError> {
     let is_v3 = family == "deepseek_v3";
+    let rotary_dim = size_or(json, "qk_rope_head_dim", 64)?;
+    // transformers ignores the key in V2, and turns so many dimensions in V3.
+    if is_v3 && size_or(json, "head_dim", rotary_dim)? != rotary_dim {
+        let both = format!(
+            "{}, where qk_rope_head_dim is {rotary_dim},",
+            json["head_dim"]
+        );
+        return Err(HfConfigError::Unsupported("head_dim", both));
+    }
     Ok(LatentConfig {
         kv: size_or(json, "kv_lora_rank", 512)?,
         q: match json.get("q_lora_rank") {
@@ -226,7 +239,7 @@ fn latent(json: &Value, family: &str) -> Result<LatentConfig, HfConfigError> {
             Some(Value::Null) => None,
             Some(_) => Some(size(json, "q_lora_rank")?),
         },
-        rotary_dim: size_or(json, "qk_rope_head_dim", 64)?,
+        rotary_dim,
         v_head_dim: size_or(json, "v_head_dim", 128)?,
         neighbours: match json.get("rope_interleave") {
             Some(value) if is_v3 => *value == true,
@@ -303,6 +316,6 @@ fn write_deepseek(config: &ModelConfig, experts: &ExpertsConfig, family: &str, j
     }
     if is_v3 {
         json["rope_interleave"] = json!(latent.neighbours);
-        json[PREDICTORS] = json!(0);
+        json[PREDICTORS[0]] = json!(0);
     }
 }

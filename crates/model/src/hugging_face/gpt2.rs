@@ -127,6 +127,16 @@ mod tests {
         assert_eq!(ModelConfig::from_hf(&text).unwrap(), config);
     }
 
+    /// The names of other families are those of transformers' attribute map, and win there.
+    #[test]
+    fn sizes_under_the_names_of_other_families_count() {
+        let keys = r#""hidden_size": 48, "max_position_embeddings": 32, "num_attention_heads": 6, "num_hidden_layers": 4,
+            "vocab_size""#;
+        let config = ModelConfig::from_hf(&GPT2.replace("\"vocab_size\"", keys)).unwrap();
+        let sizes = (config.hidden, config.heads, config.layers);
+        assert_eq!((sizes, config.max_positions), ((48, 6, 4), Some(32)));
+    }
+
     #[test]
     fn what_is_not_supported_is_named() {
         let on = |key: &str| format!("\"{key}\": true, \"n_embd\"");

@@ -58,6 +58,28 @@ const ARCHITECTURES: [(&str, &str); 11] = [
     ("gpt2", "GPT2LMHeadModel"),
 ];
 
+/// Names of transformers' attribute maps, by family: the first stands for the second, and wins where a file has both.
+const ALIASES: [(&str, &str, &str); 8] = [
+    ("mixtral", "num_experts", "num_local_experts"),
+    ("qwen3_moe", "num_local_experts", "num_experts"),
+    ("deepseek_v2", "num_experts", "n_routed_experts"),
+    ("deepseek_v3", "num_local_experts", "n_routed_experts"),
+    ("gpt2", "hidden_size", "n_embd"),
+    ("gpt2", "num_hidden_layers", "n_layer"),
+    ("gpt2", "num_attention_heads", "n_head"),
+    ("gpt2", "max_position_embeddings", "n_positions"),
+];
+
+/// The same file with each value under the one name by which it is read here.
+pub(super) fn without_aliases(mut json: Value, family: &str) -> Value {
+    for (_, alias, key) in ALIASES.iter().filter(|(of, ..)| *of == family) {
+        if !json[*alias].is_null() {
+            json[*key] = json[*alias].take();
+        }
+    }
+    json
+}
+
 /// A model type's class that has the language model's head, if the type is known.
 pub(super) fn causal_lm(family: &str) -> Option<&'static str> {
     let known = ARCHITECTURES.iter().find(|(name, _)| *name == family);

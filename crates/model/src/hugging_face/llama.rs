@@ -36,7 +36,7 @@ pub(super) fn read(json: &Value, family: &str) -> Result<ModelConfig, HfConfigEr
         hidden,
         layers,
         heads,
-        kv_heads: size_or(json, "num_key_value_heads", heads)?,
+        kv_heads: kv_heads(json, family, heads)?,
         head_dim: match family {
             "qwen3" => size_or(json, "head_dim", 128)?,
             _ => size_or(json, "head_dim", hidden / heads.max(1))?,
@@ -72,6 +72,22 @@ pub(super) fn read(json: &Value, family: &str) -> Result<ModelConfig, HfConfigEr
         latent: None,
     };
     experts::read(json, family, without_scale_of_latents(config, family))
+}
+
+/// Heads of keys and values: as many as heads if the key is null, and what the family's class assumes if it is missing.
+fn kv_heads(json: &Value, family: &str, heads: usize) -> Result<usize, HfConfigError> {
+    const KEY: &str = "num_key_value_heads";
+    let assumed = match family {
+        "mistral" | "mixtral" => 8,
+        "qwen2" | "qwen3" => 32,
+        "qwen2_moe" => 16,
+        "qwen3_moe" => 4,
+        _ => heads,
+    };
+    match json.get(KEY) {
+        None => Ok(assumed),
+        Some(_) => size_or(json, KEY, heads),
+    }
 }
 
 /// Only latent attention multiplies scores by what YaRN's `mscale_all_dim` gives.
@@ -203,16 +219,13 @@ fn write_layers(config: &ModelConfig, json: &mut Value) {
 fn refuse_unsupported(json: &Value, family: &str) -> Result<(), HfConfigError> {
     type IsRefused = fn(&Value) -> bool;
     let drops = |value: &Value| value.as_f64().is_some_and(|rate| rate > 0.0);
-    let refused: [(&'static str, IsRefused); 6] = [
+    let refused: [(&'static str, IsRefused); 5] = [
         ("hidden_act", |value| !(value.is_null() || value == "silu")),
         ("attention_dropout", drops),
         ("resid_pdrop", drops),
         ("embd_pdrop", drops),
         ("num_experts", |value| {
             value.as_u64().is_some_and(|experts| experts > 1)
-        }),
-        ("partial_rotary_factor", |value| {
-            value.as_f64().is_some_and(|share| share != 1.0)
         }),
     ];
     let is_known = |key: &str| match key {

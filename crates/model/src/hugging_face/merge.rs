@@ -1,14 +1,14 @@
 //! Adds adapters to their model's weights: W + scale B A.
 
-use super::adapter::import_adapter;
 use super::error::WeightsError;
+use super::factors::AdapterFactors;
 use super::weights::ModelWeights;
 use crate::parameters::{FileTensor, Parameter, Parameters, Stored};
 use files::{Dtype, TensorSource, TensorSpec, narrow, widen};
 use kernels::quantise::round_to_codes;
 use memory::{Codes, DType};
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::Path;
 use std::rc::Rc;
@@ -35,23 +35,12 @@ impl AdapterWeights {
     /// Reads an adapter's folder. `parameters` are those of the model with its adapters.
     ///
     /// # Errors
-    /// [`WeightsError`] that names the tensor.
+    /// As [`AdapterFactors::read`].
     pub fn read(folder: &Path, parameters: &Parameters) -> Result<AdapterWeights, WeightsError> {
-        let layout = parameters.layout(|_, _| false);
-        let mut factors: BTreeMap<usize, Vec<f32>> = BTreeMap::new();
-        let whole = layout.all();
-        import_adapter(folder, parameters, &layout, &whole, |place, values| {
-            let mut entries = layout.entries().iter();
-            let entry = entries.find(|entry| entry.range().contains(&place));
-            let entry = entry.expect("a factor has an entry").offset;
-            factors.entry(entry).or_default().extend(values);
-            Ok::<(), WeightsError>(())
-        })?;
+        let factors = AdapterFactors::read(folder, parameters)?.values;
+        let mut factors: HashMap<String, Vec<f32>> = factors.into_iter().collect();
         let mut taken = |name: String| {
-            let entry = layout
-                .find(&name)
-                .map(|index| layout.entries()[index].offset);
-            let values = entry.and_then(|offset| factors.remove(&offset));
+            let values = factors.remove(&name);
             values.expect("a module with an adapter has both factors")
         };
         let transposed: Vec<&str> = parameters
@@ -243,6 +232,7 @@ impl<P: TensorSource, E: TensorSource, H: Fn(&str) -> bool> TensorSource for Mer
             Some(delta) => self.write_exact(
                 index,
                 &mut Adding {
+                    name: &spec.name,
                     delta,
                     next: 0,
                     dtype,
@@ -274,6 +264,8 @@ impl Write for Narrowing<'_> {
 
 /// Takes the bytes of a matrix in f32, whole numbers at a time, and writes its sum with a product.
 struct Adding<'a> {
+    /// The matrix.
+    name: &'a str,
     delta: &'a Delta,
     /// The place of the next element.
     next: usize,
@@ -304,6 +296,12 @@ impl Write for Adding<'_> {
             let pairs = values[done..done + count].iter_mut().zip(sums);
             pairs.for_each(|(value, sum)| *value += sum);
             (done, self.next) = (done + count, self.next + count);
+        }
+        if !values.iter().all(|value| value.is_finite()) {
+            return Err(io::Error::other(format!(
+                "with what its adapter adds, `{}` has values that are not finite",
+                self.name
+            )));
         }
         self.out.write_all(&narrow(&values, self.dtype))?;
         Ok(bytes.len())

@@ -4,6 +4,7 @@ mod adapter;
 mod config;
 mod error;
 mod experts;
+mod factors;
 mod found;
 mod gpt2;
 mod keys;
@@ -24,6 +25,7 @@ use turned::Turned;
 
 pub use adapter::{ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, import_adapter};
 pub use error::WeightsError;
+pub use factors::AdapterFactors;
 pub use keys::HfConfigError;
 pub use merge::AdapterWeights;
 pub use origin::{Origin, OriginError};

@@ -189,8 +189,10 @@ fn with_dtype(text: &str, dtype: &str) -> Option<String> {
     let mut config = original.clone();
     // What was quantised is widened when it is read.
     config.shift_remove("quantization_config");
-    if let Some(predictors) = config.get_mut(PREDICTORS) {
-        *predictors = 0.into();
+    for key in PREDICTORS {
+        if let Some(predictors) = config.get_mut(key) {
+            *predictors = 0.into();
+        }
     }
     let mut keys = vec!["dtype", "torch_dtype"];
     keys.retain(|key| original.contains_key(*key));

@@ -2,6 +2,7 @@
 
 use super::keys::HfConfigError;
 use fancy_regex::Regex;
+use files::unique_json;
 use memory::Codes;
 use serde_json::{Value, json};
 
@@ -20,7 +21,7 @@ impl Quantisation {
     /// # Errors
     /// [`HfConfigError::Quantised`] that names a way which is not read.
     pub fn of(text: &str) -> Result<Option<Quantisation>, HfConfigError> {
-        Quantisation::read(&serde_json::from_str(text)?)
+        Quantisation::read(&unique_json(text)?)
     }
 
     pub(super) fn read(config: &Value) -> Result<Option<Quantisation>, HfConfigError> {

@@ -1,34 +1,50 @@
 //! The rotary embedding in a `config.json`: `rope_theta` and `rope_scaling`, or both as `rope_parameters` in newer files.
+//! Where a file has both forms, transformers decides which counts, and this does the same.
 
 use super::keys::{HfConfigError, number};
 use crate::rope_scaling::yarn_attention_factor;
 use crate::{ModelConfig, RopeScaling};
 use serde_json::{Value, json};
 
-/// The base of the wavelengths. Newer files keep it in `rope_parameters`.
-pub(super) fn theta(json: &Value, family: &str) -> Result<f64, HfConfigError> {
-    let given = match number(json, "rope_theta")? {
-        None => number(&json["rope_parameters"], "rope_theta")?,
-        given => given,
+/// The object that has the parameters, and its key: `rope_scaling`, or `rope_parameters` if that is missing or empty.
+fn parameters(json: &Value) -> Result<(&'static str, &Value), HfConfigError> {
+    let is_empty =
+        |value: &Value| value.is_null() || value.as_object().is_some_and(|it| it.is_empty());
+    let key = match is_empty(&json["rope_scaling"]) {
+        true => "rope_parameters",
+        false => "rope_scaling",
     };
+    match &json[key] {
+        found @ (Value::Null | Value::Object(_)) => Ok((key, found)),
+        _ => Err(HfConfigError::Key(key, "an object")),
+    }
+}
+
+/// A number of that object. Older files have some of them beside it, which count where the object has none.
+fn number_here_or_beside(json: &Value, key: &'static str) -> Result<Option<f64>, HfConfigError> {
+    match number(parameters(json)?.1, key)? {
+        None => number(json, key),
+        given => Ok(given),
+    }
+}
+
+/// The base of the wavelengths.
+pub(super) fn theta(json: &Value, family: &str) -> Result<f64, HfConfigError> {
+    let given = number_here_or_beside(json, "rope_theta")?;
     Ok(given.unwrap_or(if family == "mixtral" { 1e6 } else { 10_000.0 }))
 }
 
 /// How the wavelengths are stretched.
 pub(super) fn scaling(json: &Value) -> Result<Option<RopeScaling>, HfConfigError> {
-    let older = &json["rope_scaling"];
-    let (key, scaling) = match older.is_null() {
-        true => ("rope_parameters", &json["rope_parameters"]),
-        false => ("rope_scaling", older),
-    };
+    let (key, scaling) = parameters(json)?;
     let unsupported = |what: &str| Err(HfConfigError::Unsupported(key, what.into()));
     // Such a file has separate parameters for each kind of layer.
     if scaling["full_attention"].is_object() || scaling["sliding_attention"].is_object() {
         return unsupported(&scaling.to_string());
     }
-    let is_partial = |share: f64| share != 1.0;
-    if number(scaling, "partial_rotary_factor")?.is_some_and(is_partial) {
-        return unsupported(&scaling.to_string());
+    const SHARE: &str = "partial_rotary_factor";
+    if let Some(share) = number_here_or_beside(json, SHARE)?.filter(|share| *share != 1.0) {
+        return Err(HfConfigError::Unsupported(SHARE, share.to_string()));
     }
     let required = |key: &'static str| {
         let number = number(scaling, key)?;
@@ -84,8 +100,8 @@ fn yarn(json: &Value, scaling: &Value) -> Result<RopeScaling, HfConfigError> {
     })
 }
 
-/// The context of the original training: from the file's own key, else from the scaling's, else the longest context, as
-/// in transformers.
+/// The context of the original training: from the file's own key, else from the scaling's, else the longest context.
+/// transformers looks for it in this order when it makes the model, whatever its configuration says before.
 fn original_max_position(json: &Value, scaling: &Value) -> Result<usize, HfConfigError> {
     const KEY: &str = "original_max_position_embeddings";
     let given = match number(json, KEY)? {

@@ -71,7 +71,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
         trained.resolved.config.data.packing = packing;
     }
     if let Some(file) = &args.reference {
-        return write_reference(trained, file);
+        return write_reference(&args.trained.from, trained, file);
     }
     let options = evaluation_options(&trained.resolved);
     let dataset = trained.tokens().open_own(&options, &trained.resolved)?;
@@ -88,6 +88,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     let batches = dataset.once(config.eval.samples);
     let evaluation = inference.evaluate(batches.map(|micro| micro.map_err(Failure::from)))?;
     refuse_nothing(&evaluation, &dataset)?;
+    refuse_unsound(&args.trained.from, evaluation.loss().is_finite())?;
     let record = Record {
         loss: evaluation.loss(),
         perplexity: evaluation.perplexity(),
@@ -108,8 +109,21 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     }
 }
 
+/// Refuses a model whose losses are not numbers.
+fn refuse_unsound(model: &Path, is_finite: bool) -> Result<(), Failure> {
+    match is_finite {
+        true => Ok(()),
+        false => Err(Failure::Malformed {
+            path: model.into(),
+            reason: "its losses are not finite, so its weights are not sound, or too large for their data type; take an earlier \
+                     checkpoint, or compute in --dtype f32"
+                .into(),
+        }),
+    }
+}
+
 /// Writes the losses of the sequences of preferences that a model will be trained on.
-fn write_reference(mut trained: Trained, file: &Path) -> Result<(), Failure> {
+fn write_reference(model: &Path, mut trained: Trained, file: &Path) -> Result<(), Failure> {
     let config = &mut trained.resolved.config;
     config.train.objective = Objective::Dpo;
     config.data.packing = Packing::Pad;
@@ -123,6 +137,7 @@ fn write_reference(mut trained: Trained, file: &Path) -> Result<(), Failure> {
     let batches = dataset.by_number();
     let (losses, _) =
         inference.sequence_losses(batches.map(|micro| micro.map_err(Failure::from)))?;
+    refuse_unsound(model, losses.iter().all(|loss| loss.is_finite()))?;
     let written = format!("{} texts; wrote {}\n", losses.len(), file.display());
     reference::write(file, &dataset, losses)?;
     print(written)

@@ -4,14 +4,16 @@ use crate::adapters::{BaseModel, BaseWeights, has_adapters};
 use crate::checkpoints::model_folder;
 use crate::failure::Failure;
 use crate::limits::refuse_model_without_room;
-use crate::run_dir::{make_folder, refuse_non_empty};
+use crate::model_tokens::json;
+use crate::run_dir::{make_model_folder, refuse_non_empty};
 use crate::stdout::print;
+use checkpoint::STATE_FILE;
 use clap::Args;
 use files::Disk;
 use memory::DType;
 use model::{
-    AdapterConfig, AdapterWeights, Architecture, Attention, MAX_SHARD_BYTES, ModelConfig,
-    ModelWeights, Origin, Parameters, write_model,
+    AdapterConfig, AdapterFactors, AdapterWeights, Architecture, Attention, MAX_SHARD_BYTES,
+    ModelConfig, ModelWeights, Origin, Parameters, write_adapter, write_model,
 };
 use settings::{FloatType, LoraConfig, Size};
 use std::path::{Path, PathBuf};
@@ -28,14 +30,14 @@ pub struct ExportArgs {
     /// Weights that a file has at most [default: 5GB]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub max_shard_size: Option<Size>,
-    /// Data type of the weights [default: that of the checkpoint]
+    /// Data type of the weights [default: that of the checkpoint, or bf16 if its run started from a folder in bf16]
     #[arg(long, value_name = "f32|bf16", value_parser = FloatType::NAMES.to_vec())]
     pub dtype: Option<String>,
     /// Of a run with adapters, write the whole model with what they add
     #[arg(long)]
     pub merge: bool,
     /// The model under adapters [default: what their folder says]
-    #[arg(long, value_name = "DIR", requires = "merge")]
+    #[arg(long, value_name = "DIR")]
     pub base: Option<PathBuf>,
     /// Try although the disk seems to have no room
     #[arg(long)]
@@ -69,38 +71,80 @@ pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
     if has_adapters(&from) {
         return match args.merge {
             true => merge(args, &from),
-            false => Err(Failure::Usage(format!(
-                "{} is a folder of adapters as PEFT reads it; copy it, or write the whole model with --merge",
-                from.display()
-            ))),
+            false => adapters_alone(args, &from),
         };
     }
-    if args.merge {
+    let flags = [("--merge", args.merge), ("--base", args.base.is_some())];
+    if let Some((flag, _)) = flags.into_iter().find(|(_, is_given)| *is_given) {
         return Err(Failure::Usage(format!(
-            "--merge adds adapters to their model, and {} has none; leave it out",
+            "{flag} is for adapters on a model, and {} has none; leave it out",
             from.display()
         )));
     }
-    let origin = Origin::read(&from)?;
-    let text = origin.config().unwrap_or_default();
-    let config = ModelConfig::from_hf(text).map_err(|source| Failure::HfConfig {
-        path: from.join("config.json"),
-        source,
-    })?;
+    let (origin, config) = described(&from)?;
     let architecture = Architecture::of(&config, Attention::default());
     let parameters = architecture.parameters();
     let weights = ModelWeights::open(&from, parameters)?;
-    let dtype = args.dtype().unwrap_or(weights.dtype());
+    let of_origin = || origin_dtype(&from).unwrap_or(weights.dtype());
+    let dtype = args.dtype().unwrap_or_else(of_origin);
     // Sequence length 0, because the model has its own config.json.
     let files = origin.files(&config, 0, dtype);
     let converted = weights.converted(dtype);
     refuse_model_without_room(out, &converted, &files, max_shard_bytes, args.force)?;
-    make_folder(out, "--out")?;
+    let _lock = make_model_folder(out)?;
     write_model(&Disk, out, &files, &converted, max_shard_bytes)?;
     print(format_args!(
         "{} parameters of {} in {}\n",
         parameters.layout(|_, _| false).parameters(),
         from.display(),
+        out.display()
+    ))
+}
+
+/// The files of a model's folder, and what its `config.json` describes.
+fn described(folder: &Path) -> Result<(Origin, ModelConfig), Failure> {
+    let origin = Origin::read(folder)?;
+    let config = ModelConfig::from_hf(origin.config().unwrap_or_default());
+    let config = config.map_err(|source| Failure::HfConfig {
+        path: folder.join("config.json"),
+        source,
+    })?;
+    Ok((origin, config))
+}
+
+/// The type of the folder that the run of a checkpoint started from, if the run computed in a wider one.
+fn origin_dtype(checkpoint: &Path) -> Option<DType> {
+    let state = json(&checkpoint.join(STATE_FILE));
+    let is_narrower = state["origin_dtype"] == FloatType::Bf16.name();
+    is_narrower.then(|| {
+        tracing::info!("written in bf16, as the folder that the run started from; --dtype f32 keeps the checkpoint's type");
+        DType::BF16
+    })
+}
+
+/// Writes adapters without their model, as PEFT reads them, whether one process wrote them or several ranks.
+fn adapters_alone(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
+    let out = &args.out;
+    let base = match adapters.join("config.json").is_file() {
+        true => None,
+        false => Some(BaseModel::of_adapters(adapters, args.base.as_deref())?),
+    };
+    let base = base.as_ref().and_then(BaseModel::folder);
+    let (origin, config) = described(base.unwrap_or(adapters))?;
+    let lora = LoraConfig::default().adopted(AdapterConfig::read(adapters)?)?;
+    let lora = lora.adapters()?.expect("a folder of adapters has a rank");
+    let parameters = Parameters::adapted(lora);
+    let adapted = Architecture::declared(&config, Attention::default(), parameters);
+    let factors = AdapterFactors::read(adapters, adapted.parameters())?;
+    let dtype = args.dtype().unwrap_or(factors.dtype());
+    let (weights, mut files) = (factors.outgoing(dtype), origin.files(&config, 0, dtype));
+    files.extend(BaseModel::files_of(adapters)?);
+    refuse_model_without_room(out, &weights, &files, u64::MAX, args.force)?;
+    let _lock = make_model_folder(out)?;
+    write_adapter(&Disk, out, &files, &weights)?;
+    print(format_args!(
+        "adapters of {} in {}\n",
+        adapters.display(),
         out.display()
     ))
 }
@@ -116,12 +160,7 @@ fn merge(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
             adapters.display()
         )));
     };
-    let origin = Origin::read(folder)?;
-    let text = origin.config().unwrap_or_default();
-    let config = ModelConfig::from_hf(text).map_err(|source| Failure::HfConfig {
-        path: folder.join("config.json"),
-        source,
-    })?;
+    let (origin, config) = described(folder)?;
     let mut lora = LoraConfig::default().adopted(AdapterConfig::read(adapters)?)?;
     base.set_storage(&mut lora);
     let lora = lora.adapters()?.expect("a folder of adapters has a rank");
@@ -136,7 +175,7 @@ fn merge(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
     let merged = factors.merged_with(&weights, dtype, base.coded_from().into());
     let files = origin.files(&config, 0, dtype);
     refuse_model_without_room(out, &merged, &files, max_shard_bytes, args.force)?;
-    make_folder(out, "--out")?;
+    let _lock = make_model_folder(out)?;
     write_model(&Disk, out, &files, &merged, max_shard_bytes)?;
     print(format_args!(
         "{} with the adapters of {} in {}\n",

@@ -3,7 +3,7 @@
 use crate::args::{SourceArgs, overrides};
 use crate::failure::Failure;
 use crate::limits::refuse_model_without_room;
-use crate::run_dir::{make_folder, refuse_non_empty};
+use crate::run_dir::{make_model_folder, refuse_non_empty};
 use crate::stdout::print;
 use clap::Args;
 use files::{Disk, narrow};
@@ -106,7 +106,7 @@ pub(crate) fn init(resolved: &Resolved) -> Result<(), Failure> {
     let files = Origin::default().files(&config.model, config.data.seq, dtype);
     let is_forced = config.memory.force;
     refuse_model_without_room(folder, &weights, &files, MAX_SHARD_BYTES, is_forced)?;
-    make_folder(folder, "--out")?;
+    let _lock = make_model_folder(folder)?;
     write_model(&Disk, folder, &files, &weights, MAX_SHARD_BYTES)?;
     print(format_args!(
         "{} parameters in {}\n",

@@ -3,6 +3,7 @@
 use super::arguments::arguments;
 use super::program::Program;
 use crate::failure::Failure;
+use files::unique_json;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -87,7 +88,7 @@ fn is_yaml(path: &Path) -> bool {
 
 /// The keys of a text, whose format follows from the file's ending, or else from how it begins.
 fn keys(path: &Path, text: &str) -> Result<Vec<ForeignKey>, String> {
-    let json = |text: &str| serde_json::from_str(text).map_err(|error| format!("as JSON: {error}"));
+    let json = |text: &str| unique_json(text).map_err(|error| format!("as JSON: {error}"));
     let root: Value = match ending(path) {
         #[cfg(feature = "yaml")]
         _ if is_yaml(path) => yaml(text)?,

@@ -82,6 +82,7 @@ pub(super) fn resolved(config: Config) -> Resolved {
         options: RunOptions::default(),
         given: Given::default(),
         explicit_model_keys: Vec::new(),
+        model_parts: Default::default(),
         seq_is_explicit: true,
         chooses_head_chunk: false,
         context_length: None,

@@ -7,11 +7,13 @@ use crate::device::DeviceStep;
 use crate::failure::Failure;
 use crate::tracer::Tracer;
 use kernels::Target;
-use memory::{Layer, Phase, format_bytes};
+use memory::{DType, Layer, Phase, format_bytes};
+use model::{Model, ModelWeights};
 use planner::first_refused;
 use report::Busy;
 use session::Session;
-use settings::Settings;
+use settings::{FloatType, Settings};
+use std::path::Path;
 
 /// From this size on, leasing host memory is announced.
 const LEASING_TAKES_A_WHILE: u64 = 1 << 30;
@@ -28,6 +30,14 @@ fn leasing(target: Target, bytes: u64) -> Option<String> {
             format_bytes(bytes)
         )
     })
+}
+
+/// The type of the weights in a folder, if it is narrower than that of a model.
+fn narrower_type(folder: &Path, model: &Model) -> Result<Option<String>, Failure> {
+    let parameters = model.architecture().parameters();
+    let stored = ModelWeights::open(folder, parameters)?.dtype();
+    let is_narrower = (stored, model.dtype()) == (DType::BF16, DType::F32);
+    Ok(is_narrower.then(|| FloatType::Bf16.name().to_owned()))
 }
 
 impl Run {
@@ -74,11 +84,13 @@ impl Run {
             );
             match (resumed, &options.init_from) {
                 (Some(resumed), folder) => {
+                    self.saver.origin_dtype = resumed.state().origin_dtype.clone();
                     self.base = resumed.base(&self.resolved.config, folder.as_deref())?;
                     let base = self.base.as_ref();
                     resumed.restore(&mut session, &self.resolved.config, base)?;
                 }
                 (None, Some(folder)) => {
+                    self.saver.origin_dtype = narrower_type(folder, session.model())?;
                     if let Some(skipped) = session.import(folder)? {
                         tracing::info!(
                             "tensors of `{skipped}*` are left out: they predict a second token, and are no part of the model"

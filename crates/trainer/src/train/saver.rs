@@ -17,6 +17,8 @@ pub(super) struct Saver {
     pub(super) writer: Writer,
     /// The files that came with the model and are saved with it.
     origin: Origin,
+    /// The type of the weights in the folder that the run started from, if it is narrower than the run's.
+    pub(super) origin_dtype: Option<String>,
     /// The last step that was saved or is being saved.
     pub(super) last: Option<usize>,
     /// Why the last save failed.
@@ -66,6 +68,7 @@ impl Saver {
         Saver {
             writer,
             origin,
+            origin_dtype: None,
             last: None,
             failure: None,
             newest: None,

@@ -169,6 +169,7 @@ impl Run {
             algorithms: self.plan.algorithms.clone(),
             cudnn_version: self.plan.cudnn_version.clone(),
             reads_bytes: self.reads_bytes,
+            origin_dtype: self.saver.origin_dtype.clone(),
             ranks,
         }
     }

@@ -77,8 +77,73 @@ fn files_without_end_are_refused() {
     }
 }
 
+/// What people name in place of a folder: the message says what to run first.
+#[test]
+fn names_of_the_hub_and_gguf_files() {
+    let place = Workplace::new();
+    place.folder("gguf");
+    place.file("gguf/model-q4.gguf", "GGUF");
+    for command in [
+        "train --init-from",
+        "plan --init-from",
+        "generate --prompt a",
+        "export --out out",
+    ] {
+        for (name, words) in [
+            (
+                "somebody/some-model-1.5B",
+                [
+                    "no folder somebody/some-model-1.5B",
+                    "hint: `hf download somebody/some-model-1.5B --local-dir some-model-1.5B`",
+                ],
+            ),
+            (
+                "gguf/model-q4.gguf",
+                ["as GGUF", "hint: take the model that it was made from"],
+            ),
+            ("gguf", ["as GGUF", "gguf_file=FILE"]),
+        ] {
+            place.trainer(&format!("{command} {name}")).fails(4, &words);
+        }
+    }
+    let missing = "gguf/some-model";
+    let words = format!("cannot read {missing}/config.json");
+    place
+        .trainer(&format!("train --init-from {missing}"))
+        .fails(4, &[&words, HINT]);
+}
+
+/// Some keys of a section are compared with the folder's own.
+#[test]
+fn keys_of_experts_that_the_folder_has() {
+    let place = with_model();
+    place.trainer("init --config tiny-moe --out moe").succeeds();
+    let plan = |folder: &str, set: &str| {
+        place.trainer(&format!(
+            "plan --init-from {folder} --device cpu --set model.experts.chosen={set}"
+        ))
+    };
+    let config: serde_json::Value = serde_json::from_str(&place.text("moe/config.json")).unwrap();
+    let chosen = config["num_experts_per_tok"].as_u64().unwrap();
+    plan("moe", &chosen.to_string()).succeeds();
+    let words = [
+        "model.experts.chosen is 1, but moe/config.json says",
+        "leave the setting out",
+    ];
+    plan("moe", "1").fails(2, &words);
+    plan("model", "1").fails(
+        2,
+        &["model.experts.chosen is 1, but model/config.json says absent"],
+    );
+}
+
 #[test]
 fn a_config_that_describes_no_model() {
+    config_refused(
+        "\"vocab_size\"",
+        "\"hidden_size\": 64, \"vocab_size\"",
+        &["`hidden_size` is there twice"],
+    );
     config_refused("{", "", &["not valid JSON"]);
     config_refused(
         "\"llama\"",

@@ -79,17 +79,74 @@ fn a_run_that_ends_in_skipped_steps_saves_and_fails() {
     assert!(long == one, "the weights of step 1");
 }
 
+/// Makes the last number of a file NaN.
+fn spoil(place: &Workplace, file: &str) {
+    let mut weights = std::fs::read(place.path(file)).unwrap();
+    let last = weights.len() - 4;
+    weights[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+    place.file(file, weights);
+}
+
+/// What evaluates or merges them ends with 4 and writes nothing; training ends as one that diverges.
+#[test]
+fn adapters_that_are_not_numbers() {
+    let place = Workplace::new();
+    place
+        .trainer("init --config small.toml --out model")
+        .succeeds();
+    place
+        .trainer("train --init-from model --lora 2 --seq 32 --steps 1 --set data.any_tokenizer=true --save-final adapter --out run")
+        .succeeds();
+    spoil(&place, "adapter/adapter_model.safetensors");
+    place.file(
+        "pairs.jsonl",
+        r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#,
+    );
+    let pairs = "prepare pairs.jsonl --tokenizer bytes --out pairs";
+    place.trainer(pairs).succeeds();
+    for (command, words) in [
+        (
+            "eval adapter --data small.toml",
+            "adapter cannot be used: its losses are not finite",
+        ),
+        (
+            "eval adapter --data pairs --seq 32 --set data.any_tokenizer=true --reference reference.json",
+            "adapter cannot be used: its losses are not finite",
+        ),
+        (
+            "export adapter --merge --out merged",
+            "has values that are not finite",
+        ),
+        (
+            "export adapter --out copied",
+            "has values that are not finite",
+        ),
+    ] {
+        place.trainer(command).fails(4, &[words]);
+    }
+    for left in ["reference.json", "merged", "copied"] {
+        assert!(!place.path(left).exists(), "{left}");
+    }
+    let outcome =
+        place.trainer("train --lora-from adapter --seq 32 --set data.any_tokenizer=true --out on");
+    let outcome = outcome.fails(6, &["look at --lora-from, and at the model under it"]);
+    assert!(
+        !outcome.stderr.contains("--init-from"),
+        "{}",
+        outcome.stderr
+    );
+}
+
 #[test]
 fn weights_that_are_not_numbers() {
     let place = Workplace::new();
     place
         .trainer("init --config small.toml --out model")
         .succeeds();
-    let path = place.path("model/model.safetensors");
-    let mut weights = std::fs::read(&path).unwrap();
-    let last = weights.len() - 4;
-    weights[last..].copy_from_slice(&f32::NAN.to_le_bytes());
-    std::fs::write(&path, weights).unwrap();
+    spoil(&place, "model/model.safetensors");
+    place
+        .trainer("eval model --data small.toml")
+        .fails(4, &["model cannot be used: its losses are not finite"]);
     place.trainer("--init-from model --seq 32 --out run").fails(
         6,
         &[

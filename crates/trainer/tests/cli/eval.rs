@@ -75,7 +75,7 @@ fn the_loss_is_that_of_training() {
     assert!(words.contains("bits per byte"), "{words}");
 }
 
-/// A sample that fills no micro-batch counts as well.
+/// A sample that fills no micro-batch counts as well, and so does the shorter one at the end of the text.
 #[test]
 fn every_sample_counts_once() {
     let place = place();
@@ -83,8 +83,24 @@ fn every_sample_counts_once() {
     let all = eval(&place, &format!("model {seq} --micro-batch 4"));
     assert_eq!(
         (all["samples"].as_u64(), all["targets"].as_u64()),
-        (Some(5), Some(60))
+        (Some(6), Some(64))
     );
+    assert_eq!(all["peak_bytes"], all["planned_peak_bytes"]);
+    place.file("begin.txt", &TEXT[..41]);
+    place.file("end.txt", &TEXT[40..]);
+    let loss = |arguments: &str| {
+        eval(&place, &format!("model {arguments}"))["loss"]
+            .as_f64()
+            .unwrap()
+    };
+    let parts = 40.0 * loss("--data begin.txt --seq 40") + 24.0 * loss("--data end.txt --seq 24");
+    for seq in [40, 24] {
+        assert!(
+            (loss(&format!("--data end.txt --seq {seq}")) - loss("--data end.txt --seq 24")).abs()
+                < 1e-6
+        );
+    }
+    assert!((loss("--data text.txt --seq 40") - parts / 64.0).abs() < 1e-6);
     let first = eval(&place, &format!("model {seq} --set eval.samples=2"));
     assert_eq!(
         (&first["samples"], &first["targets"]),
@@ -124,9 +140,10 @@ fn what_is_no_model_is_refused() {
     place
         .trainer("eval model --data text.txt --micro-batch 0")
         .fails(2, &["--micro-batch"]);
+    place.file("byte.txt", "a");
     place
-        .trainer("eval model --data text.txt --seq 100")
-        .fails(4, &["text.txt"]);
+        .trainer("eval model --data byte.txt")
+        .fails(4, &["byte.txt", "needs 2"]);
 }
 
 /// Other commands that take such folders say the same.

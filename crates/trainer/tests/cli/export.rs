@@ -43,6 +43,62 @@ fn weights(place: &Workplace, folder: &str) -> Vec<u8> {
     std::fs::read(place.path(folder).join("model.safetensors")).unwrap()
 }
 
+/// One command at a time writes a model into a folder; the other is refused, and says why.
+#[test]
+fn a_folder_that_another_command_writes_is_refused() {
+    let place = with_model();
+    place.folder("out");
+    let lock = std::fs::File::create(place.path("out/.model.lock")).unwrap();
+    lock.lock().unwrap();
+    let train = "train --init-from model --seq 32 --steps 1 --set data.any_tokenizer=true --out run --save-final out";
+    for (command, flag) in [
+        ("init --config small.toml --out out", "--out"),
+        ("export model --out out", "--out"),
+        (train, "--save-final"),
+    ] {
+        let words = ["another trainer", "is writing into `out`", flag];
+        place.trainer(command).fails(2, &words);
+        assert_eq!(place.names("out"), [".model.lock"], "{command}");
+    }
+    drop(lock);
+    place.trainer("export model --out out").succeeds();
+    assert!(!place.names("out").contains(&".model.lock".into()));
+}
+
+/// A run on the CPU is in f32; a folder in bf16 that it began with stays so.
+#[test]
+fn a_folder_in_bf16_stays_in_bf16() {
+    let place = Workplace::new();
+    place
+        .trainer("init --config small.toml --dtype bf16 --out model")
+        .succeeds();
+    let flags = "--seq 32 --set data.any_tokenizer=true --save-every 1 --dtype f32";
+    place
+        .trainer(&format!(
+            "train --init-from model --steps 1 {flags} --out run"
+        ))
+        .succeeds();
+    place
+        .trainer(&format!(
+            "train --resume run --steps 2 {flags} --out on --allow-change"
+        ))
+        .succeeds();
+    for (run, dtype, kind) in [
+        ("run", "", "bfloat16"),
+        ("on", "", "bfloat16"),
+        ("on", "--dtype f32", "float32"),
+    ] {
+        let out = format!("{run}-{kind}");
+        place
+            .trainer(&format!("export {run} {dtype} --out {out}"))
+            .succeeds();
+        assert_eq!(config(&place, &out)["torch_dtype"], kind);
+        let size = weights(&place, &out).len() as f64 / weights(&place, "model").len() as f64;
+        let expected = if kind == "float32" { 2.0 } else { 1.0 };
+        assert!((size - expected).abs() < 0.1, "{out}: {size}");
+    }
+}
+
 const TRAIN: &str = "train --init-from model --seq 32 --steps 2 --set data.any_tokenizer=true --save-every 1 --save-final final --out run";
 
 #[test]

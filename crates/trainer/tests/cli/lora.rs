@@ -66,9 +66,13 @@ fn adapters_go_out_come_in_and_are_merged() {
         .trainer("export adapter --merge --dtype bf16 --out narrow")
         .succeeds();
     assert!((eval(&place, "narrow") - adapted).abs() < 1e-2);
-    place
-        .trainer("export adapter --out copied")
-        .fails(2, &["--merge"]);
+    place.trainer("export run --out copied").succeeds();
+    assert_eq!(place.names("copied"), names);
+    for name in &names {
+        let [copied, own] =
+            ["copied", "adapter"].map(|folder| bytes(&place, &format!("{folder}/{name}")));
+        assert!(copied == own, "{name}");
+    }
     place
         .trainer("generate adapter --prompt a --max-tokens 4 --temperature 0")
         .succeeds();

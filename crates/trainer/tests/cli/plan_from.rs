@@ -378,6 +378,12 @@ fn broken_files_are_answered_in_a_sentence() {
         (4, "a.yaml", "base_model: [1, 2", "as YAML"),
         (4, "b.yaml", "- 1\n- 2\n", "it has no keys"),
         (4, "c.json", "{\"output_dir\": }", "as JSON"),
+        (
+            4,
+            "twice.json",
+            "{\"lr\": 1, \"lr\": 2}",
+            "as JSON: `lr` is there twice",
+        ),
         (4, "d.toml", "[training\nx", "as TOML"),
         (
             4,

@@ -95,6 +95,14 @@ fn a_whole_model_takes_its_reference_from_a_file() {
     place
         .trainer(&format!("{TRAIN} {known} --out short").replace("--seq 32", "--seq 24"))
         .fails(2, &["sequences of at most 32 tokens"]);
+    let mut absurd: Value = serde_json::from_str(&place.text("reference.json")).unwrap();
+    absurd["losses"][3] = json!(1e9);
+    place.file("absurd.json", absurd.to_string());
+    place
+        .trainer(&format!(
+            "{TRAIN} --set dpo.reference=absurd.json --out absurd"
+        ))
+        .fails(4, &["absurd.json", "a loss of 1000000000"]);
     place.file(
         "others.jsonl",
         place.text("pairs.jsonl").replace("number", "figure"),

@@ -23,6 +23,7 @@ fn tiny_learns_the_built_in_text() {
         packing: data::Packing::Concatenate,
         pairs: false,
         split: data::Split::Train,
+        tails: false,
     });
     let mut batches = dataset.unwrap().batches();
     let mut session = crate::common::session(&settings);

@@ -428,6 +428,7 @@ fn final_loss(dtype: &str, states: StateFormats) -> f64 {
         packing: data::Packing::Concatenate,
         pairs: false,
         split: data::Split::Train,
+        tails: false,
     });
     let mut batches = dataset.unwrap().batches();
     let mut session = session(&settings);

@@ -103,6 +103,24 @@ fn any_number_of_ranks_goes_on() {
     }
 }
 
+/// Adapters that ranks saved in pieces go out as PEFT has them.
+#[test]
+fn adapters_of_ranks_are_exported() {
+    let place = place();
+    let way = "--config llama.toml --lora 4 --zero 1";
+    interrupt(&place, Some(2), way, "saved");
+    interrupt(&place, None, way, "alone");
+    place.trainer("export saved --out exported").succeeds();
+    let folders = ["exported", "alone/model"];
+    let [exported, alone] = folders.map(|folder| names(&place.path(folder)));
+    assert_eq!(exported, alone);
+    for file in ["adapter_model.safetensors", "adapter_config.json"] {
+        let [one, other] =
+            folders.map(|folder| std::fs::read(place.path(folder).join(file)).unwrap());
+        assert!(one == other, "{file}");
+    }
+}
+
 /// What one process saved, ranks go on with; and in the same folder, from what they saved themselves.
 #[test]
 fn ranks_go_on_from_one_process() {
