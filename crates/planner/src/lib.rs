@@ -44,7 +44,7 @@ mod tries;
 pub use activations::PlannedActivation;
 pub use advice::{Advice, OtherTraining, Rung};
 pub use alternatives::{Effect, Strategy};
-pub use arenas::{HOST_ARENAS, PlannedArena, arena_table, host_memory};
+pub use arenas::{PlannedArena, arena_table, host_memory};
 pub use auto::{
     AutoError, Choice, CostsError, Frontier, MeasuredFor, Point, choose, layers_in_words,
 };

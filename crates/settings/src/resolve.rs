@@ -44,7 +44,7 @@ pub struct Given {
     /// The rank of this process, from the launcher or from `plan --ranks`.
     pub rank: Option<Rank>,
     /// The budget of automatic recompute if neither a budget nor a limit is set.
-    pub budget: Option<Size>,
+    pub budget: Option<AutoOr<Size>>,
 }
 
 impl Given {

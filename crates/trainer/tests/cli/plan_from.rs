@@ -8,7 +8,7 @@ use std::path::PathBuf;
 type Case = (&'static [&'static str], &'static str, &'static str);
 
 /// Configurations, what the command line adds, and flags that say the same.
-const CASES: [Case; 14] = [
+const CASES: [Case; 15] = [
     (
         &["axolotl-fft-8b.yaml"],
         "",

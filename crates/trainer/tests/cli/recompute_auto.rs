@@ -117,8 +117,8 @@ fn the_budget_may_be_what_is_free() {
         free.stderr.contains("recompute auto: a peak of"),
         "{free:?}"
     );
-    let steps = Metrics::read(&place, "free").steps();
-    assert_eq!(steps[0]["peak_bytes"], planned(&place, "")["peak_bytes"]);
+    let run = Metrics::read(&place, "free");
+    assert_eq!(run.steps()[0]["peak_bytes"], planned(&place, "")["peak_bytes"]);
     place
         .trainer("plan --memory-limit auto")
         .fails(2, &["memory.limit", "a size of memory"]);

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use clap::Args;
 use memory::Rank;
 use settings::load::Override;
-use settings::{ConfigError, Given, MemoryConfig, Resolved, RunOptions, Size, Task, resolve};
+use settings::{AutoOr, ConfigError, Given, Resolved, RunOptions, Size, Task, resolve};
 use std::path::PathBuf;
 
 /// Flags of `bench`.
@@ -82,9 +82,6 @@ pub(crate) struct Shared {
     pub(crate) names_data: bool,
 }
 
-/// The whole memory of the device.
-pub(crate) const WHOLE: Size = Size::Percent(100.0);
-
 impl BenchArgs {
     /// The matrix, and what its strategies share.
     ///
@@ -98,8 +95,8 @@ impl BenchArgs {
         let strategies = matrix.strategies()?;
         let mut given = Given {
             rank: self.rank.rank(),
-            // Automatic recompute fills the device, if that is there or its memory is known.
-            budget: (device_bytes.is_some() || !self.plan_only).then_some(WHOLE),
+            // Automatic recompute fills the device.
+            budget: Some(AutoOr::Auto),
             ..self.run.given()
         };
         let said = given.overrides()?;
@@ -165,7 +162,9 @@ impl Shared {
         config.without_between_steps();
         config.log.trace = false;
         match (self.device_bytes, config.memory.limit) {
-            (Some(bytes), _) => in_bytes(&mut config.memory, bytes),
+            (Some(bytes), Some(limit)) => {
+                config.memory.limit = Some(Size::Bytes(limit.bytes_of(bytes)));
+            }
             (None, Some(limit @ Size::Percent(_))) if self.plans_only() => {
                 return Err(Failure::Usage(format!(
                     "a limit of {limit} is a share of a device that --plan-only does not ask; write --memory-limit in bytes, such as \
@@ -192,13 +191,5 @@ impl Shared {
         given.rank = of_strategy.or(given.rank.map(|rank| Rank { number, ..rank }));
         given.set.extend(strategy.set.iter().cloned());
         resolve(self.task, given, self.options.clone())
-    }
-}
-
-/// Makes shares of a device's memory bytes.
-pub(crate) fn in_bytes(memory: &mut MemoryConfig, device_bytes: u64) {
-    let sizes = [&mut memory.limit, &mut memory.budget];
-    for size in sizes.into_iter().flatten() {
-        *size = Size::Bytes(size.bytes_of(device_bytes));
     }
 }

@@ -1,11 +1,10 @@
 //! Plans every strategy before any is measured, and finds those that cannot be run.
 
-use super::args::{Shared, WHOLE, in_bytes};
+use super::args::Shared;
 use super::matrix::BenchStrategy;
 use super::paper::PaperFigures;
 use super::rows::{Outcome, Planned};
 use crate::decisions;
-use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::limits::{limit_of_plan, refuse_without_room};
 use crate::model_tokens::{ModelTokens, describe};
@@ -14,7 +13,7 @@ use crate::samples::data_options;
 use crate::threads::start_threads;
 use memory::{Rank, format_bytes};
 use planner::Plan;
-use settings::{ConfigError, Resolved, Settings, Size};
+use settings::{ConfigError, Resolved, Settings};
 
 /// The plans of all strategies.
 pub(super) struct PlannedMatrix {
@@ -157,27 +156,11 @@ fn plan_strategy(
     Ok((planned, resolved))
 }
 
-/// Plans a strategy, and makes its configuration the one that was planned, so that its runs decide nothing anew. Automatic
-/// recompute fills the device's memory: its budget shrinks until what lies beside the peak fits too.
+/// Plans a strategy, and makes its configuration the one that was planned, so that its runs decide nothing anew.
 fn plan(shared: &Shared, resolved: &mut Resolved) -> Result<Plan, Failure> {
-    let mut device_bytes = shared.device_bytes();
-    let memory = &resolved.config.memory;
-    if device_bytes.is_none() && resolved.config.chooses() && memory.budget == Some(WHOLE) {
-        let bytes = OpenDevice::open(resolved.device())?.total_bytes()?;
-        in_bytes(&mut resolved.config.memory, bytes);
-        device_bytes = Some(bytes);
-    }
-    loop {
-        let config = decisions::on_paper(resolved, device_bytes)?;
-        let plan = Plan::new(&Settings::new(&config)?, resolved.device().target())?;
-        let beyond = device_bytes.map_or(0, |bytes| needs_bytes(&plan).saturating_sub(bytes));
-        if beyond == 0 || !resolved.config.chooses() {
-            resolved.config = config;
-            return Ok(plan);
-        }
-        let smaller = plan.peak_bytes.saturating_sub(beyond);
-        resolved.config.memory.budget = Some(Size::Bytes(smaller));
-    }
+    resolved.config = decisions::on_paper(resolved, shared.device_bytes())?;
+    let settings = Settings::new(&resolved.config)?;
+    Ok(Plan::new(&settings, resolved.device().target())?)
 }
 
 /// What a device has to hold: what is reserved, and the overhead.
