@@ -30,9 +30,9 @@ mod hugging_face;
 #[path = "not_built.rs"]
 mod hugging_face;
 #[cfg(feature = "hugging-face")]
-mod messages;
+mod jinja;
 #[cfg(feature = "hugging-face")]
-mod percent;
+mod messages;
 #[cfg(feature = "hugging-face")]
 mod python_json;
 #[cfg(feature = "hugging-face")]

@@ -1,6 +1,6 @@
 //! `tojson` as transformers has it: Python's `json.dumps` with `ensure_ascii=False`.
 
-use minijinja::value::{Kwargs, Value};
+use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
@@ -104,7 +104,7 @@ impl Formatter for Python {
 }
 
 /// The fewest digits that are the number; with an exponent below 1e-4 and from 1e16 on, of two digits at least.
-fn float(value: f64) -> String {
+pub(crate) fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     match exponent.parse() {
@@ -116,26 +116,29 @@ fn float(value: f64) -> String {
     }
 }
 
-/// The filter `tojson`, with the options of Python's `json.dumps` that transformers passes on.
-pub(crate) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
-    let indent: Option<Value> = options.get("indent")?;
-    let ascii: Option<bool> = options.get("ensure_ascii")?;
-    let separators: Option<Vec<String>> = options.get("separators")?;
-    let sort_keys: Option<bool> = options.get("sort_keys")?;
-    options.assert_all_used()?;
+/// The filter `tojson`, with the options of Python's `json.dumps` that transformers passes on: `ensure_ascii`, `indent`,
+/// `separators`, `sort_keys`.
+pub(crate) fn tojson(
+    value: &Value,
+    [ascii, indent, separators, sort_keys]: [Option<Value>; 4],
+) -> Result<String, Error> {
     let indent = indent.filter(|indent| !indent.is_none()).map(|indent| {
         let spaces = |count: i64| " ".repeat(count.clamp(0, 16) as usize);
         indent.as_i64().map_or_else(|| indent.to_string(), spaces)
     });
     let usual_item = if indent.is_some() { "," } else { ", " };
-    let separators = separators.unwrap_or_else(|| vec![usual_item.into(), ": ".into()]);
-    let [item_separator, key_separator] = separators.try_into().map_err(|_| {
-        let reason = "tojson: `separators` are two texts";
-        Error::new(ErrorKind::InvalidOperation, reason)
-    })?;
-    let failed = |error| Error::new(ErrorKind::BadSerialization, format!("tojson: {error}"));
-    let mut json = serde_json::to_value(value).map_err(failed)?;
-    if sort_keys == Some(true) {
+    let failed =
+        |reason: String| Error::new(ErrorKind::BadSerialization, format!("tojson: {reason}"));
+    let separators = match separators.filter(|separators| !separators.is_none()) {
+        Some(separators) => separators.try_iter()?.map(|one| one.to_string()).collect(),
+        None => vec![usual_item.into(), ": ".into()],
+    };
+    let [item_separator, key_separator]: [String; 2] = separators
+        .try_into()
+        .map_err(|_| failed("`separators` are two texts".into()))?;
+    let is_true = |option: Option<Value>| option.is_some_and(|option| option.is_true());
+    let mut json = json_of(value)?;
+    if is_true(sort_keys) {
         json.sort_all_objects();
     }
     let formatter = Python {
@@ -143,12 +146,51 @@ pub(crate) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
         level: 0,
         item_separator,
         key_separator,
-        ascii: ascii == Some(true),
+        ascii: is_true(ascii),
         is_filled: false,
     };
     let mut out = Vec::new();
     json.serialize(&mut Serializer::with_formatter(&mut out, formatter))
-        .map_err(failed)?;
+        .map_err(|error| failed(error.to_string()))?;
     String::from_utf8(out)
         .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
+}
+
+/// The value as JSON; undefined ones, functions and what is only gone through are refused, as Python refuses them.
+fn json_of(value: &Value) -> Result<serde_json::Value, Error> {
+    let items = || value.try_iter().map(|items| items.collect::<Vec<Value>>());
+    Ok(match value.kind() {
+        ValueKind::Seq => {
+            let items: Result<Vec<_>, Error> = items()?.iter().map(json_of).collect();
+            items?.into()
+        }
+        ValueKind::Map if is_dictionary(value) => {
+            let entry = |key: &Value| {
+                let name = match key.kind() {
+                    ValueKind::None => "null".into(),
+                    ValueKind::Bool => key.is_true().to_string(),
+                    _ => key.to_string(),
+                };
+                Ok((name, json_of(&value.get_item(key)?)?))
+            };
+            let entries: Result<serde_json::Map<_, _>, Error> =
+                items()?.iter().map(entry).collect();
+            entries?.into()
+        }
+        ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::String => {
+            serde_json::to_value(value).map_err(|error| {
+                Error::new(ErrorKind::BadSerialization, format!("tojson: {error}"))
+            })?
+        }
+        kind => {
+            let reason = format!("tojson: there is no JSON for a value of type {kind}");
+            return Err(Error::new(ErrorKind::BadSerialization, reason));
+        }
+    })
+}
+
+/// Whether a value is a plain dictionary: a loop or a namespace has attributes, and is none.
+pub(crate) fn is_dictionary(value: &Value) -> bool {
+    let name = value.as_object().map_or("", |object| object.type_name());
+    value.kind() == ValueKind::Map && !name.ends_with("::Namespace") && !name.ends_with("::Loop")
 }

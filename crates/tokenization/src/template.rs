@@ -2,13 +2,10 @@
 
 use crate::error::TokenizerError;
 use crate::hugging_face::Configuration;
-use crate::python_json::tojson;
 use crate::special_tokens::SpecialTokens;
-use crate::{assistant, messages, percent};
-use minijinja::syntax::SyntaxConfig;
+use crate::{assistant, jinja, messages};
 use minijinja::value::Serde;
-use minijinja::{Environment, Error, ErrorKind, State, Value, context};
-use minijinja_contrib::pycompat;
+use minijinja::{Environment, Error, Value, context};
 use std::path::Path;
 
 /// The template of `chat_template.jinja`, or else of `tokenizer_config.json`.
@@ -65,19 +62,7 @@ impl ChatTemplate {
     }
 
     pub(crate) fn new(source: &str, special: SpecialTokens) -> Result<ChatTemplate, Error> {
-        let mut environment = Environment::new();
-        let mut syntax = SyntaxConfig::builder();
-        environment.set_syntax(syntax.trim_blocks(true).lstrip_blocks(true).build()?);
-        environment.set_unknown_method_callback(python_method);
-        environment.add_filter("tojson", tojson);
-        environment.add_filter("e", escape);
-        environment.add_filter("escape", escape);
-        environment.add_function("raise_exception", raise_exception);
-        environment.add_function("strftime_now", strftime_now);
-        let source = percent::as_filter(source);
-        let marked = assistant::without_blocks(&source);
-        let has_blocks = marked.is_some();
-        environment.add_template_owned("chat", marked.unwrap_or(source))?;
+        let (environment, has_blocks) = jinja::environment(source)?;
         Ok(ChatTemplate {
             environment,
             special,
@@ -123,7 +108,7 @@ impl ChatTemplate {
             add_generation_prompt,
             ..special
         };
-        self.environment.get_template("chat")?.render(own)
+        self.environment.get_template(jinja::CHAT)?.render(own)
     }
 }
 
@@ -139,60 +124,6 @@ fn malformed(path: &Path) -> TokenizerError {
         path: path.into(),
         reason: "`chat_template` is neither a text nor a list with one named `default`".into(),
     }
-}
-
-/// Methods of Python's values. `title` differs from the filter of that name: letters behind an apostrophe are capital too.
-fn python_method(
-    state: &mut State,
-    value: &Value,
-    method: &str,
-    arguments: &[Value],
-) -> Result<Value, Error> {
-    match (value.as_str(), method, arguments) {
-        (Some(text), "title", []) => Ok(title(text).into()),
-        _ => pycompat::unknown_method_callback(state, value, method, arguments),
-    }
-}
-
-/// Python's `str.title`: a letter is capital where none stands before it.
-fn title(text: &str) -> String {
-    let mut is_within_word = false;
-    let mut titled = String::with_capacity(text.len());
-    for char in text.chars() {
-        match is_within_word {
-            true => titled.extend(char.to_lowercase()),
-            false => titled.extend(char.to_uppercase()),
-        }
-        is_within_word = char.is_alphabetic();
-    }
-    titled
-}
-
-/// The five characters that Python's markupsafe escapes, as it writes them.
-fn escape(value: &Value) -> Value {
-    if value.is_safe() {
-        return value.clone();
-    }
-    let text = value.to_string();
-    let escaped = text
-        .replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('\'', "&#39;")
-        .replace('"', "&#34;");
-    Value::from_safe_string(escaped)
-}
-
-fn raise_exception(message: &str) -> Result<String, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()))
-}
-
-fn strftime_now(format: &str) -> Result<String, Error> {
-    let fixed = std::env::var("SOURCE_DATE_EPOCH").ok();
-    let fixed = fixed.and_then(|seconds| jiff::Timestamp::from_second(seconds.parse().ok()?).ok());
-    let now = fixed.unwrap_or_else(jiff::Timestamp::now);
-    jiff::fmt::strtime::format(format, now)
-        .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
 }
 
 #[cfg(test)]

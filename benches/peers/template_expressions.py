@@ -1,0 +1,224 @@
+"""Expressions and statements of chat templates, and what Jinja 2 makes of them in transformers' environment.
+
+    pip install jinja2==3.1.6
+    python benches/peers/template_expressions.py > crates/tokenization/tests/fixtures/expressions.json
+    python benches/peers/template_expressions.py --count 10000 --seed 1 > all.json
+    TEMPLATE_EXPRESSIONS=$PWD/all.json cargo test --release -p tokenization expressions
+
+A case is a template and its text, or null where Jinja 2 raises an error. Needs no transformers: the environment is copied
+from its `_compile_jinja_template`, and is ten lines.
+"""
+
+import argparse
+import copy
+import json
+import random
+import resource
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+VALUES = {
+    "none": None,
+    "yes": True,
+    "no": False,
+    "zero": 0,
+    "one": 1,
+    "minus": -3,
+    "big": 301,
+    "half": 0.5,
+    "two": 2.0,
+    "tiny": 1e-7,
+    "huge": 1e16,
+    "empty": "",
+    "word": "tides",
+    "line": " Low tide\nat 5 \n\nHigh 'n' \"low\" ",
+    "accent": "Élan ß",
+    "digits": "42",
+    "real": "1.5",
+    "none_list": [],
+    "list": [3, 1, 2],
+    "texts": ["b", "a", "B"],
+    "mixed": [1, "1", None, 1.0, True, []],
+    "nested": [[1, 2], [3, [4]], []],
+    "none_map": {},
+    "map": {"b": 1, "a": None, "c": "x"},
+    "deep": {"type": "object", "items": {"type": "string", "enum": ["u", "v"]}, "get": 7},
+    "turns": [
+        {"role": "user", "content": "hi", "n": 2},
+        {"role": "tool", "content": None, "n": 1},
+        {"role": "tool", "content": "", "n": 3},
+        {"role": "assistant", "content": ["p", {"type": "text", "text": "q"}]},
+    ],
+}
+
+LITERALS = [
+    "none", "true", "false", "None", "True", "0", "1", "2", "-1", "1.5", "''", "'a'", "'ab cd'", '"d"', "[]", "{}", "[1, none]", "(1, 'a')",
+    "[[1, 'b'], [2, 'c']]", "{'a': 1, 'b': [none]}", "range(3)", "missing", "turns[0]", "turns[1].content", "deep.items", "turns[9]",
+    "namespace(a=1)", "dict(a=1, b='x')", "(1,)", "()",
+]
+ATTRIBUTES = ["'role'", "'content'", "'n'", "0", "'a'", "'items'", "'content.0'"]
+TESTS = [
+    "boolean", "callable", "defined", "even", "odd", "false", "true", "float", "integer", "iterable", "lower", "upper", "mapping", "none",
+    "number", "sequence", "string", "undefined", "escaped", "divisibleby(2)", "divisibleby 3", "eq(1)", "ne('a')", "sameas(none)",
+    "sameas true", "in [1, 'a', none]", "in 'tides'", "gt(1)", "le 1", "lt('b')", "equalto('')", "ge(0)", "greaterthan 0",
+]
+FILTERS = [
+    "abs", "batch(2)|list", "batch(2, 'x')|list", "capitalize", "center(9)", "count", "d('z')", "default('z')", "default('z', true)",
+    "default(none)", "default(boolean=true)", "dictsort", "dictsort(by='value')", "dictsort(reverse=true)", "e", "escape", "first", "last", "float", "float(7)",
+    "filesizeformat", "format", "format(1)", "forceescape", "indent", "indent(2)", "indent(2, true)", "indent(1, first=true, blank=true)", "indent('>')",
+    "int", "int(5)", "int(default=3)", "items|list", "join", "join(',')", "join(', ', attribute='role')", "join('-', 'n')", "length", "list",
+    "lower", "map('upper')|list", "map('trim')|list", "map('length')|list", "map(attribute='role')|list", "map(attribute='n', default=0)|list", "map('default', 'q')|list", "map('string')|join", "max",
+    "min", "max(attribute='n')", "pprint", "reject('none')|list", "reject|list", "rejectattr('content')|list", "rejectattr('role', 'eq', 'tool')|list", "replace('a', 'b')",
+    "replace('t', '', 1)", "reverse|list", "reverse", "round", "round(1)", "round(0, 'floor')", "round(method='ceil')", "safe", "select|list", "select('string')|list",
+    "select('in', [1, 'a'])|list", "selectattr('role', 'equalto', 'tool')|list", "selectattr('n', 'defined')|list", "selectattr('content')|map(attribute='role')|join('+')",
+    "slice(2)|list", "slice(3, 0)|list", "sort", "sort(reverse=true)", "sort(attribute='n')", "sort(case_sensitive=true)", "sort(attribute='role,content')", "string", "striptags", "sum",
+    "sum(attribute='n')", "sum(start=2)", "title", "tojson", "tojson(indent=2)", "tojson(ensure_ascii=true)", "tojson(sort_keys=true)", "tojson(separators=(',', ':'))", "tojson(2)", "trim", "trim('t')", "truncate(5)", "truncate(5, true, '')", "unique|list",
+    "unique(attribute='role')|list", "upper", "urlencode", "wordcount", "wordwrap(4)", "xmlattr", "groupby('role')|list", "groupby('role')|map('first')|list", "attr('role')", "attr('upper')",
+    "length > 1", "list|length", "string|length", "list|first", "last|default('none')",
+]
+METHODS = [
+    "upper()", "lower()", "strip()", "lstrip()", "rstrip()", "strip('t s')", "lstrip(' ')", "rstrip('\\n')", "split()", "split(' ')", "split('i')", "split('\\n', 1)", "rsplit(' ', 1)", "split(none, 1)", "split('')",
+    "splitlines()", "splitlines(true)", "title()", "capitalize()", "replace('i', 'o')", "replace('t', 'x', 1)", "startswith('t')", "endswith(('s', 'x'))", "startswith(('t', ' '))", "startswith(['t'])",
+    "find('d')", "rfind('z')", "index('i')", "count('i')", "count(1)", "isdigit()", "isalpha()", "isalnum()", "isnumeric()", "isspace()", "islower()", "isupper()", "isdecimal()", "istitle()", "isidentifier()", "isascii()", "join(['a', 'b'])", "join(texts)", "join([1])",
+    "format(1, 2)", "zfill(7)", "center(8)", "ljust(7)", "ljust(7, '.')", "rjust(7, '.')", "partition('d')", "rpartition('i')", "removeprefix('t')", "removesuffix('s')", "swapcase()", "casefold()", "expandtabs()", "encode()",
+    "items()", "keys()", "values()", "items()|list", "keys()|list", "values()|list", "get('a')", "get('z')", "get('z', 'q')", "get('role')", "get('content', '')", "get(0)", "copy()", "index(1)", "append(4)", "pop()", "update({'z': 1})",
+    "items", "a", "role", "content", "n", "get", "missing.deeper", "bit_length()", "is_integer()", "__class__", "real", "items()|length", "keys()|first", "values()|sum", "keys()|join(',')", "items()|map('first')|join",
+]
+SUBSCRIPTS = ["[0]", "[-1]", "[5]", "['a']", "['role']", "['items']", "['content'][0]", "[:1]", "[1:]", "[-2:]", "[::-1]", "[::2]", "[1:-1]", "[:0]", "[none]", "[true]", "[0:9]", "[-9:2]", "['n':]", "[2:0:-1]", "[1:][0]", "[:2]|length", "[::-1]|list", "[1.0]", "[missing]"]
+OPERATORS = ["+", "-", "*", "/", "//", "%", "**", "~", "==", "!=", "<", "<=", ">", ">=", "in", "not in", "and", "or"]
+STATEMENTS = [
+    "{{% for x in {a} %}}{{{{ x }}}};{{% else %}}none{{% endfor %}}",
+    "{{% for x in {a} %}}{{{{ loop.index }}}}/{{{{ loop.length }}}} {{{{ loop.previtem }}}}<{{{{ x }}}}<{{{{ loop.nextitem }}}};{{% endfor %}}",
+    "{{% for x in {a} %}}{{{{ loop.first }}}}{{{{ loop.last }}}}{{{{ loop.revindex }}}}{{{{ loop.revindex0 }}}}{{{{ loop.index0 }}}}{{{{ loop.depth }}}};{{% endfor %}}",
+    "{{% for x in {a} %}}{{{{ loop.previtem is defined }}}}{{{{ loop.nextitem is none }}}}{{{{ loop.changed(x) }}}}{{{{ loop.cycle('a', 'b') }}}}{{% endfor %}}",
+    "{{% for x in turns %}}{{% if loop.previtem and loop.previtem.role == x.role %}}same{{% endif %}}{{% if loop.nextitem is undefined or loop.nextitem.n > {a} %}}!{{% endif %}}{{% endfor %}}",
+    "{{% for k, v in ({a}).items() %}}{{{{ k }}}}={{{{ v }}}};{{% endfor %}}",
+    "{{% for k, v in {a} %}}{{{{ k }}}}={{{{ v }}}};{{% endfor %}}",
+    "{{% for k, v in {a}|dictsort %}}{{{{ k }}}}={{{{ v }}}};{{% endfor %}}",
+    "{{% for k in {a} if k %}}{{{{ loop.index }}}}{{{{ k }}}}{{% endfor %}}",
+    "{{% for k in {a} if k is not none %}}{{% if loop.index > 1 %}}{{% break %}}{{% endif %}}{{{{ k }}}}{{% endfor %}}",
+    "{{% for k in {a} %}}{{% if k == {b} %}}{{% continue %}}{{% endif %}}{{{{ k }}}}{{% endfor %}}",
+    "{{% if {a} %}}yes{{% else %}}no{{% endif %}}",
+    "{{% if not {a} %}}yes{{% elif {b} %}}no{{% else %}}other{{% endif %}}",
+    "{{% if {a} is defined and {a} %}}yes{{% endif %}}",
+    "{{% if {a} is iterable and {a} is not mapping and {a} is not string %}}{{{{ ({a})|length }}}}{{% endif %}}",
+    "{{% if {a} is iterable and ({a})|length > 0 %}}some{{% endif %}}",
+    "{{% if {a} is string %}}{{{{ {a} }}}}{{% elif {a} is sequence %}}seq{{% elif {a} is mapping %}}map{{% endif %}}",
+    "{{% set x = {a} %}}{{{{ x }}}}{{% if {b} %}}{{% set x = {b} %}}{{% endif %}}{{{{ x }}}}",
+    "{{% set ns = namespace(x={a}, y=[]) %}}{{% for i in [1, 2] %}}{{% set ns.x = {b} %}}{{% set ns.y = ns.y + [i] %}}{{% endfor %}}{{{{ ns.x }}}}{{{{ ns.y }}}}",
+    "{{% for i in [1, 2] %}}{{% set x = {a} %}}{{{{ x }}}}{{% endfor %}}{{{{ x is defined }}}}",
+    "{{% macro m(p, q={a}) %}}{{{{ p }}}}:{{{{ q }}}}{{% endmacro %}}{{{{ m({b}) }}}}{{{{ m({b}, q=1) }}}}{{{{ m() }}}}",
+    "{{% macro m(p) %}}{{{{ p is undefined }}}}{{{{ varargs }}}}{{{{ kwargs }}}}{{% endmacro %}}{{{{ m({a}, 1, k=2) }}}}",
+    "{{% macro m(p) -%}}  {{{{ p }}}}  {{%- endmacro %}}{{{{ m({a})|length }}}}{{{{ m({a}) ~ 'x' }}}}{{{{ m({a}) is string }}}}{{{{ m({a}) + 'x' }}}}",
+    "{{% macro w() %}}<{{{{ caller() }}}}>{{% endmacro %}}{{% call w() %}}{{{{ {a} }}}}{{% endcall %}}",
+    "{{% set t %}}<{{{{ {a} }}}}>{{% endset %}}{{{{ t }}}}{{{{ t|length }}}}",
+    "{{% filter upper %}}a{{{{ {a} }}}}{{% endfilter %}}",
+    "{{% with x = {a}, y = {b} %}}{{{{ x }}}}{{{{ y }}}}{{% endwith %}}",
+    "{{% set a, b = {a} %}}{{{{ a }}}}{{{{ b }}}}",
+    "{{% for x in {a} recursive %}}{{{{ x }}}}{{% if x is iterable and x is not string %}}[{{{{ loop(x) }}}}]{{% endif %}}{{% endfor %}}",
+    "a  \n  {{% if {a} %}}  \n b {{%- endif %}} \n {{{{- {b} }}}} \n\n{{% set x = 1 %}}\nc\n",
+    "{{{{ raise_exception('no') if {a} else 'ok' }}}}",
+    "{{% set m = {a} %}}{{% if m.content is string %}}{{{{ m.content }}}}{{% elif m.content %}}{{% for p in m.content %}}{{{{ p.text or p }}}}{{% endfor %}}{{% else %}}-{{% endif %}}",
+    "{{% set _ = [].append({a}) %}}", "{{{{ joiner(',') }}}}", "{{% set c = cycler('a', 'b') %}}{{{{ c.next() }}}}",     "{{{{ self }}}}", "{{{{ '%s-%s' % ({a}, {b}) }}}}", "{{{{ '%d|%5s|%-4s|%r' % (1, {a}, {b}, {a}) }}}}", "{{{{ '{{}}-{{}}'.format({a}, {b}) }}}}",
+]
+# What the template language here has more than Jinja 2.
+UNKNOWN = [
+    "{a}|bool", "{a}|chain([1])|list", "{a}|zip([1, 2])|list", "{a}|lines", "{a}|split('a')", "{a} is startingwith('t')", "{a} is endingwith('s')",
+    "debug()", "{a} is safe", "{a} is int", "{a}|nothing", "{a} is nothing", "nothing({a})", "{a}|map('nothing')|list", "{a}|select('nothing')|list",
+]
+
+
+CHANGING = ("0x", "generator object", "built-in", "dict_keys", "dict_values", "<class", "lorem")
+
+
+class Generator:
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+
+    def value(self):
+        return self.random.choice(self.random.choice([list(VALUES), list(VALUES), LITERALS]))
+
+    def expression(self, depth):
+        choose = self.random.random()
+        if depth == 0 or choose < 0.08:
+            return self.value()
+        inner = self.expression(depth - 1)
+        if choose < 0.36:
+            return f"{self.operand(inner)}|{self.random.choice(FILTERS)}"
+        if choose < 0.50:
+            negated = self.random.choice(["is", "is", "is not"])
+            return f"{self.operand(inner)} {negated} {self.random.choice(TESTS)}"
+        if choose < 0.64:
+            return f"{self.operand(inner)}.{self.random.choice(METHODS)}"
+        if choose < 0.72:
+            return f"{self.operand(inner)}{self.random.choice(SUBSCRIPTS)}"
+        if choose < 0.92:
+            other = self.expression(self.random.randrange(depth))
+            return f"{self.operand(inner)} {self.random.choice(OPERATORS)} {self.operand(other)}"
+        if choose < 0.94:
+            return f"not {self.operand(inner)}"
+        if choose < 0.96:
+            return f"{self.operand(inner)} if {self.operand(self.expression(1))}"
+        if choose < 0.98:
+            return f"{self.operand(inner)} if {self.value()} else {self.value()}"
+        return f"[{inner}, {self.value()}]"
+
+    def operand(self, code):
+        return code if code.isidentifier() else f"({code})"
+
+    def template(self):
+        choose = self.random.random()
+        if choose < 0.25:
+            statement = self.random.choice(STATEMENTS)
+            a, b = (self.operand(self.expression(self.random.choice([0, 0, 1]))) for _ in "ab")
+            return statement.format(a=a, b=b)
+        if choose < 0.27:
+            return "{{ " + self.random.choice(UNKNOWN).format(a=self.value()) + " }}"
+        return "{{ " + self.expression(self.random.choice([1, 1, 2, 2, 3])) + " }}"
+
+
+def environment():
+    """As transformers makes it."""
+
+    def raise_exception(message):
+        raise jinja2.exceptions.TemplateError(message)
+
+    def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
+    made.filters["tojson"] = tojson
+    made.globals["raise_exception"] = raise_exception
+    return made
+
+
+def text_of(made, template):
+    try:
+        # `indent` of a list appends to it.
+        return made.from_string(template).render(**copy.deepcopy(VALUES))
+    except Exception:
+        return None
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+    generator, made, cases = Generator(options.seed), environment(), {}
+    while len(cases) < options.count:
+        template = generator.template()
+        text = text_of(made, template)
+        # Most random expressions are errors, which say less than texts; addresses of objects change with each run.
+        is_telling = generator.random.random() < 0.3 if text is None else len(text) < 1000 and not any(word in text for word in CHANGING)
+        if is_telling:
+            cases[template] = text
+    rows = ",\n".join(json.dumps([template, text], ensure_ascii=False) for template, text in cases.items())
+    print('{"values": ' + json.dumps(VALUES, ensure_ascii=False) + ',\n"cases": [\n' + rows + "\n]}")
+
+
+if __name__ == "__main__":
+    main()
