@@ -6,6 +6,7 @@ use crate::sampling::{Sampler, Sampling};
 use crate::weights::widened;
 use memory::{Buffer, Layer, Phase};
 use model::{Batch, BatchShape, KvCache, ModelError};
+use std::iter::zip;
 
 /// The most tokens of a prompt that are read at a time, which limits the memory for a long prompt.
 pub const PROMPT_CHUNK: usize = 512;
@@ -34,11 +35,36 @@ pub struct Generated {
     pub is_ended: bool,
 }
 
+impl Generated {
+    /// `end`: a token ended it; `length`: there was no room for more.
+    pub fn finish_reason(&self) -> &'static str {
+        if self.is_ended { "end" } else { "length" }
+    }
+}
+
+/// A text whose keys and values stay cached between its parts, as a conversation's between its turns.
+pub struct CachedText {
+    cache: KvCache,
+    /// The tokens whose keys and values are in the cache.
+    tokens: Vec<u32>,
+}
+
+impl CachedText {
+    /// How many tokens the cached text and `prompt` have in common at their beginning: they are not read again. The last token
+    /// of a prompt always is, because the next one follows from what the model makes of it.
+    pub fn shared(&self, prompt: &[u32]) -> usize {
+        let equal = zip(&self.tokens, prompt).take_while(|(a, b)| a == b);
+        equal.count().min(prompt.len().saturating_sub(1))
+    }
+}
+
 /// A sequence during generation.
 struct Sequence {
     /// The prompt and the tokens made so far.
     tokens: Vec<u32>,
     prompt: usize,
+    /// The first tokens, whose keys and values are in the cache before the prompt is read.
+    cached: usize,
     most: usize,
     sampler: Sampler,
     is_ended: bool,
@@ -53,6 +79,7 @@ impl Sequence {
         Sequence {
             tokens: prompt.to_vec(),
             prompt: prompt.len(),
+            cached: 0,
             most: wanted.window.min(prompt.len() + wanted.max_tokens),
             sampler: Sampler::new(wanted.sampling, number),
             is_ended: false,
@@ -102,31 +129,70 @@ impl Forward<'_> {
         let sequences = numbered.map(|(number, prompt)| Sequence::new(number, prompt, wanted));
         let mut sequences: Vec<Sequence> = sequences.collect();
         match wanted.uses_cache {
-            true => self.with_cache(&mut sequences, wanted, &mut each)?,
+            true => {
+                let rooms = vec![wanted.window; sequences.len()];
+                let mut cache = self.lease_cache(&rooms)?;
+                self.with_cache(&mut cache, &mut sequences, wanted, &mut each)?;
+            }
             false => self.without_cache(&mut sequences, wanted, &mut each)?,
         }
         Ok(sequences.into_iter().map(Sequence::made).collect())
+    }
+
+    /// Leases a cache for one text of at most `window` tokens.
+    pub(crate) fn cached_text(&self, window: usize) -> Result<CachedText, SessionError> {
+        let _place = self.memory.enter(Phase::Eval, Layer::Whole);
+        Ok(CachedText {
+            cache: self.lease_cache(&[window])?,
+            tokens: Vec::new(),
+        })
+    }
+
+    fn lease_cache(&self, rooms: &[usize]) -> Result<KvCache, ModelError> {
+        let (shape, dtype) = (self.model.architecture().cache_shape(), self.model.dtype());
+        KvCache::lease(self.memory, shape, dtype, rooms)
+    }
+
+    /// Continues `prompt`, of which only what differs from the cached text is read.
+    pub(crate) fn continue_text(
+        &mut self,
+        text: &mut CachedText,
+        (number, prompt): (usize, &[u32]),
+        wanted: &Generation,
+        mut each: impl FnMut(u32),
+    ) -> Result<Generated, SessionError> {
+        let _place = self.memory.enter(Phase::Eval, Layer::Whole);
+        let mut sequence = Sequence::new(number, prompt, wanted);
+        sequence.cached = text.shared(prompt);
+        // A call that fails may leave anything behind the tokens that both have.
+        text.tokens.truncate(sequence.cached);
+        let sequences = std::slice::from_mut(&mut sequence);
+        self.with_cache(&mut text.cache, sequences, wanted, &mut |_, token| {
+            each(token)
+        })?;
+        // The last token was drawn, and is read only if another one was drawn after it.
+        let read = sequence.tokens.len() - usize::from(!sequence.is_ended);
+        text.tokens = sequence.tokens[..read].to_vec();
+        Ok(sequence.made())
     }
 
     /// Reads the prompts one after the other. Afterwards each pass takes the last token of every sequence. Finished
     /// sequences stay in the pass, at their last position: it costs no less without them, and its leases stay the same.
     fn with_cache(
         &mut self,
+        cache: &mut KvCache,
         sequences: &mut [Sequence],
         wanted: &Generation,
         each: &mut dyn FnMut(usize, u32),
     ) -> Result<(), SessionError> {
-        let (shape, dtype) = (self.model.architecture().cache_shape(), self.model.dtype());
-        let rooms = vec![wanted.window; sequences.len()];
-        let mut cache = KvCache::lease(self.memory, shape, dtype, &rooms)?;
         for (number, sequence) in sequences.iter_mut().enumerate() {
-            let logits = self.read(&mut cache, number, &sequence.tokens)?;
+            let logits = self.read(cache, number, sequence)?;
             if let Some(token) = sequence.grow(&logits, &wanted.ends)? {
                 each(number, token);
             }
         }
         while !sequences.iter().all(Sequence::is_done) {
-            let logits = self.next(&mut cache, sequences)?;
+            let logits = self.next(cache, sequences)?;
             let rows = logits.chunks_exact(logits.len() / sequences.len());
             for (number, (sequence, logits)) in sequences.iter_mut().zip(rows).enumerate() {
                 if let Some(token) = sequence.grow(logits, &wanted.ends)? {
@@ -137,16 +203,17 @@ impl Forward<'_> {
         Ok(())
     }
 
-    /// Reads a prompt into the cache; returns the logits for the next token.
+    /// Reads what the cache lacks of a prompt; returns the logits for the next token.
     fn read(
         &mut self,
         cache: &mut KvCache,
         number: usize,
-        prompt: &[u32],
+        sequence: &Sequence,
     ) -> Result<Vec<f32>, SessionError> {
         let (memory, kernels, model) = (self.memory, self.kernels, self.model);
-        let (mut read, mut logits) = (0, Vec::new());
-        for chunk in prompt.chunks(PROMPT_CHUNK) {
+        let prompt = &sequence.tokens;
+        let (mut read, mut logits) = (sequence.cached, Vec::new());
+        for chunk in prompt[read..].chunks(PROMPT_CHUNK) {
             let batch = self.upload_tokens(1, chunk, &positions(read..read + chunk.len()))?;
             read += chunk.len();
             let cached = cache.sequences(memory, kernels, number..number + 1, &[read])?;

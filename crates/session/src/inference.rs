@@ -3,7 +3,7 @@
 use crate::error::SessionError;
 use crate::evaluation::Evaluation;
 use crate::forward::Forward;
-use crate::generation::{Generated, Generation};
+use crate::generation::{CachedText, Generated, Generation};
 use crate::orders::Orders;
 use crate::session::Session;
 use data::MicroBatch;
@@ -194,6 +194,33 @@ impl Inference {
         each: impl FnMut(usize, u32),
     ) -> Result<Vec<Generated>, SessionError> {
         self.forward().generate(prompts, wanted, each)
+    }
+
+    /// Leases a cache for a text of at most `window` tokens that is generated in parts.
+    ///
+    /// # Errors
+    /// [`SessionError::OutOfMemory`] if it is refused.
+    pub fn cached_text(&mut self, window: usize) -> Result<CachedText, SessionError> {
+        self.forward().cached_text(window)
+    }
+
+    /// Continues `prompt` as [`Inference::generate`] does the prompt of that number, and reads only what differs from the
+    /// cached text. The window is that of the cache.
+    ///
+    /// # Errors
+    /// [`SessionError::OutOfMemory`] if a lease is refused.
+    ///
+    /// # Panics
+    /// If the prompt is empty, or longer than the window.
+    pub fn continue_text(
+        &mut self,
+        text: &mut CachedText,
+        (number, prompt): (usize, &[u32]),
+        wanted: &Generation,
+        each: impl FnMut(u32),
+    ) -> Result<Generated, SessionError> {
+        self.forward()
+            .continue_text(text, (number, prompt), wanted, each)
     }
 
     /// The memory that everything is leased from.

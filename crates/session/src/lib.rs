@@ -44,7 +44,7 @@ pub use calls::{LibraryCalls, StepCalls, calls_of_a_step, library_calls};
 pub use copies::NamedStateCopy;
 pub use error::{OptimizerStateError, SessionError};
 pub use evaluation::Evaluation;
-pub use generation::{Generated, Generation, PROMPT_CHUNK};
+pub use generation::{CachedText, Generated, Generation, PROMPT_CHUNK};
 pub use inference::Inference;
 pub use outcome::{Rewards, StepOutcome};
 pub use peaks_between_steps::{PeaksBetween, longest_and_shortest};

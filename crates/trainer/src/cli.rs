@@ -74,8 +74,8 @@ impl Cli {
             Some(Command::Prepare(_)) => Err(ConfigError::Contradiction(
                 "`trainer prepare` makes data, and has no configuration of its own".into(),
             )),
-            Some(Command::Eval(_) | Command::Generate(_)) => Err(ConfigError::Contradiction(
-                "`trainer eval` and `trainer generate` take what a model says, and have no configuration of their own".into(),
+            Some(Command::Eval(_) | Command::Generate(_) | Command::Chat(_)) => Err(ConfigError::Contradiction(
+                "`trainer eval`, `trainer generate` and `trainer chat` take what a model says, and have no configuration of their own".into(),
             )),
             Some(Command::Export(_)) => Err(ConfigError::Contradiction(
                 "`trainer export` takes what a checkpoint says, and has no configuration of its own".into(),

@@ -1,6 +1,7 @@
 //! The commands besides training, a file or a folder each. They use the code that trains, which uses none of them.
 
 mod bench;
+mod chat;
 mod check;
 mod doctor;
 mod eval;
@@ -20,6 +21,7 @@ use crate::args::{MeasuringArgs, RunArgs};
 use crate::begin::begin;
 use crate::failure::Failure;
 use bench::BenchArgs;
+use chat::ChatArgs;
 use check::CheckArgs;
 use clap::Subcommand;
 use collectives::Launch;
@@ -79,6 +81,11 @@ pub enum Command {
     Eval(EvalArgs),
     /// Write text with a model
     Generate(GenerateArgs),
+    /// Talk to a model that has a chat template
+    ///
+    /// Each line of standard input is a turn of yours, and the answer follows; `/reset` forgets what was said, and the end of the
+    /// input (Ctrl-D) ends the conversation. Keys and values of earlier turns stay, so that only new tokens are computed.
+    Chat(ChatArgs),
     /// Make a model in Hugging Face layout of a checkpoint
     ///
     /// With its tokenizer, chat template and every key of its config.json that training does not change. Needs no device.
@@ -129,6 +136,7 @@ impl Command {
             Command::Prepare(args) => prepare::prepare(args),
             Command::Eval(args) => eval::eval(args),
             Command::Generate(args) => generate::generate(args),
+            Command::Chat(args) => chat::chat(args),
             Command::Export(args) => export::export(args),
             Command::Report(args) => report::report(args),
             Command::Check(args) => check::check(args),
@@ -148,6 +156,7 @@ impl Command {
             Command::Prepare(_) => "prepare",
             Command::Eval(_) => "eval",
             Command::Generate(_) => "generate",
+            Command::Chat(_) => "chat",
             Command::Export(_) => "export",
             Command::Doctor(_) => "doctor",
             Command::Report(_) => "report",

@@ -15,6 +15,7 @@ mod bad_settings;
 mod bad_sizes;
 mod bad_token_files;
 mod bench;
+mod chat;
 mod check;
 mod checkpoints;
 #[cfg(feature = "cuda")]

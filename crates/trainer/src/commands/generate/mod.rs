@@ -1,6 +1,7 @@
 //! The `generate` command: text from a model.
 
-mod prompts;
+pub(super) mod prompts;
+mod sampling;
 
 use super::trained::{Trained, TrainedArgs, settings};
 use crate::device::OpenDevice;
@@ -9,8 +10,9 @@ use crate::stdout::{print, print_json};
 use clap::Args;
 use planner::{InferencePlan, PlannedCache};
 use prompts::{Prompt, PromptArgs};
+pub(super) use sampling::SamplingArgs;
 use serde::Serialize;
-use session::{Generation, Sampling};
+use session::Generation;
 use std::path::PathBuf;
 use tokenization::{TextStream, Tokenizer};
 
@@ -26,34 +28,13 @@ pub struct GenerateArgs {
     /// Tokens to make of each prompt, at most
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub max_tokens: usize,
-    /// What logits are divided by; 0: the likeliest token every time
-    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = temperature, allow_negative_numbers = true)]
-    pub temperature: f32,
-    /// Draw among the K likeliest tokens
-    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..))]
-    pub top_k: Option<u64>,
-    /// Draw among the likeliest tokens that together have this probability
-    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability, allow_negative_numbers = true)]
-    pub top_p: f32,
-    /// Seed of the draws
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
+    /// How tokens are drawn.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
     /// Read the whole sequence again for every token, instead of keeping keys and values: the same text in f32, while bf16
     /// rounds in another order and the text may differ
     #[arg(long)]
     pub no_cache: bool,
-}
-
-fn temperature(text: &str) -> Result<f32, String> {
-    let value = text.parse::<f32>().ok();
-    let value = value.filter(|value| value.is_finite() && *value >= 0.0);
-    value.ok_or_else(|| "a temperature is a number from 0 on".into())
-}
-
-fn probability(text: &str) -> Result<f32, String> {
-    let value = text.parse::<f32>().ok();
-    let value = value.filter(|value| *value > 0.0 && *value <= 1.0);
-    value.ok_or_else(|| "a probability is above 0 and at most 1".into())
 }
 
 /// The output of `generate --json`.
@@ -88,12 +69,7 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
         max_tokens: args.max_tokens,
         window: window(args.max_tokens, longest, trained.positions())?,
         ends: trained.ends(&tokenizer),
-        sampling: Sampling {
-            temperature: args.temperature,
-            top_k: args.top_k.map(|k| k as usize),
-            top_p: args.top_p,
-            seed: args.seed,
-        },
+        sampling: args.sampling.sampling(),
         uses_cache: !args.no_cache,
     };
     let settings = settings(&trained.resolved, wanted.window)?;
@@ -112,7 +88,7 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
         prompt: &prompt.said,
         text: tokenizer.decode_after(&prompt.tokens, &made.tokens),
         prompt_tokens: prompt.tokens.len(),
-        finish_reason: if made.is_ended { "end" } else { "length" },
+        finish_reason: made.finish_reason(),
         tokens: made.tokens,
     });
     print_json(&Record {

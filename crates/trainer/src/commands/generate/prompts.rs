@@ -79,15 +79,6 @@ impl PromptArgs {
         if let Some(path) = &self.prompt_file {
             texts.extend(lines(path)?);
         }
-        let template = || {
-            ChatTemplate::open(model)?.ok_or_else(|| {
-                let instead = "give the text as --prompt, without --chat";
-                Failure::Usage(format!(
-                    "{} has no chat template; {instead}",
-                    model.display()
-                ))
-            })
-        };
         let encode = |text: &String| Ok((text.clone(), tokenizer.encode_prompt(text)?));
         let mut prompts: Vec<(String, Vec<u32>)> = Vec::new();
         let mut conversations = match &self.chat_file {
@@ -102,11 +93,10 @@ impl PromptArgs {
         }
         let first_conversation = prompts.len();
         if !conversations.is_empty() {
-            let template = template()?;
+            let template = chat_template(model, "give the text as --prompt, without --chat")?;
             for messages in conversations {
                 let messages = self.with_system(messages)?;
-                // The template writes the special tokens.
-                let tokens = tokenizer.encode(&rendered(&template, &messages)?)?;
+                let tokens = conversation(&template, tokenizer, &messages)?;
                 prompts.push((last_said(&messages), tokens));
             }
         }
@@ -201,9 +191,27 @@ fn malformed(path: &Path, reason: &str) -> Failure {
     }
 }
 
-fn rendered(template: &ChatTemplate, messages: &[Value]) -> Result<String, Failure> {
+/// The model's chat template; `instead` is what to do where it has none.
+pub(crate) fn chat_template(model: &Path, instead: &str) -> Result<ChatTemplate, Failure> {
+    ChatTemplate::open(model)?.ok_or_else(|| {
+        Failure::Usage(format!(
+            "{} has no chat template; {instead}",
+            model.display()
+        ))
+    })
+}
+
+/// The tokens of a conversation, up to where the answer begins. The template writes the special tokens.
+pub(crate) fn conversation(
+    template: &ChatTemplate,
+    tokenizer: &Tokenizer,
+    messages: &[Value],
+) -> Result<Vec<u32>, Failure> {
     let text = template.render(messages, true);
-    text.map_err(|error| Failure::Usage(format!("the chat template refuses the prompt: {error}")))
+    let text = text.map_err(|error| {
+        Failure::Usage(format!("the chat template refuses the prompt: {error}"))
+    })?;
+    Ok(tokenizer.encode(&text)?)
 }
 
 /// The text of the last message.
@@ -214,7 +222,8 @@ fn last_said(messages: &[Value]) -> String {
     }
 }
 
-fn check(tokens: &[u32], vocab: usize) -> Result<(), Failure> {
+/// Every token of a prompt is one of the model's, and there is one.
+pub(crate) fn check(tokens: &[u32], vocab: usize) -> Result<(), Failure> {
     if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
         return Err(Failure::Usage(format!(
             "the tokenizer makes token {token} of the prompt, and the model knows {vocab}; its folder has another model's \
