@@ -118,7 +118,10 @@ fn the_budget_may_be_what_is_free() {
         "{free:?}"
     );
     let run = Metrics::read(&place, "free");
-    assert_eq!(run.steps()[0]["peak_bytes"], planned(&place, "")["peak_bytes"]);
+    assert_eq!(
+        run.steps()[0]["peak_bytes"],
+        planned(&place, "")["peak_bytes"]
+    );
     place
         .trainer("plan --memory-limit auto")
         .fails(2, &["memory.limit", "a size of memory"]);
