@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     const LLAMA: &str = r#"{"architectures": ["MistralForCausalLM"], "_name_or_path": "somebody/some-model",
-        "model_type": "mistral", "zzz": {"deep": [1, null, 2.5]}, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3,
+        "model_type": "mistral", "zzz": {"deep": [1, null, 2.5]}, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 3,
         "intermediate_size": 100, "vocab_size": 131, "max_position_embeddings": 256, "eos_token_id": [7, 9], "dtype": "float32",
         "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}, "unheard_of": true}"#;

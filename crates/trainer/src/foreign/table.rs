@@ -470,6 +470,7 @@ mod tests {
         "estimate-memory",
         "estimate_zero3_model_states_mem_needs_all_live",
         "find_executable_batch_size",
+        "fully_shard",
         "fused_linear_cross_entropy",
         "linear",
         "llama3",

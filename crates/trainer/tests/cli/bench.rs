@@ -336,9 +336,11 @@ fn a_device_holds_what_its_memory_says() {
     place.file("matrix.toml", matrix);
     let reserved = |row: &Value| row["planned_reserved_bytes"].as_u64().unwrap();
     let planned = rows(&bench(&place, "--json --plan-only").succeeds());
-    assert_eq!(planned[3]["result"], "skipped");
-    let reason = planned[3]["reason"].as_str().unwrap();
-    assert!(reason.contains("--memory-budget"), "{reason}");
+    assert_eq!(planned[3]["result"], "ok", "this machine's memory is known");
+    let elsewhere = rows(&bench(&place, "--json --plan-only --device cuda").succeeds());
+    assert_eq!(elsewhere[3]["result"], "skipped");
+    let reason = elsewhere[3]["reason"].as_str().unwrap();
+    assert!(reason.contains("--device-memory"), "{reason}");
     let holds = reserved(&planned[1]);
     assert!(reserved(&planned[0]) > holds && holds > reserved(&planned[2]));
     for more in ["--plan-only", "--rounds 1"] {

@@ -1,8 +1,7 @@
 //! `chat`: answers, and what the cache of keys and values keeps between them.
 
-use crate::workplace::{Outcome, Workplace, outcome};
+use crate::workplace::{Outcome, Workplace};
 use serde_json::{Value, json};
-use std::fs::File;
 
 /// A tokenizer with a chat template, of 360 tokens.
 const CHAT: &str = concat!(
@@ -26,11 +25,7 @@ fn place() -> Workplace {
 
 /// What a chat with these lines comes to.
 fn chat(place: &Workplace, flags: &str, lines: &str) -> Outcome {
-    place.file("lines.txt", lines);
-    let arguments = format!("chat model {flags}");
-    let mut command = place.command(&arguments);
-    command.stdin(File::open(place.path("lines.txt")).unwrap());
-    outcome(command, &arguments)
+    place.trainer_reading(&format!("chat model {flags}"), lines)
 }
 
 fn turns(place: &Workplace, flags: &str, lines: &str) -> Vec<Value> {

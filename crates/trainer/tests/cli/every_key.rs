@@ -34,7 +34,7 @@ const BASES: [Base; 19] = [
     ("lora.rank=2", &["lora.", "optim.", "model.dropout"]),
     ("lora.rank=2 lora.base_dtype=nf4 train.dtype=bf16", &["lora."]),
     ("train.objective=dpo lora.rank=2 data.packing=pad data.path=pairs", &["dpo.", "lora.", "model.dropout", "data."]),
-    ("model.experts={count=4,chosen=2,ffn=16} model.router_aux=0.1", &["model.experts.", "model.router", "optim.router"]),
+    ("model.experts={count=4,chosen=2,ffn=16,normed=true} model.router_aux=0.1", &["model.experts.", "model.router", "optim.router"]),
     ("model.norm=layer model.activation=gelu_tanh model.positions=learned model.max_positions=64 model.biases=true", &["model."]),
     ("ranks collectives.zero=1", &["collectives.", "parallel."]),
     ("ranks collectives.zero=3", &["collectives.", "parallel."]),

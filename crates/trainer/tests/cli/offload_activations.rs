@@ -69,7 +69,7 @@ fn the_table_shows_what_is_on_the_host() {
     let plan = format!("plan {MODEL} --offload-activations mlp");
     let table = place.trainer(&plan).succeeds().stdout;
     for part in [
-        " pinned; a step moves ",
+        " for what is offloaded; a step moves ",
         "on the host",
         "--offload-activations",
         "note: ",
@@ -81,7 +81,7 @@ fn the_table_shows_what_is_on_the_host() {
     let table = place.trainer(&format!("plan {MODEL} {single}")).succeeds();
     assert!(table.stdout.contains("note: nothing is offloaded"));
     let table = place.trainer(&format!("plan {MODEL}")).succeeds().stdout;
-    assert!(!table.contains("on the host") && !table.contains("pinned"));
+    assert!(!table.contains("on the host") && !table.contains("is offloaded"));
 }
 
 #[test]

@@ -93,7 +93,7 @@ const CASES: [Case; 15] = [
     (
         &["llama-factory-v1-qlora.yaml"],
         "",
-        "--config llama-3.2-1b --seq 1024 --micro-batch 1 --accum 1 --steps 10 --lr 1e-4 --schedule linear --dtype bf16 --lora 8 --set \
+        "--config llama-3.2-1b --seq 1024 --micro-batch 1 --accum 1 --steps 1000 --lr 1e-4 --schedule linear --dtype bf16 --lora 8 --set \
          lora.alpha=16 --set lora.dropout=0.05 --base-dtype nf4 --weight-decay 0 --set optim.beta2=0.999",
     ),
     (

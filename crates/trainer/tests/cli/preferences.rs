@@ -217,8 +217,10 @@ fn the_largest_micro_batch_has_whole_pairs() {
     let place = with_pairs();
     let run = "--config tiny --lora 4 --objective dpo --packing pad --data pairs --seq 64 --micro-batch 2 --device cpu";
     let plan = |more: &str| -> Value {
-        let flags = format!("plan {run} --json --largest micro-batch {more}");
-        serde_json::from_str(&place.trainer(&flags).succeeds().stdout).unwrap()
+        let outcome = place.trainer(&format!("plan {run} --json --largest micro-batch {more}"));
+        // Nothing fits 2 MiB: the plan is printed all the same.
+        assert!(matches!(outcome.code, Some(0 | 3)), "{outcome:?}");
+        serde_json::from_str(&outcome.stdout).unwrap()
     };
     let least = &plan("--device-memory 2MiB")["largest"];
     assert_eq!((&least["value"], &least["next"]), (&Value::Null, &json!(2)));

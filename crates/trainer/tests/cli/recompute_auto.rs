@@ -152,7 +152,9 @@ fn hints_about_a_budget_are_accepted_as_written() {
                     0 => part.strip_prefix("--set "),
                     _ => Some(part),
                 });
-            let set: Vec<&str> = sets.map(|part| part.split(' ').next().unwrap()).collect();
+            let set: Vec<&str> = sets
+                .map(|part| part.split([' ', ',']).next().unwrap())
+                .collect();
             assert!(!set.is_empty(), "{hint}");
             let given = format!("{auto} --set {}", set.join(" --set "));
             let plan: Value =

@@ -73,6 +73,11 @@ impl Workplace {
         self.trainer_with(arguments, &[])
     }
 
+    /// Runs it with a text on its standard input.
+    pub fn trainer_reading(&self, arguments: &str, text: &str) -> Outcome {
+        outcome_reading(self.command(arguments), arguments, text)
+    }
+
     /// Runs it with variables of the environment set.
     pub fn trainer_with(&self, arguments: &str, variables: &[(&str, &str)]) -> Outcome {
         let mut command = self.command(arguments);
@@ -104,7 +109,13 @@ impl Workplace {
 }
 
 pub fn outcome(command: std::process::Command, arguments: &str) -> Outcome {
+    outcome_reading(command, arguments, "")
+}
+
+/// How a command ends that has a text on its standard input.
+fn outcome_reading(command: std::process::Command, arguments: &str, text: &str) -> Outcome {
     let mut command = assert_cmd::Command::from_std(command);
+    command.write_stdin(text);
     let output = command.timeout(LONGEST).output().unwrap();
     Outcome {
         command: format!("trainer {arguments}"),

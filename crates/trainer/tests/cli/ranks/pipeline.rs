@@ -209,7 +209,8 @@ fn a_stage_that_does_not_fit_is_named() {
     assert_ne!(peaks[0], peaks[1]);
     let limited = format!("{flags} --memory-limit {limit}");
     let told = place.trainer(&format!("plan {limited} --ranks 2 --rank {}", 1 - largest));
-    let told = told.succeeds().stdout;
+    assert_eq!(told.code, Some(3), "{told:?}");
+    let told = told.stdout;
     assert!(
         told.contains(&format!("stage {largest} does not fit the limit")),
         "{told}"
