@@ -185,7 +185,10 @@ fn without_policy(error: AutoError, config: &Config, resolved: &Resolved) -> Fai
     if let Ok(Some(report)) = report {
         hints.extend(report.hints());
     }
-    Failure::NoPolicy { error, hints }
+    Failure::NoPolicy {
+        error: Box::new(error),
+        hints,
+    }
 }
 
 /// A report whose settings name the chunk of the output head that they were planned with, where the run leaves it open and would choose

@@ -44,7 +44,7 @@ pub enum Failure {
     #[error("{error}")]
     NoPolicy {
         /// The least that one is within.
-        error: AutoError,
+        error: Box<AutoError>,
         /// What would help.
         hints: Vec<String>,
     },

@@ -257,7 +257,7 @@ fn turns_that_change_are_examples_of_their_own() {
     let source = "{% for m in messages %}{{ m.role[:1] }}:{% if m.role == 'assistant' and loop.last %}(){% endif %}{{ m.content }}\0\
                   {% endfor %}{% if add_generation_prompt %}a:{% endif %}";
     let chat = two_turns();
-    let each = vec![">u:a\0a:<()B\0", ">u:a\0a:B\0u:c\0a:<()D\0"];
+    let each = [">u:a\0a:<()B\0", ">u:a\0a:B\0u:c\0a:<()D\0"];
     let (examples, findings) = taught(source, &chat, None).unwrap();
     assert_eq!(
         (&examples, &findings[..]),

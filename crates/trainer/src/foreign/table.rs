@@ -490,9 +490,9 @@ mod tests {
         for (number, part) in cell.split('`').enumerate() {
             if number % 2 == 0 {
                 let words = part.split(|c: char| !c.is_ascii_alphanumeric());
-                let known = words.filter_map(|word| READ.iter().find(|one| **one == word));
+                let mut known = words.filter_map(|word| READ.iter().find(|one| **one == word));
                 *trainer = known
-                    .last()
+                    .next_back()
                     .copied()
                     .or(trainer.filter(|_| number > 0 || part.starts_with("...")));
                 continue;

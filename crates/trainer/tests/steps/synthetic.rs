@@ -3,19 +3,19 @@
 //! bits of a run that keeps everything on the device, and memory and traffic are what was planned.
 
 #[path = "../../../model/tests/it/common/synthetic.rs"]
-mod synthetic;
+mod architecture;
 
 use crate::common::elsewhere::{OPTIMIZERS, all_pinned, forms, run, with_form, with_optimizer};
 use crate::common::ranks::{Together, each, on_cpu, ranks, together};
 use crate::common::side_by_side::side_by_side;
 use crate::common::{assert_as_planned, odd_model, parameters, plan, session};
+use architecture::{LABELS, architecture};
 use memory::{DType, Home, Homes, Role};
 use model::{Attention, OffloadLabels, Policy};
 use optim::OptimizerKind;
 use settings::Settings;
 use std::collections::BTreeMap;
 use std::path::Path;
-use synthetic::{LABELS, architecture};
 use units::Zero;
 
 const LAYERS: usize = 5;
