@@ -105,6 +105,12 @@ impl Change {
     }
 }
 
+/// Settings as they are given on the command line.
+pub(crate) fn flags(set: &[String]) -> String {
+    let flags: Vec<String> = set.iter().map(|one| format!("--set {one}")).collect();
+    flags.join(" ")
+}
+
 #[cfg(test)]
 mod tests {
     use settings::{HostPlace, OptimizerPlace};

@@ -1,10 +1,9 @@
 //! Finds the largest micro-batch, sequence or rank of adapters that fits: `plan --largest`.
 
-use crate::change::{Change, set};
+use crate::change::{Change, flags, set};
 use crate::figures::figures;
 use crate::gpus;
 use crate::levers::SHORTEST;
-use crate::oom::flags;
 use kernels::Target;
 use memory::format_bytes;
 use serde::Serialize;

@@ -1,7 +1,7 @@
 //! Explains an out-of-memory error in `oom.json`, with fixes that were found by planning them.
 
 use crate::auto::choose;
-use crate::change::{Change, set};
+use crate::change::{Change, flags, set};
 use crate::copies::PlannedOffload;
 use crate::disk_room::{DiskNeed, NoDiskRoom, Saved, SystemDisks};
 use crate::figures::figures;
@@ -262,12 +262,6 @@ impl OomReport {
             tried().count()
         )
     }
-}
-
-/// Settings as they are given on the command line.
-pub(crate) fn flags(set: &[String]) -> String {
-    let flags: Vec<String> = set.iter().map(|one| format!("--set {one}")).collect();
-    flags.join(" ")
 }
 
 impl Fix {
