@@ -308,13 +308,17 @@ fn what_stands_behind_the_last_answer_alone_moves_to_the_end() {
         taught(source, &two_turns(), None).unwrap(),
         (vec![whole], vec![])
     );
-    // gpt-oss ends the last answer by another token: without it, an earlier one would not end.
+    // gpt-oss ends the last answer by another token: without it, an earlier one would not end. Here the prompt ends by it too, which the
+    // text before an answer never does.
     let source = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content }}{% if loop.last %}\0{% else %};{% endif %}{% endfor %}\
                   {% if add_generation_prompt %}a:{% endif %}";
     let each = [">u:a;a:<B\0", ">u:a;a:B;u:c;a:<D\0"].map(String::from);
     assert_eq!(
         taught(source, &two_turns(), None).unwrap(),
-        (each.to_vec(), vec![Finding::Divided])
+        (
+            each.to_vec(),
+            vec![Finding::Divided, Finding::OtherPrompt, Finding::OtherPrompt]
+        )
     );
     // The second answer is the first one, and follows what the first one has only while it is the last.
     let source = "{% for m in messages %}{{ m.role[:1] }}:{% if m.role == 'assistant' and loop.last %}(){% endif %}{{ m.content }}.{% endfor %}\

@@ -337,7 +337,8 @@ fn a_device_holds_what_its_memory_says() {
     let reserved = |row: &Value| row["planned_reserved_bytes"].as_u64().unwrap();
     let planned = rows(&bench(&place, "--json --plan-only").succeeds());
     assert_eq!(planned[3]["result"], "ok", "this machine's memory is known");
-    let elsewhere = rows(&bench(&place, "--json --plan-only --device cuda").succeeds());
+    let elsewhere = "bench --matrix matrix.toml --json --plan-only --device cuda";
+    let elsewhere = rows(&place.trainer(elsewhere).succeeds());
     assert_eq!(elsewhere[3]["result"], "skipped");
     let reason = elsewhere[3]["reason"].as_str().unwrap();
     assert!(reason.contains("--device-memory"), "{reason}");

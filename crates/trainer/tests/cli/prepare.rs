@@ -738,7 +738,7 @@ fn auto_packs_documents_with_masks_and_a_resumed_run_keeps_its_own() {
             "plain.txt does not say where",
         ),
     ] {
-        let out = line.split(' ').next().unwrap();
+        let out = format!("of-{}", line.split(' ').next().unwrap());
         let outcome = place
             .trainer(&format!("{run} {flags} --out {out}"))
             .succeeds();

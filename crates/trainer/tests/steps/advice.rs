@@ -267,7 +267,8 @@ fn a_gpu_stands_for_its_memory() {
         "{command}"
     );
     let last = rungs.last().unwrap()["set"][0].as_str().unwrap();
-    assert!(command.ends_with(last), "{command}");
+    // The chunk of the output head, which the command would choose anew, may follow.
+    assert!(command.contains(last), "{command}");
 }
 
 /// Units of weights and of gradients are on the device, however much of the rest is not.
