@@ -12,17 +12,23 @@ use std::path::Path;
 const SPEED: [&str; 3] = ["data.prefetch", "train.graphs", "train.threads"];
 
 /// Keys that speak where something fails or is missing, between processes or on GPUs alone, as in none of these runs.
-const ELSEWHERE: [&str; 6] = [
+const ELSEWHERE: [&str; 7] = [
     "collectives.engine",
     "collectives.timeout_s",
     "data.any_tokenizer",
     "fp8.fast_accumulation",
+    "log.every",
     "memory.force",
     "train.max_skipped",
 ];
 
-/// Settings that stand for what these runs do anyway: prepared data is in this format, and two steps are too few for a decay.
-const ANYWAY: [&str; 2] = ["data.format=llmc", "lr.schedule=wsd"];
+/// Settings that stand for what these runs do anyway: prepared data is in this format, two steps are too few for a decay, and experts
+/// have these scores.
+const ANYWAY: [&str; 3] = [
+    "data.format=llmc",
+    "lr.schedule=wsd",
+    "model.experts.score=\"softmax\"",
+];
 
 /// The settings of a kind of run, and beginnings of the keys that are set in it. With `ranks`, it is only planned.
 type Base = (&'static str, &'static [&'static str]);
@@ -33,7 +39,7 @@ const BASES: [Base; 19] = [
     ("optim.kind=adafactor", &["optim.", "lr."]),
     ("optim.kind=muon", &["optim.", "lr."]),
     ("optim.state_dtype=8bit train.dtype=bf16", &["optim."]),
-    ("lr.schedule=wsd lr.warmup_steps=1", &["lr."]),
+    ("lr.schedule=wsd lr.warmup_steps=1", &["lr.decay", "lr.warmup"]),
     ("lora.rank=2", &["lora.", "optim.", "model.dropout"]),
     ("lora.rank=2 lora.base_dtype=nf4 train.dtype=bf16", &["lora."]),
     ("train.objective=dpo lora.rank=2 data.packing=pad data.path=pairs", &["dpo.", "lora.", "model.dropout", "data."]),
