@@ -1,6 +1,6 @@
 //! `kernels/quantise_map.cuh` holds the maps as this crate does, bit by bit, and finds the codes that this crate finds.
 //!
-//! `BLESS_MAP=1 cargo test --release -p kernels --test cuda_map` writes the file.
+//! `BLESS_MAP=1 cargo test --release -p kernels --test it -- cuda_map` writes the file.
 
 use kernels::quantise::{Map, SIGNED, UNSIGNED};
 use std::fmt::Write;
