@@ -77,7 +77,7 @@ impl ModelLock {
                 file,
                 path: path.clone(),
             };
-            // Whoever had the lock may have removed the file after it was opened here.
+            // The earlier holder may have removed the file between our open and our lock.
             if lock.is_in_place() {
                 return Ok(lock);
             }

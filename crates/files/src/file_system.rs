@@ -12,7 +12,7 @@ pub trait FileSystem: Send + Sync {
     /// Makes a folder in one that exists.
     ///
     /// # Errors
-    /// What the system says; [`ErrorKind::AlreadyExists`] if the name is taken.
+    /// The system's error; [`ErrorKind::AlreadyExists`] if the name is taken.
     fn create_folder(&self, path: &Path) -> io::Result<()>;
     /// Makes a file, or empties it.
     ///
@@ -43,7 +43,7 @@ pub trait FileSystem: Send + Sync {
     /// The entries of a folder, by name.
     ///
     /// # Errors
-    /// What the system says; [`ErrorKind::NotFound`] if there is none.
+    /// The system's error; [`ErrorKind::NotFound`] if there is none.
     fn list(&self, path: &Path) -> io::Result<Vec<FolderEntry>>;
 }
 

@@ -10,7 +10,7 @@ const SMALL_BYTES: u64 = 256 << 20;
 /// The bytes of a file of at most `most` bytes.
 ///
 /// # Errors
-/// What the system says; [`ErrorKind::FileTooLarge`] for a file that has more, or has no end.
+/// The system's error; [`ErrorKind::FileTooLarge`] for a file that is longer or never ends.
 pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
@@ -43,7 +43,7 @@ pub fn read_small_text(path: &Path) -> io::Result<String> {
 /// The bytes of a file of any length, but of no device, which may have no end.
 ///
 /// # Errors
-/// What the system says; [`ErrorKind::InvalidInput`] for a device.
+/// The system's error; [`ErrorKind::InvalidInput`] for a device.
 pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     match std::fs::metadata(path)?.is_file() {
         true => std::fs::read(path),

@@ -43,11 +43,11 @@ pub struct Advice {
 /// A training of adapters that fits, instead of the one that was asked for.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OtherTraining {
-    /// What is changed, in words.
+    /// The change in words.
     pub what: String,
     /// The settings to add, each as `--set` takes it.
     pub set: Vec<String>,
-    /// What it needs: its reserved bytes, and the overhead.
+    /// Bytes that the changed run needs: reserved, and the overhead.
     pub needs_bytes: u64,
     /// Pinned host memory with it.
     pub host_pinned_bytes: u64,

@@ -27,7 +27,7 @@ pub(crate) fn planned_arenas(
     arenas.into_iter().map(planned).collect()
 }
 
-/// What host memory beside the device's is called. A run on the CPU pins none.
+/// Name of host memory beside the device's; a run on the CPU pins none.
 pub fn host_memory(device: &str) -> &'static str {
     match device {
         "cpu" => "host memory",

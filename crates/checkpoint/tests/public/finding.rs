@@ -146,7 +146,7 @@ fn a_second_model_is_kept_out_of_the_folder() {
     let run = RunLock::take(folder.path()).unwrap();
     drop(first);
     assert!(!folder.path().join(MODEL_LOCK).exists());
-    // What a killed process left means nothing.
+    // A file that a killed process left behind locks nothing.
     std::fs::write(folder.path().join(MODEL_LOCK), "1").unwrap();
     drop(ModelLock::take(folder.path(), "--out").unwrap());
     assert!(!folder.path().join(MODEL_LOCK).exists());

@@ -300,7 +300,7 @@ fn documents_that_are_cut_and_those_left_without_a_target_are_counted() {
         cut,
         emptied,
     };
-    // Of the first one, a target of two is left.
+    // The cut leaves the first document one of its two targets.
     let (counts, said) = count(Packing::Pad, 7);
     assert_eq!(counts, cut(2, 1));
     let words = [

@@ -52,7 +52,7 @@ fn shards_come_in_the_order_of_their_names_and_samples_do_not_cross_them() {
     assert_eq!(rows(&validation, 2), [[20, 21], [20, 21]]);
 }
 
-/// What is left of the first shard is a padded row; nothing is left of the second.
+/// The rest of the first shard fills a padded row; the second has no rest.
 #[test]
 fn evaluations_read_shards_to_their_ends() {
     let (_folder, options) = folder();

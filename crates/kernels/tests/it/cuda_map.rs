@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 const HEAD: &str = "\
-// The maps of quantise.cuh as bits of f32, written by `crates/kernels/tests/cuda_map.rs` from `quantise/map.rs`.
+// The maps of quantise.cuh as bits of f32, written by `crates/kernels/tests/it/cuda_map.rs` from `quantise/map.rs`.
 #pragma once
 
 #include <stdint.h>

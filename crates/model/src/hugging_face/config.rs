@@ -325,7 +325,7 @@ mod tests {
         }
     }
 
-    /// What transformers 5.23 makes of each file: a name of its attribute map wins, and other families' names say nothing.
+    /// Expected values are transformers 5.23's: a name in its attribute map wins, and names of other families are ignored.
     #[test]
     fn values_that_stand_under_two_names_are_those_of_transformers() {
         let read = |family: &str, keys: &str| {
