@@ -79,9 +79,6 @@ fn main() {
     link(&plain, &nvml, "libnvidia-ml.so.1", &["-ldl"]);
     let nccl = stand_in.join("nccl");
     link(&plain, &nccl, "libnccl.so.2", &["-ldl", "-lpthread"]);
-    // In a folder of its own, so that only programs that name the folder find it.
-    let cudnn = stand_in.join("cudnn");
-    link(&plain, &cudnn, "cudnn/libcudnn.so.9", &["-ldl"]);
 }
 
 /// Links the sources of a folder, and archives of OUT_DIR, into a shared library at a path below `OUT_DIR/stand_in`.

@@ -51,9 +51,6 @@ pub struct TrainerState {
     /// The algorithms of matrix products, on CUDA; none in checkpoints from before there was a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub algorithms: Option<String>,
-    /// The version of the cuDNN that computed attention, if it did.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cudnn_version: Option<String>,
     /// Whether each byte of a text is a token. If there is a tokenizer, its files define the tokens.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reads_bytes: bool,

@@ -20,7 +20,7 @@ mod gemm;
 mod stand_in;
 
 pub use gemm::gemm;
-pub use stand_in::{cudnn_folder, load_stand_in, stand_in_folder};
+pub use stand_in::{load_stand_in, stand_in_folder};
 
 use collectives::Group;
 use kernels::cuda::{Argument, Driver, Gemm, Launch, Workspace};

@@ -1,19 +1,13 @@
-//! Libraries that stand in for NVIDIA's driver, cuBLASLt, NVML, NCCL and cuDNN: `kernels/emulation/README.md` says what
+//! Libraries that stand in for NVIDIA's driver, cuBLASLt, NVML and NCCL: `kernels/emulation/README.md` says what
 //! they do.
 
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The folder of `libcuda.so`, `libcublasLt.so` and `libnvidia-ml.so.1`, for `LD_LIBRARY_PATH`. Programs without the
 /// feature `cuda` ignore it.
 pub fn stand_in_folder() -> &'static Path {
     Path::new(env!("STAND_IN"))
-}
-
-/// The folder of `libcudnn.so.9`, separate from the other one, so that a program finds cuDNN only if `LD_LIBRARY_PATH`
-/// names both.
-pub fn cudnn_folder() -> PathBuf {
-    stand_in_folder().join("cudnn")
 }
 
 unsafe extern "C" {

@@ -7,10 +7,9 @@ use crate::position::StagePosition;
 use crate::stage::{Declared, Stage};
 use crate::stages::{Head, Rotary};
 use crate::{
-    Activation, BatchShape, CacheShape, DropoutSite, Extent, Labels, LayerActivation, ParameterId,
+    Activation, CacheShape, DropoutSite, Extent, Labels, LayerActivation, ParameterId,
     RouterLosses, SharingRanks,
 };
-use kernels::AttentionShape;
 use memory::Role;
 use std::ops::Range;
 
@@ -173,13 +172,6 @@ impl Architecture {
             sites.map(move |site| (layer, site))
         });
         embedding.chain(of_blocks).collect()
-    }
-
-    /// The shape of attention that takes packed documents as cuDNN's ragged layout has them, if there is such. That of other layers
-    /// has as many heads, as wide.
-    pub fn ragged_shape(&self, batch: BatchShape) -> Option<AttentionShape> {
-        let mut stages = self.blocks.iter().flat_map(Block::stages);
-        stages.find_map(|declared| declared.stage.ragged_shape(batch))
     }
 
     /// The columns that a cache keeps of each token in each layer.

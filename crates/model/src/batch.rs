@@ -1,7 +1,7 @@
 //! The tokens of a micro-batch on the device.
 
 use crate::{BatchShape, DropoutKeys, DropoutSite, ModelError, Randomness};
-use kernels::{AttentionShape, Kernels, Positions, RaggedDocuments};
+use kernels::{Kernels, Positions};
 use memory::{Buffer, Category, DType, Dims, In, Memory, Rank};
 
 /// Token ids and targets of a micro-batch, in device memory.
@@ -15,8 +15,6 @@ pub struct Batch {
     /// `[rows, s]` i32 where documents are packed: for each token of whole sequences, the position in its sequence at which its document
     /// begins.
     pub documents: Option<Buffer>,
-    /// The same as cuDNN takes them, where it computes attention of packed documents.
-    pub ragged: Option<Ragged>,
     /// `[rows]` i32: how many tokens each sequence begins with that are not padding, which the losses of routers leave out;
     /// none: no token is padding.
     pub lengths: Option<Buffer>,
@@ -24,15 +22,6 @@ pub struct Batch {
     pub positions: Option<Buffer>,
     /// The keys of dropout's random numbers; none: nothing is dropped.
     pub dropout: Option<DropoutKeys>,
-}
-
-/// Packed documents as cuDNN takes them.
-pub struct Ragged {
-    /// [`RaggedDocuments`].
-    pub numbers: Buffer,
-    /// Whether cuDNN's plans have room for all documents. Otherwise nothing reads the numbers, and our own kernels compute
-    /// attention.
-    pub fits: bool,
 }
 
 /// Tokens on the device.
@@ -71,7 +60,6 @@ impl Batch {
             input_ids: Tokens::Sent(send(memory, kernels, "input_ids", tokens, input_ids)?),
             targets: Tokens::Sent(send(memory, kernels, "targets", tokens, targets)?),
             documents: None,
-            ragged: None,
             lengths: None,
             positions: None,
             dropout: None,
@@ -103,7 +91,6 @@ impl Batch {
             input_ids: lent("input_ids", input_ids)?,
             targets: lent("targets", targets)?,
             documents: None,
-            ragged: None,
             lengths: None,
             positions: None,
             dropout: None,
@@ -127,7 +114,6 @@ impl Batch {
             input_ids: Tokens::Sent(send(memory, kernels, "input_ids", tokens, input_ids)?),
             targets: Tokens::Sent(memory.lease(Category::Input, "targets", [0], DType::I32)?),
             documents: None,
-            ragged: None,
             lengths: None,
             positions: Some(send(memory, kernels, "positions", tokens, positions)?),
             dropout: None,
@@ -183,30 +169,6 @@ impl Batch {
                 [rows * seq],
                 &positions,
             )?),
-            ..self
-        })
-    }
-
-    /// Adds the packed documents as cuDNN takes them, for attention of a shape; `starts` and `lengths` are those of
-    /// [`RaggedDocuments::numbers`]. As much is leased and sent where they do not fit.
-    ///
-    /// # Errors
-    /// As [`Batch::upload`].
-    pub fn with_ragged_documents(
-        self,
-        memory: &Memory,
-        kernels: &Kernels,
-        shape: AttentionShape,
-        starts: &[i32],
-        lengths: Option<&[i32]>,
-    ) -> Result<Batch, ModelError> {
-        let dims = RaggedDocuments::dims(shape);
-        let numbers = RaggedDocuments::numbers(shape, starts, lengths);
-        let fits = numbers.is_some();
-        let numbers = numbers.unwrap_or_else(|| vec![0; dims.iter().product()]);
-        let numbers = send(memory, kernels, "ragged_documents", dims, &numbers)?;
-        Ok(Batch {
-            ragged: Some(Ragged { numbers, fits }),
             ..self
         })
     }

@@ -68,7 +68,7 @@ mod tiles;
 pub use activation::{Activation, BatchShape, Dimension, Extent};
 pub use architecture::Architecture;
 pub use balance::RouterLosses;
-pub use batch::{Batch, Ragged, Tokens};
+pub use batch::{Batch, Tokens};
 pub use block::Block;
 pub use block_spec::{AttentionSpec, BlockSpec, FeedForwardSpec};
 pub use config::{

@@ -1,10 +1,9 @@
 //! A stage: a step of the forward pass that is run and replayed as one, with its backward pass.
 
 use crate::{
-    Activation, BatchShape, CacheWidths, DropoutSite, Extent, ModelError, ParameterId, Pass,
+    Activation, CacheWidths, DropoutSite, Extent, ModelError, ParameterId, Pass,
     SharingRanks,
 };
-use kernels::AttentionShape;
 
 /// A step of a model, in both directions.
 ///
@@ -32,11 +31,6 @@ pub trait Stage {
 
     /// If it is attention: what it keeps of a token in a cache.
     fn cache_widths(&self) -> Option<CacheWidths> {
-        None
-    }
-
-    /// If it is attention that takes packed documents as cuDNN's ragged layout has them: its shape in a micro-batch.
-    fn ragged_shape(&self, _batch: BatchShape) -> Option<AttentionShape> {
         None
     }
 

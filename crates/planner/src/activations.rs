@@ -97,36 +97,3 @@ pub(crate) fn total_bytes(activations: &[PlannedActivation], label: Option<Label
     }
     total
 }
-
-#[cfg(test)]
-mod tests {
-    use crate::Plan;
-    use kernels::Target;
-    use settings::{Config, Settings};
-
-    /// As large as the three, but never there twice: what of them is not turned stays where the product writes it.
-    #[test]
-    fn queries_keys_and_values_are_one_activation_under_cudnn() {
-        const WIDE: &str = "model.hidden=64 model.layers=1 model.heads=8 model.kv_heads=8 model.head_dim=128 model.ffn=64 \
-            train.device=cuda data.seq=512 batch.micro=8";
-        let [flash, cudnn, normed] = ["flash", "cudnn", "cudnn model.qk_norm=true"].map(|kind| {
-            let set = format!("{WIDE} attention.backend={kind}");
-            let set: Vec<String> = set.split_whitespace().map(String::from).collect();
-            let config = Config::default().with(&set).unwrap();
-            Plan::new(&Settings::new(&config).unwrap(), Target::Cuda).unwrap()
-        });
-        let of_qkv = |plan: &Plan| {
-            let activations = plan.activations.iter();
-            let of_qkv = activations.filter(|activation| activation.label == "qkv");
-            let named: (Vec<&str>, Vec<u64>) = of_qkv.map(|one| (one.name, one.bytes)).unzip();
-            (named.0, named.1.iter().sum::<u64>())
-        };
-        let bytes = 2 * 512 * 8 * 3 * 1024;
-        assert_eq!(of_qkv(&flash), (vec!["q", "k", "v"], bytes));
-        assert_eq!(of_qkv(&cudnn), (vec!["qkv"], bytes));
-        assert_eq!(of_qkv(&normed).0, ["q_raw", "k_raw", "q", "k", "v"]);
-        // Beside the product there was a copy; now only what follows is there, which is smaller.
-        let [flash, cudnn] = [flash, cudnn].map(|plan| plan.phase_peak_bytes.forward);
-        assert!(cudnn + bytes / 3 <= flash, "{cudnn} {flash}");
-    }
-}

@@ -23,7 +23,7 @@ const CHUNKS: [usize; 5] = [DEFAULT_HEAD_CHUNK, 1024, 2048, 4096, 8192];
 const NEXT_TO_NOTHING: f64 = 0.005;
 
 /// The share of the gradient's bytes that takes time besides the product's operations. A tile's sums are read and
-/// written at its end, where only another tile's operations can hide them. An assumption, as in `scripts/estimate`.
+/// written at its end, where only another tile's operations can hide them. An assumption.
 const EXPOSED: f64 = 0.5;
 
 /// A chunk of the output head that was chosen.

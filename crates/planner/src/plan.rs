@@ -39,9 +39,6 @@ pub struct Plan {
     pub dtype: &'static str,
     /// How attention is computed.
     pub attention: Attention,
-    /// The version of the cuDNN that computes it in the run that this is the plan of, where it does.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cudnn_version: Option<String>,
     /// Tokens in a chunk of the output head.
     pub head_chunk: usize,
     /// Which algorithms matrix products take: `heuristic`, or the name of a file and a checksum of what the run takes of it.
@@ -230,7 +227,6 @@ impl Plan {
             device: target.name(),
             dtype: settings.dtype.as_str(),
             attention: settings.attention,
-            cudnn_version: None,
             head_chunk: settings.head_chunk,
             algorithms: None,
             graphs: graphs_off.is_none(),

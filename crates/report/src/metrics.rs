@@ -26,11 +26,8 @@ pub struct RunRecord {
     pub device: String,
     /// Compute type.
     pub dtype: &'static str,
-    /// How attention is computed: `eager`, `flash` or `cudnn`.
+    /// How attention is computed: `eager` or `flash`.
     pub attention: &'static str,
-    /// The version of cuDNN, where that computes attention.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cudnn_version: Option<String>,
     /// Name of the configuration.
     pub model: String,
     /// Number of parameters.

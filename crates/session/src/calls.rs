@@ -2,7 +2,7 @@
 
 use crate::shapes::shape_of_a_step;
 use crate::{Session, SessionError};
-use kernels::cuda::{Call, Cuda, Gemm, LibraryAttention, Listed, Listing};
+use kernels::cuda::{Call, Cuda, Gemm, Listed, Listing};
 use memory::Home;
 use settings::Settings;
 use std::cell::RefCell;
@@ -41,8 +41,6 @@ pub struct LibraryCalls {
     pub products: Vec<Gemm>,
     /// How many of them belong to the step.
     of_step: usize,
-    /// Attention that cuDNN computes.
-    pub attentions: Vec<LibraryAttention>,
 }
 
 impl LibraryCalls {
@@ -56,7 +54,6 @@ impl LibraryCalls {
         for listed in calls {
             match listed.call {
                 Call::Product(gemm) => self.products.push(gemm),
-                Call::Attention(attention) => self.attentions.push(attention),
                 Call::Launch { .. } | Call::Clear(_) => {}
             }
         }

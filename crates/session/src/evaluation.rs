@@ -120,7 +120,7 @@ impl Forward<'_> {
 
     fn losses_of(&mut self, micro: &MicroBatch) -> Result<Vec<f32>, SessionError> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
-        let batch = upload(memory, kernels, model.architecture(), micro, None)?;
+        let batch = upload(memory, kernels, micro, None)?;
         let shape = [micro.rows];
         let mut sums = memory.lease(Category::Temporary, "sequence_losses", shape, DType::F32)?;
         let batches = std::slice::from_ref(&batch);
@@ -135,7 +135,7 @@ impl Forward<'_> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
         let parts = model.architecture().sharing().own_parts();
         let own = parts.each().map(|part| micro.part(part));
-        let batches = own.map(|own| upload(memory, kernels, model.architecture(), &own, None));
+        let batches = own.map(|own| upload(memory, kernels, &own, None));
         let batches = batches.collect::<Result<Vec<_>, _>>()?;
         let Some((pipeline, ranks)) = self.pipeline else {
             return self.start_loss(&batches).map(Some);

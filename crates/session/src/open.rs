@@ -210,7 +210,6 @@ fn orders_of_a_step(
     };
     let batch = shape_of_a_step(&settings, settings.seq);
     let (memory, flops) = (Memory::shapes(), FlopCounter::default());
-    // The order is the same on every device, but not every device has every attention: cuDNN's is a GPU's alone.
     let mut session = Session::on_shapes(settings, &memory, Target::Cuda, flops)?;
     session.weights.keep_record();
     session.step(&batch)?;

@@ -267,13 +267,7 @@ impl Session {
         index: usize,
     ) -> Result<BegunMicroBatch, SessionError> {
         let (number, parts) = passes.own[index];
-        let architecture = self.model.architecture();
-        let section = section(
-            &self.settings,
-            architecture,
-            (index, passes.own.len()),
-            &parts[0],
-        );
+        let section = section(&self.settings, (index, passes.own.len()), &parts[0]);
         // Tokens of parts are not contiguous in what is lent.
         let lent = passes
             .lent
@@ -300,7 +294,7 @@ impl Session {
     ) -> Result<Batch, SessionError> {
         let (memory, kernels) = (&self.memory, &*self.kernels);
         let architecture = self.model.architecture();
-        let mut batch = upload(memory, kernels, architecture, micro, lent)?;
+        let mut batch = upload(memory, kernels, micro, lent)?;
         let losses = architecture.router_losses();
         if let (Some(lengths), Some(_)) = (micro.own_lengths(), losses) {
             batch = batch.with_lengths(memory, kernels, &lengths)?;

@@ -3,7 +3,7 @@
 use data::MicroBatch;
 use kernels::Kernels;
 use memory::{In, Memory, Rank};
-use model::{Architecture, Batch, BatchShape, ModelError};
+use model::{Batch, BatchShape, ModelError};
 
 /// The tokens of a step's micro-batches, one after the other, in device memory of another library. The step's batch has
 /// the same tokens on the host, where its targets are counted. All micro-batches have the same shape.
@@ -31,7 +31,6 @@ impl LentTokens {
 pub(crate) fn upload(
     memory: &Memory,
     kernels: &Kernels,
-    architecture: &Architecture,
     micro: &MicroBatch,
     lent: Option<LentTokens>,
 ) -> Result<Batch, ModelError> {
@@ -49,12 +48,5 @@ pub(crate) fn upload(
             part => batch.from_position(memory, kernels, part.number * seq),
         };
     };
-    let batch = batch.with_documents(memory, kernels, starts, part)?;
-    match architecture.ragged_shape(shape) {
-        Some(attention) => {
-            let lengths = micro.lengths.as_deref();
-            batch.with_ragged_documents(memory, kernels, attention, starts, lengths)
-        }
-        None => Ok(batch),
-    }
+    batch.with_documents(memory, kernels, starts, part)
 }

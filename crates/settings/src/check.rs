@@ -32,7 +32,6 @@ pub fn built(
     trains: bool,
 ) -> Result<(), ConfigError> {
     let on_gpu = matches!(config.train.device, Some(Device::Cuda { .. }));
-    let by_cudnn = config.attention.backend == AttentionBackend::Cudnn;
     let refused = [
         (
             on_gpu,
@@ -43,11 +42,6 @@ pub fn built(
             config.log.nvtx,
             "log.nvtx",
             ", and only what runs on a GPU is shown to NVIDIA's profilers; leave it out",
-        ),
-        (
-            by_cudnn,
-            "attention.backend",
-            ", and cuDNN computes on GPUs alone; use flash, or predict its memory with `trainer plan`",
         ),
     ];
     let lacks_cuda = trains && !cfg!(feature = "cuda");

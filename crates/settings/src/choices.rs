@@ -98,8 +98,6 @@ choices! {
         Eager = "eager",
         /// Never stores scores.
         Flash = "flash",
-        /// Never stores scores either; computed by cuDNN.
-        Cudnn = "cudnn",
     }
 }
 
@@ -108,7 +106,6 @@ impl From<Attention> for AttentionBackend {
         match attention {
             Attention::Eager => AttentionBackend::Eager,
             Attention::Flash => AttentionBackend::Flash,
-            Attention::Cudnn | Attention::CudnnDocuments => AttentionBackend::Cudnn,
         }
     }
 }

@@ -371,8 +371,8 @@ keys! {
     /// `[attention]`
     attention: AttentionConfig {
         backend: AttentionBackend = key(Kind::Choice(AttentionBackend::NAMES), "\"auto\"", "Attention implementation")
-            .details("eager stores scores, flash and cudnn never do; auto takes flash from sequences of 256 tokens on.")
-            .flag("--attention", "auto|eager|flash|cudnn", MEMORY),
+            .details("eager stores scores, flash never does; auto takes flash from sequences of 256 tokens on.")
+            .flag("--attention", "auto|eager|flash", MEMORY),
     }
 
     /// `[offload]`

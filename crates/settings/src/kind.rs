@@ -68,6 +68,12 @@ pub enum Range {
     NotPositive,
 }
 
+/// Names that choices no longer have, and what to write instead.
+const RETIRED: [(&str, &str); 1] = [(
+    "cudnn",
+    "cuDNN's attention is gone, since flash was faster wherever both were measured: write flash",
+)];
+
 impl Kind {
     /// Reads a value from the command line: as TOML if the kind allows it, else as the text itself.
     pub fn parse(self, text: &str) -> Value {
@@ -193,7 +199,11 @@ impl Kind {
             Kind::Real(range) => range.expected().to_owned(),
             Kind::Bool => "true or false".to_owned(),
             Kind::Text => "a text in quotes".to_owned(),
-            Kind::Choice(names) => format!("one of {}", names.join(", ")),
+            Kind::Choice(names) => {
+                let retired = RETIRED.iter().find(|(name, _)| value.as_str() == Some(*name));
+                let why = retired.map_or(String::new(), |(_, why)| format!("; {why}"));
+                format!("one of {}{why}", names.join(", "))
+            }
             Kind::NameOrFolder(names) => {
                 let folder = value.as_str().filter(|text| !text.is_empty());
                 let folder = folder.map_or_else(String::new, |text| format!(" (such as ./{text})"));

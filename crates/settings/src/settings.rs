@@ -1,6 +1,6 @@
 //! What a step is made of: the configuration, read by those who compute.
 
-use super::attention::{attention, cudnn_misfit};
+use super::attention::attention;
 use super::choices::Graphs;
 use super::error::ConfigError;
 use super::fp8;
@@ -134,7 +134,7 @@ impl Settings {
     /// Reads a configuration that was accepted. What it leaves open is that of the processor.
     ///
     /// # Errors
-    /// A recompute specification or labels to offload that cannot be followed, cuDNN's attention where it does not fit, sequences longer than the model has
+    /// A recompute specification or labels to offload that cannot be followed, sequences longer than the model has
     /// positions, more logits in a chunk of the head than a product of cuBLASLt may have, or offload of what exists in tiles
     /// alone.
     pub fn new(config: &Config) -> Result<Settings, ConfigError> {
@@ -158,11 +158,6 @@ impl Settings {
         check_logits(config)?;
         fp8::check_step(config)?;
         let attention = attention(config);
-        if let (true, Some(reason)) = (attention.is_cudnn(), cudnn_misfit(config)) {
-            return Err(ConfigError::Contradiction(format!(
-                "`attention.backend` is cudnn, but {reason}; use --attention flash, or auto"
-            )));
-        }
         let policy = policy.offload(&offloaded?)?;
         check_offloaded(config, attention, &policy)?;
         let settings = Settings {

@@ -105,7 +105,6 @@ fn row(listed: &Listed, in_graph: bool) -> Value {
             row["numbers"] = json!(numbers);
         }
         Call::Product(gemm) => row["product"] = product(gemm),
-        Call::Attention(_) => row["library"] = true.into(),
         Call::Clear(bytes) => row["cleared"] = json!(bytes),
     }
     row

@@ -1,5 +1,5 @@
-//! Chooses what a configuration leaves open, in a fixed order: how documents become rows; the data's sequence length; attention, while no device
-//! is open, because trying cuDNN opens it; the micro-batches of evaluations; the chunk of the output head; and last
+//! Chooses what a configuration leaves open, in a fixed order: how documents become rows; the data's sequence length; attention;
+//! the micro-batches of evaluations; the chunk of the output head; and last
 //! recompute, which depends on all of these.
 
 use crate::attention::choose_attention;
@@ -74,7 +74,7 @@ fn without_device(resolved: &Resolved) -> Result<(Config, Option<String>), Failu
         None => Dataset::open(&options)?.seq(),
     };
     let mut config = resolved.decided(seq);
-    let attention = choose_attention(resolved.task, &mut config)?;
+    let attention = choose_attention(resolved.task, &mut config);
     fit_evaluation(resolved, &mut config);
     Ok((config, attention))
 }

@@ -402,8 +402,8 @@ pub(crate) fn listed(device: &CudaDevice, settings: Settings) -> Result<DeviceSt
         return Err(Failure::NoFp8(reason));
     }
     let calls = library_calls(&settings)?;
-    let (products, attentions) = (calls.products.len(), calls.attentions.len());
-    tracing::debug!("listed a step: {products} products, {attentions} attentions of cuDNN");
+    let products = calls.products.len();
+    tracing::debug!("listed a step: {products} products");
     let named = all_products(&settings)?;
     let named = named.as_ref().unwrap_or(&calls);
     let algorithms = Some(use_algorithms(device, &settings, named.products_of_step())?);
@@ -435,11 +435,6 @@ pub(crate) fn rehearsed(
     let cuda = Cuda::new(driver, memory, settings.narrowest_dtype())?;
     let rehearsal = cuda.rehearse(&calls.products);
     tell_of_products(&rehearsal.map_err(|error| explained(error, device, memory))?);
-    if !calls.attentions.is_empty() {
-        let rehearsed = cuda.rehearse_attention(&calls.attentions);
-        let rehearsed = rehearsed.map_err(|error| explained(error, device, memory))?;
-        tracing::debug!("rehearsed {rehearsed} plans of cuDNN");
-    }
     Ok(cuda)
 }
 

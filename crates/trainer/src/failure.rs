@@ -141,14 +141,6 @@ pub enum Failure {
         /// Why, and what to do.
         reason: String,
     },
-    /// cuDNN's attention is asked for and cannot be had.
-    #[error(
-        "`attention.backend` is cudnn, and this machine does not have it: {0}; or use --attention flash"
-    )]
-    NoCudnn(String),
-    /// cuDNN's attention is asked for, and the device has no room to try it.
-    #[error("`attention.backend` is cudnn: {0}; --attention flash needs no trial")]
-    CudnnUntried(String),
     /// Products in FP8 are asked for, and the device has none.
     #[error("`fp8.recipe` asks for products in FP8, and {0}")]
     NoFp8(String),
@@ -283,7 +275,6 @@ impl Failure {
             Failure::OtherRank(words) | Failure::LostRank { words, .. } => words.exit_code,
             Failure::Auto(AutoError::Costs(_)) => 4,
             Failure::OutOfMemory { .. }
-            | Failure::CudnnUntried(_)
             | Failure::HostMemory(_)
             | Failure::DiskSpace(_)
             | Failure::NoPolicy { .. }
@@ -314,7 +305,6 @@ impl Failure {
             | Failure::Algorithms { .. }
             | Failure::Report(_) => 4,
             Failure::NoDevice { .. }
-            | Failure::NoCudnn(_)
             | Failure::NoFp8(_)
             | Failure::Device(_)
             | Failure::Disk(_)
@@ -360,7 +350,6 @@ impl Failure {
         match self {
             refused if refused.wants_host_memory() => "out_of_memory",
             Failure::OutOfMemory { .. }
-            | Failure::CudnnUntried(_)
             | Failure::HostMemory(_)
             | Failure::DiskSpace(_)
             | Failure::NoPolicy { .. }

@@ -9,8 +9,7 @@ import unittest
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from estimate import calls
-from sass import kernels
+from sass import calls, kernels
 
 # Rows of 4,096 and of 8,192 elements, heads of 64 and of 128, both kinds of norm and of attention, ranks, frozen models as codes, experts, and products in FP8: of each
 # kernel the blocks of large tensors.
@@ -34,8 +33,8 @@ class Launches(unittest.TestCase):
     def test_blocks_are_those_of_the_launch_code(self):
         largest = {}
         for preset, settings in STEPS:
-            step = calls.written(preset, ["train.device=cuda", "train.dtype=bf16", "data.seq=4096", "model.layers=1", *settings])
-            for call in calls.parsed(step).calls:
+            launched = calls.of_step(preset, ["train.device=cuda", "train.dtype=bf16", "data.seq=4096", "model.layers=1", *settings])
+            for call in launched:
                 if call.kernel in kernels.LAUNCHES:
                     launch = kernels.Launch(call.threads, call.shared_bytes)
                     largest[call.kernel] = max(launch, largest.get(call.kernel, launch), key=lambda each: each.threads)

@@ -152,7 +152,6 @@ impl Moment {
                 master: "none".into(),
             },
             algorithms: Some("heuristic".into()),
-            cudnn_version: None,
             reads_bytes: false,
             origin_dtype: None,
             ranks: None,

@@ -1,6 +1,6 @@
 //! The trait [`Driver`]: what a CUDA device, or its emulation on the processor, does for the launch code.
 
-use super::calls::{Gemm, Launch, LibraryAttention, Workspace};
+use super::calls::{Gemm, Launch, Workspace};
 use crate::{DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Section};
 
 /// A device with a stream per queue, except a disk's queues, which are threads. Calls run in the stream of computation,
@@ -34,19 +34,6 @@ pub trait Driver {
     /// # Errors
     /// [`KernelError`] if the library refuses the product.
     unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<(), KernelError>;
-
-    /// Computes attention by a library, where there is one.
-    ///
-    /// # Safety
-    /// Every tensor lies in live memory, which nothing else writes; none that is written overlaps another. `workspace` is
-    /// not used by anything else.
-    ///
-    /// # Errors
-    /// [`KernelError`] if there is no such library here, or it refuses.
-    unsafe fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
-        let message = "there is no cuDNN on this device";
-        Err(KernelError::device(attention.pass().operation(), message))
-    }
 
     /// Copies host bytes to the device. The caller may change them when this returns.
     ///

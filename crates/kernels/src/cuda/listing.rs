@@ -4,7 +4,7 @@
 //! A step on shapes counts operations. Here it goes through the launch code of the device, on addresses without memory.
 //! So blocks and threads, sizes, strides and alignments are those of the run.
 
-use super::{Argument, Driver, Gemm, Kernel, Launch, LibraryAttention, Workspace};
+use super::{Argument, Driver, Gemm, Kernel, Launch, Workspace};
 use crate::{Cost, DiskCopy, Exchange, KernelError, Operation, Queue, Reading};
 use memory::{Blocks, Memory, Place, Refused, Space};
 use std::cell::{Cell, RefCell};
@@ -53,8 +53,6 @@ pub enum Call {
     },
     /// Matrix products by the library.
     Product(Gemm),
-    /// Attention by a library.
-    Attention(LibraryAttention),
     /// Sets this many bytes to 0.
     Clear(usize),
 }
@@ -117,10 +115,6 @@ impl Driver for Listing {
 
     unsafe fn gemm(&self, gemm: &Gemm, _workspace: Workspace) -> Result<(), KernelError> {
         self.list(Call::Product(*gemm))
-    }
-
-    unsafe fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
-        self.list(Call::Attention(*attention))
     }
 
     unsafe fn copy_to_device(&self, _to: *mut u8, _bytes: &[u8]) -> Result<(), KernelError> {

@@ -11,7 +11,6 @@ mod cache;
 mod calls;
 mod columns;
 mod cross_entropy;
-mod cudnn;
 mod dequantise;
 #[cfg(feature = "cuda")]
 mod device;
@@ -41,22 +40,19 @@ mod sum_in_order;
 mod swiglu;
 
 pub use calls::{
-    Argument, AttentionPass, AttentionTensors, BIAS_ALIGNMENT_BYTES, BackwardTensors, Gemm, Kernel,
-    Launch, LibraryAttention, LibraryShape, Matrix, SCALE_ALIGNMENT_BYTES, Workspace,
+    Argument, BIAS_ALIGNMENT_BYTES, Gemm, Kernel, Launch, Matrix, SCALE_ALIGNMENT_BYTES, Workspace,
 };
-pub use cudnn::cudnn_workspace_bytes;
 #[cfg(feature = "cuda")]
 pub use device::{
-    Algorithms, CopyRates, CudaDevice, CudaDriver, CudnnVersion, DeviceFacts, LoadedLibrary,
-    PaperPlan, Rehearsal, TunedProduct, capability, carried, device_count, look_for_library,
-    pci_bus_id, plan_on_paper, ptx, separate_connections,
+    Algorithms, CopyRates, CudaDevice, CudaDriver, DeviceFacts, LoadedLibrary, Rehearsal,
+    TunedProduct, capability, carried, device_count, look_for_library, pci_bus_id, ptx, separate_connections,
 };
 pub use driver::Driver;
 pub use listing::{Call, Listed, Listing};
 
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, Event, Flash, Init, KernelError, Kernels, Operation, Queue, Reading, Request, Section,
+    Backend, Event, Init, KernelError, Kernels, Operation, Queue, Reading, Request, Section,
     Target, Traffic,
 };
 use extent::Extent;
@@ -166,14 +162,10 @@ impl<D: Driver> Cuda<D> {
             Operation::AttentionBackward(operation) => {
                 attention::attention_backward(self, operation)
             }
-            Operation::FlashAttention(operation) => match operation.options.by {
-                Flash::Own => flash::flash_attention(self, operation),
-                Flash::Cudnn => cudnn::attention(self, operation),
-            },
-            Operation::FlashAttentionBackward(operation) => match operation.options.by {
-                Flash::Own => flash::flash_attention_backward(self, operation),
-                Flash::Cudnn => cudnn::attention_backward(self, operation),
-            },
+            Operation::FlashAttention(operation) => flash::flash_attention(self, operation),
+            Operation::FlashAttentionBackward(operation) => {
+                flash::flash_attention_backward(self, operation)
+            }
             Operation::StoreInCache(operation) => cache::store_in_cache(self, operation),
             Operation::CachedAttention(operation) => cache::cached_attention(self, operation),
             Operation::Swiglu(operation) => swiglu::swiglu(self, operation),
@@ -261,11 +253,6 @@ impl<D: Driver> Cuda<D> {
         unsafe { self.driver.gemm(gemm, workspace) }
     }
 
-    /// Computes attention of a checked operation's tensors.
-    fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
-        // SAFETY: the tensors come from views, which borrow live memory, the outputs and the scratch exclusively.
-        unsafe { self.driver.attention(attention) }
-    }
 }
 
 impl<D: Driver> Backend for Cuda<D> {

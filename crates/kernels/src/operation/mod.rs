@@ -56,7 +56,7 @@ pub use embedding::{Embedding, EmbeddingBackward};
 pub use experts::{
     ExpertRows, GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
 };
-pub use flash::{Flash, FlashAttention, FlashAttentionBackward, FlashOptions, RaggedDocuments};
+pub use flash::{FlashAttention, FlashAttentionBackward, FlashOptions};
 pub use fp8::{AbsMax, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes};
 pub use gelu::{Gelu, GeluBackward};
 pub use init::Init;

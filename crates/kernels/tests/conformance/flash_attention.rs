@@ -10,8 +10,7 @@ use crate::host::Host;
 use crate::oracle::{constant, gradients, softmax, values, variable};
 use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor, Var};
 use kernels::{
-    AttentionShape, Flash, FlashAttentionBackward, FlashOptions, KernelError, RaggedDocuments,
-    Target,
+    AttentionShape, FlashAttentionBackward, FlashOptions, KernelError, Target,
 };
 use memory::{DType, In, Out};
 
@@ -21,8 +20,6 @@ pub struct FlashAttention {
     /// Lengths of the documents of every row, over and over; row `r` starts with the one after the `r`-th. Without
     /// lengths no documents are given.
     pub lengths: Vec<usize>,
-    /// The implementation.
-    pub by: Flash,
 }
 
 impl FlashAttention {
@@ -30,7 +27,6 @@ impl FlashAttention {
         FlashAttention {
             attention,
             lengths: vec![],
-            by: Flash::Own,
         }
     }
 
@@ -38,26 +34,16 @@ impl FlashAttention {
         FlashOptions {
             documents: documents.as_ref().map(Tensor::view),
             dropout: dropout.view(),
-            by: self.by,
         }
     }
 
-    /// Scratch of the forward pass, where these outputs are wanted, and of the backward pass.
-    fn scratch_elements(&self, target: Target, [out, lse]: [bool; 2]) -> [usize; 2] {
+    /// Scratch of the forward and the backward pass.
+    fn scratch_elements(&self, target: Target) -> [usize; 2] {
         let Attention { shape, dtype, .. } = self.attention;
-        match self.by {
-            Flash::Own => [
-                kernels::FlashAttention::scratch_elements(target, shape, dtype),
-                FlashAttentionBackward::scratch_elements(target, shape, dtype),
-            ],
-            Flash::Cudnn => {
-                let documents = !self.lengths.is_empty();
-                [
-                    kernels::FlashAttention::cudnn_scratch_elements(shape, documents, [out, lse]),
-                    FlashAttentionBackward::cudnn_scratch_elements(shape, documents),
-                ]
-            }
-        }
+        [
+            kernels::FlashAttention::scratch_elements(target, shape, dtype),
+            FlashAttentionBackward::scratch_elements(target, shape, dtype),
+        ]
     }
 
     pub fn lse_dims(&self) -> [usize; 3] {
@@ -90,37 +76,12 @@ impl FlashAttention {
     /// The documents on the device, if there are any.
     fn put_documents(&self, device: &Device) -> Option<Tensor> {
         let shape = self.attention.shape;
-        let firsts: Vec<i32> = self
-            .documents()
-            .into_iter()
-            .map(|first| first as i32)
-            .collect();
-        let (dims, numbers) = match self.by {
-            _ if self.lengths.is_empty() => return None,
-            Flash::Own => ([shape.batch, shape.seq], firsts),
-            Flash::Cudnn => {
-                let numbers = RaggedDocuments::numbers(shape, &firsts, None);
-                let numbers = numbers.expect("a case has no more documents than there is room for");
-                (RaggedDocuments::dims(shape), numbers)
-            }
-        };
-        let numbers = numbers.into_iter().map(f64::from);
-        Some(device.put(&Host::new(DType::I32, dims, numbers)))
-    }
-
-    /// The statistics as `[b, heads, s]`.
-    fn take_lse(&self, device: &Device, lse: &Tensor) -> Host {
-        let lse = device.take(lse);
-        if self.by == Flash::Own || self.lengths.is_empty() {
-            return lse;
+        if self.lengths.is_empty() {
+            return None;
         }
-        let [batch, heads, seq] = self.lse_dims();
-        let values = lse.values();
-        let places = (0..batch * heads * seq).map(|at| {
-            let (row, head, token) = (at / seq / heads, at / seq % heads, at % seq);
-            values[(row * seq + token) * heads + head]
-        });
-        Host::new(DType::F32, self.lse_dims(), places)
+        let firsts = self.documents().into_iter().map(|first| first as f64);
+        let dims = [shape.batch, shape.seq];
+        Some(device.put(&Host::new(DType::I32, dims, firsts)))
     }
 
     pub fn run_forward(
@@ -134,8 +95,7 @@ impl FlashAttention {
         let placed = Dropped::put(self.attention.dropout, device);
         let options = self.options(&documents, &placed);
         let (shape, target) = (self.attention.shape, device.kernels.target());
-        let wanted = [out.is_some(), lse.is_some()];
-        let [elements, _] = self.scratch_elements(target, wanted);
+        let [elements, _] = self.scratch_elements(target);
         let mut scratch = device.room(DType::F32, [elements]);
         device.kernels.run(kernels::FlashAttention {
             out,
@@ -163,7 +123,7 @@ impl FlashAttention {
         let documents = self.put_documents(device);
         let placed = Dropped::put(self.attention.dropout, device);
         let (target, shape) = (device.kernels.target(), attention.shape);
-        let [_, elements] = self.scratch_elements(target, [true; 2]);
+        let [_, elements] = self.scratch_elements(target);
         let mut scratch = device.room(DType::F32, [elements]);
         device.kernels.run(FlashAttentionBackward {
             dq,
@@ -232,11 +192,8 @@ impl Case for FlashAttention {
             [shape.q(), shape.k(), shape.v()].map(|dims| device.room(self.attention.dtype, dims));
         let written = gradients.each_mut().map(Tensor::view_mut);
         self.run_backward(device, written, qkv, [&out, &lse])?;
-        let results = std::iter::once(&out).chain(&gradients);
-        let results = results.map(|tensor| device.take(tensor));
-        Ok(std::iter::once(self.take_lse(device, &lse))
-            .chain(results)
-            .collect())
+        let results = [&lse, &out].into_iter().chain(&gradients);
+        Ok(results.map(|tensor| device.take(tensor)).collect())
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -333,7 +290,6 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
             cases.push(FlashAttention {
                 attention: dropped([2, 200, 2, 1, 20], random, dropout),
                 lengths: lengths.to_vec(),
-                by: Flash::Own,
             });
         }
     }
@@ -341,7 +297,6 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
     cases.push(FlashAttention {
         attention: dropped([1, 200, 4, 1, 128], random, dropout(0.1)),
         lengths: vec![70, 20],
-        by: Flash::Own,
     });
     // Windows of one key; that begin and end inside of blocks and at them, and leave out whole tiles of keys; that documents
     // cut; one short of the sequence. With 66 keys, the first query of a block is the last to see the last key of another, here
@@ -366,7 +321,6 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
                 )
             },
             lengths: lengths.to_vec(),
-            by: Flash::Own,
         });
     }
     let of_scale = with_values([1, 65, 2, 1, 128], 128, Some(0.04));
@@ -380,7 +334,6 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
                 dropout: dropout(probability).filter(|_| probability > 0.0),
             },
             lengths: if number < 3 { vec![] } else { vec![70, 20] },
-            by: Flash::Own,
         });
     }
     // The kernels of heads up to 64 wide drop too, whatever shapes the properties draw.

@@ -14,7 +14,6 @@ mod case;
 mod compare;
 mod contradictions;
 mod cross_entropy;
-mod cudnn;
 mod dequantise;
 mod determinism;
 mod device;

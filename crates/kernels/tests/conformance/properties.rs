@@ -158,8 +158,7 @@ proptest! {
         let shape = AttentionShape { window, ..with_values(sizes, v_head_dim.unwrap_or(head_dim), scale) };
         let attention = Attention { dtype, shape, scores: Scores::Random(1.5), dropout };
         let lengths = vec![longest, longest / 5 + 1, longest / 2 + 1];
-        let by = Flash::Own;
-        hold(&FlashAttention { attention, lengths, by }, dtype);
+        hold(&FlashAttention { attention, lengths }, dtype);
     }
 
     /// With the same key both drop the same elements.

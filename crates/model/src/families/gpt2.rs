@@ -71,7 +71,7 @@ fn stages(
             }
         };
     let mut attn_norm = norm(own, "attn_norm", [X, H1], "ln_1", [MEAN1, RSTD1]);
-    let qkv = qkv(config, kind.reads_packed(attention), own);
+    let qkv = qkv(config, own);
     attn_norm.norm.read_by = qkv.linear.fp8_reader();
     let attn_out = Linear::declare(own, "attn.c_proj", [hidden, hidden], true);
     let attn_out = attn_out.in_fp8(own, Fp8Layer::AttnOut);
@@ -126,7 +126,7 @@ fn stages(
 }
 
 /// One matrix projects the input to queries, keys and values.
-fn qkv(config: &ModelConfig, is_packed: bool, own: &mut PartParameters) -> Qkv {
+fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
     let hidden = config.hidden;
     Qkv {
         input: H1,
@@ -135,7 +135,6 @@ fn qkv(config: &ModelConfig, is_packed: bool, own: &mut PartParameters) -> Qkv {
         kv_widths: [hidden; 2],
         norms: None,
         is_rotary: false,
-        is_packed,
     }
 }
 

@@ -73,7 +73,7 @@ fn stages(
     let mut stages: Vec<Box<dyn Stage>> = Vec::new();
     let latents = match &attention.latent {
         None => {
-            let qkv = qkv(config, attention, kind, own);
+            let qkv = qkv(config, attention, own);
             attn_norm.norm.read_by = qkv.linear.fp8_reader();
             stages.extend([Box::new(attn_norm) as Box<dyn Stage>, Box::new(qkv)]);
             None
@@ -352,7 +352,6 @@ fn latents(
 fn qkv(
     config: &ModelConfig,
     attention: &AttentionSpec,
-    kind: Attention,
     own: &mut PartParameters,
 ) -> Qkv {
     let (head_dim, has_bias) = (attention.qk_head_dim, attention.qkv_bias);
@@ -384,6 +383,5 @@ fn qkv(
             head_dim,
         }),
         is_rotary: attention.is_rotary,
-        is_packed: kind.reads_packed(attention),
     }
 }

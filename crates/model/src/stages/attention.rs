@@ -1,6 +1,6 @@
 //! Causal attention over whole sequences, with or without stored scores.
 
-use super::qkv_tensors::QkvTensors;
+use super::qkv_tensors::{QkvTensors, views, views_mut};
 use super::sharing::{HeadsToTokens, TokensToHeads};
 use super::{LatentHeads, Qkv, written};
 use crate::activation::Dimension;
@@ -10,12 +10,11 @@ use crate::{
     ParameterId, Pass, SharingRanks,
 };
 use kernels::operation::{
-    self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, SplitQkv,
+    self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward,
     StoreInCache,
 };
-use kernels::{AttentionShape, Flash, FlashOptions, Target};
+use kernels::{AttentionShape, FlashOptions, Target};
 use memory::{Buffer, DType, Out};
-use std::rc::Rc;
 
 /// How attention is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -26,12 +25,6 @@ pub enum Attention {
     Eager,
     /// Scores are never stored. The backward pass computes them again from the output and the log-sum-exp `[b, a, s]`.
     Flash,
-    /// Flash attention by cuDNN: the same activations, with other bits.
-    Cudnn,
-    /// cuDNN's of packed documents. Queries, keys and values are made apart, as its ragged layout and our own kernels take them,
-    /// which compute micro-batches of more documents than cuDNN's plans have room for.
-    #[serde(rename = "cudnn")]
-    CudnnDocuments,
 }
 
 impl Attention {
@@ -40,24 +33,12 @@ impl Attention {
         self == Attention::Eager
     }
 
-    /// Whether queries, keys and values stay side by side in the product that makes them. cuDNN reads them there. Norms of heads
-    /// and latents make them anew.
-    pub fn reads_packed(self, spec: &AttentionSpec) -> bool {
-        self == Attention::Cudnn && !spec.qk_norm && spec.latent.is_none()
-    }
-
     /// The name in settings and files.
     pub fn name(self) -> &'static str {
         match self {
             Attention::Eager => "eager",
             Attention::Flash => "flash",
-            Attention::Cudnn | Attention::CudnnDocuments => "cudnn",
         }
-    }
-
-    /// Whether cuDNN computes it.
-    pub fn is_cudnn(self) -> bool {
-        matches!(self, Attention::Cudnn | Attention::CudnnDocuments)
     }
 }
 
@@ -84,14 +65,11 @@ impl CoreAttention {
     pub const LSE: Activation = Activation::new("lse", "d_lse", Label::CORE_ATTN);
 
     /// What has queries, keys and values.
-    fn inputs(&self) -> &'static [Activation] {
+    fn inputs(&self) -> &'static [Activation; 3] {
         if self.is_shared() {
             return TokensToHeads::made(&self.attention);
         }
-        match self.kind.reads_packed(&self.attention) {
-            true => &[Qkv::PACKED],
-            false => &Qkv::MADE,
-        }
+        &Qkv::MADE
     }
 
     /// Its output: of all heads, or of one part's.
@@ -126,44 +104,10 @@ impl CoreAttention {
     }
 
     fn options<'a>(&self, pass: &Pass<'a>) -> FlashOptions<'a> {
-        let batch = pass.batch();
-        let by = match &batch.ragged {
-            Some(ragged) if !ragged.fits => Flash::Own,
-            _ if self.kind.is_cudnn() => Flash::Cudnn,
-            _ => Flash::Own,
-        };
-        let documents = match (&batch.ragged, by) {
-            (Some(ragged), Flash::Cudnn) => Some(&ragged.numbers),
-            _ => batch.documents.as_ref(),
-        };
         FlashOptions {
-            documents: documents.map(Buffer::view),
+            documents: pass.batch().documents.as_ref().map(Buffer::view),
             dropout: pass.dropout(self.dropout),
-            by,
         }
-    }
-
-    /// Scratch for flash attention, and how much of it is used, of what our own kernels take and of what cuDNN takes with documents or
-    /// without. Where the data decides who computes a micro-batch, the larger is leased.
-    fn flash_scratch(
-        &self,
-        pass: &Pass,
-        own: impl Fn(Target, AttentionShape, DType) -> usize,
-        cudnn: impl Fn(AttentionShape, bool) -> usize,
-    ) -> Result<(Buffer, usize), ModelError> {
-        let is_ragged = pass.batch().ragged.is_some();
-        let used = |by, (target, shape, dtype)| match by {
-            Flash::Own => own(target, shape, dtype),
-            Flash::Cudnn => cudnn(shape, is_ragged),
-        };
-        let arguments = (pass.kernels().target(), self.shape(pass), pass.dtype());
-        let by = self.options(pass).by;
-        let leased = match is_ragged {
-            true => used(Flash::Own, arguments).max(used(Flash::Cudnn, arguments)),
-            false => used(by, arguments),
-        };
-        let scratch = pass.temporary_f32("attention_scratch", [leased])?;
-        Ok((scratch, used(by, arguments)))
     }
 
     fn scratch(
@@ -186,7 +130,7 @@ impl CoreAttention {
         let mut scratch = self.scratch(pass, |target, shape, dtype| {
             operation::Attention::scratch_elements(target, shape, dtype, keeps)
         })?;
-        let [q, k, v] = self.qkv().views(&inputs);
+        let [q, k, v] = views(&inputs);
         pass.kernels().run(operation::Attention {
             out: written(&mut o),
             probs: written(&mut probs),
@@ -205,19 +149,12 @@ impl CoreAttention {
     fn flash(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let inputs = self.qkv().pull(pass)?;
         let (mut o, mut lse) = (pass.output(self.o())?, pass.output(Self::LSE)?);
-        let (has_out, has_lse) = (o.is_some(), lse.is_some());
-        let (mut scratch, elements) = self.flash_scratch(
-            pass,
-            FlashAttention::scratch_elements,
-            |shape, documents| {
-                FlashAttention::cudnn_scratch_elements(shape, documents, [has_out, has_lse])
-            },
-        )?;
-        let [q, k, v] = self.qkv().views(&inputs);
+        let mut scratch = self.scratch(pass, FlashAttention::scratch_elements)?;
+        let [q, k, v] = views(&inputs);
         pass.kernels().run(FlashAttention {
             out: written(&mut o),
             lse: written(&mut lse),
-            scratch: scratch.view_mut().rows(0..elements),
+            scratch: scratch.view_mut(),
             q,
             k,
             v,
@@ -234,8 +171,7 @@ impl CoreAttention {
     fn cached(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let inputs = self.qkv().pull(pass)?;
         let mut o = pass.output(Self::O)?;
-        let apart = self.apart(pass, &inputs)?;
-        let [q, k, v] = self.qkv().views(apart.as_deref().unwrap_or(&inputs));
+        let [q, k, v] = views(&inputs);
         let attention = self.attention.cached();
         let mut sums = match &self.latents {
             Some(_) => Some(pass.temporary("latent_sums", [pass.tokens(), attention.o_width()])?),
@@ -270,31 +206,7 @@ impl CoreAttention {
         Ok(())
     }
 
-    /// Copies of packed queries, keys and values, for a cache, which takes each of them whole.
-    fn apart(
-        &self,
-        pass: &Pass,
-        inputs: &[Rc<Buffer>],
-    ) -> Result<Option<Vec<Rc<Buffer>>>, ModelError> {
-        let [packed] = inputs else { return Ok(None) };
-        let widths = self.attention.qkv_widths();
-        let lease =
-            |(of, width): (Activation, usize)| pass.temporary(of.name(), [packed.dims()[0], width]);
-        let parts = Qkv::MADE.into_iter().zip(widths).map(lease);
-        let mut parts = parts.collect::<Result<Vec<_>, ModelError>>()?;
-        let [q, k, v] = self.qkv().views_mut(&mut parts);
-        pass.kernels().run(SplitQkv {
-            q: Some(q),
-            k: Some(k),
-            v: Some(v),
-            qkv: packed.view(),
-            kv_widths: self.attention.kv_widths(),
-            turn: None,
-        })?;
-        Ok(Some(parts.into_iter().map(Rc::new).collect()))
-    }
-
-    fn eager_backward(&self, pass: &mut Pass) -> Result<Vec<Buffer>, ModelError> {
+    fn eager_backward(&self, pass: &mut Pass) -> Result<[Buffer; 3], ModelError> {
         let dout = pass.gradient(self.o());
         // Pull replayable inputs first: a replay leases memory.
         let probs = pass.pull(Self::PROBS)?;
@@ -302,8 +214,8 @@ impl CoreAttention {
         let mut gradients = self.qkv().gradients(pass, self.tokens(pass))?;
         let mut scratch = self.scratch(pass, AttentionBackward::scratch_elements)?;
         let ([dq, dk, dv], [q, k, v]) = (
-            self.qkv().views_mut(&mut gradients),
-            self.qkv().views(&inputs),
+            views_mut(&mut gradients),
+            views(&inputs),
         );
         pass.kernels().run(AttentionBackward {
             dq,
@@ -321,26 +233,22 @@ impl CoreAttention {
         Ok(gradients)
     }
 
-    fn flash_backward(&self, pass: &mut Pass) -> Result<Vec<Buffer>, ModelError> {
+    fn flash_backward(&self, pass: &mut Pass) -> Result<[Buffer; 3], ModelError> {
         let dout = pass.gradient(self.o());
         // Pull replayable inputs first: a replay leases memory.
         let (lse, o) = (pass.pull(Self::LSE)?, pass.pull(self.o())?);
         let inputs = self.qkv().pull(pass)?;
         let mut gradients = self.qkv().gradients(pass, self.tokens(pass))?;
-        let (mut scratch, elements) = self.flash_scratch(
-            pass,
-            FlashAttentionBackward::scratch_elements,
-            FlashAttentionBackward::cudnn_scratch_elements,
-        )?;
+        let mut scratch = self.scratch(pass, FlashAttentionBackward::scratch_elements)?;
         let ([dq, dk, dv], [q, k, v]) = (
-            self.qkv().views_mut(&mut gradients),
-            self.qkv().views(&inputs),
+            views_mut(&mut gradients),
+            views(&inputs),
         );
         pass.kernels().run(FlashAttentionBackward {
             dq,
             dk,
             dv,
-            scratch: scratch.view_mut().rows(0..elements),
+            scratch: scratch.view_mut(),
             dout: dout.view(),
             out: o.view(),
             lse: lse.view(),
@@ -373,7 +281,7 @@ impl Stage for CoreAttention {
                 let probs = (Self::PROBS, Extent::of(&sizes));
                 (vec![probs, o], vec![Self::PROBS])
             }
-            Attention::Flash | Attention::Cudnn | Attention::CudnnDocuments => {
+            Attention::Flash => {
                 let lse = (Self::LSE, Extent::of_f32(&by_head));
                 (vec![o, lse], vec![self.o(), Self::LSE])
             }
@@ -381,7 +289,7 @@ impl Stage for CoreAttention {
         Io {
             reads: inputs.to_vec(),
             writes,
-            backward_reads: [inputs, &kept].concat(),
+            backward_reads: [&inputs[..], &kept].concat(),
         }
     }
 
@@ -396,11 +304,6 @@ impl Stage for CoreAttention {
 
     fn cache_widths(&self) -> Option<CacheWidths> {
         Some(self.attention.cache_widths())
-    }
-
-    fn ragged_shape(&self, batch: BatchShape) -> Option<AttentionShape> {
-        let shape = || self.shape_of(batch);
-        (self.kind == Attention::CudnnDocuments).then(shape)
     }
 
     fn flops_per_token(&self, seq: usize) -> u64 {

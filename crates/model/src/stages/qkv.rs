@@ -8,7 +8,7 @@ use kernels::operation::{JoinQkv, Rotary, SplitQkv, Turn};
 use memory::{Buffer, In, Out};
 
 /// Computes `q [b s, heads d]`, `k [b s, kv_heads d]` and `v [b s, kv_heads e]` from the normalised input. One product
-/// makes all three. Its result is then split, or stays as it is for attention that reads its columns.
+/// makes all three, which are then split.
 pub struct Qkv {
     /// What is projected.
     pub input: Activation,
@@ -20,8 +20,6 @@ pub struct Qkv {
     pub norms: Option<HeadNorms>,
     /// Whether the rotary embedding is applied to queries and keys.
     pub is_rotary: bool,
-    /// Whether they are one activation, [`Qkv::PACKED`] ([`super::Attention::reads_packed`]); not with norms.
-    pub is_packed: bool,
 }
 
 /// Norms of queries and keys, a head at a time.
@@ -39,8 +37,6 @@ impl Qkv {
     pub const K: Activation = Activation::new("k", "d_k", Label::QKV);
     /// Values.
     pub const V: Activation = Activation::new("v", "d_v", Label::QKV);
-    /// Queries, keys and values side by side, after bias and rotary embedding, `[b s, heads d + kv_heads (d + e)]`.
-    pub const PACKED: Activation = Activation::new("qkv", "d_qkv", Label::QKV);
     /// Queries before their norm, in models that have one.
     pub const Q_RAW: Activation = Activation::new("q_raw", "d_raw", Label::QKV);
     /// Keys before their norm, in models that have one.
@@ -100,24 +96,6 @@ impl Qkv {
         })?)
     }
 
-    /// The columns of queries and keys.
-    fn turned_columns<'x>(&self, qkv: &'x mut Buffer) -> Out<'x> {
-        let [q_width, k_width, _] = self.widths();
-        qkv.view_mut().columns(0..q_width + k_width)
-    }
-
-    /// Queries, keys and values as they come out of the product, but turned.
-    fn packed(&self, pass: &mut Pass, x: In) -> Result<(), ModelError> {
-        let mut qkv = pass.output(Qkv::PACKED)?;
-        let written = qkv.as_mut().map(Buffer::view_mut);
-        self.linear.forward(pass, written, x)?;
-        if let Some(qkv) = &mut qkv {
-            self.turn_in_place(pass, self.turned_columns(qkv), false)?;
-        }
-        pass.put(Qkv::PACKED, qkv);
-        Ok(())
-    }
-
     /// Queries, keys and values where there are no norms.
     fn plain(&self, pass: &mut Pass, x: In) -> Result<(), ModelError> {
         let mut parts = [None, None, None];
@@ -169,11 +147,6 @@ impl Qkv {
 
     /// The gradients of queries, keys and values side by side, as they were before norms and rotary embedding.
     fn joined_gradient(&self, pass: &mut Pass) -> Result<Buffer, ModelError> {
-        if self.is_packed {
-            let mut dqkv = pass.gradient(Qkv::PACKED);
-            self.turn_in_place(pass, self.turned_columns(&mut dqkv), true)?;
-            return Ok(dqkv);
-        }
         let [mut dq, mut dk, dv] = Qkv::MADE.map(|activation| pass.gradient(activation));
         if let Some(heads) = &self.norms {
             for gradient in [&mut dq, &mut dk] {
@@ -225,20 +198,14 @@ impl Stage for Qkv {
     fn io(&self) -> Io {
         let raw = self.norms.iter().flat_map(|_| Qkv::RAW);
         let extents = || self.widths().map(Extent::tokens);
-        let packed = (Qkv::PACKED, Extent::tokens(self.linear.outputs()));
         Io {
             reads: vec![self.input],
-            writes: match self.is_packed {
-                true => vec![packed],
-                false => raw
-                    .clone()
-                    .zip(extents())
-                    .chain(Qkv::MADE.into_iter().zip(extents()))
-                    .collect(),
-            }
-            .into_iter()
-            .chain(self.linear.writes())
-            .collect(),
+            writes: raw
+                .clone()
+                .zip(extents())
+                .chain(Qkv::MADE.into_iter().zip(extents()))
+                .chain(self.linear.writes())
+                .collect(),
             backward_reads: self
                 .linear
                 .backward_reads(self.input)
@@ -277,7 +244,6 @@ impl Stage for Qkv {
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let x = pass.pull(self.input)?;
         match &self.norms {
-            _ if self.is_packed => self.packed(pass, x.view()),
             None => self.plain(pass, x.view()),
             Some(heads) => self.normalised(pass, heads, x.view()),
         }

@@ -2,7 +2,7 @@
 //! and in attention some heads of whole sequences. Two stages around attention carry tensors from one division to the other, for all parts
 //! of a rank at once.
 
-use super::qkv_tensors::QkvTensors;
+use super::qkv_tensors::{QkvTensors, views, views_mut};
 use crate::stage::{Io, Stage};
 use crate::{Activation, AttentionSpec, BatchShape, Extent, Label, ModelError, Pass, SharingRanks};
 use kernels::operation::{Copy, SumInOrder};
@@ -23,8 +23,8 @@ pub(super) struct TokensToHeads {
     pub(super) ranks: SharingRanks,
     /// The attention of the whole block.
     pub(super) attention: AttentionSpec,
-    /// What has queries, keys and values: one activation or three.
-    pub(super) inputs: &'static [Activation],
+    /// Queries, keys and values.
+    pub(super) inputs: &'static [Activation; 3],
 }
 
 /// Carries attention's output from heads to tokens: the inverse.
@@ -130,7 +130,7 @@ impl Stage for TokensToHeads {
         pass.each_part(|pass| {
             let rooms = rooms.next().expect(EACH);
             let mut gradients = self.qkv().gradients(pass, pass.tokens())?;
-            let by_token = self.qkv().views_mut(&mut gradients);
+            let by_token = views_mut(&mut gradients);
             for (out, room) in by_token.into_iter().zip(&rooms) {
                 self.ranks.unpack(pass, out, room)?;
             }
@@ -145,7 +145,7 @@ impl TokensToHeads {
     /// Packs what a part sends, and leases room for what its heads receive: for the same activations in every part.
     fn packed(&self, pass: &mut Pass) -> Result<(Vec<Buffer>, Vec<Written>), ModelError> {
         let inputs = self.qkv().pull(pass)?;
-        let by_token = self.qkv().views(&inputs);
+        let by_token = views(&inputs);
         let (mut rooms, mut made) = (Vec::new(), Vec::new());
         for ((activation, x), columns) in Self::made(&self.attention)
             .iter()

@@ -116,7 +116,6 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
             kv_widths: [config.kv_width(); 2],
             norms: None,
             is_rotary: true,
-            is_packed: kind.reads_packed(&config.attention(None)),
         }),
         Box::new(CoreAttention {
             kind,

@@ -17,7 +17,7 @@ use planner::InferencePlan;
 use serde_json::Value;
 use session::Inference;
 use settings::load::Override;
-use settings::{AttentionBackend, Given, Resolved, RunOptions, Settings, Task, resolve};
+use settings::{Given, Resolved, RunOptions, Settings, Task, resolve};
 use std::path::{Path, PathBuf};
 use tokenization::Tokenizer;
 
@@ -197,12 +197,7 @@ impl Trained {
 
 /// Settings for sequences of `seq` tokens.
 pub(crate) fn settings(resolved: &Resolved, seq: usize) -> Result<Settings, Failure> {
-    let mut config = resolved.decided(seq);
-    // The attention of the training run may not be installed here, or may not fit other sequence lengths.
-    if config.attention.backend == AttentionBackend::Cudnn {
-        config.attention.backend = AttentionBackend::Auto;
-    }
-    Ok(Settings::new(&config)?)
+    Ok(Settings::new(&resolved.decided(seq))?)
 }
 
 /// A token, or a list of tokens; none if the value is neither.

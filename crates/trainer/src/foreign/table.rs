@@ -48,11 +48,10 @@ const RECOMPUTE: &[(&str, &str)] = &[
 
 const ATTENTION: &[(&str, &str)] = &[
     (
-        "true|flash|fa2|flash-attention-2|flash-attention-3|sdpa",
+        "true|flash|fused|fa2|flash-attention-2|flash-attention-3|sdpa",
         "attention.backend=flash",
     ),
     ("eager|unfused", "attention.backend=eager"),
-    ("fused", "attention.backend=cudnn"),
     ("false|auto", ""),
 ];
 
@@ -169,7 +168,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["gradient-checkpointing", "activation-checkpointing", "activation-checkpoint.mode", "fsdp-activation-checkpointing"], "--recompute full", Words(RECOMPUTE)),
     foreign(&["recompute-activations", "checkpoint-activations"], "--recompute core_attn", Words(&[("true", "recompute.spec=core_attn"), ("false", "")])),
     foreign(&["recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"], "the same flag, or --recompute SPEC", Of(ForeignPart::Recompute)),
-    foreign(&["attn-implementation", "use-flash-attn", "flash-attention", "flash-attn", "attention-backend"], "--attention auto|eager|flash|cudnn", Words(ATTENTION)),
+    foreign(&["attn-implementation", "use-flash-attn", "flash-attention", "flash-attn", "attention-backend"], "--attention auto|eager|flash", Words(ATTENTION)),
     foreign(&["optimizer-cpu-offload", "cpu-offload", "offload-optimizer-device", "offload-optimizer.device"], "--offload-optimizer pinned", Words(HOST)),
     not_built(&["partition-activations", "activation-checkpointing.partition-activations"], "--cp N: each of N ranks has a part of every sequence's activations"),
     not_built(&["cpu-checkpointing", "activation-checkpointing.cpu-checkpointing"], "--recompute full --offload-activations block_input"),

@@ -3,7 +3,6 @@
 use super::evaluation_inputs::EvaluationInputs;
 use super::resuming::Resumed;
 use super::saver::{Saver, origin};
-use crate::attention::cudnn_version;
 use crate::decisions::{self, planning};
 use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
@@ -65,11 +64,10 @@ impl Prepared {
             tracing::warn!("{beyond}");
         }
         let step = device.step(Settings::new(&resolved.config)?)?;
-        let cudnn_version = cudnn_version(step.settings.attention);
         if let Some(resumed) = &mut resumed {
             resolved.name = resumed.state().name.clone();
-            let libraries = [step.algorithms.as_deref(), cudnn_version.as_deref()];
-            resumed.compare(&resolved, &dataset.fingerprint(), libraries)?;
+            let algorithms = step.algorithms.as_deref();
+            resumed.compare(&resolved, &dataset.fingerprint(), algorithms)?;
         }
         let (from, made) = resumed
             .as_ref()
@@ -77,7 +75,6 @@ impl Prepared {
         dataset.check_targets(from, resolved.config.train.steps.saturating_sub(made))?;
         let busy = planning(resolved.options.quiet || !job.leads());
         let plan = Plan {
-            cudnn_version,
             algorithms: step.algorithms.clone(),
             ..Plan::new(&Settings::new(&resolved.config)?, device.target())?
         };

@@ -87,7 +87,6 @@ impl Prepared {
                 Some(format!("{elements} elements in {units} units")),
             ),
             ("the data", Some(self.dataset.fingerprint())),
-            ("cuDNN", self.plan.cudnn_version.clone()),
             (
                 "algorithms of matrix products",
                 self.plan.algorithms.clone(),

@@ -122,7 +122,6 @@ impl Run {
             device: self.resolved.device().to_string(),
             dtype: self.plan.dtype,
             attention: self.plan.attention.name(),
-            cudnn_version: self.plan.cudnn_version.clone(),
             model: self.resolved.name.clone(),
             parameters: self.plan.parameters,
             flops_per_token: self.plan.flops_per_token,

@@ -89,13 +89,13 @@ impl Resumed {
         Ok(again)
     }
 
-    /// Refuses to resume with settings, data, algorithms of matrix products or a cuDNN that change the computation,
+    /// Refuses to resume with settings, data or algorithms of matrix products that change the computation,
     /// unless changes are allowed.
     pub(super) fn compare(
         &mut self,
         resolved: &Resolved,
         dataset: &str,
-        [algorithms, cudnn]: [Option<&str>; 2],
+        algorithms: Option<&str>,
     ) -> Result<(), Failure> {
         let before = self.config()?;
         let changes = resolved.config.changes_since(&before)?;
@@ -118,12 +118,6 @@ impl Resumed {
             let had = had.unwrap_or(HEURISTIC);
             let change = format!("algorithms of matrix products: {had} before, {has} now");
             self.changes.push(change);
-        }
-        // If another backend was used before, `attention.backend` differs and is reported.
-        if let (Some(had), Some(has)) = (self.checkpoint.state.cudnn_version.as_deref(), cudnn)
-            && had != has
-        {
-            self.changes.push(format!("cuDNN: {had} before, {has} now"));
         }
         if self.checkpoint.state.step > resolved.config.train.steps as u64 {
             return Err(Failure::Usage(format!(

@@ -167,7 +167,6 @@ impl Run {
                 master: optim.master.to_string(),
             },
             algorithms: self.plan.algorithms.clone(),
-            cudnn_version: self.plan.cudnn_version.clone(),
             reads_bytes: self.reads_bytes,
             origin_dtype: self.saver.origin_dtype.clone(),
             ranks,

@@ -22,9 +22,8 @@ const PICTURED: [&str; 4] = [
 const BY_NAME: [&str; 3] = ["replayed", "fits", "layers"];
 
 /// Fields that only a run on a GPU has.
-const OF_A_GPU: [&str; 6] = [
+const OF_A_GPU: [&str; 5] = [
     "algorithms",
-    "cudnn_version",
     "device_reserved_high_bytes",
     "device_total_used_bytes",
     "device_used_high_bytes",

@@ -11,17 +11,6 @@ fn refused(arguments: &str, words: &[&str]) {
     assert!(!outcome.stderr.contains("unexpected"), "{outcome:?}");
 }
 
-/// Its memory is planned without a GPU, and without the library.
-#[test]
-#[cfg(not(feature = "cuda"))]
-fn attention_by_cudnn() {
-    let words = ["--attention cudnn", "use flash", "`trainer plan`"];
-    refused("train --attention cudnn", &words);
-    Workplace::new()
-        .trainer("plan --config qwen2.5-0.5b --attention cudnn")
-        .succeeds();
-}
-
 #[test]
 #[cfg(not(feature = "cuda"))]
 fn a_device_that_this_binary_does_not_have() {
@@ -72,7 +61,7 @@ fn ranges_for_profilers() {
 #[test]
 #[cfg(not(feature = "cuda"))]
 fn keys() {
-    let setting = "attention.backend=cudnn";
+    let setting = "train.device=cuda";
     refused(
         &format!("--set {setting}"),
         &[setting, "built without CUDA"],

@@ -27,6 +27,4 @@ extern "C" void stand_in_pass_time(double microseconds);
 
 // For libraries beside the driver too. Zero if so many bytes at an address lie in a live block of the device, and the stream
 // exists; whether an address is the device's; the compute capability of the current context's device, 0 where there is none.
-extern "C" int stand_in_check_memory(const void *address, size_t bytes, CUstream stream);
-extern "C" int stand_in_is_device_memory(const void *address);
 extern "C" int stand_in_current_capability();

@@ -1,6 +1,6 @@
 //! The calls of a section in order, as values. They are compared with the next run of the section, or made later.
 
-use crate::cuda::{Argument, Gemm, Kernel, Launch, LibraryAttention, Workspace};
+use crate::cuda::{Argument, Gemm, Kernel, Launch, Workspace};
 use crate::{Event, Queue};
 use std::ops::Range;
 
@@ -18,8 +18,6 @@ pub(super) enum Call {
     },
     /// Matrix products, by index in the list.
     Gemm(usize),
-    /// Attention by a library, by index in the list.
-    Attention(usize),
     /// Sets bytes to 0.
     Clear { to: *mut u8, bytes: usize },
     /// A copy between the device and pinned host memory.
@@ -45,7 +43,6 @@ pub(super) struct Calls {
     calls: Vec<Call>,
     arguments: Vec<Argument>,
     gemms: Vec<(Gemm, Workspace)>,
-    attentions: Vec<LibraryAttention>,
 }
 
 impl Calls {
@@ -67,11 +64,6 @@ impl Calls {
     /// The products at a place, and their workspace.
     pub(super) fn gemm(&self, place: usize) -> &(Gemm, Workspace) {
         &self.gemms[place]
-    }
-
-    /// The library attention at a place.
-    pub(super) fn attention(&self, place: usize) -> &LibraryAttention {
-        &self.attentions[place]
     }
 
     /// Adds a call whose operands are in none of the lists.
@@ -97,20 +89,6 @@ impl Calls {
     pub(super) fn push_gemm(&mut self, gemm: &Gemm, workspace: Workspace) {
         self.calls.push(Call::Gemm(self.gemms.len()));
         self.gemms.push((*gemm, workspace));
-    }
-
-    /// Adds attention by a library.
-    pub(super) fn push_attention(&mut self, attention: &LibraryAttention) {
-        self.calls.push(Call::Attention(self.attentions.len()));
-        self.attentions.push(*attention);
-    }
-
-    /// Whether the call at a place is this attention, of the same tensors.
-    pub(super) fn is_attention(&self, at: usize, attention: &LibraryAttention) -> bool {
-        match self.calls.get(at) {
-            Some(Call::Attention(place)) => self.attentions[*place] == *attention,
-            _ => false,
-        }
     }
 
     /// Whether the call at a place is these products, of the same matrices.

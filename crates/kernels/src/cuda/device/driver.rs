@@ -1,17 +1,15 @@
 //! Runs kernels, products and copies on a GPU.
 
 use super::calls::Call;
-use super::cudnn::Cudnn;
 use super::graphs::Sections;
 use super::products::Products;
 use super::staging::Staging;
 use super::streams::is_worker;
 use super::{CudaDevice, error};
-use crate::cuda::{Driver, Gemm, Launch, LibraryAttention, Workspace};
+use crate::cuda::{Driver, Gemm, Launch, Workspace};
 use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading, Section};
 use collectives::Group;
 use cudarc::driver::{result, sys};
-use std::cell::OnceCell;
 use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,8 +25,6 @@ pub struct CudaDriver {
     // Dropped first, because graphs use the fields below.
     pub(super) sections: Sections,
     pub(super) products: Products,
-    /// Opened at the first attention that uses it.
-    cudnn: OnceCell<Cudnn>,
     staging: Staging,
     pub(super) device: Rc<CudaDevice>,
 }
@@ -42,7 +38,6 @@ impl CudaDriver {
         Ok(CudaDriver {
             sections: Sections::default(),
             products: Products::new(device.algorithms.get().cloned(), device.facts())?,
-            cudnn: OnceCell::new(),
             staging: Staging::new(device)?,
             device: device.clone(),
         })
@@ -62,15 +57,6 @@ impl CudaDriver {
 }
 
 impl CudaDriver {
-    /// cuDNN, opened at the first call.
-    pub(super) fn cudnn(&self) -> Result<&Cudnn, KernelError> {
-        if let Some(cudnn) = self.cudnn.get() {
-            return Ok(cudnn);
-        }
-        let opened = Cudnn::open(self.device.stream)?;
-        Ok(self.cudnn.get_or_init(|| opened))
-    }
-
     /// Launches a kernel at once, even in a section.
     ///
     /// # Safety
@@ -97,18 +83,6 @@ impl CudaDriver {
             )
         };
         launched.map_err(|error| error::of_driver(launch.kernel.name, error))
-    }
-
-    /// Computes attention by cuDNN at once, even in a section.
-    ///
-    /// # Safety
-    /// As for [`Driver::attention`].
-    pub(super) unsafe fn attend_now(
-        &self,
-        attention: &LibraryAttention,
-    ) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.cudnn()?.compute(attention) }
     }
 
     /// Sets bytes to 0 at once, even in a section.
@@ -141,15 +115,6 @@ impl Driver for CudaDriver {
         }
         // SAFETY: the caller's promise.
         unsafe { self.products.compute(gemm, workspace, self.device.stream) }
-    }
-
-    unsafe fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
-        if self.keeps_attention(attention)? {
-            // Plans now, because no plan may be made while a stream captures.
-            return self.cudnn()?.prepare(attention.shape);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.attend_now(attention) }
     }
 
     unsafe fn copy_to_device(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError> {

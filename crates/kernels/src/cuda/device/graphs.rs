@@ -17,7 +17,7 @@
 use super::calls::{Call, Calls, Records};
 use super::handles::{Capture, Event, Graph};
 use super::{CudaDriver, error};
-use crate::cuda::{Gemm, Launch, LibraryAttention, Workspace};
+use crate::cuda::{Gemm, Launch, Workspace};
 use crate::{KernelError, Queue, Section};
 use cudarc::driver::result::DriverError;
 use std::cell::RefCell;
@@ -132,17 +132,6 @@ impl CudaDriver {
         self.keeps_call(
             |calls| calls.push_gemm(gemm, workspace),
             |calls, at| calls.is_gemm(at, gemm, workspace),
-        )
-    }
-
-    /// Whether attention by a library is kept back.
-    pub(super) fn keeps_attention(
-        &self,
-        attention: &LibraryAttention,
-    ) -> Result<bool, KernelError> {
-        self.keeps_call(
-            |calls| calls.push_attention(attention),
-            |calls, at| calls.is_attention(at, attention),
         )
     }
 
@@ -337,8 +326,6 @@ impl CudaDriver {
                 let (gemm, workspace) = calls.gemm(*place);
                 self.products.compute(gemm, *workspace, self.device.stream)
             },
-            // SAFETY: as above.
-            Call::Attention(place) => unsafe { self.attend_now(calls.attention(*place)) },
             // SAFETY: as above.
             Call::Clear { to, bytes } => unsafe { self.clear_now(*to, *bytes) },
             Call::Copy {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Makes the primary context of a device current in this thread.
 ///
-/// The context is retained at the first call and never released. cuBLASLt and cuDNN load code into it, and assume that
+/// The context is retained at the first call and never released. cuBLASLt loads code into it, and assumes that
 /// it stays for the life of the process, even if devices are closed and opened in between.
 pub(super) fn enter_primary_context(device: sys::CUdevice) -> Result<(), DriverError> {
     static RETAINED: Mutex<Vec<(sys::CUdevice, Current)>> = Mutex::new(Vec::new());

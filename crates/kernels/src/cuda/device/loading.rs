@@ -8,7 +8,7 @@ use libloading::Library;
 use std::sync::OnceLock;
 
 /// A library by its possible file names. The first that exists is loaded. The names and their order are cudarc's, which loads
-/// these libraries too, except cuDNN's.
+/// these libraries too.
 pub(super) struct NvidiaLibrary {
     names: &'static [&'static str],
     loaded: OnceLock<Option<Library>>,
@@ -17,9 +17,6 @@ pub(super) struct NvidiaLibrary {
 pub(super) static DRIVER: NvidiaLibrary = NvidiaLibrary::named(&["libcuda.so", "libcuda.so.1"]);
 pub(super) static CUBLASLT: NvidiaLibrary =
     NvidiaLibrary::named(&["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"]);
-/// Only by the name with its version, which is the only one that wheels have: a toolkit's `libcudnn.so` in the system's folders
-/// would otherwise hide a newer cuDNN in `LD_LIBRARY_PATH`.
-pub(super) static CUDNN: NvidiaLibrary = NvidiaLibrary::named(&["libcudnn.so.9"]);
 
 impl NvidiaLibrary {
     const fn named(names: &'static [&'static str]) -> NvidiaLibrary {

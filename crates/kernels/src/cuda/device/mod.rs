@@ -10,7 +10,6 @@ mod block;
 mod blocks;
 mod calls;
 mod choices;
-mod cudnn;
 mod driver;
 mod error;
 mod facts;
@@ -33,7 +32,6 @@ mod timing;
 mod tuning;
 
 pub use algorithms::{Algorithms, TunedProduct};
-pub use cudnn::{CudnnVersion, PaperPlan, plan_on_paper};
 pub use driver::CudaDriver;
 pub use facts::{DeviceFacts, capability, device_count, pci_bus_id};
 pub use library::LoadedLibrary;

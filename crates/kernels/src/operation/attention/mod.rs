@@ -172,17 +172,6 @@ impl AttentionShape {
 
     /// Checks the shapes of `q`, which comes first, and of tensors like q, like k, like v, and like the output.
     pub(super) fn check(&self, check: &Check, tensors: [&[(&str, &dyn View)]; 4]) -> Checked {
-        self.check_shapes(check, tensors)?;
-        let mut tensors = tensors.into_iter().flatten();
-        tensors.try_for_each(|(name, x)| check.contiguous(name, *x))
-    }
-
-    /// As [`AttentionShape::check`], but tensors may have gaps between their rows.
-    pub(super) fn check_shapes(
-        &self,
-        check: &Check,
-        tensors: [&[(&str, &dyn View)]; 4],
-    ) -> Checked {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         check.that(kv_heads > 0 && heads.is_multiple_of(kv_heads), || {
             format!("{heads} heads do not divide into {kv_heads} groups")
@@ -199,7 +188,7 @@ impl AttentionShape {
         let shapes = [self.q(), self.k(), self.v(), self.out()];
         for (shape, tensors) in shapes.iter().zip(tensors) {
             for (name, x) in tensors {
-                check.by_rows(name, *x, shape, q.view().dtype())?;
+                check.tensor(name, *x, shape, q.view().dtype())?;
             }
         }
         Ok(())

@@ -401,7 +401,6 @@ fn block(
         kv_widths: [k_width, v_width],
         norms: None,
         is_rotary: true,
-        is_packed: kind.reads_packed(&attention),
     }));
     stages.push(Box::new(CoreAttention {
         kind,

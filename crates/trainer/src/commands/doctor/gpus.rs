@@ -27,10 +27,6 @@ pub(super) struct FoundGpu {
     library_version: usize,
     /// The file of the cuBLASLt that was loaded; null if the system does not report it.
     library_path: Option<PathBuf>,
-    /// The version of cuDNN, if its attention works on this GPU.
-    cudnn_version: Option<String>,
-    /// Why it does not work.
-    cudnn_missing: Option<String>,
     /// Why it has no products in FP8; null if it has.
     fp8_missing: Option<String>,
     /// Its memory after this process had made a context and nothing else.
@@ -75,10 +71,6 @@ impl FoundGpu {
             Some(path) => format!("{} in {}", self.library_version, path.display()),
             None => self.library_version.to_string(),
         };
-        let cudnn = match (&self.cudnn_version, &self.cudnn_missing) {
-            (Some(version), _) => Some(format!("{version}, computes what our own does")),
-            (None, reason) => reason.as_ref().map(|reason| format!("not used: {reason}")),
-        };
         let fp8 = match &self.fp8_missing {
             None => "by --fp8 tensor".to_string(),
             Some(reason) => format!("none: {reason}"),
@@ -89,7 +81,6 @@ impl FoundGpu {
             ("multiprocessors", Some(self.multiprocessors.to_string())),
             ("driver's CUDA", Some(self.driver_version.clone())),
             ("cuBLASLt", Some(library)),
-            ("cuDNN's attention", cudnn),
             ("products in FP8", Some(fp8)),
             ("memory", Some(memory)),
             ("beside leases", Some(self.overhead.to_string())),
@@ -172,7 +163,6 @@ fn gpu(index: usize) -> Result<FoundGpu, crate::failure::Failure> {
     )?;
     let overhead = Overhead::new(with_context, device.memory_bytes()?);
     let copies = device.copy_rates()?;
-    let cudnn = device.check_cudnn(settings::library_shape(&config));
     let facts = device.facts();
     let (major, minor) = facts.capability;
     let version = facts.driver_version;
@@ -185,8 +175,6 @@ fn gpu(index: usize) -> Result<FoundGpu, crate::failure::Failure> {
         driver_version: format!("{}.{}", version / 1000, version % 1000 / 10),
         library_version: library.version,
         library_path: library.path,
-        cudnn_version: cudnn.as_ref().ok().map(ToString::to_string),
-        cudnn_missing: cudnn.err().map(|error| error.message),
         fp8_missing: facts.no_fp8(),
         memory: with_context,
         overhead,

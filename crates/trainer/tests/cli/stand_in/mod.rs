@@ -1,7 +1,6 @@
 //! Training on CUDA without a GPU: the binary's own host code and calls of the driver, on libraries that stand in for
 //! NVIDIA's (`kernels/emulation/README.md`), which run the kernels emulated.
 
-mod cudnn;
 mod devices;
 mod fp8;
 mod graphs;

@@ -360,17 +360,9 @@ fn places_that_go_together_are_read() {
 }
 
 #[test]
-#[cfg(not(feature = "cuda"))]
-fn what_is_not_built_is_refused_with_a_sentence() {
-    let settings: &[&[&str]] = &[
-        &["--attention", "cudnn"],
-        &["--set", "attention.backend=cudnn"],
-    ];
-    for arguments in settings {
-        let arguments = [&["train"], *arguments].concat();
-        let words = ["not available", "built without CUDA", arguments[1]];
-        assert_refused(&arguments, &words);
-    }
+fn a_choice_that_is_gone_says_what_to_write() {
+    let words = ["one of auto, eager, flash", "cuDNN", "write flash"];
+    assert_refused(&["train", "--attention", "cudnn"], &words);
     let (_folder, path) = file("[attention]\nbackend = \"cudnn\"\n");
-    assert_refused(&["--config", &path], &["`attention.backend = \"cudnn\"`"]);
+    assert_refused(&["--config", &path], &words);
 }
