@@ -38,7 +38,7 @@ pub fn auto_attention(config: &Config) -> (Attention, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Device, Settings};
+    use crate::Device;
 
     fn config(set: &[&str]) -> Config {
         let mut config = Config::default();
