@@ -123,8 +123,8 @@ impl Listing {
         match vocab > model {
             false => Ok(()),
             true => Err(DataError::Unusable(format!(
-                "{}: this data was prepared with a tokenizer of {vocab} tokens, and the model knows {model}; raise model.vocab, or \
-                 prepare it with the model's own tokenizer",
+                "{}: this data was prepared with a tokenizer of {vocab} tokens, and the model knows {model}; prepare it with the \
+                 model's own: `trainer prepare ... --tokenizer MODEL` (a model without a folder may also have a larger model.vocab)",
                 self.file.display()
             ))),
         }

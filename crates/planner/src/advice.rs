@@ -82,6 +82,9 @@ pub struct Rung {
 /// A smaller share of a step than this counts as no cost: it may be rounding.
 const NO_COST: f64 = 1e-6;
 
+/// A change of the loss's bits is not worth a smaller share of a step's time than this.
+const COST_OF_BITS: f64 = 0.02;
+
 /// The levers that may save memory, in the order of [`Advice`], without those whose change `wanted` rejects. One that may help several
 /// times is repeated.
 fn in_order(
@@ -326,8 +329,8 @@ impl Climb {
         Ok(climb)
     }
 
-    /// Leaves out changes that cost time or host memory and that later changes made unnecessary. The last ones cost
-    /// most, so they are tried first.
+    /// Leaves out changes that cost time, host memory or bits of the loss and that later changes made unnecessary. The last
+    /// ones cost most, so they are tried first. For bits a step may be a little slower.
     fn without_needless(
         self,
         start: &Run,
@@ -337,7 +340,7 @@ impl Climb {
         let (mut needed, mut seconds) = (self.taken.clone(), self.run.seconds);
         for place in (0..needed.len().saturating_sub(1)).rev() {
             let rung = &self.rungs[place];
-            if rung.cost_fraction <= NO_COST && !rung.is_on_host {
+            if rung.cost_fraction <= NO_COST && !rung.is_on_host && !rung.changes_math {
                 continue;
             }
             let mut fewer = needed.clone();
@@ -348,7 +351,8 @@ impl Climb {
             let Some(setup) = setup else { continue };
             let run = Run::new(setup, tries)?;
             // Replays may have hidden copies: without them, a step is not always faster.
-            if run.needs_bytes() <= room && run.seconds <= seconds {
+            let slower_by = if rung.changes_math { COST_OF_BITS } else { 0.0 };
+            if run.needs_bytes() <= room && run.seconds <= seconds * (1.0 + slower_by) {
                 (needed, seconds) = (fewer, run.seconds);
             }
         }

@@ -89,7 +89,12 @@ impl ChatTemplate {
         add_generation_prompt: bool,
     ) -> Result<String, Error> {
         let none = serde_json::Value::Null;
-        let marked = self.render_marked(messages, &none, add_generation_prompt)?;
+        let of = |messages: &[_]| self.render_marked(messages, &none, add_generation_prompt);
+        let marked = match messages::with_arguments(messages) {
+            // Some templates append arguments to a text, and refuse objects.
+            Some(parsed) => of(&parsed).or_else(|_| of(messages)),
+            None => of(messages),
+        }?;
         Ok(assistant::take_marks(&marked).0)
     }
 

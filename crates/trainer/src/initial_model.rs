@@ -36,7 +36,8 @@ pub(crate) fn refuse_what_is_no_folder(path: &Path) -> Result<(), Failure> {
         return Err(Failure::NoModelFolder {
             why: format!("{shown} has a model as GGUF, a form for inference that is not read here"),
             hint: "take the model that it was made from, in safetensors (`hf download OWNER/NAME --local-dir DIR`), or let transformers \
-                   make a folder: `from_pretrained(DIR, gguf_file=FILE)` reads it, and `save_pretrained(OUT)` writes that"
+                   make a folder: `from_pretrained(DIR, gguf_file=FILE, quantization_config=GgufConfig(dequantize=True))` reads it, \
+                   and `save_pretrained(OUT)` writes that"
                 .into(),
         });
     }

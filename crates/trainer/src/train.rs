@@ -58,7 +58,8 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
         job.wait_for_steps(job.agree(seconds)?)?;
     }
     let (mut run, step, dataset, resumed) = Run::open(job, prepared)?;
-    tracing::info!("training on {}", describe(&dataset));
+    let from = resumed.as_ref().map_or(String::new(), Resumed::describe);
+    tracing::info!("training on {}{from}", describe(&dataset));
     if let Some(warning) = dataset.describe_cut_documents() {
         tracing::warn!("{warning}");
     }

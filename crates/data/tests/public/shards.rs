@@ -397,7 +397,7 @@ fn shards_that_are_not_those_listed_are_named() {
         ..options.clone()
     };
     list(&listing(1, &[first, second], &[third]));
-    assert_says(&open_error(&model), &["dataset.json", "raise model.vocab"]);
+    assert_says(&open_error(&model), &["dataset.json", "--tokenizer MODEL"]);
     list(&listing(2, &[first, second], &[third]));
     assert_says(
         &open_error(&options),

@@ -117,9 +117,17 @@ fn origin_dtype(checkpoint: &Path) -> Option<DType> {
     let state = json(&checkpoint.join(STATE_FILE));
     let is_narrower = state["origin_dtype"] == FloatType::Bf16.name();
     is_narrower.then(|| {
-        tracing::info!("written in bf16, as the folder that the run started from; --dtype f32 keeps the checkpoint's type");
+        tell_rounding("the run started from");
         DType::BF16
     })
+}
+
+/// Says that a model is narrower than what was trained.
+fn tell_rounding(folder: &str) {
+    tracing::info!(
+        "written in bf16, the type of the folder that {folder}: what training changed by less than 1/256 of a weight is rounded \
+         away; --dtype f32 keeps it, and `trainer eval` shows the difference"
+    );
 }
 
 /// Writes adapters without their model, as PEFT reads them, whether one process wrote them or several ranks.
@@ -172,6 +180,9 @@ fn merge(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
     let weights = ModelWeights::open(folder, plain.parameters())?;
     let factors = AdapterWeights::read(adapters, adapted.parameters())?;
     let dtype = args.dtype().unwrap_or(weights.dtype());
+    if args.dtype.is_none() && dtype == DType::BF16 {
+        tell_rounding("is under the adapters");
+    }
     let merged = factors.merged_with(&weights, dtype, base.coded_from().into());
     let files = origin.files(&config, 0, dtype);
     refuse_model_without_room(out, &merged, &files, max_shard_bytes, args.force)?;

@@ -162,6 +162,12 @@ impl Resumed {
         (position, self.state().step as usize)
     }
 
+    /// Where the run goes on, to follow what it trains on.
+    pub(super) fn describe(&self) -> String {
+        let (step, path) = (self.state().step, self.checkpoint.path.display());
+        format!("; goes on after step {step}, from {path}")
+    }
+
     /// The checkpoint's folder, which also has a model in Hugging Face layout.
     pub(super) fn folder(&self) -> &Path {
         &self.checkpoint.path
