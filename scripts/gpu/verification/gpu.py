@@ -19,10 +19,10 @@ def selected():
 
 def query(fields, seconds=20):
     """What nvidia-smi says of fields of this GPU; none where it does not know one of them, or is not there."""
-    command = ["nvidia-smi", "-i", selected(), f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
+        command = ["nvidia-smi", "-i", selected(), f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
         said = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.TimeoutExpired, Failed):
         return None
     text = said.stdout.strip()
     return text if said.returncode == 0 and text and not text.startswith("[") else None

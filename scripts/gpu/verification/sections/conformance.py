@@ -98,7 +98,7 @@ def run_program(place, program, names, environment, end):
         stdout, why = ended.stdout, (NO_TIME, str(ended))
     for case in list(tests.left):
         tests.close(case, why)
-    if program == "conformance":
+    if any(case in NAMED for case in tests.passed):
         report(place, stdout, end)
 
 
