@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# Tokens as batch x seq, as in the runs that are compared.
+# Those of `kernel_times`. The width of the feed-forward layer is that of one expert, where there are some.
 MODELS = {
-    "qwen2.5-1.5b": dict(batch=32, seq=1024, hidden=1536, heads=12, kv_heads=2, head_dim=128, ffn=8960, vocab=151936, parameters=1543714304),
-    "llama-3.2-1b": dict(batch=1, seq=4096, hidden=2048, heads=32, kv_heads=8, head_dim=64, ffn=8192, vocab=128256, parameters=1235814400),
+    "qwen2.5-1.5b": dict(batch=32, seq=1024, hidden=1536, heads=12, kv_heads=2, head_dim=128, ffn=8960, vocab=151936),
+    "llama-3.2-1b": dict(batch=1, seq=4096, hidden=2048, heads=32, kv_heads=8, head_dim=64, ffn=8192, vocab=128256),
     "llama-3-8b": dict(batch=1, seq=8192, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256),
-    "qwen3-30b-a3b": dict(batch=2, seq=4096, hidden=2048, heads=32, kv_heads=4, head_dim=128, vocab=151936, experts=128, chosen=8, expert_ffn=768),
+    "qwen3-30b-a3b": dict(batch=2, seq=4096, hidden=2048, heads=32, kv_heads=4, head_dim=128, ffn=768, vocab=151936, experts=128, chosen=8),
 }
-TINY = dict(batch=1, seq=64, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=256, parameters=4096, experts=4, chosen=2, expert_ffn=32)
+TINY = dict(batch=1, seq=64, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=32, vocab=256, experts=4, chosen=2)
 REPEATS, WARMUP = 20, 3
 # More than any L2 cache.
 FLUSH_BYTES = 1 << 28
@@ -83,15 +83,11 @@ class Timer:
         return 1e3 * begin.elapsed_time(end)
 
 
-def joined(*sizes):
-    return " x ".join(map(str, sizes))
-
-
 def attention(m, device):
     """Peer, kernel, shape, call, FLOPs, bytes: under the causal mask half of the products count, backward 2.5 times those of forward."""
     heads = lambda count: torch.randn(m["batch"], count, m["seq"], m["head_dim"], device=device, dtype=torch.bfloat16, requires_grad=True)
     q, k, v, dout = heads(m["heads"]), heads(m["kv_heads"]), heads(m["kv_heads"]), heads(m["heads"]).detach()
-    shape = joined(m["batch"], m["seq"], m["heads"], m["kv_heads"], m["head_dim"])
+    shape = (m["batch"] * m["seq"], m["heads"] * m["head_dim"])
     flops = 2 * m["batch"] * m["heads"] * m["seq"] ** 2 * m["head_dim"]
     # Not every backend takes fewer heads of keys than of queries.
     wide = [x.repeat_interleave(m["heads"] // m["kv_heads"], 1).detach().requires_grad_() for x in (k, v)]
@@ -135,56 +131,56 @@ def backward(forward, inputs, dout):
 
 
 def grouped(m, device):
-    """Products of experts: up and gate, down, and a gradient of weights."""
+    """Products of experts' gate and up: forward, back to their inputs, and the gradient of weights."""
     if "experts" not in m:
         return
-    rows, experts, up, down = m["batch"] * m["seq"] * m["chosen"], m["experts"], 2 * m["expert_ffn"], m["expert_ffn"]
+    rows, experts, up, hidden = m["batch"] * m["seq"] * m["chosen"], m["experts"], 2 * m["ffn"], m["hidden"]
     random = lambda *sizes: torch.randn(*sizes, device=device, dtype=torch.bfloat16)
     # As uneven as choices of a router are: rows of each expert from half to one and a half of the mean.
     shares = torch.linspace(0.5, 1.5, experts)
     ends = (shares.cumsum(0) / shares.sum() * rows).round().to(device=device, dtype=torch.int32)
-    x, y, act = random(rows, m["hidden"]), random(rows, up), random(rows, down)
-    w_up, w_down = random(experts, m["hidden"], up), random(experts, down, m["hidden"])
-    for kernel, shape, a, b, flops in (
-            ("grouped_matmul", joined(rows, up, m["hidden"]), x, w_up, 2 * rows * up * m["hidden"]),
-            ("grouped_matmul", joined(rows, m["hidden"], down), act, w_down, 2 * rows * down * m["hidden"]),
-            ("grouped_gradient", joined(up, rows, m["hidden"]), y.t(), x, 2 * rows * up * m["hidden"])):
-        yield "_grouped_mm", kernel, shape, lambda a=a, b=b: torch._grouped_mm(a, b, offs=ends), flops, None
+    x, y, weights = random(rows, hidden), random(rows, up), random(experts, up, hidden)
+    for kernel, shape, a, b in (("grouped_matmul", (rows, hidden, up, experts), x, weights.transpose(1, 2)),
+                                ("grouped_matmul.data", (rows, up, hidden, experts), y, weights),
+                                ("grouped_gradient", (up, rows, hidden, experts), y.t(), x)):
+        yield "_grouped_mm", kernel, shape, lambda a=a, b=b: torch._grouped_mm(a, b, offs=ends), 2 * rows * up * hidden, None
 
 
-def fp8(m, device):
-    """Products of bf16 and of FP8 with one scale a tensor, of the feed-forward layer and one square."""
-    if "ffn" not in m:
-        return
-    tokens, ffn, hidden = m["batch"] * m["seq"], 2 * m["ffn"], m["hidden"]
-    for rows, columns, depth in ((tokens, ffn, hidden), (tokens, hidden, ffn // 2)):
-        a, b = (torch.randn(*sizes, device=device, dtype=torch.bfloat16) for sizes in ((rows, depth), (columns, depth)))
-        a8, b8, one = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), torch.ones((), device=device)
-        shape, flops = joined(rows, columns, depth), 2 * rows * columns * depth
-        yield "mm", "matmul", shape, lambda a=a, b=b: torch.mm(a, b.t()), flops, None
-        for fast in (False, True):
-            yield (f"_scaled_mm{', fast accumulation' if fast else ''}", "scaled_matmul", shape,
-                   lambda a8=a8, b8=b8, fast=fast: torch._scaled_mm(a8, b8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=fast), flops, None)
+def widths(m):
+    """Columns of queries, and of keys or values."""
+    return m["heads"] * m["head_dim"], m["kv_heads"] * m["head_dim"]
+
+
+def products(m, device):
+    """Products of bf16 and of FP8 with one scale a tensor, of the widest matrix that every token goes through."""
+    (queries, keys), hidden = widths(m), m["hidden"]
+    rows, columns = m["batch"] * m["seq"], queries + 2 * keys if "experts" in m else 2 * m["ffn"]
+    a, b = (torch.randn(count, hidden, device=device, dtype=torch.bfloat16) for count in (rows, columns))
+    a8, b8, one = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), torch.ones((), device=device)
+    shape, flops = (rows, hidden, columns), 2 * rows * columns * hidden
+    yield "mm", "matmul", shape, lambda: torch.mm(a, b.t()), flops, None
+    for kernel, fast in (("scaled_mm", False), ("scaled_mm.fast", True)):
+        yield "_scaled_mm", kernel, shape, lambda fast=fast: torch._scaled_mm(a8, b8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=fast), flops, None
 
 
 def adamw(m, device):
-    """f32 weights, gradients and moments: four read, three written."""
-    if "parameters" not in m:
-        return
-    weights = torch.randn(m["parameters"], device=device, requires_grad=True)
+    """A block's f32 weights, gradients and moments: four read, three written."""
+    queries, keys = widths(m)
+    count = m["hidden"] * (2 * queries + 2 * keys + 3 * m.get("experts", 1) * m["ffn"])
+    weights = torch.randn(count, device=device, requires_grad=True)
     weights.grad = torch.randn_like(weights)
     optimizer = torch.optim.AdamW([weights], lr=1e-4, fused=True)
-    yield "fused AdamW, f32", "adamw", joined(m["parameters"]), optimizer.step, None, 28 * m["parameters"]
+    yield "fused AdamW, f32", "adamw", (count,), optimizer.step, None, 28 * count
 
 
 def cross_entropy(m, device):
     """Loss and gradient of a chunk of tokens: logits read, gradients written."""
-    rows = min(2048, m["batch"] * m["seq"])
+    rows = min(4096, m["batch"] * m["seq"])
     logits = torch.randn(rows, m["vocab"], device=device, dtype=torch.bfloat16, requires_grad=True)
     targets = torch.randint(0, m["vocab"], (rows,), device=device)
     def call():
         return torch.autograd.grad(F.cross_entropy(logits, targets), logits)
-    yield "F.cross_entropy and its gradient", "cross_entropy", joined(rows, m["vocab"]), call, None, 4 * rows * m["vocab"]
+    yield "F.cross_entropy and its gradient", "cross_entropy", (rows, m["vocab"]), call, None, 4 * rows * m["vocab"]
 
 
 def rms_norm(m, device):
@@ -193,11 +189,11 @@ def rms_norm(m, device):
     weight, dout = torch.ones(hidden, device=device, dtype=torch.bfloat16, requires_grad=True), torch.randn_like(x)
     def forward():
         return F.rms_norm(x, (hidden,), weight, 1e-5)
-    yield "F.rms_norm", "rms_norm", joined(tokens, hidden), no_grad(forward), None, 4 * tokens * hidden
-    yield "F.rms_norm", "rms_norm_backward", joined(tokens, hidden), backward(forward, (x, weight), dout), None, 6 * tokens * hidden
+    yield "F.rms_norm", "rms_norm", (tokens, hidden), no_grad(forward), None, 4 * tokens * hidden
+    yield "F.rms_norm", "rms_norm_backward", (tokens, hidden), backward(forward, (x, weight), dout), None, 6 * tokens * hidden
 
 
-CASES = dict(attention=attention, grouped=grouped, fp8=fp8, adamw=adamw, cross_entropy=cross_entropy, rms_norm=rms_norm)
+CASES = dict(attention=attention, grouped=grouped, products=products, adamw=adamw, cross_entropy=cross_entropy, rms_norm=rms_norm)
 
 
 def main():

@@ -234,12 +234,13 @@ class Judging(unittest.TestCase):
         self.assertEqual(protocol.whole(protocol.Protocol((), 1, 1.0, ""), [50.0]), 50.0)
 
     def test_a_peer_stands_beside_our_fastest_variant(self):
-        row = lambda us, **more: dict(dict(kernel="adamw", model="m", shape="4", us=us, variant=None), **more)
-        ours = [row(2.0, variant="a"), row(1.5, variant="b"), row(1.0, shape="8")]
+        row = lambda us, **more: dict(dict(kernel="adamw", model="m", shape=[4], us=us, variant=["a"]), **more)
+        ours = [row(2.0), row(1.5, variant=["b", "c"], registers=[40, 8]), row(1.0, model="n"), dict(kernel="adamw", model="m", shape=[4], refused="no room")]
         theirs = row(3.0, peer="fused")
-        self.assertEqual(kernels.best(ours, theirs)["variant"], "b")
+        self.assertEqual(kernels.best(ours, theirs), ours[1])
         self.assertEqual(kernels.row(theirs, ours[1])[-1], "2.00")
-        self.assertEqual([kernels.row(one, ours[1])[-1] for one in ours[:2]], ["-", "the fastest"])
+        self.assertEqual([kernels.row(ours[1], None)[at] for at in (3, 11)], ["trainer, b,c", "40,8"])
+        self.assertEqual(kernels.row(ours[3], None)[-1], "no room")
         self.assertEqual(len(kernels.row(theirs, None)), len(kernels.COLUMNS))
 
     def test_speeds_of_other_models_do_not_compare(self):
@@ -648,7 +649,7 @@ class Peers(unittest.TestCase):
         command = [os.environ["PEER_PYTHON"], "-B", ROOT / "benches" / "peers" / "torch_kernels.py", "--device", "cpu", "--tiny"]
         said = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LD_LIBRARY_PATH": os.environ.get("PEER_LD", "")})
         rows = [json.loads(line) for line in said.stdout.splitlines()]
-        self.assertEqual({row["kernel"] for row in rows}, {"flash_attention", "flash_attention_backward", "grouped_matmul", "grouped_gradient", "matmul", "scaled_matmul",
+        self.assertEqual({row["kernel"] for row in rows}, {"flash_attention", "flash_attention_backward", "grouped_matmul", "grouped_matmul.data", "grouped_gradient", "matmul", "scaled_mm", "scaled_mm.fast",
                                                            "adamw", "cross_entropy", "rms_norm", "rms_norm_backward"}, said.stderr)
         self.assertTrue(all(row["us"] > 0 and len(kernels.row(row, None)) == len(kernels.COLUMNS) for row in rows))
 

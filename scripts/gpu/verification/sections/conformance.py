@@ -10,10 +10,11 @@ CHECKS = "every kernel against f64 on poisoned memory; AdamW's bits against the 
 # The sources of a test's kernels, where they are not named after it.
 NAMED = {"fp8": kernels("fp8"), "scaled_mm": kernels("fp8", "matmul"), "swiglu": (), "gelu": (), "rms_norm": kernels("norm_backward"), "layer_norm": kernels("norm_backward"),
          "flash_attention": ATTENTION, "grouped_products": kernels("grouped_matmul", "experts"), "router": (), "adamw": kernels("columns"), "adafactor": (),
-         "matmul": ("crates/kernels/src/cuda/device/products/**",), "beyond_int32": kernels("matmul"), "cross_entropy": (), "embedding": (), "experts": (), "latent": (),
+         "matmul": ("crates/kernels/src/cuda/device/products/**",), "cross_entropy": (), "embedding": (), "experts": (), "latent": (),
          "dequantise": (), "muon": (), "gram": kernels("matmul"), "attention": (), "cached_attention": kernels("cache", "attention", "flash_attention"), "norm": (), "qkv": (),
          "rotary": (), "positions": (), "preference": (), "elementwise": (), "sum_in_order": (), "dropout": ()}
-# `others` are the tests that are about no kernel alone, `device` those of another program.
+# `others` are the tests that are about no kernel alone. Those of the program of the device, which has the card to itself, come last.
+OF_THE_DEVICE = ("beyond_int32", "device")
 CASES = {**dict.fromkeys(NAMED, 3), "flash_attention": 8, "grouped_products": 6, "matmul": 5, "beyond_int32": 35, "others": 15, "device": 15}
 
 RESULT = re.compile(r"^test (\S+) \.\.\. (ok|FAILED|ignored)\s*$")
@@ -25,8 +26,8 @@ OF_THE_BUILD = ("interpreted::", "gpu::the_stand_in")
 
 
 def sources(case):
-    if case in ("others", "device"):
-        return DEVICE
+    if case in ("others", "device", "beyond_int32"):
+        return (*DEVICE, *kernels("matmul")) if case == "beyond_int32" else DEVICE
     return (*kernels(case), *NAMED[case], f"crates/kernels/tests/conformance/{case}.rs")
 
 
@@ -75,13 +76,13 @@ def run_together(place, cases, end):
     """One process for many cases, since starting one takes as long as most cases."""
     # The CPU beside the GPU: some tests compare the two. The emulation has been run where the bundle was made.
     environment = {**place.environment, "CONFORMANCE_DEVICES": "cpu,gpu" if place.is_cuda else "cpu,emulation"}
-    for program, names in (("conformance", [name for name in cases if name != "device"]), ("cuda_device", [name for name in cases if name == "device"])):
+    for program, names in (("conformance", [name for name in cases if name not in OF_THE_DEVICE]), ("cuda_device", [name for name in cases if name in OF_THE_DEVICE])):
         if names:
             run_program(place, program, names, environment, end)
 
 
 def run_program(place, program, names, environment, end):
-    of_case = case_of if program == "conformance" else lambda _test: "device"
+    of_case = case_of if program == "conformance" else lambda test: "beyond_int32" if "beyond_int32" in test else "device"
     listed = LISTED.findall(run_command([place.bundle / program, "--list"], place.clock, environment).stdout)
     tests = Tests([(of_case(test), test) for test in listed if of_case(test) in names and not test.startswith(OF_THE_BUILD)], end)
     for name in set(names) - tests.left.keys():

@@ -5,40 +5,54 @@ from ..case import ATTENTION, kernels
 from ..commands import run as run_command
 from ..outcome import OutOfTime, require
 
-CHECKS = "TFLOP/s and GB/s of each kernel by CUDA events beside the card's copy rate, with clock, power, registers and blocks; torch's kernels on the same shapes; variants of a tile"
+CHECKS = "TFLOP/s and GB/s of each kernel by CUDA events beside the card's copy rate, with clock, power, registers and blocks; torch's kernels on the same shapes"
 IS_SPEED = True
 
-# Names that `kernel_times --case` and peers/torch_kernels.py know, with what each may take: half for ours, half for theirs.
-CASES = {"attention": 30, "grouped": 20, "fp8": 20, "adamw": 10, "cross_entropy": 10, "rms_norm": 10, "swiglu": 10, "qkv": 10, "dequantise": 10}
-SOURCES = {"attention": ATTENTION, "grouped": kernels("grouped_matmul", "experts"), "fp8": kernels("fp8", "matmul"), "rms_norm": kernels("rms_norm", "norm_backward"),
-           "qkv": kernels("qkv", "rotary")}
+MODELS = ("qwen2.5-1.5b", "llama-3.2-1b", "llama-3-8b", "qwen3-30b-a3b")
+# Of each family the names that `kernel_times` knows, and their sources. peers/torch_kernels.py knows those families that have a peer.
+FAMILIES = {
+    "attention": (("flash_attention", "flash_attention_backward"), ATTENTION),
+    "grouped": (("grouped_matmul", "grouped_matmul.data", "grouped_gradient"), kernels("grouped_matmul", "experts")),
+    "products": (("matmul", "scaled_mm", "scaled_mm.fast", "matmul.data", "scaled_mm.data", "matmul.weights", "scaled_mm.weights"), kernels("matmul")),
+    "adamw": (("adamw", "adamw.bf16", "adamw.8bit"), kernels("adamw")),
+    "cross_entropy": (("cross_entropy",), kernels("cross_entropy")),
+    "rms_norm": (("rms_norm", "rms_norm_backward"), kernels("rms_norm", "norm_backward")),
+    "codes": (("abs_max", "quantise", "quantise_transposed", "transpose_codes"), kernels("fp8")),
+    "qkv": (("split_qkv", "join_qkv"), kernels("qkv", "rotary")),
+    "swiglu": (("swiglu", "swiglu_backward", "weighed_swiglu", "weighed_swiglu_backward"), kernels("swiglu", "experts")),
+    "routes": (("route", "route_backward", "group_by_expert", "sum_rows"), kernels("router", "experts")),
+    "updates": (("variance_sums", "update_squares", "adafactor_step", "gram", "momentum"), kernels("adafactor", "muon")),
+    "passes": (("dequantise_nf4", "embedding", "embedding_backward", "norm_grains", "copy", "copy.to_f32"), kernels("dequantise", "embedding", "norm", "elementwise")),
+}
+CASES = {**dict.fromkeys(FAMILIES, 10), "attention": 30, "grouped": 20, "products": 25}
 COLUMNS = ("kernel", "model", "shape", "by", "us", "least us", "TFLOP/s", "GB/s", "copies, GB/s", "SM clock, MHz", "watts", "registers", "blocks an SM", "ours is faster by")
 
 
 def sources(case):
-    return SOURCES.get(case, kernels(case))
+    return FAMILIES[case][1]
 
 
 def run(place, found, case):
-    rows = found.table("Kernels", *COLUMNS)
-    place.need_gpu("a kernel's time")
-    program, seconds = place.bundle / "kernel_times", 0.5 * CASES[case]
+    if not place.is_cuda:
+        place.need_gpu("a kernel's time")
+    rows, seconds = found.table("Kernels", *COLUMNS), 0.5 * CASES[case]
+    program = place.bundle / "kernel_times"
     require(program.exists(), "the bundle has no kernel_times")
-    ours = timed([program, "--json", "--case", case, "--seconds", f"{0.7 * seconds:.0f}"], place, place.environment, place.clock.within(seconds))
-    theirs = timed([*place.peer, place.bundle / "peers" / "torch_kernels.py", "--case", case], place, place.peer_environment, place.clock)
-    for record in (*ours, *theirs):
-        rows.append(row(record, best(ours, record)))
-    require(ours, "kernel_times timed nothing")
+    names = [word for kernel in FAMILIES[case][0] for model in MODELS for word in ("--case", f"{kernel}/{model}")]
+    tiny, on_cpu = ([], []) if place.is_gpu else (["--tiny"], ["--tiny", "--device", "cpu"])
+    ours = timed([program, "--json", *names, "--seconds", f"{0.8 * seconds:.0f}", *tiny], place.environment, place.clock.within(seconds))
+    theirs = timed([*place.peer, place.bundle / "peers" / "torch_kernels.py", "--case", case, *on_cpu], place.peer_environment, place.clock)
+    rows.extend(row(record, best(ours, record)) for record in (*ours, *theirs))
+    times = [record for record in ours if "us" in record]
+    require(times, "kernel_times timed nothing")
     for record in theirs:
         own = best(ours, record)
         if own:
             found.figures[f"{record['kernel']}, {record['model']}, {record['peer']}"] = round(record["us"] / own["us"], 3)
-    found.figures.update(rows=len(ours), peers=len(theirs))
-    if not theirs:
-        found.notes.append("no peer was timed: is there a PyTorch for this GPU (--python)?")
+    found.figures["timed"] = len(times)
 
 
-def timed(command, place, environment, clock):
+def timed(command, environment, clock):
     """The lines of JSON that a program prints, also where it had no time to print all."""
     try:
         stdout = run_command(command, clock, environment).stdout
@@ -48,14 +62,17 @@ def timed(command, place, environment, clock):
 
 
 def best(ours, record):
-    """Our fastest variant of the same kernel, model and shape."""
-    same = [one for one in ours if all(one[key] == record[key] for key in ("kernel", "model", "shape"))]
+    """Our fastest variant of the same kernel for the same model."""
+    same = [one for one in ours if "us" in one and all(one[key] == record[key] for key in ("kernel", "model"))]
     return min(same, key=lambda one: one["us"], default=None)
 
 
 def row(record, own):
-    number = lambda key, form: "-" if record.get(key) is None else format(record[key], form)
-    name = record.get("peer") or (f"trainer, {record['variant']}" if record.get("variant") else "trainer")
-    ratio = f"{record['us'] / own['us']:.2f}" if own and record.get("peer") else "the fastest" if own is record and record.get("variant") else "-"
-    return [record["kernel"], record["model"], record["shape"], name, number("us", ".1f"), number("min_us", ".1f"), number("tflops", ".0f"), number("gbps", ".0f"),
-            number("copy_gbps", ".0f"), number("sm_mhz", ".0f"), number("watts", ".0f"), number("registers", "d"), number("blocks_per_sm", "d"), ratio]
+    text = lambda key, form: "-" if record.get(key) is None else ",".join(map(str, record[key])) if isinstance(record[key], list) else format(record[key], form)
+    # Products of FP8 count half in `kernel_times`.
+    tflops = 2 * record["tflops"] if record["kernel"].startswith("scaled_mm") and "peer" not in record and "us" in record else record.get("tflops")
+    record = {**record, "tflops": tflops or None}
+    name = record.get("peer") or f"trainer, {text('variant', '')}"
+    ratio = f"{record['us'] / own['us']:.2f}" if own and "peer" in record else record.get("refused", "-")
+    return [record["kernel"], record["model"], " x ".join(map(str, record["shape"])), name, text("us", ".1f"), text("min_us", ".1f"), text("tflops", ".0f"), text("gbps", ".0f"),
+            text("copy_gbps", ".0f"), text("sm_mhz", ".0f"), text("watts", ".0f"), text("registers", "d"), text("blocks_per_sm", "d"), ratio]
