@@ -378,6 +378,9 @@ class Planning(unittest.TestCase):
         self.assertEqual(results.last([old, self.run_of(a=dict(status=SKIPPED))], "s/a")[0]["status"], PASS)
         self.assertIsNone(results.last([old], "s/b"))
 
+    def test_a_result_is_named_after_day_card_commit_and_command(self):
+        self.assertEqual(results.file_name("2026-11-28 09:15 UTC", "NVIDIA H100 80GB HBM3", "18d8fd7310a0", "first"), "2026-11-28-h100-80gb-hbm3-18d8fd73-first-0915.json")
+
     def test_runs_without_a_gpu_show_nothing(self):
         with tempfile.TemporaryDirectory() as folder:
             for device in ("cpu", "cuda"):

@@ -42,7 +42,7 @@ def record(outcome, sources):
     return {name: value for name, value in kept.items() if value not in ("", {}, [])}
 
 
-def file_name(date, device_name, commit, number):
-    """Such as `2026-11-27-h100-18d8fd73-1.json`."""
+def file_name(date, device_name, commit, command):
+    """Such as `2026-11-27-h200-18d8fd73-first-0915.json`."""
     card = re.sub(r"[^a-z0-9]+", "-", device_name.lower().replace("nvidia", "").strip()).strip("-")
-    return f"{date[:10]}-{card}-{commit[:8]}-{number}.json"
+    return f"{date[:10]}-{card}-{commit[:8]}-{command}-{date[11:16].replace(':', '')}.json"
