@@ -625,7 +625,7 @@ class Running(unittest.TestCase):
         (self.bundle / "results" / "a.json").write_text(json.dumps(dict(device="cuda", date="2026-11-27", cases=held)))
         self.manifest(files={"results/a.json": dict(sha256=hashlib.sha256((self.bundle / "results" / "a.json").read_bytes()).hexdigest())})
         code, said = self.finish("list")
-        self.assertEqual((code, said.splitlines()[:3]), (0, ["first: 2 cases, 55 s at most", "   10 s  speed      kernels/adamw", "   45 s  speed      tuning/Qwen2.5-0.5B"]))
+        self.assertEqual((code, said.splitlines()[:3]), (0, ["first: 2 cases, 51 s at most", "    6 s  speed      kernels/adamw", "   45 s  speed      tuning/Qwen2.5-0.5B"]))
         code, said = self.finish("first")
         self.assertEqual(list(self.outcomes()), ["preflight/machine", "doctor/machine", "kernels/adamw", "tuning/Qwen2.5-0.5B"], said)
 

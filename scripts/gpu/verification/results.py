@@ -8,7 +8,7 @@ from .outcome import FAIL, PASS
 # States of a case, in the order in which they are run: what has to be shown anew, what was never shown, times.
 CHANGED, NEVER, SPEED, HOLDS = "changed", "never run", "speed", "holds"
 # A result keeps so many figures of a case; the report has all.
-FIGURES_MAX = 12
+FIGURES_MAX = 30
 
 
 def load(folder):

@@ -39,8 +39,9 @@ class Workplace:
     clock: Clock
     # Where files go that are handed back, such as traces.
     out: pathlib.Path = None
-    # The output of `doctor`, if it ran.
+    # The output of `doctor`, and what `kernel_times` printed, if they ran.
     doctor: dict = field(default_factory=dict)
+    kernels: list = field(default_factory=list)
     _runs: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -11,7 +11,7 @@ CHECKS = "a run goes on with the same bits while another process takes the rest 
 OTHERS, SIGTERM = "another process takes the rest of the card", "SIGTERM in a step"
 CASES = {OTHERS: 20, SIGTERM: 15}
 
-# Takes what the first GPU has left by plain allocations, says so, and holds it until its standard input is closed.
+# When it is told to, takes what the first GPU has left by plain allocations, and holds it until its standard input is closed.
 HOG = """
 import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -19,6 +19,8 @@ def call(name, *words):
     return getattr(cuda, name)(*words)
 context, block, held, size = ctypes.c_void_p(), ctypes.c_uint64(), 0, 1 << 33
 assert call("cuInit", 0) == 0 and call("cuCtxCreate_v2", ctypes.byref(context), 0, 0) == 0
+print("ready", flush=True)
+sys.stdin.readline()
 while size >= 1 << 24:
     if call("cuMemAlloc_v2", ctypes.byref(block), ctypes.c_size_t(size)) == 0:
         held += size
@@ -44,26 +46,23 @@ def steps_in(folder):
 
 def beside_another(place, found):
     place.need_gpu("a card that is taken")
-    flags = ["--config", "llama-15m", "--dtype", "bf16", "--steps", 200]
+    flags, out = ["--config", "llama-15m", "--dtype", "bf16", "--steps", 200], place.file("beside another")
     alone = place.train(*flags)
-    out, hogs = place.file("beside another"), []
+    # It ends when its input is closed, also if this process is killed.
+    with subprocess.Popen([sys.executable, "-c", HOG], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **place.environment}) as hog:
+        require(hog.stdout.readline().strip() == "ready", "the other process has no context on the GPU")
 
-    def take(process):
-        if hogs or steps_in(out) < 3:
-            return bool(hogs)
-        # Of the session of nothing that this stops: it ends when its input does.
-        hogs.append(subprocess.Popen([sys.executable, "-c", HOG], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                     env={**os.environ, **place.environment}))
-        found.figures["taken_bytes"] = int(hogs[0].stdout.readline() or 0)
-        found.figures["steps_before"] = steps_in(out)
-        return True
+        def take(_process):
+            if steps_in(out) < 3:
+                return False
+            hog.stdin.write("go\n")
+            hog.stdin.flush()
+            found.figures.update(taken_bytes=int(hog.stdout.readline() or 0), steps_before=steps_in(out))
+            return True
 
-    try:
         trained = place.train(*flags, out=out, meanwhile=take)
-    finally:
-        for hog in hogs:
-            hog.communicate()
-    require(hogs and found.figures["taken_bytes"] > 0, "the other process took nothing")
+        hog.stdin.close()
+    require(found.figures.get("taken_bytes", 0) > 0, "the other process took nothing")
     require(found.figures["steps_before"] < len(trained.metrics.steps), "the run had ended before")
     require(trained.metrics.bits() == alone.metrics.bits(), "the run has other bits than alone")
 
