@@ -18,7 +18,7 @@ cuda = ctypes.CDLL("libcuda.so.1")
 def call(name, *words):
     return getattr(cuda, name)(*words)
 context, block, held, size = ctypes.c_void_p(), ctypes.c_uint64(), 0, 1 << 33
-assert call("cuInit", 0) == 0 and call("cuCtxCreate_v2", ctypes.byref(context), 0, 0) == 0
+assert call("cuInit", 0) == call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0) == call("cuCtxSetCurrent", context) == 0
 print("ready", flush=True)
 sys.stdin.readline()
 while size >= 1 << 24:
