@@ -3,7 +3,11 @@
   python3 -m unittest discover -s scripts/gpu/tests
 """
 import copy
+import hashlib
+import importlib.machinery
+import importlib.util
 import json
+import os
 import pathlib
 import platform
 import shutil
@@ -20,11 +24,26 @@ from types import SimpleNamespace
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from verification import libraries, report, tensors
+from verification import gpu, libraries, report, results, schedule, tensors
+from verification.case import Case
 from verification.commands import Clock, CommandList, Finished, run
 from verification.metrics import Metrics
 from verification.outcome import FAIL, NO_TIME, PASS, SKIPPED, Failed, Findings, Outcome, OutOfTime, Skipped
-from verification.sections import SECTIONS, conformance, cudnn, doctor, graphs, models, modes, offload, operations, plan, preflight, rehearsal, sanitizer, speed, tuning
+from verification.sections import ALWAYS, SECTIONS, cases, conformance, doctor, graphs, homes, kernels, models, modes, operations, plan, preflight, protocol, rehearsal, sanitizer, speed, tuning
+from verification.sources import Tree
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
+
+
+def script(name):
+    """A script without an extension, as a module."""
+    loader = importlib.machinery.SourceFileLoader(name, str(ROOT / "scripts" / "gpu" / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    loader.exec_module(module)
+    return module
+
+
+build = script("build")
 
 # Steps of a real run, shortened; the device's marks are made up.
 RUN = '{"kind":"run","version":"0.1.0","device":"cuda","granularity_bytes":256,"flops_per_token":1597440}'
@@ -64,11 +83,20 @@ class Reading(unittest.TestCase):
         for wrong in ({}, {"a": [1.0]}, {"a": [1.0, float("nan")]}, {"b": [1.0, 4.0]}):
             self.assertEqual(difference(wrong), float("inf"))
 
-    def test_results_and_errors_of_the_conformance_suite(self):
+    def test_errors_of_the_conformance_suite(self):
         said = ("running 2 tests\ntest refusals::any ... ok\ncpu for F32: out: 80.0 % of the allowed error\n"
                 "test norm ... NVIDIA H200 for BF16: dq of it: 12.5 % of the allowed error\ntest norm ... FAILED\n")
-        self.assertEqual(conformance.results(said), (["refusals::any"], ["norm"]))
         self.assertEqual(conformance.shares(said), {("NVIDIA H200", "dq of it", "BF16"): 12.5})
+
+    def test_a_case_of_the_conformance_suite_ends_with_its_last_test(self):
+        ended = []
+        tests = conformance.Tests([("norm", "norm"), ("others", "refusals::a"), ("others", "refusals::b"), ("fp8", "fp8")],
+                                  lambda case, status, reason, found: ended.append((case, status, found.figures["passed"])))
+        for line in ("test refusals::a ... ok\n", "noise\n", "test norm ... FAILED\n", "test refusals::b ... ok\n"):
+            tests.line(line)
+        self.assertEqual(ended, [("norm", FAIL, 0), ("others", PASS, 2)])
+        tests.close("fp8", (NO_TIME, "stopped"))
+        self.assertEqual(ended[-1][:2], ("fp8", NO_TIME))
 
     def test_versions_compare_as_numbers(self):
         self.assertLess(libraries.version_pair("glibc 2.4"), libraries.version_pair("2.36"))
@@ -86,16 +114,18 @@ class Reading(unittest.TestCase):
             self.assertEqual(preferred(None), ["cu13", "cublas", "system"])
             self.assertEqual(preferred(12), ["cublas", "system", "cu13"])
 
+    def test_the_gpu_is_the_one_that_cuda_gives(self):
+        for named, selected in ((None, "0"), ("3,1", "3"), ("GPU-5f", "GPU-5f")):
+            with unittest.mock.patch.dict("os.environ", {} if named is None else {"CUDA_VISIBLE_DEVICES": named}):
+                if named is None:
+                    gpu.os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+                self.assertEqual(gpu.selected(), selected)
+        with unittest.mock.patch.dict("os.environ", CUDA_VISIBLE_DEVICES=""), self.assertRaises(Failed):
+            gpu.selected()
 
-    def test_libraries_of_packages_come_before_the_systems(self):
-        with tempfile.TemporaryDirectory() as root:
-            folder = pathlib.Path(root) / "cudnn" / "lib"
-            folder.mkdir(parents=True)
-            self.assertNotIn(folder, libraries.folders_with("libcudnn.so.9", [root]))
-            (folder / "libcudnn.so.9").touch()
-            self.assertEqual(libraries.folders_with("libcudnn.so.9", [root])[0], folder)
-            with unittest.mock.patch.dict("os.environ", LD_LIBRARY_PATH=f":/nowhere:{folder}"):
-                self.assertEqual(libraries.folders_with("libcudnn.so.9", [])[0], folder)
+    def test_clocks_are_those_of_a_busy_gpu(self):
+        self.assertEqual(gpu.medians("345, 80.0, 0\n1700, 690.0, 99\n1800, 700.0, 100\nbroken\n"), (1750.0, 695.0))
+        self.assertEqual(gpu.medians("345, 80.0, 0\n"), (None, None))
 
 
 class Judging(unittest.TestCase):
@@ -188,43 +218,47 @@ class Judging(unittest.TestCase):
             doctor.report(found, device, rates, "bf16")
             self.assertEqual(len(found.tables[0].rows), rows)
 
-    def test_a_shape_is_timed_where_gpu_host_and_clock_have_room(self):
-        resident, offloaded = dict(reserved_bytes=70, device_overhead_bytes=10), dict(host_pinned_bytes=30)
-        def obstacle(total=80, available=36, group=None, locked=None, left=100.0):
-            host = dict(available_bytes=available, group_limit_bytes=group, locked_limit_bytes=locked)
-            place = SimpleNamespace(gpu=lambda: dict(memory=dict(total=total)), doctor=dict(host=host), clock=SimpleNamespace(left=lambda: left))
-            return offload.obstacle_to(place, resident, offloaded, 60)
+    def test_a_shape_is_timed_where_gpu_and_host_have_room(self):
+        planned = dict(reserved_bytes=70, device_overhead_bytes=10, host_pinned_bytes=30)
+        def obstacle(total=80, available=36, group=None, locked=None):
+            return homes.obstacle_to(planned, total, dict(available_bytes=available, group_limit_bytes=group, locked_limit_bytes=locked))
         self.assertIsNone(obstacle())
         self.assertIsNone(obstacle(available=None))
-        for short in (dict(total=79), dict(available=35), dict(group=35), dict(locked=35), dict(left=59.0)):
+        for short in (dict(total=79), dict(available=35), dict(group=35), dict(locked=35)):
             self.assertIsNotNone(obstacle(**short), short)
+        self.assertTrue(homes.share_of_rate(80.0, 100.0).startswith(", 80 % of 100.0"))
 
-    def test_offloaded_states_are_timed_beside_resident_ones(self):
-        def trained(step_ms, optimizer_ms):
-            run = metrics({"step_ms": 9e9}, *[{"step_ms": step_ms, "phase_ms": {"optimizer": optimizer_ms}}] * 2)
-            return SimpleNamespace(metrics=run, plan=dict(offload=dict(optimizer_bytes=4_000_000_000, exposed_ms=1.0, both_ways_gbps=75.0)))
-        figures = offload.figures_of(trained(1000.0, 20.0), trained(1020.0, 30.0), trained(1200.0, 100.0))
-        self.assertAlmostEqual(figures["slower"], 0.02)
-        self.assertEqual((figures["measured_both_ways_gbps"], figures["optimizer_ms"]), (80.0, 20.0))
-        self.assertEqual(offload.share_of_rate(80.0, 100.0), ", 80 % of 100.0")
+    def test_a_whole_model_is_told_from_two_numbers_of_layers(self):
+        some = protocol.Protocol((), 1, 1.0, "", layers=(4, 8), all_layers=32)
+        self.assertEqual(protocol.whole(some, [50.0, 90.0]), 90.0 + 24 * 10.0)
+        self.assertEqual(protocol.whole(protocol.Protocol((), 1, 1.0, ""), [50.0]), 50.0)
+
+    def test_a_peer_stands_beside_our_fastest_variant(self):
+        row = lambda us, **more: dict(dict(kernel="adamw", model="m", shape=[4], us=us, variant=["a"]), **more)
+        ours = [row(2.0), row(1.5, variant=["b", "c"], registers=[40, 8]), row(1.0, model="n"), dict(kernel="adamw", model="m", shape=[4], refused="no room")]
+        theirs = row(3.0, peer="fused")
+        self.assertEqual(kernels.best(ours, theirs), ours[1])
+        self.assertEqual(kernels.row(theirs, ours[1])[-1], "2.00")
+        self.assertEqual([kernels.row(ours[1], None)[at] for at in (3, 11)], ["trainer, b,c", "40,8"])
+        self.assertEqual(kernels.row(ours[3], None)[-1], "no room")
+        self.assertEqual(len(kernels.row(theirs, None)), len(kernels.COLUMNS))
 
     def test_speeds_of_other_models_do_not_compare(self):
-        case = speed.ON_CUDA[1]
         figures = dict(tokens_per_s=1.0, first_loss=12.1)
-        outcomes = {speed.key(case, engine): dict(figures) for engine in case.engines}
-        essential = [(case, engine) for engine in case.engines]
-        speed.judge(essential, outcomes, "2.11")
+        outcomes = {engine: dict(figures) for engine in speed.EVERY}
+        speed.judge(outcomes)
         with self.assertRaises(Skipped):
-            speed.judge(essential, outcomes, None)
+            speed.judge({speed.OURS: figures, speed.EAGER: Failed("no torch")})
         for engine, other, expected in ((speed.EAGER, {**figures, "first_loss": 11.9}, Failed), (speed.OURS, Failed("no"), Failed),
-                                        (speed.COMPILED, Failed("no"), Failed), (speed.COMPILED, OutOfTime("late"), OutOfTime)):
+                                        (speed.COMPILED, OutOfTime("late"), OutOfTime)):
             with self.assertRaises(expected, msg=engine):
-                speed.judge(essential, {**outcomes, speed.key(case, engine): other}, "2.11")
+                speed.judge({**outcomes, engine: other})
+        speed.judge({**outcomes, speed.COMPILED: Failed("no")})
 
 
 class Trainer:
     """A trainer whose runs leave the files that a test sets, chosen by words among the arguments."""
-    is_cuda = True
+    is_cuda = is_gpu = True
 
     def __init__(self, folder, gpu=None, header=None, steps=None):
         self.folder, self.of_gpu, self.header, self.steps, self.asked = pathlib.Path(folder), gpu or {}, header, steps, []
@@ -240,6 +274,12 @@ class Trainer:
         self.file("algorithms.json").write_text("{}")
         return Finished(["trainer"], 0, '{"problems": 7}', "", 12.0)
 
+    def need_gpu(self, *_):
+        pass
+
+    def timed(self, *arguments):
+        return self.train(*arguments), SimpleNamespace(sm_mhz=1980.0, watts=700.0)
+
     def train(self, *arguments):
         self.asked.append(arguments)
         count = arguments[arguments.index("--steps") + 1]
@@ -248,9 +288,9 @@ class Trainer:
         return SimpleNamespace(metrics=run, plan=PLAN)
 
 
-def run_section(section, place):
+def run_section(section, place, case=None):
     found = Findings()
-    section.run(place, found)
+    section.run(place, found, case or next(iter(section.CASES)))
     return found
 
 
@@ -263,7 +303,8 @@ class Graphs(unittest.TestCase):
 
     def test_the_same_bits_in_less_time_pass(self):
         found = run_section(graphs, self.place("/"))
-        self.assertEqual([(row[4], row[5]) for row in found.tables[0].rows], [("100.0 %", "yes")] * len(graphs.CASES))
+        self.assertEqual([row[4] for row in found.tables[0].rows], ["100.0 %"])
+        self.assertEqual((found.figures["graphs_ms"], found.figures["plain_ms"]), (10.0, 20.0))
 
     def test_what_a_graph_changes_fails(self):
         for change in (dict(on=False), dict(loss=4.0), dict(peak_bytes=1), dict(h2d_bytes=1), dict(replayed={}), dict(driver_allocations=1)):
@@ -289,7 +330,7 @@ class Tuning(unittest.TestCase):
             place = self.place(folder)
             found = run_section(tuning, place)
         self.assertAlmostEqual(found.figures["speed_ratio"], 10 / 9)
-        self.assertEqual(found.figures["tune"]["said"], {"problems": 7})
+        self.assertEqual(found.figures["tune_s"], 12.0)
         # Tuned for the shape that is trained, into the file that is taken.
         tune, *runs = place.asked
         self.assertTrue(set(map(str, tuning.SHAPE)) <= set(map(str, tune)) and all(set(tuning.SHAPE) <= set(run) for run in runs))
@@ -308,57 +349,6 @@ class Tuning(unittest.TestCase):
             run_section(tuning, place)
 
 
-class Cudnn(unittest.TestCase):
-    def setUp(self):
-        # No library is loaded here.
-        version_of, cudnn.version_of = cudnn.version_of, lambda place: place.version
-        self.addCleanup(setattr, cudnn, "version_of", version_of)
-
-    def place(self, backend="cudnn", version="9.28.0", replays=True, **changes):
-        words = lambda arguments: ("cudnn" in arguments, "core_attn" in arguments)
-        def header(arguments):
-            return {"attention": backend, "cudnn_version": version} if words(arguments)[0] else {"attention": "flash"}
-        def steps(arguments, step):
-            cudnn_, recomputed = words(arguments)
-            replayed = {"core_attn": 8} if recomputed and replays else {}
-            return {"step_ms": 8.0, "loss": 5.001 - 0.1 * step, "replayed": replayed, **changes} if cudnn_ else {"step_ms": 10.0, "replayed": {}}
-        place = Trainer("/", dict(capability="9.0"), header, steps)
-        place.version = 92800
-        return place
-
-    def test_planned_near_and_repeatable_passes(self):
-        found = run_section(cudnn, self.place())
-        self.assertEqual([(row[1], row[5]) for row in found.tables[0].rows], [("9.28.0", "25.0 %")] * len(cudnn.CASES))
-
-    def test_another_backend_or_another_loss_fails(self):
-        for change in (dict(backend="flash"), dict(version=None), dict(replays=False), dict(loss=5.5), dict(peak_bytes=1), dict(driver_allocations=1)):
-            with self.assertRaises(Failed, msg=change):
-                run_section(cudnn, self.place(**change))
-
-    def test_a_library_that_is_there_and_not_used_fails(self):
-        place = self.place()
-        place.of_gpu["cudnn_missing"] = "it does not compute what our own does"
-        with self.assertRaisesRegex(Failed, "92800 is here, and not used: it does not compute"):
-            run_section(cudnn, place)
-
-    def test_our_own_bits_are_not_cudnns(self):
-        place = self.place()
-        steps = place.steps
-        place.steps = lambda arguments, step: {**steps(arguments, step), "loss": 5.0 - 0.1 * step}
-        with self.assertRaisesRegex(Failed, "was not used"):
-            run_section(cudnn, place)
-
-    def test_without_the_library_it_is_skipped_and_says_so(self):
-        cudnn.skip_unless_fit(92500, None)
-        for version, capability, said in ((None, "9.0", "pip install"), (92100, "9.0", "92100 is too old"), (92800, "8.9", "8.9")):
-            with self.assertRaisesRegex(Skipped, said):
-                cudnn.skip_unless_fit(version, capability)
-        place = self.place()
-        place.version = None
-        with self.assertRaises(Skipped):
-            run_section(cudnn, place)
-
-
 class Operations(unittest.TestCase):
     def test_the_update_is_compared_with_copies(self):
         operation = lambda name, ms, floor: dict(operation=name, ms=ms, bytes_floor_ms=floor)
@@ -368,19 +358,115 @@ class Operations(unittest.TestCase):
             operations.update_share(dict(operations=profile["operations"][1:2]))
 
 
+class Planning(unittest.TestCase):
+    """What is open, and which command runs it."""
+
+    def run_of(self, device="cuda", **records):
+        return dict(device=device, date="2026-11-27", cases={f"s/{name}": record for name, record in records.items()})
+
+    def test_what_passed_with_these_sources_holds(self):
+        case, timed = Case("s", "a", 5, ()), Case("s", "a", 5, (), is_speed=True)
+        state = lambda record, which=case: results.state(which, [self.run_of(a=record)], {"s/a": "1"})
+        self.assertEqual(state(dict(status=PASS, sources="1")), results.HOLDS)
+        self.assertEqual([state(record) for record in (dict(status=PASS, sources="0"), dict(status=FAIL, sources="1"))], [results.CHANGED] * 2)
+        self.assertEqual([state(dict(status=SKIPPED)), results.state(case, [], {"s/a": "1"})], [results.NEVER] * 2)
+        self.assertEqual([state(dict(status=PASS, sources=sources), timed) for sources in "10"], [results.HOLDS, results.SPEED])
+
+    def test_the_newest_result_counts(self):
+        old, new = self.run_of(a=dict(status=PASS)), self.run_of(a=dict(status=FAIL))
+        self.assertEqual(results.last([old, new], "s/a")[0]["status"], FAIL)
+        self.assertEqual(results.last([old, self.run_of(a=dict(status=SKIPPED))], "s/a")[0]["status"], PASS)
+        self.assertIsNone(results.last([old], "s/b"))
+
+    def test_a_result_is_named_after_day_card_commit_and_command(self):
+        self.assertEqual(results.file_name("2026-11-28 09:15 UTC", "NVIDIA H100 80GB HBM3", "18d8fd7310a0", "first"), "2026-11-28-h100-80gb-hbm3-18d8fd73-first-0915.json")
+
+    def test_runs_without_a_gpu_show_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for device in ("cpu", "cuda"):
+                (pathlib.Path(folder) / f"{device}.json").write_text(json.dumps(self.run_of(device)))
+            self.assertEqual([run["file"] for run in results.load(folder)], ["cuda.json"])
+
+    def test_each_command_has_what_changed_what_never_ran_and_speed(self):
+        found = {kind: [Case(kind, str(number), 20, ()) for number in range(30)] for kind in schedule.SHARES}
+        plan = schedule.commands(found)
+        for command in ("first", "second"):
+            sections = [case.section for case in plan[command]]
+            self.assertEqual(sections, sorted(sections, key=list(schedule.SHARES).index))
+            self.assertEqual(set(sections), set(schedule.SHARES))
+            self.assertLessEqual(sum(case.seconds for case in plan[command]), schedule.SECONDS - schedule.START_SECONDS)
+        everything = [case for planned in plan.values() for case in planned]
+        self.assertEqual(sorted(everything, key=str), sorted((case for waiting in found.values() for case in waiting), key=str))
+
+    def test_what_one_kind_leaves_goes_to_the_others(self):
+        found = {kind: [] for kind in schedule.SHARES} | {results.SPEED: [Case("s", str(number), 50, (), True) for number in range(9)]}
+        self.assertEqual([len(planned) for planned in schedule.commands(found).values()], [6, 3, 0])
+
+    def test_all_runs_what_holds_too(self):
+        case, runs = Case("s", "a", 5, ()), [self.run_of(a=dict(status=PASS, sources="1"))]
+        self.assertEqual([schedule.opened([case], runs, {"s/a": "1"}, everything)[results.CHANGED] for everything in (False, True)], [[], [case]])
+
+
+class Sources(unittest.TestCase):
+    def test_a_hash_follows_contents_and_headers(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "kernels").mkdir()
+            write = lambda name, text: (root / "kernels" / name).write_text(text)
+            write("a.cu", '#include "b.cuh"\n')
+            write("b.cuh", '#include "c.cuh"\n')
+            write("c.cuh", "1")
+            write("d.cu", "1")
+            git = lambda *words: subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=root, check=True, capture_output=True)
+            git("init", "-q")
+            git("add", ".")
+            git("commit", "-qm", "a")
+            patterns = ("kernels/a.cu", "kernels/missing.cu")
+            self.assertEqual(Tree(root).files(patterns), ["kernels/a.cu", "kernels/b.cuh", "kernels/c.cuh"])
+            before = Tree(root).hash(patterns)
+            self.assertEqual(Tree(root, "HEAD").hash(patterns), before)
+            write("d.cu", "2")
+            self.assertEqual(Tree(root).hash(patterns), before)
+            write("c.cuh", "2")
+            self.assertNotEqual(Tree(root).hash(patterns), before)
+            self.assertEqual(Tree(root, "HEAD").hash(patterns), before)
+
+    def test_every_case_depends_on_something_and_has_a_bound(self):
+        tree = Tree(ROOT)
+        for case in cases():
+            self.assertTrue(tree.files(case.sources), case.full)
+            self.assertTrue(3 <= case.seconds <= 100, case.full)
+        self.assertTrue(all(section.CHECKS for section in SECTIONS.values()))
+
+    def test_the_page_is_what_the_results_say(self):
+        said = subprocess.run([sys.executable, "-B", ROOT / "scripts" / "gpu" / "status", "--check"], capture_output=True, text=True)
+        self.assertEqual(said.returncode, 0, said.stderr)
+
+    def test_results_are_of_cases_that_exist(self):
+        known = {case.full for case in cases()} | {f"{section}/machine" for section in ALWAYS} | {"conformance/errors"}
+        for run in results.load(ROOT / "benches" / "results" / "gpu"):
+            self.assertEqual({full for full in run["cases"] if not full.startswith("hand/")} - known, set(), run["file"])
+
+
 class Ending(unittest.TestCase):
     def test_only_what_was_checked_passes(self):
-        names = ("doctor", "modes", "speed")
+        names = ("doctor/machine", "modes", "speed")
         outcomes = lambda statuses: [Outcome(name, "", status, "", 0, Findings()) for name, status in zip(names, statuses)]
         for statuses, verdict in (((PASS, PASS), "passed"), ((PASS,), "passed"), ((PASS, PASS, SKIPPED), "passed, without speed"),
-                                  ((PASS, NO_TIME), "incomplete"), ((PASS, NO_TIME, FAIL), "failed"),
+                                  ((PASS, NO_TIME), "incomplete: no time for 1 of 2"), ((PASS, NO_TIME, FAIL), "failed: speed"),
                                   ((PASS, SKIPPED), "nothing was checked"), ((), "nothing was checked")):
             self.assertEqual(report.verdict(outcomes(statuses)), verdict)
             self.assertEqual(report.exit_code(outcomes(statuses)) == 0, verdict.startswith("passed"))
 
+    def test_tables_of_one_title_are_one(self):
+        outcomes = [Outcome(f"s/{name}", "", PASS, "", 0, Findings()) for name in "ab"]
+        for outcome in outcomes:
+            outcome.findings.table("Times", "case", "ms").append([outcome.name, None])
+        self.assertEqual(report.markdown(dict(gpu="GPU"), outcomes).count("## Times\n\n| case | ms |\n|---|---|\n| s/a | - |\n| s/b | - |\n"), 1)
+
     def test_a_command_is_stopped_with_what_it_started(self):
         with self.assertRaises(OutOfTime) as ended:
-            run(["bash", "-c", "echo begun; sleep 60 & sleep 60"], Clock(6))
+            run(["bash", "-c", "echo begun; sleep 60 & sleep 60"], Clock(2))
         self.assertEqual(ended.exception.stdout, "begun\n")
 
     def test_commands_are_listed_with_what_they_printed(self):
@@ -408,16 +494,25 @@ class Ending(unittest.TestCase):
         self.assertIn("no GPU", finished.complaint())
 
 
-# A trainer that leaves behind what `preflight` and `doctor` look at; its doctor takes long where there is a file `slow`.
+    def test_the_list_of_commands_stops_growing(self):
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(CommandList, "path", pathlib.Path(folder) / "commands.jsonl"), \
+                unittest.mock.patch("verification.commands.LIST_BYTES_MAX", 10):
+            for _ in range(3):
+                CommandList.add(["x"], 0, 1.0, "", "")
+            self.assertEqual(len(CommandList.path.read_text().splitlines()), 1)
+
+
+# A trainer that leaves behind what `preflight`, `doctor` and `states` look at; where there is a file `slow`, a run never ends.
 FAKE_TRAINER = f"""#!{sys.executable}
 import json, pathlib, sys, time
 words = sys.argv[1:]
+bundle = pathlib.Path(__file__).parent
 if words[0] == "doctor":
-    while (pathlib.Path(__file__).parent / "slow").exists():
-        time.sleep(0.05)
     rates = dict(gemm_tflops=1.0, copy_gbps=1.0, upload_gbps=1.0, download_gbps=1.0)
     print(json.dumps(dict(host=dict(**rates, f32=rates))))
 elif words[0] == "train":
+    while (bundle / "slow").exists() and "--master" in words:
+        time.sleep(0.02)
     out = pathlib.Path(words[words.index("--out") + 1])
     out.mkdir()
     step = dict(kind="step", loss=5.0, grad_norm=1.0, finite=True)
@@ -438,98 +533,139 @@ class Running(unittest.TestCase):
         scripts = pathlib.Path(__file__).resolve().parent.parent
         shutil.copy2(scripts / "verify", self.bundle)
         shutil.copytree(scripts / "verification", self.bundle / "verification", ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("trainer", "conformance", "cuda_device"):
-            (self.bundle / name).write_text(FAKE_TRAINER)
-            (self.bundle / name).chmod(0o755)
-        self.manifest(commit="abc")
+        (self.bundle / "results").mkdir()
+        self.manifest()
+        self.binary("trainer", FAKE_TRAINER)
+
+    def binary(self, name, text):
+        (self.bundle / name).write_text(text)
+        (self.bundle / name).chmod(0o755)
 
     def manifest(self, **changes):
-        facts = dict(machine=platform.machine(), glibc_needed="2.2", version="0.1.0", dirty=False, files={})
+        facts = dict(commit="abcdef012345", machine=platform.machine(), glibc_needed="2.2", version="0.1.0", dirty=False, files={},
+                     sources={case.full: "1" for case in cases()})
         (self.bundle / "manifest.json").write_text(json.dumps({**facts, **changes}))
 
-    def start(self, *words, out=("--out", "out")):
-        command = [sys.executable, "-B", "verify", "--device", "cpu", *out, *words]
+    def start(self, *words):
+        command = [sys.executable, "-B", "verify", "--device", "cpu", "--out", "out", *words]
         return subprocess.Popen(command, cwd=self.bundle, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def results(self):
-        """Each section of the report with how it ended, and why."""
-        text = (self.bundle / "out" / "verification.json").read_text()
-        return {section["name"]: (section["status"], section["reason"]) for section in json.loads(text)["sections"]}
+    def finish(self, *words):
+        process = self.start(*words)
+        said, _ = process.communicate(timeout=60)
+        return process.returncode, said
 
-    def wait_for(self, holds):
-        end = time.monotonic() + 60
-        while not holds():
-            self.assertLess(time.monotonic(), end)
-            time.sleep(0.02)
+    def outcomes(self):
+        """Each case of the report with how it ended, and why."""
+        text = (self.bundle / "out" / "verification.json").read_text()
+        return {case["name"]: (case["status"], case["reason"]) for case in json.loads(text)["cases"]}
+
+    def result(self):
+        """The file that is committed."""
+        path, = (self.bundle / "out").glob("*-cpu-no-gpu-abcdef01-*.json")
+        self.assertEqual(path.read_text(), (self.bundle / "results" / path.name).read_text())
+        return json.loads(path.read_text())
 
     def cut_off(self, number):
-        """Ends a run of all sections while `doctor` is under way."""
+        """Ends a run of three cases while the second is under way."""
         (self.bundle / "slow").touch()
-        process = self.start()
-        under_way = lambda: (self.bundle / "out" / "verification.json").exists() and "under way" in self.results()["doctor"][1]
-        self.wait_for(under_way)
+        process = self.start("kernels/adamw", "states", "tuning")
+        end = time.monotonic() + 60
+        while not (self.bundle / "out" / "verification.json").exists() or "under way" not in self.outcomes().get("states/every form", ("", ""))[1]:
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.02)
         process.send_signal(number)
         said, _ = process.communicate(timeout=60)
         (self.bundle / "slow").unlink()
         return process.returncode, said
 
-    def test_a_run_that_is_cut_off_leaves_a_report_and_is_gone_on_with(self):
+    def test_a_run_that_is_stopped_leaves_what_it_has(self):
         code, said = self.cut_off(signal.SIGTERM)
         self.assertEqual(code, 1, said)
-        results = self.results()
-        self.assertEqual(list(results), list(SECTIONS))
-        self.assertEqual((results["preflight"][0], results["doctor"][0], results["plan"]), (PASS, NO_TIME, (NO_TIME, "it was not reached")))
-        self.assertIn("SIGTERM", results["doctor"][1])
+        outcomes = self.outcomes()
+        self.assertEqual([outcomes[name][0] for name in ("preflight/machine", "doctor/machine", "kernels/adamw", "states/every form", "tuning/Qwen2.5-0.5B")],
+                         [PASS, PASS, SKIPPED, NO_TIME, NO_TIME], said)
+        self.assertIn("SIGTERM", outcomes["states/every form"][1])
+        self.assertEqual(set(self.result()["cases"]), {"preflight/machine", "doctor/machine", "kernels/adamw"})
         read = (self.bundle / "out" / "verification.md").read_text()
-        self.assertTrue("incomplete" in read and "| preflight | pass |" in read)
+        self.assertTrue("incomplete" in read and "| preflight/machine | pass |" in read and "| uploads | 1.0 GB/s |" in read)
 
-        # One section is named; the others stay as they are.
-        process = self.start("doctor", "--continue", "out")
-        said, _ = process.communicate(timeout=60)
-        again = self.results()
-        self.assertEqual((again["preflight"][0], again["doctor"][0], again["plan"]), (PASS, PASS, (NO_TIME, "it was not reached")), said)
-        self.assertIn("| uploads | 1.0 GB/s |", (self.bundle / "out" / "verification.md").read_text())
-
-        # Sections with a result do not run again, except preflight, which takes seconds; their tables are kept, in the
-        # same folder.
-        process = self.start("--continue", "out", out=())
-        said, _ = process.communicate(timeout=60)
-        self.assertEqual([line.split()[0] for line in said.splitlines()[:2]], ["preflight", "references"], said)
-        self.assertFalse((self.bundle / "verification" / "verification.md").exists())
-        self.assertIn("| uploads | 1.0 GB/s |", (self.bundle / "out" / "verification.md").read_text())
-
-    def test_a_run_that_is_killed_leaves_what_it_had_done(self):
+    def test_a_run_that_is_killed_leaves_what_it_has(self):
         self.cut_off(signal.SIGKILL)
-        results = self.results()
-        self.assertEqual((results["preflight"][0], results["doctor"]), (PASS, (NO_TIME, "it was under way when this was written")))
+        self.assertEqual(self.outcomes()["states/every form"], (NO_TIME, "it was under way when this was written"))
+        self.assertEqual({name: record["status"] for name, record in self.result()["cases"].items()},
+                         {"preflight/machine": PASS, "doctor/machine": PASS, "kernels/adamw": SKIPPED})
 
-    def test_a_report_of_other_binaries_is_not_gone_on_with(self):
-        self.cut_off(signal.SIGTERM)
-        self.manifest(commit="abc", files={"manifest.json": dict(bytes=1, sha256="")})
-        process = self.start("--continue", "out")
-        said, _ = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 1)
-        self.assertIn("of other files", said)
+    def test_a_test_program_that_is_killed_leaves_the_tests_that_have_ended(self):
+        self.binary("conformance", f"#!{sys.executable}\nimport sys, time\nif '--list' in sys.argv: sys.exit(print('norm: test\\nfp8: test'))\n"
+                                   "print('test norm ... ok', flush=True)\ntime.sleep(60)\n")
+        process = self.start("conformance/norm", "conformance/fp8")
+        end = time.monotonic() + 60
+        while "conformance/norm" not in (self.outcomes() if (self.bundle / "out" / "verification.json").exists() else {}) or self.outcomes()["conformance/norm"][0] != PASS:
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        self.assertEqual([self.outcomes()[f"conformance/{name}"][0] for name in ("norm", "fp8")], [PASS, NO_TIME])
 
-    def test_what_preflight_keeps_from_being_tried_is_tried_when_the_run_goes_on(self):
-        trainer = self.bundle / "trainer"
-        trainer.write_text(FAKE_TRAINER.replace('"train"', '"nothing"'))
-        self.start("doctor").communicate(timeout=60)
-        results = self.results()
-        self.assertEqual((results["preflight"][0], results["doctor"]), (FAIL, (NO_TIME, "not tried after what preflight found")))
-        trainer.write_text(FAKE_TRAINER)
-        self.start("doctor", "--continue", "out").communicate(timeout=60)
-        self.assertEqual([status for status, _ in self.results().values()], [PASS, PASS])
+    def test_what_preflight_finds_keeps_the_rest_from_being_tried(self):
+        self.binary("trainer", FAKE_TRAINER.replace('"train"', '"nothing"'))
+        code, said = self.finish("limit/none")
+        self.assertEqual((code, [status for status, _ in self.outcomes().values()]), (1, [FAIL, NO_TIME, NO_TIME]), said)
+        code, said = self.finish("limit/none", "--regardless")
+        self.assertEqual([status for status, _ in self.outcomes().values()], [FAIL, PASS, FAIL], said)
 
-    def test_a_section_is_not_begun_without_half_of_its_time(self):
-        process = self.start("--budget-s", "12")
-        said, _ = process.communicate(timeout=60)
-        results = self.results()
-        self.assertTrue(all(status == NO_TIME and "not begun" in why for status, why in results.values()), said)
+    def test_a_case_is_not_begun_without_half_of_its_time(self):
+        code, said = self.finish("limit/none", "--budget-s", "3")
+        self.assertTrue(all(status == NO_TIME and ("not begun" in why) for status, why in self.outcomes().values()), said)
 
-    def test_everything_has_a_bound_and_all_of_it_takes_25_minutes(self):
-        self.assertTrue(all(section.SECONDS >= 30 and section.CHECKS for section in SECTIONS.values()))
-        self.assertLessEqual(sum(section.SECONDS for section in SECTIONS.values()), 1500)
+    def test_first_runs_what_is_open_and_second_the_rest(self):
+        passed = dict(status=PASS, sources="1")
+        held = {case.full: passed for case in cases() if case.full not in ("kernels/adamw", "tuning/Qwen2.5-0.5B")}
+        (self.bundle / "results" / "a.json").write_text(json.dumps(dict(device="cuda", date="2026-11-27", cases=held)))
+        self.manifest(files={"results/a.json": dict(sha256=hashlib.sha256((self.bundle / "results" / "a.json").read_bytes()).hexdigest())})
+        code, said = self.finish("list")
+        self.assertEqual((code, said.splitlines()[:3]), (0, ["first: 2 cases, 51 s at most", "    6 s  speed      kernels/adamw", "   45 s  speed      tuning/Qwen2.5-0.5B"]))
+        code, said = self.finish("first")
+        self.assertEqual(list(self.outcomes()), ["preflight/machine", "doctor/machine", "kernels/adamw", "tuning/Qwen2.5-0.5B"], said)
+
+    def test_a_file_that_changed_on_the_way_is_refused(self):
+        self.manifest(files={"verify": dict(sha256="0")})
+        code, said = self.finish("limit")
+        self.assertEqual((code, "verify is not the file" in said), (1, True), said)
+
+    def test_what_is_packed_is_unpacked_once(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.move(self.bundle / "trainer", folder)
+            build.pack(pathlib.Path(folder), self.bundle / "packed.tar.xz")
+        self.manifest(files={"packed.tar.xz": dict(sha256=hashlib.sha256((self.bundle / "packed.tar.xz").read_bytes()).hexdigest())})
+        for _ in range(2):
+            code, said = self.finish("preflight")
+            self.assertEqual(code, 0, said)
+            mark = (self.bundle / "unpacked" / "unpacked-from").stat().st_mtime_ns
+        self.assertEqual(mark, (self.bundle / "unpacked" / "unpacked-from").stat().st_mtime_ns)
+
+
+class Peers(unittest.TestCase):
+    @unittest.skipUnless("PEER_PYTHON" in os.environ, "there is no PyTorch: eval \"$(benches/peers/setup_torch)\"")
+    def test_kernels_of_torch_are_timed_as_ours_are(self):
+        command = [os.environ["PEER_PYTHON"], "-B", ROOT / "benches" / "peers" / "torch_kernels.py", "--device", "cpu", "--tiny"]
+        said = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LD_LIBRARY_PATH": os.environ.get("PEER_LD", "")})
+        rows = [json.loads(line) for line in said.stdout.splitlines()]
+        self.assertEqual({row["kernel"] for row in rows}, {"flash_attention", "flash_attention_backward", "grouped_matmul", "grouped_matmul.data", "grouped_gradient", "matmul", "scaled_mm", "scaled_mm.fast",
+                                                           "adamw", "cross_entropy", "rms_norm", "rms_norm_backward"}, said.stderr)
+        self.assertTrue(all(row["us"] > 0 and len(kernels.row(row, None)) == len(kernels.COLUMNS) for row in rows))
+
+
+class Building(unittest.TestCase):
+    def test_what_weighs_is_said(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, size in (("small", 10), ("large", 3_000_000)):
+                (pathlib.Path(folder) / name).write_bytes(b"x" * size)
+            self.assertEqual(build.sizes(pathlib.Path(folder)), "large 3.0 MB, small 0.0 MB")
+
+    def test_all_that_it_copies_is_there(self):
+        self.assertEqual([source for source, _ in build.PACKED + build.BESIDE if not (ROOT / source).exists()], [])
 
 
 if __name__ == "__main__":

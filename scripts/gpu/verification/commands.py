@@ -53,6 +53,8 @@ _running, _stopped, _lock = set(), [], threading.RLock()
 SECONDS_TO_END = 10
 # What a command printed is kept to this length in the list of commands, its end rather than its start.
 CHARACTERS_KEPT = 4000
+# The list stops growing there.
+LIST_BYTES_MAX = 4_000_000
 
 
 class CommandList:
@@ -61,7 +63,7 @@ class CommandList:
 
     @classmethod
     def add(cls, command, code, seconds, stdout, stderr):
-        if cls.path is None:
+        if cls.path is None or (cls.path.exists() and cls.path.stat().st_size > LIST_BYTES_MAX):
             return
         entry = dict(command=command, code=code, seconds=round(seconds, 2), stderr=stderr[-CHARACTERS_KEPT:])
         # The output of a command that ended well is in the report.
@@ -92,8 +94,27 @@ def kill(process):
         pass
 
 
-def run(command, clock, environment=None, folder=None):
-    """Runs a command to its end.
+class Reader(threading.Thread):
+    """Reads what a process prints, and hands each line on as it comes."""
+
+    def __init__(self, pipe, each_line=None):
+        super().__init__(daemon=True)
+        self.pipe, self.each_line, self.lines = pipe, each_line, []
+        self.start()
+
+    def run(self):
+        with self.pipe:
+            for line in self.pipe:
+                self.lines.append(line)
+                if self.each_line:
+                    self.each_line(line)
+
+    def text(self):
+        return "".join(list(self.lines))
+
+
+def run(command, clock, environment=None, folder=None, each_line=None, meanwhile=None):
+    """Runs a command to its end. `each_line` gets what it prints as it comes, `meanwhile` the process again and again until it returns true.
 
     Raises OutOfTime, with what was printed so far in `stdout`, if the clock ends first or everything is stopped."""
     command = [str(word) for word in command]
@@ -108,24 +129,33 @@ def run(command, clock, environment=None, folder=None):
         # A signal between these two lines would have missed the process.
         if stopped():
             kill(process)
+    out, err = Reader(process.stdout, each_line), Reader(process.stderr)
     try:
-        stdout, stderr = process.communicate(timeout=max(clock.left(), 0.1))
-        ended = stopped() and process.returncode == -signal.SIGKILL
+        while meanwhile and process.poll() is None and clock.left() > 0 and not meanwhile(process):
+            time.sleep(0.02)
+        process.wait(timeout=max(clock.left(), 0.1))
+        # What it started may still print.
+        out.join(max(clock.left(), 0.1))
+        ended = out.is_alive() or (stopped() and process.returncode == -signal.SIGKILL)
     except subprocess.TimeoutExpired:
-        kill(process)
-        (stdout, stderr), ended = what_is_left(process), True
+        ended = True
     finally:
         with _lock:
             _running.discard(process)
-    CommandList.add(command, process.returncode, time.monotonic() - start, stdout, stderr)
     if ended:
-        raise OutOfTime(f"`{name}` was stopped after {time.monotonic() - start:.0f} s" + (f": {stopped()}" if stopped() else ""), stdout)
-    return Finished(command, process.returncode, stdout, stderr, time.monotonic() - start)
+        kill(process)
+        wait_for_the_end(process)
+    for reader in (out, err):
+        reader.join(SECONDS_TO_END)
+    CommandList.add(command, process.returncode, time.monotonic() - start, out.text(), err.text())
+    if ended:
+        raise OutOfTime(f"`{name}` was stopped after {time.monotonic() - start:.0f} s" + (f": {stopped()}" if stopped() else ""), out.text())
+    return Finished(command, process.returncode, out.text(), err.text(), time.monotonic() - start)
 
 
-def what_is_left(process):
-    """The output of a killed process; one that does not end is left alone."""
+def wait_for_the_end(process):
+    """Waits for a killed process; one that does not end is left alone."""
     try:
-        return process.communicate(timeout=SECONDS_TO_END)
+        process.wait(timeout=SECONDS_TO_END)
     except subprocess.TimeoutExpired:
-        return "", ""
+        pass

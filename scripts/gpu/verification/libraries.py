@@ -1,4 +1,4 @@
-"""Where cuBLASLt and cuDNN are, and whether this machine's C library is new enough."""
+"""Where cuBLASLt is, and whether this machine's C library is new enough."""
 import ctypes
 import importlib.util
 import os
@@ -33,7 +33,7 @@ def by_preference(folders, driver):
 
 
 def folders_with(library, roots):
-    """Folders with a library: those of Python packages (PyTorch brings both) under these roots, then those of LD_LIBRARY_PATH, then
+    """Folders with a library: those of Python packages (PyTorch brings it) under these roots, then those of LD_LIBRARY_PATH, then
     the system's."""
     found = [path.parent for root in roots for path in sorted(pathlib.Path(root).glob(f"*/lib/{library}*"))]
     named = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
@@ -52,20 +52,11 @@ def cublaslt_folders():
     return by_preference(folders_with("libcublasLt.so", package_roots()), driver_major())
 
 
-def cudnn_folder():
-    """The folder of cuDNN 9, none where there is none. One that LD_LIBRARY_PATH names comes before PyTorch's, which may be too old."""
-    named = [pathlib.Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    own = [folder for folder in named if (folder / "libcudnn.so.9").exists()]
-    return next(iter(own + folders_with("libcudnn.so.9", package_roots())), None)
-
-
 def library_path():
-    """LD_LIBRARY_PATH for the trainer, and the folder of cuBLASLt that was added to it; that of cuDNN follows, where there is one."""
-    given = os.environ.get("LD_LIBRARY_PATH", "")
+    """LD_LIBRARY_PATH for the trainer, and the folder of cuBLASLt that was added to it."""
+    given = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
     folder = next(iter(cublaslt_folders()), None)
-    added = [folder, cudnn_folder()]
-    parts = [str(each) for each in dict.fromkeys(added) if each]
-    return ":".join(parts + [part for part in given.split(":") if part]), folder
+    return ":".join([str(folder)] * (folder is not None) + given), folder
 
 
 def version_pair(text):

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Metrics:
-    """metrics.jsonl: the first record, a record for each step, the last record."""
+    """metrics.jsonl: the first record, a record for each step, the last record, and the others."""
     header: dict = field(default_factory=dict)
+    others: list = field(default_factory=list)
     steps: list = field(default_factory=list)
     end: dict = field(default_factory=dict)
 
@@ -23,6 +24,8 @@ class Metrics:
                     metrics.steps.append(record)
                 case "end":
                     metrics.end = record
+                case _:
+                    metrics.others.append(record)
         return metrics
 
     def bits(self):

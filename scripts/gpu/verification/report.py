@@ -3,16 +3,15 @@ import dataclasses
 import json
 import os
 
-from .outcome import FAIL, NO_TIME, PASS, SKIPPED, Findings, Outcome, Table
+from .outcome import FAIL, NO_TIME, PASS, SKIPPED
 
 
 def write(folder, head, outcomes):
     """Writes both files, each whole or not at all. `head` says what was verified, and on what."""
     folder.mkdir(parents=True, exist_ok=True)
-    sections = [dict(name=outcome.name, checks=outcome.checks, status=outcome.status, reason=outcome.reason,
-                     seconds=round(outcome.seconds, 1), **dataclasses.asdict(outcome.findings))
-                for outcome in outcomes]
-    replace(folder / "verification.json", json.dumps({**head, "verdict": verdict(outcomes), "sections": sections}, indent=1) + "\n")
+    cases = [dict(name=outcome.name, status=outcome.status, reason=outcome.reason, seconds=round(outcome.seconds, 1), **dataclasses.asdict(outcome.findings))
+             for outcome in outcomes]
+    replace(folder / "verification.json", json.dumps({**head, "verdict": verdict(outcomes), "cases": cases}, indent=1) + "\n")
     replace(folder / "verification.md", markdown(head, outcomes))
 
 
@@ -22,47 +21,39 @@ def replace(path, text):
     os.replace(new, path)
 
 
-def read(folder):
-    """The head of an earlier report, and its outcomes by name."""
-    head = json.loads((folder / "verification.json").read_text())
-    outcomes = {}
-    for section in head.pop("sections"):
-        tables = [Table(**table) for table in section["tables"]]
-        found = Findings(section["figures"], tables, section["notes"])
-        outcomes[section["name"]] = Outcome(*(section[key] for key in ("name", "checks", "status", "reason", "seconds")), found)
-    return head, outcomes
-
-
 def verdict(outcomes):
-    """A few words for all requested sections. Only checked ones pass."""
+    """A few words for all requested cases. Only checked ones pass."""
     named = lambda status: [outcome.name for outcome in outcomes if outcome.status == status]
     if named(FAIL):
-        return "failed"
+        return f"failed: {', '.join(named(FAIL))}"
     if named(NO_TIME):
-        return "incomplete"
-    # These always run, so they count as a verification only if no other section was requested.
-    always = [name for name in ("preflight", "doctor") if name in named(PASS)]
+        return f"incomplete: no time for {len(named(NO_TIME))} of {len(outcomes)}"
+    # These always run, so they count as a verification only if nothing else was requested.
+    always = [name for name in ("preflight/machine", "doctor/machine") if name in named(PASS)]
     if not named(PASS) or (len(outcomes) > len(always) and named(PASS) == always):
         return "nothing was checked"
     return "passed" + (f", without {', '.join(named(SKIPPED))}" if named(SKIPPED) else "")
 
 
 def markdown(head, outcomes):
-    facts = [f"- {name}: {value}" for name, value in head.items() if value and name != "device_name" and not isinstance(value, dict)]
-    summary = [[outcome.name, outcome.status, f"{outcome.seconds:.0f}", outcome.checks, "; ".join([outcome.reason, *outcome.findings.notes])
-                .strip("; ")] for outcome in outcomes]
-    lines = [f"# Verification on {head['device_name']}: {verdict(outcomes)}", "", *facts, "",
-             *grid(["section", "result", "seconds", "what it checks", "remarks"], summary)]
+    facts = [f"- {name}: {value}" for name, value in head.items() if value and not isinstance(value, dict)]
+    summary = [[outcome.name, outcome.status, f"{outcome.seconds:.0f}", "; ".join([outcome.reason, *outcome.findings.notes]).strip("; ")] for outcome in outcomes]
+    lines = [f"# Verification on {head['gpu']}: {verdict(outcomes)}", "", *facts, "", *grid(["case", "result", "seconds", "remarks"], summary)]
+    # One table for all cases that have one of this title.
+    tables = {}
     for outcome in outcomes:
         for table in outcome.findings.tables:
-            if table.rows:
-                lines += ["", f"## {outcome.name}: {table.title}", "", *grid(table.columns, table.rows)]
+            _, rows = tables.setdefault(table.title, (table.columns, []))
+            rows.extend(table.rows)
+    for title, (columns, rows) in tables.items():
+        if rows:
+            lines += ["", f"## {title}", "", *grid(columns, rows)]
     return "\n".join(lines) + "\n"
 
 
 def grid(columns, rows):
     """A Markdown table."""
-    cell = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
+    cell = lambda text: "-" if text is None else str(text).replace("|", "\\|").replace("\n", " ")
     line = lambda cells: "| " + " | ".join(map(cell, cells)) + " |"
     return [line(columns), "|" + "---|" * len(columns), *map(line, rows)]
 
@@ -70,7 +61,7 @@ def grid(columns, rows):
 def describe(outcome):
     """A line for the terminal."""
     remark = f": {outcome.reason}" if outcome.reason else ""
-    return f"{outcome.name:12} {outcome.status:8} {outcome.seconds:5.0f} s{remark}"
+    return f"{outcome.name:40} {outcome.status:8} {outcome.seconds:5.0f} s{remark}"
 
 
 def exit_code(outcomes):

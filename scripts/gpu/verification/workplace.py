@@ -6,8 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from .commands import Clock, run
+from .gpu import Watch
 from .metrics import Metrics
-from .outcome import Failed, OutOfTime, require
+from .outcome import Failed, OutOfTime, Skipped, require
+
+# What takes the place of a model and its sizes where there is no GPU.
+SMALL = {"--config": "tiny", "--seq": 128, "--micro-batch": 2, "--accum": 2}
 
 
 @dataclass
@@ -26,27 +30,37 @@ class Trained:
 class Workplace:
     """Where the bundle is, on which device its binaries run, and how much time there is."""
     bundle: pathlib.Path
-    manifest: dict
-    device: str
+    # `cuda`, `cpu`, or `stand-in`, where libraries take the driver's place.
+    kind: str
     folder: pathlib.Path
     environment: dict
     peer: list
     peer_environment: dict
     clock: Clock
-    # The output of `doctor` and of the driver's own tool, if they ran.
+    # Where files go that are handed back, such as traces.
+    out: pathlib.Path = None
+    # The output of `doctor`, and what `kernel_times` printed, if they ran.
     doctor: dict = field(default_factory=dict)
-    nvidia_smi: str = ""
+    kernels: list = field(default_factory=list)
     _runs: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
+    def device(self):
+        return "cpu" if self.kind == "cpu" else "cuda"
+
+    @property
     def is_cuda(self):
-        return self.device == "cuda"
+        return self.kind != "cpu"
+
+    @property
+    def is_gpu(self):
+        return self.kind == "cuda"
 
     @property
     def at_a_time(self):
         """Runs that may share the device where none is timed. They also disturb each other, which must change no bit."""
-        return 4 if self.is_cuda else 1
+        return 4 if self.is_gpu else 1
 
     def gpu(self):
         """What `doctor` says of the first GPU; nothing on other devices."""
@@ -60,28 +74,55 @@ class Workplace:
             self._runs += 1
             return self.folder / f"run-{self._runs}"
 
-    def trainer(self, *arguments):
-        """Runs the trainer with any command."""
-        return run([self.bundle / "trainer", *arguments], self.clock, self.environment)
+    def prepared(self, name):
+        """A file that the bundle's build computed, since it needs no GPU."""
+        path = self.bundle / "prepared" / name
+        require(path.exists(), f"the bundle has no prepared/{name}: scripts/gpu/build computes it")
+        return path
 
-    def plan(self, *arguments):
+    def need_gpu(self, why, *flags):
+        """Ends the case without a GPU; a plan has to accept the flags of its run all the same."""
+        if not self.is_gpu:
+            if flags:
+                self.plan(*flags, device="cuda")
+            raise Skipped(f"{why} needs a GPU")
+
+    def sized(self, *flags):
+        """These flags on a GPU. Elsewhere a plan has to accept them, and the smallest model takes the place of theirs."""
+        if self.is_gpu:
+            return list(flags)
+        self.plan(*flags, device="cuda")
+        given = [pair for pair in zip(flags[::2], flags[1::2]) if pair[0] not in SMALL and pair[0] != "--data" and "model.layers" not in str(pair[1])]
+        return [word for pair in [*SMALL.items(), *given] for word in pair]
+
+    def trainer(self, *arguments, **more):
+        """Runs the trainer with any command."""
+        return run([self.bundle / "trainer", *arguments], self.clock, self.environment, **more)
+
+    def plan(self, *arguments, device=None):
         """The plan of a run with these arguments."""
-        finished = self.trainer("plan", "--json", "--device", self.device, *arguments)
+        finished = self.trainer("plan", "--json", "--device", device or self.device, *arguments)
         require(finished.code == 0, f"`trainer plan {' '.join(map(str, arguments))}`: {finished.complaint()}")
         return json.loads(finished.stdout)
 
-    def try_training(self, *arguments, device=None):
+    def try_training(self, *arguments, device=None, out=None, **more):
         """Trains on the device, or on another one; it may fail."""
-        folder = self.new_folder()
-        finished = self.trainer("train", "--device", device or self.device, "--quiet", "--save-every", 0, "--out", folder, *arguments)
+        folder = out or self.new_folder()
+        finished = self.trainer("train", "--device", device or self.device, "--quiet", "--save-every", 0, "--out", folder, *arguments, **more)
         read = lambda name: (folder / name).read_text() if (folder / name).exists() else None
         metrics = Metrics.parse(read("metrics.jsonl") or "")
         return Trained(finished, folder, metrics, json.loads(read("plan.json") or "{}"))
 
-    def train(self, *arguments, device=None):
+    def timed(self, *arguments):
+        """As `train`, and what the GPU's clock and power were meanwhile."""
+        with Watch() as watch:
+            trained = self.train(*arguments)
+        return trained, watch
+
+    def train(self, *arguments, device=None, **more):
         """Trains on the device, or on another one; every step must have been made there, and be finite."""
         device = device or self.device
-        trained = self.try_training(*arguments, device=device)
+        trained = self.try_training(*arguments, device=device, **more)
         command = f"`trainer train {' '.join(map(str, arguments))}`"
         require(trained.finished.code == 0, f"{command}: {trained.finished.complaint()}")
         metrics = trained.metrics

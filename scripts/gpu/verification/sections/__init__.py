@@ -1,9 +1,21 @@
-"""The sections, the most informative per minute first."""
-from . import (conformance, cudnn, doctor, graphs, limit, models, modes, more_speed, offload, operations, plan, preflight, references, rehearsal,
-               sanitizer, speed, states, tuning)
+"""The sections, and their cases in the order in which they are worth their time."""
+from ..case import Case
+from . import (beside, choices, conformance, doctor, graphs, homes, kernels, limit, models, modes, offload, operations, plan, preflight, protocol,
+               references, rehearsal, robust, sanitizer, speed, states, traces, tuning)
 
-# In the order in which they run: what the trainer promises, in whole runs; then each kernel; then speed; then one feature after the
-# other. Each module has CHECKS, a sentence; SECONDS, the most that it may take where all are run; and run().
-SECTIONS = {"preflight": preflight, "doctor": doctor, "references": references, "plan": plan, "modes": modes, "conformance": conformance,
-            "models": models, "speed": speed, "rehearsal": rehearsal, "limit": limit, "cudnn": cudnn, "graphs": graphs, "tuning": tuning,
-            "offload": offload, "operations": operations, "states": states, "more-speed": more_speed, "sanitizer": sanitizer}
+# Each module has CHECKS, a sentence; CASES, seconds that each case may take at most, by name; sources(case), the files that a result depends
+# on; run(place, found, case). One that has `run_together` runs several cases at once. IS_SPEED: it takes times, which do not go out of date by
+# themselves.
+SECTIONS = {"preflight": preflight, "doctor": doctor, "conformance": conformance, "models": models, "beside": beside, "robust": robust,
+            "kernels": kernels, "graphs": graphs, "homes": homes, "protocol": protocol, "choices": choices, "traces": traces, "plan": plan,
+            "sanitizer": sanitizer, "modes": modes, "references": references, "rehearsal": rehearsal, "limit": limit, "offload": offload,
+            "states": states, "speed": speed, "operations": operations, "tuning": tuning}
+# The first finds at once what would make the rest worthless; the others need the second's figures of the GPU.
+ALWAYS = ("preflight", "doctor")
+
+
+def cases(section=None):
+    """The cases of a section, or of all that are not always run."""
+    every = [Case(section, name, seconds, tuple(module.sources(name)), getattr(module, "IS_SPEED", False))
+             for section, module in SECTIONS.items() if section not in ALWAYS for name, seconds in module.CASES.items()]
+    return [case for case in every if section in (None, case.section)]

@@ -1,24 +1,39 @@
 """The kernels, each against an oracle in f64, and against the CPU where bits must be equal; the device's memory and copies."""
 import re
 
+from ..case import ATTENTION, DEVICE, kernels
 from ..commands import run as run_command
-from ..outcome import OutOfTime, require
+from ..outcome import FAIL, NO_TIME, PASS, Findings, OutOfTime
 
 CHECKS = "every kernel against f64 on poisoned memory; AdamW's bits against the CPU's; same input, same bits; memory and copies of the device"
-SECONDS = 120
 
-RESULT = re.compile(r"^test (\S+) \.\.\. (ok|FAILED|ignored)\s*$", re.MULTILINE)
+# The sources of a test's kernels, where they are not named after it.
+NAMED = {"fp8": kernels("fp8"), "scaled_mm": kernels("fp8", "matmul"), "swiglu": (), "gelu": (), "rms_norm": kernels("norm_backward"), "layer_norm": kernels("norm_backward"),
+         "flash_attention": ATTENTION, "grouped_products": kernels("grouped_matmul", "experts"), "router": (), "adamw": kernels("columns"), "adafactor": (),
+         "matmul": ("crates/kernels/src/cuda/device/products/**",), "cross_entropy": (), "embedding": (), "experts": (), "latent": (),
+         "dequantise": (), "muon": (), "gram": kernels("matmul"), "attention": (), "cached_attention": kernels("cache", "attention", "flash_attention"), "norm": (), "qkv": (),
+         "rotary": (), "positions": (), "preference": (), "elementwise": (), "sum_in_order": (), "dropout": ()}
+# `others` are the tests that are about no kernel alone. Those of the program of the device, which has the card to itself, come last.
+OF_THE_DEVICE = ("beyond_int32", "device")
+CASES = {**dict.fromkeys(NAMED, 3), "flash_attention": 8, "grouped_products": 6, "matmul": 5, "beyond_int32": 35, "others": 15, "device": 15}
+
+RESULT = re.compile(r"^test (\S+) \.\.\. (ok|FAILED|ignored)\s*$")
+LISTED = re.compile(r"^(\S+): test$", re.MULTILINE)
 SHARE = re.compile(r"^(?:test \S+ \.\.\. )?(.+) for (F32|BF16): (.+): ([0-9.]+|NaN|inf) % of the allowed error$", re.MULTILINE)
 
-
 # Tests of the stand-ins and of the interpreter: they need what the build left where the bundle was made.
-OF_THE_BUILD = ["interpreted::", "gpu::the_stand_in", "cudnn::on_a_device::the_stand_in", "cudnn::on_a_device::a_version"]
+OF_THE_BUILD = ("interpreted::", "gpu::the_stand_in")
 
 
-def results(stdout):
-    """Names of the tests that passed, and of those that did not."""
-    ended = RESULT.findall(stdout)
-    return [name for name, result in ended if result == "ok"], [name for name, result in ended if result != "ok"]
+def sources(case):
+    if case in ("others", "device", "beyond_int32"):
+        return (*DEVICE, *kernels("matmul")) if case == "beyond_int32" else DEVICE
+    return (*kernels(case), *NAMED[case], f"crates/kernels/tests/conformance/{case}.rs")
+
+
+def case_of(test):
+    module = test.partition("::")[0]
+    return module if module in NAMED else "others"
 
 
 def shares(stdout):
@@ -31,50 +46,69 @@ def shares(stdout):
     return worst
 
 
-def shortened(names, most=3):
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+class Tests:
+    """Tests of one program, and the cases that they are of. A case ends with its last test."""
+
+    def __init__(self, tests, end):
+        self.left, self.failed, self.passed, self.end = {}, {}, {}, end
+        for case, test in tests:
+            self.left.setdefault(case, set()).add(test)
+
+    def line(self, text):
+        result = RESULT.match(text)
+        case = next((case for case, tests in self.left.items() if result and result[1] in tests), None)
+        if case is None:
+            return
+        self.left[case].discard(result[1])
+        (self.passed if result[2] == "ok" else self.failed).setdefault(case, []).append(result[1])
+        if not self.left[case]:
+            del self.left[case]
+            self.close(case)
+
+    def close(self, case, why=None):
+        passed, failed = self.passed.get(case, []), self.failed.get(case, [])
+        found = Findings(figures=dict(passed=len(passed), failed=len(failed)))
+        status, reason = (FAIL, f"failed: {', '.join(failed[:3])}") if failed else why or (PASS, "")
+        self.end(case, status, reason, found)
 
 
-def run(place, found):
+def run_together(place, cases, end):
+    """One process for many cases, since starting one takes as long as most cases."""
     # The CPU beside the GPU: some tests compare the two. The emulation has been run where the bundle was made.
-    devices = "cpu,gpu" if place.is_cuda else "cpu,emulation"
-    environment = {**place.environment, "CONFORMANCE_DEVICES": devices}
-    skipped = [word for name in OF_THE_BUILD for word in ("--skip", name)]
+    environment = {**place.environment, "CONFORMANCE_DEVICES": "cpu,gpu" if place.is_cuda else "cpu,emulation"}
+    for program, names in (("conformance", [name for name in cases if name not in OF_THE_DEVICE]), ("cuda_device", [name for name in cases if name in OF_THE_DEVICE])):
+        if names:
+            run_program(place, program, names, environment, end)
+
+
+def run_program(place, program, names, environment, end):
+    of_case = case_of if program == "conformance" else lambda test: "beyond_int32" if "beyond_int32" in test else "device"
+    listed = LISTED.findall(run_command([place.bundle / program, "--list"], place.clock, environment).stdout)
+    tests = Tests([(of_case(test), test) for test in listed if of_case(test) in names and not test.startswith(OF_THE_BUILD)], end)
+    for name in set(names) - tests.left.keys():
+        end(name, FAIL, "this binary has no such test", Findings())
+    # One of the device's tests fills the card: one after the other.
+    threads = ["--test-threads", 1] if program == "cuda_device" else []
+    command = [place.bundle / program, "--nocapture", *threads, "--exact", *(test for tests_ in tests.left.values() for test in tests_)]
+    if not tests.left:
+        return
     try:
-        finished = run_command([place.bundle / "conformance", "--nocapture", *skipped], place.clock, environment)
+        finished = run_command(command, place.clock, environment, each_line=tests.line)
+        stdout, why = finished.stdout, (FAIL, f"not ended: {finished.complaint()}")
     except OutOfTime as ended:
-        passed, failed = report(found, ended.stdout)
-        require(not failed, f"failed before the time was up: {shortened(failed)}")
-        raise OutOfTime(f"{ended}; {len(passed)} tests had passed") from None
-    passed, failed = report(found, finished.stdout)
-    require(finished.code == 0 and not failed, f"{shortened(failed) or 'the tests'} failed: {finished.complaint()}")
-    require(len(passed) > 20, f"only {len(passed)} tests ran")
-    require(found.figures["shares"], "no error was measured on a device other than the CPU")
-    if place.gpu():
-        name = place.gpu()["name"]
-        require(all(device == name for device, _, _ in shares(finished.stdout)), f"not everything ran on the {name}")
-    if place.is_cuda:
-        check_device(place, found, environment)
+        stdout, why = ended.stdout, (NO_TIME, str(ended))
+    for case in list(tests.left):
+        tests.close(case, why)
+    if any(case in NAMED for case in tests.passed):
+        report(place, stdout, end)
 
 
-def check_device(place, found, environment):
-    """Memory, copies and times of the device. Without a GPU these tests run where the bundle is made. One after the other, since
-    one of them fills the card."""
-    finished = run_command([place.bundle / "cuda_device", "--nocapture", "--test-threads", 1], place.clock, environment)
-    passed, failed = results(finished.stdout)
-    found.figures.update(device_passed=passed, device_failed=failed)
-    require(finished.code == 0 and passed and not failed, f"{shortened(failed) or 'tests of the device'} failed: {finished.complaint()}")
-    found.notes.append(f"{len(passed)} tests of the device's memory and copies passed")
-
-
-def report(found, stdout):
-    passed, failed = results(stdout)
-    worst = shares(stdout)
-    found.figures.update(passed=passed, failed=failed, shares=[[*key, percent] for key, percent in worst.items()])
+def report(place, stdout, end):
+    """The worst errors of all cases, beside the last of them."""
+    worst, found = shares(stdout), Findings()
     rows = found.table("Worst errors, in percent of what is allowed", "output", "type", "device", "%")
     for (device, output, dtype), percent in sorted(worst.items(), key=lambda item: -item[1])[:8]:
         rows.append([output, dtype.lower(), device, f"{percent:.1f}"])
-    found.notes.append(f"{len(passed)} tests passed, {len(failed)} failed")
-    return passed, failed
+    name = place.gpu().get("name")
+    strange = sorted({device for device, _, _ in worst} - {name}) if name else []
+    end("errors", FAIL if strange or not worst else PASS, f"not on the {name}: {strange}" if strange else "" if worst else "no error was measured", found)

@@ -4,17 +4,20 @@ import json
 from ..outcome import require
 
 CHECKS = "the device is there and the binary can use it; bandwidths and the rate of products"
-SECONDS = 60
+CASES = {"machine": 30}
 
 # Of a GPU alone.
 PAGE_LOCKED = {"copies from page-locked memory": "h2d_gbps", "copies to page-locked memory": "d2h_gbps", "both at once, added up": "both_ways_gbps"}
 
 
-def run(place, found):
+def sources(_case):
+    return ()
+
+
+def run(place, found, _case):
     finished = place.trainer("doctor", "--json")
     require(finished.code == 0, f"trainer doctor: {finished.complaint()}")
     place.doctor = json.loads(finished.stdout)
-    found.figures.update(place.doctor)
     if place.is_cuda:
         require(place.doctor["cuda_built"], "this binary was built without CUDA")
         missing = "; ".join(place.doctor["missing"]) or "doctor lists no GPU"
@@ -23,6 +26,7 @@ def run(place, found):
     else:
         measured = (place.doctor["host"], place.doctor["host"]["f32"], "f32")
     report(found, *measured)
+    found.figures.update({name: value for name, value in measured[1].items() if isinstance(value, float)}, name=measured[0].get("name", "the CPU"))
 
 
 def report(found, device, rates, dtype):

@@ -1,19 +1,27 @@
 """Out of memory: at the plan's peak there is enough, a granule below there is not, and the fixes work."""
+from ..case import DEVICE
 from ..outcome import require
 
 CHECKS = "a limit at the plan's peak exits 0, a granule under it exits 3, fixes from oom.json run; on a GPU also a card that is full"
-SECONDS = 60
 
 GIB = 2**30
 
 
-def run(place, found):
-    model = ["--config", "llama-15m", "--dtype", "bf16", "--micro-batch", 4] if place.is_cuda else ["--config", "tiny"]
+FULL = "a full card"
+CASES = {"none": 12, "core_attn,mlp": 12, FULL: 20}
+
+
+def sources(_case):
+    return DEVICE
+
+
+def run(place, found, case):
     rows = found.table("Limits", "run", "limit, bytes", "exit code", "measured peak, bytes")
-    for mode in ("none", "core_attn,mlp"):
-        at_the_limit(place, found, rows, [*model, "--recompute", mode, "--steps", 2])
-    if place.is_cuda:
-        a_full_card(place, found, rows)
+    if case == FULL:
+        place.need_gpu("a full card")
+        return a_full_card(place, found, rows)
+    model = ["--config", "llama-15m", "--dtype", "bf16", "--micro-batch", 4] if place.is_gpu else ["--config", "tiny"]
+    at_the_limit(place, found, rows, [*model, "--recompute", case, "--steps", 2])
 
 
 def peak(trained):
@@ -44,7 +52,7 @@ def at_the_limit(place, found, rows, arguments):
         fixed = limited(enough - granule, *settings(fix))
         require(fixed.finished.code == 0, f"{name} with the fix {fix['set']}: {fixed.finished.complaint()}")
         require(peak(fixed) == fix["peak_bytes"], f"{name} with {fix['set']}: a peak of {peak(fixed):,} bytes, not {fix['peak_bytes']:,}")
-    found.figures[name] = dict(peak_bytes=enough, granularity_bytes=granule, refused=oom["name"], fixes=len(oom["fixes"]))
+    found.figures.update(peak_bytes=enough, granularity_bytes=granule, refused=oom["name"], fixes=len(oom["fixes"]))
 
 
 def settings(fix):
@@ -53,10 +61,7 @@ def settings(fix):
 
 def a_full_card(place, found, rows):
     """A run that needs more than all memory of the card, without any other limit."""
-    total = place.gpu().get("memory", {}).get("total")
-    if not total:
-        found.notes.append("a full card was not tried: it takes the section doctor, for the GPU's memory")
-        return
+    total = place.gpu()["memory"]["total"]
     # As many sequences as the built-in text has, or fewer.
     for micro_batch in (48, 96, 144, 190):
         arguments = ["--config", "qwen2.5-0.5b", "--dtype", "bf16", "--seq", 1024, "--micro-batch", micro_batch, "--accum", 1, "--steps", 1]
@@ -77,4 +82,4 @@ def a_full_card(place, found, rows):
     fixed = place.try_training(*arguments, *settings(least))
     rows.append([f"{name} {' '.join(least['set'])}", "the card", str(fixed.finished.code), f"{peak(fixed):,}"])
     require(fixed.finished.code == 0, f"{name} with the fix {least['set']}: {fixed.finished.complaint()}")
-    found.figures["full_card"] = dict(reserved_bytes=reserved, total_bytes=total, refused=oom["name"], fix=least)
+    found.figures.update(reserved_bytes=reserved, total_bytes=total, refused=oom["name"], fix=" ".join(least["set"]))

@@ -1,61 +1,90 @@
 """Models, optimizers, homes and products of other kinds: the CPU's losses, the same bits recomputed, planned = measured."""
+import json
+
+from ..case import ATTENTION, kernels
 from ..outcome import require
 
 CHECKS = ("experts, latents, adapters, bases of 4 and 8 bits, Muon, Adafactor, documents, parts of a sequence, products in FP8, and weights and "
           "gradients on the host: the CPU's losses in f32 (FP8's in bf16), the same bits when everything is recomputed, planned peak = measured peak")
-SECONDS = 90
 
 STEPS = 4
 # Relative, in loss: both sum in f32, in another order. In FP8 a sum that rounds the other way to bf16 changes codes.
 NEAR, NEAR_FP8 = 1e-4, 5e-3
 SMALL = ["--config", "tiny", "--micro-batch", 4, "--accum", 2]
+GPT2 = ["--config", "gpt2", "--seq", 64, "--micro-batch", 2, "--set", "model.layers=2"]
 HOST = ["--offload-parameters", "pinned", "--offload-gradients", "pinned"]
-CASES = {
-    "experts": ["--config", "tiny-moe"],
-    "latents and experts": ["--config", "tiny-mla"],
-    "adapters": [*SMALL, "--lora", 8],
-    "adapters on GPT-2, dropout": ["--config", "gpt2", "--seq", 64, "--micro-batch", 2, "--lora", 8, "--set", "lora.dropout=0.1",
-                                   "--set", "model.layers=2"],
-    "adapters, base of 4 bits": [*SMALL, "--lora", 8, "--base-dtype", "nf4"],
-    "adapters, base of 8 bits, experts": ["--config", "tiny-moe", "--lora", 8, "--base-dtype", "8bit"],
-    "Muon": [*SMALL, "--optimizer", "muon"],
-    "Adafactor": [*SMALL, "--optimizer", "adafactor"],
-    "Muon, experts": ["--config", "tiny-moe", "--optimizer", "muon"],
-    "padded documents": [*SMALL, "--seq", 256, "--packing", "pad"],
-    "documents, first fit": [*SMALL, "--seq", 256, "--packing", "first-fit"],
-    "documents, first fit, experts": ["--config", "tiny-moe", "--seq", 256, "--packing", "first-fit"],
-    "parts of a sequence": [*SMALL, "--context-parts", 2],
-    "weights and gradients on the host": [*SMALL, *HOST],
-    "everything on the host, experts": ["--config", "tiny-moe", *HOST, "--offload-optimizer", "pinned"],
-    "FP8": [*SMALL, "--fp8", "tensor"],
-    "FP8, kept in bf16, weights for a step": [*SMALL, "--fp8", "tensor", "--set", "fp8.save=false", "--set", "fp8.weights=step"],
-    "FP8, codes of weights on the host": [*SMALL, "--fp8", "tensor", "--set", "fp8.weights=step", *HOST],
-    "FP8, e4m3, GPT-2, dropout": ["--config", "gpt2", "--seq", 64, "--micro-batch", 2, "--fp8", "tensor", "--set", "fp8.gradients=e4m3",
-                                  "--set", "model.layers=2"],
+FP8, EXPERTS = kernels("fp8", "swiglu", "rms_norm"), kernels("experts", "grouped_matmul", "router")
+COPIES = ("crates/kernels/src/cuda/device/staging.rs", "crates/kernels/src/cuda/device/streams.rs")
+# Flags, and the sources of what is its own. The first two have run on no GPU.
+FLAGS = {
+    "FP8, codes of weights on the host": ([*SMALL, "--fp8", "tensor", "--set", "fp8.weights=step", *HOST], FP8),
+    "FP8, e4m3, GPT-2, dropout": ([*GPT2, "--fp8", "tensor", "--set", "fp8.gradients=e4m3"], (*kernels("layer_norm", "gelu", "dropout"), *FP8)),
+    "FP8": ([*SMALL, "--fp8", "tensor"], FP8),
+    "FP8, kept in bf16, weights for a step": ([*SMALL, "--fp8", "tensor", "--set", "fp8.save=false", "--set", "fp8.weights=step"], FP8),
+    "experts": (["--config", "tiny-moe"], EXPERTS),
+    "latents and experts": (["--config", "tiny-mla"], (*kernels("latent"), *EXPERTS, *ATTENTION)),
+    "adapters": ([*SMALL, "--lora", 8], kernels("matmul")),
+    "adapters on GPT-2, dropout": ([*GPT2, "--lora", 8, "--set", "lora.dropout=0.1"], kernels("layer_norm", "gelu", "dropout")),
+    "adapters, base of 4 bits": ([*SMALL, "--lora", 8, "--base-dtype", "nf4"], kernels("dequantise")),
+    "adapters, base of 8 bits, experts": (["--config", "tiny-moe", "--lora", 8, "--base-dtype", "8bit"], (*kernels("dequantise"), *EXPERTS)),
+    "Muon": ([*SMALL, "--optimizer", "muon"], kernels("muon")),
+    "Adafactor": ([*SMALL, "--optimizer", "adafactor"], kernels("adafactor")),
+    "Muon, experts": (["--config", "tiny-moe", "--optimizer", "muon"], (*kernels("muon"), *EXPERTS)),
+    "padded documents": ([*SMALL, "--seq", 256, "--packing", "pad"], ATTENTION),
+    "documents, first fit": ([*SMALL, "--seq", 256, "--packing", "first-fit"], ATTENTION),
+    "documents, first fit, experts": (["--config", "tiny-moe", "--seq", 256, "--packing", "first-fit"], (*ATTENTION, *EXPERTS)),
+    "parts of a sequence": ([*SMALL, "--context-parts", 2], ATTENTION),
+    "weights and gradients on the host": ([*SMALL, *HOST], COPIES),
+    "everything on the host, experts": (["--config", "tiny-moe", *HOST, "--offload-optimizer", "pinned"], (*COPIES, *EXPERTS)),
 }
+CASES = {case: 10 if "gpt2" in flags else 5 for case, (flags, _) in FLAGS.items()}
+LOSSES = "cpu-losses.json"
 
 
-def run(place, found):
+def sources(case):
+    return FLAGS[case][1]
+
+
+def dtypes(case):
+    return ("bf16",) if "--fp8" in FLAGS[case][0] else ("f32", "bf16")
+
+
+def is_compared(case, dtype):
+    """Whether a run's losses are those of the CPU: in bf16 only products of FP8 round alike."""
+    return dtype == "f32" or "--fp8" in FLAGS[case][0]
+
+
+def arguments(place, case, dtype):
+    flags = FLAGS[case][0]
+    documents = ["--data", place.bundle / "golden" / "documents"] if "--packing" in flags else []
+    return [*flags, *documents, "--dtype", dtype, "--steps", STEPS]
+
+
+def cpu_losses(place):
+    """The losses of every case on the CPU, which the bundle holds."""
+    compared = [(case, dtype) for case in FLAGS for dtype in dtypes(case) if is_compared(case, dtype)]
+    return {f"{case}, {dtype}": [step["loss"] for step in place.train(*arguments(place, case, dtype), device="cpu").metrics.steps]
+            for case, dtype in compared}
+
+
+def run(place, found, case):
     rows = found.table("Models of other kinds", "run", "type", "peak, bytes", "recomputed, bytes", "same bits", "furthest loss from the CPU's")
-    for name, flags in CASES.items():
-        is_fp8 = "--fp8" in flags
-        for dtype in ("bf16",) if is_fp8 else ("f32", "bf16"):
-            documents = ["--data", place.bundle / "golden" / "documents"] if "--packing" in flags else []
-            common = [*flags, *documents, "--dtype", dtype, "--steps", STEPS]
-            kept, recomputed = place.train_all([[*common, "--recompute", mode] for mode in ("none", "full")])
-            reference = place.train(*common, device="cpu") if (is_fp8 or dtype == "f32") and place.is_cuda else None
-            furthest = distance(kept, reference) if reference else None
-            same = kept.metrics.bits() == recomputed.metrics.bits()
-            rows.append([name, dtype, f"{max(kept.metrics.peaks()):,}", f"{max(recomputed.metrics.peaks()):,}", "yes" if same else "NO",
-                         "-" if furthest is None else f"{furthest:.1e}"])
-            found.figures[f"{name}, {dtype}"] = dict(furthest=furthest, bits=kept.metrics.bits())
-            judge(f"{name}, {dtype}", kept, recomputed, furthest, NEAR_FP8 if is_fp8 else NEAR)
+    losses = json.loads(place.prepared(LOSSES).read_text())
+    runs = iter(place.train_all([[*arguments(place, case, dtype), "--recompute", mode] for dtype in dtypes(case) for mode in ("none", "full")]))
+    for dtype, kept, recomputed in zip(dtypes(case), runs, runs):
+        furthest = distance(kept, losses[f"{case}, {dtype}"]) if is_compared(case, dtype) else None
+        same = kept.metrics.bits() == recomputed.metrics.bits()
+        rows.append([case, dtype, f"{max(kept.metrics.peaks()):,}", f"{max(recomputed.metrics.peaks()):,}", "yes" if same else "NO",
+                     "-" if furthest is None else f"{furthest:.1e}"])
+        if furthest is not None:
+            found.figures["furthest"] = furthest
+        judge(f"{case}, {dtype}", kept, recomputed, furthest, NEAR_FP8 if "--fp8" in FLAGS[case][0] else NEAR)
 
 
-def distance(trained, reference):
+def distance(trained, losses):
     """The largest relative difference of the steps' losses."""
-    pairs = list(zip(trained.metrics.steps, reference.metrics.steps))
-    return max(abs(one["loss"] / other["loss"] - 1) for one, other in pairs)
+    require(len(trained.metrics.steps) == len(losses), "the bundle has losses of another number of steps")
+    return max(abs(step["loss"] / loss - 1) for step, loss in zip(trained.metrics.steps, losses))
 
 
 def judge(name, kept, recomputed, furthest, near):

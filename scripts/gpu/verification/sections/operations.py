@@ -1,31 +1,32 @@
 """Every operation of a step beside its two floors: FLOPs over the peak, bytes over the bandwidth."""
 import json
 
+from ..case import STEP
 from ..outcome import require
 
 CHECKS = "what each operation of a step takes, beside the least that FLOPs and bytes allow; the update beside the bandwidth of copies"
-SECONDS = 50
+IS_SPEED = True
 
-ON_CUDA = [("qwen2.5-0.5b", 1024, 8), ("llama-3.2-1b", 4096, 1)]
-ON_CPU = [("tiny", 128, 4)]
+FLAGS = {
+    "Qwen2.5-0.5B, 8 x 1,024": ["--config", "qwen2.5-0.5b", "--seq", 1024, "--micro-batch", 8],
+    "Llama-3.2 1B, 4,096": ["--config", "llama-3.2-1b", "--seq", 4096, "--micro-batch", 1],
+}
+CASES = dict.fromkeys(FLAGS, 25)
 # Shorter ones are in the JSON.
 SHARE_SHOWN = 0.005
 
 
-def run(place, found):
+def sources(_case):
+    return STEP
+
+
+def run(place, found, case):
     rows = found.table("Operations", "model", "operation", "sizes", "calls", "ms", "share", "by FLOPs, ms", "by bytes, ms", "times its floor")
-    profiles = []
-    for config, seq, micro_batch in ON_CUDA if place.is_cuda else ON_CPU:
-        finished = place.trainer("profile", "--config", config, "--seq", seq, "--micro-batch", micro_batch, "--accum", 1, "--device",
-                                 place.device, "--json")
-        require(finished.code == 0, f"trainer profile: {finished.complaint()}")
-        profile = json.loads(finished.stdout)
-        profiles.append(dict(model=config, seq=seq, micro_batch=micro_batch, **profile))
-        rows.extend(row(config, operation, profile) for operation in profile["operations"]
-                    if operation["ms"] > SHARE_SHOWN * profile["total_ms"])
-        found.notes.append(f"{config}: {profile['total_ms']:.1f} ms, {profile['floor_ms']:.1f} at the least; the update reaches "
-                           f"{100 * update_share(profile):.0f} % of a copy's bandwidth (asked: 85 %)")
-    found.figures.update(profiles=profiles)
+    finished = place.trainer("profile", *place.sized(*FLAGS[case], "--accum", 1), "--device", place.device, "--json")
+    require(finished.code == 0, f"trainer profile: {finished.complaint()}")
+    profile = json.loads(finished.stdout)
+    rows.extend(row(case, operation, profile) for operation in profile["operations"] if operation["ms"] > SHARE_SHOWN * profile["total_ms"])
+    found.figures.update(total_ms=profile["total_ms"], floor_ms=profile["floor_ms"], update_share=update_share(profile))
 
 
 def row(config, operation, profile):

@@ -1,41 +1,48 @@
 """The plan against what the ledger, the driver's pool and the driver say."""
+from ..case import ATTENTION, DEVICE
 from ..outcome import require
 
 CHECKS = "planned peak = measured peak; the pool's marks are the plan's bytes and a constant; no allocation from step 2 on; overhead"
-SECONDS = 80
 
 STEPS = 4
 
 
-def cases(is_cuda):
-    if not is_cuda:
-        return [["--config", "tiny", "--dtype", dtype, "--recompute", mode] for dtype in ("f32", "bf16") for mode in ("none", "full")]
-    small = ["--config", "llama-15m", "--accum", 2]
-    large = ["--config", "qwen2.5-0.5b", "--seq", 1024, "--micro-batch", 4, "--accum", 2, "--dtype", "bf16"]
-    return [[*small, "--dtype", "f32", "--attention", "eager", "--recompute", "none"],
-            [*small, "--dtype", "bf16", "--recompute", "core_attn,mlp", "--state-dtype", "8bit", "--grad-dtype", "bf16",
-             "--master", "bf16-split"],
-            [*large, "--recompute", "none"], [*large, "--recompute", "full"]]
+SMALL = ["--config", "llama-15m", "--accum", 2]
+LARGE = ["--config", "qwen2.5-0.5b", "--seq", 1024, "--micro-batch", 4, "--accum", 2, "--dtype", "bf16"]
+LONG = "4 layers of Llama-3 8B, 262,144 tokens"
+FLAGS = {
+    "llama-15m, f32": [*SMALL, "--dtype", "f32", "--attention", "eager", "--recompute", "none"],
+    "llama-15m, 8 bits": [*SMALL, "--dtype", "bf16", "--recompute", "core_attn,mlp", "--state-dtype", "8bit", "--grad-dtype", "bf16", "--master", "bf16-split"],
+    "Qwen2.5-0.5B": [*LARGE, "--recompute", "none"],
+    "Qwen2.5-0.5B, all recomputed": [*LARGE, "--recompute", "full"],
+    # Two steps: the second shows that nothing is allocated.
+    LONG: ["--config", "llama-3-8b", "--set", "model.layers=4", "--seq", 262144, "--micro-batch", 1, "--accum", 1, "--dtype", "bf16",
+           "--recompute", "full", "--steps", 2],
+}
+CASES = {"llama-15m, f32": 10, "llama-15m, 8 bits": 10, "Qwen2.5-0.5B": 20, "Qwen2.5-0.5B, all recomputed": 20, LONG: 60}
 
 
-def run(place, found):
+def sources(case):
+    return ATTENTION if case == LONG else DEVICE
+
+
+def run(place, found, case):
     rows = found.table("Plan and device, bytes", "run", "planned peak", "measured peak", "plan reserves", "pool used", "difference",
                        "pool reserved", "overhead", "planned overhead", "driver allocations from step 2")
-    for arguments in cases(place.is_cuda):
-        arguments = [*arguments, "--steps", STEPS]
-        name = " ".join(map(str, arguments)).replace("--", "")
-        # The plan first, by a command that never sees the device.
-        ahead = place.plan(*arguments)
-        trained = place.train(*arguments)
-        figures = compare(trained.plan, trained.metrics, place.is_cuda)
-        found.figures[name] = figures
-        numbers = [figures.get(key) for key in ("planned_peak_bytes", "peak_bytes", "reserved_bytes", "device_used_high_bytes",
-                                                "difference_bytes", "device_reserved_high_bytes", "overhead_bytes",
-                                                "planned_overhead_bytes", "driver_allocations")]
-        rows.append([name, *("-" if number is None else f"{number:,}" for number in numbers)])
-        judge(name, figures)
-        require(ahead["peak_bytes"] == trained.plan["peak_bytes"], f"{name}: `trainer plan` says {ahead['peak_bytes']:,} bytes, the "
-                                                                   f"run's plan {trained.plan['peak_bytes']:,}")
+    arguments = [*(FLAGS[case] if place.is_gpu else place.sized(*FLAGS[case])), *([] if case == LONG else ["--steps", STEPS])]
+    data = ["--data", place.prepared("tokens.bin"), "--no-shuffle"] if case == LONG and place.is_gpu else []
+    # The plan first, by a command that never sees the device.
+    ahead = place.plan(*arguments, *data)
+    trained = place.train(*arguments, *data)
+    figures = compare(trained.plan, trained.metrics, place.is_cuda)
+    found.figures.update(step_ms=trained.metrics.median("step_ms", 1), **figures)
+    numbers = [figures.get(key) for key in ("planned_peak_bytes", "peak_bytes", "reserved_bytes", "device_used_high_bytes",
+                                            "difference_bytes", "device_reserved_high_bytes", "overhead_bytes",
+                                            "planned_overhead_bytes", "driver_allocations")]
+    rows.append([case, *("-" if number is None else f"{number:,}" for number in numbers)])
+    judge(case, figures)
+    require(ahead["peak_bytes"] == trained.plan["peak_bytes"], f"{case}: `trainer plan` says {ahead['peak_bytes']:,} bytes, the "
+                                                               f"run's plan {trained.plan['peak_bytes']:,}")
 
 
 def compare(plan, metrics, is_cuda):

@@ -1,11 +1,10 @@
 """Checks within seconds what would make the other sections worthless: driver, libraries, memory that others hold, clocks."""
-import subprocess
-
+from ..gpu import query, selected
 from ..libraries import library_path
 from ..outcome import require
 
 CHECKS = "one step of the smallest model trains; other processes hold little; what slows the GPU down is said"
-SECONDS = 30
+CASES = {"machine": 30}
 
 # Figures that nvidia-smi is asked for one by one, since one unknown name makes the whole query fail.
 QUERIES = dict(driver="driver_version", total_mib="memory.total", used_mib="memory.used", clock_mhz="clocks.sm", clock_max_mhz="clocks.max.sm",
@@ -20,12 +19,16 @@ REASONS = {0x2: "application clocks are set", 0x4: "the power limit", 0x8: "hard
 OTHERS_MIB_MAX = 2048
 
 
-def run(place, found):
-    if not place.is_cuda:
-        found.notes.append("on the CPU there is no driver to ask")
+def sources(_case):
+    return ()
+
+
+def run(place, found, _case):
+    if not place.is_gpu:
+        found.notes.append("without a GPU there is no driver to ask")
         return one_step(place)
-    said = {name: ask(query, place.clock) for name, query in QUERIES.items()}
-    said["cublaslt_folder"] = str(library_path()[1] or "")
+    said = {name: query(field, max(0.1, min(5, place.clock.left() / 2))) for name, field in QUERIES.items()}
+    said.update(cublaslt_folder=str(library_path()[1] or ""), gpu=selected())
     found.figures.update(said)
     rows = found.table("The GPU as it is", "what", "value")
     rows.extend([name, str(value)] for name, value in said.items() if value is not None)
@@ -42,17 +45,6 @@ def run(place, found):
 def one_step(place):
     """Driver, libraries and kernels, in the shortest run there is: what it refuses, it says."""
     place.train("--config", "tiny", "--steps", 1)
-
-
-def ask(query, clock):
-    """One figure of the first GPU; none where the driver's tool does not know it."""
-    try:
-        said = subprocess.run(["nvidia-smi", "-i", "0", f"--query-gpu={query}", "--format=csv,noheader,nounits"], capture_output=True, text=True,
-                              timeout=max(0.1, min(5, clock.left() / 2)))
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    text = said.stdout.strip()
-    return text if said.returncode == 0 and text and not text.startswith("[") else None
 
 
 def warnings(said):

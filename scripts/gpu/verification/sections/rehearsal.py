@@ -1,34 +1,38 @@
 """Libraries take all their device memory before the plan is relied on: nothing is loaded from the first step on."""
 import bisect
 
+from ..case import DEVICE
 from ..outcome import require
 from . import plan
 
 CHECKS = "memory beside the pool is the same from the first step on, and within the plan's; a card that a run nearly fills trains"
-SECONDS = 50
 
 STEPS = 3
-CASES = [["--config", "llama-15m", "--dtype", "f32", "--attention", "eager", "--recompute", "none"],
-         ["--config", "qwen2.5-0.5b", "--seq", 1024, "--micro-batch", 4, "--accum", 2, "--dtype", "bf16", "--recompute", "full"],
-         ["--config", "gpt2", "--micro-batch", 4, "--accum", 2, "--dtype", "bf16", "--recompute", "none"]]
+FLAGS = {
+    "llama-15m, f32": ["--config", "llama-15m", "--dtype", "f32", "--attention", "eager", "--recompute", "none"],
+    "Qwen2.5-0.5B": ["--config", "qwen2.5-0.5b", "--seq", 1024, "--micro-batch", 4, "--accum", 2, "--dtype", "bf16", "--recompute", "full"],
+    "GPT-2": ["--config", "gpt2", "--micro-batch", 4, "--accum", 2, "--dtype", "bf16", "--recompute", "none"],
+}
+NEARLY_FULL = "a nearly full card"
+CASES = {**dict.fromkeys(FLAGS, 10), NEARLY_FULL: 25}
 
 # As many sequences of the built-in text as there are.
 MICRO_BATCHES = range(190, 3, -2)
 
 
-def run(place, found):
-    rows = found.table("Beside the pool, bytes", "run", "in each step", "planned")
-    for arguments in CASES if place.is_cuda else [["--config", "tiny"]]:
-        trained = place.train(*arguments, "--steps", STEPS)
-        if not place.is_cuda:
-            continue
-        name = " ".join(map(str, arguments)).replace("--", "")
-        beside = beside_pool(trained.metrics)
-        found.figures[name] = dict(beside_bytes=beside, planned_overhead_bytes=trained.plan["device_overhead_bytes"])
-        rows.append([name, ", ".join(f"{bytes_:,}" for bytes_ in beside), f"{trained.plan['device_overhead_bytes']:,}"])
-        judge(name, beside)
+def sources(_case):
+    return DEVICE
+
+
+def run(place, found, case):
+    if case == NEARLY_FULL:
+        place.need_gpu("a full card")
+        return a_nearly_full_card(place, found)
+    trained = place.train(*place.sized(*FLAGS[case]), "--steps", STEPS)
     if place.is_cuda:
-        a_nearly_full_card(place, found)
+        beside = beside_pool(trained.metrics)
+        found.figures.update(beside_bytes=beside[0], planned_overhead_bytes=trained.plan["device_overhead_bytes"])
+        judge(case, beside)
 
 
 def beside_pool(metrics):
@@ -42,10 +46,7 @@ def judge(name, beside):
 
 def a_nearly_full_card(place, found):
     """The largest micro-batch that fits by the plan: it trains, and the plan holds."""
-    total = place.gpu().get("memory", {}).get("total")
-    if not total:
-        found.notes.append("a nearly full card was not tried: it takes the section doctor, for the GPU's memory")
-        return
+    total = place.gpu()["memory"]["total"]
     base = ["--config", "qwen2.5-0.5b", "--dtype", "bf16", "--seq", 1024, "--accum", 1, "--recompute", "none"]
     def needed_by(micro_batch):
         planned = place.plan(*base, "--micro-batch", micro_batch)
@@ -59,5 +60,5 @@ def a_nearly_full_card(place, found):
     figures = plan.compare(trained.plan, trained.metrics, True)
     name = f"micro-batch {micro_batch}"
     plan.judge(name, figures)
-    found.figures["nearly_full"] = dict(micro_batch=micro_batch, needed_bytes=needed, total_bytes=total, share=needed / total)
+    found.figures.update(micro_batch=micro_batch, needed_bytes=needed, total_bytes=total, share=needed / total)
     found.notes.append(f"{name}: {100 * needed / total:.1f} % of the card's memory by the plan, and it trains")

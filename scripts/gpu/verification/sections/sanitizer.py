@@ -3,11 +3,12 @@ import re
 import shutil
 import zlib
 
+from ..case import ATTENTION, kernels
 from ..commands import run as run_command
-from ..outcome import OutOfTime, Skipped, require
+from ..outcome import Skipped, require
+from . import conformance
 
 CHECKS = "no finding of compute-sanitizer: memcheck over the conformance cases, racecheck and synccheck over training steps"
-SECONDS = 70
 
 # Its message if it may not inspect the device, as in some containers.
 REFUSALS = ("Device not supported", "Failed to initialize", "profiling is not supported", "Unable to find injection")
@@ -20,10 +21,15 @@ STEP = ["train", "--config", "tiny", "--device", "cuda", "--quiet", "--steps", 1
         "--state-dtype", "8bit", "--save-every", 0]
 # FP8's steps have the kernels of bf16 too.
 IN_FP8 = ("--dtype", "bf16", "--fp8", "tensor")
-TRAINING = [("racecheck", "flash", IN_FP8), ("racecheck", "eager", ("--dtype", "f32")), ("memcheck", "flash", ("--dtype", "bf16")), ("synccheck", "flash", IN_FP8)]
-# Tensors have blocks of their own there, so that an access to the first byte behind one is found.
-CASES = [["fp8", "scaled_mm", "dequantise", "latent", "router", "muon", "gram", "adafactor"], ["rms_norm", "swiglu", "rotary", "qkv", "elementwise", "embedding", "norm", "cross_entropy", "experts"],
-         ["layer_norm", "gelu", "positions", "preference", "dropout"], ["adamw", "matmul", "grouped_products"], ["attention"], ["flash_attention"]]
+STEPS = {"racecheck, a step in FP8": ("racecheck", "flash", IN_FP8), "racecheck, a step in f32": ("racecheck", "eager", ("--dtype", "f32")),
+         "memcheck, a step in bf16": ("memcheck", "flash", ("--dtype", "bf16")), "synccheck, a step in FP8": ("synccheck", "flash", IN_FP8)}
+# Tests of the conformance suite under memcheck, those that it has not seen first. Tensors have blocks of their own there, so that an access to
+# the first byte behind one is found.
+GROUPS = [("fp8", "scaled_mm", "dequantise"), ("latent", "router", "muon", "gram", "adafactor"),
+          ("rms_norm", "swiglu", "rotary", "qkv", "elementwise", "embedding", "norm", "cross_entropy", "experts"),
+          ("layer_norm", "gelu", "positions", "preference", "dropout"), ("adamw", "matmul", "grouped_products"), ("attention",), ("flash_attention",)]
+TESTS = {f"memcheck, {', '.join(names)}": names for names in GROUPS}
+CASES = {**dict.fromkeys(TESTS, 20), **dict.fromkeys(STEPS, 12)}
 # Failed driver calls are ignored: the trainer reports its own, and a library may try some that fail.
 OPTIONS = {"memcheck": ["--report-api-errors", "no"]}
 
@@ -43,45 +49,41 @@ def inflated(held, start, most=1 << 24):
         return b""
 
 
-def jobs(place):
-    """Tool, what it runs, and the command."""
-    steps = [(tool, f"a step, {attention}, {' '.join(flags)}",
-              [place.bundle / "trainer", *STEP, "--attention", attention, *flags, "--out", place.new_folder()])
-             for tool, attention, flags in TRAINING]
-    cases = [("memcheck", f"cases of {', '.join(names)}", [place.bundle / "conformance", "--exact", *names, "--test-threads", 1])
-             for names in CASES]
-    return steps + cases
+def sources(case):
+    if case in STEPS:
+        return (*ATTENTION, *kernels("fp8", "rms_norm", "swiglu"))
+    return tuple(path for name in TESTS[case] for path in conformance.sources(name) if "tests" not in path)
 
 
-def run(place, found):
-    if not place.is_cuda:
-        raise Skipped("there are no CUDA kernels on this device")
+def command(place, case):
+    """The tool, and what it runs."""
+    if case in TESTS:
+        return "memcheck", [place.bundle / "conformance", "--exact", *TESTS[case], "--test-threads", 1]
+    tool, attention, flags = STEPS[case]
+    return tool, [place.bundle / "trainer", *STEP, "--attention", attention, *flags, "--out", place.new_folder()]
+
+
+def run(place, found, case):
+    place.need_gpu("compute-sanitizer")
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         raise Skipped("compute-sanitizer is not on PATH")
-    environment = {**place.environment, "CONFORMANCE_DEVICES": "gpu"}
-    kernels = kernel_names(place.bundle / "trainer")
-    require(kernels, "the trainer holds no kernels")
-    rows = found.table("compute-sanitizer", "tool", "run", "seconds", "result")
-    for name, what, command in jobs(place):
-        try:
-            options = ["--tool", name, "--error-exitcode", FOUND, *OPTIONS.get(name, [])]
-            finished = run_command([tool, *options, *command], place.clock, environment)
-        except OutOfTime as ended:
-            rows.append([name, what, "-", "no time"])
-            raise OutOfTime(f"{len(rows) - 1} of {len(jobs(place))} runs were clean; then {ended}") from None
-        said = finished.stdout + finished.stderr
-        if any(refusal in said for refusal in REFUSALS):
-            raise Skipped(f"compute-sanitizer cannot look at this GPU: {next(r for r in REFUSALS if r in said)}")
-        summary = SUMMARY.search(said)
-        rows.append([name, what, f"{finished.seconds:.0f}", summary.group(1) if summary else f"exit code {finished.code}"])
-        if finished.code == 0 and CLEAN.search(said):
-            continue
-        findings = findings_of(said)
-        # Shared memory is a kernel's own affair. Outside of shared memory, arguments of ours may be the cause.
-        of_library = name == "racecheck" and findings and not any(names_one_of(kernels, line) for line in findings)
-        require(of_library and finished.code in (0, FOUND), f"{name}, {what}: exit code {finished.code}; {(findings or ['it said nothing'])[0]}")
-        found.notes.append(f"{name}, {what}: {len(findings)} lines about kernels of cuBLASLt, none about the trainer's")
+    name, words = command(place, case)
+    options = ["--tool", name, "--error-exitcode", FOUND, *OPTIONS.get(name, [])]
+    finished = run_command([tool, *options, *words], place.clock, {**place.environment, "CONFORMANCE_DEVICES": "gpu"})
+    said = finished.stdout + finished.stderr
+    if any(refusal in said for refusal in REFUSALS):
+        raise Skipped(f"compute-sanitizer cannot look at this GPU: {next(r for r in REFUSALS if r in said)}")
+    summary = SUMMARY.search(said)
+    found.figures["summary"] = summary.group(1) if summary else f"exit code {finished.code}"
+    if finished.code == 0 and CLEAN.search(said):
+        return
+    findings, ours = findings_of(said), kernel_names(place.bundle / "trainer")
+    require(ours, "the trainer holds no kernels")
+    # Shared memory is a kernel's own affair. Outside of shared memory, arguments of ours may be the cause.
+    of_library = name == "racecheck" and findings and not any(names_one_of(ours, line) for line in findings)
+    require(of_library and finished.code in (0, FOUND), f"{case}: exit code {finished.code}; {(findings or ['it said nothing'])[0]}")
+    found.notes.append(f"{case}: {len(findings)} lines about kernels of cuBLASLt, none about the trainer's")
 
 
 def findings_of(said):

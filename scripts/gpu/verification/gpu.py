@@ -1,0 +1,57 @@
+"""The GPU that CUDA gives a program, asked by nvidia-smi."""
+import os
+import statistics
+import subprocess
+
+from .outcome import Failed
+
+
+def selected():
+    """The index or UUID of the GPU that CUDA_VISIBLE_DEVICES gives first; without it the first."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return "0"
+    first = named.split(",")[0].strip()
+    if first in ("", "-1", "NoDevFiles"):
+        raise Failed(f"CUDA_VISIBLE_DEVICES={named} hides every GPU")
+    return first
+
+
+def query(fields, seconds=20):
+    """What nvidia-smi says of fields of this GPU; none where it does not know one of them, or is not there."""
+    try:
+        command = ["nvidia-smi", "-i", selected(), f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    except (OSError, subprocess.TimeoutExpired, Failed):
+        return None
+    text = said.stdout.strip()
+    return text if said.returncode == 0 and text and not text.startswith("[") else None
+
+
+class Watch:
+    """Clock and power of the GPU while something runs: medians of samples in which it was busy."""
+
+    def __enter__(self):
+        self.sm_mhz = self.watts = None
+        command = ["nvidia-smi", "-i", selected(), "--query-gpu=clocks.sm,power.draw,utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
+        try:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        except OSError:
+            self.process = None
+        return self
+
+    def __exit__(self, *_):
+        if self.process is None:
+            return
+        self.process.terminate()
+        self.sm_mhz, self.watts = medians(self.process.communicate()[0])
+
+    def figures(self):
+        return dict(sm_mhz=self.sm_mhz, watts=self.watts)
+
+
+def medians(said):
+    """Median clock and power of the lines that name a busy GPU."""
+    rows = [line.split(",") for line in said.splitlines() if line.count(",") == 2]
+    busy = [(float(clock), float(power)) for clock, power, use in rows if use.strip().isdigit() and int(use) > 50]
+    return tuple(statistics.median(column) for column in zip(*busy)) if busy else (None, None)
