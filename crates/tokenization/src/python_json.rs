@@ -1,5 +1,6 @@
 //! `tojson` as transformers has it: Python's `json.dumps` with `ensure_ascii=False`.
 
+use crate::jinja::width;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use serde::Serialize;
@@ -122,10 +123,12 @@ pub(crate) fn tojson(
     value: &Value,
     [ascii, indent, separators, sort_keys]: [Option<Value>; 4],
 ) -> Result<String, Error> {
-    let indent = indent.filter(|indent| !indent.is_none()).map(|indent| {
-        let spaces = |count: i64| " ".repeat(count.clamp(0, 16) as usize);
-        indent.as_i64().map_or_else(|| indent.to_string(), spaces)
+    let indent = indent.filter(|indent| !indent.is_none());
+    let indent = indent.map(|indent| match indent.as_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => width(&indent).map(|width| " ".repeat(width)),
     });
+    let indent = indent.transpose()?;
     let usual_item = if indent.is_some() { "," } else { ", " };
     let failed =
         |reason: String| Error::new(ErrorKind::BadSerialization, format!("tojson: {reason}"));

@@ -58,7 +58,7 @@ pub(crate) fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
                      tokenizer_config.json"
                 );
             }
-            for note in summary.notes.lines() {
+            for warning in summary.warnings.lines() {
                 tracing::warn!("{note}");
             }
             print(describe(&summary, &options, began.elapsed()))
