@@ -276,11 +276,10 @@ fn int(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
 
 fn round(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     let [precision, method] = arguments_of(arguments, ["precision", "method"])?;
-    let precision = whole(&precision, 0)?;
-    let precision = usize::try_from(precision)
-        .map_err(|_| wrong("the precision of `round` is not negative here"))?;
-    // No float has more digits.
-    let precision = precision.min(400);
+    // No float has more digits than 400.
+    let precision = usize::try_from(whole(&precision, 0)?)
+        .map_err(|_| wrong("the precision of `round` is not negative here"))?
+        .min(400);
     let method = method.as_ref().map_or(Ok("common"), text_of)?;
     let number =
         Number::of(value).ok_or_else(|| wrong(format!("{} is no number", named(value))))?;
@@ -483,7 +482,6 @@ fn items_if_true(value: &Value) -> Result<Vec<Value>, Error> {
 }
 
 fn map(state: &mut State, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
-    let missing = || wrong("`map` needs a filter or an attribute");
     let found: Result<Vec<Value>, Error> = match arguments.split_first() {
         Some((name, rest)) if !name.is_kwargs() => {
             let name = text_of(name)?;
@@ -495,11 +493,11 @@ fn map(state: &mut State, value: &Value, arguments: &[Value]) -> Result<Value, E
         }
         _ => {
             let [attribute, default] = arguments_of(arguments, ["attribute", "default"])?;
-            let attribute = Some(attribute.ok_or_else(missing)?);
-            let items = items_if_true(value)?.into_iter();
-            items
-                .map(|item| of_attribute(&item, &attribute, &default))
-                .collect()
+            if attribute.is_none() {
+                return Err(wrong("`map` needs a filter or an attribute"));
+            }
+            let found = |item: Value| of_attribute(&item, &attribute, &default);
+            items_if_true(value)?.into_iter().map(found).collect()
         }
     };
     found.map(Lazy::generator)

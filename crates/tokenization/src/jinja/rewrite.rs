@@ -286,17 +286,13 @@ impl<'a> Parser<'a> {
 
     fn comparator(&mut self) -> Option<&'a str> {
         let token = self.peek().filter(|token| token.kind != TokenKind::Text)?;
+        let next = self.tokens.get(self.at + 1);
         match token.text {
             "==" | "!=" | "<" | "<=" | ">" | ">=" | "in" => {
                 self.at += 1;
                 Some(token.text)
             }
-            "not"
-                if self
-                    .tokens
-                    .get(self.at + 1)
-                    .is_some_and(|next| next.text == "in") =>
-            {
+            "not" if next.is_some_and(|next| next.text == "in") => {
                 self.at += 2;
                 Some("not in")
             }
@@ -473,26 +469,20 @@ impl<'a> Parser<'a> {
     }
 
     fn argument_of_test(&mut self) -> Option<String> {
-        let Some(next) = self.peek() else {
-            return Some(String::new());
-        };
-        let is_value = match next.kind {
-            TokenKind::Name => {
-                !["else", "or", "and", "if", "is", "in", "not", "recursive"].contains(&next.text)
-            }
+        if self.is("(") {
+            return self.call_of_filter();
+        }
+        let none = ["else", "or", "and", "if", "is", "in", "not", "recursive"];
+        let is_value = |next: TagToken| match next.kind {
+            TokenKind::Name => !none.contains(&next.text),
             TokenKind::Number | TokenKind::Text => true,
             TokenKind::Operator => ["[", "{"].contains(&next.text),
         };
-        if next.text == "(" && next.kind == TokenKind::Operator {
-            return self.call_of_filter();
+        if !self.peek().is_some_and(is_value) {
+            return Some(String::new());
         }
-        match is_value {
-            true => {
-                let value = self.primary()?;
-                Some(format!("({})", self.postfix(value)?))
-            }
-            false => Some(String::new()),
-        }
+        let value = self.primary()?;
+        Some(format!("({})", self.postfix(value)?))
     }
 }
 

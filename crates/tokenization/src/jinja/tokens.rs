@@ -93,10 +93,8 @@ fn number(text: &str, is_attribute: bool) -> usize {
         let end = text.find(|char: char| !char.is_ascii_digit() && char != '_');
         end.unwrap_or(text.len())
     };
-    if text.len() > 1
-        && text.starts_with('0')
-        && text[1..].starts_with(['x', 'o', 'b', 'X', 'O', 'B'])
-    {
+    let radix = text.strip_prefix('0').unwrap_or_default();
+    if radix.starts_with(['x', 'o', 'b', 'X', 'O', 'B']) {
         return word(text);
     }
     let mut length = digits(text);
