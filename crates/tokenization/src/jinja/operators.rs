@@ -250,9 +250,7 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: Option<Value>) -> Res
             integer(bound).map(|at| (if at < 0 { at + length } else { at }).clamp(lowest, highest))
         }
     };
-    let (Ok(mut at), Ok(stop)) = (adjust(start, first), adjust(stop, last)) else {
-        return Ok(Value::UNDEFINED);
-    };
+    let (mut at, stop) = (adjust(start, first)?, adjust(stop, last)?);
     let mut part = Vec::new();
     while if step > 0 { at < stop } else { at > stop } {
         part.push(items[at as usize].clone());
