@@ -1,6 +1,5 @@
 //! `tojson` as transformers has it: Python's `json.dumps` with `ensure_ascii=False`.
 
-use crate::jinja::width;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use serde::Serialize;
@@ -121,14 +120,9 @@ pub(crate) fn float(value: f64) -> String {
 /// `separators`, `sort_keys`.
 pub(crate) fn tojson(
     value: &Value,
-    [ascii, indent, separators, sort_keys]: [Option<Value>; 4],
+    indent: Option<String>,
+    [ascii, separators, sort_keys]: [Option<Value>; 3],
 ) -> Result<String, Error> {
-    let indent = indent.filter(|indent| !indent.is_none());
-    let indent = indent.map(|indent| match indent.as_str() {
-        Some(text) => Ok(text.to_owned()),
-        None => width(&indent).map(|width| " ".repeat(width)),
-    });
-    let indent = indent.transpose()?;
     let usual_item = if indent.is_some() { "," } else { ", " };
     let failed =
         |reason: String| Error::new(ErrorKind::BadSerialization, format!("tojson: {reason}"));

@@ -46,7 +46,7 @@ pub(super) fn text(value: &Value) -> Result<&str, Error> {
 }
 
 /// A number of characters; a negative one counts as 0.
-pub(crate) fn width(value: &Value) -> Result<usize, Error> {
+pub(super) fn width(value: &Value) -> Result<usize, Error> {
     match integer(value)? {
         width @ ..=10_000 => Ok(usize::try_from(width).unwrap_or(0)),
         _ => Err(wrong("a width is at most 10000 here")),

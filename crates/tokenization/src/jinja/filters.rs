@@ -9,7 +9,7 @@ use super::lazy::Lazy;
 use super::methods::{self, entries, is_space, like, lines, titled};
 use super::operators::{arithmetic, attribute, item};
 use super::values::{Number, compared, equal, escaped, integer, items, length, named, text, wrong};
-use crate::python_json::is_dictionary;
+use crate::python_json::{is_dictionary, tojson};
 use Filter::{Alone, Given, Method, Stated};
 use minijinja::value::{Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
@@ -102,8 +102,9 @@ const FILTERS: &[(&str, Filter)] = &[
         "tojson",
         Given(|value, arguments| {
             let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
-            let options = arguments_of(arguments, names)?;
-            crate::python_json::tojson(value, options).map(Value::from)
+            let [ascii, indent, separators, sort_keys] = arguments_of(arguments, names)?;
+            let indent = unless_none(indent).as_ref().map(indentation).transpose()?;
+            tojson(value, indent, [ascii, separators, sort_keys]).map(Value::from)
         }),
     ),
     ("trim", Method("strip")),
@@ -299,12 +300,16 @@ fn round(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     })
 }
 
+fn indentation(given: &Value) -> Result<String, Error> {
+    match given.as_str() {
+        Some(text) => Ok(text.into()),
+        None => Ok(" ".repeat(width(given)?)),
+    }
+}
+
 fn indent(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     let [given, first, blank] = arguments_of(arguments, ["width", "first", "blank"])?;
-    let indent = match &given {
-        Some(given) if given.kind() == ValueKind::String => given.to_string(),
-        given => " ".repeat(given.as_ref().map_or(Ok(4), width)?),
-    };
+    let indent = indentation(&given.unwrap_or(Value::from(4)))?;
     // As in Jinja, a last line that is empty counts.
     let said = format!("{}\n", text_of(value)?);
     let mut out = String::new();

@@ -14,8 +14,6 @@ mod rewrite;
 mod tokens;
 mod values;
 
-pub(crate) use arguments::width;
-
 use crate::assistant;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, Value};
@@ -116,6 +114,7 @@ mod tests {
             "an escape that cannot be read here",
             "too many arguments (",
             "a number is too large",
+            "a value of type string is no integer",
             "cannot unpack: value is not iterable",
             "an undefined value has no attribute `__class__`",
         ];

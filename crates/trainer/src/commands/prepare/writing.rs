@@ -59,7 +59,7 @@ pub(crate) fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
                 );
             }
             for warning in summary.warnings.lines() {
-                tracing::warn!("{note}");
+                tracing::warn!("{warning}");
             }
             print(describe(&summary, &options, began.elapsed()))
         }
