@@ -129,6 +129,19 @@ UNKNOWN = [
     "debug()", "{a} is safe", "{a} is int", "{a}|nothing", "{a} is nothing", "nothing({a})", "{a}|map('nothing')|list", "{a}|select('nothing')|list",
 ]
 
+# Where Python's rules are easily missed.
+EDGES = [
+    "(2 ** 126 * -2) // -1", "(2 ** 126 * -2) % -1", "-7 // 2", "-7 % -2", "7 % -2", "1 < 2 < 3", "3 > 2 > 2", "1 in [1] in [[1]]",
+    "1.5|round(70000)", "1.25|round(1)", "2|round(400, 'ceil')", "'1_000'|int", "'1__0'|int(7)", "'1_0.5'|float", "'_1'|int(7)", "'-0x1f'|int(0, 16)", "'0X1F'|int(0, 16)",
+    "'0x_1f'|int(0, 16)", "'0x0x1f'|int(7, 16)", "'0x-1'|int(7, 16)", "'ff'|int(7, 16)", "'0x1f'|int(7)", "'1e40'|int", "1e300|int", "' 12\\x1c'|int", "'½'|int(7)",
+    "'½'.isdecimal()", "'½'.isdigit()", "'½'.isnumeric()", "'²'.isdecimal()", "'²'.isdigit()", "'²'.isnumeric()", "'1²a'.isdigit()", "''.isdigit()", "'日'.isdigit()", "'日'.isnumeric()",
+    "'\\x1c\\x1f'.isspace()", "'a\\x1cb \\x1d'.split()", "'a\\x1cb c '.rsplit(none, 1)", "'日a 1a 3rd they\\'re ßx'.title()", "'日a 1a 3rd they\\'re ßx-ßy'|title", "'éÀ'|capitalize",
+    "'\\x4'", "'\\x41\\101\\u00e9\\q\\\n'", "'\\N{BULLET}'", "'a'|indent(20000)", "'a\nb'|indent(1500)|length", "'a'.center(12000)|length", "'a'.zfill(9000)|length", "'-7'.zfill(5)",
+    "[1]|tojson(indent=20)", "turns|map(attribute='x.y', default='q')|list", "turns|map(attribute='content.role', default=none)|list", "turns|map(attribute='content.0', default={'0': 5})|list",
+    "[3, 'a', 1]|sort", "[[2, 'b'], [1, 'a'], [2, 'a']]|sort(reverse=true)", "[3, 1, 2, 1]|sort(reverse=true)", "'abc'[5:0:-2]", "'abc'[1:9:2 ** 126]", "'abc'[-9:-1]", "'abc'[::-9]",
+    "1 if no else 2 if no else 3", "'abcab'.rpartition('b')", "'abc'.partition('z')", "'abcab'.rfind('b')", "'abc'.count('')", "('<a>'|e).upper()", "('<a>'|e)|lower|e", "'<'|safe + '<'",
+]
+
 
 CHANGING = ("0x", "generator object", "built-in", "dict_keys", "dict_values", "<class", "lorem")
 
@@ -216,6 +229,8 @@ def main():
         is_telling = generator.random.random() < 0.3 if text is None else len(text) < 1000 and not any(word in text for word in CHANGING)
         if is_telling:
             cases[template] = text
+    for edge in EDGES:
+        cases["{{ " + edge + " }}"] = text_of(made, "{{ " + edge + " }}")
     rows = ",\n".join(json.dumps([template, text], ensure_ascii=False) for template, text in cases.items())
     print('{"values": ' + json.dumps(VALUES, ensure_ascii=False) + ',\n"cases": [\n' + rows + "\n]}")
 

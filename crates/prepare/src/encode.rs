@@ -63,6 +63,9 @@ impl Encoder {
         };
         let encoded = match document {
             Document::Text(text) if text.is_empty() && starts && ends => return Ok(None),
+            Document::Preference(_) if self.teaching.turns == Some(Turns::Each) => {
+                return Err(PrepareError::EachOfPairs);
+            }
             document => self.document(document, ends, self.teaching),
         };
         let mut encoded = encoded.map_err(|reason| PrepareError::BadDocument {
@@ -98,17 +101,8 @@ impl Encoder {
     /// A pair's texts, one after the other.
     fn preference(&self, answers: [Document; 2]) -> Result<Encoded, String> {
         // A text of a pair is one example.
-        let turns = match self.teaching.turns {
-            Some(Turns::Each) => {
-                return Err(
-                    "--turns each makes an example of each answer, and each text of a pair is one example; take --turns all or last"
-                        .into(),
-                );
-            }
-            turns => turns.unwrap_or(Turns::All),
-        };
         let teaching = Teaching {
-            turns: Some(turns),
+            turns: self.teaching.turns.or(Some(Turns::All)),
             ..self.teaching
         };
         let [chosen, rejected] = answers.map(|answer| self.document(answer, true, teaching));

@@ -87,6 +87,11 @@ pub enum PrepareError {
          own"
     )]
     Mixed,
+    /// Pairs take no `--turns each`.
+    #[error(
+        "--turns each makes an example of each answer, and each text of a pair is one example; take --turns all or last"
+    )]
+    EachOfPairs,
     /// A file could not be written.
     #[error("{0}; nothing was kept")]
     Unwritable(#[from] FilesError),
@@ -106,6 +111,7 @@ impl PrepareError {
                 | PrepareError::Busy { .. }
                 | PrepareError::Weight { .. }
                 | PrepareError::Threads { .. }
+                | PrepareError::EachOfPairs
         )
     }
 

@@ -35,6 +35,8 @@ impl ParquetRows {
             file: file.to_string(),
             reason,
         };
+        // A row group whose rows are too long on average. Reading a row takes its memory before its size is known.
+        let mut too_long = None;
         let rows = shielded(|| {
             let reader = SerializedFileReader::new(opened)?;
             let schema = reader.metadata().file_metadata().schema();
@@ -55,11 +57,22 @@ impl ParquetRows {
                     "it has no column of {DOCUMENTS}; it has {names}"
                 )));
             }
+            too_long = reader.metadata().row_groups().iter().position(|group| {
+                let mut columns = group.columns().iter();
+                columns.any(|column| {
+                    let bytes = column.uncompressed_size().max(0) / group.num_rows().max(1);
+                    let name = &*column.column_path().parts()[0];
+                    FIELDS.contains(&name) && !room.has(bytes as usize)
+                })
+            });
             let alone = Type::group_type_builder(schema.name()).with_fields(wanted);
             let alone = alone.build()?;
             RowIter::from_file_into(Box::new(reader)).project(Some(alone))
         });
         let rows = rows.map_err(bad)?;
+        if let Some(group) = too_long {
+            return Err(room.refuse(&file, format!("a row of row group {}", group + 1)));
+        }
         Ok(ParquetRows {
             file,
             rows,
@@ -144,4 +157,24 @@ fn shielded<T>(read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, Stri
         ParquetError::General(reason) => reason,
         other => other.to_string(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_are_too_long_are_refused_unread() {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../trainer/tests/golden/prepare/text.parquet"
+        );
+        let open = |most| ParquetRows::open(Path::new(path), "a".into(), RecordRoom::of(most));
+        let refused = open(1)
+            .err()
+            .expect("a row has more than a byte")
+            .to_string();
+        assert!(refused.contains("a row of row group 1"), "{refused}");
+        open(10_000).expect("no row has so many bytes");
+    }
 }

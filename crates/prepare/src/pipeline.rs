@@ -156,7 +156,7 @@ fn write(
 ) -> Result<(), PrepareError> {
     for encoded in encoded {
         if let Some(encoded) = encoded? {
-            splits.notes.add(&encoded);
+            splits.warnings.add(&encoded);
             splits.push(&encoded)?;
         }
     }
@@ -201,7 +201,7 @@ fn summarise(
         validation_fraction: options.validation,
         shard_tokens: options.shard_tokens,
         preferences: splits.pairs == Some(true),
-        notes: splits.notes,
+        warnings: splits.warnings,
     }
 }
 

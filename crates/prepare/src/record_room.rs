@@ -5,8 +5,7 @@ use crate::PrepareError;
 use std::io::{self, BufRead, Read};
 use tokenization::Tokenizer;
 
-/// Bytes of memory for each byte of a record: it is read, parsed, encoded, held and written, and so may the record before
-/// it and the one after it be at the same time.
+/// Memory for each byte of a record. The record before and the one after may be in memory too.
 const OF_BYTES: u64 = 24;
 
 /// The same where Hugging Face's library encodes, which keeps words, offsets and masks for each token.

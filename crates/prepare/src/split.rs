@@ -7,8 +7,8 @@
 use crate::PrepareError;
 use crate::encode::Encoded;
 use crate::held::Held;
-use crate::notes::Notes;
 use crate::shards::Shards;
+use crate::warnings::Warnings;
 use std::path::{Path, PathBuf};
 
 pub(crate) struct Splits {
@@ -26,7 +26,7 @@ pub(crate) struct Splits {
     held: Option<Held>,
     /// Whether documents are pairs; none before the first.
     pub(crate) pairs: Option<bool>,
-    pub(crate) notes: Notes,
+    pub(crate) warnings: Warnings,
 }
 
 impl Splits {
@@ -41,7 +41,7 @@ impl Splits {
             validates: false,
             held: None,
             pairs: None,
-            notes: Notes::default(),
+            warnings: Warnings::default(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! `dataset.json`, which describes the data set.
 
-use crate::notes::Notes;
+use crate::warnings::Warnings;
 use data::ListedShard;
 use serde::Serialize;
 
@@ -27,9 +27,9 @@ pub struct Summary {
     /// once in [`Self::documents`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub preferences: bool,
-    /// What nobody may have meant.
+    /// Warnings about likely mistakes in the data.
     #[serde(skip)]
-    pub notes: Notes,
+    pub warnings: Warnings,
 }
 
 /// The tokenizer of the tokens.

@@ -1,5 +1,6 @@
 //! Messages as transformers hands them to a template.
 
+use files::unique_json;
 use serde_json::{Map, Value, json};
 
 /// The names of a message's reasoning, the usual one first.
@@ -48,15 +49,30 @@ pub(crate) fn with_arguments(messages: &[Value]) -> Option<Vec<Value>> {
         let Some(arguments) = holder.get_mut("arguments") else {
             continue;
         };
-        let object = arguments
-            .as_str()
-            .and_then(|text| serde_json::from_str(text).ok());
+        let text = arguments.as_str().filter(|text| !has_long_integer(text));
+        let object = text.and_then(|text| unique_json(text).ok());
         if let Some(object @ Value::Object(_)) = object {
             *arguments = object;
             has_texts = true;
         }
     }
     has_texts.then_some(messages)
+}
+
+/// Whether JSON has an integer of more than 64 bits, which would be rounded.
+fn has_long_integer(json: &str) -> bool {
+    let unescaped = json.replace(r"\\", "").replace("\\\"", "");
+    let unquoted = unescaped.split('"').step_by(2);
+    let mut numbers = unquoted.flat_map(|part| {
+        part.split(|char: char| !char.is_ascii_alphanumeric() && !"+-.".contains(char))
+    });
+    numbers.any(|number| {
+        let digits = number.strip_prefix('-').unwrap_or(number);
+        !digits.is_empty()
+            && digits.bytes().all(|byte| byte.is_ascii_digit())
+            && number.parse::<i64>().is_err()
+            && number.parse::<u64>().is_err()
+    })
 }
 
 /// The message with `text` in place of all that it says, or nothing but that; thoughts only where it has some.

@@ -120,12 +120,9 @@ pub(crate) fn float(value: f64) -> String {
 /// `separators`, `sort_keys`.
 pub(crate) fn tojson(
     value: &Value,
-    [ascii, indent, separators, sort_keys]: [Option<Value>; 4],
+    indent: Option<String>,
+    [ascii, separators, sort_keys]: [Option<Value>; 3],
 ) -> Result<String, Error> {
-    let indent = indent.filter(|indent| !indent.is_none()).map(|indent| {
-        let spaces = |count: i64| " ".repeat(count.clamp(0, 16) as usize);
-        indent.as_i64().map_or_else(|| indent.to_string(), spaces)
-    });
     let usual_item = if indent.is_some() { "," } else { ", " };
     let failed =
         |reason: String| Error::new(ErrorKind::BadSerialization, format!("tojson: {reason}"));

@@ -86,7 +86,13 @@ impl Rendered<'_> {
         let (text, mut turns) = assistant::take_marks(&self.text(count, false)?);
         let mut other_prompts = 0;
         match self.template.has_blocks {
-            true => turns = turns.split_off(self.chat.given.min(turns.len())),
+            true => {
+                let given = match answers.first() {
+                    Some(&first) if self.chat.given > 0 => self.blocks(first)?,
+                    _ => 0,
+                };
+                turns = turns.split_off(given.min(turns.len()));
+            }
             false => {
                 for &at in &answers {
                     let with = match at + 1 == count {
@@ -126,12 +132,15 @@ impl Rendered<'_> {
         let (text, mut turns) = assistant::take_marks(&self.text(at + 1, false)?);
         let mut other_prompts = 0;
         match self.template.has_blocks {
-            true => drop(turns.drain(..turns.len().saturating_sub(1))),
+            true => turns = turns.split_off(self.blocks(at)?.min(turns.len())),
             false => {
                 let (start, is_prompted) = self.start(at, &text)?;
                 other_prompts = usize::from(!is_prompted);
                 turns.push(start..text.len());
             }
+        }
+        if turns.is_empty() {
+            return Err(ChatError::NothingLearnt);
         }
         Ok(Taught {
             text,
@@ -142,6 +151,14 @@ impl Rendered<'_> {
         })
     }
 
+    /// Number of the template's blocks in the text of the messages before `at`.
+    fn blocks(&self, at: usize) -> Result<usize, ChatError> {
+        match at {
+            0 => Ok(0),
+            at => Ok(assistant::take_marks(&self.text(at, false)?).1.len()),
+        }
+    }
+
     /// The messages that are learnt.
     fn answers(&self) -> Vec<usize> {
         let messages = self.chat.messages.iter().enumerate();
@@ -149,8 +166,8 @@ impl Rendered<'_> {
         answers.map(|(at, _)| at).skip(self.chat.given).collect()
     }
 
-    /// Where the answer `at` begins in the text `with` that ends with it: behind the prompt for it; else, where the template writes
-    /// another prompt or cannot write one, what is the same whatever the answer says. And whether it is the prompt.
+    /// Where answer `at` begins in `with`, a text that ends with it, and whether the generation prompt precedes it. If the template
+    /// writes another prompt, the answer begins where texts with different answers first differ.
     fn start(&self, at: usize, with: &str) -> Result<(usize, bool), ChatError> {
         if let Ok(prompt) = self.text(at, true)
             && with.starts_with(&prompt)
@@ -162,8 +179,7 @@ impl Rendered<'_> {
         Ok((shared(with, &other), at == 0))
     }
 
-    /// Where the answer `at`, with which the text `with` ends, ends in the `whole` text; none where it does not stand there as it
-    /// is.
+    /// End of answer `at` in `whole`. `with` is the text that ends with this answer. None if `whole` does not contain it unchanged.
     fn end(&self, at: usize, with: &str, whole: &str) -> Result<Option<usize>, ChatError> {
         if whole.starts_with(with) {
             return Ok(Some(with.len()));
@@ -195,7 +211,7 @@ impl Rendered<'_> {
         self.render(&messages, self.chat.tools, false)
     }
 
-    /// The learnt messages of a text of which nothing stands in it: it would be the same if they said nothing.
+    /// Learnt messages that leave no trace in the text: it is the same if they are empty.
     pub(crate) fn empty_answers(&self, taught: &Taught) -> Result<Vec<usize>, ChatError> {
         let mut empty = Vec::new();
         for (number, &at) in taught.answers.iter().enumerate() {

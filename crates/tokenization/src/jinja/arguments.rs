@@ -34,13 +34,23 @@ pub(super) fn named<const N: usize>(
     Ok(found)
 }
 
+/// An argument that may not be left out.
+pub(super) fn required(value: Option<Value>) -> Result<Value, Error> {
+    value.ok_or_else(|| wrong("an argument is missing"))
+}
+
 /// An argument that is a text.
-pub(super) fn text(value: &Option<Value>) -> Result<&str, Error> {
-    let Some(value) = value else {
-        return Err(wrong("an argument is missing"));
-    };
+pub(super) fn text(value: &Value) -> Result<&str, Error> {
     let refused = || wrong(format!("an argument is a text, and not {}", kind(value)));
     value.as_str().ok_or_else(refused)
+}
+
+/// A number of characters; a negative one counts as 0.
+pub(super) fn width(value: &Value) -> Result<usize, Error> {
+    match integer(value)? {
+        width @ ..=10_000 => Ok(usize::try_from(width).unwrap_or(0)),
+        _ => Err(wrong("a width is at most 10000 here")),
+    }
 }
 
 /// An argument that is an integer, or may be left out.

@@ -1,141 +1,115 @@
 //! Jinja 2's filters by Python's rules.
 //!
-//! Those that no chat template has use for are not here; a template that has one is refused by its name.
+//! Filters that no chat template uses are missing; an error names them.
 
-use super::arguments::{is_true, named as arguments_of, text as text_of, unless_none, whole};
+use super::arguments::{
+    is_true, named as arguments_of, required, text as text_of, unless_none, whole, width,
+};
 use super::lazy::Lazy;
-use super::methods::{self, capitalised, entries, lines, stripped};
+use super::methods::{self, entries, is_space, like, lines, titled};
 use super::operators::{arithmetic, attribute, item};
 use super::values::{Number, compared, equal, escaped, integer, items, length, named, text, wrong};
-use crate::python_json::is_dictionary;
+use crate::python_json::{is_dictionary, tojson};
+use Filter::{Alone, Given, Method, Stated};
 use minijinja::value::{Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
-use std::cmp::Ordering;
+use std::cmp::Ordering::{self, Greater, Less};
 
-/// A filter: of the value and its arguments.
-type Filter = fn(&mut State, &Value, &[Value]) -> Result<Value, Error>;
+/// What computes a filter.
+#[derive(Clone, Copy)]
+enum Filter {
+    /// From the value alone.
+    Alone(fn(&Value) -> Result<Value, Error>),
+    /// From the value and the arguments.
+    Given(fn(&Value, &[Value]) -> Result<Value, Error>),
+    /// The same, with the state of the template, whose filters it calls.
+    Stated(fn(&mut State, &Value, &[Value]) -> Result<Value, Error>),
+    /// The method of that name of the value's text.
+    Method(&'static str),
+}
 
 const FILTERS: &[(&str, Filter)] = &[
-    ("abs", |_, value, _| absolute(value)),
-    ("attr", |_, value, arguments| {
-        let [name] = arguments_of(arguments, ["name"])?;
-        attribute_alone(value, text_of(&name)?)
-    }),
-    ("capitalize", |_, value, _| {
-        Ok(capitalised(&text(value)?).into())
-    }),
-    ("center", |state, value, arguments| {
-        let [width] = arguments_of(arguments, ["width"])?;
-        let width = Value::from(whole(&width, 80)?);
-        methods::call(state, &Value::from(text(value)?), "center", &[width])
-    }),
-    ("count", |_, value, _| Ok(length(value)?.into())),
-    ("d", |_, value, arguments| default(value, arguments)),
-    ("default", |_, value, arguments| default(value, arguments)),
-    ("dictsort", |_, value, arguments| dictsort(value, arguments)),
-    ("e", |_, value, _| {
-        Ok(Value::from_safe_string(escaped(value)?))
-    }),
-    ("escape", |_, value, _| {
-        Ok(Value::from_safe_string(escaped(value)?))
-    }),
-    ("first", |_, value, _| {
-        Ok(items(value)?.first().cloned().unwrap_or_default())
-    }),
-    ("float", |_, value, arguments| float(value, arguments)),
-    ("forceescape", |_, value, _| {
-        Ok(Value::from_safe_string(escaped(&text(value)?.into())?))
-    }),
-    ("format", |_, value, arguments| {
-        let tuple = Tuple::from(arguments);
-        methods::percent(&Value::from(text(value)?), &Value::from(tuple))
-    }),
-    ("indent", |_, value, arguments| indent(value, arguments)),
-    ("int", |_, value, arguments| int(value, arguments)),
-    ("items", |_, value, _| match value.kind() {
-        ValueKind::Undefined => Ok(Lazy::generator(Vec::new())),
-        ValueKind::Map if is_dictionary(value) => Ok(Lazy::generator(entries(value)?)),
-        _ => Err(wrong(format!("{} is no dictionary", named(value)))),
-    }),
-    ("join", |_, value, arguments| join(value, arguments)),
-    ("last", |_, value, _| match Lazy::is_used_up(value) {
-        true => Err(wrong(
-            "what is only gone through has no last item; put `|list` before it",
-        )),
-        false => Ok(items(value)?.last().cloned().unwrap_or_default()),
-    }),
-    ("length", |_, value, _| Ok(length(value)?.into())),
-    ("list", |_, value, _| items(value).map(Value::from)),
-    ("lower", |_, value, _| {
-        Ok(text(value)?.to_lowercase().into())
-    }),
-    ("map", map),
-    ("max", |_, value, arguments| {
-        extreme(value, arguments, Ordering::Greater)
-    }),
-    ("min", |_, value, arguments| {
-        extreme(value, arguments, Ordering::Less)
-    }),
-    ("reject", |state, value, arguments| {
-        select(state, value, arguments, (false, false))
-    }),
-    ("rejectattr", |state, value, arguments| {
-        select(state, value, arguments, (true, false))
-    }),
-    ("replace", |state, value, arguments| {
-        let [old, new, count] = arguments_of(arguments, ["old", "new", "count"])?;
-        let (Some(old), Some(new)) = (old, new) else {
-            return Err(wrong("an argument of `replace` is missing"));
-        };
-        let [old, new] = [old, new].map(|part| text(&part).map(Value::from));
-        let count = Value::from(whole(&unless_none(count), -1)?);
-        methods::call(state, &text(value)?.into(), "replace", &[old?, new?, count])
-    }),
-    ("reverse", |_, value, _| match value.as_str() {
-        Some(text) => Ok(text.chars().rev().collect::<String>().into()),
-        None if Lazy::is_used_up(value) => Ok(items(value)?.into_iter().rev().collect()),
-        None => Ok(Lazy::generator(items(value)?.into_iter().rev().collect())),
-    }),
-    ("round", |_, value, arguments| round(value, arguments)),
-    ("safe", |_, value, _| {
-        Ok(Value::from_safe_string(text(value)?))
-    }),
-    ("select", |state, value, arguments| {
-        select(state, value, arguments, (false, true))
-    }),
-    ("selectattr", |state, value, arguments| {
-        select(state, value, arguments, (true, true))
-    }),
-    ("sort", |_, value, arguments| sort(value, arguments)),
-    ("string", |_, value, _| match value.kind() {
-        ValueKind::String => Ok(value.clone()),
-        _ => Ok(text(value)?.into()),
-    }),
-    ("sum", |_, value, arguments| {
-        let [attribute, start] = arguments_of(arguments, ["attribute", "start"])?;
-        let items = items(value)?;
-        let sum = start.unwrap_or(Value::from(0));
-        if sum.kind() == ValueKind::String {
-            return Err(wrong("texts are joined, and not summed"));
-        }
-        items.into_iter().try_fold(sum, |sum, item| {
-            arithmetic(&sum, "+", &of_attribute(&item, &attribute)?)
-        })
-    }),
-    ("title", |_, value, _| Ok(titled(&text(value)?).into())),
-    ("tojson", |_, value, arguments| {
-        let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
-        let options = arguments_of(arguments, names)?;
-        crate::python_json::tojson(value, options).map(Value::from)
-    }),
-    ("trim", |_, value, arguments| {
-        let [chars] = arguments_of(arguments, ["chars"])?;
-        Ok(stripped(&text(value)?, "strip", &unless_none(chars))?.into())
-    }),
-    ("unique", |_, value, arguments| unique(value, arguments)),
-    ("upper", |_, value, _| {
-        Ok(text(value)?.to_uppercase().into())
-    }),
+    ("abs", Alone(absolute)),
+    ("attr", Given(attribute_alone)),
+    ("capitalize", Method("capitalize")),
+    ("center", Stated(center)),
+    ("count", Alone(|value| Ok(length(value)?.into()))),
+    ("d", Given(default)),
+    ("default", Given(default)),
+    ("dictsort", Given(dictsort)),
+    ("e", Alone(escape)),
+    ("escape", Alone(escape)),
+    (
+        "first",
+        Alone(|value| Ok(items(value)?.first().cloned().unwrap_or_default())),
+    ),
+    ("float", Given(float)),
+    ("forceescape", Alone(|value| escape(&text(value)?.into()))),
+    (
+        "format",
+        Given(|value, arguments| {
+            let tuple = Tuple::from(arguments);
+            methods::percent(&Value::from(text(value)?), &Value::from(tuple))
+        }),
+    ),
+    ("indent", Given(indent)),
+    ("int", Given(int)),
+    (
+        "items",
+        Alone(|value| match value.kind() {
+            ValueKind::Undefined => Ok(Lazy::generator(Vec::new())),
+            ValueKind::Map if is_dictionary(value) => Ok(Lazy::generator(entries(value)?)),
+            _ => Err(wrong(format!("{} is no dictionary", named(value)))),
+        }),
+    ),
+    ("join", Given(join)),
+    (
+        "last",
+        Alone(|value| match Lazy::is_generator(value) {
+            true => Err(wrong("a generator has no last item; add `|list`")),
+            false => Ok(items(value)?.last().cloned().unwrap_or_default()),
+        }),
+    ),
+    ("length", Alone(|value| Ok(length(value)?.into()))),
+    ("list", Alone(|value| items(value).map(Value::from))),
+    ("lower", Method("lower")),
+    ("map", Stated(map)),
+    ("max", Given(|value, given| extreme(value, given, Greater))),
+    ("min", Given(|value, given| extreme(value, given, Less))),
+    ("reject", Stated(select::<false, false>)),
+    ("rejectattr", Stated(select::<true, false>)),
+    ("replace", Stated(replace)),
+    (
+        "reverse",
+        Alone(|value| match value.as_str() {
+            Some(text) => Ok(like(value, text.chars().rev().collect::<String>().into())),
+            None if Lazy::is_generator(value) => Ok(items(value)?.into_iter().rev().collect()),
+            None => Ok(Lazy::generator(items(value)?.into_iter().rev().collect())),
+        }),
+    ),
+    ("round", Given(round)),
+    (
+        "safe",
+        Alone(|value| Ok(Value::from_safe_string(text(value)?))),
+    ),
+    ("select", Stated(select::<false, true>)),
+    ("selectattr", Stated(select::<true, true>)),
+    ("sort", Given(sort)),
+    ("string", Alone(string)),
+    ("sum", Given(sum)),
+    ("title", Alone(title)),
+    (
+        "tojson",
+        Given(|value, arguments| {
+            let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
+            let [ascii, indent, separators, sort_keys] = arguments_of(arguments, names)?;
+            let indent = unless_none(indent).as_ref().map(indentation).transpose()?;
+            tojson(value, indent, [ascii, separators, sort_keys]).map(Value::from)
+        }),
+    ),
+    ("trim", Method("strip")),
+    ("unique", Given(unique)),
+    ("upper", Method("upper")),
 ];
 
 /// Filters of minijinja that Jinja 2 does not have, or that differ in it.
@@ -143,56 +117,60 @@ const REMOVED: [&str; 9] = [
     "batch", "bool", "chain", "groupby", "lines", "pprint", "slice", "split", "zip",
 ];
 
-/// Filters that leave an escaped text escaped.
-const ESCAPED: [&str; 7] = [
-    "capitalize",
-    "center",
-    "indent",
-    "lower",
-    "reverse",
-    "trim",
-    "upper",
-];
-
-/// Filters that take no arguments.
-const ALONE: [&str; 17] = [
-    "abs",
-    "capitalize",
-    "count",
-    "e",
-    "escape",
-    "first",
-    "forceescape",
-    "items",
-    "last",
-    "length",
-    "list",
-    "lower",
-    "reverse",
-    "safe",
-    "string",
-    "title",
-    "upper",
-];
-
 pub(super) fn add(environment: &mut Environment) {
     for name in REMOVED {
         environment.remove_filter(name);
     }
-    for (name, filter) in FILTERS {
+    for &(name, filter) in FILTERS {
         let call = move |state: &mut State, value: &Value, arguments: Rest<ValueOrKwargs>| {
             let arguments = arguments.into_values();
-            if ALONE.contains(name) {
-                let [] = arguments_of(&arguments, [])?;
+            match filter {
+                Alone(filter) => {
+                    let [] = arguments_of(&arguments, [])?;
+                    filter(value)
+                }
+                Given(filter) => filter(value, &arguments),
+                Stated(filter) => filter(state, value, &arguments),
+                Method(name) => methods::call(state, &string(value)?, name, &arguments),
             }
-            let result = filter(state, value, &arguments)?;
-            Ok::<Value, Error>(match value.is_safe() && ESCAPED.contains(name) {
-                true => methods::escaped(result),
-                false => result,
-            })
         };
-        environment.add_filter(*name, call);
+        environment.add_filter(name, call);
     }
+}
+
+fn string(value: &Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::String => Ok(value.clone()),
+        _ => text(value).map(Value::from),
+    }
+}
+
+fn escape(value: &Value) -> Result<Value, Error> {
+    escaped(value).map(Value::from_safe_string)
+}
+
+fn center(state: &mut State, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+    let [width] = arguments_of(arguments, ["width"])?;
+    let width = width.unwrap_or(Value::from(80));
+    methods::call(state, &string(value)?, "center", &[width])
+}
+
+fn replace(state: &mut State, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+    let [old, new, count] = arguments_of(arguments, ["old", "new", "count"])?;
+    let [old, new] = [old, new].map(|part| text(&required(part)?).map(Value::from));
+    let count = Value::from(whole(&unless_none(count), -1)?);
+    methods::call(state, &text(value)?.into(), "replace", &[old?, new?, count])
+}
+
+fn sum(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+    let [attribute, start] = arguments_of(arguments, ["attribute", "start"])?;
+    let sum = start.unwrap_or(Value::from(0));
+    if sum.kind() == ValueKind::String {
+        return Err(wrong("texts are joined, and not summed"));
+    }
+    items(value)?.into_iter().try_fold(sum, |sum, item| {
+        arithmetic(&sum, "+", &of_attribute(&item, &attribute, &None)?)
+    })
 }
 
 fn absolute(value: &Value) -> Result<Value, Error> {
@@ -204,12 +182,12 @@ fn absolute(value: &Value) -> Result<Value, Error> {
 }
 
 /// An attribute, but no item.
-fn attribute_alone(value: &Value, name: &str) -> Result<Value, Error> {
-    match value.kind() {
-        ValueKind::Map if is_dictionary(value) && !methods::is_known(value, name) => {
-            Ok(Value::UNDEFINED)
-        }
-        _ => attribute(value, name),
+fn attribute_alone(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+    let [name] = arguments_of(arguments, ["name"])?;
+    let name = required(name)?;
+    match text_of(&name)? {
+        name if is_dictionary(value) && !methods::is_known(value, name) => Ok(Value::UNDEFINED),
+        name => attribute(value, name),
     }
 }
 
@@ -222,12 +200,40 @@ fn default(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     })
 }
 
+/// A number's text as Rust reads it: Python allows an underscore between digits, and the digits of other scripts, which we refuse.
+fn digits(text: &str, base: u32) -> Result<String, Error> {
+    let text = text.trim();
+    if text.contains(|char: char| !char.is_ascii() && char.is_numeric()) {
+        return Err(wrong(format!(
+            "whether `{text}` is a number is not known here"
+        )));
+    }
+    let is_digit = |char: char| char.is_digit(base);
+    let parts: Vec<&str> = text.split('_').collect();
+    let mut pairs = parts.windows(2);
+    let is_number = pairs.all(|pair| pair[0].ends_with(is_digit) && pair[1].starts_with(is_digit));
+    Ok(if is_number {
+        parts.concat()
+    } else {
+        text.into()
+    })
+}
+
+fn truncated(number: f64) -> Result<Value, Error> {
+    match number.abs() < i128::MAX as f64 {
+        true => Ok(Number::Integer(number as i128).into()),
+        false => Err(wrong("a number is too large")),
+    }
+}
+
 fn float(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     let [default] = arguments_of(arguments, ["default"])?;
     let default = default.unwrap_or(Value::from(0.0));
     Ok(match (Number::of(value), value.as_str()) {
         (Some(number), _) => number.float().into(),
-        (None, Some(text)) => text.trim().parse::<f64>().map_or(default, Value::from),
+        (None, Some(text)) => digits(text, 10)?
+            .parse::<f64>()
+            .map_or(default, Value::from),
         (None, None) if value.is_undefined() => {
             return Err(wrong("an undefined value is no number"));
         }
@@ -237,41 +243,45 @@ fn float(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
 
 fn int(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     let [default, base] = arguments_of(arguments, ["default", "base"])?;
-    let base = whole(&base, 10)?;
+    let base = match whole(&base, 10)? {
+        10 => 10,
+        16 => 16,
+        _ => return Err(wrong("the base of `int` is 10 or 16 here")),
+    };
     let default = default.unwrap_or(Value::from(0));
-    Ok(match (Number::of(value), value.as_str()) {
-        (Some(Number::Float(number)), _) if number.is_finite() => {
-            Number::Integer(number.trunc() as i128).into()
-        }
-        (Some(Number::Float(_)), _) => default,
-        (Some(number), _) => number.into(),
+    let number = match (Number::of(value), value.as_str()) {
+        (Some(Number::Float(number)), _) => Some(number),
+        (Some(number), _) => return Ok(number.into()),
         (None, Some(text)) => {
             let text = text.trim();
-            let parsed = match base {
-                10 => text.parse::<i128>().ok(),
-                16 => i128::from_str_radix(text.trim_start_matches("0x"), 16).ok(),
-                _ => return Err(wrong("the base of `int` is 10 or 16 here")),
-            };
-            let float = || text.parse::<f64>().ok().filter(|number| number.is_finite());
-            let number = parsed.or_else(|| float().map(|number| number.trunc() as i128));
-            number.map_or(default, |number| Number::Integer(number).into())
+            let (sign, rest) = text.split_at(usize::from(text.starts_with(['-', '+'])));
+            let hexadecimal = rest.strip_prefix("0x").or(rest.strip_prefix("0X"));
+            let hexadecimal = hexadecimal.map(|rest| rest.strip_prefix('_').unwrap_or(rest));
+            let rest = hexadecimal.filter(|_| base == 16).unwrap_or(rest);
+            let whole = i128::from_str_radix(&(sign.to_owned() + &digits(rest, base)?), base);
+            match whole {
+                Ok(number) if rest.starts_with(|char: char| char.is_digit(base)) => {
+                    return Ok(Number::Integer(number).into());
+                }
+                _ => digits(text, 10)?.parse::<f64>().ok(),
+            }
         }
         (None, None) if value.is_undefined() => {
             return Err(wrong("an undefined value is no number"));
         }
-        (None, None) => default,
-    })
+        (None, None) => None,
+    };
+    let number = number.filter(|number| number.is_finite());
+    number.map_or(Ok(default), truncated)
 }
 
 fn round(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     let [precision, method] = arguments_of(arguments, ["precision", "method"])?;
-    let precision = whole(&precision, 0)?;
-    let precision = usize::try_from(precision)
-        .map_err(|_| wrong("the precision of `round` is not negative here"))?;
-    let method = match &method {
-        Some(_) => text_of(&method)?,
-        None => "common",
-    };
+    // No float has more digits than 400.
+    let precision = usize::try_from(whole(&precision, 0)?)
+        .map_err(|_| wrong("the precision of `round` is not negative here"))?
+        .min(400);
+    let method = method.as_ref().map_or(Ok("common"), text_of)?;
     let number =
         Number::of(value).ok_or_else(|| wrong(format!("{} is no number", named(value))))?;
     let scale = 10_f64.powi(precision as i32);
@@ -281,21 +291,27 @@ fn round(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
             .parse::<f64>()
             .unwrap_or(number)
             .into(),
+        ("ceil" | "floor", _) if scale.is_infinite() => {
+            return Err(wrong("a number is too large"));
+        }
         ("ceil", number) => ((number.float() * scale).ceil() / scale).into(),
         ("floor", number) => ((number.float() * scale).floor() / scale).into(),
         _ => return Err(wrong("the method of `round` is common, ceil or floor")),
     })
 }
 
+fn indentation(given: &Value) -> Result<String, Error> {
+    match given.as_str() {
+        Some(text) => Ok(text.into()),
+        None => Ok(" ".repeat(width(given)?)),
+    }
+}
+
 fn indent(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
-    let [width, first, blank] = arguments_of(arguments, ["width", "first", "blank"])?;
-    let indent = match &width {
-        Some(width) if width.kind() == ValueKind::String => width.to_string(),
-        width => " ".repeat(usize::try_from(whole(width, 4)?.clamp(0, 1000)).unwrap_or(0)),
-    };
-    let said = Some(value.clone());
+    let [given, first, blank] = arguments_of(arguments, ["width", "first", "blank"])?;
+    let indent = indentation(&given.unwrap_or(Value::from(4)))?;
     // As in Jinja, a last line that is empty counts.
-    let said = format!("{}\n", text_of(&said)?);
+    let said = format!("{}\n", text_of(value)?);
     let mut out = String::new();
     for (at, line) in lines(&said, false).into_iter().enumerate() {
         if at > 0 {
@@ -310,39 +326,39 @@ fn indent(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
         }
         out += line;
     }
-    Ok(out.into())
+    Ok(like(value, out.into()))
 }
 
-/// Jinja's `title`, which keeps the letters behind an apostrophe small.
-fn titled(text: &str) -> String {
-    let mut begins = true;
-    let mut out = String::with_capacity(text.len());
-    for char in text.chars() {
-        let separates = matches!(char, '-' | '(' | '{' | '[' | '<') || char.is_whitespace();
-        match begins && !separates {
-            true => out.extend(char.to_uppercase()),
-            false => out.extend(char.to_lowercase()),
-        }
-        begins = separates;
-    }
-    out
-}
-
-/// The attribute of an item that a filter looks at, such as `a.b` or `0`; the item itself without one.
-fn of_attribute(value: &Value, attribute: &Option<Value>) -> Result<Value, Error> {
+/// The attribute of an item that a filter looks at, such as `a.b` or `0`; the item itself without one. A default stands for each
+/// part of it that is undefined.
+fn of_attribute(
+    value: &Value,
+    attribute: &Option<Value>,
+    default: &Option<Value>,
+) -> Result<Value, Error> {
+    let part = |value: Value, part: &Value| match (item(&value, part)?, default) {
+        (found, Some(default)) if found.is_undefined() && !default.is_none() => Ok(default.clone()),
+        (found, _) => Ok(found),
+    };
     let Some(attribute) = attribute else {
         return Ok(value.clone());
     };
     let Some(path) = attribute.as_str() else {
-        return item(value, attribute);
+        return part(value.clone(), attribute);
     };
-    path.split('.').try_fold(value.clone(), |value, part| {
-        let is_number = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-        match part.parse::<i64>() {
-            Ok(at) if is_number => item(&value, &at.into()),
-            _ => item(&value, &part.into()),
+    path.split('.').try_fold(value.clone(), |value, name| {
+        let is_number = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+        match name.parse::<i64>() {
+            Ok(at) if is_number => part(value, &at.into()),
+            _ => part(value, &name.into()),
         }
     })
+}
+
+fn title(value: &Value) -> Result<Value, Error> {
+    let separates = |char| matches!(char, '-' | '(' | '{' | '[' | '<') || is_space(char);
+    let capital = |char: char| char.to_uppercase().collect();
+    Ok(titled(&text(value)?, capital, separates).into())
 }
 
 fn small(value: Value, case_sensitive: bool) -> Value {
@@ -355,7 +371,7 @@ fn small(value: Value, case_sensitive: bool) -> Value {
 fn join(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     let [separator, attribute] = arguments_of(arguments, ["d", "attribute"])?;
     let attribute = unless_none(attribute);
-    let text_of_item = |item: Value| text(&of_attribute(&item, &attribute)?);
+    let text_of_item = |item: Value| text(&of_attribute(&item, &attribute, &None)?);
     let texts: Result<Vec<String>, Error> = items(value)?.into_iter().map(text_of_item).collect();
     let separator = separator.as_ref().map_or(Ok(String::new()), text)?;
     Ok(texts?.join(&separator).into())
@@ -364,22 +380,20 @@ fn join(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
 /// Sorts as Python does: equal ones stay in their order, and values that have no order are an error.
 fn sorted(keyed: Vec<(Value, Value)>, is_reverse: bool) -> Result<Vec<Value>, Error> {
     let mut sorted: Vec<(Value, Value)> = Vec::with_capacity(keyed.len());
+    let mut failed = None;
     for (key, value) in keyed {
-        let (mut low, mut high) = (0, sorted.len());
-        while low < high {
-            let middle = (low + high) / 2;
-            let order = compared(&key, &sorted[middle].0)?;
-            let is_before = if is_reverse {
-                order.is_gt()
-            } else {
-                order.is_lt()
-            };
-            match is_before {
-                true => high = middle,
-                false => low = middle + 1,
+        let at = sorted.partition_point(|(other, _)| match compared(other, &key) {
+            Ok(order) if is_reverse => order.is_ge(),
+            Ok(order) => order.is_le(),
+            Err(error) => {
+                failed.get_or_insert(error);
+                true
             }
-        }
-        sorted.insert(low, (key, value));
+        });
+        sorted.insert(at, (key, value));
+    }
+    if let Some(error) = failed {
+        return Err(error);
     }
     Ok(sorted.into_iter().map(|(_, value)| value).collect())
 }
@@ -393,7 +407,12 @@ fn sort(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
         None => vec![attribute],
     };
     let key = |item: &Value| -> Result<Value, Error> {
-        let key = |part| Ok(small(of_attribute(item, part)?, is_true(&case_sensitive)));
+        let key = |part| {
+            Ok(small(
+                of_attribute(item, part, &None)?,
+                is_true(&case_sensitive),
+            ))
+        };
         parts.iter().map(key).collect()
     };
     let keyed: Result<Vec<_>, Error> = items(value)?
@@ -425,7 +444,10 @@ fn extreme(value: &Value, arguments: &[Value], wanted: Ordering) -> Result<Value
     let [case_sensitive, attribute] = arguments_of(arguments, ["case_sensitive", "attribute"])?;
     let mut best: Option<(Value, Value)> = None;
     for item in items(value)? {
-        let key = small(of_attribute(&item, &attribute)?, is_true(&case_sensitive));
+        let key = small(
+            of_attribute(&item, &attribute, &None)?,
+            is_true(&case_sensitive),
+        );
         let is_better = match &best {
             Some((best, _)) => compared(&key, best)? == wanted,
             None => true,
@@ -441,7 +463,10 @@ fn unique(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     let [case_sensitive, attribute] = arguments_of(arguments, ["case_sensitive", "attribute"])?;
     let (mut seen, mut found): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
     for item in items(value)? {
-        let key = small(of_attribute(&item, &attribute)?, is_true(&case_sensitive));
+        let key = small(
+            of_attribute(&item, &attribute, &None)?,
+            is_true(&case_sensitive),
+        );
         if matches!(key.kind(), ValueKind::Seq | ValueKind::Map) && !key.is_tuple() {
             return Err(wrong("lists and dictionaries are never unique"));
         }
@@ -462,40 +487,33 @@ fn items_if_true(value: &Value) -> Result<Vec<Value>, Error> {
 }
 
 fn map(state: &mut State, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
-    let is_by_name = !arguments.first().is_some_and(Value::is_kwargs);
-    if is_by_name {
-        let name = arguments
-            .first()
-            .ok_or_else(|| wrong("`map` needs a filter or an attribute"))?;
-        let name = Some(name.clone());
-        let name = text_of(&name)?;
-        let filtered = items_if_true(value)?.into_iter().map(|item| {
-            let filtered = state.apply_filter(name, &[&[item], &arguments[1..]].concat());
-            filtered.map_err(|error| unknown(error, "filter", name))
-        });
-        return Ok(Lazy::generator(filtered.collect::<Result<_, _>>()?));
-    }
-    let [attribute, default] = arguments_of(arguments, ["attribute", "default"])?;
-    if attribute.is_none() {
-        return Err(wrong("`map` needs a filter or an attribute"));
-    }
-    let found = items_if_true(value)?.into_iter().map(|item| {
-        let found = of_attribute(&item, &attribute)?;
-        Ok(match &default {
-            Some(default) if found.is_undefined() => default.clone(),
-            _ => found,
-        })
-    });
-    Ok(Lazy::generator(found.collect::<Result<_, Error>>()?))
+    let found: Result<Vec<Value>, Error> = match arguments.split_first() {
+        Some((name, rest)) if !name.is_kwargs() => {
+            let name = text_of(name)?;
+            let filtered = items_if_true(value)?.into_iter().map(|item| {
+                let filtered = state.apply_filter(name, &[&[item], rest].concat());
+                filtered.map_err(|error| unknown(error, "filter", name))
+            });
+            filtered.collect()
+        }
+        _ => {
+            let [attribute, default] = arguments_of(arguments, ["attribute", "default"])?;
+            if attribute.is_none() {
+                return Err(wrong("`map` needs a filter or an attribute"));
+            }
+            let found = |item: Value| of_attribute(&item, &attribute, &default);
+            items_if_true(value)?.into_iter().map(found).collect()
+        }
+    };
+    found.map(Lazy::generator)
 }
 
-fn select(
+fn select<const BY_ATTRIBUTE: bool, const WANTED: bool>(
     state: &mut State,
     value: &Value,
     arguments: &[Value],
-    (by_attribute, wanted): (bool, bool),
 ) -> Result<Value, Error> {
-    let (attribute, rest) = match by_attribute {
+    let (attribute, rest) = match BY_ATTRIBUTE {
         true => match arguments.split_first() {
             Some((attribute, rest)) => (Some(attribute.clone()), rest),
             None => return Err(wrong("the attribute is missing")),
@@ -504,17 +522,16 @@ fn select(
     };
     let mut found = Vec::new();
     for item in items_if_true(value)? {
-        let looked_at = of_attribute(&item, &attribute)?;
+        let looked_at = of_attribute(&item, &attribute, &None)?;
         let is_so = match rest.split_first() {
             None => looked_at.is_true(),
             Some((test, rest)) => {
-                let test = Some(test.clone());
-                let name = text_of(&test)?;
+                let name = text_of(test)?;
                 let tested = state.perform_test(name, &[&[looked_at], rest].concat());
                 tested.map_err(|error| unknown(error, "test", name))?
             }
         };
-        if is_so == wanted {
+        if is_so == WANTED {
             found.push(item);
         }
     }
@@ -531,7 +548,7 @@ fn unknown(error: Error, what: &str, name: &str) -> Error {
     }
 }
 
-/// Whether this rest is left of a division.
+/// Whether `value % by == rest`.
 pub(super) fn has_rest(value: &Value, by: &Value, rest: i64) -> Result<bool, Error> {
     Ok(equal(&arithmetic(value, "%", by)?, &Value::from(rest)))
 }
@@ -546,7 +563,7 @@ pub(super) fn is_same(a: &Value, b: &Value) -> Result<bool, Error> {
     }
 }
 
-/// Whether an integer is one: true and false are, for Python, and Jinja leaves them out.
+/// Whether it is an integer. Booleans are not, as in Jinja's `integer` test.
 pub(super) fn is_integer(value: &Value) -> bool {
     value.kind() == ValueKind::Number && integer(value).is_ok()
 }

@@ -1,4 +1,4 @@
-//! What Python's filters and methods return in place of lists: things to go through, some of them once.
+//! Generators and dictionary views, which Python returns instead of lists.
 
 use minijinja::Value;
 use minijinja::value::{Enumerator, Object, ObjectRepr};
@@ -28,7 +28,7 @@ impl Lazy {
     }
 
     /// Whether a value has no length, since going through it uses it up.
-    pub(super) fn is_used_up(value: &Value) -> bool {
+    pub(super) fn is_generator(value: &Value) -> bool {
         let lazy = value.downcast_object_ref::<Lazy>();
         lazy.is_some_and(|lazy| lazy.is_generator)
     }

@@ -1,52 +1,98 @@
 //! Methods of Python's texts, lists and dictionaries, as far as they change nothing.
 
-use super::arguments::{is_true, named as arguments_of, text as text_of, unless_none, whole};
+use super::arguments::{
+    is_true, named as arguments_of, required, text as text_of, unless_none, whole, width,
+};
 use super::lazy::Lazy;
-use super::values::{contains, equal, integer, items, named, represented, text, wrong};
+use super::values::{contains, equal, items, named, represented, text, wrong};
 use crate::python_json::is_dictionary;
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Object, ObjectRepr, Tuple, ValueKind};
 use minijinja::{Error, State, Value};
 use std::sync::Arc;
 
-const OF_TEXTS: [&str; 37] = [
-    "capitalize",
-    "center",
-    "count",
-    "endswith",
-    "find",
-    "format",
-    "index",
-    "isalnum",
-    "isalpha",
-    "isascii",
-    "isdecimal",
-    "isdigit",
-    "islower",
-    "isnumeric",
-    "isspace",
-    "isupper",
-    "join",
-    "ljust",
-    "lower",
-    "lstrip",
-    "partition",
-    "removeprefix",
-    "removesuffix",
-    "replace",
-    "rfind",
-    "rindex",
-    "rjust",
-    "rpartition",
-    "rsplit",
-    "rstrip",
-    "split",
-    "splitlines",
-    "startswith",
-    "strip",
-    "title",
-    "upper",
-    "zfill",
+/// A method: of the text and its arguments.
+type OfText = fn(&str, &[Value]) -> Result<Value, Error>;
+
+const OF_TEXTS: &[(&str, OfText)] = &[
+    ("capitalize", |said, given| alone(given, capitalised(said))),
+    ("center", |said, given| {
+        padded(said, given, |missing, width| {
+            missing / 2 + (missing & width & 1)
+        })
+    }),
+    ("count", |said, given| {
+        Ok(said.matches(&part(given)?).count().into())
+    }),
+    ("endswith", |said, given| {
+        is_any(given, |part| said.ends_with(part))
+    }),
+    ("find", |said, given| find(said, given, false)),
+    ("format", |said, given| {
+        let given: Result<Vec<Value>, Error> = given.iter().map(written).collect();
+        format(FormatStyle::StrFormat, said, &given?).map(Value::from)
+    }),
+    ("index", |said, given| index(said, given, false)),
+    ("isalnum", |said, given| {
+        all(said, given, char::is_alphanumeric)
+    }),
+    ("isalpha", |said, given| {
+        all(said, given, char::is_alphabetic)
+    }),
+    ("isascii", |said, given| alone(given, said.is_ascii())),
+    ("isdecimal", |said, given| is_number(said, given, "")),
+    ("isdigit", |said, given| is_number(said, given, "¹²³")),
+    ("islower", |said, given| alone(given, is_lower(said))),
+    ("isnumeric", |said, given| is_number(said, given, "¹²³¼½¾")),
+    ("isspace", |said, given| all(said, given, is_space)),
+    ("isupper", |said, given| alone(given, is_upper(said))),
+    ("join", |said, given| {
+        let [parts] = arguments_of(given, ["parts"])?;
+        let parts = items(&required(parts)?)?;
+        let texts: Result<Vec<&str>, Error> = parts.iter().map(text_of).collect();
+        Ok(texts?.join(said).into())
+    }),
+    ("ljust", |said, given| padded(said, given, |_, _| 0)),
+    ("lower", |said, given| alone(given, said.to_lowercase())),
+    ("lstrip", |said, given| strip(said, given, [true, false])),
+    ("partition", |said, given| parts(said, given, false)),
+    ("removeprefix", |said, given| {
+        Ok(said.strip_prefix(&part(given)?).unwrap_or(said).into())
+    }),
+    ("removesuffix", |said, given| {
+        Ok(said.strip_suffix(&part(given)?).unwrap_or(said).into())
+    }),
+    ("replace", |said, given| {
+        let [old, new, count] = arguments_of(given, ["old", "new", "count"])?;
+        let (old, new) = (required(old)?, required(new)?);
+        let count = usize::try_from(whole(&count, -1)?).unwrap_or(usize::MAX);
+        Ok(said.replacen(text_of(&old)?, text_of(&new)?, count).into())
+    }),
+    ("rfind", |said, given| find(said, given, true)),
+    ("rindex", |said, given| index(said, given, true)),
+    ("rjust", |said, given| {
+        padded(said, given, |missing, _| missing)
+    }),
+    ("rpartition", |said, given| parts(said, given, true)),
+    ("rsplit", |said, given| split(said, true, given)),
+    ("rstrip", |said, given| strip(said, given, [false, true])),
+    ("split", |said, given| split(said, false, given)),
+    ("splitlines", |said, given| {
+        let [ends] = arguments_of(given, ["keepends"])?;
+        Ok(Value::from_iter(lines(said, is_true(&ends))))
+    }),
+    ("startswith", |said, given| {
+        is_any(given, |part| said.starts_with(part))
+    }),
+    ("strip", |said, given| strip(said, given, [true, true])),
+    ("title", |said, given| alone(given, title(said))),
+    ("upper", |said, given| alone(given, said.to_uppercase())),
+    ("zfill", |said, given| {
+        let [width_of] = arguments_of(given, ["width"])?;
+        let missing = width(&required(width_of)?)?.saturating_sub(said.chars().count());
+        let (sign, digits) = said.split_at(usize::from(said.starts_with(['+', '-'])));
+        Ok(format!("{sign}{}{digits}", "0".repeat(missing)).into())
+    }),
 ];
 const OF_DICTIONARIES: [&str; 5] = ["copy", "get", "items", "keys", "values"];
 const OF_LISTS: [&str; 3] = ["copy", "count", "index"];
@@ -54,7 +100,7 @@ const OF_LISTS: [&str; 3] = ["copy", "count", "index"];
 /// Whether a value has a method of that name.
 pub(super) fn is_known(value: &Value, name: &str) -> bool {
     match value.kind() {
-        ValueKind::String => OF_TEXTS.contains(&name),
+        ValueKind::String => OF_TEXTS.iter().any(|(known, _)| *known == name),
         ValueKind::Map => is_dictionary(value) && OF_DICTIONARIES.contains(&name),
         ValueKind::Seq => OF_LISTS.contains(&name) && (name != "copy" || !value.is_tuple()),
         _ => false,
@@ -85,16 +131,12 @@ pub(super) fn call(
     name: &str,
     arguments: &[Value],
 ) -> Result<Value, Error> {
+    let of_text = OF_TEXTS.iter().find(|(known, _)| *known == name);
     match value.kind() {
         ValueKind::Undefined => Err(wrong(format!("an undefined value has no method `{name}`"))),
         _ if name.starts_with("__") => Err(wrong(format!("the method `{name}` is not safe"))),
-        ValueKind::String if is_known(value, name) => {
-            let result = of_text(value.as_str().unwrap_or_default(), name, arguments)?;
-            Ok(if value.is_safe() {
-                escaped(result)
-            } else {
-                result
-            })
+        ValueKind::String if let (Some((_, method)), Some(said)) = (of_text, value.as_str()) => {
+            Ok(like(value, method(said, arguments)?))
         }
         ValueKind::Map if is_known(value, name) => of_dictionary(value, name, arguments),
         ValueKind::Seq if is_known(value, name) => of_list(value, name, arguments),
@@ -109,8 +151,15 @@ pub(super) fn call(
     }
 }
 
-/// What a method makes of an escaped text is escaped.
-pub(super) fn escaped(value: Value) -> Value {
+/// What is made of an escaped text is escaped.
+pub(super) fn like(value: &Value, made: Value) -> Value {
+    match value.is_safe() {
+        true => escaped(made),
+        false => made,
+    }
+}
+
+fn escaped(value: Value) -> Value {
     match (value.kind(), items(&value)) {
         (ValueKind::String, _) => Value::from_safe_string(value.to_string()),
         (ValueKind::Seq, Ok(parts)) if value.is_tuple() => Value::from(Tuple::from(
@@ -128,7 +177,7 @@ fn of_list(value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Erro
         return Ok(value.clone());
     }
     let [wanted] = arguments_of(arguments, ["value"])?;
-    let wanted = wanted.ok_or_else(|| wrong("an argument is missing"))?;
+    let wanted = required(wanted)?;
     let mut equal = items.iter().map(|item| equal(item, &wanted));
     match name {
         "count" => Ok(Value::from(equal.filter(|equal| *equal).count())),
@@ -143,7 +192,7 @@ fn of_list(value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Erro
 fn of_dictionary(value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
     if name == "get" {
         let [key, default] = arguments_of(arguments, ["key", "default"])?;
-        let key = key.ok_or_else(|| wrong("an argument is missing"))?;
+        let key = required(key)?;
         let found = match contains(value, &key)? {
             true => Some(value.get_item(&key)?),
             false => default,
@@ -171,100 +220,87 @@ pub(super) fn entries(value: &Value) -> Result<Vec<Value>, Error> {
     items(value)?.into_iter().map(entry).collect()
 }
 
-fn of_text(said: &str, name: &str, arguments: &[Value]) -> Result<Value, Error> {
-    let all = |is: fn(char) -> bool| Value::from(!said.is_empty() && said.chars().all(is));
-    match name {
-        "split" | "rsplit" => return split(said, name == "rsplit", arguments),
-        "strip" | "lstrip" | "rstrip" => return strip(said, name, arguments),
-        "startswith" | "endswith" => return begins_or_ends(said, name, arguments),
-        "center" | "ljust" | "rjust" | "zfill" => return padded(said, name, arguments),
-        "find" | "rfind" | "index" | "rindex" | "count" | "partition" | "rpartition"
-        | "removeprefix" | "removesuffix" => {
-            let [part] = arguments_of(arguments, ["part"])?;
-            return with_part(said, name, text_of(&part)?);
+/// What a method without arguments returns.
+fn alone(given: &[Value], result: impl Into<Value>) -> Result<Value, Error> {
+    let [] = arguments_of(given, [])?;
+    Ok(result.into())
+}
+
+fn all(said: &str, given: &[Value], is: fn(char) -> bool) -> Result<Value, Error> {
+    alone(given, !said.is_empty() && said.chars().all(is))
+}
+
+/// Python's white space, which has separators that Unicode's has not.
+pub(super) fn is_space(char: char) -> bool {
+    char.is_whitespace() || ('\x1c'..='\x1f').contains(&char)
+}
+
+/// Whether all characters are digits, or some of these.
+fn is_number(said: &str, given: &[Value], others: &str) -> Result<Value, Error> {
+    for char in said.chars() {
+        // The rest takes tables of Unicode. Numbers among letters are Chinese.
+        if !char.is_ascii() && !"¹²³¼½¾".contains(char) && char.is_numeric()
+            || char > '\u{33ff}' && others.contains('½')
+        {
+            return Err(wrong(format!(
+                "whether `{char}` is a number is not known here"
+            )));
         }
-        "join" => {
-            let [parts] = arguments_of(arguments, ["parts"])?;
-            let parts = items(&parts.unwrap_or(Value::from(())))?;
-            let texts: Result<Vec<String>, Error> = parts
-                .into_iter()
-                .map(|part| text_of(&Some(part)).map(String::from))
-                .collect();
-            return Ok(Value::from(texts?.join(said)));
+        if !char.is_ascii_digit() && !others.contains(char) {
+            return alone(given, false);
         }
-        "replace" => {
-            let [old, new, count] = arguments_of(arguments, ["old", "new", "count"])?;
-            return replaced(said, &old, &new, whole(&count, -1)?);
-        }
-        "splitlines" => {
-            let [ends] = arguments_of(arguments, ["keepends"])?;
-            let lines = lines(said, is_true(&ends));
-            return Ok(Value::from_iter(lines));
-        }
-        "format" => {
-            let arguments: Result<Vec<Value>, Error> = arguments.iter().map(written).collect();
-            return format(FormatStyle::StrFormat, said, &arguments?).map(Value::from);
-        }
-        _ => {}
     }
-    let [] = arguments_of(arguments, [])?;
-    Ok(match name {
-        "upper" => Value::from(said.to_uppercase()),
-        "lower" => Value::from(said.to_lowercase()),
-        "title" => Value::from(title(said)),
-        "capitalize" => Value::from(capitalised(said)),
-        "isascii" => Value::from(said.is_ascii()),
-        "isalnum" => all(char::is_alphanumeric),
-        "isalpha" => all(char::is_alphabetic),
-        "isspace" => all(char::is_whitespace),
-        "isdecimal" | "isdigit" | "isnumeric" => all(char::is_numeric),
-        "islower" => Value::from(is_cased(said, char::is_lowercase, char::is_uppercase)),
-        _ => Value::from(is_cased(said, char::is_uppercase, char::is_lowercase)),
-    })
+    alone(given, !said.is_empty())
 }
 
-/// Whether a text has letters of one case and none of the other.
-pub(super) fn is_cased(text: &str, case: fn(char) -> bool, other: fn(char) -> bool) -> bool {
-    text.chars().any(case) && !text.chars().any(other)
+/// Whether a text has small letters and no capital ones.
+pub(super) fn is_lower(text: &str) -> bool {
+    text.contains(char::is_lowercase) && !text.contains(char::is_uppercase)
 }
 
-fn with_part(said: &str, name: &str, part: &str) -> Result<Value, Error> {
-    let found = if name.starts_with("rp") || name.starts_with("rf") || name.starts_with("ri") {
-        said.rfind(part)
-    } else {
-        said.find(part)
-    };
-    let place = found.map(|at| said[..at].chars().count());
-    match name {
-        "count" => return Ok(Value::from(said.matches(part).count())),
-        "removeprefix" => return Ok(Value::from(said.strip_prefix(part).unwrap_or(said))),
-        "removesuffix" => return Ok(Value::from(said.strip_suffix(part).unwrap_or(said))),
-        "find" | "rfind" => return Ok(place.map_or(Value::from(-1), Value::from)),
-        "index" | "rindex" => {
-            return place
-                .map(Value::from)
-                .ok_or_else(|| wrong("the text has no such part"));
-        }
-        _ if part.is_empty() => return Err(wrong("a separator is not empty")),
-        _ => {}
+/// Whether a text has capital letters and no small ones.
+pub(super) fn is_upper(text: &str) -> bool {
+    text.contains(char::is_uppercase) && !text.contains(char::is_lowercase)
+}
+
+/// The text that a method looks for.
+fn part(given: &[Value]) -> Result<String, Error> {
+    let [part] = arguments_of(given, ["part"])?;
+    text_of(&required(part)?).map(String::from)
+}
+
+fn separator(part: String) -> Result<String, Error> {
+    match part.is_empty() {
+        true => Err(wrong("a separator is not empty")),
+        false => Ok(part),
     }
-    let parts = match found {
-        Some(at) => [&said[..at], part, &said[at + part.len()..]],
-        None if name == "partition" => [said, "", ""],
-        None => ["", "", said],
-    };
-    Ok(Value::from(Tuple::from(parts.map(Value::from))))
 }
 
-fn replaced(
-    said: &str,
-    old: &Option<Value>,
-    new: &Option<Value>,
-    count: i128,
-) -> Result<Value, Error> {
-    let (old, new) = (text_of(old)?, text_of(new)?);
-    let count = usize::try_from(count).unwrap_or(usize::MAX);
-    Ok(Value::from(said.replacen(old, new, count)))
+fn find(said: &str, given: &[Value], is_from_end: bool) -> Result<Value, Error> {
+    let part = part(given)?;
+    let at = match is_from_end {
+        true => said.rfind(&part),
+        false => said.find(&part),
+    };
+    Ok(at.map_or(Value::from(-1), |at| said[..at].chars().count().into()))
+}
+
+fn index(said: &str, given: &[Value], is_from_end: bool) -> Result<Value, Error> {
+    let at = find(said, given, is_from_end)?;
+    match at == Value::from(-1) {
+        true => Err(wrong("the text has no such part")),
+        false => Ok(at),
+    }
+}
+
+fn parts(said: &str, given: &[Value], is_from_end: bool) -> Result<Value, Error> {
+    let part = separator(part(given)?)?;
+    let (found, none) = match is_from_end {
+        true => (said.rsplit_once(&part), ["", "", said]),
+        false => (said.split_once(&part), [said, "", ""]),
+    };
+    let parts = found.map_or(none, |(before, after)| [before, &part, after]);
+    Ok(Tuple::from(parts.map(Value::from)).into())
 }
 
 fn split(said: &str, is_from_end: bool, arguments: &[Value]) -> Result<Value, Error> {
@@ -273,38 +309,30 @@ fn split(said: &str, is_from_end: bool, arguments: &[Value]) -> Result<Value, Er
     let mut parts: Vec<&str> = Vec::new();
     match unless_none(separator) {
         Some(separator) => {
-            let separator = Some(separator);
-            let separator = text_of(&separator)?;
-            if separator.is_empty() {
-                return Err(wrong("a separator is not empty"));
-            }
+            let separator = self::separator(text_of(&separator)?.into())?;
             match is_from_end {
-                true => parts.extend(said.rsplitn(most, separator)),
-                false => parts.extend(said.splitn(most, separator)),
+                true => parts.extend(said.rsplitn(most, &separator)),
+                false => parts.extend(said.splitn(most, &separator)),
             }
         }
         None if is_from_end => {
-            let mut rest = said.trim_end();
+            let mut rest = said.trim_end_matches(is_space);
             while !rest.is_empty() {
-                let at = rest
-                    .rfind(char::is_whitespace)
-                    .filter(|_| parts.len() + 1 < most);
+                let at = rest.rfind(is_space).filter(|_| parts.len() + 1 < most);
                 let start = at.map_or(0, |at| {
                     at + rest[at..].chars().next().map_or(0, char::len_utf8)
                 });
                 parts.push(&rest[start..]);
-                rest = rest[..start].trim_end();
+                rest = rest[..start].trim_end_matches(is_space);
             }
         }
         None => {
-            let mut rest = said.trim_start();
+            let mut rest = said.trim_start_matches(is_space);
             while !rest.is_empty() {
-                let end = rest
-                    .find(char::is_whitespace)
-                    .filter(|_| parts.len() + 1 < most);
+                let end = rest.find(is_space).filter(|_| parts.len() + 1 < most);
                 let end = end.unwrap_or(rest.len());
                 parts.push(&rest[..end]);
-                rest = rest[end..].trim_start();
+                rest = rest[end..].trim_start_matches(is_space);
             }
         }
     }
@@ -314,84 +342,53 @@ fn split(said: &str, is_from_end: bool, arguments: &[Value]) -> Result<Value, Er
     Ok(Value::from_iter(parts))
 }
 
-fn strip(said: &str, name: &str, arguments: &[Value]) -> Result<Value, Error> {
-    let [chars] = arguments_of(arguments, ["chars"])?;
+/// A text without characters at its sides: white space, unless others are named.
+fn strip(said: &str, given: &[Value], [left, right]: [bool; 2]) -> Result<Value, Error> {
+    let [chars] = arguments_of(given, ["chars"])?;
     let chars = unless_none(chars);
-    Ok(Value::from(stripped(said, name, &chars)?))
+    let chars = chars.as_ref().map(text_of).transpose()?;
+    let is_in = |char: char| chars.map_or(is_space(char), |chars| chars.contains(char));
+    let said = if left {
+        said.trim_start_matches(is_in)
+    } else {
+        said
+    };
+    Ok(Value::from(if right {
+        said.trim_end_matches(is_in)
+    } else {
+        said
+    }))
 }
 
-/// A text without characters at its ends: white space, unless others are named.
-pub(super) fn stripped<'a>(
-    said: &'a str,
-    name: &str,
-    chars: &Option<Value>,
-) -> Result<&'a str, Error> {
-    let chars = match chars {
-        Some(_) => Some(text_of(chars)?),
-        None => None,
+/// Whether a text, or one of a tuple, is there.
+fn is_any(given: &[Value], is: impl Fn(&str) -> bool) -> Result<Value, Error> {
+    let [parts] = arguments_of(given, ["parts"])?;
+    let parts = required(parts)?;
+    let parts = if parts.is_tuple() {
+        items(&parts)?
+    } else {
+        vec![parts]
     };
-    let is_in = |char: char| match chars {
-        Some(chars) => chars.contains(char),
-        None => char.is_whitespace() || ('\x1c'..='\x1f').contains(&char),
-    };
-    Ok(match name {
-        "lstrip" => said.trim_start_matches(is_in),
-        "rstrip" => said.trim_end_matches(is_in),
-        _ => said.trim_matches(is_in),
-    })
-}
-
-fn begins_or_ends(said: &str, name: &str, arguments: &[Value]) -> Result<Value, Error> {
-    let [parts] = arguments_of(arguments, ["parts"])?;
-    let parts = match parts {
-        Some(parts) if parts.is_tuple() => items(&parts)?,
-        part => vec![part.unwrap_or(Value::from(()))],
-    };
-    for part in parts {
-        let part = Some(part);
-        let part = text_of(&part)?;
-        let is_there = match name {
-            "startswith" => said.starts_with(part),
-            _ => said.ends_with(part),
-        };
-        if is_there {
-            return Ok(Value::from(true));
+    for part in &parts {
+        if is(text_of(part)?) {
+            return Ok(true.into());
         }
     }
-    Ok(Value::from(false))
+    Ok(false.into())
 }
 
-fn padded(said: &str, name: &str, arguments: &[Value]) -> Result<Value, Error> {
-    let [width, fill] = arguments_of(arguments, ["width", "fillchar"])?;
-    let width = width
-        .as_ref()
-        .map_or_else(|| Err(wrong("a width is missing")), integer)?;
-    let width = usize::try_from(width.max(0)).unwrap_or(0).min(10_000);
-    let fill = match (name, &fill) {
-        ("zfill", _) => "0",
-        (_, None) => " ",
-        (_, fill) => text_of(fill)?,
-    };
+/// A text of a width. `before` says how many of the missing characters precede it.
+fn padded(said: &str, given: &[Value], before: fn(usize, usize) -> usize) -> Result<Value, Error> {
+    let [width_of, fill] = arguments_of(given, ["width", "fillchar"])?;
+    let (width, fill) = (width(&required(width_of)?)?, fill.unwrap_or(" ".into()));
+    let fill = text_of(&fill)?;
     if fill.chars().count() != 1 {
         return Err(wrong("what fills a text is one character"));
     }
     let missing = width.saturating_sub(said.chars().count());
-    let before = match name {
-        "ljust" => 0,
-        "rjust" | "zfill" => missing,
-        _ => missing / 2 + (missing & width & 1),
-    };
-    let sign = if name == "zfill" && said.starts_with(['+', '-']) {
-        1
-    } else {
-        0
-    };
-    let (fills, after) = (fill.repeat(before), fill.repeat(missing - before));
-    Ok(Value::from(format!(
-        "{}{fills}{}{after}",
-        &said[..sign],
-        &said[sign..]
-    )))
+    let before = before(missing, width);
+    let after = fill.repeat(missing - before);
+    Ok(format!("{}{said}{after}", fill.repeat(before)).into())
 }
 
 /// The lines of a text, with their ends if they are to be kept.
@@ -416,25 +413,29 @@ pub(super) fn lines(text: &str, with_ends: bool) -> Vec<&str> {
     lines
 }
 
-/// Python's `str.title`: a letter is capital where none stands before it.
+/// The words that end with a separator each, with their first letters as capitals and small ones behind them.
+pub(super) fn titled(
+    text: &str,
+    capital: fn(char) -> String,
+    separates: fn(char) -> bool,
+) -> String {
+    let words = text.split_inclusive(separates).map(|word| {
+        let mut chars = word.chars();
+        let first = chars.next().map(capital).unwrap_or_default();
+        first + &chars.as_str().to_lowercase()
+    });
+    words.collect()
+}
+
+/// Python's `str.title`: a letter is capital where none precedes it.
 fn title(text: &str) -> String {
-    let mut is_within_word = false;
-    let mut titled = String::with_capacity(text.len());
-    for char in text.chars() {
-        match is_within_word {
-            true => titled.extend(char.to_lowercase()),
-            false => titled += &capital(char),
-        }
-        is_within_word = char.is_alphabetic();
-    }
-    titled
+    let separates = |char: char| !char.is_uppercase() && !char.is_lowercase();
+    titled(text, capital, separates)
 }
 
 /// Python's `str.capitalize`.
-pub(super) fn capitalised(text: &str) -> String {
-    let mut chars = text.chars();
-    let first = chars.next().map(capital).unwrap_or_default();
-    first + &chars.as_str().to_lowercase()
+fn capitalised(text: &str) -> String {
+    titled(text, capital, |_| false)
 }
 
 /// A letter as it begins a title: of two that it becomes only the first is capital.
@@ -453,7 +454,10 @@ pub(super) fn percent(template: &Value, values: &Value) -> Result<Value, Error> 
         ));
     }
     // Python takes these for a dictionary of names, of which none has to be used.
-    let is_mapping = matches!(values.kind(), ValueKind::Seq | ValueKind::Map) && !values.is_tuple();
+    let is_mapping = match values.kind() {
+        ValueKind::Seq => !values.is_tuple(),
+        kind => kind == ValueKind::Undefined || is_dictionary(values),
+    };
     let values = match values.is_tuple() {
         true => items(values)?,
         false => vec![values.clone()],

@@ -1,5 +1,6 @@
 //! Python's operators, as filters that the rewritten templates call.
 
+use super::arguments::{text as text_of, unless_none, whole};
 use super::methods::{self, Method};
 use super::values::{
     Number, compared, contains, equal, escaped, integer, items, named, text, wrong,
@@ -25,7 +26,21 @@ pub(super) fn add(environment: &mut Environment) {
     );
 }
 
-fn operate(a: &Value, operator: &str, b: &Value) -> Result<Value, Error> {
+/// `a < b`, or the chain `a < b < c` with the operators and operands that follow.
+fn operate(a: &Value, operator: &str, b: &Value, chain: Rest<Value>) -> Result<Value, Error> {
+    let mut result = operation(a, operator, b)?;
+    let mut left = b;
+    for [operator, right] in chain.as_chunks().0 {
+        if !result.is_true() {
+            break;
+        }
+        result = operation(left, text_of(operator)?, right)?;
+        left = right;
+    }
+    Ok(result)
+}
+
+fn operation(a: &Value, operator: &str, b: &Value) -> Result<Value, Error> {
     let is = |wanted: bool| Ok(Value::from(wanted));
     match operator {
         "==" => is(equal(a, b)),
@@ -71,8 +86,10 @@ pub(super) fn arithmetic(a: &Value, operator: &str, b: &Value) -> Result<Value, 
                 "+" => a.checked_add(b),
                 "-" => a.checked_sub(b),
                 "*" => a.checked_mul(b),
-                "//" => Some(a.div_euclid(b) - i128::from(b < 0 && a.rem_euclid(b) != 0)),
-                "%" => Some(a.rem_euclid(b) + if b < 0 && a.rem_euclid(b) != 0 { b } else { 0 }),
+                "//" => (a.checked_div_euclid(b))
+                    .map(|whole| whole - i128::from(b < 0 && a.rem_euclid(b) != 0)),
+                "%" => (a.checked_rem_euclid(b))
+                    .map(|rest| rest + if b < 0 && rest != 0 { b } else { 0 }),
                 _ => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
             };
             Number::Integer(number.ok_or_else(|| wrong("a number is too large"))?)
@@ -205,52 +222,39 @@ pub(super) fn item(value: &Value, key: &Value) -> Result<Value, Error> {
             Err(_) => of_attribute(Value::UNDEFINED),
         },
         ValueKind::Map => of_attribute(value.get_item(key).unwrap_or_default()),
-        ValueKind::Iterable => Err(wrong(
-            "what is only gone through has no items here; put `|list` behind it",
-        )),
+        ValueKind::Iterable => Err(wrong("a generator has no items; add `|list`")),
         _ => of_attribute(Value::UNDEFINED),
     }
 }
 
 /// `value[start:stop:step]`.
 fn slice(value: &Value, start: &Value, stop: &Value, step: Option<Value>) -> Result<Value, Error> {
-    let bound = |bound: &Value| match bound.is_none() {
-        true => Ok(None),
-        false => integer(bound).map(Some),
-    };
     if !matches!(value.kind(), ValueKind::String | ValueKind::Seq) {
-        return Err(wrong(format!(
-            "{} has no parts; put `|list` behind it",
-            named(value)
-        )));
+        return Err(wrong(format!("{} has no parts; add `|list`", named(value))));
     }
-    let (start, stop) = (bound(start)?, bound(stop)?);
-    let step = bound(&step.unwrap_or(Value::from(())))?.unwrap_or(1);
+    let step = whole(&unless_none(step), 1)?;
     let items = items(value)?;
     let length = items.len() as i128;
-    if step == 0 {
-        return Err(wrong("the step of a slice is not 0"));
-    }
-    let (lowest, highest) = if step > 0 {
-        (0, length)
-    } else {
-        (-1, length - 1)
+    let (lowest, highest) = match step {
+        0 => return Err(wrong("the step of a slice is not 0")),
+        1.. => (0, length),
+        _ => (-1, length - 1),
     };
-    let within = |bound: Option<i128>, missing: i128| match bound {
-        None => missing,
-        Some(at) if at < 0 => (at + length).max(lowest),
-        Some(at) => at.min(highest),
+    let (first, last) = match step > 0 {
+        true => (lowest, highest),
+        false => (highest, lowest),
     };
-    let (first, last) = if step > 0 {
-        (lowest, highest)
-    } else {
-        (highest, lowest)
+    let adjust = |bound: &Value, missing: i128| match bound.is_none() {
+        true => Ok(missing),
+        false => {
+            integer(bound).map(|at| (if at < 0 { at + length } else { at }).clamp(lowest, highest))
+        }
     };
-    let (mut at, stop) = (within(start, first), within(stop, last));
+    let (mut at, stop) = (adjust(start, first)?, adjust(stop, last)?);
     let mut part = Vec::new();
     while if step > 0 { at < stop } else { at > stop } {
         part.push(items[at as usize].clone());
-        at += step;
+        at = at.saturating_add(step);
     }
     match value.kind() {
         ValueKind::String => {

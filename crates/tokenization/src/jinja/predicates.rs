@@ -2,7 +2,7 @@
 
 use super::filters::{has_rest, is_integer, is_same};
 use super::lazy::Lazy;
-use super::methods::{Method, is_cased};
+use super::methods::{Method, is_lower, is_upper};
 use super::values::{compared, contains, equal, text, wrong};
 use crate::python_json::is_dictionary;
 use minijinja::value::ValueKind;
@@ -24,20 +24,14 @@ const TESTS: &[(&str, Test)] = &[
     }),
     ("integer", |value| Ok(is_integer(value))),
     ("iterable", |value| Ok(is_iterable(value))),
-    ("lower", |value| {
-        Ok(is_cased(
-            &text(value)?,
-            char::is_lowercase,
-            char::is_uppercase,
-        ))
-    }),
+    ("lower", |value| Ok(is_lower(&text(value)?))),
     ("mapping", |value| {
         Ok(value.kind() == ValueKind::Map && is_dictionary(value))
     }),
     ("odd", |value| has_rest(value, &Value::from(2), 1)),
     ("sequence", |value| {
         if value.kind() == ValueKind::Iterable && value.downcast_object_ref::<Lazy>().is_none() {
-            return Err(wrong("`range` is no list here; put `|list` behind it"));
+            return Err(wrong("`range` is no list here; add `|list`"));
         }
         let is = matches!(
             value.kind(),
@@ -45,13 +39,7 @@ const TESTS: &[(&str, Test)] = &[
         );
         Ok(is || value.kind() == ValueKind::Map && is_dictionary(value))
     }),
-    ("upper", |value| {
-        Ok(is_cased(
-            &text(value)?,
-            char::is_uppercase,
-            char::is_lowercase,
-        ))
-    }),
+    ("upper", |value| Ok(is_upper(&text(value)?))),
 ];
 
 const COMPARISONS: &[(&[&str], Comparison)] = &[

@@ -1,13 +1,18 @@
 //! Jinja 2's expressions, written so that minijinja computes each operator, attribute, item and loop by Python's rules.
 //!
 //! minijinja's own operators differ: `none < 1` is false there and an error in Python, `'%s' % x` is refused, a dictionary's
-//! `items` is its entry of that name. They cannot be replaced, but filters can, so `a < b` becomes `a|_op("<", b)`. A tag that
-//! is none of Jinja's stays as it is, and minijinja says what is wrong with it.
+//! `items` is its entry of that name. They cannot be replaced, but filters can, so `a < b` becomes `a|_op("<", b)`.
+//! Tags that we cannot parse stay unchanged; minijinja reports the error.
 
 use super::tokens::{Tag, TagToken, TokenKind, literal, tag};
+use super::values::wrong;
+use minijinja::Error;
 
 /// The template, with the expressions of all tags rewritten.
-pub(super) fn rewritten(template: &str) -> String {
+///
+/// # Errors
+/// Expressions that are nested too deeply, and escapes in texts that cannot be read.
+pub(super) fn rewritten(template: &str) -> Result<String, Error> {
     let mut out = String::with_capacity(2 * template.len());
     let mut rest = template;
     let mut is_raw = false;
@@ -23,7 +28,7 @@ pub(super) fn rewritten(template: &str) -> String {
         rest = match (found.and_then(|close| tag(at_tag, close)), comment) {
             (Some(tag), _) if !is_raw || tag.is("endraw") => {
                 is_raw = tag.is("raw");
-                write_tag(&tag, &mut out);
+                write_tag(&tag, &mut out)?;
                 &at_tag[tag.text.len()..]
             }
             (_, Some(Some(end))) => {
@@ -36,19 +41,23 @@ pub(super) fn rewritten(template: &str) -> String {
             }
         };
     }
-    out + rest
+    Ok(out + rest)
 }
 
-fn write_tag(tag: &Tag, out: &mut String) {
+fn write_tag(tag: &Tag, out: &mut String) -> Result<(), Error> {
     let mut parser = Parser {
         tokens: &tag.tokens,
         at: 0,
         depth: 0,
+        refused: None,
     };
     let code = match tag.text.starts_with("{{") {
         true => parser.tuple(true),
         false => parser.statement(),
     };
+    if let Some(reason) = parser.refused {
+        return Err(wrong(format!("{reason}: {}", tag.text)));
+    }
     match code.filter(|_| parser.at == tag.tokens.len()) {
         Some(code) => {
             // Errors name lines.
@@ -57,21 +66,21 @@ fn write_tag(tag: &Tag, out: &mut String) {
         }
         None => out.push_str(tag.text),
     }
+    Ok(())
 }
 
 /// Reads the tokens of a tag as Jinja's own parser does, and writes them as it goes. `None`: they are not Jinja's.
 struct Parser<'a> {
     tokens: &'a [TagToken<'a>],
     at: usize,
-    /// Brackets and signs around what is read.
+    /// Brackets, signs and conditions around what is read.
     depth: usize,
+    /// Why the template is refused: minijinja would read the tag by its own rules.
+    refused: Option<&'static str>,
 }
 
-/// More brackets within brackets than this are left to minijinja, which refuses them: the stack has an end.
+/// The stack has an end.
 const DEEPEST: usize = 60;
-
-/// A middle operand of a comparison is written twice. A longer one is left to minijinja.
-const LONGEST_OPERAND: usize = 1000;
 
 impl<'a> Parser<'a> {
     fn peek(&self) -> Option<TagToken<'a>> {
@@ -119,7 +128,7 @@ impl<'a> Parser<'a> {
             "if" | "elif" => format!("{keyword} {}", self.tuple(true)?),
             "for" => self.loop_head()?,
             "set" => self.assignment()?,
-            "with" => format!("with {}", self.bindings("")?),
+            "with" => format!("with {}", self.separated("", Parser::binding)?),
             "macro" => format!("macro {}({}", self.name()?, self.signature()?),
             "call" if self.is("(") => format!("call({} {}", self.signature()?, self.unary()?),
             "call" => format!("call {}", self.unary()?),
@@ -157,28 +166,35 @@ impl<'a> Parser<'a> {
         Some(format!("set {target} = {}", self.tuple(true)?))
     }
 
-    /// `a = 1, b = 2`, up to a closing token or the end.
-    fn bindings(&mut self, end: &str) -> Option<String> {
-        let mut bindings = Vec::new();
-        while self.peek().is_some() && !self.is(end) {
-            let name = self.name()?;
-            bindings.push(match self.eat("=") {
-                true => format!("{name}={}", self.expression()?),
-                false => name.into(),
-            });
-            if !self.eat(",") {
-                break;
-            }
+    /// `a`, or `a = 1`.
+    fn binding(&mut self) -> Option<String> {
+        let name = self.name()?;
+        match self.eat("=") {
+            true => Some(format!("{name}={}", self.expression()?)),
+            false => Some(name.into()),
         }
-        Some(bindings.join(", "))
     }
 
     /// The parameters of a macro, with the bracket that closes them.
     fn signature(&mut self) -> Option<String> {
         self.expect("(")?;
-        let parameters = self.bindings(")")?;
-        self.expect(")")?;
-        Some(parameters + ")")
+        Some(self.separated(")", Parser::binding)? + ")")
+    }
+
+    /// Items with commas between them, up to what closes them, which is eaten, or with "" to the end.
+    fn separated(
+        &mut self,
+        close: &str,
+        item: impl Fn(&mut Self) -> Option<String>,
+    ) -> Option<String> {
+        let mut items = Vec::new();
+        while !(self.eat(close) || close.is_empty() && self.peek().is_none()) {
+            items.push(item(self)?);
+            if !self.is(close) && self.peek().is_some() {
+                self.expect(",")?;
+            }
+        }
+        Some(items.join(", "))
     }
 
     /// Values with commas between them; several, or one with a comma behind it, are a tuple.
@@ -208,7 +224,10 @@ impl<'a> Parser<'a> {
         while self.eat("if") {
             let condition = self.or()?;
             value = match self.eat("else") {
-                true => format!("({value} if {condition} else {})", self.expression()?),
+                true => {
+                    let other = self.deeper(Parser::expression)?;
+                    format!("({value} if {condition} else {other})")
+                }
                 false => format!("({value} if {condition})"),
             };
         }
@@ -240,7 +259,7 @@ impl<'a> Parser<'a> {
 
     fn deeper(&mut self, read: impl FnOnce(&mut Self) -> Option<String>) -> Option<String> {
         if self.depth == DEEPEST {
-            return None;
+            return self.refuse("an expression is nested too deeply");
         }
         self.depth += 1;
         let value = read(self);
@@ -248,38 +267,32 @@ impl<'a> Parser<'a> {
         value
     }
 
-    /// `a < b < c` is `a < b and b < c`.
+    fn refuse(&mut self, reason: &'static str) -> Option<String> {
+        self.refused = Some(reason);
+        None
+    }
+
     fn comparison(&mut self) -> Option<String> {
-        let mut left = self.sum()?;
-        let mut compared = Vec::new();
+        let left = self.sum()?;
+        let mut chain = Vec::new();
         while let Some(operator) = self.comparator() {
-            let right = self.sum()?;
-            if !compared.is_empty() && left.len() > LONGEST_OPERAND {
-                return None;
-            }
-            compared.push(operation(operator, &left, &right));
-            left = right;
+            chain.push(format!("\"{operator}\", {}", self.sum()?));
         }
-        match compared.len() {
-            0 => Some(left),
-            1 => compared.pop(),
-            _ => Some(format!("({})", compared.join(" and "))),
+        match chain.is_empty() {
+            true => Some(left),
+            false => Some(format!("{left}|_op({})", chain.join(", "))),
         }
     }
 
     fn comparator(&mut self) -> Option<&'a str> {
         let token = self.peek().filter(|token| token.kind != TokenKind::Text)?;
+        let next = self.tokens.get(self.at + 1);
         match token.text {
             "==" | "!=" | "<" | "<=" | ">" | ">=" | "in" => {
                 self.at += 1;
                 Some(token.text)
             }
-            "not"
-                if self
-                    .tokens
-                    .get(self.at + 1)
-                    .is_some_and(|next| next.text == "in") =>
-            {
+            "not" if next.is_some_and(|next| next.text == "in") => {
                 self.at += 2;
                 Some("not in")
             }
@@ -330,18 +343,13 @@ impl<'a> Parser<'a> {
         let token = self.next()?;
         match (token.kind, token.text) {
             (TokenKind::Name, "in" | "is" | "if" | "else" | "and" | "or" | "not") => None,
-            (TokenKind::Name | TokenKind::Number, text) => Some(text.replace(
-                '_',
-                match token.kind {
-                    TokenKind::Name => "_",
-                    _ => "",
-                },
-            )),
+            (TokenKind::Name, name) => Some(name.into()),
+            (TokenKind::Number, number) => Some(number.replace('_', "")),
             (TokenKind::Text, text) => {
-                let mut value = literal(text);
+                let mut value = self.literal(text)?;
                 while let Some(more) = self.peek().filter(|token| token.kind == TokenKind::Text) {
                     self.at += 1;
-                    value = operation("~", &value, &literal(more.text));
+                    value = operation("~", &value, &self.literal(more.text)?);
                 }
                 Some(value)
             }
@@ -353,31 +361,22 @@ impl<'a> Parser<'a> {
                 self.expect(")")?;
                 Some(value)
             }
-            (_, "[") => {
-                let mut items = Vec::new();
-                while !self.eat("]") {
-                    items.push(self.expression()?);
-                    if !self.is("]") {
-                        self.expect(",")?;
-                    }
-                }
-                Some(format!("[{}]", items.join(", ")))
-            }
+            (_, "[") => Some(format!("[{}]", self.separated("]", Parser::expression)?)),
             (_, "{") => {
-                let mut entries = Vec::new();
-                while !self.eat("}") {
-                    let key = self.expression()?;
-                    self.expect(":")?;
-                    entries.push(format!("{key}: {}", self.expression()?));
-                    if !self.is("}") {
-                        self.expect(",")?;
-                    }
-                }
+                let entries = self.separated("}", |parser| {
+                    let key = parser.expression()?;
+                    parser.expect(":")?;
+                    Some(format!("{key}: {}", parser.expression()?))
+                })?;
                 // Without the spaces, two brackets would be a tag's.
-                Some(format!("( {{ {} }} )", entries.join(", ")))
+                Some(format!("( {{ {entries} }} )"))
             }
             _ => None,
         }
+    }
+
+    fn literal(&mut self, quoted: &str) -> Option<String> {
+        literal(quoted).or_else(|| self.refuse("a text has an escape that cannot be read here"))
     }
 
     fn postfix(&mut self, mut value: String) -> Option<String> {
@@ -431,28 +430,15 @@ impl<'a> Parser<'a> {
     /// The arguments of a call, without its brackets.
     fn arguments(&mut self) -> Option<String> {
         self.expect("(")?;
-        let mut arguments = Vec::new();
-        while !self.eat(")") {
-            let is_named = self
-                .tokens
-                .get(self.at + 1)
-                .is_some_and(|next| next.text == "=");
-            arguments.push(if self.eat("**") {
-                format!("**{}", self.expression()?)
-            } else if self.eat("*") {
-                format!("*{}", self.expression()?)
-            } else if is_named {
-                let name = self.name()?;
-                self.expect("=")?;
-                format!("{name}={}", self.expression()?)
-            } else {
-                self.expression()?
-            });
-            if !self.is(")") {
-                self.expect(",")?;
+        self.separated(")", |parser| {
+            let next = parser.tokens.get(parser.at + 1);
+            let is_named = next.is_some_and(|next| next.text == "=");
+            if is_named {
+                return parser.binding();
             }
-        }
-        Some(arguments.join(", "))
+            let stars = ["**", "*"].into_iter().find(|stars| parser.eat(stars));
+            Some(stars.unwrap_or_default().to_owned() + &parser.expression()?)
+        })
     }
 
     fn call_of_filter(&mut self) -> Option<String> {
@@ -483,26 +469,20 @@ impl<'a> Parser<'a> {
     }
 
     fn argument_of_test(&mut self) -> Option<String> {
-        let Some(next) = self.peek() else {
-            return Some(String::new());
-        };
-        let is_value = match next.kind {
-            TokenKind::Name => {
-                !["else", "or", "and", "if", "is", "in", "not", "recursive"].contains(&next.text)
-            }
+        if self.is("(") {
+            return self.call_of_filter();
+        }
+        let none = ["else", "or", "and", "if", "is", "in", "not", "recursive"];
+        let is_value = |next: TagToken| match next.kind {
+            TokenKind::Name => !none.contains(&next.text),
             TokenKind::Number | TokenKind::Text => true,
             TokenKind::Operator => ["[", "{"].contains(&next.text),
         };
-        if next.text == "(" && next.kind == TokenKind::Operator {
-            return self.call_of_filter();
+        if !self.peek().is_some_and(is_value) {
+            return Some(String::new());
         }
-        match is_value {
-            true => {
-                let value = self.primary()?;
-                Some(format!("({})", self.postfix(value)?))
-            }
-            false => Some(String::new()),
-        }
+        let value = self.primary()?;
+        Some(format!("({})", self.postfix(value)?))
     }
 }
 
@@ -535,7 +515,7 @@ mod tests {
             ),
             (
                 "{% for k, v in m.items() if 1 < v < 3 %}",
-                r#"{% for k , v in m|_call("items")|_iter if (1|_op("<", v) and v|_op("<", 3)) %}"#,
+                r#"{% for k , v in m|_call("items")|_iter if 1|_op("<", v, "<", 3) %}"#,
             ),
             (
                 "{{ a[1:]['}}'] }}{# {{ a.b }} #}{% raw %}{{ a.b }}{% endraw %}",
@@ -544,7 +524,15 @@ mod tests {
             ("{{ -a[b]\n(1) }}", "{{ (a|_item(b))(1)|_sign(\"-\")\n }}"),
             ("{{ a b }}{{ a.b", "{{ a b }}{{ a.b"),
         ] {
-            assert_eq!(rewritten(template), expected);
+            assert_eq!(rewritten(template).unwrap(), expected);
+        }
+        let conditions = "a if b else ".repeat(100_000);
+        for refused in [&conditions, &"(".repeat(61), r"'\x4'", r"'\N{BULLET}'"] {
+            let template = format!(
+                "{{{{ {refused}{} }}}}",
+                ")".repeat(refused.matches('(').count())
+            );
+            rewritten(&template).unwrap_err();
         }
     }
 }

@@ -93,10 +93,8 @@ fn number(text: &str, is_attribute: bool) -> usize {
         let end = text.find(|char: char| !char.is_ascii_digit() && char != '_');
         end.unwrap_or(text.len())
     };
-    if text.len() > 1
-        && text.starts_with('0')
-        && text[1..].starts_with(['x', 'o', 'b', 'X', 'O', 'B'])
-    {
+    let radix = text.strip_prefix('0').unwrap_or_default();
+    if radix.starts_with(['x', 'o', 'b', 'X', 'O', 'B']) {
         return word(text);
     }
     let mut length = digits(text);
@@ -130,13 +128,13 @@ fn quoted(text: &str) -> Option<usize> {
     None
 }
 
-/// A text in quotes, with Python's escapes replaced, as minijinja reads it.
-pub(super) fn literal(quoted: &str) -> String {
+/// A text in quotes, with Python's escapes replaced, as minijinja reads it. `None`: an escape that Jinja or we cannot read.
+pub(super) fn literal(quoted: &str) -> Option<String> {
     let mut out = String::from('"');
     let mut rest = &quoted[1..quoted.len() - 1];
     while let Some(first) = rest.chars().next() {
         let (char, length) = match first {
-            '\\' => escape(rest),
+            '\\' => escape(rest)?,
             first => (Some(first), first.len_utf8()),
         };
         match char {
@@ -147,38 +145,30 @@ pub(super) fn literal(quoted: &str) -> String {
         }
         rest = &rest[length..];
     }
-    out + "\""
+    Some(out + "\"")
 }
 
 /// The character that an escape stands for, and its bytes. A backslash before anything else is one.
-fn escape(text: &str) -> (Option<char>, usize) {
-    let Some(letter) = text.chars().nth(1) else {
-        return (Some('\\'), 1);
-    };
-    let coded = |digits: &str, radix| {
-        u32::from_str_radix(digits, radix)
-            .ok()
-            .and_then(char::from_u32)
-    };
-    let digits = match letter {
-        'x' => 2,
-        'u' => 4,
-        'U' => 8,
-        _ => 0,
-    };
-    if digits > 0 {
-        let char = text.get(2..2 + digits).and_then(|digits| coded(digits, 16));
-        return char.map_or((Some('\\'), 1), |char| (Some(char), 2 + digits));
-    }
-    if letter.is_digit(8) {
-        let octal = text[1..]
+fn escape(text: &str) -> Option<(Option<char>, usize)> {
+    let letter = text.chars().nth(1)?;
+    let coded = |start: usize, digits: usize, radix| {
+        let code = text.get(start..start + digits)?;
+        let code = code
             .chars()
-            .take(3)
-            .take_while(|char| char.is_digit(8))
-            .count();
-        return (coded(&text[1..1 + octal], 8), 1 + octal);
-    }
+            .all(|char| char.is_digit(radix))
+            .then_some(code)?;
+        let char = char::from_u32(u32::from_str_radix(code, radix).ok()?)?;
+        Some((Some(char), start + digits))
+    };
     let char = match letter {
+        'x' => return coded(2, 2, 16),
+        'u' => return coded(2, 4, 16),
+        'U' => return coded(2, 8, 16),
+        '0'..='7' => {
+            let digits = text[1..].chars().take(3);
+            return coded(1, digits.take_while(|char| char.is_digit(8)).count(), 8);
+        }
+        'N' => return None,
         '\n' => None,
         'n' => Some('\n'),
         't' => Some('\t'),
@@ -188,7 +178,7 @@ fn escape(text: &str) -> (Option<char>, usize) {
         'f' => Some('\x0c'),
         'v' => Some('\x0b'),
         '\\' | '\'' | '"' => Some(letter),
-        _ => return (Some('\\'), 1),
+        _ => return Some((Some('\\'), 1)),
     };
-    (char, 1 + letter.len_utf8())
+    Some((char, 1 + letter.len_utf8()))
 }

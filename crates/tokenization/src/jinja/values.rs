@@ -1,4 +1,4 @@
-//! Values as Python has them: their texts, how they compare, what can be gone through.
+//! Values as Python has them: their texts, how they compare, what is iterable.
 
 use super::lazy::Lazy;
 use crate::python_json::{float, is_dictionary};
@@ -122,8 +122,7 @@ pub(super) fn represented(value: &Value) -> Result<String, Error> {
             Ok(format!("{{{}}}", entries?.join(", ")))
         }
         _ => Err(wrong(
-            "what is written is no text, number, list or dictionary, but a function, a loop or what a filter goes through; put \
-             `|list` behind it",
+            "cannot be written as text: a function, a loop or a generator; add `|list`",
         )),
     }
 }
@@ -165,7 +164,7 @@ pub(super) fn items(value: &Value) -> Result<Vec<Value>, Error> {
 }
 
 fn not_iterable(value: &Value) -> Error {
-    wrong(format!("{} cannot be gone through", named(value)))
+    wrong(format!("{} is not iterable", named(value)))
 }
 
 /// Python's `len`.
@@ -174,7 +173,7 @@ pub(super) fn length(value: &Value) -> Result<usize, Error> {
         ValueKind::Undefined => return Ok(0),
         ValueKind::String | ValueKind::Seq => true,
         ValueKind::Map => is_dictionary(value),
-        ValueKind::Iterable => !Lazy::is_used_up(value),
+        ValueKind::Iterable => !Lazy::is_generator(value),
         _ => false,
     };
     let length = value.len().filter(|_| has_length);

@@ -297,6 +297,14 @@ fn turns_that_change_are_examples_of_their_own() {
         taught(marked, &chat, Some(Turns::Last)).unwrap(),
         (last, vec![])
     );
+    let twice = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% elif m.content %}{% generation %}{{ m.content }}\
+                 {% endgeneration %}-{% generation %}\0{% endgeneration %}{% endif %}{% endfor %}";
+    let each = [">a<B>-<\0", ">aB-\0c<D>-<\0"].map(String::from).to_vec();
+    assert_eq!(taught(twice, &chat, Some(Turns::Each)).unwrap().0, each);
+    let mut silent = chat.clone();
+    silent["messages"][3]["content"] = "".into();
+    let refused = taught(twice, &silent, Some(Turns::Last)).unwrap_err();
+    assert!(matches!(refused, ChatError::NothingLearnt), "{refused}");
 }
 
 /// Phi-3 ends a conversation, not an answer, with an end-of-text token.
@@ -410,6 +418,14 @@ fn arguments_that_are_a_text_become_an_object() {
         assert_eq!(learnt(source, arguments), "{\"port\": \"Brest\"}\0");
     }
     assert_eq!(learnt(source, json!("Brest")), "\"Brest\"\0");
+    // Reading these would lose digits or a name.
+    for kept in [r#"{"a":18446744073709551616}"#, r#"{"a":1,"a":2}"#] {
+        let expected = format!("{}\0", json!(kept));
+        assert_eq!(learnt(source, json!(kept)), expected);
+    }
+    let read = r#"{"\"": "99999999999999999999", "a": [18446744073709551615, 1e20]}"#;
+    let expected = r#"{"\"": "99999999999999999999", "a": [18446744073709551615, 1e+20]}"#;
+    assert_eq!(learnt(source, json!(read)), format!("{expected}\0"));
     // DeepSeek-V3 appends them to a text, which no object allows.
     let appends = source.replace(
         "c.function.arguments | tojson",

@@ -58,8 +58,8 @@ pub(crate) fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
                      tokenizer_config.json"
                 );
             }
-            for note in summary.notes.lines() {
-                tracing::warn!("{note}");
+            for warning in summary.warnings.lines() {
+                tracing::warn!("{warning}");
             }
             print(describe(&summary, &options, began.elapsed()))
         }

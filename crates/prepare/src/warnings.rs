@@ -6,27 +6,28 @@ use tokenization::Finding;
 
 /// Findings in all documents, each with how often it was made, and where first.
 #[derive(Debug, Default)]
-pub struct Notes(BTreeMap<Finding, (u64, String)>);
+pub struct Warnings(BTreeMap<Finding, (u64, String)>);
 
-impl Notes {
+impl Warnings {
     pub(crate) fn add(&mut self, encoded: &Encoded) {
         for finding in &encoded.findings {
-            let note = self.0.entry(*finding);
-            note.or_insert_with(|| (0, encoded.place.clone())).0 += 1;
+            let warning = self.0.entry(*finding);
+            warning.or_insert_with(|| (0, encoded.place.clone())).0 += 1;
         }
     }
 
     /// A line for each finding: what was found, how often, where first, and what to do.
     pub fn lines(&self) -> impl Iterator<Item = String> {
-        let notes = self.0.iter();
-        notes.map(|(finding, (count, first))| line(*finding, &format!("{count} (first: {first})")))
+        let warnings = self.0.iter();
+        warnings
+            .map(|(finding, (count, first))| line(*finding, &format!("{count} (first: {first})")))
     }
 }
 
 fn line(finding: Finding, count: &str) -> String {
     match finding {
         Finding::Divided => format!(
-            "conversations of which each answer became an example of its own: {count}. The chat template writes earlier turns \
+            "conversations split into one example per answer: {count}. The chat template writes earlier turns \
              differently once later ones come (--turns each, all or last decides)"
         ),
         Finding::ToolsLeftOut => format!(
