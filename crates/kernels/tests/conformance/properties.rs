@@ -10,7 +10,7 @@ use crate::grouped_products::{self, Experts, Rows};
 use crate::layout::{COLUMNS, Layout, PLAIN, TRANSPOSED, TRANSPOSED_COLUMNS};
 use crate::matmul::{Bias, Product};
 use crate::{DTYPES, case};
-use kernels::{AttentionShape, Flash};
+use kernels::AttentionShape;
 use memory::DType;
 use proptest::collection;
 use proptest::option;
