@@ -48,8 +48,8 @@ pub use cudnn::cudnn_workspace_bytes;
 #[cfg(feature = "cuda")]
 pub use device::{
     Algorithms, CopyRates, CudaDevice, CudaDriver, CudnnVersion, DeviceFacts, LoadedLibrary,
-    Occupancy, PaperPlan, Rehearsal, TunedProduct, capability, carried, device_count, look_for_library,
-    pci_bus_id, plan_on_paper, ptx, separate_connections,
+    Occupancy, PaperPlan, Rehearsal, TunedProduct, capability, carried, device_count,
+    look_for_library, pci_bus_id, plan_on_paper, ptx, separate_connections,
 };
 pub use driver::Driver;
 pub use listing::{Call, Listed, Listing};

@@ -4,7 +4,7 @@ use kernels::AttentionShape;
 
 /// A model, and the micro-batch that it is trained with.
 #[derive(Clone, Copy)]
-pub struct Model {
+pub struct ModelShapes {
     pub name: &'static str,
     /// Sequences, and tokens in each.
     pub batch: [usize; 2],
@@ -21,19 +21,19 @@ pub struct Model {
 
 /// The last two are there for their experts.
 #[rustfmt::skip]
-pub const MODELS: [Model; 6] = [
-    Model { name: "qwen2.5-1.5b", batch: [32, 1024], hidden: 1536, heads: [12, 2], head_dim: 128, ffn: 8960, experts: None, vocab: 151_936 },
-    Model { name: "llama-3.2-1b", batch: [1, 4096], hidden: 2048, heads: [32, 8], head_dim: 64, ffn: 8192, experts: None, vocab: 128_256 },
-    Model { name: "llama-3-8b", batch: [1, 8192], hidden: 4096, heads: [32, 8], head_dim: 128, ffn: 14_336, experts: None, vocab: 128_256 },
-    Model { name: "qwen3-30b-a3b", batch: [2, 4096], hidden: 2048, heads: [32, 4], head_dim: 128, ffn: 768, experts: Some([128, 8]), vocab: 151_936 },
-    Model { name: "olmoe-1b-7b", batch: [2, 4096], hidden: 2048, heads: [16, 16], head_dim: 128, ffn: 1024, experts: Some([64, 8]), vocab: 50_304 },
-    Model { name: "mixtral-8x7b", batch: [1, 4096], hidden: 4096, heads: [32, 8], head_dim: 128, ffn: 14_336, experts: Some([8, 2]), vocab: 32_000 },
+pub const MODELS: [ModelShapes; 6] = [
+    ModelShapes { name: "qwen2.5-1.5b", batch: [32, 1024], hidden: 1536, heads: [12, 2], head_dim: 128, ffn: 8960, experts: None, vocab: 151_936 },
+    ModelShapes { name: "llama-3.2-1b", batch: [1, 4096], hidden: 2048, heads: [32, 8], head_dim: 64, ffn: 8192, experts: None, vocab: 128_256 },
+    ModelShapes { name: "llama-3-8b", batch: [1, 8192], hidden: 4096, heads: [32, 8], head_dim: 128, ffn: 14_336, experts: None, vocab: 128_256 },
+    ModelShapes { name: "qwen3-30b-a3b", batch: [2, 4096], hidden: 2048, heads: [32, 4], head_dim: 128, ffn: 768, experts: Some([128, 8]), vocab: 151_936 },
+    ModelShapes { name: "olmoe-1b-7b", batch: [2, 4096], hidden: 2048, heads: [16, 16], head_dim: 128, ffn: 1024, experts: Some([64, 8]), vocab: 50_304 },
+    ModelShapes { name: "mixtral-8x7b", batch: [1, 4096], hidden: 4096, heads: [32, 8], head_dim: 128, ffn: 14_336, experts: Some([8, 2]), vocab: 32_000 },
 ];
 
-impl Model {
+impl ModelShapes {
     /// One that an emulation computes in milliseconds, with heads of the same width.
-    pub fn tiny(self) -> Model {
-        Model {
+    pub fn tiny(self) -> ModelShapes {
+        ModelShapes {
             batch: [1, 32],
             hidden: 64,
             heads: [2, 1],

@@ -1,6 +1,6 @@
 //! The tensors of an operation, leased and filled when it is first built, and the same when it is built again.
 
-use crate::models::Model;
+use crate::models::ModelShapes;
 use kernels::cuda::{Cuda, CudaDriver};
 use kernels::random::random_u32;
 use kernels::{KernelError, Kernels};
@@ -9,23 +9,23 @@ use memory::{Buffer, Category, DType, Dims, In, Memory, Out};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-pub type Gpu = Kernels<Cuda<CudaDriver>>;
+pub type CudaKernels = Kernels<Cuda<CudaDriver>>;
 
 /// 4 times a prime, so that rows of a matrix are not alike.
 const PERIOD: usize = 4 * 65_521;
 
-pub struct Operands {
+pub struct CaseTensors {
     memory: Memory,
     /// Fills what is leased; none where nothing is computed.
-    gpu: Option<Rc<Gpu>>,
+    gpu: Option<Rc<CudaKernels>>,
     leased: RefCell<Vec<Buffer>>,
     next: Cell<usize>,
     failure: RefCell<Option<KernelError>>,
 }
 
-impl Operands {
-    pub fn new(memory: &Memory, gpu: Option<Rc<Gpu>>) -> Operands {
-        Operands {
+impl CaseTensors {
+    pub fn new(memory: &Memory, gpu: Option<Rc<CudaKernels>>) -> CaseTensors {
+        CaseTensors {
             memory: memory.clone(),
             gpu,
             leased: RefCell::default(),
@@ -104,14 +104,14 @@ impl Operands {
     }
 
     /// Queries, keys and values.
-    pub fn qkv(&self, model: &Model) -> [In<'_>; 3] {
+    pub fn qkv(&self, model: &ModelShapes) -> [In<'_>; 3] {
         model
             .qkv_widths()
             .map(|width| self.input(BF16, [model.tokens(), width]))
     }
 
     /// Of the tables of `GroupByExpert`, one by its place: ids, offsets, row_token, row_slot, slot_row.
-    pub fn grouped(&self, model: &Model, place: usize) -> Option<In<'_>> {
+    pub fn grouped(&self, model: &ModelShapes, place: usize) -> Option<In<'_>> {
         let (tokens, [experts, choices]) = (model.tokens(), model.experts?);
         let rows = tokens * choices;
         let by_token: Dims = [tokens, choices].into();

@@ -1,14 +1,14 @@
 //! What is timed: a line a kernel.
 
-use crate::models::Model;
-use crate::operands::{Operands, dims};
+use crate::models::ModelShapes;
+use crate::operands::{CaseTensors, dims};
 use kernels::quantise::BLOCK;
 use kernels::*;
 use memory::DType::{BF16, F8E4M3, F8E5M2, F32, F64, I32, U8};
 use memory::GRAIN_ELEMENTS;
 
 /// Builds an operation of a model; none where the model has no such.
-pub type Build = for<'a> fn(&Model, &'a Operands) -> Option<Operation<'a>>;
+pub type Build = for<'a> fn(&ModelShapes, &'a CaseTensors) -> Option<Operation<'a>>;
 
 const ROUTING: Routing = Routing { choices: 0, score: RouterScore::Softmax, is_normed: true, factor: 1.0, groups: None };
 
@@ -17,32 +17,32 @@ fn some<'a>(operation: impl Into<Operation<'a>>) -> Option<Operation<'a>> {
 }
 
 /// Of a model without experts alone.
-fn dense(m: &Model) -> Option<()> {
+fn dense(m: &ModelShapes) -> Option<()> {
     m.experts.is_none().then_some(())
 }
 
 /// Tokens, and the inputs and outputs of the matrix that products are timed with.
-fn linear(m: &Model) -> [usize; 3] {
+fn linear(m: &ModelShapes) -> [usize; 3] {
     [m.tokens(), m.hidden, m.widest()]
 }
 
 /// Tokens, the rows of their choices, and gate and up.
-fn experts(m: &Model) -> Option<([usize; 2], [usize; 3])> {
+fn experts(m: &ModelShapes) -> Option<([usize; 2], [usize; 3])> {
     let [_, choices] = m.experts?;
     Some(([m.tokens(), m.tokens() * choices], m.gate_up()))
 }
 
-fn turn<'a>(m: &Model, o: &'a Operands) -> Option<Turn<'a>> {
+fn turn<'a>(m: &ModelShapes, o: &'a CaseTensors) -> Option<Turn<'a>> {
     let seq = m.batch[1];
     Some(Turn { table: o.input(F32, [2, seq, m.head_dim / 2]), positions: Positions::Sequences(seq) })
 }
 
-fn scales<'a>(o: &'a Operands) -> [memory::In<'a>; 2] {
+fn scales<'a>(o: &'a CaseTensors) -> [memory::In<'a>; 2] {
     [0, 1].map(|_| o.full(F32, [1], 1.0))
 }
 
 /// The factors of a variance of gate and up, and their shape.
-fn factored<'a>(m: &Model, o: &'a Operands) -> (VarianceOperand<'a>, MatricesShape) {
+fn factored<'a>(m: &ModelShapes, o: &'a CaseTensors) -> (VarianceOperand<'a>, MatricesShape) {
     let [matrices, rows, columns] = m.gate_up();
     let shape = MatricesShape { matrices, rows, columns };
     let [factors, columns] = [shape.all_rows(), shape.all_columns()].map(|count| o.full(F32, [count], 1.0));
@@ -53,7 +53,7 @@ fn factored<'a>(m: &Model, o: &'a Operands) -> (VarianceOperand<'a>, MatricesSha
 enum States { F32, Bf16, EightBit }
 
 /// An update of a block's parameters: of bf16 weights with a master and f32 states, or without one.
-fn adamw<'a>(m: &Model, o: &'a Operands, states: States) -> Option<Operation<'a>> {
+fn adamw<'a>(m: &ModelShapes, o: &'a CaseTensors, states: States) -> Option<Operation<'a>> {
     let n = m.block();
     let moment = || match states {
         States::F32 => MomentOperand::Plain(o.out(F32, [n])),

@@ -1,7 +1,7 @@
 //! Times an operation on a GPU, and says what its kernels take.
 
-use crate::models::Model;
-use crate::operands::{Gpu, Operands};
+use crate::models::ModelShapes;
+use crate::operands::{CaseTensors, CudaKernels};
 use crate::table::Build;
 use kernels::cuda::{Call, Cuda, CudaDevice, CudaDriver, Listing, pci_bus_id};
 use kernels::{AbsMax, Copy, Cost, Fill, KernelError, Queue};
@@ -15,7 +15,7 @@ use std::rc::Rc;
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// An operation as it would be launched, without a GPU.
-pub struct Listed {
+pub struct ListedCase {
     pub sizes: Vec<usize>,
     pub cost: Cost,
     calls: Vec<Call>,
@@ -24,19 +24,19 @@ pub struct Listed {
 }
 
 /// None where the model has no such operation.
-pub fn list(build: Build, model: &Model) -> Result<Option<Listed>> {
+pub fn list(build: Build, model: &ModelShapes) -> Result<Option<ListedCase>> {
     let memory = Listing::memory();
     let listing = Listing::of_rank(0, &memory);
     let kernels = Cuda::new(listing.clone(), &memory, DType::BF16)?;
     let before = memory.live_bytes();
-    let operands = Operands::new(&memory, None);
+    let operands = CaseTensors::new(&memory, None);
     let Some(operation) = build(model, &operands) else {
         return Ok(None);
     };
     let (sizes, cost) = (operation.sizes(), operation.cost());
     kernels.run(operation)?;
     let calls = listing.take().into_iter().map(|listed| listed.call);
-    Ok(Some(Listed {
+    Ok(Some(ListedCase {
         sizes,
         cost,
         calls: calls.collect(),
@@ -48,7 +48,7 @@ pub fn list(build: Build, model: &Model) -> Result<Option<Listed>> {
 pub struct Bench {
     device: Rc<CudaDevice>,
     memory: Memory,
-    gpu: Rc<Gpu>,
+    gpu: Rc<CudaKernels>,
     /// How often an operation runs before it is timed, and how often then.
     rounds: [usize; 2],
     written: Buffer,
@@ -88,13 +88,18 @@ impl Bench {
     }
 
     /// Times an operation that a model has.
-    pub fn measure(&mut self, listed: &Listed, build: Build, model: &Model) -> Result<Value> {
+    pub fn measure(
+        &mut self,
+        listed: &ListedCase,
+        build: Build,
+        model: &ModelShapes,
+    ) -> Result<Value> {
         // Some memory is left for what the driver and cuBLASLt load.
         let (needed, room) = (listed.bytes, self.device.memory_bytes()?.free / 10 * 9);
         if needed > room {
             return Err(format!("its tensors take {needed} bytes, and {room} are free").into());
         }
-        let mut operands = Operands::new(&self.memory, Some(self.gpu.clone()));
+        let mut operands = CaseTensors::new(&self.memory, Some(self.gpu.clone()));
         // Fills the tensors.
         build(model, &operands);
         operands.rewind()?;
@@ -143,7 +148,7 @@ impl Bench {
     /// The median and the least of some times. What empties the cache takes longer than the launch, so no time has one in it.
     fn us(
         &mut self,
-        work: &mut dyn FnMut(&Gpu) -> std::result::Result<(), KernelError>,
+        work: &mut dyn FnMut(&CudaKernels) -> std::result::Result<(), KernelError>,
     ) -> Result<[f64; 2]> {
         let [untimed, timed] = self.rounds;
         let mut times = Vec::new();

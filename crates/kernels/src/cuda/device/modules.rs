@@ -1,8 +1,8 @@
 //! The kernels of `kernels/*.cu`, as the build script compiled them: machine code for the GPUs that it knows, and PTX
 //! that the driver of another compiles.
 
+use super::error;
 use super::image::{Code, Image};
-use super::{CudaDevice, error};
 use crate::KernelError;
 use crate::cuda::Kernel;
 use cudarc::driver::result::{self, DriverError};
@@ -78,52 +78,6 @@ pub fn ptx() -> impl Iterator<Item = (&'static str, String)> {
 
 /// The share of a multiprocessor's memory that shared memory may have, where blocks ask for more of it than by default.
 const CARVEOUT_PERCENT: i32 = 100;
-
-/// What a launch of a kernel takes of a multiprocessor, as the driver tells it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Occupancy {
-    /// Registers of a thread.
-    pub registers: i32,
-    /// Bytes of a thread's local memory, where spilled registers lie.
-    pub local_bytes: i32,
-    /// Blocks that are on a multiprocessor at a time.
-    pub blocks: i32,
-}
-
-impl CudaDevice {
-    /// What a kernel of this binary takes in blocks of so many threads with so much dynamic shared memory.
-    ///
-    /// # Errors
-    /// [`KernelError`] if there is no such kernel, or the driver refuses.
-    pub fn occupancy(
-        &self,
-        kernel: Kernel,
-        block: [u32; 3],
-        shared_bytes: u32,
-    ) -> Result<Occupancy, KernelError> {
-        use sys::CUfunction_attribute as Attribute;
-        let function = self.modules.function(kernel, shared_bytes)?.handle;
-        let refused = |error| error::of_driver(kernel.name, error);
-        // SAFETY: modules are loaded as long as the device is open.
-        let ask = |attribute| unsafe { result::function::get_function_attribute(function, attribute) };
-        let (threads, mut blocks) = (block.iter().product::<u32>() as i32, 0);
-        // SAFETY: as above; one number is written.
-        let asked = unsafe {
-            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                &mut blocks,
-                function,
-                threads,
-                shared_bytes as usize,
-            )
-        };
-        asked.result().map_err(refused)?;
-        Ok(Occupancy {
-            registers: ask(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS).map_err(refused)?,
-            local_bytes: ask(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES).map_err(refused)?,
-            blocks,
-        })
-    }
-}
 
 /// A loaded kernel.
 #[derive(Clone, Copy)]

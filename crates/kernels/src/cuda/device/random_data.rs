@@ -3,8 +3,8 @@
 
 use super::{CudaDriver, error};
 use crate::cuda::{Cuda, Driver};
-use crate::{KernelError, Kernels};
 use crate::random::random_u32;
+use crate::{KernelError, Kernels};
 use cudarc::driver::sys;
 use half::bf16;
 use memory::Out;
