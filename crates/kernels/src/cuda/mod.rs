@@ -44,8 +44,9 @@ pub use calls::{
 };
 #[cfg(feature = "cuda")]
 pub use device::{
-    Algorithms, CopyRates, CudaDevice, CudaDriver, DeviceFacts, LoadedLibrary, Rehearsal,
-    TunedProduct, capability, carried, device_count, look_for_library, pci_bus_id, ptx, separate_connections,
+    Algorithms, CopyRates, CudaDevice, CudaDriver, DeviceFacts, LoadedLibrary, Occupancy, Rehearsal,
+    TunedProduct, capability, carried, device_count, look_for_library, pci_bus_id, ptx,
+    separate_connections,
 };
 pub use driver::Driver;
 pub use listing::{Call, Listed, Listing};

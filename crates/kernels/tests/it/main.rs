@@ -5,6 +5,8 @@ mod cuda_map;
 mod cuda_queues;
 mod exchanges;
 mod fp8;
+#[cfg(feature = "cuda")]
+mod kernel_times;
 mod nf4;
 mod quantise;
 mod queues;

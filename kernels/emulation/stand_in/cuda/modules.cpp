@@ -28,6 +28,9 @@ struct CUmod_st {
 
 namespace stand_in {
 
+// Registers of a multiprocessor.
+constexpr unsigned REGISTERS = 65536;
+
 // The first version of CUDA that knows a GPU (release notes of CUDA 12.8, 12.9 and 13.0).
 static int first_driver(int capability) {
     switch (capability) {
@@ -229,8 +232,23 @@ extern "C" CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribut
         case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = int(function->entry.threads_max); break;
         case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *value = int(function->entry.static_bytes); break;
         case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *value = int(function->dynamic_bytes_max); break;
+        case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: *value = 0; break;
+        // As many as leave room for its largest block.
+        case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = std::min(255, int(REGISTERS / function->entry.threads_max)); break;
         default: return CUDA_ERROR_INVALID_VALUE;
     }
+    return CUDA_SUCCESS;
+}
+
+// By threads and shared memory alone, of a multiprocessor that has as much as two of the largest blocks.
+extern "C" CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads,
+                                                                size_t dynamic_bytes) {
+    STAND_IN_ENTER(ready("cuOccupancyMaxActiveBlocksPerMultiprocessor", function));
+    if (threads <= 0 || unsigned(threads) > function->entry.threads_max || dynamic_bytes > function->dynamic_bytes_max) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    const size_t shared = std::max<size_t>(1, function->entry.static_bytes + dynamic_bytes);
+    *blocks = int(std::min<size_t>({32, 2048 / size_t(threads), 2 * shared_bytes_max() / shared}));
     return CUDA_SUCCESS;
 }
 

@@ -23,6 +23,8 @@ pub struct DeviceFacts {
     pub multiprocessors: i32,
     /// Most shared memory of a block.
     pub shared_bytes_max: i32,
+    /// Bytes of the second-level cache.
+    pub l2_bytes: i32,
     /// The closest memory node of the machine; -1 without such nodes.
     pub host_node: i32,
     /// CUDA version of the driver, as 13000 for 13.0.
@@ -95,6 +97,7 @@ impl DeviceFacts {
             shared_bytes_max: ask(
                 CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )?,
+            l2_bytes: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
             // Drivers before CUDA 12.2 do not know it.
             host_node: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID).unwrap_or(-1),
             driver_version,
@@ -179,6 +182,7 @@ mod tests {
             capability,
             multiprocessors: 132,
             shared_bytes_max: 232448,
+            l2_bytes: 50 << 20,
             host_node: 0,
             driver_version,
         }

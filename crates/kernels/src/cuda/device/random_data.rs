@@ -2,14 +2,18 @@
 //! are the same in any order.
 
 use super::{CudaDriver, error};
-use crate::KernelError;
-use crate::cuda::Driver;
+use crate::cuda::{Cuda, Driver};
 use crate::random::random_u32;
+use crate::{KernelError, Kernels};
 use cudarc::driver::sys;
 use half::bf16;
+use memory::Out;
 
 /// Bytes after which the data begins again: 16 times a prime, so that rows of a matrix are not alike.
 const PERIOD_BYTES: usize = 16 * 65_521;
+
+/// The operation named in errors.
+const OPERATION: &str = "random data";
 
 /// Numbers from -1 to 1, as bf16; two of them are an f32 from -1 to 1.
 pub(super) struct RandomData(Vec<u8>);
@@ -30,22 +34,49 @@ impl RandomData {
         to: *mut u8,
         bytes: u64,
     ) -> Result<(), KernelError> {
-        let bytes = bytes as usize;
-        let mut filled = bytes.min(PERIOD_BYTES);
         // SAFETY: the caller's promise.
-        unsafe { driver.copy_to_device(to, &self.0[..filled]) }?;
-        while filled < bytes {
-            let more = filled.min(bytes - filled);
-            let (end, start) = (to as u64 + filled as u64, to as u64);
-            // SAFETY: the caller's promise; what is read lies before what is written.
-            let copied =
-                unsafe { sys::cuMemcpyDtoDAsync_v2(end, start, more, driver.device.stream) };
-            let copied = copied.result();
-            copied.map_err(|error| error::of_driver("random data", error))?;
-            filled += more;
-        }
-        Ok(())
+        unsafe { repeat(driver, to, bytes as usize, &self.0) }
     }
+}
+
+impl Kernels<Cuda<CudaDriver>> {
+    /// Fills a contiguous tensor with bytes that begin again and again, in the order of the computation: for measurements.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the tensor is strided, there are no bytes, or the device refuses.
+    pub fn fill_with(&self, out: Out, pattern: &[u8]) -> Result<(), KernelError> {
+        let fits = out.is_contiguous() && !pattern.is_empty();
+        KernelError::unless(fits, OPERATION, || {
+            "the tensor is strided, or there is nothing to repeat".into()
+        })?;
+        // SAFETY: the tensor is contiguous, and a view that writes excludes others.
+        unsafe { repeat(&self.backend.driver, out.pointer(), out.bytes(), pattern) }
+    }
+}
+
+/// Fills memory of the device with a pattern, doubling what is there.
+///
+/// # Safety
+/// As for [`RandomData::fill`].
+unsafe fn repeat(
+    driver: &CudaDriver,
+    to: *mut u8,
+    bytes: usize,
+    pattern: &[u8],
+) -> Result<(), KernelError> {
+    let mut filled = bytes.min(pattern.len());
+    // SAFETY: the caller's promise.
+    unsafe { driver.copy_to_device(to, &pattern[..filled]) }?;
+    while filled < bytes {
+        let more = filled.min(bytes - filled);
+        let (end, start) = (to as u64 + filled as u64, to as u64);
+        // SAFETY: the caller's promise; what is read lies before what is written.
+        let copied = unsafe { sys::cuMemcpyDtoDAsync_v2(end, start, more, driver.device.stream) };
+        let copied = copied.result();
+        copied.map_err(|error| error::of_driver(OPERATION, error))?;
+        filled += more;
+    }
+    Ok(())
 }
 
 /// A bf16 from -1 to 1.

@@ -1,0 +1,273 @@
+//! What is timed: a line a kernel.
+
+use crate::models::ModelShapes;
+use crate::operands::{CaseTensors, dims};
+use kernels::quantise::BLOCK;
+use kernels::*;
+use memory::DType::{BF16, F8E4M3, F8E5M2, F32, F64, I32, U8};
+use memory::GRAIN_ELEMENTS;
+
+/// Builds an operation of a model; none where the model has no such.
+pub type Build = for<'a> fn(&ModelShapes, &'a CaseTensors) -> Option<Operation<'a>>;
+
+const ROUTING: Routing = Routing { choices: 0, score: RouterScore::Softmax, is_normed: true, factor: 1.0, groups: None };
+
+fn some<'a>(operation: impl Into<Operation<'a>>) -> Option<Operation<'a>> {
+    Some(operation.into())
+}
+
+/// Of a model without experts alone.
+fn dense(m: &ModelShapes) -> Option<()> {
+    m.experts.is_none().then_some(())
+}
+
+/// Tokens, and the inputs and outputs of the matrix that products are timed with.
+fn linear(m: &ModelShapes) -> [usize; 3] {
+    [m.tokens(), m.hidden, m.widest()]
+}
+
+/// Tokens, the rows of their choices, and gate and up.
+fn experts(m: &ModelShapes) -> Option<([usize; 2], [usize; 3])> {
+    let [_, choices] = m.experts?;
+    Some(([m.tokens(), m.tokens() * choices], m.gate_up()))
+}
+
+fn turn<'a>(m: &ModelShapes, o: &'a CaseTensors) -> Option<Turn<'a>> {
+    let seq = m.batch[1];
+    Some(Turn { table: o.input(F32, [2, seq, m.head_dim / 2]), positions: Positions::Sequences(seq) })
+}
+
+fn scales<'a>(o: &'a CaseTensors) -> [memory::In<'a>; 2] {
+    [0, 1].map(|_| o.full(F32, [1], 1.0))
+}
+
+/// The factors of a variance of gate and up, and their shape.
+fn factored<'a>(m: &ModelShapes, o: &'a CaseTensors) -> (VarianceOperand<'a>, MatricesShape) {
+    let [matrices, rows, columns] = m.gate_up();
+    let shape = MatricesShape { matrices, rows, columns };
+    let [factors, columns] = [shape.all_rows(), shape.all_columns()].map(|count| o.full(F32, [count], 1.0));
+    (VarianceOperand::Factors { factors, columns, first: 0, shape }, shape)
+}
+
+#[derive(Clone, Copy)]
+enum States { F32, Bf16, EightBit }
+
+/// An update of a block's parameters: of bf16 weights with a master and f32 states, or without one.
+fn adamw<'a>(m: &ModelShapes, o: &'a CaseTensors, states: States) -> Option<Operation<'a>> {
+    let n = m.block();
+    let moment = || match states {
+        States::F32 => MomentOperand::Plain(o.out(F32, [n])),
+        States::Bf16 => MomentOperand::Plain(o.out(BF16, [n])),
+        States::EightBit => MomentOperand::Quantised { codes: o.changed(U8, [n]), absmax: o.out(F32, [n.div_ceil(BLOCK)]) },
+    };
+    let (master, gradients) = match states {
+        States::F32 => (MasterOperand::F32(o.changed(F32, [n])), F32),
+        States::Bf16 | States::EightBit => (MasterOperand::Parameters, BF16),
+    };
+    some(AdamW {
+        parameters: o.changed(BF16, [n]), master, first_moment: moment(), second_moment: moment(), gradients: o.input(gradients, [n]),
+        rates: o.full(F32, [3], 1e-3), clip: o.full(F32, [2], 1.0), key: o.key(), first_index: 0, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1,
+    })
+}
+
+pub const TABLE: &[(&str, Build)] = &[
+    ("flash_attention", |m, o| {
+        let ([q, k, v], shape) = (o.qkv(m), m.attention());
+        some(FlashAttention {
+            out: Some(o.out(BF16, dims(&q))), lse: Some(o.out(F32, [m.batch[0], m.heads[0], m.batch[1]])),
+            scratch: o.out(F32, [FlashAttention::scratch_elements(Target::Cuda, shape, BF16)]), q, k, v, shape, options: FlashOptions::default(),
+        })
+    }),
+    ("flash_attention_backward", |m, o| {
+        let ([q, k, v], shape) = (o.qkv(m), m.attention());
+        let [dq, dk, dv] = [q, k, v].map(|x| o.out(BF16, dims(&x)));
+        some(FlashAttentionBackward {
+            dq, dk, dv, scratch: o.out(F32, [FlashAttentionBackward::scratch_elements(Target::Cuda, shape, BF16)]),
+            dout: o.input(BF16, dims(&q)), out: o.input(BF16, dims(&q)), q, k, v, shape, options: FlashOptions::default(),
+            // About that of scores near zero.
+            lse: o.full(F32, [m.batch[0], m.heads[0], m.batch[1]], (m.batch[1] as f64 / 2.0).ln()),
+        })
+    }),
+    ("grouped_matmul", |m, o| {
+        let ([t, r], [e, n, k]) = experts(m)?;
+        let rows = ExpertRows { x: o.input(BF16, [t, k]), row_token: o.grouped(m, 2) };
+        some(GroupedMatmul { out: o.out(BF16, [r, n]), scratch: o.out(F32, [0]), rows, weights: o.input(BF16, [e, n, k]), by_columns: false, offsets: o.grouped(m, 1)? })
+    }),
+    ("grouped_matmul.data", |m, o| {
+        let ([_, r], [e, n, k]) = experts(m)?;
+        let rows = ExpertRows::in_order(o.input(BF16, [r, n]));
+        some(GroupedMatmul { out: o.out(BF16, [r, k]), scratch: o.out(F32, [0]), rows, weights: o.input(BF16, [e, n, k]), by_columns: true, offsets: o.grouped(m, 1)? })
+    }),
+    ("grouped_gradient", |m, o| {
+        let ([t, r], [e, n, k]) = experts(m)?;
+        let rows = ExpertRows { x: o.input(BF16, [t, k]), row_token: o.grouped(m, 2) };
+        some(GroupedGradient {
+            out: o.changed(F32, [e, n, k]), scratch: o.out(F32, [0]), dy: ExpertRows::in_order(o.input(BF16, [r, n])), rows,
+            offsets: o.grouped(m, 1)?, init: Init::Accumulate,
+        })
+    }),
+    ("matmul", |m, o| {
+        let [t, k, n] = linear(m);
+        some(Matmul { out: o.out(BF16, [t, n]), a: o.input(BF16, [t, k]), b: o.input(BF16, [n, k]).t(), bias: None, init: Init::Overwrite })
+    }),
+    ("matmul.data", |m, o| {
+        let [t, k, n] = linear(m);
+        some(Matmul { out: o.out(BF16, [t, k]), a: o.input(BF16, [t, n]), b: o.input(BF16, [n, k]), bias: None, init: Init::Overwrite })
+    }),
+    ("matmul.weights", |m, o| {
+        let [t, k, n] = linear(m);
+        some(Matmul { out: o.changed(F32, [n, k]), a: o.input(BF16, [t, n]).t(), b: o.input(BF16, [t, k]), bias: None, init: Init::Accumulate })
+    }),
+    ("scaled_mm", |m, o| {
+        let [t, k, n] = linear(m);
+        let (a, b) = (o.input(F8E4M3, [t, k]), o.input(F8E4M3, [n, k]));
+        some(ScaledMatmul { out: o.out(BF16, [t, n]), a, b, scales: scales(o), bias: None, init: Init::Overwrite, fast_accumulation: false })
+    }),
+    ("scaled_mm.fast", |m, o| {
+        let [t, k, n] = linear(m);
+        let (a, b) = (o.input(F8E4M3, [t, k]), o.input(F8E4M3, [n, k]));
+        some(ScaledMatmul { out: o.out(BF16, [t, n]), a, b, scales: scales(o), bias: None, init: Init::Overwrite, fast_accumulation: true })
+    }),
+    ("scaled_mm.data", |m, o| {
+        let [t, k, n] = linear(m);
+        let (a, b) = (o.input(F8E5M2, [t, n]), o.input(F8E4M3, [k, n]));
+        some(ScaledMatmul { out: o.out(BF16, [t, k]), a, b, scales: scales(o), bias: None, init: Init::Overwrite, fast_accumulation: false })
+    }),
+    ("scaled_mm.weights", |m, o| {
+        let [t, k, n] = linear(m);
+        let (a, b) = (o.input(F8E5M2, [n, t]), o.input(F8E4M3, [k, t]));
+        some(ScaledMatmul { out: o.changed(F32, [n, k]), a, b, scales: scales(o), bias: None, init: Init::Accumulate, fast_accumulation: false })
+    }),
+    ("abs_max", |m, o| some(AbsMax { out: o.out(F32, [1]), x: o.input(BF16, [m.tokens(), m.widest()]) })),
+    ("quantise", |m, o| {
+        let x = o.input(BF16, [m.tokens(), m.widest()]);
+        some(Quantise { codes: o.out(F8E4M3, dims(&x)), scale: o.out(F32, [1]), underflows: None, x, largest: o.full(F32, [1], 1.0) })
+    }),
+    ("quantise_transposed", |m, o| {
+        let x = o.input(BF16, [m.tokens(), m.widest()]);
+        some(QuantiseTransposed { codes: o.out(F8E4M3, [x.dims()[1], x.dims()[0]]), scale: o.out(F32, [1]), x, largest: o.full(F32, [1], 1.0) })
+    }),
+    ("transpose_codes", |m, o| {
+        let x = o.input(F8E4M3, [m.tokens(), m.widest()]);
+        some(TransposeCodes { out: o.out(F8E4M3, [x.dims()[1], x.dims()[0]]), x })
+    }),
+    ("rms_norm", |m, o| {
+        let x = o.input(BF16, [m.tokens(), m.hidden]);
+        some(RmsNorm { y: Some(o.out(BF16, dims(&x))), rstd: Some(o.out(F32, [m.tokens()])), largest: None, x, weight: o.input(BF16, [m.hidden]), eps: 1e-6 })
+    }),
+    ("rms_norm_backward", |m, o| {
+        let x = o.input(BF16, [m.tokens(), m.hidden]);
+        some(RmsNormBackward {
+            dx: o.changed(BF16, dims(&x)), dx_init: Init::Accumulate, dweight: o.changed(F32, [m.hidden]), dweight_init: Init::Accumulate,
+            dy: o.input(BF16, dims(&x)), x, weight: o.input(BF16, [m.hidden]), rstd: o.full(F32, [m.tokens()], 1.7),
+        })
+    }),
+    ("split_qkv", |m, o| {
+        let [q, k, v] = m.qkv_widths().map(|width| Some(o.out(BF16, [m.tokens(), width])));
+        let [queries, keys, values] = m.qkv_widths();
+        some(SplitQkv { q, k, v, qkv: o.input(BF16, [m.tokens(), queries + keys + values]), kv_widths: [keys, values], turn: turn(m, o) })
+    }),
+    ("join_qkv", |m, o| {
+        let [q, k, v] = o.qkv(m);
+        some(JoinQkv { qkv: o.out(BF16, [m.tokens(), m.qkv_widths().iter().sum()]), q, k, v, turn: turn(m, o) })
+    }),
+    ("swiglu", |m, o| {
+        dense(m)?;
+        some(Swiglu { act: o.out(BF16, [m.tokens(), m.ffn]), gate_up: o.input(BF16, [m.tokens(), 2 * m.ffn]), largest: None })
+    }),
+    ("swiglu_backward", |m, o| {
+        dense(m)?;
+        some(SwigluBackward { gate_up: o.changed(BF16, [m.tokens(), 2 * m.ffn]), dact: o.input(BF16, [m.tokens(), m.ffn]), largest: None })
+    }),
+    ("weighed_swiglu", |m, o| {
+        let ([_, r], _) = experts(m)?;
+        some(WeighedSwiglu { act: o.out(BF16, [r, m.ffn]), gate_up: o.input(BF16, [r, 2 * m.ffn]), weights: o.input(F32, [r]), row_slot: o.grouped(m, 3) })
+    }),
+    ("weighed_swiglu_backward", |m, o| {
+        let ([_, r], _) = experts(m)?;
+        some(WeighedSwigluBackward {
+            gate_up: o.changed(BF16, [r, 2 * m.ffn]), dweights: o.out(F32, [r]), dact: o.input(BF16, [r, m.ffn]), weights: o.input(F32, [r]), row_slot: o.grouped(m, 3),
+        })
+    }),
+    ("sum_rows", |m, o| {
+        let ([t, r], _) = experts(m)?;
+        some(SumRows { out: o.out(BF16, [t, m.hidden]), rows: o.input(BF16, [r, m.hidden]), slot_row: o.grouped(m, 4)?, init: Init::Overwrite })
+    }),
+    ("route", |m, o| {
+        let (t, [e, choices]) = (m.tokens(), m.experts?);
+        some(Route {
+            ids: Some(o.out(I32, [t, choices])), weights: Some(o.out(F32, [t, choices])), scores: Some(o.out(F32, [t, e])),
+            logits: o.input(F32, [t, e]), bias: None, lengths: None, routing: Routing { choices, ..ROUTING },
+        })
+    }),
+    ("route_backward", |m, o| {
+        let (t, [e, choices]) = (m.tokens(), m.experts?);
+        some(RouteBackward {
+            dlogits: o.out(F32, [t, e]), dweights: o.input(F32, [t, choices]), logits: o.input(F32, [t, e]), ids: o.grouped(m, 0)?,
+            routing: Routing { choices, ..ROUTING }, balance: None, z_loss: None, lengths: None,
+        })
+    }),
+    ("group_by_expert", |m, o| {
+        let (t, [experts, choices]) = (m.tokens(), m.experts?);
+        let table = |rows| Some(o.out(I32, [rows]));
+        some(GroupByExpert {
+            offsets: table(experts + 1), row_token: table(t * choices), row_slot: table(t * choices),
+            slot_row: Some(o.out(I32, [t, choices])), ids: o.grouped(m, 0)?, experts,
+        })
+    }),
+    // So many tokens at a time go through the head.
+    ("cross_entropy", |m, o| {
+        let t = m.tokens().min(4096);
+        some(CrossEntropy { losses: o.out(F32, [t]), logits: o.changed(BF16, [t, m.vocab]), targets: o.ids([t], m.vocab), scale: None })
+    }),
+    ("adamw", |m, o| adamw(m, o, States::F32)),
+    ("adamw.bf16", |m, o| adamw(m, o, States::Bf16)),
+    ("adamw.8bit", |m, o| adamw(m, o, States::EightBit)),
+    ("variance_sums", |m, o| {
+        let (_, shape) = factored(m, o);
+        some(VarianceSums {
+            sums: o.out(F64, [shape.sums()]), gradients: o.input(BF16, [shape.elements()]), clip: o.full(F32, [2], 1.0), scale: o.full(F64, [1], 1.0), first: 0, shape,
+        })
+    }),
+    ("update_squares", |m, o| {
+        let (variance, shape) = factored(m, o);
+        let n = shape.elements();
+        some(UpdateSquares {
+            squares: o.out(F64, [n.div_ceil(BLOCK)]), gradients: o.input(BF16, [n]), variance, rates: o.full(F32, [3], 1e-3), clip: o.full(F32, [2], 1.0), eps: 1e-30,
+        })
+    }),
+    ("adafactor_step", |m, o| {
+        let (variance, shape) = factored(m, o);
+        let n = shape.elements();
+        some(AdafactorStep {
+            parameters: o.changed(BF16, [n]), master: MasterOperand::Parameters, gradients: o.input(BF16, [n]), variance, rate: o.full(F32, [1], 1e-3),
+            rates: o.full(F32, [3], 1e-3), clip: o.full(F32, [2], 1.0), key: o.key(), first_index: 0, eps: 1e-30, weight_decay: 0.0,
+        })
+    }),
+    ("gram", |m, o| some(Gram { out: o.out(BF16, [m.hidden, m.hidden]), x: o.input(BF16, [m.hidden, m.widest()]) })),
+    ("momentum", |m, o| {
+        let n = m.block();
+        some(Momentum {
+            out: o.out(BF16, [n]), momentum: MomentOperand::Plain(o.changed(F32, [n])), gradients: o.input(F32, [n]), clip: o.full(F32, [2], 1.0),
+            key: o.key(), first_index: 0, decay: 0.95, nesterov: true,
+        })
+    }),
+    ("dequantise_nf4", |m, o| {
+        let n = m.hidden * m.widest();
+        some(DequantiseNf4 {
+            out: o.out(BF16, [m.widest(), m.hidden]), codes: o.input(U8, [n / 2]), absmax_codes: o.input(U8, [n / 64]),
+            absmax: o.input(F32, [(n / 64).div_ceil(BLOCK)]), offset: o.full(F32, [1], 0.1),
+        })
+    }),
+    ("embedding", |m, o| {
+        let t = m.tokens();
+        some(Embedding { out: o.out(BF16, [t, m.hidden]), table: o.input(BF16, [m.vocab, m.hidden]), ids: o.ids([t], m.vocab) })
+    }),
+    ("embedding_backward", |m, o| {
+        let t = m.tokens();
+        some(EmbeddingBackward { dtable: o.changed(F32, [m.vocab, m.hidden]), dout: o.input(BF16, [t, m.hidden]), ids: o.ids([t], m.vocab), init: Init::Accumulate })
+    }),
+    ("norm_grains", |m, o| some(NormGrains { grains: o.out(F64, [m.block().div_ceil(GRAIN_ELEMENTS)]), x: o.input(F32, [m.block()]) })),
+    ("copy", |m, o| some(Copy { out: o.out(BF16, [m.tokens(), m.widest()]), x: o.input(BF16, [m.tokens(), m.widest()]) })),
+    ("copy.to_f32", |m, o| some(Copy { out: o.out(F32, [m.tokens(), m.widest()]), x: o.input(BF16, [m.tokens(), m.widest()]) })),
+];
