@@ -148,6 +148,22 @@ fn stamps_tell_the_time_between_them() {
 }
 
 #[test]
+fn launches_are_timed_by_events_of_the_device() {
+    let (device, memory, kernels) = open();
+    let lease = memory.lease(Category::Temporary, "x", [MIB], DType::F32);
+    let mut x = lease.unwrap();
+    let fill = || {
+        let (out, value) = (x.view_mut(), 1.0);
+        kernels.run(Fill { out, value })
+    };
+    let time = device.timed(Queue::Compute, fill).unwrap();
+    assert!(!time.is_zero());
+    let refused = || Err(KernelError::device("work", "refused"));
+    let error = device.timed(Queue::Compute, refused).unwrap_err();
+    assert_eq!(error.operation, "work");
+}
+
+#[test]
 fn all_kernels_can_be_loaded() {
     let (device, _memory, kernels) = open();
     device.load_kernels().unwrap();
