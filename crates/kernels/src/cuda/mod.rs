@@ -42,7 +42,8 @@ mod swiglu;
 
 pub use calls::{
     Argument, AttentionPass, AttentionTensors, BIAS_ALIGNMENT_BYTES, BackwardTensors, Gemm, Kernel,
-    Launch, LibraryAttention, LibraryShape, Matrix, SCALE_ALIGNMENT_BYTES, Workspace,
+    Launch, LibraryAttention, LibraryShape, Matrix, PRODUCT_ELEMENTS_MAX, SCALE_ALIGNMENT_BYTES,
+    Workspace,
 };
 pub use cudnn::cudnn_workspace_bytes;
 #[cfg(feature = "cuda")]
@@ -106,6 +107,8 @@ pub struct Cuda<D> {
     workspace: Buffer,
     /// The queue of the current operation.
     queue: Cell<Queue>,
+    /// The most elements that a matrix of one product of the library reaches over.
+    product_elements_max: usize,
     traffic: Cell<Traffic>,
 }
 
@@ -121,6 +124,7 @@ impl<D: Driver> Cuda<D> {
             driver,
             workspace,
             queue: Cell::new(Queue::Compute),
+            product_elements_max: PRODUCT_ELEMENTS_MAX,
             traffic: Cell::default(),
         }))
     }
@@ -253,8 +257,14 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
-    /// Computes products of a checked operation's tensors.
+    /// Computes products of a checked operation's tensors, in the computation's queue: products of all operations share the
+    /// workspace.
     fn gemm(&self, gemm: &Gemm) -> Result<(), KernelError> {
+        assert_eq!(
+            self.queue.get(),
+            Queue::Compute,
+            "a product runs in no other queue"
+        );
         let workspace = self.workspace();
         // SAFETY: the matrices come from views, which borrow live tensors, the outputs exclusively; the workspace
         // is this product's alone since the stream runs one operation after the other.
@@ -265,6 +275,16 @@ impl<D: Driver> Cuda<D> {
     fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
         // SAFETY: the tensors come from views, which borrow live memory, the outputs and the scratch exclusively.
         unsafe { self.driver.attention(attention) }
+    }
+}
+
+impl<D: Driver> Kernels<Cuda<D>> {
+    /// Cuts products whose matrices reach over more elements than that, in place of [`PRODUCT_ELEMENTS_MAX`].
+    pub fn cutting_products(self, elements_max: usize) -> Kernels<Cuda<D>> {
+        Kernels::new(Cuda {
+            product_elements_max: elements_max,
+            ..self.backend
+        })
     }
 }
 
