@@ -55,6 +55,7 @@ pub use device::{
 pub use driver::Driver;
 pub use listing::{Call, Listed, Listing};
 
+use crate::backend::{TimedWork, timed_by_host};
 use crate::workspace::lease_workspace;
 use crate::{
     Backend, Event, Flash, Init, KernelError, Kernels, Operation, Queue, Reading, Request, Section,
@@ -63,6 +64,7 @@ use crate::{
 use extent::Extent;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
+use std::time::Duration;
 
 /// A kernel of a source file by its name, followed by the types that it is made for.
 macro_rules! kernel {
@@ -355,6 +357,11 @@ impl<D: Driver> Backend for Cuda<D> {
 
     fn is_over(&self, event: Event) -> bool {
         self.driver.is_over(event)
+    }
+
+    fn timed(&self, queue: Queue, work: TimedWork) -> Result<Duration, KernelError> {
+        let by_device = self.driver.timed(queue, work);
+        by_device.unwrap_or_else(|| timed_by_host(self, queue, work))
     }
 
     fn begin_section(&self, section: Section) -> Result<(), KernelError> {

@@ -7,6 +7,7 @@ use super::products::Products;
 use super::staging::Staging;
 use super::streams::is_worker;
 use super::{CudaDevice, error};
+use crate::backend::TimedWork;
 use crate::cuda::{Driver, Gemm, Launch, LibraryAttention, Workspace};
 use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading, Section};
 use collectives::Group;
@@ -15,6 +16,7 @@ use std::cell::OnceCell;
 use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most parameters that a kernel has.
 pub(super) const ARGUMENTS_MAX: usize = 21;
@@ -257,6 +259,13 @@ impl Driver for CudaDriver {
 
     fn is_over(&self, event: Event) -> bool {
         self.device.streams.is_over(event)
+    }
+
+    fn timed(&self, queue: Queue, work: TimedWork) -> Option<Result<Duration, KernelError>> {
+        (!is_worker(queue)).then(|| {
+            self.let_go()?;
+            self.device.timed(queue, work)
+        })
     }
 
     fn begin_section(&self, section: Section) -> Result<(), KernelError> {

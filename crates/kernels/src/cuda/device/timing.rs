@@ -2,8 +2,6 @@
 
 use super::handles::Event;
 use super::loading::DRIVER;
-use super::{CudaDevice, error};
-use crate::{KernelError, Queue};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUresult};
 use memory::Stamp;
@@ -72,34 +70,4 @@ fn elapsed_ms(from: &Event, to: &Event) -> Result<f32, DriverError> {
     // SAFETY: both events are alive and take the time; writes one number.
     unsafe { elapsed(&mut ms, from.handle(), to.handle()) }.result()?;
     Ok(ms)
-}
-
-impl CudaDevice {
-    /// Does `work`, waits for what it enqueued in `queue`, and gives the time that this took on the device: that between
-    /// two CUDA events in the queue's stream, without launches and waits of the host.
-    ///
-    /// # Errors
-    /// As `work`, and [`KernelError`] if the driver refuses or what was enqueued failed.
-    ///
-    /// # Panics
-    /// In a section, whose calls come later, and for a disk's queue, which is no stream.
-    pub fn timed(
-        &self,
-        queue: Queue,
-        work: impl FnOnce() -> Result<(), KernelError>,
-    ) -> Result<Duration, KernelError> {
-        assert!(!self.keeps_back.get(), "the calls of a section come later");
-        let refused = |error| error::of_driver("timed", error);
-        let stream = self.streams.of(queue);
-        let begun = self.stamps.put(stream).map_err(refused)?;
-        let done = work();
-        let ended = self.stamps.put(stream).map_err(refused);
-        let elapsed = ended.and_then(|ended| {
-            let elapsed = self.stamps.elapsed(begun, ended).map_err(refused);
-            self.stamps.give_back(ended);
-            elapsed
-        });
-        self.stamps.give_back(begun);
-        done.and(elapsed)
-    }
 }
