@@ -53,6 +53,7 @@ pub use device::{
     pci_bus_id, plan_on_paper, ptx, separate_connections,
 };
 pub use driver::Driver;
+pub use flash::flash_shared_bytes;
 pub use listing::{Call, Listed, Listing};
 
 use crate::backend::{TimedWork, timed_by_host};
