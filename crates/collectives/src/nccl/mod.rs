@@ -111,6 +111,7 @@ impl Nccl {
         launch: &Launch,
         ordinal: usize,
         patience: Patience,
+        gathered_bytes: usize,
     ) -> Result<Nccl, GroupError> {
         let library = NcclLibrary::load()?;
         let mut engine = library.version.clone();
@@ -123,7 +124,7 @@ impl Nccl {
         let id = carrier.id(library, launch.rank)?;
         let free = context.free_bytes()?;
         let exchanges = Communicator::new(library, id, ranks, &patience)?;
-        rehearse(&exchanges, &context, ranks, &patience)?;
+        rehearse(&exchanges, &context, ranks, &patience, gathered_bytes)?;
         let taken = free.saturating_sub(context.free_bytes()?);
         let device_bytes = carrier.most(taken)?;
         Ok(Nccl {
