@@ -111,8 +111,8 @@ static std::string refusal(const CUfunc_st &function, uint3 grid, uint3 block, s
         return std::to_string(shared_bytes) + " bytes of shared memory, of which " +
                std::to_string(function.dynamic_bytes_max) + " are allowed";
     }
-    // More than by default, so that how memory is divided decides how many blocks a multiprocessor has.
-    if (shared_bytes > SHARED_BYTES && function.carveout != 100) {
+    // How memory is divided decides how many blocks a multiprocessor has.
+    if (shared_bytes > 0 && function.carveout != 100) {
         return std::to_string(shared_bytes) + " bytes of shared memory, with a carve-out of " + std::to_string(function.carveout);
     }
     return emulation::refusal(grid, block, shared_bytes);
