@@ -10,6 +10,7 @@ use memory::{DType, DeviceBytes, Home, Layer, Memory, OutOfMemory, Phase, format
 use planner::{CUDA_OVERHEAD_BYTES, first_refused_by_device, memory_size};
 use settings::{Config, ConfigError, Device, Settings};
 use std::sync::Arc;
+use std::time::Duration;
 use units::Zero;
 
 #[cfg(feature = "cuda")]
@@ -282,6 +283,18 @@ impl OpenDevice {
             OpenDevice::Cuda(device, _) => {
                 let facts = device.facts();
                 check_shared_memory(config, &facts.name, facts.shared_bytes_max as usize)
+            }
+        }
+    }
+
+    /// Lets the host wait at least so long for a GPU before its work counts as never ending.
+    pub(crate) fn wait_at_least(&self, time: Duration) {
+        match self {
+            OpenDevice::Cpu(_) => {}
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device, _) => {
+                let patience = device.patience();
+                patience.set(patience.get().max(time));
             }
         }
     }

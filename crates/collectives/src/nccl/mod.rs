@@ -263,6 +263,15 @@ impl DeviceGroup for Nccl {
         self.patience.timeout()
     }
 
+    fn give_up(&self) {
+        let late = GroupError::Late("exchanges were given up, since other ranks are late".into());
+        let _ = self.over.set(late);
+        self.within_bounds(|parts| {
+            let _ = parts.context.enter();
+            parts.exchanges.abort();
+        });
+    }
+
     fn device_bytes(&self) -> u64 {
         self.device_bytes
     }

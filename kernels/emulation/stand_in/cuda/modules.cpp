@@ -189,6 +189,7 @@ extern "C" CUresult cuModuleLoadData(CUmodule *module, const void *image) {
 }
 
 extern "C" CUresult cuModuleUnload(CUmodule module) {
+    wait_while_held();
     STAND_IN_ENTER(ready("cuModuleUnload", module));
     STAND_IN_CHECK(catch_up_all());
     for (const auto &[name, function] : module->functions) {
@@ -254,6 +255,9 @@ extern "C" CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, uns
     const uint3 grid = {grid_x, grid_y, grid_z}, block = {block_x, block_y, block_z};
     STAND_IN_CHECK(extra == nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
     STAND_IN_CHECK(check_launch(function, grid, block, shared_bytes, stream, arguments));
+    if (holds_launch()) {
+        return CUDA_SUCCESS;
+    }
     const auto later = [=, values = Values(*function, arguments)]() mutable {
         std::vector<void *> kept = values.addresses();
         STAND_IN_CHECK(check_launch(function, grid, block, shared_bytes, stream, kept.data()));

@@ -133,6 +133,7 @@ impl Driver for CudaDriver {
                 .function(launch.kernel, launch.shared_bytes)
                 .map(|_| ());
         }
+        self.device.streams.count_calls(launch.queue, 1)?;
         // SAFETY: the caller's promise.
         unsafe { self.launch_now(launch) }
     }
@@ -141,6 +142,7 @@ impl Driver for CudaDriver {
         if self.keeps_gemm(gemm, workspace)? {
             return Ok(());
         }
+        self.device.streams.count_calls(Queue::Compute, 1)?;
         // SAFETY: the caller's promise.
         unsafe { self.products.compute(gemm, workspace, self.device.stream) }
     }
@@ -200,6 +202,7 @@ impl Driver for CudaDriver {
         if self.keeps(call)? {
             return Ok(());
         }
+        self.device.streams.count_calls(queue, 1)?;
         // SAFETY: the caller's promise.
         unsafe { self.device.streams.copy(queue, to, from, bytes) }
     }

@@ -174,6 +174,13 @@ impl Modules {
     }
 }
 
+impl Modules {
+    /// Leaves all loaded, for the life of the process.
+    pub(super) fn stay(&mut self) {
+        self.modules.get_mut().clear();
+    }
+}
+
 impl Drop for Modules {
     fn drop(&mut self) {
         for module in self.modules.get_mut().values() {
