@@ -13,8 +13,9 @@ template <typename T> __device__ void embedding(T *out, const T *table, const in
 
 // The first token of an id adds up the rows of all tokens of that id, in their order, and writes the sum once: no
 // atomics, no scratch, and one rounding. Blocks along y share the columns; a block's threads look for the tokens of
-// its id together, so the search costs tokens^2 / 256 reads of a cached id in the worst case.
-constexpr int SEARCHERS = 256;
+// its id together, so the search costs tokens^2 / 256 reads of a cached id in the worst case. Rows of an id that often
+// repeats, such as padding, are on their way while those before are added.
+constexpr int SEARCHERS = 256, ROWS_AHEAD = 16;
 
 __device__ inline bool has_earlier(const int *ids, size_t token, int id) {
     for (size_t start = 0; start < token; start += SEARCHERS) {
@@ -30,6 +31,7 @@ template <typename G, typename T>
 __device__ void embedding_backward(G *dtable, const T *dout, const int *ids, size_t tokens, size_t width,
                                    int accumulate) {
     SHARED(unsigned, matches, SEARCHERS / WARP);
+    SHARED(int, places, SEARCHERS);
     const size_t token = blockIdx.x;
     const int id = ids[token];
     if (has_earlier(ids, token, id)) {
@@ -44,16 +46,38 @@ __device__ void embedding_backward(G *dtable, const T *dout, const int *ids, siz
             continue;
         }
         const unsigned of_warp = __ballot_sync(WHOLE_WARP, match);
+        const int own_warp = threadIdx.x / WARP;
         if (threadIdx.x % WARP == 0) {
-            matches[threadIdx.x / WARP] = of_warp;
+            matches[own_warp] = of_warp;
         }
         __syncthreads();
+        // Where in the list of matches this warp's begin, and how many there are.
+        int place = 0, count = 0;
         for (int warp = 0; warp < SEARCHERS / WARP; warp++) {
-            for (unsigned left = matches[warp]; left != 0; left &= left - 1) {
-                const T *row = dout + (start + warp * WARP + __ffs(left) - 1) * width;
-                add(sum, load(row, first, width));
-            }
+            place = warp == own_warp ? count : place;
+            count += __popc(matches[warp]);
         }
+        if (match) {
+            places[place + __popc(of_warp & ((1u << threadIdx.x % WARP) - 1))] = threadIdx.x;
+        }
+        __syncthreads();
+        knowing(are_wide(width, dout) && first < width, [&](auto wide) {
+            constexpr bool WIDE = decltype(wide)();
+            for (int next = 0; next < count; next += ROWS_AHEAD) {
+                Held<T> rows[ROWS_AHEAD];
+#pragma unroll
+                for (int row = 0; row < ROWS_AHEAD; row++) {
+                    // Beyond the last, zeros: added to a sum, they change no bit.
+                    const bool exists = next + row < count;
+                    const T *of = dout + (start + (exists ? places[next + row] : 0)) * width;
+                    rows[row] = hold_if<WIDE>(exists, of, first, width);
+                }
+#pragma unroll
+                for (int row = 0; row < ROWS_AHEAD; row++) {
+                    add(sum, widen(rows[row]));
+                }
+            }
+        });
     }
     if (first < width) {
         store_or_add(dtable + size_t(id) * width, first, width, sum, accumulate);

@@ -105,6 +105,10 @@ pub trait DeviceGroup: Send + Sync {
     /// How long the host may wait for a queued exchange; after that other ranks count as late.
     fn timeout(&self) -> Duration;
 
+    /// Ends queued exchanges by force, because their deadline is over: the device waits no longer for ranks that are gone, nor does
+    /// a call of its driver. Takes seconds at most. Every later call of the group fails.
+    fn give_up(&self);
+
     /// Bytes of GPU memory that the library holds, on the rank where it holds most. They are measured when the group starts,
     /// after its first exchanges and gatherings.
     fn device_bytes(&self) -> u64;

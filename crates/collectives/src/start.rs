@@ -29,7 +29,8 @@ pub enum Device {
     },
 }
 
-/// Starts an engine; all ranks call it, once in a process, before other threads read the environment.
+/// Starts an engine; all ranks call it, once in a process, before other threads read the environment. `gathered_bytes` is the
+/// most that they will gather at a time, for engines that hold memory of the device for it.
 ///
 /// # Errors
 /// [`GroupError`] if a library is missing or refuses, the engine does not work with the device or the launcher, or the
@@ -39,6 +40,7 @@ pub fn start(
     engine: Engine,
     device: Device,
     patience: Patience,
+    gathered_bytes: usize,
 ) -> Result<Arc<dyn Group>, GroupError> {
     match (engine, device) {
         (Engine::Nccl, Device::Cpu) => Err(GroupError::Launch(
@@ -53,6 +55,9 @@ pub fn start(
             launch.size
         ))),
         (_, Device::Cpu) => Ok(Arc::new(Mpi::start(launch, patience)?)),
-        (_, Device::Cuda { ordinal }) => Ok(Arc::new(Nccl::start(launch, ordinal, patience)?)),
+        (_, Device::Cuda { ordinal }) => {
+            let nccl = Nccl::start(launch, ordinal, patience, gathered_bytes)?;
+            Ok(Arc::new(nccl))
+        }
     }
 }

@@ -3,6 +3,24 @@
 use crate::{Event, ExchangeBytes, KernelError, Queue, Reading, Request, Section, Target, Traffic};
 use memory::{In, Out};
 use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+/// What is timed.
+pub(crate) type TimedWork<'a> = &'a mut dyn FnMut() -> Result<(), KernelError>;
+
+/// The time of work by the host's clock, its launch and the wait for its end included.
+pub(crate) fn timed_by_host<B: Backend + ?Sized>(
+    backend: &B,
+    queue: Queue,
+    work: TimedWork,
+) -> Result<Duration, KernelError> {
+    // Earlier work in the queue does not count, such as uploads of a batch or the wait for a copy.
+    backend.finish(backend.record(queue)?)?;
+    let start = Instant::now();
+    work()?;
+    backend.finish(backend.record(queue)?)?;
+    Ok(start.elapsed())
+}
 
 /// A device that carries out what [`Kernels`](crate::Kernels) has checked.
 ///
@@ -99,6 +117,14 @@ pub trait Backend {
 
     /// Whether an event is over, as far as that can be told without waiting.
     fn is_over(&self, event: Event) -> bool;
+
+    /// As [`crate::Kernels::timed`], for any queue.
+    ///
+    /// # Errors
+    /// [`KernelError`] of `work`, or if the device fails.
+    fn timed(&self, queue: Queue, work: TimedWork) -> Result<Duration, KernelError> {
+        timed_by_host(self, queue, work)
+    }
 
     /// As [`crate::Kernels::begin_section`].
     ///

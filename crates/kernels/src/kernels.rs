@@ -7,6 +7,7 @@ use crate::{
 use memory::{In, Out};
 use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A device, behind the one place that checks and counts every call.
 ///
@@ -333,6 +334,18 @@ impl<B: Backend + ?Sized> Kernels<B> {
     /// [`KernelError`] if the device fails, or failed in earlier work.
     pub fn finish(&self, event: Event) -> Result<(), KernelError> {
         self.backend.finish(event)
+    }
+
+    /// Does `work`, waits for what it enqueued in [`Queue::Compute`], and gives the time that this took: on a GPU by its own clock,
+    /// without launches and waits of the host, elsewhere by the host's.
+    ///
+    /// # Errors
+    /// [`KernelError`] of `work`, or if the device fails.
+    pub fn timed(
+        &self,
+        mut work: impl FnMut() -> Result<(), KernelError>,
+    ) -> Result<Duration, KernelError> {
+        self.backend.timed(Queue::Compute, &mut work)
     }
 
     /// Begins a section: the calls up to [`Kernels::end_section`] will be made again under the same name, in the same

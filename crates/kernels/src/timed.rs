@@ -1,4 +1,4 @@
-//! A device that waits for every operation and measures its time.
+//! A device that waits for every operation and measures its time: on a GPU by its own clock, elsewhere by the host's.
 
 use crate::timeline::{COPY, EXCHANGE, Measured, Rates, Timeline};
 use crate::{Backend, Cost, Event, KernelError, Kernels, Queue, Reading, Request, Target, Traffic};
@@ -6,9 +6,9 @@ use memory::{In, Memory, Out};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Kernels that time their operations one after the other. A time includes the launch and the wait for the end.
+/// Kernels that time their operations one after the other.
 pub struct Timed<B> {
     backend: B,
     timings: Timings,
@@ -61,19 +61,16 @@ impl<B: Backend> Timed<B> {
         })
     }
 
-    /// Waits for a queue, does something in it, and waits for the queue again.
+    /// Does something in a queue, with nothing else in it.
     fn time(
         &self,
         queue: Queue,
         name: &'static str,
         work: impl FnOnce(&B) -> Result<(), KernelError>,
     ) -> Result<Duration, KernelError> {
-        // Earlier work in the queue does not count, such as uploads of a batch or the wait for a copy.
-        self.backend.finish(self.backend.record(queue)?)?;
-        let start = Instant::now();
-        work(&self.backend)?;
-        self.backend.finish(self.backend.record(queue)?)?;
-        let time = start.elapsed();
+        let mut work = Some(work);
+        let mut once = || work.take().map_or(Ok(()), |work| work(&self.backend));
+        let time = self.backend.timed(queue, &mut once)?;
         if let Some(Beside {
             timeline, memory, ..
         }) = &self.beside

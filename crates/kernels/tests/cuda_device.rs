@@ -3,12 +3,12 @@
 #![cfg(feature = "cuda")]
 
 use emulation::load_stand_in;
-use kernels::cuda::{Cuda, CudaDevice, CudaDriver};
+use kernels::cuda::{Cuda, CudaDevice, CudaDriver, PRODUCT_ELEMENTS_MAX};
 use kernels::random::random_u32;
 use kernels::{
     AddBias, BlockFile, Fault, Fill, Init, KernelError, Kernels, Matmul, Queue, Section,
 };
-use memory::{Blocks, Buffer, Category, DType, DeviceMarks, Memory};
+use memory::{Blocks, Buffer, Category, DType, DeviceMarks, In, Memory, Out};
 use std::io::{self, ErrorKind};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
@@ -226,6 +226,96 @@ fn long_sums_are_right_and_the_same_again() {
     let any = |bits: u32| bits as i32 as f32 / (1u64 << 31) as f32;
     let (a, b) = (numbers(3, k * m, any), numbers(4, k * n, any));
     assert_eq!(product(&a, &b), product(&a, &b));
+}
+
+/// A product and its gradients, cut: on a GPU where its output has more than 2^31 elements (16 GB in f32), on the library that
+/// stands in at fewer. All sums are of small whole numbers, which are exact in any order.
+#[test]
+fn beyond_int32() {
+    let (device, memory, kernels) = open();
+    let is_emulated = device.facts().name == "Stand-in GPU";
+    let (elements_max, [tokens, outputs, inputs]) = match is_emulated {
+        true => (1 << 14, [384, 64, 16]),
+        false => (PRODUCT_ELEMENTS_MAX, [65_536, 37_888, 256]),
+    };
+    assert!(tokens * outputs > elements_max);
+    let kernels = kernels.cutting_products(elements_max);
+    // Each output is plus or minus one of the inputs.
+    let input = |token, index| (random_u32(1, (token * inputs + index) as u64) % 3) as f32 - 1.0;
+    let sign = |output| if output / inputs % 2 == 0 { 1.0 } else { -1.0 };
+    let weight = |output, index| {
+        if output % inputs == index {
+            sign(output)
+        } else {
+            0.0
+        }
+    };
+    let product = |out: Out, a: In, b: In| {
+        let (bias, init) = (None, Init::Overwrite);
+        kernels
+            .run(Matmul {
+                out,
+                a,
+                b,
+                bias,
+                init,
+            })
+            .unwrap();
+    };
+    for dtype in [DType::BF16, DType::F32] {
+        let size = dtype.size_in_bytes();
+        let room = |dims: [usize; 2]| memory.lease(Category::Temporary, "x", dims, dtype).unwrap();
+        let tensor = |rows: usize, value: &dyn Fn(usize, usize) -> f32| {
+            let all = (0..rows).flat_map(|row| (0..inputs).map(move |index| (row, index)));
+            // The upper half of an f32 is a bf16.
+            let bytes: Vec<u8> = all
+                .flat_map(|(row, index)| value(row, index).to_le_bytes()[4 - size..].to_vec())
+                .collect();
+            let mut tensor = room([rows, inputs]);
+            kernels.upload(tensor.view_mut(), &bytes).unwrap();
+            tensor
+        };
+        let rows = |of: &Buffer, row: usize| -> Vec<f32> {
+            let view = of.view().rows(row..row + 1);
+            let mut bytes = vec![0; view.bytes()];
+            kernels.download(&mut bytes, view).unwrap();
+            let number = |bytes: &[u8]| {
+                let mut whole = [0; 4];
+                whole[4 - size..].copy_from_slice(bytes);
+                f32::from_le_bytes(whole)
+            };
+            bytes.chunks_exact(size).map(number).collect()
+        };
+        let (x, w) = (tensor(tokens, &input), tensor(outputs, &weight));
+        let [mut y, mut dx] = [outputs, inputs].map(|width| room([tokens, width]));
+        let dw = memory.lease(Category::Temporary, "dw", [outputs, inputs], DType::F32);
+        let mut dw = dw.unwrap();
+        product(y.view_mut(), x.view(), w.view().t());
+        product(dx.view_mut(), y.view(), w.view());
+        product(dw.view_mut(), y.view().t(), x.view());
+        let border = elements_max / outputs;
+        for token in [0, border - 1, border, border + 1, tokens - 1] {
+            let of_y = (0..outputs).map(|output| sign(output) * input(token, output % inputs));
+            assert!(rows(&y, token).into_iter().eq(of_y), "{dtype:?}, {token}");
+            let repeated = (outputs / inputs) as f32;
+            let of_dx = (0..inputs).map(|index| repeated * input(token, index));
+            assert!(rows(&dx, token).into_iter().eq(of_dx), "{dtype:?}, {token}");
+        }
+        let mut bytes = vec![0; dw.bytes() as usize];
+        kernels.download(&mut bytes, dw.view()).unwrap();
+        for output in [0, inputs + 1, outputs - 1] {
+            let of_dw = (0..inputs).map(|index| -> f32 {
+                let terms =
+                    (0..tokens).map(|token| input(token, output % inputs) * input(token, index));
+                sign(output) * terms.sum::<f32>()
+            });
+            let row = bytes.chunks_exact(4 * inputs).nth(output).unwrap();
+            let row = row
+                .chunks_exact(4)
+                .map(|number| f32::from_le_bytes(number.try_into().unwrap()));
+            assert!(row.eq(of_dw), "{dtype:?}, {output}");
+        }
+    }
 }
 
 /// A slow file in memory, one of whose reads and writes may fail.

@@ -89,7 +89,7 @@ pub use hugging_face::{
 pub use init::{DrawingOrder, Fresh, InitialValues, initialise, initialise_factors};
 pub use kv_cache::{CacheShape, CacheWidths, CachedSequences, KvCache, LayerCache};
 pub use label::{Label, Labels};
-pub use linear::{Linear, PRODUCT_ELEMENTS_MAX};
+pub use linear::Linear;
 pub use lora::{AdapterTarget, LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern};
 pub use model::{Computation, Model};
 pub use parameters::{

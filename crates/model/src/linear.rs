@@ -16,9 +16,6 @@ use memory::{Buffer, In, Out};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The most elements that a matrix product's result may have: cuBLASLt's algorithms count them in 32 bits.
-pub const PRODUCT_ELEMENTS_MAX: usize = 1 << 31;
-
 /// `y [t, outputs] = x [t, inputs] W^T + b`. The weight may be several parameters, each with some of the outputs. They
 /// are computed as one product if they are contiguous in the layout.
 #[derive(Clone, Debug)]
@@ -186,7 +183,7 @@ impl Linear {
             self.forward_fp8(pass, layer, y.reborrow(), of)?;
             return self.add_biases_apart(pass, y);
         }
-        if !self.is_one_product(pass, x.dims()[0]) {
+        if !self.is_one_product(pass) {
             for (part, columns) in self.columns().enumerate() {
                 let bias = self.biases.get(part).map(|bias| pass.parameter(*bias));
                 let weight = matrix(pass, &self.weights[part..=part])?;
@@ -390,7 +387,7 @@ impl Linear {
         mut init: Init,
         dy: In,
     ) -> Result<(), ModelError> {
-        if self.is_one_product(pass, dy.dims()[0]) {
+        if self.is_one_product(pass) {
             return Ok(pass.kernels().run(Matmul {
                 out: dx,
                 a: dy,
@@ -420,7 +417,7 @@ impl Linear {
     pub fn add_gradient(&self, pass: &mut Pass, dy: In, x: In) -> Result<(), ModelError> {
         let kernels = pass.kernels();
         self.add_bias_gradients(pass, dy)?;
-        for (weights, columns) in self.gradient_products(pass, dy.dims()[0]) {
+        for (weights, columns) in self.gradient_products(pass) {
             let dweight = pass.accumulate_joined(weights);
             let dweight = dweight.expect("what is one product lies together, and is trained");
             weight_gradient(kernels, dweight, dy.columns(columns), x)?;
@@ -428,11 +425,10 @@ impl Linear {
         Ok(())
     }
 
-    /// The products that compute the gradients of its trained weights for so many tokens: the weights of each, and its columns of `y`.
-    fn gradient_products(&self, pass: &Pass, tokens: usize) -> Vec<(&[ParameterId], Range<usize>)> {
+    /// The products that compute the gradients of its trained weights: the weights of each, and its columns of `y`.
+    fn gradient_products(&self, pass: &Pass) -> Vec<(&[ParameterId], Range<usize>)> {
         let are_trained = self.weights.iter().all(|weight| weight.is_trained());
-        let is_one = are_trained && self.is_one_product(pass, tokens);
-        if is_one && pass.lie_together(&self.weights) {
+        if are_trained && pass.lie_together(&self.weights) {
             return vec![(&self.weights, 0..self.outputs())];
         }
         let each = self.weights.chunks(1).zip(self.columns());
@@ -453,11 +449,10 @@ impl Linear {
         Ok(())
     }
 
-    /// Whether its weights are computed as one product for so many tokens. This depends only on the layout and on
-    /// sizes, so replays and plans decide the same.
-    fn is_one_product(&self, pass: &Pass, tokens: usize) -> bool {
-        let fits = tokens * self.outputs() <= PRODUCT_ELEMENTS_MAX;
-        self.weights.len() == 1 || fits && pass.lie_together(&self.weights)
+    /// Whether its weights are computed as one product. This depends only on the layout, so replays and plans decide the
+    /// same.
+    fn is_one_product(&self, pass: &Pass) -> bool {
+        self.weights.len() == 1 || pass.lie_together(&self.weights)
     }
 
     /// All weights as one matrix, if they are computed as one product.

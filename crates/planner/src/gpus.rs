@@ -56,6 +56,21 @@ pub fn gpu_memory_bytes(name: &str) -> Result<u64, UnknownGpu> {
     Ok(mib << 20)
 }
 
+/// The shared memory that a block may have on a GPU by its name, in bytes: of one that is not known here, that of an H100.
+pub fn block_shared_bytes(name: &str) -> usize {
+    let is_one_of = |models: &[&str]| {
+        models
+            .iter()
+            .any(|one| plain(name).starts_with(&plain(one)))
+    };
+    let kib = match is_one_of(&["RTX 4090", "L40S", "RTX PRO 6000"]) {
+        true => 99,
+        false if is_one_of(&["A100"]) => 163,
+        false => 227,
+    };
+    kib << 10
+}
+
 /// A name that no GPU has, or several have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no GPU that is known here, or more than one, is called `{0}`; write one of {names}, or a size such as 80GiB",

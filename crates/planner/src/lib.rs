@@ -53,7 +53,10 @@ pub use disk_room::{DiskNeed, Disks, NoDiskRoom, Saved, SystemDisks};
 pub use figures::steps_on_shapes;
 pub use formulas::Formula;
 pub use freeze::PlannedFreeze;
-pub use gpus::{CUDA_OVERHEAD_BYTES, NcclMemory, UnknownGpu, gpu_memory_bytes, overhead_bytes};
+pub use gpus::{
+    CUDA_OVERHEAD_BYTES, NcclMemory, UnknownGpu, block_shared_bytes, gpu_memory_bytes,
+    overhead_bytes,
+};
 pub use head_chunk::{ChosenHeadChunk, WantedHeadChunks};
 pub use host_phases::HostPhases;
 pub use host_room::{HostNeed, HostRoom, NoHostRoom};

@@ -1,8 +1,12 @@
 //! Which attention a configuration takes.
 
 use super::choices::AttentionBackend;
+use super::error::ConfigError;
 use super::schema::Config;
 use data::Packing;
+use kernels::Target;
+use kernels::cuda::flash_shared_bytes;
+use memory::DType;
 use model::Attention;
 
 /// Sequences from which flash attention is faster than eager attention on the CPU (`benches/results/`).
@@ -35,6 +39,40 @@ pub fn auto_attention(config: &Config) -> (Attention, String) {
     (attention, reason)
 }
 
+/// Refuses flash attention, chosen or asked for, on a GPU whose blocks have too little shared memory for its heads.
+///
+/// # Errors
+/// [`ConfigError::Contradiction`] with what to do.
+pub fn check_shared_memory(
+    config: &Config,
+    gpu: &str,
+    has_bytes: usize,
+) -> Result<(), ConfigError> {
+    let target = config.device().target();
+    if attention(config) != Attention::Flash || target != Target::Cuda {
+        return Ok(());
+    }
+    let spec = config.model.attention(config.model.sliding_window);
+    let shape = spec.shape(config.batch.micro, config.data.seq);
+    let dtype = config.dtype().into();
+    let Some(bytes) = flash_shared_bytes(shape, dtype).filter(|bytes| *bytes > has_bytes) else {
+        return Ok(());
+    };
+    let half = match flash_shared_bytes(shape, DType::BF16) {
+        Some(bytes) if bytes <= has_bytes => "--dtype bf16, ",
+        _ => "",
+    };
+    Err(ConfigError::Contradiction(format!(
+        "flash attention of heads of {} takes {} KiB of shared memory of a block in {}, and one of {gpu} has {}: take {half}a GPU of \
+         compute capability 8.0, 9.0 or 10.0 (A100, H100, B200), or --attention eager, whose memory grows with the square of --seq \
+         and which takes no packed documents",
+        shape.qk_head_dim,
+        bytes.div_ceil(1024),
+        config.dtype(),
+        has_bytes >> 10
+    )))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,6 +93,39 @@ mod tests {
             .chain(set);
         let set: Vec<String> = set.map(ToString::to_string).collect();
         config.with(&set).unwrap()
+    }
+
+    /// DeepSeek's heads of 192 and 128 fit an A100, and not an RTX 4090, where heads of 128 do in bf16.
+    #[test]
+    fn heads_that_a_block_has_no_room_for_are_refused() {
+        let refusal = |set: &str, kib: usize| {
+            let set: Vec<&str> = set.split(' ').collect();
+            let checked = check_shared_memory(&config(&set), "a card", kib << 10);
+            checked.err().map(|error| error.to_string())
+        };
+        let wide = "model.head_dim=192 train.dtype=bf16";
+        assert_eq!(refusal(wide, 163), None);
+        let said = refusal(wide, 99).unwrap();
+        assert!(
+            said.contains("takes 141 KiB") && said.contains("a card has 99"),
+            "{said}"
+        );
+        assert!(
+            !said.contains("bf16,") && said.contains("--attention eager"),
+            "{said}"
+        );
+        let f32 = "model.head_dim=128 train.dtype=f32";
+        assert!(
+            refusal(f32, 99)
+                .unwrap()
+                .contains("take --dtype bf16, a GPU")
+        );
+        assert_eq!(refusal("model.head_dim=128 train.dtype=bf16", 99), None);
+        assert_eq!(
+            refusal("model.head_dim=192 attention.backend=eager", 99),
+            None
+        );
+        assert_eq!(refusal("model.head_dim=192 train.device=cpu", 99), None);
     }
 
     #[test]

@@ -5,8 +5,9 @@ use super::error::{ConfigError, refused};
 use super::keys::Fp8Config;
 use super::schema::Config;
 use kernels::ScaledMatmul;
+use kernels::cuda::PRODUCT_ELEMENTS_MAX;
 use kernels::fp8::Fp8;
-use model::{BlockSpec, Fp8Products, NamePatterns, PRODUCT_ELEMENTS_MAX, Parameters};
+use model::{BlockSpec, Fp8Products, NamePatterns, Parameters};
 use std::collections::BTreeSet;
 
 impl Default for Fp8Config {

@@ -42,7 +42,7 @@ mod tasks_on_paper;
 mod tests;
 mod unknown;
 
-pub use attention::auto_attention;
+pub use attention::{auto_attention, check_shared_memory};
 pub use choices::{
     AttentionBackend, AutoOr, BaseType, DpoLoss, FloatType, Fp8Gradients, Fp8Recipe, Fp8Weights,
     Graphs, HostPlace, Objective, OptimizerPlace, RankEngine, Release,

@@ -11,10 +11,11 @@ use super::schema::Config;
 use super::sharing;
 use super::unknown::nearest_containing;
 use data::Packing;
+use kernels::cuda::PRODUCT_ELEMENTS_MAX;
 use memory::{DType, Homes, Layer, Layout, OwnParts, Rank, Role};
 use model::{
     Action, Architecture, Attention, Fp8Products, Lora, ModelConfig, NamePatterns, OffloadLabels,
-    PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy, SharingRanks, Stored,
+    Parameter, Parameters, Policy, SharingRanks, Stored,
 };
 use optim::{
     Adafactor, AdamW, Hyperparameters, MasterFormat, MomentFormat, Muon, SMALLEST_QUANTISED,

@@ -32,6 +32,7 @@ pub(crate) fn on_device(
     let engine = engine.map(|engine| engine.device_bytes().next_multiple_of(ENGINE_ROUNDING));
     before.0.engine_bytes = engine;
     let device = OpenDevice::in_group(resolved.device(), group)?;
+    device.check_attention(&before.0)?;
     let config = for_holder(resolved, before, Holder::Device(&device))?;
     Ok((config, device))
 }

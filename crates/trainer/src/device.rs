@@ -8,8 +8,9 @@ use kernels::timeline::Timeline;
 use kernels::{Backend, Kernels, Target};
 use memory::{DType, DeviceBytes, Home, Layer, Memory, OutOfMemory, Phase, format_bytes};
 use planner::{CUDA_OVERHEAD_BYTES, first_refused_by_device, memory_size};
-use settings::{Device, Settings};
+use settings::{Config, ConfigError, Device, Settings};
 use std::sync::Arc;
+use std::time::Duration;
 use units::Zero;
 
 #[cfg(feature = "cuda")]
@@ -19,6 +20,7 @@ use {
     kernels::{Fault, KernelError},
     memory::Refused,
     session::{LibraryCalls, library_calls},
+    settings::check_shared_memory,
     std::rc::Rc,
 };
 
@@ -268,6 +270,33 @@ impl OpenDevice {
     pub(crate) fn peak_tflops(&self, dtype: &str) -> Option<f64> {
         let name = self.gpu_name().filter(|_| dtype == "bf16");
         name.and_then(bf16_tflops)
+    }
+
+    /// Refuses attention that takes more shared memory than a block of this GPU may have.
+    ///
+    /// # Errors
+    /// [`ConfigError::Contradiction`] with what to do.
+    pub(crate) fn check_attention(&self, config: &Config) -> Result<(), ConfigError> {
+        match self {
+            OpenDevice::Cpu(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device, _) => {
+                let facts = device.facts();
+                check_shared_memory(config, &facts.name, facts.shared_bytes_max as usize)
+            }
+        }
+    }
+
+    /// Lets the host wait at least so long for a GPU before its work counts as never ending.
+    pub(crate) fn wait_at_least(&self, time: Duration) {
+        match self {
+            OpenDevice::Cpu(_) => {}
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device, _) => {
+                let patience = device.patience();
+                patience.set(patience.get().max(time));
+            }
+        }
     }
 
     /// Shows profilers the phases and layers.

@@ -27,6 +27,7 @@ use checkpoint::ModelLock;
 use collectives::Launch;
 use data::{Batches, CutDocuments, DataError, Dataset, Inputs, Position, Prefetched, prefetch};
 use evaluation_inputs::EvaluationInputs;
+use kernels::Target;
 use planner::{Plan, StepPeaks};
 use preparing::Prepared;
 use records::RunRecords;
@@ -53,9 +54,10 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
     job.compare(&rank_facts::asked_for(&resolved.options))?;
     let prepared = job.agree(Prepared::new(job, resolved))?;
     job.compare(&prepared.facts(job)?)?;
-    if job.size() > 1 {
+    if job.size() > 1 || prepared.device.target() == Target::Cuda {
         let seconds = prepared.seconds_on_paper().map_err(Failure::from);
-        job.wait_for_steps(job.agree(seconds)?)?;
+        let wait = job.wait_for_steps(job.agree(seconds)?)?;
+        prepared.device.wait_at_least(wait);
     }
     let (mut run, step, dataset, resumed) = Run::open(job, prepared)?;
     let from = resumed.as_ref().map_or(String::new(), Resumed::describe);
@@ -270,16 +272,31 @@ impl Run {
             progress.micro_batch(done, of);
         });
         let mut batches = prefetch(batches, self.resolved.config.data.prefetch);
-        let made = self.make_steps(&mut session, &mut batches);
-        if let Some(tracer) = &mut self.tracer {
-            tracer.stop();
-        }
+        let made = self.make_and_finish(&mut session, &mut batches);
         if let Err(failure) = made.as_ref()
             && self.job.ends_others(failure)
         {
             self.job.leave_words(failure);
             // Dropping it would wait for its queues, which may wait for other ranks forever.
             std::mem::forget(session);
+        }
+        made
+    }
+
+    /// Makes all steps, and writes what is left to write.
+    fn make_and_finish(
+        &mut self,
+        session: &mut Session,
+        batches: &mut Prefetched,
+    ) -> Result<(), Failure> {
+        let made = self.make_steps(session, batches);
+        if let Some(tracer) = &mut self.tracer {
+            tracer.stop();
+        }
+        if made
+            .as_ref()
+            .is_err_and(|failure| self.job.ends_others(failure))
+        {
             return made;
         }
         // The last step may still be running, whatever ended the run.
@@ -297,7 +314,7 @@ impl Run {
         made?;
         // The checkpoint is finished first, so that no training is lost if the model cannot be written.
         let saved = self.finish_saves();
-        let exported = self.export(&mut session);
+        let exported = self.export(session);
         if let (Err(unsaved), Err(_), true) = (&saved, &exported, self.job.has_ranks()) {
             tracing::warn!("nor could the last checkpoint be written: {unsaved}");
         }

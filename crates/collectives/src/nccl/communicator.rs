@@ -4,7 +4,7 @@ use super::gathering::Gathering;
 use super::library::{CommConfig, Handle, INT8, NcclLibrary, UniqueId};
 use crate::{GroupError, Incoming, Outgoing, Patience};
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ pub(super) struct Communicator {
     patience: Patience,
     /// Held while an exchange is queued: one at a time.
     asking: Mutex<()>,
+    is_aborted: AtomicBool,
 }
 
 // SAFETY: NCCL lets any thread use a communicator, one at a time, except for reading its state and aborting it.
@@ -57,6 +58,7 @@ impl Communicator {
             size,
             patience: patience.clone(),
             asking,
+            is_aborted: AtomicBool::new(false),
         };
         made.wait_until_queued("ncclCommInitRankConfig")?;
         Ok(made)
@@ -162,9 +164,11 @@ impl Communicator {
         }
     }
 
-    /// Aborts whatever it is doing; may hang.
+    /// Aborts whatever it is doing, once; may hang. It must not be used afterwards.
     pub(super) fn abort(&self) {
-        // SAFETY: NCCL allows this at any time. The result does not matter after an abort.
-        unsafe { (self.nccl.functions.comm_abort)(self.handle) };
+        if !self.is_aborted.swap(true, Ordering::Relaxed) {
+            // SAFETY: NCCL allows this at any time. The result does not matter after an abort.
+            unsafe { (self.nccl.functions.comm_abort)(self.handle) };
+        }
     }
 }

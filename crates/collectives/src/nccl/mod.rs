@@ -111,6 +111,7 @@ impl Nccl {
         launch: &Launch,
         ordinal: usize,
         patience: Patience,
+        gathered_bytes: usize,
     ) -> Result<Nccl, GroupError> {
         let library = NcclLibrary::load()?;
         let mut engine = library.version.clone();
@@ -123,7 +124,7 @@ impl Nccl {
         let id = carrier.id(library, launch.rank)?;
         let free = context.free_bytes()?;
         let exchanges = Communicator::new(library, id, ranks, &patience)?;
-        rehearse(&exchanges, &context, ranks, &patience)?;
+        rehearse(&exchanges, &context, ranks, &patience, gathered_bytes)?;
         let taken = free.saturating_sub(context.free_bytes()?);
         let device_bytes = carrier.most(taken)?;
         Ok(Nccl {
@@ -260,6 +261,15 @@ impl DeviceGroup for Nccl {
 
     fn timeout(&self) -> Duration {
         self.patience.timeout()
+    }
+
+    fn give_up(&self) {
+        let late = GroupError::Late("exchanges were given up, since other ranks are late".into());
+        let _ = self.over.set(late);
+        self.within_bounds(|parts| {
+            let _ = parts.context.enter();
+            parts.exchanges.abort();
+        });
     }
 
     fn device_bytes(&self) -> u64 {

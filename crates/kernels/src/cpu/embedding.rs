@@ -11,7 +11,7 @@ use rayon::prelude::*;
 const TOKENS: usize = 64;
 
 /// Columns of a token's gradient that are summed at a time.
-const COLUMNS: usize = 1024;
+const COLUMNS: usize = 128;
 
 /// Pieces that the table is cut into for its gradient.
 const PIECES: usize = 64;
@@ -77,7 +77,9 @@ fn embedding_backward_of<G: Real, T: Real>(dtable: Out, dout: &[T], ids: &[i32],
 
 fn add_occurrences<G: Real, T: Real>(row: &mut [G], dout: &[T], ids: &[i32], id: i32) {
     let width = row.len();
-    for (block, row) in row.chunks_mut(COLUMNS).enumerate() {
+    // Side by side, since a row may be that of padding, which most tokens may be.
+    let blocks = row.par_chunks_mut(COLUMNS).enumerate();
+    blocks.for_each(|(block, row)| {
         let mut sums = [0.0f32; COLUMNS];
         let start = block * COLUMNS;
         let occurrences = ids.iter().zip(dout.chunks_exact(width));
@@ -90,5 +92,5 @@ fn add_occurrences<G: Real, T: Real>(row: &mut [G], dout: &[T], ids: &[i32], id:
         for (out, sum) in row.iter_mut().zip(sums) {
             *out = G::narrow(out.widen() + sum);
         }
-    }
+    });
 }

@@ -114,6 +114,17 @@ pub struct Matrix {
 }
 
 impl Matrix {
+    /// The matrices without their first rows and columns.
+    fn from(self, row: usize, column: usize) -> Matrix {
+        let elements = row * self.row_stride + column * self.column_stride;
+        Matrix {
+            pointer: self
+                .pointer
+                .wrapping_add(elements * self.dtype.size_in_bytes()),
+            ..self
+        }
+    }
+
     /// The transposed matrices.
     pub fn t(self) -> Matrix {
         Matrix {
@@ -153,6 +164,51 @@ pub struct Gemm {
     pub scales: Option<[*const u8; 2]>,
     /// For codes of FP8 alone: whether sums may be kept in fewer bits than f32 has.
     pub fast_accumulation: bool,
+}
+
+/// The most elements that a matrix of one product reaches over, from its first to its last: cuBLASLt's algorithms count
+/// them in 32 bits.
+pub const PRODUCT_ELEMENTS_MAX: usize = 1 << 31;
+
+/// Rows of a piece of a product are a multiple of this, so that each begins at as aligned an address as the whole.
+const PIECE_ROWS: usize = 128;
+
+impl Gemm {
+    /// Products of which no matrix reaches over more than `elements_max` elements, and which compute the same one after the
+    /// other. Rows of the output are computed apart. Where sums are too long, as of a weight's gradient over tokens, their
+    /// parts are added in order. The columns are not cut: those of one row of any matrix have to fit.
+    pub(super) fn pieces(self, elements_max: usize) -> impl Iterator<Item = Gemm> {
+        let [m, k, n] = self.sizes;
+        let rows = |count: usize, strides: [usize; 2]| {
+            let fit = elements_max / strides[0].max(strides[1]).max(1);
+            match count <= fit {
+                true => count.max(1),
+                false => (fit - fit % PIECE_ROWS).max(1),
+            }
+        };
+        let added = self.init.map_or(0, |init| init.row_stride);
+        let rows_of_out = rows(m, [self.a.row_stride, self.out.row_stride.max(added)]);
+        let terms = rows(k, [self.a.column_stride, self.b.row_stride]);
+        let firsts = |count: usize, step| (0..count.max(1)).step_by(step);
+        let places = firsts(m, rows_of_out)
+            .flat_map(move |row| firsts(k, terms).map(move |term| [row, term]));
+        places.map(move |[row, term]| {
+            let out = self.out.from(row, 0);
+            let is_first = term == 0;
+            Gemm {
+                sizes: [rows_of_out.min(m - row), terms.min(k - term), n],
+                a: self.a.from(row, term),
+                b: self.b.from(term, 0),
+                init: match is_first {
+                    true => self.init.map(|init| init.from(row, 0)),
+                    false => Some(out),
+                },
+                bias: self.bias.filter(|_| is_first),
+                out,
+                ..self
+            }
+        })
+    }
 }
 
 /// The address of a [`Gemm::bias`] is a multiple of this.

@@ -1,7 +1,9 @@
 //! The trait [`Driver`]: what a CUDA device, or its emulation on the processor, does for the launch code.
 
 use super::calls::{Gemm, Launch, Workspace};
+use crate::backend::TimedWork;
 use crate::{DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Section};
+use std::time::Duration;
 
 /// A device with a stream per queue, except a disk's queues, which are threads. Calls run in the stream of computation,
 /// in order. Exceptions are [`Driver::start_copy`], [`Driver::start_disk`], [`Driver::start_exchange`], and launches
@@ -137,6 +139,11 @@ pub trait Driver {
     /// As [`crate::Backend::is_over`].
     fn is_over(&self, _event: Event) -> bool {
         true
+    }
+
+    /// As [`crate::Backend::timed`], by the device's own clock; none if it has none for the queue, and nothing is done.
+    fn timed(&self, _queue: Queue, _work: TimedWork) -> Option<Result<Duration, KernelError>> {
+        None
     }
 
     /// As [`crate::Kernels::begin_section`]. Does nothing on a driver without graphs.

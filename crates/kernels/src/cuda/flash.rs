@@ -89,6 +89,19 @@ impl Sizes {
         })
     }
 
+    /// Rows that a block keeps and goes over: in the forward pass, for the gradient of queries, and for those of keys and values.
+    fn forward_rows(&self) -> usize {
+        self.queries + 2 * self.forward
+    }
+
+    fn query_gradient_rows(&self) -> usize {
+        2 * self.queries + 3 * self.backward
+    }
+
+    fn key_gradient_rows(&self) -> usize {
+        2 * self.keys + 4 * self.backward
+    }
+
     /// One block per sequence, query head and block of queries. `tile_rows` are all rows that it keeps.
     fn of_queries(&self, shape: AttentionShape, tile_rows: usize) -> Extent {
         Extent {
@@ -114,6 +127,19 @@ impl Sizes {
         const CHUNK: usize = 16;
         tile_rows * (self.width * self.dtype.size_in_bytes() + CHUNK)
     }
+}
+
+/// The most shared memory of a block of flash attention, forward and backward, in bytes; none if no kernel is as wide.
+pub fn flash_shared_bytes(shape: AttentionShape, dtype: DType) -> Option<usize> {
+    let sizes = Sizes::new("flash_attention", shape, dtype).ok()?;
+    // Beside the rows, what the kernels declare: numbers for each row, and P on its way between warps that share keys.
+    let of_keys = 4 * sizes.keys * sizes.backward + 24 * sizes.backward;
+    Some([
+        sizes.shared_bytes(sizes.forward_rows()) + 4 * sizes.queries,
+        sizes.shared_bytes(sizes.query_gradient_rows()) + 12 * sizes.queries,
+        sizes.shared_bytes(sizes.key_gradient_rows()) + of_keys,
+    ])
+    .map(|bytes| bytes.into_iter().max().unwrap_or(0))
 }
 
 /// The arguments of a kernel, `N` in all, without an allocation.
@@ -164,7 +190,7 @@ pub(super) fn flash_attention<D: Driver>(
         options,
     } = operation;
     let sizes = Sizes::new("flash_attention", shape, q.dtype())?;
-    let extent = sizes.of_queries(shape, sizes.queries + 2 * sizes.forward);
+    let extent = sizes.of_queries(shape, sizes.forward_rows());
     let written = [Argument::optional(&out), Argument::optional(&lse)];
     let read = [&q, &k, &v].map(Argument::from);
     let arguments: [Argument; 16] = joined([&written, &read, &common(shape, &options)]);
@@ -204,7 +230,7 @@ pub(super) fn flash_attention_backward<D: Driver>(
     let written = [(&dk).into(), (&dv).into(), (&partial).into(), parts.into()];
 
     let kernel = kernel_of_width!("flash_backward_keys", sizes.width, dtype);
-    let extent = sizes.of_keys(shape, parts, 2 * sizes.keys + 4 * sizes.backward);
+    let extent = sizes.of_keys(shape, parts, sizes.key_gradient_rows());
     let arguments: [Argument; 21] = joined([&written, &read, &common]);
     cuda.launch(kernel, extent, &arguments)?;
     if parts > 1 {
@@ -212,7 +238,7 @@ pub(super) fn flash_attention_backward<D: Driver>(
     }
 
     let kernel = kernel_of_width!("flash_backward_queries", sizes.width, dtype);
-    let extent = sizes.of_queries(shape, 2 * sizes.queries + 3 * sizes.backward);
+    let extent = sizes.of_queries(shape, sizes.query_gradient_rows());
     let arguments: [Argument; 18] = joined([&[(&dq).into()], &read, &common]);
     cuda.launch(kernel, extent, &arguments)
 }

@@ -77,7 +77,7 @@ pub(super) fn added(out: &Out, init: &Init) -> Option<(*const u8, usize)> {
     }
 }
 
-/// A product by the library.
+/// A product by the library, in pieces if one would be too large for it.
 fn product<D: Driver>(
     cuda: &Cuda<D>,
     out: &mut Out,
@@ -86,7 +86,7 @@ fn product<D: Driver>(
     bias: Option<In>,
 ) -> Result<(), KernelError> {
     let of_view = |x: In| matrix(x.pointer(), x.dtype(), [x.strides()[0], x.strides()[1]]);
-    cuda.gemm(&Gemm {
+    let whole = Gemm {
         sizes: [a.dims()[0], a.dims()[1], b.dims()[1]],
         batch: 1,
         alpha: 1.0,
@@ -97,7 +97,9 @@ fn product<D: Driver>(
         out: matrix(out.pointer(), out.dtype(), [out.strides()[0], 1]),
         scales: None,
         fast_accumulation: false,
-    })
+    };
+    let mut pieces = whole.pieces(cuda.product_elements_max);
+    pieces.try_for_each(|piece| cuda.gemm(&piece))
 }
 
 /// A product by our own, slow kernel: cuBLASLt multiplies only operands of one type.

@@ -40,7 +40,8 @@ mod sum_in_order;
 mod swiglu;
 
 pub use calls::{
-    Argument, BIAS_ALIGNMENT_BYTES, Gemm, Kernel, Launch, Matrix, SCALE_ALIGNMENT_BYTES, Workspace,
+    Argument, BIAS_ALIGNMENT_BYTES, Gemm, Kernel, Launch, Matrix, PRODUCT_ELEMENTS_MAX,
+    SCALE_ALIGNMENT_BYTES, Workspace,
 };
 #[cfg(feature = "cuda")]
 pub use device::{
@@ -49,8 +50,10 @@ pub use device::{
     separate_connections,
 };
 pub use driver::Driver;
+pub use flash::flash_shared_bytes;
 pub use listing::{Call, Listed, Listing};
 
+use crate::backend::{TimedWork, timed_by_host};
 use crate::workspace::lease_workspace;
 use crate::{
     Backend, Event, Init, KernelError, Kernels, Operation, Queue, Reading, Request, Section,
@@ -59,6 +62,7 @@ use crate::{
 use extent::Extent;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
+use std::time::Duration;
 
 /// A kernel of a source file by its name, followed by the types that it is made for.
 macro_rules! kernel {
@@ -103,6 +107,8 @@ pub struct Cuda<D> {
     workspace: Buffer,
     /// The queue of the current operation.
     queue: Cell<Queue>,
+    /// The most elements that a matrix of one product of the library reaches over.
+    product_elements_max: usize,
     traffic: Cell<Traffic>,
 }
 
@@ -118,6 +124,7 @@ impl<D: Driver> Cuda<D> {
             driver,
             workspace,
             queue: Cell::new(Queue::Compute),
+            product_elements_max: PRODUCT_ELEMENTS_MAX,
             traffic: Cell::default(),
         }))
     }
@@ -246,14 +253,30 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
-    /// Computes products of a checked operation's tensors.
+    /// Computes products of a checked operation's tensors, in the computation's queue: products of all operations share the
+    /// workspace.
     fn gemm(&self, gemm: &Gemm) -> Result<(), KernelError> {
+        assert_eq!(
+            self.queue.get(),
+            Queue::Compute,
+            "a product runs in no other queue"
+        );
         let workspace = self.workspace();
         // SAFETY: the matrices come from views, which borrow live tensors, the outputs exclusively; the workspace
         // is this product's alone since the stream runs one operation after the other.
         unsafe { self.driver.gemm(gemm, workspace) }
     }
 
+}
+
+impl<D: Driver> Kernels<Cuda<D>> {
+    /// Cuts products whose matrices reach over more elements than that, in place of [`PRODUCT_ELEMENTS_MAX`].
+    pub fn cutting_products(self, elements_max: usize) -> Kernels<Cuda<D>> {
+        Kernels::new(Cuda {
+            product_elements_max: elements_max,
+            ..self.backend
+        })
+    }
 }
 
 impl<D: Driver> Backend for Cuda<D> {
@@ -323,6 +346,11 @@ impl<D: Driver> Backend for Cuda<D> {
 
     fn is_over(&self, event: Event) -> bool {
         self.driver.is_over(event)
+    }
+
+    fn timed(&self, queue: Queue, work: TimedWork) -> Result<Duration, KernelError> {
+        let by_device = self.driver.timed(queue, work);
+        by_device.unwrap_or_else(|| timed_by_host(self, queue, work))
     }
 
     fn begin_section(&self, section: Section) -> Result<(), KernelError> {

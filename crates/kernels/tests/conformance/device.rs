@@ -78,6 +78,14 @@ fn on_host(name: &str, dtype: DType, kernels: impl Fn(&Memory) -> Box<Kernels>) 
     }
 }
 
+/// The emulation, with products cut where a matrix reaches over more elements.
+pub fn cutting_products(dtype: DType, elements_max: usize) -> Device {
+    on_host("emulated cuda", dtype, |memory| {
+        let cuda = Cuda::new(Emulation::default(), memory, dtype).unwrap();
+        Box::new(cuda.cutting_products(elements_max))
+    })
+}
+
 /// The processor, multiplying bf16 by these instructions, which it must have.
 pub fn by_instructions(instructions: Instructions) -> Device {
     on_host(&format!("cpu by {instructions:?}"), DType::BF16, |memory| {

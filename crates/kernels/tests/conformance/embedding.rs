@@ -1,12 +1,13 @@
 //! Rows of a table, and their gradients added up where an id repeats.
 
+use crate::DTYPES;
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
-use crate::device::{Device, Start, gradient_starts};
+use crate::device::{Device, Start, computing, gradient_starts};
 use crate::host::Host;
 use crate::oracle::{add, constant, gradients, values, variable};
 use candle_core::{DType as CandleType, Result};
-use kernels::{EmbeddingBackward, KernelError};
+use kernels::{EmbeddingBackward, Init, KernelError};
 use memory::DType;
 
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +98,39 @@ impl Case for Embedding {
             Expected::new("embedding", out, Rule::Exact),
             Expected::new("embedding_backward", dtable, Rule::Standard),
         ]
+    }
+}
+
+/// To the bit: of an id that repeats once, and of one that repeats as padding does.
+#[test]
+fn rows_of_an_id_are_added_one_after_the_other() {
+    let [tokens, width] = [601, 136];
+    let id = |token: usize| usize::from(token % 300 != 7);
+    let ids = Host::new(
+        DType::I32,
+        [tokens],
+        (0..tokens).map(|token| id(token) as f64),
+    );
+    for dtype in DTYPES {
+        let dout = Host::random(dtype, [tokens, width], 1.0, 5);
+        let mut sums = vec![0.0f32; 2 * width];
+        for (index, value) in dout.values().into_iter().enumerate() {
+            let [token, column] = [index / width, index % width];
+            sums[id(token) * width + column] += value as f32;
+        }
+        let expected = Host::new(DType::F32, [2, width], sums.into_iter().map(f64::from));
+        for device in computing(dtype) {
+            let mut dtable = device.room(DType::F32, [2, width]);
+            let [dout, ids] = [&dout, &ids].map(|host| device.put(host));
+            let operation = EmbeddingBackward {
+                dtable: dtable.view_mut(),
+                dout: dout.view(),
+                ids: ids.view(),
+                init: Init::Overwrite,
+            };
+            device.kernels.run(operation).unwrap();
+            assert!(device.take(&dtable) == expected, "{}", device.name);
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod adamw;
 mod adamw_bits;
 mod alignment;
 mod attention;
+mod beyond_int32;
 mod cached_attention;
 mod case;
 mod compare;

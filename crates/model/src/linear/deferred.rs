@@ -27,7 +27,7 @@ impl Linear {
         self.add_bias_gradients(pass, dy.view())?;
         let dy = Rc::new(dy);
         let x = pass.pull(input)?;
-        for (weights, columns) in self.gradient_products(pass, dy.dims()[0]) {
+        for (weights, columns) in self.gradient_products(pass) {
             pass.defer_gradient(weights, columns, (dy.clone(), x.clone()));
         }
         pass.release(input, x);

@@ -53,7 +53,7 @@ struct Operations {
     sizes: Vec<usize>,
     /// Number of calls.
     calls: usize,
-    /// Time of all calls, each with its launch and the wait for its end.
+    /// Time of all calls; on the CPU each with the wait for its end.
     ms: f64,
     /// FLOPs of their products divided by the peak rate.
     flops_floor_ms: f64,

@@ -11,6 +11,8 @@ pub(crate) use steps::Begun;
 use crate::failure::Failure;
 use crate::last_words::{LastWords, hostname};
 use collectives::{Alone, Group, GroupError, Launch, Patience};
+use memory::Layer;
+use model::{Architecture, Attention};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use settings::{Config, Device, ParallelConfig, RankEngine};
 use std::cell::Cell;
@@ -54,8 +56,9 @@ struct OfJob {
     parallel: ParallelConfig,
 }
 
-/// How many times the step on paper a rank waits for others, at least: rates on paper are assumed, and machines slow down.
-const STEPS_WAITED: f64 = 20.0;
+/// How many times a step, on paper or the longest so far, a rank waits for others and for its GPU, at least: rates on paper are
+/// assumed, and machines slow down.
+pub(crate) const STEPS_WAITED: f64 = 20.0;
 
 /// No wait is longer: a year.
 const LONGEST_S: f64 = 3e7;
@@ -182,17 +185,18 @@ impl Job {
         }
     }
 
-    /// Lets waits for other ranks take at least as long as some steps. `seconds` is how long one of this rank takes on paper.
+    /// Lets waits for other ranks take at least as long as some steps, and gives that time. `seconds` is how long one of this rank
+    /// takes on paper.
     ///
     /// # Errors
     /// [`Failure::Ranks`] if ranks are lost.
-    pub(crate) fn wait_for_steps(&self, seconds: f64) -> Result<(), Failure> {
+    pub(crate) fn wait_for_steps(&self, seconds: f64) -> Result<Duration, Failure> {
         let longest = self.everybodys(&seconds)?.into_iter().fold(0.0, f64::max);
-        let wait = (STEPS_WAITED * longest).min(LONGEST_S);
+        let wait = Duration::from_secs_f64((STEPS_WAITED * longest).min(LONGEST_S));
         if let Some(rank) = &self.rank {
-            rank.group.raise_timeout(Duration::from_secs_f64(wait));
+            rank.group.raise_timeout(wait);
         }
-        Ok(())
+        Ok(wait)
     }
 
     /// Agrees on something that all ranks must have done: if one has failed, all fail.
@@ -308,6 +312,18 @@ impl Job {
     }
 }
 
+/// The weights of the largest part of the model: ranks gather no more at a time.
+fn largest_part_bytes(config: &Config) -> usize {
+    let architecture = Architecture::of(&config.model, Attention::default());
+    let mut parts = BTreeMap::<Layer, usize>::new();
+    for parameter in architecture.parameters().in_layout() {
+        let dtype = parameter.dtype(config.dtype().into());
+        let elements: usize = parameter.shape.iter().product();
+        *parts.entry(parameter.part).or_default() += elements * dtype.size_in_bytes();
+    }
+    parts.into_values().max().unwrap_or(0)
+}
+
 fn start(config: &Config, device: Device, launch: &Launch) -> Result<Arc<dyn Group>, Failure> {
     let engine = match config.collectives.engine {
         RankEngine::Mpi => collectives::Engine::Mpi,
@@ -321,7 +337,7 @@ fn start(config: &Config, device: Device, launch: &Launch) -> Result<Arc<dyn Gro
     let (parallel, of) = (config.parallel.clone(), launch.size);
     let patience = Patience::new(Duration::from_secs(config.collectives.timeout_s))
         .naming(move |number| parallel.name(memory::Rank { number, of }));
-    let group = collectives::start(launch, engine, device, patience)?;
+    let group = collectives::start(launch, engine, device, patience, largest_part_bytes(config))?;
     let rank = memory::Rank {
         number: launch.rank,
         of,

@@ -64,6 +64,9 @@ struct CUevent_st {
     // Where it was recorded in a late stream: it comes when the stream has done so much. Null where it comes at once.
     CUstream late;
     uint64_t position;
+    // Whether it was recorded behind work that never ends, and the call of a thread that last asked for it.
+    bool is_held = false;
+    uint64_t asked_at = 0;
 };
 
 struct CUgraph_st {
@@ -78,6 +81,10 @@ struct CUgraphExec_st {
     uint64_t device_bytes = 0;
 };
 
-// For the libraries beside the driver, which find it by this name: whether a stream captures; then `run` is called with
-// `data` whenever the graph is launched, and `drop` when the graph no longer needs `data`. Not a function of NVIDIA's.
+// For the libraries beside the driver, which find them by these names; no functions of NVIDIA's. From now on there is work that
+// never ends, or no longer.
+extern "C" void stand_in_hold(int holds);
+
+// Whether a stream captures; then `run` is called with `data` whenever the graph is launched, and `drop` when the graph no longer
+// needs `data`.
 extern "C" int stand_in_captures(CUstream stream, int (*run)(void *data), void *data, void (*drop)(void *data));

@@ -353,6 +353,7 @@ extern "C" CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned int) {
 extern "C" CUresult cuMemAllocHost_v2(void **address, size_t bytes) { return cuMemHostAlloc(address, bytes, 0); }
 
 extern "C" CUresult cuMemFreeHost(void *address) {
+    wait_while_held();
     STAND_IN_ENTER(ready("cuMemFreeHost"));
     STAND_IN_CHECK(not_captured("cuMemFreeHost"));
     STAND_IN_CHECK(catch_up_all());

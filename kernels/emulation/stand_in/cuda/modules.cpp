@@ -114,8 +114,8 @@ static std::string refusal(const CUfunc_st &function, uint3 grid, uint3 block, s
         return std::to_string(shared_bytes) + " bytes of shared memory, of which " +
                std::to_string(function.dynamic_bytes_max) + " are allowed";
     }
-    // More than by default, so that how memory is divided decides how many blocks a multiprocessor has.
-    if (shared_bytes > SHARED_BYTES && function.carveout != 100) {
+    // How memory is divided decides how many blocks a multiprocessor has.
+    if (shared_bytes > 0 && function.carveout != 100) {
         return std::to_string(shared_bytes) + " bytes of shared memory, with a carve-out of " + std::to_string(function.carveout);
     }
     return emulation::refusal(grid, block, shared_bytes);
@@ -192,6 +192,7 @@ extern "C" CUresult cuModuleLoadData(CUmodule *module, const void *image) {
 }
 
 extern "C" CUresult cuModuleUnload(CUmodule module) {
+    wait_while_held();
     STAND_IN_ENTER(ready("cuModuleUnload", module));
     STAND_IN_CHECK(catch_up_all());
     for (const auto &[name, function] : module->functions) {
@@ -272,6 +273,9 @@ extern "C" CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, uns
     const uint3 grid = {grid_x, grid_y, grid_z}, block = {block_x, block_y, block_z};
     STAND_IN_CHECK(extra == nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
     STAND_IN_CHECK(check_launch(function, grid, block, shared_bytes, stream, arguments));
+    if (holds_launch()) {
+        return CUDA_SUCCESS;
+    }
     const auto later = [=, values = Values(*function, arguments)]() mutable {
         std::vector<void *> kept = values.addresses();
         STAND_IN_CHECK(check_launch(function, grid, block, shared_bytes, stream, kept.data()));

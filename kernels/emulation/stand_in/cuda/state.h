@@ -43,6 +43,22 @@ template <typename T> std::set<T *> &alive() {
     return handles;
 }
 
+// How many calls this thread has made.
+inline uint64_t &calls() {
+    static thread_local uint64_t made = 0;
+    return made;
+}
+
+// Whether there is work that never ends, as behind an exchange with a rank that is gone. Then nothing that is launched is done,
+// and events that are recorded do not come.
+bool is_held();
+
+// Waits as long as there is such work, as calls do that wait for the device.
+void wait_while_held();
+
+// Takes a launch behind such work: as many as a driver takes, and then the caller waits. False without such work.
+bool holds_launch();
+
 // Prints everything that was not given back, a line each on stderr.
 void report_what_is_left();
 
@@ -88,4 +104,5 @@ CUresult ready_on(const char *function, CUstream stream);
 // The first line of a call.
 #define STAND_IN_ENTER(expression)                                     \
     const std::lock_guard<std::recursive_mutex> entered_(lock()); \
+    ::stand_in::calls()++;                                                 \
     STAND_IN_CHECK(expression)

@@ -88,6 +88,35 @@ static CUresult wait_for_late(CUstream stream, CUevent event) {
     return work();
 }
 
+static std::atomic<bool> held{false};
+static std::atomic<uint64_t> held_launches{0};
+
+// What a driver takes ahead of the device before a launch waits.
+const uint64_t LAUNCHES_AHEAD = 1024;
+
+bool is_held() { return held; }
+
+void wait_while_held() {
+    while (held) {
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+}
+
+bool holds_launch() {
+    static std::atomic<uint64_t> launches{0};
+    if (++launches == number_setting("STAND_IN_ENDLESS_LAUNCH", 0)) {
+        stand_in_hold(1);
+    }
+    if (!held) {
+        return false;
+    }
+    if (++held_launches > LAUNCHES_AHEAD) {
+        say("cuLaunchKernel", "%llu launches are ahead of the device, and this one waits", (unsigned long long)LAUNCHES_AHEAD);
+        wait_while_held();
+    }
+    return true;
+}
+
 // Whether STAND_IN_LATE_STREAMS names streams of this kind.
 static bool are_late(const char *kind) {
     static const std::string late = setting("STAND_IN_LATE_STREAMS", "");
@@ -126,6 +155,11 @@ Clock::time_point now() {
 
 }  // namespace
 
+extern "C" void stand_in_hold(int holds) {
+    held_launches = 0;
+    held = holds != 0;
+}
+
 extern "C" void stand_in_pass_time(double microseconds) { passed_ns += int64_t(1e3 * microseconds); }
 
 extern "C" CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {
@@ -145,10 +179,11 @@ extern "C" CUresult cuStreamDestroy_v2(CUstream stream) {
 extern "C" CUresult cuStreamQuery(CUstream stream) {
     STAND_IN_ENTER(ready_on("cuStreamQuery", stream));
     STAND_IN_CHECK(not_captured("cuStreamQuery"));
-    return stream->later.empty() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return stream->later.empty() && !is_held() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 extern "C" CUresult cuStreamSynchronize(CUstream stream) {
+    wait_while_held();
     STAND_IN_ENTER(ready_on("cuStreamSynchronize", stream));
     STAND_IN_CHECK(not_captured("cuStreamSynchronize"));
     STAND_IN_CHECK(catch_up(stream));
@@ -157,6 +192,7 @@ extern "C" CUresult cuStreamSynchronize(CUstream stream) {
 }
 
 extern "C" CUresult cuCtxSynchronize() {
+    wait_while_held();
     STAND_IN_ENTER(ready("cuCtxSynchronize"));
     STAND_IN_CHECK(not_captured("cuCtxSynchronize"));
     STAND_IN_CHECK(catch_up_all());
@@ -220,18 +256,28 @@ extern "C" CUresult cuEventRecord(CUevent event, CUstream stream) {
     event->tail = stream->tail;
     event->late = stream->is_late && stream->capture == nullptr ? stream : nullptr;
     event->position = stream->asked();
+    event->is_held = is_held();
     return CUDA_SUCCESS;
 }
 
-// An event that was never recorded is complete; others are complete after so many queries.
+// An event that was never recorded is complete; others are complete after so many queries. A thread that asks twice in a row waits
+// for a late stream.
 extern "C" CUresult cuEventQuery(CUevent event) {
     STAND_IN_ENTER(ready("cuEventQuery", event));
     STAND_IN_CHECK(may_come("cuEventQuery", event));
+    if (event->asked_at + 1 == calls()) {
+        STAND_IN_CHECK(catch_up(event));
+    }
+    event->asked_at = calls();
+    if (event->is_held && is_held()) {
+        return CUDA_ERROR_NOT_READY;
+    }
     const bool late = event->recorded && event->queries++ < number_setting("STAND_IN_LATE_EVENTS", 0);
     return late || is_to_come(event) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 extern "C" CUresult cuEventSynchronize(CUevent event) {
+    wait_while_held();
     STAND_IN_ENTER(ready("cuEventSynchronize", event));
     STAND_IN_CHECK(may_come("cuEventSynchronize", event));
     STAND_IN_CHECK(catch_up(event));

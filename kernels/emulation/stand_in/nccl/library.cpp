@@ -123,6 +123,13 @@ template <typename T> T driver(const char *name) {
     return library == nullptr ? nullptr : reinterpret_cast<T>(dlsym(library, name));
 }
 
+// From now on the device waits for an exchange that never ends, or no longer.
+void hold(int holds) {
+    if (const auto function = driver<void (*)(int)>("stand_in_hold")) {
+        function(holds);
+    }
+}
+
 // Whether memory and stream are a device's: the driver is asked to copy the piece onto itself.
 bool is_on_device(const void *memory, size_t bytes, cudaStream_t stream) {
     static const bool anywhere = number_setting("STAND_IN_NCCL_ANYWHERE", 0) != 0;
@@ -241,6 +248,7 @@ extern "C" ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 extern "C" ncclResult_t ncclCommDestroy(ncclComm_t comm) { return end(comm); }
 
 extern "C" ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    hold(0);
     comm->stopped = true;
     return end(comm);
 }
@@ -272,6 +280,13 @@ extern "C" ncclResult_t ncclGroupEnd() {
         return ncclUnhandledCudaError;
     }
     note(asked.is_gathering ? "gathering" : "exchange", bytes);
+    // As with a rank that is gone without a word: queued, and never done.
+    static uint64_t exchanges = 0;
+    static const uint64_t endless = number_setting("STAND_IN_ENDLESS_EXCHANGE", 0);
+    if (endless != 0 && ++exchanges >= endless) {
+        hold(1);
+        return ncclSuccess;
+    }
     return ask(asked.comm, [exchange = asked.exchange](Mesh &mesh) { return mesh.exchange(exchange); });
 }
 

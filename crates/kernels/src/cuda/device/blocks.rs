@@ -214,6 +214,10 @@ impl Blocks for CudaDevice {
         // Blocks are few and are freed between steps; copies beside the computation may still use one. A failure here
         // is one of earlier work, which the next operation reports.
         let _ = self.synchronize_all();
+        if self.streams.may_never_end() {
+            // The driver would wait for the work that may use the block. The process is about to end.
+            return;
+        }
         let _ = match space {
             // SAFETY: the caller's promise, and nothing uses the block any more.
             Space::Device => unsafe { result::free_async(block.as_ptr() as u64, self.stream) },

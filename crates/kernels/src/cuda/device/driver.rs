@@ -6,6 +6,7 @@ use super::products::Products;
 use super::staging::Staging;
 use super::streams::is_worker;
 use super::{CudaDevice, error};
+use crate::backend::TimedWork;
 use crate::cuda::{Driver, Gemm, Launch, Workspace};
 use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading, Section};
 use collectives::Group;
@@ -13,6 +14,7 @@ use cudarc::driver::{result, sys};
 use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most parameters that a kernel has.
 pub(super) const ARGUMENTS_MAX: usize = 21;
@@ -105,6 +107,7 @@ impl Driver for CudaDriver {
                 .function(launch.kernel, launch.shared_bytes)
                 .map(|_| ());
         }
+        self.device.streams.count_calls(launch.queue, 1)?;
         // SAFETY: the caller's promise.
         unsafe { self.launch_now(launch) }
     }
@@ -113,6 +116,7 @@ impl Driver for CudaDriver {
         if self.keeps_gemm(gemm, workspace)? {
             return Ok(());
         }
+        self.device.streams.count_calls(Queue::Compute, 1)?;
         // SAFETY: the caller's promise.
         unsafe { self.products.compute(gemm, workspace, self.device.stream) }
     }
@@ -163,6 +167,7 @@ impl Driver for CudaDriver {
         if self.keeps(call)? {
             return Ok(());
         }
+        self.device.streams.count_calls(queue, 1)?;
         // SAFETY: the caller's promise.
         unsafe { self.device.streams.copy(queue, to, from, bytes) }
     }
@@ -222,6 +227,13 @@ impl Driver for CudaDriver {
 
     fn is_over(&self, event: Event) -> bool {
         self.device.streams.is_over(event)
+    }
+
+    fn timed(&self, queue: Queue, work: TimedWork) -> Option<Result<Duration, KernelError>> {
+        (!is_worker(queue)).then(|| {
+            self.let_go()?;
+            self.device.timed(queue, work)
+        })
     }
 
     fn begin_section(&self, section: Section) -> Result<(), KernelError> {

@@ -2,6 +2,7 @@
 
 use crate::{Fault, KernelError};
 use cudarc::cublaslt::result::CublasError;
+use cudarc::cublaslt::sys::cublasStatus_t;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
 
@@ -28,7 +29,14 @@ pub(super) fn name(error: DriverError) -> String {
 
 /// An error of cuBLASLt.
 pub(super) fn of_library(message: impl std::fmt::Display, error: CublasError) -> KernelError {
-    KernelError::device("gemm", format!("{message}: {:?}", error.0))
+    let advice = match error.0 {
+        cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => {
+            "; this cuBLASLt has no such product for this GPU. FP8 needs compute capability 8.9 or newer, and on 10.0 and newer \
+             cuBLASLt 12.8: update it, or leave --fp8 out"
+        }
+        _ => "",
+    };
+    KernelError::device("gemm", format!("{message}: {:?}{advice}", error.0))
 }
 
 /// What the user can do.
@@ -66,9 +74,56 @@ fn advice(error: CUresult) -> &'static str {
             "this or earlier work went wrong on the device: with CUDA_LAUNCH_BLOCKING=1 the failing operation itself \
              is named, and compute-sanitizer says where"
         }
-        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR => {
-            "the GPU's hardware failed: look at nvidia-smi -q and dmesg"
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+        | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+        | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE => {
+            "the GPU's hardware or its NVLink failed: look at nvidia-smi -q, nvidia-smi nvlink -e and dmesg (Xid); reset the \
+             GPU, or go on with another"
+        }
+        CUresult::CUDA_ERROR_SYSTEM_NOT_READY => {
+            "the GPUs of this machine are joined by NVSwitch, and the service that sets it up does not run: start it \
+             (systemctl start nvidia-fabricmanager), in the driver's version, and look at nvidia-smi -q, `Fabric`"
+        }
+        CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
+            "another process has the GPU for itself, or its compute mode forbids all: look at nvidia-smi, and set it with \
+             nvidia-smi -c DEFAULT"
+        }
+        CUresult::CUDA_ERROR_LAUNCH_TIMEOUT => {
+            "the GPU also draws a screen, and its driver ends kernels that hold it up for seconds: use a GPU without a \
+             screen, or a smaller --micro-batch"
+        }
+        CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND => {
+            "this binary has no machine code for this GPU, so that the driver has to compile, and its compiler is missing: \
+             install libnvidia-ptxjitcompiler of the driver's version (in a container, NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
         }
         _ => "nvidia-smi and dmesg may say more",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_users_meet_say_what_to_do() {
+        for (error, word) in [
+            (
+                CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
+                "nvidia-fabricmanager",
+            ),
+            (CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE, "nvlink"),
+            (CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE, "-c DEFAULT"),
+            (CUresult::CUDA_ERROR_LAUNCH_TIMEOUT, "screen"),
+            (
+                CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
+                "libnvidia-ptxjitcompiler",
+            ),
+        ] {
+            assert!(advice(error).contains(word), "{error:?}");
+        }
+        let of = |status| of_library("a product", CublasError(status)).message;
+        assert!(of(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED).contains("--fp8"));
+        let other = of(cublasStatus_t::CUBLAS_STATUS_INTERNAL_ERROR);
+        assert_eq!(other, "a product: CUBLAS_STATUS_INTERNAL_ERROR");
     }
 }

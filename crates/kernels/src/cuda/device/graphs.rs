@@ -256,7 +256,9 @@ impl CudaDriver {
             },
             Kept::Nothing => unreachable!("nothing is done then"),
         };
-        let launched = self.launch_graph(&known.graph, &records);
+        let streams = &self.device.streams;
+        let counted = streams.count_calls(Queue::Compute, known.calls.len());
+        let launched = counted.and_then(|()| self.launch_graph(&known.graph, &records));
         self.sections
             .state
             .borrow_mut()
@@ -301,7 +303,21 @@ impl CudaDriver {
 
     /// Makes the first `count` calls.
     fn carry_out(&self, calls: &Calls, count: usize, order: &mut Order) -> Result<(), KernelError> {
-        calls.first(count).try_for_each(|call| match call {
+        calls.first(count).try_for_each(|call| {
+            if let Order::Direct(_) = order {
+                self.device.streams.count_calls(Queue::Compute, 1)?;
+            }
+            self.carry_out_one(calls, call, order)
+        })
+    }
+
+    fn carry_out_one(
+        &self,
+        calls: &Calls,
+        call: &Call,
+        order: &mut Order,
+    ) -> Result<(), KernelError> {
+        match call {
             Call::Launch {
                 queue,
                 kernel,
@@ -339,7 +355,7 @@ impl CudaDriver {
             }
             Call::Record(queue) => self.record_in(*queue, order),
             Call::Wait { queue, of, record } => self.wait_in(*queue, (*of, *record), order),
-        })
+        }
     }
 
     fn record_in(&self, queue: Queue, order: &mut Order) -> Result<(), KernelError> {

@@ -52,6 +52,7 @@ use modules::Modules;
 use products::Products;
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
+use std::time::Duration;
 use streams::Streams;
 use timing::Stamps;
 
@@ -180,6 +181,11 @@ impl CudaDevice {
         Ok(())
     }
 
+    /// How long the host waits for work of this device before it counts as never ending: a minute at first.
+    pub fn patience(&self) -> &Cell<Duration> {
+        &self.streams.patience
+    }
+
     /// Waits for all computation enqueued so far.
     fn synchronize(&self) -> Result<(), DriverError> {
         self.streams.synchronize(Queue::Compute)
@@ -196,5 +202,9 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         // A failure here is one of earlier work, which reported it.
         let _ = self.synchronize_all();
+        if self.streams.may_never_end() {
+            // Unloading would wait for the work.
+            self.modules.stay();
+        }
     }
 }

@@ -76,7 +76,7 @@ pub fn ptx() -> impl Iterator<Item = (&'static str, String)> {
     })
 }
 
-/// The share of a multiprocessor's memory that shared memory may have, where blocks ask for more of it than by default.
+/// The share of a multiprocessor's memory that shared memory may have, where blocks ask for it at their launch.
 const CARVEOUT_PERCENT: i32 = 100;
 
 /// A loaded kernel.
@@ -85,6 +85,8 @@ pub(super) struct Function {
     pub(super) handle: sys::CUfunction,
     /// Dynamic shared memory that a block may ask for.
     shared_bytes_max: u32,
+    /// Whether shared memory has the share that it may have.
+    has_share: bool,
 }
 
 /// Modules of the current context, one a source, and their functions: loaded when first used, unloaded when this is
@@ -145,6 +147,7 @@ impl Modules {
         Ok(Function {
             handle,
             shared_bytes_max: shared.map_err(refused)?.max(0) as u32,
+            has_share: false,
         })
     }
 
@@ -171,6 +174,13 @@ impl Modules {
     }
 }
 
+impl Modules {
+    /// Leaves all loaded, for the life of the process.
+    pub(super) fn stay(&mut self) {
+        self.modules.get_mut().clear();
+    }
+}
+
 impl Drop for Modules {
     fn drop(&mut self) {
         for module in self.modules.get_mut().values() {
@@ -182,10 +192,12 @@ impl Drop for Modules {
 }
 
 impl Function {
-    /// Asks for more dynamic shared memory than a block has by default, 48 KiB less what is static, and for all of a
-    /// multiprocessor's memory that shared memory may have: else the driver may split it so that one block fits where two would.
+    /// Asks for dynamic shared memory, where that is more than a block has by default, 48 KiB less what is static, and for all
+    /// of a multiprocessor's memory that shared memory may have: else the driver may split it so that one block fits where two
+    /// would.
     fn allow_shared(&mut self, kernel: Kernel, shared_bytes: u32) -> Result<(), KernelError> {
-        if shared_bytes <= self.shared_bytes_max {
+        let is_allowed = shared_bytes <= self.shared_bytes_max;
+        if shared_bytes == 0 || is_allowed && self.has_share {
             return Ok(());
         }
         use sys::CUfunction_attribute as Attribute;
@@ -195,7 +207,11 @@ impl Function {
         };
         let bytes = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let share = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-        let allowed = set(bytes, shared_bytes as i32).and_then(|()| set(share, CARVEOUT_PERCENT));
+        let more = match is_allowed {
+            true => Ok(()),
+            false => set(bytes, shared_bytes as i32),
+        };
+        let allowed = more.and_then(|()| set(share, CARVEOUT_PERCENT));
         allowed.map_err(|error| {
             let message = format!(
                 "{shared_bytes} bytes of shared memory are more than a block has on this GPU ({})",
@@ -203,7 +219,8 @@ impl Function {
             );
             KernelError::too_large(kernel.name, message)
         })?;
-        self.shared_bytes_max = shared_bytes;
+        self.shared_bytes_max = self.shared_bytes_max.max(shared_bytes);
+        self.has_share = true;
         Ok(())
     }
 }

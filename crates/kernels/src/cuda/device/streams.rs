@@ -14,7 +14,7 @@ use crate::{DiskCopy, Event, Exchange, KernelError, Queue};
 use collectives::{Group, GroupError};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUresult};
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,13 +24,16 @@ pub(super) struct Streams {
     // Dropped first: a stream waits for its work, which may need the workers.
     streams: Vec<handles::Stream>,
     histories: [RefCell<History>; STREAMS],
+    ahead: [RefCell<Ahead>; STREAMS],
     /// CUDA events that are over, to be recorded again.
     idle: RefCell<Vec<handles::Event>>,
     /// The queues of the disk.
     workers: Workers,
     /// How much of each disk queue's work is done, for streams to wait on.
     done: Arc<handles::Counters>,
-    /// The group for exchanges, and why one failed. After a failure nothing more is enqueued.
+    /// How long the host waits for work that waits for no other rank.
+    pub(super) patience: Cell<Duration>,
+    /// The group for exchanges. After a failed exchange, or work that never ends, nothing more is enqueued.
     group: RefCell<Option<Arc<dyn Group>>>,
     failed: OnceCell<KernelError>,
     context: handles::Current,
@@ -59,8 +62,25 @@ pub unsafe fn separate_connections() {
     }
 }
 
-/// How long a thread waits between two queries of an event: a hundredth of a read's or write's time.
+/// How long a thread waits between two queries of an event: a hundredth of a read's or write's time. The host asks without
+/// pause at first.
 const POLL: Duration = Duration::from_micros(50);
+const ASKED_AT_ONCE: Duration = Duration::from_millis(1);
+
+/// How long work may take, unless it is known to take longer, before it counts as never ending.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Of every stream's work, at most twice as many calls are ahead of the device. A driver takes about a thousand, and then
+/// holds the caller up, who would wait without a deadline behind an exchange with a rank that is gone.
+const CALLS_AHEAD: usize = 150;
+
+/// How far the host is ahead of a stream.
+#[derive(Default)]
+struct Ahead {
+    /// Calls since the last mark.
+    calls: usize,
+    mark: Option<handles::Event>,
+}
 
 /// The events recorded in a stream.
 #[derive(Default)]
@@ -99,6 +119,7 @@ impl Streams {
         Ok(Streams {
             streams: streams.collect::<Result<_, _>>()?,
             histories: Default::default(),
+            ahead: Default::default(),
             idle: RefCell::default(),
             workers: Workers::new(
                 Box::new(move |queue, position| {
@@ -107,6 +128,7 @@ impl Streams {
                 None,
             ),
             done,
+            patience: Cell::new(PATIENCE),
             group: RefCell::default(),
             failed: OnceCell::new(),
             context: handles::Current::new()?,
@@ -230,24 +252,67 @@ impl Streams {
         self.failed.get().cloned().map_or(Ok(()), Err)
     }
 
-    /// Waits until an event is over. If other ranks are gone it never is; then waits until the group reports that, or
-    /// its timeout ends.
+    /// Waits until an event is over. If other ranks are gone, or work never ends, it never is; then waits until the group
+    /// reports that, or the time for it ends.
     pub(super) fn come(
         &self,
         event: &handles::Event,
         operation: &'static str,
     ) -> Result<(), KernelError> {
-        let (begun, timeout) = (Instant::now(), self.timeout());
-        while timeout.is_some() && event.query() == Err(DriverError(CUresult::CUDA_ERROR_NOT_READY))
-        {
-            self.check_exchanges()?;
-            if timeout.is_some_and(|timeout| begun.elapsed() > timeout) {
-                return Err(self.note(self.late(begun.elapsed())));
-            }
-            std::thread::sleep(POLL);
-        }
-        let come = event.synchronize();
+        let come = self.wait_for(event)?;
         come.map_err(|error| error::of_driver(operation, error))
+    }
+
+    /// As [`Streams::come`], with what the driver says inside.
+    fn wait_for(&self, event: &handles::Event) -> Result<Result<(), DriverError>, KernelError> {
+        let (begun, timeout) = (Instant::now(), self.timeout());
+        loop {
+            match event.query() {
+                Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => self.check_exchanges()?,
+                come => return Ok(come),
+            }
+            let waited = begun.elapsed();
+            if waited > timeout.unwrap_or(self.patience.get()) {
+                return Err(match timeout {
+                    Some(_) => self.give_up(waited),
+                    None => self.failed.get_or_init(|| never_ends(waited)).clone(),
+                });
+            }
+            match waited < ASKED_AT_ONCE {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(POLL),
+            }
+        }
+    }
+
+    /// The deadline for other ranks is over: ends what waits for them, so that the device goes idle.
+    fn give_up(&self, waited: Duration) -> KernelError {
+        let error = self.note(self.late(waited));
+        let group = self.group.borrow();
+        if let Some(on_device) = group.as_deref().and_then(|group| group.on_device()) {
+            on_device.give_up();
+        }
+        error
+    }
+
+    /// Called before so many calls are put into a stream: waits until not too much is ahead of the device.
+    pub(super) fn count_calls(&self, queue: Queue, calls: usize) -> Result<(), KernelError> {
+        let mut ahead = self.ahead[queue as usize].borrow_mut();
+        ahead.calls += calls;
+        if ahead.calls < CALLS_AHEAD {
+            return Ok(());
+        }
+        ahead.calls = 0;
+        let marked = self.idle_event().and_then(|mark| {
+            mark.record(self.of(queue))?;
+            Ok(mark)
+        });
+        let mark = marked.map_err(|error| error::of_driver("launch", error))?;
+        if let Some(before) = ahead.mark.replace(mark) {
+            self.come(&before, "launch")?;
+            self.idle.borrow_mut().push(before);
+        }
+        Ok(())
     }
 
     /// How long the host may wait; none if it waits for no other rank.
@@ -427,14 +492,44 @@ impl Streams {
         }
     }
 
-    /// Waits for all work enqueued in a queue.
+    /// Waits for all work enqueued in a queue, as long as for an event.
     pub(super) fn synchronize(&self, queue: Queue) -> Result<(), DriverError> {
-        match self.streams.get(queue as usize) {
-            Some(stream) => stream.synchronize(),
-            None => {
-                self.workers.synchronize(queue);
-                Ok(())
-            }
+        if is_worker(queue) {
+            self.workers.synchronize(queue);
+            return Ok(());
+        }
+        let end = self.idle_event()?;
+        end.record(self.of(queue))?;
+        // Why it does not end is told by the next call.
+        let never = DriverError(CUresult::CUDA_ERROR_LAUNCH_TIMEOUT);
+        let come = self.wait_for(&end).unwrap_or(Err(never));
+        self.idle.borrow_mut().push(end);
+        come
+    }
+
+    /// Whether work may never end, so that a call of the driver that waits for it would not return.
+    pub(super) fn may_never_end(&self) -> bool {
+        self.failed.get().is_some()
+    }
+}
+
+fn never_ends(waited: Duration) -> KernelError {
+    KernelError::device(
+        "finish",
+        format!(
+            "the GPU has not ended what it was asked for in {} s: a kernel that never ends, or a GPU that hangs; look at dmesg \
+             (Xid) and nvidia-smi, and go on with `--resume latest`, on another GPU if it happens again",
+            waited.as_secs()
+        ),
+    )
+}
+
+impl Drop for Streams {
+    /// Streams wait for their work when they go. Where that never ends, they stay, with what they read.
+    fn drop(&mut self) {
+        if self.may_never_end() {
+            std::mem::forget(std::mem::take(&mut self.streams));
+            std::mem::forget(self.done.clone());
         }
     }
 }

@@ -9,8 +9,9 @@ use kernels::cuda::{Cuda, CudaDevice, CudaDriver};
 use kernels::{Exchange, Fault, Fill, Kernels, Queue};
 use memory::{DType, Memory};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Once};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
 /// How often an event is looked at before it has come.
@@ -36,8 +37,9 @@ struct OnDevice {
     group: Arc<dyn Group>,
     /// How often somebody has asked, and from which time on all is lost.
     asked: AtomicUsize,
-    fails_at: usize,
-    timeout: Duration,
+    fails_at: AtomicUsize,
+    timeout: Mutex<Duration>,
+    is_given_up: AtomicBool,
 }
 
 impl OnDevice {
@@ -45,8 +47,9 @@ impl OnDevice {
         OnDevice {
             group,
             asked: AtomicUsize::new(0),
-            fails_at: usize::MAX,
-            timeout: Duration::from_secs(60),
+            fails_at: AtomicUsize::new(usize::MAX),
+            timeout: Mutex::new(Duration::from_secs(60)),
+            is_given_up: AtomicBool::new(false),
         }
     }
 }
@@ -98,14 +101,18 @@ impl DeviceGroup for OnDevice {
     }
 
     fn check(&self) -> Result<(), GroupError> {
-        match self.asked.fetch_add(1, Ordering::SeqCst) < self.fails_at {
+        match self.asked.fetch_add(1, Ordering::SeqCst) < self.fails_at.load(Ordering::SeqCst) {
             true => Ok(()),
             false => Err(GroupError::Failed("rank 2 does not answer".into())),
         }
     }
 
     fn timeout(&self) -> Duration {
-        self.timeout
+        *self.timeout.lock().unwrap()
+    }
+
+    fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::SeqCst);
     }
 
     fn device_bytes(&self) -> u64 {
@@ -143,24 +150,23 @@ fn waiting_ends_when_a_group_has_failed() {
         LATE + 1,
         "each time that the event had not come, and at the end"
     );
-    let failing = |alone| OnDevice {
-        // The first time that the event has not come: asking for it has looked once.
-        fails_at: 2,
-        ..OnDevice::new(alone)
+    // From the second time that the event has not come.
+    let failing = |group: &OnDevice| {
+        let asked = group.asked.load(Ordering::SeqCst);
+        group.fails_at.store(asked + 2, Ordering::SeqCst);
     };
-    let late = |alone| OnDevice {
-        timeout: Duration::ZERO,
-        ..OnDevice::new(alone)
-    };
-    type Make<'a> = &'a dyn Fn(Arc<dyn Group>) -> OnDevice;
-    let cases: [(Make, &str); 2] = [
+    let late = |group: &OnDevice| *group.timeout.lock().unwrap() = Duration::ZERO;
+    type Begin<'a> = &'a dyn Fn(&OnDevice);
+    let cases: [(Begin, &str); 2] = [
         (&failing, "rank 2 does not answer"),
         (&late, "rank 0 has waited 0 s"),
     ];
-    for (group, says) in cases {
+    for (begin, says) in cases {
         for downloads in [false, true] {
-            let (memory, kernels) = open(Arc::new(group(Arc::new(Alone))));
+            let group = Arc::new(OnDevice::new(Arc::new(Alone)));
+            let (memory, kernels) = open(group.clone());
             let mut step = Step::new(&kernels, &memory, 0);
+            begin(&group);
             let failed = match downloads {
                 false => kernels.finish(kernels.record(Queue::Compute).unwrap()),
                 true => kernels.download(&mut [0; SIZE * 4], step.numbers.view()),
@@ -172,8 +178,45 @@ fn waiting_ends_when_a_group_has_failed() {
             );
             assert!(failed.message.contains(says), "{failed}");
             assert_refused(&kernels, &mut step, &failed);
+            let is_given_up = group.is_given_up.load(Ordering::SeqCst);
+            assert_eq!(is_given_up, group.timeout().is_zero());
         }
     }
+}
+
+/// Where the device does nothing any more the host stops after some launches, is told why when its patience ends, and can end:
+/// in a process of its own, since a process has one driver.
+#[test]
+fn work_that_never_ends_is_told() {
+    const ENDLESS: &str = "STAND_IN_ENDLESS_LAUNCH";
+    if std::env::var_os(ENDLESS).is_none() {
+        let test = "exchanges::cuda_device::work_that_never_ends_is_told";
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test])
+            .env(ENDLESS, "5")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && said.contains("1 passed"),
+            "{output:?}"
+        );
+        return;
+    }
+    load_stand_in();
+    let device = CudaDevice::open(0).unwrap();
+    let memory = Memory::device(device.clone());
+    let driver = CudaDriver::new(&device).unwrap();
+    let kernels = Cuda::new(driver, &memory, DType::F32).unwrap();
+    let mut x = lease(&memory, SIZE);
+    device.patience().set(Duration::ZERO);
+    let mut fill = || {
+        let (out, value) = (x.view_mut(), 1.0);
+        kernels.run(Fill { out, value })
+    };
+    let told = (0..500).find_map(|_| fill().err()).unwrap();
+    assert!(told.message.contains("a kernel that never ends"), "{told}");
+    assert_eq!(kernels.record(Queue::Upload).unwrap_err(), told);
 }
 
 /// What a rank sends itself needs no library.

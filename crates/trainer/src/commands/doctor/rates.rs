@@ -2,8 +2,8 @@
 
 use crate::failure::Failure;
 use kernels::random::{key, random_u32};
-use kernels::{Init, Kernels, Matmul, Target};
-use memory::{Buffer, Category, DType, Memory};
+use kernels::{Init, Kernels, Matmul, Queue, Target};
+use memory::{Category, DType, Memory};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -78,25 +78,32 @@ impl DeviceRates {
         let [mut a, mut b] = [lease("a", size * size)?, lease("b", size * size)?];
         let mut out = lease("out", size * size)?;
         let mut bytes = vec![0u8; elements * dtype.size_in_bytes()];
-        let best = |operation: &mut dyn FnMut() -> Result<(), Failure>| {
-            let times = (0..=work.repetitions).map(|_| timed(operation));
+        let best = |time: &mut dyn FnMut() -> Result<Duration, Failure>| {
+            let times = (0..=work.repetitions).map(|_| time());
             // The first one loads kernels and touches pages, so it does not count.
             let times: Vec<Duration> = times.skip(1).collect::<Result<_, Failure>>()?;
             let best = times.into_iter().min().unwrap_or_default();
             Ok::<f64, Failure>(best.as_secs_f64())
         };
         let upload = best(&mut || {
+            let start = Instant::now();
             kernels.upload(from.view_mut(), &bytes)?;
-            wait(kernels, &from)
+            kernels.finish(kernels.record(Queue::Compute)?)?;
+            Ok(start.elapsed())
         })?;
         let copy = best(&mut || {
-            kernels.run(kernels::Copy {
-                out: to.view_mut(),
-                x: from.view(),
-            })?;
-            wait(kernels, &to)
+            let (mut out, x) = (to.view_mut(), from.view());
+            let time = kernels.timed(|| {
+                let out = out.reborrow();
+                kernels.run(kernels::Copy { out, x })
+            });
+            Ok(time?)
         })?;
-        let download = best(&mut || Ok(kernels.download(&mut bytes, to.view())?))?;
+        let download = best(&mut || {
+            let start = Instant::now();
+            kernels.download(&mut bytes, to.view())?;
+            Ok(start.elapsed())
+        })?;
         // Not zeros: their products draw less power, so the clock would be higher.
         let operand = random_bytes(size * size, dtype);
         kernels.upload(a.view_mut(), &operand)?;
@@ -104,14 +111,18 @@ impl DeviceRates {
         let gemm = best(&mut || {
             let square = [size, size];
             let (a, b) = (a.view().reshape(square), b.view().reshape(square));
-            kernels.run(Matmul {
-                out: out.view_mut().reshape(square),
-                a,
-                b,
-                bias: None,
-                init: Init::Overwrite,
-            })?;
-            wait(kernels, &out)
+            let time = kernels.timed(|| {
+                let out = out.view_mut().reshape(square);
+                let (bias, init) = (None, Init::Overwrite);
+                kernels.run(Matmul {
+                    out,
+                    a,
+                    b,
+                    bias,
+                    init,
+                })
+            });
+            Ok(time?)
         })?;
         Ok(DeviceRates {
             gemm_tflops: 2.0 * (size as f64).powi(3) / gemm / 1e12,
@@ -157,19 +168,6 @@ pub(super) fn random_bytes(elements: usize, dtype: DType) -> Vec<u8> {
         bytes.extend_from_slice(&number.to_le_bytes()[4 - width..]);
     }
     bytes
-}
-
-fn timed(operation: &mut dyn FnMut() -> Result<(), Failure>) -> Result<Duration, Failure> {
-    let start = Instant::now();
-    operation()?;
-    Ok(start.elapsed())
-}
-
-/// Waits for all work so far, by reading an element of its result.
-fn wait(kernels: &Kernels, result: &Buffer) -> Result<(), Failure> {
-    let element = result.view().rows(0..1);
-    let mut bytes = vec![0; element.dtype().size_in_bytes()];
-    Ok(kernels.download(&mut bytes, element)?)
 }
 
 #[cfg(test)]

@@ -19,8 +19,10 @@ use clap::Args;
 use from::{FromArgs, FromFiles, PlanOf};
 use generation::{GenerationArgs, print_generation_plan};
 use pareto::ParetoArgs;
-use planner::{Plan, layers_in_words};
-use settings::{Config, ConfigError, Given, Resolved, Settings, Task, resolve};
+use planner::{Plan, block_shared_bytes, layers_in_words};
+use settings::{
+    Config, ConfigError, Given, Resolved, Settings, Task, check_shared_memory, resolve,
+};
 use verdict::{refuse_too_large, verdict};
 
 /// Flags of `plan`.
@@ -88,6 +90,9 @@ fn print_plan(
     let folder = trace_folder(resolved)?;
     let target = resolved.device().target();
     let config = decisions::on_paper(resolved, args.advice.device_bytes()?)?;
+    if let Some(gpu) = &args.advice.device_memory {
+        check_shared_memory(&config, gpu, block_shared_bytes(gpu))?;
+    }
     let busy = planning(resolved.options.quiet);
     let mut plan = Plan::with_alternatives(&config, target)?;
     let beyond = beyond_context(resolved, config.data.seq);

@@ -2,7 +2,7 @@
 
 use crate::ranks::job::{MICRO_BATCHES, Run, command, open_mpi, place};
 use crate::workplace::{Workplace, free_port, outcome};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// What the stand-in takes for the channels of two ranks, which are as many as the trainer allows.
 const NCCL: u64 = 2 * 16 * (12 << 20);
@@ -106,18 +106,17 @@ fn stages_of_a_pipeline() {
     assert!(run(2, "--pp 2 --pipeline-schedule zb-h1", "later") == one);
 }
 
-/// By the variables that torchrun sets, without any MPI.
-#[test]
-fn started_as_torchrun_does() {
-    let place = place();
-    let alone = alone(&place);
-    let arguments = arguments(2, "--zero 2", "run");
+/// Two ranks as torchrun starts them. `set` sets what a rank has of its own.
+fn as_torchrun_does(
+    place: &Workplace,
+    arguments: &str,
+    set: impl Fn(&mut Command, usize),
+) -> [Child; 2] {
     let port = free_port() - 1;
-    let uses = |rank: usize| place.path(&format!("first-uses-{rank}"));
-    let ranks = [0, 1].map(|rank: usize| {
-        let mut job = place.command(&arguments);
+    [0, 1].map(|rank: usize| {
+        let mut job = place.command(arguments);
         on_gpus(&mut job);
-        job.env("STAND_IN_FIRST_USES", uses(rank));
+        set(&mut job, rank);
         job.env("RANK", rank.to_string())
             .env("LOCAL_RANK", rank.to_string())
             .env("WORLD_SIZE", "2")
@@ -125,6 +124,57 @@ fn started_as_torchrun_does() {
             .env("MASTER_PORT", port.to_string())
             .stdout(Stdio::null());
         job.spawn().unwrap()
+    })
+}
+
+/// As where a rank is gone without a word. Launches that follow the exchange are so many that a driver would take no more of them;
+/// a rank stops before, and its deadline ends it, also where the exchange is the run's last.
+#[test]
+fn an_exchange_that_never_ends_ends_every_rank() {
+    let place = place();
+    let arguments = |out: &str, accum: usize| {
+        format!("{TRAIN} --zero 3 --accum {accum} --set collectives.timeout_s=1 --out {out}")
+    };
+    let exchanges = |rank: usize| place.path(&format!("exchanges-{rank}"));
+    let whole = as_torchrun_does(&place, &arguments("whole", 1), |job, rank| {
+        job.env("STAND_IN_EXCHANGES", exchanges(rank));
+    });
+    for mut rank in whole {
+        assert!(rank.wait().unwrap().success());
+    }
+    let last = std::fs::read_to_string(exchanges(0))
+        .unwrap()
+        .lines()
+        .count();
+    // Those before the first step's are the rehearsal's.
+    for (endless, accum) in [(6, 64), (last, 1)] {
+        let arguments = arguments(&format!("endless-{endless}"), accum);
+        let ranks = as_torchrun_does(&place, &arguments, |job, _| {
+            job.env("STAND_IN_ENDLESS_EXCHANGE", endless.to_string());
+            job.stderr(Stdio::piped());
+        });
+        for rank in ranks {
+            let ended = rank.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&ended.stderr);
+            assert_eq!(ended.status.code(), Some(5), "{endless}: {said}");
+            let is_told = said.contains("for its device, which waits for other ranks");
+            assert!(
+                is_told && !said.contains("this one waits"),
+                "{endless}: {said}"
+            );
+        }
+    }
+}
+
+/// By the variables that torchrun sets, without any MPI.
+#[test]
+fn started_as_torchrun_does() {
+    let place = place();
+    let alone = alone(&place);
+    let arguments = arguments(2, "--zero 2", "run");
+    let uses = |rank: usize| place.path(&format!("first-uses-{rank}"));
+    let ranks = as_torchrun_does(&place, &arguments, |job, rank| {
+        job.env("STAND_IN_FIRST_USES", uses(rank));
     });
     for mut rank in ranks {
         assert!(rank.wait().unwrap().success());
