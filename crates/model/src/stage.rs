@@ -1,8 +1,7 @@
 //! A stage: a step of the forward pass that is run and replayed as one, with its backward pass.
 
 use crate::{
-    Activation, CacheWidths, DropoutSite, Extent, ModelError, ParameterId, Pass,
-    SharingRanks,
+    Activation, CacheWidths, DropoutSite, Extent, ModelError, ParameterId, Pass, SharingRanks,
 };
 
 /// A step of a model, in both directions.

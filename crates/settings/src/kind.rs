@@ -200,7 +200,9 @@ impl Kind {
             Kind::Bool => "true or false".to_owned(),
             Kind::Text => "a text in quotes".to_owned(),
             Kind::Choice(names) => {
-                let retired = RETIRED.iter().find(|(name, _)| value.as_str() == Some(*name));
+                let retired = RETIRED
+                    .iter()
+                    .find(|(name, _)| value.as_str() == Some(*name));
                 let why = retired.map_or(String::new(), |(_, why)| format!("; {why}"));
                 format!("one of {}{why}", names.join(", "))
             }

@@ -276,6 +276,10 @@ impl OpenDevice {
     ///
     /// # Errors
     /// [`ConfigError::Contradiction`] with what to do.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        allow(unused_variables, reason = "only a GPU is asked")
+    )]
     pub(crate) fn check_attention(&self, config: &Config) -> Result<(), ConfigError> {
         match self {
             OpenDevice::Cpu(_) => Ok(()),
@@ -288,6 +292,10 @@ impl OpenDevice {
     }
 
     /// Lets the host wait at least so long for a GPU before its work counts as never ending.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        allow(unused_variables, reason = "only a GPU is asked")
+    )]
     pub(crate) fn wait_at_least(&self, time: Duration) {
         match self {
             OpenDevice::Cpu(_) => {}

@@ -45,8 +45,8 @@ pub use calls::{
 };
 #[cfg(feature = "cuda")]
 pub use device::{
-    Algorithms, CopyRates, CudaDevice, CudaDriver, DeviceFacts, LoadedLibrary, Occupancy, Rehearsal,
-    TunedProduct, capability, carried, device_count, look_for_library, pci_bus_id, ptx,
+    Algorithms, CopyRates, CudaDevice, CudaDriver, DeviceFacts, LoadedLibrary, Occupancy,
+    Rehearsal, TunedProduct, capability, carried, device_count, look_for_library, pci_bus_id, ptx,
     separate_connections,
 };
 pub use driver::Driver;
@@ -266,7 +266,6 @@ impl<D: Driver> Cuda<D> {
         // is this product's alone since the stream runs one operation after the other.
         unsafe { self.driver.gemm(gemm, workspace) }
     }
-
 }
 
 impl<D: Driver> Kernels<Cuda<D>> {

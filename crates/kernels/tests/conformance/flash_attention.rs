@@ -9,9 +9,7 @@ use crate::dropout::{Dropped, Placed};
 use crate::host::Host;
 use crate::oracle::{constant, gradients, softmax, values, variable};
 use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor, Var};
-use kernels::{
-    AttentionShape, FlashAttentionBackward, FlashOptions, KernelError, Target,
-};
+use kernels::{AttentionShape, FlashAttentionBackward, FlashOptions, KernelError, Target};
 use memory::{DType, In, Out};
 
 #[derive(Debug)]

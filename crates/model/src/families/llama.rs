@@ -349,11 +349,7 @@ fn latents(
     (stages, heads)
 }
 
-fn qkv(
-    config: &ModelConfig,
-    attention: &AttentionSpec,
-    own: &mut PartParameters,
-) -> Qkv {
+fn qkv(config: &ModelConfig, attention: &AttentionSpec, own: &mut PartParameters) -> Qkv {
     let (head_dim, has_bias) = (attention.qk_head_dim, attention.qkv_bias);
     let [k_width, v_width] = attention.kv_widths();
     let parts = [

@@ -10,8 +10,7 @@ use crate::{
     ParameterId, Pass, SharingRanks,
 };
 use kernels::operation::{
-    self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward,
-    StoreInCache,
+    self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, StoreInCache,
 };
 use kernels::{AttentionShape, FlashOptions, Target};
 use memory::{Buffer, DType, Out};
@@ -213,10 +212,7 @@ impl CoreAttention {
         let inputs = self.qkv().pull(pass)?;
         let mut gradients = self.qkv().gradients(pass, self.tokens(pass))?;
         let mut scratch = self.scratch(pass, AttentionBackward::scratch_elements)?;
-        let ([dq, dk, dv], [q, k, v]) = (
-            views_mut(&mut gradients),
-            views(&inputs),
-        );
+        let ([dq, dk, dv], [q, k, v]) = (views_mut(&mut gradients), views(&inputs));
         pass.kernels().run(AttentionBackward {
             dq,
             dk,
@@ -240,10 +236,7 @@ impl CoreAttention {
         let inputs = self.qkv().pull(pass)?;
         let mut gradients = self.qkv().gradients(pass, self.tokens(pass))?;
         let mut scratch = self.scratch(pass, FlashAttentionBackward::scratch_elements)?;
-        let ([dq, dk, dv], [q, k, v]) = (
-            views_mut(&mut gradients),
-            views(&inputs),
-        );
+        let ([dq, dk, dv], [q, k, v]) = (views_mut(&mut gradients), views(&inputs));
         pass.kernels().run(FlashAttentionBackward {
             dq,
             dk,

@@ -5,10 +5,7 @@ use memory::{Buffer, In, Out};
 use std::rc::Rc;
 
 /// The activations of queries, keys and values, and their widths.
-pub(super) struct QkvTensors(
-    pub(super) &'static [Activation; 3],
-    pub(super) [usize; 3],
-);
+pub(super) struct QkvTensors(pub(super) &'static [Activation; 3], pub(super) [usize; 3]);
 
 impl QkvTensors {
     pub(super) fn pull(&self, pass: &mut Pass) -> Result<[Rc<Buffer>; 3], ModelError> {
