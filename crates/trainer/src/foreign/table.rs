@@ -248,7 +248,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["loraplus-lr-ratio"], "--set lora.b_lr_ratio=X", Key("lora.b_lr_ratio")),
     foreign(&["load-in-4bit"], "--base-dtype nf4, with --lora RANK", Words(&[("true", "lora.base_dtype=nf4"), ("false", "")])),
     foreign(&["load-in-8bit"], "--base-dtype 8bit, with --lora RANK: block-wise codes, not those of LLM.int8", Words(&[("true", "~lora.base_dtype=8bit"), ("false", "")])),
-    foreign(&["quantization-bit", "quant-config.quantization-bit"], "--base-dtype nf4 or 8bit, with --lora RANK; 8bit has block-wise codes, not those of LLM.int8", Words(&[("4", "lora.base_dtype=nf4"), ("8", "~lora.base_dtype=8bit")])),
+    foreign(&["quantization-bit"], "--base-dtype nf4 or 8bit, with --lora RANK; 8bit has block-wise codes, not those of LLM.int8", Words(&[("4", "lora.base_dtype=nf4"), ("8", "~lora.base_dtype=8bit")])),
     foreign(&["quantization-method", "quant-config.name"], "--base-dtype nf4 or 8bit, with --lora RANK: as bitsandbytes stores weights", Words(&[("bnb|bitsandbytes", "")])),
     not_built(&["use-dora", "lora-modules-to-save", "peft-use-dora", "peft-config.modules-to-save", "neftune-noise-alpha", "relora-steps"], "--lora RANK trains plain adapters, or --set train.freeze=[...] the rest"),
     foreign(&["rl"], "--objective dpo", Words(&[("dpo", "train.objective=dpo data.packing=pad")])),
