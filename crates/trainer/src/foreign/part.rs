@@ -121,17 +121,17 @@ pub(super) fn take(part: ForeignPart, at: At, to: &mut Gathered) -> PartTaken {
 
 /// How documents become rows. Only data that `trainer prepare` wrote has documents, and a plan may do without any.
 fn packing(at: At, to: &mut Gathered) -> PartTaken {
-    let is_true = |key: &&ForeignKey| text_of(&key.value) == "true";
-    let mut keys = at.file.iter().flat_map(|file| &file.keys).filter(is_true);
-    let is_of_llama_factory = at
-        .file
-        .is_some_and(|file| file.program == Program::LlamaFactory);
-    let is_bare = is_of_llama_factory && at.name == "packing";
-    let is_neat = is_bare && keys.any(|key| key.name == "neat_packing");
-    let packing = match at.text {
-        "true" if is_bare && !is_neat => "concatenate",
-        "true" => "first-fit",
-        _ if is_of_llama_factory && keys.any(|key| key.name.ends_with("packing")) => {
+    let is_of_llama_factory = |file: &&ForeignFile| file.program == Program::LlamaFactory;
+    let llama_factory = at.file.filter(is_of_llama_factory);
+    // There `neat_packing` is a way of `packing`.
+    let also = |name: &str| {
+        let is_it = |key: &ForeignKey| key.name == name && text_of(&key.value) == "true";
+        llama_factory.is_some_and(|file| file.keys.iter().any(is_it))
+    };
+    let packing = match (at.name, at.text) {
+        ("packing", "true") if llama_factory.is_some() && !also("neat_packing") => "concatenate",
+        (_, "true") => "first-fit",
+        _ if also("packing") || also("neat_packing") => {
             return Ok(Ok(Set::remark("another key packs")));
         }
         _ => "pad",

@@ -71,7 +71,7 @@ fn text_is_refused_by_a_model_of_other_tokens_wherever_it_is_given() {
     let strategies = strategy("text-tokens") + &strategy("text.txt");
     place.file("matrix.toml", format!("steps = 1\n{strategies}"));
     place
-        .trainer("bench --matrix matrix.toml --init-from model --device cpu")
+        .trainer("bench --matrix matrix.toml --init-from model --device cpu --seq 32")
         .fails(4, &words);
     let own = "--data text-tokens --eval-every 1";
     place
