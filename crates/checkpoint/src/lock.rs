@@ -1,8 +1,8 @@
 //! Allows one run at a time in a folder, and one command at a time that writes a model into it.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind, Read, Seek, Write};
-use std::os::unix::fs::MetadataExt;
+use files::{LockedFile, NotLocked};
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 /// Keeps other trainers out of a run's folder until it is dropped, or until the process ends in any way.
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// other trainers are not kept out.
 #[derive(Debug)]
 pub struct RunLock {
-    _file: File,
+    _file: LockedFile,
 }
 
 /// The file that [`ModelLock`] locks.
@@ -19,12 +19,11 @@ pub const MODEL_LOCK: &str = ".model.lock";
 
 /// Keeps other commands from writing a model into a folder until it is dropped, or until the process ends in any way.
 ///
-/// It locks [`MODEL_LOCK`], and removes that file when it is dropped. A file that a killed process left means nothing. On a
-/// file system without locks, other commands are not kept out.
+/// It locks [`MODEL_LOCK`], and removes that file when it is dropped. A lock file left by a killed
+/// process does not block anyone. On a file system without locks, other commands are not kept out.
 #[derive(Debug)]
 pub struct ModelLock {
-    file: File,
-    path: PathBuf,
+    file: LockedFile,
 }
 
 /// Why a folder cannot be locked.
@@ -70,67 +69,37 @@ impl ModelLock {
     /// # Errors
     /// [`LockError`]. Does not wait.
     pub fn take(folder: &Path, flag: &'static str) -> Result<Self, LockError> {
-        let path = folder.join(MODEL_LOCK);
-        loop {
-            let file = lock(folder, &path, flag)?;
-            let lock = ModelLock {
-                file,
-                path: path.clone(),
-            };
-            // The earlier holder may have removed the file between our open and our lock.
-            if lock.is_in_place() {
-                return Ok(lock);
-            }
-        }
-    }
-
-    /// Whether the locked file still has its name.
-    fn is_in_place(&self) -> bool {
-        let named = fs::metadata(&self.path);
-        let identity = |file: fs::Metadata| (file.dev(), file.ino());
-        let (own, named) = (self.file.metadata().map(identity), named.map(identity));
-        own.is_ok_and(|own| named.is_ok_and(|named| own == named))
+        let file = lock(folder, &folder.join(MODEL_LOCK), flag)?;
+        Ok(Self { file })
     }
 }
 
 impl Drop for ModelLock {
     fn drop(&mut self) {
-        if self.is_in_place() {
-            // A file that stays behind means nothing.
-            let _ = fs::remove_file(&self.path);
-        }
+        // If this fails, the file left behind blocks no one.
+        let _ = self.file.remove();
     }
 }
 
 /// Locks a file of a folder, and writes this process's number into it.
-fn lock(folder: &Path, path: &Path, flag: &'static str) -> Result<File, LockError> {
+fn lock(folder: &Path, path: &Path, flag: &'static str) -> Result<LockedFile, LockError> {
     let failed = |error| LockError::File {
         path: path.into(),
         error,
     };
-    let options = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(path);
-    let mut file = options.map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            return Err(LockError::Held {
-                folder: folder.into(),
-                holder: holder(&mut file),
-                flag,
-            });
-        }
-        Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
-        Err(TryLockError::Error(error)) => return Err(failed(error)),
-    }
+    let mut locked = LockedFile::take(path).map_err(|error| match error {
+        NotLocked::Held(mut file) => LockError::Held {
+            folder: folder.into(),
+            holder: holder(&mut file),
+            flag,
+        },
+        NotLocked::Failed(error) => failed(error),
+    })?;
+    let file = &mut locked.file;
     file.set_len(0).map_err(failed)?;
     file.rewind().map_err(failed)?;
     write!(file, "{}", std::process::id()).map_err(failed)?;
-    Ok(file)
+    Ok(locked)
 }
 
 /// The process that holds the lock, from the file, for people.

@@ -7,7 +7,7 @@ pub struct CutDocuments {
     pub documents: usize,
     /// Those that are longer than a row; of pairs, those with such a text.
     pub cut: usize,
-    /// Those of which a row has no token that is learnt, though the document has: only with [`Packing::Pad`](crate::Packing::Pad).
+    /// Documents whose learnt tokens are all cut off: only with [`Packing::Pad`](crate::Packing::Pad).
     pub emptied: usize,
 }
 

@@ -95,7 +95,7 @@ pub enum DataError {
 /// Tells the user how a step gets targets.
 fn more_targets(cut: CutDocuments) -> String {
     match cut.emptied {
-        0 => "remove them, or raise batch.micro, batch.accum or data.seq so that each step has a target".into(),
+        0 => "leave these samples out, or raise batch.micro, batch.accum or data.seq so that each step has a target".into(),
         emptied => format!(
             "{emptied} of {} documents or pairs are cut before a token that is learnt; raise --seq (data.seq), or leave them out",
             cut.documents

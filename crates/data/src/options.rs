@@ -36,7 +36,7 @@ pub struct Options {
     pub pairs: bool,
     /// Which shards of a folder to read.
     pub split: Split,
-    /// Whether what is left of a file behind its last whole row is a padded row too, as evaluations count it. Only of
+    /// Also read the rest of each file after its last whole row, as one padded row. Evaluations do. Only with
     /// [`Packing::Concatenate`].
     pub tails: bool,
 }

@@ -68,10 +68,13 @@ impl Rows {
     }
 
     /// Number of a sample's inputs that are not padding, in rows of `seq`.
-    pub(crate) fn length(&self, sample: usize, seq: usize) -> usize {
+    pub(crate) fn length(&self, shards: &TokenShards, sample: usize, seq: usize) -> usize {
         let inputs = |part: &DocumentPart| part.inputs as usize;
         match self {
-            Self::Concatenated(_) => seq,
+            Self::Concatenated(ends) => {
+                let (shard, first) = place(ends, sample, seq);
+                shards.files[shard].inputs(first, seq)
+            }
             Self::Packed(rows) => rows.row(sample).iter().map(inputs).sum(),
             Self::Documents(parts) => inputs(&parts[sample]),
         }

@@ -127,7 +127,7 @@ impl DataSource {
     /// Number of inputs of a sample (below [`Self::samples`]) that are not padding.
     pub(crate) fn length(&self, sample: usize, seq: usize) -> usize {
         match self {
-            Self::Tokens(_, rows, _) => rows.length(sample, seq),
+            Self::Tokens(shards, rows, _) => rows.length(shards, sample, seq),
             Self::Batches(batches) => batches.length(sample),
         }
     }

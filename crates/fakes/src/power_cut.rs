@@ -95,7 +95,7 @@ impl PowerCut {
     /// Writes what a disk could hold now into an empty folder of the real one.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn materialise(&self, kept: Kept, into: &Path) -> io::Result<()> {
         self.state().materialise(0, kept, into)
     }

@@ -17,28 +17,28 @@ pub trait FileSystem: Send + Sync {
     /// Makes a file, or empties it.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn create_file(&self, path: &Path) -> io::Result<Box<dyn OutFile>>;
     /// Renames a file or folder atomically. It replaces a file with the new name, or an empty folder; a folder that is
     /// not empty is an error.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn remove_file(&self, path: &Path) -> io::Result<()>;
     /// Removes an empty folder.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn remove_folder(&self, path: &Path) -> io::Result<()>;
     /// Makes the names in a folder durable.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
     /// The entries of a folder, by name.
     ///
@@ -52,7 +52,7 @@ pub trait OutFile: Write + Send {
     /// Makes what was written durable.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn sync(&mut self) -> io::Result<()>;
 }
 

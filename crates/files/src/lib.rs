@@ -33,6 +33,7 @@ mod chunks;
 mod error;
 mod file_system;
 mod header;
+mod locked_file;
 mod parts;
 mod pieces;
 mod tensor_file;
@@ -48,6 +49,7 @@ pub use chunks::{CHUNK_BYTES, CHUNK_ELEMENTS, host_room, in_chunks};
 pub use error::FilesError;
 pub use file_system::{Disk, FileSystem, FolderEntry, OutFile, is_full, remove_tree};
 pub use header::{Header, MAX_HEADER_BYTES, TensorEntry, read_header};
+pub use locked_file::{LockedFile, NotLocked};
 pub use parts::{Parts, TensorParts};
 pub use pieces::{
     PIECE_INDEX, PieceFiles, PieceIndex, PieceSource, PieceSpec, WrittenPieces, piece_file_bytes,

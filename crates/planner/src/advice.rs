@@ -4,6 +4,7 @@ use crate::change::Change;
 use crate::figures::{figures, quick_figures};
 use crate::gpus;
 use crate::levers::{Lever, Setup, levers};
+use crate::oom::other_training;
 use crate::tries::{Needs, Tries};
 use kernels::Target;
 use memory::format_bytes;
@@ -529,12 +530,9 @@ impl Display for Advice {
         if let Some(command) = &self.command {
             writeln!(f, "\n{command}")?;
         }
-        if !self.other_trainings.is_empty() {
+        if let Some(first) = self.other_trainings.first() {
             let too = if self.fits { "fits too" } else { "fits" };
-            writeln!(
-                f,
-                "\nanother training, in which adapters alone learn (--lora), {too}:"
-            )?;
+            writeln!(f, "\n{}, {too}:", other_training(&first.set))?;
         }
         let mut others = self.other_trainings.iter();
         others.try_for_each(|other| write!(f, "{other}"))

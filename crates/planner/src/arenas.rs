@@ -27,7 +27,7 @@ pub(crate) fn planned_arenas(
     arenas.into_iter().map(planned).collect()
 }
 
-/// Name of host memory beside the device's; a run on the CPU pins none.
+/// Label for host memory; on the CPU it is not pinned.
 pub fn host_memory(device: &str) -> &'static str {
     match device {
         "cpu" => "host memory",

@@ -107,8 +107,7 @@ impl ChosenHeadChunk {
 pub struct WantedHeadChunks(Vec<(Config, usize)>);
 
 impl WantedHeadChunks {
-    /// Adds the chunk of `config` to `set`, the settings that are added to the command line of a run that leaves the chunk open, if it would
-    /// choose another one with them. Then the run has the bytes that were planned.
+    /// Adds `memory.head_chunk` to `set` if a run with these settings would choose another chunk than was planned.
     ///
     /// # Errors
     /// As [`crate::Plan::new`].

@@ -214,10 +214,9 @@ impl OomReport {
             }
         }
         let other = self.fixes.iter().find(|fix| fix.is_other_training);
-        hints.extend(other.map(|other| {
-            let describe = other.describe();
-            format!("another training, in which adapters alone learn: {describe}")
-        }));
+        hints.extend(
+            other.map(|other| format!("{}: {}", other_training(&other.set), other.describe())),
+        );
         hints
     }
 
@@ -256,10 +255,13 @@ impl OomReport {
                 format_bytes(least.peak_bytes)
             )
         });
+        let none = match tried().count() {
+            0 => String::new(),
+            count => format!("none of the {count} other settings that were tried fits{least}; "),
+        };
         format!(
-            "none of the {} other settings that were tried fits{least}; this model needs more memory, or a shorter --seq: \
-             `trainer plan --device-memory SIZE` with the same flags looks for more of them together",
-            tried().count()
+            "{none}this model needs more memory, or a shorter --seq: `trainer plan --device-memory SIZE` with the same flags looks for \
+             more of them together"
         )
     }
 }
@@ -282,6 +284,14 @@ impl Fix {
                 false => "FLOPs",
             },
         )
+    }
+}
+
+/// What kind of training these settings make of the run.
+pub(crate) fn other_training(set: &[String]) -> &'static str {
+    match set.iter().any(|one| one.starts_with("lora.rank=")) {
+        true => "another training, in which adapters alone learn",
+        false => "the same adapters on a model in 4 bits, which is another training",
     }
 }
 

@@ -2,9 +2,9 @@
 
 use crate::ScratchError;
 use crate::space::SUFFIX;
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind, Read, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use files::{LockedFile, NotLocked};
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 /// A note that says what the folder's files are; it is locked while the run lasts.
@@ -23,14 +23,12 @@ pub(crate) struct FolderLock {
     path: PathBuf,
     /// Whether this run made the folder, or a killed one whose files were left in it.
     is_made: bool,
-    _note: File,
+    note: LockedFile,
 }
 
 impl Drop for FolderLock {
-    /// Removes the note while it is locked. Another run that locks it after that notices that it is gone, and tries
-    /// again.
     fn drop(&mut self) {
-        let _ = fs::remove_file(self.path.join(NOTE));
+        let _ = self.note.remove();
         if self.is_made {
             // Fails if the folder has other files.
             let _ = fs::remove_dir(&self.path);
@@ -45,51 +43,26 @@ impl FolderLock {
             path: path.clone(),
             error,
         };
-        let mut note = take(&path, &failed)?;
-        let is_made = is_new || text(&mut note).contains(MADE.trim_end());
-        write_note(&mut note, is_made).map_err(failed)?;
+        // It has the text of a killed run if one was there.
+        let mut note = LockedFile::take(&path.join(NOTE)).map_err(|error| match error {
+            NotLocked::Held(mut file) => ScratchError::Held {
+                folder: path.clone(),
+                holder: holder(&mut file),
+            },
+            NotLocked::Failed(error) => failed(error),
+        })?;
+        let is_made = is_new || text(&mut note.file).contains(MADE.trim_end());
+        write_note(&mut note.file, is_made).map_err(failed)?;
         Ok(FolderLock {
             path,
             is_made,
-            _note: note,
+            note,
         })
     }
 
     /// The folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path
-    }
-}
-
-/// Locks the folder's note, which has the text of a killed run if one was there.
-fn take(folder: &Path, failed: &dyn Fn(io::Error) -> ScratchError) -> Result<File, ScratchError> {
-    let path = folder.join(NOTE);
-    loop {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        // Do not follow a link of this name: its target is not ours to write.
-        options.custom_flags(libc::O_NOFOLLOW);
-        let mut file = options.open(&path).map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(ScratchError::Held {
-                    folder: folder.into(),
-                    holder: holder(&mut file),
-                });
-            }
-            // If the file system has no locks, other runs are not kept out.
-            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
-        }
-        // The run before may have removed it between the opening and the lock.
-        let same = |found: fs::Metadata| Ok(found.ino() == file.metadata()?.ino());
-        match fs::metadata(&path).and_then(same) {
-            Ok(true) => return Ok(file),
-            Ok(false) => {}
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(failed(error)),
-        }
     }
 }
 

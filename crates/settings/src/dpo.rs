@@ -22,7 +22,7 @@ impl Config {
         self.train.objective == Objective::Dpo
     }
 
-    /// How documents become sequences; where `auto` is left open, as without data.
+    /// How documents become rows. `auto` is resolved here as if there were no data.
     pub fn packing(&self) -> Packing {
         match self.data.packing {
             Packing::Auto if self.has_pairs() => Packing::Pad,

@@ -161,7 +161,7 @@ impl LoraConfig {
         }
     }
 
-    /// Patterns that fit none of these modules, each behind its key: of ranks and alphas, and of matrices that are no codes.
+    /// Pairs of (key, pattern) for patterns that match no module.
     ///
     /// # Errors
     /// A pattern that cannot be read as a regular expression.

@@ -115,9 +115,9 @@ impl Config {
     }
 
     /// What is set without effect and not refused, each with what it is for.
-    pub fn unused(&self) -> Vec<(&'static str, &'static str)> {
+    pub fn allowed_in_vain(&self) -> Vec<(&'static str, &'static str)> {
         let in_vain = self.set_in_vain().unwrap_or_default().into_iter();
-        let unused = in_vain.filter_map(|(key, without)| match without {
+        let allowed = in_vain.filter_map(|(key, without)| match without {
             Warning(what) => Some((key.name, what)),
             Error(..) => None,
         });
@@ -128,7 +128,7 @@ impl Config {
             "the weight of data.path",
             "several inputs, which it mixes, and there is one",
         ));
-        unused.chain(offload).chain(weight).collect()
+        allowed.chain(offload).chain(weight).collect()
     }
 
     /// Refuses keys whose needs are not met, if that is an error.

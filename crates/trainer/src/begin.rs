@@ -32,12 +32,16 @@ pub(crate) fn adopt_folders(resolved: &mut Resolved) -> Result<(), Failure> {
     }
 }
 
-/// Warns of what the user has set without effect. What the folders of a model and its adapters say is no setting of the user's;
-/// `own` is what he says of adapters himself.
+/// Warns of the user's settings that have no effect. Settings that came from model or adapter folders are not warned of; `own`
+/// are the user's settings of adapters.
 fn warn_of_settings_in_vain(resolved: &Resolved, own: &LoraConfig) -> Result<(), Failure> {
     let config = resolved.decided(resolved.config.data.seq);
     let is_own = |key: &str| !key.starts_with("model.") || resolved.sets(key);
-    for (key, needs) in config.unused().into_iter().filter(|(key, _)| is_own(key)) {
+    for (key, needs) in config
+        .allowed_in_vain()
+        .into_iter()
+        .filter(|(key, _)| is_own(key))
+    {
         tracing::warn!("{key} has no effect on the run: it is for {needs}");
     }
     if [

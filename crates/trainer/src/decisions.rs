@@ -124,7 +124,7 @@ fn for_holder(
     Ok(config)
 }
 
-/// Whether the budget is all that is free, so that what a run reserves has to be within it, not its peak alone.
+/// With `--memory-budget auto` the reserved bytes must fit, not only the peak.
 fn is_whole_device(resolved: &Resolved) -> bool {
     resolved.config.memory.budget == Some(AutoOr::Auto)
 }
@@ -138,7 +138,7 @@ fn policy_within(
 ) -> Result<(Choice, Config), AutoError> {
     let mut within = budget;
     loop {
-        let choice = choose(config, target, within)?;
+        let choice = choose(config, target, within).map_err(|error| of_budget(error, budget))?;
         let chosen = choice.applied_to(config);
         let reserved = match counts_reserved {
             true => Plan::new(&Settings::new(&chosen)?, target)?.reserved_bytes,
@@ -147,12 +147,24 @@ fn policy_within(
         if reserved <= budget {
             return Ok((choice, chosen));
         }
-        // Placement takes so much more than the peak.
+        // Reserved bytes exceed the peak because of placement; shrink the budget by the difference.
         within = choice
             .peak_bytes
             .min(within)
             .saturating_sub(reserved - budget);
     }
+}
+
+/// A refusal that names the user's budget instead of the lowered one, and what the least policy reserves instead of its peak.
+fn of_budget(mut error: AutoError, whole: u64) -> AutoError {
+    if let AutoError::Infeasible {
+        budget, smallest, ..
+    } = &mut error
+    {
+        *smallest += whole - *budget;
+        *budget = whole;
+    }
+    error
 }
 
 /// The failure to find a policy, with what else would fit. A search that fails adds nothing.

@@ -101,7 +101,7 @@ pub enum Failure {
         /// Why.
         source: std::io::Error,
     },
-    /// What should be a model's folder is none, and it is known how to make one.
+    /// `--init-from` does not name a model folder, and we know how to get one.
     #[error("{why}")]
     NoModelFolder {
         /// What it is.

@@ -5,8 +5,8 @@ use super::keys::{HfConfigError, flag, number, size, size_or};
 use crate::{ExpertsConfig, LatentConfig, ModelConfig, RouterAuxKind, ScoreKind};
 use serde_json::{Value, json};
 
-/// How many layers predict further tokens: none, since these are left out. transformers assumes one. Newer files have the
-/// second name.
+/// Names of the key for extra prediction layers. We skip these layers and write 0, since transformers assumes one. Newer files
+/// have the second name.
 pub(super) const PREDICTORS: [&str; 2] = ["num_nextn_predict_layers", "num_mtp_layers"];
 
 /// The families whose feed-forward layers are experts.

@@ -27,13 +27,13 @@ pub struct ChatArgs {
     /// The model.
     #[command(flatten)]
     pub trained: TrainedArgs,
-    /// What the system says before the user does
+    /// System message
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
     /// Tokens of an answer, at most [default: as many as the context has room for]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_tokens: Option<u64>,
-    /// Tokens of the conversation, answers included, that keys and values are kept of [default: the model's positions, at most 4096]
+    /// Context length: room for so many tokens, answers included [default: the model's positions, at most 4096]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
     pub context: Option<u64>,
     /// How tokens are drawn.

@@ -17,10 +17,8 @@ pub(crate) enum Meaning {
     /// It is the value of this key of ours.
     Key(&'static str),
     /// Each of these values, in small letters, with dashes, and with `|` between those that mean the same, sets keys of ours:
-    /// `key=value`, with spaces between.
+    /// `key=value`, with spaces between. A `~` before them says that ours is near theirs and not the same.
     Words(&'static [(&'static str, &'static str)]),
-    /// The same, where ours is near theirs and not the same.
-    Near(&'static [(&'static str, &'static str)]),
     /// It names a key that is true: `mixed_precision: bf16` is `bf16: true`.
     Named,
     /// It needs arithmetic, or other keys.
@@ -80,6 +78,12 @@ pub(crate) enum ForeignPart {
     Bucket,
     /// Minutes, where ours are seconds.
     Minutes,
+    /// Whether documents are packed into rows.
+    Packing,
+    /// The same of evaluations.
+    EvalPacking,
+    /// Modules of axolotl's.
+    Plugins,
 }
 
 /// The settings that a value makes, by a table of words.
@@ -87,6 +91,11 @@ pub(super) fn sets_of(words: &[(&str, &'static str)], value: &str) -> Option<&'s
     let value = plain(value);
     let is_it = |(names, _): &&(&str, &str)| names.split('|').any(|name| name == value);
     words.iter().find(is_it).map(|(_, sets)| *sets)
+}
+
+/// Settings that are near what a word means, and not the same.
+pub(super) fn near(sets: &str) -> Option<&str> {
+    sets.strip_prefix('~')
 }
 
 pub(super) const fn foreign(

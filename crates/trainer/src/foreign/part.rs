@@ -1,7 +1,7 @@
 //! Foreign keys whose values are not simply ours: they need arithmetic, or other keys.
 
-use super::file::ForeignFile;
-use super::gathered::{Gathered, Set, Spot, written};
+use super::file::{ForeignFile, ForeignKey};
+use super::gathered::{Gathered, Set, Spot, text_of, written};
 use super::meaning::ForeignPart;
 use super::model::preset_of;
 use super::program::Program;
@@ -41,6 +41,21 @@ pub(super) fn take(part: ForeignPart, at: At, to: &mut Gathered) -> PartTaken {
         (ForeignPart::DenseLayers, _) => return dense_layers(at, to),
         (ForeignPart::Betas, _) => return betas(at, to),
         (ForeignPart::Stages, _) => return stages(at, to),
+        (ForeignPart::Packing, _) => return packing(at, to),
+        (ForeignPart::EvalPacking, _) => match to.known("data.packing") {
+            Some(packing) if (at.text == "true") == (packing == "first-fit") => {
+                Set::remark("as that of the training data")
+            }
+            _ => return Ok(Err(NotBuilt(None))),
+        },
+        (ForeignPart::Plugins, _) => {
+            let is_of_logits =
+                |name: &str| name.contains("liger") || name.contains("cut_cross_entropy");
+            match at.text.split(' ').all(is_of_logits) {
+                true => Set::remark("logits are never whole here"),
+                false => return Ok(Err(NotBuilt(None))),
+            }
+        }
         (ForeignPart::Family, _) if at.name.ends_with("model_type") => {
             Set::remark("the model's own")
         }
@@ -102,6 +117,30 @@ pub(super) fn take(part: ForeignPart, at: At, to: &mut Gathered) -> PartTaken {
         }
     };
     Ok(Ok(set))
+}
+
+/// How documents become rows. Only data that `trainer prepare` wrote has documents, and a plan may do without any.
+fn packing(at: At, to: &mut Gathered) -> PartTaken {
+    let is_of_llama_factory = |file: &&ForeignFile| file.program == Program::LlamaFactory;
+    let llama_factory = at.file.filter(is_of_llama_factory);
+    // There `neat_packing` is a way of `packing`.
+    let also = |name: &str| {
+        let is_it = |key: &ForeignKey| key.name == name && text_of(&key.value) == "true";
+        llama_factory.is_some_and(|file| file.keys.iter().any(is_it))
+    };
+    let packing = match (at.name, at.text) {
+        ("packing", "true") if llama_factory.is_some() && !also("neat_packing") => "concatenate",
+        (_, "true") => "first-fit",
+        _ if also("packing") || also("neat_packing") => {
+            return Ok(Ok(Set::remark("another key packs")));
+        }
+        _ => "pad",
+    };
+    if to.known("data.path").is_none() {
+        let flag = format!("--packing {packing}, beside --data of `trainer prepare`");
+        return Ok(Err(NotBuilt(Some(flag))));
+    }
+    Ok(Ok(to.set("data.packing", packing, at.spot)?))
 }
 
 /// How stages of a pipeline work: torchtitan's name of a schedule, or Megatron's number of blocks.

@@ -11,8 +11,10 @@ use std::path::Path;
 pub(crate) enum Program {
     /// The `config.json` of a model of Hugging Face's.
     HuggingFaceModel,
-    /// `TrainingArguments` of transformers, TRL's included.
+    /// `TrainingArguments` of transformers.
     Transformers,
+    /// `SFTConfig` and `DPOConfig` of TRL.
+    Trl,
     /// Axolotl.
     Axolotl,
     /// LLaMA-Factory.
@@ -41,9 +43,31 @@ const OF_TRANSFORMERS: &[(&str, &str)] = &[
     ("adam_beta2", "0.999"),
     ("num_train_epochs", "3.0"),
     ("fp32", "true"),
-    ("gradient_checkpointing", "false"),
     ("zero_stage", "0"),
 ];
+
+/// Those of TRL that differ.
+const OF_TRL: &[(&str, &str)] = &[
+    ("max_length", "1024"),
+    ("bf16", "true"),
+    ("gradient_checkpointing", "true"),
+];
+
+/// Keys that TRL's arguments have, and transformers' do not.
+const NAMES_OF_TRL: &[&str] = &[
+    "assistant-only-loss",
+    "beta",
+    "completion-only-loss",
+    "dataset-text-field",
+    "max-length",
+    "packing",
+    "padding-free",
+    "use-peft",
+];
+
+/// Why bytes of a parameter differ between transformers and here.
+const MIXED_TYPES_OF_TRANSFORMERS: &str = "bf16 of transformers computes in bf16 on f32 weights: 16 bytes a parameter, and copies in bf16 while a \
+     step runs; here there are bf16 weights beside f32 masters: 18 bytes, 16 with --master bf16-split";
 
 /// How transformers' memory, and that of what stands on it, differs.
 const LOGITS_OF_TRANSFORMERS: &str = "transformers holds the logits of a whole micro-batch, 4 bytes x batch x sequence x vocabulary and as much \
@@ -51,7 +75,7 @@ const LOGITS_OF_TRANSFORMERS: &str = "transformers holds the logits of a whole m
 
 impl Program {
     /// All of them, for messages.
-    pub(crate) const NAMES: &str = "Hugging Face's config.json and TrainingArguments, axolotl, LLaMA-Factory, torchtitan, Megatron-LM and \
+    pub(crate) const NAMES: &str = "Hugging Face's config.json and TrainingArguments, TRL, axolotl, LLaMA-Factory, torchtitan, Megatron-LM and \
          Megatron-Bridge, DeepSpeed, accelerate";
 
     /// Its usual name.
@@ -59,6 +83,7 @@ impl Program {
         match self {
             HuggingFaceModel => "a Hugging Face model",
             Transformers => "transformers",
+            Trl => "TRL",
             Axolotl => "axolotl",
             LlamaFactory => "LLaMA-Factory",
             Torchtitan => "torchtitan",
@@ -74,7 +99,7 @@ impl Program {
     pub(super) fn sections(self) -> &'static [&'static str] {
         match self {
             HuggingFaceModel => &[],
-            Transformers => &["fsdp-config", "lr-scheduler-kwargs", "optim-args"],
+            Transformers | Trl => &["fsdp-config", "lr-scheduler-kwargs", "optim-args"],
             Axolotl => &["fsdp-config"],
             LlamaFactory => &["fsdp-config", "peft-config", "quant-config"],
             Torchtitan => &[
@@ -140,6 +165,8 @@ impl Program {
         let is_zero = has_section("zero-optimization.") || has("train-micro-batch-size-per-gpu");
         let of_bridge = ["train.", "train-config.", "model.", "model-config."];
         let is_launch = has_one(&["compute-environment", "distributed-type"]);
+        let is_of_transformers =
+            has_one(&["output-dir", "per-device-train-batch-size", "learning-rate"]);
         let found = [
             (HuggingFaceModel, is_model),
             (Accelerate, is_launch),
@@ -153,10 +180,8 @@ impl Program {
                 MegatronBridge,
                 of_bridge.iter().any(|name| has_section(name)),
             ),
-            (
-                Transformers,
-                has_one(&["output-dir", "per-device-train-batch-size", "learning-rate"]),
-            ),
+            (Trl, is_of_transformers && has_one(NAMES_OF_TRL)),
+            (Transformers, is_of_transformers),
             (
                 Megatron,
                 has_one(&["num-layers", "micro-batch-size", "seq-length"]),
@@ -166,11 +191,14 @@ impl Program {
         found.map(|(program, _)| program)
     }
 
-    /// Its defaults, in its own words, as far as a plan or the command depends on them.
-    pub(crate) fn defaults(self) -> &'static [(&'static str, &'static str)] {
-        match self {
+    /// Its defaults for an objective, in its own words, as far as a plan or the command depends on them. The earlier go before.
+    pub(crate) fn defaults(self, objective: Option<&str>) -> Vec<(&'static str, &'static str)> {
+        let own: &[_] = match self {
             HuggingFaceModel | Accelerate => &[],
-            Transformers | LlamaFactory => OF_TRANSFORMERS,
+            Transformers => &[("gradient_checkpointing", "false")],
+            Trl if objective == Some("dpo") => &[("learning_rate", "1e-6")],
+            Trl => &[("learning_rate", "2e-5")],
+            LlamaFactory => &[("disable_gradient_checkpointing", "false")],
             Axolotl => &[
                 ("micro_batch_size", "1"),
                 ("gradient_accumulation_steps", "1"),
@@ -201,7 +229,13 @@ impl Program {
                 ("gradient_accumulation_steps", "1"),
                 ("zero_optimization.stage", "0"),
             ],
-        }
+        };
+        let inherited: &[&[_]] = match self {
+            Trl => &[OF_TRL, OF_TRANSFORMERS],
+            Transformers | LlamaFactory => &[OF_TRANSFORMERS],
+            _ => &[],
+        };
+        [&[own], inherited].concat().concat()
     }
 
     /// Shapes of its models where a shape is given and says nothing of this.
@@ -222,10 +256,11 @@ impl Program {
     pub(crate) fn differs(self) -> &'static [&'static str] {
         match self {
             HuggingFaceModel | Accelerate => &[],
-            Transformers => &[
-                "bf16 of transformers computes in bf16 on f32 weights: 16 bytes a parameter, and copies in bf16 while a step runs; here \
-                 there are bf16 weights beside f32 masters: 18 bytes, 16 with --master bf16-split",
-                LOGITS_OF_TRANSFORMERS,
+            Transformers => &[MIXED_TYPES_OF_TRANSFORMERS, LOGITS_OF_TRANSFORMERS],
+            Trl => &[
+                MIXED_TYPES_OF_TRANSFORMERS,
+                "TRL holds the logits of a whole micro-batch unless its loss is chunked (chunked_nll, by itself in recent versions) or \
+                 Liger's; here they exist in chunks",
             ],
             Axolotl | LlamaFactory => &[LOGITS_OF_TRANSFORMERS],
             Torchtitan => &[

@@ -1,6 +1,6 @@
 //! Names of other trainers, and their meaning here: for flags, and for keys of files.
 
-use super::meaning::Meaning::{Key, Named, Near, Of, Words};
+use super::meaning::Meaning::{Key, Named, Of, Words};
 use super::meaning::{Foreign, ForeignPart, beside, foreign, needless, not_built, plain};
 use super::program::Program;
 
@@ -14,26 +14,26 @@ const OPTIMIZERS: &[(&str, &str)] = &[
         "",
     ),
     ("adamw-8bit|adamw-bnb-8bit", "optim.state_dtype=8bit"),
-    ("paged-adamw|paged-adamw-32bit", "offload.optimizer=pinned"),
+    ("paged-adamw|paged-adamw-32bit", "~offload.optimizer=pinned"),
     (
         "paged-adamw-8bit",
-        "optim.state_dtype=8bit offload.optimizer=pinned",
+        "~optim.state_dtype=8bit offload.optimizer=pinned",
     ),
     ("adafactor", "optim.kind=adafactor"),
     ("muon", "optim.kind=muon"),
 ];
 
 const SCHEDULES: &[(&str, &str)] = &[
-    ("linear|warmupdecaylr", "lr.schedule=linear"),
-    (
-        "cosine|cosine-with-min-lr|warmupcosinelr",
-        "lr.schedule=cosine",
-    ),
-    (
-        "constant|constant-with-warmup|warmuplr",
-        "lr.schedule=constant",
-    ),
+    ("linear", "lr.schedule=linear"),
+    ("cosine|cosine-with-min-lr", "lr.schedule=cosine"),
+    ("constant|constant-with-warmup", "lr.schedule=constant"),
     ("wsd|warmup-stable-decay", "lr.schedule=wsd"),
+];
+
+const DEEPSPEED_SCHEDULES: &[(&str, &str)] = &[
+    ("warmuplr", "~lr.schedule=constant"),
+    ("warmupdecaylr", "~lr.schedule=linear"),
+    ("warmupcosinelr", "~lr.schedule=cosine"),
 ];
 
 const RECOMPUTE: &[(&str, &str)] = &[
@@ -63,8 +63,8 @@ const TYPES: &[(&str, &str)] = &[
 
 /// Formats of FP8: Megatron's `hybrid` has gradients in e5m2.
 const FP8: &[(&str, &str)] = &[
-    ("hybrid|true", "fp8.recipe=tensor"),
-    ("e4m3", "fp8.recipe=tensor fp8.gradients=e4m3"),
+    ("hybrid|true", "~fp8.recipe=tensor"),
+    ("e4m3", "~fp8.recipe=tensor fp8.gradients=e4m3"),
     ("none|null|false", ""),
 ];
 
@@ -124,16 +124,17 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["gradient-accumulation-steps", "grad-accumulation", "grad-accum"], "--accum A", Key("batch.accum")),
     foreign(&["max-steps", "train-iters", "max-iters", "training-steps", "num-iterations", "training.steps"], "--steps N", Of(ForeignPart::Steps)),
     foreign(&["num-train-epochs", "num-epochs", "max-epochs"], "--epochs N", Key("train.epochs")),
-    not_built(&["warmup-min-lr", "warmup-max-lr", "warmup-type", "total-num-steps", "decay-ratio", "decoupled-lr", "decoupled-min-lr"], "--lr X, --schedule and --warmup say how the rate goes"),
+    not_built(&["warmup-min-lr", "warmup-max-lr", "warmup-type", "decay-ratio", "decoupled-lr", "decoupled-min-lr", "warmup-min-ratio"], "--lr X, --schedule and --warmup say how the rate goes"),
     not_built(&["train-samples", "lr-decay-samples", "lr-warmup-samples"], "--steps N, --set lr.decay_steps=N, --warmup N: samples divided by the sequences of a step"),
     foreign(&["seq-length", "seq-len", "sequence-length", "sequence-len", "max-seq-length", "max-seq-len", "max-length", "block-size", "cutoff-len"], "--seq S", Key("data.seq")),
     foreign(&["seed"], "--seed N", Key("train.seed")),
     // The optimizer.
     foreign(&["learning-rate", "lr"], "--lr X", Key("lr.peak")),
     foreign(&["min-lr"], "--set lr.min_ratio=X: a fraction of --lr", Of(ForeignPart::MinLr)),
-    foreign(&["min-lr-factor", "min-lr-rate", "cosine-min-lr-ratio"], "--set lr.min_ratio=X", Key("lr.min_ratio")),
-    foreign(&["lr-scheduler-type", "lr-scheduler", "lr-schedule", "lr-decay-style", "scheduler.type", "lr-scheduler.decay-type"], "--schedule constant|linear|cosine|wsd", Words(SCHEDULES)),
-    foreign(&["lr-decay-iters"], "--set lr.decay_steps=N", Key("lr.decay_steps")),
+    foreign(&["min-lr-factor", "min-lr-rate", "cosine-min-lr-ratio", "cos-min-ratio"], "--set lr.min_ratio=X", Key("lr.min_ratio")),
+    foreign(&["lr-scheduler-type", "lr-scheduler", "lr-schedule", "lr-decay-style", "lr-scheduler.decay-type"], "--schedule constant|linear|cosine|wsd", Words(SCHEDULES)),
+    foreign(&["scheduler.type"], "--schedule constant|linear|cosine; DeepSpeed warms up by a logarithm unless warmup_type is linear, and its cosine ends at cos_min_ratio, 0.0001 by itself", Words(DEEPSPEED_SCHEDULES)),
+    foreign(&["lr-decay-iters", "total-num-steps"], "--set lr.decay_steps=N", Key("lr.decay_steps")),
     foreign(&["warmup-steps", "num-warmup-steps", "lr-warmup-steps", "lr-warmup-iters", "warmup-iters", "warmup-num-steps"], "--warmup N", Of(ForeignPart::StepCount("lr.warmup_steps"))),
     foreign(&["warmup-ratio", "lr-warmup-fraction"], "--warmup N: a number of steps, not a share", Of(ForeignPart::WarmupShare)),
     foreign(&["max-grad-norm", "clip-grad", "grad-clip", "gradient-clipping", "max-norm"], "--clip NORM", Of(ForeignPart::Clip)),
@@ -142,7 +143,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["adam-eps", "adam-epsilon", "eps"], "--set optim.eps=X", Key("optim.eps")),
     foreign(&["betas"], "--set optim.beta1=X, optim.beta2=X", Of(ForeignPart::Betas)),
     foreign(&["weight-decay"], "--weight-decay X", Key("optim.weight_decay")),
-    foreign(&["optim", "optimizer", "optimizer.type", "optimizer.name"], "--optimizer adamw|adamw8bit|muon|adafactor", Words(OPTIMIZERS)),
+    foreign(&["optim", "optimizer", "optimizer.type", "optimizer.name"], "--optimizer adamw|adamw8bit|muon|adafactor; --offload-optimizer pinned keeps all states on the host, where paged ones stay on the device until memory is short", Words(OPTIMIZERS)),
     foreign(&["exp-avg-dtype", "exp-avg-sq-dtype"], "--state-dtype f32|bf16|8bit, for both moments", Words(STATES)),
     foreign(&["main-grads-dtype", "grad-accum-dtype", "communication-data-type", "mixed-precision-reduce"], "--grad-dtype f32|bf16", Words(GRADIENTS)),
     foreign(&["grad-reduce-in-fp32", "accumulate-allreduce-grads-in-fp32"], "--grad-dtype f32", Words(&[("true", "optim.grad_dtype=f32"), ("false", "optim.grad_dtype=bf16")])),
@@ -159,13 +160,14 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["fp32"], "--dtype f32", Words(&[("true", "train.dtype=f32"), ("false", "")])),
     foreign(&["torch-dtype", "dtype", "mixed-precision-param", "params-dtype"], "--dtype f32|bf16", Words(TYPES)),
     foreign(&["training.dtype"], "--master none --grad-dtype bf16 --state-dtype bf16 for bfloat16", Words(&[("float32", ""), ("bfloat16", "optim.master=none optim.grad_dtype=bf16 optim.state_dtype=bf16")])),
-    foreign(&["fp16", "fp16.enabled"], "--dtype bf16: f16 is not built, since bf16 needs no loss scaling", Near(&[("true", "train.dtype=bf16"), ("false", "")])),
-    foreign(&["fp8", "fp8-format"], "--fp8 tensor, with fp8.gradients=e4m3 for e4m3: scales are each tensor's own, powers of two, without a history", Near(FP8)),
+    foreign(&["fp16", "fp16.enabled"], "--dtype bf16: f16 is not built, since bf16 needs no loss scaling", Words(&[("true", "~train.dtype=bf16"), ("false", "")])),
+    foreign(&["fp8", "fp8-format"], "--fp8 tensor, with fp8.gradients=e4m3 for e4m3: scales are each tensor's own, powers of two, without a history", Words(FP8)),
     foreign(&["fp8-recipe"], "--fp8 tensor, which has one scale a tensor, of its values at hand", Words(&[("tensorwise", "")])),
     not_built(&["fp8-param", "fp8-param-gather", "enable-fsdp-float8-all-gather", "fp8-enable-fsdp-float8-all-gather"], "--set fp8.weights=step, under --fp8 tensor: codes are kept for a step, and with --zero 3 sent instead of weights from the second use on"),
     needless(&["fp8-amax-history-len", "fp8-amax-compute-algo", "fp8-margin", "fp8-interval"], "a scale follows from the values at hand, without a history"),
     not_built(&["fp8-*", "float8.*", "quantize.*"], "--fp8 tensor: products of the blocks in FP8; fp8.except names matrices that stay in bf16"),
-    foreign(&["gradient-checkpointing", "activation-checkpointing", "activation-checkpoint.mode", "fsdp-activation-checkpointing"], "--recompute full", Words(RECOMPUTE)),
+    foreign(&["gradient-checkpointing", "activation-checkpointing", "activation-checkpoint.mode", "fsdp-activation-checkpointing", "enable-activation-checkpointing"], "--recompute full", Words(RECOMPUTE)),
+    foreign(&["disable-gradient-checkpointing"], "--recompute full|none", Words(&[("false", "recompute.spec=full"), ("true", "recompute.spec=none")])),
     foreign(&["recompute-activations", "checkpoint-activations"], "--recompute core_attn", Words(&[("true", "recompute.spec=core_attn"), ("false", "")])),
     foreign(&["recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"], "the same flag, or --recompute SPEC", Of(ForeignPart::Recompute)),
     foreign(&["attn-implementation", "use-flash-attn", "flash-attention", "flash-attn", "attention-backend"], "--attention auto|eager|flash", Words(ATTENTION)),
@@ -184,6 +186,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     // The model.
     foreign(&["model", "model-name", "model-name-or-path", "pretrained-model-name-or-path", "pretrained-checkpoint", "base-model", "model.name", "model.flavor"], "--init-from DIR, a model in Hugging Face layout; or --config NAME to begin anew", Of(ForeignPart::Model)),
     foreign(&["model-type", "architectures"], "--init-from DIR, whose config.json says the family", Of(ForeignPart::Family)),
+    foreign(&["hidden-act", "activation-function"], "--init-from DIR, whose config.json says it; or --set model.activation=NAME", Of(ForeignPart::Family)),
     foreign(&["num-layers", "num-hidden-layers", "n-layer"], "--config NAME, or --set model.layers=N", Key("model.layers")),
     foreign(&["hidden-size", "n-embd"], "--config NAME, or --set model.hidden=N", Key("model.hidden")),
     foreign(&["num-attention-heads", "n-head"], "--config NAME, or --set model.heads=N", Key("model.heads")),
@@ -243,8 +246,9 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["use-rslora", "peft-use-rslora"], "--set lora.rslora=true", Key("lora.rslora")),
     foreign(&["loraplus-lr-ratio"], "--set lora.b_lr_ratio=X", Key("lora.b_lr_ratio")),
     foreign(&["load-in-4bit"], "--base-dtype nf4, with --lora RANK", Words(&[("true", "lora.base_dtype=nf4"), ("false", "")])),
-    foreign(&["load-in-8bit"], "--base-dtype 8bit, with --lora RANK: block-wise codes, not those of LLM.int8", Near(&[("true", "lora.base_dtype=8bit"), ("false", "")])),
-    foreign(&["quantization-bit"], "--base-dtype nf4 or 8bit, with --lora RANK", Near(&[("4", "lora.base_dtype=nf4"), ("8", "lora.base_dtype=8bit")])),
+    foreign(&["load-in-8bit"], "--base-dtype 8bit, with --lora RANK: block-wise codes, not those of LLM.int8", Words(&[("true", "~lora.base_dtype=8bit"), ("false", "")])),
+    foreign(&["quantization-bit"], "--base-dtype nf4 or 8bit, with --lora RANK; 8bit has block-wise codes, not those of LLM.int8", Words(&[("4", "lora.base_dtype=nf4"), ("8", "~lora.base_dtype=8bit")])),
+    foreign(&["quantization-method", "quant-config.name"], "--base-dtype nf4 or 8bit, with --lora RANK: as bitsandbytes stores weights", Words(&[("bnb|bitsandbytes", "")])),
     not_built(&["use-dora", "lora-modules-to-save", "peft-use-dora", "peft-config.modules-to-save", "neftune-noise-alpha", "relora-steps"], "--lora RANK trains plain adapters, or --set train.freeze=[...] the rest"),
     foreign(&["rl"], "--objective dpo", Words(&[("dpo", "train.objective=dpo data.packing=pad")])),
     foreign(&["loss-type", "pref-loss"], "--objective dpo has the sigmoid loss alone (dpo.loss)", Words(&[("sigmoid", "")])),
@@ -278,10 +282,15 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["save-total-limit", "keep-latest-k"], "--keep-last K", Key("checkpoint.keep_last")),
     foreign(&["logging-steps", "log-interval", "log-freq"], "--set log.every=N", Of(ForeignPart::StepCount("log.every"))),
     foreign(&["distributed-timeout-minutes"], "--set collectives.timeout_s=N", Of(ForeignPart::Minutes)),
-    beside(&["tokenizer", "tokenizer-name", "tokenizer-name-or-path", "tokenizer-model", "tokenizer-path", "tokenizer-type", "tokenizer-use-fast", "template", "chat-template", "special-tokens.*", "train-on-inputs", "train-on-prompt", "mask-history", "assistant-only-loss", "completion-only-loss"], "trainer prepare TEXTS --tokenizer DIR --out data, then --data data: tokens are made before a run"),
-    beside(&["dataset", "dataset-name", "dataset-path", "data-path", "train-file", "train-data-path", "input-bin", "datasets.*", "dataset-mixture.*", "mock-data", "split", "val-set-size", "val-size", "max-samples"], "--data PATH: the plan does not depend on the text; `trainer prepare` makes its tokens"),
-    beside(&["packing", "sample-packing", "eval-sample-packing", "group-by-length", "neat-packing", "pad-to-sequence-len"], "--packing concatenate|first-fit|pad, beside --data of `trainer prepare`"),
-    beside(&["validation-file", "valid-data-path", "val-data-path"], "--eval-data PATH"),
+    foreign(&["ddp-timeout", "dist-timeout"], "--set collectives.timeout_s=N", Key("collectives.timeout_s")),
+    beside(&["tokenizer", "tokenizer-name", "tokenizer-name-or-path", "tokenizer-model", "tokenizer-path", "tokenizer-type", "tokenizer-use-fast", "template", "chat-template", "special-tokens.*", "train-on-inputs", "train-on-prompt", "mask-history", "assistant-only-loss", "completion-only-loss", "dataset-kwargs.*", "tiktoken-pattern"], "trainer prepare TEXTS --tokenizer DIR --out data, then --data data: tokens are made before a run"),
+    beside(&["dataset", "dataset-name", "dataset-path", "data-path", "train-file", "train-data-path", "input-bin", "datasets.*", "dataset-mixture.*", "mock-data", "split", "max-samples", "train-dataset"], "--data PATH: the plan does not depend on the text; `trainer prepare` makes its tokens"),
+    beside(&["val-set-size", "val-size"], "trainer prepare TEXTS --validation SHARE keeps that share apart, for --eval-every N"),
+    beside(&["group-by-length"], "--packing pad has documents of like length beside each other"),
+    foreign(&["packing", "sample-packing", "neat-packing"], "--packing first-fit, or pad for false, beside --data of `trainer prepare`", Of(ForeignPart::Packing)),
+    foreign(&["eval-sample-packing", "eval-packing"], "--packing says it of evaluations too", Of(ForeignPart::EvalPacking)),
+    foreign(&["pad-to-sequence-len"], "with --packing concatenate and first-fit, rows have --seq tokens; with pad, lengths in steps", Words(&[("true", "")])),
+    beside(&["validation-file", "valid-data-path", "val-data-path", "eval-dataset"], "--eval-data PATH"),
     beside(&["eval-steps", "eval-interval", "val-loss-every", "evals-per-epoch", "eval-iters", "eval-strategy", "evaluation-strategy", "do-eval", "per-device-eval-batch-size"], "--eval-every N, beside --eval-data PATH: then evaluations are planned"),
     beside(&["output-dir", "save", "save-dir", "checkpoint-dir", "dump-folder", "checkpoint.folder", "hub-model-id"], "--out DIR says where a run writes"),
     beside(&["load", "resume-from-checkpoint"], "--resume DIR|latest|auto goes on with a run, in --out RUN"),
@@ -292,12 +301,18 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["use-cpu"], "--device cpu", Words(&[("true", "train.device=cpu"), ("false", "")])),
     needless(&["compute-environment", "num-machines", "machine-rank", "main-process-ip", "main-process-port", "main-training-function", "rdzv-backend", "same-network", "enable-cpu-affinity", "gpu-ids", "downcast-bf16", "tpu-*", "deepspeed-multinode-launcher", "deepspeed-hostfile", "zero3-init-flag", "deepspeed-moe-layer-cls-names", "fork-launched"], "the launcher tells ranks of each other, and weights are never made whole first"),
     needless(&["autotuning.*", "auto-find-batch-size"], "`trainer plan --largest micro-batch` says what fits, without attempts"),
-    needless(&["local-rank", "node-rank", "master-addr", "master-port", "ddp-timeout", "ddp-backend", "ddp-find-unused-parameters"], "the launcher tells ranks of each other"),
-    needless(&["dataloader-num-workers", "num-workers", "preprocessing-num-workers", "dataset-num-proc", "dataloader-pin-memory", "overwrite-cache", "dataset-prepared-path", "data-cache-path", "remove-unused-columns", "no-mmap-bin-files", "no-create-attention-mask-in-dataloader", "dataset-kwargs.*", "dataloader.*", "tiktoken-pattern"], "data is read ahead by one thread, as tokens that are there already"),
+    needless(&["local-rank", "node-rank", "master-addr", "master-port", "ddp-backend", "ddp-find-unused-parameters"], "the launcher tells ranks of each other"),
+    needless(&["dataloader-num-workers", "num-workers", "preprocessing-num-workers", "dataset-num-proc", "dataloader-pin-memory", "overwrite-cache", "dataset-prepared-path", "data-cache-path", "remove-unused-columns", "no-mmap-bin-files", "no-create-attention-mask-in-dataloader", "dataloader.*"], "data is read ahead by one thread, as tokens that are there already"),
     needless(&["gradient-checkpointing-kwargs.*", "preserve-rng-state"], "a replay has the same bits, whatever way"),
     needless(&["loss.num-chunks"], "memory.head_chunk is the tokens of a chunk, not the number of chunks"),
-    needless(&["tf32", "liger-*", "plugins", "cross-entropy-loss-fusion", "use-liger-kernel", "enable-liger-kernel", "xformers-attention", "s2-attention", "disable-gradient-checkpointing", "use-unsloth", "tp-comm-overlap"], "which kernels compute is the trainer's affair; logits are never whole (memory.head_chunk)"),
-    needless(&["contiguous-gradients", "contiguous-memory-optimization", "round-robin-gradients", "allgather-partitions", "allgather-bucket-size", "reduce-scatter", "stage3-prefetch-bucket-size", "stage3-param-persistence-threshold", "stage3-max-live-parameters", "stage3-max-reuse-distance", "pin-memory", "no-pin-cpu-params", "memory-efficient-linear", "limit-all-gathers", "zero-allow-untested-optimizer", "zero-force-ds-cpu-optimizer", "empty-unused-memory-level", "empty-cache-steps", "torch-empty-cache-steps", "gradient-predivide-factor", "prescale-gradients"], "each buffer has its place in the plan, and there is no allocator to tame"),
+    needless(&["tf32", "liger-*", "cross-entropy-loss-fusion", "use-liger-kernel", "enable-liger-kernel", "xformers-attention", "use-unsloth", "tp-comm-overlap"], "which kernels compute is the trainer's affair; logits are never whole (memory.head_chunk)"),
+    foreign(&["plugins"], "nothing for Liger and CutCrossEntropy, since logits are never whole (memory.head_chunk)", Of(ForeignPart::Plugins)),
+    not_built(&["s2-attention", "shift-attn"], "every token attends to all before it, or to those in model.sliding_window"),
+    needless(&["contiguous-gradients", "contiguous-memory-optimization", "round-robin-gradients", "allgather-partitions", "allgather-bucket-size", "reduce-scatter", "stage3-prefetch-bucket-size", "stage3-param-persistence-threshold", "stage3-max-live-parameters", "stage3-max-reuse-distance", "pin-memory", "no-pin-cpu-params", "memory-efficient-linear", "limit-all-gathers", "empty-unused-memory-level", "empty-cache-steps", "torch-empty-cache-steps"], "each buffer has its place in the plan, and there is no allocator to tame"),
+    needless(&["zero-allow-untested-optimizer", "zero-force-ds-cpu-optimizer"], "every optimizer goes with every --zero and with offload"),
+    needless(&["offload-optimizer.pin-memory", "offload-param.pin-memory", "offload-optimizer.buffer-count", "offload-optimizer.buffer-size", "offload-param.buffer-count", "offload-param.buffer-size"], "host memory of offload is always pinned, and offload.slab_mib and offload.buffer_count say how its buffers are cut"),
+    foreign(&["gradient-predivide-factor"], "--grad-dtype f32, in which sums over ranks do not overflow", Words(&[("1|1.0", "")])),
+    not_built(&["prescale-gradients"], "--grad-dtype f32, in which sums over ranks do not overflow"),
     needless(&["stage3-gather-16bit-weights-on-model-save", "stage3-gather-fp16-weights-on-model-save", "zero3-save-16bit-model", "save-safetensors", "save-only-model", "export-dtype", "model-weights-only", "last-save-model-only", "overwrite-output-dir", "push-to-hub", "hub-strategy"], "a checkpoint is a Hugging Face folder, or becomes one by `trainer export`"),
     needless(&["fsdp-config", "fsdp-*", "auto-wrap-policy", "transformer-layer-cls-to-wrap", "state-dict-type", "final-state-dict-type", "cpu-ram-efficient-loading", "lora-fan-in-fan-out"], "units are the blocks, and their layout is the trainer's affair"),
     beside(&["lora-model-dir"], "--lora-from DIR begins with adapters that are there"),
@@ -305,8 +320,11 @@ pub(super) const FOREIGN: &[Foreign] = &[
     needless(&["wandb-*", "mlflow-*", "comet-*", "wandb.*", "monitor-config.*", "comms-config.*", "comms-logger.*", "tensorboard.*", "wall-clock-breakdown", "steps-per-print", "dump-state", "log-level", "logging-strategy", "log-throughput", "run-name", "description", "log-on-each-node", "disable-tqdm", "print-config"], "metrics.jsonl has every step, for any tool"),
     beside(&["record-memory-history"], "--trace draws the memory of the last step"),
     needless(&["profile", "profile-step-start", "profile-step-end", "profiling.*", "profiling-config.*", "profiler.*", "flops-profiler.*"], "`trainer profile` times operations; --trace draws memory"),
-    needless(&["do-train", "do-predict", "trust-remote-code", "strict", "debug", "use-mcore-models", "hub-private-repo", "model-revision", "cache-dir", "transformers-version", "early-stopping-patience", "eval-table-size", "loss-watchdog-threshold", "loss-watchdog-patience", "manual-gc", "gc-freq", "deterministic-mode", "exit-duration-in-mins", "calculate-per-token-loss", "hf-assets-path", "label-names", "prediction-loss-only", "nccl-communicator-config-path"], "it changes neither the step nor its memory here"),
-    needless(&["use-cache", "bos-token-id", "eos-token-id", "pad-token-id", "hidden-act", "pretraining-tp", "name-or-path", "id2label", "label2id", "auto-map", "quantization-config.*", "rope-interleave", "output-router-logits", "summary-*", "task-specific-params.*", "n-layers-unused", "activation-function", "ep-size", "aux-loss-alpha", "seq-aux"], "it is the model's own, and goes with its folder"),
+    needless(&["do-train", "do-predict", "trust-remote-code", "strict", "debug", "use-mcore-models", "hub-private-repo", "model-revision", "cache-dir", "transformers-version", "eval-table-size", "manual-gc", "gc-freq", "deterministic-mode", "exit-duration-in-mins", "hf-assets-path", "label-names", "prediction-loss-only", "nccl-communicator-config-path"], "it changes neither the step nor its memory here"),
+    not_built(&["early-stopping-patience"], "--keep-best, beside --eval-every N, keeps the best checkpoint; the run goes on to its end"),
+    not_built(&["loss-watchdog-threshold", "loss-watchdog-patience"], "train.max_skipped ends a run whose loss or gradients are not finite; no threshold does"),
+    foreign(&["calculate-per-token-loss"], "the loss is the mean over all tokens of a step", Words(&[("true", "")])),
+    needless(&["use-cache", "bos-token-id", "eos-token-id", "pad-token-id", "pretraining-tp", "name-or-path", "id2label", "label2id", "auto-map", "quantization-config.*", "rope-interleave", "output-router-logits", "summary-*", "task-specific-params.*", "n-layers-unused", "ep-size", "aux-loss-alpha", "seq-aux"], "it is the model's own, and goes with its folder"),
     needless(&["selective-ac-option", "per-op-sac-force-recompute-mm-shapes-by-fqns", "early-stop", "recompute-layernorm"], "--recompute LABELS says what is recomputed"),
     needless(&["group-query-attention"], "model.kv_heads says how many"),
 ];
@@ -315,6 +333,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
 mod tests {
     use super::*;
     use crate::cli::Cli;
+    use crate::foreign::meaning::near;
     use clap::{Command, CommandFactory};
     use settings::dotted;
     use settings::keys::KEYS;
@@ -356,10 +375,11 @@ mod tests {
                     assert!(dotted::find(key).is_some(), "{key}");
                     continue;
                 }
-                Words(words) | Near(words) => words,
+                Words(words) => words,
                 _ => continue,
             };
-            let sets = sets.iter().flat_map(|(_, sets)| sets.split(' '));
+            let sets = sets.iter().map(|(_, sets)| near(sets).unwrap_or(sets));
+            let sets = sets.flat_map(|sets| sets.split(' '));
             for set in sets.filter(|set| !set.is_empty()) {
                 let (name, text) = set.split_once('=').unwrap();
                 let kind = dotted::find(name).unwrap().kind;
@@ -439,9 +459,7 @@ mod tests {
         let mut said = named(row.ours);
         match row.meaning {
             Key(key) => said.extend([key.to_owned()]),
-            Words(words) | Near(words) => {
-                said.extend(words.iter().flat_map(|(_, sets)| named(sets)))
-            }
+            Words(words) => said.extend(words.iter().flat_map(|(_, sets)| named(sets))),
             _ => {}
         }
         said

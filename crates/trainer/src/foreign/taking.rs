@@ -2,7 +2,7 @@
 
 use super::file::{ForeignFile, ForeignKey};
 use super::gathered::{Gathered, Set, Setting, Spot, Told, text_of, written};
-use super::meaning::{Foreign, ForeignPart, Meaning, plain, sets_of};
+use super::meaning::{Foreign, ForeignPart, Meaning, near, plain, sets_of};
 use super::part::{self, At, NotBuilt, PartTaken};
 use super::program::Program;
 use super::table::{find, find_key};
@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 pub(crate) enum KeyOutcome {
     /// A setting of ours says it.
     TakenOver,
+    /// A setting of ours is near it, and not the same.
+    Near,
     /// It has no meaning for a plan.
     WithoutMeaning,
     /// It is not built here.
@@ -101,7 +103,8 @@ fn turn(meaning: Meaning) -> usize {
             | ForeignPart::MinLr
             | ForeignPart::WarmupShare
             | ForeignPart::Positions
-            | ForeignPart::Stages,
+            | ForeignPart::Stages
+            | ForeignPart::EvalPacking,
         ) => 3,
         Meaning::Of(ForeignPart::StepCount(_)) => DEFAULTS,
         _ => 1,
@@ -300,16 +303,21 @@ fn of_model(file: &ForeignFile, foreign: &Foreign, to: &mut Gathered) -> Became 
 /// # Errors
 /// The value is none of our key's, or another file has another one.
 fn became(foreign: &Foreign, at: At, to: &mut Gathered) -> Result<Became, ConfigError> {
+    let mut is_near = false;
     let given: PartTaken = match foreign.meaning {
         Meaning::Key(key) => to.set(key, at.text, at.spot).map(Ok),
-        Meaning::Words(words) | Meaning::Near(words) => match sets_of(words, at.text) {
+        Meaning::Words(words) => match sets_of(words, at.text) {
             Some("") => Ok(Ok(Set::remark("as it is here"))),
-            Some(sets) => to.set_all(sets, at.spot).map(Ok),
+            Some(sets) => {
+                is_near = near(sets).is_some();
+                let sets = near(sets).unwrap_or(sets);
+                to.set_all(sets, at.spot).map(Ok)
+            }
             None => Ok(Err(NotBuilt(None))),
         },
         Meaning::Named => match find(at.text) {
             Some(row) => return became(row, At { text: "true", ..at }, to),
-            None if is_off(at) => Ok(Ok(Set::remark("as it is here"))),
+            None if is_off(at) => Ok(Ok(Set::remark("other keys say the type"))),
             None => Ok(Err(NotBuilt(None))),
         },
         Meaning::Of(part) => part::take(part, at, to),
@@ -322,11 +330,10 @@ fn became(foreign: &Foreign, at: At, to: &mut Gathered) -> Result<Became, Config
         }
         Meaning::NotBuilt => Ok(Err(NotBuilt(None))),
     };
-    let is_near = matches!(foreign.meaning, Meaning::Near(_));
     Ok(match given? {
         Ok(set) if is_near && !set.here.is_empty() => Became {
             here: set.here,
-            ..Became::new(KeyOutcome::NotBuilt, foreign.ours)
+            ..Became::new(KeyOutcome::Near, foreign.ours)
         },
         Ok(set) => Became {
             remark: set.remark.unwrap_or_default(),
@@ -352,7 +359,8 @@ fn defaults(files: &[ForeignFile], to: &mut Gathered) -> Result<Vec<KeyRow>, Con
     let has_shape = to.settings.iter().any(|one| one.key == "model.hidden");
     for file in files {
         let shape = file.program.shape().iter().filter(|_| has_shape);
-        for (name, value) in file.program.defaults().iter().chain(shape) {
+        let defaults = file.program.defaults(to.known("train.objective"));
+        for (name, value) in defaults.iter().chain(shape) {
             let foreign = find_key(file.program, name).expect("the table has what programs assume");
             let is_it = |key: &&ForeignKey| plain(&key.name) == plain(name);
             let own = file.keys.iter().find(is_it);
@@ -386,7 +394,8 @@ fn defaults(files: &[ForeignFile], to: &mut Gathered) -> Result<Vec<KeyRow>, Con
 /// Whether something says already what a default would.
 fn is_said(foreign: &Foreign, to: &Gathered) -> bool {
     let of_a_word = |words: &[(&str, &str)]| {
-        let sets = words.iter().flat_map(|(_, sets)| sets.split(' '));
+        let sets = words.iter().map(|(_, sets)| near(sets).unwrap_or(sets));
+        let sets = sets.flat_map(|sets| sets.split(' '));
         let keys = sets
             .filter_map(|set| set.split_once('='))
             .map(|(key, _)| key);
@@ -395,7 +404,7 @@ fn is_said(foreign: &Foreign, to: &Gathered) -> bool {
     let key = match foreign.meaning {
         Meaning::Key("train.epochs") if to.known("train.steps").is_some() => return true,
         Meaning::Key(key) => Some(key.to_owned()),
-        Meaning::Words(words) | Meaning::Near(words) => of_a_word(words),
+        Meaning::Words(words) => of_a_word(words),
         Meaning::Of(ForeignPart::Shard) => Some("collectives.zero".into()),
         _ => None,
     };

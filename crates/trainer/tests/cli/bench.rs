@@ -78,6 +78,9 @@ fn ranks_and_stages_are_axes() {
         let reason = two["reason"].as_str().unwrap();
         assert!(reason.contains("mpirun -n 2 trainer train"), "{reason}");
     }
+    let forced = bench(&place, "--json --ranks 2 --force").succeeds();
+    let forced: Value = serde_json::from_str(&forced.stdout).unwrap();
+    assert_eq!(forced["rows"][0]["result"], "skipped");
     let bytes = |name: &str| named(name)["planned_peak_bytes"].as_u64().unwrap();
     assert!(bytes("ranks 2 / zero 3") < bytes("ranks 2 / zero 0"));
 }
@@ -166,6 +169,16 @@ fn an_interrupted_matrix_goes_on() {
         let [first, again] = [first, again].map(|row| row["tokens_per_s"].as_f64().unwrap_or(0.0));
         assert!((first - again).abs() <= 1e-9 * first, "{first} {again}");
     }
+    // A model's folder may change under its name.
+    place
+        .trainer("--config small.toml --steps 1 --save-final model")
+        .succeeds();
+    let of_model = "--rounds 1 --init-from model --continue of-model.json";
+    bench(&place, of_model).succeeds();
+    bench(&place, of_model).succeeds();
+    let config = place.text("model/config.json");
+    place.file("model/config.json", format!("{config} "));
+    bench(&place, of_model).fails(2, &["another matrix, other settings"]);
     bench(&place, "--json --rounds 2 --continue journal.json").succeeds();
     let journal: Value = serde_json::from_str(&place.text("journal.json")).unwrap();
     assert_eq!(journal["runs"].as_array().unwrap().len(), 8);

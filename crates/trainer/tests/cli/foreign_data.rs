@@ -65,6 +65,14 @@ fn text_is_refused_by_a_model_of_other_tokens_wherever_it_is_given() {
         .fails(4, &builtin);
     // The command that it names makes data that the model takes, and the model's evaluations do.
     place.trainer(&hinted(&refused.stderr)).succeeds();
+    // Each strategy may have data of its own.
+    let strategy =
+        |path: &str| format!("[[strategy]]\nname = '{path}'\nset = ['data.path={path}']\n");
+    let strategies = strategy("text-tokens") + &strategy("text.txt");
+    place.file("matrix.toml", format!("steps = 1\n{strategies}"));
+    place
+        .trainer("bench --matrix matrix.toml --init-from model --device cpu --seq 32")
+        .fails(4, &words);
     let own = "--data text-tokens --eval-every 1";
     place
         .trainer(&format!(

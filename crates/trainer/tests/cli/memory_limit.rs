@@ -164,6 +164,12 @@ fn a_share_of_the_machine() {
         .fails(3, &["CPU out of memory"]);
 }
 
+/// A limit on the address space of a process, which the binary is part of.
+fn beside_binary(bytes: u64) -> u64 {
+    let binary = std::fs::metadata(env!("CARGO_BIN_EXE_trainer")).unwrap();
+    (binary.len() + bytes).next_multiple_of(1 << 20)
+}
+
 /// How a command ends under a limit of its process.
 fn limited(
     place: &Workplace,
@@ -192,11 +198,13 @@ fn limited(
 fn a_limit_on_the_address_space_is_compared_with_the_plan() {
     let place = Workplace::new();
     let arguments = "--config small.toml --set model.vocab=2000000 --device cpu --threads 2 --steps 1 --out run";
-    let words = [
-        "the limit of 700 MiB on its address space leaves",
-        "raise it with ulimit -v",
-    ];
-    limited(&place, arguments, libc::RLIMIT_AS, 700 << 20).fails(3, &words);
+    let limit = beside_binary(600 << 20);
+    let of_limit = format!(
+        "the limit of {} on its address space leaves",
+        memory::format_bytes(limit)
+    );
+    let words = [&of_limit[..], "raise it with ulimit -v"];
+    limited(&place, arguments, libc::RLIMIT_AS, limit).fails(3, &words);
     assert!(!place.path("run").exists());
 }
 
@@ -214,7 +222,13 @@ fn a_long_record_is_refused_under_a_limit() {
         let arguments = format!("prepare {file} --tokenizer bytes --threads 1 --out out");
         let place_of_it = format!("{file}, {record}: it has more than ");
         let words = [&place_of_it[..], "allow more memory"];
-        limited(&place, &arguments, libc::RLIMIT_AS, 1000 << 20).fails(3, &words);
+        limited(
+            &place,
+            &arguments,
+            libc::RLIMIT_AS,
+            beside_binary(900 << 20),
+        )
+        .fails(3, &words);
     }
     let left = place.names(".");
     assert!(!left.iter().any(|name| name.contains("out")), "{left:?}");

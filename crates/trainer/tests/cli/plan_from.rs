@@ -28,7 +28,7 @@ const CASES: [Case; 15] = [
         &["llama-factory-full-sft.yaml", "deepspeed-z3-offload.json"],
         "--ranks 8",
         "--ranks 8 --config llama-3-8b --seq 2048 --micro-batch 1 --accum 2 --epochs 3 --schedule cosine --lr 1e-5 --dtype bf16 \
-         --recompute none --zero 3 --offload-optimizer pinned --offload-parameters pinned --overlap-grad-reduce=false \
+         --recompute full --zero 3 --offload-optimizer pinned --offload-parameters pinned --overlap-grad-reduce=false \
          --weight-decay 0 --set optim.beta2=0.999 --save-every 500 --set log.every=10",
     ),
     (
@@ -74,13 +74,13 @@ const CASES: [Case; 15] = [
         &["trl-sft-1b.yaml", "accelerate-zero3-offload.yaml"],
         "",
         "--ranks 4 --config llama-3.2-1b --seq 2048 --micro-batch 2 --accum 2 --epochs 1 --lr 2e-5 --schedule cosine --set \
-         lr.min_ratio=0.2 --dtype bf16 --recompute none --zero 3 --offload-optimizer pinned --weight-decay 0 --set optim.beta2=0.999",
+         lr.min_ratio=0.2 --dtype bf16 --recompute full --zero 3 --offload-optimizer pinned --weight-decay 0 --set optim.beta2=0.999",
     ),
     (
         &["trl-sft-1b.yaml", "accelerate-fsdp2.yaml"],
         "--steps 70",
         "--ranks 16 --config llama-3.2-1b --seq 2048 --micro-batch 2 --accum 1 --steps 70 --lr 2e-5 --schedule cosine --set \
-         lr.min_ratio=0.2 --warmup 7 --save-every 18 --dtype f32 --recompute full --zero 3 --reshard-after-forward=false \
+         lr.min_ratio=0.2 --warmup 7 --save-every 18 --dtype bf16 --recompute full --zero 3 --reshard-after-forward=false \
          --weight-decay 0 --set optim.beta2=0.999",
     ),
     (
@@ -93,14 +93,15 @@ const CASES: [Case; 15] = [
     (
         &["llama-factory-v1-qlora.yaml"],
         "",
-        "--config llama-3.2-1b --seq 1024 --micro-batch 1 --accum 1 --steps 1000 --lr 1e-4 --schedule linear --dtype bf16 --lora 8 --set \
+        "--config llama-3.2-1b --seq 1024 --micro-batch 1 --accum 1 --steps 1000 --lr 1e-4 --schedule linear --dtype bf16 --recompute full --lora 8 --set \
          lora.alpha=16 --set lora.dropout=0.05 --base-dtype nf4 --weight-decay 0 --set optim.beta2=0.999",
     ),
     (
         &["deepspeed-bf16-states.json"],
         "--config llama-3-8b --seq 2048 --ranks 4",
         "--ranks 4 --config llama-3-8b --seq 2048 --micro-batch 1 --accum 1 --zero 1 --bucket-size 1000000000 --dtype bf16 --master none \
-         --grad-dtype bf16 --state-dtype bf16 --lr 1e-4 --set optim.eps=1e-6 --weight-decay 0.01 --schedule cosine --warmup 20",
+         --grad-dtype bf16 --state-dtype bf16 --lr 1e-4 --set optim.eps=1e-6 --weight-decay 0.01 --schedule cosine --warmup 20 \
+         --set lr.decay_steps=1000",
     ),
 ];
 
@@ -235,7 +236,7 @@ fn every_key_is_listed_with_what_became_of_it() {
         ["base_model", "Qwen/Qwen3-8B", "taken_over"],
         ["sequence_len", "64", "taken_over"],
         ["no_such_key", "7", "unknown"],
-        ["fp16", "true", "not_built"],
+        ["fp16", "true", "near"],
         ["use_dora", "true", "not_built"],
         ["new[0].deep.er", "1", "unknown"],
     ];
@@ -253,6 +254,7 @@ fn every_key_is_listed_with_what_became_of_it() {
     let text = printed(&place, "--from odd.yaml");
     for part in [
         "taken over",
+        "near, and not the same here",
         "not built",
         "in no table",
         "no_such_key",
@@ -264,7 +266,7 @@ fn every_key_is_listed_with_what_became_of_it() {
     }
 }
 
-/// Other trainers compute scales in another way. So their FP8 is planned with our scales, and listed as not built.
+/// Other trainers compute scales in another way. So their FP8 is planned with our scales, and listed as near.
 #[test]
 fn fp8_of_others_is_planned_with_scales_of_ours() {
     let place = Workplace::new();
@@ -274,7 +276,8 @@ fn fp8_of_others_is_planned_with_scales_of_ours() {
     let of = |key: &str| rows.iter().find(|row| row["key"] == key).unwrap();
     let sets = serde_json::json!(["fp8.recipe=tensor", "fp8.gradients=e4m3"]);
     assert_eq!(of("fp8")["here"], sets);
-    for key in ["fp8", "fp8_recipe", "fp8_enable_fsdp_float8_all_gather"] {
+    assert_eq!(of("fp8")["outcome"], "near");
+    for key in ["fp8_recipe", "fp8_enable_fsdp_float8_all_gather"] {
         assert_eq!(of(key)["outcome"], "not_built", "{key}");
     }
     assert_eq!(of("fp8_margin")["outcome"], "without_meaning");
@@ -293,6 +296,53 @@ fn a_pair_is_two_sequences() {
     );
     let micro = rows.iter().find(|row| row["key"] == "micro_batch_size");
     assert_eq!(micro.unwrap()["here"], serde_json::json!(["batch.micro=6"]));
+}
+
+/// Packing needs documents; a plan without any names the flag.
+#[test]
+fn packing_is_taken_over_where_there_are_documents() {
+    let place = Workplace::new();
+    let documents = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/documents");
+    let documents = format!("--data {}", documents.display());
+    let start = "per_device_train_batch_size: 1\nlearning_rate: 1e-4\nmodel_name_or_path: meta-llama/Llama-3.2-1B\n";
+    let axolotl = "base_model: Qwen/Qwen3-8B\nsequence_len: 64\nmicro_batch_size: 1\n";
+    for (start, rest, packing) in [
+        (axolotl, "sample_packing: true", "first-fit"),
+        (axolotl, "sample_packing: false", "pad"),
+        (start, "max_length: 64\npacking: true", "first-fit"),
+        (start, "max_length: 64\npacking: false", "pad"),
+        (start, "cutoff_len: 64\npacking: true", "concatenate"),
+        (start, "cutoff_len: 64\nneat_packing: true", "first-fit"),
+        (
+            start,
+            "cutoff_len: 64\npacking: true\nneat_packing: true",
+            "first-fit",
+        ),
+        (
+            start,
+            "cutoff_len: 64\npacking: false\nneat_packing: true",
+            "first-fit",
+        ),
+    ] {
+        place.file("packing.yaml", format!("{start}{rest}\n"));
+        let row = |more: &str| {
+            let rows = keys(&place, &format!("--from packing.yaml {more}"));
+            let is_it = |row: &&Value| row["value"] == "true" || packing == "pad";
+            let mut packing = rows
+                .iter()
+                .filter(|row| row["key"].as_str().unwrap().ends_with("packing"));
+            packing.rfind(is_it).unwrap().clone()
+        };
+        let taken = serde_json::json!([format!("data.packing={packing}")]);
+        assert_eq!(row(&documents)["here"], taken, "{rest}");
+        let without = row("");
+        assert_eq!(without["outcome"], "not_built");
+        let remark = without["remark"].as_str().unwrap();
+        assert!(
+            remark.starts_with(&format!("--packing {packing}")),
+            "{remark}"
+        );
+    }
 }
 
 /// A run is as long as its steps say, in whatever order a file has its keys.

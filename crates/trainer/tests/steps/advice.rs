@@ -368,7 +368,7 @@ fn adapters_are_offered_last_as_another_training() {
         "plan --config llama-3-8b --seq 4096 --micro-batch 1 --accum 1 --device-memory 24GB";
     let text = place.trainer(asked).succeeds().stdout;
     let (ladder, others) = text
-        .split_once("another training, in which adapters alone learn (--lora), fits too:")
+        .split_once("another training, in which adapters alone learn, fits too:")
         .unwrap();
     assert_eq!(commands(ladder).len(), 1, "{ladder}");
     let plan = json(&place, &asked["plan ".len()..]);
@@ -389,7 +389,11 @@ fn adapters_are_offered_last_as_another_training() {
         let flags = printed.strip_prefix("trainer train ").unwrap();
         assert_eq!(planned_needs(&json(&place, flags)), other["needs_bytes"]);
     }
-    let adapted = json(&place, &format!("{} --lora 16", &asked["plan ".len()..]));
+    let adapted = format!("{asked} --lora 16");
+    let words = "\nthe same adapters on a model in 4 bits, which is another training, fits too:";
+    let text = place.trainer(&adapted).succeeds().stdout;
+    assert!(text.contains(words), "{text}");
+    let adapted = json(&place, &adapted["plan ".len()..]);
     let others = adapted["advice"]["other_trainings"].as_array();
     let others: Vec<&Value> = others.into_iter().flatten().collect();
     assert!(

@@ -45,7 +45,7 @@ pub struct BenchArgs {
     /// Percent by which a strategy may be slower than FILE says before --check warns
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
     pub tolerance: f64,
-    /// Whose plans are made, of several ranks
+    /// Number of ranks, and the rank to plan
     #[command(flatten)]
     pub rank: RankArgs,
     /// The flags of `train`: what all strategies share

@@ -331,6 +331,7 @@ mod tests {
                         resolved.config != other.config || resolved.options != other.options;
                     assert!(differs, "{flag} changes nothing");
                     assert_eq!(steps != other_steps, flag == "--steps");
+                    // Several ranks are planned, and no process is started for them.
                     if resolved.config.rank.is_none() {
                         is_started(&resolved, place.path());
                     }

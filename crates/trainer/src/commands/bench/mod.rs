@@ -29,7 +29,10 @@ use journal::{Journal, JournalEntry};
 use planning::PlannedMatrix;
 use rows::{Row, rows};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::fs::{self, DirEntry};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Defaults for a matrix that does not set its steps and rounds.
 const WARMUP: usize = 2;
@@ -202,7 +205,9 @@ impl Bench {
             }
         }
         let options = shared.options();
-        asked += &format!("{:?} {:?}", options.init_from, options.lora_from);
+        for folder in [&options.init_from, &options.lora_from] {
+            asked += &format!("{folder:?} {:?}\n", folder.as_deref().map(model_files));
+        }
         Ok(asked)
     }
 
@@ -246,4 +251,21 @@ impl Bench {
         }
         print(format_args!("{table}{reasons}"))
     }
+}
+
+/// The name, size and time of a folder's configurations and weights, which a changed model has others of.
+fn model_files(folder: &Path) -> Vec<(OsString, u64, Option<SystemTime>)> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_of_model = |entry: &DirEntry| {
+        let path = entry.path();
+        path.extension()
+            .is_some_and(|end| end == "json" || end == "safetensors")
+    };
+    let files = entries.filter(is_of_model).filter_map(|entry| {
+        let file = fs::metadata(entry.path()).ok()?;
+        Some((entry.file_name(), file.len(), file.modified().ok()))
+    });
+    let mut files: Vec<_> = files.collect();
+    files.sort();
+    files
 }

@@ -41,7 +41,7 @@ impl PlannedMatrix {
         if let Some(first) = resolved.first() {
             start_threads(first.config.train.threads)?;
         }
-        warn_of_unused(&resolved);
+        warn_of_settings_in_vain(&resolved);
         let mut matrix = PlannedMatrix {
             device: resolved
                 .last()
@@ -83,7 +83,7 @@ impl PlannedMatrix {
     }
 
     /// Refuses data that the model may not read, before anything is measured. A plan reads the data only if the command line
-    /// names it. All strategies read the same data.
+    /// names it.
     ///
     /// # Errors
     /// As training would refuse it.
@@ -92,18 +92,26 @@ impl PlannedMatrix {
             true => shared.names_data,
             false => planned.obstacle.is_none(),
         };
-        let mut strategies = self.planned.iter().zip(&self.resolved);
-        let first = strategies.find_map(|(planned, resolved)| {
-            let resolved = resolved.as_ref()?;
-            reads(planned).then_some(resolved)
-        });
-        let Some(resolved) = first else {
-            return Ok(());
-        };
-        let tokens = ModelTokens::of_run(resolved, resolved.options.init_from.as_deref());
-        let dataset = tokens.open_own(&data_options(resolved), resolved)?;
-        let dataset = reference::attach(dataset, &resolved.config)?;
-        tracing::info!("training on {}", describe(&dataset));
+        let mut seen = Vec::new();
+        for (planned, resolved) in self.planned.iter().zip(&self.resolved) {
+            let Some(resolved) = resolved.as_ref().filter(|_| reads(planned)) else {
+                continue;
+            };
+            let options = data_options(resolved);
+            // Strategies may set keys of the data: each way to read it is tried once.
+            let (path, format, seq) = (&options.path, options.format, options.seq);
+            let same = format!("{path:?} {format:?} {:?} {seq:?}", options.packing);
+            if seen.contains(&same) {
+                continue;
+            }
+            let tokens = ModelTokens::of_run(resolved, resolved.options.init_from.as_deref());
+            let dataset = tokens.open_own(&options, resolved)?;
+            let dataset = reference::attach(dataset, &resolved.config)?;
+            if seen.is_empty() {
+                tracing::info!("training on {}", describe(&dataset));
+            }
+            seen.push(same);
+        }
         Ok(())
     }
 }
@@ -125,13 +133,13 @@ fn is_mistake(failure: &Failure) -> bool {
 }
 
 /// Warns of keys that have no effect on any strategy.
-fn warn_of_unused(strategies: &[&Resolved]) {
-    let mut unused = strategies.iter().map(|one| one.config.unused());
-    let first = unused.next().unwrap_or_default();
-    let others: Vec<_> = unused.collect();
+fn warn_of_settings_in_vain(strategies: &[&Resolved]) {
+    let mut in_vain = strategies.iter().map(|one| one.config.allowed_in_vain());
+    let first = in_vain.next().unwrap_or_default();
+    let others: Vec<_> = in_vain.collect();
     for (key, needs) in first {
-        let is_unused = |of: &Vec<(&str, &str)>| of.iter().any(|(other, _)| *other == key);
-        if others.iter().all(is_unused) {
+        let is_in_vain = |of: &Vec<(&str, &str)>| of.iter().any(|(other, _)| *other == key);
+        if others.iter().all(is_in_vain) {
             tracing::warn!("{key} has no effect on any strategy: it is for {needs}");
         }
     }
@@ -195,36 +203,10 @@ fn obstacle(
     plan: &Plan,
     stages: &[Plan],
 ) -> Option<(Outcome, String)> {
-    let limit = limit_of_plan(resolved);
-    if resolved.config.memory.force && !shared.plans_only() {
-        return None;
-    }
-    // The plan that needs the most, and by how much that is more than there is.
-    let beyond = |needed: fn(&Plan) -> u64, has: Option<u64>| {
-        let most = stages
-            .iter()
-            .chain([plan])
-            .max_by_key(|plan| needed(plan))?;
-        let beyond = needed(most).saturating_sub(has?);
-        let largest = most.largest_at_peak.first().map_or("", |lease| lease.name);
-        (beyond > 0).then(|| (most, format_bytes(beyond), largest))
-    };
-    if let Some((_, beyond, largest)) = beyond(Plan::most_bytes, limit) {
-        return Some((
-            Outcome::Oom,
-            format!(
-                "the plan's peak is {beyond} above the limit; the largest at it is `{largest}`"
-            ),
-        ));
-    }
-    if let Some((most, beyond, largest)) = beyond(needs_bytes, shared.device_bytes()) {
-        return Some((
-            Outcome::Oom,
-            format!(
-                "it needs {}, overhead included, which is {beyond} more than --device-memory; the largest at the peak is `{largest}`",
-                format_bytes(needs_bytes(most))
-            ),
-        ));
+    let is_forced = resolved.config.memory.force && !shared.plans_only();
+    let too_large = || exceeds(shared, resolved, plan, stages);
+    if let Some(reason) = (!is_forced).then(too_large).flatten() {
+        return Some((Outcome::Oom, reason));
     }
     if shared.plans_only() {
         return None;
@@ -238,7 +220,35 @@ fn obstacle(
             ),
         ));
     }
-    let target = resolved.device().target();
+    if is_forced {
+        return None;
+    }
+    let (target, limit) = (resolved.device().target(), limit_of_plan(resolved));
     let refused = refuse_without_room(&resolved.config, plan, target, limit).err()?;
     Some((Outcome::Oom, refused.to_string()))
+}
+
+/// By how much a plan exceeds a limit in bytes or the device, in words.
+fn exceeds(shared: &Shared, resolved: &Resolved, plan: &Plan, stages: &[Plan]) -> Option<String> {
+    let limit = limit_of_plan(resolved);
+    // The plan that needs the most, and by how much that is more than there is.
+    let beyond = |needed: fn(&Plan) -> u64, has: Option<u64>| {
+        let most = stages
+            .iter()
+            .chain([plan])
+            .max_by_key(|plan| needed(plan))?;
+        let beyond = needed(most).saturating_sub(has?);
+        let largest = most.largest_at_peak.first().map_or("", |lease| lease.name);
+        (beyond > 0).then(|| (most, format_bytes(beyond), largest))
+    };
+    if let Some((_, beyond, largest)) = beyond(Plan::most_bytes, limit) {
+        return Some(format!(
+            "the plan's peak is {beyond} above the limit; the largest at it is `{largest}`"
+        ));
+    }
+    let (most, beyond, largest) = beyond(needs_bytes, shared.device_bytes())?;
+    Some(format!(
+        "it needs {}, overhead included, which is {beyond} more than --device-memory; the largest at the peak is `{largest}`",
+        format_bytes(needs_bytes(most))
+    ))
 }

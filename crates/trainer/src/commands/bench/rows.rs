@@ -54,8 +54,8 @@ pub(crate) struct Row {
     pub(crate) mfu: Option<f64>,
     /// Speed divided by the baseline's: the median over rounds of the quotient within a round.
     pub(crate) against_baseline: Option<f64>,
-    /// How much longer a step of the baseline would take at this speed (`against_baseline`), for each GiB saved; none if the
-    /// speeds differ by no more than the larger spread.
+    /// Milliseconds that the baseline's step would gain at this speed, for each GiB saved; none if the speeds differ by no more
+    /// than the larger spread.
     pub(crate) ms_per_gib_saved: Option<f64>,
     /// The strategy on paper, if the matrix asks for it.
     #[serde(skip_serializing_if = "Option::is_none")]

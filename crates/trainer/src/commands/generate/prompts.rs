@@ -30,7 +30,7 @@ pub struct PromptArgs {
     /// Prompts are what a user says: the model's chat template is put around them
     #[arg(long, group = "conversations")]
     pub chat: bool,
-    /// What the system says before the user does
+    /// System message
     #[arg(
         long,
         value_name = "TEXT",

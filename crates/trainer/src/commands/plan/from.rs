@@ -206,6 +206,11 @@ impl Display for FromFiles {
                 ["key", "value", "here"],
             ),
             (
+                KeyOutcome::Near,
+                "near, and not the same here",
+                ["key", "value", "here"],
+            ),
+            (
                 KeyOutcome::WithoutMeaning,
                 "without meaning for a plan",
                 ["key", "value", "why"],

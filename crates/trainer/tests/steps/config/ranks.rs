@@ -255,7 +255,7 @@ fn what_does_not_go_with_ranks_is_refused_with_a_way_out() {
 #[test]
 fn what_has_no_effect_without_ranks_is_named() {
     let unused = |arguments: &[&str]| -> Vec<&str> {
-        let unused = planned(arguments).unused();
+        let unused = planned(arguments).allowed_in_vain();
         unused.into_iter().map(|(key, _)| key).collect()
     };
     let bucket = ["--bucket-size", "1MiB"];
