@@ -11,7 +11,6 @@ fn options<'a>(ins: &[In<'a>]) -> FlashOptions<'a> {
     FlashOptions {
         documents: Some(ins[ins.len() - 2]),
         dropout: dropout(ins),
-        ..FlashOptions::default()
     }
 }
 
