@@ -12,7 +12,7 @@
 //!     return Ok(()); // No launcher: this process is alone.
 //! };
 //! let patience = Patience::new(Duration::from_secs(600));
-//! let group = start(&launch, Engine::Auto, Device::Cpu, patience)?;
+//! let group = start(&launch, Engine::Auto, Device::Cpu, patience, 0)?;
 //! let hosts = group.share(b"what all shall know")?;
 //! println!("rank {} of {} by {}", group.rank(), hosts.len(), group.engine());
 //! group.leave();

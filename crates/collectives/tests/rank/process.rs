@@ -21,7 +21,7 @@ fn main() {
         Ok(Some(launch)) => launch,
         other => panic!("no launcher started this: {other:?}"),
     };
-    let begun = |engine, device| match start(&launch, engine, device, Patience::new(timeout)) {
+    let begun = |engine, device| match start(&launch, engine, device, Patience::new(timeout), 0) {
         Ok(group) => group,
         Err(error) => fail(&error),
     };
