@@ -14,8 +14,10 @@ template <typename T> __device__ void embedding(T *out, const T *table, const in
 // The first token of an id adds up the rows of all tokens of that id, in their order, and writes the sum once: no
 // atomics, no scratch, and one rounding. Blocks along y share the columns; a block's threads look for the tokens of
 // its id together, so the search costs tokens^2 / 256 reads of a cached id in the worst case. Rows of an id that often
-// repeats, such as padding, are on their way while those before are added.
-constexpr int SEARCHERS = 256, ROWS_AHEAD = 16;
+// repeats, such as padding, are on their way while those before are added: so many that four blocks fit on a multiprocessor,
+// since most blocks only search.
+constexpr int SEARCHERS = 256;
+template <typename T> constexpr int ROWS_AHEAD = 16 / sizeof(T);
 
 __device__ inline bool has_earlier(const int *ids, size_t token, int id) {
     for (size_t start = 0; start < token; start += SEARCHERS) {
@@ -63,17 +65,17 @@ __device__ void embedding_backward(G *dtable, const T *dout, const int *ids, siz
         __syncthreads();
         knowing(are_wide(width, dout) && first < width, [&](auto wide) {
             constexpr bool WIDE = decltype(wide)();
-            for (int next = 0; next < count; next += ROWS_AHEAD) {
-                Held<T> rows[ROWS_AHEAD];
+            for (int next = 0; next < count; next += ROWS_AHEAD<T>) {
+                Held<T> rows[ROWS_AHEAD<T>];
 #pragma unroll
-                for (int row = 0; row < ROWS_AHEAD; row++) {
+                for (int row = 0; row < ROWS_AHEAD<T>; row++) {
                     // Beyond the last, zeros: added to a sum, they change no bit.
                     const bool exists = next + row < count;
                     const T *of = dout + (start + (exists ? places[next + row] : 0)) * width;
                     rows[row] = hold_if<WIDE>(exists, of, first, width);
                 }
 #pragma unroll
-                for (int row = 0; row < ROWS_AHEAD; row++) {
+                for (int row = 0; row < ROWS_AHEAD<T>; row++) {
                     add(sum, widen(rows[row]));
                 }
             }
