@@ -4,6 +4,7 @@ use crate::commands::doctor::{DeviceRates, RateWork};
 use crate::decisions;
 use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
+use crate::gpu_watch::{GpuFigures, watched};
 use crate::limits::{limit, refuse_without_room};
 use crate::stdout::{print, print_json};
 use crate::tracer::{Tracer, trace_folder};
@@ -40,6 +41,9 @@ struct Profile {
     total_ms: f64,
     /// The sum of their floors.
     floor_ms: f64,
+    /// Clocks and power of the GPU meanwhile, where NVML gives them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<GpuFigures>,
     /// The operations, longest first.
     operations: Vec<Operations>,
 }
@@ -81,7 +85,10 @@ pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
     let known = resolved.config.hardware.peak_tflops;
     let peak_tflops = known.or_else(|| device.peak_tflops(dtype));
     let mut tracer = Tracer::new(&device.memory());
-    let timed = timed_steps(&device, &step, limit, plan.slab_bytes, &mut tracer)?;
+    let (timed, gpu) = watched(resolved.device(), || {
+        timed_steps(&device, &step, limit, plan.slab_bytes, &mut tracer)
+    });
+    let timed = timed?;
     let (peak_tflops, bandwidth_gbps) = (
         peak_tflops.unwrap_or(rates.gemm_tflops()),
         rates.copy_gbps(),
@@ -95,6 +102,7 @@ pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
         bandwidth_gbps,
         total_ms: operations.iter().map(|operation| operation.ms).sum(),
         floor_ms: operations.iter().map(Operations::floor_ms).sum(),
+        gpu,
         operations,
     };
     match resolved.options.json {
@@ -231,6 +239,10 @@ impl fmt::Display for Profile {
             self.peak_tflops,
             self.bandwidth_gbps
         )?;
+        let clock = self.gpu.as_ref().and_then(|gpu| gpu.sm_clock_mhz);
+        if let Some(clock) = clock {
+            writeln!(f, "clock {} MHz ({} to {})\n", clock.median, clock.min, clock.max)?;
+        }
         write!(f, "{table}")
     }
 }

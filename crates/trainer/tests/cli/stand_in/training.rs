@@ -80,4 +80,5 @@ fn operations_are_timed() {
             "{profile}"
         );
     }
+    assert_eq!(profile["gpu"]["sm_clock_mhz"]["median"], 1980);
 }
