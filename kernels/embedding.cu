@@ -14,8 +14,8 @@ template <typename T> __device__ void embedding(T *out, const T *table, const in
 // The first token of an id adds up the rows of all tokens of that id, in their order, and writes the sum once: no
 // atomics, no scratch, and one rounding. Blocks along y share the columns; a block's threads look for the tokens of
 // its id together, so the search costs tokens^2 / 256 reads of a cached id in the worst case. Rows of an id that often
-// repeats, such as padding, are on their way while those before are added: so many that four blocks fit on a multiprocessor,
-// since most blocks only search.
+// repeats, such as padding, are loaded ahead. ROWS_AHEAD keeps registers low enough for four blocks a multiprocessor, since
+// most blocks only search.
 constexpr int SEARCHERS = 256;
 template <typename T> constexpr int ROWS_AHEAD = 16 / sizeof(T);
 

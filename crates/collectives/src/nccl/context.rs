@@ -30,6 +30,8 @@ functions! {
     mem_get_info: "cuMemGetInfo_v2" (*mut usize, *mut usize) -> c_int;
     mem_host_alloc: "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint) -> c_int;
     mem_free_host: "cuMemFreeHost" (*mut c_void) -> c_int;
+    mem_alloc: "cuMemAlloc_v2" (*mut u64, usize) -> c_int;
+    mem_free: "cuMemFree_v2" (u64) -> c_int;
     get_error_name: "cuGetErrorName" (c_int, *mut *const c_char) -> c_int;
 }
 
@@ -117,6 +119,24 @@ impl Context {
             unsafe { (self.functions.mem_host_alloc)(&mut memory, bytes, PORTABLE_AND_MAPPED) };
         self.functions.checked("cuMemHostAlloc", code)?;
         Ok(memory.cast())
+    }
+
+    /// Memory of the GPU.
+    pub(super) fn device_memory(&self, bytes: usize) -> Result<*mut u8, GroupError> {
+        let mut address = 0;
+        // SAFETY: the address is written before it returns.
+        let code = unsafe { (self.functions.mem_alloc)(&mut address, bytes) };
+        self.functions.checked("cuMemAlloc", code)?;
+        Ok(std::ptr::without_provenance_mut(address as usize))
+    }
+
+    /// Gives back what [`Context::device_memory`] returned, and ignores errors.
+    ///
+    /// # Safety
+    /// Nothing uses it.
+    pub(super) unsafe fn give_back_device_memory(&self, memory: *mut u8) {
+        // SAFETY: the caller's promise; it is from here.
+        unsafe { (self.functions.mem_free)(memory.addr() as u64) };
     }
 
     /// Gives back what [`Context::memory`] and [`Context::stream`] returned, and ignores errors.

@@ -1,5 +1,5 @@
 //! Makes NCCL allocate its GPU memory before anything else does. NCCL makes its buffers when ranks first send each
-//! other something, and those of an algorithm when it first chooses that, which it does by size.
+//! other something, and an algorithm's buffers at the first message of a size for which it takes that algorithm.
 
 use super::communicator::Communicator;
 use super::context::Context;
@@ -13,7 +13,7 @@ const SLEEP: Duration = Duration::from_micros(50);
 const BYTES: [usize; 2] = [1 << 12, 16 << 20];
 
 /// Makes an exchange and a gathering between all ranks in each size, as steps do, and a gathering of `gathered_bytes`, the most that
-/// steps gather at a time. Waits for them.
+/// steps gather at a time, in memory of the GPU as there. Waits for them.
 pub(super) fn rehearse(
     communicator: &Communicator,
     context: &Context,
@@ -21,17 +21,21 @@ pub(super) fn rehearse(
     patience: &Patience,
     gathered_bytes: usize,
 ) -> Result<(), GroupError> {
-    let largest = BYTES[1].max(gathered_bytes);
-    let (stream, memory) = (context.stream()?, context.memory(BYTES[1] + largest)?);
+    let (stream, goes) = (context.stream()?, context.memory(2 * BYTES[1])?);
     // SAFETY: there is room for what is received.
-    let comes = unsafe { memory.add(BYTES[1]) };
+    let comes = unsafe { goes.add(BYTES[1]) };
+    let largest = match gathered_bytes > BYTES[1] {
+        true => Some(context.device_memory(gathered_bytes)?),
+        false => None,
+    };
     let begun = Instant::now();
-    let more = (largest > BYTES[1]).then_some(largest);
-    for whole in BYTES.into_iter().chain(more) {
+    let small = BYTES.map(|bytes| (bytes, Some(goes), comes));
+    let large = largest.map(|memory| (gathered_bytes, None, memory));
+    for (whole, goes, comes) in small.into_iter().chain(large) {
         let bytes = (whole / size).max(1);
         // SAFETY: there is room for a piece of every rank.
         let of = |start: *mut u8, rank: usize| unsafe { start.add(rank * bytes) };
-        let goes = |to, pointer: *mut u8| Outgoing { to, pointer, bytes };
+        let outgoing = |to, pointer: *mut u8| Outgoing { to, pointer, bytes };
         let receives: Vec<Incoming> = (0..size)
             .map(|from| Incoming {
                 from,
@@ -39,9 +43,8 @@ pub(super) fn rehearse(
                 bytes,
             })
             .collect();
-        let to_each = (0..size).map(|to| goes(to, of(memory, to))).collect();
-        let to_all: Vec<Outgoing> = (0..size).map(|to| goes(to, of(comes, rank))).collect();
-        let to_each: Option<Vec<Outgoing>> = (whole <= BYTES[1]).then_some(to_each);
+        let to_all: Vec<Outgoing> = (0..size).map(|to| outgoing(to, of(comes, rank))).collect();
+        let to_each = goes.map(|goes| (0..size).map(|to| outgoing(to, of(goes, to))).collect());
         for sends in to_each.into_iter().chain([to_all]) {
             // SAFETY: the memory lives until the stream is done, and nothing else uses it; what is gathered is in its place.
             unsafe { communicator.enqueue(stream, &sends, &receives)? };
@@ -56,6 +59,11 @@ pub(super) fn rehearse(
         std::thread::sleep(SLEEP);
     }
     // SAFETY: the stream is done.
-    unsafe { context.give_back(memory, stream) };
+    unsafe {
+        context.give_back(goes, stream);
+        if let Some(memory) = largest {
+            context.give_back_device_memory(memory);
+        }
+    }
     Ok(())
 }

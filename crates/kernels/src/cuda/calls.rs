@@ -1,4 +1,4 @@
-//! The calls that a driver gets for computation: launches, matrix products, and attention by a library.
+//! Launches and matrix products: the calls that a driver gets for computation.
 
 use crate::Queue;
 use memory::{DType, In, Out};
@@ -174,8 +174,8 @@ pub const PRODUCT_ELEMENTS_MAX: usize = 1 << 31;
 const PIECE_ROWS: usize = 128;
 
 impl Gemm {
-    /// Products of which no matrix reaches over more than `elements_max` elements, and which compute the same one after the
-    /// other. Rows of the output are computed apart. Where sums are too long, as of a weight's gradient over tokens, their
+    /// Splits a product so that no matrix spans more than `elements_max` elements. Run in order, the pieces give the same
+    /// result. Rows of the output are computed apart. Where sums are too long, as of a weight's gradient over tokens, their
     /// parts are added in order. The columns are not cut: those of one row of any matrix have to fit.
     pub(super) fn pieces(self, elements_max: usize) -> impl Iterator<Item = Gemm> {
         let [m, k, n] = self.sizes;

@@ -241,7 +241,11 @@ impl fmt::Display for Profile {
         )?;
         let clock = self.gpu.as_ref().and_then(|gpu| gpu.sm_clock_mhz);
         if let Some(clock) = clock {
-            writeln!(f, "clock {} MHz ({} to {})\n", clock.median, clock.min, clock.max)?;
+            writeln!(
+                f,
+                "clock {} MHz ({} to {})\n",
+                clock.median, clock.min, clock.max
+            )?;
         }
         write!(f, "{table}")
     }

@@ -22,6 +22,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use units::Zero;
 
 /// The job of this process.
 pub(crate) struct Job {
@@ -312,8 +313,11 @@ impl Job {
     }
 }
 
-/// The weights of the largest part of the model: ranks gather no more at a time.
+/// The weights of the largest part of the model: ranks gather no more at a time. None are gathered without ZeRO.
 fn largest_part_bytes(config: &Config) -> usize {
+    if config.collectives.zero == Some(Zero::Replicated) {
+        return 0;
+    }
     let architecture = Architecture::of(&config.model, Attention::default());
     let mut parts = BTreeMap::<Layer, usize>::new();
     for parameter in architecture.parameters().in_layout() {

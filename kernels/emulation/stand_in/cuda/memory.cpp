@@ -291,10 +291,7 @@ extern "C" CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute
     return CUDA_SUCCESS;
 }
 
-extern "C" CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
-    STAND_IN_ENTER(ready_on("cuMemAllocFromPoolAsync", stream));
-    STAND_IN_CHECK(ready("cuMemAllocFromPoolAsync", pool));
-    STAND_IN_CHECK(not_captured("cuMemAllocFromPoolAsync"));
+static CUresult take(CUdeviceptr *address, size_t bytes, CUmemoryPool pool) {
     if (bytes == 0) {
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -313,15 +310,50 @@ extern "C" CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, 
     return CUDA_SUCCESS;
 }
 
-// From the pool that a device has without anybody's making one. It lives as long as the process.
-extern "C" CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
-    STAND_IN_ENTER(ready_on("cuMemAllocAsync", stream));
+extern "C" CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    STAND_IN_ENTER(ready_on("cuMemAllocFromPoolAsync", stream));
+    STAND_IN_CHECK(ready("cuMemAllocFromPoolAsync", pool));
+    STAND_IN_CHECK(not_captured("cuMemAllocFromPoolAsync"));
+    return take(address, bytes, pool);
+}
+
+// The pool that a device has without anybody's making one. It lives as long as the process.
+static CUmemoryPool default_pool() {
     CUmemoryPool &pool = default_pools()[current_context()->device];
     if (pool == nullptr) {
         pool = new CUmemPoolHandle_st{current_context()->device, 0, {}, {}};
         alive<CUmemPoolHandle_st>().insert(pool);
     }
-    return cuMemAllocFromPoolAsync(address, bytes, pool, stream);
+    return pool;
+}
+
+extern "C" CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
+    STAND_IN_ENTER(ready_on("cuMemAllocAsync", stream));
+    return cuMemAllocFromPoolAsync(address, bytes, default_pool(), stream);
+}
+
+extern "C" CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
+    STAND_IN_ENTER(ready("cuMemAlloc_v2"));
+    STAND_IN_CHECK(not_captured("cuMemAlloc_v2"));
+    return take(address, bytes, default_pool());
+}
+
+// Unlike memory of a pool, its pages are free at once.
+extern "C" CUresult cuMemFree_v2(CUdeviceptr address) {
+    wait_while_held();
+    STAND_IN_ENTER(ready("cuMemFree_v2"));
+    STAND_IN_CHECK(not_captured("cuMemFree_v2"));
+    STAND_IN_CHECK(catch_up_all());
+    const auto found = blocks().find(uintptr_t(address));
+    if (found == blocks().end() || found->second.pool != default_pool()) {
+        say("cuMemFree_v2", "the address is not that of a block");
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    CUmemoryPool pool = found->second.pool;
+    pool->used.now -= counted(found->second.bytes);
+    pool->reserved.now = round_up(pool->used.now, page_bytes());
+    remove_block(uintptr_t(address));
+    return CUDA_SUCCESS;
 }
 
 extern "C" CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {

@@ -214,8 +214,8 @@ impl Blocks for CudaDevice {
         // Blocks are few and are freed between steps; copies beside the computation may still use one. A failure here
         // is one of earlier work, which the next operation reports.
         let _ = self.synchronize_all();
-        if self.streams.may_never_end() {
-            // The driver would wait for the work that may use the block. The process is about to end.
+        if self.streams.has_failed() {
+            // The driver would wait for the work that may use the block, so it is leaked.
             return;
         }
         let _ = match space {

@@ -107,7 +107,7 @@ impl Driver for CudaDriver {
                 .function(launch.kernel, launch.shared_bytes)
                 .map(|_| ());
         }
-        self.device.streams.count_calls(launch.queue, 1)?;
+        self.device.streams.make_room_for(launch.queue, 1)?;
         // SAFETY: the caller's promise.
         unsafe { self.launch_now(launch) }
     }
@@ -116,7 +116,7 @@ impl Driver for CudaDriver {
         if self.keeps_gemm(gemm, workspace)? {
             return Ok(());
         }
-        self.device.streams.count_calls(Queue::Compute, 1)?;
+        self.device.streams.make_room_for(Queue::Compute, 1)?;
         // SAFETY: the caller's promise.
         unsafe { self.products.compute(gemm, workspace, self.device.stream) }
     }
@@ -147,6 +147,7 @@ impl Driver for CudaDriver {
         if self.keeps(Call::Clear { to, bytes })? {
             return Ok(());
         }
+        self.device.streams.make_room_for(Queue::Compute, 1)?;
         // SAFETY: the caller's promise.
         unsafe { self.clear_now(to, bytes) }
     }
@@ -167,7 +168,7 @@ impl Driver for CudaDriver {
         if self.keeps(call)? {
             return Ok(());
         }
-        self.device.streams.count_calls(queue, 1)?;
+        self.device.streams.make_room_for(queue, 1)?;
         // SAFETY: the caller's promise.
         unsafe { self.device.streams.copy(queue, to, from, bytes) }
     }
@@ -190,6 +191,7 @@ impl Driver for CudaDriver {
 
     unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading, KernelError> {
         self.let_go()?;
+        self.device.streams.make_room_for(Queue::Compute, 1)?;
         let to = self.staging.reading();
         let stream = self.device.stream;
         // SAFETY: the caller's promise; the place is in pinned memory and as large as a reading can be.

@@ -257,7 +257,7 @@ impl CudaDriver {
             Kept::Nothing => unreachable!("nothing is done then"),
         };
         let streams = &self.device.streams;
-        let counted = streams.count_calls(Queue::Compute, known.calls.len());
+        let counted = streams.make_room_for(Queue::Compute, known.calls.len());
         let launched = counted.and_then(|()| self.launch_graph(&known.graph, &records));
         self.sections
             .state
@@ -305,7 +305,7 @@ impl CudaDriver {
     fn carry_out(&self, calls: &Calls, count: usize, order: &mut Order) -> Result<(), KernelError> {
         calls.first(count).try_for_each(|call| {
             if let Order::Direct(_) = order {
-                self.device.streams.count_calls(Queue::Compute, 1)?;
+                self.device.streams.make_room_for(Queue::Compute, 1)?;
             }
             self.carry_out_one(calls, call, order)
         })

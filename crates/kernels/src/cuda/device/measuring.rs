@@ -38,7 +38,10 @@ impl CudaDevice {
         let done = work();
         let ended = self.stamps.put(stream).map_err(refused);
         let elapsed = ended.and_then(|ended| {
-            let elapsed = self.stamps.elapsed(begun, ended).map_err(refused);
+            let waited = self.streams.synchronize(queue);
+            self.streams.check()?;
+            let elapsed = waited.and_then(|()| self.stamps.elapsed(begun, ended));
+            let elapsed = elapsed.map_err(refused);
             self.stamps.give_back(ended);
             elapsed
         });

@@ -202,7 +202,7 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         // A failure here is one of earlier work, which reported it.
         let _ = self.synchronize_all();
-        if self.streams.may_never_end() {
+        if self.streams.has_failed() {
             // Unloading would wait for the work.
             self.modules.stay();
         }

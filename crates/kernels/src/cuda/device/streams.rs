@@ -31,7 +31,7 @@ pub(super) struct Streams {
     workers: Workers,
     /// How much of each disk queue's work is done, for streams to wait on.
     done: Arc<handles::Counters>,
-    /// How long the host waits for work that waits for no other rank.
+    /// Deadline for work that involves no other rank.
     pub(super) patience: Cell<Duration>,
     /// The group for exchanges. After a failed exchange, or work that never ends, nothing more is enqueued.
     group: RefCell<Option<Arc<dyn Group>>>,
@@ -70,7 +70,8 @@ const ASKED_AT_ONCE: Duration = Duration::from_millis(1);
 /// How long work may take, unless it is known to take longer, before it counts as never ending.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Of every stream's work, at most twice as many calls are ahead of the device. A driver takes about a thousand, and then
+/// A mark is recorded in a stream every so many calls, and the host waits for the mark before it, so it is at most twice as
+/// far ahead of the device. A driver takes about a thousand, and then
 /// holds the caller up, who would wait without a deadline behind an exchange with a rank that is gone.
 const CALLS_AHEAD: usize = 150;
 
@@ -206,6 +207,7 @@ impl Streams {
             let copied = unsafe { self.copy_own(&exchange) };
             return copied.map_err(|error| error::of_driver("exchange", error));
         };
+        self.make_room_for(Queue::Collective, 1)?;
         let stream = self.of(Queue::Collective).cast();
         // SAFETY: the caller's promise; the stream lives as long as its device.
         let asked = unsafe { on_device.enqueue(stream, &sends, &receives) };
@@ -236,9 +238,9 @@ impl Streams {
     /// Refuses further calls after a failed exchange, or after a failed file once no work is running.
     pub(super) fn check(&self) -> Result<(), KernelError> {
         self.workers.check().inspect_err(|_| {
-            for stream in &self.streams {
+            for queue in &Queue::ALL[..STREAMS] {
                 // That a file failed came first.
-                let _ = stream.synchronize();
+                let _ = self.synchronize(*queue);
             }
         })?;
         self.check_exchanges()
@@ -295,8 +297,8 @@ impl Streams {
         error
     }
 
-    /// Called before so many calls are put into a stream: waits until not too much is ahead of the device.
-    pub(super) fn count_calls(&self, queue: Queue, calls: usize) -> Result<(), KernelError> {
+    /// Waits until a stream has room for so many more calls, so that not too much is ahead of the device.
+    pub(super) fn make_room_for(&self, queue: Queue, calls: usize) -> Result<(), KernelError> {
         let mut ahead = self.ahead[queue as usize].borrow_mut();
         ahead.calls += calls;
         if ahead.calls < CALLS_AHEAD {
@@ -507,8 +509,8 @@ impl Streams {
         come
     }
 
-    /// Whether work may never end, so that a call of the driver that waits for it would not return.
-    pub(super) fn may_never_end(&self) -> bool {
+    /// Whether an exchange failed or work never ended: a call of the driver that waits for it might not return.
+    pub(super) fn has_failed(&self) -> bool {
         self.failed.get().is_some()
     }
 }
@@ -527,7 +529,7 @@ fn never_ends(waited: Duration) -> KernelError {
 impl Drop for Streams {
     /// Streams wait for their work when they go. Where that never ends, they stay, with what they read.
     fn drop(&mut self) {
-        if self.may_never_end() {
+        if self.has_failed() {
             std::mem::forget(std::mem::take(&mut self.streams));
             std::mem::forget(self.done.clone());
         }

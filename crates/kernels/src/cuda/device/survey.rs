@@ -58,37 +58,6 @@ impl CudaDevice {
         Ok(bytes as u64)
     }
 
-    /// Does `work`, waits for what it enqueued in `queue`, and gives the time that this took on the device: that between
-    /// two CUDA events in the queue's stream, without launches and waits of the host.
-    ///
-    /// # Errors
-    /// As `work`, and [`KernelError`] if the driver refuses or what was enqueued failed.
-    ///
-    /// # Panics
-    /// In a section, whose calls come later, and for a disk's queue, which is no stream.
-    pub fn timed(
-        &self,
-        queue: Queue,
-        work: impl FnOnce() -> Result<(), KernelError>,
-    ) -> Result<Duration, KernelError> {
-        assert!(!self.keeps_back.get(), "the calls of a section come later");
-        let refused = |error| error::of_driver("timed", error);
-        let stream = self.streams.of(queue);
-        let begun = self.stamps.put(stream).map_err(refused)?;
-        let done = work();
-        let ended = self.stamps.put(stream).map_err(refused);
-        let elapsed = ended.and_then(|ended| {
-            let waited = self.streams.synchronize(queue);
-            self.streams.check()?;
-            let elapsed = waited.and_then(|()| self.stamps.elapsed(begun, ended));
-            let elapsed = elapsed.map_err(refused);
-            self.stamps.give_back(ended);
-            elapsed
-        });
-        self.stamps.give_back(begun);
-        done.and(elapsed)
-    }
-
     /// Measures copies between page-locked host memory and the device. Takes less than a second, and 512 MiB of each
     /// memory.
     ///
