@@ -111,7 +111,7 @@ mod tests {
             "{said}"
         );
         assert!(
-            !said.contains("bf16,") && said.contains("--attention eager"),
+            !said.contains("--dtype bf16") && said.contains("--attention eager"),
             "{said}"
         );
         let f32 = "model.head_dim=128 train.dtype=f32";

@@ -3,7 +3,7 @@
 use super::block::Block;
 use super::handles::Stream;
 use super::{CudaDevice, error};
-use crate::{KernelError, Queue};
+use crate::KernelError;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys;
 use memory::Space;
