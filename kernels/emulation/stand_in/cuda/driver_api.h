@@ -65,6 +65,10 @@ typedef enum {
 } CUdevice_attribute;
 
 typedef enum {
+    CU_LIMIT_STACK_SIZE = 0,
+} CUlimit;
+
+typedef enum {
     CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0,
     CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
     CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES = 3,

@@ -227,13 +227,39 @@ extern "C" CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, c
     return CUDA_SUCCESS;
 }
 
+// Local memory of a thread that a kernel takes.
+static size_t local_bytes() { return number_setting("STAND_IN_LOCAL_BYTES", 0); }
+
+// The device has local memory for all threads that it runs at a time: more, once a kernel has more, or the limit is raised.
+static CUresult hold_local(size_t bytes) {
+    constexpr size_t THREADS = 132 * 2048;
+    static size_t held = 0;
+    if (bytes > held) {
+        STAND_IN_CHECK(take_memory((bytes - held) * THREADS));
+        held = bytes;
+    }
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
+    STAND_IN_ENTER(ready("cuCtxGetLimit"));
+    *value = 1024;
+    return limit == CU_LIMIT_STACK_SIZE ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+extern "C" CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
+    STAND_IN_ENTER(ready("cuCtxSetLimit"));
+    STAND_IN_CHECK(not_captured("cuCtxSetLimit"));
+    return limit == CU_LIMIT_STACK_SIZE ? hold_local(value) : CUDA_ERROR_INVALID_VALUE;
+}
+
 extern "C" CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
     STAND_IN_ENTER(ready("cuFuncGetAttribute", function));
     switch (attribute) {
         case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = int(function->entry.threads_max); break;
         case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *value = int(function->entry.static_bytes); break;
         case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *value = int(function->dynamic_bytes_max); break;
-        case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: *value = 0; break;
+        case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: *value = int(local_bytes()); break;
         // As many as leave room for its largest block.
         case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = std::min(255, int(REGISTERS / function->entry.threads_max)); break;
         default: return CUDA_ERROR_INVALID_VALUE;
@@ -273,6 +299,7 @@ extern "C" CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, uns
     const uint3 grid = {grid_x, grid_y, grid_z}, block = {block_x, block_y, block_z};
     STAND_IN_CHECK(extra == nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
     STAND_IN_CHECK(check_launch(function, grid, block, shared_bytes, stream, arguments));
+    STAND_IN_CHECK(hold_local(local_bytes()));
     if (holds_launch()) {
         return CUDA_SUCCESS;
     }

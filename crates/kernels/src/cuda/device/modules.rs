@@ -83,6 +83,8 @@ const CARVEOUT_PERCENT: i32 = 100;
 #[derive(Clone, Copy)]
 pub(super) struct Function {
     pub(super) handle: sys::CUfunction,
+    /// Local memory of a thread, where spilled registers lie.
+    local_bytes: usize,
     /// Dynamic shared memory that a block may ask for.
     shared_bytes_max: u32,
     /// Whether shared memory has the share that it may have.
@@ -123,8 +125,8 @@ impl Modules {
         Ok(*function)
     }
 
-    /// Loads every kernel, used or not. A driver that loads lazily has nothing of a module on the device before its
-    /// functions are asked for.
+    /// Loads every kernel, used or not, and lets the driver take the local memory that they need, which it would take at their
+    /// first launch. A driver that loads lazily has nothing of a module on the device before its functions are asked for.
     pub(super) fn load_all(&self) -> Result<(), KernelError> {
         for source in EMBEDDED.sources {
             for name in source.kernels {
@@ -132,7 +134,23 @@ impl Modules {
                 self.function(Kernel { source, name }, 0)?;
             }
         }
-        Ok(())
+        let local = self
+            .functions
+            .borrow()
+            .values()
+            .map(|one| one.local_bytes)
+            .max();
+        let Some(local) = local.filter(|bytes| *bytes > 0) else {
+            return Ok(());
+        };
+        const STACK: sys::CUlimit = sys::CUlimit::CU_LIMIT_STACK_SIZE;
+        let mut limit = 0;
+        // SAFETY: writes one number.
+        let asked = unsafe { sys::cuCtxGetLimit(&mut limit, STACK) }.result();
+        // SAFETY: the context is current.
+        let raised =
+            asked.and_then(|()| unsafe { sys::cuCtxSetLimit(STACK, limit.max(local)) }.result());
+        raised.map_err(|error| error::of_driver("local memory", error))
     }
 
     fn load(&self, kernel: Kernel) -> Result<Function, KernelError> {
@@ -141,12 +159,17 @@ impl Modules {
         let refused = |error| error::of_driver(kernel.name, error);
         // SAFETY: modules are unloaded when `self` is dropped.
         let handle = unsafe { result::module::get_function(module, name) }.map_err(refused)?;
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function has just been found.
-        let shared = unsafe { result::function::get_function_attribute(handle, attribute) };
+        use sys::CUfunction_attribute as Attribute;
+        let ask = |attribute| {
+            // SAFETY: the function has just been found.
+            let value = unsafe { result::function::get_function_attribute(handle, attribute) };
+            value.map(|bytes| bytes.max(0)).map_err(refused)
+        };
         Ok(Function {
             handle,
-            shared_bytes_max: shared.map_err(refused)?.max(0) as u32,
+            local_bytes: ask(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)? as usize,
+            shared_bytes_max: ask(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)?
+                as u32,
             has_share: false,
         })
     }

@@ -110,14 +110,24 @@ fn a_card_that_is_full_in_the_rehearsal_is_explained() {
         assert_eq!(oom["name"], "what kernels and cuBLASLt load", "{oom}");
         assert_eq!(oom["cause"], "other_process", "{oom}");
     }
-    let kernels = [
-        IDLE,
-        ("STAND_IN_TOTAL_BYTES", &reserved.to_string()),
+    for (setting, value) in [
         ("STAND_IN_MODULE_BYTES", "1073741824"),
-    ];
-    let refused = on_gpu(&place, &format!("{MODEL} --out modules --force"), &kernels);
-    let oom = explained(&place, &refused, "modules");
-    assert_eq!(oom["name"], "what kernels and cuBLASLt load", "{oom}");
+        ("STAND_IN_LOCAL_BYTES", "65536"),
+    ] {
+        let reserved = reserved.to_string();
+        let settings = [
+            IDLE,
+            ("STAND_IN_TOTAL_BYTES", reserved.as_str()),
+            (setting, value),
+        ];
+        let refused = on_gpu(
+            &place,
+            &format!("{MODEL} --out {setting} --force"),
+            &settings,
+        );
+        let oom = explained(&place, &refused, setting);
+        assert_eq!(oom["name"], "what kernels and cuBLASLt load", "{oom}");
+    }
 }
 
 /// `oom.json` of a run that made no step.
