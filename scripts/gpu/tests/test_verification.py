@@ -126,6 +126,7 @@ class Reading(unittest.TestCase):
     def test_clocks_are_those_of_a_busy_gpu(self):
         self.assertEqual(gpu.medians("345, 80.0, 0\n1700, 690.0, 99\n1800, 700.0, 100\nbroken\n"), (1750.0, 695.0))
         self.assertEqual(gpu.medians("345, 80.0, 0\n"), (None, None))
+        self.assertEqual(gpu.medians("1700, [N/A], 99\n1800, [N/A], 100\n[N/A], 1.0, [N/A]\n"), (1750.0, None))
 
 
 class Judging(unittest.TestCase):
@@ -242,6 +243,16 @@ class Judging(unittest.TestCase):
         self.assertEqual([kernels.row(ours[1], None)[at] for at in (3, 11)], ["trainer, b,c", "40,8"])
         self.assertEqual(kernels.row(ours[3], None)[-1], "no room")
         self.assertEqual(len(kernels.row(theirs, None)), len(kernels.COLUMNS))
+
+    def test_kernels_that_are_not_all_timed_are_open(self):
+        for script, expected in (("exit 3", Failed), ("echo '1 cases are left' >&2", OutOfTime), ("sleep 60", OutOfTime), ("true", None)):
+            records, ended = kernels.timed(["bash", "-c", f"echo '{{\"us\": 1}}'; {script}"], None, Clock(1.5))
+            self.assertEqual(records, [dict(us=1)], script)
+            if expected is None:
+                kernels.judge(ended)
+                continue
+            with self.assertRaises(expected, msg=script):
+                kernels.judge(ended)
 
     def test_speeds_of_other_models_do_not_compare(self):
         figures = dict(tokens_per_s=1.0, first_loss=12.1)
@@ -465,9 +476,20 @@ class Ending(unittest.TestCase):
         self.assertEqual(report.markdown(dict(gpu="GPU"), outcomes).count("## Times\n\n| case | ms |\n|---|---|\n| s/a | - |\n| s/b | - |\n"), 1)
 
     def test_a_command_is_stopped_with_what_it_started(self):
+        # The clock ends when the command has said that it has begun, however long that takes.
+        clock = Clock(60)
         with self.assertRaises(OutOfTime) as ended:
-            run(["bash", "-c", "echo begun; sleep 60 & sleep 60"], Clock(2))
+            run(["bash", "-c", "sleep 60 & echo begun; sleep 60"], clock, each_line=lambda _: setattr(clock, "end", 0), meanwhile=lambda _: False)
         self.assertEqual(ended.exception.stdout, "begun\n")
+
+    def test_a_command_does_not_outlive_an_error_of_who_watches_it(self):
+        started = []
+        def fail(process):
+            started.append(process)
+            raise ValueError("why")
+        with self.assertRaisesRegex(ValueError, "why"):
+            run(["sleep", "60"], Clock(60), meanwhile=fail)
+        self.assertEqual(started[0].returncode, -signal.SIGKILL)
 
     def test_commands_are_listed_with_what_they_printed(self):
         with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(CommandList, "path", pathlib.Path(folder) / "commands.jsonl"):
@@ -625,7 +647,7 @@ class Running(unittest.TestCase):
         (self.bundle / "results" / "a.json").write_text(json.dumps(dict(device="cuda", date="2026-11-27", cases=held)))
         self.manifest(files={"results/a.json": dict(sha256=hashlib.sha256((self.bundle / "results" / "a.json").read_bytes()).hexdigest())})
         code, said = self.finish("list")
-        self.assertEqual((code, said.splitlines()[:3]), (0, ["first: 2 cases, 51 s at most", "    6 s  speed      kernels/adamw", "   45 s  speed      tuning/Qwen2.5-0.5B"]))
+        self.assertEqual((code, said.splitlines()[:3]), (0, ["first: 2 cases, 52 s at most", "    7 s  speed      kernels/adamw", "   45 s  speed      tuning/Qwen2.5-0.5B"]))
         code, said = self.finish("first")
         self.assertEqual(list(self.outcomes()), ["preflight/machine", "doctor/machine", "kernels/adamw", "tuning/Qwen2.5-0.5B"], said)
 
