@@ -29,7 +29,7 @@ from verification.case import Case
 from verification.commands import Clock, CommandList, Finished, run
 from verification.metrics import Metrics
 from verification.outcome import FAIL, NO_TIME, PASS, SKIPPED, Failed, Findings, Outcome, OutOfTime, Skipped
-from verification.sections import ALWAYS, SECTIONS, cases, conformance, doctor, graphs, homes, kernels, models, modes, operations, plan, preflight, protocol, rehearsal, sanitizer, speed, tuning
+from verification.sections import ALWAYS, HEADLINES, LATE, SECTIONS, cases, conformance, doctor, graphs, homes, kernels, models, modes, operations, plan, preflight, protocol, rehearsal, sanitizer, speed, tuning
 from verification.sources import Tree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
@@ -134,6 +134,11 @@ class Judging(unittest.TestCase):
         figures = plan.compare(PLAN, metrics({"driver_allocations": 5}, {}, {}), True)
         plan.judge("run", figures)
         self.assertEqual((figures["difference_bytes"], figures["overhead_bytes"]), (512, 500000000))
+
+    def test_one_step_is_compared_with_the_plan_and_may_allocate(self):
+        plan.judge("run", plan.compare(PLAN, metrics({"driver_allocations": 5}), True))
+        with self.assertRaises(Failed):
+            plan.judge("run", plan.compare(PLAN, metrics({"device_used_high_bytes": 20000000}), True))
 
     def test_every_disagreement_with_the_plan_fails(self):
         for change in ({"peak_bytes": 1}, {"planned_peak_bytes": 1}, {"slab_bytes": 1}, {"driver_allocations": 1},
@@ -379,7 +384,7 @@ class Planning(unittest.TestCase):
         case, timed = Case("s", "a", 5, ()), Case("s", "a", 5, (), is_speed=True)
         state = lambda record, which=case: results.state(which, [self.run_of(a=record)], {"s/a": "1"})
         self.assertEqual(state(dict(status=PASS, sources="1")), results.HOLDS)
-        self.assertEqual([state(record) for record in (dict(status=PASS, sources="0"), dict(status=FAIL, sources="1"))], [results.CHANGED] * 2)
+        self.assertEqual([state(record) for record in (dict(status=PASS, sources="0"), dict(status=FAIL, sources="1"))], [results.OPEN_AGAIN] * 2)
         self.assertEqual([state(dict(status=SKIPPED)), results.state(case, [], {"s/a": "1"})], [results.NEVER] * 2)
         self.assertEqual([state(dict(status=PASS, sources=sources), timed) for sources in "10"], [results.HOLDS, results.SPEED])
 
@@ -399,23 +404,32 @@ class Planning(unittest.TestCase):
             self.assertEqual([run["file"] for run in results.load(folder)], ["cuda.json"])
 
     def test_each_command_has_what_changed_what_never_ran_and_speed(self):
-        found = {kind: [Case(kind, str(number), 20, ()) for number in range(30)] for kind in schedule.SHARES}
+        found = {kind: [Case(kind, str(number), 5, ()) for number in range(120)] for kind in schedule.KINDS}
         plan = schedule.commands(found)
         for command in ("first", "second"):
             sections = [case.section for case in plan[command]]
-            self.assertEqual(sections, sorted(sections, key=list(schedule.SHARES).index))
-            self.assertEqual(set(sections), set(schedule.SHARES))
+            self.assertEqual(sections, sorted(sections, key=schedule.KINDS.index))
+            self.assertEqual(set(sections), set(schedule.SHARES[command]))
             self.assertLessEqual(sum(case.seconds for case in plan[command]), schedule.SECONDS - schedule.START_SECONDS)
         everything = [case for planned in plan.values() for case in planned]
         self.assertEqual(sorted(everything, key=str), sorted((case for waiting in found.values() for case in waiting), key=str))
 
     def test_what_one_kind_leaves_goes_to_the_others(self):
-        found = {kind: [] for kind in schedule.SHARES} | {results.SPEED: [Case("s", str(number), 50, (), True) for number in range(9)]}
+        found = {kind: [] for kind in schedule.KINDS} | {results.SPEED: [Case("s", str(number), 50, (), True) for number in range(9)]}
         self.assertEqual([len(planned) for planned in schedule.commands(found).values()], [6, 3, 0])
+
+    def test_what_is_late_comes_after_times_and_headlines_before_others(self):
+        late, failed = Case("s", "late", 5, (), is_late=True), dict(status=FAIL)
+        taken, fresh, headline = (Case(section, name, 5, (), is_speed=True) for section, name in (("s", "taken"), ("s", "fresh"), ("graphs", "small")))
+        every = [late, taken, fresh, headline]
+        runs = [self.run_of(late=failed, taken=failed)]
+        plan = schedule.commands(schedule.opened(every, runs, {case.full: "1" for case in every}))
+        self.assertEqual(plan["first"], [headline, fresh, taken, late])
+        self.assertEqual(schedule.opened([late], [], {"s/late": "1"})[results.NEVER], [late])
 
     def test_all_runs_what_holds_too(self):
         case, runs = Case("s", "a", 5, ()), [self.run_of(a=dict(status=PASS, sources="1"))]
-        self.assertEqual([schedule.opened([case], runs, {"s/a": "1"}, everything)[results.CHANGED] for everything in (False, True)], [[], [case]])
+        self.assertEqual([schedule.opened([case], runs, {"s/a": "1"}, everything)[results.OPEN_AGAIN] for everything in (False, True)], [[], [case]])
 
 
 class Sources(unittest.TestCase):
@@ -442,12 +456,16 @@ class Sources(unittest.TestCase):
             self.assertNotEqual(Tree(root).hash(patterns), before)
             self.assertEqual(Tree(root, "HEAD").hash(patterns), before)
 
-    def test_every_case_depends_on_something_and_has_a_bound(self):
-        tree = Tree(ROOT)
-        for case in cases():
-            self.assertTrue(tree.files(case.sources), case.full)
-            self.assertTrue(3 <= case.seconds <= 100, case.full)
-        self.assertTrue(all(section.CHECKS for section in SECTIONS.values()))
+    def test_every_case_depends_on_files_that_exist_and_has_a_bound(self):
+        tree, every = Tree(ROOT), cases()
+        for case in every:
+            self.assertTrue(case.sources and 3 <= case.seconds <= 100, case.full)
+        patterns = {pattern for case in every for pattern in case.sources}
+        self.assertEqual([pattern for pattern in sorted(patterns) if not tree.files((pattern,))], [])
+
+    def test_headlines_are_times_and_late_sections_exist(self):
+        times = {name for case in cases() if case.is_speed for name in (case.section, case.full)}
+        self.assertEqual((set(HEADLINES) - times, set(LATE) - set(SECTIONS)), (set(), set()))
 
     def test_the_page_is_what_the_results_say(self):
         said = subprocess.run([sys.executable, "-B", ROOT / "scripts" / "gpu" / "status", "--check"], capture_output=True, text=True)

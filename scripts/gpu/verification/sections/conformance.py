@@ -1,20 +1,24 @@
 """The kernels, each against an oracle in f64, and against the CPU where bits must be equal; the device's memory and copies."""
 import re
 
-from ..case import ATTENTION, DEVICE, kernels
+from ..case import ATTENTION, CALLS, MEMORY, NORM_BACKWARD, PRODUCTS, STREAMS, device, kernels
 from ..commands import run as run_command
 from ..outcome import FAIL, NO_TIME, PASS, Findings, OutOfTime
 
 CHECKS = "every kernel against f64 on poisoned memory; AdamW's bits against the CPU's; same input, same bits; memory and copies of the device"
 
-# The sources of a test's kernels, where they are not named after it.
-NAMED = {"fp8": kernels("fp8"), "scaled_mm": kernels("fp8", "matmul"), "swiglu": (), "gelu": (), "rms_norm": kernels("norm_backward"), "layer_norm": kernels("norm_backward"),
-         "flash_attention": ATTENTION, "grouped_products": kernels("grouped_matmul", "experts"), "router": (), "adamw": kernels("columns"), "adafactor": (),
-         "matmul": ("crates/kernels/src/cuda/device/products/**",), "cross_entropy": (), "embedding": (), "experts": (), "latent": (),
-         "dequantise": (), "muon": (), "gram": kernels("matmul"), "attention": (), "cached_attention": kernels("cache", "attention", "flash_attention"), "norm": (), "qkv": (),
-         "rotary": (), "positions": (), "preference": (), "elementwise": (), "sum_in_order": (), "dropout": ()}
+# The kernels that a test is about: of the same name, but for these.
+OTHER_KERNELS = {
+    "scaled_mm": (*kernels("fp8", "matmul"), *PRODUCTS), "rms_norm": (*kernels("rms_norm"), *NORM_BACKWARD), "layer_norm": (*kernels("layer_norm"), *NORM_BACKWARD),
+    "flash_attention": ATTENTION, "grouped_products": kernels("grouped_matmul", "experts"), "adamw": kernels("adamw", "columns"),
+    "matmul": (*kernels("matmul"), *PRODUCTS), "gram": kernels("muon", "matmul"), "cached_attention": (*kernels("cache"), *ATTENTION),
+}
+# Those that matter most first.
+NAMED = ("flash_attention", "grouped_products", "matmul", "scaled_mm", "fp8", "adamw", "cross_entropy", "rms_norm", "swiglu", "experts", "router", "embedding", "norm",
+         "elementwise", "rotary", "qkv", "latent", "dequantise", "muon", "gram", "adafactor", "attention", "cached_attention", "gelu", "layer_norm", "positions",
+         "preference", "sum_in_order", "dropout")
 # `others` are the tests that are about no kernel alone. Those of the program of the device, which has the card to itself, come last.
-OF_THE_DEVICE = ("beyond_int32", "device")
+OF_THE_DEVICE, OF_THE_CARD = ("beyond_int32", "device"), "crates/kernels/tests/cuda_device.rs"
 CASES = {**dict.fromkeys(NAMED, 3), "flash_attention": 8, "grouped_products": 6, "matmul": 5, "beyond_int32": 35, "others": 15, "device": 15}
 
 RESULT = re.compile(r"^test (\S+) \.\.\. (ok|FAILED|ignored)\s*$")
@@ -26,9 +30,13 @@ OF_THE_BUILD = ("interpreted::", "gpu::the_stand_in")
 
 
 def sources(case):
-    if case in ("others", "device", "beyond_int32"):
-        return (*DEVICE, *kernels("matmul")) if case == "beyond_int32" else DEVICE
-    return (*kernels(case), *NAMED[case], f"crates/kernels/tests/conformance/{case}.rs")
+    if case == "beyond_int32":
+        return (*CALLS, *PRODUCTS, *kernels("matmul"), OF_THE_CARD)
+    if case == "device":
+        return (*CALLS, *STREAMS, *MEMORY, *device("graphs", "calls", "timing", "measuring"), OF_THE_CARD)
+    if case == "others":
+        return (*CALLS, *PRODUCTS, *(f"crates/kernels/tests/conformance/{name}.rs" for name in ("beyond_int32", "determinism", "largest", "linear", "refusals", "adamw_bits")))
+    return (*OTHER_KERNELS.get(case, kernels(case)), f"crates/kernels/tests/conformance/{case}.rs")
 
 
 def case_of(test):

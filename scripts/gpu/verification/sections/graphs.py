@@ -1,7 +1,7 @@
 """Micro-batches that are launched as one CUDA graph: the same bits and the same memory, in less time where launches are many."""
 import statistics
 
-from ..case import DEVICE
+from ..case import GRAPHS
 from ..outcome import require
 
 CHECKS = "with accumulation 4, train.graphs=auto gives the bits, the peak and the copies of train.graphs=off; time of a step, 20 steps each, four runs in turn"
@@ -23,7 +23,7 @@ CASES = {**dict.fromkeys(FLAGS, 12), "Qwen2.5-0.5B": 25}
 
 
 def sources(_case):
-    return DEVICE
+    return GRAPHS
 
 
 def run(place, found, case):

@@ -1,5 +1,5 @@
 """What it costs to have states, weights and gradients on the host or a disk: 8 layers of a model have its bytes and times a layer."""
-from ..case import DEVICE, kernels
+from ..case import HOMES, crate, kernels
 from ..outcome import Skipped, require
 
 CHECKS = "time of a step with states, weights and gradients on the host or a disk, and of a base of 4 bits that is streamed, beside runs with all of it on the GPU: the same bits"
@@ -20,7 +20,8 @@ SLOWER_MAX, RATE_MIN = 0.03, 0.9
 
 
 def sources(case):
-    return kernels("dequantise") if case == NF4 else DEVICE
+    more = {NF4: kernels("dequantise"), ON_DISK: crate("optim", "disk"), ON_HOST: crate("session", "copies")}
+    return (*HOMES, *more.get(case, ()))
 
 
 def forms(place, case):

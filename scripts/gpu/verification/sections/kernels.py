@@ -1,7 +1,7 @@
 """Each family of kernels by itself, by CUDA events, beside what people would use on the same shapes."""
 import json
 
-from ..case import ATTENTION, kernels
+from ..case import ATTENTION, NORM_BACKWARD, PRODUCTS, kernels
 from ..commands import Finished, run as run_command
 from ..gpu import Watch
 from ..outcome import OutOfTime, Skipped, require
@@ -13,10 +13,10 @@ IS_SPEED = True
 FAMILIES = {
     "attention": (("flash_attention", "flash_attention_backward"), ATTENTION),
     "grouped": (("grouped_matmul", "grouped_matmul.data", "grouped_gradient"), kernels("grouped_matmul", "experts")),
-    "products": (("matmul", "scaled_mm", "scaled_mm.fast", "matmul.data", "scaled_mm.data", "matmul.weights", "scaled_mm.weights"), kernels("matmul")),
+    "products": (("matmul", "scaled_mm", "scaled_mm.fast", "matmul.data", "scaled_mm.data", "matmul.weights", "scaled_mm.weights"), (*kernels("matmul", "fp8"), *PRODUCTS)),
     "adamw": (("adamw", "adamw.bf16", "adamw.8bit"), kernels("adamw")),
     "cross_entropy": (("cross_entropy",), kernels("cross_entropy")),
-    "rms_norm": (("rms_norm", "rms_norm_backward"), kernels("rms_norm", "norm_backward")),
+    "rms_norm": (("rms_norm", "rms_norm_backward"), (*kernels("rms_norm"), *NORM_BACKWARD)),
     "codes": (("abs_max", "quantise", "quantise_transposed", "transpose_codes"), kernels("fp8")),
     "qkv": (("split_qkv", "join_qkv"), kernels("qkv", "rotary")),
     "swiglu": (("swiglu", "swiglu_backward", "weighed_swiglu", "weighed_swiglu_backward"), kernels("swiglu", "experts")),

@@ -1,7 +1,7 @@
 """The protocols of others: their shapes, their states, their tokens a step, beside the figures that they publish."""
 from dataclasses import dataclass
 
-from ..case import STEP, kernels
+from ..case import PASSES, STEP, crate, kernels
 from ..outcome import Skipped, require
 
 CHECKS = "tokens/s in the shapes that LLMQ, NeMo Automodel and Megatron-Bridge publish figures for; planned peak = measured peak"
@@ -45,7 +45,8 @@ CASES = {name: protocol.seconds for name, protocol in PROTOCOLS.items()}
 
 
 def sources(case):
-    return (*STEP, *(kernels("fp8") if "FP8" in case else ()))
+    fp8 = (*kernels("fp8"), *crate("model", "pass_fp8")) if "FP8" in case else ()
+    return (*STEP, *PASSES, *fp8, *(crate("model", "adapter") if "LoRA" in case else ()))
 
 
 def run(place, found, case):

@@ -1,7 +1,7 @@
 """Libraries take all their device memory before the plan is relied on: nothing is loaded from the first step on."""
 import bisect
 
-from ..case import DEVICE
+from ..case import MEMORY, REHEARSAL
 from ..outcome import require
 from . import plan
 
@@ -21,7 +21,7 @@ MICRO_BATCHES = range(190, 3, -2)
 
 
 def sources(_case):
-    return DEVICE
+    return (*REHEARSAL, *MEMORY)
 
 
 def run(place, found, case):

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 
-from ..case import DEVICE
+from ..case import MEMORY, STREAMS
 from ..outcome import require
 
 CHECKS = "a run goes on with the same bits while another process takes the rest of the card; SIGTERM in a step saves, and the resumed run has the bits of one that went on"
@@ -32,7 +32,7 @@ sys.stdin.read()
 
 
 def sources(_case):
-    return DEVICE
+    return (*MEMORY, *STREAMS)
 
 
 def run(place, found, case):

@@ -3,7 +3,7 @@ import json
 import tomllib
 from dataclasses import dataclass
 
-from ..case import STEP
+from ..case import PASSES, STEP
 from ..commands import run as run_command
 from ..gpu import Watch
 from ..outcome import Failed, OutOfTime, Skipped, require
@@ -51,7 +51,7 @@ DRY = dict(config="tiny", seq=128, micro_batch=4, steps=6, warmup=2, torch=())
 
 
 def sources(_case):
-    return STEP
+    return (*STEP, *PASSES)
 
 
 def run(place, found, case):

@@ -1,7 +1,7 @@
 """Times of phases and pictures of memory, by stamps in the stream."""
 import shutil
 
-from ..case import DEVICE
+from ..case import STREAMS, device
 from ..outcome import require
 
 CHECKS = "`phase_ms` adds up to the step's time; `--trace` and `profile --trace` write what their viewers read"
@@ -12,7 +12,7 @@ BYTES_MAX = 8_000_000
 
 
 def sources(_case):
-    return (*DEVICE, "crates/kernels/src/timed.rs")
+    return (*STREAMS, *device("timing"), "crates/kernels/src/timed.rs")
 
 
 def run(place, found, case):
