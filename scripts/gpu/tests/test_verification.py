@@ -293,7 +293,7 @@ class Trainer:
     def need_gpu(self, *_):
         pass
 
-    def timed(self, *arguments):
+    def train_watched(self, *arguments):
         return self.train(*arguments), SimpleNamespace(sm_mhz=1980.0, watts=700.0)
 
     def train(self, *arguments):
@@ -472,7 +472,7 @@ class Sources(unittest.TestCase):
         self.assertEqual(said.returncode, 0, said.stderr)
 
     def test_results_are_of_cases_that_exist(self):
-        known = {case.full for case in cases()} | {f"{section}/machine" for section in ALWAYS} | {"conformance/errors"}
+        known = {case.full for case in cases()} | {f"{section}/machine" for section in ALWAYS}
         for run in results.load(ROOT / "benches" / "results" / "gpu"):
             self.assertEqual({full for full in run["cases"] if not full.startswith("hand/")} - known, set(), run["file"])
 
@@ -480,7 +480,7 @@ class Sources(unittest.TestCase):
 class Ending(unittest.TestCase):
     def test_only_what_was_checked_passes(self):
         names = ("doctor/machine", "modes", "speed")
-        outcomes = lambda statuses: [Outcome(name, "", status, "", 0, Findings()) for name, status in zip(names, statuses)]
+        outcomes = lambda statuses: [Outcome(name, status, "", 0, Findings()) for name, status in zip(names, statuses)]
         for statuses, verdict in (((PASS, PASS), "passed"), ((PASS,), "passed"), ((PASS, PASS, SKIPPED), "passed, without speed"),
                                   ((PASS, NO_TIME), "incomplete: no time for 1 of 2"), ((PASS, NO_TIME, FAIL), "failed: speed"),
                                   ((PASS, SKIPPED), "nothing was checked"), ((), "nothing was checked")):
@@ -488,7 +488,7 @@ class Ending(unittest.TestCase):
             self.assertEqual(report.exit_code(outcomes(statuses)) == 0, verdict.startswith("passed"))
 
     def test_tables_of_one_title_are_one(self):
-        outcomes = [Outcome(f"s/{name}", "", PASS, "", 0, Findings()) for name in "ab"]
+        outcomes = [Outcome(f"s/{name}", PASS, "", 0, Findings()) for name in "ab"]
         for outcome in outcomes:
             outcome.findings.table("Times", "case", "ms").append([outcome.name, None])
         self.assertEqual(report.markdown(dict(gpu="GPU"), outcomes).count("## Times\n\n| case | ms |\n|---|---|\n| s/a | - |\n| s/b | - |\n"), 1)
@@ -668,11 +668,30 @@ class Running(unittest.TestCase):
         self.assertEqual((code, said.splitlines()[:3]), (0, ["first: 2 cases, 52 s at most", "    7 s  speed      kernels/adamw", "   45 s  speed      tuning/Qwen2.5-0.5B"]))
         code, said = self.finish("first")
         self.assertEqual(list(self.outcomes()), ["preflight/machine", "doctor/machine", "kernels/adamw", "tuning/Qwen2.5-0.5B"], said)
+        # Nothing that runs without a GPU counts.
+        self.assertIn("## Open after this run\n\n```text\nfirst: 2 cases", (self.bundle / "out" / "verification.md").read_text())
 
     def test_a_file_that_changed_on_the_way_is_refused(self):
         self.manifest(files={"verify": dict(sha256="0")})
         code, said = self.finish("limit")
         self.assertEqual((code, "verify is not the file" in said), (1, True), said)
+
+    def test_a_command_stands_alone(self):
+        code, said = self.finish("first", "second")
+        self.assertEqual((code, "stand alone" in said), (2, True), said)
+
+    def test_peers_do_without_a_wheel_that_does_not_install(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.move(self.bundle / "trainer", folder)
+            build.pack(pathlib.Path(folder), self.bundle / "packed.tar.xz")
+        (self.bundle / "wheels").mkdir()
+        (self.bundle / "wheels" / "broken-1-py3-none-any.whl").write_text("no wheel")
+        self.manifest(files={"packed.tar.xz": dict(sha256=hashlib.sha256((self.bundle / "packed.tar.xz").read_bytes()).hexdigest())})
+        for _ in range(2):
+            code, said = self.finish("preflight")
+            self.assertEqual(code, 0, said)
+            self.assertIn("- wheels: not installed: ", (self.bundle / "out" / "verification.md").read_text())
+        self.assertFalse((self.bundle / "unpacked" / "site").exists())
 
     def test_what_is_packed_is_unpacked_once(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -5,7 +5,6 @@ from ..case import ATTENTION, crate, kernels
 from ..outcome import require
 from . import rehearsal
 
-CHECKS = "evaluation, samples and `generate` (with latents too): planned peak = measured peak; the same memory beside the pool before and after"
 CASES = {"evaluation and samples": 12, "generate": 10, "generate, latents": 10}
 PROMPT = ["--prompt", "The ", "--max-tokens", 24, "--dtype", "f32", "--json"]
 

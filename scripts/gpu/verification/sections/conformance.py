@@ -5,8 +5,6 @@ from ..case import ATTENTION, CALLS, MEMORY, NORM_BACKWARD, PRODUCTS, STREAMS, d
 from ..commands import run as run_command
 from ..outcome import FAIL, NO_TIME, PASS, Findings, OutOfTime
 
-CHECKS = "every kernel against f64 on poisoned memory; AdamW's bits against the CPU's; same input, same bits; memory and copies of the device"
-
 # The kernels that a test is about: of the same name, but for these.
 OTHER_KERNELS = {
     "scaled_mm": (*kernels("fp8", "matmul"), *PRODUCTS), "rms_norm": (*kernels("rms_norm"), *NORM_BACKWARD), "layer_norm": (*kernels("layer_norm"), *NORM_BACKWARD),
@@ -58,7 +56,7 @@ class Tests:
     """Tests of one program, and the cases that they are of. A case ends with its last test."""
 
     def __init__(self, tests, end):
-        self.left, self.failed, self.passed, self.end = {}, {}, {}, end
+        self.left, self.failed, self.passed, self.end, self.last = {}, {}, {}, end, None
         for case, test in tests:
             self.left.setdefault(case, set()).add(test)
 
@@ -77,7 +75,8 @@ class Tests:
         passed, failed = self.passed.get(case, []), self.failed.get(case, [])
         found = Findings(figures=dict(passed=len(passed), failed=len(failed)))
         status, reason = (FAIL, f"failed: {', '.join(failed[:3])}") if failed else why or (PASS, "")
-        self.end(case, status, reason, found)
+        self.last = case, status, reason, found
+        self.end(*self.last)
 
 
 def run_together(place, cases, end):
@@ -108,15 +107,17 @@ def run_program(place, program, names, environment, end):
     for case in list(tests.left):
         tests.close(case, why)
     if any(case in NAMED for case in tests.passed):
-        report(place, stdout, end)
+        report(place, stdout, *tests.last, end)
 
 
-def report(place, stdout, end):
-    """The worst errors of all cases, beside the last of them."""
-    worst, found = shares(stdout), Findings()
+def report(place, stdout, case, status, reason, found, end):
+    """The worst errors of all cases, with the last of them, which fails if they are of another device or of none."""
+    worst = shares(stdout)
     rows = found.table("Worst errors, in percent of what is allowed", "output", "type", "device", "%")
     for (device, output, dtype), percent in sorted(worst.items(), key=lambda item: -item[1])[:8]:
         rows.append([output, dtype.lower(), device, f"{percent:.1f}"])
     name = place.gpu().get("name")
     strange = sorted({device for device, _, _ in worst} - {name}) if name else []
-    end("errors", FAIL if strange or not worst else PASS, f"not on the {name}: {strange}" if strange else "" if worst else "no error was measured", found)
+    if strange or not worst:
+        status, reason = FAIL, f"not on the {name}: {strange}" if strange else "no error was measured"
+    end(case, status, reason, found)

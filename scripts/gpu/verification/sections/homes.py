@@ -2,7 +2,6 @@
 from ..case import HOMES, crate, kernels
 from ..outcome import Skipped, require
 
-CHECKS = "time of a step with states, weights and gradients on the host or a disk, and of a base of 4 bits that is streamed, beside runs with all of it on the GPU: the same bits"
 IS_SPEED = True
 
 STEPS, WARMUP = 5, 2
@@ -44,7 +43,7 @@ def run(place, found, case):
     for name, more in runs.items():
         flags = place.sized(*shape, *more, *(measured if more else []))
         require_room(place, name, flags)
-        trained, watch = place.timed(*flags, "--steps", STEPS)
+        trained, watch = place.train_watched(*flags, "--steps", STEPS)
         first = first or trained
         planned, ms = trained.plan.get("offload") or {}, trained.metrics.median("step_ms", WARMUP)
         slower = ms / first.metrics.median("step_ms", WARMUP) - 1

@@ -6,7 +6,6 @@ from ..commands import Finished, run as run_command
 from ..gpu import Watch
 from ..outcome import OutOfTime, Skipped, require
 
-CHECKS = "TFLOP/s and GB/s of each kernel by CUDA events beside the card's copy rate, with clock, power, registers and blocks; torch's kernels on the same shapes"
 IS_SPEED = True
 
 # Of each family the names that `kernel_times` knows, and their sources.

@@ -2,10 +2,7 @@
 from ..case import MEMORY
 from ..outcome import require
 
-CHECKS = "a limit at the plan's peak exits 0, a granule under it exits 3, fixes from oom.json run; on a GPU also a card that is full"
-
 GIB = 2**30
-
 
 FULL = "a full card"
 CASES = {"none": 12, "core_attn,mlp": 12, FULL: 20}

@@ -4,9 +4,6 @@ import json
 from ..case import ATTENTION, STREAMS, kernels
 from ..outcome import require
 
-CHECKS = ("experts, latents, adapters, bases of 4 and 8 bits, Muon, Adafactor, documents, parts of a sequence, products in FP8, and weights and "
-          "gradients on the host: the CPU's losses in f32 (FP8's in bf16), the same bits when everything is recomputed, planned peak = measured peak")
-
 STEPS = 4
 # Relative, in loss: both sum in f32, in another order. In FP8 a sum that rounds the other way to bf16 changes codes.
 NEAR, NEAR_FP8 = 1e-4, 5e-3

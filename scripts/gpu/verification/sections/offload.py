@@ -2,7 +2,6 @@
 from ..case import HOMES, crate
 from ..outcome import require
 
-CHECKS = "offload changes no bit; pinned bytes and bytes each way are the plan's"
 CASES = {"f32": 20, "bf16": 20}
 
 STEPS = 5

@@ -2,10 +2,7 @@
 from ..case import ATTENTION, MEMORY
 from ..outcome import require
 
-CHECKS = "planned peak = measured peak; the pool's marks are the plan's bytes and a constant; no allocation from step 2 on; overhead"
-
 STEPS = 4
-
 
 SMALL = ["--config", "llama-15m", "--accum", 2]
 LARGE = ["--config", "qwen2.5-0.5b", "--seq", 1024, "--micro-batch", 4, "--accum", 2, "--dtype", "bf16"]

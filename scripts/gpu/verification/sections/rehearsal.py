@@ -5,8 +5,6 @@ from ..case import MEMORY, REHEARSAL
 from ..outcome import require
 from . import plan
 
-CHECKS = "memory beside the pool is the same from the first step on, and within the plan's; a card that a run nearly fills trains"
-
 STEPS = 3
 FLAGS = {
     "llama-15m, f32": ["--config", "llama-15m", "--dtype", "f32", "--attention", "eager", "--recompute", "none"],

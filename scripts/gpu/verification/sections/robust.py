@@ -7,7 +7,6 @@ import sys
 from ..case import MEMORY, STREAMS
 from ..outcome import require
 
-CHECKS = "a run goes on with the same bits while another process takes the rest of the card; SIGTERM in a step saves, and the resumed run has the bits of one that went on"
 OTHERS, SIGTERM = "another process takes the rest of the card", "SIGTERM in a step"
 CASES = {OTHERS: 20, SIGTERM: 15}
 

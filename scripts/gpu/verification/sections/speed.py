@@ -8,7 +8,6 @@ from ..commands import run as run_command
 from ..gpu import Watch
 from ..outcome import Failed, OutOfTime, Skipped, require
 
-CHECKS = "tokens/s, utilisation, peak bytes, clock and power of each strategy beside PyTorch (SDPA, fused AdamW), torch.compile and transformers, in turn"
 IS_SPEED = True
 
 # The first losses of both must differ by less, or they do not train the same model: weights are drawn from the same
@@ -31,7 +30,6 @@ class Shape:
     warmup: int = 4
     ours: tuple = ()
     torch: tuple = ("--master",)
-
 
 EVERY = (OURS, TRANSFORMERS, EAGER, COMPILED)
 SHAPES = {

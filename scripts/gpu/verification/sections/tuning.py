@@ -4,7 +4,6 @@ import json
 from ..case import PRODUCTS, device
 from ..outcome import require
 
-CHECKS = "`trainer tune` writes a file that a run takes and names; two such runs have the same bits; time of a step beside the heuristic's"
 IS_SPEED = True
 CASES = {"Qwen2.5-0.5B": 45}
 
