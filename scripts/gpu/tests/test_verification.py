@@ -29,7 +29,7 @@ from verification.case import Case
 from verification.commands import Clock, CommandList, Finished, run
 from verification.metrics import Metrics
 from verification.outcome import FAIL, NO_TIME, PASS, SKIPPED, Failed, Findings, Outcome, OutOfTime, Skipped
-from verification.sections import ALWAYS, HEADLINES, LATE, SECTIONS, cases, conformance, doctor, graphs, homes, kernels, models, modes, operations, plan, preflight, protocol, rehearsal, sanitizer, speed, tuning
+from verification.sections import ALWAYS, HEADLINES, LATE, SECTIONS, cases, conformance, doctor, graphs, homes, kernels, models, modes, operations, plan, preflight, protocol, rehearsal, robust, sanitizer, speed, tuning
 from verification.sources import Tree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
@@ -232,7 +232,36 @@ class Judging(unittest.TestCase):
         self.assertIsNone(obstacle(available=None))
         for short in (dict(total=79), dict(available=35), dict(group=35), dict(locked=35)):
             self.assertIsNotNone(obstacle(**short), short)
-        self.assertTrue(homes.share_of_rate(80.0, 100.0).startswith(", 80 % of 100.0"))
+        self.assertEqual((homes.share_of_rate(80.0, 100.0), homes.share_of_rate(80.0, None)), (", 80 % of 100.0", ""))
+
+    def test_states_on_the_host_may_cost_three_percent(self):
+        homes.judge(homes.STATES_7B, {"forward window, slower": 0.03, "at the end, slower": 0.4, "share of copies' rate": 0.9})
+        homes.judge(homes.ON_DISK, {"disk, slower": 0.5})
+        for case, figures in ((homes.STATES_7B, {"forward window, slower": 0.031}), (homes.ON_HOST, {"pinned, slower": 0.031}), (homes.STATES_7B, {"share of copies' rate": 0.89})):
+            with self.assertRaises(Failed, msg=figures):
+                homes.judge(case, figures)
+
+    def test_a_card_that_is_taken_too_late_shows_nothing(self):
+        trained = SimpleNamespace(metrics=metrics({}, {}, {}))
+        robust.judge(trained, trained, dict(taken_bytes=1, steps_before=2))
+        for figures, expected in ((dict(taken_bytes=1, steps_before=3), Skipped), ({}, Skipped), (dict(taken_bytes=0, steps_before=2), Failed)):
+            with self.assertRaises(expected, msg=figures):
+                robust.judge(trained, trained, figures)
+
+    def test_a_process_is_told_once_and_never_waited_for(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out, found, said, told = pathlib.Path(folder), Findings(), SimpleNamespace(lines=["ready\n"]), []
+            take = robust.Take(SimpleNamespace(stdin=SimpleNamespace(write=told.append, flush=lambda: None)), said, out, found)
+            self.assertFalse(take(None))
+            (out / "metrics.jsonl").write_text('{"kind":"step"}\n' * 3)
+            self.assertEqual(([take(None) for _ in range(2)], told), ([False] * 2, ["go\n"]))
+            said.lines.append("4096\n")
+            self.assertTrue(take(None))
+            self.assertEqual(found.figures, dict(taken_bytes=4096, steps_before=3))
+
+    def test_two_rounds_of_speeds_are_one_mean(self):
+        first = dict(tokens_per_s=10.0, step_ms=4.0, sm_mhz=None, watts=1.0, first_loss=12.0)
+        self.assertEqual(speed.mean(first, {**first, "tokens_per_s": 20.0, "sm_mhz": 1.0}), {**first, "tokens_per_s": 15.0})
 
     def test_a_whole_model_is_told_from_two_numbers_of_layers(self):
         some = protocol.Protocol((), 1, 1.0, "", layers=(4, 8), all_layers=32)

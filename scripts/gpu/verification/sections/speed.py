@@ -60,15 +60,27 @@ def run(place, found, case):
         shape = Shape(**{**vars(shape), **DRY, "engines": (OURS, EAGER)})
     rows = found.table("Speed and memory", "model", "tokens a step", "recompute", "by", "tokens/s", "of peak", "step, ms", "peak, bytes",
                        "reserved, bytes", "SM clock, MHz", "watts", "trainer is faster by")
-    outcomes = {}
+    outcomes, start = {}, place.clock.left()
     for engine in shape.engines:
         outcomes[engine] = attempt(place, shape, engine)
         rows.append(row(place, case, shape, engine, outcomes))
-        if isinstance(outcomes[engine], dict):
-            found.figures.update({f"{engine}, tokens/s": outcomes[engine]["tokens_per_s"], f"{engine}, MHz": outcomes[engine]["sm_mhz"]})
-        else:
+        if isinstance(outcomes[engine], Exception):
             found.notes.append(f"{engine}: {outcomes[engine]}")
+    # Once more in turn where there is time, since clocks drift.
+    if place.is_gpu and place.clock.left() > 1.1 * (start - place.clock.left()):
+        again = {engine: attempt(place, shape, engine) for engine, outcome in outcomes.items() if isinstance(outcome, dict)}
+        rows.extend(row(place, case, shape, engine, again, ", again") for engine in again)
+        outcomes |= {engine: mean(outcomes[engine], outcome) for engine, outcome in again.items() if isinstance(outcome, dict)}
+    for engine, outcome in outcomes.items():
+        if isinstance(outcome, dict):
+            found.figures.update({f"{engine}, tokens/s": outcome["tokens_per_s"], f"{engine}, MHz": outcome["sm_mhz"]})
     judge(outcomes)
+
+
+def mean(first, second):
+    """The figures of the first run, with times and clocks that are the mean of both."""
+    means = {key: (first[key] + second[key]) / 2 for key in ("tokens_per_s", "step_ms", "sm_mhz", "watts") if None not in (first[key], second[key])}
+    return first | means
 
 
 def attempt(place, shape, engine):
@@ -113,8 +125,8 @@ def peer(place, shape, engine):
                 peak_bytes=said.get("peak_allocated_bytes"), reserved_bytes=said.get("peak_reserved_bytes"))
 
 
-def row(place, case, shape, engine, outcomes):
-    start, outcome = [case, f"{shape.micro_batch} x {shape.seq}", shape.recompute, engine], outcomes[engine]
+def row(place, case, shape, engine, outcomes, which=""):
+    start, outcome = [case, f"{shape.micro_batch} x {shape.seq}", shape.recompute, engine + which], outcomes[engine]
     if not isinstance(outcome, dict):
         return [*start, "no time" if isinstance(outcome, OutOfTime) else "failed", *["-"] * 7]
     own, peak = outcomes.get(OURS), place.gpu().get("peak_tflops")
