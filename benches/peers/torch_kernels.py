@@ -24,6 +24,8 @@ MODELS = {
     "llama-3.2-1b": dict(batch=1, seq=4096, hidden=2048, heads=32, kv_heads=8, head_dim=64, ffn=8192, vocab=128256),
     "llama-3-8b": dict(batch=1, seq=8192, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256),
     "qwen3-30b-a3b": dict(batch=2, seq=4096, hidden=2048, heads=32, kv_heads=4, head_dim=128, ffn=768, vocab=151936, experts=128, chosen=8),
+    "olmoe-1b-7b": dict(batch=2, seq=4096, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=1024, vocab=50304, experts=64, chosen=8),
+    "mixtral-8x7b": dict(batch=1, seq=4096, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=32000, experts=8, chosen=2),
 }
 TINY = dict(batch=1, seq=64, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=32, vocab=256, experts=4, chosen=2)
 REPEATS, WARMUP = 20, 3

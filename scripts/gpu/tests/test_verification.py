@@ -123,6 +123,18 @@ class Reading(unittest.TestCase):
         with unittest.mock.patch.dict("os.environ", CUDA_VISIBLE_DEVICES=""), self.assertRaises(Failed):
             gpu.selected()
 
+    def test_a_watch_ends_whatever_it_is_told(self):
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(gpu, "SECONDS_TO_END", 0.2), \
+                unittest.mock.patch.dict("os.environ", PATH=f"{folder}:{os.environ['PATH']}"):
+            program = pathlib.Path(folder) / "nvidia-smi"
+            # The first ends when it is told to, the second does not.
+            for script, expected in (("echo 1700, [N/A], 99; exec sleep 60", (1700.0, None)), ("trap '' TERM; echo 1700, 1.0, 99; while true; do sleep 0.1; done", (1700.0, 1.0))):
+                program.write_text(f"#!/bin/bash\n{script}\n")
+                program.chmod(0o755)
+                with gpu.Watch() as watch:
+                    time.sleep(0.3)
+                self.assertEqual((watch.sm_mhz, watch.watts), expected)
+
     def test_clocks_are_those_of_a_busy_gpu(self):
         self.assertEqual(gpu.medians("345, 80.0, 0\n1700, 690.0, 99\n1800, 700.0, 100\nbroken\n"), (1750.0, 695.0))
         self.assertEqual(gpu.medians("345, 80.0, 0\n"), (None, None))
@@ -280,7 +292,7 @@ class Judging(unittest.TestCase):
 
     def test_kernels_that_are_not_all_timed_are_open(self):
         for script, expected in (("exit 3", Failed), ("echo '1 cases are left' >&2", OutOfTime), ("sleep 60", OutOfTime), ("true", None)):
-            records, ended = kernels.timed(["bash", "-c", f"echo '{{\"us\": 1}}'; {script}"], None, Clock(1.5))
+            records, ended = kernels.timed(["bash", "-c", f"echo '{{\"us\": 1}}'; {script}"], None, Clock(1.2))
             self.assertEqual(records, [dict(us=1)], script)
             if expected is None:
                 kernels.judge(ended)
@@ -676,6 +688,23 @@ class Running(unittest.TestCase):
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)
         self.assertEqual([self.outcomes()[f"conformance/{name}"][0] for name in ("norm", "fp8")], [PASS, NO_TIME])
+
+    def test_a_test_program_that_is_not_there_fails_its_cases(self):
+        code, said = self.finish("conformance/norm")
+        self.assertEqual(code, 1, said)
+        self.assertEqual(self.outcomes()["conformance/norm"][0], FAIL)
+        self.assertIn("FileNotFoundError", said)
+
+    def test_worst_errors_stand_beside_the_last_case_and_seconds_are_a_cases_own(self):
+        self.binary("conformance", f"#!{sys.executable}\nimport sys, time\nif '--list' in sys.argv: sys.exit(print('norm: test\\nfp8: test'))\n"
+                                   "time.sleep(0.6)\nprint('test norm ... emulation for F32: out: 12.5 % of the allowed error\\ntest norm ... ok', flush=True)\n"
+                                   "print('test fp8 ... ok', flush=True)\n")
+        code, said = self.finish("conformance/norm", "conformance/fp8")
+        self.assertEqual((code, said.count("conformance/fp8")), (0, 1), said)
+        read = (self.bundle / "out" / "verification.md").read_text()
+        self.assertIn("| out | f32 | emulation | 12.5 |", read)
+        self.assertGreaterEqual(self.result()["cases"]["conformance/norm"]["seconds"], 0.6)
+        self.assertLess(self.result()["cases"]["conformance/fp8"]["seconds"], 0.6)
 
     def test_what_preflight_finds_keeps_the_rest_from_being_tried(self):
         self.binary("trainer", FAKE_TRAINER.replace('"train"', '"nothing"'))

@@ -45,14 +45,14 @@ class Watch:
     def __exit__(self, *_):
         if self.process is None:
             return
-        self.process.terminate()
-        try:
-            said = self.process.communicate(timeout=SECONDS_TO_END)[0]
-        except subprocess.TimeoutExpired:
-            # It waits for a GPU that hangs, and may not even end now.
-            self.process.kill()
-            said = ""
-        self.sm_mhz, self.watts = medians(said)
+        # One that waits for a GPU that hangs may not end even when it is killed: it is left alone.
+        for end in (self.process.terminate, self.process.kill):
+            end()
+            try:
+                self.sm_mhz, self.watts = medians(self.process.communicate(timeout=SECONDS_TO_END)[0])
+                return
+            except subprocess.TimeoutExpired:
+                continue
 
     def figures(self):
         return dict(sm_mhz=self.sm_mhz, watts=self.watts)
