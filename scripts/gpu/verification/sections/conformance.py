@@ -16,7 +16,7 @@ NAMED = ("flash_attention", "grouped_products", "matmul", "scaled_mm", "fp8", "a
          "elementwise", "rotary", "qkv", "latent", "dequantise", "muon", "gram", "adafactor", "attention", "cached_attention", "gelu", "layer_norm", "positions",
          "preference", "sum_in_order", "dropout")
 # `others` are the tests that are about no kernel alone. Those of the program of the device, which has the card to itself, come last.
-OF_THE_DEVICE, OF_THE_CARD = ("beyond_int32", "device"), "crates/kernels/tests/cuda_device.rs"
+OF_THE_DEVICE, DEVICE_TESTS = ("beyond_int32", "device"), "crates/kernels/tests/cuda_device.rs"
 CASES = {**dict.fromkeys(NAMED, 3), "flash_attention": 8, "grouped_products": 6, "matmul": 5, "beyond_int32": 35, "others": 15, "device": 15}
 
 RESULT = re.compile(r"^test (\S+) \.\.\. (ok|FAILED|ignored)\s*$")
@@ -29,9 +29,9 @@ OF_THE_BUILD = ("interpreted::", "gpu::the_stand_in")
 
 def sources(case):
     if case == "beyond_int32":
-        return (*CALLS, *PRODUCTS, *kernels("matmul"), OF_THE_CARD)
+        return (*CALLS, *PRODUCTS, *kernels("matmul"), DEVICE_TESTS)
     if case == "device":
-        return (*CALLS, *STREAMS, *MEMORY, *device("graphs", "calls", "timing", "measuring"), OF_THE_CARD)
+        return (*CALLS, *STREAMS, *MEMORY, *device("graphs", "calls", "timing", "measuring"), DEVICE_TESTS)
     if case == "others":
         return (*CALLS, *PRODUCTS, *(f"crates/kernels/tests/conformance/{name}.rs" for name in ("beyond_int32", "determinism", "largest", "linear", "refusals", "adamw_bits")))
     return (*OTHER_KERNELS.get(case, kernels(case)), f"crates/kernels/tests/conformance/{case}.rs")
