@@ -2,7 +2,7 @@
 """Peer: kernels that people would use, one by one: SDPA by flash and by cuDNN, flash-attention 3, _grouped_mm, _scaled_mm, fused AdamW,
 cross-entropy, RMSNorm.
 
-Prints one JSON object a line, as `kernel_times --json` does: kernel, model, shape, us (median), min_us, tflops, gbps, sm_mhz, watts, peer.
+Prints one JSON object a line, as `kernel_times --json` does: kernel, model, shape, us (median), min_us, tflops, gbps, peer.
 On a GPU: CUDA events, 20 times each, the L2 cache emptied in between, random data. What a version of torch lacks is left out, with a line
 on standard error.
   python torch_kernels.py [--case attention --case grouped ...]
@@ -24,30 +24,15 @@ MODELS = {
     "llama-3.2-1b": dict(batch=1, seq=4096, hidden=2048, heads=32, kv_heads=8, head_dim=64, ffn=8192, vocab=128256),
     "llama-3-8b": dict(batch=1, seq=8192, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256),
     "qwen3-30b-a3b": dict(batch=2, seq=4096, hidden=2048, heads=32, kv_heads=4, head_dim=128, ffn=768, vocab=151936, experts=128, chosen=8),
+    "olmoe-1b-7b": dict(batch=2, seq=4096, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=1024, vocab=50304, experts=64, chosen=8),
+    "mixtral-8x7b": dict(batch=1, seq=4096, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=32000, experts=8, chosen=2),
 }
 TINY = dict(batch=1, seq=64, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=32, vocab=256, experts=4, chosen=2)
 REPEATS, WARMUP = 20, 3
 # More than any L2 cache.
 FLUSH_BYTES = 1 << 28
-
-
-class Clocks:
-    """Clock and power by NVML, sampled while the GPU works; nothing without it."""
-
-    def __init__(self, is_cuda):
-        self.handle = None
-        if is_cuda:
-            try:
-                import pynvml
-                pynvml.nvmlInit()
-                self.nvml, self.handle = pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
-            except Exception as error:
-                print(f"no clocks: {error}", file=sys.stderr)
-
-    def sample(self):
-        if self.handle is None:
-            return None
-        return self.nvml.nvmlDeviceGetClockInfo(self.handle, self.nvml.NVML_CLOCK_SM), self.nvml.nvmlDeviceGetPowerUsage(self.handle) / 1e3
+# About a millisecond.
+SLEEP_CYCLES = 2_000_000
 
 
 class Timer:
@@ -55,30 +40,29 @@ class Timer:
 
     def __init__(self, device, repeats):
         self.device, self.repeats, self.is_cuda = device, repeats, device == "cuda"
-        self.clocks = Clocks(self.is_cuda)
-        self.flush = torch.empty(FLUSH_BYTES if self.is_cuda else 1, dtype=torch.int8, device=device)
+        if self.is_cuda:
+            self.written, self.read = (torch.empty(FLUSH_BYTES // 4, dtype=torch.float32, device=device) for _ in range(2))
 
     def __call__(self, call):
         for _ in range(WARMUP):
             call()
-        times, samples = [], []
-        for _ in range(self.repeats):
-            self.flush.zero_()
-            times.append(self.once(call, samples))
-        seen = [sample for sample in samples if sample]
-        clock, power = (statistics.median(column) for column in zip(*seen)) if seen else (None, None)
-        return dict(us=statistics.median(times), min_us=min(times), sm_mhz=clock, watts=power)
+        times = [self.once(call) for _ in range(self.repeats)]
+        return dict(us=statistics.median(times), min_us=min(times))
 
-    def once(self, call, samples):
+    def once(self, call):
         if not self.is_cuda:
             start = time.perf_counter()
             call()
             return 1e6 * (time.perf_counter() - start)
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        # As `kernel_times` does: after the write, a read leaves no lines that have to be written back.
+        self.written.zero_()
+        self.read.sum()
+        # The GPU waits until the host has launched everything, so that no time has the host's in it.
+        torch.cuda._sleep(SLEEP_CYCLES)
         begin.record()
         call()
         end.record()
-        samples.append(self.clocks.sample())
         torch.cuda.synchronize()
         return 1e3 * begin.elapsed_time(end)
 
@@ -196,6 +180,23 @@ def rms_norm(m, device):
 CASES = dict(attention=attention, grouped=grouped, products=products, adamw=adamw, cross_entropy=cross_entropy, rms_norm=rms_norm)
 
 
+# What a version of torch lacks, what a shape refuses, and memory that is short (a RuntimeError).
+REFUSALS = (RuntimeError, NotImplementedError, AttributeError, ValueError, TypeError)
+
+
+def say(what, error):
+    print(f"{what}: {(str(error).splitlines() or [type(error).__name__])[0]}", file=sys.stderr)
+
+
+def attempt(timer, call, what):
+    """Times of a call; none where it is refused."""
+    try:
+        return timer(call)
+    except REFUSALS as error:
+        say(what, error)
+        return None
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", metavar="NAME", help=f"of {', '.join(CASES)}; others have no peer [default: all]")
@@ -207,15 +208,16 @@ def main():
     models = {"tiny": TINY} if arguments.tiny else MODELS
     for name in arguments.case or CASES:
         for model, sizes in models.items() if name in CASES else ():
-            for peer, kernel, shape, call, flops, bytes_ in CASES[name](sizes, arguments.device):
-                try:
-                    took = timer(call)
-                except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
-                    print(f"{peer}, {kernel}, {model}: {str(error).splitlines()[0]}", file=sys.stderr)
-                    continue
-                rate = lambda work: work and round(work / took["us"] / 1e6, 4)
-                print(json.dumps(dict(peer=peer, torch=torch.__version__, kernel=kernel, model=model, shape=shape, **took, tflops=rate(flops),
-                                      gbps=bytes_ and round(bytes_ / took["us"] / 1e3, 2))), flush=True)
+            try:
+                for peer, kernel, shape, call, flops, bytes_ in CASES[name](sizes, arguments.device):
+                    took = attempt(timer, call, f"{peer}, {kernel}, {model}")
+                    if took:
+                        rate = lambda work: work and round(work / took["us"] / 1e6, 4)
+                        print(json.dumps(dict(peer=peer, torch=torch.__version__, kernel=kernel, model=model, shape=shape, **took, tflops=rate(flops),
+                                              gbps=bytes_ and round(bytes_ / took["us"] / 1e3, 2))), flush=True)
+            except REFUSALS as error:
+                # Its tensors have no room, or this version of torch lacks their types.
+                say(f"{name}, {model}", error)
             if arguments.device == "cuda":
                 torch.cuda.empty_cache()
 

@@ -29,7 +29,7 @@ from verification.case import Case
 from verification.commands import Clock, CommandList, Finished, run
 from verification.metrics import Metrics
 from verification.outcome import FAIL, NO_TIME, PASS, SKIPPED, Failed, Findings, Outcome, OutOfTime, Skipped
-from verification.sections import ALWAYS, SECTIONS, cases, conformance, doctor, graphs, homes, kernels, models, modes, operations, plan, preflight, protocol, rehearsal, sanitizer, speed, tuning
+from verification.sections import ALWAYS, HEADLINES, LATE, SECTIONS, cases, conformance, doctor, graphs, homes, kernels, models, modes, operations, plan, preflight, protocol, rehearsal, robust, sanitizer, speed, tuning
 from verification.sources import Tree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
@@ -123,9 +123,22 @@ class Reading(unittest.TestCase):
         with unittest.mock.patch.dict("os.environ", CUDA_VISIBLE_DEVICES=""), self.assertRaises(Failed):
             gpu.selected()
 
+    def test_a_watch_ends_whatever_it_is_told(self):
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(gpu, "SECONDS_TO_END", 0.2), \
+                unittest.mock.patch.dict("os.environ", PATH=f"{folder}:{os.environ['PATH']}"):
+            program = pathlib.Path(folder) / "nvidia-smi"
+            # The first ends when it is told to, the second does not.
+            for script, expected in (("echo 1700, [N/A], 99; exec sleep 60", (1700.0, None)), ("trap '' TERM; echo 1700, 1.0, 99; while true; do sleep 0.1; done", (1700.0, 1.0))):
+                program.write_text(f"#!/bin/bash\n{script}\n")
+                program.chmod(0o755)
+                with gpu.Watch() as watch:
+                    time.sleep(0.3)
+                self.assertEqual((watch.sm_mhz, watch.watts), expected)
+
     def test_clocks_are_those_of_a_busy_gpu(self):
         self.assertEqual(gpu.medians("345, 80.0, 0\n1700, 690.0, 99\n1800, 700.0, 100\nbroken\n"), (1750.0, 695.0))
         self.assertEqual(gpu.medians("345, 80.0, 0\n"), (None, None))
+        self.assertEqual(gpu.medians("1700, [N/A], 99\n1800, [N/A], 100\n[N/A], 1.0, [N/A]\n"), (1750.0, None))
 
 
 class Judging(unittest.TestCase):
@@ -133,6 +146,11 @@ class Judging(unittest.TestCase):
         figures = plan.compare(PLAN, metrics({"driver_allocations": 5}, {}, {}), True)
         plan.judge("run", figures)
         self.assertEqual((figures["difference_bytes"], figures["overhead_bytes"]), (512, 500000000))
+
+    def test_one_step_is_compared_with_the_plan_and_may_allocate(self):
+        plan.judge("run", plan.compare(PLAN, metrics({"driver_allocations": 5}), True))
+        with self.assertRaises(Failed):
+            plan.judge("run", plan.compare(PLAN, metrics({"device_used_high_bytes": 20000000}), True))
 
     def test_every_disagreement_with_the_plan_fails(self):
         for change in ({"peak_bytes": 1}, {"planned_peak_bytes": 1}, {"slab_bytes": 1}, {"driver_allocations": 1},
@@ -226,7 +244,36 @@ class Judging(unittest.TestCase):
         self.assertIsNone(obstacle(available=None))
         for short in (dict(total=79), dict(available=35), dict(group=35), dict(locked=35)):
             self.assertIsNotNone(obstacle(**short), short)
-        self.assertTrue(homes.share_of_rate(80.0, 100.0).startswith(", 80 % of 100.0"))
+        self.assertEqual((homes.share_of_rate(80.0, 100.0), homes.share_of_rate(80.0, None)), (", 80 % of 100.0", ""))
+
+    def test_states_on_the_host_may_cost_three_percent(self):
+        homes.judge(homes.STATES_7B, {"forward window, slower": 0.03, "at the end, slower": 0.4, "share of copies' rate": 0.9})
+        homes.judge(homes.ON_DISK, {"disk, slower": 0.5})
+        for case, figures in ((homes.STATES_7B, {"forward window, slower": 0.031}), (homes.ON_HOST, {"pinned, slower": 0.031}), (homes.STATES_7B, {"share of copies' rate": 0.89})):
+            with self.assertRaises(Failed, msg=figures):
+                homes.judge(case, figures)
+
+    def test_a_card_that_is_taken_too_late_shows_nothing(self):
+        trained = SimpleNamespace(metrics=metrics({}, {}, {}))
+        robust.judge(trained, trained, dict(taken_bytes=1, steps_before=2))
+        for figures, expected in ((dict(taken_bytes=1, steps_before=3), Skipped), ({}, Skipped), (dict(taken_bytes=0, steps_before=2), Failed)):
+            with self.assertRaises(expected, msg=figures):
+                robust.judge(trained, trained, figures)
+
+    def test_a_process_is_told_once_and_never_waited_for(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out, found, said, told = pathlib.Path(folder), Findings(), SimpleNamespace(lines=["ready\n"]), []
+            take = robust.Take(SimpleNamespace(stdin=SimpleNamespace(write=told.append, flush=lambda: None)), said, out, found)
+            self.assertFalse(take(None))
+            (out / "metrics.jsonl").write_text('{"kind":"step"}\n' * 3)
+            self.assertEqual(([take(None) for _ in range(2)], told), ([False] * 2, ["go\n"]))
+            said.lines.append("4096\n")
+            self.assertTrue(take(None))
+            self.assertEqual(found.figures, dict(taken_bytes=4096, steps_before=3))
+
+    def test_two_rounds_of_speeds_are_one_mean(self):
+        first = dict(tokens_per_s=10.0, step_ms=4.0, sm_mhz=None, watts=1.0, first_loss=12.0)
+        self.assertEqual(speed.mean(first, {**first, "tokens_per_s": 20.0, "sm_mhz": 1.0}), {**first, "tokens_per_s": 15.0})
 
     def test_a_whole_model_is_told_from_two_numbers_of_layers(self):
         some = protocol.Protocol((), 1, 1.0, "", layers=(4, 8), all_layers=32)
@@ -242,6 +289,16 @@ class Judging(unittest.TestCase):
         self.assertEqual([kernels.row(ours[1], None)[at] for at in (3, 11)], ["trainer, b,c", "40,8"])
         self.assertEqual(kernels.row(ours[3], None)[-1], "no room")
         self.assertEqual(len(kernels.row(theirs, None)), len(kernels.COLUMNS))
+
+    def test_kernels_that_are_not_all_timed_are_open(self):
+        for script, expected in (("exit 3", Failed), ("echo '1 cases are left' >&2", OutOfTime), ("sleep 60", OutOfTime), ("true", None)):
+            records, ended = kernels.timed(["bash", "-c", f"echo '{{\"us\": 1}}'; {script}"], None, Clock(1.2))
+            self.assertEqual(records, [dict(us=1)], script)
+            if expected is None:
+                kernels.judge(ended)
+                continue
+            with self.assertRaises(expected, msg=script):
+                kernels.judge(ended)
 
     def test_speeds_of_other_models_do_not_compare(self):
         figures = dict(tokens_per_s=1.0, first_loss=12.1)
@@ -277,7 +334,7 @@ class Trainer:
     def need_gpu(self, *_):
         pass
 
-    def timed(self, *arguments):
+    def train_watched(self, *arguments):
         return self.train(*arguments), SimpleNamespace(sm_mhz=1980.0, watts=700.0)
 
     def train(self, *arguments):
@@ -368,7 +425,7 @@ class Planning(unittest.TestCase):
         case, timed = Case("s", "a", 5, ()), Case("s", "a", 5, (), is_speed=True)
         state = lambda record, which=case: results.state(which, [self.run_of(a=record)], {"s/a": "1"})
         self.assertEqual(state(dict(status=PASS, sources="1")), results.HOLDS)
-        self.assertEqual([state(record) for record in (dict(status=PASS, sources="0"), dict(status=FAIL, sources="1"))], [results.CHANGED] * 2)
+        self.assertEqual([state(record) for record in (dict(status=PASS, sources="0"), dict(status=FAIL, sources="1"))], [results.OPEN_AGAIN] * 2)
         self.assertEqual([state(dict(status=SKIPPED)), results.state(case, [], {"s/a": "1"})], [results.NEVER] * 2)
         self.assertEqual([state(dict(status=PASS, sources=sources), timed) for sources in "10"], [results.HOLDS, results.SPEED])
 
@@ -388,23 +445,32 @@ class Planning(unittest.TestCase):
             self.assertEqual([run["file"] for run in results.load(folder)], ["cuda.json"])
 
     def test_each_command_has_what_changed_what_never_ran_and_speed(self):
-        found = {kind: [Case(kind, str(number), 20, ()) for number in range(30)] for kind in schedule.SHARES}
+        found = {kind: [Case(kind, str(number), 5, ()) for number in range(120)] for kind in schedule.KINDS}
         plan = schedule.commands(found)
         for command in ("first", "second"):
             sections = [case.section for case in plan[command]]
-            self.assertEqual(sections, sorted(sections, key=list(schedule.SHARES).index))
-            self.assertEqual(set(sections), set(schedule.SHARES))
+            self.assertEqual(sections, sorted(sections, key=schedule.KINDS.index))
+            self.assertEqual(set(sections), set(schedule.SHARES[command]))
             self.assertLessEqual(sum(case.seconds for case in plan[command]), schedule.SECONDS - schedule.START_SECONDS)
         everything = [case for planned in plan.values() for case in planned]
         self.assertEqual(sorted(everything, key=str), sorted((case for waiting in found.values() for case in waiting), key=str))
 
     def test_what_one_kind_leaves_goes_to_the_others(self):
-        found = {kind: [] for kind in schedule.SHARES} | {results.SPEED: [Case("s", str(number), 50, (), True) for number in range(9)]}
+        found = {kind: [] for kind in schedule.KINDS} | {results.SPEED: [Case("s", str(number), 50, (), True) for number in range(9)]}
         self.assertEqual([len(planned) for planned in schedule.commands(found).values()], [6, 3, 0])
+
+    def test_what_is_late_comes_after_times_and_headlines_before_others(self):
+        late, failed = Case("s", "late", 5, (), is_late=True), dict(status=FAIL)
+        taken, fresh, headline = (Case(section, name, 5, (), is_speed=True) for section, name in (("s", "taken"), ("s", "fresh"), ("graphs", "small")))
+        every = [late, taken, fresh, headline]
+        runs = [self.run_of(late=failed, taken=failed)]
+        plan = schedule.commands(schedule.opened(every, runs, {case.full: "1" for case in every}))
+        self.assertEqual(plan["first"], [headline, fresh, taken, late])
+        self.assertEqual(schedule.opened([late], [], {"s/late": "1"})[results.NEVER], [late])
 
     def test_all_runs_what_holds_too(self):
         case, runs = Case("s", "a", 5, ()), [self.run_of(a=dict(status=PASS, sources="1"))]
-        self.assertEqual([schedule.opened([case], runs, {"s/a": "1"}, everything)[results.CHANGED] for everything in (False, True)], [[], [case]])
+        self.assertEqual([schedule.opened([case], runs, {"s/a": "1"}, everything)[results.OPEN_AGAIN] for everything in (False, True)], [[], [case]])
 
 
 class Sources(unittest.TestCase):
@@ -431,19 +497,23 @@ class Sources(unittest.TestCase):
             self.assertNotEqual(Tree(root).hash(patterns), before)
             self.assertEqual(Tree(root, "HEAD").hash(patterns), before)
 
-    def test_every_case_depends_on_something_and_has_a_bound(self):
-        tree = Tree(ROOT)
-        for case in cases():
-            self.assertTrue(tree.files(case.sources), case.full)
-            self.assertTrue(3 <= case.seconds <= 100, case.full)
-        self.assertTrue(all(section.CHECKS for section in SECTIONS.values()))
+    def test_every_case_depends_on_files_that_exist_and_has_a_bound(self):
+        tree, every = Tree(ROOT), cases()
+        for case in every:
+            self.assertTrue(case.sources and 3 <= case.seconds <= 100, case.full)
+        patterns = {pattern for case in every for pattern in case.sources}
+        self.assertEqual([pattern for pattern in sorted(patterns) if not tree.files((pattern,))], [])
+
+    def test_headlines_are_times_and_late_sections_exist(self):
+        times = {name for case in cases() if case.is_speed for name in (case.section, case.full)}
+        self.assertEqual((set(HEADLINES) - times, set(LATE) - set(SECTIONS)), (set(), set()))
 
     def test_the_page_is_what_the_results_say(self):
         said = subprocess.run([sys.executable, "-B", ROOT / "scripts" / "gpu" / "status", "--check"], capture_output=True, text=True)
         self.assertEqual(said.returncode, 0, said.stderr)
 
     def test_results_are_of_cases_that_exist(self):
-        known = {case.full for case in cases()} | {f"{section}/machine" for section in ALWAYS} | {"conformance/errors"}
+        known = {case.full for case in cases()} | {f"{section}/machine" for section in ALWAYS}
         for run in results.load(ROOT / "benches" / "results" / "gpu"):
             self.assertEqual({full for full in run["cases"] if not full.startswith("hand/")} - known, set(), run["file"])
 
@@ -451,7 +521,7 @@ class Sources(unittest.TestCase):
 class Ending(unittest.TestCase):
     def test_only_what_was_checked_passes(self):
         names = ("doctor/machine", "modes", "speed")
-        outcomes = lambda statuses: [Outcome(name, "", status, "", 0, Findings()) for name, status in zip(names, statuses)]
+        outcomes = lambda statuses: [Outcome(name, status, "", 0, Findings()) for name, status in zip(names, statuses)]
         for statuses, verdict in (((PASS, PASS), "passed"), ((PASS,), "passed"), ((PASS, PASS, SKIPPED), "passed, without speed"),
                                   ((PASS, NO_TIME), "incomplete: no time for 1 of 2"), ((PASS, NO_TIME, FAIL), "failed: speed"),
                                   ((PASS, SKIPPED), "nothing was checked"), ((), "nothing was checked")):
@@ -459,15 +529,26 @@ class Ending(unittest.TestCase):
             self.assertEqual(report.exit_code(outcomes(statuses)) == 0, verdict.startswith("passed"))
 
     def test_tables_of_one_title_are_one(self):
-        outcomes = [Outcome(f"s/{name}", "", PASS, "", 0, Findings()) for name in "ab"]
+        outcomes = [Outcome(f"s/{name}", PASS, "", 0, Findings()) for name in "ab"]
         for outcome in outcomes:
             outcome.findings.table("Times", "case", "ms").append([outcome.name, None])
         self.assertEqual(report.markdown(dict(gpu="GPU"), outcomes).count("## Times\n\n| case | ms |\n|---|---|\n| s/a | - |\n| s/b | - |\n"), 1)
 
     def test_a_command_is_stopped_with_what_it_started(self):
+        # The clock ends when the command has said that it has begun, however long that takes.
+        clock = Clock(60)
         with self.assertRaises(OutOfTime) as ended:
-            run(["bash", "-c", "echo begun; sleep 60 & sleep 60"], Clock(2))
+            run(["bash", "-c", "sleep 60 & echo begun; sleep 60"], clock, each_line=lambda _: setattr(clock, "end", 0), meanwhile=lambda _: False)
         self.assertEqual(ended.exception.stdout, "begun\n")
+
+    def test_a_command_does_not_outlive_an_error_of_who_watches_it(self):
+        started = []
+        def fail(process):
+            started.append(process)
+            raise ValueError("why")
+        with self.assertRaisesRegex(ValueError, "why"):
+            run(["sleep", "60"], Clock(60), meanwhile=fail)
+        self.assertEqual(started[0].returncode, -signal.SIGKILL)
 
     def test_commands_are_listed_with_what_they_printed(self):
         with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(CommandList, "path", pathlib.Path(folder) / "commands.jsonl"):
@@ -608,6 +689,23 @@ class Running(unittest.TestCase):
         process.communicate(timeout=60)
         self.assertEqual([self.outcomes()[f"conformance/{name}"][0] for name in ("norm", "fp8")], [PASS, NO_TIME])
 
+    def test_a_test_program_that_is_not_there_fails_its_cases(self):
+        code, said = self.finish("conformance/norm")
+        self.assertEqual(code, 1, said)
+        self.assertEqual(self.outcomes()["conformance/norm"][0], FAIL)
+        self.assertIn("FileNotFoundError", said)
+
+    def test_worst_errors_stand_beside_the_last_case_and_seconds_are_a_cases_own(self):
+        self.binary("conformance", f"#!{sys.executable}\nimport sys, time\nif '--list' in sys.argv: sys.exit(print('norm: test\\nfp8: test'))\n"
+                                   "time.sleep(0.6)\nprint('test norm ... emulation for F32: out: 12.5 % of the allowed error\\ntest norm ... ok', flush=True)\n"
+                                   "print('test fp8 ... ok', flush=True)\n")
+        code, said = self.finish("conformance/norm", "conformance/fp8")
+        self.assertEqual((code, said.count("conformance/fp8")), (0, 1), said)
+        read = (self.bundle / "out" / "verification.md").read_text()
+        self.assertIn("| out | f32 | emulation | 12.5 |", read)
+        self.assertGreaterEqual(self.result()["cases"]["conformance/norm"]["seconds"], 0.6)
+        self.assertLess(self.result()["cases"]["conformance/fp8"]["seconds"], 0.6)
+
     def test_what_preflight_finds_keeps_the_rest_from_being_tried(self):
         self.binary("trainer", FAKE_TRAINER.replace('"train"', '"nothing"'))
         code, said = self.finish("limit/none")
@@ -625,14 +723,33 @@ class Running(unittest.TestCase):
         (self.bundle / "results" / "a.json").write_text(json.dumps(dict(device="cuda", date="2026-11-27", cases=held)))
         self.manifest(files={"results/a.json": dict(sha256=hashlib.sha256((self.bundle / "results" / "a.json").read_bytes()).hexdigest())})
         code, said = self.finish("list")
-        self.assertEqual((code, said.splitlines()[:3]), (0, ["first: 2 cases, 51 s at most", "    6 s  speed      kernels/adamw", "   45 s  speed      tuning/Qwen2.5-0.5B"]))
+        self.assertEqual((code, said.splitlines()[:3]), (0, ["first: 2 cases, 52 s at most", "    7 s  speed      kernels/adamw", "   45 s  speed      tuning/Qwen2.5-0.5B"]))
         code, said = self.finish("first")
         self.assertEqual(list(self.outcomes()), ["preflight/machine", "doctor/machine", "kernels/adamw", "tuning/Qwen2.5-0.5B"], said)
+        # Nothing that runs without a GPU counts.
+        self.assertIn("## Open after this run\n\n```text\nfirst: 2 cases", (self.bundle / "out" / "verification.md").read_text())
 
     def test_a_file_that_changed_on_the_way_is_refused(self):
         self.manifest(files={"verify": dict(sha256="0")})
         code, said = self.finish("limit")
         self.assertEqual((code, "verify is not the file" in said), (1, True), said)
+
+    def test_a_command_stands_alone(self):
+        code, said = self.finish("first", "second")
+        self.assertEqual((code, "stand alone" in said), (2, True), said)
+
+    def test_peers_do_without_a_wheel_that_does_not_install(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.move(self.bundle / "trainer", folder)
+            build.pack(pathlib.Path(folder), self.bundle / "packed.tar.xz")
+        (self.bundle / "wheels").mkdir()
+        (self.bundle / "wheels" / "broken-1-py3-none-any.whl").write_text("no wheel")
+        self.manifest(files={"packed.tar.xz": dict(sha256=hashlib.sha256((self.bundle / "packed.tar.xz").read_bytes()).hexdigest())})
+        for _ in range(2):
+            code, said = self.finish("preflight")
+            self.assertEqual(code, 0, said)
+            self.assertIn("- wheels: not installed: ", (self.bundle / "out" / "verification.md").read_text())
+        self.assertFalse((self.bundle / "unpacked" / "site").exists())
 
     def test_what_is_packed_is_unpacked_once(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -139,6 +139,10 @@ def run(command, clock, environment=None, folder=None, each_line=None, meanwhile
         ended = out.is_alive() or (stopped() and process.returncode == -signal.SIGKILL)
     except subprocess.TimeoutExpired:
         ended = True
+    except BaseException:
+        kill(process)
+        wait_for_the_end(process)
+        raise
     finally:
         with _lock:
             _running.discard(process)

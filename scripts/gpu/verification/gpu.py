@@ -5,6 +5,8 @@ import subprocess
 
 from .outcome import Failed
 
+SECONDS_TO_END = 5
+
 
 def selected():
     """The index or UUID of the GPU that CUDA_VISIBLE_DEVICES gives first; without it the first."""
@@ -43,15 +45,30 @@ class Watch:
     def __exit__(self, *_):
         if self.process is None:
             return
-        self.process.terminate()
-        self.sm_mhz, self.watts = medians(self.process.communicate()[0])
+        # One that waits for a GPU that hangs may not end even when it is killed: it is left alone.
+        for end in (self.process.terminate, self.process.kill):
+            end()
+            try:
+                self.sm_mhz, self.watts = medians(self.process.communicate(timeout=SECONDS_TO_END)[0])
+                return
+            except subprocess.TimeoutExpired:
+                continue
 
     def figures(self):
         return dict(sm_mhz=self.sm_mhz, watts=self.watts)
 
 
 def medians(said):
-    """Median clock and power of the lines that name a busy GPU."""
-    rows = [line.split(",") for line in said.splitlines() if line.count(",") == 2]
-    busy = [(float(clock), float(power)) for clock, power, use in rows if use.strip().isdigit() and int(use) > 50]
-    return tuple(statistics.median(column) for column in zip(*busy)) if busy else (None, None)
+    """Median clock and power of the lines that name a busy GPU; none of a figure that no line has."""
+    rows = [[number(cell) for cell in line.split(",")] for line in said.splitlines() if line.count(",") == 2]
+    columns = zip(*[(clock, power) for clock, power, use in rows if use is not None and use > 50])
+    known = [[value for value in column if value is not None] for column in columns] or [[], []]
+    return tuple(statistics.median(values) if values else None for values in known)
+
+
+def number(cell):
+    """What nvidia-smi says of a figure; none for `[N/A]`."""
+    try:
+        return float(cell)
+    except ValueError:
+        return None

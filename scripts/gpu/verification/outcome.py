@@ -1,4 +1,4 @@
-"""The outcome of a section, and what it has found."""
+"""The outcome of a case, and what it has found."""
 from dataclasses import dataclass, field
 
 PASS, FAIL, SKIPPED, NO_TIME = "pass", "FAIL", "skipped", "no time"
@@ -9,7 +9,7 @@ class Failed(Exception):
 
 
 class Skipped(Exception):
-    """The section cannot run here, for a reason that is not the trainer's fault."""
+    """The case cannot run here, for a reason that is not the trainer's fault."""
 
 
 class OutOfTime(Exception):
@@ -22,7 +22,7 @@ class OutOfTime(Exception):
 
 
 def require(holds, reason):
-    """Ends the section unless something holds."""
+    """Ends the case unless something holds."""
     if not holds:
         raise Failed(reason)
 
@@ -37,7 +37,7 @@ class Table:
 
 @dataclass
 class Findings:
-    """What a section has found, kept however it ends."""
+    """What a case has found, kept however it ends."""
     figures: dict = field(default_factory=dict)
     tables: list = field(default_factory=list)
     notes: list = field(default_factory=list)
@@ -51,9 +51,8 @@ class Findings:
 
 @dataclass
 class Outcome:
-    """How a section ended."""
+    """How a case ended."""
     name: str
-    checks: str
     status: str
     reason: str
     seconds: float

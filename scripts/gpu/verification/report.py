@@ -6,13 +6,13 @@ import os
 from .outcome import FAIL, NO_TIME, PASS, SKIPPED
 
 
-def write(folder, head, outcomes):
-    """Writes both files, each whole or not at all. `head` says what was verified, and on what."""
+def write(folder, head, outcomes, opened=None):
+    """Writes both files, each whole or not at all. `head` says what was verified, and on what; `opened` what is open after it."""
     folder.mkdir(parents=True, exist_ok=True)
     cases = [dict(name=outcome.name, status=outcome.status, reason=outcome.reason, seconds=round(outcome.seconds, 1), **dataclasses.asdict(outcome.findings))
              for outcome in outcomes]
     replace(folder / "verification.json", json.dumps({**head, "verdict": verdict(outcomes), "cases": cases}, indent=1) + "\n")
-    replace(folder / "verification.md", markdown(head, outcomes))
+    replace(folder / "verification.md", markdown(head, outcomes, opened))
 
 
 def replace(path, text):
@@ -35,7 +35,7 @@ def verdict(outcomes):
     return "passed" + (f", without {', '.join(named(SKIPPED))}" if named(SKIPPED) else "")
 
 
-def markdown(head, outcomes):
+def markdown(head, outcomes, opened=None):
     facts = [f"- {name}: {value}" for name, value in head.items() if value and not isinstance(value, dict)]
     summary = [[outcome.name, outcome.status, f"{outcome.seconds:.0f}", "; ".join([outcome.reason, *outcome.findings.notes]).strip("; ")] for outcome in outcomes]
     lines = [f"# Verification on {head['gpu']}: {verdict(outcomes)}", "", *facts, "", *grid(["case", "result", "seconds", "remarks"], summary)]
@@ -48,6 +48,8 @@ def markdown(head, outcomes):
     for title, (columns, rows) in tables.items():
         if rows:
             lines += ["", f"## {title}", "", *grid(columns, rows)]
+    if opened:
+        lines += ["", "## Open after this run", "", "```text", opened, "```"]
     return "\n".join(lines) + "\n"
 
 

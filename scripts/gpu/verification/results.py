@@ -5,8 +5,8 @@ import re
 
 from .outcome import FAIL, PASS
 
-# States of a case, in the order in which they are run: what has to be shown anew, what was never shown, times.
-CHANGED, NEVER, SPEED, HOLDS = "changed", "never run", "speed", "holds"
+# States of a case. It is open again if its sources changed since it passed, or if it failed.
+OPEN_AGAIN, NEVER, SPEED, HOLDS = "open again", "never run", "speed", "holds"
 # A result keeps so many figures of a case; the report has all.
 FIGURES_MAX = 30
 
@@ -27,11 +27,11 @@ def last(runs, full):
 
 
 def state(case, runs, hashes):
-    """Whether a case holds for these sources, has to be shown anew, or was never run. A time that was taken is a time taken."""
+    """Whether a case holds for these sources, has to be shown anew, or was never run."""
     known = last(runs, case.full)
     if known and known[0]["status"] == PASS and known[0].get("sources") == hashes[case.full]:
         return HOLDS
-    return SPEED if case.is_speed else CHANGED if known else NEVER
+    return SPEED if case.is_speed else OPEN_AGAIN if known else NEVER
 
 
 def record(outcome, sources):

@@ -113,7 +113,7 @@ class Workplace:
         metrics = Metrics.parse(read("metrics.jsonl") or "")
         return Trained(finished, folder, metrics, json.loads(read("plan.json") or "{}"))
 
-    def timed(self, *arguments):
+    def train_watched(self, *arguments):
         """As `train`, and what the GPU's clock and power were meanwhile."""
         with Watch() as watch:
             trained = self.train(*arguments)

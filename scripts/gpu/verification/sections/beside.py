@@ -1,17 +1,18 @@
 """What runs beside training: evaluation, samples, generation. Their memory is planned, and nothing is loaded for them after the rehearsal."""
 import json
 
-from ..case import ATTENTION, kernels
+from ..case import ATTENTION, crate, kernels
 from ..outcome import require
 from . import rehearsal
 
-CHECKS = "evaluation, samples and `generate` (with latents too): planned peak = measured peak; the same memory beside the pool before and after"
 CASES = {"evaluation and samples": 12, "generate": 10, "generate, latents": 10}
 PROMPT = ["--prompt", "The ", "--max-tokens", 24, "--dtype", "f32", "--json"]
 
 
 def sources(case):
-    return (*ATTENTION, *kernels("cache"), *(kernels("latent") if "latents" in case else ()))
+    if case == "evaluation and samples":
+        return (*ATTENTION, *crate("session", "evaluation", "inference", "sampling"))
+    return (*ATTENTION, *kernels("cache"), *(kernels("latent") if "latents" in case else ()), *crate("session", "generation", "inference"), *crate("model", "inference", "kv_cache"))
 
 
 def run(place, found, case):

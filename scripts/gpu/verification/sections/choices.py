@@ -2,7 +2,6 @@
 from ..case import kernels
 from ..outcome import require
 
-CHECKS = "`memory.head_chunk = auto` is next to the fastest chunk; what `fp8.fast_accumulation` gains; neither changes what it should not"
 IS_SPEED = True
 
 STEPS, WARMUP = 8, 3
@@ -23,7 +22,7 @@ def sources(case):
 def run(place, found, case):
     rows = found.table("Settings that are chosen", "setting", "step, ms", "loss at the end", "SM clock, MHz")
     for name, more in FORMS[case].items():
-        trained, watch = place.timed(*place.sized(*FLAGS[case], *more), "--steps", STEPS)
+        trained, watch = place.train_watched(*place.sized(*FLAGS[case], *more), "--steps", STEPS)
         ms = trained.metrics.median("step_ms", WARMUP)
         rows.append([f"{case} {name}", f"{ms:.2f}", f"{trained.metrics.steps[-1]['loss']:.5f}", watch.sm_mhz])
         found.figures[f"{name}, ms"] = ms

@@ -1,20 +1,22 @@
 """The kernels, each against an oracle in f64, and against the CPU where bits must be equal; the device's memory and copies."""
 import re
 
-from ..case import ATTENTION, DEVICE, kernels
+from ..case import ATTENTION, CALLS, MEMORY, NORM_BACKWARD, PRODUCTS, STREAMS, device, kernels
 from ..commands import run as run_command
 from ..outcome import FAIL, NO_TIME, PASS, Findings, OutOfTime
 
-CHECKS = "every kernel against f64 on poisoned memory; AdamW's bits against the CPU's; same input, same bits; memory and copies of the device"
-
-# The sources of a test's kernels, where they are not named after it.
-NAMED = {"fp8": kernels("fp8"), "scaled_mm": kernels("fp8", "matmul"), "swiglu": (), "gelu": (), "rms_norm": kernels("norm_backward"), "layer_norm": kernels("norm_backward"),
-         "flash_attention": ATTENTION, "grouped_products": kernels("grouped_matmul", "experts"), "router": (), "adamw": kernels("columns"), "adafactor": (),
-         "matmul": ("crates/kernels/src/cuda/device/products/**",), "cross_entropy": (), "embedding": (), "experts": (), "latent": (),
-         "dequantise": (), "muon": (), "gram": kernels("matmul"), "attention": (), "cached_attention": kernels("cache", "attention", "flash_attention"), "norm": (), "qkv": (),
-         "rotary": (), "positions": (), "preference": (), "elementwise": (), "sum_in_order": (), "dropout": ()}
+# The kernels that a test is about: of the same name, but for these.
+OTHER_KERNELS = {
+    "scaled_mm": (*kernels("fp8", "matmul"), *PRODUCTS), "rms_norm": (*kernels("rms_norm"), *NORM_BACKWARD), "layer_norm": (*kernels("layer_norm"), *NORM_BACKWARD),
+    "flash_attention": ATTENTION, "grouped_products": kernels("grouped_matmul", "experts"), "adamw": kernels("adamw", "columns"),
+    "matmul": (*kernels("matmul"), *PRODUCTS), "gram": kernels("muon", "matmul"), "cached_attention": (*kernels("cache"), *ATTENTION),
+}
+# Those that matter most first.
+NAMED = ("flash_attention", "grouped_products", "matmul", "scaled_mm", "fp8", "adamw", "cross_entropy", "rms_norm", "swiglu", "experts", "router", "embedding", "norm",
+         "elementwise", "rotary", "qkv", "latent", "dequantise", "muon", "gram", "adafactor", "attention", "cached_attention", "gelu", "layer_norm", "positions",
+         "preference", "sum_in_order", "dropout")
 # `others` are the tests that are about no kernel alone. Those of the program of the device, which has the card to itself, come last.
-OF_THE_DEVICE = ("beyond_int32", "device")
+OF_THE_DEVICE, DEVICE_TESTS = ("beyond_int32", "device"), "crates/kernels/tests/cuda_device.rs"
 CASES = {**dict.fromkeys(NAMED, 3), "flash_attention": 8, "grouped_products": 6, "matmul": 5, "beyond_int32": 35, "others": 15, "device": 15}
 
 RESULT = re.compile(r"^test (\S+) \.\.\. (ok|FAILED|ignored)\s*$")
@@ -26,9 +28,13 @@ OF_THE_BUILD = ("interpreted::", "gpu::the_stand_in")
 
 
 def sources(case):
-    if case in ("others", "device", "beyond_int32"):
-        return (*DEVICE, *kernels("matmul")) if case == "beyond_int32" else DEVICE
-    return (*kernels(case), *NAMED[case], f"crates/kernels/tests/conformance/{case}.rs")
+    if case == "beyond_int32":
+        return (*CALLS, *PRODUCTS, *kernels("matmul"), DEVICE_TESTS)
+    if case == "device":
+        return (*CALLS, *STREAMS, *MEMORY, *device("graphs", "calls", "timing", "measuring"), DEVICE_TESTS)
+    if case == "others":
+        return (*CALLS, *PRODUCTS, *(f"crates/kernels/tests/conformance/{name}.rs" for name in ("beyond_int32", "determinism", "largest", "linear", "refusals", "adamw_bits")))
+    return (*OTHER_KERNELS.get(case, kernels(case)), f"crates/kernels/tests/conformance/{case}.rs")
 
 
 def case_of(test):
@@ -50,7 +56,7 @@ class Tests:
     """Tests of one program, and the cases that they are of. A case ends with its last test."""
 
     def __init__(self, tests, end):
-        self.left, self.failed, self.passed, self.end = {}, {}, {}, end
+        self.left, self.failed, self.passed, self.end, self.last = {}, {}, {}, end, None
         for case, test in tests:
             self.left.setdefault(case, set()).add(test)
 
@@ -69,7 +75,8 @@ class Tests:
         passed, failed = self.passed.get(case, []), self.failed.get(case, [])
         found = Findings(figures=dict(passed=len(passed), failed=len(failed)))
         status, reason = (FAIL, f"failed: {', '.join(failed[:3])}") if failed else why or (PASS, "")
-        self.end(case, status, reason, found)
+        self.last = case, status, reason, found
+        self.end(*self.last)
 
 
 def run_together(place, cases, end):
@@ -100,15 +107,17 @@ def run_program(place, program, names, environment, end):
     for case in list(tests.left):
         tests.close(case, why)
     if any(case in NAMED for case in tests.passed):
-        report(place, stdout, end)
+        report(place, stdout, *tests.last, end)
 
 
-def report(place, stdout, end):
-    """The worst errors of all cases, beside the last of them."""
-    worst, found = shares(stdout), Findings()
+def report(place, stdout, case, status, reason, found, end):
+    """The worst errors of all cases, with the last of them, which fails if they are of another device or of none."""
+    worst = shares(stdout)
     rows = found.table("Worst errors, in percent of what is allowed", "output", "type", "device", "%")
     for (device, output, dtype), percent in sorted(worst.items(), key=lambda item: -item[1])[:8]:
         rows.append([output, dtype.lower(), device, f"{percent:.1f}"])
     name = place.gpu().get("name")
     strange = sorted({device for device, _, _ in worst} - {name}) if name else []
-    end("errors", FAIL if strange or not worst else PASS, f"not on the {name}: {strange}" if strange else "" if worst else "no error was measured", found)
+    if strange or not worst:
+        status, reason = FAIL, f"not on the {name}: {strange}" if strange else "no error was measured"
+    end(case, status, reason, found)

@@ -3,15 +3,10 @@ import json
 
 from ..outcome import require
 
-CHECKS = "the device is there and the binary can use it; bandwidths and the rate of products"
 CASES = {"machine": 30}
 
 # Of a GPU alone.
 PAGE_LOCKED = {"copies from page-locked memory": "h2d_gbps", "copies to page-locked memory": "d2h_gbps", "both at once, added up": "both_ways_gbps"}
-
-
-def sources(_case):
-    return ()
 
 
 def run(place, found, _case):

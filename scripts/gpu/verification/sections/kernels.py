@@ -1,22 +1,21 @@
 """Each family of kernels by itself, by CUDA events, beside what people would use on the same shapes."""
 import json
 
-from ..case import ATTENTION, kernels
-from ..commands import run as run_command
+from ..case import ATTENTION, NORM_BACKWARD, PRODUCTS, kernels
+from ..commands import Finished, run as run_command
+from ..gpu import Watch
 from ..outcome import OutOfTime, Skipped, require
 
-CHECKS = "TFLOP/s and GB/s of each kernel by CUDA events beside the card's copy rate, with clock, power, registers and blocks; torch's kernels on the same shapes"
 IS_SPEED = True
 
-MODELS = ("qwen2.5-1.5b", "llama-3.2-1b", "llama-3-8b", "qwen3-30b-a3b")
 # Of each family the names that `kernel_times` knows, and their sources.
 FAMILIES = {
     "attention": (("flash_attention", "flash_attention_backward"), ATTENTION),
     "grouped": (("grouped_matmul", "grouped_matmul.data", "grouped_gradient"), kernels("grouped_matmul", "experts")),
-    "products": (("matmul", "scaled_mm", "scaled_mm.fast", "matmul.data", "scaled_mm.data", "matmul.weights", "scaled_mm.weights"), kernels("matmul")),
+    "products": (("matmul", "scaled_mm", "scaled_mm.fast", "matmul.data", "scaled_mm.data", "matmul.weights", "scaled_mm.weights"), (*kernels("matmul", "fp8"), *PRODUCTS)),
     "adamw": (("adamw", "adamw.bf16", "adamw.8bit"), kernels("adamw")),
     "cross_entropy": (("cross_entropy",), kernels("cross_entropy")),
-    "rms_norm": (("rms_norm", "rms_norm_backward"), kernels("rms_norm", "norm_backward")),
+    "rms_norm": (("rms_norm", "rms_norm_backward"), (*kernels("rms_norm"), *NORM_BACKWARD)),
     "codes": (("abs_max", "quantise", "quantise_transposed", "transpose_codes"), kernels("fp8")),
     "qkv": (("split_qkv", "join_qkv"), kernels("qkv", "rotary")),
     "swiglu": (("swiglu", "swiglu_backward", "weighed_swiglu", "weighed_swiglu_backward"), kernels("swiglu", "experts")),
@@ -26,7 +25,7 @@ FAMILIES = {
 }
 # All peers are timed by one process, after ours: to start PyTorch takes longer than most kernels' times.
 PEERS = "peers"
-CASES = {**dict.fromkeys(FAMILIES, 6), "attention": 15, "grouped": 10, "products": 12, PEERS: 40}
+CASES = {**dict.fromkeys(FAMILIES, 7), "attention": 16, "grouped": 14, "products": 14, PEERS: 45}
 COLUMNS = ("kernel", "model", "shape", "by", "us", "least us", "TFLOP/s", "GB/s", "copies, GB/s", "SM clock, MHz", "watts", "registers", "blocks an SM", "ours is faster by")
 
 
@@ -44,33 +43,47 @@ def run(place, found, case):
 def ours(place, found, case, rows):
     program = place.bundle / "kernel_times"
     require(program.exists(), "the bundle has no kernel_times")
-    names = [word for kernel in FAMILIES[case][0] for model in MODELS for word in ("--case", f"{kernel}/{model}")]
-    records = timed([program, "--json", *names, "--seconds", CASES[case] - 2, *([] if place.is_gpu else ["--tiny"])], place.environment, place.clock)
+    names = [word for kernel in FAMILIES[case][0] for word in ("--case", kernel)]
+    records, ended = timed([program, "--json", *names, "--seconds", CASES[case] - 2, *([] if place.is_gpu else ["--tiny"])], place.environment, place.clock)
     place.kernels.extend(records)
     rows.extend(row(record, None) for record in records)
     times = [record for record in records if "us" in record]
-    require(times, "kernel_times timed nothing")
     found.figures.update({f"{record['kernel']}, {record['model']}, us": round(record["us"], 1) for record in times})
+    judge(ended)
+    require(times, "kernel_times timed nothing")
 
 
 def peers(place, found, _case, rows):
-    records = timed([*place.peer, place.bundle / "peers" / "torch_kernels.py", *([] if place.is_gpu else ["--tiny", "--device", "cpu"])], place.peer_environment, place.clock)
-    rows.extend(row(record, best(place.kernels, record)) for record in records)
-    if not records:
-        raise Skipped("no peer was timed: --python names a PyTorch")
+    command = [*place.peer, place.bundle / "peers" / "torch_kernels.py", *([] if place.is_gpu else ["--tiny", "--device", "cpu"])]
+    with Watch() as watch:
+        records, ended = timed(command, place.peer_environment, place.clock)
+    found.figures.update(watch.figures())
+    rows.extend(row({**record, **watch.figures()}, best(place.kernels, record)) for record in records)
     for record in records:
         own = best(place.kernels, record)
         if own:
             found.figures[f"{record['kernel']}, {record['model']}, {record['peer']}"] = round(record["us"] / own["us"], 3)
+    if not records and isinstance(ended, Finished):
+        raise Skipped(f"no peer was timed (--python names a PyTorch): {ended.complaint()}")
+    judge(ended)
 
 
 def timed(command, environment, clock):
-    """The lines of JSON that a program prints, also where it had no time to print all."""
+    """The lines of JSON that a program prints, and how it ended: Finished, or OutOfTime."""
     try:
-        stdout = run_command(command, clock, environment).stdout
-    except OutOfTime as ended:
-        stdout = ended.stdout
-    return [json.loads(line) for line in stdout.splitlines() if line.startswith("{") and line.endswith("}")]
+        ended = run_command(command, clock, environment)
+    except OutOfTime as late:
+        ended = late
+    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{") and line.endswith("}")], ended
+
+
+def judge(ended):
+    """Times that a program did not come to are open, whatever it timed before."""
+    if isinstance(ended, OutOfTime):
+        raise ended
+    require(ended.code == 0, ended.complaint())
+    if "are left" in ended.stderr:
+        raise OutOfTime(ended.stderr.strip().splitlines()[-1])
 
 
 def best(ours, record):

@@ -1,18 +1,15 @@
 """Out of memory: at the plan's peak there is enough, a granule below there is not, and the fixes work."""
-from ..case import DEVICE
+from ..case import MEMORY
 from ..outcome import require
 
-CHECKS = "a limit at the plan's peak exits 0, a granule under it exits 3, fixes from oom.json run; on a GPU also a card that is full"
-
 GIB = 2**30
-
 
 FULL = "a full card"
 CASES = {"none": 12, "core_attn,mlp": 12, FULL: 20}
 
 
 def sources(_case):
-    return DEVICE
+    return MEMORY
 
 
 def run(place, found, case):

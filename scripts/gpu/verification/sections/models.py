@@ -1,11 +1,8 @@
 """Models, optimizers, homes and products of other kinds: the CPU's losses, the same bits recomputed, planned = measured."""
 import json
 
-from ..case import ATTENTION, kernels
+from ..case import ATTENTION, STREAMS, kernels
 from ..outcome import require
-
-CHECKS = ("experts, latents, adapters, bases of 4 and 8 bits, Muon, Adafactor, documents, parts of a sequence, products in FP8, and weights and "
-          "gradients on the host: the CPU's losses in f32 (FP8's in bf16), the same bits when everything is recomputed, planned peak = measured peak")
 
 STEPS = 4
 # Relative, in loss: both sum in f32, in another order. In FP8 a sum that rounds the other way to bf16 changes codes.
@@ -14,7 +11,6 @@ SMALL = ["--config", "tiny", "--micro-batch", 4, "--accum", 2]
 GPT2 = ["--config", "gpt2", "--seq", 64, "--micro-batch", 2, "--set", "model.layers=2"]
 HOST = ["--offload-parameters", "pinned", "--offload-gradients", "pinned"]
 FP8, EXPERTS = kernels("fp8", "swiglu", "rms_norm"), kernels("experts", "grouped_matmul", "router")
-COPIES = ("crates/kernels/src/cuda/device/staging.rs", "crates/kernels/src/cuda/device/streams.rs")
 # Flags, and the sources of what is its own. The first two have run on no GPU.
 FLAGS = {
     "FP8, codes of weights on the host": ([*SMALL, "--fp8", "tensor", "--set", "fp8.weights=step", *HOST], FP8),
@@ -34,8 +30,8 @@ FLAGS = {
     "documents, first fit": ([*SMALL, "--seq", 256, "--packing", "first-fit"], ATTENTION),
     "documents, first fit, experts": (["--config", "tiny-moe", "--seq", 256, "--packing", "first-fit"], (*ATTENTION, *EXPERTS)),
     "parts of a sequence": ([*SMALL, "--context-parts", 2], ATTENTION),
-    "weights and gradients on the host": ([*SMALL, *HOST], COPIES),
-    "everything on the host, experts": (["--config", "tiny-moe", *HOST, "--offload-optimizer", "pinned"], (*COPIES, *EXPERTS)),
+    "weights and gradients on the host": ([*SMALL, *HOST], STREAMS),
+    "everything on the host, experts": (["--config", "tiny-moe", *HOST, "--offload-optimizer", "pinned"], (*STREAMS, *EXPERTS)),
 }
 CASES = {case: 10 if "gpt2" in flags else 5 for case, (flags, _) in FLAGS.items()}
 LOSSES = "cpu-losses.json"

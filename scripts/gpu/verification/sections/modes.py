@@ -2,12 +2,9 @@
 from ..case import STEP
 from ..outcome import require
 
-CHECKS = "loss and gradient norm have the same bits in every recompute mode, whose peaks and replays differ; and in a second run"
-
 MODES = ["none", "layernorm", "qkv", "core_attn", "attn_out", "mlp", "mlp_act", "core_attn,layernorm,mlp", "full", "full:uniform:2",
          "full:block:2"]
 STEPS = 4
-
 
 # A type, and a kind of attention.
 CASES = dict.fromkeys(("f32 eager", "f32 flash", "bf16 eager", "bf16 flash"), 12)

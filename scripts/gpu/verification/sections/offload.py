@@ -1,8 +1,7 @@
 """Optimizer states and activations in pinned host memory: the same bits, and what crosses as planned."""
-from ..case import DEVICE
+from ..case import HOMES, crate
 from ..outcome import require
 
-CHECKS = "offload changes no bit; pinned bytes and bytes each way are the plan's"
 CASES = {"f32": 20, "bf16": 20}
 
 STEPS = 5
@@ -19,7 +18,7 @@ OFFLOADS = {
 
 
 def sources(_case):
-    return DEVICE
+    return (*HOMES, *crate("model", "offload"))
 
 
 def run(place, found, dtype):

@@ -4,7 +4,6 @@ import json
 from ..case import STEP
 from ..outcome import require
 
-CHECKS = "what each operation of a step takes, beside the least that FLOPs and bytes allow; the update beside the bandwidth of copies"
 IS_SPEED = True
 
 FLAGS = {

@@ -3,7 +3,6 @@ from ..gpu import query, selected
 from ..libraries import library_path
 from ..outcome import require
 
-CHECKS = "one step of the smallest model trains; other processes hold little; what slows the GPU down is said"
 CASES = {"machine": 30}
 
 # Figures that nvidia-smi is asked for one by one, since one unknown name makes the whole query fail.
@@ -17,10 +16,6 @@ REASONS = {0x2: "application clocks are set", 0x4: "the power limit", 0x8: "hard
 
 # If other processes hold more than this, plans and times are of no use.
 OTHERS_MIB_MAX = 2048
-
-
-def sources(_case):
-    return ()
 
 
 def run(place, found, _case):

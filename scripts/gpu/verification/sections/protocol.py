@@ -1,10 +1,9 @@
 """The protocols of others: their shapes, their states, their tokens a step, beside the figures that they publish."""
 from dataclasses import dataclass
 
-from ..case import STEP, kernels
+from ..case import PASSES, STEP, crate, kernels
 from ..outcome import Skipped, require
 
-CHECKS = "tokens/s in the shapes that LLMQ, NeMo Automodel and Megatron-Bridge publish figures for; planned peak = measured peak"
 IS_SPEED = True
 
 # 524,288 tokens a step, bf16 states and no master (which rounds stochastically).
@@ -31,7 +30,6 @@ class Protocol:
     layers: tuple = ()
     all_layers: int = 0
 
-
 PROTOCOLS = {
     "LLMQ, Qwen2.5-1.5B, bf16": Protocol(LLMQ, 45, 58_000, OF_LLMQ.format(16)),
     "LLMQ, Qwen2.5-1.5B, FP8": Protocol((*LLMQ, *FP8), 45, 68_000, OF_LLMQ.format(16)),
@@ -45,7 +43,8 @@ CASES = {name: protocol.seconds for name, protocol in PROTOCOLS.items()}
 
 
 def sources(case):
-    return (*STEP, *(kernels("fp8") if "FP8" in case else ()))
+    fp8 = (*kernels("fp8"), *crate("model", "pass_fp8")) if "FP8" in case else ()
+    return (*STEP, *PASSES, *fp8, *(crate("model", "adapter") if "LoRA" in case else ()))
 
 
 def run(place, found, case):
@@ -69,7 +68,7 @@ def measured(place, protocol, more):
         planned, total = place.plan(*flags), place.gpu()["memory"]["total"]
         if planned["reserved_bytes"] + planned["device_overhead_bytes"] > total:
             raise Skipped(f"{planned['reserved_bytes']:,} bytes do not fit {total:,}")
-    trained, watch = place.timed(*flags)
+    trained, watch = place.train_watched(*flags)
     require(trained.metrics.peaks() == {trained.plan["peak_bytes"]}, f"{trained.plan['peak_bytes']:,} bytes were planned, the peaks are {trained.metrics.peaks()}")
     return trained, watch
 

@@ -6,7 +6,6 @@ from ..case import STEP
 from ..outcome import require
 from ..tensors import flatten, largest_difference, read_safetensors, write_batches
 
-CHECKS = "five steps agree with PyTorch: losses, gradient norms, gradients, final weights, in f32 and bf16"
 GOLDEN = ["torch_llama_tiny", "torch_llama_masked_tied"]
 
 
@@ -18,7 +17,6 @@ class Tolerance:
     grad_norm: float
     gradient: float
     weight: float
-
 
 TOLERANCES = {"f32": Tolerance(1e-5, 1e-5, 1e-4, 1e-4), "bf16": Tolerance(5e-4, 5e-3, 4e-2, 1e-2)}
 # Runs of another dtype must differ by at least this, or that dtype was not used.

@@ -1,11 +1,9 @@
 """Libraries take all their device memory before the plan is relied on: nothing is loaded from the first step on."""
 import bisect
 
-from ..case import DEVICE
+from ..case import MEMORY, REHEARSAL
 from ..outcome import require
 from . import plan
-
-CHECKS = "memory beside the pool is the same from the first step on, and within the plan's; a card that a run nearly fills trains"
 
 STEPS = 3
 FLAGS = {
@@ -21,7 +19,7 @@ MICRO_BATCHES = range(190, 3, -2)
 
 
 def sources(_case):
-    return DEVICE
+    return (*REHEARSAL, *MEMORY)
 
 
 def run(place, found, case):

@@ -8,8 +8,6 @@ from ..commands import run as run_command
 from ..outcome import Skipped, require
 from . import conformance
 
-CHECKS = "no finding of compute-sanitizer: memcheck over the conformance cases, racecheck and synccheck over training steps"
-
 # Its message if it may not inspect the device, as in some containers.
 REFUSALS = ("Device not supported", "Failed to initialize", "profiling is not supported", "Unable to find injection")
 SUMMARY = re.compile(r"(ERROR SUMMARY: \d+ errors?|RACECHECK SUMMARY: \d+ hazards? displayed \(.*\))")

@@ -3,12 +3,11 @@ import json
 import tomllib
 from dataclasses import dataclass
 
-from ..case import STEP
+from ..case import PASSES, STEP
 from ..commands import run as run_command
 from ..gpu import Watch
 from ..outcome import Failed, OutOfTime, Skipped, require
 
-CHECKS = "tokens/s, utilisation, peak bytes, clock and power of each strategy beside PyTorch (SDPA, fused AdamW), torch.compile and transformers, in turn"
 IS_SPEED = True
 
 # The first losses of both must differ by less, or they do not train the same model: weights are drawn from the same
@@ -32,7 +31,6 @@ class Shape:
     ours: tuple = ()
     torch: tuple = ("--master",)
 
-
 EVERY = (OURS, TRANSFORMERS, EAGER, COMPILED)
 SHAPES = {
     "Llama-3.2 1B, 2 x 4,096": Shape("llama-3.2-1b", 4096, 2, engines=EVERY, seconds=80),
@@ -51,7 +49,7 @@ DRY = dict(config="tiny", seq=128, micro_batch=4, steps=6, warmup=2, torch=())
 
 
 def sources(_case):
-    return STEP
+    return (*STEP, *PASSES)
 
 
 def run(place, found, case):
@@ -62,15 +60,27 @@ def run(place, found, case):
         shape = Shape(**{**vars(shape), **DRY, "engines": (OURS, EAGER)})
     rows = found.table("Speed and memory", "model", "tokens a step", "recompute", "by", "tokens/s", "of peak", "step, ms", "peak, bytes",
                        "reserved, bytes", "SM clock, MHz", "watts", "trainer is faster by")
-    outcomes = {}
+    outcomes, start = {}, place.clock.left()
     for engine in shape.engines:
         outcomes[engine] = attempt(place, shape, engine)
         rows.append(row(place, case, shape, engine, outcomes))
-        if isinstance(outcomes[engine], dict):
-            found.figures.update({f"{engine}, tokens/s": outcomes[engine]["tokens_per_s"], f"{engine}, MHz": outcomes[engine]["sm_mhz"]})
-        else:
+        if isinstance(outcomes[engine], Exception):
             found.notes.append(f"{engine}: {outcomes[engine]}")
+    # Once more in turn where there is time, since clocks drift.
+    if place.is_gpu and place.clock.left() > 1.1 * (start - place.clock.left()):
+        again = {engine: attempt(place, shape, engine) for engine, outcome in outcomes.items() if isinstance(outcome, dict)}
+        rows.extend(row(place, case, shape, engine, again, ", again") for engine in again)
+        outcomes |= {engine: mean(outcomes[engine], outcome) for engine, outcome in again.items() if isinstance(outcome, dict)}
+    for engine, outcome in outcomes.items():
+        if isinstance(outcome, dict):
+            found.figures.update({f"{engine}, tokens/s": outcome["tokens_per_s"], f"{engine}, MHz": outcome["sm_mhz"]})
     judge(outcomes)
+
+
+def mean(first, second):
+    """The figures of the first run, with times and clocks that are the mean of both."""
+    means = {key: (first[key] + second[key]) / 2 for key in ("tokens_per_s", "step_ms", "sm_mhz", "watts") if None not in (first[key], second[key])}
+    return first | means
 
 
 def attempt(place, shape, engine):
@@ -115,8 +125,8 @@ def peer(place, shape, engine):
                 peak_bytes=said.get("peak_allocated_bytes"), reserved_bytes=said.get("peak_reserved_bytes"))
 
 
-def row(place, case, shape, engine, outcomes):
-    start, outcome = [case, f"{shape.micro_batch} x {shape.seq}", shape.recompute, engine], outcomes[engine]
+def row(place, case, shape, engine, outcomes, which=""):
+    start, outcome = [case, f"{shape.micro_batch} x {shape.seq}", shape.recompute, engine + which], outcomes[engine]
     if not isinstance(outcome, dict):
         return [*start, "no time" if isinstance(outcome, OutOfTime) else "failed", *["-"] * 7]
     own, peak = outcomes.get(OURS), place.gpu().get("peak_tflops")

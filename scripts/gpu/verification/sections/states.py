@@ -2,7 +2,6 @@
 from ..case import kernels
 from ..outcome import require
 
-CHECKS = "every --state-dtype, --master and --grad-dtype makes finite steps near f32 states; bf16-split has the bits of an f32 master"
 CASES = {"every form": 40}
 
 STEPS, LAST = 40, 10

@@ -1,10 +1,9 @@
 """Times of phases and pictures of memory, by stamps in the stream."""
 import shutil
 
-from ..case import DEVICE
+from ..case import STREAMS, device
 from ..outcome import require
 
-CHECKS = "`phase_ms` adds up to the step's time; `--trace` and `profile --trace` write what their viewers read"
 CASES = {"phase_ms and --trace": 10, "profile --trace": 12}
 FLAGS = ["--config", "qwen2.5-0.5b", "--seq", 1024, "--micro-batch", 4, "--accum", 2, "--dtype", "bf16"]
 # Files that are handed back are few and small.
@@ -12,7 +11,7 @@ BYTES_MAX = 8_000_000
 
 
 def sources(_case):
-    return (*DEVICE, "crates/kernels/src/timed.rs")
+    return (*STREAMS, *device("timing"), "crates/kernels/src/timed.rs")
 
 
 def run(place, found, case):

@@ -1,9 +1,9 @@
 """Algorithms of products, timed once and kept in a file: a run takes them, says so, and repeats its bits."""
 import json
 
+from ..case import PRODUCTS, device
 from ..outcome import require
 
-CHECKS = "`trainer tune` writes a file that a run takes and names; two such runs have the same bits; time of a step beside the heuristic's"
 IS_SPEED = True
 CASES = {"Qwen2.5-0.5B": 45}
 
@@ -16,7 +16,7 @@ NEAR = 0.005
 
 
 def sources(_case):
-    return ("crates/kernels/src/cuda/device/tuning.rs", "crates/kernels/src/cuda/device/algorithms.rs", "crates/kernels/src/cuda/device/products/**")
+    return (*device("tuning"), *PRODUCTS)
 
 
 def run(place, found, _case):
