@@ -134,22 +134,28 @@ impl Modules {
                 self.function(Kernel { source, name }, 0)?;
             }
         }
-        let local = self
-            .functions
-            .borrow()
+        self.reserve_local_memory()
+    }
+
+    /// Lets the driver take local memory for all threads, for the kernel that needs most of it.
+    fn reserve_local_memory(&self) -> Result<(), KernelError> {
+        const STACK: sys::CUlimit = sys::CUlimit::CU_LIMIT_STACK_SIZE;
+        let functions = self.functions.borrow();
+        let most = functions
             .values()
-            .map(|one| one.local_bytes)
+            .map(|function| function.local_bytes)
             .max();
-        let Some(local) = local.filter(|bytes| *bytes > 0) else {
+        let Some(most) = most.filter(|bytes| *bytes > 0) else {
             return Ok(());
         };
-        const STACK: sys::CUlimit = sys::CUlimit::CU_LIMIT_STACK_SIZE;
         let mut limit = 0;
         // SAFETY: writes one number.
         let asked = unsafe { sys::cuCtxGetLimit(&mut limit, STACK) }.result();
-        // SAFETY: the context is current.
-        let raised =
-            asked.and_then(|()| unsafe { sys::cuCtxSetLimit(STACK, limit.max(local)) }.result());
+        let raise = || {
+            // SAFETY: the context is current.
+            unsafe { sys::cuCtxSetLimit(STACK, limit.max(most)) }.result()
+        };
+        let raised = asked.and_then(|()| raise());
         raised.map_err(|error| error::of_driver("local memory", error))
     }
 
