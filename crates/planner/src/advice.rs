@@ -1,10 +1,9 @@
 //! Finds changes that make a run fit a device's memory: `plan --device-memory`.
 
-use crate::change::Change;
+use crate::change::{Change, other_training};
 use crate::figures::{figures, quick_figures};
 use crate::gpus;
 use crate::levers::{Lever, Setup, levers};
-use crate::oom::other_training;
 use crate::tries::{Needs, Tries};
 use kernels::Target;
 use memory::format_bytes;

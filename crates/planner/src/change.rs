@@ -111,6 +111,14 @@ pub(crate) fn flags(set: &[String]) -> String {
     flags.join(" ")
 }
 
+/// What kind of training these settings make of the run.
+pub(crate) fn other_training(set: &[String]) -> &'static str {
+    match set.iter().any(|one| one.starts_with("lora.rank=")) {
+        true => "another training, in which adapters alone learn",
+        false => "the same adapters on a model in 4 bits, which is another training",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use settings::{HostPlace, OptimizerPlace};

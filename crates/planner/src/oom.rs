@@ -1,7 +1,7 @@
 //! Explains an out-of-memory error in `oom.json`, with fixes that were found by planning them.
 
 use crate::auto::choose;
-use crate::change::{Change, flags, set};
+use crate::change::{Change, flags, other_training, set};
 use crate::copies::PlannedOffload;
 use crate::disk_room::{DiskNeed, NoDiskRoom, Saved, SystemDisks};
 use crate::figures::figures;
@@ -284,14 +284,6 @@ impl Fix {
                 false => "FLOPs",
             },
         )
-    }
-}
-
-/// What kind of training these settings make of the run.
-pub(crate) fn other_training(set: &[String]) -> &'static str {
-    match set.iter().any(|one| one.starts_with("lora.rank=")) {
-        true => "another training, in which adapters alone learn",
-        false => "the same adapters on a model in 4 bits, which is another training",
     }
 }
 
