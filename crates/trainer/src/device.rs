@@ -16,9 +16,11 @@ use units::Zero;
 #[cfg(feature = "cuda")]
 use {
     crate::algorithms::use_algorithms,
+    crate::job::long_wait,
     kernels::cuda::{Cuda, CudaDevice, CudaDriver, Rehearsal},
     kernels::{Fault, KernelError},
     memory::Refused,
+    planner::PaperSeconds,
     session::{LibraryCalls, library_calls},
     settings::check_shared_memory,
     std::rc::Rc,
@@ -300,10 +302,7 @@ impl OpenDevice {
         match self {
             OpenDevice::Cpu(_) => {}
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device, _) => {
-                let patience = device.patience();
-                patience.set(patience.get().max(time));
-            }
+            OpenDevice::Cuda(device, _) => wait_for(device, time),
         }
     }
 
@@ -465,6 +464,8 @@ pub(crate) fn rehearsed(
     if let Some(warning) = slow(settings) {
         tracing::warn!("{warning}");
     }
+    let seconds = PaperSeconds::new(settings, Target::Cuda)?.step;
+    wait_for(device, long_wait(seconds));
     let driver = match with_ranks(ranks, settings) {
         None => CudaDriver::new(device)?,
         Some(group) => CudaDriver::in_group(device, group)?,
@@ -473,6 +474,13 @@ pub(crate) fn rehearsed(
     let rehearsal = cuda.rehearse(&calls.products);
     tell_of_products(&rehearsal.map_err(|error| explained(error, device, memory))?);
     Ok(cuda)
+}
+
+/// Lets the host wait at least so long for a GPU before its work counts as never ending.
+#[cfg(feature = "cuda")]
+fn wait_for(device: &CudaDevice, time: Duration) {
+    let patience = device.patience();
+    patience.set(patience.get().max(time));
 }
 
 /// Logs products that are not computed in the usual way.

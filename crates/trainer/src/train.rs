@@ -27,7 +27,6 @@ use checkpoint::ModelLock;
 use collectives::Launch;
 use data::{Batches, CutDocuments, DataError, Dataset, Inputs, Position, Prefetched, prefetch};
 use evaluation_inputs::EvaluationInputs;
-use kernels::Target;
 use planner::{Plan, StepPeaks};
 use preparing::Prepared;
 use records::RunRecords;
@@ -54,10 +53,9 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
     job.compare(&rank_facts::asked_for(&resolved.options))?;
     let prepared = job.agree(Prepared::new(job, resolved))?;
     job.compare(&prepared.facts(job)?)?;
-    if job.size() > 1 || prepared.device.target() == Target::Cuda {
+    if job.size() > 1 {
         let seconds = prepared.seconds_on_paper().map_err(Failure::from);
-        let wait = job.wait_for_steps(job.agree(seconds)?)?;
-        prepared.device.wait_at_least(wait);
+        job.wait_for_steps(job.agree(seconds)?)?;
     }
     let (mut run, step, dataset, resumed) = Run::open(job, prepared)?;
     let from = resumed.as_ref().map_or(String::new(), Resumed::describe);

@@ -59,10 +59,15 @@ struct OfJob {
 
 /// How many times a step, on paper or the longest so far, a rank waits for others and for its GPU, at least: rates on paper are
 /// assumed, and machines slow down.
-pub(crate) const STEPS_WAITED: f64 = 20.0;
+const STEPS_WAITED: f64 = 20.0;
 
 /// No wait is longer: a year.
 const LONGEST_S: f64 = 3e7;
+
+/// How long to wait, at least, for steps that take so many seconds.
+pub(crate) fn long_wait(seconds: f64) -> Duration {
+    Duration::from_secs_f64((STEPS_WAITED * seconds).min(LONGEST_S))
+}
 
 /// Runs `act` on every rank, and ends the job: together, or by ending ranks that do not know of a failure.
 ///
@@ -186,18 +191,16 @@ impl Job {
         }
     }
 
-    /// Lets waits for other ranks take at least as long as some steps, and gives that time. `seconds` is how long one of this rank
-    /// takes on paper.
+    /// Lets waits for other ranks take at least as long as some steps. `seconds` is how long one of this rank takes on paper.
     ///
     /// # Errors
     /// [`Failure::Ranks`] if ranks are lost.
-    pub(crate) fn wait_for_steps(&self, seconds: f64) -> Result<Duration, Failure> {
+    pub(crate) fn wait_for_steps(&self, seconds: f64) -> Result<(), Failure> {
         let longest = self.everybodys(&seconds)?.into_iter().fold(0.0, f64::max);
-        let wait = Duration::from_secs_f64((STEPS_WAITED * longest).min(LONGEST_S));
         if let Some(rank) = &self.rank {
-            rank.group.raise_timeout(wait);
+            rank.group.raise_timeout(long_wait(longest));
         }
-        Ok(wait)
+        Ok(())
     }
 
     /// Agrees on something that all ranks must have done: if one has failed, all fail.

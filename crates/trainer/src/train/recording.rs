@@ -3,7 +3,7 @@
 use super::Run;
 use super::totals::Asked;
 use crate::failure::Failure;
-use crate::job::STEPS_WAITED;
+use crate::job::long_wait;
 use memory::GRANULARITY_BYTES;
 use model::UnderflowShare;
 use report::{
@@ -25,7 +25,7 @@ impl Run {
         let record = self.step_record(&outcome, elapsed, &asked, planned_peak_bytes);
         self.records.step(&record, asked.own_targets);
         self.made.add(&outcome, asked.tokens, elapsed);
-        self.device.wait_at_least(elapsed.mul_f64(STEPS_WAITED));
+        self.device.wait_at_least(long_wait(elapsed.as_secs_f64()));
         let marks = outcome.memory.device;
         let in_use = marks.map(|marks| marks.device_total_used_bytes);
         for sentence in self.records.growth.note(resident_bytes(), in_use) {
