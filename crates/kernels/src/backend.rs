@@ -5,7 +5,7 @@ use memory::{In, Out};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// What is timed.
+/// Work whose time is taken.
 pub(crate) type TimedWork<'a> = &'a mut dyn FnMut() -> Result<(), KernelError>;
 
 /// The time of work by the host's clock, its launch and the wait for its end included.

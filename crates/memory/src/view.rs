@@ -128,20 +128,6 @@ macro_rules! geometry {
             }
         }
 
-        /// Neighbouring columns from the first on, so many in each part. The parts share no element.
-        ///
-        /// # Panics
-        /// As [`Self::columns`].
-        pub fn split_columns<const N: usize>(self, widths: [usize; N]) -> [Self; N] {
-            let mut end = 0;
-            widths.map(|width| {
-                let start = end;
-                end += width;
-                let all = Self { ..self };
-                all.columns(start..end)
-            })
-        }
-
         /// Whether the view has two dimensions, each row is contiguous, and no two rows overlap.
         pub fn is_by_rows(&self) -> bool {
             match (self.dims(), self.strides()) {

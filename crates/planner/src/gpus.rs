@@ -18,25 +18,50 @@ const CHANNEL_BYTES: u64 = 12 << 20;
 /// buffers.
 const GPUS_OF_A_MACHINE: usize = 8;
 
-/// Names and memory in MiB, as the driver reports it to programs (`cuMemGetInfo`), the smallest first. It is less than
-/// `nvidia-smi` shows, because the driver and error correction keep some. The figures are the lowest in users' reports
-/// of PyTorch's out-of-memory errors ("GPU 0 has a total capacity of 79.10 GiB"): drivers differ by some tens of MiB.
-/// `docs/reference/hardware.md` lists them for users.
-const GPUS: [(&str, u64); 9] = [
-    ("RTX 4090 24GB", 24_084),
-    ("A100 40GB", 40_335),
-    ("L40S 48GB", 45_465),
-    ("H100 80GB", 80_998),
-    ("A100 80GB", 81_039),
-    ("GH200 96GB", 96_768),
-    ("RTX PRO 6000 96GB", 97_249),
-    ("H200 141GB", 143_073),
-    ("B200 180GB", 182_630),
+/// A GPU that plans are made for.
+struct Gpu {
+    name: &'static str,
+    /// Its memory in MiB, as the driver reports it to programs (`cuMemGetInfo`). It is less than `nvidia-smi` shows, because the
+    /// driver and error correction keep some. The figures are the lowest in users' reports of PyTorch's out-of-memory errors
+    /// ("GPU 0 has a total capacity of 79.10 GiB"): drivers differ by some tens of MiB.
+    mib: u64,
+    /// The most shared memory of a block, in KiB (CUDA's programming guide, by compute capability).
+    block_kib: usize,
+}
+
+impl Gpu {
+    fn holds(&self, needed_bytes: u64) -> bool {
+        needed_bytes <= self.mib << 20
+    }
+}
+
+const fn gpu(name: &'static str, mib: u64, block_kib: usize) -> Gpu {
+    Gpu {
+        name,
+        mib,
+        block_kib,
+    }
+}
+
+/// The smallest first. `docs/reference/hardware.md` lists them for users.
+const GPUS: [Gpu; 9] = [
+    gpu("RTX 4090 24GB", 24_084, 99),
+    gpu("A100 40GB", 40_335, 163),
+    gpu("L40S 48GB", 45_465, 99),
+    gpu("H100 80GB", 80_998, HOPPER_BLOCK_KIB),
+    gpu("A100 80GB", 81_039, 163),
+    gpu("GH200 96GB", 96_768, HOPPER_BLOCK_KIB),
+    gpu("RTX PRO 6000 96GB", 97_249, 99),
+    gpu("H200 141GB", 143_073, HOPPER_BLOCK_KIB),
+    gpu("B200 180GB", 182_630, HOPPER_BLOCK_KIB),
 ];
+
+/// Hopper's and Blackwell's data-centre GPUs have the most; kernels need no more.
+const HOPPER_BLOCK_KIB: usize = 227;
 
 /// Names of the GPUs, the smallest first.
 pub(crate) fn names_by_memory() -> impl Iterator<Item = &'static str> {
-    GPUS.into_iter().map(|(name, _)| name)
+    GPUS.iter().map(|gpu| gpu.name)
 }
 
 /// The memory in bytes of a GPU by a name as people write it: `h100`, `rtx-4090`, `A100 40GB`. The amount may be left
@@ -45,30 +70,24 @@ pub(crate) fn names_by_memory() -> impl Iterator<Item = &'static str> {
 /// # Errors
 /// With a list of all names.
 pub fn gpu_memory_bytes(name: &str) -> Result<u64, UnknownGpu> {
-    let unknown = || UnknownGpu(name.into());
-    let wanted = plain(name);
-    let whole = GPUS.iter().find(|(gpu, _)| plain(gpu) == wanted);
-    let mut models = GPUS.iter().filter(|(gpu, _)| plain(model(gpu)) == wanted);
-    let (_, mib) = match (whole, models.next(), models.next()) {
-        (Some(gpu), ..) | (None, Some(gpu), None) => gpu,
-        _ => return Err(unknown()),
-    };
-    Ok(mib << 20)
+    let gpu = named(name).ok_or_else(|| UnknownGpu(name.into()))?;
+    Ok(gpu.mib << 20)
 }
 
 /// The shared memory that a block may have on a GPU by its name, in bytes: of one that is not known here, that of an H100.
 pub fn block_shared_bytes(name: &str) -> usize {
-    let is_one_of = |models: &[&str]| {
-        models
-            .iter()
-            .any(|one| plain(name).starts_with(&plain(one)))
-    };
-    let kib = match is_one_of(&["RTX 4090", "L40S", "RTX PRO 6000"]) {
-        true => 99,
-        false if is_one_of(&["A100"]) => 163,
-        false => 227,
-    };
-    kib << 10
+    named(name).map_or(HOPPER_BLOCK_KIB, |gpu| gpu.block_kib) << 10
+}
+
+/// The GPU of a name as people write it; none if no GPU or several have it.
+fn named(name: &str) -> Option<&'static Gpu> {
+    let wanted = plain(name);
+    let whole = GPUS.iter().find(|gpu| plain(gpu.name) == wanted);
+    let mut models = GPUS.iter().filter(|gpu| plain(model(gpu.name)) == wanted);
+    match (whole, models.next(), models.next()) {
+        (Some(gpu), ..) | (None, Some(gpu), None) => Some(gpu),
+        _ => None,
+    }
 }
 
 /// A name that no GPU has, or several have.
@@ -81,7 +100,7 @@ pub struct UnknownGpu(String);
 fn short_names() -> Vec<String> {
     let is_alone = |name: &str| {
         GPUS.iter()
-            .filter(|(gpu, _)| model(gpu) == model(name))
+            .filter(|gpu| model(gpu.name) == model(name))
             .count()
             == 1
     };
@@ -104,10 +123,8 @@ fn plain(name: &str) -> String {
 
 /// Names of the GPUs with at least this much memory. `needed_bytes` includes the overhead.
 pub(crate) fn holding(needed_bytes: u64) -> Vec<&'static str> {
-    let holding = GPUS
-        .into_iter()
-        .filter(|(_, mib)| needed_bytes <= mib << 20);
-    holding.map(|(name, _)| name).collect()
+    let holding = GPUS.iter().filter(|gpu| gpu.holds(needed_bytes));
+    holding.map(|gpu| gpu.name).collect()
 }
 
 /// Bytes that a process takes on a target besides the plan.
@@ -174,9 +191,8 @@ pub(crate) fn fits(
         Target::Cpu => BTreeMap::new(),
         Target::Cuda => {
             let needed = reserved_bytes + overhead_bytes(target, settings);
-            GPUS.into_iter()
-                .map(|(name, mib)| (name, needed <= mib << 20))
-                .collect()
+            let fits = GPUS.iter().map(|gpu| (gpu.name, gpu.holds(needed)));
+            fits.collect()
         }
     }
 }
@@ -188,7 +204,7 @@ mod tests {
 
     #[test]
     fn the_smallest_comes_first() {
-        assert!(GPUS.is_sorted_by_key(|(_, mib)| *mib), "{GPUS:?}");
+        assert!(GPUS.is_sorted_by_key(|gpu| gpu.mib));
     }
 
     #[test]
@@ -225,9 +241,11 @@ mod tests {
         assert_eq!(h100.map(mib), [const { Ok(80_998) }; 5]);
         assert_eq!(["rtx-4090", "RTX4090"].map(mib), [const { Ok(24_084) }; 2]);
         assert_eq!(mib("a100-40gb"), Ok(40_335));
-        for (short, (_, expected)) in short_names().iter().zip(GPUS) {
-            assert_eq!(mib(short), Ok(expected), "{short}");
+        for (short, gpu) in short_names().iter().zip(&GPUS) {
+            assert_eq!(mib(short), Ok(gpu.mib), "{short}");
         }
+        assert_eq!(block_shared_bytes("rtx-4090"), 99 << 10);
+        assert_eq!(block_shared_bytes("24GiB"), 227 << 10);
         for name in ["a100", "100", "h100-96gb", "v100", ""] {
             let refused = mib(name).unwrap_err().to_string();
             let listed = "one of rtx-4090, a100-40gb, l40s, h100, a100-80gb, gh200, rtx-pro-6000, h200, b200, or";

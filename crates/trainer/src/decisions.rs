@@ -1,6 +1,5 @@
 //! Chooses what a configuration leaves open, in a fixed order: how documents become rows; the data's sequence length; attention;
-//! the micro-batches of evaluations; the chunk of the output head; and last
-//! recompute, which depends on all of these.
+//! the micro-batches of evaluations; the chunk of the output head; and last recompute, which depends on all of these.
 
 use crate::attention::choose_attention;
 use crate::device::OpenDevice;

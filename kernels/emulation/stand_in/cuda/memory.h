@@ -25,6 +25,5 @@ extern "C" int stand_in_take_library_memory(uint64_t bytes);
 // For the library of products: so much has passed on the clock of a test that says how long they take.
 extern "C" void stand_in_pass_time(double microseconds);
 
-// For libraries beside the driver too. Zero if so many bytes at an address lie in a live block of the device, and the stream
-// exists; whether an address is the device's; the compute capability of the current context's device, 0 where there is none.
+// For libraries beside the driver too: the compute capability of the current context's device, 0 where there is none.
 extern "C" int stand_in_current_capability();

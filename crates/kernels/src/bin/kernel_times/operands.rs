@@ -34,7 +34,7 @@ impl CaseTensors {
         }
     }
 
-    /// What is asked for from here on is what was asked for first.
+    /// Starts again with the first tensor: the same requests in the same order get the same tensors.
     ///
     /// # Errors
     /// [`KernelError`] if something could not be filled.
@@ -110,7 +110,7 @@ impl CaseTensors {
             .map(|width| self.input(BF16, [model.tokens(), width]))
     }
 
-    /// Of the tables of `GroupByExpert`, one by its place: ids, offsets, row_token, row_slot, slot_row.
+    /// One of the tables of `GroupByExpert`. `place` counts them: ids, offsets, row_token, row_slot, slot_row.
     pub fn grouped(&self, model: &ModelShapes, place: usize) -> Option<In<'_>> {
         let (tokens, [experts, choices]) = (model.tokens(), model.experts?);
         let rows = tokens * choices;

@@ -1,4 +1,4 @@
-//! What is timed: a line a kernel.
+//! The kernels that are timed, one a line.
 
 use crate::models::ModelShapes;
 use crate::operands::{CaseTensors, dims};
@@ -16,7 +16,7 @@ fn some<'a>(operation: impl Into<Operation<'a>>) -> Option<Operation<'a>> {
     Some(operation.into())
 }
 
-/// Of a model without experts alone.
+/// None for a model with experts.
 fn dense(m: &ModelShapes) -> Option<()> {
     m.experts.is_none().then_some(())
 }

@@ -19,7 +19,7 @@ pub struct ListedCase {
     pub sizes: Vec<usize>,
     pub cost: Cost,
     calls: Vec<Call>,
-    /// What its tensors take.
+    /// Bytes of its tensors.
     bytes: u64,
 }
 

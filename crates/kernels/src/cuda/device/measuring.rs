@@ -1,4 +1,4 @@
-//! What is measured of work on a device: its time by events, and what a kernel takes.
+//! Measures work on a GPU: its time by events, and the registers and memory of a kernel.
 
 use super::{CudaDevice, error};
 use crate::cuda::Kernel;
@@ -6,7 +6,7 @@ use crate::{KernelError, Queue};
 use cudarc::driver::{result, sys};
 use std::time::Duration;
 
-/// What a launch of a kernel takes of a multiprocessor, as the driver tells it.
+/// Registers and memory of a kernel, and how many of its blocks a multiprocessor holds, as the driver tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupancy {
     /// Registers of a thread.
@@ -49,7 +49,7 @@ impl CudaDevice {
         done.and(elapsed)
     }
 
-    /// What a kernel of this binary takes in blocks of so many threads with so much dynamic shared memory.
+    /// The occupancy of a kernel of this binary, in blocks of this shape with so much dynamic shared memory.
     ///
     /// # Errors
     /// [`KernelError`] if there is no such kernel, or the driver refuses.

@@ -1,4 +1,4 @@
-//! What is measured of a GPU: the unit in which it allocates memory, how fast it copies, and how long work takes.
+//! Measures a GPU: the unit in which it allocates memory, and how fast it copies.
 
 use super::block::Block;
 use super::handles::Stream;
