@@ -27,6 +27,14 @@ pub enum Failure {
     /// Bad usage that only shows when the command is carried out.
     #[error("{0}")]
     Usage(String),
+    /// A file of arguments is a script, whose values are known only when it runs.
+    #[error("{path} is a shell script, and only a shell knows what it says (`{word}`)")]
+    ShellScript {
+        /// The file.
+        path: PathBuf,
+        /// The first instruction, variable or value that says so.
+        word: String,
+    },
     /// A lease was refused.
     #[error("{}{error}", rank.as_ref().map(|name| format!("rank {name}: ")).unwrap_or_default())]
     OutOfMemory {
@@ -270,6 +278,7 @@ impl Failure {
             Failure::Scratch(ScratchError::Held { .. }) => 2,
             Failure::Scratch(ScratchError::Full { .. }) => 3,
             Failure::Scratch(_) => 4,
+            Failure::ShellScript { .. } => 2,
             Failure::Config(_) | Failure::Usage(_) | Failure::Changed(_) | Failure::Lock(_) => 2,
             Failure::RanksDiffer(_) | Failure::Ranks(GroupError::Launch(_)) => 2,
             Failure::OtherRank(words) | Failure::LostRank { words, .. } => words.exit_code,
@@ -369,6 +378,11 @@ impl Failure {
                     .into(),
             ),
             Failure::Config(error) => error.hint(),
+            Failure::ShellScript { path, .. } => Some(format!(
+                "`bash -c 'torchrun() {{ printf \"%q \" \"$@\" > arguments.txt; }}; . \"$0\"' {}` runs the script with a torchrun that only writes \
+                 its arguments down; then --from arguments.txt",
+                crate::shell::quoted(&path.display().to_string())
+            )),
             Failure::OutOfMemory { hints, .. }
             | Failure::NoPolicy { hints, .. }
             | Failure::DoesNotFit { hints, .. } => return hints.clone(),

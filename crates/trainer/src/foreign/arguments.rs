@@ -1,132 +1,80 @@
-//! Arguments as shell scripts hold them: read, and never run.
+//! Lists of arguments, as a launcher is given them.
 
-use std::collections::BTreeMap;
+use shlex::Shlex;
 
-/// The flags of a script or of a file of arguments, without their dashes, each with its value: `true` where none follows.
-///
-/// Variables that the text itself sets to plain text are put in. Both sides of a condition count, since nothing decides it.
-pub(super) fn arguments(text: &str) -> Vec<(String, String)> {
-    let mut variables = BTreeMap::new();
-    let mut found: Vec<(String, Vec<String>)> = Vec::new();
-    let mut takes_values = false;
-    for word in words(text) {
-        let Word::Text(word) = word else {
-            takes_values = false;
-            continue;
-        };
-        let word = with_values(&word, &variables);
-        if let Some((name, value)) = assignment(&word) {
-            variables.insert(name.to_owned(), value.to_owned());
-            takes_values = false;
-            continue;
-        }
-        // A script may keep a flag and its value in one pair of quotes.
-        for part in word.split_whitespace() {
-            match part.strip_prefix("--").filter(|name| !name.is_empty()) {
+/// What a list of arguments says.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Arguments {
+    /// The Python program that is started, if the list begins with it.
+    pub(super) program: Option<String>,
+    /// Its flags and its launcher's, without their dashes, each with its value: `true` where none follows.
+    pub(super) flags: Vec<(String, String)>,
+}
+
+impl Arguments {
+    /// Reads words in a shell's quotes.
+    ///
+    /// # Errors
+    /// The instruction, variable or value that only a shell understands.
+    pub(super) fn read(text: &str) -> Result<Arguments, String> {
+        let mut arguments = Arguments::default();
+        let mut flags: Vec<(String, Vec<String>)> = Vec::new();
+        let mut takes_values = false;
+        // The library takes what continues a line for a word.
+        let text = text.replace("\\\n", " ");
+        let mut words = Shlex::new(&text);
+        for word in &mut words {
+            let is_value =
+                takes_values && flags.last().is_some_and(|(_, values)| values.is_empty());
+            if is_shell(&word) || is_assignment(&word) && !is_value {
+                return Err(word.split(['=', ' ']).next().unwrap_or(&word).to_owned());
+            }
+            match word.strip_prefix("--").filter(|name| !name.is_empty()) {
                 Some(flag) => {
-                    let (name, value) = flag.split_once('=').unwrap_or((flag, ""));
-                    let value = (!value.is_empty()).then(|| value.to_owned());
-                    found.push((name.to_owned(), value.into_iter().collect()));
-                    takes_values = true;
+                    let (name, value) = match flag.split_once('=') {
+                        Some((name, value)) => (name, Some(value.to_owned())),
+                        None => (flag, None),
+                    };
+                    takes_values = value.is_none();
+                    flags.push((name.to_owned(), Vec::from_iter(value)));
                 }
-                None if takes_values => {
-                    let (_, values) = found.last_mut().expect("a flag takes values");
-                    values.push(part.trim_matches('\'').to_owned());
+                None if word.ends_with(".py") => {
+                    arguments.program = Some(word);
+                    takes_values = false;
                 }
+                None if takes_values => flags.last_mut().expect("a flag takes values").1.push(word),
                 None => {}
             }
         }
-    }
-    let one = |values: Vec<String>| match values.is_empty() {
-        true => "true".to_owned(),
-        false => values.join(" "),
-    };
-    let flags = found.into_iter();
-    flags.map(|(name, values)| (name, one(values))).collect()
-}
-
-/// A word of a shell, or what ends a list of values.
-enum Word {
-    Text(String),
-    End,
-}
-
-/// The words of a script, without quotes and comments. What is in `$(...)` stays one word.
-fn words(text: &str) -> Vec<Word> {
-    let mut words = Vec::new();
-    let mut word: Option<String> = None;
-    let mut letters = text.chars().peekable();
-    while let Some(letter) = letters.next() {
-        match letter {
-            '\\' if letters.peek() == Some(&'\n') => {
-                letters.next();
-                words.extend(word.take().map(Word::Text));
-            }
-            '\\' => word.get_or_insert_default().extend(letters.next()),
-            '#' if word.is_none() => while letters.next_if(|letter| *letter != '\n').is_some() {},
-            '\'' | '"' => {
-                let word = word.get_or_insert_default();
-                while let Some(inside) = letters.next().filter(|inside| *inside != letter) {
-                    word.push(inside);
-                }
-            }
-            '$' if letters.peek() == Some(&'(') => {
-                let word = word.get_or_insert_default();
-                word.push('$');
-                let mut depth = 0;
-                for inside in letters.by_ref() {
-                    word.push(inside);
-                    depth += i32::from(inside == '(') - i32::from(inside == ')');
-                    if depth == 0 {
-                        break;
-                    }
-                }
-            }
-            '\n' | ';' | '(' | ')' => {
-                words.extend(word.take().map(Word::Text));
-                words.push(Word::End);
-            }
-            ' ' | '\t' | '\r' => words.extend(word.take().map(Word::Text)),
-            _ => word.get_or_insert_default().push(letter),
+        if words.had_error {
+            return Err("a quote without its end".into());
         }
+        let one = |values: Vec<String>| match values.is_empty() {
+            true => "true".to_owned(),
+            false => values.join(" "),
+        };
+        let flags = flags.into_iter().map(|(name, values)| (name, one(values)));
+        arguments.flags = flags.collect();
+        Ok(arguments)
     }
-    words.extend(word.map(Word::Text));
-    words
 }
 
-/// The name and the value of `NAME=value`.
-fn assignment(word: &str) -> Option<(&str, &str)> {
-    let (name, value) = word.split_once('=')?;
-    let is_name = !name.is_empty()
-        && name
-            .chars()
-            .all(|letter| letter == '_' || letter.is_ascii_alphanumeric());
-    is_name.then_some((name, value))
+/// Whether a word is an instruction to a shell, or holds a value that only a shell knows.
+fn is_shell(word: &str) -> bool {
+    const WORDS: [&str; 18] = [
+        "if", "then", "else", "elif", "fi", "for", "while", "do", "done", "case", "esac",
+        "function", "export", "set", "[", "[[", "&&", "||",
+    ];
+    word.contains(['$', '`']) || word.ends_with(';') || WORDS.contains(&word)
 }
 
-/// A word with the values of `$NAME`, `${NAME}` and `${NAME:-default}`. A variable without a value stays as it is.
-fn with_values(word: &str, variables: &BTreeMap<String, String>) -> String {
-    let mut text = String::new();
-    let mut rest = word;
-    while let Some(dollar) = rest.find('$') {
-        let (before, from) = rest.split_at(dollar);
-        text.push_str(before);
-        let (inside, after) = match from.strip_prefix("${") {
-            Some(braced) => braced.split_once('}').unwrap_or((braced, "")),
-            None => {
-                let name = from[1..].find(|c: char| c != '_' && !c.is_ascii_alphanumeric());
-                from[1..].split_at(name.unwrap_or(from.len() - 1))
-            }
-        };
-        let (name, otherwise) = match inside.split_once(":-") {
-            Some((name, otherwise)) => (name, Some(otherwise)),
-            None => (inside, None),
-        };
-        let value = variables.get(name).map(String::as_str).or(otherwise);
-        text.push_str(value.unwrap_or(&from[..from.len() - after.len()]));
-        rest = after;
-    }
-    text + rest
+/// Whether a word is `NAME=value` or `NAME+=value`.
+fn is_assignment(word: &str) -> bool {
+    word.split_once('=').is_some_and(|(name, _)| {
+        let name = name.strip_suffix('+').unwrap_or(name);
+        let is_letter = |letter: char| letter == '_' || letter.is_ascii_alphanumeric();
+        !name.is_empty() && name.chars().all(is_letter)
+    })
 }
 
 #[cfg(test)]
@@ -134,39 +82,51 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Vec<String> {
-        let found = arguments(text).into_iter();
-        found
+        let flags = Arguments::read(text).unwrap().flags.into_iter();
+        flags
             .map(|(name, value)| format!("{name}={value}"))
             .collect()
     }
 
     #[test]
-    fn scripts_are_read_as_a_shell_would_split_them() {
-        let text = "#!/bin/bash\nSEQ=4096 # --no-flag\nOUT=${1:-\"out dir\"}\nW=$((2 * 4))\nARGS=(\n  --bf16 \n  --seq-length $SEQ\n  \
-                    --lr=3e-4 # fast\n  \"--split '99,1,0'\"\n  --save \"$OUT\"\n  --nnodes ${N}\n)\nif [[ \"$SEQ\" == 1 ]]; then\n  \
-                    ARGS+=(--data-path 0.3 a \\\n 0.7 b)\nfi\ntorchrun x.py ${ARGS[@]} --ranks $W --end";
+    fn lists_are_read_as_a_shell_would_split_them() {
+        let text = "torchrun --nproc_per_node=8 --log_dir x pretrain_gpt.py --bf16 \\\n --seq-length 4096 # --no-flag\n --lr=3e-4 \
+                    more\n --split '99,1,0' --save 'out dir' --data-path 0.3 a \\\n 0.7 b --moe-layer-freq \"([0]*3+[1]*2)\" --x a=b";
         let expected = [
+            "nproc_per_node=8",
+            "log_dir=x",
             "bf16=true",
             "seq-length=4096",
             "lr=3e-4",
             "split=99,1,0",
             "save=out dir",
-            "nnodes=${N}",
             "data-path=0.3 a 0.7 b",
-            "ranks=$((2 * 4))",
-            "end=true",
+            "moe-layer-freq=([0]*3+[1]*2)",
+            "x=a=b",
         ];
         assert_eq!(read(text), expected);
+        let program = Arguments::read(text).unwrap().program;
+        assert_eq!(program.as_deref(), Some("pretrain_gpt.py"));
+        // A backslash before a line's end is no part of a value.
+        assert_eq!(read("\" \\\n --a\" --b 4 \\\n"), ["b=4"]);
     }
 
-    /// Whatever the text is, reading it ends.
     #[test]
-    fn broken_texts_are_read_too() {
-        for text in [
-            "", "--", "\"--a", "--a \\", "$", "${", "--a ${B", "$(", "--a $é", "'",
+    fn what_only_a_shell_knows_is_named() {
+        for (text, word) in [
+            ("SEQ=4096 torchrun x.py --seq-length 4096", "SEQ"),
+            ("--a 1\nARGS+=(--bf16)", "ARGS+"),
+            ("--seq-length $SEQ", "$SEQ"),
+            ("--nnodes ${N:-1}", "${N:-1}"),
+            ("--ranks `nproc`", "`nproc`"),
+            ("if [ -f x ]; then", "if"),
+            ("set -e\n--a", "set"),
+            ("--a 'b", "a quote without its end"),
         ] {
-            read(text);
+            assert_eq!(Arguments::read(text), Err(word.to_owned()), "{text}");
         }
-        assert_eq!(read("--a ${B"), ["a=${B"]);
+        for text in ["", "--", "echo hello", "é --"] {
+            assert_eq!(Arguments::read(text), Ok(Arguments::default()), "{text}");
+        }
     }
 }

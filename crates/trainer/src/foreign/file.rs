@@ -1,6 +1,6 @@
 //! A configuration file of another trainer: whose it is, and all its keys.
 
-use super::arguments::arguments;
+use super::arguments::Arguments;
 use super::program::Program;
 use crate::failure::Failure;
 use files::unique_json;
@@ -34,8 +34,8 @@ impl ForeignFile {
     /// Reads a file. A folder stands for the `config.json` in it.
     ///
     /// # Errors
-    /// It cannot be read, is larger than a configuration, is broken, is of no trainer that is known, or is YAML and this build cannot
-    /// read that.
+    /// It cannot be read, is larger than a configuration, is broken, is of no trainer that is known, is a shell script, or is YAML and
+    /// this build cannot read that.
     pub(crate) fn read(path: &Path) -> Result<ForeignFile, Failure> {
         let path = match path.is_dir() {
             true => path.join("config.json"),
@@ -52,14 +52,11 @@ impl ForeignFile {
                 feature: "yaml",
             });
         }
+        if is_arguments(&path, &text) {
+            return ForeignFile::of_arguments(path, &text);
+        }
         let keys = keys(&path, &text).map_err(malformed)?;
-        let program =
-            Program::of(&path, keys.iter().map(|key| key.name.as_str())).ok_or_else(|| {
-                malformed(format!(
-                    "its keys are those of no trainer that is known: {}",
-                    Program::NAMES
-                ))
-            })?;
+        let program = program_of(&path, &keys)?;
         if program == Program::HuggingFaceModel && !path.ends_with("config.json") {
             return Err(malformed(
                 "--init-from DIR reads the model from here, so the file has to be called config.json, in a folder".into(),
@@ -71,6 +68,49 @@ impl ForeignFile {
             keys,
         })
     }
+
+    /// Reads a list of arguments. Of flags that stand twice, the last counts, as it does for the program.
+    fn of_arguments(path: PathBuf, text: &str) -> Result<ForeignFile, Failure> {
+        let Arguments {
+            program: script,
+            flags,
+        } = Arguments::read(text).map_err(|word| Failure::ShellScript {
+            path: path.clone(),
+            word,
+        })?;
+        let flags: Map<String, Value> = flags
+            .into_iter()
+            .map(|(name, value)| (name, Value::String(value)))
+            .collect();
+        let mut keys = Vec::new();
+        flatten("", Value::Object(flags), &mut keys);
+        let program = program_of(&path, &keys)?;
+        let is_gpt = |script: &String| script.ends_with("pretrain_gpt.py");
+        match script {
+            Some(script) if program == Program::Megatron && !is_gpt(&script) => {
+                Err(Failure::Usage(format!(
+                    "{} starts {script}, and of Megatron-LM's programs only pretrain_gpt.py trains models that are planned here",
+                    path.display()
+                )))
+            }
+            _ => Ok(ForeignFile {
+                path,
+                program,
+                keys,
+            }),
+        }
+    }
+}
+
+/// Whose keys these are.
+fn program_of(path: &Path, keys: &[ForeignKey]) -> Result<Program, Failure> {
+    Program::of(keys.iter().map(|key| key.name.as_str())).ok_or_else(|| Failure::Malformed {
+        path: path.to_owned(),
+        reason: format!(
+            "its keys are those of no trainer that is known: {}",
+            Program::NAMES
+        ),
+    })
 }
 
 fn text(path: &Path) -> Result<String, String> {
@@ -86,18 +126,23 @@ fn is_yaml(path: &Path) -> bool {
     matches!(ending(path), Some("yaml" | "yml"))
 }
 
-/// The keys of a text, whose format follows from the file's ending, or else from how it begins.
+/// Whether a text is a list of arguments, since its ending and its beginning name no other format.
+fn is_arguments(path: &Path, text: &str) -> bool {
+    let is_file = matches!(ending(path), Some("json" | "toml" | "yaml" | "yml"));
+    !is_file && !text.trim_start().starts_with('{')
+}
+
+/// The keys of JSON or YAML.
 fn keys(path: &Path, text: &str) -> Result<Vec<ForeignKey>, String> {
-    let json = |text: &str| unique_json(text).map_err(|error| format!("as JSON: {error}"));
     let root: Value = match ending(path) {
         #[cfg(feature = "yaml")]
         _ if is_yaml(path) => yaml(text)?,
         Some("toml") => {
-            toml::from_str(text).map_err(|error| format!("as TOML: {}", error.message()))?
+            return Err("it is TOML, in which no trainer that is read here is configured (torchtitan no longer is); --config takes a \
+                 configuration of this trainer"
+                .into());
         }
-        Some("json") => json(text)?,
-        _ if text.trim_start().starts_with('{') => json(text)?,
-        _ => Value::Object(flags(text)),
+        _ => unique_json(text).map_err(|error| format!("as JSON: {error}"))?,
     };
     if !root.is_object() {
         return Err("it has no keys: a configuration is a table of keys and values".into());
@@ -105,14 +150,6 @@ fn keys(path: &Path, text: &str) -> Result<Vec<ForeignKey>, String> {
     let mut keys = Vec::new();
     flatten("", root, &mut keys);
     Ok(keys)
-}
-
-/// The flags of a script; of those that stand twice, the last counts, as it does for the program.
-fn flags(text: &str) -> Map<String, Value> {
-    let flags = arguments(text).into_iter();
-    flags
-        .map(|(name, value)| (name, Value::String(value)))
-        .collect()
 }
 
 #[cfg(feature = "yaml")]

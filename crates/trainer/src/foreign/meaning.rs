@@ -60,7 +60,7 @@ pub(crate) enum ForeignPart {
     Positions,
     /// How often a layer has experts.
     DenseLayers,
-    /// How stages of a pipeline work, where there are several: a schedule's name, or blocks of each virtual stage.
+    /// Blocks of each virtual stage of a pipeline, where there are several stages.
     Stages,
     /// Names of layers with adapters, or `true` for all linear ones.
     Targets,

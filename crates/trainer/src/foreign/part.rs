@@ -40,7 +40,6 @@ pub(super) fn take(part: ForeignPart, at: At, to: &mut Gathered) -> PartTaken {
         (ForeignPart::Recompute, _) => recompute(at, to),
         (ForeignPart::DenseLayers, _) => return dense_layers(at, to),
         (ForeignPart::Betas, _) => return betas(at, to),
-        (ForeignPart::Stages, _) => return stages(at, to),
         (ForeignPart::Packing, _) => return packing(at, to),
         (ForeignPart::EvalPacking, _) => match to.known("data.packing") {
             Some(packing) if (at.text == "true") == (packing == "first-fit") => {
@@ -70,6 +69,7 @@ pub(super) fn take(part: ForeignPart, at: At, to: &mut Gathered) -> PartTaken {
                 at.spot.place, at.text
             )));
         }
+        (ForeignPart::Stages, _) => stages(at, to)?,
         (ForeignPart::Steps, Some(steps)) if steps <= 0.0 => {
             Set::remark("epochs say how long the run is")
         }
@@ -143,39 +143,22 @@ fn packing(at: At, to: &mut Gathered) -> PartTaken {
     Ok(Ok(to.set("data.packing", packing, at.spot)?))
 }
 
-/// How stages of a pipeline work: torchtitan's name of a schedule, or Megatron's number of blocks.
-fn stages(at: At, to: &mut Gathered) -> PartTaken {
-    if to
-        .number("parallel.pipeline")
-        .is_none_or(|stages| stages < 2.0)
-    {
-        return Ok(Ok(Set::remark("there is one stage")));
+/// Blocks of each virtual stage, where there are several stages.
+fn stages(at: At, to: &mut Gathered) -> Result<Set, ConfigError> {
+    let stages = to.number("parallel.pipeline");
+    if stages.is_none_or(|stages| stages < 2.0) {
+        return Ok(Set::remark("there is one stage"));
     }
-    let words = match at.text.to_lowercase().as_str() {
-        "1f1b" => "parallel.schedule=1f1b".into(),
-        "gpipe" => "parallel.schedule=gpipe".into(),
-        "interleaved1f1b" => "parallel.schedule=interleaved".into(),
-        text if text.parse::<f64>().is_ok() => {
-            format!("parallel.schedule=interleaved parallel.virtual_stage_layers={text}")
-        }
-        _ => return Ok(Err(NotBuilt(None))),
-    };
-    Ok(Ok(to.set_all(&words, at.spot)?))
+    let words = format!(
+        "parallel.schedule=interleaved parallel.virtual_stage_layers={}",
+        at.text
+    );
+    to.set_all(&words, at.spot)
 }
 
 /// A folder, or a name of which there is a preset.
 fn model(at: At, to: &mut Gathered) -> PartTaken {
-    let mut name = at.text.to_owned();
-    if let Some(file) = at.file.filter(|file| file.program == Program::Torchtitan) {
-        if !at.name.ends_with("flavor") {
-            return Ok(Ok(Set::remark("beside model.flavor")));
-        }
-        let family = file.keys.iter().find(|key| key.name == "model.name");
-        let family = family
-            .and_then(|key| key.value.as_str())
-            .unwrap_or("llama3");
-        name = format!("{family}-{name}");
-    }
+    let name = at.text;
     let is_a_model = |file: &ForeignFile| file.program == Program::HuggingFaceModel;
     if to.told.model {
         return Ok(Ok(Set::remark("the command line says it")));
@@ -185,14 +168,14 @@ fn model(at: At, to: &mut Gathered) -> PartTaken {
             "its config.json is among the files of --from",
         )));
     }
-    if Path::new(&name).join("config.json").exists() {
-        to.init_from = Some(name.clone().into());
+    if Path::new(name).join("config.json").exists() {
+        to.init_from = Some(name.into());
         return Ok(Ok(Set {
             here: vec![format!("--init-from {name}")],
             remark: None,
         }));
     }
-    let Some((preset, differing)) = preset_of(&name) else {
+    let Some((preset, differing)) = preset_of(name) else {
         return Ok(Err(NotBuilt(Some(
             "--from DIR of the model, whose config.json says its shape".into(),
         ))));

@@ -3,7 +3,6 @@
 
 use super::meaning::plain;
 use serde::Serialize;
-use std::path::Path;
 
 /// The program that a configuration file belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -19,8 +18,6 @@ pub(crate) enum Program {
     Axolotl,
     /// LLaMA-Factory.
     LlamaFactory,
-    /// torchtitan.
-    Torchtitan,
     /// Megatron-LM, its own arguments.
     Megatron,
     /// Megatron-Bridge.
@@ -75,7 +72,7 @@ const LOGITS_OF_TRANSFORMERS: &str = "transformers holds the logits of a whole m
 
 impl Program {
     /// All of them, for messages.
-    pub(crate) const NAMES: &str = "Hugging Face's config.json and TrainingArguments, TRL, axolotl, LLaMA-Factory, torchtitan, Megatron-LM and \
+    pub(crate) const NAMES: &str = "Hugging Face's config.json and TrainingArguments, TRL, axolotl, LLaMA-Factory, Megatron-LM and \
          Megatron-Bridge, DeepSpeed, accelerate";
 
     /// Its usual name.
@@ -86,7 +83,6 @@ impl Program {
             Trl => "TRL",
             Axolotl => "axolotl",
             LlamaFactory => "LLaMA-Factory",
-            Torchtitan => "torchtitan",
             Megatron => "Megatron-LM",
             MegatronBridge => "Megatron-Bridge",
             DeepSpeed => "DeepSpeed",
@@ -102,18 +98,6 @@ impl Program {
             Transformers | Trl => &["fsdp-config", "lr-scheduler-kwargs", "optim-args"],
             Axolotl => &["fsdp-config"],
             LlamaFactory => &["fsdp-config", "peft-config", "quant-config"],
-            Torchtitan => &[
-                "activation-checkpoint",
-                "checkpoint",
-                "comm",
-                "compile",
-                "lr-scheduler",
-                "metrics",
-                "model",
-                "optimizer",
-                "parallelism",
-                "training",
-            ],
             Megatron => &["language-model", "model-parallel"],
             MegatronBridge => &[
                 "checkpoint",
@@ -153,13 +137,10 @@ impl Program {
     }
 
     /// The program whose files have keys of these names, if that can be told.
-    pub(crate) fn of<'a>(path: &Path, names: impl Iterator<Item = &'a str>) -> Option<Program> {
+    pub(crate) fn of<'a>(names: impl Iterator<Item = &'a str>) -> Option<Program> {
         let names: Vec<String> = names.map(plain).collect();
         let has = |name: &str| names.iter().any(|one| one == name);
         let has_section = |name: &str| names.iter().any(|one| one.starts_with(name));
-        if path.extension().is_some_and(|ending| ending == "toml") {
-            return has_section("training.").then_some(Torchtitan);
-        }
         let has_one = |of: &[&str]| of.iter().any(|name| has(name));
         let is_model = has("model-type") && has_one(&["hidden-size", "n-embd"]);
         let is_zero = has_section("zero-optimization.") || has("train-micro-batch-size-per-gpu");
@@ -209,13 +190,6 @@ impl Program {
                 ("gradient_checkpointing", "false"),
                 ("zero_stage", "0"),
             ],
-            Torchtitan => &[
-                ("training.local_batch_size", "8"),
-                ("gradient_accumulation_steps", "1"),
-                ("training.mixed_precision_param", "bfloat16"),
-                ("activation_checkpoint.mode", "selective"),
-                ("parallelism.data_parallel_shard_degree", "-1"),
-            ],
             Megatron => &[
                 ("gradient_accumulation_steps", "1"),
                 ("fp32", "true"),
@@ -263,11 +237,6 @@ impl Program {
                  Liger's; here they exist in chunks",
             ],
             Axolotl | LlamaFactory => &[LOGITS_OF_TRANSFORMERS],
-            Torchtitan => &[
-                "torchtitan keeps f32 weights and gathers each block in bf16: 16 bytes a parameter, divided among ranks; here there are bf16 \
-                 weights beside f32 masters: 18 bytes, 16 with --master bf16-split",
-                "selective of torchtitan keeps chosen products and attention; layernorm,mlp here is near it, not equal",
-            ],
             Megatron | MegatronBridge => &[
                 "Megatron divides products by tensor parallelism, of which a rank holds a part; here every rank computes whole layers, \
                  and --zero 3 or --cp divides what it keeps",

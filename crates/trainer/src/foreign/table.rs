@@ -275,7 +275,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign(&["pipeline-model-parallel-size", "pipeline-parallel-degree"], "the same flag: --pipeline-model-parallel-size", Key("parallel.pipeline")),
     foreign(&["num-layers-per-virtual-pipeline-stage"], "--pipeline-schedule interleaved --num-layers-per-virtual-pipeline-stage N", Of(ForeignPart::Stages)),
     not_built(&["pipeline-model-parallel-layout", "virtual-pipeline-model-parallel-size"], "--pipeline-layout has the blocks of each stage, or of each virtual stage under --pipeline-schedule interleaved; --num-layers-per-virtual-pipeline-stage N gives all of them N"),
-    foreign(&["pipeline-parallel-schedule"], "--pipeline-schedule gpipe|1f1b|interleaved", Of(ForeignPart::Stages)),
+    foreign(&["pipeline-parallel-schedule"], "--pipeline-schedule gpipe|1f1b|interleaved", Words(&[("gpipe", "parallel.schedule=gpipe"), ("1f1b", "parallel.schedule=1f1b"), ("interleaved1f1b", "parallel.schedule=interleaved")])),
     not_built(&["data-parallel-replicate-degree", "parallelism-config-dp-replicate-size"], "--zero 3 --shard-group N: weights once in each group of N ranks, gradients and states once among all ranks"),
     // Data, checkpoints and what is written.
     foreign(&["save-steps", "save-interval", "checkpoint-interval", "checkpoint.interval"], "--save-every N", Of(ForeignPart::StepCount("checkpoint.every"))),
@@ -391,10 +391,10 @@ mod tests {
     #[test]
     fn names_are_found_with_their_sections_or_not_at_all() {
         let ours = |program, name: &str| find_key(program, name).map(|row| row.names[0]);
-        let titan = |name| ours(Program::Torchtitan, name);
-        assert_eq!(titan("training.seq_len"), titan("seq-length"));
-        assert_eq!(titan("training.dtype"), Some("training.dtype"));
-        assert_eq!(titan("validation.seq_len"), None);
+        let bridge = |name| ours(Program::MegatronBridge, name);
+        assert_eq!(bridge("model.seq_length"), bridge("seq-length"));
+        assert_eq!(bridge("mixed_precision.fp8"), Some("fp8"));
+        assert_eq!(bridge("validation.seq_length"), None);
         let deepspeed = |name| ours(Program::DeepSpeed, name);
         assert_eq!(deepspeed("zero_optimization.stage"), Some("zero-stage"));
         assert_eq!(deepspeed("optimizer.params.eps"), deepspeed("adam-eps"));
@@ -465,8 +465,8 @@ mod tests {
         said
     }
 
-    /// Trainers whose files are read, as the guide calls them.
-    const READ: [&str; 8] = [
+    /// Trainers whose keys the guide names, as it calls them.
+    const NAMED: [&str; 8] = [
         "HF",
         "TRL",
         "DeepSpeed",
@@ -501,13 +501,13 @@ mod tests {
         "yarn",
     ];
 
-    /// The names of a cell of the guide: code behind the name of a trainer that is read, and flags.
+    /// The names of a cell of the guide: code behind the name of a trainer, and flags.
     fn names<'a>(cell: &'a str, trainer: &mut Option<&'a str>) -> Vec<(&'a str, Option<&'a str>)> {
         let mut names = Vec::new();
         for (number, part) in cell.split('`').enumerate() {
             if number % 2 == 0 {
                 let words = part.split(|c: char| !c.is_ascii_alphanumeric());
-                let mut known = words.filter_map(|word| READ.iter().find(|one| **one == word));
+                let mut known = words.filter_map(|word| NAMED.iter().find(|one| **one == word));
                 *trainer = known
                     .next_back()
                     .copied()
@@ -557,7 +557,8 @@ mod tests {
                         });
                         all.find_map(|name| find_key(Program::DeepSpeed, &name))
                     }
-                    Some("torchtitan") => find_key(Program::Torchtitan, name),
+                    // The table has its keys with their section where another's is called the same.
+                    Some("torchtitan") => find(name).or_else(|| find(name.split_once('.')?.1)),
                     _ => find(name),
                 };
                 match row {

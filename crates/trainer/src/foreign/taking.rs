@@ -267,7 +267,7 @@ fn is_needed(meaning: Meaning) -> bool {
     !needless.iter().any(|needless| key.starts_with(needless))
 }
 
-/// Nothing is given, another file is to say it, or a variable that the script does not set.
+/// Nothing is given, another file is to say it, or a variable whose value is elsewhere.
 fn is_open(text: &str, foreign: &Foreign) -> bool {
     let is_a_word = match foreign.meaning {
         Meaning::Words(words) => sets_of(words, text).is_some(),

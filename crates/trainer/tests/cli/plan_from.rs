@@ -8,7 +8,7 @@ use std::path::PathBuf;
 type Case = (&'static [&'static str], &'static str, &'static str);
 
 /// Configurations, what the command line adds, and flags that say the same.
-const CASES: [Case; 15] = [
+const CASES: [Case; 14] = [
     (
         &["axolotl-fft-8b.yaml"],
         "",
@@ -32,13 +32,7 @@ const CASES: [Case; 15] = [
          --weight-decay 0 --set optim.beta2=0.999 --save-every 500 --set log.every=10",
     ),
     (
-        &["torchtitan-llama3-8b.toml"],
-        "--ranks 64",
-        "--ranks 64 --config llama-3-8b --seq 8192 --micro-batch 1 --accum 1 --steps 1000 --lr 3e-4 --set optim.eps=1e-8 --warmup 200 \
-         --clip 1 --zero 3 --save-every 500 --recompute layernorm,mlp --dtype bf16 --set log.every=10",
-    ),
-    (
-        &["megatron-llama3-8b.sh"],
+        &["megatron-llama3-8b.txt"],
         "--set model.norm=rms --steps 1000 --attention flash",
         "--ranks 8 --set model.norm=rms --steps 1000 --attention flash --set model.layers=32 --set model.hidden=4096 --set \
          model.ffn=14336 --set model.heads=32 --set model.kv_heads=8 --set model.head_dim=128 --set model.vocab=128256 --seq 8192 \
@@ -392,20 +386,15 @@ fn what_is_missing_is_asked_for_by_name() {
             "--config tiny --seq 64",
             &["the micro-batch (--micro-batch B)", "--ranks N"],
         ),
-        (
-            &["torchtitan-llama3-8b.toml"],
-            "",
-            &["on how many devices torchtitan runs (--ranks N)"],
-        ),
     ] {
         let flags = format!("plan {} {flags}", from(files));
         place.trainer(&flags).fails(2, words);
     }
     place.file(
-        "some.sh",
-        "--num-layers 2 --hidden-size 64 --seq-length $SEQ --micro-batch-size 1",
+        "some.txt",
+        "--num-layers 2 --hidden-size 64 --micro-batch-size 1",
     );
-    place.trainer("plan --from some.sh").fails(
+    place.trainer("plan --from some.txt").fails(
         2,
         &[
             "model.heads (--set model.heads=VALUE)",
@@ -434,12 +423,11 @@ fn broken_files_are_answered_in_a_sentence() {
             "{\"lr\": 1, \"lr\": 2}",
             "as JSON: `lr` is there twice",
         ),
-        (4, "d.toml", "[training\nx", "as TOML"),
         (
             4,
-            "e.toml",
-            "[model]\nhidden = 3\n",
-            "no trainer that is known",
+            "d.toml",
+            "[training]\nsteps = 3\n",
+            "--config takes a configuration of this trainer",
         ),
         (4, "f.sh", "echo hello", "no trainer that is known"),
         (4, "g.yaml", &aliases, "as YAML"),
@@ -524,36 +512,72 @@ fn a_global_batch_is_divided_by_groups_of_ranks() {
     assert_eq!(plan["tokens_a_step"], 32 * 1024);
 }
 
-/// A schedule of stages is taken over where there are several.
+/// Blocks of a virtual stage are taken over where there are several stages, wherever the number of these stands.
 #[test]
-fn a_schedule_of_one_stage_says_nothing() {
+fn virtual_stages_of_one_stage_say_nothing() {
     let place = Workplace::new();
-    let file = |stages: usize| {
-        format!(
-            "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[training]\nlocal_batch_size = 1\n[parallelism]\ndata_parallel_shard_degree = 1\n\
-             pipeline_parallel_degree = {stages}\npipeline_parallel_schedule = \"Interleaved1F1B\"\n"
-        )
-    };
-    let here = |name: &str| -> Vec<String> {
-        let flags = "--config tiny --ranks 8 --seq 64 --zero 2 --accum 4 --set model.tie_embeddings=false --set model.layers=8";
-        let rows = keys(&place, &format!("--from {name} {flags}"));
-        let named = |row: &&Value| {
-            let key = row["key"].as_str().unwrap();
-            key.ends_with("pipeline_parallel_schedule") || key.starts_with("num-layers-per")
-        };
-        let row = rows.iter().find(named).unwrap();
-        serde_json::from_value(row["here"].clone()).unwrap()
-    };
-    for (stages, taken) in [(1, None), (4, Some("parallel.schedule=interleaved"))] {
-        place.file("run.toml", file(stages));
-        assert_eq!(here("run.toml"), Vec::from_iter(taken));
-    }
-    // Wherever the number of stages stands.
-    let megatron = r#"{"num-layers-per-virtual-pipeline-stage": 1, "pipeline-model-parallel-size": 4, "micro-batch-size": 1}"#;
-    place.file("args.json", megatron);
+    let flags = "--config tiny --ranks 8 --seq 64 --zero 2 --accum 4 --set model.tie_embeddings=false --set model.layers=8";
     let both = [
         "parallel.schedule=interleaved",
         "parallel.virtual_stage_layers=1",
     ];
-    assert_eq!(here("args.json"), both);
+    for (stages, taken) in [(1, &both[..0]), (4, &both[..])] {
+        let file = format!(
+            r#"{{"num-layers-per-virtual-pipeline-stage": 1, "pipeline-model-parallel-size": {stages}, "micro-batch-size": 1}}"#
+        );
+        place.file("args.json", file);
+        let rows = keys(&place, &format!("--from args.json {flags}"));
+        assert_eq!(rows[0]["here"], serde_json::json!(taken), "{stages}");
+    }
+}
+
+/// A script is not guessed at: it is refused with the command by which it says its arguments, and these are planned.
+#[test]
+fn a_script_is_refused_and_its_arguments_are_planned() {
+    let place = Workplace::new();
+    let script = |program: &str| {
+        format!(
+            "#!/bin/bash\nset -e\nHEADS=4\nARGS=\" \\\n --num-layers 4 --hidden-size 256 --num-attention-heads $HEADS \\\n \
+             --seq-length $((2 * 256)) --max-position-embeddings 512 --micro-batch-size 2 --global-batch-size 16 --vocab-size 8000 \
+             --train-iters 50 --lr 2.0e-4 \\\n\"\nif true; then ARGS+=--bf16; fi\ntorchrun --nproc_per_node=8 {program} $ARGS\n"
+        )
+    };
+    let arguments = |program: &str| {
+        place.file("it's run.sh", script(program));
+        let words = ["plan", "--from", "it's run.sh"].map(String::from);
+        let refused = place.trainer_words(&words).fails(
+            2,
+            &[
+                "it's run.sh is a shell script",
+                "`set`",
+                "--from arguments.txt",
+            ],
+        );
+        let command = refused.stderr.split('`').nth(3).unwrap();
+        let mut bash = std::process::Command::new("bash");
+        let ran = bash
+            .args(["-c", command])
+            .current_dir(place.path(""))
+            .status();
+        assert!(ran.unwrap().success(), "{command}");
+    };
+    arguments("pretrain_gpt.py");
+    let rows = keys(&place, "--from arguments.txt");
+    let value = |key: &str| {
+        let row = rows.iter().find(|row| row["key"] == key);
+        row.unwrap_or_else(|| panic!("{key}"))["value"].clone()
+    };
+    for (key, expected) in [
+        ("nproc_per_node", "8"),
+        ("num-layers", "4"),
+        ("num-attention-heads", "4"),
+        ("seq-length", "512"),
+        ("bf16", "true"),
+    ] {
+        assert_eq!(value(key), expected, "{key}");
+    }
+    arguments("pretrain_bert.py");
+    place
+        .trainer("plan --from arguments.txt")
+        .fails(2, &["starts pretrain_bert.py", "only pretrain_gpt.py"]);
 }

@@ -18,8 +18,8 @@ use toml::Value;
 /// Flags of `plan` that name files of other trainers.
 #[derive(Clone, Debug, Default, Args)]
 pub struct FromArgs {
-    /// Plan what another trainer's configuration says (repeatable): Hugging Face, axolotl, LLaMA-Factory, torchtitan,
-    /// Megatron, DeepSpeed, accelerate. Flags go before it
+    /// Plan what another trainer's configuration says (repeatable): Hugging Face, axolotl, LLaMA-Factory, Megatron,
+    /// DeepSpeed, accelerate. Flags go before it
     #[arg(long, value_name = "FILE")]
     pub from: Vec<PathBuf>,
 }
