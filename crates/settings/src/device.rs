@@ -23,10 +23,20 @@ impl Device {
     /// The device of a run that names none: the first GPU, if this binary was built with CUDA and the driver finds a
     /// GPU, else the CPU.
     pub fn best() -> Device {
-        if first_gpu_is_there() {
-            Device::Cuda { index: 0 }
-        } else {
-            Device::Cpu
+        match gpus() {
+            0 => Device::Cpu,
+            _ => Device::Cuda { index: 0 },
+        }
+    }
+
+    /// The device of a rank: in place of the first GPU, the one with the rank's number on its machine.
+    pub fn of_rank(self, local_rank: usize) -> Device {
+        match self {
+            Device::Cuda { index: 0 } => Device::Cuda {
+                // A launcher may show each process only its own GPU.
+                index: local_rank % gpus().max(1),
+            },
+            named => named,
         }
     }
 
@@ -39,15 +49,15 @@ impl Device {
     }
 }
 
-#[cfg(feature = "cuda")]
-fn first_gpu_is_there() -> bool {
-    static THERE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *THERE.get_or_init(|| kernels::cuda::device_count().is_ok_and(|count| count > 0))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn first_gpu_is_there() -> bool {
-    false
+/// The number of GPUs that this binary can use.
+fn gpus() -> usize {
+    #[cfg(feature = "cuda")]
+    {
+        static GPUS: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+        *GPUS.get_or_init(|| kernels::cuda::device_count().unwrap_or(0))
+    }
+    #[cfg(not(feature = "cuda"))]
+    0
 }
 
 /// A text that is not a device's name.

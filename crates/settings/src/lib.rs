@@ -2,14 +2,15 @@
 //!
 //! Every key is a row of [`keys`], with its kind, default, explanation and flag. A preset or file overrides defaults,
 //! flags override those, and `--set` overrides everything. Each layer is checked key by key ([`dotted`]) before the
-//! layers are merged ([`load`]). [`check`] refuses invalid combinations in the merged configuration. Once everything is
-//! decided, it becomes [`Settings`], which sessions and plans read.
+//! layers are merged ([`load`]). [`check`] refuses invalid combinations in the merged configuration ([`Resolved`]), and in one
+//! with a folder's model ([`Completed`]). Once everything is decided, it becomes [`Settings`], which sessions and plans read.
 
 mod attention;
 mod by_key;
 pub mod check;
 mod checkpoints;
 mod choices;
+mod completed;
 mod defaults;
 mod device;
 pub mod dotted;
@@ -47,6 +48,7 @@ pub use choices::{
     AttentionBackend, AutoOr, BaseType, DpoLoss, FloatType, Fp8Gradients, Fp8Recipe, Fp8Weights,
     Graphs, HostPlace, Objective, OptimizerPlace, RankEngine, Release,
 };
+pub use completed::{Completed, FolderModel};
 pub use device::{Device, DeviceError};
 pub use error::ConfigError;
 pub use key::{Flag, FlagArgument, Key, KeyDefault, Mark};
@@ -55,6 +57,7 @@ pub use keys::{
     EvalConfig, Fp8Config, HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig,
     OffloadConfig, OptimConfig, ParallelConfig, RecomputeConfig, TrainConfig,
 };
+pub use lora::BaseStorage;
 pub use pipeline::Pipeline;
 pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};

@@ -14,6 +14,15 @@ use optim::{Faster, OptimizerKind};
 /// The experts of a layer, as modules that [`PlainModules`] names.
 const EXPERTS: &str = r".*\.experts";
 
+/// How the model under adapters is stored.
+#[derive(Clone, Debug, Default)]
+pub struct BaseStorage {
+    /// The type of its matrices.
+    pub dtype: Option<BaseType>,
+    /// Modules whose matrices are no codes all the same.
+    pub skip: Vec<String>,
+}
+
 impl Default for LoraConfig {
     fn default() -> LoraConfig {
         LoraConfig {
@@ -114,12 +123,21 @@ impl LoraConfig {
         Ok(())
     }
 
-    /// These settings with the adapters of a folder. Dropout is a setting of training, so one that is set here stays.
+    /// These settings with the adapters of a folder. Dropout is a setting of training, so one that is set here stays. So does a
+    /// type of the frozen model, which else is that of the adapters' training.
     ///
     /// # Errors
     /// A key that is set here and has another value in the folder.
-    pub fn adopted(&self, adapter: AdapterConfig) -> Result<LoraConfig, ConfigError> {
+    pub fn adopted(
+        &self,
+        adapter: AdapterConfig,
+        base: BaseStorage,
+    ) -> Result<LoraConfig, ConfigError> {
         let unset = LoraConfig::default();
+        let (base_dtype, base_skip) = match self.base_dtype {
+            Some(_) => (self.base_dtype, self.base_skip.clone()),
+            None => (base.dtype, base.skip),
+        };
         let adopted = LoraConfig {
             rank: Some(adapter.rank),
             alpha: Some(adapter.alpha),
@@ -133,7 +151,9 @@ impl LoraConfig {
             },
             rslora: adapter.is_rank_stabilised,
             init: adapter.init,
-            ..self.clone()
+            b_lr_ratio: self.b_lr_ratio,
+            base_dtype,
+            base_skip,
         };
         macro_rules! contradicts {
             ($($field:ident),+) => {

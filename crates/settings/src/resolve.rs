@@ -1,20 +1,24 @@
 //! Resolves a command line into what a command needs to know.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use data::Packing;
 use memory::Rank;
 use model::MegatronFlags;
 
-use super::choices::{AutoOr, FloatType, Release};
+use super::choices::{AUTO, AutoOr, FloatType, Release};
 use super::device::Device;
+use super::error::{ConfigError, refused};
 use super::load::{self, Override, Source};
 use super::size::Size;
-use super::{Config, ConfigError, LoraConfig, check, preset};
+use super::{Config, check, preset};
 
 /// The command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Task {
     /// Train a model.
+    #[default]
     Train,
     /// Predict a run's memory.
     Plan,
@@ -24,8 +28,6 @@ pub enum Task {
     Profile,
     /// Time the algorithms of matrix products.
     Tune,
-    /// Describe the machine.
-    Doctor,
 }
 
 /// The configuration as the command line gives it.
@@ -43,8 +45,12 @@ pub struct Given {
     pub megatron: MegatronFlags,
     /// The rank of this process, from the launcher or from `plan --ranks`.
     pub rank: Option<Rank>,
-    /// The budget of automatic recompute if neither a budget nor a limit is set.
-    pub budget: Option<AutoOr<Size>>,
+    /// The rank's number on its machine, if a launcher started it.
+    pub local_rank: Option<usize>,
+    /// Whether automatic recompute fills the device if neither a budget nor a limit is set.
+    pub fills_device: bool,
+    /// Bytes of the device of which a limit may be a share.
+    pub device_bytes: Option<u64>,
 }
 
 impl Given {
@@ -97,10 +103,47 @@ impl RunOptions {
     /// [`ConfigError::Contradiction`], which names the option.
     pub fn check_steps(&self, steps: usize) -> Result<(), ConfigError> {
         match self.dump_gradients {
-            Some(step) if step > steps as u64 => Err(ConfigError::Contradiction(format!(
+            Some(step) if step > steps as u64 => refused(format!(
                 "--dump-gradients {step} asks for a step after the last; the run has {steps} steps"
-            ))),
+            )),
             _ => Ok(()),
+        }
+    }
+
+    /// Refuses options that do not go together, or not with a configuration.
+    fn check(&self, task: Task, config: &Config) -> Result<(), ConfigError> {
+        // Epochs become a number of steps only when the data is open.
+        if config.train.epochs.is_none() {
+            self.check_steps(config.train.steps)?;
+        }
+        if self.dump_gradients.is_some() && config.ranks().is_some() {
+            return refused(
+                "--dump-gradients writes the gradients of a step, and of several ranks each has the sum of its part alone; train \
+                 without a launcher and without --zero to see them",
+            );
+        }
+        if self.dump_gradients.is_some() && config.optim.release == Release::Backward {
+            return refused(
+                "--dump-gradients writes the gradients of a step, and with optim.release = \"backward\" there are never all of them; \
+                 leave one of the two out",
+            );
+        }
+        if task == Task::Train && self.save_final.is_some() && config.parallel.pipeline > 1 {
+            return refused(
+                "--save-final and --dump-gradients write the whole model from one rank, and under --pp no rank has it; save a checkpoint \
+                 (--save-every N), and take `trainer export` with it",
+            );
+        }
+        if task == Task::Train && matches!(self.trace, Some(Some(_))) {
+            return refused(
+                "train draws into its run directory; write --trace without a folder, and name the run's with --out",
+            );
+        }
+        match self.lora_from.is_some() && self.resume.is_some() {
+            false => Ok(()),
+            true => refused(
+                "--lora-from begins with a folder's adapters, and --resume goes on with a run's; leave one of the two out",
+            ),
         }
     }
 }
@@ -126,8 +169,8 @@ impl From<PathBuf> for Resume {
     }
 }
 
-/// A command with its configuration and options.
-#[derive(Clone, Debug, PartialEq)]
+/// A command with its configuration, as the command line gives it, and its options.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resolved {
     /// The command.
     pub task: Task,
@@ -139,30 +182,23 @@ pub struct Resolved {
     pub options: RunOptions,
     /// The configuration as the command line gives it.
     pub given: Given,
-    /// Keys of `[model]` that the user set, as `model.key`, sorted: by `--set`, or in the preset or file of an explicit
+    /// Keys of `[model]` that the user set, as `model.key`: by `--set`, or in the preset or file of an explicit
     /// `--config`. With `init_from` they must equal those of the model there.
-    pub explicit_model_keys: Vec<String>,
+    pub explicit_model_keys: BTreeSet<String>,
     /// Sections of `[model]` that the user gave some keys of, which must equal those of the model of `init_from` too.
     pub model_parts: toml::Table,
     /// Whether the command line sets `data.seq`. A batch file must then have the same length.
     pub seq_is_explicit: bool,
     /// Whether the chunk of the output head is left to be chosen.
     pub chooses_head_chunk: bool,
-    /// The longest sequence that the model of `init_from` was made for, where its folder says so.
-    pub context_length: Option<usize>,
 }
 
 impl Resolved {
-    /// Whether the user set this key of `[model]`.
-    pub fn sets(&self, key: &str) -> bool {
-        self.explicit_model_keys.iter().any(|set| set == key)
-    }
-
     /// The device to use: the configured one, else the task's default.
     pub fn device(&self) -> Device {
         let configured = self.config.train.device;
         match self.task {
-            Task::Init | Task::Doctor => Device::Cpu,
+            Task::Init => Device::Cpu,
             Task::Plan | Task::Tune => configured.unwrap_or(Device::Cuda { index: 0 }),
             Task::Train | Task::Profile => configured.unwrap_or_else(Device::best),
         }
@@ -170,10 +206,7 @@ impl Resolved {
 
     /// The data type to use: the configured one, else the device's default.
     pub fn dtype(&self) -> FloatType {
-        self.decided(self.config.data.seq)
-            .train
-            .dtype
-            .expect("it is decided")
+        self.decided(self.config.data.seq).dtype()
     }
 
     /// The configuration with the task's device, the device's type, and the data's sequence length `seq`.
@@ -183,6 +216,20 @@ impl Resolved {
         config.train.device = Some(self.device());
         config.train.dtype = Some(config.dtype());
         config
+    }
+}
+
+impl Config {
+    /// Takes what is left open, and would change bits, from the run before: the chunk of the output head, and how documents become
+    /// rows.
+    fn keep_choices(&mut self, before: &Config) {
+        let (chunk, packing) = (&mut self.memory.head_chunk, &mut self.data.packing);
+        if *chunk == AutoOr::Auto {
+            *chunk = before.memory.head_chunk;
+        }
+        if *packing == Packing::Auto {
+            *packing = before.data.packing;
+        }
     }
 }
 
@@ -201,67 +248,49 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
     let model_elsewhere = options.init_from.is_some();
     let loaded = load::load(&source, &given.overrides()?, model_elsewhere)?;
     let mut config = loaded.config;
-    if config.chooses() && config.memory.limit.is_none() {
-        config.memory.budget = config.memory.budget.or(given.budget);
+    let memory = &mut config.memory;
+    if given.fills_device && memory.limit.is_none() && config.recompute.spec.trim() == AUTO {
+        memory.budget = memory.budget.or(Some(AutoOr::Auto));
+    }
+    if let (Some(bytes), Some(limit)) = (given.device_bytes, memory.limit) {
+        memory.limit = Some(Size::Bytes(limit.bytes_of(bytes)));
+    }
+    let chooses_head_chunk = config.memory.head_chunk == AutoOr::Auto;
+    if let Some(run) = &given.resumed {
+        config.keep_choices(&load::load(&Source::open(run)?, &[], false)?.config);
     }
     if let Some(rank) = given.rank {
         config.join(rank)?;
     }
     check::built(&config, &loaded.places, task == Task::Train)?;
-    match options.lora_from {
-        // The rank comes from that folder, and the whole is checked again when it is known.
-        Some(_) if config.lora.rank.is_none() => check::contradictions(&Config {
-            lora: LoraConfig {
-                rank: Some(1),
-                ..config.lora.clone()
-            },
-            ..config.clone()
-        })?,
-        _ => check::contradictions(&config)?,
-    }
+    let mut adapted = config.clone();
+    // Adapters of a folder have its rank, and the whole is checked again when it is known.
+    let of_folder = options.lora_from.as_ref().map(|_| 1);
+    adapted.lora.rank = adapted.lora.rank.or(of_folder);
+    check::contradictions(&adapted)?;
     if !model_elsewhere {
         check::model(&config)?;
     }
-    // Epochs become a number of steps only when the data is open.
-    if config.train.epochs.is_none() {
-        options.check_steps(config.train.steps)?;
-    }
+    options.check(task, &config)?;
 
-    if options.dump_gradients.is_some() && config.ranks().is_some() {
-        return Err(ConfigError::Contradiction(
-            "--dump-gradients writes the gradients of a step, and of several ranks each has the sum of its part alone; train \
-             without a launcher and without --zero to see them"
-                .into(),
-        ));
-    }
-
-    if options.dump_gradients.is_some() && config.optim.release == Release::Backward {
-        return Err(ConfigError::Contradiction(
-            "--dump-gradients writes the gradients of a step, and with optim.release = \"backward\" there are never all of them; \
-             leave one of the two out"
-                .into(),
-        ));
-    }
-
-    let mut explicit_model_keys = match file {
-        Some(_) => source.model_keys(),
-        None => Vec::new(),
-    };
-    explicit_model_keys.extend(loaded.places.keys().filter_map(|key| model_key(key)));
-    explicit_model_keys.sort();
-    explicit_model_keys.dedup();
-    Ok(Resolved {
+    let of_file = file.map(|_| source.model_keys());
+    let set = loaded.places.keys().filter_map(|key| model_key(key));
+    let explicit_model_keys = of_file.into_iter().flatten().chain(set).collect();
+    let mut resolved = Resolved {
         task,
         name: source.name,
-        chooses_head_chunk: config.memory.head_chunk == AutoOr::Auto,
-        context_length: None,
+        chooses_head_chunk,
         config,
         options,
         given,
         explicit_model_keys,
         model_parts: loaded.model_parts,
         seq_is_explicit: loaded.places.contains_key("data.seq"),
-    })
+    };
+    if let (Some(local), Some(_)) = (resolved.given.local_rank, resolved.config.rank) {
+        resolved.config.train.device = Some(resolved.device().of_rank(local));
+    }
+    Ok(resolved)
 }
 
 /// The key of `[model]` that a dotted key names, or that contains it.

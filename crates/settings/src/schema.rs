@@ -84,7 +84,7 @@ impl Config {
         self.offload.activations.trim() == AUTO
     }
 
-    /// Removes the work between steps, and a length in epochs: the caller decides the number of steps.
+    /// Removes the work between steps, pictures of one, and a length in epochs: the caller decides the number of steps.
     pub fn without_between_steps(&mut self) {
         let none = Config::default();
         self.eval = none.eval;
@@ -94,7 +94,7 @@ impl Config {
         };
         self.train.epochs = None;
         self.log.sample_every = None;
-        self.log.tensorboard = false;
+        (self.log.tensorboard, self.log.trace) = (false, false);
     }
 
     /// The device; the CPU if none is set.

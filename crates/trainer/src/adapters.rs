@@ -1,11 +1,11 @@
 //! Folders of adapters, and the model that is under them.
 
 use crate::failure::Failure;
-use crate::initial_model::refuse_what_is_no_folder;
+use crate::initial_model::{read_model, refuse_what_is_no_folder};
 use model::{ADAPTER_CONFIG, AdapterConfig, AdapterError, Lora, ModelWeights, Origin, Parameters};
 use serde::{Deserialize, Serialize};
 use session::Session;
-use settings::{BaseType, Config, FloatType, LoraConfig, Resolved, check};
+use settings::{BaseStorage, BaseType, Config, FloatType, FolderModel, RunOptions};
 use std::path::{Path, PathBuf};
 
 /// The file beside adapters with what is known of the model under them.
@@ -86,10 +86,12 @@ impl BaseModel {
         }
     }
 
-    /// Sets the storage of the frozen model to this one's.
-    pub(crate) fn set_storage(&self, lora: &mut LoraConfig) {
-        lora.base_dtype = self.codes.map(|(stored, _)| stored);
-        lora.base_skip = self.skip.clone();
+    /// How training stored it.
+    pub(crate) fn storage(&self) -> BaseStorage {
+        BaseStorage {
+            dtype: self.codes.map(|(stored, _)| stored),
+            skip: self.skip.clone(),
+        }
     }
 
     /// The model that a folder of adapters belongs to; `named` is another folder that has it.
@@ -256,36 +258,26 @@ fn is_fresh(
     Err(other_model(folder, &before, &weights.fingerprint()?))
 }
 
-/// The adapters that a session begins with: fresh ones, or a folder's.
-pub(crate) struct FirstAdapters<'a> {
-    /// The folder of the model under them; none if it is fresh.
-    pub(crate) model: Option<&'a Path>,
-    /// The folder of adapters.
-    pub(crate) from: Option<&'a Path>,
-}
-
-impl FirstAdapters<'_> {
-    /// Fills a session whose model is already there, and returns what its folder of adapters will say of that model; none
-    /// if the configuration asks for no adapters.
-    pub(crate) fn fill(
-        self,
-        session: &mut Session,
-        config: &Config,
-    ) -> Result<Option<BaseModel>, Failure> {
-        if config.lora.rank.is_none() {
-            return Ok(None);
-        }
-        match self.from {
-            Some(folder) => session.import_adapter(folder)?,
-            None => session.initialise_factors(config.train.seed)?,
-        }
-        let parameters = session.model().architecture().parameters();
-        let base = BaseModel::of_run(self.model, parameters, config)?;
-        if let Some(folder) = self.from {
-            base.fits(folder, parameters)?;
-        }
-        Ok(Some(base))
+/// Fills the adapters of a session whose model is already there: fresh ones, or those of the folder that the options name. Returns what
+/// their folder will say of that model; none if the configuration asks for no adapters.
+pub(crate) fn fill_adapters(
+    session: &mut Session,
+    config: &Config,
+    options: &RunOptions,
+) -> Result<Option<BaseModel>, Failure> {
+    if config.lora.rank.is_none() {
+        return Ok(None);
     }
+    match &options.lora_from {
+        Some(folder) => session.import_adapter(folder)?,
+        None => session.initialise_factors(config.train.seed)?,
+    }
+    let parameters = session.model().architecture().parameters();
+    let base = BaseModel::of_run(options.init_from.as_deref(), parameters, config)?;
+    if let Some(folder) = &options.lora_from {
+        base.fits(folder, parameters)?;
+    }
+    Ok(Some(base))
 }
 
 /// The files that are saved with a session's model: those that it came with, and what readers of adapters need.
@@ -313,32 +305,26 @@ fn other_model(folder: &Path, before: &str, now: &str) -> Failure {
     }
 }
 
-/// `--lora-from` sets the adapters, and the model under them where no other is named.
-pub(crate) fn adopt_adapters(resolved: &mut Resolved) -> Result<(), Failure> {
-    let Some(folder) = resolved.options.lora_from.clone() else {
-        return Ok(());
-    };
-    if resolved.options.resume.is_some() {
-        return Err(Failure::Usage(
-            "--lora-from begins with a folder's adapters, and --resume goes on with a run's; leave one of the two out".into(),
-        ));
-    }
-    refuse_what_is_no_folder(&folder)?;
-    let adapter = AdapterConfig::read(&folder)?;
-    resolved.config.lora = resolved.config.lora.adopted(adapter)?;
-    let base = BaseModel::of_adapters(&folder, resolved.options.init_from.as_deref())?;
-    if resolved.config.lora.base_dtype.is_none() {
-        base.set_storage(&mut resolved.config.lora);
-    }
-    if resolved.options.init_from.is_none() {
-        let Some(base) = base.folder else {
-            return Err(Failure::Usage(format!(
+/// What the folders say that options name: the adapters of `--lora-from`, and the model of `--init-from`, or else the one under them.
+pub(crate) fn read_folders(options: &RunOptions) -> Result<Option<FolderModel>, Failure> {
+    let (mut adapters, mut model) = (None, options.init_from.clone());
+    if let Some(folder) = &options.lora_from {
+        refuse_what_is_no_folder(folder)?;
+        let base = BaseModel::of_adapters(folder, model.as_deref())?;
+        adapters = Some((AdapterConfig::read(folder)?, base.storage()));
+        model = Some(base.folder.ok_or_else(|| {
+            Failure::Usage(format!(
                 "the adapters in {} belong to a fresh model that is in no folder; write it by `trainer init --out DIR` with the \
                  run's --config and --seed, and name it with --init-from DIR",
                 folder.display()
-            )));
-        };
-        resolved.options.init_from = Some(base);
+            ))
+        })?);
     }
-    Ok(check::contradictions(&resolved.config)?)
+    let read = |folder: PathBuf| -> Result<FolderModel, Failure> {
+        Ok(FolderModel {
+            adapters,
+            ..read_model(&folder)?
+        })
+    };
+    model.map(read).transpose()
 }

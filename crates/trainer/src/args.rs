@@ -180,14 +180,13 @@ impl RunArgs {
             resumed: self.resumed_configuration(),
             flags,
             set: self.source.set.clone(),
-            rank: None,
-            budget: None,
             megatron: MegatronFlags {
                 granularity: memory.recompute_granularity.clone(),
                 modules: memory.recompute_modules.clone(),
                 method: memory.recompute_method.clone(),
                 num_layers: memory.recompute_num_layers.clone(),
             },
+            ..Given::default()
         }
     }
 

@@ -44,52 +44,38 @@ impl Cli {
     /// # Errors
     /// A command, flag or setting that is unknown, contradictory, out of range or not built.
     pub fn resolve(&self) -> Result<Resolved, ConfigError> {
-        self.resolve_as(None)
+        self.resolve_as(None, None)
     }
 
-    /// As [`Cli::resolve`]; a run is that of the rank that a launcher started, if one did.
+    /// As [`Cli::resolve`]; a run is that of the rank that a launcher started, if one did, with its number on its machine.
     ///
     /// # Errors
     /// As for [`Cli::resolve`].
-    pub fn resolve_as(&self, launched: Option<Rank>) -> Result<Resolved, ConfigError> {
-        let run = |task, run: &RunArgs, rank, json| {
+    pub fn resolve_as(
+        &self,
+        rank: Option<Rank>,
+        local_rank: Option<usize>,
+    ) -> Result<Resolved, ConfigError> {
+        let run = |task, run: &RunArgs, json| resolve(task, run.given(), run.options(json));
+        let train = |run: &RunArgs| {
             let given = Given {
                 rank,
+                local_rank,
                 ..run.given()
             };
-            resolve(task, given, run.options(json))
+            resolve(Task::Train, given, run.options(false))
         };
         match &self.command {
-            None => run(Task::Train, &self.train, launched, false),
-            Some(Command::Train(train)) => run(Task::Train, train, launched, false),
+            None => train(&self.train),
+            Some(Command::Train(run)) => train(run),
             Some(Command::Plan(plan)) => plan.resolve(),
-            Some(Command::Profile(profile)) => {
-                run(Task::Profile, &profile.run, None, profile.json)
-            }
-            Some(Command::Tune(tune)) => run(Task::Tune, &tune.run, None, tune.json),
+            Some(Command::Profile(profile)) => run(Task::Profile, &profile.run, profile.json),
+            Some(Command::Tune(tune)) => run(Task::Tune, &tune.run, tune.json),
             Some(Command::Init(init)) => init.resolve(),
-            Some(Command::Bench(bench)) => {
-                run(Task::Train, &bench.run, bench.rank.rank(), bench.form.json)
-            }
-            Some(Command::Prepare(_)) => Err(ConfigError::Contradiction(
-                "`trainer prepare` makes data, and has no configuration of its own".into(),
-            )),
-            Some(Command::Eval(_) | Command::Generate(_) | Command::Chat(_)) => Err(ConfigError::Contradiction(
-                "`trainer eval`, `trainer generate` and `trainer chat` take what a model says, and have no configuration of their own".into(),
-            )),
-            Some(Command::Export(_)) => Err(ConfigError::Contradiction(
-                "`trainer export` takes what a checkpoint says, and has no configuration of its own".into(),
-            )),
-            Some(Command::Doctor(doctor)) => doctor.resolve(),
-            Some(Command::Check(_) | Command::Show(_)) => Err(ConfigError::Contradiction(
-                "`trainer check` and `trainer show` read files, and have no configuration of their own".into(),
-            )),
-            Some(Command::Schema(_)) => Err(ConfigError::Contradiction(
-                "`trainer schema` describes files, and has no configuration".into(),
-            )),
-            Some(Command::Report(_)) => Err(ConfigError::Contradiction(
-                "`trainer report` reads the configurations of runs, and has none of its own".into(),
-            )),
+            Some(other) => Err(ConfigError::Contradiction(format!(
+                "`trainer {}` has no configuration of its own",
+                other.name()
+            ))),
         }
     }
 }

@@ -1,48 +1,95 @@
 //! Chooses what a configuration leaves open, in a fixed order: how documents become rows; the data's sequence length; attention;
 //! the micro-batches of evaluations; the chunk of the output head; and last recompute, which depends on all of these.
 
-use crate::attention::choose_attention;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
-use crate::samples::{data_options, decide_packing, fit_evaluation};
+use crate::samples::{data_options, evaluation_rows, steps};
 use collectives::Group;
-use data::Dataset;
+use data::{Dataset, Inputs};
 use kernels::Target;
 use planner::{AutoError, Choice, ChosenHeadChunk, OomReport, Plan, choose, overhead_bytes};
 use report::Busy;
 use session::SessionError;
-use settings::{AutoOr, Config, Device, Resolved, Settings, Size, Task};
+use settings::{
+    AttentionBackend, AutoOr, Completed, Config, Device, HEURISTIC, OptimizerPlace, Resolved,
+    Settings, Size, Task, auto_attention,
+};
+use std::ops::Deref;
+use std::path::Path;
 use std::sync::Arc;
 
 /// The measured memory of an engine is rounded up to a multiple of this.
 const ENGINE_ROUNDING: u64 = 64 << 20;
 
-/// The run's configuration with everything decided, and its device, opened for a rank if there is a group.
+/// A command whose configuration leaves nothing open, so that it gives the same run wherever it is written down. Plans alone keep
+/// `auto` attention.
+#[derive(Clone, Debug)]
+pub(crate) struct Decided(Resolved);
+
+impl Deref for Decided {
+    type Target = Resolved;
+
+    fn deref(&self) -> &Resolved {
+        &self.0
+    }
+}
+
+impl Decided {
+    /// Makes paths independent of the current folder, because a run may be resumed from another one.
+    pub(crate) fn with_whole_paths(mut self) -> Decided {
+        let config = &mut self.0.config;
+        let states = match &mut config.offload.optimizer {
+            OptimizerPlace::Folder(folder) => Some(folder),
+            _ => None,
+        };
+        let algorithms = &mut config.hardware.algorithms;
+        let algorithms = algorithms
+            .as_mut()
+            .filter(|path| *path != Path::new(HEURISTIC));
+        let data = config.data.path.iter_mut().flat_map(Inputs::paths_mut);
+        let paths = [
+            &mut config.eval.path,
+            &mut config.offload.path,
+            &mut config.dpo.reference,
+        ];
+        let paths = paths.into_iter().flatten().chain(data);
+        for path in paths.chain(states).chain(algorithms) {
+            if let Ok(absolute) = std::path::absolute(&*path) {
+                *path = absolute;
+            }
+        }
+        self
+    }
+}
+
+/// Decides everything, and opens the run's device, for a rank if there is a group. `data` is what the run reads, where it is open: the
+/// number of steps follows from it if the length is given in epochs.
 ///
 /// # Errors
 /// [`Failure`]: the data or the device cannot be opened, or nothing can be chosen.
 pub(crate) fn on_device(
-    resolved: &Resolved,
+    command: &Completed,
+    data: Option<&Dataset>,
     group: Option<Arc<dyn Group>>,
-) -> Result<(Config, OpenDevice), Failure> {
-    let mut before = without_device(resolved)?;
+) -> Result<(Decided, OpenDevice), Failure> {
+    let (mut config, attention) = without_device(command, data)?;
     let engine = group.as_deref().and_then(|group| group.on_device());
     // Rounded, so that choices do not differ between runs.
-    let engine = engine.map(|engine| engine.device_bytes().next_multiple_of(ENGINE_ROUNDING));
-    before.0.engine_bytes = engine;
-    let device = OpenDevice::in_group(resolved.device(), group)?;
-    device.check_attention(&before.0)?;
-    let config = for_holder(resolved, before, Holder::Device(&device))?;
-    Ok((config, device))
+    config.engine_bytes =
+        engine.map(|engine| engine.device_bytes().next_multiple_of(ENGINE_ROUNDING));
+    let device = OpenDevice::in_group(config.device(), group)?;
+    device.check_attention(&config)?;
+    let decided = for_holder(command, config, attention, Holder::Device(&device))?;
+    Ok((decided, device))
 }
 
 /// The same for a device of `device_bytes`, which need not exist. `None`: of any size.
 ///
 /// # Errors
 /// As [`on_device`].
-pub(crate) fn on_paper(resolved: &Resolved, device_bytes: Option<u64>) -> Result<Config, Failure> {
-    let before = without_device(resolved)?;
-    for_holder(resolved, before, Holder::Paper(device_bytes))
+pub(crate) fn on_paper(command: &Completed, device_bytes: Option<u64>) -> Result<Decided, Failure> {
+    let (config, attention) = without_device(command, None)?;
+    for_holder(command, config, attention, Holder::Paper(device_bytes))
 }
 
 /// The memory that has to hold a run.
@@ -65,34 +112,48 @@ impl Holder<'_> {
 }
 
 /// The decisions that need no open device, and the chosen attention in words, if one was chosen.
-fn without_device(resolved: &Resolved) -> Result<(Config, Option<String>), Failure> {
-    let resolved = &mut resolved.clone();
-    decide_packing(resolved);
-    let options = data_options(resolved);
-    let seq = match options.seq {
-        Some(seq) => seq,
-        None => Dataset::open(&options)?.seq(),
+fn without_device(
+    command: &Completed,
+    data: Option<&Dataset>,
+) -> Result<(Config, Option<String>), Failure> {
+    let options = data_options(&command.config, command.seq_is_explicit);
+    let seq = match (data, options.seq) {
+        (Some(data), _) => data.seq(),
+        (None, Some(seq)) => seq,
+        (None, None) => Dataset::open(&options)?.seq(),
     };
-    let mut config = resolved.decided(seq);
-    let attention = choose_attention(resolved.task, &mut config);
-    fit_evaluation(resolved, &mut config);
+    let mut config = command.decided(seq);
+    config.data.packing = options.packing;
+    if let Some(data) = data {
+        config.train.steps = steps(&config, &command.options, data)?;
+    }
+    // Plans try other sequence lengths too, for which `auto` may choose another attention.
+    let keeps_auto = matches!(command.task, Task::Plan | Task::Init);
+    let is_open = config.attention.backend == AttentionBackend::Auto && !keeps_auto;
+    let attention = is_open.then(|| {
+        let (attention, reason) = auto_attention(&config);
+        config.attention.backend = attention.into();
+        format!("attention is {}: {reason}", config.attention.backend)
+    });
+    config.eval.micro_batch = evaluation_rows(&config);
     Ok((config, attention))
 }
 
 /// Decides the chunk of the output head, and the recompute policy.
 fn for_holder(
-    resolved: &Resolved,
-    (mut config, attention): (Config, Option<String>),
+    command: &Completed,
+    mut config: Config,
+    attention: Option<String>,
     holder: Holder,
-) -> Result<Config, Failure> {
+) -> Result<Decided, Failure> {
     if let Some(attention) = attention {
         holder.tell(&attention);
     }
-    let target = resolved.device().target();
+    let target = config.device().target();
     // With several ranks, which may share a terminal, only the first one reports.
-    let quiet = resolved.options.quiet || config.rank.is_some_and(|rank| rank.number > 0);
+    let quiet = command.options.quiet || config.rank.is_some_and(|rank| rank.number > 0);
     let budget = match config.chooses() {
-        true => Some(budget(resolved, &config, holder)?),
+        true => Some(budget(command.task, &config, holder)?),
         false => None,
     };
     if config.memory.head_chunk == AutoOr::Auto {
@@ -111,30 +172,28 @@ fn for_holder(
         }
         config.memory.head_chunk = AutoOr::Number(chosen.tokens);
     }
-    let Some(budget) = budget else {
-        return Ok(config);
-    };
-    tracing::info!("recompute auto: comparing policies on paper");
-    let busy = planning(quiet);
-    let chosen = policy_within(&config, target, budget, is_whole_device(resolved));
-    drop(busy);
-    let (choice, config) = chosen.map_err(|error| without_policy(error, &config, resolved))?;
-    tracing::info!("{}", choice.describe());
-    Ok(config)
+    if let Some(budget) = budget {
+        tracing::info!("recompute auto: comparing policies on paper");
+        let busy = planning(quiet);
+        let chosen = policy_within(&config, target, budget);
+        drop(busy);
+        let (choice, chosen) = chosen.map_err(|error| without_policy(error, &config, command))?;
+        tracing::info!("{}", choice.describe());
+        config = chosen;
+    }
+    Ok(Decided(Resolved {
+        config,
+        ..(**command).clone()
+    }))
 }
 
-/// With `--memory-budget auto` the reserved bytes must fit, not only the peak.
-fn is_whole_device(resolved: &Resolved) -> bool {
-    resolved.config.memory.budget == Some(AutoOr::Auto)
-}
-
-/// The policy for a budget, and the configuration with it.
+/// The policy for a budget, and the configuration with it. With `--memory-budget auto` the reserved bytes must fit, not only the peak.
 fn policy_within(
     config: &Config,
     target: Target,
     budget: u64,
-    counts_reserved: bool,
 ) -> Result<(Choice, Config), AutoError> {
+    let counts_reserved = config.memory.budget == Some(AutoOr::Auto);
     let mut within = budget;
     loop {
         let choice = choose(config, target, within).map_err(|error| of_budget(error, budget))?;
@@ -217,11 +276,10 @@ pub(crate) fn naming_head_chunk(
 }
 
 /// The most that the peak may be: the budget or the limit, whichever is smaller.
-fn budget(resolved: &Resolved, config: &Config, holder: Holder) -> Result<u64, Failure> {
-    let memory = &resolved.config.memory;
-    let limit = memory.limit.map(AutoOr::Number);
-    let sizes = [memory.budget, limit].into_iter().flatten();
-    let bytes = sizes.map(|size| bytes_of(size, resolved, config, holder));
+fn budget(task: Task, config: &Config, holder: Holder) -> Result<u64, Failure> {
+    let limit = config.memory.limit.map(AutoOr::Number);
+    let sizes = [config.memory.budget, limit].into_iter().flatten();
+    let bytes = sizes.map(|size| bytes_of(size, task, config, holder));
     let bytes = bytes.collect::<Result<Vec<_>, Failure>>()?;
     let least = bytes.into_iter().min();
     Ok(least.expect("a configuration that asks for a choice has one of both"))
@@ -230,7 +288,7 @@ fn budget(resolved: &Resolved, config: &Config, holder: Holder) -> Result<u64, F
 /// A budget in bytes. A share and `auto` are of the device's memory.
 fn bytes_of(
     size: AutoOr<Size>,
-    resolved: &Resolved,
+    task: Task,
     config: &Config,
     holder: Holder,
 ) -> Result<u64, Failure> {
@@ -247,13 +305,13 @@ fn bytes_of(
                 offload: default.offload,
                 ..config.clone()
             };
-            let beside = overhead_bytes(resolved.device().target(), &Settings::new(&plain)?);
+            let beside = overhead_bytes(config.device().target(), &Settings::new(&plain)?);
             return Ok(match size {
                 AutoOr::Auto => bytes.saturating_sub(beside),
                 AutoOr::Number(size) => size.bytes_of(bytes),
             });
         }
-        Holder::Paper(None) if resolved.task == Task::Plan && resolved.device() != Device::Cpu => {
+        Holder::Paper(None) if task == Task::Plan && config.device() != Device::Cpu => {
             return Err(Failure::Usage(
                 "a plan does not ask the device, so its memory is not known, and neither what is free of it nor a share; add \
                  --device-memory SIZE|NAME, or write --memory-budget in bytes, such as 60GiB"
@@ -261,7 +319,7 @@ fn bytes_of(
             ));
         }
         Holder::Paper(None) => {
-            opened = OpenDevice::open(resolved.device())?;
+            opened = OpenDevice::open(config.device())?;
             &opened
         }
         Holder::Device(device) => device,

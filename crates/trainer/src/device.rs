@@ -330,27 +330,6 @@ impl OpenDevice {
     }
 }
 
-/// The device of a rank: in place of the first GPU, the one with the rank's number on its machine.
-pub(crate) fn device_of_rank(device: Device, local_rank: usize) -> Device {
-    match device {
-        Device::Cuda { index: 0 } => Device::Cuda {
-            // A launcher may show each process only its own GPU.
-            index: local_rank % gpus().max(1),
-        },
-        named => named,
-    }
-}
-
-#[cfg(feature = "cuda")]
-fn gpus() -> usize {
-    kernels::cuda::device_count().unwrap_or(0)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn gpus() -> usize {
-    0
-}
-
 /// The group of the settings: if they have ranks but there is no group, a group of one.
 fn with_ranks(ranks: &Ranks, settings: &Settings) -> Ranks {
     let alone = || {

@@ -7,7 +7,6 @@ mod adapters;
 #[cfg(feature = "cuda")]
 mod algorithms;
 mod args;
-mod attention;
 mod begin;
 mod checkpoints;
 pub mod cli;
@@ -50,7 +49,6 @@ pub use settings::{Config, Settings};
 use cli::{Cli, Command};
 use collectives::Launch;
 use memory::Rank;
-use std::path::Path;
 
 /// Executes a command line.
 ///
@@ -61,7 +59,7 @@ pub fn carry_out(cli: &Cli) -> Result<(), Ended> {
     limits::allow_many_files();
     match &cli.command {
         None | Some(Command::Train(_)) => train(cli),
-        Some(Command::Doctor(args)) => doctor(cli, args.path.as_deref()),
+        Some(Command::Doctor(args)) => commands::doctor(args, launch()?.as_ref()),
         Some(command) => Ok(command.carry_out(launch()?, || cli.resolve())?),
     }
 }
@@ -74,20 +72,8 @@ fn train(cli: &Cli) -> Result<(), Ended> {
         number: launch.rank,
         of: launch.size,
     });
-    let mut resolved = cli.resolve_as(rank)?;
-    if let (Some(launch), Some(_)) = (&launch, resolved.config.rank) {
-        let device = device::device_of_rank(resolved.device(), launch.local_rank);
-        resolved.config.train.device = Some(device);
-    }
-    begin::begin(&mut resolved)?;
-    train::train(resolved, launch.as_ref())
-}
-
-fn doctor(cli: &Cli, path: Option<&Path>) -> Result<(), Ended> {
-    let mut resolved = cli.resolve()?;
-    let launch = launch()?;
-    begin::begin(&mut resolved)?;
-    commands::doctor(&resolved, path, launch.as_ref())
+    let local_rank = launch.as_ref().map(|launch| launch.local_rank);
+    train::train(cli.resolve_as(rank, local_rank)?, launch.as_ref())
 }
 
 fn launch() -> Result<Option<Launch>, Failure> {

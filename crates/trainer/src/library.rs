@@ -22,20 +22,20 @@ mod tensors;
 
 pub use configuration::{configuration, configuration_from_text};
 
-use crate::adapters::{BaseModel, FirstAdapters, model_files};
+use crate::adapters::{BaseModel, fill_adapters, model_files};
 use crate::decisions;
 use crate::failure::Failure;
 use crate::limits::{limit, refuse_without_room};
 use crate::model_tokens::ModelTokens;
 use crate::samples::data_options;
 use candle_core::{Device, Tensor};
-use configuration::{Pretrained, resolved};
+use configuration::pretrained;
 use data::Dataset;
 use memory::{Layer, Out, Phase};
 use model::{Origin, Parameter};
 use planner::Plan;
 use session::{Session, SessionError, StepOutcome};
-use settings::{Config, Settings};
+use settings::{Completed, Config, Settings};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -70,16 +70,7 @@ impl Trainer {
     /// # Errors
     /// [`Failure`]: contradictory settings, a device that cannot be used, refused memory.
     pub fn new(config: Config) -> Result<Trainer, Failure> {
-        let seed = config.train.seed;
-        let vocab = config.model.vocab;
-        let made_here = (Origin::default(), ModelTokens::Untrained { vocab });
-        let adapters = FirstAdapters {
-            model: None,
-            from: None,
-        };
-        Trainer::filled(config, made_here, adapters, |session| {
-            session.initialise(seed)
-        })
+        Trainer::of(config.into())
     }
 
     /// A model from a folder in Hugging Face layout, with the default settings and `set`, each as `--set` takes it. With
@@ -97,26 +88,14 @@ impl Trainer {
     /// # Errors
     /// As [`Trainer::new`], and for a folder without a model that this trainer supports.
     pub fn from_pretrained(folder: impl AsRef<Path>, set: &[&str]) -> Result<Trainer, Failure> {
-        let pretrained = Pretrained::new(folder.as_ref(), set)?;
-        let (folder, config) = (&pretrained.model, pretrained.config);
-        let tokens = ModelTokens::of_folder(folder, config.model.vocab);
-        let origin = (Origin::read(folder)?, tokens);
-        let adapters = FirstAdapters {
-            model: Some(folder),
-            from: pretrained.adapters.as_deref(),
-        };
-        Trainer::filled(config, origin, adapters, |session| {
-            session.import(folder)?;
-            Ok(())
-        })
+        Trainer::of(pretrained(folder.as_ref(), set)?)
     }
 
-    fn filled(
-        mut config: Config,
-        (origin, tokens): (Origin, ModelTokens),
-        adapters: FirstAdapters,
-        fill: impl FnOnce(&mut Session) -> Result<(), SessionError>,
-    ) -> Result<Trainer, Failure> {
+    fn of(command: Completed) -> Result<Trainer, Failure> {
+        let config = &command.config;
+        let from = command.options.init_from.clone();
+        let tokens = ModelTokens::of_run(config.model.vocab, from.as_deref());
+        let origin = from.as_deref().map(Origin::read).transpose()?;
         if config.has_pairs() {
             return Err(Failure::Usage(
                 "the library learns next tokens, and train.objective asks for preferences; leave it out, or run `trainer --objective \
@@ -125,13 +104,10 @@ impl Trainer {
             ));
         }
         // The caller's loop decides when to evaluate and save, so nothing is leased for that.
-        config.without_between_steps();
-        let mut resolved = resolved(config);
-        let (config, device) = decisions::on_device(&resolved, None)?;
-        resolved.config = config;
+        let (resolved, device) = decisions::on_device(&command.of_steps_alone(), None, None)?;
         let step = device.step(Settings::new(&resolved.config)?)?;
         let plan = Plan::new(&step.settings, device.target())?;
-        let limit = limit(&resolved, &device)?;
+        let limit = limit(&resolved.config, &device)?;
         refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
         let memory = device.memory();
         memory.set_limit(limit);
@@ -139,8 +115,11 @@ impl Trainer {
         let mut session = Session::on_kernels(step.settings, &memory, kernels)?;
         let base = {
             let _place = memory.enter(Phase::Load, Layer::Whole);
-            fill(&mut session)?;
-            adapters.fill(&mut session, &resolved.config)?
+            match &from {
+                None => session.initialise(resolved.config.train.seed)?,
+                Some(folder) => drop(session.import(folder)?),
+            }
+            fill_adapters(&mut session, &resolved.config, &resolved.options)?
         };
         memory.reserve_slab(plan.slab_bytes)?;
         Ok(Trainer {
@@ -148,9 +127,9 @@ impl Trainer {
             given_on: Device::Cpu,
             #[cfg(feature = "cuda")]
             gpu: device.gpu().cloned(),
-            config: resolved.config,
+            config: resolved.config.clone(),
             plan,
-            origin,
+            origin: origin.unwrap_or_default(),
             base,
             tokens,
         })
@@ -161,8 +140,8 @@ impl Trainer {
     /// # Errors
     /// [`Failure::Data`] if it is no data, and [`Failure::ForeignData`] if its tokens are not the model's.
     pub fn data(&self) -> Result<Dataset, Failure> {
-        let resolved = resolved(self.config.clone());
-        self.tokens.open_own(&data_options(&resolved), &resolved)
+        let options = data_options(&self.config, true);
+        self.tokens.open_own(&options, &self.config)
     }
 
     /// One training step: forward and backward passes of every micro-batch, then the update.

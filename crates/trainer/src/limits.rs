@@ -7,7 +7,7 @@ use kernels::Target;
 use memory::Home;
 use planner::{DiskNeed, HostNeed, HostRoom, InferencePlan, NoDiskRoom, Plan, Saved, SystemDisks};
 use scratch::ScratchFolder;
-use settings::{Config, Resolved, Size};
+use settings::{Config, Size};
 use std::path::Path;
 
 /// Raises the limit on open files as far as this process may. A checkpoint of many ranks has a file for each, and all
@@ -24,8 +24,8 @@ pub(crate) fn allow_many_files() {
 }
 
 /// The limit on live device bytes.
-pub(crate) fn limit(resolved: &Resolved, device: &OpenDevice) -> Result<Option<u64>, Failure> {
-    Ok(match resolved.config.memory.limit {
+pub(crate) fn limit(config: &Config, device: &OpenDevice) -> Result<Option<u64>, Failure> {
+    Ok(match config.memory.limit {
         None => None,
         Some(Size::Bytes(bytes)) => Some(bytes),
         Some(size @ Size::Percent(_)) => Some(size.bytes_of(device.total_bytes()?)),
@@ -33,8 +33,8 @@ pub(crate) fn limit(resolved: &Resolved, device: &OpenDevice) -> Result<Option<u
 }
 
 /// The limit, if it is known without a device because it is in bytes.
-pub(crate) fn limit_of_plan(resolved: &Resolved) -> Option<u64> {
-    match resolved.config.memory.limit {
+pub(crate) fn limit_of_plan(config: &Config) -> Option<u64> {
+    match config.memory.limit {
         Some(Size::Bytes(bytes)) => Some(bytes),
         _ => None,
     }

@@ -5,7 +5,7 @@ use crate::shell::quoted;
 use checkpoint::STATE_FILE;
 use data::{DataError, Dataset, ListedOrigin, Options, TokensOf};
 use serde_json::Value;
-use settings::Resolved;
+use settings::Config;
 use std::path::{Path, PathBuf};
 use tokenization::Tokenizer;
 
@@ -63,8 +63,7 @@ impl ModelTokens {
     }
 
     /// The tokens of the model that a run starts from: a folder's, or an untrained one's.
-    pub(crate) fn of_run(resolved: &Resolved, from: Option<&Path>) -> ModelTokens {
-        let vocab = resolved.config.model.vocab;
+    pub(crate) fn of_run(vocab: usize, from: Option<&Path>) -> ModelTokens {
         match from {
             None => ModelTokens::Untrained { vocab },
             Some(folder) => ModelTokens::of_folder(folder, vocab),
@@ -118,13 +117,9 @@ impl ModelTokens {
     /// # Errors
     /// As [`ModelTokens::open`], and [`Failure::ForeignData`] if tokens mean something else to the model, unless
     /// `data.any_tokenizer` allows them.
-    pub(crate) fn open_own(
-        &self,
-        options: &Options,
-        resolved: &Resolved,
-    ) -> Result<Dataset, Failure> {
+    pub(crate) fn open_own(&self, options: &Options, config: &Config) -> Result<Dataset, Failure> {
         let dataset = self.open(options)?;
-        if !resolved.config.data.any_tokenizer {
+        if !config.data.any_tokenizer {
             self.check(&dataset)?;
         }
         Ok(dataset)

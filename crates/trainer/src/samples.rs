@@ -3,23 +3,11 @@
 use crate::failure::Failure;
 use data::{Dataset, Format, Inputs, Options, Packing, Split};
 use session::Evaluation;
-use settings::{AttentionBackend, Config, Resolved, TrainConfig, check};
+use settings::{AttentionBackend, Config, RunOptions, check};
 use std::path::Path;
 
-/// Decides `data.packing`, if it is `auto`. Gives the choice and its reason in words.
-pub(crate) fn decide_packing(resolved: &mut Resolved) -> Option<String> {
-    if resolved.config.data.packing != Packing::Auto {
-        return None;
-    }
-    let (packing, reason) = packing(resolved);
-    resolved.config.data.packing = packing;
-    Some(format!("data.packing is {packing}: {reason}"))
-}
-
 /// How documents become rows, and why.
-fn packing(resolved: &Resolved) -> (Packing, String) {
-    let config = &resolved.config;
-    let options = options(resolved, config.data.packing);
+fn packing(config: &Config, options: Options) -> (Packing, String) {
     let (packing, reason) = options.decided_packing();
     if (config.data.packing, packing) != (Packing::Auto, Packing::FirstFit) {
         return (packing, reason);
@@ -29,11 +17,7 @@ fn packing(resolved: &Resolved) -> (Packing, String) {
         return (Packing::Concatenate, reason.into());
     }
     // Evaluations are planned with the packing of the run.
-    let evaluated = config
-        .eval
-        .path
-        .clone()
-        .filter(|_| config.eval.every.is_some());
+    let evaluated = config.eval.every.and(config.eval.path.clone());
     let evaluated = evaluated.map(|path| Options {
         path: Some(path.into()),
         split: Split::Validation,
@@ -48,25 +32,21 @@ fn packing(resolved: &Resolved) -> (Packing, String) {
     }
 }
 
-/// The options that say which data a run reads, and how it is divided into steps.
-pub(crate) fn data_options(resolved: &Resolved) -> Options {
-    options(resolved, packing(resolved).0)
+/// Which data a run reads, and how it is divided into steps.
+pub(crate) fn data_options(config: &Config, seq_is_explicit: bool) -> Options {
+    decided_options(config, seq_is_explicit).0
 }
 
-fn options(resolved: &Resolved, packing: Packing) -> Options {
-    let config = &resolved.config;
+/// The same, and why documents become rows as they do.
+pub(crate) fn decided_options(config: &Config, seq_is_explicit: bool) -> (Options, String) {
     let format = config.data.format;
     let is_safetensors = |path: &Path| path.extension().is_some_and(|end| end == "safetensors");
-    let from_file = matches!(format, Format::Auto | Format::Batches)
-        && config
-            .data
-            .path
-            .as_ref()
-            .and_then(Inputs::only)
-            .is_some_and(is_safetensors);
+    let only = config.data.path.as_ref().and_then(Inputs::only);
+    let from_file =
+        matches!(format, Format::Auto | Format::Batches) && only.is_some_and(is_safetensors);
     // A batch file has its own sequence length, which is used unless the user sets one.
-    let asks_the_file = from_file && !resolved.seq_is_explicit;
-    Options {
+    let asks_the_file = from_file && !seq_is_explicit;
+    let options = Options {
         path: config.data.path.clone(),
         format,
         seq: (!asks_the_file).then_some(config.data.seq),
@@ -76,17 +56,19 @@ fn options(resolved: &Resolved, packing: Packing) -> Options {
         shuffle: config.data.shuffle,
         seed: config.train.seed,
         vocab: config.model.vocab,
-        packing,
+        packing: config.data.packing,
         pairs: config.has_pairs(),
         split: Split::Train,
         tails: false,
-    }
+    };
+    let (packing, reason) = packing(config, options.clone());
+    (Options { packing, ..options }, reason)
 }
 
 /// What `eval` reads: the validation part of `data.path`, in file order and to its end. Weights of several paths do not
 /// count.
-pub(crate) fn evaluation_options(resolved: &Resolved) -> Options {
-    let options = data_options(resolved);
+pub(crate) fn evaluation_options(config: &Config, seq_is_explicit: bool) -> Options {
+    let options = data_options(config, seq_is_explicit);
     Options {
         path: options.path.map(Inputs::unweighted),
         accum: 1,
@@ -99,8 +81,7 @@ pub(crate) fn evaluation_options(resolved: &Resolved) -> Options {
 }
 
 /// What evaluations during training read, in the same way.
-pub(crate) fn held_out_options(resolved: &Resolved) -> Result<Options, Failure> {
-    let config = &resolved.config;
+pub(crate) fn held_out_options(config: &Config) -> Result<Options, Failure> {
     let prepared = config.data.path.clone().map(Inputs::unweighted);
     let prepared = prepared.filter(|data| data.paths().all(Path::is_dir));
     let chosen = config.eval.path.clone();
@@ -113,9 +94,8 @@ pub(crate) fn held_out_options(resolved: &Resolved) -> Result<Options, Failure> 
     Ok(Options {
         path: Some(path),
         split,
-        seq: Some(config.data.seq),
         micro_batch: config.eval.micro_batch.unwrap_or(config.batch.micro),
-        ..evaluation_options(resolved)
+        ..evaluation_options(config, true)
     })
 }
 
@@ -130,36 +110,30 @@ pub(crate) fn refuse_nothing(evaluation: &Evaluation, dataset: &Dataset) -> Resu
     }
 }
 
-/// Sets `train.steps` if the length of the run is given in epochs, so that every sample is read that often. The last
-/// step is filled up with samples of the next pass.
+/// The steps in which every sample of the data is read `train.epochs` times; `train.steps` if the length is not given in epochs.
+/// The last step is filled up with samples of the next pass.
 ///
 /// # Errors
 /// If this would be too many steps.
-pub(crate) fn set_steps_from_epochs(
-    resolved: &mut Resolved,
+pub(crate) fn steps(
+    config: &Config,
+    options: &RunOptions,
     data: &Dataset,
-) -> Result<(), Failure> {
-    let config = &mut resolved.config;
+) -> Result<usize, Failure> {
     let Some(epochs) = config.train.epochs else {
-        return Ok(());
+        return Ok(config.train.steps);
     };
     let (samples, in_a_step) = (data.samples(), config.batch.micro * config.micro_batches());
     let steps = epochs * samples as f64 / in_a_step as f64;
     // Rounding can make a product such as 0.1 x 30 a little larger than 3.
-    let steps = (steps - steps * 1e-12).ceil().clamp(1.0, MOST_STEPS);
-    config.train.steps = steps as usize;
+    let steps = (steps - steps * 1e-12).ceil().clamp(1.0, MOST_STEPS) as usize;
     tracing::info!("--epochs {epochs}: {samples} samples in each, {steps} steps of {in_a_step}");
-    let length = TrainConfig {
-        epochs: None,
-        ..config.train.clone()
-    };
-    check::contradictions(&Config {
-        train: length,
-        ..config.clone()
-    })?;
-    warn_of_warmup(config);
-    resolved.options.check_steps(resolved.config.train.steps)?;
-    Ok(())
+    let mut in_steps = config.clone();
+    (in_steps.train.epochs, in_steps.train.steps) = (None, steps);
+    check::contradictions(&in_steps)?;
+    warn_of_warmup(&in_steps);
+    options.check_steps(steps)?;
+    Ok(steps)
 }
 
 /// Warns if a run ends before its warmup does.
@@ -175,25 +149,15 @@ pub(crate) fn warn_of_warmup(config: &Config) {
 /// More steps than any run makes. An `f64` holds the number exactly.
 const MOST_STEPS: f64 = 1e15;
 
-/// Makes micro-batches of evaluations no larger than their data, so that the plan is for what is computed. If the data
+/// Sequences in a micro-batch of evaluations: no more than their data has, so that the plan is for what is computed. If the data
 /// cannot be opened, the code that reads it reports the error.
-pub(crate) fn fit_evaluation(resolved: &Resolved, config: &mut Config) {
-    if config.eval.every.is_none() {
-        return;
-    }
-    let decided = Resolved {
-        config: config.clone(),
-        ..resolved.clone()
+pub(crate) fn evaluation_rows(config: &Config) -> Option<usize> {
+    let asked = config.eval.micro_batch;
+    let opened = || Dataset::open(&held_out_options(config).ok()?).ok();
+    let Some(data) = config.eval.every.and_then(|_| opened()) else {
+        return asked;
     };
-    let opened = held_out_options(&decided).and_then(|options| Ok(Dataset::open(&options)?));
-    let Ok(data) = opened else {
-        return;
-    };
-    let samples = config
-        .eval
-        .samples
-        .unwrap_or(usize::MAX)
-        .min(data.samples());
-    let rows = config.eval.micro_batch.unwrap_or(config.batch.micro);
-    config.eval.micro_batch = Some(rows.min(samples));
+    let samples = config.eval.samples.unwrap_or(usize::MAX);
+    let rows = asked.unwrap_or(config.batch.micro);
+    Some(rows.min(samples).min(data.samples()))
 }

@@ -29,12 +29,8 @@ pub(crate) fn trace_folder(resolved: &Resolved) -> Result<Option<&Path>, Failure
 ///
 /// # Errors
 /// If the folder cannot be written, or no session can be made from the settings.
-pub(crate) fn draw_plan(
-    folder: &Path,
-    resolved: &Resolved,
-    config: &Config,
-) -> Result<(), Failure> {
-    let device = resolved.device();
+pub(crate) fn draw_plan(folder: &Path, config: &Config) -> Result<(), Failure> {
+    let device = config.device();
     let (history, spans) = planner::trace(&Settings::new(config)?, device.target())?;
     let trace = Trace {
         // The bytes are those of a run, but the times are not.

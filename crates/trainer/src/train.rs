@@ -15,6 +15,7 @@ mod saving;
 mod totals;
 
 use crate::adapters::BaseModel;
+use crate::decisions::Decided;
 use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -22,6 +23,7 @@ use crate::job::{Begun, Ended, Job, together};
 use crate::model_tokens::{ModelTokens, describe};
 use crate::run_dir::{RunDir, make_folder, refuse_model};
 use crate::stdout::print;
+use crate::threads::start_threads;
 use crate::tracer::Tracer;
 use checkpoint::ModelLock;
 use collectives::Launch;
@@ -34,8 +36,9 @@ use report::{METRICS_SCHEMA_VERSION, ProcessRecord, ResumeRecord};
 use resuming::Resumed;
 use saver::Saver;
 use session::{Session, SessionError, StepOutcome};
-use settings::{ConfigError, GRAPHS_FROM_ACCUM, Resolved};
+use settings::{GRAPHS_FROM_ACCUM, Resolved};
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 use totals::{Asked, Totals};
@@ -44,12 +47,12 @@ use totals::{Asked, Totals};
 pub(crate) fn train(resolved: Resolved, launch: Option<&Launch>) -> Result<(), Ended> {
     // `collectives.engine = "alone"` overrides the launcher.
     let launch = launch.filter(|_| resolved.config.rank.is_some());
+    start_threads(resolved.config.train.threads)?;
     let job = Job::start(&resolved.config, resolved.device(), launch)?;
     together(Rc::new(job), |job| train_in(job, resolved))
 }
 
 fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
-    refuse_whole_model(&resolved)?;
     job.compare(&rank_facts::asked_for(&resolved.options))?;
     let prepared = job.agree(Prepared::new(job, resolved))?;
     job.compare(&prepared.facts(job)?)?;
@@ -97,24 +100,12 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
     }
 }
 
-/// Refuses what needs all weights or gradients on one rank, where stages of a pipeline divide the model.
-fn refuse_whole_model(resolved: &Resolved) -> Result<(), Failure> {
-    let options = &resolved.options;
-    let needs_all = options.save_final.is_some() || options.dump_gradients.is_some();
-    match resolved.config.parallel.pipeline > 1 && needs_all {
-        false => Ok(()),
-        true => Err(Failure::from(ConfigError::Contradiction(
-            "--save-final and --dump-gradients write the whole model from one rank, and under --pp no rank has it; save a checkpoint \
-             (--save-every N), and take `trainer export` with it"
-                .into(),
-        ))),
-    }
-}
-
 /// A run under way.
 struct Run {
     job: Rc<Job>,
-    resolved: Resolved,
+    resolved: Decided,
+    /// Folder for the trained model.
+    save_final: Option<PathBuf>,
     device: OpenDevice,
     plan: Plan,
     peaks: StepPeaks,
@@ -163,6 +154,7 @@ impl Run {
         saver.checkpoint_bytes = prepared.refuse_without_room_to_save(job, saver.origin())?;
         let Prepared {
             resolved,
+            save_final,
             resumed,
             dataset,
             tokens,
@@ -191,6 +183,7 @@ impl Run {
             asked: VecDeque::new(),
             job: job.clone(),
             resolved,
+            save_final,
             device,
             plan,
             limit,
@@ -214,7 +207,7 @@ impl Run {
         {
             tracing::info!("no micro-batch is a CUDA graph: {reason}");
         }
-        if let (true, Some(folder)) = (self.job.leads(), &self.resolved.options.save_final) {
+        if let (true, Some(folder)) = (self.job.leads(), &self.save_final) {
             make_folder(folder, "--save-final")?;
             self._model_lock = Some(ModelLock::take(folder, "--save-final")?);
             // Another command may have written there before it was locked.
@@ -327,7 +320,7 @@ impl Run {
     /// Writes the model to `--save-final`. If that fails, a single process saves its state, unless it is saved already.
     /// Several ranks end with the failure.
     fn export(&mut self, session: &mut Session) -> Result<(), Failure> {
-        let Some(folder) = &self.resolved.options.save_final else {
+        let Some(folder) = &self.save_final else {
             return Ok(());
         };
         let files = self.model_files(session);

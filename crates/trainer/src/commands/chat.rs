@@ -3,7 +3,6 @@
 use super::generate::SamplingArgs;
 use super::generate::prompts::{chat_template, check, conversation};
 use super::trained::{Trained, TrainedArgs, settings};
-use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::stdout::print;
 use clap::Args;
@@ -62,9 +61,9 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let template = chat_template(&trained.folder, instead)?;
     let wanted = wanted(args, &trained, &tokenizer)?;
     let settings = settings(&trained.resolved, wanted.window)?;
-    let device = OpenDevice::open(trained.resolved.device())?;
-    let plan = InferencePlan::of_sequences(&settings, device.target(), (1, wanted.window))?;
-    let mut inference = trained.load(&settings, &device, &plan)?;
+    let (mut inference, plan) = trained.load(&settings, |settings, target| {
+        InferencePlan::of_sequences(settings, target, (1, wanted.window))
+    })?;
     let text = inference.cached_text(wanted.window)?;
     let is_watched = stdin().is_terminal() && stdout().is_terminal() && !args.trained.json;
     if is_watched {

@@ -1,18 +1,18 @@
 //! The `eval` command: loss, perplexity and bits per byte of a model on data.
 
-use super::trained::{Trained, TrainedArgs, settings};
+use super::trained::{Trained, TrainedArgs};
 use crate::args::overrides;
-use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::reference;
 use crate::samples::{data_options, evaluation_options, refuse_nothing};
 use crate::stdout::{print, print_json};
 use clap::Args;
-use data::Packing;
+use data::{Dataset, Packing};
 use planner::InferencePlan;
 use serde::Serialize;
-use settings::Objective;
+use session::Inference;
 use settings::load::Override;
+use settings::{Objective, Settings};
 use std::path::{Path, PathBuf};
 
 /// Flags of `eval`.
@@ -60,31 +60,41 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
         ("--seq", "data.seq", &args.seq),
     ]);
     flags.push(Override::from_flag("--data", "data.path", &args.data));
-    let mut trained = Trained::open(&args.trained, flags)?;
-    if !trained.resolved.seq_is_explicit {
-        trained.resolved.config.data.seq = trained.seq();
-    }
+    let trained = Trained::open(&args.trained, flags)?;
+    let seq_is_explicit = trained.resolved.seq_is_explicit;
+    let seq = match seq_is_explicit {
+        true => trained.resolved.config.data.seq,
+        false => trained.seq(),
+    };
+    let mut config = trained.resolved.decided(seq);
     // Training's packing is used only for prepared folders, because other data has no documents.
     let (packing, prepared) = (trained.packing(), Path::new(&args.data).is_dir());
-    let is_default = trained.resolved.config.data.packing == Packing::Auto;
+    let is_default = config.data.packing == Packing::Auto;
     if let (Some(packing), true, true) = (packing, prepared, is_default) {
-        trained.resolved.config.data.packing = packing;
+        config.data.packing = packing;
     }
+    let options = match &args.reference {
+        None => evaluation_options(&config, seq_is_explicit),
+        Some(_) => {
+            (config.train.objective, config.data.packing) = (Objective::Dpo, Packing::Pad);
+            data_options(&config, seq_is_explicit)
+        }
+    };
+    let dataset = trained.tokens().open_own(&options, &config)?;
+    (config.data.seq, config.data.packing) = (dataset.seq(), dataset.options().packing);
+    let samples = match &args.reference {
+        None => dataset
+            .samples()
+            .min(config.eval.samples.unwrap_or(usize::MAX)),
+        Some(_) => dataset.rows(),
+    };
+    let settings = Settings::new(&config)?;
+    let (mut inference, plan) = trained.load(&settings, |settings, target| {
+        InferencePlan::of_evaluation(settings, target, config.batch.micro.min(samples))
+    })?;
     if let Some(file) = &args.reference {
-        return write_reference(&args.trained.from, trained, file);
+        return write_reference(&args.trained.from, inference, &dataset, file);
     }
-    let options = evaluation_options(&trained.resolved);
-    let dataset = trained.tokens().open_own(&options, &trained.resolved)?;
-    trained.resolved.config.data.packing = dataset.options().packing;
-    let config = &trained.resolved.config;
-    let samples = dataset
-        .samples()
-        .min(config.eval.samples.unwrap_or(usize::MAX));
-    let settings = settings(&trained.resolved, dataset.seq())?;
-    let device = OpenDevice::open(trained.resolved.device())?;
-    let rows = config.batch.micro.min(samples);
-    let plan = InferencePlan::of_evaluation(&settings, device.target(), rows)?;
-    let mut inference = trained.load(&settings, &device, &plan)?;
     let batches = dataset.once(config.eval.samples);
     let evaluation = inference.evaluate(batches.map(|micro| micro.map_err(Failure::from)))?;
     refuse_nothing(&evaluation, &dataset)?;
@@ -123,23 +133,18 @@ fn refuse_unsound(model: &Path, is_finite: bool) -> Result<(), Failure> {
 }
 
 /// Writes the losses of the sequences of preferences that a model will be trained on.
-fn write_reference(model: &Path, mut trained: Trained, file: &Path) -> Result<(), Failure> {
-    let config = &mut trained.resolved.config;
-    config.train.objective = Objective::Dpo;
-    config.data.packing = Packing::Pad;
-    let options = data_options(&trained.resolved);
-    let dataset = trained.tokens().open_own(&options, &trained.resolved)?;
-    let settings = settings(&trained.resolved, dataset.seq())?;
-    let device = OpenDevice::open(trained.resolved.device())?;
-    let rows = options.micro_batch.min(dataset.rows());
-    let plan = InferencePlan::of_evaluation(&settings, device.target(), rows)?;
-    let mut inference = trained.load(&settings, &device, &plan)?;
+fn write_reference(
+    model: &Path,
+    mut inference: Inference,
+    dataset: &Dataset,
+    file: &Path,
+) -> Result<(), Failure> {
     let batches = dataset.by_number();
     let (losses, _) =
         inference.sequence_losses(batches.map(|micro| micro.map_err(Failure::from)))?;
     refuse_unsound(model, losses.iter().all(|loss| loss.is_finite()))?;
     let written = format!("{} texts; wrote {}\n", losses.len(), file.display());
-    reference::write(file, &dataset, losses)?;
+    reference::write(file, dataset, losses)?;
     print(written)
 }
 

@@ -15,7 +15,7 @@ use model::{
     AdapterConfig, AdapterFactors, AdapterWeights, Architecture, Attention, MAX_SHARD_BYTES,
     ModelConfig, ModelWeights, Origin, Parameters, write_adapter, write_model,
 };
-use settings::{FloatType, LoraConfig, Size};
+use settings::{BaseStorage, FloatType, LoraConfig, Size};
 use std::path::{Path, PathBuf};
 
 /// Flags of `export`.
@@ -139,7 +139,8 @@ fn adapters_alone(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
     };
     let base = base.as_ref().and_then(BaseModel::folder);
     let (origin, config) = described(base.unwrap_or(adapters))?;
-    let lora = LoraConfig::default().adopted(AdapterConfig::read(adapters)?)?;
+    let lora =
+        LoraConfig::default().adopted(AdapterConfig::read(adapters)?, BaseStorage::default())?;
     let lora = lora.adapters()?.expect("a folder of adapters has a rank");
     let parameters = Parameters::adapted(lora);
     let adapted = Architecture::declared(&config, Attention::default(), parameters);
@@ -169,8 +170,7 @@ fn merge(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
         )));
     };
     let (origin, config) = described(folder)?;
-    let mut lora = LoraConfig::default().adopted(AdapterConfig::read(adapters)?)?;
-    base.set_storage(&mut lora);
+    let lora = LoraConfig::default().adopted(AdapterConfig::read(adapters)?, base.storage())?;
     let lora = lora.adapters()?.expect("a folder of adapters has a rank");
     let of = |parameters| Architecture::declared(&config, Attention::default(), parameters);
     let (plain, adapted) = (of(Parameters::default()), of(Parameters::adapted(lora)));

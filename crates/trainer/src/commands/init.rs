@@ -12,7 +12,7 @@ use model::{
     Architecture, Attention, Fresh, Initial, MAX_SHARD_BYTES, Origin, OutgoingWeights, write_model,
 };
 use settings::load::Override;
-use settings::{ConfigError, Given, Resolved, RunOptions, Task, resolve};
+use settings::{Completed, ConfigError, Given, Resolved, RunOptions, Task, resolve};
 use std::cell::RefCell;
 use std::path::PathBuf;
 
@@ -69,7 +69,7 @@ impl InitArgs {
 }
 
 /// Writes a freshly initialised model in Hugging Face layout.
-pub(crate) fn init(resolved: &Resolved) -> Result<(), Failure> {
+pub(crate) fn init(resolved: &Completed) -> Result<(), Failure> {
     let folder = resolved
         .options
         .out

@@ -117,11 +117,7 @@ impl Command {
         resolve: impl FnOnce() -> Result<Resolved, ConfigError>,
     ) -> Result<(), Failure> {
         self.refuse_several(launch)?;
-        let begun = || -> Result<Resolved, Failure> {
-            let mut resolved = resolve()?;
-            begin(&mut resolved)?;
-            Ok(resolved)
-        };
+        let begun = || begin(resolve()?);
         match self {
             Command::Train(_) | Command::Doctor(_) => {
                 unreachable!("a launcher may start several of these: the caller carries them out")
@@ -145,7 +141,7 @@ impl Command {
         }
     }
 
-    fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Command::Train(_) => "train",
             Command::Plan(_) => "plan",

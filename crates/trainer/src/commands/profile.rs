@@ -15,7 +15,7 @@ use planner::{MeasuredFor, Plan};
 use report::Table;
 use serde::Serialize;
 use session::Session;
-use settings::{Resolved, Settings};
+use settings::{Completed, Settings};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -73,12 +73,12 @@ impl Operations {
 }
 
 /// Makes some steps and prints the times of their operations.
-pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
-    let folder = trace_folder(resolved)?;
-    let (config, device) = decisions::on_device(resolved, None)?;
-    let step = device.step(Settings::new(&config)?)?;
+pub(crate) fn profile(command: &Completed) -> Result<(), Failure> {
+    let folder = trace_folder(command)?;
+    let (resolved, device) = decisions::on_device(command, None, None)?;
+    let step = device.step(Settings::new(&resolved.config)?)?;
     let plan = Plan::new(&step.settings, device.target())?;
-    let limit = limit(resolved, &device)?;
+    let limit = limit(&resolved.config, &device)?;
     refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
     let rates = measure(&device, &step)?;
     let dtype = step.settings.dtype.as_str();

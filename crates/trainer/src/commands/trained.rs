@@ -5,19 +5,20 @@ use crate::args::overrides;
 use crate::checkpoints::model_folder;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
-use crate::initial_model::adopt_model;
+use crate::initial_model::read_model;
 use crate::limits::refuse_inference_without_room;
 use crate::model_tokens::{ModelTokens, json};
 use crate::threads::start_threads;
 use clap::Args;
 use data::Packing;
+use kernels::Target;
 use memory::{Layer, Phase};
 use model::AdapterConfig;
 use planner::InferencePlan;
 use serde_json::Value;
-use session::Inference;
+use session::{Inference, SessionError};
 use settings::load::Override;
-use settings::{Given, Resolved, RunOptions, Settings, Task, resolve};
+use settings::{Completed, FolderModel, Given, Resolved, RunOptions, Settings, Task, resolve};
 use std::path::{Path, PathBuf};
 use tokenization::Tokenizer;
 
@@ -50,7 +51,7 @@ pub struct TrainedArgs {
 /// A model's folder, and the settings to compute with.
 pub(crate) struct Trained {
     pub(crate) folder: PathBuf,
-    pub(crate) resolved: Resolved,
+    pub(crate) resolved: Completed,
     /// Its `config.json`.
     description: Value,
     /// The folder of its adapters, and the model under them, if it has some.
@@ -74,16 +75,14 @@ impl Trained {
             init_from: Some(args.from.clone()),
             ..RunOptions::default()
         };
-        let mut resolved = resolve(Task::Train, given, options)?;
+        let resolved = resolve(Task::Train, given, options)?;
         // First, because these threads compute a checkpoint's checksums.
         start_threads(resolved.config.train.threads)?;
         let mut folder = model_folder(&args.from)?;
-        let mut adapters = None;
+        let (mut adapters, mut said) = (None, None);
         if has_adapters(&folder) {
             let base = BaseModel::of_adapters(&folder, args.base.as_deref())?;
-            let adapter = AdapterConfig::read(&folder)?;
-            resolved.config.lora = resolved.config.lora.adopted(adapter)?;
-            base.set_storage(&mut resolved.config.lora);
+            said = Some((AdapterConfig::read(&folder)?, base.storage()));
             let described = folder.join("config.json").is_file();
             let of_base = base.folder().filter(|_| !described).map(Path::to_path_buf);
             adapters = Some((folder.clone(), base));
@@ -94,12 +93,14 @@ impl Trained {
                 folder.display()
             )));
         }
-        adopt_model(&mut resolved, &folder)?;
-        let description = json(&folder.join("config.json"));
+        let model = FolderModel {
+            adapters: said,
+            ..read_model(&folder)?
+        };
         Ok(Trained {
+            resolved: resolved.complete(Some(model))?,
+            description: json(&folder.join("config.json")),
             folder,
-            resolved,
-            description,
             adapters,
         })
     }
@@ -160,14 +161,15 @@ impl Trained {
         }
     }
 
-    /// Leases the model on its device, loads its weights, and reserves the plan's slab.
+    /// Plans for its device, leases the model there, loads its weights, and reserves the plan's slab.
     pub(crate) fn load(
         &self,
         settings: &Settings,
-        device: &OpenDevice,
-        plan: &InferencePlan,
-    ) -> Result<Inference, Failure> {
-        refuse_inference_without_room(&self.resolved.config, plan, device.target())?;
+        plan: impl FnOnce(&Settings, Target) -> Result<InferencePlan, SessionError>,
+    ) -> Result<(Inference, InferencePlan), Failure> {
+        let device = OpenDevice::open(self.resolved.device())?;
+        let plan = plan(settings, device.target())?;
+        refuse_inference_without_room(&self.resolved.config, &plan, device.target())?;
         device.warn_if_full(plan.reserved_bytes)?;
         let memory = device.memory();
         let kernels = device.kernels(&device.step(settings.clone())?, &memory)?;
@@ -177,11 +179,9 @@ impl Trained {
             self.fill(&mut inference, settings)?;
         }
         memory.reserve_slab(plan.slab_bytes)?;
-        Ok(inference)
+        Ok((inference, plan))
     }
-}
 
-impl Trained {
     /// Loads its weights, and those of its adapters.
     fn fill(&self, inference: &mut Inference, settings: &Settings) -> Result<(), Failure> {
         let Some((adapters, base)) = &self.adapters else {

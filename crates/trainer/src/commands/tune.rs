@@ -6,7 +6,7 @@ mod on_gpu;
 use crate::decisions;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
-use settings::Resolved;
+use settings::Completed;
 
 #[cfg(feature = "cuda")]
 use {
@@ -15,16 +15,16 @@ use {
 };
 
 /// Times the algorithms of a run's products, and prints the choice.
-pub(crate) fn tune(resolved: &Resolved) -> Result<(), Failure> {
-    let (config, device) = decisions::on_device(resolved, None)?;
+pub(crate) fn tune(command: &Completed) -> Result<(), Failure> {
+    let (resolved, device) = decisions::on_device(command, None, None)?;
     match &device {
         OpenDevice::Cpu(_) => Err(Failure::Usage(format!(
             "`trainer tune` times products on a GPU, and the device is {}; leave --device out, or name cuda",
-            config.device()
+            resolved.device()
         ))),
         #[cfg(feature = "cuda")]
         OpenDevice::Cuda(gpu, _) => {
-            let tuned = on_gpu::tune(gpu, resolved, &Settings::new(&config)?)?;
+            let tuned = on_gpu::tune(gpu, &resolved, &Settings::new(&resolved.config)?)?;
             match resolved.options.json {
                 true => print_json(&tuned),
                 false => print(tuned),

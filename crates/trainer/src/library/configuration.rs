@@ -1,11 +1,11 @@
 //! Makes configurations in code.
 
-use crate::adapters::{adopt_adapters, has_adapters};
+use crate::adapters::has_adapters;
+use crate::begin::complete;
 use crate::failure::Failure;
-use crate::initial_model::adopt_model_to_train;
 use settings::load::{Source, load};
-use settings::{Config, Given, Resolved, RunOptions, Task, resolve};
-use std::path::{Path, PathBuf};
+use settings::{Completed, Config, Given, RunOptions, Task, resolve};
+use std::path::Path;
 
 /// The configuration of a preset (`tiny`, `llama-3-8b`) or a file, with settings over it, each as `--set` takes it,
 /// such as `recompute.spec=full`. Its fields may be changed afterwards; [`Config::with`] checks them.
@@ -34,35 +34,19 @@ pub fn configuration_from_text(text: &str) -> Result<Config, Failure> {
     Ok(load(&source, &[], false)?.config.with(&[])?)
 }
 
-/// What a folder is trained with.
-pub(super) struct Pretrained {
-    pub(super) config: Config,
-    /// The folder of the model.
-    pub(super) model: PathBuf,
-    /// The folder of adapters on it, if training goes on with such.
-    pub(super) adapters: Option<PathBuf>,
-}
-
-impl Pretrained {
-    /// The defaults with the model, or the adapters and their model, of a folder, and with settings over them.
-    pub(super) fn new(folder: &Path, set: &[&str]) -> Result<Pretrained, Failure> {
-        let adapters = has_adapters(folder).then(|| folder.to_path_buf());
-        let options = RunOptions {
-            init_from: adapters.is_none().then(|| folder.to_path_buf()),
-            lora_from: adapters.clone(),
-            ..RunOptions::default()
-        };
-        let mut resolved = resolve(Task::Plan, given(None, set), options)?;
-        adopt_adapters(&mut resolved)?;
-        let model = resolved.options.init_from.clone();
-        let model = model.unwrap_or_else(|| folder.to_path_buf());
-        adopt_model_to_train(&mut resolved, &model)?;
-        Ok(Pretrained {
-            config: resolved.config,
-            model,
-            adapters,
-        })
-    }
+/// The defaults with the model, or the adapters and their model, of a folder, and with settings over them.
+pub(super) fn pretrained(folder: &Path, set: &[&str]) -> Result<Completed, Failure> {
+    let folder = Some(folder.to_path_buf());
+    let (init_from, lora_from) = match folder.as_deref().is_some_and(has_adapters) {
+        true => (None, folder),
+        false => (folder, None),
+    };
+    let options = RunOptions {
+        init_from,
+        lora_from,
+        ..RunOptions::default()
+    };
+    complete(resolve(Task::Train, given(None, set), options)?)
 }
 
 fn given(config: Option<String>, set: &[&str]) -> Given {
@@ -70,21 +54,5 @@ fn given(config: Option<String>, set: &[&str]) -> Given {
         config,
         set: set.iter().map(|setting| setting.to_string()).collect(),
         ..Given::default()
-    }
-}
-
-/// A configuration as a command resolves it.
-pub(super) fn resolved(config: Config) -> Resolved {
-    Resolved {
-        task: Task::Train,
-        name: "library".into(),
-        config,
-        options: RunOptions::default(),
-        given: Given::default(),
-        explicit_model_keys: Vec::new(),
-        model_parts: Default::default(),
-        seq_is_explicit: true,
-        chooses_head_chunk: false,
-        context_length: None,
     }
 }

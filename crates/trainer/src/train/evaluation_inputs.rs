@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::model_tokens::ModelTokens;
 use crate::samples::held_out_options;
 use data::{DataError, Dataset};
-use settings::{Resolved, Settings};
+use settings::{Config, Settings};
 use tokenization::Tokenizer;
 
 /// Inputs of evaluations and samples, besides the model.
@@ -30,13 +30,12 @@ impl EvaluationInputs {
 
     /// Opens what the settings ask for. `tokens` are those of the model.
     pub(super) fn open(
-        resolved: &Resolved,
+        config: &Config,
         settings: &Settings,
         tokens: &ModelTokens,
     ) -> Result<EvaluationInputs, Failure> {
-        let config = &resolved.config;
         let evaluation = config.eval.every.map(|_| {
-            let opened = tokens.open_own(&held_out_options(resolved)?, resolved);
+            let opened = tokens.open_own(&held_out_options(config)?, config);
             opened.map_err(|error| match (error, &config.eval.path) {
                 (Failure::Data(DataError::Missing { .. }), Some(path)) => Failure::Malformed {
                     path: path.clone(),
@@ -46,7 +45,7 @@ impl EvaluationInputs {
             })
         });
         let window = settings.between.sample;
-        let sample = window.map(|window| SampleInputs::open(resolved, window, tokens));
+        let sample = window.map(|window| SampleInputs::open(config, window, tokens));
         Ok(EvaluationInputs {
             evaluation: evaluation.transpose()?,
             sample: sample.transpose()?,
@@ -55,12 +54,8 @@ impl EvaluationInputs {
 }
 
 impl SampleInputs {
-    fn open(
-        resolved: &Resolved,
-        window: usize,
-        tokens: &ModelTokens,
-    ) -> Result<SampleInputs, Failure> {
-        let (model, log) = (&resolved.config.model, &resolved.config.log);
+    fn open(config: &Config, window: usize, tokens: &ModelTokens) -> Result<SampleInputs, Failure> {
+        let (model, log) = (&config.model, &config.log);
         let unknown = || {
             Failure::Usage(
                 "--sample-every has to know which text the model's tokens stand for, and files of bare tokens do not say: \

@@ -2,7 +2,7 @@
 
 use super::Run;
 use super::resuming::Resumed;
-use crate::adapters::FirstAdapters;
+use crate::adapters::fill_adapters;
 use crate::device::DeviceStep;
 use crate::failure::Failure;
 use crate::tracer::Tracer;
@@ -100,11 +100,7 @@ impl Run {
                 (None, None) => session.initialise(self.resolved.config.train.seed)?,
             }
             if resumed.is_none() {
-                let adapters = FirstAdapters {
-                    model: options.init_from.as_deref(),
-                    from: options.lora_from.as_deref(),
-                };
-                self.base = adapters.fill(&mut session, &self.resolved.config)?;
+                self.base = fill_adapters(&mut session, &self.resolved.config, options)?;
             }
         }
         memory.reserve_slab(self.plan.slab_bytes)?;

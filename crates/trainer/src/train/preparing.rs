@@ -3,7 +3,8 @@
 use super::evaluation_inputs::EvaluationInputs;
 use super::resuming::Resumed;
 use super::saver::{Saver, origin};
-use crate::decisions::{self, planning};
+use crate::begin::complete_and_warn;
+use crate::decisions::{self, Decided, planning};
 use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
 use crate::initial_model::beyond_context;
@@ -12,17 +13,19 @@ use crate::limits::{limit, refuse_without_room};
 use crate::model_tokens::ModelTokens;
 use crate::reference;
 use crate::run_dir::refuse_model;
-use crate::samples::{data_options, decide_packing, set_steps_from_epochs};
-use data::{Dataset, Inputs};
+use crate::samples::decided_options;
+use data::{Dataset, Inputs, Packing};
 use model::Origin;
 use planner::{PaperSeconds, Plan};
 use session::SessionError;
-use settings::{Config, HEURISTIC, OptimizerPlace, Resolved, Settings};
-use std::path::Path;
+use settings::{Resolved, Settings};
+use std::path::PathBuf;
 
 /// A run that is ready to start, with all that it reads. Nothing has been written for it yet.
 pub(super) struct Prepared {
-    pub(super) resolved: Resolved,
+    pub(super) resolved: Decided,
+    /// Folder for the trained model.
+    pub(super) save_final: Option<PathBuf>,
     pub(super) resumed: Option<Resumed>,
     pub(super) dataset: Dataset,
     /// What the model's tokens stand for after training on this data.
@@ -35,37 +38,35 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// Opens the data and the device, decides what is left open, and plans. A run that is not possible is refused here.
-    pub(super) fn new(job: &Job, mut resolved: Resolved) -> Result<Prepared, Failure> {
+    pub(super) fn new(job: &Job, resolved: Resolved) -> Result<Prepared, Failure> {
         let mut resumed = Resumed::find(job, &resolved)?;
-        if let Some(resumed) = &resumed {
-            resolved = resumed.own_settings(resolved)?;
-            resumed.keep_choices(&mut resolved.config)?;
-        }
-        if let Some(choice) = decide_packing(&mut resolved) {
-            tracing::info!("{choice}");
+        let command = complete_and_warn(match &resumed {
+            None => resolved,
+            Some(resumed) => resumed.own_settings(resolved)?,
+        })?;
+        let config = &command.config;
+        let (options, reason) = decided_options(config, command.seq_is_explicit);
+        if config.data.packing == Packing::Auto {
+            tracing::info!("data.packing is {}: {reason}", options.packing);
         }
         let from = resumed.as_ref().map(Resumed::folder);
-        let from = from.or(resolved.options.init_from.as_deref());
-        let tokens = ModelTokens::of_run(&resolved, from);
-        let dataset = tokens.open(&data_options(&resolved))?;
-        let dataset = reference::attach(dataset, &resolved.config)?;
+        let from = from.or(command.options.init_from.as_deref());
+        let tokens = ModelTokens::of_run(config.model.vocab, from);
+        let dataset = reference::attach(tokens.open(&options)?, config)?;
         let goes_on = resumed
             .as_ref()
             .is_some_and(|resumed| resumed.read(&dataset));
-        if !goes_on && !resolved.config.data.any_tokenizer {
+        if !goes_on && !config.data.any_tokenizer {
             tokens.check(&dataset)?;
         }
         let tokens = tokens.after(&dataset);
-        set_steps_from_epochs(&mut resolved, &dataset)?;
-        let (config, device) = decisions::on_device(&resolved, job.group())?;
-        resolved.config = config;
-        let beyond = beyond_context(&resolved, resolved.config.data.seq);
+        let (resolved, device) = decisions::on_device(&command, Some(&dataset), job.group())?;
+        let beyond = beyond_context(&command, resolved.config.data.seq);
         if let Some(beyond) = beyond.filter(|_| job.leads()) {
             tracing::warn!("{beyond}");
         }
         let step = device.step(Settings::new(&resolved.config)?)?;
         if let Some(resumed) = &mut resumed {
-            resolved.name = resumed.state().name.clone();
             let algorithms = step.algorithms.as_deref();
             resumed.compare(&resolved, &dataset.fingerprint(), algorithms)?;
         }
@@ -79,15 +80,14 @@ impl Prepared {
             ..Plan::new(&Settings::new(&resolved.config)?, device.target())?
         };
         drop(busy);
-        let limit = limit(&resolved, &device)?;
+        let limit = limit(&resolved.config, &device)?;
         refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
-        refuse_beforehand(&resolved)?;
         if resolved.config.log.nvtx {
             device.show_ranges();
         }
-        name_paths_for_later(&mut resolved.config);
         Ok(Prepared {
-            resolved,
+            save_final: resolved.options.save_final.clone(),
+            resolved: resolved.with_whole_paths(),
             resumed,
             dataset,
             tokens,
@@ -113,8 +113,7 @@ impl Prepared {
             .or(options.init_from.as_deref());
         let mut data = config.data.path.iter().flat_map(Inputs::paths);
         let data = data.find(|path| path.join("tokenizer.json").is_file());
-        let evaluation_inputs =
-            EvaluationInputs::open(&self.resolved, &self.step.settings, &self.tokens)?;
+        let evaluation_inputs = EvaluationInputs::open(config, &self.step.settings, &self.tokens)?;
         let evaluated = evaluation_inputs.fingerprint();
         let best = resumed.and_then(|resumed| resumed.best(evaluated.as_deref()));
         Ok((
@@ -130,7 +129,7 @@ impl Prepared {
         job: &Job,
         origin: &Origin,
     ) -> Result<(), Failure> {
-        let Some(folder) = &self.resolved.options.save_final else {
+        let Some(folder) = &self.save_final else {
             return Ok(());
         };
         let refused = match job.leads() {
@@ -144,43 +143,9 @@ impl Prepared {
                 "{} has a model already, which stays as it is",
                 folder.display()
             );
-            self.resolved.options.save_final = None;
+            self.save_final = None;
             return Ok(());
         }
         job.agree(refused)
     }
-}
-
-/// Makes paths in the configuration independent of the current folder, because a run may be resumed from another one.
-fn name_paths_for_later(config: &mut Config) {
-    let states = match &mut config.offload.optimizer {
-        OptimizerPlace::Folder(folder) => Some(folder),
-        _ => None,
-    };
-    let algorithms = &mut config.hardware.algorithms;
-    let algorithms = algorithms
-        .as_mut()
-        .filter(|path| *path != Path::new(HEURISTIC));
-    let data = config.data.path.iter_mut().flat_map(Inputs::paths_mut);
-    let paths = [
-        &mut config.eval.path,
-        &mut config.offload.path,
-        &mut config.dpo.reference,
-    ];
-    let paths = paths.into_iter().flatten().chain(data);
-    for path in paths.chain(states).chain(algorithms) {
-        if let Ok(absolute) = std::path::absolute(&*path) {
-            *path = absolute;
-        }
-    }
-}
-
-/// Refuses options that would fail later.
-fn refuse_beforehand(resolved: &Resolved) -> Result<(), Failure> {
-    if let Some(Some(_)) = resolved.options.trace {
-        return Err(Failure::Usage(
-            "train draws into its run directory; write --trace without a folder, and name the run's with --out".into(),
-        ));
-    }
-    Ok(())
 }

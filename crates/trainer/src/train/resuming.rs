@@ -1,10 +1,8 @@
 //! Resumes a run from a checkpoint.
 
 use crate::adapters::{BaseModel, BaseWeights};
-use crate::begin::keep_choices;
 use crate::checkpoints::{newest_if_any, newest_together};
 use crate::failure::Failure;
-use crate::initial_model::adopt_model_to_train;
 use crate::job::Job;
 use checkpoint::{Best, Checkpoint, set_aside_after};
 use collectives::Alone;
@@ -68,25 +66,22 @@ impl Resumed {
         }))
     }
 
-    /// Takes the checkpoint's settings for what the command line leaves open. They were first read from the newest
-    /// checkpoint, unverified. If that one is damaged and an older one is used, all settings are resolved again.
-    pub(super) fn own_settings(&self, resolved: Resolved) -> Result<Resolved, Failure> {
+    /// Takes the run's name. The settings that the command line leaves open were read from the newest checkpoint, unverified: if
+    /// that one is damaged and an older one is used, all settings are resolved again.
+    pub(super) fn own_settings(&self, mut resolved: Resolved) -> Result<Resolved, Failure> {
         let own = self.checkpoint.path.join(SETTINGS);
         let own = own.to_str().map(str::to_owned);
-        if resolved.given.config.is_some() || resolved.given.resumed == own {
-            return Ok(resolved);
+        if resolved.given.resumed != own {
+            let given = Given {
+                resumed: own,
+                ..resolved.given
+            };
+            resolved = resolve(resolved.task, given, resolved.options)?;
         }
-        let given = Given {
-            resumed: own,
-            ..resolved.given
-        };
-        let mut again = resolve(resolved.task, given, resolved.options)?;
-        // A rank that a launcher started has its own device.
-        again.config.train.device = resolved.config.train.device;
-        if let Some(folder) = again.options.init_from.clone() {
-            adopt_model_to_train(&mut again, &folder)?;
-        }
-        Ok(again)
+        Ok(Resolved {
+            name: self.state().name.clone(),
+            ..resolved
+        })
     }
 
     /// Refuses to resume with settings, data or algorithms of matrix products that change the computation,
@@ -145,12 +140,6 @@ impl Resumed {
             config.join(Rank { number: 0, of })?;
         }
         Ok(config)
-    }
-
-    /// Keeps the run's own choices if the configuration leaves them open. Others would change bits.
-    pub(super) fn keep_choices(&self, config: &mut Config) -> Result<(), Failure> {
-        keep_choices(config, &self.config()?);
-        Ok(())
     }
 
     /// Where the data goes on, and the number of steps made before.

@@ -55,7 +55,7 @@ impl Prepared {
         let run = goes_on.or(options.out.as_deref());
         let run = run.unwrap_or(Path::new("runs"));
         let mut needs = vec![DiskNeed::new(Saved::Checkpoints(count), checkpoints, run)];
-        if let Some(folder) = &options.save_final {
+        if let Some(folder) = &self.save_final {
             let model = self.plan.model_bytes + total_bytes(&files);
             needs.push(DiskNeed::new(Saved::Model, model, folder));
         }

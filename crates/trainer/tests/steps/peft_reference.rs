@@ -6,14 +6,16 @@ use memory::{Codes, DType, Memory};
 use model::{ADAPTER_CONFIG, AdapterConfig, Lora, Parameters, Policy, Quantisation};
 use optim::{Faster, Hyperparameters};
 use session::Session;
-use settings::{LoraConfig, Settings};
+use settings::{BaseStorage, LoraConfig, Settings};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The adapters of a folder.
 fn adapters(folder: &Path) -> Lora {
     let adapter = AdapterConfig::read(folder).unwrap();
-    let lora = LoraConfig::default().adopted(adapter).unwrap();
+    let lora = LoraConfig::default()
+        .adopted(adapter, BaseStorage::default())
+        .unwrap();
     lora.adapters().unwrap().unwrap()
 }
 

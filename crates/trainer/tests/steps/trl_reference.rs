@@ -6,14 +6,16 @@ use memory::{DType, Memory};
 use model::{AdapterConfig, Lora, Policy};
 use serde_json::Value;
 use session::{Inference, Session, SessionError};
-use settings::{LoraConfig, Settings};
+use settings::{BaseStorage, LoraConfig, Settings};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The adapters of a folder.
 fn adapters(folder: &Path) -> Lora {
     let adapter = AdapterConfig::read(folder).unwrap();
-    let lora = LoraConfig::default().adopted(adapter).unwrap();
+    let lora = LoraConfig::default()
+        .adopted(adapter, BaseStorage::default())
+        .unwrap();
     lora.adapters().unwrap().unwrap()
 }
 

@@ -3,13 +3,13 @@
 use super::flags::{refuse_contradictions, refuse_of_one_run, refuse_unheeded};
 use super::matrix::{BenchMatrix, BenchStrategy};
 use crate::args::{RankArgs, RunArgs};
-use crate::begin::adopt_folders;
+use crate::begin::complete;
 use crate::commands::plan::device_memory_bytes;
 use crate::failure::Failure;
 use clap::Args;
 use memory::Rank;
 use settings::load::Override;
-use settings::{AutoOr, ConfigError, Given, Resolved, RunOptions, Size, Task, resolve};
+use settings::{Completed, ConfigError, Given, RunOptions, Size, Task, resolve};
 use std::path::PathBuf;
 
 /// Flags of `bench`.
@@ -71,13 +71,11 @@ pub struct FormArgs {
 /// What all strategies share.
 pub(crate) struct Shared {
     given: Given,
-    options: RunOptions,
-    matrix: BenchMatrix,
-    strategies: Vec<BenchStrategy>,
+    pub(crate) options: RunOptions,
+    pub(crate) matrix: BenchMatrix,
+    pub(crate) strategies: Vec<BenchStrategy>,
     /// Training needs its device, planning none.
     task: Task,
-    /// The bytes of `--device-memory`.
-    device_bytes: Option<u64>,
     /// Whether the command line says what is read.
     pub(crate) names_data: bool,
 }
@@ -95,8 +93,8 @@ impl BenchArgs {
         let strategies = matrix.strategies()?;
         let mut given = Given {
             rank: self.rank.rank(),
-            // Automatic recompute fills the device.
-            budget: Some(AutoOr::Auto),
+            fills_device: true,
+            device_bytes,
             ..self.run.given()
         };
         let said = given.overrides()?;
@@ -122,74 +120,38 @@ impl BenchArgs {
                 true => Task::Plan,
                 false => Task::Train,
             },
-            device_bytes,
             names_data,
         })
     }
 }
 
 impl Shared {
-    pub(crate) fn matrix(&self) -> &BenchMatrix {
-        &self.matrix
-    }
-
-    pub(crate) fn strategies(&self) -> &[BenchStrategy] {
-        &self.strategies
-    }
-
     pub(crate) fn plans_only(&self) -> bool {
         self.task == Task::Plan
     }
 
-    pub(crate) fn options(&self) -> &RunOptions {
-        &self.options
-    }
-
     pub(crate) fn device_bytes(&self) -> Option<u64> {
-        self.device_bytes
+        self.given.device_bytes
     }
 
     /// The steps of a strategy, for the rank that the flags name, with what folders say of its model.
     ///
     /// # Errors
     /// Settings that do not go together, or folders that cannot be read.
-    pub(crate) fn resolve(&self, strategy: &BenchStrategy) -> Result<Resolved, Failure> {
-        let number = self.given.rank.map_or(0, |rank| rank.number);
-        let mut resolved = self.resolve_of(strategy, number)?;
-        adopt_folders(&mut resolved)?;
-        let config = &mut resolved.config;
-        // Work between steps does not belong to a strategy. A traced run waits for every operation.
-        config.without_between_steps();
-        config.log.trace = false;
-        match (self.device_bytes, config.memory.limit) {
-            (Some(bytes), Some(limit)) => {
-                config.memory.limit = Some(Size::Bytes(limit.bytes_of(bytes)));
-            }
-            (None, Some(limit @ Size::Percent(_))) if self.plans_only() => {
-                return Err(Failure::Usage(format!(
-                    "a limit of {limit} is a share of a device that --plan-only does not ask; write --memory-limit in bytes, such as \
-                     60GiB, or add --device-memory SIZE|NAME"
-                )));
-            }
-            _ => {}
-        }
-        Ok(resolved)
-    }
-
-    /// The configuration of a strategy, for the rank of a number.
-    ///
-    /// # Errors
-    /// Settings that do not go together.
-    pub(crate) fn resolve_of(
-        &self,
-        strategy: &BenchStrategy,
-        number: usize,
-    ) -> Result<Resolved, ConfigError> {
+    pub(crate) fn resolve(&self, strategy: &BenchStrategy) -> Result<Completed, Failure> {
         let mut given = self.given.clone();
         given.config = strategy.config.clone().or(given.config);
+        let number = given.rank.map_or(0, |rank| rank.number);
         let of_strategy = strategy.ranks.map(|of| Rank { number, of });
-        given.rank = of_strategy.or(given.rank.map(|rank| Rank { number, ..rank }));
+        given.rank = of_strategy.or(given.rank);
         given.set.extend(strategy.set.iter().cloned());
-        resolve(self.task, given, self.options.clone())
+        let completed = complete(resolve(self.task, given, self.options.clone())?)?;
+        match completed.config.memory.limit {
+            Some(limit @ Size::Percent(_)) if self.plans_only() => Err(Failure::Usage(format!(
+                "a limit of {limit} is a share of a device that --plan-only does not ask; write --memory-limit in bytes, such as \
+                 60GiB, or add --device-memory SIZE|NAME"
+            ))),
+            _ => Ok(completed.of_steps_alone()),
+        }
     }
 }

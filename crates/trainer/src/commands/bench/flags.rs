@@ -157,14 +157,14 @@ fn overlap(one: &str, other: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::begin::adopt_folders;
+    use crate::begin::complete;
     use crate::cli::{Cli, Command};
     use crate::commands::bench::BenchArgs;
     use crate::commands::bench::measure::{arguments, configuration};
     use crate::failure::Failure;
     use clap::{Args, Parser};
     use memory::Rank;
-    use settings::Resolved;
+    use settings::Completed;
     use std::path::Path;
 
     const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/torch_llama_tiny");
@@ -272,7 +272,7 @@ mod tests {
     }
 
     /// The only strategy of a matrix that has no settings of its own, as `bench` resolves it.
-    fn benched(matrix: &Path, flags: &str) -> Result<(Resolved, Option<usize>), Failure> {
+    fn benched(matrix: &Path, flags: &str) -> Result<(Completed, Option<usize>), Failure> {
         let command = format!("trainer bench --matrix {}", matrix.display());
         let cli = parsed(&command, flags);
         let Some(Command::Bench(args)) = &cli.command else {
@@ -280,21 +280,19 @@ mod tests {
         };
         let args: &BenchArgs = args;
         let shared = args.shared()?;
-        let resolved = shared.resolve(&shared.strategies()[0])?;
-        Ok((resolved, shared.matrix().steps))
+        let resolved = shared.resolve(&shared.strategies[0])?;
+        Ok((resolved, shared.matrix.steps))
     }
 
     /// The same run, as `train` resolves it for the first of the ranks, without what happens between steps.
-    fn trained(flags: &str) -> Resolved {
+    fn trained(flags: &str) -> Completed {
         let mut words: Vec<&str> = flags.split_whitespace().collect();
         let ranks = words.iter().position(|word| *word == "--ranks");
         let of = ranks.map(|at| words.drain(at..at + 2).nth(1).unwrap().parse().unwrap());
         let cli = parsed("trainer train", &words.join(" "));
         let rank = of.map(|of| Rank { number: 0, of });
-        let mut resolved = cli.resolve_as(rank).unwrap();
-        adopt_folders(&mut resolved).unwrap();
-        resolved.config.without_between_steps();
-        resolved
+        let completed = complete(cli.resolve_as(rank, None).unwrap());
+        completed.unwrap().of_steps_alone()
     }
 
     #[test]
@@ -341,14 +339,13 @@ mod tests {
     }
 
     /// The process that is started for a strategy trains its configuration.
-    fn is_started(resolved: &Resolved, place: &Path) {
+    fn is_started(resolved: &Completed, place: &Path) {
         let config = configuration(resolved, 9);
         let file = place.join("run.toml");
         std::fs::write(&file, config.to_toml().unwrap()).unwrap();
         let words = arguments(&resolved.options, &file, &place.join("run"));
         let cli = Cli::try_parse_from(std::iter::once("trainer".into()).chain(words)).unwrap();
-        let mut started = cli.resolve().unwrap();
-        adopt_folders(&mut started).unwrap();
+        let started = complete(cli.resolve().unwrap()).unwrap();
         assert_eq!(started.config, config);
         assert_eq!(started.options.init_from, resolved.options.init_from);
         assert_eq!(started.options.lora_from, resolved.options.lora_from);

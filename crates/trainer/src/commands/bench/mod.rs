@@ -138,14 +138,14 @@ struct Bench {
 
 impl Bench {
     fn new(args: &BenchArgs, shared: &Shared) -> Bench {
-        let matrix = shared.matrix();
+        let matrix = &shared.matrix;
         let rounds = args.rounds.map(|rounds| rounds as usize);
         Bench {
             warmup: matrix.warmup.unwrap_or(WARMUP),
             steps: matrix.steps.unwrap_or(STEPS).max(1),
             rounds: rounds.or(matrix.rounds).unwrap_or(ROUNDS).max(1),
             journal: args.journal.clone(),
-            quiet: shared.options().quiet,
+            quiet: shared.options.quiet,
         }
     }
 
@@ -160,15 +160,12 @@ impl Bench {
         let folder = tempfile::tempdir().map_err(Failure::file("a temporary folder"))?;
         let bar = self.bar(matrix);
         for round in 0..self.rounds {
-            for (planned, resolved) in matrix.planned.iter().zip(&matrix.resolved) {
+            for planned in &matrix.planned {
                 bar.inc(1);
-                let Some(resolved) = resolved.as_ref().filter(|_| planned.obstacle.is_none())
-                else {
+                let is_run = planned.obstacle.is_none() && !journal.has(&planned.strategy, round);
+                let Some(resolved) = planned.resolved.as_ref().filter(|_| is_run) else {
                     continue;
                 };
-                if journal.has(&planned.strategy, round) {
-                    continue;
-                }
                 let strategy = planned.strategy.name.clone();
                 bar.set_message(strategy.clone());
                 let out = folder.path().join(format!("run-{}", bar.position()));
@@ -197,14 +194,13 @@ impl Bench {
             self.warmup,
             self.steps
         );
-        let strategies = matrix.planned.iter().zip(&matrix.resolved);
-        for (planned, resolved) in strategies {
+        for planned in &matrix.planned {
             asked += &format!("\n[{}]\n", planned.strategy.name);
-            if let Some(resolved) = resolved {
+            if let Some(resolved) = &planned.resolved {
                 asked += &resolved.config.to_toml()?;
             }
         }
-        let options = shared.options();
+        let options = &shared.options;
         for folder in [&options.init_from, &options.lora_from] {
             asked += &format!("{folder:?} {:?}\n", folder.as_deref().map(model_files));
         }

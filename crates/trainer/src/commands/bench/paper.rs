@@ -1,8 +1,7 @@
 //! Figures of a strategy on paper, beside its peak: the time that a step computes, which GPUs hold it, and the peaks of all ranks.
 
-use super::args::Shared;
-use super::matrix::BenchStrategy;
 use crate::failure::Failure;
+use memory::Rank;
 use planner::{PaperSeconds, Plan};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -53,24 +52,18 @@ impl PaperFigures {
 
     /// # Errors
     /// As planning the strategy.
-    pub(crate) fn new(
-        shared: &Shared,
-        strategy: &BenchStrategy,
-        resolved: &Resolved,
-        plan: &Plan,
-    ) -> Result<PaperFigures, Failure> {
+    pub(crate) fn new(resolved: &Resolved, plan: &Plan) -> Result<PaperFigures, Failure> {
         let config = &resolved.config;
         let target = resolved.device().target();
-        let of = resolved.config.rank.map_or(1, |rank| rank.of);
+        let of = config.rank.map_or(1, |rank| rank.of);
         let planned = of.min(MOST_RANKS);
         let peak = |index: usize| -> Result<u64, Failure> {
             if of == 1 {
                 return Ok(plan.peak_bytes);
             }
             let number = index * of.saturating_sub(1) / planned.saturating_sub(1).max(1);
-            let rank = shared.resolve_of(strategy, number)?.config.rank;
             let config = Config {
-                rank,
+                rank: Some(Rank { number, of }),
                 ..config.clone()
             };
             Ok(Plan::new(&Settings::new(&config)?, target)?.peak_bytes)

@@ -13,13 +13,11 @@ use crate::samples::data_options;
 use crate::threads::start_threads;
 use memory::{Rank, format_bytes};
 use planner::Plan;
-use settings::{ConfigError, Resolved, Settings};
+use settings::{Completed, ConfigError, Resolved, Settings};
 
 /// The plans of all strategies.
 pub(super) struct PlannedMatrix {
     pub(super) planned: Vec<Planned>,
-    /// Their configurations, as they were planned; none if the settings contradict each other.
-    pub(super) resolved: Vec<Option<Resolved>>,
     pub(super) device: String,
 }
 
@@ -29,7 +27,7 @@ impl PlannedMatrix {
     /// # Errors
     /// A mistake in the matrix, such as a file that does not exist; else the first contradiction, if every strategy has one.
     pub(super) fn new(shared: &Shared) -> Result<PlannedMatrix, Failure> {
-        let strategies = shared.strategies();
+        let strategies = &shared.strategies;
         let mut all = Vec::new();
         for strategy in strategies {
             match shared.resolve(strategy) {
@@ -37,48 +35,43 @@ impl PlannedMatrix {
                 resolved => all.push(resolved),
             }
         }
-        let resolved: Vec<&Resolved> = all.iter().flatten().collect();
+        let resolved: Vec<&Completed> = all.iter().flatten().collect();
         if let Some(first) = resolved.first() {
             start_threads(first.config.train.threads)?;
         }
         warn_of_settings_in_vain(&resolved);
-        let mut matrix = PlannedMatrix {
-            device: resolved
-                .last()
-                .map_or(String::new(), |one| one.device().to_string()),
-            planned: Vec::new(),
-            resolved: Vec::new(),
-        };
+        let device = resolved.last().map(|one| one.device().to_string());
         let mut refused = None;
-        for (strategy, resolved) in strategies.iter().zip(all) {
-            let planned = resolved.and_then(|resolved| plan_strategy(shared, strategy, resolved));
-            let (planned, resolved) = match planned {
-                Ok((planned, resolved)) => (planned, Some(resolved)),
-                Err(failure) => {
-                    let outcome = match failure.exit_code() {
-                        3 => Outcome::Oom,
-                        _ => Outcome::Skipped,
-                    };
-                    let planned = Planned {
-                        strategy: strategy.clone(),
-                        plan: None,
-                        paper: None,
-                        obstacle: Some((outcome, failure.to_string())),
-                    };
-                    refused.get_or_insert(failure);
-                    (planned, None)
+        let planned = strategies.iter().zip(all).map(|(strategy, resolved)| {
+            let planned =
+                resolved.and_then(|completed| plan_strategy(shared, strategy, &completed));
+            planned.unwrap_or_else(|failure| {
+                let outcome = match failure.exit_code() {
+                    3 => Outcome::Oom,
+                    _ => Outcome::Skipped,
+                };
+                let obstacle = Some((outcome, failure.to_string()));
+                refused.get_or_insert(failure);
+                Planned {
+                    strategy: strategy.clone(),
+                    resolved: None,
+                    plan: None,
+                    paper: None,
+                    obstacle,
                 }
-            };
-            matrix.planned.push(planned);
-            matrix.resolved.push(resolved);
-        }
+            })
+        });
+        let planned: Vec<Planned> = planned.collect();
         let is_out = |one: &Planned| {
             let is_skipped = matches!(one.obstacle, Some((Outcome::Skipped, _)));
             one.plan.is_none() && is_skipped
         };
         match refused {
-            Some(failure) if matrix.planned.iter().all(is_out) => Err(failure),
-            _ => Ok(matrix),
+            Some(failure) if planned.iter().all(is_out) => Err(failure),
+            _ => Ok(PlannedMatrix {
+                planned,
+                device: device.unwrap_or_default(),
+            }),
         }
     }
 
@@ -93,20 +86,20 @@ impl PlannedMatrix {
             false => planned.obstacle.is_none(),
         };
         let mut seen = Vec::new();
-        for (planned, resolved) in self.planned.iter().zip(&self.resolved) {
-            let Some(resolved) = resolved.as_ref().filter(|_| reads(planned)) else {
-                continue;
-            };
-            let options = data_options(resolved);
+        let read = self.planned.iter().filter(|planned| reads(planned));
+        for resolved in read.filter_map(|planned| planned.resolved.as_ref()) {
+            let options = data_options(&resolved.config, true);
             // Strategies may set keys of the data: each way to read it is tried once.
             let (path, format, seq) = (&options.path, options.format, options.seq);
             let same = format!("{path:?} {format:?} {:?} {seq:?}", options.packing);
             if seen.contains(&same) {
                 continue;
             }
-            let tokens = ModelTokens::of_run(resolved, resolved.options.init_from.as_deref());
-            let dataset = tokens.open_own(&options, resolved)?;
-            let dataset = reference::attach(dataset, &resolved.config)?;
+            let config = &resolved.config;
+            let from = resolved.options.init_from.as_deref();
+            let tokens = ModelTokens::of_run(config.model.vocab, from);
+            let dataset = tokens.open_own(&options, config)?;
+            let dataset = reference::attach(dataset, config)?;
             if seen.is_empty() {
                 tracing::info!("training on {}", describe(&dataset));
             }
@@ -133,7 +126,7 @@ fn is_mistake(failure: &Failure) -> bool {
 }
 
 /// Warns of keys that have no effect on any strategy.
-fn warn_of_settings_in_vain(strategies: &[&Resolved]) {
+fn warn_of_settings_in_vain(strategies: &[&Completed]) {
     let mut in_vain = strategies.iter().map(|one| one.config.allowed_in_vain());
     let first = in_vain.next().unwrap_or_default();
     let others: Vec<_> = in_vain.collect();
@@ -145,30 +138,25 @@ fn warn_of_settings_in_vain(strategies: &[&Resolved]) {
     }
 }
 
-/// What is known of a strategy before it is run, and its configuration as it was planned.
+/// What is known of a strategy before it is run.
 fn plan_strategy(
     shared: &Shared,
     strategy: &BenchStrategy,
-    mut resolved: Resolved,
-) -> Result<(Planned, Resolved), Failure> {
-    let plan = plan(shared, &mut resolved)?;
+    completed: &Completed,
+) -> Result<Planned, Failure> {
+    let resolved = decisions::on_paper(completed, shared.device_bytes())?;
+    let settings = Settings::new(&resolved.config)?;
+    let plan = Plan::new(&settings, resolved.device().target())?;
     let stages = other_stages(shared, &resolved)?;
-    let is_on_paper = shared.matrix().paper && shared.plans_only();
-    let paper = is_on_paper.then(|| PaperFigures::new(shared, strategy, &resolved, &plan));
-    let planned = Planned {
+    let is_on_paper = shared.matrix.paper && shared.plans_only();
+    let paper = is_on_paper.then(|| PaperFigures::new(&resolved, &plan));
+    Ok(Planned {
         strategy: strategy.clone(),
         paper: paper.transpose()?,
         obstacle: obstacle(shared, &resolved, &plan, &stages),
         plan: Some(plan),
-    };
-    Ok((planned, resolved))
-}
-
-/// Plans a strategy, and makes its configuration the one that was planned, so that its runs decide nothing anew.
-fn plan(shared: &Shared, resolved: &mut Resolved) -> Result<Plan, Failure> {
-    resolved.config = decisions::on_paper(resolved, shared.device_bytes())?;
-    let settings = Settings::new(&resolved.config)?;
-    Ok(Plan::new(&settings, resolved.device().target())?)
+        resolved: Some(resolved),
+    })
 }
 
 /// What a device has to hold: what is reserved, and the overhead.
@@ -178,7 +166,7 @@ fn needs_bytes(plan: &Plan) -> u64 {
 
 /// The plans of a rank of each other stage of a pipeline, if something limits them: any of them may need the most.
 fn other_stages(shared: &Shared, resolved: &Resolved) -> Result<Vec<Plan>, Failure> {
-    let is_limited = shared.device_bytes().is_some() || limit_of_plan(resolved).is_some();
+    let is_limited = shared.device_bytes().is_some() || limit_of_plan(&resolved.config).is_some();
     let Some(rank) = resolved.config.rank.filter(|_| is_limited) else {
         return Ok(Vec::new());
     };
@@ -223,14 +211,14 @@ fn obstacle(
     if is_forced {
         return None;
     }
-    let (target, limit) = (resolved.device().target(), limit_of_plan(resolved));
+    let (target, limit) = (resolved.device().target(), limit_of_plan(&resolved.config));
     let refused = refuse_without_room(&resolved.config, plan, target, limit).err()?;
     Some((Outcome::Oom, refused.to_string()))
 }
 
 /// By how much a plan exceeds a limit in bytes or the device, in words.
 fn exceeds(shared: &Shared, resolved: &Resolved, plan: &Plan, stages: &[Plan]) -> Option<String> {
-    let limit = limit_of_plan(resolved);
+    let limit = limit_of_plan(&resolved.config);
     // The plan that needs the most, and by how much that is more than there is.
     let beyond = |needed: fn(&Plan) -> u64, has: Option<u64>| {
         let most = stages

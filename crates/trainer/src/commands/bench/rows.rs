@@ -4,6 +4,7 @@ use super::journal::JournalEntry;
 use super::matrix::BenchStrategy;
 use super::measure::{RunEnd, RunFigures, median};
 use super::paper::PaperFigures;
+use crate::decisions::Decided;
 use crate::gpu_watch::GpuFigures;
 use planner::Plan;
 use serde::Serialize;
@@ -96,6 +97,8 @@ impl Outcome {
 /// What is known of a strategy before it is run.
 pub(crate) struct Planned {
     pub(crate) strategy: BenchStrategy,
+    /// Its configuration, as it was planned, so that its runs decide nothing anew; none if its settings contradict each other.
+    pub(crate) resolved: Option<Decided>,
     /// The plan; none if planning failed, as the obstacle says.
     pub(crate) plan: Option<Plan>,
     /// Its figures on paper, if the matrix asks for them.
@@ -130,6 +133,7 @@ fn row(planned: &Planned, runs: &[JournalEntry], plan_only: bool) -> Row {
         plan,
         paper,
         obstacle,
+        ..
     } = planned;
     let of_strategy: Vec<&JournalEntry> = runs
         .iter()
@@ -263,6 +267,7 @@ mod tests {
                 ranks: None,
                 set: Vec::new(),
             },
+            resolved: None,
             plan: None,
             paper: None,
             obstacle: None,

@@ -14,14 +14,16 @@ use crate::args::overrides;
 use crate::failure::Failure;
 use crate::job::{Ended, together};
 use crate::stdout::{print, print_json};
+use crate::threads::start_threads;
 use clap::Args;
 use collectives::Launch;
 use memory::format_bytes;
 use report::Table;
 use serde::Serialize;
-use settings::{ConfigError, Given, Resolved, RunOptions, Task, resolve};
+use settings::load::{Source, load};
+use settings::{ConfigError, preset};
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Flags of `doctor`.
 #[derive(Debug, Args)]
@@ -41,26 +43,6 @@ pub struct DoctorArgs {
     /// Under a launcher: stages of a pipeline, for the same
     #[arg(long, visible_alias = "pp", value_name = "N")]
     pub pipeline_model_parallel_size: Option<NonZeroUsize>,
-}
-
-impl DoctorArgs {
-    pub(crate) fn resolve(&self) -> Result<Resolved, ConfigError> {
-        let given = Given {
-            flags: overrides(&[("--threads", "train.threads", &self.threads)]),
-            ..Given::default()
-        };
-        let options = RunOptions {
-            json: self.json,
-            ..RunOptions::default()
-        };
-        let mut resolved = resolve(Task::Doctor, given, options)?;
-        // No model is trained, so the grid is not checked against one.
-        let parallel = &mut resolved.config.parallel;
-        let size = |given: Option<NonZeroUsize>| given.map_or(1, NonZeroUsize::get);
-        parallel.context = size(self.context_parallel_size);
-        parallel.pipeline = size(self.pipeline_model_parallel_size);
-        Ok(resolved)
-    }
 }
 
 /// What this machine offers: the output of `doctor --json`.
@@ -85,18 +67,20 @@ struct Diagnosis {
     missing: Vec<String>,
 }
 
-/// Examines and measures the machine, within seconds. Also measures the disk of `path`, and the links between ranks
+/// Examines and measures the machine, within seconds. Also measures the disk of `--path`, and the links between ranks
 /// that a launcher started.
-pub(crate) fn doctor(
-    resolved: &Resolved,
-    path: Option<&Path>,
-    launch: Option<&Launch>,
-) -> Result<(), Ended> {
+pub(crate) fn doctor(args: &DoctorArgs, launch: Option<&Launch>) -> Result<(), Ended> {
+    let flags = overrides(&[("--threads", "train.threads", &args.threads)]);
+    let loaded = load(&Source::open(preset::DEFAULT)?, &flags, false)?;
+    start_threads(loaded.config.train.threads)?;
     let Some(launch) = launch else {
-        return Ok(diagnose(resolved, path, None)?);
+        return Ok(diagnose(args, None)?);
     };
-    let parallel = &resolved.config.parallel;
-    let (context, stages) = (parallel.context, parallel.pipeline);
+    let size = |given: Option<NonZeroUsize>| given.map_or(1, NonZeroUsize::get);
+    let (context, stages) = (
+        size(args.context_parallel_size),
+        size(args.pipeline_model_parallel_size),
+    );
     if !launch.size.is_multiple_of(context.saturating_mul(stages)) {
         return Err(ConfigError::Contradiction(format!(
             "{} ranks do not divide into {stages} stages of groups of {context}; take other --cp and --pp, or start other ranks",
@@ -104,27 +88,30 @@ pub(crate) fn doctor(
         ))
         .into());
     }
-    let (job, ranks) = ranks::RankLinks::measure(&resolved.config, launch)?;
+    // No model is trained, so the grid is not checked against one.
+    let mut config = loaded.config;
+    (config.parallel.context, config.parallel.pipeline) = (context, stages);
+    let (job, ranks) = ranks::RankLinks::measure(&config, launch)?;
     together(job, |job| {
         // Only one rank examines the machine while the others wait, so that they do not disturb it.
         let told = match job.leads() {
-            true => diagnose(resolved, path, Some(ranks)),
+            true => diagnose(args, Some(ranks)),
             false => Ok(()),
         };
         job.agree(told)
     })
 }
 
-fn diagnose(
-    resolved: &Resolved,
-    path: Option<&Path>,
-    ranks: Option<ranks::RankLinks>,
-) -> Result<(), Failure> {
+fn diagnose(args: &DoctorArgs, ranks: Option<ranks::RankLinks>) -> Result<(), Failure> {
     let (gpus, missing) = gpus::gpus();
     let diagnosis = Diagnosis {
         version: env!("CARGO_PKG_VERSION"),
         host: host::Host::new()?,
-        disk: path.map(disk::DiskRates::measure).transpose()?,
+        disk: args
+            .path
+            .as_deref()
+            .map(disk::DiskRates::measure)
+            .transpose()?,
         ranks,
         cuda_built: cfg!(feature = "cuda"),
         #[cfg(feature = "cuda")]
@@ -134,7 +121,7 @@ fn diagnose(
         gpus,
         missing,
     };
-    if resolved.options.json {
+    if args.json {
         return print_json(&diagnosis);
     }
     print(format_args!("{diagnosis}"))

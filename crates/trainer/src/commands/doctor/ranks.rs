@@ -1,7 +1,7 @@
 //! The ranks that a launcher started, and how fast they send to each other.
 
 use super::rows;
-use crate::device::{OpenDevice, device_of_rank};
+use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::job::Job;
 use crate::last_words::hostname;
@@ -47,7 +47,7 @@ impl RankLinks {
         config: &Config,
         launch: &Launch,
     ) -> Result<(Rc<Job>, RankLinks), Failure> {
-        let device = device_of_rank(Device::best(), launch.local_rank);
+        let device = Device::best().of_rank(launch.local_rank);
         let opened = OpenDevice::open(device)?;
         let memory = opened.memory();
         let step = opened.step(Settings::new(&Config::default())?)?;

@@ -4,7 +4,6 @@ pub(super) mod prompts;
 mod sampling;
 
 use super::trained::{Trained, TrainedArgs, settings};
-use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::stdout::{print, print_json};
 use clap::Args;
@@ -73,10 +72,10 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
         uses_cache: !args.no_cache,
     };
     let settings = settings(&trained.resolved, wanted.window)?;
-    let device = OpenDevice::open(trained.resolved.device())?;
     let lengths: Vec<usize> = tokens.iter().map(Vec::len).collect();
-    let plan = InferencePlan::of_generation(&settings, device.target(), &lengths, &wanted)?;
-    let mut inference = trained.load(&settings, &device, &plan)?;
+    let (mut inference, plan) = trained.load(&settings, |settings, target| {
+        InferencePlan::of_generation(settings, target, &lengths, &wanted)
+    })?;
     let mut shown = Shown::new(&prompts, &tokenizer, args.trained.json)?;
     let made = inference.generate(&tokens, &wanted, |prompt, token| shown.show(prompt, token))?;
     shown.finish()?;

@@ -7,7 +7,7 @@ use crate::shell::quoted;
 use clap::Args;
 use planner::{Advice, Largest, Layouts, Plan, Room, Sought, WantedHeadChunks, gpu_memory_bytes};
 use settings::load::Override;
-use settings::{AutoOr, Config, DEFAULT_HEAD_CHUNK, Resolved, Size};
+use settings::{AutoOr, Completed, Config, DEFAULT_HEAD_CHUNK, Resolved, Size};
 use std::collections::BTreeSet;
 
 /// Flags of `plan` that look for other settings.
@@ -36,7 +36,7 @@ impl AdviceArgs {
 pub(crate) fn answer(
     asked: &AdviceArgs,
     run: &RunArgs,
-    resolved: &Resolved,
+    resolved: &Completed,
     config: &Config,
     mut plan: Plan,
 ) -> Result<Plan, Failure> {
@@ -69,7 +69,8 @@ pub(crate) fn answer(
         smallest.memory.head_chunk = AutoOr::Number(DEFAULT_HEAD_CHUNK);
     }
     let room = device_memory.map(Room::Device);
-    match (largest, room.or(limit_of_plan(resolved).map(Room::Limit))) {
+    let limit = limit_of_plan(&resolved.config);
+    match (largest, room.or(limit.map(Room::Limit))) {
         (Some(what), Some(room)) => {
             let mut found = Largest::new(&smallest, target, what, room)?;
             kept.config = &smallest;
@@ -227,6 +228,7 @@ fn last_of_each(settings: Vec<(String, Vec<String>)>) -> impl Iterator<Item = St
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::begin::complete;
     use crate::cli::{Cli, Command};
     use crate::commands::plan::PlanArgs;
     use crate::decisions::{naming_head_chunk, on_paper};
@@ -236,9 +238,9 @@ mod tests {
     use settings::Settings;
 
     /// The flags of a plan, and what they resolve to.
-    fn parsed<'a>(flags: impl Iterator<Item = &'a str>) -> (PlanArgs, Resolved) {
+    fn parsed<'a>(flags: impl Iterator<Item = &'a str>) -> (PlanArgs, Completed) {
         let cli = Cli::try_parse_from(["trainer", "plan"].into_iter().chain(flags)).unwrap();
-        let resolved = cli.resolve().unwrap();
+        let resolved = complete(cli.resolve().unwrap()).unwrap();
         let Some(Command::Plan(args)) = &cli.command else {
             panic!("{cli:?}")
         };
@@ -254,7 +256,7 @@ mod tests {
     /// A plan by itself, without the answers.
     fn planned(flags: &str) -> Plan {
         let (_, resolved) = parsed(flags.split(' '));
-        let config = on_paper(&resolved, None).unwrap();
+        let config = on_paper(&resolved, None).unwrap().config.clone();
         Plan::new(&Settings::new(&config).unwrap(), resolved.device().target()).unwrap()
     }
 
@@ -284,7 +286,7 @@ mod tests {
     fn answered(flags: &str) -> Plan {
         let (args, resolved) = parsed(flags.split(' '));
         let device_bytes = args.advice.device_bytes().unwrap();
-        let config = on_paper(&resolved, device_bytes).unwrap();
+        let config = on_paper(&resolved, device_bytes).unwrap().config.clone();
         let plan = Plan::new(&Settings::new(&config).unwrap(), resolved.device().target());
         answer(&args.advice, &args.run, &resolved, &config, plan.unwrap()).unwrap()
     }
@@ -341,7 +343,7 @@ mod tests {
     fn settings_to_add_have_the_bytes_that_are_planned() {
         let run = "--config qwen2.5-0.5b --device cuda --micro-batch 8 --seq 2048";
         let (_, resolved) = parsed(run.split(' '));
-        let config = on_paper(&resolved, None).unwrap();
+        let config = on_paper(&resolved, None).unwrap().config.clone();
         let limit = planned(&format!("{run} --recompute mlp")).most_bytes();
         let settings = Settings::new(&config).unwrap();
         let error = first_refused(&settings, Target::Cuda, limit)

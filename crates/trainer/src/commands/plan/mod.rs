@@ -8,7 +8,7 @@ mod verdict;
 
 use crate::args::{RankArgs, RunArgs};
 use crate::begin::begin;
-use crate::decisions::{self, planning};
+use crate::decisions::{self, Decided, planning};
 use crate::failure::Failure;
 use crate::initial_model::beyond_context;
 use crate::stdout::{print, print_json};
@@ -21,7 +21,8 @@ use generation::{GenerationArgs, print_generation_plan};
 use pareto::ParetoArgs;
 use planner::{Plan, block_shared_bytes, layers_in_words};
 use settings::{
-    Config, ConfigError, Given, Resolved, Settings, Task, check_shared_memory, resolve,
+    Completed, Config, ConfigError, Given, RecomputeConfig, Resolved, Settings, Task,
+    check_shared_memory, resolve,
 };
 use verdict::{refuse_too_large, verdict};
 
@@ -70,8 +71,7 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
         (args.run, args.rank) = (read.run, read.rank);
         (read.files, read.taken)
     });
-    let mut resolved = args.resolve()?;
-    begin(&mut resolved)?;
+    let resolved = begin(args.resolve()?)?;
     match args.generation.generate {
         Some(tokens) => print_generation_plan(&resolved, tokens, args.generation.batch),
         None => {
@@ -83,21 +83,22 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
 }
 
 fn print_plan(
-    resolved: &Resolved,
+    resolved: &Completed,
     args: &PlanArgs,
     from: Option<&FromFiles>,
 ) -> Result<(), Failure> {
     let folder = trace_folder(resolved)?;
     let target = resolved.device().target();
-    let config = decisions::on_paper(resolved, args.advice.device_bytes()?)?;
+    let decided = decisions::on_paper(resolved, args.advice.device_bytes()?)?;
+    let config = &decided.config;
     if let Some(gpu) = &args.advice.device_memory {
-        check_shared_memory(&config, gpu, block_shared_bytes(gpu))?;
+        check_shared_memory(config, gpu, block_shared_bytes(gpu))?;
     }
     let busy = planning(resolved.options.quiet);
-    let mut plan = Plan::with_alternatives(&config, target)?;
+    let mut plan = Plan::with_alternatives(config, target)?;
     let beyond = beyond_context(resolved, config.data.seq);
     plan.notes.splice(0..0, beyond);
-    let mut plan = answer(&args.advice, &args.run, resolved, &config, plan)?;
+    let mut plan = answer(&args.advice, &args.run, resolved, config, plan)?;
     // Without a policy, which is chosen again for each budget.
     let open = Config {
         recompute: resolved.config.recompute.clone(),
@@ -110,20 +111,20 @@ fn print_plan(
         true => print_json(&PlanOf { plan: &plan, from })?,
         false => {
             let from = from.map(ToString::to_string).unwrap_or_default();
-            let words = in_words(&plan, resolved, &config)?;
+            let words = in_words(&plan, &decided)?;
             print(format_args!("{words}{from}"))?;
         }
     }
     args.pareto.draw(&plan)?;
     if let Some(folder) = folder {
-        draw_plan(folder, resolved, &config)?;
+        draw_plan(folder, config)?;
     }
-    refuse_too_large(&plan, resolved, &config)
+    refuse_too_large(&plan, &decided)
 }
 
 /// What is planned, the answers that were asked for, and the plan.
-fn in_words(plan: &Plan, resolved: &Resolved, config: &Config) -> Result<String, Failure> {
-    let step = step_in_words(resolved, config)?;
+fn in_words(plan: &Plan, resolved: &Decided) -> Result<String, Failure> {
+    let step = step_in_words(resolved)?;
     let title = plan.title();
     let pareto = plan.pareto.as_ref().map(pareto::tables);
     let largest = plan.largest.as_ref().map(|largest| format!("\n{largest}"));
@@ -142,8 +143,8 @@ fn in_words(plan: &Plan, resolved: &Resolved, config: &Config) -> Result<String,
 }
 
 /// The model, the tokens of a step, and what is recomputed.
-fn step_in_words(resolved: &Resolved, config: &Config) -> Result<String, Failure> {
-    let settings = Settings::new(config)?;
+fn step_in_words(resolved: &Decided) -> Result<String, Failure> {
+    let settings = Settings::new(&resolved.config)?;
     let is_changed = resolved.given.config.is_none() && resolved.options.init_from.is_none();
     let of_own = is_changed && !resolved.explicit_model_keys.is_empty();
     let name = match of_own {
@@ -155,13 +156,11 @@ fn step_in_words(resolved: &Resolved, config: &Config) -> Result<String, Failure
         1 => String::new(),
         groups => format!(" x {groups} groups of ranks"),
     };
-    let recompute = match (
-        &config.recompute.spec[..],
-        config.recompute.layers.is_empty(),
-    ) {
+    let RecomputeConfig { spec, layers, .. } = &resolved.config.recompute;
+    let recompute = match (&spec[..], layers.is_empty()) {
         (spec, true) => spec.to_string(),
-        ("none", false) => layers_in_words(&config.recompute.layers),
-        (spec, false) => format!("{spec}, but {}", layers_in_words(&config.recompute.layers)),
+        ("none", false) => layers_in_words(layers),
+        (spec, false) => format!("{spec}, but {}", layers_in_words(layers)),
     };
     Ok(format!(
         "{name}: {} tokens a step (seq {seq} x micro-batch {micro} x accum {accum}{ranks}), recompute {recompute}",

@@ -1,16 +1,16 @@
 //! Whether what is planned fits: in words, and as the exit code of the plan.
 
-use crate::decisions::naming_head_chunk;
+use crate::decisions::{Decided, naming_head_chunk};
 use crate::failure::Failure;
 use crate::limits::limit_of_plan;
 use memory::format_bytes;
 use planner::{Advice, Largest, OomReport, Plan, first_refused};
-use settings::{Config, Resolved, Settings};
+use settings::{Resolved, Settings};
 
 /// Peaks that a limit in bytes has to hold, each with whose it is: those of all stages of a pipeline, or the plan's. A limit as a share
 /// of a device cannot be compared without it.
 fn limited(resolved: &Resolved, plan: &Plan) -> Option<(u64, Vec<(String, u64)>)> {
-    let limit = limit_of_plan(resolved)?;
+    let limit = limit_of_plan(&resolved.config)?;
     let stages = plan.ranks.iter().flat_map(|ranks| &ranks.pipeline_stages);
     let stages = stages.map(|stage| {
         (
@@ -42,11 +42,7 @@ pub(super) fn verdict(resolved: &Resolved, plan: &Plan) -> String {
 }
 
 /// Ends a plan with the exit code of a run that does not fit: what was asked for has no answer, or a limit is exceeded.
-pub(super) fn refuse_too_large(
-    plan: &Plan,
-    resolved: &Resolved,
-    config: &Config,
-) -> Result<(), Failure> {
+pub(super) fn refuse_too_large(plan: &Plan, resolved: &Decided) -> Result<(), Failure> {
     let too_large = |reason: String, hints| Err(Failure::DoesNotFit { reason, hints });
     if let Some(Largest { what, next, .. }) = plan.largest.as_ref().filter(|it| it.value.is_none())
     {
@@ -84,12 +80,12 @@ pub(super) fn refuse_too_large(
         format_bytes(peak),
         format_bytes(limit)
     );
-    too_large(reason, fixes(resolved, config, limit)?)
+    too_large(reason, fixes(resolved, limit)?)
 }
 
 /// The fixes that a run under this limit would be told of.
-fn fixes(resolved: &Resolved, config: &Config, limit: u64) -> Result<Vec<String>, Failure> {
-    let target = resolved.device().target();
+fn fixes(resolved: &Decided, limit: u64) -> Result<Vec<String>, Failure> {
+    let (config, target) = (&resolved.config, resolved.device().target());
     let Some(error) = first_refused(&Settings::new(config)?, target, limit)? else {
         return Ok(Vec::new());
     };

@@ -50,7 +50,7 @@ fn without_arguments_tiny_is_trained_on_the_best_device() {
     assert_eq!((run.device(), run.dtype()), (Device::best(), dtype));
     assert_eq!(run.config.model.vocab, 256);
     assert_eq!(run.config.data.path, None);
-    assert_eq!(run.explicit_model_keys, Vec::<String>::new());
+    assert!(run.explicit_model_keys.is_empty());
 }
 
 #[test]
@@ -216,7 +216,10 @@ fn a_folders_model_may_have_experts() {
 
 #[test]
 fn explicit_model_keys_are_those_the_user_set() {
-    let keys = |arguments: &[&str]| resolve(arguments).unwrap().explicit_model_keys;
+    let keys = |arguments: &[&str]| -> Vec<String> {
+        let resolved = resolve(arguments).unwrap();
+        resolved.explicit_model_keys.into_iter().collect()
+    };
     assert_eq!(keys(&["--init-from", "d", "--seq", "8"]), [""; 0]);
     let set = ["--set", "model.layers=2", "--set", "model.hidden=8"];
     assert_eq!(keys(&set), ["model.hidden", "model.layers"]);

@@ -12,7 +12,7 @@ const FOUR: Rank = Rank { number: 1, of: 4 };
 /// The ranks of a command that a launcher started as one of four.
 fn launched(arguments: &[&str]) -> Option<Ranks> {
     let cli = Cli::try_parse_from([&["trainer"], arguments].concat()).unwrap();
-    cli.resolve_as(Some(FOUR)).unwrap().config.ranks()
+    cli.resolve_as(Some(FOUR), None).unwrap().config.ranks()
 }
 
 fn planned(arguments: &[&str]) -> Config {
@@ -219,7 +219,7 @@ fn what_does_not_go_with_ranks_is_refused_with_a_way_out() {
     ];
     for (arguments, words) in cases {
         let cli = Cli::try_parse_from([&["trainer"], *arguments].concat()).unwrap();
-        let refused = cli.resolve_as(Some(FOUR)).unwrap_err().to_string();
+        let refused = cli.resolve_as(Some(FOUR), None).unwrap_err().to_string();
         for word in *words {
             assert!(refused.contains(word), "{arguments:?}: {refused}");
         }
