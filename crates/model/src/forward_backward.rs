@@ -29,7 +29,7 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::forward_backward`].
-    pub fn forward_of_stage<'a>(&'a self, work: Work<'a>) -> Result<Buffer, ModelError> {
+    pub fn forward_on_pipeline_stage<'a>(&'a self, work: Work<'a>) -> Result<Buffer, ModelError> {
         let mut pass = Pass::new(self, work);
         let outcome = pass.forward().and_then(|()| {
             let output = pass.work.saved.take(pass.output_of_stage());

@@ -3,7 +3,7 @@
 use crate::form::Form;
 use crate::numbers::{Hyperparameters, Numbers};
 use crate::resident::Resident;
-use crate::rule::{Asking, StepNumbers, WholeTensor};
+use crate::rule::{StepNumbers, UpdateQueue, WholeTensor};
 use crate::segment::{Round, rounds};
 use crate::sources::States;
 use crate::streamed::Streamed;
@@ -210,10 +210,10 @@ impl Optimizer {
             max_norm,
         })?;
         let (mut sources, tensor_states) = self.states.sources(weights, gradients, None);
-        let asking = Asking::in_computation(kernels);
+        let queue = UpdateQueue::in_computation(kernels);
         for round in &self.rounds {
             let room = room.as_mut().map(|room| room.view_mut());
-            update(&asking, round, &mut sources, tensor_states, room)?;
+            update(&queue, round, &mut sources, tensor_states, room)?;
         }
         Ok(())
     }

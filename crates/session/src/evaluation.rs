@@ -148,7 +148,7 @@ impl Forward<'_> {
             if layers.end == model.layers() {
                 return self.start_loss(&batches).map(Some);
             }
-            let output = model.forward_of_stage(self.work(&batches, None))?;
+            let output = model.forward_on_pipeline_stage(self.work(&batches, None))?;
             self.send_output(virtual_stage, output, shape)?;
         }
         Ok(None)

@@ -36,7 +36,7 @@ mod states_file;
 mod step_traffic;
 mod sum_of_ranks;
 mod update;
-mod updating;
+mod update_in_passes;
 mod upload;
 mod weights;
 

@@ -39,7 +39,7 @@ mod tracer;
 mod train;
 
 pub use failure::Failure;
-pub use job::Ended;
+pub use job::FailedCommand;
 pub use kernels::Target;
 #[cfg(feature = "candle")]
 pub use library::{Trainer, configuration, configuration_from_text};
@@ -55,8 +55,8 @@ use std::path::Path;
 /// Executes a command line.
 ///
 /// # Errors
-/// [`Ended`], with its failure.
-pub fn carry_out(cli: &Cli) -> Result<(), Ended> {
+/// [`FailedCommand`], with its failure.
+pub fn carry_out(cli: &Cli) -> Result<(), FailedCommand> {
     interrupt::outlive_file_size_limit()?;
     limits::allow_many_files();
     match &cli.command {
@@ -67,7 +67,7 @@ pub fn carry_out(cli: &Cli) -> Result<(), Ended> {
 }
 
 /// Trains, as the rank that the launcher says, if any.
-fn train(cli: &Cli) -> Result<(), Ended> {
+fn train(cli: &Cli) -> Result<(), FailedCommand> {
     // A single process needs no library, and forms a group only if the configuration asks for one.
     let launch = launch()?.filter(|launch| launch.size > 1);
     let rank = launch.as_ref().map(|launch| Rank {
@@ -83,7 +83,7 @@ fn train(cli: &Cli) -> Result<(), Ended> {
     train::train(resolved, launch.as_ref())
 }
 
-fn doctor(cli: &Cli, path: Option<&Path>) -> Result<(), Ended> {
+fn doctor(cli: &Cli, path: Option<&Path>) -> Result<(), FailedCommand> {
     let mut resolved = cli.resolve()?;
     let launch = launch()?;
     begin::begin(&mut resolved)?;

@@ -330,16 +330,16 @@ struct Updates<'a> {
 }
 
 /// Three blocks in f32, and random numbers for one.
-pub(super) struct Room {
+pub(super) struct FactorBuffers {
     updates: [f32; BLOCK],
     variances: [f32; BLOCK],
     weights: [f32; BLOCK],
     random: [u32; BLOCK],
 }
 
-impl Default for Room {
-    fn default() -> Room {
-        Room {
+impl Default for FactorBuffers {
+    fn default() -> FactorBuffers {
+        FactorBuffers {
             updates: [0.0; BLOCK],
             variances: [0.0; BLOCK],
             weights: [0.0; BLOCK],
@@ -404,10 +404,10 @@ pub(super) fn update_squares(operation: UpdateSquares) {
 }
 
 impl ByBlock for UpdateSums<'_> {
-    type Room = Room;
+    type Buffers = FactorBuffers;
 
     #[inline(always)]
-    fn update<C: Codec>(&self, start: usize, elements: usize, room: &mut Room) {
+    fn update<C: Codec>(&self, start: usize, elements: usize, room: &mut FactorBuffers) {
         let updates = &mut room.updates[..elements];
         self.updates
             .read(start, updates, &mut room.variances[..elements]);
@@ -430,10 +430,10 @@ pub(super) fn weight_squares(operation: WeightSquares) {
 }
 
 impl ByBlock for WeightSums {
-    type Room = Room;
+    type Buffers = FactorBuffers;
 
     #[inline(always)]
-    fn update<C: Codec>(&self, start: usize, elements: usize, room: &mut Room) {
+    fn update<C: Codec>(&self, start: usize, elements: usize, room: &mut FactorBuffers) {
         let weights = &mut room.weights[..elements];
         self.weights.read(start, weights);
         set_block(self.grains, start, sum_of_squares(weights));
@@ -483,10 +483,10 @@ pub(super) fn adafactor_step(operation: AdafactorStep) {
 }
 
 impl ByBlock for WeightsStep<'_> {
-    type Room = Room;
+    type Buffers = FactorBuffers;
 
     #[inline(always)]
-    fn update<C: Codec>(&self, start: usize, elements: usize, room: &mut Room) {
+    fn update<C: Codec>(&self, start: usize, elements: usize, room: &mut FactorBuffers) {
         let updates = &mut room.updates[..elements];
         let variances = &mut room.variances[..elements];
         let weights = &mut room.weights[..elements];

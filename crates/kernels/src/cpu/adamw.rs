@@ -90,7 +90,7 @@ impl Default for Block {
 }
 
 impl ByBlock for Update<'_> {
-    type Room = Block;
+    type Buffers = Block;
 
     #[inline(always)]
     fn update<C: Codec>(&self, start: usize, elements: usize, block: &mut Block) {

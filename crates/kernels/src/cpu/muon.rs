@@ -63,7 +63,7 @@ fn momentum_of<T: Real>(operation: Momentum) {
 }
 
 impl<T: Real> ByBlock for MomentumStep<'_, T> {
-    type Room = Block;
+    type Buffers = Block;
 
     #[inline(always)]
     fn update<C: Codec>(&self, start: usize, elements: usize, block: &mut Block) {
@@ -162,7 +162,7 @@ pub(super) fn step_along(operation: StepAlong) {
 }
 
 impl ByBlock for WeightsStep<'_> {
-    type Room = Block;
+    type Buffers = Block;
 
     #[inline(always)]
     fn update<C: Codec>(&self, start: usize, elements: usize, block: &mut Block) {

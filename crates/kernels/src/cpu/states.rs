@@ -17,10 +17,10 @@ const CHUNK: usize = 64 * BLOCK;
 /// An update of blocks of 256 elements, each independent of the others.
 pub(super) trait ByBlock: Sync {
     /// A task's buffers. Made once per chunk, since clearing them for every block would take measurable time.
-    type Room: Default;
+    type Buffers: Default;
 
     /// Updates `elements` elements from `start` on: a whole block, or the rest in the last one.
-    fn update<C: Codec>(&self, start: usize, elements: usize, room: &mut Self::Room);
+    fn update<C: Codec>(&self, start: usize, elements: usize, room: &mut Self::Buffers);
 }
 
 /// Updates all blocks of `elements` elements.
@@ -63,7 +63,7 @@ fn update_chunk<U: ByBlock>(update: &U, start: usize, elements: usize) {
 
 #[inline(always)]
 fn update_blocks<C: Codec, U: ByBlock>(update: &U, start: usize, elements: usize) {
-    let mut room = U::Room::default();
+    let mut room = U::Buffers::default();
     for first in (start..start + elements).step_by(BLOCK) {
         update.update::<C>(first, BLOCK.min(start + elements - first), &mut room);
     }

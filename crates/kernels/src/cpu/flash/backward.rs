@@ -44,7 +44,7 @@ fn flash_attention_backward_of<T: Real>(operation: FlashAttentionBackward) {
     let heads = shape.batch * shape.kv_heads;
     for_each_item(heads, scratch.slice_mut(), |item, scratch| {
         let task = operands.inputs.task(item);
-        let mut room = Room::new::<T>(shape, scratch);
+        let mut room = BackwardScratch::new::<T>(shape, scratch);
         row_sums(&operands, task, &mut room);
         for key in (0..shape.seq).step_by(CPU_KEYS) {
             let keys = CPU_KEYS.min(shape.seq - key);
@@ -72,7 +72,7 @@ struct Operands<'a, T> {
 }
 
 /// A task's scratch.
-struct Room<'a> {
+struct BackwardScratch<'a> {
     /// Probabilities, `[queries, keys]`.
     probs: &'a mut [f32],
     /// Gradients of the probabilities, later of the scores.
@@ -92,12 +92,12 @@ struct Room<'a> {
     v_transposed: &'a mut [f32],
 }
 
-impl<'a> Room<'a> {
-    fn new<T: Real>(shape: AttentionShape, scratch: &'a mut [f32]) -> Room<'a> {
+impl<'a> BackwardScratch<'a> {
+    fn new<T: Real>(shape: AttentionShape, scratch: &'a mut [f32]) -> BackwardScratch<'a> {
         let (queries, keys) = cpu_block(shape);
         let ([qk_dim, v_dim], rows) = (shape.head_dims(), shape.group() * shape.seq);
         let mut pieces = Pieces(scratch);
-        Room {
+        BackwardScratch {
             probs: pieces.take(keys * queries),
             dscores: pieces.take(keys * queries),
             dk: pieces.take(keys * qk_dim),
@@ -115,7 +115,7 @@ impl<'a> Room<'a> {
 
 /// The sums of `dout * out` over each row. They equal the sums of the probabilities times their gradients, with or
 /// without dropout.
-fn row_sums<T: Real>(operands: &Operands<T>, task: Task, room: &mut Room) {
+fn row_sums<T: Real>(operands: &Operands<T>, task: Task, room: &mut BackwardScratch) {
     let (seq, dim) = (task.shape.seq, task.shape.v_head_dim);
     for (head, sums) in task.heads().zip(room.row_sums.chunks_exact_mut(seq)) {
         let at = task.q_offset(dim, head, 0);
@@ -130,7 +130,12 @@ fn row_sums<T: Real>(operands: &Operands<T>, task: Task, room: &mut Room) {
 }
 
 /// Adds the part of all queries that see a block of keys to its dk and dv, and the keys' part to the queries' dq.
-fn key_block<T: Real>(operands: &Operands<T>, task: Task, keys: (usize, usize), room: &mut Room) {
+fn key_block<T: Real>(
+    operands: &Operands<T>,
+    task: Task,
+    keys: (usize, usize),
+    room: &mut BackwardScratch,
+) {
     let (seq, dims) = (task.shape.seq, task.shape.head_dims());
     let (first, end) = (keys.0, keys.0 + keys.1);
     let [k_at, v_at] = dims.map(|dim| task.kv_offset(dim, first));
@@ -192,7 +197,12 @@ impl KeyBlock {
 }
 
 /// Computes one block of scores, and its part of dq, dk and dv.
-fn block_pair<T: Real>(operands: &Operands<T>, block: Block, kv: &KeyBlock, room: &mut Room) {
+fn block_pair<T: Real>(
+    operands: &Operands<T>,
+    block: Block,
+    kv: &KeyBlock,
+    room: &mut BackwardScratch,
+) {
     let (task, dims) = (block.task, block.task.shape.head_dims());
     let ((query, queries), (key, keys)) = (block.queries, block.keys);
     let ([qk_dim, v_dim], scale) = (dims, task.shape.scale());
@@ -229,7 +239,7 @@ fn block_pair<T: Real>(operands: &Operands<T>, block: Block, kv: &KeyBlock, room
 }
 
 /// Where the sums of dq for a block's queries are.
-fn dq_rows<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room) -> Output {
+fn dq_rows<T: Real>(operands: &Operands<T>, block: Block, room: &mut BackwardScratch) -> Output {
     let (task, query) = (block.task, block.queries.0);
     let dim = task.shape.qk_head_dim;
     if T::WIDEN {
@@ -243,7 +253,7 @@ fn dq_rows<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room) -> Ou
 
 /// Turns scores into probabilities, and gradients of probabilities into gradients of the scores before scaling. Then
 /// drops the probabilities that the forward pass dropped.
-fn differentiate<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room) {
+fn differentiate<T: Real>(operands: &Operands<T>, block: Block, room: &mut BackwardScratch) {
     let ((query, queries), (key, keys)) = (block.queries, block.keys);
     let inputs = &operands.inputs;
     let first_keys = inputs.first_keys(block);
@@ -287,7 +297,7 @@ unsafe fn store<T: Real>(tensor: *mut T, stride: usize, (rows, dim): (usize, usi
 }
 
 /// Rounds the sums of dq into the tensor.
-fn store_dq<T: Real>(operands: &Operands<T>, task: Task, room: &Room) {
+fn store_dq<T: Real>(operands: &Operands<T>, task: Task, room: &BackwardScratch) {
     let (seq, dim) = (task.shape.seq, task.shape.qk_head_dim);
     for (head, sums) in task.heads().zip(room.dq.chunks_exact(seq * dim)) {
         for (query, sums) in sums.chunks_exact(dim).enumerate() {

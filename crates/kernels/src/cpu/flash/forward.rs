@@ -35,7 +35,7 @@ fn flash_attention_of<T: Real>(operation: FlashAttention) {
         // The last queries see the most keys. They go first, so that no thread has a long item left at the end.
         let first = (blocks - 1 - item / heads) * CPU_QUERIES;
         let queries = CPU_QUERIES.min(shape.seq - first);
-        let mut room = Room::new::<T>(shape, scratch);
+        let mut room = ForwardScratch::new::<T>(shape, scratch);
         for head in task.heads() {
             let block = Block {
                 task,
@@ -53,7 +53,7 @@ fn flash_attention_of<T: Real>(operation: FlashAttention) {
 }
 
 /// A task's scratch: a block of scores, the sums of its queries so far, and widened copies.
-struct Room<'a> {
+struct ForwardScratch<'a> {
     /// `[keys, queries]`.
     scores: &'a mut [f32],
     /// `[queries, e]`: values weighted by e^(score - largest).
@@ -69,11 +69,11 @@ struct Room<'a> {
     v_copy: &'a mut [f32],
 }
 
-impl<'a> Room<'a> {
-    fn new<T: Real>(shape: AttentionShape, scratch: &'a mut [f32]) -> Room<'a> {
+impl<'a> ForwardScratch<'a> {
+    fn new<T: Real>(shape: AttentionShape, scratch: &'a mut [f32]) -> ForwardScratch<'a> {
         let (queries, keys) = cpu_block(shape);
         let mut pieces = Pieces(scratch);
-        Room {
+        ForwardScratch {
             scores: pieces.take(keys * queries),
             sums: pieces.take(queries * shape.v_head_dim),
             largest: pieces.take(queries),
@@ -116,7 +116,12 @@ impl<'a> Room<'a> {
 }
 
 /// Goes over the key blocks that a block of queries sees, and stores the output if it is wanted.
-fn attend<T: Real>(inputs: &Inputs<T>, block: Block, out: Option<Shared<T>>, room: &mut Room) {
+fn attend<T: Real>(
+    inputs: &Inputs<T>,
+    block: Block,
+    out: Option<Shared<T>>,
+    room: &mut ForwardScratch,
+) {
     let (task, [qk_dim, v_dim]) = (block.task, block.task.shape.head_dims());
     let (first_query, queries) = block.queries;
     let at = task.q_offset(qk_dim, block.head, first_query);
@@ -148,7 +153,7 @@ fn attend<T: Real>(inputs: &Inputs<T>, block: Block, out: Option<Shared<T>>, roo
 }
 
 /// Computes the block's scores, replaces them by their weights, and updates the statistics.
-fn weigh<T: Real>(inputs: &Inputs<T>, block: Block, q: Matrix, room: &mut Room) {
+fn weigh<T: Real>(inputs: &Inputs<T>, block: Block, q: Matrix, room: &mut ForwardScratch) {
     let (task, dim) = (block.task, block.task.shape.qk_head_dim);
     let ((key, keys), columns) = (block.keys, room.largest.len());
     let at = task.kv_offset(dim, key);
@@ -174,7 +179,7 @@ fn weigh<T: Real>(inputs: &Inputs<T>, block: Block, q: Matrix, room: &mut Room) 
 }
 
 /// Sets the scores of keys that a query does not see to negative infinity.
-fn hide<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
+fn hide<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut ForwardScratch) {
     let ((query, queries), (key, keys)) = (block.queries, block.keys);
     let first_keys = inputs.first_keys(block);
     let rows = room.scores.chunks_exact_mut(room.largest.len());
@@ -188,7 +193,7 @@ fn hide<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
 }
 
 /// Drops weights. The totals count them already, as dropout comes after the softmax.
-fn drop_weights<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
+fn drop_weights<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut ForwardScratch) {
     let ((query, queries), (key, keys)) = (block.queries, block.keys);
     let rows = room.scores.chunks_exact_mut(room.largest.len());
     if let Some(mask) = inputs.mask {
@@ -200,7 +205,7 @@ fn drop_weights<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
 }
 
 /// Adds the block's weighted values to the sums.
-fn add_values<T: Real>(inputs: &Inputs<T>, block: Block, first: bool, room: &mut Room) {
+fn add_values<T: Real>(inputs: &Inputs<T>, block: Block, first: bool, room: &mut ForwardScratch) {
     let (task, dim) = (block.task, block.task.shape.v_head_dim);
     let (key, keys) = block.keys;
     if !first {

@@ -4,7 +4,7 @@
 use super::pack::TableOf;
 use super::store::{Added, Output};
 use super::tiles::{DEPTH, SIDE};
-use super::{Instructions, Operand, Product, RIGHT_PANELS, Room};
+use super::{Instructions, Operand, PackedSquares, Product, RIGHT_PANELS};
 use crate::Init;
 use crate::operation::{ExpertRows, GroupedGradient, GroupedMatmul};
 use memory::In;
@@ -74,7 +74,7 @@ pub(in crate::cpu) fn multiply_by_expert(
         unit: SIDE,
         squares: depth.div_ceil(DEPTH).max(1) * instructions.squares(),
     };
-    parts.for_each(Room::all(workspace), |expert, rows, room| {
+    parts.for_each(PackedSquares::all(workspace), |expert, rows, room| {
         let weights = matrix_of(weights, expert);
         let weights = if by_columns { weights.t() } else { weights };
         let operands = [Operand::of(weights), operand_of(all, rows.clone())];
@@ -107,7 +107,7 @@ pub(in crate::cpu) fn multiply_gradients(
         unit: DEPTH,
         squares: panels * instructions.squares(),
     };
-    parts.for_each(Room::all(workspace), |expert, rows, room| {
+    parts.for_each(PackedSquares::all(workspace), |expert, rows, room| {
         let depth = rows.len();
         let [dy, x] = [dy, x].map(|all| transposed(all, rows.clone()));
         let operands = if is_turned { [x, dy] } else { [dy, x] };
@@ -135,7 +135,11 @@ impl Parts<'_> {
 
     /// Calls `run` for every expert that has rows: at a time those that follow one another and fit into the room. One
     /// that does not fit has all of it.
-    fn for_each(&self, room: Room, run: impl Fn(usize, Range<usize>, Room) + Sync) {
+    fn for_each(
+        &self,
+        room: PackedSquares,
+        run: impl Fn(usize, Range<usize>, PackedSquares) + Sync,
+    ) {
         let experts = self.offsets.len() - 1;
         let mut first = 0;
         while first < experts {

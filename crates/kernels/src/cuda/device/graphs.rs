@@ -39,14 +39,14 @@ pub(super) struct Sections {
 #[derive(Default)]
 struct State {
     open: Option<Open>,
-    known: HashMap<Section, Known>,
+    known: HashMap<Section, KnownGraph>,
     captures: HashMap<Section, usize>,
     /// The reason why no more graphs are made, if so.
     refusal: Option<String>,
 }
 
 /// A graph, and the calls that it was captured from.
-struct Known {
+struct KnownGraph {
     calls: Calls,
     graph: Graph,
 }
@@ -55,15 +55,15 @@ struct Known {
 struct Open {
     section: Section,
     records: Records,
-    kept: Kept,
+    kept: KeptCalls,
 }
 
 /// The calls kept back.
-enum Kept {
+enum KeptCalls {
     /// All calls so far of a new section.
     New(Calls),
     /// The calls before this place of a known section.
-    Known(Known, usize),
+    KnownGraph(KnownGraph, usize),
     /// None: calls are made at once.
     Nothing,
 }
@@ -89,14 +89,14 @@ impl CudaDriver {
         let mut state = self.sections.state.borrow_mut();
         assert!(state.open.is_none(), "sections lie one after the other");
         let kept = match state.known.remove(&section) {
-            Some(known) => Kept::Known(known, 0),
+            Some(known) => KeptCalls::KnownGraph(known, 0),
             None => {
                 let captures = state.captures.get(&section).copied().unwrap_or(0);
                 let has_room = state.known.len() < GRAPHS_MAX && captures < CAPTURES_MAX;
                 if state.refusal.is_some() || !has_room {
                     return;
                 }
-                Kept::New(Calls::default())
+                KeptCalls::New(Calls::default())
             }
         };
         state.open = Some(Open {
@@ -147,16 +147,16 @@ impl CudaDriver {
             return Ok(false);
         };
         match &mut open.kept {
-            Kept::Nothing => return Ok(false),
-            Kept::New(calls) => {
+            KeptCalls::Nothing => return Ok(false),
+            KeptCalls::New(calls) => {
                 push(calls);
                 return Ok(true);
             }
-            Kept::Known(known, at) if is_next(&known.calls, *at) => {
+            KeptCalls::KnownGraph(known, at) if is_next(&known.calls, *at) => {
                 *at += 1;
                 return Ok(true);
             }
-            Kept::Known(..) => {}
+            KeptCalls::KnownGraph(..) => {}
         }
         drop(state);
         self.let_go().map(|()| false)
@@ -204,15 +204,15 @@ impl CudaDriver {
         let Some(open) = &mut state.open else {
             return Ok(());
         };
-        let kept = std::mem::replace(&mut open.kept, Kept::Nothing);
+        let kept = std::mem::replace(&mut open.kept, KeptCalls::Nothing);
         let records = open.records;
         drop(state);
         self.device.keeps_back.set(false);
         let (calls, count) = match &kept {
-            Kept::Nothing => return Ok(()),
-            Kept::New(calls) => (calls, calls.len()),
+            KeptCalls::Nothing => return Ok(()),
+            KeptCalls::New(calls) => (calls, calls.len()),
             // The graph is dropped; the next run of the section is captured anew.
-            Kept::Known(known, at) => (&known.calls, *at),
+            KeptCalls::KnownGraph(known, at) => (&known.calls, *at),
         };
         self.device.streams.gather().map_err(refused)?;
         self.device.streams.fork().map_err(refused)?;
@@ -226,9 +226,9 @@ impl CudaDriver {
             match &state.open {
                 None => return Ok(()),
                 Some(Open { kept, .. }) => match kept {
-                    Kept::Nothing => false,
-                    Kept::New(calls) => is_whole && calls.len() > 0,
-                    Kept::Known(known, at) => is_whole && *at == known.calls.len(),
+                    KeptCalls::Nothing => false,
+                    KeptCalls::New(calls) => is_whole && calls.len() > 0,
+                    KeptCalls::KnownGraph(known, at) => is_whole && *at == known.calls.len(),
                 },
             }
         };
@@ -245,16 +245,16 @@ impl CudaDriver {
             kept,
         } = open.expect("it was open above");
         let known = match kept {
-            Kept::Known(known, _) => known,
-            Kept::New(calls) => match self.capture(section, &calls) {
-                Some(graph) => Known { calls, graph },
+            KeptCalls::KnownGraph(known, _) => known,
+            KeptCalls::New(calls) => match self.capture(section, &calls) {
+                Some(graph) => KnownGraph { calls, graph },
                 None => {
                     self.device.streams.gather().map_err(refused)?;
                     self.device.streams.fork().map_err(refused)?;
                     return self.carry_out(&calls, calls.len(), &mut Order::Direct(records));
                 }
             },
-            Kept::Nothing => unreachable!("nothing is done then"),
+            KeptCalls::Nothing => unreachable!("nothing is done then"),
         };
         let streams = &self.device.streams;
         let counted = streams.make_room_for(Queue::Compute, known.calls.len());

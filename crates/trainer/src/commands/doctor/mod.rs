@@ -12,7 +12,7 @@ pub(crate) use rates::{DeviceRates, RateWork};
 
 use crate::args::overrides;
 use crate::failure::Failure;
-use crate::job::{Ended, together};
+use crate::job::{FailedCommand, together};
 use crate::stdout::{print, print_json};
 use clap::Args;
 use collectives::Launch;
@@ -91,7 +91,7 @@ pub(crate) fn doctor(
     resolved: &Resolved,
     path: Option<&Path>,
     launch: Option<&Launch>,
-) -> Result<(), Ended> {
+) -> Result<(), FailedCommand> {
     let Some(launch) = launch else {
         return Ok(diagnose(resolved, path, None)?);
     };
