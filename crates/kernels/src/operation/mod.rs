@@ -17,6 +17,7 @@ mod cache;
 mod check;
 mod contract;
 mod cross_entropy;
+mod declaration;
 mod dequantise;
 mod dropout;
 mod elementwise;
@@ -37,6 +38,7 @@ mod qkv;
 mod rms_norm;
 mod rotary;
 mod router;
+mod row;
 mod sum_in_order;
 mod swiglu;
 
@@ -75,6 +77,7 @@ pub use router::{
     BalanceLoss, CountChoices, GroupByExpert, Route, RouteBackward, RouterGroups, RouterScore,
     RouterZLoss, Routing, StepRouterBias,
 };
+pub use row::{Place, Row};
 pub use sum_in_order::SumInOrder;
 pub use swiglu::{Swiglu, SwigluBackward};
 
