@@ -7,9 +7,9 @@
 
 use super::adamw::MasterOperand;
 use super::check::{Check, Checked};
-use super::contract::{Contract, Operand, reads};
+use super::contract::Contract;
 use super::declaration::{Field, Visit, operation};
-use super::row::Rule;
+use super::operand::{Operand, OperandRule, reads};
 use crate::quantise::BLOCK;
 use memory::{In, Out};
 
@@ -200,7 +200,7 @@ impl VarianceOperand<'_> {
 }
 
 impl Field for VarianceOperand<'_> {
-    fn visit<'b>(&'b self, rule: Rule, visit: Visit<'_, 'b>) -> Checked {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
         match self {
             VarianceOperand::Elements(variance) => variance.visit(rule, visit),
             VarianceOperand::Factors {

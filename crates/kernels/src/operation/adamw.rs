@@ -1,9 +1,9 @@
 //! AdamW on a range of parameters, in every format of its states.
 
 use super::check::{Check, Checked};
-use super::contract::{Contract, OperandAccess};
+use super::contract::Contract;
 use super::declaration::{Field, Visit, operation};
-use super::row::Rule;
+use super::operand::{OperandAccess, OperandRule};
 use crate::quantise::BLOCK;
 use memory::{DType, In, Out};
 
@@ -91,7 +91,7 @@ impl MomentOperand<'_> {
 }
 
 impl Field for MomentOperand<'_> {
-    fn visit<'b>(&'b self, rule: Rule, visit: Visit<'_, 'b>) -> Checked {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
         match self {
             MomentOperand::Plain(moment) => moment.visit(rule, visit),
             MomentOperand::Quantised { codes, absmax } => {
@@ -120,7 +120,7 @@ impl MasterOperand<'_> {
 }
 
 impl Field for MasterOperand<'_> {
-    fn visit<'b>(&'b self, rule: Rule, visit: Visit<'_, 'b>) -> Checked {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
         match self {
             MasterOperand::Parameters => Ok(()),
             MasterOperand::F32(master) => master.visit(rule, visit),

@@ -2,8 +2,9 @@
 
 use super::AttentionShape;
 use super::check::{Check, Checked};
-use super::contract::{Contract, Operand, reads};
+use super::contract::Contract;
 use super::declaration::operation;
+use super::operand::{Operand, reads};
 use memory::{In, Out};
 
 /// Tokens of a block of a cache.

@@ -1,11 +1,11 @@
 //! What every operation tells about itself: its name, what it refuses, and its least cost.
 
 use super::check::{Check, Checked};
-use super::declaration::Declared;
-use memory::In;
+use super::declaration::Declaration;
+use super::operand::Operand;
 
 /// The contract of an operation: what its declaration says, and what else it refuses.
-pub(crate) trait Contract: Declared {
+pub(crate) trait Contract: Declaration {
     /// Refuses tensors and numbers that do not fit together, or the device. Each tensor is as declared.
     fn conditions(&self, _check: &Check) -> Checked {
         Ok(())
@@ -71,42 +71,6 @@ pub struct Cost {
     pub flops: u64,
     /// Bytes, each operand read or written once. Scratch is left out.
     pub bytes: u64,
-}
-
-/// How an operation uses a tensor.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum OperandAccess {
-    Read,
-    Written,
-    /// Read and written.
-    Changed,
-}
-
-/// A tensor that an operation reads, writes or both.
-pub(crate) struct Operand<'a> {
-    /// The tensor, or the part of it that is used.
-    pub(crate) view: In<'a>,
-    pub(crate) access: OperandAccess,
-}
-
-impl Operand<'_> {
-    /// Bytes that cross between memory and processor.
-    pub(super) fn bytes(&self) -> u64 {
-        let crossings = if self.access == OperandAccess::Changed {
-            2
-        } else {
-            1
-        };
-        crossings * self.view.bytes() as u64
-    }
-}
-
-/// A tensor that is read.
-pub(crate) fn reads(view: In<'_>) -> Operand<'_> {
-    Operand {
-        view,
-        access: OperandAccess::Read,
-    }
 }
 
 #[cfg(test)]

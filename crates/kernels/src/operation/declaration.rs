@@ -1,7 +1,8 @@
 //! How operations are declared: a field a line, and behind each tensor what it must be.
 
+use super::Init;
 use super::check::Checked;
-use super::row::{Row, Rule};
+use super::operand::{OperandPlace, OperandRow, OperandRule};
 use crate::KernelError;
 use memory::{Dims, In, Out};
 
@@ -19,7 +20,7 @@ use memory::{Dims, In, Out};
 /// ```
 ///
 /// The sizes `t` and `h` are those of `x`, whose shape also tells calls apart. In brackets is a tensor's shape: sizes,
-/// which may follow from other fields, or `..` and what has that shape. The words behind it are methods of [`Rule`].
+/// which may follow from other fields, or `..` and what has that shape. The words behind it are methods of [`OperandRule`].
 /// Without one, a tensor is contiguous, holds the compute type (f32 or bf16, the same in all such tensors of a call), and
 /// is read or written whole.
 macro_rules! operation {
@@ -36,7 +37,7 @@ macro_rules! operation {
             $($(#[$field_text])* pub $field: $type,)*
         }
 
-        impl $crate::operation::declaration::Declared for $operation<'_> {
+        impl $crate::operation::declaration::Declaration for $operation<'_> {
             fn name(&self) -> &'static str {
                 $name
             }
@@ -57,7 +58,7 @@ macro_rules! operation {
                 $(let [$($other_size),*] =
                     $crate::operation::declaration::sizes($name, stringify!($other), $other.dims())?;)*
                 $($(
-                    let rule = $crate::operation::row::Rule::new($name, stringify!($field), dims!($($dim)*));
+                    let rule = $crate::operation::operand::OperandRule::new($name, stringify!($field), dims!($($dim)*));
                     $field.visit(rule$(.$word($($($argument),*)?))*, &mut *visit)?;
                 )?)*
                 Ok(())
@@ -72,7 +73,7 @@ macro_rules! dims {
         memory::Dims::from([0; 0])
     };
     (.. $like:expr) => {
-        $crate::operation::declaration::Shape::shape(&$like)
+        $crate::operation::declaration::HasShape::shape(&$like)
     };
     ($($size:expr),*) => {
         memory::Dims::from([$($size),*])
@@ -82,7 +83,7 @@ macro_rules! dims {
 pub(super) use {dims, operation};
 
 /// What a declaration says of an operation.
-pub(crate) trait Declared {
+pub(crate) trait Declaration {
     /// Its name in messages and measurements.
     fn name(&self) -> &'static str;
 
@@ -94,51 +95,72 @@ pub(crate) trait Declared {
 }
 
 /// What is done with each tensor of an operation.
-pub(crate) type Visit<'v, 'b> = &'v mut dyn FnMut(Row<'b>) -> Checked;
+pub(crate) type Visit<'v, 'b> = &'v mut dyn FnMut(OperandRow<'b>) -> Checked;
 
 /// A field with tensors: one, none or several.
 pub(super) trait Field {
-    fn visit<'b>(&'b self, rule: Rule, visit: Visit<'_, 'b>) -> Checked;
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked;
+}
+
+impl Field for In<'_> {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
+        let place = OperandPlace::In(self);
+        visit(OperandRow { place, rule })
+    }
+}
+
+impl Field for Out<'_> {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
+        let place = OperandPlace::Out(self);
+        visit(OperandRow { place, rule })
+    }
+}
+
+impl Field for Init<'_> {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
+        let (place, rule) = (OperandPlace::Init(self), rule.uncounted());
+        visit(OperandRow { place, rule })
+    }
 }
 
 impl<F: Field> Field for Option<F> {
-    fn visit<'b>(&'b self, rule: Rule, visit: Visit<'_, 'b>) -> Checked {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
         let mut fields = self.iter();
         fields.try_for_each(|field| field.visit(rule, &mut *visit))
     }
 }
 
 impl<F: Field, const N: usize> Field for [F; N] {
-    fn visit<'b>(&'b self, rule: Rule, visit: Visit<'_, 'b>) -> Checked {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
         let mut fields = self.iter();
         fields.try_for_each(|field| field.visit(rule, &mut *visit))
     }
 }
 
 /// What has a shape.
-pub(super) trait Shape {
+pub(super) trait HasShape {
     fn shape(&self) -> Dims;
 }
 
-impl Shape for In<'_> {
+impl HasShape for In<'_> {
     fn shape(&self) -> Dims {
         Dims::try_from(self.dims()).expect("a view has a shape")
     }
 }
 
-impl Shape for Out<'_> {
+impl HasShape for Out<'_> {
     fn shape(&self) -> Dims {
         self.as_in().shape()
     }
 }
 
-impl<const N: usize> Shape for [usize; N] {
+impl<const N: usize> HasShape for [usize; N] {
     fn shape(&self) -> Dims {
         Dims::from(*self)
     }
 }
 
-impl<S: Shape> Shape for &S {
+impl<S: HasShape> HasShape for &S {
     fn shape(&self) -> Dims {
         (*self).shape()
     }
@@ -157,8 +179,8 @@ pub(super) fn sizes<const N: usize>(
 }
 
 /// The size of a tensor in one dimension; none if it lacks that, or is left out.
-pub(super) fn size(x: Option<&impl Shape>, axis: usize) -> usize {
-    let dims = x.map(Shape::shape);
+pub(super) fn size(x: Option<&impl HasShape>, axis: usize) -> usize {
+    let dims = x.map(HasShape::shape);
     let size = dims.as_ref().and_then(|dims| dims.as_slice().get(axis));
     size.copied().unwrap_or(0)
 }

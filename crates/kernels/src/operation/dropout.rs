@@ -3,7 +3,7 @@
 use super::check::{Check, Checked};
 use super::contract::Contract;
 use super::declaration::{Field, Visit, operation};
-use super::row::Rule;
+use super::operand::OperandRule;
 use memory::{In, Out};
 
 /// Dropout (Srivastava et al. 2014): some elements become 0, the others are multiplied by [`Dropout::scale`].
@@ -49,7 +49,7 @@ impl Check {
 }
 
 impl Field for Dropout<'_> {
-    fn visit<'b>(&'b self, rule: Rule, visit: Visit<'_, 'b>) -> Checked {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
         self.key.visit(rule.named("key"), visit)
     }
 }

@@ -7,7 +7,7 @@ use super::Init;
 use super::check::{Check, Checked};
 use super::contract::Contract;
 use super::declaration::{Field, Visit, operation, size};
-use super::row::Rule;
+use super::operand::OperandRule;
 use crate::Target;
 use memory::{DType, In, Out};
 
@@ -110,7 +110,7 @@ impl<'a> ExpertRows<'a> {
 }
 
 impl Field for ExpertRows<'_> {
-    fn visit<'b>(&'b self, rule: Rule, visit: Visit<'_, 'b>) -> Checked {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
         let &[count, width] = rule.dims() else {
             unreachable!("rows and columns are declared");
         };

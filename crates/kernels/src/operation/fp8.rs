@@ -2,8 +2,9 @@
 
 use super::Init;
 use super::check::{Check, Checked};
-use super::contract::{Contract, Cost, Operand};
+use super::contract::{Contract, Cost};
 use super::declaration::{operation, size};
+use super::operand::Operand;
 use memory::{DType, In, Out};
 
 operation! {

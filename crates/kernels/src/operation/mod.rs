@@ -32,13 +32,13 @@ mod layer_norm;
 mod matmul;
 mod muon;
 mod norm;
+mod operand;
 mod positions;
 mod preference;
 mod qkv;
 mod rms_norm;
 mod rotary;
 mod router;
-mod row;
 mod sum_in_order;
 mod swiglu;
 
@@ -67,6 +67,7 @@ pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use matmul::{Gram, Matmul};
 pub use muon::{Combine, DivideByNorm, Momentum, StepAlong};
 pub use norm::{NormAndClip, NormGrains, Sum};
+pub use operand::{OperandPlace, OperandRow};
 pub use positions::{AddPositions, AddPositionsBackward, Positions};
 pub use preference::PreferenceLoss;
 pub use qkv::{JoinQkv, SplitQkv, Turn};
@@ -77,14 +78,14 @@ pub use router::{
     BalanceLoss, CountChoices, GroupByExpert, Route, RouteBackward, RouterGroups, RouterScore,
     RouterZLoss, Routing, StepRouterBias,
 };
-pub use row::{Place, Row};
 pub use sum_in_order::SumInOrder;
 pub use swiglu::{Swiglu, SwigluBackward};
 
 use crate::{KernelError, Target};
 use check::Check;
-use contract::{Contract, OperandAccess};
+use contract::Contract;
 use memory::In;
+use operand::OperandAccess;
 
 /// Defines [`Operation`] from the structs of the families.
 macro_rules! operations {
@@ -209,6 +210,15 @@ impl Operation<'_> {
     pub fn operands(&self) -> impl Iterator<Item = (In<'_>, bool)> {
         let operands = self.contract().operands().into_iter();
         operands.map(|operand| (operand.view, operand.access != OperandAccess::Read))
+    }
+
+    /// Shows each of its tensors, with where it is. An [`Init`] is shown without one too.
+    pub fn each_operand<'b>(&'b self, show: &mut dyn FnMut(OperandRow<'b>)) {
+        let visited = self.contract().rows(&mut |row| {
+            show(row);
+            Ok(())
+        });
+        visited.expect("operations that do not fit are not shown");
     }
 
     /// Multiplications of its matrix products, attention's without regard to causality.

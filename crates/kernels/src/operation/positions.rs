@@ -4,7 +4,7 @@ use super::Init;
 use super::check::{Check, Checked};
 use super::contract::Contract;
 use super::declaration::{Field, Visit, operation};
-use super::row::Rule;
+use super::operand::OperandRule;
 use memory::{In, Out};
 
 /// The position of each token in its sequence or document.
@@ -40,7 +40,7 @@ impl Positions<'_> {
 }
 
 impl Field for Positions<'_> {
-    fn visit<'b>(&'b self, rule: Rule, visit: Visit<'_, 'b>) -> Checked {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
         match self {
             Positions::Sequences(_) => Ok(()),
             Positions::Given(positions) => positions.visit(rule.named("positions"), visit),

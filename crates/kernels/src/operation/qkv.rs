@@ -4,7 +4,7 @@ use super::Positions;
 use super::check::{Check, Checked};
 use super::contract::Contract;
 use super::declaration::{Field, Visit, operation, sizes};
-use super::row::Rule;
+use super::operand::OperandRule;
 use memory::{In, Out};
 
 /// The rotation of queries and keys when they are split or joined, as by [`super::Rotary`].
@@ -53,7 +53,7 @@ impl<'a> Turn<'a> {
 }
 
 impl Field for Turn<'_> {
-    fn visit<'b>(&'b self, rule: Rule, visit: Visit<'_, 'b>) -> Checked {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
         let tokens = rule.dims()[0];
         let [_, rows, half] = sizes(rule.operation, "table", self.table.dims())?;
         let table = rule.named("table").shaped([2, rows, half]).f32();

@@ -10,7 +10,7 @@ pub(crate) use scratch::{
 use super::check::{Check, Checked};
 use super::contract::Contract;
 use super::declaration::{Field, Visit, operation};
-use super::row::Rule;
+use super::operand::OperandRule;
 use super::{AttentionShape, Dropout};
 use memory::{In, Out};
 
@@ -61,7 +61,7 @@ pub struct FlashOptions<'a> {
 }
 
 impl Field for FlashOptions<'_> {
-    fn visit<'b>(&'b self, rule: Rule, visit: Visit<'_, 'b>) -> Checked {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
         self.documents.visit(rule.named("documents"), &mut *visit)?;
         self.dropout.visit(rule.shaped([2]).u32(), visit)
     }

@@ -1,20 +1,18 @@
-//! A tensor of an operation: what it must be, and how it is used.
+//! The operands of an operation: what each must be, and how it is used.
 
 use super::Init;
 use super::check::{Check, Checked};
-use super::contract::{Operand, OperandAccess};
-use super::declaration::{Field, Visit};
 use memory::{DType, Dims, In, Out};
 
 /// A tensor of an operation, and what it must be.
-pub struct Row<'b> {
-    pub place: Place<'b>,
-    rule: Rule,
+pub struct OperandRow<'b> {
+    pub place: OperandPlace<'b>,
+    pub(super) rule: OperandRule,
 }
 
 /// Where an operation has a tensor.
 #[derive(Clone, Copy)]
-pub enum Place<'b> {
+pub enum OperandPlace<'b> {
     In(&'b In<'b>),
     Out(&'b Out<'b>),
     Init(&'b Init<'b>),
@@ -22,7 +20,7 @@ pub enum Place<'b> {
 
 /// What a tensor must be, and how it is used.
 #[derive(Clone, Copy)]
-pub(super) struct Rule {
+pub(super) struct OperandRule {
     pub(super) operation: &'static str,
     name: &'static str,
     /// What follows the name, of one tensor of several.
@@ -56,9 +54,9 @@ enum Layout {
 }
 
 /// The words of a declaration.
-impl Rule {
-    pub(super) fn new(operation: &'static str, name: &'static str, dims: Dims) -> Rule {
-        Rule {
+impl OperandRule {
+    pub(super) fn new(operation: &'static str, name: &'static str, dims: Dims) -> OperandRule {
+        OperandRule {
             operation,
             name,
             part: "",
@@ -76,93 +74,93 @@ impl Rule {
         self.dims.as_slice()
     }
 
-    fn of(mut self, elements: Elements) -> Rule {
+    fn of(mut self, elements: Elements) -> OperandRule {
         self.elements = elements;
         self
     }
 
-    fn lying(mut self, layout: Layout) -> Rule {
+    fn lying(mut self, layout: Layout) -> OperandRule {
         self.layout = layout;
         self
     }
 
-    pub(super) fn used(mut self, access: OperandAccess) -> Rule {
+    pub(super) fn used(mut self, access: OperandAccess) -> OperandRule {
         self.access = Some(access);
         self
     }
 
     /// f32 or bf16, whatever other tensors hold.
-    pub(super) fn real(self) -> Rule {
+    pub(super) fn real(self) -> OperandRule {
         self.of(Elements::Real)
     }
 
     /// Either type of FP8.
-    pub(super) fn fp8(self) -> Rule {
+    pub(super) fn fp8(self) -> OperandRule {
         self.of(Elements::Fp8)
     }
 
-    pub(super) fn holds(self, dtype: DType) -> Rule {
+    pub(super) fn holds(self, dtype: DType) -> OperandRule {
         self.of(Elements::Exactly(dtype))
     }
 
-    pub(super) fn e4m3(self) -> Rule {
+    pub(super) fn e4m3(self) -> OperandRule {
         self.of(Elements::Exactly(DType::F8E4M3))
     }
 
-    pub(super) fn f32(self) -> Rule {
+    pub(super) fn f32(self) -> OperandRule {
         self.of(Elements::Exactly(DType::F32))
     }
 
-    pub(super) fn f64(self) -> Rule {
+    pub(super) fn f64(self) -> OperandRule {
         self.of(Elements::Exactly(DType::F64))
     }
 
-    pub(super) fn i16(self) -> Rule {
+    pub(super) fn i16(self) -> OperandRule {
         self.of(Elements::Exactly(DType::I16))
     }
 
-    pub(super) fn i32(self) -> Rule {
+    pub(super) fn i32(self) -> OperandRule {
         self.of(Elements::Exactly(DType::I32))
     }
 
-    pub(super) fn u8(self) -> Rule {
+    pub(super) fn u8(self) -> OperandRule {
         self.of(Elements::Exactly(DType::U8))
     }
 
-    pub(super) fn u32(self) -> Rule {
+    pub(super) fn u32(self) -> OperandRule {
         self.of(Elements::Exactly(DType::U32))
     }
 
     /// With contiguous rows, between which there may be gaps.
-    pub(super) fn by_rows(self) -> Rule {
+    pub(super) fn by_rows(self) -> OperandRule {
         self.lying(Layout::ByRows)
     }
 
-    pub(super) fn strided(self) -> Rule {
+    pub(super) fn strided(self) -> OperandRule {
         self.lying(Layout::Strided)
     }
 
     /// Of an [`Init`]: no other tensor than the output is added to.
-    pub(super) fn in_place(self) -> Rule {
+    pub(super) fn in_place(self) -> OperandRule {
         self.lying(Layout::Absent)
     }
 
     /// Costs leave it out: scratch, or a few numbers.
-    pub(super) fn uncounted(mut self) -> Rule {
+    pub(super) fn uncounted(mut self) -> OperandRule {
         self.is_counted = false;
         self
     }
 
-    pub(super) fn reads(self) -> Rule {
+    pub(super) fn reads(self) -> OperandRule {
         self.used(OperandAccess::Read)
     }
 
-    pub(super) fn changes(self) -> Rule {
+    pub(super) fn changes(self) -> OperandRule {
         self.used(OperandAccess::Changed)
     }
 
     /// A result that is added to this.
-    pub(super) fn plus(self, init: &Init) -> Rule {
+    pub(super) fn plus(self, init: &Init) -> OperandRule {
         match init {
             Init::Overwrite => self,
             Init::Accumulate | Init::Add(_) => self.changes(),
@@ -170,51 +168,30 @@ impl Rule {
     }
 
     /// Uses at most so many rows of the last dimension.
-    pub(super) fn touched(mut self, rows: usize) -> Rule {
+    pub(super) fn touched(mut self, rows: usize) -> OperandRule {
         self.touched = Some(rows);
         self
     }
 
     /// One tensor of several: its own name.
-    pub(super) fn named(mut self, name: &'static str) -> Rule {
+    pub(super) fn named(mut self, name: &'static str) -> OperandRule {
         self.name = name;
         self
     }
 
     /// One tensor of several: what follows the name of all.
-    pub(super) fn part(mut self, part: &'static str) -> Rule {
+    pub(super) fn part(mut self, part: &'static str) -> OperandRule {
         self.part = part;
         self
     }
 
-    pub(super) fn shaped<const N: usize>(mut self, dims: [usize; N]) -> Rule {
+    pub(super) fn shaped<const N: usize>(mut self, dims: [usize; N]) -> OperandRule {
         self.dims = Dims::from(dims);
         self
     }
 }
 
-impl Field for In<'_> {
-    fn visit<'b>(&'b self, rule: Rule, visit: Visit<'_, 'b>) -> Checked {
-        let place = Place::In(self);
-        visit(Row { place, rule })
-    }
-}
-
-impl Field for Out<'_> {
-    fn visit<'b>(&'b self, rule: Rule, visit: Visit<'_, 'b>) -> Checked {
-        let place = Place::Out(self);
-        visit(Row { place, rule })
-    }
-}
-
-impl Field for Init<'_> {
-    fn visit<'b>(&'b self, rule: Rule, visit: Visit<'_, 'b>) -> Checked {
-        let (place, rule) = (Place::Init(self), rule.uncounted());
-        visit(Row { place, rule })
-    }
-}
-
-impl<'b> Row<'b> {
+impl<'b> OperandRow<'b> {
     /// Its name in messages.
     pub fn name(&self) -> String {
         format!("{}{}", self.rule.name, self.rule.part)
@@ -223,17 +200,17 @@ impl<'b> Row<'b> {
     /// The tensor; none of an [`Init`] that has none.
     pub fn view(&self) -> Option<In<'b>> {
         match self.place {
-            Place::In(x) | Place::Init(Init::Add(x)) => Some(*x),
-            Place::Out(x) => Some(x.as_in()),
-            Place::Init(Init::Overwrite | Init::Accumulate) => None,
+            OperandPlace::In(x) | OperandPlace::Init(Init::Add(x)) => Some(*x),
+            OperandPlace::Out(x) => Some(x.as_in()),
+            OperandPlace::Init(Init::Overwrite | Init::Accumulate) => None,
         }
     }
 
     /// What costs count of it.
     pub(super) fn operand(&self) -> Option<Operand<'b>> {
         let default = match self.place {
-            Place::Out(_) => OperandAccess::Written,
-            Place::In(_) | Place::Init(_) => OperandAccess::Read,
+            OperandPlace::Out(_) => OperandAccess::Written,
+            OperandPlace::In(_) | OperandPlace::Init(_) => OperandAccess::Read,
         };
         let access = self.rule.access.unwrap_or(default);
         let view = self.view().filter(|_| self.rule.is_counted)?;
@@ -289,5 +266,41 @@ impl<'b> Row<'b> {
                 format!("the elements of a row of `{name}` are strided, expected contiguous")
             }),
         }
+    }
+}
+
+/// How an operation uses a tensor.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum OperandAccess {
+    Read,
+    Written,
+    /// Read and written.
+    Changed,
+}
+
+/// A tensor that an operation reads, writes or both.
+pub(crate) struct Operand<'a> {
+    /// The tensor, or the part of it that is used.
+    pub(crate) view: In<'a>,
+    pub(crate) access: OperandAccess,
+}
+
+impl Operand<'_> {
+    /// Bytes that cross between memory and processor.
+    pub(super) fn bytes(&self) -> u64 {
+        let crossings = if self.access == OperandAccess::Changed {
+            2
+        } else {
+            1
+        };
+        crossings * self.view.bytes() as u64
+    }
+}
+
+/// A tensor that is read.
+pub(crate) fn reads(view: In<'_>) -> Operand<'_> {
+    Operand {
+        view,
+        access: OperandAccess::Read,
     }
 }
