@@ -57,43 +57,31 @@ impl Contract for RotaryTail<'_> {
     }
 }
 
-/// Checks keys, values and what they are made of against each other.
+/// Checks the columns of keys, values, and what they are made of against each other.
 fn check_heads(
     check: &Check,
     heads: usize,
-    (kv, k_rotary): (In, In),
-    k: Option<In>,
-    v: Option<In>,
+    [kv, turned]: [usize; 2],
+    [k, v]: [Option<usize>; 2],
 ) -> Checked {
-    let turned = k_rotary.dims()[1];
     check.that(turned > 0, || "`k_rotary` has no columns".into())?;
-    check.that(heads > 0 && kv.dims()[1].is_multiple_of(heads), || {
-        format!("`kv` is {:?}: not whole heads of {heads}", kv.dims())
+    check.that(heads > 0 && kv.is_multiple_of(heads), || {
+        format!("`kv` has {kv} columns: not whole heads of {heads}")
     })?;
-    let both = kv.dims()[1] / heads;
+    let both = kv / heads;
+    let parts = [
+        k.map(|k| ("k", k, (k / heads).saturating_sub(turned))),
+        v.map(|v| ("v", v, both.saturating_sub(v / heads))),
+    ];
     let mut unturned = None;
-    for (name, part, rotary) in [("k", k, turned), ("v", v, 0)] {
-        let Some(part) = part else { continue };
-        let width = part.dims()[1];
-        let head = width / heads;
-        check.that(
-            width.is_multiple_of(heads) && head > rotary && head - rotary < both,
-            || {
-                format!(
-                    "`{name}` is {:?}: not {heads} heads made of `kv`",
-                    part.dims()
-                )
-            },
-        )?;
-        let own = if name == "k" {
-            head - rotary
-        } else {
-            both - head
-        };
-        check.that(unturned.is_none_or(|other| other == own), || {
-            format!("`k` and `v` do not add up to `kv`, {:?}", kv.dims())
+    for (name, columns, own) in parts.into_iter().flatten() {
+        let is_whole = columns.is_multiple_of(heads) && (1..both).contains(&own);
+        check.that(is_whole, || {
+            format!("`{name}` has {columns} columns: not {heads} heads made of `kv`")
         })?;
-        unturned = Some(own);
+        check.that(*unturned.get_or_insert(own) == own, || {
+            format!("`k` and `v` do not add up to `kv`, which has {kv} columns")
+        })?;
     }
     check.that(unturned.is_some(), || {
         "neither `k` nor `v` is asked for".into()
@@ -102,14 +90,16 @@ fn check_heads(
 
 impl Contract for ExpandKeys<'_> {
     fn conditions(&self, check: &Check) -> Checked {
-        let [k, v] = [&self.k, &self.v].map(|part| part.as_ref().map(Out::as_in));
-        check_heads(check, self.heads, (self.kv, self.k_rotary), k, v)
+        let columns = [&self.k, &self.v].map(|part| part.as_ref().map(|part| part.dims()[1]));
+        let made_of = [self.kv, self.k_rotary].map(|x| x.dims()[1]);
+        check_heads(check, self.heads, made_of, columns)
     }
 }
 
 impl Contract for ExpandKeysBackward<'_> {
     fn conditions(&self, check: &Check) -> Checked {
-        let made = (self.dkv.as_in(), self.dk_rotary.as_in());
-        check_heads(check, self.heads, made, Some(self.dk), Some(self.dv))
+        let columns = [self.dk, self.dv].map(|part| Some(part.dims()[1]));
+        let made_of = [&self.dkv, &self.dk_rotary].map(|x| x.dims()[1]);
+        check_heads(check, self.heads, made_of, columns)
     }
 }

@@ -4,7 +4,8 @@
 //! said otherwise, tensors hold the compute type (f32 or bf16) and are contiguous, and statistics and sums are f32.
 //! Token ids are within the vocabulary, which the code that reads the data checks.
 //!
-//! Every operation is in the list of [`Operation`], and implements `Contract` (`contract.rs`).
+//! Every operation is declared by `operation!` (`declaration.rs`), which says what its tensors must be, implements `Contract`
+//! (`contract.rs`), and is in the list of [`Operation`].
 #![expect(
     missing_docs,
     reason = "the text of an operation says what its fields are"
@@ -96,6 +97,9 @@ macro_rules! operations {
         }
 
         impl<'a> Operation<'a> {
+            /// How many there are.
+            pub const COUNT: usize = [$(stringify!($operation)),*].len();
+
             fn contract(&self) -> &(dyn Contract + 'a) {
                 match self {
                     $(Operation::$operation(operation) => operation,)*
