@@ -4,7 +4,8 @@
 //! said otherwise, tensors hold the compute type (f32 or bf16) and are contiguous, and statistics and sums are f32.
 //! Token ids are within the vocabulary, which the code that reads the data checks.
 //!
-//! Every operation is in the list of [`Operation`], and implements `Contract` (`contract.rs`).
+//! Every operation is declared by `operation!` (`declaration.rs`), which says what its tensors must be, implements `Contract`
+//! (`contract.rs`), and is in the list of [`Operation`].
 #![expect(
     missing_docs,
     reason = "the text of an operation says what its fields are"
@@ -17,6 +18,7 @@ mod cache;
 mod check;
 mod contract;
 mod cross_entropy;
+mod declaration;
 mod dequantise;
 mod dropout;
 mod elementwise;
@@ -31,6 +33,7 @@ mod layer_norm;
 mod matmul;
 mod muon;
 mod norm;
+mod operand;
 mod positions;
 mod preference;
 mod qkv;
@@ -65,6 +68,7 @@ pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use matmul::{Gram, Matmul};
 pub use muon::{Combine, DivideByNorm, Momentum, StepAlong};
 pub use norm::{NormAndClip, NormGrains, Sum};
+pub use operand::{OperandPlace, OperandRow};
 pub use positions::{AddPositions, AddPositionsBackward, Positions};
 pub use preference::PreferenceLoss;
 pub use qkv::{JoinQkv, SplitQkv, Turn};
@@ -80,8 +84,9 @@ pub use swiglu::{Swiglu, SwigluBackward};
 
 use crate::{KernelError, Target};
 use check::Check;
-use contract::{Contract, OperandAccess};
+use contract::Contract;
 use memory::In;
+use operand::OperandAccess;
 
 /// Defines [`Operation`] from the structs of the families.
 macro_rules! operations {
@@ -92,6 +97,9 @@ macro_rules! operations {
         }
 
         impl<'a> Operation<'a> {
+            /// How many there are.
+            pub const COUNT: usize = [$(stringify!($operation)),*].len();
+
             fn contract(&self) -> &(dyn Contract + 'a) {
                 match self {
                     $(Operation::$operation(operation) => operation,)*
@@ -206,6 +214,15 @@ impl Operation<'_> {
     pub fn operands(&self) -> impl Iterator<Item = (In<'_>, bool)> {
         let operands = self.contract().operands().into_iter();
         operands.map(|operand| (operand.view, operand.access != OperandAccess::Read))
+    }
+
+    /// Shows each of its tensors, with where it is. An [`Init`] is shown without one too.
+    pub fn each_operand<'b>(&'b self, show: &mut dyn FnMut(OperandRow<'b>)) {
+        let visited = self.contract().rows(&mut |row| {
+            show(row);
+            Ok(())
+        });
+        visited.expect("operations that do not fit are not shown");
     }
 
     /// Multiplications of its matrix products, attention's without regard to causality.

@@ -7,42 +7,46 @@ pub(crate) use scratch::{
     cuda_width,
 };
 
-use super::check::{Check, Checked, View};
-use super::contract::{Contract, Operand, reads, writes};
+use super::check::{Check, Checked};
+use super::contract::Contract;
+use super::declaration::{Field, Visit, operation};
+use super::operand::OperandRule;
 use super::{AttentionShape, Dropout};
-use memory::{DType, In, Out};
+use memory::{In, Out};
 
-/// Causal attention that never stores the scores: blocks of them, with an online softmax. `q [b * s, heads * d]`,
-/// `k [b * s, kv_heads * d]`, `v [b * s, kv_heads * e]`; `out [b * s, heads * e]`; `lse [b, heads, s]` (f32),
-/// for each query the natural logarithm of the sum of e^score over the keys that it sees. Either output may be left out, which
-/// changes no bit of the other. `scratch` is f32 of [`FlashAttention::scratch_elements`].
-pub struct FlashAttention<'a> {
-    pub out: Option<Out<'a>>,
-    pub lse: Option<Out<'a>>,
-    pub scratch: Out<'a>,
-    pub q: In<'a>,
-    pub k: In<'a>,
-    pub v: In<'a>,
-    pub shape: AttentionShape,
-    pub options: FlashOptions<'a>,
-}
+operation! {
+    /// Causal attention that never stores the scores: blocks of them, with an online softmax. `q [b * s, heads * d]`,
+    /// `k [b * s, kv_heads * d]`, `v [b * s, kv_heads * e]`; `out [b * s, heads * e]`; `lse [b, heads, s]` (f32),
+    /// for each query the natural logarithm of the sum of e^score over the keys that it sees. Either output may be left out, which
+    /// changes no bit of the other. `scratch` is f32 of [`FlashAttention::scratch_elements`].
+    FlashAttention "flash_attention": q {
+        out: Option<Out<'a>> [..shape.out()],
+        lse: Option<Out<'a>> [shape.batch, shape.heads, shape.seq] f32,
+        scratch: Out<'a> [scratch.elements()] f32 uncounted,
+        q: In<'a> [..shape.q()],
+        k: In<'a> [..shape.k()],
+        v: In<'a> [..shape.v()],
+        shape: AttentionShape,
+        options: FlashOptions<'a> [shape.batch, shape.seq] i32 uncounted,
+    }
 
-/// Gradients of [`FlashAttention`]: `dq`, `dk`, `dv` from `dout`, and from the `out` and `lse` of the same inputs and
-/// options. The outputs are overwritten. The
-/// probabilities are recomputed, so it computes, and counts, one more product than [`super::AttentionBackward`].
-pub struct FlashAttentionBackward<'a> {
-    pub dq: Out<'a>,
-    pub dk: Out<'a>,
-    pub dv: Out<'a>,
-    pub scratch: Out<'a>,
-    pub dout: In<'a>,
-    pub out: In<'a>,
-    pub lse: In<'a>,
-    pub q: In<'a>,
-    pub k: In<'a>,
-    pub v: In<'a>,
-    pub shape: AttentionShape,
-    pub options: FlashOptions<'a>,
+    /// Gradients of [`FlashAttention`]: `dq`, `dk`, `dv` from `dout`, and from the `out` and `lse` of the same inputs and
+    /// options. The outputs are overwritten. The
+    /// probabilities are recomputed, so it computes, and counts, one more product than [`super::AttentionBackward`].
+    FlashAttentionBackward "flash_attention_backward": q {
+        dq: Out<'a> [..shape.q()],
+        dk: Out<'a> [..shape.k()],
+        dv: Out<'a> [..shape.v()],
+        scratch: Out<'a> [scratch.elements()] f32 uncounted,
+        dout: In<'a> [..shape.out()],
+        out: In<'a> [..shape.out()],
+        lse: In<'a> [shape.batch, shape.heads, shape.seq] f32,
+        q: In<'a> [..shape.q()],
+        k: In<'a> [..shape.k()],
+        v: In<'a> [..shape.v()],
+        shape: AttentionShape,
+        options: FlashOptions<'a> [shape.batch, shape.seq] i32 uncounted,
+    }
 }
 
 /// What a query may see and keep beyond the causal mask.
@@ -56,26 +60,11 @@ pub struct FlashOptions<'a> {
     pub dropout: Option<Dropout<'a>>,
 }
 
-impl FlashOptions<'_> {
-    /// Checks what [`AttentionShape::check`] does, and the options.
-    fn check(
-        &self,
-        check: &Check,
-        shape: AttentionShape,
-        tensors: [&[(&str, &dyn View)]; 4],
-    ) -> Checked {
-        shape.check(check, tensors)?;
-        if let Some(documents) = &self.documents {
-            let dims = [shape.batch, shape.seq];
-            check.tensor("documents", documents, &dims, DType::I32)?;
-        }
-        check.dropout(self.dropout)
+impl Field for FlashOptions<'_> {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
+        self.documents.visit(rule.named("documents"), &mut *visit)?;
+        self.dropout.visit(rule.shaped([2]).u32(), visit)
     }
-}
-
-/// Shape of `lse`.
-fn statistics(shape: AttentionShape) -> [usize; 3] {
-    [shape.batch, shape.heads, shape.seq]
 }
 
 impl FlashAttention<'_> {
@@ -88,25 +77,12 @@ impl FlashAttention<'_> {
 const BACKWARD_PRODUCTS: [usize; 2] = [3, 2];
 
 impl Contract for FlashAttention<'_> {
-    fn name(&self) -> &'static str {
-        "flash_attention"
-    }
-
-    fn check(&self, check: &Check) -> Checked {
-        let (shape, q) = (self.shape, &self.q);
-        let tensors: [&[(&str, &dyn View)]; 4] =
-            [&[("q", q)], &[("k", &self.k)], &[("v", &self.v)], &[]];
-        self.options.check(check, shape, tensors)?;
-        check.optional("out", &self.out, &shape.out(), q.dtype())?;
-        check.optional("lse", &self.lse, &statistics(shape), DType::F32)?;
-        let elements = FlashAttention::scratch_elements(check.target, shape, q.dtype());
-        check.tensor("scratch", &self.scratch, &[elements], DType::F32)
-    }
-
-    fn operands(&self) -> Vec<Operand<'_>> {
-        let outs = self.out.iter().chain(&self.lse).map(writes);
-        let ins = [self.q, self.k, self.v].map(reads);
-        ins.into_iter().chain(outs).collect()
+    fn conditions(&self, check: &Check) -> Checked {
+        self.shape.check(check)?;
+        check.dropout(self.options.dropout)?;
+        let dtype = self.q.dtype();
+        let elements = FlashAttention::scratch_elements(check.target, self.shape, dtype);
+        check.scratch(&self.scratch, elements)
     }
 
     fn multiplications(&self) -> usize {
@@ -119,28 +95,12 @@ impl Contract for FlashAttention<'_> {
 }
 
 impl Contract for FlashAttentionBackward<'_> {
-    fn name(&self) -> &'static str {
-        "flash_attention_backward"
-    }
-
-    fn check(&self, check: &Check) -> Checked {
-        let (shape, q) = (self.shape, &self.q);
-        let tensors: [&[(&str, &dyn View)]; 4] = [
-            &[("q", q), ("dq", &self.dq)],
-            &[("k", &self.k), ("dk", &self.dk)],
-            &[("v", &self.v), ("dv", &self.dv)],
-            &[("out", &self.out), ("dout", &self.dout)],
-        ];
-        self.options.check(check, shape, tensors)?;
-        check.tensor("lse", &self.lse, &statistics(shape), DType::F32)?;
-        let elements = FlashAttentionBackward::scratch_elements(check.target, shape, q.dtype());
-        check.tensor("scratch", &self.scratch, &[elements], DType::F32)
-    }
-
-    fn operands(&self) -> Vec<Operand<'_>> {
-        let ins = [self.q, self.k, self.v, self.dout, self.out, self.lse].map(reads);
-        let outs = [&self.dq, &self.dk, &self.dv].map(writes);
-        ins.into_iter().chain(outs).collect()
+    fn conditions(&self, check: &Check) -> Checked {
+        self.shape.check(check)?;
+        check.dropout(self.options.dropout)?;
+        let dtype = self.q.dtype();
+        let elements = FlashAttentionBackward::scratch_elements(check.target, self.shape, dtype);
+        check.scratch(&self.scratch, elements)
     }
 
     fn multiplications(&self) -> usize {
