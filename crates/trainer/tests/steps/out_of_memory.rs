@@ -227,7 +227,7 @@ fn host_memory_is_among_the_fixes_of_a_gpu() {
     let config = crate::common::config(odd_model(48), DType::BF16, "none");
     let full = config.with(&["recompute.spec=full".into()]).unwrap();
     let inputs = ["recompute.spec=full", "offload.activations=block_input"];
-    let both = [&inputs[..], &["offload.optimizer=pinned"]].concat();
+    let both = [&["offload.optimizer=pinned"], &inputs[..]].concat();
     let limit = peak_bytes(&full, Target::Cuda) - GRANULARITY_BYTES;
     let report = explained(&config, Target::Cuda, limit);
     for set in [&inputs[..], &both] {
@@ -236,9 +236,9 @@ fn host_memory_is_among_the_fixes_of_a_gpu() {
         assert!(!fix.changes_math && fix.cost_fraction > 0.0, "{fix:?}");
     }
     let least = report.fixes.iter().min_by_key(|fix| fix.peak_bytes);
-    assert!(least.unwrap().set.contains(&both[2].to_string()));
+    assert!(least.unwrap().set.contains(&both[0].to_string()));
     assert!(
-        report.hints()[1].contains("time, estimated"),
+        report.hints()[1].contains("time on paper"),
         "{:?}",
         report.hints()
     );
