@@ -258,8 +258,8 @@ impl Setup {
         (all, run)
     }
 
-    /// Changes that may make a run fit, as an out-of-memory error tries them: each recompute specification and each lever alone; what is no
-    /// recompute also beside full recompute, and beside block inputs on the host; and all together that keep the bits.
+    /// Changes that may make a run fit, as an out-of-memory error tries them: each recompute specification and each lever alone; and what is
+    /// no recompute also beside full recompute, and beside block inputs on the host.
     pub(crate) fn smaller(&self) -> Vec<Change> {
         let levers = levers(self).filter(Lever::saves);
         let levers = levers.filter_map(|lever| (lever.pull)(self));
@@ -279,11 +279,7 @@ impl Setup {
         });
         let specs = recompute_specs(&self.settings.policy);
         let specs = specs.iter().filter_map(|spec| self.recompute_anew(spec));
-        let together = [self.with_all(|change| !change.changes_math()).0];
-        let all = specs
-            .chain(others.iter().cloned())
-            .chain(beside)
-            .chain(together);
+        let all = specs.chain(others.iter().cloned()).chain(beside);
         let mut seen = BTreeSet::new();
         all.filter(|change| seen.insert(change.set())).collect()
     }

@@ -310,7 +310,8 @@ struct Fixes<'a> {
 }
 
 impl Fixes<'_> {
-    /// Everything that is tried. What no change does alone, several may do together; without host memory where there is none.
+    /// Everything that is tried. What no change does alone, several may do together: with the same bits, else with others, and without host
+    /// memory where there is none. The last is every lever that keeps the bits.
     fn candidates(&self) -> Result<Vec<Candidate>, SessionError> {
         let adapters = self.run.adapters().into_iter().flat_map(|(_, adapters)| {
             let adapted = self.run.with(&adapters);
@@ -324,18 +325,17 @@ impl Fixes<'_> {
         let planned = planned.collect::<Result<Vec<Option<Candidate>>, SessionError>>()?;
         let automatic = self.automatic().transpose()?;
         let mut all: Vec<Candidate> = planned.into_iter().flatten().chain(automatic).collect();
-        let wanted: [fn(&Change) -> bool; 2] = [Change::keeps_learning, |change| {
-            change.keeps_learning() && !change.offloads()
-        }];
-        for wanted in wanted {
-            if !all
-                .iter()
-                .any(|one| self.helps(one) && !one.is_other_training())
-            {
+        let same: fn(&Change) -> bool = |change| !change.changes_math();
+        let any: fn(&Change) -> bool = Change::keeps_learning;
+        let resident: fn(&Change) -> bool = |change| change.keeps_learning() && !change.offloads();
+        for (wanted, enough) in [(same, same), (any, any), (resident, any)] {
+            let is_enough = |one: &Candidate| !one.is_other_training() && enough(&one.change);
+            if !all.iter().any(|one| self.helps(one) && is_enough(one)) {
                 let climb = Search::new(self.room).climb(self.run, wanted)?;
                 all.extend(self.planned(climb.change)?);
             }
         }
+        all.extend(self.planned(self.run.with_all(same).0)?);
         Ok(all)
     }
 

@@ -249,6 +249,27 @@ fn host_memory_is_among_the_fixes_of_a_gpu() {
     assert!(!on_cpu.tried.iter().any(offloads), "{:?}", on_cpu.tried);
 }
 
+/// What no change does alone or beside full recompute, several may do together, as the advice pulls them.
+#[test]
+fn several_changes_together_are_a_fix_where_none_is_enough() {
+    let config = config("none");
+    let nothing = explained(&config, Target::Cpu, GRANULARITY_BYTES);
+    let is_same = |set: &[String]| !set.iter().any(|one| one.starts_with("lora."));
+    let tried = nothing.tried.iter().filter(|tried| is_same(&tried.set));
+    let limit = tried.map(|tried| tried.peak_bytes).min().unwrap();
+    let report = explained(&config, Target::Cpu, limit);
+    let fixes = report.fixes.iter().filter(|fix| is_same(&fix.set));
+    let [fix] = fixes.collect::<Vec<_>>()[..] else {
+        panic!("{report:?}")
+    };
+    let fixed = config.with(&fix.set).unwrap();
+    assert_eq!(
+        (peak_bytes(&fixed, Target::Cpu), fix.peak_bytes),
+        (limit, limit)
+    );
+    assert!(fix.set.len() > 4, "{fix:?}");
+}
+
 #[test]
 fn where_nothing_fits_what_was_tried_is_counted() {
     let report = explained(&config("none"), Target::Cpu, GRANULARITY_BYTES);
