@@ -93,6 +93,7 @@ fn fixes(resolved: &Resolved, config: &Config, limit: u64) -> Result<Vec<String>
     let Some(error) = first_refused(&Settings::new(config)?, target, limit)? else {
         return Ok(Vec::new());
     };
-    let report = OomReport::new(&error, config, target)?;
-    Ok(naming_head_chunk(report, config, resolved)?.hints())
+    let mut report = OomReport::new(&error, config, target)?;
+    naming_head_chunk(report.sets(), config, resolved)?;
+    Ok(report.hints())
 }
