@@ -276,7 +276,7 @@ impl FirstAdapters<'_> {
             return Ok(None);
         }
         match self.from {
-            Some(folder) => session.import_adapter(folder)?,
+            Some(folder) => session.incoming().import_adapter(folder)?,
             None => session.initialise_factors(config.train.seed)?,
         }
         let parameters = session.model().architecture().parameters();

@@ -106,7 +106,7 @@ impl Trainer {
             from: pretrained.adapters.as_deref(),
         };
         Trainer::filled(config, origin, adapters, |session| {
-            session.import(folder)?;
+            session.incoming().import(folder)?;
             Ok(())
         })
     }

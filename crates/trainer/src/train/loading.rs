@@ -91,7 +91,7 @@ impl Run {
                 }
                 (None, Some(folder)) => {
                     self.saver.origin_dtype = narrower_type(folder, session.model())?;
-                    if let Some(skipped) = session.import(folder)? {
+                    if let Some(skipped) = session.incoming().import(folder)? {
                         tracing::info!(
                             "tensors of `{skipped}*` are left out: they predict a second token, and are no part of the model"
                         );

@@ -69,7 +69,7 @@ fn adapters_agree_with_peft() {
                 ..settings
             };
             let mut session = golden.session(&settings);
-            session.import_adapter(&start).unwrap();
+            session.incoming().import_adapter(&start).unwrap();
             let parameters = session.model().architecture().parameters();
             let own = settings.lora.as_ref().unwrap();
             let all: Vec<usize> = (0..layers).collect();
@@ -149,7 +149,7 @@ fn folders_in_nf4_are_read_as_they_are() {
         let mut losses = Vec::new();
         for settings in [coded, plain] {
             let mut session = Session::on_cpu(settings.clone(), &Memory::host()).unwrap();
-            session.import(&folder).unwrap();
+            session.incoming().import(&folder).unwrap();
             if settings.lora.is_some() {
                 session.initialise_factors(1).unwrap();
             }
