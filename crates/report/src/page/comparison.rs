@@ -23,16 +23,8 @@ pub(super) fn page(a: &RunFiles, b: &RunFiles) -> Page {
     let mut side_by_side = vec![SectionItem::Table(side_by_side(heads, a, b))];
     side_by_side.extend(same_losses(a, b).map(SectionItem::Say));
     let parts = [
-        Section {
-            title: "Settings that differ",
-            items: vec![changed],
-            in_text: true,
-        },
-        Section {
-            title: "Side by side",
-            items: side_by_side,
-            in_text: true,
-        },
+        Section::new("Settings that differ", vec![changed]),
+        Section::new("Side by side", side_by_side),
         course(&[(name_a.clone(), a), (name_b.clone(), b)]),
         last_texts(heads, a, b),
         memory(heads, a, b),
@@ -84,11 +76,10 @@ fn memory(heads: [&str; 2], a: &RunFiles, b: &RunFiles) -> Section {
         ),
     };
     let table = memory_beside([heads[0], heads[1], &rounded], a, b, evaluation);
-    Section {
-        title: "Memory",
-        items: vec![SectionItem::Say(what.into()), SectionItem::Table(table)],
-        in_text: true,
-    }
+    Section::new(
+        "Memory",
+        vec![SectionItem::Say(what.into()), SectionItem::Table(table)],
+    )
 }
 
 /// In how many steps the loss is the same. Metrics have all digits, so equal numbers have equal bits.
@@ -113,55 +104,33 @@ fn side_by_side(heads: [&str; 2], a: &RunFiles, b: &RunFiles) -> Table {
     let waited = [a.waited_percent(), b.waited_percent()];
     number(&mut table, "time that steps waited for data, %", 1, waited);
     speed(&mut table, [a.tokens_per_s(), b.tokens_per_s()]);
-    let mut field = |name: &str, of: fn(&RunFiles) -> &Value, field: &str| {
-        bytes(&mut table, name, [a, b].map(|run| of(run)[field].as_u64()));
-    };
-    field("planned peak, bytes", |run| &run.plan, "peak_bytes");
-    field("measured peak, bytes", |run| &run.peak_step, "peak_bytes");
-    field(
-        "reserved as planned, bytes",
-        |run| &run.plan,
-        "reserved_bytes",
+    let (plan, step, end) = (
+        [&a.plan, &b.plan],
+        [&a.peak_step, &b.peak_step],
+        [&a.end, &b.end],
     );
-    field(
-        "host memory, offloaded, bytes",
-        |run| &run.plan,
-        "host_pinned_bytes",
-    );
-    field("on the disk, bytes", |run| &run.plan, "disk_bytes");
-    field(
-        "to the device in a step, bytes",
-        |run| &run.plan,
-        "h2d_bytes",
-    );
-    field("to the host in a step, bytes", |run| &run.plan, "d2h_bytes");
-    field(
-        "from the disk in a step, bytes",
-        |run| &run.plan,
-        "disk_read_bytes",
-    );
-    field(
-        "to the disk in a step, bytes",
-        |run| &run.plan,
-        "disk_written_bytes",
-    );
-    field(
-        "to other ranks in a step, bytes",
-        |run| &run.plan,
-        "sent_bytes",
-    );
-    field(
-        "resident set at most, bytes",
-        |run| &run.end,
-        "max_rss_bytes",
-    );
-    let extra = |run: &RunFiles| Some(100.0 * run.plan["recompute_flops_fraction"].as_f64()?);
-    number(
-        &mut table,
-        "extra FLOPs of recompute, %",
-        1,
-        [extra(a), extra(b)],
-    );
+    let fields = [
+        ("planned peak, bytes", plan, "peak_bytes"),
+        ("measured peak, bytes", step, "peak_bytes"),
+        ("reserved as planned, bytes", plan, "reserved_bytes"),
+        ("host memory, offloaded, bytes", plan, "host_pinned_bytes"),
+        ("on the disk, bytes", plan, "disk_bytes"),
+        ("to the device in a step, bytes", plan, "h2d_bytes"),
+        ("to the host in a step, bytes", plan, "d2h_bytes"),
+        ("from the disk in a step, bytes", plan, "disk_read_bytes"),
+        ("to the disk in a step, bytes", plan, "disk_written_bytes"),
+        ("to other ranks in a step, bytes", plan, "sent_bytes"),
+        ("resident set at most, bytes", end, "max_rss_bytes"),
+    ];
+    for (name, records, field) in fields {
+        bytes(
+            &mut table,
+            name,
+            records.map(|record| record[field].as_u64()),
+        );
+    }
+    let extra = [a, b].map(|run| Some(100.0 * run.plan["recompute_flops_fraction"].as_f64()?));
+    number(&mut table, "extra FLOPs of recompute, %", 1, extra);
     field_of_replays(&mut table, a, b);
     table
 }
