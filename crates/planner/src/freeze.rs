@@ -152,11 +152,11 @@ fn kept(settings: &Settings) -> BTreeMap<&'static str, u64> {
     };
     let parts = settings.own_parts().count as u64;
     let mut kept = BTreeMap::new();
-    let layers = architecture.blocks().len();
+    let layers = architecture.blocks.len();
     let own = settings.own_layers(layers).into_iter();
     let of_run = |own| {
         let actions = architecture.actions_of(&settings.policy, &own);
-        architecture.blocks().iter().zip(actions)
+        architecture.blocks.iter().zip(actions)
     };
     for (block, actions) in own.flat_map(of_run) {
         for ((activation, extent), action) in block.activations().zip(actions) {

@@ -131,7 +131,7 @@ fn plan(
     let kv_cache = cache.map(|cache| PlannedCache::new(settings, architecture, cache));
     let parameters = inference.model().layout().parameters();
     let weights_bytes = inference.weights_bytes();
-    let loading_bytes = loading_bytes(architecture.parameters());
+    let loading_bytes = loading_bytes(&architecture.parameters);
     compute(&mut inference)?;
     let used = memory.step_memory();
     Ok(InferencePlan {

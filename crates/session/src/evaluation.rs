@@ -140,7 +140,7 @@ impl Forward<'_> {
     /// sequences, all are given the same micro-batch; so are the stages of a pipeline.
     fn start(&mut self, micro: &MicroBatch) -> Result<Option<Reading>, SessionError> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
-        let parts = model.architecture().sharing().own_parts();
+        let parts = model.architecture().sharing.own_parts();
         let own = parts.each().map(|part| micro.part(part));
         let batches = own.map(|own| upload(memory, kernels, &own, None));
         let batches = batches.collect::<Result<Vec<_>, _>>()?;
@@ -164,7 +164,7 @@ impl Forward<'_> {
     /// The loss of this rank's parts of a micro-batch, of whose blocks' last the head follows.
     fn start_loss(&mut self, batches: &[Batch]) -> Result<Reading, SessionError> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
-        let sharing = model.architecture().sharing();
+        let sharing = model.architecture().sharing;
         let parts = sharing.own_parts();
         let count = [parts.count];
         let mut sums = memory.lease(Category::Temporary, "loss", count, DType::F32)?;

@@ -40,7 +40,7 @@ impl IncomingWeights<'_> {
     /// [`SessionError::Weights`] if a tensor is missing or has another shape.
     pub fn import(&mut self, folder: &Path) -> Result<Option<String>, SessionError> {
         let (model, wanted) = (self.model, self.weights.to_set());
-        let parameters = model.architecture().parameters();
+        let parameters = &model.architecture().parameters;
         import(
             folder,
             parameters,
@@ -61,7 +61,7 @@ impl IncomingWeights<'_> {
     /// As [`IncomingWeights::import`].
     pub fn import_adapter(&mut self, folder: &Path) -> Result<(), SessionError> {
         let (model, held) = (self.model, self.weights.held());
-        let parameters = model.architecture().parameters();
+        let parameters = &model.architecture().parameters;
         import_adapter(
             folder,
             parameters,
@@ -77,7 +77,7 @@ impl IncomingWeights<'_> {
     /// [`SessionError::Kernel`] if the device fails.
     pub fn initialise(&mut self, fresh: Fresh) -> Result<(), SessionError> {
         let (model, order) = (self.model, self.drawing_order());
-        let parameters = model.architecture().parameters();
+        let parameters = &model.architecture().parameters;
         initialise(
             parameters,
             model.layout(),
@@ -93,7 +93,7 @@ impl IncomingWeights<'_> {
     /// As [`IncomingWeights::initialise`].
     pub fn initialise_factors(&mut self, fresh: Fresh) -> Result<(), SessionError> {
         let (model, order) = (self.model, self.drawing_order());
-        let parameters = model.architecture().parameters();
+        let parameters = &model.architecture().parameters;
         initialise_factors(
             parameters,
             model.layout(),

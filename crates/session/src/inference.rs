@@ -69,7 +69,7 @@ impl Inference {
             ..settings.clone()
         };
         let architecture = of_inference.architecture();
-        let layout = Rc::new(architecture.parameters().layout(|_, _| false));
+        let layout = Rc::new(architecture.parameters.layout(|_, _| false));
         let Settings { dtype, seq, .. } = *settings;
         let computation = Computation {
             dtype,
@@ -79,7 +79,7 @@ impl Inference {
         let model = Model::new(architecture, layout.clone(), memory, &*kernels, computation)?;
         let weights = Weights::lease(memory, &layout, dtype, &Homes::default(), None)?;
         let shape = BatchShape { rows: 1, seq };
-        let policy = Policy::keep_all_of(model.architecture().labels(), model.layers());
+        let policy = Policy::keep_all_of(model.architecture().labels, model.layers());
         let saved = model.architecture().lease_saved(
             memory,
             dtype,

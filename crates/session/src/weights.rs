@@ -99,7 +99,7 @@ impl Session {
 
     /// The parameters that are written, and their indices in the layout: of a model with adapters those alone.
     fn exported(&self) -> (Parameters, Vec<usize>) {
-        let parameters = self.model.architecture().parameters();
+        let parameters = &self.model.architecture().parameters;
         let all = parameters.in_layout().enumerate();
         match self.settings.lora {
             None => (parameters.clone(), all.map(|(index, _)| index).collect()),
@@ -127,7 +127,7 @@ impl Session {
     pub fn export_gradients(&self, path: &Path) -> Result<(), SessionError> {
         let folder = path.parent().unwrap_or(Path::new(""));
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        let parameters = self.model.architecture().parameters().trained();
+        let parameters = self.model.architecture().parameters.trained();
         let entries = self.weights.layout().entries().iter().enumerate();
         let trained = entries.filter(|(_, entry)| entry.role.is_trained());
         let trained: Vec<usize> = trained.map(|(index, _)| index).collect();

@@ -189,7 +189,7 @@ impl Trained {
             incoming.import(&self.folder)?;
             return Ok(());
         };
-        match base.weights(settings.architecture().parameters())? {
+        match base.weights(&settings.architecture().parameters)? {
             BaseWeights::Folder(folder) => drop(incoming.import(folder)?),
             BaseWeights::Fresh(fresh) => incoming.initialise(fresh)?,
         }

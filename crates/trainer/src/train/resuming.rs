@@ -223,7 +223,7 @@ impl Resumed {
                 session.incoming().import(self.folder())?;
             }
             Some(base) => {
-                let parameters = session.model().architecture().parameters().clone();
+                let parameters = session.model().architecture().parameters.clone();
                 match base.weights(&parameters)? {
                     BaseWeights::Folder(folder) => drop(session.incoming().import(folder)?),
                     BaseWeights::Fresh(fresh) => session.incoming().initialise(fresh)?,

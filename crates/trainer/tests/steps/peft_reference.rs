@@ -70,7 +70,7 @@ fn adapters_agree_with_peft() {
             };
             let mut session = golden.session(&settings);
             session.incoming().import_adapter(&start).unwrap();
-            let parameters = session.model().architecture().parameters();
+            let parameters = &session.model().architecture().parameters;
             let own = settings.lora.as_ref().unwrap();
             let all: Vec<usize> = (0..layers).collect();
             for layers in [own.layers.clone(), own.layers.clone().or(Some(all))] {
@@ -83,8 +83,8 @@ fn adapters_agree_with_peft() {
                     ..settings.clone()
                 };
                 let again = golden.session(&again);
-                let again = again.model().architecture().parameters().modules();
-                assert_eq!(again, parameters.modules(), "{family}");
+                let again = &again.model().architecture().parameters.modules;
+                assert_eq!(again, &parameters.modules, "{family}");
                 assert!(again.iter().any(|module| module.rank.is_some()));
             }
             let expected = reference_steps(&reference["steps"]);
