@@ -2,8 +2,9 @@
 
 use crate::error::SessionError;
 use kernels::Kernels;
+use memory::Layout;
 use model::{
-    DrawingOrder, Fresh, Model, ParameterPart, import, import_adapter, initialise,
+    DrawingOrder, Fresh, Model, ParameterPart, Parameters, import, import_adapter, initialise,
     initialise_factors,
 };
 use optim::{Optimizer, weight_bytes};
@@ -19,7 +20,7 @@ pub struct IncomingWeights<'a> {
     pub(crate) optimizer: Option<&'a mut Optimizer>,
 }
 
-impl IncomingWeights<'_> {
+impl<'a> IncomingWeights<'a> {
     /// Sets values, beginning at an element of the arena, rounded as training rounds them, and their masters if there are any.
     ///
     /// # Errors
@@ -39,20 +40,14 @@ impl IncomingWeights<'_> {
     /// # Errors
     /// [`SessionError::Weights`] if a tensor is missing or has another shape.
     pub fn import(&mut self, folder: &Path) -> Result<Option<String>, SessionError> {
-        let (model, wanted) = (self.model, self.weights.to_set());
-        let parameters = &model.architecture().parameters;
-        import(
-            folder,
-            parameters,
-            model.layout(),
-            &wanted,
-            |part| match part {
-                ParameterPart::Values(offset, values) => self.set_values(offset, values),
-                ParameterPart::Codes(entry, bytes) => {
-                    Ok(self.weights.store_codes(self.kernels, entry, &bytes)?)
-                }
-            },
-        )
+        let wanted = self.weights.to_set();
+        let (parameters, layout) = self.declared();
+        import(folder, parameters, layout, &wanted, |part| match part {
+            ParameterPart::Values(offset, values) => self.set_values(offset, values),
+            ParameterPart::Codes(entry, bytes) => {
+                Ok(self.weights.store_codes(self.kernels, entry, &bytes)?)
+            }
+        })
     }
 
     /// Fills the factors of adapters from a folder as PEFT writes it.
@@ -60,15 +55,11 @@ impl IncomingWeights<'_> {
     /// # Errors
     /// As [`IncomingWeights::import`].
     pub fn import_adapter(&mut self, folder: &Path) -> Result<(), SessionError> {
-        let (model, held) = (self.model, self.weights.held());
-        let parameters = &model.architecture().parameters;
-        import_adapter(
-            folder,
-            parameters,
-            model.layout(),
-            &held,
-            |offset, values| self.set_values(offset, values),
-        )
+        let held = self.weights.held();
+        let (parameters, layout) = self.declared();
+        import_adapter(folder, parameters, layout, &held, |offset, values| {
+            self.set_values(offset, values)
+        })
     }
 
     /// Fills the model with fresh weights.
@@ -76,15 +67,11 @@ impl IncomingWeights<'_> {
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
     pub fn initialise(&mut self, fresh: Fresh) -> Result<(), SessionError> {
-        let (model, order) = (self.model, self.drawing_order());
-        let parameters = &model.architecture().parameters;
-        initialise(
-            parameters,
-            model.layout(),
-            fresh,
-            order,
-            |offset, values| self.set_values(offset, values),
-        )
+        let order = self.drawing_order();
+        let (parameters, layout) = self.declared();
+        initialise(parameters, layout, fresh, order, |offset, values| {
+            self.set_values(offset, values)
+        })
     }
 
     /// Fills the factors of adapters freshly.
@@ -92,15 +79,15 @@ impl IncomingWeights<'_> {
     /// # Errors
     /// As [`IncomingWeights::initialise`].
     pub fn initialise_factors(&mut self, fresh: Fresh) -> Result<(), SessionError> {
-        let (model, order) = (self.model, self.drawing_order());
-        let parameters = &model.architecture().parameters;
-        initialise_factors(
-            parameters,
-            model.layout(),
-            fresh,
-            order,
-            |offset, values| self.set_values(offset, values),
-        )
+        let order = self.drawing_order();
+        let (parameters, layout) = self.declared();
+        initialise_factors(parameters, layout, fresh, order, |offset, values| {
+            self.set_values(offset, values)
+        })
+    }
+
+    fn declared(&self) -> (&'a Parameters, &'a Layout) {
+        (&self.model.architecture().parameters, self.model.layout())
     }
 
     /// The order in which fresh values are set: masters may be in a file.
