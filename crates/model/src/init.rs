@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn an_error_ends_all_threads() {
         let architecture = architecture();
-        let parameters = architecture.parameters();
+        let parameters = architecture.parameters;
         let mut calls = 0;
         let set = |_, _: &[f32]| {
             calls += 1;
@@ -277,7 +277,7 @@ mod tests {
         };
         let layout = parameters.layout(|_, _| false);
         assert_eq!(
-            initialise(parameters, &layout, FRESH, DrawingOrder::Any, set),
+            initialise(&parameters, &layout, FRESH, DrawingOrder::Any, set),
             Err("full")
         );
         assert_eq!(calls, 3);
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn chunks_cover_every_parameter_once() {
         let architecture = architecture();
-        let parameters = architecture.parameters();
+        let parameters = architecture.parameters;
         let layout = parameters.layout(|_, _| false);
         assert!(
             layout.entries()[0].elements() > 2 * CHUNK_ELEMENTS,
@@ -302,7 +302,7 @@ mod tests {
                 starts.push(offset);
                 Ok(())
             };
-            initialise(parameters, &layout, FRESH, order, set).unwrap();
+            initialise(&parameters, &layout, FRESH, order, set).unwrap();
             if order == DrawingOrder::Layout {
                 assert!(starts.is_sorted(), "{starts:?}");
             }

@@ -147,10 +147,8 @@ impl Optimizer {
     /// # Errors
     /// [`KernelError`] if the device or a disk fails.
     pub fn prefetch(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
-        match &mut self.streamed {
-            Some(streamed) => streamed.prefetch(kernels),
-            None => Ok(()),
-        }
+        let streamed = self.streamed.as_mut();
+        streamed.map_or(Ok(()), |streamed| streamed.prefetch(kernels))
     }
 
     /// Begins an update with the gradients of a step whose losses add up to `loss` (`[1]` f32). Computes the norm and

@@ -56,7 +56,7 @@ pub(crate) fn strategies(run: &Setup) -> Result<Vec<Strategy>, SessionError> {
         } = quick_figures(&other.settings, run.target)?;
         Ok(Strategy {
             recompute,
-            offload_activations: other.settings.policy.offloaded().to_string(),
+            offload_activations: other.settings.policy.offloaded.to_string(),
             peak_bytes: peak.bytes,
             reserved_bytes,
             recompute_flops_fraction,

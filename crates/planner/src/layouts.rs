@@ -494,7 +494,7 @@ fn on_host(settings: &Settings) -> Vec<String> {
         Home::Device | Home::Released => None,
     });
     let policy = &settings.policy;
-    let labels = policy.labels().iter().filter(|label| {
+    let labels = policy.labels.iter().filter(|label| {
         let mut layers = 0..policy.layers();
         layers.any(|layer| policy.actions(layer).of(*label) == Action::Offload)
     });

@@ -81,7 +81,7 @@ pub(crate) fn levers(run: &Setup) -> impl Iterator<Item = Lever> {
         lever("computed in bf16", "", Setup::computed_in_bf16),
     ];
     let policy = &run.settings.policy;
-    let labels = policy.labels().named().map(move |label| {
+    let labels = policy.labels.named().map(move |label| {
         recomputed(&format!("{} recomputed", label.name()), Box::new(move |run| run.recompute_too(label.name())))
     });
     let full = recompute_specs(policy).into_iter().filter(|spec| spec.starts_with("full"));
@@ -130,7 +130,7 @@ const STRATEGIES: &str = "none core_attn layernorm mlp_act qkv mla_up_proj mlp s
 /// Specifications that a model is tried with: those of [`STRATEGIES`] whose labels it has, and `full:uniform:N` for small N
 /// and for the root of the number of layers (Chen et al. 2016).
 pub(crate) fn recompute_specs(policy: &Policy) -> Vec<String> {
-    let (labels, layers) = (policy.labels(), policy.layers());
+    let (labels, layers) = (policy.labels, policy.layers());
     let root = (1..).find(|root| root * root >= layers).unwrap_or(layers);
     let mut chunks = vec![2, 4, root];
     chunks.sort();

@@ -295,7 +295,7 @@ impl Session {
         let (memory, kernels) = (&self.memory, &*self.kernels);
         let architecture = self.model.architecture();
         let mut batch = upload(memory, kernels, micro, lent)?;
-        let losses = architecture.router_losses();
+        let losses = architecture.router_losses;
         if let (Some(lengths), Some(_)) = (micro.own_lengths(), losses) {
             batch = batch.with_lengths(memory, kernels, &lengths)?;
         }

@@ -276,10 +276,10 @@ impl FirstAdapters<'_> {
             return Ok(None);
         }
         match self.from {
-            Some(folder) => session.import_adapter(folder)?,
+            Some(folder) => session.incoming().import_adapter(folder)?,
             None => session.initialise_factors(config.train.seed)?,
         }
-        let parameters = session.model().architecture().parameters();
+        let parameters = &session.model().architecture().parameters;
         let base = BaseModel::of_run(self.model, parameters, config)?;
         if let Some(folder) = self.from {
             base.fits(folder, parameters)?;
@@ -298,7 +298,7 @@ pub(crate) fn model_files(
     let model = session.model();
     let mut files = origin.files(&config.model, config.data.seq, model.dtype());
     if let (Some(base), Some(lora)) = (base, session.adapters()) {
-        files.extend(base.files(lora, model.architecture().parameters()));
+        files.extend(base.files(lora, &model.architecture().parameters));
     }
     files
 }

@@ -106,7 +106,7 @@ impl Trainer {
             from: pretrained.adapters.as_deref(),
         };
         Trainer::filled(config, origin, adapters, |session| {
-            session.import(folder)?;
+            session.incoming().import(folder)?;
             Ok(())
         })
     }
@@ -373,7 +373,7 @@ impl Trainer {
                 self.parameter_names().next().unwrap_or_default()
             )));
         };
-        let mut parameters = model.architecture().parameters().in_layout();
+        let mut parameters = model.architecture().parameters.in_layout();
         let parameter = parameters.nth(index);
         Ok((index, parameter.expect("the layout is of these parameters")))
     }

@@ -49,7 +49,7 @@ impl AdapterWeights {
             .map(|one| &one.name[..])
             .collect();
         let mut deltas = HashMap::new();
-        for module in parameters.modules() {
+        for module in &parameters.modules {
             let Some(rank) = module.rank else {
                 continue;
             };

@@ -69,26 +69,20 @@ pub(super) fn evaluations(run: &RunFiles) -> Section {
         ),
         None => format!("{count} so far."),
     };
-    Section {
-        title: "Evaluations",
-        items: match count {
-            0 => Vec::new(),
-            _ => vec![SectionItem::Say(say), SectionItem::Table(table)],
-        },
-        in_text: true,
-    }
+    let items = match count {
+        0 => Vec::new(),
+        _ => vec![SectionItem::Say(say), SectionItem::Table(table)],
+    };
+    Section::new("Evaluations", items)
 }
 
 /// The last texts of the model.
 pub(super) fn samples(samples: Vec<Sample>) -> Section {
-    Section {
-        title: "Texts of the model's own",
-        items: match samples.is_empty() {
-            true => Vec::new(),
-            false => vec![SectionItem::Samples(samples)],
-        },
-        in_text: true,
-    }
+    let items = match samples.is_empty() {
+        true => Vec::new(),
+        false => vec![SectionItem::Samples(samples)],
+    };
+    Section::new("Texts of the model's own", items)
 }
 
 /// The steps after which a run was resumed, and what was changed.
@@ -105,14 +99,11 @@ pub(super) fn resumes(run: &RunFiles) -> Section {
             resume.from.clone(),
         ]);
     }
-    Section {
-        title: "Resumed",
-        items: match run.resumes.is_empty() {
-            true => Vec::new(),
-            false => vec![SectionItem::Table(table)],
-        },
-        in_text: true,
-    }
+    let items = match run.resumes.is_empty() {
+        true => Vec::new(),
+        false => vec![SectionItem::Table(table)],
+    };
+    Section::new("Resumed", items)
 }
 
 /// A perplexity. An untrained model's can be very large.

@@ -65,7 +65,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let device = OpenDevice::open(trained.resolved.device())?;
     let plan = InferencePlan::of_sequences(&settings, device.target(), (1, wanted.window))?;
     let mut inference = trained.load(&settings, &device, &plan)?;
-    let text = inference.cached_text(wanted.window)?;
+    let text = inference.forward().cached_text(wanted.window)?;
     let is_watched = stdin().is_terminal() && stdout().is_terminal() && !args.trained.json;
     if is_watched {
         let bytes = plan.kv_cache.map_or(0, |cache| cache.bytes);
@@ -203,7 +203,7 @@ impl Chat<'_> {
             text += &piece;
         };
         let number = self.said.len() / 2;
-        let made = self.inference.continue_text(
+        let made = self.inference.forward().continue_text(
             &mut self.text,
             (number, prompt),
             &self.wanted,

@@ -86,7 +86,9 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     let plan = InferencePlan::of_evaluation(&settings, device.target(), rows)?;
     let mut inference = trained.load(&settings, &device, &plan)?;
     let batches = dataset.once(config.eval.samples);
-    let evaluation = inference.evaluate(batches.map(|micro| micro.map_err(Failure::from)))?;
+    let evaluation = inference
+        .forward()
+        .evaluate(batches.map(|micro| micro.map_err(Failure::from)))?;
     refuse_nothing(&evaluation, &dataset)?;
     refuse_unsound(&args.trained.from, evaluation.loss().is_finite())?;
     let record = Record {
@@ -135,8 +137,9 @@ fn write_reference(model: &Path, mut trained: Trained, file: &Path) -> Result<()
     let plan = InferencePlan::of_evaluation(&settings, device.target(), rows)?;
     let mut inference = trained.load(&settings, &device, &plan)?;
     let batches = dataset.by_number();
-    let (losses, _) =
-        inference.sequence_losses(batches.map(|micro| micro.map_err(Failure::from)))?;
+    let (losses, _) = inference
+        .forward()
+        .sequence_losses(batches.map(|micro| micro.map_err(Failure::from)))?;
     refuse_unsound(model, losses.iter().all(|loss| loss.is_finite()))?;
     let written = format!("{} texts; wrote {}\n", losses.len(), file.display());
     reference::write(file, &dataset, losses)?;

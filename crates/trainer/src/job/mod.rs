@@ -323,7 +323,7 @@ fn largest_part_bytes(config: &Config) -> usize {
     }
     let architecture = Architecture::of(&config.model, Attention::default());
     let mut parts = BTreeMap::<Layer, usize>::new();
-    for parameter in architecture.parameters().in_layout() {
+    for parameter in architecture.parameters.in_layout() {
         let dtype = parameter.dtype(config.dtype().into());
         let elements: usize = parameter.shape.iter().product();
         *parts.entry(parameter.part).or_default() += elements * dtype.size_in_bytes();

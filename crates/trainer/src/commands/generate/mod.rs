@@ -78,7 +78,9 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
     let plan = InferencePlan::of_generation(&settings, device.target(), &lengths, &wanted)?;
     let mut inference = trained.load(&settings, &device, &plan)?;
     let mut shown = Shown::new(&prompts, &tokenizer, args.trained.json)?;
-    let made = inference.generate(&tokens, &wanted, |prompt, token| shown.show(prompt, token))?;
+    let made = inference
+        .forward()
+        .generate(&tokens, &wanted, |prompt, token| shown.show(prompt, token))?;
     shown.finish()?;
     if !args.trained.json {
         return Ok(());

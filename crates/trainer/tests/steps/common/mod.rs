@@ -92,7 +92,7 @@ pub fn every_activation(models: &[(&'static str, ModelConfig)]) -> Vec<Activatio
     for (_, model) in models {
         for attention in [Attention::Eager, Attention::Flash] {
             let architecture = Architecture::of(model, attention);
-            let activations = architecture.blocks()[0].activations();
+            let activations = architecture.blocks[0].activations();
             let new = activations.map(|(activation, _)| activation);
             all.extend(new.filter(|one| !all.contains(one)).collect::<Vec<_>>());
         }
