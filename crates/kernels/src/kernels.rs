@@ -117,7 +117,8 @@ impl<B: Backend + ?Sized> Kernels<B> {
         KernelError::unless(runs_here, operation.name(), || {
             format!("it does not run in the queue `{}`", queue.name())
         })?;
-        operation.check(self.backend.target(), self.backend.widens())?;
+        operation.check(self.backend.widens())?;
+        operation.check_scratch(self.backend.target())?;
         // SAFETY: it was checked for this backend; the caller's promise.
         unsafe { self.backend.ask(queue, Request::Operation(operation)) }
     }

@@ -42,6 +42,7 @@ mod numerics;
 pub mod operation;
 mod queue;
 mod request;
+mod scratch;
 pub mod timed;
 mod workers;
 mod workspace;

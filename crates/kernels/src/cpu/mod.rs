@@ -5,7 +5,7 @@
 
 mod adafactor;
 mod adamw;
-mod attention;
+pub(crate) mod attention;
 mod cache;
 mod cross_entropy;
 mod dequantise;
@@ -14,7 +14,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod experts;
-mod flash;
+pub(crate) mod flash;
 mod fp8;
 mod gelu;
 mod gemm;

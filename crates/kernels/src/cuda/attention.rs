@@ -11,10 +11,24 @@
 use super::dropout::dropout_arguments;
 use super::extent::Extent;
 use super::{Argument, Cuda, Driver, Gemm, Kernel, Matrix, kernel, no_kernel};
-use crate::operation::attention::{cuda_gradient_sums, cuda_scores};
 use crate::operation::{Attention, AttentionBackward};
 use crate::{AttentionShape, Dropout, KernelError};
 use memory::{DType, In, Out};
+
+/// The scores of one sequence, kept in f32.
+pub(crate) fn scores(shape: AttentionShape) -> usize {
+    shape.heads * shape.seq * shape.seq
+}
+
+/// Sums of dk and dv of one sequence, kept in f32 if bf16 would round each query head's part.
+pub(crate) fn gradient_sums(shape: AttentionShape, dtype: DType) -> usize {
+    match dtype {
+        DType::BF16 if shape.group() > 1 => {
+            shape.seq * shape.kv_heads * (shape.qk_head_dim + shape.v_head_dim)
+        }
+        _ => 0,
+    }
+}
 
 /// One member of every group in one sequence, and where its matrices lie.
 #[derive(Clone, Copy)]
@@ -148,7 +162,7 @@ pub(super) fn attention<D: Driver>(
             })?;
         }
         let kept = probs.as_ref().map_or(std::ptr::null(), |probs| {
-            offset(probs.pointer(), dtype, sequence * cuda_scores(shape))
+            offset(probs.pointer(), dtype, sequence * scores(shape))
         });
         let first = [
             Argument::Pointer(kept),
@@ -191,7 +205,7 @@ pub(super) fn attention_backward<D: Driver>(
     let kernel = kernel!("attention", "attention_softmax_backward", dtype);
     for sequence in 0..shape.batch {
         let sums = GradientSums::new(shape, sequence, &scratch, [&dk, &dv]);
-        let probs_at = offset(probs.pointer(), dtype, sequence * cuda_scores(shape));
+        let probs_at = offset(probs.pointer(), dtype, sequence * scores(shape));
         let tensors = [(&scratch).into(), Argument::Pointer(probs_at)];
         if dropout.is_some() {
             launch_rows(cuda, drop, &tensors, (shape, sequence), dropout)?;
@@ -247,7 +261,7 @@ fn launch_rows<D: Driver>(
     let [threshold, key, scale] = dropout_arguments(dropout);
     let of_rows = [
         shape.seq.into(),
-        (sequence * cuda_scores(shape)).into(),
+        (sequence * scores(shape)).into(),
         threshold,
         key,
         scale,
@@ -275,8 +289,8 @@ impl GradientSums {
         let elements = shape
             .head_dims()
             .map(|dim| shape.seq * shape.kv_heads * dim);
-        let sums = (cuda_gradient_sums(shape, dtype) > 0).then(|| {
-            let first = cuda_scores(shape).next_multiple_of(64);
+        let sums = (gradient_sums(shape, dtype) > 0).then(|| {
+            let first = scores(shape).next_multiple_of(64);
             [first, first + elements[0]].map(|at| offset(scratch.pointer(), DType::F32, at))
         });
         let start =

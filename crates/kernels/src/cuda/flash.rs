@@ -6,7 +6,6 @@
 use super::dropout::dropout_arguments;
 use super::extent::Extent;
 use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
-use crate::operation::flash::{cuda_keys, cuda_partial_sums, cuda_parts, cuda_width};
 use crate::operation::{FlashAttention, FlashAttentionBackward};
 use crate::{AttentionShape, FlashOptions, KernelError};
 use memory::{DType, In, Out};
@@ -21,6 +20,11 @@ const WARP: usize = 32;
 
 /// The window of attention without a window: `NO_WINDOW` in `flash_attention.cu`.
 const NO_WINDOW: i32 = 1 << 30;
+
+/// Blocks of the pass for dk and dv on CUDA that are enough for any device: two on each of an H100's 132
+/// multiprocessors at a time, and as many again, since the last keys have far fewer queries than the first. More cost
+/// scratch.
+const BLOCKS: usize = 512;
 
 /// A kernel by its name, the width and the type.
 macro_rules! kernel_of_width {
@@ -41,6 +45,45 @@ macro_rules! kernel_of_width {
             }
         )
     }};
+}
+
+/// Keys in a block of the backward pass: `Sizes::KEYS` in `flash_attention.cu`.
+fn block_keys(width: usize, dtype: DType) -> usize {
+    match dtype {
+        DType::F32 if width > 128 => 32,
+        _ => 64,
+    }
+}
+
+/// The width that CUDA's kernels pad heads to; none if no kernel is as wide. Only the kernels for the widest heads take
+/// different widths of keys and values.
+fn kernel_width(shape: AttentionShape) -> Option<usize> {
+    const WIDTHS: [usize; 4] = [32, 64, 128, 256];
+    let [qk, v] = shape.head_dims();
+    let fits = |width: &usize| qk.max(v) <= *width && (qk == v || *width == 256);
+    WIDTHS.into_iter().find(fits)
+}
+
+/// Parts into which the query heads of each key-value head are divided, as equally as possible. Each sums its
+/// own `dk` and `dv`. They are as few as give enough blocks. They depend on the shape and not on the device, and so do
+/// the bits of the sums.
+pub(crate) fn head_parts(shape: AttentionShape, dtype: DType) -> usize {
+    let width = kernel_width(shape).unwrap_or(usize::MAX);
+    let keys = shape.seq.div_ceil(block_keys(width, dtype));
+    let blocks = shape.batch * shape.kv_heads * keys;
+    BLOCKS.div_ceil(blocks.max(1)).min(shape.group())
+}
+
+/// The f32 elements of the sums of all parts; none if one part has all query heads.
+pub(crate) fn partial_sums(shape: AttentionShape, dtype: DType) -> usize {
+    match head_parts(shape, dtype) {
+        1 => 0,
+        parts => parts * (elements(shape.k()) + elements(shape.v())),
+    }
+}
+
+fn elements([rows, width]: [usize; 2]) -> usize {
+    rows * width
 }
 
 /// Rows of the tiles that kernels work on: `Sizes` in `flash_attention.cu`.
@@ -65,7 +108,7 @@ impl Sizes {
         shape: AttentionShape,
         dtype: DType,
     ) -> Result<Sizes, KernelError> {
-        let width = cuda_width(shape).ok_or_else(|| {
+        let width = kernel_width(shape).ok_or_else(|| {
             let head_dim = shape.qk_head_dim.max(shape.v_head_dim);
             let message = format!("heads of {head_dim} are wider than 256, the widest on CUDA");
             KernelError::too_large(operation, message)
@@ -77,7 +120,7 @@ impl Sizes {
             dtype,
             warp_rows,
             queries: if wide && f32 { 32 } else { 4 * warp_rows },
-            keys: cuda_keys(width, dtype),
+            keys: block_keys(width, dtype),
             key_warps: if wide && f32 { 4 } else { 2 },
             forward: if wide { 32 } else { 64 },
             backward: match (width, f32) {
@@ -219,8 +262,8 @@ pub(super) fn flash_attention_backward<D: Driver>(
     let dtype = q.dtype();
     let sizes = Sizes::new("flash_attention_backward", shape, dtype)?;
     // The partial sums come first, because they are accessed in wide words and need alignment.
-    let parts = cuda_parts(shape, dtype);
-    let (partial, sums) = scratch.split_at(cuda_partial_sums(shape, dtype));
+    let parts = head_parts(shape, dtype);
+    let (partial, sums) = scratch.split_at(partial_sums(shape, dtype));
     row_sums(cuda, &sums, &dout, &out, shape)?;
 
     let [dout, lse, sums] = [(&dout).into(), (&lse).into(), (&sums).into()];

@@ -6,7 +6,7 @@
 
 mod adafactor;
 mod adamw;
-mod attention;
+pub(crate) mod attention;
 mod cache;
 mod calls;
 mod columns;
@@ -20,7 +20,7 @@ mod elementwise;
 mod embedding;
 mod experts;
 mod extent;
-mod flash;
+pub(crate) mod flash;
 mod fp8;
 mod gelu;
 mod latent;

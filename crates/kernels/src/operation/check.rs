@@ -1,17 +1,15 @@
 //! The parts that checks of operations are made of.
 
-use crate::{KernelError, Target};
+use crate::KernelError;
 use memory::{DType, Out};
 
 /// Ok, or why an operation does not fit.
 pub(crate) type Checked = Result<(), KernelError>;
 
-/// The checks of one operation for one device.
+/// The checks of one operation.
 pub(crate) struct Check {
     /// The operation's name, for messages.
     pub(crate) operation: &'static str,
-    /// The device whose scratch sizes apply.
-    pub(crate) target: Target,
     /// Whether matrix products may have bf16 operands.
     pub(crate) widens: bool,
 }
@@ -19,13 +17,6 @@ pub(crate) struct Check {
 impl Check {
     pub(crate) fn that(&self, condition: bool, message: impl FnOnce() -> String) -> Checked {
         KernelError::unless(condition, self.operation, message)
-    }
-
-    /// Checks the number of elements of scratch.
-    pub(crate) fn scratch(&self, scratch: &Out, elements: usize) -> Checked {
-        self.that(scratch.elements() == elements, || {
-            format!("`scratch` is {:?}, expected [{elements}]", scratch.dims())
-        })
     }
 
     /// Refuses a largest magnitude of an output that is left out.

@@ -8,8 +8,7 @@ use super::check::{Check, Checked};
 use super::contract::Contract;
 use super::declaration::{Field, Visit, operation, size};
 use super::operand::OperandRule;
-use crate::Target;
-use memory::{DType, In, Out};
+use memory::{In, Out};
 
 /// Rows that are grouped by expert: `r` rows of `x [r, w]`, or those that the products find in `x [t, w]` by each row's
 /// token, `row_token [r]` (i32).
@@ -90,15 +89,6 @@ impl<'a> ExpertRows<'a> {
         [rows, self.x.dims()[1]]
     }
 
-    /// The f32 elements of scratch that a product of them needs: a function of these alone. The CPU multiplies f32 by a
-    /// library that wants rows at equal distances, so it gathers them.
-    pub fn scratch_elements(&self, target: Target) -> usize {
-        match (target, self.x.dtype(), self.row_token) {
-            (Target::Cpu, DType::F32, Some(_)) => self.dims().iter().product(),
-            _ => 0,
-        }
-    }
-
     /// Their number; none if they are no rows.
     fn count(&self) -> usize {
         size(Some(self.row_token.as_ref().unwrap_or(&self.x)), 0)
@@ -127,8 +117,7 @@ impl Contract for SumRows<'_> {}
 
 impl Contract for GroupedMatmul<'_> {
     fn conditions(&self, check: &Check) -> Checked {
-        check.product_of(&[self.out.dtype()])?;
-        check.scratch(&self.scratch, self.rows.scratch_elements(check.target))
+        check.product_of(&[self.out.dtype()])
     }
 
     fn multiplications(&self) -> usize {
@@ -144,9 +133,7 @@ impl Contract for GroupedMatmul<'_> {
 
 impl Contract for GroupedGradient<'_> {
     fn conditions(&self, check: &Check) -> Checked {
-        check.product_of(&[self.out.dtype(), self.dy.x.dtype()])?;
-        let elements = [self.dy, self.rows].map(|rows| rows.scratch_elements(check.target));
-        check.scratch(&self.scratch, elements.iter().sum())
+        check.product_of(&[self.out.dtype(), self.dy.x.dtype()])
     }
 
     fn multiplications(&self) -> usize {

@@ -13,7 +13,7 @@
 
 mod adafactor;
 mod adamw;
-pub(crate) mod attention;
+mod attention;
 mod cache;
 mod check;
 mod contract;
@@ -24,7 +24,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod experts;
-pub(crate) mod flash;
+mod flash;
 mod fp8;
 mod gelu;
 mod init;
@@ -82,7 +82,7 @@ pub use router::{
 pub use sum_in_order::SumInOrder;
 pub use swiglu::{Swiglu, SwigluBackward};
 
-use crate::{KernelError, Target};
+use crate::KernelError;
 use check::Check;
 use contract::Contract;
 use memory::In;
@@ -231,10 +231,9 @@ impl Operation<'_> {
     }
 
     /// Refuses operands that do not fit. `widens` says whether matrix products may have bf16 operands.
-    pub(crate) fn check(&self, target: Target, widens: bool) -> Result<(), KernelError> {
+    pub(crate) fn check(&self, widens: bool) -> Result<(), KernelError> {
         self.contract().check(&Check {
             operation: self.name(),
-            target,
             widens,
         })
     }

@@ -4,7 +4,7 @@
 //! for each of those over blocks of queries. Sums of dk and dv stay in one block of scratch. Sums of dq add their terms
 //! in the order of the keys.
 
-use super::{Block, Inputs, drop_elements, for_each_item, transpose};
+use super::{Block, Inputs, KEYS, QUERIES, block_sizes, drop_elements, for_each_item, transpose};
 use crate::AttentionShape;
 use crate::cpu::Shared;
 use crate::cpu::attention::{Pieces, Task, panel};
@@ -12,7 +12,6 @@ use crate::cpu::dispatch::by_dtype;
 use crate::cpu::gemm::{Matrix, Output, product};
 use crate::cpu::simd::{Real, exp, lane_sum, vectorized};
 use crate::operation::FlashAttentionBackward;
-use crate::operation::flash::{CPU_KEYS, CPU_QUERIES, cpu_block};
 
 pub(in crate::cpu) fn flash_attention_backward(operation: FlashAttentionBackward) {
     by_dtype!(operation.q.dtype(), flash_attention_backward_of(operation));
@@ -46,8 +45,8 @@ fn flash_attention_backward_of<T: Real>(operation: FlashAttentionBackward) {
         let task = operands.inputs.task(item);
         let mut room = BackwardScratch::new::<T>(shape, scratch);
         row_sums(&operands, task, &mut room);
-        for key in (0..shape.seq).step_by(CPU_KEYS) {
-            let keys = CPU_KEYS.min(shape.seq - key);
+        for key in (0..shape.seq).step_by(KEYS) {
+            let keys = KEYS.min(shape.seq - key);
             key_block(&operands, task, (key, keys), &mut room);
             let [qk_dim, v_dim] = shape.head_dims();
             for (tensor, dim, sums) in [(dk, qk_dim, &*room.dk), (dv, v_dim, &*room.dv)] {
@@ -94,7 +93,7 @@ struct BackwardScratch<'a> {
 
 impl<'a> BackwardScratch<'a> {
     fn new<T: Real>(shape: AttentionShape, scratch: &'a mut [f32]) -> BackwardScratch<'a> {
-        let (queries, keys) = cpu_block(shape);
+        let (queries, keys) = block_sizes(shape);
         let ([qk_dim, v_dim], rows) = (shape.head_dims(), shape.group() * shape.seq);
         let mut pieces = Pieces(scratch);
         BackwardScratch {
@@ -155,12 +154,12 @@ fn key_block<T: Real>(
     room.dk.fill(0.0);
     room.dv.fill(0.0);
     // Earlier query blocks see none of these keys: the first that does is the block with the first key's own query.
-    let first_queries = first / CPU_QUERIES * CPU_QUERIES;
+    let first_queries = first / QUERIES * QUERIES;
     for head in task.heads() {
         // For later queries, the window begins after these keys.
         let end_queries = seq.min(end - 1 + task.shape.reach());
-        for query in (first_queries..end_queries).step_by(CPU_QUERIES) {
-            let queries = (query, CPU_QUERIES.min(seq - query));
+        for query in (first_queries..end_queries).step_by(QUERIES) {
+            let queries = (query, QUERIES.min(seq - query));
             let block = Block {
                 task,
                 head,

@@ -1,6 +1,6 @@
 //! The forward pass: online softmax over blocks of keys (Milakov and Gimelshein 2018; Dao et al. 2022).
 
-use super::{Block, Inputs, drop_elements, for_each_item, transpose};
+use super::{Block, Inputs, KEYS, QUERIES, block_sizes, drop_elements, for_each_item, transpose};
 use crate::AttentionShape;
 use crate::cpu::Shared;
 use crate::cpu::attention::{Pieces, panel};
@@ -8,7 +8,6 @@ use crate::cpu::dispatch::by_dtype;
 use crate::cpu::gemm::{Matrix, Output, product};
 use crate::cpu::simd::{LANES, Real, exp, vectorized};
 use crate::operation::FlashAttention;
-use crate::operation::flash::{CPU_KEYS, CPU_QUERIES, cpu_block};
 
 pub(in crate::cpu) fn flash_attention(operation: FlashAttention) {
     by_dtype!(operation.q.dtype(), flash_attention_of(operation));
@@ -29,12 +28,12 @@ fn flash_attention_of<T: Real>(operation: FlashAttention) {
     let lse = lse.map(|lse| Shared(lse.pointer().cast::<f32>()));
     let inputs = Inputs::<T>::new([q, k, v], shape, options);
     let heads = shape.batch * shape.kv_heads;
-    let blocks = shape.seq.div_ceil(CPU_QUERIES);
+    let blocks = shape.seq.div_ceil(QUERIES);
     for_each_item(heads * blocks, scratch.slice_mut(), |item, scratch| {
         let task = inputs.task(item % heads);
         // The last queries see the most keys. They go first, so that no thread has a long item left at the end.
-        let first = (blocks - 1 - item / heads) * CPU_QUERIES;
-        let queries = CPU_QUERIES.min(shape.seq - first);
+        let first = (blocks - 1 - item / heads) * QUERIES;
+        let queries = QUERIES.min(shape.seq - first);
         let mut room = ForwardScratch::new::<T>(shape, scratch);
         for head in task.heads() {
             let block = Block {
@@ -71,7 +70,7 @@ struct ForwardScratch<'a> {
 
 impl<'a> ForwardScratch<'a> {
     fn new<T: Real>(shape: AttentionShape, scratch: &'a mut [f32]) -> ForwardScratch<'a> {
-        let (queries, keys) = cpu_block(shape);
+        let (queries, keys) = block_sizes(shape);
         let mut pieces = Pieces(scratch);
         ForwardScratch {
             scores: pieces.take(keys * queries),
@@ -134,9 +133,9 @@ fn attend<T: Real>(
     room.largest.fill(f32::NEG_INFINITY);
     room.total.fill(0.0);
     let (first_key, end) = (inputs.first_key(block), first_query + queries);
-    for key in (first_key..end).step_by(CPU_KEYS) {
+    for key in (first_key..end).step_by(KEYS) {
         let block = Block {
-            keys: (key, CPU_KEYS.min(end - key)),
+            keys: (key, KEYS.min(end - key)),
             ..block
         };
         weigh(inputs, block, q, room);

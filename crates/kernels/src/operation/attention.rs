@@ -1,9 +1,5 @@
 //! Causal attention with stored probabilities.
 
-mod scratch;
-
-pub(crate) use scratch::{CPU_ROW_BLOCK, cpu_forward_scratch, cuda_gradient_sums, cuda_scores};
-
 use super::Dropout;
 use super::check::{Check, Checked};
 use super::contract::Contract;
@@ -200,12 +196,8 @@ impl Attention<'_> {
 
 impl Contract for Attention<'_> {
     fn conditions(&self, check: &Check) -> Checked {
-        let (shape, kept) = (self.shape, self.probs.is_some());
-        shape.check(check)?;
-        check.dropout(self.dropout)?;
-        let dtype = self.q.dtype();
-        let elements = Attention::scratch_elements(check.target, shape, dtype, kept);
-        check.scratch(&self.scratch, elements)
+        self.shape.check(check)?;
+        check.dropout(self.dropout)
     }
 
     fn multiplications(&self) -> usize {
@@ -220,10 +212,7 @@ impl Contract for Attention<'_> {
 impl Contract for AttentionBackward<'_> {
     fn conditions(&self, check: &Check) -> Checked {
         self.shape.check(check)?;
-        check.dropout(self.dropout)?;
-        let dtype = self.q.dtype();
-        let elements = AttentionBackward::scratch_elements(check.target, self.shape, dtype);
-        check.scratch(&self.scratch, elements)
+        check.dropout(self.dropout)
     }
 
     fn multiplications(&self) -> usize {

@@ -1,12 +1,5 @@
 //! Causal attention that never stores the scores (Dao et al. 2022, 2023).
 
-mod scratch;
-
-pub(crate) use scratch::{
-    CPU_KEYS, CPU_QUERIES, cpu_block, cpu_slots, cuda_keys, cuda_partial_sums, cuda_parts,
-    cuda_width,
-};
-
 use super::check::{Check, Checked};
 use super::contract::Contract;
 use super::declaration::{Field, Visit, operation};
@@ -79,10 +72,7 @@ const BACKWARD_PRODUCTS: [usize; 2] = [3, 2];
 impl Contract for FlashAttention<'_> {
     fn conditions(&self, check: &Check) -> Checked {
         self.shape.check(check)?;
-        check.dropout(self.options.dropout)?;
-        let dtype = self.q.dtype();
-        let elements = FlashAttention::scratch_elements(check.target, self.shape, dtype);
-        check.scratch(&self.scratch, elements)
+        check.dropout(self.options.dropout)
     }
 
     fn multiplications(&self) -> usize {
@@ -97,10 +87,7 @@ impl Contract for FlashAttention<'_> {
 impl Contract for FlashAttentionBackward<'_> {
     fn conditions(&self, check: &Check) -> Checked {
         self.shape.check(check)?;
-        check.dropout(self.options.dropout)?;
-        let dtype = self.q.dtype();
-        let elements = FlashAttentionBackward::scratch_elements(check.target, self.shape, dtype);
-        check.scratch(&self.scratch, elements)
+        check.dropout(self.options.dropout)
     }
 
     fn multiplications(&self) -> usize {
