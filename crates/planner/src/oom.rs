@@ -328,14 +328,21 @@ impl Fixes<'_> {
         let same: fn(&Change) -> bool = |change| !change.changes_math();
         let any: fn(&Change) -> bool = Change::keeps_learning;
         let resident: fn(&Change) -> bool = |change| change.keeps_learning() && !change.offloads();
-        for (wanted, enough) in [(same, same), (any, any), (resident, any)] {
+        // About the least that is possible with the same bits.
+        let least = self.planned(self.run.with_all(same).0)?;
+        let may_keep_bits = least.as_ref().is_some_and(|one| self.helps(one));
+        for (wanted, enough, may_help) in [
+            (same, same, may_keep_bits),
+            (any, any, true),
+            (resident, any, true),
+        ] {
             let is_enough = |one: &Candidate| !one.is_other_training() && enough(&one.change);
-            if !all.iter().any(|one| self.helps(one) && is_enough(one)) {
+            if may_help && !all.iter().any(|one| self.helps(one) && is_enough(one)) {
                 let climb = Search::new(self.room).climb(self.run, wanted)?;
                 all.extend(self.planned(climb.change)?);
             }
         }
-        all.extend(self.planned(self.run.with_all(same).0)?);
+        all.extend(least);
         Ok(all)
     }
 
