@@ -267,7 +267,8 @@ fn several_changes_together_are_a_fix_where_none_is_enough() {
         (peak_bytes(&fixed, Target::Cpu), fix.peak_bytes),
         (limit, limit)
     );
-    assert!(fix.set.len() > 4, "{fix:?}");
+    // More keys than a smaller micro-batch beside full recompute sets.
+    assert!(fix.set.len() > 3, "{fix:?}");
 }
 
 #[test]
