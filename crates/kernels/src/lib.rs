@@ -48,7 +48,7 @@ mod workspace;
 
 pub use backend::Backend;
 pub use block_file::{BlockFile, DiskCopy, HostSide, NoFile};
-pub use error::{Fault, KernelError};
+pub use error::{Fault, KernelError, Result};
 pub use exchange::{Exchange, ExchangeBytes};
 pub use kernels::Kernels;
 pub use meta::timeline;

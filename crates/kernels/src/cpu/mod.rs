@@ -39,7 +39,7 @@ mod swiglu;
 use crate::workers::Workers;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, Event, Init, KernelError, Kernels, Operation, Queue, Reading, Request, Target, Traffic,
+    Backend, Event, Init, Kernels, Operation, Queue, Reading, Request, Result, Target, Traffic,
 };
 use collectives::Group;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
@@ -234,7 +234,7 @@ impl Backend for Cpu {
         &self.traffic
     }
 
-    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError> {
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result {
         // SAFETY: the caller's promise.
         unsafe {
             match request {
@@ -247,14 +247,14 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
+    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result {
         assert!(!out.pointer().is_null(), "a shape has no data");
         // SAFETY: the view covers as many bytes as `bytes`, which the borrow checker keeps apart from it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out.pointer(), bytes.len()) };
         Ok(())
     }
 
-    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
+    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result {
         assert!(!x.pointer().is_null(), "a shape has no data");
         self.workers.check()?;
         // SAFETY: as in `write`.
@@ -262,25 +262,25 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
+    unsafe fn start_reading(&self, x: In) -> Result<Reading> {
         let mut bytes = vec![0; x.bytes()];
         // SAFETY: the caller's promise, and there are as many bytes.
         unsafe { self.read(&mut bytes, x)? };
         Ok(Reading::done(bytes))
     }
 
-    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+    fn record(&self, queue: Queue) -> Result<Event> {
         self.workers.record(queue)
     }
 
-    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result<(), KernelError> {
+    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result {
         match queue {
             Queue::Compute | Queue::Update => self.workers.finish(event),
             _ => self.workers.wait(queue, event),
         }
     }
 
-    fn finish(&self, event: Event) -> Result<(), KernelError> {
+    fn finish(&self, event: Event) -> Result {
         self.workers.finish(event)
     }
 

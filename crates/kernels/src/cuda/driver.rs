@@ -2,7 +2,7 @@
 
 use super::calls::{Gemm, Launch, Workspace};
 use crate::backend::TimedWork;
-use crate::{DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Section};
+use crate::{DiskCopy, Event, Exchange, Operation, Queue, Reading, Result, Section};
 use std::time::Duration;
 
 /// A device with a stream per queue, except a disk's queues, which are threads. Calls run in the stream of computation,
@@ -25,7 +25,7 @@ pub trait Driver {
     ///
     /// # Errors
     /// [`KernelError`] if the kernel is unknown or the device refuses the launch.
-    unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError>;
+    unsafe fn launch(&self, launch: &Launch) -> Result;
 
     /// Computes matrix products.
     ///
@@ -35,7 +35,7 @@ pub trait Driver {
     ///
     /// # Errors
     /// [`KernelError`] if the library refuses the product.
-    unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<(), KernelError>;
+    unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result;
 
     /// Copies host bytes to the device. The caller may change them when this returns.
     ///
@@ -44,7 +44,7 @@ pub trait Driver {
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses.
-    unsafe fn copy_to_device(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError>;
+    unsafe fn copy_to_device(&self, to: *mut u8, bytes: &[u8]) -> Result;
 
     /// Copies bytes to the host after all earlier work is done.
     ///
@@ -53,7 +53,7 @@ pub trait Driver {
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses, or failed in earlier work.
-    unsafe fn copy_to_host(&self, bytes: &mut [u8], from: *const u8) -> Result<(), KernelError>;
+    unsafe fn copy_to_host(&self, bytes: &mut [u8], from: *const u8) -> Result;
 
     /// Sets `bytes` bytes to 0.
     ///
@@ -62,7 +62,7 @@ pub trait Driver {
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses.
-    unsafe fn clear(&self, to: *mut u8, bytes: usize) -> Result<(), KernelError>;
+    unsafe fn clear(&self, to: *mut u8, bytes: usize) -> Result;
 
     /// Starts a copy between the device and pinned host memory. The queue tells the direction.
     ///
@@ -71,13 +71,8 @@ pub trait Driver {
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses.
-    unsafe fn start_copy(
-        &self,
-        queue: Queue,
-        to: *mut u8,
-        from: *const u8,
-        bytes: usize,
-    ) -> Result<(), KernelError>;
+    unsafe fn start_copy(&self, queue: Queue, to: *mut u8, from: *const u8, bytes: usize)
+    -> Result;
 
     /// Starts a copy between a file and pinned host memory, in its queue.
     ///
@@ -87,7 +82,7 @@ pub trait Driver {
     /// # Errors
     /// [`KernelError`] if the device refuses or a file failed. After a failed file, every later call that can wait
     /// fails too, once no work is running.
-    unsafe fn start_disk(&self, copy: DiskCopy) -> Result<(), KernelError>;
+    unsafe fn start_disk(&self, copy: DiskCopy) -> Result;
 
     /// This device's rank in its group; 0 without one.
     fn rank(&self) -> usize;
@@ -100,7 +95,7 @@ pub trait Driver {
     /// # Errors
     /// [`KernelError`] if there is no group or no such rank, the device refuses, or an exchange failed. After a failed
     /// exchange, every later call that can wait fails too.
-    unsafe fn start_exchange(&self, exchange: Exchange) -> Result<(), KernelError>;
+    unsafe fn start_exchange(&self, exchange: Exchange) -> Result;
 
     /// Starts to read a few bytes, at most [`crate::READING_BYTES_MAX`], in the queue of computation. They stay
     /// unchanged for [`crate::READINGS_MAX`] readings.
@@ -110,13 +105,13 @@ pub trait Driver {
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses.
-    unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading, KernelError>;
+    unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading>;
 
     /// Records the present end of a queue.
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses.
-    fn record(&self, _queue: Queue) -> Result<Event, KernelError> {
+    fn record(&self, _queue: Queue) -> Result<Event> {
         Ok(Event::PAST)
     }
 
@@ -124,7 +119,7 @@ pub trait Driver {
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses.
-    fn wait(&self, _queue: Queue, _event: Event) -> Result<(), KernelError> {
+    fn wait(&self, _queue: Queue, _event: Event) -> Result {
         Ok(())
     }
 
@@ -132,7 +127,7 @@ pub trait Driver {
     ///
     /// # Errors
     /// [`KernelError`] if the device failed.
-    fn finish(&self, _event: Event) -> Result<(), KernelError> {
+    fn finish(&self, _event: Event) -> Result {
         Ok(())
     }
 
@@ -142,7 +137,7 @@ pub trait Driver {
     }
 
     /// As [`crate::Backend::timed`], by the device's own clock; none if it has none for the queue, and nothing is done.
-    fn timed(&self, _queue: Queue, _work: TimedWork) -> Option<Result<Duration, KernelError>> {
+    fn timed(&self, _queue: Queue, _work: TimedWork) -> Option<Result<Duration>> {
         None
     }
 
@@ -150,7 +145,7 @@ pub trait Driver {
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses.
-    fn begin_section(&self, _section: Section) -> Result<(), KernelError> {
+    fn begin_section(&self, _section: Section) -> Result {
         Ok(())
     }
 
@@ -158,7 +153,7 @@ pub trait Driver {
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses.
-    fn end_section(&self, _is_whole: bool) -> Result<(), KernelError> {
+    fn end_section(&self, _is_whole: bool) -> Result {
         Ok(())
     }
 

@@ -56,9 +56,10 @@ pub use listing::{Call, Listed, Listing};
 use crate::backend::{TimedWork, timed_by_host};
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, Event, Init, KernelError, Kernels, Operation, Queue, Reading, Request, Section,
-    Target, Traffic,
+    Backend, Event, Init, Kernels, Operation, Queue, Reading, Request, Result, Section, Target,
+    Traffic,
 };
+use calls::arguments;
 use extent::Extent;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
@@ -67,35 +68,46 @@ use std::time::Duration;
 /// A kernel of a source file by its name, followed by the types that it is made for.
 macro_rules! kernel {
     ($source:literal, $name:expr) => {
-        Kernel {
+        $crate::cuda::Kernel {
             source: $source,
             name: $name,
         }
     };
-    ($source:literal, $name:literal, $dtype:expr) => {
-        kernel!(
+    ($source:literal, $name:expr, $dtype:expr) => {
+        $crate::cuda::kernel!(
             $source,
             match $dtype {
-                DType::F32 => concat!($name, "_f32"),
-                DType::BF16 => concat!($name, "_bf16"),
-                other => no_kernel($name, &[other]),
+                memory::DType::F32 => concat!($name, "_f32"),
+                memory::DType::BF16 => concat!($name, "_bf16"),
+                other => $crate::cuda::no_kernel($name, &[other]),
             }
         )
     };
-    ($source:literal, $name:literal, $out:expr, $x:expr) => {
-        kernel!(
+    ($source:literal, $name:expr, $out:expr, $x:expr) => {
+        $crate::cuda::kernel!(
             $source,
             match ($out, $x) {
-                (DType::F32, DType::F32) => concat!($name, "_f32_f32"),
-                (DType::F32, DType::BF16) => concat!($name, "_f32_bf16"),
-                (DType::BF16, DType::F32) => concat!($name, "_bf16_f32"),
-                (DType::BF16, DType::BF16) => concat!($name, "_bf16_bf16"),
-                (out, x) => no_kernel($name, &[out, x]),
+                (memory::DType::F32, memory::DType::F32) => concat!($name, "_f32_f32"),
+                (memory::DType::F32, memory::DType::BF16) => concat!($name, "_f32_bf16"),
+                (memory::DType::BF16, memory::DType::F32) => concat!($name, "_bf16_f32"),
+                (memory::DType::BF16, memory::DType::BF16) => concat!($name, "_bf16_bf16"),
+                (out, x) => $crate::cuda::no_kernel($name, &[out, x]),
             }
         )
     };
 }
 use kernel;
+
+/// A kernel of a type, and the one beside it that also finds the largest magnitude of what it makes.
+macro_rules! kernels {
+    ($source:literal, $name:literal, $dtype:expr) => {
+        [
+            $crate::cuda::kernel!($source, $name, $dtype),
+            $crate::cuda::kernel!($source, concat!($name, "_largest"), $dtype),
+        ]
+    };
+}
+use kernels;
 
 fn no_kernel(name: &str, dtypes: &[DType]) -> ! {
     unreachable!("the check before admits only f32 and bf16: no `{name}` of {dtypes:?}")
@@ -130,7 +142,7 @@ impl<D: Driver> Cuda<D> {
     }
 
     /// Makes all calls of an operation, already checked.
-    fn launch_operation(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
+    fn launch_operation(&self, queue: Queue, operation: Operation) -> Result {
         self.driver.begin_operation(&operation);
         self.queue.set(queue);
         match operation {
@@ -222,12 +234,7 @@ impl<D: Driver> Cuda<D> {
 
     /// Launches a kernel of a checked operation, in the operation's queue. In queues other than the computation's, the
     /// operation's caller is responsible for the order. Does nothing without blocks.
-    fn launch(
-        &self,
-        kernel: Kernel,
-        extent: Extent,
-        arguments: &[Argument],
-    ) -> Result<(), KernelError> {
+    fn launch(&self, kernel: Kernel, extent: Extent, arguments: &[Argument]) -> Result {
         if extent.is_empty() {
             return Ok(());
         }
@@ -255,7 +262,7 @@ impl<D: Driver> Cuda<D> {
 
     /// Computes products of a checked operation's tensors, in the computation's queue: products of all operations share the
     /// workspace.
-    fn gemm(&self, gemm: &Gemm) -> Result<(), KernelError> {
+    fn gemm(&self, gemm: &Gemm) -> Result {
         assert_eq!(
             self.queue.get(),
             Queue::Compute,
@@ -299,7 +306,7 @@ impl<D: Driver> Backend for Cuda<D> {
         &self.traffic
     }
 
-    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError> {
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result {
         // SAFETY: the caller's promise.
         unsafe {
             match request {
@@ -314,32 +321,32 @@ impl<D: Driver> Backend for Cuda<D> {
         }
     }
 
-    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
+    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result {
         assert!(!out.pointer().is_null(), "a shape has no data");
         // SAFETY: the view covers as many bytes as `bytes`.
         unsafe { self.driver.copy_to_device(out.pointer(), bytes) }
     }
 
-    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
+    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result {
         assert!(!x.pointer().is_null(), "a shape has no data");
         // SAFETY: as in `write`.
         unsafe { self.driver.copy_to_host(bytes, x.pointer()) }
     }
 
-    unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
+    unsafe fn start_reading(&self, x: In) -> Result<Reading> {
         // SAFETY: the view covers as many bytes.
         unsafe { self.driver.start_read(x.pointer(), x.bytes()) }
     }
 
-    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+    fn record(&self, queue: Queue) -> Result<Event> {
         self.driver.record(queue)
     }
 
-    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result<(), KernelError> {
+    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result {
         self.driver.wait(queue, event)
     }
 
-    fn finish(&self, event: Event) -> Result<(), KernelError> {
+    fn finish(&self, event: Event) -> Result {
         self.driver.finish(event)
     }
 
@@ -347,22 +354,27 @@ impl<D: Driver> Backend for Cuda<D> {
         self.driver.is_over(event)
     }
 
-    fn timed(&self, queue: Queue, work: TimedWork) -> Result<Duration, KernelError> {
+    fn timed(&self, queue: Queue, work: TimedWork) -> Result<Duration> {
         let by_device = self.driver.timed(queue, work);
         by_device.unwrap_or_else(|| timed_by_host(self, queue, work))
     }
 
-    fn begin_section(&self, section: Section) -> Result<(), KernelError> {
+    fn begin_section(&self, section: Section) -> Result {
         self.driver.begin_section(section)
     }
 
-    fn end_section(&self, is_whole: bool) -> Result<(), KernelError> {
+    fn end_section(&self, is_whole: bool) -> Result {
         self.driver.end_section(is_whole)
     }
 
     fn section_refusal(&self) -> Option<String> {
         self.driver.section_refusal()
     }
+}
+
+/// An `int` of a kernel.
+fn int(number: usize) -> Argument {
+    Argument::Int(number as i32)
 }
 
 /// Whether a result is added to the output's contents.

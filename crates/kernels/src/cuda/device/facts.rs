@@ -2,7 +2,7 @@
 
 use super::image::Code;
 use super::{error, loading};
-use crate::KernelError;
+use crate::{KernelError, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute};
 use std::ffi::{CStr, c_char};
@@ -35,7 +35,7 @@ pub struct DeviceFacts {
 ///
 /// # Errors
 /// [`KernelError`] if there is no driver, or it finds no GPU.
-pub fn device_count() -> Result<usize, KernelError> {
+pub fn device_count() -> Result<usize> {
     if !loading::DRIVER.is_there() {
         return Err(KernelError::device(
             "cuda",
@@ -53,7 +53,7 @@ pub fn device_count() -> Result<usize, KernelError> {
 ///
 /// # Errors
 /// [`KernelError`] if there is no such GPU.
-pub fn capability(index: usize) -> Result<(i32, i32), KernelError> {
+pub fn capability(index: usize) -> Result<(i32, i32)> {
     device_count()?;
     let asked = || -> Result<(i32, i32), DriverError> {
         let device = result::device::get(index as i32)?;
@@ -66,7 +66,7 @@ pub fn capability(index: usize) -> Result<(i32, i32), KernelError> {
 ///
 /// # Errors
 /// [`KernelError`] if there is no such GPU.
-pub fn pci_bus_id(index: usize) -> Result<String, KernelError> {
+pub fn pci_bus_id(index: usize) -> Result<String> {
     device_count()?;
     let refused = |error| error::of_driver("cuda", error);
     let device = result::device::get(index as i32).map_err(refused)?;
@@ -120,11 +120,7 @@ impl DeviceFacts {
     ///
     /// # Errors
     /// [`KernelError`], with what to do, where they do not.
-    pub(super) fn check(
-        &self,
-        code: Option<Code>,
-        toolkit_version: i32,
-    ) -> Result<(), KernelError> {
+    pub(super) fn check(&self, code: Option<Code>, toolkit_version: i32) -> Result {
         let refuse = |message| Err(KernelError::device("cuda", message));
         let (name, (major, minor)) = (&self.name, self.capability);
         // The PTX is for Ampere, the first with asynchronous copies and tensor cores for bf16.

@@ -2,7 +2,7 @@
 
 use super::{CudaDevice, error};
 use crate::cuda::Kernel;
-use crate::{KernelError, Queue};
+use crate::{Queue, Result};
 use cudarc::driver::{result, sys};
 use std::time::Duration;
 
@@ -26,11 +26,7 @@ impl CudaDevice {
     ///
     /// # Panics
     /// In a section, whose calls come later, and for a disk's queue, which is no stream.
-    pub fn timed(
-        &self,
-        queue: Queue,
-        work: impl FnOnce() -> Result<(), KernelError>,
-    ) -> Result<Duration, KernelError> {
+    pub fn timed(&self, queue: Queue, work: impl FnOnce() -> Result) -> Result<Duration> {
         assert!(!self.keeps_back.get(), "the calls of a section come later");
         let refused = |error| error::of_driver("timed", error);
         let stream = self.streams.of(queue);
@@ -58,7 +54,7 @@ impl CudaDevice {
         kernel: Kernel,
         block: [u32; 3],
         shared_bytes: u32,
-    ) -> Result<Occupancy, KernelError> {
+    ) -> Result<Occupancy> {
         use sys::CUfunction_attribute as Attribute;
         let function = self.modules.function(kernel, shared_bytes)?.handle;
         let refused = |error| error::of_driver(kernel.name, error);

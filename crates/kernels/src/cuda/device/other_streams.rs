@@ -1,7 +1,7 @@
 //! Streams of another library that works in the same context, such as candle's.
 
 use super::{CudaDevice, error};
-use crate::{KernelError, Queue};
+use crate::{Queue, Result};
 use cudarc::driver::result::DriverError;
 use std::ffi::c_void;
 
@@ -10,7 +10,7 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`KernelError`] if the driver refuses.
-    pub fn enter(&self) -> Result<(), KernelError> {
+    pub fn enter(&self) -> Result {
         let entered = self.streams.enter();
         entered.map_err(|error| error::of_driver("cuda", error))
     }
@@ -22,7 +22,7 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`KernelError`] if the driver refuses.
-    pub unsafe fn wait_for_stream(&self, stream: *mut c_void) -> Result<(), KernelError> {
+    pub unsafe fn wait_for_stream(&self, stream: *mut c_void) -> Result {
         self.between_sections();
         let ordered = self.streams.order_streams(stream.cast(), self.stream);
         ordered.map_err(|error| error::of_driver("cuda", error))

@@ -8,7 +8,7 @@ use super::block::Block;
 use super::problem::Problem;
 use super::{CudaDevice, CudaDriver, error};
 use crate::cuda::{Cuda, Gemm, Matrix};
-use crate::{Fault, KernelError, Kernels};
+use crate::{Fault, KernelError, Kernels, Result};
 use memory::{GRANULARITY_BYTES, Space, round_up};
 use std::collections::HashSet;
 
@@ -34,7 +34,7 @@ impl Kernels<Cuda<CudaDriver>> {
     ///
     /// # Errors
     /// [`Fault::DeviceFull`] if memory is short; otherwise as for products.
-    pub fn rehearse(&self, products: &[Gemm]) -> Result<Rehearsal, KernelError> {
+    pub fn rehearse(&self, products: &[Gemm]) -> Result<Rehearsal> {
         let device = &self.backend.driver.device;
         let rehearsed = device
             .load_kernels()
@@ -46,7 +46,7 @@ impl Kernels<Cuda<CudaDriver>> {
     }
 
     /// Runs products that are all different.
-    fn run_each(&self, products: &[Gemm]) -> Result<Rehearsal, KernelError> {
+    fn run_each(&self, products: &[Gemm]) -> Result<Rehearsal> {
         let device = &self.backend.driver.device;
         let bytes = products.iter().map(|gemm| Operands::of(gemm).bytes()).max();
         let block = match bytes {
@@ -77,7 +77,7 @@ impl Kernels<Cuda<CudaDriver>> {
 }
 
 /// One product of each problem.
-pub(super) fn distinct(products: &[Gemm]) -> Result<Vec<Gemm>, KernelError> {
+pub(super) fn distinct(products: &[Gemm]) -> Result<Vec<Gemm>> {
     let (mut seen, mut distinct) = (HashSet::new(), Vec::new());
     for gemm in products {
         if seen.insert(Problem::new(gemm)?.0) {
