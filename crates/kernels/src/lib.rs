@@ -36,6 +36,7 @@ pub mod cpu;
 pub mod cuda;
 mod error;
 mod exchange;
+mod families;
 mod kernels;
 pub mod meta;
 mod numerics;
@@ -46,7 +47,7 @@ pub mod timed;
 mod workers;
 mod workspace;
 
-pub use backend::Backend;
+pub use backend::{Backend, Queues};
 pub use block_file::{BlockFile, DiskCopy, HostSide, NoFile};
 pub use error::{Fault, KernelError, Result};
 pub use exchange::{Exchange, ExchangeBytes};

@@ -3,12 +3,12 @@
 use super::adamw::{beside, by_weights, in_rounds};
 use super::extent::{Extent, WARP};
 use super::{Argument, Cuda, Driver, arguments, kernel};
-use crate::Result;
 use crate::operation::{
     AdafactorRate, AdafactorStep, FactorVariance, SQUARE_PARTS, UpdateSquares, VarianceOperand,
     VarianceScale, VarianceSums, WeightSquares,
 };
-use memory::Out;
+use crate::{MasterOperand, Result};
+use memory::{DType, Out};
 
 /// Threads of a block that runs alone, as in `adafactor.cu`. They are the lanes of its sums, on the CPU too.
 const BLOCK_THREADS: usize = 1024;

@@ -1,7 +1,7 @@
 //! AdamW on ranges, for every format of its states.
 
 use super::extent::{Extent, WARP};
-use super::{Argument, Cuda, Driver, arguments};
+use super::{Argument, Cuda, Driver, arguments, kernel};
 use crate::quantise::BLOCK;
 use crate::{AdamW, MasterOperand, MomentOperand, Result};
 use memory::DType;
@@ -12,26 +12,18 @@ const ROUNDS: usize = 8;
 
 /// Blocks of threads for an update of `n` elements.
 pub(super) fn in_rounds(n: usize) -> Extent {
-    Extent::new(
-        [n.div_ceil(THREADS / WARP * BLOCK * ROUNDS), 1, 1],
-        [THREADS, 1, 1],
-    )
+    let blocks = n.div_ceil(THREADS / WARP * BLOCK * ROUNDS);
+    Extent::new([blocks, 1, 1], [THREADS, 1, 1])
 }
 
 pub(super) fn adamw<D: Driver>(cuda: &Cuda<D>, op: AdamW) -> Result {
     let n = op.parameters.elements();
-    let gradients = op.gradients.dtype();
+    let (state, gradients) = (&op.first_moment, op.gradients.dtype());
     let kernel = match (op.parameters.dtype(), &op.master) {
-        (DType::F32, _) => by_moment!(op.first_moment, "adamw", "adamw_f32_", gradients),
-        (_, MasterOperand::F32(_)) => {
-            by_moment!(op.first_moment, "adamw", "adamw_master_", gradients)
-        }
-        (_, MasterOperand::Remainder(_)) => {
-            by_moment!(op.first_moment, "adamw", "adamw_split_", gradients)
-        }
-        (_, MasterOperand::Parameters) => {
-            by_moment!(op.first_moment, "adamw", "adamw_rounded_", gradients)
-        }
+        (DType::F32, _) => by_moment!(state, "adamw", "adamw_f32_", gradients),
+        (_, MasterOperand::F32(_)) => by_moment!(state, "adamw", "adamw_master_", gradients),
+        (_, MasterOperand::Remainder(_)) => by_moment!(state, "adamw", "adamw_split_", gradients),
+        (_, MasterOperand::Parameters) => by_moment!(state, "adamw", "adamw_rounded_", gradients),
     };
     let (first, first_absmax) = moment(&op.first_moment);
     let (second, second_absmax) = moment(&op.second_moment);
@@ -62,12 +54,14 @@ pub(super) fn beside(master: &MasterOperand) -> Argument {
 /// The kernel for the format of a moment, by the beginning of its name.
 macro_rules! by_moment {
     ($moment:expr, $source:literal, $start:literal, $($dtype:expr),+) => {
-        match &$moment {
-            $crate::MomentOperand::Plain(moment) if moment.dtype() == memory::DType::F32 => {
-                $crate::cuda::kernel!($source, concat!($start, "f32"), $($dtype),+)
+        match $moment {
+            MomentOperand::Plain(moment) if moment.dtype() == DType::F32 => {
+                kernel!($source, concat!($start, "f32"), $($dtype),+)
             }
-            $crate::MomentOperand::Plain(_) => $crate::cuda::kernel!($source, concat!($start, "bf16"), $($dtype),+),
-            $crate::MomentOperand::Quantised { .. } => $crate::cuda::kernel!($source, concat!($start, "8bit"), $($dtype),+),
+            MomentOperand::Plain(_) => kernel!($source, concat!($start, "bf16"), $($dtype),+),
+            MomentOperand::Quantised { .. } => {
+                kernel!($source, concat!($start, "8bit"), $($dtype),+)
+            }
         }
     };
 }
@@ -77,10 +71,14 @@ pub(super) use by_moment;
 macro_rules! by_weights {
     ($op:expr, $source:literal, $start:literal $(, $dtype:expr)?) => {
         match ($op.parameters.dtype(), &$op.master) {
-            (memory::DType::F32, _) => $crate::cuda::kernel!($source, concat!($start, "f32") $(, $dtype)?),
-            (_, $crate::MasterOperand::F32(_)) => $crate::cuda::kernel!($source, concat!($start, "master") $(, $dtype)?),
-            (_, $crate::MasterOperand::Remainder(_)) => $crate::cuda::kernel!($source, concat!($start, "split") $(, $dtype)?),
-            (_, $crate::MasterOperand::Parameters) => $crate::cuda::kernel!($source, concat!($start, "rounded") $(, $dtype)?),
+            (DType::F32, _) => kernel!($source, concat!($start, "f32") $(, $dtype)?),
+            (_, MasterOperand::F32(_)) => kernel!($source, concat!($start, "master") $(, $dtype)?),
+            (_, MasterOperand::Remainder(_)) => {
+                kernel!($source, concat!($start, "split") $(, $dtype)?)
+            }
+            (_, MasterOperand::Parameters) => {
+                kernel!($source, concat!($start, "rounded") $(, $dtype)?)
+            }
         }
     };
 }

@@ -273,8 +273,7 @@ impl GradientSums {
         let kernel = kernel!("elementwise", "copy", self.dtype, DType::F32);
         for (which, n) in self.elements.into_iter().enumerate() {
             let [tensor, sum] = [self.tensors[which], sums[which]].map(Argument::Pointer);
-            let arguments = arguments![tensor, sum, n];
-            cuda.launch(kernel, Extent::flat(n), &arguments)?;
+            cuda.launch(kernel, Extent::flat(n), &arguments![tensor, sum, n])?;
         }
         Ok(())
     }

@@ -70,8 +70,8 @@ impl Parts {
         (out, init): (Out, Init),
     ) -> Result {
         let (parts, width) = (self.count(), self.width);
-        let arguments =
-            arguments! { &out, self.place(cuda, sum), parts, width, accumulates(&init) };
+        let place = self.place(cuda, sum);
+        let arguments = arguments![&out, place, parts, width, accumulates(&init)];
         let kernel = kernel!("columns", "add_parts", out.dtype());
         let extent = Extent::columns(parts, width, 1);
         cuda.launch(kernel, extent, &arguments)

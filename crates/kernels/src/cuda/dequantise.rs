@@ -5,13 +5,10 @@ use super::{Cuda, Driver, arguments, kernel};
 use crate::Result;
 use crate::operation::{DequantiseBytes, DequantiseNf4};
 
-pub(super) fn dequantise_bytes<D: Driver>(
-    cuda: &Cuda<D>,
-    DequantiseBytes { out, codes, absmax }: DequantiseBytes,
-) -> Result {
-    let kernel = kernel!("dequantise", "dequantise_bytes", out.dtype());
-    let n = out.elements();
-    let arguments = arguments![&out, &codes, &absmax, n];
+pub(super) fn dequantise_bytes<D: Driver>(cuda: &Cuda<D>, op: DequantiseBytes) -> Result {
+    let kernel = kernel!("dequantise", "dequantise_bytes", op.out.dtype());
+    let n = op.out.elements();
+    let arguments = arguments![&op.out, &op.codes, &op.absmax, n];
     cuda.launch(kernel, Extent::flat(n), &arguments)
 }
 

@@ -8,13 +8,10 @@ use crate::{Init, Result};
 /// Threads of a block that looks for tokens: as in `embedding.cu`.
 const SEARCHERS: usize = 256;
 
-pub(super) fn embedding<D: Driver>(
-    cuda: &Cuda<D>,
-    Embedding { out, table, ids }: Embedding,
-) -> Result {
-    let kernel = kernel!("embedding", "embedding", table.dtype());
-    let (tokens, width) = (out.dims()[0], out.dims()[1]);
-    let arguments = arguments![&out, &table, &ids, width];
+pub(super) fn embedding<D: Driver>(cuda: &Cuda<D>, op: Embedding) -> Result {
+    let kernel = kernel!("embedding", "embedding", op.table.dtype());
+    let (tokens, width) = (op.out.dims()[0], op.out.dims()[1]);
+    let arguments = arguments![&op.out, &op.table, &op.ids, width];
     cuda.launch(kernel, Extent::rows(tokens, width), &arguments)
 }
 

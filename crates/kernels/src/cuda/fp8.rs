@@ -90,12 +90,9 @@ fn in_parts(parts: usize) -> Extent {
     Extent::new([parts, 1, 1], [PART_THREADS, 1, 1])
 }
 
-pub(super) fn transpose_codes<D: Driver>(
-    cuda: &Cuda<D>,
-    TransposeCodes { out, x }: TransposeCodes,
-) -> Result {
-    let [rows, columns, width] = [x.dims()[0], x.dims()[1], out.dims()[1]];
-    let arguments = arguments![&out, &x, rows, columns, width];
+pub(super) fn transpose_codes<D: Driver>(cuda: &Cuda<D>, op: TransposeCodes) -> Result {
+    let [rows, columns, width] = [op.x.dims()[0], op.x.dims()[1], op.out.dims()[1]];
+    let arguments = arguments![&op.out, &op.x, rows, columns, width];
     let extent = of_transpose(columns, width);
     cuda.launch(kernel!("fp8", "transpose_codes"), extent, &arguments)
 }

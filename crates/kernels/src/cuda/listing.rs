@@ -5,8 +5,8 @@
 //! So blocks and threads, sizes, strides and alignments are those of the run.
 
 use super::{Argument, Driver, Gemm, Kernel, Launch, Workspace};
-use crate::{Cost, DiskCopy, Exchange, Operation, Queue, Reading, Result};
-use memory::{Blocks, Memory, Place, Refused, Space};
+use crate::{Cost, DiskCopy, Exchange, Operation, Queue, Queues, Reading, Result};
+use memory::{Blocks, In, Memory, Out, Place, Refused, Space};
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -93,6 +93,12 @@ impl Listing {
     }
 }
 
+impl Queues for Listing {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+}
+
 impl Driver for Listing {
     fn begin_operation(&self, operation: &Operation) {
         self.operation.set((operation.name(), operation.cost()));
@@ -130,22 +136,12 @@ impl Driver for Listing {
         self.list(Call::Clear(bytes))
     }
 
-    unsafe fn start_copy(
-        &self,
-        _queue: Queue,
-        _to: *mut u8,
-        _from: *const u8,
-        _bytes: usize,
-    ) -> Result {
+    unsafe fn start_copy(&self, _queue: Queue, _out: Out, _x: In) -> Result {
         Ok(())
     }
 
     unsafe fn start_disk(&self, _copy: DiskCopy) -> Result {
         Ok(())
-    }
-
-    fn rank(&self) -> usize {
-        self.rank
     }
 
     unsafe fn start_exchange(&self, _exchange: Exchange) -> Result {

@@ -98,12 +98,8 @@ pub(super) fn gemm(out: &Out, init: &Init, [a, b]: [In; 2], bias: Option<In>) ->
 }
 
 /// A product by our own, slow kernel: cuBLASLt multiplies only operands of one type.
-fn mixed<D: Driver>(
-    cuda: &Cuda<D>,
-    Matmul {
-        out, a, b, init, ..
-    }: &Matmul,
-) -> Result {
+fn mixed<D: Driver>(cuda: &Cuda<D>, op: &Matmul) -> Result {
+    let (out, a, b) = (&op.out, &op.a, &op.b);
     let name = match [out.dtype(), a.dtype(), b.dtype()] {
         [DType::F32, DType::F32, DType::BF16] => "matmul_f32_f32_bf16",
         [DType::F32, DType::BF16, DType::F32] => "matmul_f32_bf16_f32",
@@ -114,7 +110,7 @@ fn mixed<D: Driver>(
     };
     let [m, k, n] = [a.dims()[0], a.dims()[1], b.dims()[1]];
     let extent = Extent::new([m.div_ceil(TILE), n.div_ceil(TILE), 1], [TILE, TILE, 1]);
-    let (init, init_stride) = added(out, init).unwrap_or((std::ptr::null(), 0));
+    let (init, init_stride) = added(out, &op.init).unwrap_or((std::ptr::null(), 0));
     let arguments = arguments! {
         out, out.strides()[0], Argument::Pointer(init), init_stride, a, b, m, k, n, a.strides()[0],
         a.strides()[1], b.strides()[0], b.strides()[1],

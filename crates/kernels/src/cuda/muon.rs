@@ -3,12 +3,13 @@
 use super::adamw::{beside, by_moment, by_weights, in_rounds, moment};
 use super::extent::Extent;
 use super::{Cuda, Driver, arguments, kernel};
-use crate::Result;
 use crate::operation::{Combine, DivideByNorm, Momentum, StepAlong};
+use crate::{MasterOperand, MomentOperand, Result};
+use memory::DType;
 
 pub(super) fn momentum<D: Driver>(cuda: &Cuda<D>, op: Momentum) -> Result {
     let (out, gradients, n) = (op.out.dtype(), op.gradients.dtype(), op.out.elements());
-    let kernel = by_moment!(op.momentum, "muon", "momentum_", out, gradients);
+    let kernel = by_moment!(&op.momentum, "muon", "momentum_", out, gradients);
     let (values, absmax) = moment(&op.momentum);
     let arguments = arguments! {
         &op.out, values, absmax, &op.gradients, &op.clip, &op.key, op.first_index as usize,
@@ -20,11 +21,8 @@ pub(super) fn momentum<D: Driver>(cuda: &Cuda<D>, op: Momentum) -> Result {
 pub(super) fn divide_by_norm<D: Driver>(cuda: &Cuda<D>, op: DivideByNorm) -> Result {
     let kernel = kernel!("muon", "divide_by_norm", op.x.dtype());
     let n = op.x.elements();
-    cuda.launch(
-        kernel,
-        Extent::flat(n),
-        &arguments![&op.x, &op.norm, op.eps, n],
-    )
+    let arguments = arguments![&op.x, &op.norm, op.eps, n];
+    cuda.launch(kernel, Extent::flat(n), &arguments)
 }
 
 pub(super) fn combine<D: Driver>(cuda: &Cuda<D>, op: Combine) -> Result {

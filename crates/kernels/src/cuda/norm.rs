@@ -17,14 +17,11 @@ pub(super) fn sum<D: Driver>(cuda: &Cuda<D>, Sum { out, x, init }: Sum) -> Resul
     cuda.launch(kernel!("norm", "sum_f32"), extent, &arguments)
 }
 
-pub(super) fn norm_grains<D: Driver>(
-    cuda: &Cuda<D>,
-    NormGrains { grains, x }: NormGrains,
-) -> Result {
+pub(super) fn norm_grains<D: Driver>(cuda: &Cuda<D>, op: NormGrains) -> Result {
     // One warp per grain.
-    let extent = Extent::lanes(grains.elements(), WARP);
-    let kernel = kernel!("norm", "norm_grains", x.dtype());
-    let arguments = arguments![&grains, &x, x.elements()];
+    let extent = Extent::lanes(op.grains.elements(), WARP);
+    let kernel = kernel!("norm", "norm_grains", op.x.dtype());
+    let arguments = arguments![&op.grains, &op.x, op.x.elements()];
     cuda.launch(kernel, extent, &arguments)
 }
 

@@ -25,12 +25,7 @@ fn count(rows: &Option<In>) -> usize {
 /// Choices, whether scores are sigmoids, whether they are normed, and the factor.
 fn routing_arguments(routing: &Routing) -> [Argument; 4] {
     let is_sigmoid = routing.score == RouterScore::Sigmoid;
-    arguments![
-        int(routing.choices),
-        is_sigmoid,
-        routing.is_normed,
-        routing.factor
-    ]
+    arguments! { int(routing.choices), is_sigmoid, routing.is_normed, routing.factor }
 }
 
 pub(super) fn route<D: Driver>(cuda: &Cuda<D>, op: Route) -> Result {

@@ -8,9 +8,10 @@ use super::streams::is_worker;
 use super::{CudaDevice, error};
 use crate::backend::TimedWork;
 use crate::cuda::{Driver, Gemm, Launch, Workspace};
-use crate::{DiskCopy, Event, Exchange, Queue, Reading, Result, Section};
+use crate::{DiskCopy, Event, Exchange, Queue, Queues, Reading, Result, Section};
 use collectives::Group;
 use cudarc::driver::{result, sys};
+use memory::{In, Out};
 use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ impl CudaDriver {
     /// A driver of an open device.
     ///
     /// # Errors
-    /// [`KernelError`] if cuBLASLt does not start or page-locked memory is refused.
+    /// [`crate::KernelError`] if cuBLASLt does not start or page-locked memory is refused.
     pub fn new(device: &Rc<CudaDevice>) -> Result<CudaDriver> {
         Ok(CudaDriver {
             sections: Sections::default(),
@@ -81,7 +82,7 @@ impl CudaDriver {
                 arguments,
             )
         };
-        launched.map_err(|error| error::of_driver(launch.kernel.name, error))
+        launched.map_err(error::of_driver(launch.kernel.name))
     }
 
     /// Sets bytes to 0 at once, even in a section.
@@ -91,7 +92,7 @@ impl CudaDriver {
     pub(super) unsafe fn clear_now(&self, to: *mut u8, bytes: usize) -> Result {
         // SAFETY: the caller's promise.
         let set = unsafe { self.device.set(to, 0, bytes) };
-        set.map_err(|error| error::of_driver("clear", error))
+        set.map_err(error::of_driver("clear"))
     }
 }
 
@@ -137,7 +138,7 @@ impl Driver for CudaDriver {
         let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from as u64, bytes.len(), stream) };
         let done = copied.result().and_then(|()| self.device.synchronize());
         self.device.streams.check()?;
-        done.map_err(|error| error::of_driver("download", error))
+        done.map_err(error::of_driver("download"))
     }
 
     unsafe fn clear(&self, to: *mut u8, bytes: usize) -> Result {
@@ -149,13 +150,8 @@ impl Driver for CudaDriver {
         unsafe { self.clear_now(to, bytes) }
     }
 
-    unsafe fn start_copy(
-        &self,
-        queue: Queue,
-        to: *mut u8,
-        from: *const u8,
-        bytes: usize,
-    ) -> Result {
+    unsafe fn start_copy(&self, queue: Queue, out: Out, x: In) -> Result {
+        let (to, from, bytes) = (out.pointer(), x.pointer(), x.bytes());
         let call = Call::Copy {
             queue,
             to,
@@ -176,10 +172,6 @@ impl Driver for CudaDriver {
         unsafe { self.device.streams.disk(copy) }
     }
 
-    fn rank(&self) -> usize {
-        self.device.streams.rank()
-    }
-
     unsafe fn start_exchange(&self, exchange: Exchange) -> Result {
         self.let_go()?;
         // SAFETY: the caller's promise.
@@ -193,12 +185,16 @@ impl Driver for CudaDriver {
         let stream = self.device.stream;
         // SAFETY: the caller's promise; the place is in pinned memory and as large as a reading can be.
         let asked = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from as u64, bytes, stream) };
-        asked
-            .result()
-            .map_err(|error| error::of_driver("start_read", error))?;
+        asked.result().map_err(error::of_driver("start_read"))?;
         let event = self.device.streams.record(Queue::Compute)?;
         // SAFETY: the place is used again by the `READINGS_MAX`th reading from here.
         Ok(unsafe { Reading::after(event, to, bytes) })
+    }
+}
+
+impl Queues for CudaDriver {
+    fn rank(&self) -> usize {
+        self.device.streams.rank()
     }
 
     fn record(&self, queue: Queue) -> Result<Event> {
@@ -210,7 +206,7 @@ impl Driver for CudaDriver {
         self.device.streams.record(queue)
     }
 
-    fn wait(&self, queue: Queue, event: Event) -> Result {
+    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result {
         if is_worker(queue) || is_worker(event.queue) {
             self.let_go()?;
         } else if self.keeps_wait(queue, event)? {

@@ -43,7 +43,7 @@ pub fn device_count() -> Result<usize> {
              (--gpus all)",
         ));
     }
-    let refused = |error| error::of_driver("cuda", error);
+    let refused = error::of_driver("cuda");
     result::init().map_err(refused)?;
     let count = result::device::get_count().map_err(refused)?;
     Ok(count.max(0) as usize)
@@ -59,7 +59,7 @@ pub fn capability(index: usize) -> Result<(i32, i32)> {
         let device = result::device::get(index as i32)?;
         Ok(DeviceFacts::ask(device, index)?.capability)
     };
-    asked().map_err(|error| error::of_driver("cuda", error))
+    asked().map_err(error::of_driver("cuda"))
 }
 
 /// A GPU's place on the machine's bus, as `0000:3B:00.0`, which other libraries know it by. Takes no memory of the GPU.
@@ -68,7 +68,7 @@ pub fn capability(index: usize) -> Result<(i32, i32)> {
 /// [`KernelError`] if there is no such GPU.
 pub fn pci_bus_id(index: usize) -> Result<String> {
     device_count()?;
-    let refused = |error| error::of_driver("cuda", error);
+    let refused = error::of_driver("cuda");
     let device = result::device::get(index as i32).map_err(refused)?;
     let mut text = [0 as c_char; 32];
     // SAFETY: writes a text with its zero within these bytes.

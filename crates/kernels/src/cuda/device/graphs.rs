@@ -376,5 +376,5 @@ impl CudaDriver {
 }
 
 fn refused(error: DriverError) -> KernelError {
-    error::of_driver("graph", error)
+    error::of_driver("graph")(error)
 }

@@ -99,7 +99,7 @@ impl CudaDevice {
                 format!("there is no GPU {index}: the driver finds {count}, numbered from 0"),
             ));
         }
-        let refused = |error| error::of_driver("cuda", error);
+        let refused = error::of_driver("cuda");
         let device = result::device::get(index as i32).map_err(refused)?;
         let facts = DeviceFacts::ask(device, index).map_err(refused)?;
         facts.check(
@@ -141,8 +141,7 @@ impl CudaDevice {
     /// # Errors
     /// [`KernelError`] if the driver refuses, or earlier work failed.
     pub fn memory_bytes(&self) -> Result<DeviceBytes> {
-        self.device_bytes()
-            .map_err(|error| error::of_driver("cuda", error))
+        self.device_bytes().map_err(error::of_driver("cuda"))
     }
 
     /// Loads all kernels, for a rehearsal. It takes milliseconds if the binary has machine code for the GPU, and a

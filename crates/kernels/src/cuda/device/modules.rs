@@ -151,14 +151,15 @@ impl Modules {
             // SAFETY: the context is current.
             unsafe { sys::cuCtxSetLimit(STACK, limit.max(most)) }.result()
         };
-        let raised = asked.and_then(|()| raise());
-        raised.map_err(|error| error::of_driver("local memory", error))
+        asked
+            .and_then(|()| raise())
+            .map_err(error::of_driver("local memory"))
     }
 
     fn load(&self, kernel: Kernel) -> Result<Function> {
         let module = self.module(kernel)?;
         let name = CString::new(kernel.name).expect("the name of a kernel holds no zero");
-        let refused = |error| error::of_driver(kernel.name, error);
+        let refused = error::of_driver(kernel.name);
         // SAFETY: modules are unloaded when `self` is dropped.
         let handle = unsafe { result::module::get_function(module, name) }.map_err(refused)?;
         use sys::CUfunction_attribute as Attribute;
@@ -190,7 +191,7 @@ impl Modules {
         let image = source.choose(self.capability);
         let image = image.expect("the GPU was opened, so it runs what the binary has");
         let module = load(&image.bytes()).map_err(|(error, log)| {
-            let mut error = error::of_driver(kernel.name, error);
+            let mut error = error::of_driver(kernel.name)(error);
             error.message += &format!(" ({}.cu{log})", kernel.source);
             error
         })?;

@@ -62,8 +62,7 @@ unsafe fn repeat(driver: &CudaDriver, to: *mut u8, bytes: usize, pattern: &[u8])
         let (end, start) = (to as u64 + filled as u64, to as u64);
         // SAFETY: the caller's promise; what is read lies before what is written.
         let copied = unsafe { sys::cuMemcpyDtoDAsync_v2(end, start, more, driver.device.stream) };
-        let copied = copied.result();
-        copied.map_err(|error| error::of_driver(OPERATION, error))?;
+        copied.result().map_err(error::of_driver(OPERATION))?;
         filled += more;
     }
     Ok(())

@@ -40,8 +40,7 @@ impl Kernels<Cuda<CudaDriver>> {
             .load_kernels()
             .and_then(|()| self.run_each(&distinct(products)?));
         let rehearsed = rehearsed.map_err(|error| blamed_on_memory(device, error));
-        let trimmed = device.trim();
-        trimmed.map_err(|error| error::of_driver("rehearsal", error))?;
+        device.trim().map_err(error::of_driver("rehearsal"))?;
         rehearsed
     }
 
@@ -65,7 +64,7 @@ impl Kernels<Cuda<CudaDriver>> {
             }?;
         }
         let done = device.synchronize();
-        done.map_err(|error| error::of_driver("rehearsal", error))?;
+        done.map_err(error::of_driver("rehearsal"))?;
         let (tuned, refused) = self.backend.driver.products.tuned();
         Ok(Rehearsal {
             products: products.len(),

@@ -51,7 +51,7 @@ impl Staging {
             next_reading: Cell::new(0),
         };
         let created: Result<_, _> = (0..SLOTS).map(|_| Event::new()).collect();
-        staging.copied = created.map_err(|error| error::of_driver("upload", error))?;
+        staging.copied = created.map_err(error::of_driver("upload"))?;
         Ok(staging)
     }
 
@@ -74,7 +74,7 @@ impl Staging {
             self.device.streams.come(&self.copied[slot], "upload")?;
             // SAFETY: the caller's promise, for a part of the bytes; the slot is free.
             let copied = unsafe { self.copy_chunk(slot, to, chunk) };
-            copied.map_err(|error| error::of_driver("upload", error))?;
+            copied.map_err(error::of_driver("upload"))?;
         }
         Ok(())
     }

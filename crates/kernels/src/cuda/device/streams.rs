@@ -168,9 +168,7 @@ impl Streams {
                 _ => unreachable!("copies have queues of their own"),
             }
         };
-        asked
-            .result()
-            .map_err(|error| error::of_driver("start_copy", error))
+        asked.result().map_err(error::of_driver("start_copy"))
     }
 
     /// # Safety
@@ -205,7 +203,7 @@ impl Streams {
             })?;
             // SAFETY: the caller's promise.
             let copied = unsafe { self.copy_own(&exchange) };
-            return copied.map_err(|error| error::of_driver("exchange", error));
+            return copied.map_err(error::of_driver("exchange"));
         };
         self.make_room_for(Queue::Collective, 1)?;
         let stream = self.of(Queue::Collective).cast();
@@ -257,8 +255,7 @@ impl Streams {
     /// Waits until an event is over. If other ranks are gone, or work never ends, it never is; then waits until the group
     /// reports that, or the time for it ends.
     pub(super) fn come(&self, event: &handles::Event, operation: &'static str) -> Result {
-        let come = self.wait_for(event)?;
-        come.map_err(|error| error::of_driver(operation, error))
+        self.wait_for(event)?.map_err(error::of_driver(operation))
     }
 
     /// As [`Streams::come`], with what the driver says inside.
@@ -305,7 +302,7 @@ impl Streams {
             mark.record(self.of(queue))?;
             Ok(mark)
         });
-        let mark = marked.map_err(|error| error::of_driver("launch", error))?;
+        let mark = marked.map_err(error::of_driver("launch"))?;
         if let Some(before) = ahead.mark.replace(mark) {
             self.come(&before, "launch")?;
             self.idle.borrow_mut().push(before);
@@ -336,7 +333,7 @@ impl Streams {
             return self.workers.record(queue);
         }
         self.record_stream(queue)
-            .map_err(|error| error::of_driver("record", error))
+            .map_err(error::of_driver("record"))
     }
 
     fn record_stream(&self, queue: Queue) -> Result<Event, DriverError> {
@@ -441,10 +438,10 @@ impl Streams {
             (false, true) => self
                 .done
                 .wait(self.of(queue), event.queue as usize, event.position as u32)
-                .map_err(|error| error::of_driver("wait", error)),
+                .map_err(error::of_driver("wait")),
             (false, false) => self
                 .stream_waits(queue, event)
-                .map_err(|error| error::of_driver("wait", error)),
+                .map_err(error::of_driver("wait")),
         }
     }
 
@@ -467,7 +464,7 @@ impl Streams {
                 }
             }
         };
-        let wait = move || wait().map_err(|error| error::of_driver("wait", error));
+        let wait = move || wait().map_err(error::of_driver("wait"));
         self.workers.wait_for_point(queue, Box::new(wait))
     }
 

@@ -84,7 +84,7 @@ impl CudaDevice {
 }
 
 fn refused(error: DriverError) -> KernelError {
-    error::of_driver(OPERATION, error)
+    error::of_driver(OPERATION)(error)
 }
 
 /// A direction of a copy.

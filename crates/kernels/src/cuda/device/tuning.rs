@@ -50,8 +50,7 @@ impl Kernels<Cuda<CudaDriver>> {
             unsafe { self.fastest(&gemm, &fill) }
         };
         let tuned = products.iter().map(tune).collect();
-        let done = device.synchronize();
-        done.map_err(|error| error::of_driver(OPERATION, error))?;
+        device.synchronize().map_err(error::of_driver(OPERATION))?;
         tuned
     }
 
@@ -108,7 +107,7 @@ impl Kernels<Cuda<CudaDriver>> {
     unsafe fn time(&self, plan: &Plan, pointers: Pointers, gemm: &Gemm) -> Result<Duration> {
         let (device, workspace) = (&self.backend.driver.device, self.backend.workspace());
         let beta = if gemm.init.is_some() { 1.0 } else { 0.0 };
-        let of_driver = |error| error::of_driver(OPERATION, error);
+        let of_driver = error::of_driver(OPERATION);
         let from = device.stamps.put(device.stream).map_err(of_driver)?;
         // SAFETY: the caller's promise.
         let computed = unsafe {
