@@ -1,5 +1,6 @@
 //! [`Kernels`], through which callers use a device. It checks and counts every call, then hands it to a [`Backend`].
 
+use crate::backend;
 use crate::{
     Backend, BlockFile, DiskCopy, Event, Exchange, ExchangeBytes, HostSide, KernelError, Operation,
     Queue, READING_BYTES_MAX, Reading, Request, Section, Target, Traffic,
@@ -346,7 +347,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         &self,
         mut work: impl FnMut() -> Result<(), KernelError>,
     ) -> Result<Duration, KernelError> {
-        self.backend.timed(Queue::Compute, &mut work)
+        backend::time(&self.backend, Queue::Compute, &mut work)
     }
 
     /// Begins a section: the calls up to [`Kernels::end_section`] will be made again under the same name, in the same

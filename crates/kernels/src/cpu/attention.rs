@@ -7,11 +7,11 @@
 //! Stored probabilities have no dropout applied. The forward pass drops elements of a copy, one tile at a time on the
 //! stack. The backward pass drops elements of a copy in the place of the probabilities' gradients.
 
-use super::Shared;
 use super::dispatch::by_dtype;
 use super::dropout::{Mask, drop_elements};
 use super::gemm::{Matrix, Output, product};
 use super::simd::{Real, exp, lane_max, lane_sum, vectorized};
+use super::{Shared, part};
 use crate::AttentionShape;
 use crate::operation::{Attention, AttentionBackward};
 use memory::DType;
@@ -146,9 +146,7 @@ fn for_each_task(
             kv_head: index % shape.kv_heads,
         };
         // SAFETY: task `index` alone has this part of the scratch.
-        run(task, unsafe {
-            std::slice::from_raw_parts_mut(scratch.at(index * each), each)
-        });
+        run(task, unsafe { part(scratch, index * each, each) });
     });
 }
 
@@ -225,30 +223,20 @@ unsafe fn narrow<T: Real>(
     }
 }
 
-pub(super) fn attention(operation: Attention) {
-    by_dtype!(operation.q.dtype(), attention_of(operation));
+pub(super) fn attention(op: Attention) {
+    by_dtype!(op.q.dtype(), attention_of(op));
 }
 
-fn attention_of<T: Real>(operation: Attention) {
-    let Attention {
-        out,
-        probs,
-        scratch,
-        q,
-        k,
-        v,
-        shape,
-        dropout,
-    } = operation;
+fn attention_of<T: Real>(op: Attention) {
     let forward = Forward {
-        mask: Mask::of(dropout),
-        out: out.map(|out| Shared(out.pointer().cast::<T>())),
-        probs: probs.map(|probs| Shared(probs.pointer().cast::<T>())),
-        q: q.slice(),
-        k: k.slice(),
-        v: v.slice(),
+        mask: Mask::of(op.dropout),
+        out: op.out.map(|out| Shared(out.pointer().cast::<T>())),
+        probs: op.probs.map(|probs| Shared(probs.pointer().cast::<T>())),
+        q: op.q.slice(),
+        k: op.k.slice(),
+        v: op.v.slice(),
     };
-    for_each_task(shape, scratch.slice_mut(), |task, scratch| {
+    for_each_task(op.shape, op.scratch.slice_mut(), |task, scratch| {
         forward.run(task, scratch)
     });
 }
@@ -437,37 +425,24 @@ vectorized! {
     }
 }
 
-pub(super) fn attention_backward(operation: AttentionBackward) {
-    by_dtype!(operation.q.dtype(), attention_backward_of(operation));
+pub(super) fn attention_backward(op: AttentionBackward) {
+    by_dtype!(op.q.dtype(), attention_backward_of(op));
 }
 
-fn attention_backward_of<T: Real>(operation: AttentionBackward) {
-    let AttentionBackward {
-        dq,
-        dk,
-        dv,
-        scratch,
-        dout,
-        probs,
-        q,
-        k,
-        v,
-        shape,
-        dropout,
-    } = operation;
-    let [dq, dk, dv] = [dq, dk, dv].map(|out| Shared(out.pointer().cast::<T>()));
+fn attention_backward_of<T: Real>(op: AttentionBackward) {
+    let [dq, dk, dv] = [op.dq, op.dk, op.dv].map(|out| Shared(out.pointer().cast::<T>()));
     let backward = Backward {
-        mask: Mask::of(dropout),
+        mask: Mask::of(op.dropout),
         dq,
         dk,
         dv,
-        dout: dout.slice(),
-        probs: probs.slice(),
-        q: q.slice(),
-        k: k.slice(),
-        v: v.slice(),
+        dout: op.dout.slice(),
+        probs: op.probs.slice(),
+        q: op.q.slice(),
+        k: op.k.slice(),
+        v: op.v.slice(),
     };
-    for_each_task(shape, scratch.slice_mut(), |task, scratch| {
+    for_each_task(op.shape, op.scratch.slice_mut(), |task, scratch| {
         backward.run(task, scratch)
     });
 }

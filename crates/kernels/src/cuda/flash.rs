@@ -5,9 +5,9 @@
 
 use super::dropout::dropout_arguments;
 use super::extent::Extent;
-use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
+use super::{Argument, Cuda, Driver, arguments, kernel, no_kernel};
 use crate::operation::{FlashAttention, FlashAttentionBackward};
-use crate::{AttentionShape, FlashOptions, KernelError};
+use crate::{AttentionShape, FlashOptions, KernelError, Result};
 use memory::{DType, In, Out};
 
 /// Threads of a block that computes sums of rows.
@@ -103,11 +103,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn new(
-        operation: &'static str,
-        shape: AttentionShape,
-        dtype: DType,
-    ) -> Result<Sizes, KernelError> {
+    fn new(operation: &'static str, shape: AttentionShape, dtype: DType) -> Result<Sizes> {
         let width = kernel_width(shape).ok_or_else(|| {
             let head_dim = shape.qk_head_dim.max(shape.v_head_dim);
             let message = format!("heads of {head_dim} are wider than 256, the widest on CUDA");
@@ -186,7 +182,7 @@ pub fn flash_shared_bytes(shape: AttentionShape, dtype: DType) -> Option<usize> 
 }
 
 /// The arguments of a kernel, `N` in all, without an allocation.
-fn joined<const N: usize>(parts: [&[Argument]; 3]) -> [Argument; N] {
+fn joined<const N: usize, const PARTS: usize>(parts: [&[Argument]; PARTS]) -> [Argument; N] {
     let mut all = parts.into_iter().flatten().copied();
     let joined = std::array::from_fn(|_| all.next().expect("as many as the kernel has"));
     assert!(all.next().is_none(), "as many as the kernel has");
@@ -200,103 +196,57 @@ fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 11] {
         true => shape.reach() as i32,
         false => NO_WINDOW,
     };
-    [
-        options
-            .documents
-            .as_ref()
-            .map_or(Argument::Pointer(std::ptr::null()), Argument::from),
-        shape.seq.into(),
-        shape.heads.into(),
-        shape.kv_heads.into(),
-        shape.qk_head_dim.into(),
-        shape.v_head_dim.into(),
-        shape.scale().into(),
-        Argument::Int(window),
-        threshold,
-        key,
-        kept_scale,
-    ]
+    arguments! {
+        &options.documents, shape.seq, shape.heads, shape.kv_heads, shape.qk_head_dim,
+        shape.v_head_dim, shape.scale(), Argument::Int(window), threshold, key, kept_scale,
+    }
 }
 
-pub(super) fn flash_attention<D: Driver>(
-    cuda: &Cuda<D>,
-    operation: FlashAttention,
-) -> Result<(), KernelError> {
-    let FlashAttention {
-        out,
-        lse,
-        scratch: _,
-        q,
-        k,
-        v,
-        shape,
-        options,
-    } = operation;
-    let sizes = Sizes::new("flash_attention", shape, q.dtype())?;
-    let extent = sizes.of_queries(shape, sizes.forward_rows());
-    let written = [Argument::optional(&out), Argument::optional(&lse)];
-    let read = [&q, &k, &v].map(Argument::from);
-    let arguments: [Argument; 16] = joined([&written, &read, &common(shape, &options)]);
-    let kernel = kernel_of_width!("flash_forward", sizes.width, q.dtype());
+pub(super) fn flash_attention<D: Driver>(cuda: &Cuda<D>, op: FlashAttention) -> Result {
+    let sizes = Sizes::new("flash_attention", op.shape, op.q.dtype())?;
+    let extent = sizes.of_queries(op.shape, sizes.forward_rows());
+    let operands = arguments![&op.out, &op.lse, &op.q, &op.k, &op.v];
+    let arguments: [Argument; 16] = joined([&operands, &common(op.shape, &op.options)]);
+    let kernel = kernel_of_width!("flash_forward", sizes.width, op.q.dtype());
     cuda.launch(kernel, extent, &arguments)
 }
 
 pub(super) fn flash_attention_backward<D: Driver>(
     cuda: &Cuda<D>,
-    operation: FlashAttentionBackward,
-) -> Result<(), KernelError> {
-    let FlashAttentionBackward {
-        dq,
-        dk,
-        dv,
-        scratch,
-        dout,
-        out,
-        lse,
-        q,
-        k,
-        v,
-        shape,
-        options,
-    } = operation;
-    let dtype = q.dtype();
+    op: FlashAttentionBackward,
+) -> Result {
+    let (shape, dtype) = (op.shape, op.q.dtype());
     let sizes = Sizes::new("flash_attention_backward", shape, dtype)?;
     // The partial sums come first, because they are accessed in wide words and need alignment.
     let parts = head_parts(shape, dtype);
-    let (partial, sums) = scratch.split_at(partial_sums(shape, dtype));
-    row_sums(cuda, &sums, &dout, &out, shape)?;
+    let (partial, sums) = op.scratch.split_at(partial_sums(shape, dtype));
+    row_sums(cuda, &sums, &op.dout, &op.out, shape)?;
 
-    let [dout, lse, sums] = [(&dout).into(), (&lse).into(), (&sums).into()];
-    let [q, k, v] = [&q, &k, &v].map(Argument::from);
-    let read = [dout, lse, sums, q, k, v];
-    let common = common(shape, &options);
-    let written = [(&dk).into(), (&dv).into(), (&partial).into(), parts.into()];
+    let read = arguments![&op.dout, &op.lse, &sums, &op.q, &op.k, &op.v];
+    let common = common(shape, &op.options);
+    let written = arguments![&op.dk, &op.dv, &partial, parts];
 
     let kernel = kernel_of_width!("flash_backward_keys", sizes.width, dtype);
     let extent = sizes.of_keys(shape, parts, sizes.key_gradient_rows());
     let arguments: [Argument; 21] = joined([&written, &read, &common]);
     cuda.launch(kernel, extent, &arguments)?;
     if parts > 1 {
-        add_parts(cuda, written, [&dk, &dv])?;
+        add_parts(cuda, written, [&op.dk, &op.dv])?;
     }
 
     let kernel = kernel_of_width!("flash_backward_queries", sizes.width, dtype);
     let extent = sizes.of_queries(shape, sizes.query_gradient_rows());
-    let arguments: [Argument; 18] = joined([&[(&dq).into()], &read, &common]);
+    let arguments: [Argument; 18] = joined([&arguments![&op.dq], &read, &common]);
     cuda.launch(kernel, extent, &arguments)
 }
 
 /// Adds up the parts of dk and dv that parts of the query heads have computed. `written` are the outputs.
-fn add_parts<D: Driver>(
-    cuda: &Cuda<D>,
-    written: [Argument; 4],
-    gradients: [&Out; 2],
-) -> Result<(), KernelError> {
+fn add_parts<D: Driver>(cuda: &Cuda<D>, written: [Argument; 4], gradients: [&Out; 2]) -> Result {
     let [of_dk, of_dv] = gradients.map(Out::elements);
     let mut extent = Extent::flat(of_dk.max(of_dv));
     extent.grid[1] = 2;
     let [dk, dv, partial, parts] = written;
-    let arguments = [dk, dv, partial, parts, of_dk.into(), of_dv.into()];
+    let arguments = arguments![dk, dv, partial, parts, of_dk, of_dv];
     let kernel = kernel!("flash_attention", "flash_add_parts", gradients[0].dtype());
     cuda.launch(kernel, extent, &arguments)
 }
@@ -308,7 +258,7 @@ fn row_sums<D: Driver>(
     dout: &In,
     out: &In,
     shape: AttentionShape,
-) -> Result<(), KernelError> {
+) -> Result {
     // Lanes of a row: as many as have elements of it, at most one reduction's.
     let lanes = shape
         .v_head_dim
@@ -316,20 +266,9 @@ fn row_sums<D: Driver>(
         .next_power_of_two()
         .min(WARP);
     let rows = SUM_THREADS / lanes;
-    let extent = Extent {
-        grid: [shape.batch * shape.seq, shape.heads.div_ceil(rows), 1],
-        block: [SUM_THREADS, 1, 1],
-        shared_bytes: 0,
-    };
-    let arguments = [
-        sums.into(),
-        dout.into(),
-        out.into(),
-        shape.seq.into(),
-        shape.heads.into(),
-        shape.v_head_dim.into(),
-        lanes.into(),
-    ];
+    let grid = [shape.batch * shape.seq, shape.heads.div_ceil(rows), 1];
+    let extent = Extent::new(grid, [SUM_THREADS, 1, 1]);
+    let arguments = arguments! { sums, dout, out, shape.seq, shape.heads, shape.v_head_dim, lanes };
     let kernel = kernel!("flash_attention", "flash_row_sums", dout.dtype());
     cuda.launch(kernel, extent, &arguments)
 }

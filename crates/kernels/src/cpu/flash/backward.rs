@@ -13,42 +13,28 @@ use crate::cpu::gemm::{Matrix, Output, product};
 use crate::cpu::simd::{Real, exp, lane_sum, vectorized};
 use crate::operation::FlashAttentionBackward;
 
-pub(in crate::cpu) fn flash_attention_backward(operation: FlashAttentionBackward) {
-    by_dtype!(operation.q.dtype(), flash_attention_backward_of(operation));
+pub(in crate::cpu) fn flash_attention_backward(op: FlashAttentionBackward) {
+    by_dtype!(op.q.dtype(), flash_attention_backward_of(op));
 }
 
-fn flash_attention_backward_of<T: Real>(operation: FlashAttentionBackward) {
-    let FlashAttentionBackward {
-        dq,
-        dk,
-        dv,
-        scratch,
-        dout,
-        out,
-        lse,
-        q,
-        k,
-        v,
-        shape,
-        options,
-    } = operation;
-    let [dq, dk, dv] = [dq, dk, dv].map(|out| Shared(out.pointer().cast::<T>()));
+fn flash_attention_backward_of<T: Real>(op: FlashAttentionBackward) {
+    let [dq, dk, dv] = [op.dq, op.dk, op.dv].map(|out| Shared(out.pointer().cast::<T>()));
     let operands = Operands {
-        inputs: Inputs::new([q, k, v], shape, options),
-        dout: dout.slice::<T>(),
-        out: out.slice::<T>(),
-        lse: lse.slice(),
+        inputs: Inputs::new([op.q, op.k, op.v], op.shape, op.options),
+        dout: op.dout.slice::<T>(),
+        out: op.out.slice::<T>(),
+        lse: op.lse.slice(),
         dq,
     };
-    let heads = shape.batch * shape.kv_heads;
-    for_each_item(heads, scratch.slice_mut(), |item, scratch| {
+    let heads = op.shape.batch * op.shape.kv_heads;
+    for_each_item(heads, op.scratch.slice_mut(), |item, scratch| {
         let task = operands.inputs.task(item);
-        let mut room = BackwardScratch::new::<T>(shape, scratch);
+        let mut room = BackwardScratch::new::<T>(op.shape, scratch);
         row_sums(&operands, task, &mut room);
-        for key in (0..shape.seq).step_by(KEYS) {
-            let keys = KEYS.min(shape.seq - key);
+        for key in (0..op.shape.seq).step_by(KEYS) {
+            let keys = KEYS.min(op.shape.seq - key);
             key_block(&operands, task, (key, keys), &mut room);
-            let [qk_dim, v_dim] = shape.head_dims();
+            let [qk_dim, v_dim] = op.shape.head_dims();
             for (tensor, dim, sums) in [(dk, qk_dim, &*room.dk), (dv, v_dim, &*room.dv)] {
                 let (at, width) = (task.kv_offset(dim, key), task.kv_width(dim));
                 // SAFETY: these rows and columns of dk and dv belong to this task.

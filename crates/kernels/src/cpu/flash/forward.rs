@@ -9,32 +9,22 @@ use crate::cpu::gemm::{Matrix, Output, product};
 use crate::cpu::simd::{LANES, Real, exp, vectorized};
 use crate::operation::FlashAttention;
 
-pub(in crate::cpu) fn flash_attention(operation: FlashAttention) {
-    by_dtype!(operation.q.dtype(), flash_attention_of(operation));
+pub(in crate::cpu) fn flash_attention(op: FlashAttention) {
+    by_dtype!(op.q.dtype(), flash_attention_of(op));
 }
 
-fn flash_attention_of<T: Real>(operation: FlashAttention) {
-    let FlashAttention {
-        out,
-        lse,
-        scratch,
-        q,
-        k,
-        v,
-        shape,
-        options,
-    } = operation;
-    let out = out.map(|out| Shared(out.pointer().cast::<T>()));
-    let lse = lse.map(|lse| Shared(lse.pointer().cast::<f32>()));
-    let inputs = Inputs::<T>::new([q, k, v], shape, options);
-    let heads = shape.batch * shape.kv_heads;
-    let blocks = shape.seq.div_ceil(QUERIES);
-    for_each_item(heads * blocks, scratch.slice_mut(), |item, scratch| {
+fn flash_attention_of<T: Real>(op: FlashAttention) {
+    let out = op.out.map(|out| Shared(out.pointer().cast::<T>()));
+    let lse = op.lse.map(|lse| Shared(lse.pointer().cast::<f32>()));
+    let inputs = Inputs::<T>::new([op.q, op.k, op.v], op.shape, op.options);
+    let heads = op.shape.batch * op.shape.kv_heads;
+    let blocks = op.shape.seq.div_ceil(QUERIES);
+    for_each_item(heads * blocks, op.scratch.slice_mut(), |item, scratch| {
         let task = inputs.task(item % heads);
         // The last queries see the most keys. They go first, so that no thread has a long item left at the end.
         let first = (blocks - 1 - item / heads) * QUERIES;
-        let queries = QUERIES.min(shape.seq - first);
-        let mut room = ForwardScratch::new::<T>(shape, scratch);
+        let queries = QUERIES.min(op.shape.seq - first);
+        let mut room = ForwardScratch::new::<T>(op.shape, scratch);
         for head in task.heads() {
             let block = Block {
                 task,

@@ -13,11 +13,11 @@ mod forward;
 pub(super) use backward::flash_attention_backward;
 pub(super) use forward::flash_attention;
 
-use super::Shared;
 use super::attention::Task;
 use super::dropout::{Mask, drop_elements};
 use super::gemm::Matrix;
 use super::simd::Real;
+use super::{Shared, part};
 use crate::{AttentionShape, FlashOptions};
 use memory::{DType, In};
 use rayon::prelude::*;
@@ -155,7 +155,7 @@ fn for_each_item(items: usize, scratch: &mut [f32], run: impl Fn(usize, &mut [f3
     let scratch = Shared(scratch.as_mut_ptr());
     (0..slots).into_par_iter().with_max_len(1).for_each(|slot| {
         // SAFETY: this task alone has the piece `slot`.
-        let scratch = unsafe { std::slice::from_raw_parts_mut(scratch.at(slot * each), each) };
+        let scratch = unsafe { part(scratch, slot * each, each) };
         (slot..items)
             .step_by(slots)
             .for_each(|item| run(item, scratch));

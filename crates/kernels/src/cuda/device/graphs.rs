@@ -18,7 +18,7 @@ use super::calls::{Call, Calls, Records};
 use super::handles::{Capture, Event, Graph};
 use super::{CudaDriver, error};
 use crate::cuda::{Gemm, Launch, Workspace};
-use crate::{KernelError, Queue, Section};
+use crate::{KernelError, Queue, Result, Section};
 use cudarc::driver::result::DriverError;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -108,7 +108,7 @@ impl CudaDriver {
     }
 
     /// Whether a call that is neither a launch nor a product is kept back until the end of the section.
-    pub(super) fn keeps(&self, call: Call) -> Result<bool, KernelError> {
+    pub(super) fn keeps(&self, call: Call) -> Result<bool> {
         self.keeps_call(
             |calls| calls.push(call.clone()),
             |calls, at| calls.is(at, &call),
@@ -116,7 +116,7 @@ impl CudaDriver {
     }
 
     /// Whether a launch is kept back.
-    pub(super) fn keeps_launch(&self, launch: &Launch) -> Result<bool, KernelError> {
+    pub(super) fn keeps_launch(&self, launch: &Launch) -> Result<bool> {
         self.keeps_call(
             |calls| calls.push_launch(launch),
             |calls, at| calls.is_launch(at, launch),
@@ -124,11 +124,7 @@ impl CudaDriver {
     }
 
     /// Whether products are kept back.
-    pub(super) fn keeps_gemm(
-        &self,
-        gemm: &Gemm,
-        workspace: Workspace,
-    ) -> Result<bool, KernelError> {
+    pub(super) fn keeps_gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<bool> {
         self.keeps_call(
             |calls| calls.push_gemm(gemm, workspace),
             |calls, at| calls.is_gemm(at, gemm, workspace),
@@ -141,7 +137,7 @@ impl CudaDriver {
         &self,
         push: impl FnOnce(&mut Calls),
         is_next: impl Fn(&Calls, usize) -> bool,
-    ) -> Result<bool, KernelError> {
+    ) -> Result<bool> {
         let mut state = self.sections.state.borrow_mut();
         let Some(open) = &mut state.open else {
             return Ok(false);
@@ -163,7 +159,7 @@ impl CudaDriver {
     }
 
     /// The event of a record that is kept back; none if the record is to be made at once.
-    pub(super) fn keeps_record(&self, queue: Queue) -> Result<Option<crate::Event>, KernelError> {
+    pub(super) fn keeps_record(&self, queue: Queue) -> Result<Option<crate::Event>> {
         if !self.keeps(Call::Record(queue))? {
             return Ok(None);
         }
@@ -174,11 +170,7 @@ impl CudaDriver {
 
     /// Whether a stream's wait for another stream's event is kept back. A wait for an event from before the section is
     /// not needed, because all streams are joined before it.
-    pub(super) fn keeps_wait(
-        &self,
-        queue: Queue,
-        event: crate::Event,
-    ) -> Result<bool, KernelError> {
+    pub(super) fn keeps_wait(&self, queue: Queue, event: crate::Event) -> Result<bool> {
         if !self.device.keeps_back.get() {
             return Ok(false);
         }
@@ -199,7 +191,7 @@ impl CudaDriver {
 
     /// Makes the calls kept back. Later calls of the section are made at once. Called before anything that cannot be
     /// kept back.
-    pub(super) fn let_go(&self) -> Result<(), KernelError> {
+    pub(super) fn let_go(&self) -> Result {
         let mut state = self.sections.state.borrow_mut();
         let Some(open) = &mut state.open else {
             return Ok(());
@@ -220,7 +212,7 @@ impl CudaDriver {
     }
 
     /// Ends a section: launches its graph, or makes the calls that are left.
-    pub(super) fn close_section(&self, is_whole: bool) -> Result<(), KernelError> {
+    pub(super) fn close_section(&self, is_whole: bool) -> Result {
         let is_done = {
             let state = self.sections.state.borrow();
             match &state.open {
@@ -268,7 +260,7 @@ impl CudaDriver {
     }
 
     /// Launches a graph after all earlier work, and makes all later work wait for it.
-    fn launch_graph(&self, graph: &Graph, records: &Records) -> Result<(), KernelError> {
+    fn launch_graph(&self, graph: &Graph, records: &Records) -> Result {
         let streams = &self.device.streams;
         streams.check()?;
         streams.gather().map_err(refused)?;
@@ -291,7 +283,7 @@ impl CudaDriver {
         }
     }
 
-    fn capture_calls(&self, calls: &Calls) -> Result<Graph, KernelError> {
+    fn capture_calls(&self, calls: &Calls) -> Result<Graph> {
         let streams = &self.device.streams;
         let capture = Capture::begin(self.device.stream).map_err(refused)?;
         streams.fork().map_err(refused)?;
@@ -302,7 +294,7 @@ impl CudaDriver {
     }
 
     /// Makes the first `count` calls.
-    fn carry_out(&self, calls: &Calls, count: usize, order: &mut Order) -> Result<(), KernelError> {
+    fn carry_out(&self, calls: &Calls, count: usize, order: &mut Order) -> Result {
         calls.first(count).try_for_each(|call| {
             if let Order::Direct(_) = order {
                 self.device.streams.make_room_for(Queue::Compute, 1)?;
@@ -311,12 +303,7 @@ impl CudaDriver {
         })
     }
 
-    fn carry_out_one(
-        &self,
-        calls: &Calls,
-        call: &Call,
-        order: &mut Order,
-    ) -> Result<(), KernelError> {
+    fn carry_out_one(&self, calls: &Calls, call: &Call, order: &mut Order) -> Result {
         match call {
             Call::Launch {
                 queue,
@@ -358,7 +345,7 @@ impl CudaDriver {
         }
     }
 
-    fn record_in(&self, queue: Queue, order: &mut Order) -> Result<(), KernelError> {
+    fn record_in(&self, queue: Queue, order: &mut Order) -> Result {
         match order {
             Order::Direct(_) => self.device.streams.record(queue).map(|_| ()),
             Order::Captured(events) => {
@@ -372,12 +359,7 @@ impl CudaDriver {
         }
     }
 
-    fn wait_in(
-        &self,
-        queue: Queue,
-        (of, record): (Queue, u64),
-        order: &mut Order,
-    ) -> Result<(), KernelError> {
+    fn wait_in(&self, queue: Queue, (of, record): (Queue, u64), order: &mut Order) -> Result {
         match order {
             Order::Direct(records) => {
                 let event = records.event(of, record);
@@ -394,5 +376,5 @@ impl CudaDriver {
 }
 
 fn refused(error: DriverError) -> KernelError {
-    error::of_driver("graph", error)
+    error::of_driver("graph")(error)
 }

@@ -44,7 +44,7 @@ fn activations_are_smaller_as_codes() {
 /// Elements of the matrices that are multiplied in FP8.
 fn elements_in_blocks(settings: &Settings) -> u64 {
     let architecture = settings.architecture();
-    let matrices = architecture.parameters().in_layout();
+    let matrices = architecture.parameters.in_layout();
     let in_blocks =
         matrices.filter(|one| one.shape.len() == 2 && matches!(one.part, memory::Layer::Block(_)));
     in_blocks.map(|one| one.elements() as u64).sum()
