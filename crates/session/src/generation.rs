@@ -2,8 +2,8 @@
 
 use crate::error::SessionError;
 use crate::forward::Forward;
+use crate::read_back::widened;
 use crate::sampling::{Sampler, Sampling};
-use crate::weights::widened;
 use memory::{Buffer, Layer, Phase};
 use model::{Batch, BatchShape, KvCache, ModelError};
 use std::iter::zip;

@@ -2,9 +2,10 @@
 
 use crate::error::SessionError;
 use crate::incoming::IncomingWeights;
+use crate::read_back::widened;
 use crate::session::Session;
-use files::{Disk, TensorSource, host_room, narrow, widen, writing_order};
-use kernels::{KernelError, Kernels};
+use files::{Disk, TensorSource, host_room, narrow, writing_order};
+use kernels::Kernels;
 use memory::{DType, Layer, Memory, Phase};
 use model::{
     Fresh, Lora, MAX_SHARD_BYTES, OutgoingWeights, Parameters, WeightsError, file_specs,
@@ -283,17 +284,4 @@ fn write_chunks(
         Some(error) => Err(error),
         None => Ok(written?),
     }
-}
-
-/// Elements that `read` copies, converted from `dtype` to f32.
-pub(crate) fn widened(
-    dtype: DType,
-    elements: usize,
-    read: impl FnOnce(&mut [u8]) -> Result<(), KernelError>,
-) -> Result<Vec<f32>, KernelError> {
-    let mut bytes = vec![0; elements * dtype.size_in_bytes()];
-    read(&mut bytes)?;
-    let mut values = Vec::with_capacity(elements);
-    widen(dtype.into(), &bytes, &mut values);
-    Ok(values)
 }
