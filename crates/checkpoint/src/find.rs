@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// A whole checkpoint.
 #[derive(Debug)]
-pub struct Found {
+pub struct WholeCheckpoint {
     /// The checkpoint.
     pub checkpoint: Checkpoint,
     /// Newer ones that are damaged, newest first, each with its path and the reason.
@@ -22,7 +22,7 @@ pub struct Found {
 /// # Errors
 /// As [`Checkpoint::open`]. For a run [`CheckpointError::NoneWhole`], and [`CheckpointError::Newer`] if its newest
 /// checkpoint has a later format, because silently using an older one would lose work.
-pub fn find(path: &Path) -> Result<Found, CheckpointError> {
+pub fn find(path: &Path) -> Result<WholeCheckpoint, CheckpointError> {
     find_together(path, &Alone)
 }
 
@@ -30,7 +30,7 @@ pub fn find(path: &Path) -> Result<Found, CheckpointError> {
 ///
 /// # Errors
 /// As [`find`], and [`CheckpointError::OtherRank`].
-pub fn find_together(path: &Path, group: &dyn Group) -> Result<Found, CheckpointError> {
+pub fn find_together(path: &Path, group: &dyn Group) -> Result<WholeCheckpoint, CheckpointError> {
     let path = run_of(path);
     let checkpoints = names::checkpoints(path);
     // All ranks use the first rank's list, because others may see a new folder later.
@@ -40,7 +40,7 @@ pub fn find_together(path: &Path, group: &dyn Group) -> Result<Found, Checkpoint
     };
     let Some(names) = gather(group, listed)?.swap_remove(0) else {
         let checkpoint = Checkpoint::open_together(path, group)?;
-        return Ok(Found {
+        return Ok(WholeCheckpoint {
             checkpoint,
             passed_over: Vec::new(),
         });
@@ -55,7 +55,10 @@ pub fn find_together(path: &Path, group: &dyn Group) -> Result<Found, Checkpoint
 ///
 /// # Errors
 /// As [`find_together`], and [`CheckpointError::NoneWhole`] if all of its checkpoints are damaged.
-pub fn find_any_together(run: &Path, group: &dyn Group) -> Result<Option<Found>, CheckpointError> {
+pub fn find_any_together(
+    run: &Path,
+    group: &dyn Group,
+) -> Result<Option<WholeCheckpoint>, CheckpointError> {
     let listed = match group.rank() {
         0 => list(run, &names::checkpoints(run)),
         _ => Ok(None),
@@ -91,13 +94,13 @@ fn newest(
     run: &Path,
     names: Vec<String>,
     group: &dyn Group,
-) -> Result<Option<Found>, CheckpointError> {
+) -> Result<Option<WholeCheckpoint>, CheckpointError> {
     let checkpoints = names::checkpoints(run);
     let mut passed_over = Vec::new();
     for name in names {
         match Checkpoint::open_together(&checkpoints.join(name), group) {
             Ok(checkpoint) => {
-                return Ok(Some(Found {
+                return Ok(Some(WholeCheckpoint {
                     checkpoint,
                     passed_over,
                 }));

@@ -17,14 +17,14 @@ use std::sync::Arc;
 pub struct JointSaver {
     group: Arc<dyn Group>,
     disk: Arc<dyn FileSystem>,
-    writer: BackgroundWriter<Made>,
+    writer: BackgroundWriter<SavedPart>,
     /// The result of a part that was written without the writer.
-    made: Option<Made>,
+    made: Option<SavedPart>,
     under_way: Option<UnderWay>,
 }
 
 /// A rank's result: its part, or `None` after the common files were written.
-type Made = Result<Option<WrittenPieces>, CheckpointError>;
+type SavedPart = Result<Option<WrittenPieces>, CheckpointError>;
 
 /// A save under way.
 struct UnderWay {
@@ -171,7 +171,7 @@ impl JointSaver {
         })
     }
 
-    fn start(&mut self, job: impl FnOnce() -> Made + Send + 'static) {
+    fn start(&mut self, job: impl FnOnce() -> SavedPart + Send + 'static) {
         if let Err(error) = self.writer.start(job) {
             self.made = Some(Err(CheckpointError::Thread(error)));
         }

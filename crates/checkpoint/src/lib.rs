@@ -25,7 +25,7 @@ mod state;
 
 pub use background::BackgroundWriter;
 pub use error::{CheckpointError, Damage};
-pub use find::{Found, find, find_any_together, find_together, glance};
+pub use find::{WholeCheckpoint, find, find_any_together, find_together, glance};
 pub use joint::{JointSaver, RankPart};
 pub use keep::{keep, saved, set_aside_after};
 pub use lock::{LockError, MODEL_LOCK, ModelLock, RunLock};

@@ -24,7 +24,8 @@ pub use stand_in::{load_stand_in, stand_in_folder};
 
 use collectives::Group;
 use kernels::cuda::{Argument, Driver, Gemm, Launch, Workspace};
-use kernels::{DiskCopy, Exchange, KernelError, Queue, Reading};
+use kernels::{DiskCopy, Exchange, KernelError, Queue, Queues, Reading};
+use memory::{In, Out};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
 
@@ -57,6 +58,12 @@ fn letter(argument: &Argument) -> u8 {
         Argument::Size(_) => b's',
         Argument::Int(_) => b'i',
         Argument::Float(_) => b'f',
+    }
+}
+
+impl Queues for Emulation {
+    fn rank(&self) -> usize {
+        self.group.as_ref().map_or(0, |group| group.rank())
     }
 }
 
@@ -118,25 +125,15 @@ impl Driver for Emulation {
         Ok(())
     }
 
-    unsafe fn start_copy(
-        &self,
-        _queue: Queue,
-        to: *mut u8,
-        from: *const u8,
-        bytes: usize,
-    ) -> Result<(), KernelError> {
+    unsafe fn start_copy(&self, _queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
         // SAFETY: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+        unsafe { std::ptr::copy_nonoverlapping(x.pointer(), out.pointer(), x.bytes()) };
         Ok(())
     }
 
     unsafe fn start_disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
         // SAFETY: the caller's promise.
         unsafe { copy.carry_out() }
-    }
-
-    fn rank(&self) -> usize {
-        self.group.as_ref().map_or(0, |group| group.rank())
     }
 
     unsafe fn start_exchange(&self, exchange: Exchange) -> Result<(), KernelError> {

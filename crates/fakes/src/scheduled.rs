@@ -9,8 +9,8 @@
 use crate::hazards::{Hazards, Touch};
 use kernels::random::random_u32;
 use kernels::{
-    Backend, Event, Exchange, HostSide, KernelError, Kernels, Queue, Reading, Request, Target,
-    Traffic,
+    Backend, Event, Exchange, HostSide, KernelError, Kernels, Queue, Queues, Reading, Request,
+    Target, Traffic,
 };
 use memory::{DType, In, Out};
 use std::cell::{Cell, RefCell};
@@ -293,10 +293,6 @@ impl<B: Backend> Backend for Scheduled<B> {
         self.backend.widens()
     }
 
-    fn rank(&self) -> usize {
-        self.backend.rank()
-    }
-
     fn traffic(&self) -> &Cell<Traffic> {
         &self.traffic
     }
@@ -331,6 +327,12 @@ impl<B: Backend> Backend for Scheduled<B> {
             self.ask(Queue::Compute, Request::Copy(out, x.cast(DType::U8)))?;
             Ok(Reading::after(self.end_of(Queue::Compute), pointer, bytes))
         }
+    }
+}
+
+impl<B: Backend> Queues for Scheduled<B> {
+    fn rank(&self) -> usize {
+        self.backend.rank()
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

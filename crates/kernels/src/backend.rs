@@ -1,24 +1,76 @@
 //! The interface of a device to [`Kernels`](crate::Kernels).
 
-use crate::{Event, ExchangeBytes, KernelError, Queue, Reading, Request, Section, Target, Traffic};
+use crate::{Event, ExchangeBytes, Queue, Reading, Request, Result, Section, Target, Traffic};
 use memory::{In, Out};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Work whose time is taken.
-pub(crate) type TimedWork<'a> = &'a mut dyn FnMut() -> Result<(), KernelError>;
+/// The queues of a device, and the events that order them. By default, a device finishes every call before it returns, and launches
+/// nothing as a whole. A method fails if the device fails, or failed in earlier work.
+pub trait Queues {
+    /// This device's rank in its group; 0 without one.
+    fn rank(&self) -> usize {
+        0
+    }
 
-/// The time of work by the host's clock, its launch and the wait for its end included.
-pub(crate) fn timed_by_host<B: Backend + ?Sized>(
-    backend: &B,
+    /// As [`crate::Kernels::record`].
+    fn record(&self, _queue: Queue) -> Result<Event> {
+        Ok(Event::PAST)
+    }
+
+    /// As [`crate::Kernels::wait`].
+    fn wait(&self, _queue: Queue, _event: Event, _reason: &'static str) -> Result {
+        Ok(())
+    }
+
+    /// As [`crate::Kernels::finish`].
+    fn finish(&self, _event: Event) -> Result {
+        Ok(())
+    }
+
+    /// Whether an event is over, as far as that can be told without waiting.
+    fn is_over(&self, _event: Event) -> bool {
+        true
+    }
+
+    /// As [`crate::Kernels::timed`], by the device's own clock; none if it has none for the queue, and nothing is done.
+    fn timed(&self, _queue: Queue, _work: TimedWork) -> Option<Result<Duration>> {
+        None
+    }
+
+    /// As [`crate::Kernels::begin_section`].
+    fn begin_section(&self, _section: Section) -> Result {
+        Ok(())
+    }
+
+    /// As [`crate::Kernels::end_section`].
+    fn end_section(&self, _is_whole: bool) -> Result {
+        Ok(())
+    }
+
+    /// As [`crate::Kernels::section_refusal`].
+    fn section_refusal(&self) -> Option<String> {
+        None
+    }
+}
+
+/// Work whose time is taken.
+pub(crate) type TimedWork<'a> = &'a mut dyn FnMut() -> Result;
+
+/// The time of work in any queue: by the device's clock, or else by the host's, its launch and the wait for its end included.
+pub(crate) fn time(
+    queues: &(impl Queues + ?Sized),
     queue: Queue,
     work: TimedWork,
-) -> Result<Duration, KernelError> {
+) -> Result<Duration> {
+    if let Some(by_device) = queues.timed(queue, work) {
+        return by_device;
+    }
     // Earlier work in the queue does not count, such as uploads of a batch or the wait for a copy.
-    backend.finish(backend.record(queue)?)?;
+    queues.finish(queues.record(queue)?)?;
     let start = Instant::now();
     work()?;
-    backend.finish(backend.record(queue)?)?;
+    queues.finish(queues.record(queue)?)?;
     Ok(start.elapsed())
 }
 
@@ -33,7 +85,7 @@ pub(crate) fn timed_by_host<B: Backend + ?Sized>(
 ///
 /// A device that runs ahead uses these views after the call has returned. It may, since leases are granted in the order
 /// of [`Queue::Compute`]: until an operation has run, later ones in that queue do not change its memory.
-pub trait Backend {
+pub trait Backend: Queues {
     /// The device whose scratch sizes apply.
     fn target(&self) -> Target;
 
@@ -42,9 +94,6 @@ pub trait Backend {
 
     /// Whether the device widens bf16 operands of matrix products in a workspace, as the processor does.
     fn widens(&self) -> bool;
-
-    /// This device's rank in its group; 0 without one.
-    fn rank(&self) -> usize;
 
     /// The counts of bytes that crossed. A backend keeps the cell, but does not change it.
     fn traffic(&self) -> &Cell<Traffic>;
@@ -56,9 +105,9 @@ pub trait Backend {
     /// queue is over, all memory of the request stays alive, nothing else writes it, and nothing else reads what it writes.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails or cannot do this, if a file or an exchange has failed, or if there is no group or
+    /// [`crate::KernelError`] if the device fails or cannot do this, if a file or an exchange has failed, or if there is no group or
     /// no such rank.
-    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError>;
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result;
 
     /// Copies host bytes, which may change when this returns, into a tensor.
     ///
@@ -66,8 +115,8 @@ pub trait Backend {
     /// `out` is contiguous and has as many bytes.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
-    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError>;
+    /// [`crate::KernelError`] if the device fails.
+    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result;
 
     /// Copies a tensor to the host after all earlier work is done.
     ///
@@ -75,8 +124,8 @@ pub trait Backend {
     /// `x` is contiguous and has as many bytes.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails, or failed in earlier work.
-    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError>;
+    /// [`crate::KernelError`] if the device fails, or failed in earlier work.
+    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result;
 
     /// Starts to copy a tensor's contents to the host.
     ///
@@ -84,8 +133,8 @@ pub trait Backend {
     /// `x` is contiguous and has at most [`crate::READING_BYTES_MAX`] bytes.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
-    unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError>;
+    /// [`crate::KernelError`] if the device fails.
+    unsafe fn start_reading(&self, x: In) -> Result<Reading>;
 
     /// Whether exchanges among all ranks have to say with whom, because the backend keeps time with them.
     fn keeps_time_with_others(&self) -> bool {
@@ -95,55 +144,5 @@ pub trait Backend {
     /// Counts an exchange of this many bytes, if the backend moves no pieces itself. Returns false if it does.
     fn counts_exchange(&self, _bytes: ExchangeBytes) -> bool {
         false
-    }
-
-    /// As [`crate::Kernels::record`].
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    fn record(&self, queue: Queue) -> Result<Event, KernelError>;
-
-    /// As [`crate::Kernels::wait`].
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError>;
-
-    /// As [`crate::Kernels::finish`].
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails, or failed in earlier work.
-    fn finish(&self, event: Event) -> Result<(), KernelError>;
-
-    /// Whether an event is over, as far as that can be told without waiting.
-    fn is_over(&self, event: Event) -> bool;
-
-    /// As [`crate::Kernels::timed`], for any queue.
-    ///
-    /// # Errors
-    /// [`KernelError`] of `work`, or if the device fails.
-    fn timed(&self, queue: Queue, work: TimedWork) -> Result<Duration, KernelError> {
-        timed_by_host(self, queue, work)
-    }
-
-    /// As [`crate::Kernels::begin_section`].
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    fn begin_section(&self, _section: Section) -> Result<(), KernelError> {
-        Ok(())
-    }
-
-    /// As [`crate::Kernels::end_section`].
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    fn end_section(&self, _is_whole: bool) -> Result<(), KernelError> {
-        Ok(())
-    }
-
-    /// As [`crate::Kernels::section_refusal`].
-    fn section_refusal(&self) -> Option<String> {
-        None
     }
 }

@@ -1,5 +1,8 @@
 //! Why an operation failed.
 
+/// What operations and devices answer.
+pub type Result<T = (), E = KernelError> = std::result::Result<T, E>;
+
 /// An operation failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{operation}: {message}")]

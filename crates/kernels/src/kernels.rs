@@ -1,5 +1,6 @@
 //! [`Kernels`], through which callers use a device. It checks and counts every call, then hands it to a [`Backend`].
 
+use crate::backend;
 use crate::{
     Backend, BlockFile, DiskCopy, Event, Exchange, ExchangeBytes, HostSide, KernelError, Operation,
     Queue, READING_BYTES_MAX, Reading, Request, Section, Target, Traffic,
@@ -117,7 +118,8 @@ impl<B: Backend + ?Sized> Kernels<B> {
         KernelError::unless(runs_here, operation.name(), || {
             format!("it does not run in the queue `{}`", queue.name())
         })?;
-        operation.check(self.backend.target(), self.backend.widens())?;
+        operation.check(self.backend.widens())?;
+        operation.check_scratch(self.backend.target())?;
         // SAFETY: it was checked for this backend; the caller's promise.
         unsafe { self.backend.ask(queue, Request::Operation(operation)) }
     }
@@ -345,7 +347,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         &self,
         mut work: impl FnMut() -> Result<(), KernelError>,
     ) -> Result<Duration, KernelError> {
-        self.backend.timed(Queue::Compute, &mut work)
+        backend::time(&self.backend, Queue::Compute, &mut work)
     }
 
     /// Begins a section: the calls up to [`Kernels::end_section`] will be made again under the same name, in the same

@@ -1,7 +1,10 @@
 //! A device that waits for every operation and measures its time: on a GPU by its own clock, elsewhere by the host's.
 
+use crate::backend;
 use crate::timeline::{COPY, EXCHANGE, Measured, Rates, Timeline};
-use crate::{Backend, Cost, Event, KernelError, Kernels, Queue, Reading, Request, Target, Traffic};
+use crate::{
+    Backend, Cost, Event, KernelError, Kernels, Queue, Queues, Reading, Request, Target, Traffic,
+};
 use memory::{In, Memory, Out};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -70,7 +73,7 @@ impl<B: Backend> Timed<B> {
     ) -> Result<Duration, KernelError> {
         let mut work = Some(work);
         let mut once = || work.take().map_or(Ok(()), |work| work(&self.backend));
-        let time = self.backend.timed(queue, &mut once)?;
+        let time = backend::time(&self.backend, queue, &mut once)?;
         if let Some(Beside {
             timeline, memory, ..
         }) = &self.beside
@@ -126,10 +129,6 @@ impl<B: Backend> Backend for Timed<B> {
         self.backend.widens()
     }
 
-    fn rank(&self) -> usize {
-        self.backend.rank()
-    }
-
     fn traffic(&self) -> &Cell<Traffic> {
         self.backend.traffic()
     }
@@ -168,6 +167,12 @@ impl<B: Backend> Backend for Timed<B> {
     unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
         // SAFETY: the caller's promise.
         unsafe { self.backend.start_reading(x) }
+    }
+}
+
+impl<B: Backend> Queues for Timed<B> {
+    fn rank(&self) -> usize {
+        self.backend.rank()
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

@@ -44,7 +44,78 @@ unsafe impl Send for Out<'_> {}
 unsafe impl Sync for Out<'_> {}
 
 macro_rules! geometry {
-    () => {
+    ($pointer:ty) => {
+        /// A row-major view.
+        ///
+        /// # Safety
+        /// `pointer` must start `dims` elements of `dtype` within `reach` (or be null: a shape). During `'a`, nothing else writes
+        /// them, and if the view is for writing, nothing else reads them.
+        pub(crate) unsafe fn new(
+            pointer: $pointer,
+            reach: Reach,
+            dtype: DType,
+            dims: Dims,
+        ) -> Self {
+            Self {
+                pointer,
+                reach,
+                dtype,
+                dims,
+                strides: dims.row_major_strides(),
+                lifetime: PhantomData,
+            }
+        }
+
+        /// A row-major view of device memory that another library owns.
+        ///
+        /// # Safety
+        /// `pointer` starts `dims` elements of `dtype` in memory of the device. During `'a`, nothing else writes them, and if the
+        /// view is for writing, nothing else reads them.
+        pub unsafe fn of_device(pointer: $pointer, dtype: DType, dims: impl Into<Dims>) -> Self {
+            // SAFETY: the caller's promise.
+            unsafe { Self::new(pointer, Reach::Device, dtype, dims.into()) }
+        }
+
+        /// Address of the first element; null for a shape.
+        pub fn pointer(&self) -> $pointer {
+            self.pointer
+        }
+
+        /// Some rows of the first dimension.
+        pub fn rows(self, rows: Range<usize>) -> Self {
+            assert!(
+                rows.start <= rows.end && rows.end <= self.dims[0],
+                "rows {rows:?} of {:?}",
+                self.dims
+            );
+            let pointer = self.pointer.wrapping_add(self.offset_of_row(rows.start));
+            Self {
+                pointer,
+                dims: self.dims.with_first(rows.len()),
+                ..self
+            }
+        }
+
+        /// The same elements in another shape.
+        pub fn reshape(self, dims: impl Into<Dims>) -> Self {
+            let dims = dims.into();
+            assert!(
+                self.is_contiguous(),
+                "only a contiguous view can be reshaped"
+            );
+            assert_eq!(
+                dims.elements(),
+                self.dims.elements(),
+                "{:?} reshaped to {dims:?}",
+                self.dims
+            );
+            Self {
+                dims,
+                strides: dims.row_major_strides(),
+                ..self
+            }
+        }
+
         /// Element type.
         pub fn dtype(&self) -> DType {
             self.dtype
@@ -138,27 +209,6 @@ macro_rules! geometry {
             }
         }
 
-        fn check_rows(&self, rows: &Range<usize>) {
-            assert!(
-                rows.start <= rows.end && rows.end <= self.dims[0],
-                "rows {rows:?} of {:?}",
-                self.dims
-            );
-        }
-
-        fn check_reshape(&self, dims: Dims) {
-            assert!(
-                self.is_contiguous(),
-                "only a contiguous view can be reshaped"
-            );
-            assert_eq!(
-                dims.elements(),
-                self.dims.elements(),
-                "{:?} reshaped to {dims:?}",
-                self.dims
-            );
-        }
-
         fn check_slice<T: Element>(&self) {
             assert_eq!(self.dtype, T::DTYPE, "the view holds {:?}", self.dtype);
             assert!(
@@ -183,31 +233,6 @@ macro_rules! geometry {
 }
 
 impl<'a> In<'a> {
-    /// A row-major view.
-    ///
-    /// # Safety
-    /// `pointer` must start `dims` elements of `dtype` within `reach` that nothing writes during `'a` (or be null: a
-    /// shape).
-    pub(crate) unsafe fn new(pointer: *const u8, reach: Reach, dtype: DType, dims: Dims) -> In<'a> {
-        In {
-            pointer,
-            reach,
-            dtype,
-            dims,
-            strides: dims.row_major_strides(),
-            lifetime: PhantomData,
-        }
-    }
-
-    /// A row-major view of device memory that another library owns.
-    ///
-    /// # Safety
-    /// `pointer` starts `dims` elements of `dtype` in memory of the device, which nothing writes during `'a`.
-    pub unsafe fn of_device(pointer: *const u8, dtype: DType, dims: impl Into<Dims>) -> In<'a> {
-        // SAFETY: the caller's promise.
-        unsafe { In::new(pointer, Reach::Device, dtype, dims.into()) }
-    }
-
     /// A view of host data.
     pub fn of_slice<T: Element>(data: &'a [T], dims: impl Into<Dims>) -> In<'a> {
         let dims = dims.into();
@@ -216,12 +241,7 @@ impl<'a> In<'a> {
         unsafe { In::new(data.as_ptr().cast(), Reach::Host, T::DTYPE, dims) }
     }
 
-    geometry!();
-
-    /// Address of the first element; null for a shape.
-    pub fn pointer(&self) -> *const u8 {
-        self.pointer
-    }
+    geometry!(*const u8);
 
     /// The view without its lifetime, for work that goes on after the call that enqueued it.
     ///
@@ -250,28 +270,6 @@ impl<'a> In<'a> {
         }
     }
 
-    /// Some rows of the first dimension.
-    pub fn rows(self, rows: Range<usize>) -> In<'a> {
-        self.check_rows(&rows);
-        let pointer = self.pointer.wrapping_add(self.offset_of_row(rows.start));
-        In {
-            pointer,
-            dims: self.dims.with_first(rows.len()),
-            ..self
-        }
-    }
-
-    /// The same elements in another shape.
-    pub fn reshape(self, dims: impl Into<Dims>) -> In<'a> {
-        let dims = dims.into();
-        self.check_reshape(dims);
-        In {
-            dims,
-            strides: dims.row_major_strides(),
-            ..self
-        }
-    }
-
     /// The elements of a contiguous view in host memory.
     ///
     /// # Panics
@@ -285,31 +283,6 @@ impl<'a> In<'a> {
 }
 
 impl<'a> Out<'a> {
-    /// A row-major view.
-    ///
-    /// # Safety
-    /// `pointer` must start `dims` elements of `dtype` within `reach` that nothing else touches during `'a` (or be
-    /// null: a shape).
-    pub(crate) unsafe fn new(pointer: *mut u8, reach: Reach, dtype: DType, dims: Dims) -> Out<'a> {
-        Out {
-            pointer,
-            reach,
-            dtype,
-            dims,
-            strides: dims.row_major_strides(),
-            lifetime: PhantomData,
-        }
-    }
-
-    /// A row-major view of device memory that another library owns.
-    ///
-    /// # Safety
-    /// `pointer` starts `dims` elements of `dtype` in memory of the device, which nothing else touches during `'a`.
-    pub unsafe fn of_device(pointer: *mut u8, dtype: DType, dims: impl Into<Dims>) -> Out<'a> {
-        // SAFETY: the caller's promise.
-        unsafe { Out::new(pointer, Reach::Device, dtype, dims.into()) }
-    }
-
     /// A view of host data.
     pub fn of_slice<T: Element>(data: &'a mut [T], dims: impl Into<Dims>) -> Out<'a> {
         let dims = dims.into();
@@ -318,12 +291,7 @@ impl<'a> Out<'a> {
         unsafe { Out::new(data.as_mut_ptr().cast(), Reach::Host, T::DTYPE, dims) }
     }
 
-    geometry!();
-
-    /// Address of the first element; null for a shape.
-    pub fn pointer(&self) -> *mut u8 {
-        self.pointer
-    }
+    geometry!(*mut u8);
 
     /// The view without its lifetime, for work that goes on after the call that enqueued it.
     ///
@@ -386,28 +354,6 @@ impl<'a> Out<'a> {
             view
         };
         ranges.iter().map(view).collect()
-    }
-
-    /// Some rows of the first dimension.
-    pub fn rows(self, rows: Range<usize>) -> Out<'a> {
-        self.check_rows(&rows);
-        let pointer = self.pointer.wrapping_add(self.offset_of_row(rows.start));
-        Out {
-            pointer,
-            dims: self.dims.with_first(rows.len()),
-            ..self
-        }
-    }
-
-    /// The same elements in another shape.
-    pub fn reshape(self, dims: impl Into<Dims>) -> Out<'a> {
-        let dims = dims.into();
-        self.check_reshape(dims);
-        Out {
-            dims,
-            strides: dims.row_major_strides(),
-            ..self
-        }
     }
 
     /// The elements of a contiguous view in host memory.

@@ -15,18 +15,28 @@ use std::ops::Range;
 
 /// The structure of a model.
 pub struct Architecture {
-    labels: Labels,
-    parameters: Parameters,
+    /// The labels that policies name its activations by.
+    pub labels: Labels,
+    /// All parameters.
+    pub parameters: Parameters,
     /// Writes the first block's [`Activation::X`], and saves nothing for its backward pass.
     embedding: Declared,
-    blocks: Vec<Block>,
-    head: Head,
-    head_parameters: Vec<ParameterId>,
-    lowest_trained: Option<usize>,
-    rotary: Option<Rotary>,
+    /// The blocks, in forward order.
+    pub blocks: Vec<Block>,
+    /// The final norm and output head, which follow the last block.
+    pub(crate) head: Head,
+    /// The parameters that the head uses.
+    pub(crate) head_parameters: Vec<ParameterId>,
+    /// The first block with a trained parameter, or the number of blocks if none has one. `None` if the embedding is
+    /// trained. The backward pass ends at this block.
+    pub(crate) lowest_trained: Option<usize>,
+    /// The rotary embedding, if there is one.
+    pub(crate) rotary: Option<Rotary>,
     tile_tokens: Option<usize>,
-    sharing: SharingRanks,
-    router_losses: Option<RouterLosses>,
+    /// The ranks that share sequences.
+    pub sharing: SharingRanks,
+    /// The losses that its routers add, if any.
+    pub router_losses: Option<RouterLosses>,
 }
 
 impl Architecture {
@@ -75,16 +85,6 @@ impl Architecture {
         }
     }
 
-    /// The losses that its routers add, if any.
-    pub fn router_losses(&self) -> Option<RouterLosses> {
-        self.router_losses
-    }
-
-    /// The labels that policies name its activations by.
-    pub fn labels(&self) -> Labels {
-        self.labels
-    }
-
     /// The same model, with tiles of `tokens` tokens. Neighbouring stages that treat each token by itself run on one
     /// tile after the other, forward, in replays and backward. Activations that only they read exist for one tile at a
     /// time. `None` runs them on whole micro-batches.
@@ -118,21 +118,6 @@ impl Architecture {
         }
     }
 
-    /// The ranks that share sequences.
-    pub fn sharing(&self) -> SharingRanks {
-        self.sharing
-    }
-
-    /// All parameters.
-    pub fn parameters(&self) -> &Parameters {
-        &self.parameters
-    }
-
-    /// The blocks, in forward order.
-    pub fn blocks(&self) -> &[Block] {
-        &self.blocks
-    }
-
     /// The kind of each block, numbered in order of first appearance. Blocks of a kind have equal tables of
     /// activations; either all of them have a backward pass, or none.
     pub fn kinds(&self) -> Vec<usize> {
@@ -150,12 +135,6 @@ impl Architecture {
         self.blocks.iter().enumerate().map(kind_of).collect()
     }
 
-    /// The first block with a trained parameter, or the number of blocks if none has one. `None` if the embedding is
-    /// trained. The backward pass ends at this block.
-    pub(crate) fn lowest_trained(&self) -> Option<usize> {
-        self.lowest_trained
-    }
-
     /// Whether a backward pass computes the gradient of a block's input for the block before.
     pub fn needs_input_gradient(&self, layer: usize) -> bool {
         self.lowest_trained.is_none_or(|lowest| lowest < layer)
@@ -167,7 +146,7 @@ impl Architecture {
         let embedding = embedding.map(|site| (0, site));
         let blocks = self.blocks.iter().enumerate();
         let of_blocks = blocks.flat_map(|(layer, block)| {
-            let sites = block.stages().iter();
+            let sites = block.stages.iter();
             let sites = sites.flat_map(|declared| declared.stage.dropout());
             sites.map(move |site| (layer, site))
         });
@@ -180,7 +159,7 @@ impl Architecture {
     /// If a layer has no attention, or keeps more or less than another.
     pub fn cache_shape(&self) -> CacheShape {
         let of_block = |block: &Block| {
-            let mut stages = block.stages().iter();
+            let mut stages = block.stages.iter();
             stages.find_map(|declared| declared.stage.cache_widths())
         };
         let widths = of_block(&self.blocks[0]).expect("a cache is for attention");
@@ -207,7 +186,7 @@ impl Architecture {
     pub(crate) fn stages_of_blocks(&self) -> impl Iterator<Item = (StagePosition, &dyn Stage)> {
         let blocks = self.blocks.iter().enumerate();
         blocks.flat_map(|(layer, block)| {
-            let stages = block.stages().iter().enumerate();
+            let stages = block.stages.iter().enumerate();
             stages.map(move |(number, declared)| {
                 (StagePosition::new(layer, number), &*declared.stage)
             })
@@ -230,16 +209,6 @@ impl Architecture {
         self.head.width()
     }
 
-    /// The final norm and output head, which follow the last block.
-    pub(crate) fn head(&self) -> &Head {
-        &self.head
-    }
-
-    /// The rotary embedding, if there is one.
-    pub(crate) fn rotary(&self) -> Option<&Rotary> {
-        self.rotary.as_ref()
-    }
-
     /// Whether stages that apply the rotary embedding run on parts of sequences of `seq` tokens. Where ranks share sequences,
     /// positions come with the batch.
     pub(crate) fn turns_in_tiles(&self, seq: usize) -> bool {
@@ -257,7 +226,7 @@ impl Architecture {
         let blocks = blocks.map(|(layer, block)| match layer < lowest {
             true => block.flops_per_token(seq) / 3,
             false => {
-                let stages = block.stages().iter();
+                let stages = block.stages.iter();
                 let frozen = stages.map(|one| frozen(&one.parameters, one.stage.choices()));
                 block.flops_per_token(seq) - frozen.sum::<u64>()
             }
@@ -299,7 +268,7 @@ impl Architecture {
     pub(crate) fn stages_of(&self, layers: Range<usize>) -> impl Iterator<Item = &Declared> {
         let embedding = (layers.start == 0).then_some(&self.embedding);
         let blocks = self.blocks[layers].iter();
-        let blocks = blocks.flat_map(|block| block.stages());
+        let blocks = blocks.flat_map(|block| &block.stages);
         embedding.into_iter().chain(blocks)
     }
 
@@ -318,19 +287,14 @@ impl Architecture {
     pub(crate) fn stage(&self, at: StagePosition) -> &Declared {
         match at.stage {
             None => &self.embedding,
-            Some(stage) => &self.blocks[at.layer].stages()[stage],
+            Some(stage) => &self.blocks[at.layer].stages[stage],
         }
     }
 
     /// The run of stages that a stage belongs to; none for the embedding.
     pub(crate) fn run_of(&self, at: StagePosition) -> Option<&StageRun> {
-        let mut runs = self.blocks[at.layer].runs().iter();
+        let mut runs = self.blocks[at.layer].runs.iter();
         runs.find(|run| at.stage.is_some_and(|stage| run.stages.contains(&stage)))
-    }
-
-    /// The parameters that the head uses.
-    pub(crate) fn head_parameters(&self) -> &[ParameterId] {
-        &self.head_parameters
     }
 
     /// The activation of a certain block that a stage at `at` means by a name.
@@ -348,7 +312,7 @@ impl Architecture {
         match (within, of.layer.checked_sub(1)) {
             (Some(stage), _) => StagePosition::new(of.layer, stage),
             (None, Some(before)) => {
-                StagePosition::new(before, self.blocks[before].stages().len() - 1)
+                StagePosition::new(before, self.blocks[before].stages.len() - 1)
             }
             (None, None) => StagePosition::EMBEDDING,
         }
@@ -391,7 +355,7 @@ impl Architecture {
         at: StagePosition,
         stage: impl Fn(&Facts) -> usize,
     ) -> impl Iterator<Item = LayerActivation> {
-        let table = at.stage.map_or(&[][..], |_| self.blocks[at.layer].table());
+        let table = at.stage.map_or(&[][..], |_| &self.blocks[at.layer].table);
         let here = table
             .iter()
             .filter(move |facts| Some(stage(facts)) == at.stage);

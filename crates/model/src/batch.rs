@@ -43,6 +43,19 @@ impl Tokens {
 }
 
 impl Batch {
+    /// Whole sequences from their first position on, without padding or dropout.
+    fn plain(shape: BatchShape, [input_ids, targets]: [Tokens; 2]) -> Batch {
+        Batch {
+            shape,
+            input_ids,
+            targets,
+            documents: None,
+            lengths: None,
+            positions: None,
+            dropout: None,
+        }
+    }
+
     /// Leases and uploads a micro-batch.
     ///
     /// # Errors
@@ -55,15 +68,9 @@ impl Batch {
         targets: &[i32],
     ) -> Result<Batch, ModelError> {
         let tokens = [shape.tokens()];
-        Ok(Batch {
-            shape,
-            input_ids: Tokens::Sent(send(memory, kernels, "input_ids", tokens, input_ids)?),
-            targets: Tokens::Sent(send(memory, kernels, "targets", tokens, targets)?),
-            documents: None,
-            lengths: None,
-            positions: None,
-            dropout: None,
-        })
+        let input_ids = send(memory, kernels, "input_ids", tokens, input_ids)?;
+        let targets = send(memory, kernels, "targets", tokens, targets)?;
+        Ok(Batch::plain(shape, [input_ids, targets].map(Tokens::Sent)))
     }
 
     /// A micro-batch whose tokens, `[rows seq]` i32, another library has on the device. Room for them is leased all the
@@ -86,15 +93,8 @@ impl Batch {
             let room = memory.lease(Category::Input, name, [shape.tokens()], DType::I32)?;
             Ok(Tokens::Lent(tokens, room))
         };
-        Ok(Batch {
-            shape,
-            input_ids: lent("input_ids", input_ids)?,
-            targets: lent("targets", targets)?,
-            documents: None,
-            lengths: None,
-            positions: None,
-            dropout: None,
-        })
+        let tokens = [lent("input_ids", input_ids)?, lent("targets", targets)?];
+        Ok(Batch::plain(shape, tokens))
     }
 
     /// Leases and uploads tokens with the given positions and without targets.
@@ -109,14 +109,12 @@ impl Batch {
         positions: &[i32],
     ) -> Result<Batch, ModelError> {
         let tokens = [shape.tokens()];
+        let input_ids = send(memory, kernels, "input_ids", tokens, input_ids)?;
+        let targets = memory.lease(Category::Input, "targets", [0], DType::I32)?;
+        let positions = send(memory, kernels, "positions", tokens, positions)?;
         Ok(Batch {
-            shape,
-            input_ids: Tokens::Sent(send(memory, kernels, "input_ids", tokens, input_ids)?),
-            targets: Tokens::Sent(memory.lease(Category::Input, "targets", [0], DType::I32)?),
-            documents: None,
-            lengths: None,
-            positions: Some(send(memory, kernels, "positions", tokens, positions)?),
-            dropout: None,
+            positions: Some(positions),
+            ..Batch::plain(shape, [input_ids, targets].map(Tokens::Sent))
         })
     }
 
@@ -161,14 +159,9 @@ impl Batch {
         let BatchShape { rows, seq } = self.shape;
         let places = first as i32..(first + seq) as i32;
         let positions: Vec<i32> = (0..rows).flat_map(|_| places.clone()).collect();
+        let positions = send(memory, kernels, "positions", [rows * seq], &positions)?;
         Ok(Batch {
-            positions: Some(send(
-                memory,
-                kernels,
-                "positions",
-                [rows * seq],
-                &positions,
-            )?),
+            positions: Some(positions),
             ..self
         })
     }

@@ -6,9 +6,12 @@ use std::ops::Range;
 
 /// A block of a model. Blocks of one model may differ.
 pub struct Block {
-    stages: Vec<Declared>,
-    table: Vec<Facts>,
-    runs: Vec<StageRun>,
+    /// Its stages, in forward order.
+    pub stages: Vec<Declared>,
+    /// What is known of the activations, in the order in which they are made.
+    pub(crate) table: Vec<Facts>,
+    /// The runs of its stages, in forward order.
+    pub(crate) runs: Vec<StageRun>,
 }
 
 /// Neighbouring stages that run together on one tile of tokens after the other, or one stage on whole micro-batches.
@@ -125,11 +128,6 @@ impl Block {
         Block::of_stages(input, stages)
     }
 
-    /// The runs of its stages, in forward order.
-    pub(crate) fn runs(&self) -> &[StageRun] {
-        &self.runs
-    }
-
     /// Whether the gradients of all its matrices can be deferred ([`crate::DeferredGradients`]). A tile's activations do not outlive it.
     pub fn can_defer_gradients(&self) -> bool {
         let in_tiles = self.runs.iter().any(|run| run.tile_tokens.is_some());
@@ -152,21 +150,11 @@ impl Block {
         }
     }
 
-    /// Its stages, in forward order.
-    pub fn stages(&self) -> &[Declared] {
-        &self.stages
-    }
-
     /// The activations that a policy decides about, in the order in which they are made: those that exist for whole
     /// micro-batches, without [`Activation::NEXT_X`], which is the next block's.
     pub fn activations(&self) -> impl Iterator<Item = (Activation, &Extent)> {
         let table = self.table.iter().filter(|facts| !facts.is_within);
         table.map(|facts| (facts.activation, &facts.extent))
-    }
-
-    /// What is known of the activations, in the order in which they are made.
-    pub(crate) fn table(&self) -> &[Facts] {
-        &self.table
     }
 
     /// What is known of one activation.

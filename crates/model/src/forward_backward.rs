@@ -29,7 +29,7 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::forward_backward`].
-    pub fn forward_of_stage<'a>(&'a self, work: Work<'a>) -> Result<Buffer, ModelError> {
+    pub fn forward_on_pipeline_stage<'a>(&'a self, work: Work<'a>) -> Result<Buffer, ModelError> {
         let mut pass = Pass::new(self, work);
         let outcome = pass.forward().and_then(|()| {
             let output = pass.work.saved.take(pass.output_of_stage());
@@ -218,7 +218,7 @@ impl Pass<'_> {
 
     /// Takes the head's input out of the table.
     pub(crate) fn take_head_input(&mut self) -> Result<Buffer, ModelError> {
-        self.allow(self.model.architecture().head_parameters())?;
+        self.allow(&self.model.architecture().head_parameters)?;
         Ok(self.work.saved.take(self.head_input()))
     }
 
@@ -236,9 +236,9 @@ impl Pass<'_> {
         let _place = self.enter(Phase::Forward, Layer::Head);
         self.before_forward(Layer::Head)?;
         let mut inputs = self.each_part(Pass::take_head_input)?.into_iter();
-        let unit = self.unit_of(self.model.architecture().head_parameters());
+        let unit = self.unit_of(&self.model.architecture().head_parameters);
         let open = self.open_gradients(unit)?;
-        let (head, chunk) = (self.model.architecture().head(), self.model.head_chunk());
+        let (head, chunk) = (&self.model.architecture().head, self.model.head_chunk());
         self.each_part(|pass| {
             let x = inputs.next().expect("every part has an input");
             let dx = head.loss_and_gradient(pass, x, chunk)?;
@@ -252,7 +252,7 @@ impl Pass<'_> {
     /// trained parameter. In a pipeline it ends at the stage's first block, whose input's gradient it returns.
     fn backward(&mut self) -> Result<Option<Buffer>, ModelError> {
         let layers = self.work.layers.clone();
-        let lowest = self.model.architecture().lowest_trained();
+        let lowest = self.model.architecture().lowest_trained;
         let last_block = layers.end - 1;
         let first = lowest.unwrap_or(0).clamp(layers.start, layers.end);
         if layers.end < self.model.layers() {
@@ -300,7 +300,7 @@ impl Pass<'_> {
     /// backward pass, or drops what nothing below needs, or returns the gradient for the stage before.
     fn leave_blocks(&mut self, start: usize, ended: usize) -> Result<Option<Buffer>, ModelError> {
         let _place = self.enter(Phase::Backward, Layer::Embedding);
-        let lowest = self.model.architecture().lowest_trained();
+        let lowest = self.model.architecture().lowest_trained;
         if lowest.is_some_and(|lowest| lowest >= start) {
             self.each_part(|pass| {
                 pass.leave_below(start, ended);
@@ -321,7 +321,7 @@ impl Pass<'_> {
     /// the blocks below, from block `start` on.
     fn leave_below(&mut self, start: usize, lowest: usize) {
         self.own_mut().flowing.retain(|(of, _)| of.layer != lowest);
-        let blocks = self.model.architecture().blocks().iter().enumerate();
+        let blocks = self.model.architecture().blocks.iter().enumerate();
         for (layer, block) in blocks.skip(start).take(lowest - start) {
             for (activation, _) in block.activations() {
                 let made = LayerActivation { layer, activation };
@@ -333,10 +333,10 @@ impl Pass<'_> {
     /// Starts fetching a block's offloaded activations, in the order in which its backward pass reads them. It is
     /// called at the start of the next block's backward pass, so that the copies have that long.
     fn fetch_block(&mut self, layer: usize) -> Result<(), ModelError> {
-        let block = &self.model.architecture().blocks()[layer];
+        let block = &self.model.architecture().blocks[layer];
         let shape = self.batch().shape;
         let work = &mut self.work;
-        for declared in block.stages().iter().rev() {
+        for declared in block.stages.iter().rev() {
             for activation in &declared.io.backward_reads {
                 let at = LayerActivation {
                     layer,

@@ -23,12 +23,12 @@ pub(crate) enum CodesTo<'a> {
 /// The cells of several operands.
 struct CodedOperands {
     cells: Buffer,
-    known: Vec<Known>,
+    known: Vec<OperandFacts>,
 }
 
 /// Which facts about an operand's present values are known.
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct OperandFacts {
     /// Whether its cells have its largest magnitude.
     largest: bool,
     /// Whether it was made codes, and its underflows were counted.
@@ -44,13 +44,13 @@ impl CodedOperands {
         let dims = [count * CELLS];
         Ok(CodedOperands {
             cells: memory.lease_persistent(Category::Activation, name, dims, DType::F32)?,
-            known: vec![Known::default(); count],
+            known: vec![OperandFacts::default(); count],
         })
     }
 
     /// Called when all operands get new values.
     fn forget(&mut self) {
-        self.known.fill(Known::default());
+        self.known.fill(OperandFacts::default());
     }
 
     /// The scale of one, `[1]`.
@@ -74,7 +74,7 @@ pub(crate) struct CodedOperand<'a> {
     site: Fp8Site,
     /// Its scale and its largest magnitude, `[2]`.
     cells: Out<'a>,
-    known: &'a mut Known,
+    known: &'a mut OperandFacts,
 }
 
 impl<'a> CodedOperand<'a> {

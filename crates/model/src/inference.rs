@@ -13,7 +13,7 @@ impl Model {
     /// # Panics
     /// If the work is a training step's.
     pub fn loss<'a>(&'a self, work: Work<'a>, sums: &mut Buffer) -> Result<(), ModelError> {
-        let (chunk, head) = (self.head_chunk(), self.architecture().head());
+        let (chunk, head) = (self.head_chunk(), &self.architecture().head);
         self.forward(work, |pass, x| {
             let sum = sums.view_mut().rows(pass.part()..pass.part() + 1);
             head.loss(pass, x, chunk, sum)
@@ -35,7 +35,7 @@ impl Model {
     ) -> Result<(), ModelError> {
         let chunk = self.head_chunk();
         self.forward(work, |pass, x| {
-            let head = self.architecture().head();
+            let head = &self.architecture().head;
             head.sequence_losses(pass, x.view(), chunk, sums.view_mut())
         })?;
         Ok(())
@@ -51,7 +51,7 @@ impl Model {
     /// As [`Model::loss`], and if several sequences have several tokens.
     pub fn next_logits<'a>(&'a self, work: Work<'a>) -> Result<Buffer, ModelError> {
         let logits = self.forward(work, |pass, x| {
-            self.architecture().head().next_logits(pass, &x)
+            self.architecture().head.next_logits(pass, &x)
         })?;
         Ok(logits
             .into_iter()

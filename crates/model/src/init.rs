@@ -74,7 +74,7 @@ fn initialise_some<E>(
         for _ in 0..threads {
             let (sender, next, tensors) = (sender.clone(), &next, &tensors);
             scope.spawn(move || {
-                let mut room = Room::of(elements);
+                let mut room = DrawBuffers::of(elements);
                 while let Some(tensor) = tensors.get(next.fetch_add(1, Ordering::Relaxed)) {
                     if tensor.send(init, &mut room, &sender).is_none() {
                         return;
@@ -117,18 +117,18 @@ impl Drop for Chunk {
 }
 
 /// The memory in which a thread draws, so that it allocates once.
-struct Room {
+struct DrawBuffers {
     elements: usize,
     back: Sender<Vec<f32>>,
     returned: Receiver<Vec<f32>>,
 }
 
-impl Room {
-    fn of(elements: usize) -> Room {
+impl DrawBuffers {
+    fn of(elements: usize) -> DrawBuffers {
         let (back, returned) = channel();
         // The receiver is in this struct, so the room arrives.
         let _ = back.send(Vec::with_capacity(elements));
-        Room {
+        DrawBuffers {
             elements,
             back,
             returned,
@@ -144,7 +144,7 @@ struct Drawn {
 
 impl Drawn {
     /// Draws all values, and sends them a chunk at a time; none if nobody receives them any more.
-    fn send(&self, init: Fresh, room: &mut Room, sender: &SyncSender<Chunk>) -> Option<()> {
+    fn send(&self, init: Fresh, room: &mut DrawBuffers, sender: &SyncSender<Chunk>) -> Option<()> {
         let mut values = init.values(self.values.0, self.values.1);
         for start in self.elements.clone().step_by(room.elements) {
             let mut chunk = room.returned.recv().ok()?;
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn an_error_ends_all_threads() {
         let architecture = architecture();
-        let parameters = architecture.parameters();
+        let parameters = architecture.parameters;
         let mut calls = 0;
         let set = |_, _: &[f32]| {
             calls += 1;
@@ -277,7 +277,7 @@ mod tests {
         };
         let layout = parameters.layout(|_, _| false);
         assert_eq!(
-            initialise(parameters, &layout, FRESH, DrawingOrder::Any, set),
+            initialise(&parameters, &layout, FRESH, DrawingOrder::Any, set),
             Err("full")
         );
         assert_eq!(calls, 3);
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn chunks_cover_every_parameter_once() {
         let architecture = architecture();
-        let parameters = architecture.parameters();
+        let parameters = architecture.parameters;
         let layout = parameters.layout(|_, _| false);
         assert!(
             layout.entries()[0].elements() > 2 * CHUNK_ELEMENTS,
@@ -302,7 +302,7 @@ mod tests {
                 starts.push(offset);
                 Ok(())
             };
-            initialise(parameters, &layout, FRESH, order, set).unwrap();
+            initialise(&parameters, &layout, FRESH, order, set).unwrap();
             if order == DrawingOrder::Layout {
                 assert!(starts.is_sorted(), "{starts:?}");
             }

@@ -23,7 +23,8 @@ pub struct Linear {
     weights: Vec<ParameterId>,
     /// None, or one for each weight.
     biases: Vec<ParameterId>,
-    inputs: usize,
+    /// Number of inputs.
+    pub inputs: usize,
     /// Outputs of each weight.
     outputs: Vec<usize>,
     /// That of weights that are targets of adapters, if some are.
@@ -88,11 +89,6 @@ impl Linear {
     /// Number of outputs.
     pub fn outputs(&self) -> usize {
         self.outputs.iter().sum()
-    }
-
-    /// Number of inputs.
-    pub fn inputs(&self) -> usize {
-        self.inputs
     }
 
     /// Its parameters.

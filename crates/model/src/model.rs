@@ -42,14 +42,14 @@ impl Model {
         kernels: &Kernels,
         computation: Computation,
     ) -> Result<Model, ModelError> {
-        let rotary = architecture.rotary();
+        let rotary = architecture.rotary.as_ref();
         let table = rotary.map(|rotary| rotary.lease(memory, kernels, computation.seq));
         let needs_places = architecture.turns_in_tiles(computation.seq);
         let places = needs_places.then(|| places(memory, kernels, computation.seq));
         Ok(Model {
             places: places.transpose()?,
             rotary_table: table.transpose()?,
-            indices: architecture.parameters().layout_indices(),
+            indices: architecture.parameters.layout_indices(),
             no_replays: ReplayCounts::none(architecture.stage_names()),
             architecture,
             layout,
@@ -64,7 +64,7 @@ impl Model {
 
     /// Number of blocks.
     pub fn layers(&self) -> usize {
-        self.architecture.blocks().len()
+        self.architecture.blocks.len()
     }
 
     /// Sizes `[b s, h]` and type of a block's input.
@@ -100,7 +100,7 @@ impl Model {
     /// The elements of this stage's matrices whose codes are kept for a step. Matrices of one product that lie apart are not among them:
     /// a scale is for all of them, and their codes are made at each use.
     pub fn matrices_with_step_codes(&self) -> Cover {
-        let weights = self.architecture.parameters().with_step_codes().iter();
+        let weights = self.architecture.parameters.with_step_codes().iter();
         let ranges = weights.filter_map(|weight| {
             let entries = weight.matrices.iter().map(|id| self.index(*id));
             Some(self.layout.joined(&entries.collect::<Vec<_>>())?.0)
@@ -133,7 +133,7 @@ impl Model {
     pub fn units_forward(&self, layers: &Range<usize>) -> Vec<usize> {
         let architecture = &self.architecture;
         let stages = architecture.stages_of(layers.clone());
-        let head = (layers.end == self.layers()).then(|| architecture.head_parameters());
+        let head = (layers.end == self.layers()).then(|| &architecture.head_parameters[..]);
         let users = stages.map(|declared| &declared.parameters[..]).chain(head);
         let mut units: Vec<usize> = users
             .filter_map(|parameters| self.unit_of(parameters))

@@ -28,7 +28,7 @@ pub(crate) fn lowest_trained(embedding: &[ParameterId], blocks: &[Block]) -> Opt
     };
     let lowest = blocks
         .iter()
-        .position(|block| block.stages().iter().any(works));
+        .position(|block| block.stages.iter().any(works));
     Some(lowest.unwrap_or(blocks.len()))
 }
 
@@ -60,7 +60,7 @@ impl Architecture {
                 true => policy.action(layer, activation),
                 false => Action::Recompute,
             };
-        let blocks = self.blocks().iter().enumerate();
+        let blocks = self.blocks.iter().enumerate();
         blocks
             .map(|(layer, block)| {
                 let activations = block.activations();
@@ -81,7 +81,7 @@ impl Architecture {
             }
         }
         let is_received = first.layer > 0 && needed.contains(&first);
-        if is_received && let Some(block) = self.blocks().get(first.layer) {
+        if is_received && let Some(block) = self.blocks.get(first.layer) {
             let mut activations = block.activations();
             let place = activations.position(|(of, _)| of == Activation::X);
             let action = &mut actions[first.layer][place.expect("a block has an input")];
@@ -105,7 +105,7 @@ impl Architecture {
         (batch, held): (BatchShape, &[HeldBlocks]),
     ) -> Result<SavedActivations, OutOfMemory> {
         let statistics = Statistics::lease(memory, self.statistics())?;
-        let has_balance = self.router_losses().is_some_and(|losses| losses.aux > 0.0);
+        let has_balance = self.router_losses.is_some_and(|losses| losses.aux > 0.0);
         let balance = || {
             let stages = self.stages_of_blocks();
             let routers = stages.filter_map(|(at, stage)| Some((at, stage.router()?.0)));
@@ -113,7 +113,7 @@ impl Architecture {
             has_balance.then(lease).transpose()
         };
         let is_held = |block| held.iter().any(|run| run.layers.contains(&block));
-        let all = (self.parameters(), self.blocks().len());
+        let all = (&self.parameters, self.blocks.len());
         let fp8 = Fp8State::lease(memory, all, is_held, batch)?;
         let common = (statistics, fp8);
         let mut saved = SavedActivations::without_tables(common, dtype);
@@ -130,14 +130,14 @@ impl Architecture {
     /// The activations of some neighbouring blocks, with what becomes of them where a rank computes no others, and the input of what
     /// follows.
     fn rows_of(&self, policy: &Policy, own: &Range<usize>) -> Vec<BlockActions> {
-        let blocks = self.blocks().iter().zip(self.actions_of(policy, own));
+        let blocks = self.blocks.iter().zip(self.actions_of(policy, own));
         let blocks = blocks.skip(own.start).take(own.len());
         let rows = blocks.map(|(block, actions)| {
             let activations = block.activations().zip(actions);
             let row = |((of, extent), action): ((_, &Extent), _)| (of, *extent, action);
             activations.map(row).collect()
         });
-        let action = match own.end == self.blocks().len() {
+        let action = match own.end == self.blocks.len() {
             true => policy.action(own.end, Activation::X),
             false => Action::Recompute,
         };
@@ -147,14 +147,14 @@ impl Architecture {
 
     /// The activations that backward passes read, and those that their replays read under a policy.
     fn needed(&self, policy: &Policy) -> HashSet<LayerActivation> {
-        let lowest = self.lowest_trained().unwrap_or(0);
+        let lowest = self.lowest_trained.unwrap_or(0);
         let mut needed = HashSet::new();
-        for (layer, block) in self.blocks().iter().enumerate().rev() {
+        for (layer, block) in self.blocks.iter().enumerate().rev() {
             let here = |activation: &Activation| LayerActivation {
                 layer,
                 activation: *activation,
             };
-            for declared in block.stages().iter().rev() {
+            for declared in block.stages.iter().rev() {
                 if layer >= lowest {
                     needed.extend(declared.io.backward_reads.iter().map(here));
                 }

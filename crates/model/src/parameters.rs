@@ -201,7 +201,8 @@ pub struct Parameters {
     fp8: Option<Arc<Fp8Products>>,
     fp8_weights: Vec<Fp8Weight>,
     fp8_candidates: Vec<ParameterId>,
-    modules: Vec<LinearModule>,
+    /// The linear layers of the blocks that may have adapters, in forward order; none if the model has no adapters.
+    pub modules: Vec<LinearModule>,
 }
 
 impl Parameters {
@@ -250,11 +251,6 @@ impl Parameters {
     /// Whether any product is in FP8.
     pub fn has_fp8(&self) -> bool {
         !self.fp8_weights.is_empty()
-    }
-
-    /// The linear layers of the blocks that may have adapters, in forward order; none if the model has no adapters.
-    pub fn modules(&self) -> &[LinearModule] {
-        &self.modules
     }
 
     /// The labels of a model's activations: these, and that of adapters if it has some.

@@ -81,7 +81,7 @@ impl<'a> Pass<'a> {
     /// The runs of a block: those that every part runs before the next part does, or one that joins parts.
     fn runs_by_part(&self, layer: usize) -> Vec<&'a [StageRun]> {
         let joins = |run: &StageRun| self.joins_parts(StagePosition::new(layer, run.stages.start));
-        let runs = self.model.architecture().blocks()[layer].runs();
+        let runs = &self.model.architecture().blocks[layer].runs;
         runs.chunk_by(|one, next| !joins(one) && !joins(next))
             .collect()
     }

@@ -495,10 +495,8 @@ impl<'a> Pass<'a> {
     /// Sets the parameters that may be read where no stage runs, and brings their unit to the device.
     pub(crate) fn allow(&mut self, parameters: &'a [ParameterId]) -> Result<(), ModelError> {
         self.running.parameters = parameters;
-        match self.unit_of(parameters) {
-            Some(unit) => self.use_unit(unit),
-            None => Ok(()),
-        }
+        let unit = self.unit_of(parameters);
+        unit.map_or(Ok(()), |unit| self.use_unit(unit))
     }
 
     /// Brings the matrices that a stage reads in one direction to the device.

@@ -9,7 +9,7 @@ impl Pass<'_> {
     /// The losses of routers, if the model trains and has some.
     pub(crate) fn router_losses(&self) -> Option<RouterLosses> {
         match self.work.purpose {
-            Purpose::Training(_) => self.model.architecture().router_losses(),
+            Purpose::Training(_) => self.model.architecture().router_losses,
             Purpose::Inference(_) | Purpose::Reference => None,
         }
     }

@@ -18,7 +18,7 @@ impl Pass<'_> {
     pub(crate) fn defers_gradients_of(&self, layer: usize) -> bool {
         match &self.work.purpose {
             Purpose::Training(training) => {
-                let block = &self.model.architecture().blocks()[layer];
+                let block = &self.model.architecture().blocks[layer];
                 training.deferred.is_some() && block.can_defer_gradients()
             }
             Purpose::Inference(_) | Purpose::Reference => false,

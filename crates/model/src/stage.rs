@@ -1,7 +1,8 @@
 //! A stage: a step of the forward pass that is run and replayed as one, with its backward pass.
 
 use crate::{
-    Activation, CacheWidths, DropoutSite, Extent, ModelError, ParameterId, Pass, SharingRanks,
+    Activation, CacheWidths, DropoutSite, Extent, Linear, ModelError, ParameterId, Pass,
+    SharingRanks,
 };
 
 /// A step of a model, in both directions.
@@ -18,9 +19,16 @@ pub trait Stage {
     /// declares to read.
     fn io(&self) -> Io;
 
+    /// Its linear layers. What their adapters keep is written besides what [`Stage::io`] names; their parameters, dropout and
+    /// FLOPs are the stage's, unless it says otherwise.
+    fn linears(&self) -> Vec<&Linear> {
+        Vec::new()
+    }
+
     /// The parameters that it uses. [`Pass`] refuses others.
     fn parameters(&self) -> Vec<ParameterId> {
-        Vec::new()
+        let linears = self.linears().into_iter();
+        linears.flat_map(Linear::parameters).collect()
     }
 
     /// The matrices of its block that it uses besides in passes with a cache.
@@ -56,7 +64,10 @@ pub trait Stage {
 
     /// Where it drops elements. [`Pass::dropout`] refuses other sites.
     fn dropout(&self) -> Vec<DropoutSite> {
-        Vec::new()
+        self.linears()
+            .into_iter()
+            .flat_map(Linear::dropout)
+            .collect()
     }
 
     /// Whether it adds to the loss ([`Pass::add_loss`]).
@@ -67,7 +78,10 @@ pub trait Stage {
     /// Model FLOPs of its forward and backward pass for one token of a sequence of `seq`, as the field counts them: 6
     /// for each weight of a product, and attention's without regard to causality (Chowdhery et al. 2022).
     fn flops_per_token(&self, _seq: usize) -> u64 {
-        0
+        self.linears()
+            .into_iter()
+            .map(Linear::flops_per_token)
+            .sum()
     }
 
     /// How many numbers it counts over a step ([`Pass::accumulate_statistics`]), if any. A router counts how often it chose
@@ -159,9 +173,11 @@ pub struct Declared {
 impl Declared {
     /// Collects a stage's declarations.
     pub(crate) fn of(stage: Box<dyn Stage>) -> Declared {
-        let parameters = stage.parameters();
+        let (parameters, mut io) = (stage.parameters(), stage.io());
+        let linears = stage.linears().into_iter();
+        io.writes.extend(linears.filter_map(Linear::writes));
         Declared {
-            io: stage.io(),
+            io,
             parameters_with_cache: [&parameters[..], &stage.parameters_with_cache()].concat(),
             parameters,
             stage,

@@ -35,8 +35,8 @@ impl TestModel {
         let architecture = Architecture::of(&config, Attention::Eager);
         let (memory, dtype) = (Memory::host(), DType::F32);
         let kernels: Box<Kernels> = Box::new(Cpu::new(&memory, dtype).unwrap());
-        let layout = Rc::new(architecture.parameters().layout(|_, _| false));
-        let parameters = architecture.parameters().clone();
+        let layout = Rc::new(architecture.parameters.layout(|_, _| false));
+        let parameters = architecture.parameters.clone();
         let mut weights = Weights::lease(&memory, &layout, dtype, &Homes::default(), None).unwrap();
         let fresh = Fresh {
             deviation: 0.3,
@@ -57,10 +57,7 @@ impl TestModel {
             &memory,
             dtype,
             &policy.unwrap(),
-            (
-                SHAPE,
-                &[crate::HeldBlocks::all(architecture.blocks().len())],
-            ),
+            (SHAPE, &[crate::HeldBlocks::all(architecture.blocks.len())]),
         );
         let computation = Computation {
             dtype,

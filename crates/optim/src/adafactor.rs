@@ -3,7 +3,8 @@
 
 use crate::moment::Moment;
 use crate::rule::{
-    Asking, BySums, Keeps, ParameterGroup, Rule, StepNumbers, Summed, Sums, Update, WholeTensor,
+    BySums, Keeps, ParameterGroup, Rule, StepNumbers, Summed, Sums, Update, UpdateQueue,
+    WholeTensor,
 };
 use kernels::quantise::UNSIGNED;
 use kernels::{
@@ -46,7 +47,7 @@ static VARIANCE: [Moment; 1] = [Moment {
 }];
 
 /// Adafactor for tensors that keep their variance in the same form.
-struct Kept {
+struct AdafactorGroup {
     numbers: Adafactor,
     /// Whether the variance is kept by rows and columns, rather than one per element.
     is_factored: bool,
@@ -65,7 +66,7 @@ impl Adafactor {
                 tensors.into_iter().map(WholeTensor::of_entry).collect();
             let ranges = tensors.iter().map(|one| entries[one.entry].padded_range());
             ParameterGroup {
-                rule: Rule::Sums(Box::new(Kept {
+                rule: Rule::Sums(Box::new(AdafactorGroup {
                     numbers: self,
                     is_factored,
                 })),
@@ -86,7 +87,7 @@ fn shape(tensor: &WholeTensor) -> MatricesShape {
     }
 }
 
-impl Keeps for Kept {
+impl Keeps for AdafactorGroup {
     fn moments(&self) -> &'static [Moment] {
         match self.is_factored {
             true => &[],
@@ -133,7 +134,7 @@ struct Scratch<'a> {
     factors: Out<'a>,
 }
 
-impl Kept {
+impl AdafactorGroup {
     fn factors(&self, tensor: &WholeTensor) -> usize {
         match self.is_factored {
             true => shape(tensor).all_rows(),
@@ -182,7 +183,7 @@ impl Kept {
     /// The sums of squares of a range's updates and of its weights.
     fn sum_squares(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         summed: &mut Summed,
         (first, mut update): (usize, Update),
         sums: Vec<Out>,
@@ -208,7 +209,7 @@ impl Kept {
     }
 }
 
-impl BySums for Kept {
+impl BySums for AdafactorGroup {
     fn sweeps(&self, tensor: &WholeTensor) -> Vec<Sums> {
         let of_squares = Sums::OfBlocks(2);
         match self.is_factored {
@@ -221,7 +222,7 @@ impl BySums for Kept {
         places(self.factors(tensor))[2].end
     }
 
-    fn begin(&self, on: &Asking, summed: &mut Summed) -> Result<(), KernelError> {
+    fn begin(&self, on: &UpdateQueue, summed: &mut Summed) -> Result<(), KernelError> {
         if !self.is_factored {
             return Ok(());
         }
@@ -235,7 +236,7 @@ impl BySums for Kept {
 
     fn sum(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         sweep: usize,
         summed: &mut Summed,
         (first, update): (usize, Update),
@@ -257,7 +258,7 @@ impl BySums for Kept {
 
     fn end_sweep(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         sweep: usize,
         summed: &mut Summed,
         sums: In,
@@ -292,7 +293,7 @@ impl BySums for Kept {
 
     fn apply(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         summed: &mut Summed,
         (first, mut update): (usize, Update),
     ) -> Result<(), KernelError> {

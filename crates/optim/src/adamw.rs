@@ -1,7 +1,7 @@
 //! AdamW (Loshchilov and Hutter 2019).
 
 use crate::moment::Moment;
-use crate::rule::{Asking, ByRange, Keeps, StepNumbers, Update};
+use crate::rule::{ByRange, Keeps, StepNumbers, Update, UpdateQueue};
 use kernels::KernelError;
 use kernels::quantise::{SIGNED, UNSIGNED};
 
@@ -64,7 +64,7 @@ impl Keeps for AdamW {
 }
 
 impl ByRange for AdamW {
-    fn update(&self, on: &Asking, update: Update) -> Result<(), KernelError> {
+    fn update(&self, on: &UpdateQueue, update: Update) -> Result<(), KernelError> {
         let Ok([first_moment, second_moment]) = <[_; 2]>::try_from(update.moments) else {
             unreachable!("there are as many states as the rule says")
         };
@@ -110,7 +110,7 @@ impl Keeps for AdamWAt {
 }
 
 impl ByRange for AdamWAt {
-    fn update(&self, on: &Asking, update: Update) -> Result<(), KernelError> {
+    fn update(&self, on: &UpdateQueue, update: Update) -> Result<(), KernelError> {
         self.adamw.update(on, update)
     }
 }

@@ -1,7 +1,7 @@
 //! Updates of whole matrices. If ranks hold pieces, a round updates one matrix per rank. Each rank owns one matrix: the
 //! others send it their parts of the direction, it runs the iteration, and sends each rank its part of the result.
 
-use crate::rule::{Asking, ByMatrix};
+use crate::rule::{ByMatrix, UpdateQueue};
 use crate::segment::{Segment, Whole};
 use crate::sources::Sources;
 use kernels::{Exchange, ExchangeBytes, KernelError};
@@ -34,7 +34,7 @@ fn first(bytes: Out<'_>, dtype: DType, elements: usize) -> Out<'_> {
 
 /// Enqueues the update of this rank's pieces of a round's matrices. `room` is the scratch (u8).
 pub(crate) fn update(
-    on: &Asking,
+    on: &UpdateQueue,
     rule: &dyn ByMatrix,
     round: &[Segment],
     sources: &mut Sources,
@@ -105,7 +105,7 @@ impl Owned<'_> {
     /// Computes the direction of this rank's piece.
     fn direct(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         sources: &mut Sources,
         (whole, staged): (Out, Out),
     ) -> Result<(), KernelError> {
@@ -121,7 +121,7 @@ impl Owned<'_> {
     /// Updates this rank's piece along its transformed direction.
     fn apply(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         sources: &mut Sources,
         (whole, staged): (In, In),
     ) -> Result<(), KernelError> {
@@ -135,7 +135,7 @@ impl Owned<'_> {
     }
 
     /// Sends the staged pieces of the direction to the owner.
-    fn gather(&self, on: &Asking, whole: Out, staged: In) -> Result<(), KernelError> {
+    fn gather(&self, on: &UpdateQueue, whole: Out, staged: In) -> Result<(), KernelError> {
         let [sent, received] = self.bytes();
         self.exchange(on, ExchangeBytes::new(sent, received), || {
             let (ranks, places) = self.others();
@@ -151,7 +151,7 @@ impl Owned<'_> {
     }
 
     /// Sends the other ranks' pieces of the transformed direction from the owner.
-    fn scatter(&self, on: &Asking, whole: In, staged: Out) -> Result<(), KernelError> {
+    fn scatter(&self, on: &UpdateQueue, whole: In, staged: Out) -> Result<(), KernelError> {
         let [received, sent] = self.bytes();
         self.exchange(on, ExchangeBytes::new(sent, received), || {
             let (ranks, places) = self.others();
@@ -167,7 +167,7 @@ impl Owned<'_> {
     /// Starts an exchange, if there is any other rank in it.
     fn exchange<'b>(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         bytes: ExchangeBytes,
         list: impl FnOnce() -> Exchange<'b> + 'b,
     ) -> Result<(), KernelError> {

@@ -20,10 +20,10 @@ pub(crate) struct Moment {
 /// A moment of a parameter, as it was saved.
 pub(crate) struct SavedMoment<'a> {
     map: &'static Map,
-    values: Saved<'a>,
+    values: SavedValues<'a>,
 }
 
-enum Saved<'a> {
+enum SavedValues<'a> {
     /// f32 or bf16.
     Plain(SavedState<'a>),
     /// One code per element, and one f32 per block.
@@ -48,11 +48,11 @@ impl<'a> SavedMoment<'a> {
             map,
         } = *moment;
         let values = match (find(plain), find(codes), find(absmax)) {
-            (Some(plain), ..) => Saved::Plain(plain.real(entry, n)?),
+            (Some(plain), ..) => SavedValues::Plain(plain.real(entry, n)?),
             (None, Some(codes), Some(absmax)) => {
                 let absmax = absmax.exactly(entry, n.div_ceil(BLOCK), DType::F32)?;
                 let codes = codes.exactly(entry, n, DType::U8)?;
-                Saved::Quantised { codes, absmax }
+                SavedValues::Quantised { codes, absmax }
             }
             _ => return Err(RestoreError::missing(entry, plain)),
         };
@@ -69,7 +69,9 @@ impl<'a> SavedMoment<'a> {
         elements: &Range<usize>,
     ) -> Result<(), RestoreError> {
         match (out, &self.values) {
-            (MomentOperand::Plain(out), Saved::Plain(saved)) if out.dtype() == saved.dtype => {
+            (MomentOperand::Plain(out), SavedValues::Plain(saved))
+                if out.dtype() == saved.dtype =>
+            {
                 let out = out.rows(0..elements.len());
                 store(kernels, space, out, &saved.part(elements)?)?;
             }
@@ -79,8 +81,8 @@ impl<'a> SavedMoment<'a> {
             }
             (MomentOperand::Quantised { codes, absmax }, saved) => {
                 let (mut coded, scales) = match saved {
-                    Saved::Plain(_) => quantise(self.map, &self.values(elements)?),
-                    Saved::Quantised { codes, absmax } => {
+                    SavedValues::Plain(_) => quantise(self.map, &self.values(elements)?),
+                    SavedValues::Quantised { codes, absmax } => {
                         let scales = absmax.part(&blocks(elements))?.into_owned();
                         (codes.part(elements)?.into_owned(), scales)
                     }
@@ -96,8 +98,8 @@ impl<'a> SavedMoment<'a> {
 
     fn values(&self, elements: &Range<usize>) -> Result<Vec<f32>, FilesError> {
         match &self.values {
-            Saved::Plain(saved) => saved.widened(elements),
-            Saved::Quantised { codes, absmax } => {
+            SavedValues::Plain(saved) => saved.widened(elements),
+            SavedValues::Quantised { codes, absmax } => {
                 let scales = absmax.widened(&blocks(elements))?;
                 Ok(dequantise(self.map, &codes.part(elements)?, &scales))
             }

@@ -2,7 +2,7 @@
 //! Newton-Schulz's iteration makes nearly orthogonal.
 
 use crate::moment::Moment;
-use crate::rule::{Asking, ByMatrix, Keeps, StepNumbers, Update, WholeTensor};
+use crate::rule::{ByMatrix, Keeps, StepNumbers, Update, UpdateQueue, WholeTensor};
 use choices::choices;
 use kernels::quantise::SIGNED;
 use kernels::{
@@ -103,7 +103,7 @@ impl Muon {
     /// Divides a direction by its norm.
     fn normalise(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         mut direction: Out,
         (mut grains, mut norm): (Out, Out),
         rates: In,
@@ -130,7 +130,7 @@ impl Muon {
     /// once.
     fn iterate(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         [rows, columns]: [usize; 2],
         x: &mut Out,
         (product, gram): (&mut Out, &mut Out),
@@ -189,7 +189,7 @@ impl ByMatrix for Muon {
         places(shape, self.ns_dtype)[3].end
     }
 
-    fn direct(&self, on: &Asking, update: &mut Update, out: Out) -> Result<(), KernelError> {
+    fn direct(&self, on: &UpdateQueue, update: &mut Update, out: Out) -> Result<(), KernelError> {
         let momentum = update.moments.pop().expect("there is one moment");
         on.run(Momentum {
             out,
@@ -205,7 +205,7 @@ impl ByMatrix for Muon {
 
     fn transform(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         shape: [usize; 2],
         mut direction: Out,
         scratch: Out,
@@ -227,7 +227,7 @@ impl ByMatrix for Muon {
 
     fn apply(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         update: Update,
         matrix: &WholeTensor,
         direction: In,

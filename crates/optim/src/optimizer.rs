@@ -3,7 +3,7 @@
 use crate::form::Form;
 use crate::numbers::{Hyperparameters, Numbers};
 use crate::resident::Resident;
-use crate::rule::{Asking, StepNumbers, WholeTensor};
+use crate::rule::{StepNumbers, UpdateQueue, WholeTensor};
 use crate::segment::{Round, rounds};
 use crate::sources::States;
 use crate::streamed::Streamed;
@@ -147,10 +147,8 @@ impl Optimizer {
     /// # Errors
     /// [`KernelError`] if the device or a disk fails.
     pub fn prefetch(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
-        match &mut self.streamed {
-            Some(streamed) => streamed.prefetch(kernels),
-            None => Ok(()),
-        }
+        let streamed = self.streamed.as_mut();
+        streamed.map_or(Ok(()), |streamed| streamed.prefetch(kernels))
     }
 
     /// Begins an update with the gradients of a step whose losses add up to `loss` (`[1]` f32). Computes the norm and
@@ -210,10 +208,10 @@ impl Optimizer {
             max_norm,
         })?;
         let (mut sources, tensor_states) = self.states.sources(weights, gradients, None);
-        let asking = Asking::in_computation(kernels);
+        let queue = UpdateQueue::in_computation(kernels);
         for round in &self.rounds {
             let room = room.as_mut().map(|room| room.view_mut());
-            update(&asking, round, &mut sources, tensor_states, room)?;
+            update(&queue, round, &mut sources, tensor_states, room)?;
         }
         Ok(())
     }

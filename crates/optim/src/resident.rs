@@ -10,11 +10,11 @@ pub(crate) struct Resident {
     form: Rc<Form>,
     cover: Cover,
     /// In the order of the form's tensors.
-    held: Vec<Held>,
+    held: Vec<ResidentState>,
 }
 
 /// A state, and the elements of the layout that it is for.
-struct Held {
+struct ResidentState {
     tensor: StateTensor,
     cover: Cover,
     buffer: Buffer,
@@ -43,7 +43,7 @@ impl Resident {
         let lease = |(tensor, cover): (StateTensor, Cover)| {
             let dims = [tensor.elements(cover.elements())];
             let category = Category::OptimizerState;
-            Ok(Held {
+            Ok(ResidentState {
                 tensor,
                 cover,
                 buffer: memory.lease_persistent(category, tensor.kind, dims, tensor.dtype)?,

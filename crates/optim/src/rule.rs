@@ -47,7 +47,7 @@ pub(crate) trait Keeps {
 /// An optimizer that updates any range of its group by itself.
 pub(crate) trait ByRange: Keeps {
     /// Enqueues the update of a range. If the clipping factor is not finite, nothing changes.
-    fn update(&self, on: &Asking, update: Update) -> Result<(), KernelError>;
+    fn update(&self, on: &UpdateQueue, update: Update) -> Result<(), KernelError>;
 }
 
 /// An optimizer that updates a matrix as a whole, in three steps. The first and the last may run on ranges of the
@@ -60,13 +60,13 @@ pub(crate) trait ByMatrix: Keeps {
     fn scratch_bytes(&self, shape: [usize; 2]) -> usize;
 
     /// Enqueues the update of the moments and the direction of a range, `out [n]`. Takes the moments out of `update`.
-    fn direct(&self, on: &Asking, update: &mut Update, out: Out) -> Result<(), KernelError>;
+    fn direct(&self, on: &UpdateQueue, update: &mut Update, out: Out) -> Result<(), KernelError>;
 
     /// Enqueues the transformation of a whole direction, in place, into what weights move along. `rates` are those of
     /// the step.
     fn transform(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         shape: [usize; 2],
         direction: Out,
         scratch: Out,
@@ -76,7 +76,7 @@ pub(crate) trait ByMatrix: Keeps {
     /// Enqueues the update of a range's weights. If the clipping factor is not finite, they stay as they are.
     fn apply(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         update: Update,
         matrix: &WholeTensor,
         direction: In,
@@ -116,13 +116,13 @@ pub(crate) trait BySums: Keeps {
     fn scratch_bytes(&self, tensor: &WholeTensor) -> usize;
 
     /// Prepares the first sweep.
-    fn begin(&self, on: &Asking, summed: &mut Summed) -> Result<(), KernelError>;
+    fn begin(&self, on: &UpdateQueue, summed: &mut Summed) -> Result<(), KernelError>;
 
     /// Enqueues the sums (f64) of a range that begins at this element of the tensor: all exact sums, or those of each
     /// of its blocks.
     fn sum(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         sweep: usize,
         summed: &mut Summed,
         range: (usize, Update),
@@ -132,7 +132,7 @@ pub(crate) trait BySums: Keeps {
     /// Ends a sweep, given all sums. Exact sums have one row per range; sums of blocks have one row per sum.
     fn end_sweep(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         sweep: usize,
         summed: &mut Summed,
         sums: In,
@@ -141,7 +141,7 @@ pub(crate) trait BySums: Keeps {
     /// Enqueues the update of a range. If the clipping factor is not finite, it stays as it is.
     fn apply(
         &self,
-        on: &Asking,
+        on: &UpdateQueue,
         summed: &mut Summed,
         range: (usize, Update),
     ) -> Result<(), KernelError>;
@@ -232,24 +232,24 @@ pub(crate) struct Update<'a> {
 }
 
 /// The kernels and the queue that an update's operations go to.
-pub(crate) struct Asking<'a> {
+pub(crate) struct UpdateQueue<'a> {
     kernels: &'a Kernels,
     queue: Queue,
 }
 
-impl<'a> Asking<'a> {
+impl<'a> UpdateQueue<'a> {
     /// Enqueues in `queue`.
     ///
     /// # Safety
     /// The caller keeps the promise of [`kernels::Kernels::start`] for every operation.
-    pub(crate) unsafe fn new(kernels: &'a Kernels, queue: Queue) -> Asking<'a> {
-        Asking { kernels, queue }
+    pub(crate) unsafe fn new(kernels: &'a Kernels, queue: Queue) -> UpdateQueue<'a> {
+        UpdateQueue { kernels, queue }
     }
 
     /// Enqueues in the queue of the computation.
-    pub(crate) fn in_computation(kernels: &'a Kernels) -> Asking<'a> {
+    pub(crate) fn in_computation(kernels: &'a Kernels) -> UpdateQueue<'a> {
         // SAFETY: that queue asks for no promise.
-        unsafe { Asking::new(kernels, Queue::Compute) }
+        unsafe { UpdateQueue::new(kernels, Queue::Compute) }
     }
 
     /// Enqueues an operation.

@@ -40,7 +40,7 @@ impl States {
             resident: &mut self.resident,
             weights,
             gradients,
-            came: None,
+            fetched: None,
         };
         (sources, &mut self.tensor_states)
     }
@@ -57,24 +57,24 @@ pub(crate) struct Sources<'a> {
     pub(crate) resident: &'a mut Resident,
     pub(crate) weights: &'a mut Weights,
     pub(crate) gradients: &'a Gradients,
-    /// The chunk that came to the device for this update, if any.
-    pub(crate) came: Option<Came<'a>>,
+    /// The chunk that was fetched for this update, if any.
+    pub(crate) fetched: Option<FetchedChunk<'a>>,
 }
 
-/// The bytes that came to the device with a chunk, as u8.
-pub(crate) struct Came<'a> {
+/// The bytes of a chunk on the device, as u8.
+pub(crate) struct FetchedChunk<'a> {
     pub(crate) chunk: &'a Chunk,
     pub(crate) states: Out<'a>,
     pub(crate) gradients: In<'a>,
 }
 
 impl Sources<'_> {
-    /// These sources, with the chunk that came.
-    pub(crate) fn with<'b>(&'b mut self, came: Option<Came<'b>>) -> Sources<'b> {
+    /// These sources, with the chunk that was fetched.
+    pub(crate) fn with<'b>(&'b mut self, fetched: Option<FetchedChunk<'b>>) -> Sources<'b> {
         Sources {
             resident: &mut *self.resident,
             weights: &mut *self.weights,
-            came,
+            fetched,
             ..*self
         }
     }
@@ -82,13 +82,16 @@ impl Sources<'_> {
     /// The buffers that the update of a range of a segment reads and writes.
     pub(crate) fn update(&mut self, segment: &Segment, range: &Range<usize>) -> Update<'_> {
         let (form, numbers, gradients) = (self.form, self.numbers, self.gradients);
-        let gradients = match (gradients.on_host(range), &self.came) {
-            (Some(x), Some(came)) => came.gradients.cast(x.dtype()).rows(came.chunk.rows(range)),
+        let gradients = match (gradients.on_host(range), &self.fetched) {
+            (Some(x), Some(fetched)) => fetched
+                .gradients
+                .cast(x.dtype())
+                .rows(fetched.chunk.rows(range)),
             _ => gradients.flat(range),
         };
-        let states = match &mut self.came {
-            Some(came) if came.chunk.away.is_some() => {
-                form.carve(&came.chunk.ranges, range, came.states.reborrow())
+        let states = match &mut self.fetched {
+            Some(fetched) if fetched.chunk.away.is_some() => {
+                form.carve(&fetched.chunk.ranges, range, fetched.states.reborrow())
             }
             _ => self.resident.views(range),
         };

@@ -22,8 +22,8 @@
 
 use crate::chunks::{Chunk, Chunks};
 use crate::form::Form;
-use crate::rule::Asking;
-use crate::sources::{Came, Sources};
+use crate::rule::UpdateQueue;
+use crate::sources::{FetchedChunk, Sources};
 use crate::store::Store;
 use crate::tensor_states::TensorStates;
 use crate::update::{SCRATCH, room_bytes, update};
@@ -78,9 +78,9 @@ impl Slot {
     }
 
     /// The states and gradients of the chunk in this slot.
-    fn came<'a>(&'a mut self, chunk: &'a Chunk) -> Came<'a> {
+    fn fetched<'a>(&'a mut self, chunk: &'a Chunk) -> FetchedChunk<'a> {
         let (states, gradients) = self.halves(chunk);
-        Came {
+        FetchedChunk {
             chunk,
             states,
             gradients: gradients.into_in(),
@@ -344,14 +344,14 @@ impl Streamed {
             kernels.wait(queue, slot.filled, CAME)?;
         }
         let room = self.room.as_mut().map(Buffer::view_mut);
-        let came = slot.map(|slot| slot.came(chunk));
+        let fetched = slot.map(|slot| slot.fetched(chunk));
         // SAFETY: the caller keeps weights and gradients, and the rest lives as long as the optimizer. The computation
         // uses the weights after `WRITTEN`, and the gradients after the last such wait.
-        let asking = unsafe { Asking::new(kernels, queue) };
+        let operations = unsafe { UpdateQueue::new(kernels, queue) };
         update(
-            &asking,
+            &operations,
             &chunk.round,
-            &mut sources.with(came),
+            &mut sources.with(fetched),
             tensor_states,
             room,
         )?;

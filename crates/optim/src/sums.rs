@@ -1,6 +1,6 @@
 //! Updates of tensors by sums over each whole tensor. Ranks that have pieces of a tensor exchange only their sums.
 
-use crate::rule::{Asking, BySums, Summed, Sums, WholeTensor};
+use crate::rule::{BySums, Summed, Sums, UpdateQueue, WholeTensor};
 use crate::segment::{Piece, Segment, Whole};
 use crate::sources::Sources;
 use crate::tensor_states::TensorStates;
@@ -58,7 +58,7 @@ pub(crate) fn room_bytes(rule: &dyn BySums, whole: &Whole) -> usize {
 
 /// Enqueues the update of this rank's piece of a tensor. `room` is the scratch (u8).
 pub(crate) fn update(
-    on: &Asking,
+    on: &UpdateQueue,
     (rule, segment): (&dyn BySums, &Segment),
     sources: &mut Sources,
     tensor_states: &mut TensorStates,
@@ -106,7 +106,7 @@ pub(crate) fn update(
 }
 
 /// Gives all ranks the sums of each. `rows` are the rows of sums of each rank.
-fn gather(on: &Asking, sums: Out, rows: Vec<Piece>, rank: Rank) -> Result<(), KernelError> {
+fn gather(on: &UpdateQueue, sums: Out, rows: Vec<Piece>, rank: Rank) -> Result<(), KernelError> {
     let size = sums.dtype().size_in_bytes();
     let of_own = rows.iter().filter(|(owner, _)| *owner == rank.number);
     let own: usize = of_own.map(|(_, rows)| rows.len()).sum();

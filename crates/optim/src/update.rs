@@ -1,7 +1,7 @@
 //! Runs an update by its rule.
 
 use crate::form::Form;
-use crate::rule::{Asking, Rule};
+use crate::rule::{Rule, UpdateQueue};
 use crate::segment::Segment;
 use crate::sources::Sources;
 use crate::tensor_states::TensorStates;
@@ -24,7 +24,7 @@ pub(crate) fn room_bytes(form: &Form, round: &[Segment], rank: Rank) -> usize {
 /// Enqueues the update of this rank's ranges of a round. For a round of whole tensors, every rank must call it. `room`
 /// is scratch (u8) for whole tensors.
 pub(crate) fn update(
-    on: &Asking,
+    on: &UpdateQueue,
     round: &[Segment],
     sources: &mut Sources,
     tensor_states: &mut TensorStates,

@@ -51,10 +51,10 @@ pub(crate) fn planned_activations(
         });
         planned.collect::<Vec<_>>()
     };
-    let own = settings.own_layers(architecture.blocks().len());
+    let own = settings.own_layers(architecture.blocks.len());
     let of_run = |own: Range<usize>| {
         let actions = architecture.actions_of(&settings.policy, &own);
-        let blocks = architecture.blocks().iter().zip(actions).enumerate();
+        let blocks = architecture.blocks.iter().zip(actions).enumerate();
         let own = blocks.skip(own.start).take(own.len());
         own.flat_map(per_layer).collect::<Vec<_>>()
     };

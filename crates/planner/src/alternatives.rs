@@ -2,7 +2,6 @@
 
 use crate::figures::{Figures, quick_figures};
 use crate::levers::{Setup, levers, recompute_specs};
-use crate::on_paper::PaperSeconds;
 use kernels::Target;
 use memory::format_bytes;
 use rayon::prelude::*;
@@ -57,7 +56,7 @@ pub(crate) fn strategies(run: &Setup) -> Result<Vec<Strategy>, SessionError> {
         } = quick_figures(&other.settings, run.target)?;
         Ok(Strategy {
             recompute,
-            offload_activations: other.settings.policy.offloaded().to_string(),
+            offload_activations: other.settings.policy.offloaded.to_string(),
             peak_bytes: peak.bytes,
             reserved_bytes,
             recompute_flops_fraction,
@@ -68,9 +67,7 @@ pub(crate) fn strategies(run: &Setup) -> Result<Vec<Strategy>, SessionError> {
 
 /// Plans the effects of single other settings.
 pub(crate) fn effects(run: &Setup, peak_bytes: u64) -> Result<Vec<Effect>, SessionError> {
-    let compared = levers(run)
-        .into_iter()
-        .filter(|lever| !lever.effect.is_empty());
+    let compared = levers(run).filter(|lever| !lever.effect.is_empty());
     let others = compared.filter_map(|lever| Some((run.with(&(lever.pull)(run)?)?, lever.effect)));
     let others: Vec<(Setup, &str)> = others.collect();
     let plan = |(other, effect): (Setup, &str)| {
@@ -81,9 +78,7 @@ pub(crate) fn effects(run: &Setup, peak_bytes: u64) -> Result<Vec<Effect>, Sessi
             change += &format!(", {pinned} of host memory");
         }
         if run.target == Target::Cuda && other.config.fp8 != run.config.fp8 {
-            let seconds = [run, &other].map(|run| PaperSeconds::new(&run.settings, run.target));
-            let [here, there] = seconds;
-            let times = here?.step / there?.step;
+            let times = run.seconds()? / other.seconds()?;
             change += &format!(", steps {times:.2} times as fast on paper");
         }
         Ok(Effect {

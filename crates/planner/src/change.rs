@@ -1,7 +1,7 @@
 //! Changes of a configuration, which know how to write themselves on a command line.
 
 use settings::{Config, ConfigError, Mark, OptimizerPlace, dotted};
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// The folder that is suggested for states, beside the run directories. The user will name a faster disk.
 const SCRATCH: &str = "./scratch";
@@ -12,7 +12,7 @@ struct Put {
     key: &'static str,
     /// The value, as `--set` takes it.
     value: String,
-    put: Rc<dyn Fn(&mut Config)>,
+    put: Arc<dyn Fn(&mut Config) + Send + Sync>,
 }
 
 /// New values for keys, in the order in which they are set.
@@ -41,9 +41,9 @@ impl Change {
     pub(crate) fn new(
         key: &'static str,
         value: String,
-        put: impl Fn(&mut Config) + 'static,
+        put: impl Fn(&mut Config) + Send + Sync + 'static,
     ) -> Change {
-        let put = Rc::new(put);
+        let put = Arc::new(put);
         Change(vec![Put { key, value, put }])
     }
 
@@ -84,6 +84,16 @@ impl Change {
     /// Whether it sets one of these keys.
     pub(crate) fn sets(&self, keys: &[&str]) -> bool {
         self.0.iter().any(|one| keys.contains(&one.key))
+    }
+
+    /// Whether it leaves what the model learns of each sequence.
+    pub(crate) fn keeps_learning(&self) -> bool {
+        !self.sets(&["data.seq", "optim.clip_norm"])
+    }
+
+    /// Whether it divides a value, and may do so again.
+    pub(crate) fn halves(&self) -> bool {
+        self.sets(&["data.seq", "batch.micro"])
     }
 
     /// Whether it moves something to host memory.

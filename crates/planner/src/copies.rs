@@ -2,7 +2,6 @@
 
 use crate::on_paper::{Paper, UTILISATION};
 use crate::traffic::Crossing;
-use kernels::timeline::Measured;
 use kernels::{Target, Traffic};
 use memory::{Home, Homes, Window, format_bytes};
 use serde::Serialize;
@@ -60,7 +59,7 @@ impl PlannedOffload {
         if !(offloads && is_known) {
             return Ok(None);
         }
-        let paper = Paper::new(settings, target, Measured::new());
+        let paper = Paper::at_rates(settings, target);
         let (rates, step) = (paper.rates, paper.step(settings)?);
         let optimizer_bytes = crossed.update.h2d_bytes.max(crossed.update.d2h_bytes);
         let is_on_disk = matches!(settings.homes.states, Home::Disk(_));

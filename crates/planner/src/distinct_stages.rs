@@ -54,7 +54,7 @@ struct OfParameter {
 fn blocks(settings: &Settings) -> Vec<Block> {
     let architecture = settings.architecture();
     let mut blocks: Vec<Block> = Vec::new();
-    for (layer, block) in architecture.blocks().iter().enumerate() {
+    for (layer, block) in architecture.blocks.iter().enumerate() {
         let activations = block.activations();
         blocks.push(Block {
             activations: activations.map(|(one, extent)| (one, *extent)).collect(),
@@ -63,7 +63,7 @@ fn blocks(settings: &Settings) -> Vec<Block> {
             parameters: Vec::new(),
         });
     }
-    for parameter in architecture.parameters().in_layout() {
+    for parameter in architecture.parameters.in_layout() {
         if let Layer::Block(layer) = parameter.part {
             blocks[layer].parameters.push(OfParameter {
                 shape: parameter.shape.clone(),

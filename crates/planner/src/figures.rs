@@ -1,5 +1,7 @@
 //! The figures of one step on shapes.
 
+use crate::gpus;
+use crate::room::Needs;
 use kernels::Target;
 use kernels::meta::FlopCounter;
 use memory::{ByPhase, LiveLease, Memory, Peak};
@@ -35,6 +37,18 @@ impl Figures {
         self.between.most(self.peak.bytes)
     }
 
+    /// What a run needs of device and host.
+    pub(crate) fn needs(&self) -> Needs {
+        let settings = self.session.settings();
+        Needs {
+            peak_bytes: self.most_bytes(),
+            reserved_bytes: self.reserved_bytes,
+            device_bytes: self.reserved_bytes + gpus::overhead_bytes(self.target, settings),
+            host_pinned_bytes: self.host_pinned_bytes,
+            disk_bytes: self.session.disk_bytes().unwrap_or(0),
+        }
+    }
+
     /// Bytes that cross in the whole step. Without ranks, each micro-batch that was not made counts like the last one. With ranks it counts
     /// like one more in a step, which takes another step on shapes to find out.
     ///
@@ -53,7 +67,7 @@ impl Figures {
         };
         Ok(self
             .crossed_by_made
-            .plus(times(another, not_made / at_a_time)))
+            .plus(another.times(not_made / at_a_time)))
     }
 }
 
@@ -121,28 +135,9 @@ fn another_of_a_rank(
         ..settings.clone()
     };
     let (memory, flops) = (Memory::shapes(), FlopCounter::default());
-    let mut session = Session::on_shapes(settings.clone(), &memory, target, flops)?;
-    let fewer = session.step(&shape_of_micro_batches(
-        &settings,
-        &vec![settings.seq; fewer],
-    ))?;
-    let fewer = fewer.crossed;
-    Ok(StepTraffic {
-        weights: crossed.weights.since(fewer.weights),
-        gradients: crossed.gradients.since(fewer.gradients),
-        update: crossed.update.since(fewer.update),
-        passes: crossed.passes.since(fewer.passes),
-    })
-}
-
-/// What `count` micro-batches cross.
-fn times(one: StepTraffic, count: usize) -> StepTraffic {
-    StepTraffic {
-        weights: one.weights.times(count),
-        gradients: one.gradients.times(count),
-        update: one.update.times(count),
-        passes: one.passes.times(count),
-    }
+    let batch = shape_of_micro_batches(&settings, &vec![settings.seq; fewer]);
+    let mut session = Session::on_shapes(settings, &memory, target, flops)?;
+    Ok(crossed.since(session.step(&batch)?.crossed))
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! What freezing parameters saves.
 
+use crate::activations::planned_activations;
 use kernels::Target;
 use kernels::meta::FlopCounter;
 use memory::{Entry, Layout, Memory, format_bytes};
-use model::{Action, BatchShape};
+use model::Action;
 use optim::Hyperparameters;
 use serde::Serialize;
 use session::{Session, SessionError};
@@ -145,28 +146,10 @@ fn plain_parameters(layout: &Layout) -> usize {
 
 /// Bytes of activations that are kept between forward and backward, or offloaded, by label.
 fn kept(settings: &Settings) -> BTreeMap<&'static str, u64> {
-    let architecture = settings.architecture();
-    let shape = BatchShape {
-        rows: settings.micro_batch,
-        seq: settings.part_seq(),
-    };
-    let parts = settings.own_parts().count as u64;
     let mut kept = BTreeMap::new();
-    let layers = architecture.blocks().len();
-    let own = settings.own_layers(layers).into_iter();
-    let of_run = |own| {
-        let actions = architecture.actions_of(&settings.policy, &own);
-        architecture.blocks().iter().zip(actions)
-    };
-    for (block, actions) in own.flat_map(of_run) {
-        for ((activation, extent), action) in block.activations().zip(actions) {
-            if action != Action::Recompute {
-                let (dims, dtype) = extent.resolve(shape, settings.dtype);
-                let elements: usize = dims.as_slice().iter().product();
-                let bytes = parts * (elements * dtype.size_in_bytes()) as u64;
-                *kept.entry(activation.label().name()).or_default() += bytes;
-            }
-        }
+    let planned = planned_activations(&settings.architecture(), settings);
+    for one in planned.iter().filter(|one| one.action != Action::Recompute) {
+        *kept.entry(one.label).or_default() += one.bytes;
     }
     kept
 }

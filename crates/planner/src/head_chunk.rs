@@ -8,8 +8,8 @@
 
 use crate::auto::{AutoError, choose};
 use crate::figures::figures;
-use crate::gpus;
 use crate::on_paper::Paper;
+use crate::room::Room;
 use kernels::Target;
 use kernels::timeline::{Measured, Rates};
 use memory::Rank;
@@ -102,41 +102,38 @@ impl ChosenHeadChunk {
     }
 }
 
-/// The chunks that runs choose where memory sets no bound. Each is found once.
-#[derive(Default)]
-pub struct WantedHeadChunks(Vec<(Config, usize)>);
-
-impl WantedHeadChunks {
-    /// Adds `memory.head_chunk` to `set` if a run with these settings would choose another chunk than was planned.
-    ///
-    /// # Errors
-    /// As [`crate::Plan::new`].
-    pub fn keep(
-        &mut self,
-        config: &Config,
-        target: Target,
-        set: &mut Vec<String>,
-    ) -> Result<(), SessionError> {
+/// Adds `memory.head_chunk` to settings if a run with them would choose another chunk than was planned, where memory sets no bound.
+///
+/// # Errors
+/// As [`crate::Plan::new`].
+pub fn name_head_chunks<'a>(
+    config: &Config,
+    target: Target,
+    sets: impl IntoIterator<Item = &'a mut Vec<String>>,
+) -> Result<(), SessionError> {
+    // Each is found once.
+    let mut wanted: Vec<(Config, usize)> = Vec::new();
+    for set in sets {
         let planned = config.with(set)?;
         let is_set = set.iter().any(|one| one.starts_with("memory.head_chunk="));
         let AutoOr::Number(tokens) = planned.memory.head_chunk else {
-            return Ok(());
+            continue;
         };
-        if target == Target::Cuda && !is_set && self.wanted(&planned)? != tokens {
+        if is_set || target == Target::Cpu {
+            continue;
+        }
+        let alike = everything_kept(&with_chunk(&planned, DEFAULT_HEAD_CHUNK));
+        let known = wanted.iter().find(|(known, _)| *known == alike);
+        let chosen = match known {
+            Some((_, chosen)) => *chosen,
+            None => smallest_of_the_fast(&compared(&planned)?).unwrap_or(DEFAULT_HEAD_CHUNK),
+        };
+        if chosen != tokens {
             set.push(format!("memory.head_chunk={tokens}"));
         }
-        Ok(())
+        wanted.push((alike, chosen));
     }
-
-    fn wanted(&mut self, config: &Config) -> Result<usize, SessionError> {
-        let alike = everything_kept(&with_chunk(config, DEFAULT_HEAD_CHUNK));
-        if let Some((_, tokens)) = self.0.iter().find(|(known, _)| *known == alike) {
-            return Ok(*tokens);
-        }
-        let wanted = smallest_of_the_fast(&compared(config)?).unwrap_or(DEFAULT_HEAD_CHUNK);
-        self.0.push((alike, wanted));
-        Ok(wanted)
-    }
+    Ok(())
 }
 
 /// The chunks of at most the tokens of a micro-batch or a part of one, with the time of a micro-batch on paper; none if there is only one.
@@ -152,7 +149,7 @@ fn compared(config: &Config) -> Result<Vec<Chunk>, SessionError> {
         return Ok(Vec::new());
     }
     let chunk = |(tokens, settings): (usize, Settings)| {
-        let mut paper = Paper::new(&settings, Target::Cuda, Measured::new());
+        let mut paper = Paper::at_rates(&settings, Target::Cuda);
         paper.measured = gradient_products(&settings, tokens, paper.rates);
         let seconds = paper.another_micro_batch(&settings)?;
         Ok(Chunk { tokens, seconds })
@@ -227,9 +224,8 @@ fn fits(config: &Config, target: Target, device_bytes: Option<u64>) -> Result<bo
     let Some(device_bytes) = device_bytes else {
         return Ok(true);
     };
-    let settings = Settings::new(config)?;
-    let reserved_bytes = figures(&settings, target)?.reserved_bytes;
-    Ok(reserved_bytes + gpus::overhead_bytes(target, &settings) <= device_bytes)
+    let needs = figures(&Settings::new(config)?, target)?.needs();
+    Ok(needs.fit(Room::Device(device_bytes)))
 }
 
 /// Whether automatic recompute finds a policy within a budget.
@@ -295,7 +291,7 @@ mod tests {
         // Exact to the byte: the device has to hold the reserved bytes and the overhead.
         let settings = Settings::new(&with_chunk(&config, free)).unwrap();
         let planned = figures(&settings, Target::Cuda).unwrap();
-        let device = planned.reserved_bytes + gpus::overhead_bytes(Target::Cuda, &settings);
+        let device = planned.reserved_bytes + crate::gpus::overhead_bytes(Target::Cuda, &settings);
         assert_eq!(chosen(&config, Some(device), None), free);
         let less = ChosenHeadChunk::new(&config, Target::Cuda, Some(device - 1), None).unwrap();
         assert_eq!(less.tokens, free / 2);
@@ -328,7 +324,7 @@ mod tests {
             ];
             let config = with_chunk(&everything_kept(&config(&set)), 600);
             let settings = Settings::new(&config).unwrap();
-            let plain = Paper::new(&settings, Target::Cuda, Measured::new());
+            let plain = Paper::at_rates(&settings, Target::Cuda);
             let rates = plain.rates;
             let measured = gradient_products(&settings, 600, rates);
             let dearer = Paper::new(&settings, Target::Cuda, measured);

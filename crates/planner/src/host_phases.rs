@@ -29,8 +29,8 @@ pub struct HostPhases {
 impl HostPhases {
     pub(crate) fn new(settings: &Settings, figures: &Figures, target: Target) -> HostPhases {
         let architecture = settings.architecture();
-        let parameters = architecture.parameters();
-        let [loading, saving] = [loading_bytes(parameters), saving_bytes(parameters)];
+        let parameters = architecture.parameters;
+        let [loading, saving] = [loading_bytes(&parameters), saving_bytes(&parameters)];
         let leased = |on_device| match target {
             Target::Cpu => on_device + figures.host_pinned_bytes,
             Target::Cuda => figures.host_pinned_bytes,

@@ -62,8 +62,8 @@ impl InferencePlan {
             let micro = shape_of_a_micro_batch(settings, rows, settings.seq);
             let micro = std::iter::once(Ok::<_, SessionError>(micro));
             match settings.preferences {
-                Some(_) => inference.sequence_losses(micro).map(|_| ()),
-                None => inference.evaluate(micro).map(|_| ()),
+                Some(_) => inference.forward().sequence_losses(micro).map(|_| ()),
+                None => inference.forward().evaluate(micro).map(|_| ()),
             }
         })
     }
@@ -90,7 +90,10 @@ impl InferencePlan {
         let prompts: Vec<Vec<u32>> = prompts.iter().map(|tokens| vec![0; *tokens]).collect();
         let cache = wanted.uses_cache.then_some((prompts.len(), wanted.window));
         plan(settings, target, cache, |inference| {
-            inference.generate(&prompts, &wanted, |_, _| ()).map(|_| ())
+            inference
+                .forward()
+                .generate(&prompts, &wanted, |_, _| ())
+                .map(|_| ())
         })
     }
 
@@ -108,7 +111,7 @@ impl InferencePlan {
                 // Prompts are read one after the other, so one long prompt needs as much as many.
                 let mut prompts = vec![vec![0; 1]; batch];
                 prompts[0] = vec![0; prompt];
-                inference.generate(&prompts, &wanted, |_, _| ())?;
+                inference.forward().generate(&prompts, &wanted, |_, _| ())?;
             }
             Ok(())
         })
@@ -128,7 +131,7 @@ fn plan(
     let kv_cache = cache.map(|cache| PlannedCache::new(settings, architecture, cache));
     let parameters = inference.model().layout().parameters();
     let weights_bytes = inference.weights_bytes();
-    let loading_bytes = loading_bytes(architecture.parameters());
+    let loading_bytes = loading_bytes(&architecture.parameters);
     compute(&mut inference)?;
     let used = memory.step_memory();
     Ok(InferencePlan {

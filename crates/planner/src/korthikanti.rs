@@ -8,7 +8,7 @@ use settings::Settings;
 
 /// What is kept of a layer under the estimate.
 #[derive(Clone, Copy, PartialEq)]
-enum Kept {
+enum KeptActivations {
     Everything,
     AllButScores,
     BlockInputs,
@@ -35,21 +35,21 @@ pub(crate) fn korthikanti(settings: &Settings, activations: &[PlannedActivation]
     };
     vec![
         estimate(
-            Kept::Everything,
+            KeptActivations::Everything,
             "activations, all kept (Korthikanti et al. 2022)",
             "L s b h (34 + 5 a s / h)",
             34.0 * sbh + scores,
             all,
         ),
         estimate(
-            Kept::AllButScores,
+            KeptActivations::AllButScores,
             "activations, selective recompute (Korthikanti et al. 2022)",
             "34 L s b h",
             34.0 * sbh,
             all - core,
         ),
         estimate(
-            Kept::BlockInputs,
+            KeptActivations::BlockInputs,
             "activations, full recompute (Korthikanti et al. 2022)",
             "2 L s b h",
             2.0 * sbh,
@@ -59,13 +59,13 @@ pub(crate) fn korthikanti(settings: &Settings, activations: &[PlannedActivation]
 }
 
 /// Why a Llama layer differs from the GPT layer that is estimated.
-fn in_words(settings: &Settings, kept: Kept) -> String {
+fn in_words(settings: &Settings, kept: KeptActivations) -> String {
     let config = &settings.model;
     let mut reasons = vec![];
-    if kept == Kept::Everything && !settings.attention.stores_scores() {
+    if kept == KeptActivations::Everything && !settings.attention.stores_scores() {
         reasons.push("it counts stored scores, which flash attention does not have".into());
     }
-    if kept != Kept::BlockInputs {
+    if kept != KeptActivations::BlockInputs {
         reasons.push(
             "it counts a GPT layer with dropout masks and a feed-forward width of 4 h".to_string(),
         );
@@ -83,7 +83,7 @@ fn in_words(settings: &Settings, kept: Kept) -> String {
     if settings.dtype == DType::F32 {
         reasons.push("f32 takes twice the bytes".into());
     }
-    if kept == Kept::BlockInputs {
+    if kept == KeptActivations::BlockInputs {
         reasons.push("the plan's figure is the block inputs".into());
     }
     reasons.join("; ")
@@ -112,7 +112,7 @@ fn feed_forward(config: &ModelConfig) -> String {
 }
 
 /// Every difference of a GPT-2 layer from the estimate, in bytes over all layers.
-fn exact(settings: &Settings, kept: Kept, activations: &[PlannedActivation]) -> String {
+fn exact(settings: &Settings, kept: KeptActivations, activations: &[PlannedActivation]) -> String {
     let differences = differences(settings, kept, activations).into_iter();
     let told = differences.filter(|(bytes, _)| *bytes != 0);
     let reasons: Vec<String> = told
@@ -130,7 +130,7 @@ const CODES: &str = DType::F8E4M3.as_str();
 /// Bytes that the plan has more than the estimate, or less, and why. They add up to the whole difference.
 fn differences(
     settings: &Settings,
-    kept: Kept,
+    kept: KeptActivations,
     activations: &[PlannedActivation],
 ) -> Vec<(i64, &'static str)> {
     let config = &settings.model;
@@ -138,9 +138,9 @@ fn differences(
     let tokens = settings.own_seq() * settings.micro_batch;
     let scores = config.heads * settings.seq * tokens;
     let is_kept = |activation: &&PlannedActivation| match kept {
-        Kept::Everything => true,
-        Kept::AllButScores => activation.label != Label::CORE_ATTN.name(),
-        Kept::BlockInputs => activation.label == Label::BLOCK_INPUT.name(),
+        KeptActivations::Everything => true,
+        KeptActivations::AllButScores => activation.label != Label::CORE_ATTN.name(),
+        KeptActivations::BlockInputs => activation.label == Label::BLOCK_INPUT.name(),
     };
     let kept_here = || activations.iter().filter(is_kept);
     let elements = |activation: &PlannedActivation| activation.shape.iter().product::<usize>();
@@ -173,7 +173,7 @@ fn differences(
         (codes, "codes of FP8 take half the bytes"),
         (kept_here().map(rounding).sum(), "leases are rounded up"),
     ];
-    if kept != Kept::BlockInputs {
+    if kept != KeptActivations::BlockInputs {
         let feed_forward = 4 * (config.ffn as i64 - 4 * config.hidden as i64) * tokens as i64;
         differences.extend([
             (
@@ -190,7 +190,7 @@ fn differences(
             ),
         ]);
     }
-    if kept == Kept::Everything {
+    if kept == KeptActivations::Everything {
         match settings.attention {
             Attention::Eager => differences.push((
                 -of_layers(3 * scores),
@@ -225,7 +225,11 @@ mod tests {
         let config = Config::default().with(&set).unwrap();
         let settings = Settings::new(&config).unwrap();
         let plan = Plan::new(&settings, Target::Cuda).unwrap();
-        let kinds = [Kept::Everything, Kept::AllButScores, Kept::BlockInputs];
+        let kinds = [
+            KeptActivations::Everything,
+            KeptActivations::AllButScores,
+            KeptActivations::BlockInputs,
+        ];
         let named = kinds.map(|kept| differences(&settings, kept, &plan.activations));
         let formulas = korthikanti(&settings, &plan.activations);
         formulas.into_iter().zip(named).collect()

@@ -2,13 +2,13 @@
 
 use crate::change::{Change, flags, set};
 use crate::figures::figures;
-use crate::gpus;
-use crate::levers::SHORTEST;
+use crate::levers::{SHORTEST, Setup};
+use crate::room::{Needs, Room};
 use kernels::Target;
 use memory::format_bytes;
 use serde::Serialize;
 use session::SessionError;
-use settings::{Config, ConfigError, Settings};
+use settings::Config;
 use std::fmt::{Display, Formatter};
 
 choices::choices! {
@@ -21,15 +21,6 @@ choices::choices! {
         /// The rank of adapters.
         Rank = "rank",
     }
-}
-
-/// The memory that a run has to fit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
-    /// A device: reserved bytes and the overhead count.
-    Device(u64),
-    /// A limit on leases: the peak counts.
-    Limit(u64),
 }
 
 /// The largest value that fits. The next one does not.
@@ -74,11 +65,6 @@ impl Sought {
         }
     }
 
-    /// A configuration with this value.
-    fn put(self, value: usize, config: &Config) -> Result<Config, ConfigError> {
-        self.change(value).applied_to(config)
-    }
-
     /// The candidate at a position, from 1 on. Sequences above 128 tokens are multiples of 128, and pairs are whole. Parts of
     /// sequences have so many tokens each.
     fn value(self, position: usize, config: &Config) -> usize {
@@ -92,56 +78,17 @@ impl Sought {
     }
 }
 
-/// Plans candidates.
-struct Search<'a> {
-    config: &'a Config,
-    target: Target,
-    what: Sought,
-    room: Room,
-    overhead_bytes: u64,
-}
-
-/// Peak and reserved bytes.
-type Bytes = (u64, u64);
-
-impl Search<'_> {
-    /// What a run needs with the candidate at a position; none if it makes no valid run.
-    fn planned(&self, position: usize) -> Result<Option<Bytes>, SessionError> {
-        let config = self
-            .what
-            .put(self.what.value(position, self.config), self.config);
-        let settings = config.and_then(|config| Settings::new(&config));
-        let tokens = |settings: &Settings| settings.micro_batch * settings.own_seq();
-        let is_planned = |settings: &Settings| tokens(settings) <= TOKENS_MAX;
-        let Some(settings) = settings.ok().filter(is_planned) else {
-            return Ok(None);
-        };
-        let mut most = (0, 0);
-        // Every stage of a pipeline has to fit.
-        for stage in 0..settings.stage().of {
-            let planned = match figures(&settings.in_stage(stage), self.target) {
-                Ok(planned) => planned,
-                Err(SessionError::Config(_)) => return Ok(None),
-                Err(defect) => return Err(defect),
-            };
-            most.0 = planned.most_bytes().max(most.0);
-            most.1 = planned.reserved_bytes.max(most.1);
-        }
-        Ok(Some(most))
+/// What a run needs, the largest stage of a pipeline included; none if it has too many tokens in a micro-batch.
+fn needs(run: &Setup) -> Result<Option<Needs>, SessionError> {
+    let settings = &run.settings;
+    if settings.micro_batch * settings.own_seq() > TOKENS_MAX {
+        return Ok(None);
     }
-
-    /// The bytes that have to fit the room.
-    fn needed(&self, (peak, reserved): Bytes) -> u64 {
-        match self.room {
-            Room::Device(_) => reserved + self.overhead_bytes,
-            Room::Limit(_) => peak,
-        }
+    let mut most = Needs::default();
+    for stage in 0..settings.stage().of {
+        most = most.most(figures(&settings.in_stage(stage), run.target)?.needs());
     }
-
-    fn fits(&self, planned: Option<Bytes>) -> bool {
-        let (Room::Device(room) | Room::Limit(room)) = self.room;
-        planned.is_some_and(|bytes| self.needed(bytes) <= room)
-    }
+    Ok(Some(most))
 }
 
 impl Largest {
@@ -155,48 +102,48 @@ impl Largest {
         what: Sought,
         room: Room,
     ) -> Result<Largest, SessionError> {
-        let search = Search {
-            config,
-            target,
-            what,
-            room,
-            overhead_bytes: gpus::overhead_bytes(target, &Settings::new(config)?),
+        let run = Setup::new(config.clone(), target)?;
+        let change = |position| what.change(what.value(position, config));
+        // None if the candidate at a position makes no valid run.
+        let planned = |position| {
+            let candidate = run.with(&change(position));
+            match candidate.map(|candidate| needs(&candidate)) {
+                None | Some(Err(SessionError::Config(_))) => Ok(None),
+                Some(needs) => needs,
+            }
         };
+        let fits = |needs: Option<Needs>| needs.is_some_and(|needs| needs.fit(room));
         // Position 0 stands for no run, which always fits.
         let (mut fitting, mut found) = (0, None);
-        let (mut too_large, mut next) = (1, search.planned(1)?);
-        while search.fits(next) {
+        let (mut too_large, mut next) = (1, planned(1)?);
+        while fits(next) {
             (fitting, found) = (too_large, next);
             too_large *= 2;
-            next = search.planned(too_large)?;
+            next = planned(too_large)?;
         }
         while too_large - fitting > 1 {
             let middle = fitting + (too_large - fitting) / 2;
-            let planned = search.planned(middle)?;
-            match search.fits(planned) {
-                true => (fitting, found) = (middle, planned),
-                false => (too_large, next) = (middle, planned),
+            let needs = planned(middle)?;
+            match fits(needs) {
+                true => (fitting, found) = (middle, needs),
+                false => (too_large, next) = (middle, needs),
             }
         }
-        let (peak_bytes, reserved_bytes) = match found.or(next) {
-            Some(bytes) => bytes,
+        let planned = match found.or(next) {
+            Some(needs) => needs,
             // Not even the smallest makes a valid run: the configuration's own error says why.
-            None => {
-                let smallest = what.put(what.value(1, config), config)?;
-                let planned = figures(&Settings::new(&smallest)?, target)?;
-                (planned.most_bytes(), planned.reserved_bytes)
-            }
+            None => figures(&run.try_with(&change(1))?.settings, target)?.needs(),
         };
         let value = found.map(|_| what.value(fitting, config));
         Ok(Largest {
             what,
             value,
-            set: what.change(value.unwrap_or(what.value(1, config))).set(),
+            set: change(fitting.max(1)).set(),
             context_length: None,
-            peak_bytes,
-            reserved_bytes,
+            peak_bytes: planned.peak_bytes,
+            reserved_bytes: planned.reserved_bytes,
             next: what.value(too_large, config),
-            next_needs_bytes: next.map(|bytes| search.needed(bytes)),
+            next_needs_bytes: next.map(|needs| needs.of(room)),
         })
     }
 }

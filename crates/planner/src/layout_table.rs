@@ -1,51 +1,37 @@
 //! Layouts as a table for people, with those that are left out and why.
 
-use crate::layouts::{Grid, Layouts, RefusedLayout};
+use crate::layouts::{Grid, Layouts, PlannedLayout, RefusedLayout};
 use memory::format_bytes;
-use report::{Align, Table};
+use report::Align::{Left, Right};
+use report::Table;
 use std::fmt::{Display, Formatter};
 
 impl Layouts {
+    #[rustfmt::skip]
     fn table(&self) -> Table {
-        let mut table = Table::of(&[
-            ("--cp", Align::Right),
-            ("--pp", Align::Right),
-            ("micro x accum", Align::Right),
-            ("--zero", Align::Left),
-            ("recompute", Align::Left),
-            ("on the host", Align::Left),
-            ("needs", Align::Right),
-            ("host a rank", Align::Right),
-            ("sent a step", Align::Right),
-            ("tokens/s of all", Align::Right),
-            ("bound by", Align::Left),
-        ]);
-        for layout in &self.layouts {
-            let tiles = match layout.tile_tokens {
-                None => String::new(),
-                Some(tokens) => format!(", tiles of {tokens}"),
-            };
-            table.row([
-                layout.grid.context.to_string(),
-                layout.grid.pipeline.to_string(),
-                format!("{} x {}", layout.micro_batch, layout.accum),
-                match layout.shard_group {
-                    None => layout.zero.stage().to_string(),
-                    Some(ranks) => format!("{} by {ranks}", layout.zero.stage()),
-                },
-                format!("{}{tiles}", layout.recompute),
-                match layout.on_host.is_empty() {
-                    true => "nothing".into(),
-                    false => layout.on_host.join(", "),
-                },
-                format_bytes(layout.needs_bytes),
-                format_bytes(layout.host_pinned_bytes),
-                format_bytes(layout.sent_bytes),
-                format!("{:.0}", layout.time.tokens_per_s),
-                layout.bound.to_string(),
-            ]);
-        }
-        table
+        let tiles = |layout: &PlannedLayout| {
+            let tokens = layout.tile_tokens;
+            tokens.map_or_else(String::new, |tokens| format!(", tiles of {tokens}"))
+        };
+        Table::of_items(&self.layouts, &[
+            ("--cp", Right, &|layout| layout.grid.context.to_string()),
+            ("--pp", Right, &|layout| layout.grid.pipeline.to_string()),
+            ("micro x accum", Right, &|layout| format!("{} x {}", layout.micro_batch, layout.accum)),
+            ("--zero", Left, &|layout| match layout.shard_group {
+                None => layout.zero.stage().to_string(),
+                Some(ranks) => format!("{} by {ranks}", layout.zero.stage()),
+            }),
+            ("recompute", Left, &|layout| layout.recompute.clone() + &tiles(layout)),
+            ("on the host", Left, &|layout| match layout.on_host.is_empty() {
+                true => "nothing".into(),
+                false => layout.on_host.join(", "),
+            }),
+            ("needs", Right, &|layout| format_bytes(layout.needs_bytes)),
+            ("host a rank", Right, &|layout| format_bytes(layout.host_pinned_bytes)),
+            ("sent a step", Right, &|layout| format_bytes(layout.sent_bytes)),
+            ("tokens/s of all", Right, &|layout| format!("{:.0}", layout.time.tokens_per_s)),
+            ("bound by", Left, &|layout| layout.bound.to_string()),
+        ])
     }
 }
 

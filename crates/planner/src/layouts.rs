@@ -1,14 +1,15 @@
 //! Finds how several ranks divide a run that has to fit their devices: `plan --layout auto`.
 
-use crate::advice::{Climb, Run, with_all};
 use crate::change::{Change, set};
 use crate::distinct_stages::distinct_stages;
 use crate::figures::quick_figures;
 use crate::levers::Setup;
-use crate::on_paper::{Paper, PaperSeconds, StageOnPaper};
+use crate::on_paper::{Paper, StepOnPaper};
 use crate::ranks::StepTime;
+use crate::room::Room;
+use crate::search::{Run, Search};
 use kernels::Target;
-use kernels::timeline::{Measured, Rates};
+use kernels::timeline::Rates;
 use memory::Home;
 use model::Action;
 use rayon::ThreadPoolBuilder;
@@ -190,28 +191,29 @@ impl Layouts {
     ) -> Result<Layouts, SessionError> {
         let run = Setup::new(config.clone(), target)?;
         let ranks = run.settings.rank_of_all().of;
-        let refused = |sentence: &str| Err(ConfigError::Contradiction(sentence.into()).into());
-        if config.parallel.virtual_stage_layers.is_some() {
-            return refused(
+        let parallel = &config.parallel;
+        let refused = [
+            (
+                parallel.virtual_stage_layers.is_some(),
                 "--layout auto tries one stage too, which has no virtual stages, and parallel.virtual_stage_layers gives their blocks; \
                  leave --num-layers-per-virtual-pipeline-stage out: each stage has two virtual stages then",
-            );
-        }
-        if config.parallel.pipeline_layout.is_some() {
-            return refused(
+            ),
+            (
+                parallel.pipeline_layout.is_some(),
                 "--layout auto tries several numbers of stages, and parallel.pipeline_layout gives the blocks of one; leave \
                  --pipeline-layout out",
-            );
-        }
-        if ranks == 1 {
-            return refused(
+            ),
+            (
+                ranks == 1,
                 "--layout auto divides a run among ranks, and there is one; add --ranks N",
-            );
-        }
-        if target == Target::Cpu && config.hardware.link_gbps.is_none() {
-            return refused(
+            ),
+            (
+                !StepTime::is_known(&run.settings, target),
                 "--layout auto compares times, and how fast ranks of processors exchange is not known; add --set hardware.link_gbps=X",
-            );
+            ),
+        ];
+        if let Some((_, reason)) = refused.into_iter().find(|(is_so, _)| *is_so) {
+            return Err(ConfigError::Contradiction(reason.into()).into());
         }
         let found = Layouts {
             device_memory_bytes,
@@ -224,53 +226,41 @@ impl Layouts {
             refused: Vec::new(),
             command: None,
         };
-        let blocks = run.settings.model.layers;
         match ThreadPoolBuilder::new().stack_size(STACK_BYTES).build() {
-            Ok(workers) => workers.install(|| found.find(config, target, blocks)),
-            Err(_) => found.find(config, target, blocks),
+            Ok(workers) => workers.install(|| found.find(&run)),
+            Err(_) => found.find(&run),
         }
     }
 
     /// Searches all grids.
-    fn find(
-        mut self,
-        config: &Config,
-        target: Target,
-        blocks: usize,
-    ) -> Result<Layouts, SessionError> {
-        let mut starts = self.starts(config, target, blocks)?;
+    fn find(mut self, run: &Setup) -> Result<Layouts, SessionError> {
+        let grids: Vec<Grid> = Grid::all(self.ranks, run.settings.model.layers).collect();
+        let starts = grids.into_par_iter().map(|grid| Start::new(run, grid));
+        let starts = starts.collect::<Result<Vec<_>, SessionError>>()?;
+        let mut starts = self.without_excluded(starts);
         starts.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
         let mut fitting = Vec::new();
         for starts in starts.chunks(AT_A_TIME) {
-            self.search(config, target, starts, &mut fitting)?;
+            self.search(starts, &mut fitting)?;
         }
         let slower = fitting.split_off(SHOWN.min(fitting.len()));
-        let slower = slower.iter().map(|slower| slower.layout.grid);
-        self.slower.extend(slower);
+        self.slower
+            .extend(slower.iter().map(|(layout, _)| layout.grid));
         let shown = fitting.into_par_iter().with_max_len(1);
-        let shown = shown.map(|layout| PlannedLayout::new(layout, target));
+        let shown = shown.map(|(layout, step)| PlannedLayout::new(layout, step));
         self.layouts = shown.collect::<Result<_, _>>()?;
         Ok(self)
     }
 
-    /// Every grid that is not refused, as the run is configured.
-    fn starts(
-        &mut self,
-        config: &Config,
-        target: Target,
-        blocks: usize,
-    ) -> Result<Vec<Start>, SessionError> {
-        let grids: Vec<Grid> = Grid::all(self.ranks, blocks).collect();
-        // Each thread makes its own plans: what they are made of is not shared.
-        let asked = grids
-            .par_iter()
-            .map(|grid| Asked::new(&Setup::new(config.clone(), target)?, *grid));
-        let mut starts = Vec::new();
-        for asked in asked.collect::<Result<Vec<Asked>, SessionError>>()? {
-            match asked {
-                Asked::Starts(start) => starts.push(start),
-                Asked::TooFewMicroBatches(grid) => self.too_few_micro_batches.push(grid),
-                Asked::Refused(layout) => {
+    /// What is left of results, without grids that are out for a reason, which is noted.
+    fn without_excluded<T>(&mut self, results: Vec<Result<T, Excluded>>) -> Vec<T> {
+        let mut left = Vec::new();
+        for result in results {
+            match result {
+                Ok(one) => left.push(one),
+                Err(Excluded::TooFewMicroBatches(grid)) => self.too_few_micro_batches.push(grid),
+                Err(Excluded::TooLarge(layout)) => self.too_large.push(layout),
+                Err(Excluded::Refused(layout)) => {
                     let same = |other: &RefusedLayout| other.is_refused_as(&layout);
                     if !self.refused.iter().any(same) {
                         self.refused.push(layout);
@@ -278,35 +268,25 @@ impl Layouts {
                 }
             }
         }
-        Ok(starts)
+        left
     }
 
     /// Makes grids fit, unless as many as are shown are faster than these are estimated to be as configured. `fitting` has those that
-    /// fit, the fastest first.
+    /// fit, with a step on paper, the fastest first.
     fn search(
         &mut self,
-        config: &Config,
-        target: Target,
         starts: &[Start],
-        fitting: &mut Vec<Timed>,
+        fitting: &mut Vec<(Fitting, StepOnPaper)>,
     ) -> Result<(), SessionError> {
         let slowest = slowest_shown(fitting);
-        let (tried, slower): (Vec<Start>, Vec<Start>) =
+        let (tried, slower): (Vec<&Start>, Vec<&Start>) =
             starts.iter().partition(|start| start.seconds < slowest);
         self.slower.extend(slower.iter().map(|start| start.grid));
         let room = self.device_memory_bytes;
         // One at a time: some take twenty times as long as others.
-        let tried = tried.par_iter().with_max_len(1).map(|start| {
-            let run = Setup::new(config.clone(), target)?;
-            Tried::new(&run, start.grid, room)
-        });
-        let mut found = Vec::new();
-        for tried in tried.collect::<Result<Vec<Tried>, SessionError>>()? {
-            match tried {
-                Tried::Fits(layout) => found.push(*layout),
-                Tried::TooLarge(layout) => self.too_large.push(layout),
-            }
-        }
+        let tried = tried.into_par_iter().with_max_len(1);
+        let tried = tried.map(|start| Fitting::new(start, room));
+        let mut found = self.without_excluded(tried.collect::<Result<Vec<_>, SessionError>>()?);
         // Those that may be fastest first, so that few pipelines are timed: all their stages are timed together, each in a thread.
         found.sort_by(|one, other| one.at_least_seconds.total_cmp(&other.at_least_seconds));
         for layout in found {
@@ -314,112 +294,102 @@ impl Layouts {
                 self.slower.push(layout.grid);
                 continue;
             }
-            fitting.push(Timed::new(layout, target)?);
-            fitting.sort_by(|one, other| one.step.seconds.total_cmp(&other.step.seconds));
+            let Setup {
+                settings, target, ..
+            } = &layout.run.setup;
+            let step = Paper::at_rates(settings, *target).whole(settings)?;
+            fitting.push((layout, step));
+            fitting.sort_by(|(_, one), (_, other)| one.seconds.total_cmp(&other.seconds));
         }
         Ok(())
     }
 }
 
 /// The time of the slowest layout that is shown, of those found so far, the fastest first; infinite while there is room for more.
-fn slowest_shown(fitting: &[Timed]) -> f64 {
+fn slowest_shown(fitting: &[(Fitting, StepOnPaper)]) -> f64 {
     let shown = fitting.get(SHOWN - 1);
-    shown.map_or(f64::INFINITY, |layout| layout.step.seconds)
+    shown.map_or(f64::INFINITY, |(_, step)| step.seconds)
 }
 
-/// A grid, and an estimate of its step as the run is configured: as if all stages took as long as the longest.
-#[derive(Clone, Copy)]
-struct Start {
-    grid: Grid,
-    seconds: f64,
-}
-
-/// Whether a grid may be searched.
-enum Asked {
-    Starts(Start),
+/// Why a grid is not searched any further.
+enum Excluded {
     TooFewMicroBatches(Grid),
+    TooLarge(TooLarge),
     Refused(RefusedLayout),
 }
 
-impl Asked {
-    fn new(run: &Setup, grid: Grid) -> Result<Asked, SessionError> {
+/// A grid, and an estimate of its step as the run is configured: as if all stages took as long as the longest.
+struct Start {
+    grid: Grid,
+    change: Change,
+    setup: Setup,
+    seconds: f64,
+}
+
+impl Start {
+    fn new(run: &Setup, grid: Grid) -> Result<Result<Start, Excluded>, SessionError> {
         let Some(change) = grid.change(run) else {
-            return Ok(Asked::TooFewMicroBatches(grid));
+            return Ok(Err(Excluded::TooFewMicroBatches(grid)));
         };
-        match run.try_with(&change) {
-            Ok(setup) => {
-                let mut seconds = f64::INFINITY;
-                for setup in [setup.within_machines(), Some(setup)].into_iter().flatten() {
-                    let settings = setup.settings;
-                    let longest = settings.pipeline.as_ref().map_or(0, Pipeline::longest);
-                    let settings = settings.in_stage(longest);
-                    seconds = seconds.min(PaperSeconds::new(&settings, run.target)?.step);
-                }
-                Ok(Asked::Starts(Start { grid, seconds }))
-            }
+        let setup = match run.try_with(&change) {
+            Ok(setup) => setup,
             Err(error) => {
                 let reason = error.to_string();
-                Ok(Asked::Refused(RefusedLayout { grid, reason }))
+                return Ok(Err(Excluded::Refused(RefusedLayout { grid, reason })));
             }
+        };
+        let longest = setup
+            .settings
+            .pipeline
+            .as_ref()
+            .map_or(0, Pipeline::longest);
+        let mut seconds = setup.in_stage(longest).seconds()?;
+        if let Some((_, within)) = setup.within_machines() {
+            seconds = seconds.min(within.in_stage(longest).seconds()?);
         }
+        Ok(Ok(Start {
+            grid,
+            change,
+            setup,
+            seconds,
+        }))
     }
 }
 
 /// A layout that fits, before it is known whether it is shown.
 struct Fitting {
     grid: Grid,
-    config: Config,
     /// The settings to add, each as `--set` takes it.
     set: Vec<String>,
-    needs_bytes: u64,
-    host_pinned_bytes: u64,
+    run: Run,
     /// A step takes no less time on paper.
     at_least_seconds: f64,
 }
 
-/// A layout that fits, and a step of it on paper.
-struct Timed {
-    layout: Fitting,
-    step: StageOnPaper,
-}
-
-impl Timed {
-    fn new(layout: Fitting, target: Target) -> Result<Timed, SessionError> {
-        let settings = Setup::new(layout.config.clone(), target)?.settings;
-        let step = Paper::new(&settings, target, Measured::new()).whole(&settings)?;
-        Ok(Timed { layout, step })
-    }
-}
-
-/// The result of searching a grid for changes that make it fit.
-enum Tried {
-    Fits(Box<Fitting>),
-    TooLarge(TooLarge),
-}
-
-impl Tried {
-    fn new(run: &Setup, grid: Grid, room: u64) -> Result<Tried, SessionError> {
-        let change = grid.change(run).unwrap_or_default();
-        let setup = run.try_with(&change)?;
-        let least = with_all(&setup, keeps_formats).about_the_largest_stage()?;
-        let needs_bytes = Run::about_needs_bytes(&least)?;
-        if needs_bytes > room + room / SLACK {
-            return Ok(Tried::TooLarge(TooLarge { grid, needs_bytes }));
+impl Fitting {
+    /// Looks for changes that make a grid fit.
+    fn new(start: &Start, room: u64) -> Result<Result<Fitting, Excluded>, SessionError> {
+        let grid = start.grid;
+        let too_large = |needs_bytes| Ok(Err(Excluded::TooLarge(TooLarge { grid, needs_bytes })));
+        let mut search = Search::new(Room::Device(room));
+        let (_, least) = start.setup.with_all(keeps_formats);
+        let least = search
+            .needs(&least.about_the_largest_stage()?)?
+            .device_bytes;
+        if least > room + room / SLACK {
+            return too_large(least);
         }
-        let mut climb = Climb::of_all_stages(&setup, room, keeps_formats)?;
-        let needs_bytes = climb.run.needs_bytes();
-        if needs_bytes > room {
-            return Ok(Tried::TooLarge(TooLarge { grid, needs_bytes }));
+        let mut climb = search.climb(&start.setup, keeps_formats)?;
+        if climb.run.needs.device_bytes > room {
+            return too_large(climb.run.needs.device_bytes);
         }
-        climb.gather_within_machines(room)?;
-        Ok(Tried::Fits(Box::new(Fitting {
+        search.gather_within_machines(&mut climb)?;
+        Ok(Ok(Fitting {
             grid,
             at_least_seconds: at_least_seconds(&climb.run.setup)?,
-            config: climb.run.setup.config.clone(),
-            set: change.and(&climb.change).set(),
-            needs_bytes: climb.run.needs_bytes(),
-            host_pinned_bytes: climb.run.needs.host_pinned_bytes,
-        })))
+            set: start.change.and(&climb.change).set(),
+            run: climb.run,
+        }))
     }
 }
 
@@ -428,31 +398,31 @@ impl Tried {
 fn at_least_seconds(setup: &Setup) -> Result<f64, SessionError> {
     let mut least = f64::INFINITY;
     for stage in distinct_stages(&setup.settings) {
-        let settings = setup.settings.in_stage(stage);
-        least = least.min(PaperSeconds::new(&settings, setup.target)?.step);
+        least = least.min(setup.in_stage(stage).seconds()?);
     }
     Ok(least)
 }
 
 /// Whether a change leaves what is learnt, and the formats of states and gradients, as they are.
 fn keeps_formats(change: &Change) -> bool {
-    !change.sets(&[
-        "data.seq",
+    let formats = [
         "train.dtype",
-        "optim.clip_norm",
         "optim.grad_dtype",
         "optim.master",
         "optim.release",
         "optim.state_dtype",
-    ])
+    ];
+    change.keeps_learning() && !change.sets(&formats)
 }
 
 impl PlannedLayout {
-    fn new(Timed { layout, step }: Timed, target: Target) -> Result<PlannedLayout, SessionError> {
+    fn new(layout: Fitting, step: StepOnPaper) -> Result<PlannedLayout, SessionError> {
+        let Run { setup, needs, .. } = layout.run;
         let Setup {
-            config, settings, ..
-        } = Setup::new(layout.config, target)?;
-        let paper = Paper::new(&settings, target, Measured::new());
+            config,
+            settings,
+            target,
+        } = setup;
         let ranks = settings.ranks.as_ref();
         Ok(PlannedLayout {
             grid: layout.grid,
@@ -464,20 +434,20 @@ impl PlannedLayout {
             accum: settings.accum,
             tile_tokens: settings.tile_tokens,
             on_host: on_host(&settings),
-            needs_bytes: layout.needs_bytes,
-            host_pinned_bytes: layout.host_pinned_bytes,
+            needs_bytes: needs.device_bytes,
+            host_pinned_bytes: needs.host_pinned_bytes,
             sent_bytes: quick_figures(&settings, target)?
                 .crossed()?
                 .total()
                 .sent_bytes,
             bound: bound(&settings, target, step)?,
-            time: StepTime::of(&settings, &paper, step),
+            time: StepTime::of(&settings, &Paper::at_rates(&settings, target), step),
         })
     }
 }
 
 /// What takes the time of a step: what saves most if it takes none.
-fn bound(settings: &Settings, target: Target, step: StageOnPaper) -> Result<Bound, SessionError> {
+fn bound(settings: &Settings, target: Target, step: StepOnPaper) -> Result<Bound, SessionError> {
     if step.seconds <= (1.0 + HIDDEN) * step.computing {
         let waits = step.working < (1.0 - HIDDEN) * step.computing;
         return Ok(if waits { Bound::Stages } else { Bound::Compute });
@@ -488,7 +458,7 @@ fn bound(settings: &Settings, target: Target, step: StageOnPaper) -> Result<Boun
         settings.accum = settings.accum.min(MICRO_BATCHES_MAX);
     }
     let seconds = |free: fn(Rates) -> Rates| {
-        let mut paper = Paper::new(&settings, target, Measured::new());
+        let mut paper = Paper::at_rates(&settings, target);
         paper.rates = free(paper.rates);
         Ok::<f64, SessionError>(paper.whole(&settings)?.seconds)
     };
@@ -524,7 +494,7 @@ fn on_host(settings: &Settings) -> Vec<String> {
         Home::Device | Home::Released => None,
     });
     let policy = &settings.policy;
-    let labels = policy.labels().iter().filter(|label| {
+    let labels = policy.labels.iter().filter(|label| {
         let mut layers = 0..policy.layers();
         layers.any(|layer| policy.actions(layer).of(*label) == Action::Offload)
     });

@@ -1,12 +1,12 @@
 //! Levers: what may be changed of a run, for less memory or to see what that would take.
 //!
-//! [`levers`] is the one table of them. A plan compares each alone (`alternatives.rs`), the advice pulls one after the other
-//! (`advice.rs`), and an out-of-memory error tries them in combinations ([`Setup::smaller`]).
+//! [`levers`] is the one table of them. A plan compares each alone (`alternatives.rs`), a search pulls one after the other until the run
+//! fits (`search.rs`), and an out-of-memory error tries them alone and in combinations ([`Setup::smaller`]).
 
 use crate::change::{Change, set};
 use crate::distinct_stages::distinct_stages;
 use crate::figures::quick_figures;
-use crate::on_paper::NVLINK_RANKS;
+use crate::on_paper::{NVLINK_RANKS, StepOnPaper};
 use data::{Format, Inputs};
 use kernels::Target;
 use memory::{DType, Home};
@@ -18,7 +18,7 @@ use settings::{
     AttentionBackend, AutoOr, BaseType, Config, ConfigError, FloatType, Fp8Config, Fp8Recipe,
     Fp8Weights, HostPlace, OptimizerPlace, Release, Settings, Size,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::iter::successors;
 use std::path::Path;
 use units::Zero;
@@ -53,45 +53,66 @@ pub(crate) struct Lever {
     pub(crate) pull: Pull,
 }
 
+impl Lever {
+    /// Whether it may save memory.
+    pub(crate) fn saves(&self) -> bool {
+        !self.rung.is_empty()
+    }
+}
+
 pub(crate) type Pull = Box<dyn Fn(&Setup) -> Option<Change>>;
 
-/// Every lever. Of those that cost the same, the advice pulls the first one first.
+/// Every lever. Of those that cost the same, a search pulls the first one first. Products in FP8 are only compared, never advised: they
+/// change results.
 #[rustfmt::skip]
-pub(crate) fn levers(run: &Setup) -> Vec<Lever> {
+pub(crate) fn levers(run: &Setup) -> impl Iterator<Item = Lever> {
     let lever = |rung: &str, effect, pull: fn(&Setup) -> Option<Change>| {
         Lever { rung: rung.into(), effect, pull: Box::new(pull) }
     };
     let recomputed = |words: &str, pull| Lever { rung: words.into(), effect: "", pull };
     let sizes = [
-        lever("", "every query head with keys and values of its own (kv_heads = {heads})", Setup::heads_of_their_own),
-        lever("", "logits of all {head_chunk} tokens at once (head_chunk = {head_chunk})", Setup::whole_logits),
+        lever("", "every query head with keys and values of its own (kv_heads = {heads})",
+            |run| (run.settings.model.kv_heads < run.settings.model.heads).then(|| set!(model.kv_heads = run.settings.model.heads))),
+        lever("", "logits of all {head_chunk} tokens at once (head_chunk = {head_chunk})",
+            |run| (run.settings.head_chunk < run.tokens()).then(|| set!(memory.head_chunk = AutoOr::Number(run.tokens()), run.tokens()))),
         lever("", "twice the accumulation (accum = {accum})", |run| Some(set!(batch.accum = 2 * run.settings.accum))),
         lever("", "twice the micro-batch (micro = {micro})", |run| Some(set!(batch.micro = 2 * run.settings.micro_batch))),
         lever("micro-batches of {micro}, {accum} a step", "", |run| run.smaller_micro_batches().next()),
         lever("computed in bf16", "", Setup::computed_in_bf16),
     ];
     let policy = &run.settings.policy;
-    let labels = policy.labels().named().map(|label| {
+    let labels = policy.labels.named().map(move |label| {
         recomputed(&format!("{} recomputed", label.name()), Box::new(move |run| run.recompute_too(label.name())))
     });
     let full = recompute_specs(policy).into_iter().filter(|spec| spec.starts_with("full"));
-    let full = full.map(|spec| recomputed(&format!("recompute {spec}"), Box::new(move |run| run.recompute_anew(&spec))));
+    let full = full.map(move |spec| recomputed(&format!("recompute {spec}"), Box::new(move |run| run.recompute_anew(&spec))));
     let others = [
-        lever("flash attention", "scores never stored (--attention flash)", Setup::flash_attention),
-        lever("", "scores stored (--attention eager)", Setup::eager_attention),
-        lever("", "products of the blocks in FP8 (--fp8 tensor)", Setup::in_fp8),
-        lever("", "products of the blocks in bf16 (--fp8 off)", Setup::without_fp8),
-        lever("", "codes of weights made once a step (fp8.weights=step)", Setup::codes_for_the_step),
-        lever("codes of weights made at each use", "codes of weights made at each use (fp8.weights=use)", Setup::codes_at_each_use),
-        lever("inputs of products in FP8 kept as codes", "inputs of products in FP8 kept as codes (fp8.save=true)", Setup::kept_as_codes),
-        lever("8-bit moments", "8-bit moments (--state-dtype 8bit)", Setup::eight_bit_moments),
-        lever("an exact master in 16 bits more", "an exact master in 16 bits more (--master bf16-split)", Setup::split_master),
-        lever("gradients in bf16", "gradients accumulated in bf16 (--grad-dtype bf16)", Setup::narrow_gradients),
+        lever("flash attention", "scores never stored (--attention flash)",
+            |run| (run.settings.attention == Attention::Eager).then(|| set!(attention.backend = AttentionBackend::Flash))),
+        lever("", "scores stored (--attention eager)",
+            |run| (run.settings.attention != Attention::Eager).then(|| set!(attention.backend = AttentionBackend::Eager))),
+        lever("", "products of the blocks in FP8 (--fp8 tensor)",
+            |run| run.settings.fp8.is_none().then(|| set!(fp8.recipe = Fp8Recipe::Tensor))),
+        lever("", "products of the blocks in bf16 (--fp8 off)", |run| run.settings.fp8.as_ref().map(|_| without_fp8())),
+        lever("", "codes of weights made once a step (fp8.weights=step)",
+            |run| run.settings.fp8.as_ref().filter(|fp8| !fp8.keeps_weights).map(|_| set!(fp8.weights = Fp8Weights::Step))),
+        lever("codes of weights made at each use", "codes of weights made at each use (fp8.weights=use)",
+            |run| run.settings.fp8.as_ref().filter(|fp8| fp8.keeps_weights).map(|_| set!(fp8.weights = Fp8Weights::Use))),
+        lever("inputs of products in FP8 kept as codes", "inputs of products in FP8 kept as codes (fp8.save=true)",
+            |run| run.settings.fp8.as_ref().filter(|fp8| !fp8.saves_codes).map(|_| set!(fp8.save = true))),
+        lever("8-bit moments", "8-bit moments (--state-dtype 8bit)",
+            |run| (run.settings.states.moments != MomentFormat::Quantised).then(|| set!(optim.state_dtype = MomentFormat::Quantised))),
+        lever("an exact master in 16 bits more", "an exact master in 16 bits more (--master bf16-split)",
+            |run| (run.settings.dtype == DType::BF16 && run.settings.states.master == MasterFormat::F32)
+                .then(|| set!(optim.master = MasterFormat::Remainder))),
+        lever("gradients in bf16", "gradients accumulated in bf16 (--grad-dtype bf16)",
+            |run| (run.settings.states.gradients == DType::F32).then(|| set!(optim.grad_dtype = FloatType::Bf16))),
         lever("optimizer states divided among ranks (--zero 1)", "", |run| run.divided(Zero::States)),
         lever("gradients too divided among ranks (--zero 2)", "", |run| run.divided(Zero::Gradients)),
         lever("weights too divided among ranks (--zero 3)", "", |run| run.divided(Zero::Weights)),
         lever("recompute full, block inputs on the host", "", Setup::block_inputs_on_host),
-        lever("optimizer states on the host", "optimizer states on the host (--offload-optimizer pinned)", Setup::states_on_host),
+        lever("optimizer states on the host", "optimizer states on the host (--offload-optimizer pinned)",
+            |run| run.may_go(&run.settings.homes.states).then(|| set!(offload.optimizer = OptimizerPlace::Pinned, "pinned"))),
         lever("weights on the host", "weights on the host (--offload-parameters pinned)", Setup::weights_on_host),
         lever("gradients on the host", "gradients on the host (--offload-gradients pinned)", Setup::gradients_on_host),
         lever("gradients released in the backward pass, no clipping",
@@ -99,32 +120,17 @@ pub(crate) fn levers(run: &Setup) -> Vec<Lever> {
         lever("recompute full, in tiles of {tile} tokens", "full recompute, in tiles of tokens (memory.tile_tokens)", Setup::tiles),
         lever("sequences of {seq}, {accum} micro-batches a step", "", Setup::shorter_sequences),
     ];
-    sizes.into_iter().chain(labels).chain(full).chain(others).collect()
+    sizes.into_iter().chain(labels).chain(full).chain(others)
 }
 
 /// Specifications that are compared for every model.
-const STRATEGIES: [&str; 15] = [
-    "none",
-    "core_attn",
-    "layernorm",
-    "mlp_act",
-    "qkv",
-    "mla_up_proj",
-    "mlp",
-    "shared_experts",
-    "moe_act",
-    "moe",
-    "core_attn,layernorm,mlp_act",
-    "core_attn,layernorm,mlp",
-    "layernorm,moe_act",
-    "layernorm,mlp,moe",
-    "full",
-];
+const STRATEGIES: &str = "none core_attn layernorm mlp_act qkv mla_up_proj mlp shared_experts moe_act moe \
+    core_attn,layernorm,mlp_act core_attn,layernorm,mlp layernorm,moe_act layernorm,mlp,moe full";
 
 /// Specifications that a model is tried with: those of [`STRATEGIES`] whose labels it has, and `full:uniform:N` for small N
 /// and for the root of the number of layers (Chen et al. 2016).
 pub(crate) fn recompute_specs(policy: &Policy) -> Vec<String> {
-    let (labels, layers) = (policy.labels(), policy.layers());
+    let (labels, layers) = (policy.labels, policy.layers());
     let root = (1..).find(|root| root * root >= layers).unwrap_or(layers);
     let mut chunks = vec![2, 4, root];
     chunks.sort();
@@ -133,7 +139,7 @@ pub(crate) fn recompute_specs(policy: &Policy) -> Vec<String> {
     let uniform = chunks
         .into_iter()
         .map(|chunk| format!("full:uniform:{chunk}"));
-    let strategies = STRATEGIES.into_iter();
+    let strategies = STRATEGIES.split(' ');
     let known = strategies.filter(|spec| Spec::parse(spec, labels).is_ok());
     known.map(String::from).chain(uniform).collect()
 }
@@ -155,6 +161,19 @@ impl Setup {
         match self.settings.stage().of {
             1 => String::new(),
             _ => format!("for stage {}: ", self.settings.stage().number),
+        }
+    }
+
+    /// The run of another stage of a pipeline.
+    pub(crate) fn in_stage(&self, stage: usize) -> Setup {
+        let settings = self.settings.in_stage(stage);
+        Setup {
+            config: Config {
+                rank: self.config.rank.map(|_| settings.rank_of_all()),
+                ..self.config.clone()
+            },
+            settings,
+            target: self.target,
         }
     }
 
@@ -185,15 +204,7 @@ impl Setup {
         });
         let planned = planned.collect::<Result<Vec<(u64, usize)>, SessionError>>()?;
         let largest = planned.into_iter().max().map_or(0, |(_, stage)| stage);
-        let settings = self.settings.in_stage(largest);
-        Ok(Setup {
-            config: Config {
-                rank: self.config.rank.map(|_| settings.rank_of_all()),
-                ..self.config.clone()
-            },
-            settings,
-            target: self.target,
-        })
+        Ok(self.in_stage(largest))
     }
 
     /// The run with a change; none where it would be refused.
@@ -223,67 +234,54 @@ impl Setup {
         })
     }
 
-    /// Changes that may make a run fit, in the order in which an out-of-memory error tries them.
+    /// The seconds of its step on paper.
+    ///
+    /// # Errors
+    /// As [`crate::Plan::new`].
+    pub(crate) fn seconds(&self) -> Result<f64, SessionError> {
+        Ok(StepOnPaper::new(&self.settings, self.target)?.seconds)
+    }
+
+    /// Every lever pulled whose change is wanted, and the run then: about the smallest that a search can reach.
+    pub(crate) fn with_all(&self, wanted: impl Fn(&Change) -> bool) -> (Change, Setup) {
+        let (mut all, mut run) = (Change::default(), self.clone());
+        for lever in levers(self).filter(Lever::saves) {
+            while let Some(change) = (lever.pull)(&run).filter(&wanted)
+                && let Some(changed) = run.with(&change)
+            {
+                (all, run) = (all.and(&change), changed);
+                if !change.halves() {
+                    break;
+                }
+            }
+        }
+        (all, run)
+    }
+
+    /// Changes that may make a run fit, as an out-of-memory error tries them: each recompute specification and each lever alone; and what is
+    /// no recompute also beside full recompute, and beside block inputs on the host.
     pub(crate) fn smaller(&self) -> Vec<Change> {
-        let settings = &self.settings;
-        let specs = recompute_specs(&settings.policy);
-        let specs = specs.iter().filter_map(|spec| self.recompute_anew(spec));
-        let mut changes: Vec<Change> = specs.chain(self.flash_attention()).collect();
-
-        // Each is tried alone, and then beside full recompute.
-        let full = self.recompute_anew("full");
-        let and_full = |change: &Change| Some(change.and(full.as_ref()?));
-        // Formats of states are changed one after the other, each beside those before.
-        let formats = [
-            self.split_master(),
-            self.eight_bit_moments(),
-            self.narrow_gradients(),
-        ];
-        let mut states = Change::default();
-        for format in formats.iter().flatten() {
-            states = states.and(format);
-            changes.push(states.clone());
-        }
-        changes.extend(and_full(&states));
-        for stage in Zero::ALL.into_iter().filter_map(|zero| self.divided(zero)) {
-            let both = and_full(&stage);
-            changes.extend([stage].into_iter().chain(both));
-        }
-
-        let inputs = self.block_inputs_on_host();
-        let inputs = inputs.filter(|inputs| self.changes_policy(inputs));
-        let (states, tiles) = (self.states_on_host(), self.tiles());
-        let elsewhere = [&states, &self.weights_on_host(), &self.gradients_on_host()];
-        let elsewhere = elsewhere.into_iter().flatten().cloned();
-        // Of what does not go together, the first.
-        let elsewhere = elsewhere.reduce(|one, other| {
-            let both = one.and(&other);
-            self.with(&both).map_or(one, |_| both)
+        let levers = levers(self).filter(Lever::saves);
+        let levers = levers.filter_map(|lever| (lever.pull)(self));
+        let chunk = self.settings.head_chunk.div_ceil(4);
+        let chunk = set!(memory.head_chunk = AutoOr::Number(chunk), chunk);
+        let others = levers.filter(|change| !change.sets(&["data.seq"]));
+        let others = others.chain(self.smaller_micro_batches().skip(1));
+        let others: Vec<Change> = others
+            .chain([chunk])
+            .chain(self.smaller_evaluations())
+            .collect();
+        let bases = [self.recompute_anew("full"), self.block_inputs_on_host()];
+        let beside = bases.iter().flatten().flat_map(|base| {
+            let others = others.iter();
+            let others = others.filter(|change| !change.sets(&["recompute.spec"]));
+            others.map(|change| change.and(base))
         });
-        let both =
-            |one: &Option<Change>, other: &Option<Change>| Some(one.as_ref()?.and(other.as_ref()?));
-        let on_host = [
-            states.clone(),
-            both(&full, &states),
-            inputs.clone(),
-            both(&inputs, &states),
-            both(&full, &elsewhere),
-            both(&inputs, &elsewhere),
-            both(&both(&tiles, &inputs), &elsewhere),
-            tiles,
-            elsewhere,
-            self.released_gradients(),
-        ];
-        changes.extend(on_host.into_iter().flatten());
-
-        for split in self.smaller_micro_batches() {
-            let both = and_full(&split);
-            changes.extend([split].into_iter().chain(both));
-        }
-        let chunk = settings.head_chunk.div_ceil(4);
-        changes.push(set!(memory.head_chunk = AutoOr::Number(chunk), chunk));
-        changes.extend(self.smaller_evaluations());
-        changes
+        let specs = recompute_specs(&self.settings.policy);
+        let specs = specs.iter().filter_map(|spec| self.recompute_anew(spec));
+        let all = specs.chain(others.iter().cloned()).chain(beside);
+        let mut seen = BTreeSet::new();
+        all.filter(|change| seen.insert(change.set())).collect()
     }
 
     /// Other trainings, in words, in which adapters alone learn: on the model as it is, and on one in four bits.
@@ -314,11 +312,6 @@ impl Setup {
         rows.map(|rows| set!(eval.micro_batch = Some(rows), rows))
     }
 
-    fn changes_policy(&self, change: &Change) -> bool {
-        let changed = self.with(change);
-        changed.is_some_and(|changed| changed.settings.policy != self.settings.policy)
-    }
-
     /// Another recompute specification; none if it does not go with those of single layers. Offload of activations ends where
     /// what is offloaded would be recomputed.
     pub(crate) fn recompute(&self, spec: &str) -> Option<Change> {
@@ -336,7 +329,8 @@ impl Setup {
     /// The same; none where that changes nothing.
     pub(crate) fn recompute_anew(&self, spec: &str) -> Option<Change> {
         let change = self.recompute(spec)?;
-        self.changes_policy(&change).then_some(change)
+        let changed = self.with(&change)?;
+        (changed.settings.policy != self.settings.policy).then_some(change)
     }
 
     /// Recomputes one label more; none if the run recomputes it already.
@@ -358,17 +352,6 @@ impl Setup {
             true => auto,
             false => auto.and(&no_layers()),
         }
-    }
-
-    fn heads_of_their_own(&self) -> Option<Change> {
-        let (kv_heads, heads) = (self.settings.model.kv_heads, self.settings.model.heads);
-        (kv_heads < heads).then(|| set!(model.kv_heads = heads))
-    }
-
-    fn whole_logits(&self) -> Option<Change> {
-        let tokens = self.settings.micro_batch * self.settings.part_seq();
-        let helps = self.settings.head_chunk < tokens;
-        helps.then(|| set!(memory.head_chunk = AutoOr::Number(tokens), tokens))
     }
 
     /// Smaller micro-batches that divide this one, the largest first, and as many more of them.
@@ -405,72 +388,14 @@ impl Setup {
         })
     }
 
-    /// Scores that are never stored, where they are.
-    fn flash_attention(&self) -> Option<Change> {
-        let helps = self.settings.attention == Attention::Eager;
-        helps.then(|| set!(attention.backend = AttentionBackend::Flash))
-    }
-
-    fn eager_attention(&self) -> Option<Change> {
-        let differs = self.settings.attention != Attention::Eager;
-        differs.then(|| set!(attention.backend = AttentionBackend::Eager))
-    }
-
-    /// Only compared, never advised: FP8 changes results.
-    fn in_fp8(&self) -> Option<Change> {
-        let in_fp8 = set!(fp8.recipe = Fp8Recipe::Tensor);
-        let helps = self.settings.fp8.is_none() && self.with(&in_fp8).is_some();
-        helps.then_some(in_fp8)
-    }
-
-    /// Only compared: its other keys, which are refused without FP8, go too.
-    fn without_fp8(&self) -> Option<Change> {
-        let off = Change::new("fp8.recipe", "off".into(), |config| {
-            config.fp8 = Fp8Config::default();
-        });
-        self.settings.fp8.as_ref().map(|_| off)
-    }
-
-    fn codes_for_the_step(&self) -> Option<Change> {
-        let fp8 = self.settings.fp8.as_ref()?;
-        (!fp8.keeps_weights).then(|| set!(fp8.weights = Fp8Weights::Step))
-    }
-
-    fn codes_at_each_use(&self) -> Option<Change> {
-        let fp8 = self.settings.fp8.as_ref()?;
-        fp8.keeps_weights
-            .then(|| set!(fp8.weights = Fp8Weights::Use))
-    }
-
-    fn kept_as_codes(&self) -> Option<Change> {
-        let fp8 = self.settings.fp8.as_ref()?;
-        (!fp8.saves_codes).then(|| set!(fp8.save = true))
-    }
-
-    fn split_master(&self) -> Option<Change> {
-        let (dtype, states) = (self.settings.dtype, &self.settings.states);
-        let helps = dtype == DType::BF16 && states.master == MasterFormat::F32;
-        helps.then(|| set!(optim.master = MasterFormat::Remainder))
-    }
-
-    fn eight_bit_moments(&self) -> Option<Change> {
-        let helps = self.settings.states.moments != MomentFormat::Quantised;
-        helps.then(|| set!(optim.state_dtype = MomentFormat::Quantised))
-    }
-
-    fn narrow_gradients(&self) -> Option<Change> {
-        let helps = self.settings.states.gradients == DType::F32;
-        helps.then(|| set!(optim.grad_dtype = FloatType::Bf16))
+    /// Tokens of a micro-batch, or of a part of one.
+    fn tokens(&self) -> usize {
+        self.settings.micro_batch * self.settings.part_seq()
     }
 
     /// Whether something that lives on the device could live on the host; not where host memory is the device's own.
     fn may_go(&self, home: &Home) -> bool {
         self.target == Target::Cuda && *home == Home::Device
-    }
-
-    fn states_on_host(&self) -> Option<Change> {
-        let helps = self.may_go(&self.settings.homes.states);
-        helps.then(|| set!(offload.optimizer = OptimizerPlace::Pinned, "pinned"))
     }
 
     /// Of ranks that divide them, each has its own part there. A pipeline's stage does not divide them.
@@ -495,18 +420,15 @@ impl Setup {
         helps.then(|| set!(offload.gradients = HostPlace::Pinned))
     }
 
-    /// The ranks of each machine have all weights together; none where ranks of several machines do not divide them.
-    pub(crate) fn gathering_within_machines(&self) -> Option<Change> {
+    /// The run whose ranks of each machine have all weights together; none where ranks of several machines do not divide them, or where
+    /// that is refused.
+    pub(crate) fn within_machines(&self) -> Option<(Change, Setup)> {
         let ranks = self.settings.ranks.as_ref()?;
         let crosses = ranks.zero == Zero::Weights && ranks.rank.of > NVLINK_RANKS;
         let is_open = self.config.collectives.shard_group.is_none();
-        (crosses && is_open)
-            .then(|| set!(collectives.shard_group = Some(NVLINK_RANKS), NVLINK_RANKS))
-    }
-
-    /// The run with that; none also where it is refused.
-    pub(crate) fn within_machines(&self) -> Option<Setup> {
-        self.with(&self.gathering_within_machines()?)
+        let gathering = set!(collectives.shard_group = Some(NVLINK_RANKS), NVLINK_RANKS);
+        let within = (crosses && is_open).then(|| self.with(&gathering))??;
+        Some((gathering, within))
     }
 
     /// A later stage of what ranks divide; none where a rank has no others to divide with.
@@ -529,8 +451,7 @@ impl Setup {
     /// Full recompute, in tiles of tokens: otherwise a block's activations are all there while it is at work. None in FP8, whose
     /// scales are for whole micro-batches.
     fn tiles(&self) -> Option<Change> {
-        let tokens = self.settings.micro_batch * self.settings.part_seq();
-        let tile = (tokens / 4).min(TILE_TOKENS);
+        let tile = (self.tokens() / 4).min(TILE_TOKENS);
         let now = self.settings.tile_tokens;
         if tile < SHORTEST || now.is_some_and(|now| now <= tile) {
             return None;
@@ -548,6 +469,13 @@ impl Setup {
         let inputs = set!(offload.activations = BLOCK_INPUT.to_string());
         helps.then(|| set!(recompute.spec = "full".to_string()).and(&inputs))
     }
+}
+
+/// The other keys of FP8, which are refused without it, go too.
+fn without_fp8() -> Change {
+    Change::new("fp8.recipe", "off".into(), |config| {
+        config.fp8 = Fp8Config::default();
+    })
 }
 
 /// No specifications of single layers.
@@ -582,8 +510,7 @@ mod tests {
             }
             let set: Vec<String> = set.iter().map(ToString::to_string).collect();
             let run = Setup::new(config.with(&set).unwrap(), Target::Cuda).unwrap();
-            let alone = levers(&run);
-            let alone = alone.iter().filter_map(|lever| (lever.pull)(&run));
+            let alone = levers(&run).filter_map(|lever| (lever.pull)(&run));
             let together = run
                 .smaller()
                 .into_iter()

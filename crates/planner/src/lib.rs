@@ -36,13 +36,14 @@ mod pipeline;
 mod plan;
 mod ranks;
 mod refusal;
+mod room;
+mod search;
 mod step_peaks;
 mod table;
 mod traffic;
-mod tries;
 
 pub use activations::PlannedActivation;
-pub use advice::{Advice, OtherTraining, Rung};
+pub use advice::{Advice, OtherTraining};
 pub use alternatives::{Effect, Strategy};
 pub use arenas::{PlannedArena, arena_table, host_memory};
 pub use auto::{
@@ -57,18 +58,20 @@ pub use gpus::{
     CUDA_OVERHEAD_BYTES, NcclMemory, UnknownGpu, block_shared_bytes, gpu_memory_bytes,
     overhead_bytes,
 };
-pub use head_chunk::{ChosenHeadChunk, WantedHeadChunks};
+pub use head_chunk::{ChosenHeadChunk, name_head_chunks};
 pub use host_phases::HostPhases;
 pub use host_room::{HostNeed, HostRoom, NoHostRoom};
 pub use inference::{InferencePlan, PlannedCache};
-pub use largest::{Largest, Room, Sought};
+pub use largest::{Largest, Sought};
 pub use layouts::{Bound, Grid, Layouts, PlannedLayout, RefusedLayout, TooLarge};
-pub use on_paper::{PaperSeconds, trace};
+pub use on_paper::{StepOnPaper, trace};
 pub use oom::{Fix, OomReport, Tried};
 pub use other_process::{NOTABLE_BYTES, OtherProcess, unowned};
 pub use pipeline::{PlannedPipelineStage, PlannedVirtualStage};
 pub use plan::Plan;
 pub use ranks::{PlannedRanks, PlannedZero, StepTime};
 pub use refusal::{first_refused, first_refused_by_device};
+pub use room::Room;
+pub use search::Rung;
 pub use step_peaks::StepPeaks;
 pub use traffic::{Crossing, WayBytes};

@@ -11,7 +11,7 @@ pub(crate) fn notes(settings: &Settings, activations: &[PlannedActivation]) -> V
     if !settings.attention.stores_scores() {
         notes.push(core_attn_under_flash(activations));
     }
-    if !settings.policy.offloaded().is_empty() {
+    if !settings.policy.offloaded.is_empty() {
         notes.push(last_layer_under_offload(settings, activations));
     }
     notes.extend(labels_without_activations(&settings.policy, activations));
@@ -24,7 +24,7 @@ fn labels_without_activations(
     policy: &Policy,
     activations: &[PlannedActivation],
 ) -> Option<String> {
-    let labels = policy.labels();
+    let labels = policy.labels;
     let is_kept = |label: Label| {
         (0..policy.layers()).all(|layer| policy.actions(layer).of(label) == Action::Keep)
     };
@@ -55,7 +55,7 @@ fn labels_without_activations(
 
 /// The last layer keeps its activations: its backward pass runs first, so they would be needed again at once.
 fn last_layer_under_offload(settings: &Settings, activations: &[PlannedActivation]) -> String {
-    let labels = settings.policy.offloaded();
+    let labels = &settings.policy.offloaded;
     if settings.model.layers == 1 {
         return format!(
             "nothing is offloaded: the last layer keeps its activations, since its backward pass runs first, and this model \

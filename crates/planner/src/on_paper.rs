@@ -61,6 +61,11 @@ const CPU: Rates = Rates {
 };
 
 impl Paper {
+    /// The rates of a configuration alone.
+    pub(crate) fn at_rates(settings: &Settings, target: Target) -> Paper {
+        Paper::new(settings, target, Measured::new())
+    }
+
     /// The rates of a configuration, and measured times, which replace them.
     pub(crate) fn new(settings: &Settings, target: Target, measured: Measured) -> Paper {
         let assumed = h100(settings);
@@ -112,7 +117,7 @@ impl Paper {
     }
 
     /// The times of [`Paper::step`], without a record.
-    fn alone(&self, settings: &Settings) -> Result<StageOnPaper, SessionError> {
+    fn alone(&self, settings: &Settings) -> Result<StepOnPaper, SessionError> {
         let made = MicroBatchesMade::of_a_step(settings, enough(settings));
         let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(false))?;
         Ok(steps.whole(settings).as_if_all_were_equal(settings))
@@ -122,7 +127,7 @@ impl Paper {
     ///
     /// # Errors
     /// Only on a defect: shapes need no memory.
-    pub(crate) fn pipeline(&self, settings: &Settings) -> Result<Vec<StageOnPaper>, SessionError> {
+    pub(crate) fn pipeline(&self, settings: &Settings) -> Result<Vec<StepOnPaper>, SessionError> {
         // The first stage has the most under way.
         let made = MicroBatchesMade::of_a_step(settings, few_micro_batches(&settings.in_stage(0)));
         let stages: Vec<Settings> = (0..settings.stage().of)
@@ -153,9 +158,9 @@ impl Paper {
     ///
     /// # Errors
     /// Only on a defect: shapes need no memory.
-    pub(crate) fn whole(&self, settings: &Settings) -> Result<StageOnPaper, SessionError> {
+    pub(crate) fn whole(&self, settings: &Settings) -> Result<StepOnPaper, SessionError> {
         match settings.pipeline {
-            Some(_) => Ok(StageOnPaper::of_all(&self.pipeline(settings)?)),
+            Some(_) => Ok(StepOnPaper::of_all(&self.pipeline(settings)?)),
             None => self.alone(settings),
         }
     }
@@ -211,12 +216,12 @@ impl Paper {
             session.start_step(&batch(count))?;
             count_step();
             let (took, spans) = (timeline.computed().since(before), timeline.take_spans());
-            let times = StageOnPaper {
+            let times = StepOnPaper {
                 seconds: took.with_copies,
                 computing: took.without_copies,
                 working: busy(&spans, |_| true),
             };
-            Ok::<(StageOnPaper, Vec<Span>), SessionError>((times, spans))
+            Ok::<(StepOnPaper, Vec<Span>), SessionError>((times, spans))
         };
         let fewer = made.fewer.map(&mut later_step).transpose()?;
         let (most, spans) = later_step(made.most)?;
@@ -267,21 +272,29 @@ fn busy(spans: &[Span], is_meant: impl Fn(&Span) -> bool) -> f64 {
     spans.map(|span| span.end_s - span.start_s).sum()
 }
 
-/// A step of one stage on paper, while the other stages make theirs.
+/// A step on paper: of a pipeline, of one stage while the others make theirs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StageOnPaper {
+pub struct StepOnPaper {
     /// Seconds of the step, with waits for other stages and copies that are not hidden.
-    pub(crate) seconds: f64,
+    pub seconds: f64,
     /// The same if copying and sending took no time.
-    pub(crate) computing: f64,
+    pub computing: f64,
     /// Seconds in which the stage computes.
-    pub(crate) working: f64,
+    pub working: f64,
 }
 
-impl StageOnPaper {
+impl StepOnPaper {
+    /// Makes a step on shapes with times, of a pipeline as if all stages took as long.
+    ///
+    /// # Errors
+    /// Only on a defect: shapes need no memory.
+    pub fn new(settings: &Settings, target: Target) -> Result<StepOnPaper, SessionError> {
+        Paper::at_rates(settings, target).alone(settings)
+    }
+
     /// Combines each figure with that of another.
-    fn with(self, other: &StageOnPaper, both: impl Fn(f64, f64) -> f64) -> StageOnPaper {
-        StageOnPaper {
+    fn with(self, other: &StepOnPaper, both: impl Fn(f64, f64) -> f64) -> StepOnPaper {
+        StepOnPaper {
             seconds: both(self.seconds, other.seconds),
             computing: both(self.computing, other.computing),
             working: both(self.working, other.working),
@@ -289,8 +302,8 @@ impl StageOnPaper {
     }
 
     /// The times of a stage that was made alone: it waits for others as if all took as long.
-    fn as_if_all_were_equal(self, settings: &Settings) -> StageOnPaper {
-        StageOnPaper {
+    fn as_if_all_were_equal(self, settings: &Settings) -> StepOnPaper {
+        StepOnPaper {
             seconds: self.seconds * (1.0 + settings.idle_over_work()),
             computing: self.computing,
             working: self.computing,
@@ -298,10 +311,10 @@ impl StageOnPaper {
     }
 
     /// A step of all stages takes as long as the slowest. Each figure is the most of any stage.
-    pub(crate) fn of_all(stages: &[StageOnPaper]) -> StageOnPaper {
+    pub(crate) fn of_all(stages: &[StepOnPaper]) -> StepOnPaper {
         let most =
-            |seconds: fn(&StageOnPaper) -> f64| stages.iter().map(seconds).fold(0.0, f64::max);
-        StageOnPaper {
+            |seconds: fn(&StepOnPaper) -> f64| stages.iter().map(seconds).fold(0.0, f64::max);
+        StepOnPaper {
             seconds: most(|stage| stage.seconds),
             computing: most(|stage| stage.computing),
             working: most(|stage| stage.working),
@@ -317,19 +330,19 @@ struct LaterSteps {
     /// The spans of the last step.
     spans: Vec<Span>,
     made: MicroBatchesMade,
-    fewer: Option<StageOnPaper>,
-    most: StageOnPaper,
+    fewer: Option<StepOnPaper>,
+    most: StepOnPaper,
 }
 
 impl LaterSteps {
     /// How much longer the last step took than the one before, which had fewer micro-batches; none if there was one step.
-    fn added(&self) -> Option<StageOnPaper> {
+    fn added(&self) -> Option<StepOnPaper> {
         let fewer = self.fewer?;
         Some(self.most.with(&fewer, |most, fewer| most - fewer))
     }
 
     /// The times of a whole step. Micro-batches that were not made count like those that the last step had more than the one before.
-    fn whole(&self, settings: &Settings) -> StageOnPaper {
+    fn whole(&self, settings: &Settings) -> StepOnPaper {
         let (Some(added), Some(fewer)) = (self.added(), self.made.fewer) else {
             return self.most;
         };
@@ -372,32 +385,9 @@ pub fn trace(settings: &Settings, target: Target) -> Result<(History, Vec<Span>)
         fewer: None,
         most: micro_batches_on_shapes(settings),
     };
-    let paper = Paper::new(settings, target, Measured::new());
+    let paper = Paper::at_rates(settings, target);
     let step = paper.later_steps(settings, made, paper.timeline(), KeepsHistory(true))?;
     Ok((step.history, step.spans))
-}
-
-/// Seconds of a step on paper.
-#[derive(Clone, Copy, Debug)]
-pub struct PaperSeconds {
-    /// All of it, with copies that are not hidden.
-    pub step: f64,
-    /// The same if copying and sending took no time.
-    pub computing: f64,
-}
-
-impl PaperSeconds {
-    /// Makes a step on shapes with times.
-    ///
-    /// # Errors
-    /// Only on a defect: shapes need no memory.
-    pub fn new(settings: &Settings, target: Target) -> Result<PaperSeconds, SessionError> {
-        let step = Paper::new(settings, target, Measured::default()).alone(settings)?;
-        Ok(PaperSeconds {
-            step: step.seconds,
-            computing: step.computing,
-        })
-    }
 }
 
 /// A step that was made on shapes.
@@ -540,7 +530,7 @@ mod tests {
                     accum,
                     ..settings.clone()
                 };
-                let paper = Paper::new(&settings, Target::Cuda, Measured::new());
+                let paper = Paper::at_rates(&settings, Target::Cuda);
                 let all = MicroBatchesMade {
                     fewer: None,
                     most: accum,

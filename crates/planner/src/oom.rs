@@ -2,27 +2,26 @@
 
 use crate::auto::choose;
 use crate::change::{Change, flags, other_training, set};
-use crate::copies::PlannedOffload;
-use crate::disk_room::{DiskNeed, NoDiskRoom, Saved, SystemDisks};
 use crate::figures::figures;
-use crate::head_chunk::WantedHeadChunks;
-use crate::host_room::{HostNeed, HostRoom, OFFLOAD_LESS};
+use crate::host_room::{HostRoom, OFFLOAD_LESS};
 use crate::levers::Setup;
 use crate::other_process::{NOTABLE_BYTES, OtherProcess, unowned};
-use crate::plan::Plan;
 use crate::refusal::first_refused;
+use crate::room::{Needs, Room};
+use crate::search::{NO_COST, Search};
 use kernels::Target;
 use memory::{
-    ByCategory, Category, Cause, DeviceBytes, Home, Layer, LiveLease, OutOfMemory, Phase, Space,
+    ByCategory, Category, Cause, DeviceBytes, Layer, LiveLease, OutOfMemory, Phase, Space,
     format_bytes,
 };
+use rayon::prelude::*;
 use serde::Serialize;
 use session::SessionError;
 use settings::{Config, Settings};
 
 /// The form of `oom.json`. It rises with every new field, and with any change of a
 /// field's name, type or meaning (`crates/trainer/schemas/`).
-const SCHEMA_VERSION: u32 = 2;
+const SCHEMA_VERSION: u32 = 3;
 
 /// A refused lease, and what would help. `oom.json`.
 #[derive(Clone, Debug, Serialize)]
@@ -82,16 +81,12 @@ pub struct Fix {
     pub peak_bytes: u64,
     /// By how much they lower the peak.
     pub saves_bytes: u64,
-    /// Extra FLOPs as a share of forward and backward, over those of the run. For offload, the estimated share by which
-    /// copies lengthen a step is added.
+    /// The time that they add to a step on paper, as a share of the run's step.
     pub cost_fraction: f64,
     /// The loss is no longer bitwise the same, if only by the order of sums.
     pub changes_math: bool,
     /// It is another training: adapters alone learn, or the model under them is stored in four bits.
     pub is_other_training: bool,
-    /// Whether its cost is time rather than FLOPs.
-    #[serde(skip)]
-    offloads: bool,
 }
 
 impl OomReport {
@@ -106,21 +101,26 @@ impl OomReport {
     ) -> Result<OomReport, SessionError> {
         let run = Setup::new(config.clone(), target)?;
         let planned = figures(&run.settings, target)?;
-        let mut search = Search {
-            run: &run,
+        let needs = planned.needs();
+        let room = match (error.room(), error.device_bytes) {
+            (Some(room), Some(_)) => Room::Reserved(room),
+            (Some(room), None) => Room::Limit(room),
             // The system refused, so no limit is known: any smaller peak counts as a fix.
-            room: error.room().unwrap_or(planned.most_bytes() - 1),
-            slab_counts: error.device_bytes.is_some(),
-            peak_bytes: planned.most_bytes(),
-            reserved_bytes: planned.reserved_bytes,
-            cost: planned.recompute_flops_fraction,
-            tried: Vec::new(),
+            (None, _) => Room::Limit(needs.peak_bytes - 1),
         };
-        let fixes = match error.space {
-            Space::Device => search.fixes()?,
+        let host = HostRoom::ask();
+        let search = Fixes {
+            run: &run,
+            needs,
+            room,
+            host,
+        };
+        let tried = match error.space {
+            Space::Device => search.candidates()?,
             // The host does not report how much it would have given.
             Space::Host => Vec::new(),
         };
+        let fixes = search.cheapest_first(&tried)?;
         Ok(OomReport {
             schema_version: SCHEMA_VERSION,
             requested_bytes: error.requested_bytes,
@@ -137,7 +137,7 @@ impl OomReport {
             cause: error.cause,
             other_processes: Vec::new(),
             unowned_bytes: None,
-            tried: search.tried,
+            tried: tried.iter().map(Tried::new).collect(),
             fixes,
         })
     }
@@ -160,8 +160,7 @@ impl OomReport {
             return Ok(None);
         };
         let mut report = OomReport::new(&refused, &kept_config, target)?;
-        let fixes = report.fixes.iter_mut().map(|fix| &mut fix.set);
-        for set in fixes.chain(report.tried.iter_mut().map(|tried| &mut tried.set)) {
+        for set in report.sets() {
             let key = |one: &String| one.split('=').next().map(str::to_owned);
             let is_open = |one: &String| !set.iter().any(|other| key(other) == key(one));
             let open: Vec<String> = kept.set().into_iter().filter(is_open).collect();
@@ -170,22 +169,10 @@ impl OomReport {
         Ok(Some(report))
     }
 
-    /// The report of a run of `config` that leaves the chunk of the output head open: settings name the chunk that they were planned with
-    /// where the run would choose another.
-    ///
-    /// # Errors
-    /// As [`Plan::new`].
-    pub fn with_head_chunk(
-        mut self,
-        config: &Config,
-        target: Target,
-    ) -> Result<OomReport, SessionError> {
-        let mut wanted = WantedHeadChunks::default();
-        let fixes = self.fixes.iter_mut().map(|fix| &mut fix.set);
-        for set in fixes.chain(self.tried.iter_mut().map(|tried| &mut tried.set)) {
-            wanted.keep(config, target, set)?;
-        }
-        Ok(self)
+    /// The settings of all that was tried and of all fixes.
+    pub fn sets(&mut self) -> impl Iterator<Item = &mut Vec<String>> {
+        let tried = self.tried.iter_mut().map(|tried| &mut tried.set);
+        self.fixes.iter_mut().map(|fix| &mut fix.set).chain(tried)
     }
 
     /// What to tell a person, a line each.
@@ -266,6 +253,15 @@ impl OomReport {
     }
 }
 
+impl Tried {
+    fn new(candidate: &Candidate) -> Tried {
+        Tried {
+            set: candidate.change.set(),
+            peak_bytes: candidate.needs.peak_bytes,
+        }
+    }
+}
+
 impl Fix {
     fn describe(&self) -> String {
         let bits = if self.changes_math {
@@ -274,164 +270,144 @@ impl Fix {
             "bitwise the same loss"
         };
         format!(
-            "{} has a peak of {} (saves {}, {:.1} % more {}, {bits})",
+            "{} has a peak of {} (saves {}, {:+.1} % time on paper, {bits})",
             flags(&self.set),
             format_bytes(self.peak_bytes),
             format_bytes(self.saves_bytes),
             100.0 * self.cost_fraction,
-            match self.offloads {
-                true => "time, estimated",
-                false => "FLOPs",
-            },
         )
     }
 }
 
-/// The share that copies add to a step.
-fn exposed(plan: &Plan) -> f64 {
-    let offload = plan.offload.as_ref();
-    offload.map_or(0.0, PlannedOffload::exposed_fraction)
+/// A change that is planned, and what a run with it needs.
+struct Candidate {
+    change: Change,
+    setup: Setup,
+    needs: Needs,
 }
 
-/// Whether host and disk have room for what is not on the device.
-fn has_room(plan: &Plan, settings: &Settings, host: &HostRoom) -> bool {
-    let disk = match &settings.homes.states {
-        Home::Disk(folder) => {
-            let states = DiskNeed::new(Saved::OptimizerStates, plan.disk_bytes, folder);
-            NoDiskRoom::check(&[states], &SystemDisks)
-        }
-        _ => Ok(()),
-    };
-    let pinned = HostNeed::Pinned(plan.host_pinned_bytes);
-    disk.is_ok() && host.check(pinned).is_ok()
-}
-
-/// Tries settings by planning them.
-struct Search<'a> {
-    run: &'a Setup,
-    room: u64,
-    /// Whether the whole slab has to fit, as on a full device. A limit counts only live leases.
-    slab_counts: bool,
-    peak_bytes: u64,
-    reserved_bytes: u64,
-    cost: f64,
-    tried: Vec<Tried>,
-}
-
-impl Search<'_> {
-    fn fixes(&mut self) -> Result<Vec<Fix>, SessionError> {
-        let (run, host, mut fixes) = (self.run, HostRoom::ask(), Vec::new());
-        let exposed_now = match run.target {
-            Target::Cpu => 0.0,
-            Target::Cuda => exposed(&Plan::new(&run.settings, run.target)?),
-        };
-        for change in run.smaller() {
-            let Some(changed) = run.with(&change) else {
-                continue;
-            };
-            if !change.offloads() {
-                fixes.extend(self.attempt(&changed.settings, change)?);
-                continue;
-            }
-            // If the host has no room for states, they may go to a disk.
-            let on_disk = change.with_states_on_disk();
-            let on_disk = on_disk.and_then(|change| Some((run.with(&change)?, change)));
-            for (Setup { settings, .. }, change) in
-                [Some((changed, change)), on_disk].into_iter().flatten()
-            {
-                let plan = Plan::new(&settings, run.target)?;
-                if !has_room(&plan, &settings, &host) {
-                    continue;
-                }
-                let fix = self.attempt(&settings, change)?;
-                fixes.extend(fix.map(|fix| Fix {
-                    cost_fraction: fix.cost_fraction + exposed(&plan) - exposed_now,
-                    ..fix
-                }));
-                break;
-            }
-        }
-        if let Some((change, chosen)) = self.automatic() {
-            fixes.extend(self.attempt(&chosen, change)?);
-        }
-        fixes.extend(self.other_trainings()?);
-        let order = |fix: &Fix| {
-            let cost = fix.cost_fraction.max(0.0);
-            (
-                fix.is_other_training,
-                fix.changes_math,
-                cost,
-                fix.peak_bytes,
-            )
-        };
-        fixes.sort_by(|a, b| order(a).partial_cmp(&order(b)).expect("costs are finite"));
-        Ok(fixes)
+impl Candidate {
+    fn new(change: Change, setup: Setup) -> Result<Candidate, SessionError> {
+        Ok(Candidate {
+            needs: figures(&setup.settings, setup.target)?.needs(),
+            change,
+            setup,
+        })
     }
 
-    /// Adapters instead of the whole model, each also with full recompute.
-    fn other_trainings(&mut self) -> Result<Vec<Fix>, SessionError> {
-        let mut fixes = Vec::new();
-        for (_, adapters) in self.run.adapters() {
-            let Some(changed) = self.run.with(&adapters) else {
-                continue;
-            };
-            let full = changed.recompute_anew("full");
-            let full = full.and_then(|full| Some((changed.with(&full)?, adapters.and(&full))));
-            for (Setup { settings, .. }, change) in [(changed, adapters)].into_iter().chain(full) {
-                match self.attempt(&settings, change) {
-                    // A matrix of this model may be too small for adapters.
-                    Err(SessionError::Config(_)) => {}
-                    fix => fixes.extend(fix?.map(|fix| Fix {
-                        is_other_training: true,
-                        ..fix
-                    })),
-                }
+    /// Adapters alone learn, or the model under them is stored in four bits.
+    fn is_other_training(&self) -> bool {
+        self.change.sets(&["lora.rank", "lora.base_dtype"])
+    }
+}
+
+/// Looks for changes with which a run fits.
+struct Fixes<'a> {
+    run: &'a Setup,
+    needs: Needs,
+    room: Room,
+    host: HostRoom,
+}
+
+impl Fixes<'_> {
+    /// Everything that is tried. What no change does alone, several may do together: with the same bits, else with others, and without host
+    /// memory where there is none. The last is every lever that keeps the bits.
+    fn candidates(&self) -> Result<Vec<Candidate>, SessionError> {
+        let adapters = self.run.adapters().into_iter().flat_map(|(_, adapters)| {
+            let adapted = self.run.with(&adapters);
+            let full = adapted.and_then(|adapted| adapted.recompute_anew("full"));
+            let full = full.map(|full| adapters.and(&full));
+            [Some(adapters), full].into_iter().flatten()
+        });
+        let changes: Vec<Change> = self.run.smaller().into_iter().chain(adapters).collect();
+        let planned = changes.into_par_iter().with_max_len(1);
+        let planned = planned.map(|change| self.planned(change));
+        let planned = planned.collect::<Result<Vec<Option<Candidate>>, SessionError>>()?;
+        let automatic = self.automatic().transpose()?;
+        let mut all: Vec<Candidate> = planned.into_iter().flatten().chain(automatic).collect();
+        let same: fn(&Change) -> bool = |change| !change.changes_math();
+        let any: fn(&Change) -> bool = Change::keeps_learning;
+        let resident: fn(&Change) -> bool = |change| change.keeps_learning() && !change.offloads();
+        // About the least that is possible with the same bits.
+        let least = self.planned(self.run.with_all(same).0)?;
+        let may_keep_bits = least.as_ref().is_some_and(|one| self.helps(one));
+        for (wanted, enough, may_help) in [
+            (same, same, may_keep_bits),
+            (any, any, true),
+            (resident, any, true),
+        ] {
+            let is_enough = |one: &Candidate| !one.is_other_training() && enough(&one.change);
+            if may_help && !all.iter().any(|one| self.helps(one) && is_enough(one)) {
+                let climb = Search::new(self.room).climb(self.run, wanted)?;
+                all.extend(self.planned(climb.change)?);
             }
         }
-        Ok(fixes)
+        all.extend(least);
+        Ok(all)
+    }
+
+    /// Plans a change. If the host has no room for states, they may go to a disk; none where nothing has room, where nothing is changed,
+    /// or where the change is refused: a matrix of a model may be too small for adapters.
+    fn planned(&self, change: Change) -> Result<Option<Candidate>, SessionError> {
+        let on_disk = change.with_states_on_disk();
+        let ways = [Some(change), on_disk].into_iter().flatten();
+        for change in ways.filter(|change| !change.set().is_empty()) {
+            let Some(setup) = self.run.with(&change) else {
+                continue;
+            };
+            let candidate = match Candidate::new(change, setup) {
+                Err(SessionError::Config(_)) => continue,
+                candidate => candidate?,
+            };
+            let states = &candidate.setup.settings.homes.states;
+            if !candidate.change.offloads() || candidate.needs.fit_host(&self.host, states) {
+                return Ok(Some(candidate));
+            }
+        }
+        Ok(None)
     }
 
     /// What automatic recompute chooses for the room; none if nothing fits, or if other settings do not allow it.
-    fn automatic(&self) -> Option<(Change, Settings)> {
-        let budget = match self.slab_counts {
-            true => self
-                .room
-                .saturating_sub(self.reserved_bytes - self.peak_bytes),
-            false => self.room,
-        };
-        let change = self.run.automatic_recompute(budget);
+    fn automatic(&self) -> Option<Result<Candidate, SessionError>> {
+        let (Room::Device(bytes) | Room::Reserved(bytes) | Room::Limit(bytes)) = self.room;
+        // What placement adds to the peak has to fit too.
+        let budget = bytes.saturating_sub(self.needs.of(self.room) - self.needs.peak_bytes);
+        let (change, target) = (self.run.automatic_recompute(budget), self.run.target);
         let asked = change.applied_to(&self.run.config).ok()?;
-        let chosen = choose(&asked, self.run.target, budget).ok()?;
-        Some((change, Settings::new(&chosen.applied_to(&asked)).ok()?))
+        let chosen = choose(&asked, target, budget).ok()?;
+        let setup = Setup::new(chosen.applied_to(&asked), target).ok()?;
+        Some(Candidate::new(change, setup))
     }
 
-    fn attempt(
-        &mut self,
-        settings: &Settings,
-        change: Change,
-    ) -> Result<Option<Fix>, SessionError> {
-        let planned = figures(settings, self.run.target)?;
-        let peak_bytes = planned.most_bytes();
-        let set = change.set();
-        self.tried.push(Tried {
-            set: set.clone(),
-            peak_bytes,
-        });
-        let needed = match self.slab_counts {
-            true => planned.reserved_bytes,
-            false => peak_bytes,
+    fn helps(&self, one: &Candidate) -> bool {
+        one.needs.fit(self.room) && one.needs.peak_bytes < self.needs.peak_bytes
+    }
+
+    /// The candidates that help, the cheapest first.
+    fn cheapest_first(&self, tried: &[Candidate]) -> Result<Vec<Fix>, SessionError> {
+        let seconds = self.run.seconds()?;
+        let fix = |one: &Candidate| -> Result<Fix, SessionError> {
+            let cost = one.setup.seconds()? / seconds - 1.0;
+            Ok(Fix {
+                set: one.change.set(),
+                peak_bytes: one.needs.peak_bytes,
+                saves_bytes: self.needs.peak_bytes - one.needs.peak_bytes,
+                cost_fraction: if cost.abs() < NO_COST { 0.0 } else { cost },
+                changes_math: one.change.changes_math(),
+                is_other_training: one.is_other_training(),
+            })
         };
-        if needed > self.room || peak_bytes >= self.peak_bytes {
-            return Ok(None);
-        }
-        Ok(Some(Fix {
-            set,
-            peak_bytes,
-            saves_bytes: self.peak_bytes - peak_bytes,
-            cost_fraction: planned.recompute_flops_fraction - self.cost,
-            changes_math: change.changes_math(),
-            is_other_training: false,
-            offloads: change.offloads(),
-        }))
+        let helpful = tried.par_iter().with_max_len(1);
+        let helpful = helpful.filter(|one| self.helps(one));
+        let mut fixes = helpful
+            .map(fix)
+            .collect::<Result<Vec<Fix>, SessionError>>()?;
+        fixes.sort_by(|one, other| {
+            let rank = |fix: &Fix| (fix.is_other_training, fix.changes_math);
+            let [own, others] = [one, other].map(|fix| fix.cost_fraction.max(0.0));
+            let ranks = rank(one).cmp(&rank(other)).then(own.total_cmp(&others));
+            ranks.then(one.peak_bytes.cmp(&other.peak_bytes))
+        });
+        Ok(fixes)
     }
 }

@@ -1,13 +1,13 @@
 //! What each stage of a pipeline needs: one rank of every stage is planned.
 
 use crate::figures::figures;
-use crate::gpus;
-use crate::on_paper::StageOnPaper;
+use crate::on_paper::StepOnPaper;
 use kernels::Target;
 use memory::format_bytes;
 use model::HeldBlocks;
 use rayon::prelude::*;
-use report::{Align, Table};
+use report::Align::{Left, Right};
+use report::Table;
 use serde::Serialize;
 use session::SessionError;
 use settings::Settings;
@@ -86,24 +86,24 @@ impl PlannedPipelineStage {
         let settings = settings.in_stage(stage);
         let planned = figures(&settings, target)?;
         let held = settings.held(settings.model.layers);
-        let (peak_bytes, persistent_bytes) = (planned.most_bytes(), planned.persistent_bytes);
+        let (needs, persistent_bytes) = (planned.needs(), planned.persistent_bytes);
         Ok(PlannedPipelineStage {
             stage,
             virtual_stages: held.into_iter().map(PlannedVirtualStage::new).collect(),
             persistent_bytes,
-            transient_bytes: peak_bytes - persistent_bytes,
-            peak_bytes,
-            reserved_bytes: planned.reserved_bytes,
-            needs_bytes: planned.reserved_bytes + gpus::overhead_bytes(target, &settings),
-            host_pinned_bytes: planned.host_pinned_bytes,
-            disk_bytes: planned.session.disk_bytes().unwrap_or(0),
+            transient_bytes: needs.peak_bytes - persistent_bytes,
+            peak_bytes: needs.peak_bytes,
+            reserved_bytes: needs.reserved_bytes,
+            needs_bytes: needs.device_bytes,
+            host_pinned_bytes: needs.host_pinned_bytes,
+            disk_bytes: needs.disk_bytes,
             sent_bytes: planned.crossed()?.total().sent_bytes,
             idle_fraction: None,
         })
     }
 
     /// Sets what a step on paper says of the stages' time.
-    pub(crate) fn set_times(stages: &mut [PlannedPipelineStage], times: &[StageOnPaper]) {
+    pub(crate) fn set_times(stages: &mut [PlannedPipelineStage], times: &[StepOnPaper]) {
         let step = times.iter().map(|stage| stage.seconds).fold(0.0, f64::max);
         for (stage, time) in stages.iter_mut().zip(times) {
             stage.idle_fraction = Some(1.0 - time.working / step);
@@ -112,54 +112,40 @@ impl PlannedPipelineStage {
 }
 
 /// The stages as a table, in which the largest is marked.
+#[rustfmt::skip]
 pub(crate) fn table(stages: &[PlannedPipelineStage]) -> Table {
     let has_disk = stages.iter().any(|stage| stage.disk_bytes > 0);
-    let is_timed = stages.iter().any(|stage| stage.idle_fraction.is_some());
-    let mut columns = vec![
-        ("stage", Align::Left),
-        ("blocks", Align::Right),
-        ("under way", Align::Right),
-        ("across steps", Align::Right),
-        ("a step adds", Align::Right),
-        ("peak", Align::Right),
-        ("pinned", Align::Right),
-        ("sent a step", Align::Right),
-    ];
-    columns.extend(has_disk.then_some(("disk", Align::Right)));
-    columns.extend(is_timed.then_some(("idle", Align::Right)));
-    let mut table = Table::of(&columns);
     let largest = stages.iter().max_by_key(|stage| stage.needs_bytes);
-    for stage in stages {
-        let is_largest = match largest == Some(stage) {
-            true => " (largest)",
-            false => "",
-        };
-        let of_each = |words: fn(&PlannedVirtualStage) -> String| {
-            let words: Vec<String> = stage.virtual_stages.iter().map(words).collect();
-            words.join(", ")
-        };
-        let bytes = [
-            stage.persistent_bytes,
-            stage.transient_bytes,
-            stage.peak_bytes,
-            stage.host_pinned_bytes,
-            stage.sent_bytes,
-        ];
-        let mut cells = vec![
-            format!("{}{is_largest}", stage.stage),
-            of_each(|one| match one.first_block + one.blocks - 1 {
+    let mark = |stage: &PlannedPipelineStage| if largest == Some(stage) { " (largest)" } else { "" };
+    let of_each = |stage: &PlannedPipelineStage, words: fn(&PlannedVirtualStage) -> String| {
+        let words: Vec<String> = stage.virtual_stages.iter().map(words).collect();
+        words.join(", ")
+    };
+    let idle = |stage: &PlannedPipelineStage| {
+        let share = stage.idle_fraction;
+        share.map_or_else(String::new, |share| format!("{:.0} %", 100.0 * share))
+    };
+    let table = Table::of_items(stages, &[
+        ("stage", Left, &|stage| stage.stage.to_string() + mark(stage)),
+        ("blocks", Right, &|stage| {
+            of_each(stage, |one| match one.first_block + one.blocks - 1 {
                 last if last == one.first_block => last.to_string(),
                 last => format!("{}-{last}", one.first_block),
-            }),
-            of_each(|one| one.micro_batches_under_way.to_string()),
-        ];
-        cells.extend(bytes.map(format_bytes));
-        cells.extend(has_disk.then(|| format_bytes(stage.disk_bytes)));
-        let idle = stage.idle_fraction;
-        cells.extend(idle.map(|share| format!("{:.0} %", 100.0 * share)));
-        table.row(cells);
-    }
-    table
+            })
+        }),
+        ("under way", Right, &|stage| of_each(stage, |one| one.micro_batches_under_way.to_string())),
+        ("across steps", Right, &|stage| format_bytes(stage.persistent_bytes)),
+        ("a step adds", Right, &|stage| format_bytes(stage.transient_bytes)),
+        ("peak", Right, &|stage| format_bytes(stage.peak_bytes)),
+        ("pinned", Right, &|stage| format_bytes(stage.host_pinned_bytes)),
+        ("sent a step", Right, &|stage| format_bytes(stage.sent_bytes)),
+        ("disk", Right, &|stage| match has_disk {
+            true => format_bytes(stage.disk_bytes),
+            false => String::new(),
+        }),
+        ("idle", Right, &idle),
+    ]);
+    table.without_empty_columns()
 }
 
 #[cfg(test)]
@@ -167,7 +153,6 @@ mod tests {
     use super::*;
     use crate::on_paper::Paper;
     use crate::{Plan, PlannedRanks};
-    use kernels::timeline::Measured;
     use memory::Rank;
     use settings::{Config, PipelineSchedule};
 
@@ -256,9 +241,9 @@ mod tests {
             ];
             let set: Vec<&str> = set.iter().map(String::as_str).collect();
             let settings = Settings::new(&config(&set)).unwrap();
-            let paper = Paper::new(&settings, Target::Cuda, Measured::new());
+            let paper = Paper::at_rates(&settings, Target::Cuda);
             let stages = paper.pipeline(&settings).unwrap();
-            let all = StageOnPaper::of_all(&stages);
+            let all = StepOnPaper::of_all(&stages);
             let waits = (all.computing / all.working - 1.0) * accum as f64 / 3.0;
             assert!(
                 (0.85 * least..1.15 * most).contains(&waits),

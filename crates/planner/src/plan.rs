@@ -276,7 +276,7 @@ impl Plan {
                 Some(_) => Vec::new(),
             },
             largest_at_peak: figures.largest_at_peak,
-            labels: settings.policy.labels(),
+            labels: settings.policy.labels,
             activations,
             advice: None,
             layouts: None,

@@ -4,12 +4,12 @@ use crate::change::set;
 use crate::figures::quick_figures;
 use crate::gpus::NcclMemory;
 use crate::levers::Setup;
-use crate::on_paper::{Paper, StageOnPaper};
+use crate::on_paper::{Paper, StepOnPaper};
 use crate::pipeline::{self, PlannedPipelineStage};
 use kernels::Target;
-use kernels::timeline::Measured;
 use memory::format_bytes;
-use report::{Align, Table};
+use report::Align::{Left, Right};
+use report::Table;
 use serde::Serialize;
 use session::SessionError;
 use settings::Settings;
@@ -114,7 +114,7 @@ impl PlannedRanks {
         let stages = planned.collect::<Result<_, SessionError>>()?;
         let mut pipeline_stages = PlannedPipelineStage::all(&run.settings, run.target)?;
         if !pipeline_stages.is_empty() && StepTime::is_known(&run.settings, run.target) {
-            let paper = Paper::new(&run.settings, run.target, Measured::new());
+            let paper = Paper::at_rates(&run.settings, run.target);
             let times = paper.pipeline(&run.settings)?;
             PlannedPipelineStage::set_times(&mut pipeline_stages, &times);
         }
@@ -165,40 +165,27 @@ impl PlannedRanks {
     }
 
     /// The stages as a table.
+    #[rustfmt::skip]
     pub(crate) fn table(&self) -> Table {
-        let is_timed = self.stages.iter().any(|stage| stage.time.is_some());
-        let mut columns = vec![
-            ("--zero", Align::Left),
-            ("across steps", Align::Right),
-            ("a step adds", Align::Right),
-            ("peak", Align::Right),
-            ("sent a step", Align::Right),
-        ];
-        if is_timed {
-            columns.extend([
-                ("not hidden", Align::Right),
-                ("tokens/s of all", Align::Right),
-            ]);
-        }
-        let mut table = Table::of(&columns);
-        for stage in &self.stages {
-            let is_this = if stage.zero == self.zero { " *" } else { "" };
-            let mut cells = vec![format!("{}{is_this}", stage.zero.stage())];
-            let bytes = [
-                stage.persistent_bytes,
-                stage.transient_bytes,
-                stage.peak_bytes,
-                stage.sent_bytes,
-            ];
-            cells.extend(bytes.map(format_bytes));
-            if let Some(time) = stage.time {
-                let share = 100.0 * time.exposed_ms / time.compute_ms;
-                cells.push(format!("{:.1} ms ({share:.0} %)", time.exposed_ms));
-                cells.push(format!("{:.0}", time.tokens_per_s));
-            }
-            table.row(cells);
-        }
-        table
+        let is_this = |stage: &PlannedZero| if stage.zero == self.zero { " *" } else { "" };
+        let timed = |stage: &PlannedZero, words: fn(StepTime) -> String| {
+            stage.time.map_or_else(String::new, words)
+        };
+        let table = Table::of_items(&self.stages, &[
+            ("--zero", Left, &|stage| stage.zero.stage().to_string() + is_this(stage)),
+            ("across steps", Right, &|stage| format_bytes(stage.persistent_bytes)),
+            ("a step adds", Right, &|stage| format_bytes(stage.transient_bytes)),
+            ("peak", Right, &|stage| format_bytes(stage.peak_bytes)),
+            ("sent a step", Right, &|stage| format_bytes(stage.sent_bytes)),
+            ("not hidden", Right, &|stage| {
+                timed(stage, |time| {
+                    let share = 100.0 * time.exposed_ms / time.compute_ms;
+                    format!("{:.1} ms ({share:.0} %)", time.exposed_ms)
+                })
+            }),
+            ("tokens/s of all", Right, &|stage| timed(stage, |time| format!("{:.0}", time.tokens_per_s))),
+        ]);
+        table.without_empty_columns()
     }
 
     /// Explains the figures to the reader.
@@ -279,16 +266,16 @@ impl StepTime {
         if !StepTime::is_known(settings, target) {
             return Ok(None);
         }
-        let paper = Paper::new(settings, target, Measured::new());
+        let paper = Paper::at_rates(settings, target);
         let step = paper.whole(settings)?;
         Ok(Some(StepTime::of(settings, &paper, step)))
     }
 
-    fn is_known(settings: &Settings, target: Target) -> bool {
+    pub(crate) fn is_known(settings: &Settings, target: Target) -> bool {
         target == Target::Cuda || settings.hardware.link_gbps.is_some()
     }
 
-    pub(crate) fn of(settings: &Settings, paper: &Paper, step: StageOnPaper) -> StepTime {
+    pub(crate) fn of(settings: &Settings, paper: &Paper, step: StepOnPaper) -> StepTime {
         StepTime {
             link_gbps: paper.rates.link / 1e9,
             compute_ms: 1e3 * step.computing,

@@ -6,9 +6,10 @@ use crate::arenas::{arena_table, host_memory};
 use crate::gpus::{self, NcclMemory};
 use crate::plan::Plan;
 use crate::ranks::PlannedRanks;
-use memory::format_bytes;
+use memory::{LiveLease, format_bytes};
 use model::Label;
-use report::{Align, Table, memory_table};
+use report::Align::{Left, Right};
+use report::{Table, memory_table};
 use std::fmt::{Display, Formatter, Result};
 
 /// How many of the largest leases are listed.
@@ -173,18 +174,17 @@ impl Plan {
         Ok(())
     }
 
+    #[rustfmt::skip]
     fn largest_table(&self) -> Table {
-        let mut table = Table::new(&["largest at the peak", ""], &["bytes"]);
-        for lease in self.largest_at_peak.iter().take(LARGEST) {
-            let place = lease
-                .layer
-                .block()
-                .map_or(String::new(), |block| format!("block {block}"));
-            table.row([lease.name.to_string(), place, format_bytes(lease.bytes)]);
-        }
-        table
+        let place = |lease: &LiveLease| lease.layer.block().map(|block| format!("block {block}"));
+        Table::of_items(self.largest_at_peak.iter().take(LARGEST), &[
+            ("largest at the peak", Left, &|lease| lease.name.into()),
+            ("", Left, &|lease| place(lease).unwrap_or_default()),
+            ("bytes", Right, &|lease| format_bytes(lease.bytes)),
+        ])
     }
 
+    #[rustfmt::skip]
     fn activation_table(&self) -> Table {
         let offloads = total_bytes(&self.activations, None).offloaded > 0;
         let mut layers = bytes_by_layer(&self.activations, None).map(|layer| layer.all);
@@ -193,96 +193,59 @@ impl Plan {
             true => "a layer",
             false => "largest layer",
         };
-        let mut columns = vec![
-            ("activations of a micro-batch", Align::Left),
-            ("all", Align::Right),
-            ("kept", Align::Right),
-            (a_layer, Align::Right),
-        ];
-        if offloads {
-            columns.insert(3, ("on the host", Align::Right));
-        }
-        let mut table = Table::of(&columns);
-        let mut row = |name: &str, label: Option<Label>| {
-            let total = total_bytes(&self.activations, label);
-            let layers = bytes_by_layer(&self.activations, label);
-            let largest = layers.map(|layer| layer.all).max().unwrap_or(0);
-            let mut cells = vec![total.all, total.kept, largest];
-            if offloads {
-                cells.insert(2, total.offloaded);
-            }
-            let bytes = cells.into_iter().map(format_bytes);
-            table.row(std::iter::once(name.to_string()).chain(bytes));
+        let total = |label: &Option<Label>| total_bytes(&self.activations, *label);
+        let host = |label: &Option<Label>| format_bytes(total(label).offloaded);
+        let largest = |label: &Option<Label>| {
+            let layers = bytes_by_layer(&self.activations, *label);
+            layers.map(|layer| layer.all).max().unwrap_or(0)
         };
-        for label in self.labels.iter() {
-            row(label.name(), Some(label));
-        }
-        row("total", None);
-        table
+        let labels: Vec<Option<Label>> = self.labels.iter().map(Some).chain([None]).collect();
+        let table = Table::of_items(&labels, &[
+            ("activations of a micro-batch", Left, &|label| label.map_or("total", Label::name).into()),
+            ("all", Right, &|label| format_bytes(total(label).all)),
+            ("kept", Right, &|label| format_bytes(total(label).kept)),
+            ("on the host", Right, &|label| if offloads { host(label) } else { String::new() }),
+            (a_layer, Right, &|label| format_bytes(largest(label))),
+        ]);
+        table.without_empty_columns()
     }
 
+    #[rustfmt::skip]
     fn strategy_table(&self) -> Table {
         let offloads = self.strategies.iter().any(Strategy::offloads);
-        let mut columns = vec![
-            ("--recompute", Align::Left),
-            ("peak", Align::Right),
-            ("reserved", Align::Right),
-            ("extra FLOPs", Align::Right),
-        ];
-        if offloads {
-            columns.insert(1, ("--offload-activations", Align::Left));
-        }
-        let mut table = Table::of(&columns);
-        for strategy in &self.strategies {
-            let mut cells = vec![
-                strategy.recompute.clone(),
-                format_bytes(strategy.peak_bytes),
-                format_bytes(strategy.reserved_bytes),
-                format!("{:.1} %", 100.0 * strategy.recompute_flops_fraction),
-            ];
-            if offloads {
-                cells.insert(1, strategy.offload_activations.clone());
-            }
-            table.row(cells);
-        }
-        table
+        let extra = |strategy: &Strategy| 100.0 * strategy.recompute_flops_fraction;
+        let table = Table::of_items(&self.strategies, &[
+            ("--recompute", Left, &|one| one.recompute.clone()),
+            ("--offload-activations", Left, &|one| match offloads {
+                true => one.offload_activations.clone(),
+                false => String::new(),
+            }),
+            ("peak", Right, &|one| format_bytes(one.peak_bytes)),
+            ("reserved", Right, &|one| format_bytes(one.reserved_bytes)),
+            ("extra FLOPs", Right, &|one| format!("{:.1} %", extra(one))),
+        ]);
+        table.without_empty_columns()
     }
 
+    #[rustfmt::skip]
     fn effect_table(&self) -> Table {
-        let mut table = Table::new(
-            &["what another setting would change"],
-            &["peak", "difference"],
-        );
-        for effect in &self.effects {
-            let sign = if effect.difference_bytes < 0 {
-                "-"
-            } else {
-                "+"
-            };
-            let difference = format!(
-                "{sign}{}",
-                format_bytes(effect.difference_bytes.unsigned_abs())
-            );
-            table.row([
-                effect.change.clone(),
-                format_bytes(effect.peak_bytes),
-                difference,
-            ]);
-        }
-        table
+        let sign = |bytes: i64| if bytes < 0 { "-" } else { "+" };
+        let signed = |bytes: i64| sign(bytes).to_string() + &format_bytes(bytes.unsigned_abs());
+        Table::of_items(&self.effects, &[
+            ("what another setting would change", Left, &|effect| effect.change.clone()),
+            ("peak", Right, &|effect| format_bytes(effect.peak_bytes)),
+            ("difference", Right, &|effect| signed(effect.difference_bytes)),
+        ])
     }
 
+    #[rustfmt::skip]
     fn formula_table(&self) -> Table {
-        let mut table = Table::new(&["rule of thumb", "formula"], &["says", "plan"]);
-        for formula in &self.formulas {
-            table.row([
-                formula.name.to_string(),
-                formula.formula.to_string(),
-                format_bytes(formula.bytes),
-                format_bytes(formula.plan_bytes),
-            ]);
-        }
-        table
+        Table::of_items(&self.formulas, &[
+            ("rule of thumb", Left, &|formula| formula.name.into()),
+            ("formula", Left, &|formula| formula.formula.into()),
+            ("says", Right, &|formula| format_bytes(formula.bytes)),
+            ("plan", Right, &|formula| format_bytes(formula.plan_bytes)),
+        ])
     }
 
     fn explanations(&self, f: &mut Formatter<'_>) -> Result {

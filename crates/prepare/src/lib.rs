@@ -9,12 +9,12 @@
 
 mod encode;
 mod error;
-mod held;
 mod inputs;
 mod item;
 mod items;
 mod json_lines;
 mod json_list;
+mod open_document;
 mod parquet_rows;
 mod pipeline;
 mod record_room;

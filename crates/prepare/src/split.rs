@@ -6,7 +6,7 @@
 
 use crate::PrepareError;
 use crate::encode::Encoded;
-use crate::held::Held;
+use crate::open_document::OpenDocument;
 use crate::shards::Shards;
 use crate::warnings::Warnings;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(crate) struct Splits {
     /// Whether the current document is for validation.
     validates: bool,
     /// The current document, as long as none is for validation.
-    held: Option<Held>,
+    held: Option<OpenDocument>,
     /// Whether documents are pairs; none before the first.
     pub(crate) pairs: Option<bool>,
     pub(crate) warnings: Warnings,
@@ -61,7 +61,7 @@ impl Splits {
                 false => 1 + encoded.further.len() as u64,
             };
             let hold = self.fraction > 0.0 && !self.validates && self.validation.is_empty();
-            self.held = hold.then(|| Held::new(&self.folder));
+            self.held = hold.then(|| OpenDocument::new(&self.folder));
         }
         match &mut self.held {
             Some(held) => held.push(encoded),

@@ -2,8 +2,8 @@
 
 use crate::{ArgumentValue, GlobalMemory, LaunchError, PtxTexts, Shape};
 use kernels::cuda::{Argument, Driver, Gemm, Launch, Matrix, Workspace};
-use kernels::{DiskCopy, Exchange, KernelError, Queue, Reading};
-use memory::{Blocks, DType, HostBlock, Refused, Space};
+use kernels::{DiskCopy, Exchange, KernelError, Queue, Queues, Reading};
+use memory::{Blocks, DType, HostBlock, In, Out, Refused, Space};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -162,6 +162,8 @@ fn multiply(memory: &mut GlobalMemory, gemm: &Gemm) -> Result<(), KernelError> {
     Ok(())
 }
 
+impl Queues for Interpreter {}
+
 impl Driver for Interpreter {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
         let launched = self.interpret(launch);
@@ -185,13 +187,8 @@ impl Driver for Interpreter {
         self.write(to, &vec![0; bytes])
     }
 
-    unsafe fn start_copy(
-        &self,
-        queue: Queue,
-        to: *mut u8,
-        from: *const u8,
-        bytes: usize,
-    ) -> Result<(), KernelError> {
+    unsafe fn start_copy(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
+        let (to, from, bytes) = (out.pointer(), x.pointer(), x.bytes());
         if queue == Queue::Upload {
             // SAFETY: the caller's promise: an upload comes from host memory.
             return self.write(to, unsafe { std::slice::from_raw_parts(from, bytes) });
@@ -205,10 +202,6 @@ impl Driver for Interpreter {
     unsafe fn start_disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
         // SAFETY: the caller's promise: a disk's copies are of host memory.
         unsafe { copy.carry_out() }
-    }
-
-    fn rank(&self) -> usize {
-        0
     }
 
     unsafe fn start_exchange(&self, _exchange: Exchange) -> Result<(), KernelError> {

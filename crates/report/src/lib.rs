@@ -25,5 +25,5 @@ pub use metrics::{
 pub use process::{Fate, OomKills, ProcessRecord};
 pub use progress::{Busy, Progress};
 pub use scatter::{Scatter, ScatterPoint, unit_of_bytes};
-pub use tables::{Align, Table, memory_table};
+pub use tables::{Align, Column, Table, memory_table};
 pub use tensorboard::TensorBoard;

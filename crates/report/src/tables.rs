@@ -13,6 +13,9 @@ pub enum Align {
     Right,
 }
 
+/// A column: its head, its alignment, and what it says of an item.
+pub type Column<'a, T> = (&'a str, Align, &'a dyn Fn(&T) -> String);
+
 /// Rows of text in aligned columns.
 #[derive(Serialize)]
 pub struct Table {
@@ -37,6 +40,32 @@ impl Table {
                 .collect(),
             rows: Vec::new(),
         }
+    }
+
+    /// A table with a row for each item.
+    pub fn of_items<'a, T: 'a>(
+        items: impl IntoIterator<Item = &'a T>,
+        columns: &[Column<T>],
+    ) -> Table {
+        let heads = columns.iter().map(|(head, align, _)| (*head, *align));
+        let mut table = Table::of(&heads.collect::<Vec<_>>());
+        for item in items {
+            table.row(columns.iter().map(|(.., cell)| cell(item)));
+        }
+        table
+    }
+
+    /// The table without columns that say nothing in any row.
+    pub fn without_empty_columns(mut self) -> Table {
+        for column in (0..self.columns.len()).rev() {
+            if self.rows.iter().all(|row| row[column].is_empty()) {
+                self.columns.remove(column);
+                self.rows
+                    .iter_mut()
+                    .for_each(|row| drop(row.remove(column)));
+            }
+        }
+        self
     }
 
     /// The table in Markdown.

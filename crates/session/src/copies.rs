@@ -1,8 +1,8 @@
 //! Copies of a parameter's gradient and optimizer states.
 
 use crate::error::SessionError;
+use crate::read_back::widened;
 use crate::session::Session;
-use crate::weights::widened;
 use kernels::Copy;
 use memory::{DType, In, Out};
 use std::ops::Range;

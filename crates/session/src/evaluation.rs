@@ -78,9 +78,12 @@ fn carried(input_of: usize) -> Carried {
 }
 
 impl Forward<'_> {
-    /// Evaluates micro-batches. Nothing of them stays on the device. Sums are read one micro-batch late, so that the
-    /// device does not wait for the host.
-    pub(crate) fn evaluate<E: From<SessionError>>(
+    /// Evaluates micro-batches, of any number of sequences. Nothing of them stays on the device. Sums are read one micro-batch
+    /// late, so that the device does not wait for the host.
+    ///
+    /// # Errors
+    /// [`SessionError::OutOfMemory`] if a lease is refused, and the errors of the batches.
+    pub fn evaluate<E: From<SessionError>>(
         &mut self,
         batches: impl IntoIterator<Item = Result<MicroBatch, E>>,
     ) -> Result<Evaluation, E> {
@@ -105,17 +108,21 @@ impl Forward<'_> {
         Ok(evaluation)
     }
 
-    /// The sum of the losses of each sequence of micro-batches, in order. Nothing of them stays on the device.
-    pub(crate) fn sequence_losses<E: From<SessionError>>(
+    /// The sum of the losses of each sequence of micro-batches, in order, and the most live device bytes. Nothing of them stays
+    /// on the device.
+    ///
+    /// # Errors
+    /// As [`Forward::evaluate`].
+    pub fn sequence_losses<E: From<SessionError>>(
         &mut self,
         batches: impl IntoIterator<Item = Result<MicroBatch, E>>,
-    ) -> Result<Vec<f32>, E> {
+    ) -> Result<(Vec<f32>, u64), E> {
         let _place = self.memory.enter(Phase::Eval, Layer::Whole);
         let mut losses = Vec::new();
         for micro in batches {
             losses.extend(self.losses_of(&micro?)?);
         }
-        Ok(losses)
+        Ok((losses, self.memory.step_memory().phase_peaks.eval))
     }
 
     fn losses_of(&mut self, micro: &MicroBatch) -> Result<Vec<f32>, SessionError> {
@@ -133,7 +140,7 @@ impl Forward<'_> {
     /// sequences, all are given the same micro-batch; so are the stages of a pipeline.
     fn start(&mut self, micro: &MicroBatch) -> Result<Option<Reading>, SessionError> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
-        let parts = model.architecture().sharing().own_parts();
+        let parts = model.architecture().sharing.own_parts();
         let own = parts.each().map(|part| micro.part(part));
         let batches = own.map(|own| upload(memory, kernels, &own, None));
         let batches = batches.collect::<Result<Vec<_>, _>>()?;
@@ -148,7 +155,7 @@ impl Forward<'_> {
             if layers.end == model.layers() {
                 return self.start_loss(&batches).map(Some);
             }
-            let output = model.forward_of_stage(self.work(&batches, None))?;
+            let output = model.forward_on_pipeline_stage(self.work(&batches, None))?;
             self.send_output(virtual_stage, output, shape)?;
         }
         Ok(None)
@@ -157,7 +164,7 @@ impl Forward<'_> {
     /// The loss of this rank's parts of a micro-batch, of whose blocks' last the head follows.
     fn start_loss(&mut self, batches: &[Batch]) -> Result<Reading, SessionError> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
-        let sharing = model.architecture().sharing();
+        let sharing = model.architecture().sharing;
         let parts = sharing.own_parts();
         let count = [parts.count];
         let mut sums = memory.lease(Category::Temporary, "loss", count, DType::F32)?;

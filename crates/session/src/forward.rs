@@ -8,8 +8,8 @@ use settings::Pipeline;
 use std::ops::Range;
 use units::{Ranks, Weights};
 
-/// The parts of a session that a forward pass uses.
-pub(crate) struct Forward<'a> {
+/// Evaluates a model and generates text with it: the parts of a session that a forward pass uses.
+pub struct Forward<'a> {
     pub(crate) memory: &'a Memory,
     pub(crate) kernels: &'a Kernels,
     pub(crate) model: &'a Model,

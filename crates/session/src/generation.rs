@@ -2,8 +2,8 @@
 
 use crate::error::SessionError;
 use crate::forward::Forward;
+use crate::read_back::widened;
 use crate::sampling::{Sampler, Sampling};
-use crate::weights::widened;
 use memory::{Buffer, Layer, Phase};
 use model::{Batch, BatchShape, KvCache, ModelError};
 use std::iter::zip;
@@ -118,7 +118,13 @@ impl Sequence {
 
 impl Forward<'_> {
     /// Continues prompts. Calls `each` for each token as it is made, with the prompt's number and the token.
-    pub(crate) fn generate(
+    ///
+    /// # Errors
+    /// [`SessionError::OutOfMemory`] if a lease is refused.
+    ///
+    /// # Panics
+    /// If a prompt is empty, or longer than the window.
+    pub fn generate(
         &mut self,
         prompts: &[Vec<u32>],
         wanted: &Generation,
@@ -139,8 +145,11 @@ impl Forward<'_> {
         Ok(sequences.into_iter().map(Sequence::made).collect())
     }
 
-    /// Leases a cache for one text of at most `window` tokens.
-    pub(crate) fn cached_text(&self, window: usize) -> Result<CachedText, SessionError> {
+    /// Leases a cache for a text of at most `window` tokens that is generated in parts.
+    ///
+    /// # Errors
+    /// [`SessionError::OutOfMemory`] if it is refused.
+    pub fn cached_text(&self, window: usize) -> Result<CachedText, SessionError> {
         let _place = self.memory.enter(Phase::Eval, Layer::Whole);
         Ok(CachedText {
             cache: self.lease_cache(&[window])?,
@@ -153,8 +162,15 @@ impl Forward<'_> {
         KvCache::lease(self.memory, shape, dtype, rooms)
     }
 
-    /// Continues `prompt`, of which only what differs from the cached text is read.
-    pub(crate) fn continue_text(
+    /// Continues `prompt` as [`Forward::generate`] does the prompt of that number, and reads only what differs from the
+    /// cached text. The window is that of the cache.
+    ///
+    /// # Errors
+    /// As [`Forward::generate`].
+    ///
+    /// # Panics
+    /// As [`Forward::generate`].
+    pub fn continue_text(
         &mut self,
         text: &mut CachedText,
         (number, prompt): (usize, &[u32]),

@@ -1,23 +1,15 @@
 //! A model for evaluation or generation, without gradients and optimizer states.
 
 use crate::error::SessionError;
-use crate::evaluation::Evaluation;
 use crate::forward::Forward;
-use crate::generation::{CachedText, Generated, Generation};
+use crate::incoming::IncomingWeights;
 use crate::orders::Orders;
-use crate::session::Session;
-use data::MicroBatch;
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
 use memory::{Homes, Layer, Memory, Phase};
-use model::{
-    BatchShape, Computation, DrawingOrder, Fresh, HeldBlocks, Model, ParameterPart, Policy,
-    SavedActivations, import, import_adapter, initialise,
-};
-use optim::weight_bytes;
+use model::{BatchShape, Computation, HeldBlocks, Model, Policy, SavedActivations};
 use settings::Settings;
-use std::path::Path;
 use std::rc::Rc;
 use units::Weights;
 
@@ -77,7 +69,7 @@ impl Inference {
             ..settings.clone()
         };
         let architecture = of_inference.architecture();
-        let layout = Rc::new(architecture.parameters().layout(|_, _| false));
+        let layout = Rc::new(architecture.parameters.layout(|_, _| false));
         let Settings { dtype, seq, .. } = *settings;
         let computation = Computation {
             dtype,
@@ -87,7 +79,7 @@ impl Inference {
         let model = Model::new(architecture, layout.clone(), memory, &*kernels, computation)?;
         let weights = Weights::lease(memory, &layout, dtype, &Homes::default(), None)?;
         let shape = BatchShape { rows: 1, seq };
-        let policy = Policy::keep_all_of(model.architecture().labels(), model.layers());
+        let policy = Policy::keep_all_of(model.architecture().labels, model.layers());
         let saved = model.architecture().lease_saved(
             memory,
             dtype,
@@ -104,123 +96,14 @@ impl Inference {
         })
     }
 
-    /// Loads the weights from a folder in Hugging Face layout.
-    ///
-    /// # Errors
-    /// [`SessionError::Weights`] if a tensor is missing or has another shape.
-    pub fn import(&mut self, folder: &Path) -> Result<(), SessionError> {
-        let layout = self.model.layout().clone();
-        let parameters = self.model.architecture().parameters().clone();
-        let held = self.weights.held();
-        import(folder, &parameters, &layout, &held, |part| match part {
-            ParameterPart::Values(offset, values) => self.set_values(offset, values),
-            ParameterPart::Codes(entry, bytes) => {
-                Ok(self.weights.store_codes(&*self.kernels, entry, &bytes)?)
-            }
-        })?;
-        Ok(())
-    }
-
-    /// Fills the model with the weights of a fresh one, for adapters on a model that was never in files.
-    ///
-    /// # Errors
-    /// [`SessionError::Kernel`] if the device fails.
-    pub fn initialise(&mut self, fresh: Fresh) -> Result<(), SessionError> {
-        let layout = self.model.layout().clone();
-        let parameters = self.model.architecture().parameters().clone();
-        initialise(
-            &parameters,
-            &layout,
-            fresh,
-            DrawingOrder::Any,
-            |offset, values| self.set_values(offset, values),
-        )
-    }
-
-    /// Fills the factors of adapters from a folder as PEFT writes it.
-    ///
-    /// # Errors
-    /// As [`Inference::import`].
-    pub fn import_adapter(&mut self, folder: &Path) -> Result<(), SessionError> {
-        let layout = self.model.layout().clone();
-        let parameters = self.model.architecture().parameters().clone();
-        let held = self.weights.held();
-        import_adapter(folder, &parameters, &layout, &held, |offset, values| {
-            self.set_values(offset, values)
-        })
-    }
-
-    /// Sets values, beginning at an element of the arena, rounded as training rounds them.
-    fn set_values(&mut self, offset: usize, values: &[f32]) -> Result<(), SessionError> {
-        let range = offset..offset + values.len();
-        let bytes = weight_bytes(self.weights.dtype_of(&range), values);
-        Ok(self.weights.store(&*self.kernels, range, &bytes)?)
-    }
-
-    /// Evaluates micro-batches, of any number of sequences.
-    ///
-    /// # Errors
-    /// [`SessionError::OutOfMemory`] if a lease is refused, and the errors of the batches.
-    pub fn evaluate<E: From<SessionError>>(
-        &mut self,
-        batches: impl IntoIterator<Item = Result<MicroBatch, E>>,
-    ) -> Result<Evaluation, E> {
-        self.forward().evaluate(batches)
-    }
-
-    /// The sum of the losses of each sequence of micro-batches, in order, and the most live device bytes.
-    ///
-    /// # Errors
-    /// As [`Inference::evaluate`].
-    pub fn sequence_losses<E: From<SessionError>>(
-        &mut self,
-        batches: impl IntoIterator<Item = Result<MicroBatch, E>>,
-    ) -> Result<(Vec<f32>, u64), E> {
-        let losses = self.forward().sequence_losses(batches)?;
-        Ok((losses, self.memory.step_memory().phase_peaks.eval))
-    }
-
-    /// Continues prompts. Calls `each` for each token as it is made, with the prompt's number and the token.
-    ///
-    /// # Errors
-    /// [`SessionError::OutOfMemory`] if a lease is refused.
-    ///
-    /// # Panics
-    /// If a prompt is empty, or longer than the window.
-    pub fn generate(
-        &mut self,
-        prompts: &[Vec<u32>],
-        wanted: &Generation,
-        each: impl FnMut(usize, u32),
-    ) -> Result<Vec<Generated>, SessionError> {
-        self.forward().generate(prompts, wanted, each)
-    }
-
-    /// Leases a cache for a text of at most `window` tokens that is generated in parts.
-    ///
-    /// # Errors
-    /// [`SessionError::OutOfMemory`] if it is refused.
-    pub fn cached_text(&mut self, window: usize) -> Result<CachedText, SessionError> {
-        self.forward().cached_text(window)
-    }
-
-    /// Continues `prompt` as [`Inference::generate`] does the prompt of that number, and reads only what differs from the
-    /// cached text. The window is that of the cache.
-    ///
-    /// # Errors
-    /// [`SessionError::OutOfMemory`] if a lease is refused.
-    ///
-    /// # Panics
-    /// If the prompt is empty, or longer than the window.
-    pub fn continue_text(
-        &mut self,
-        text: &mut CachedText,
-        (number, prompt): (usize, &[u32]),
-        wanted: &Generation,
-        each: impl FnMut(u32),
-    ) -> Result<Generated, SessionError> {
-        self.forward()
-            .continue_text(text, (number, prompt), wanted, each)
+    /// What fills the model's weights.
+    pub fn incoming(&mut self) -> IncomingWeights<'_> {
+        IncomingWeights {
+            model: &self.model,
+            kernels: &*self.kernels,
+            weights: &mut self.weights,
+            optimizer: None,
+        }
     }
 
     /// The memory that everything is leased from.
@@ -238,7 +121,8 @@ impl Inference {
         self.weights.bytes()
     }
 
-    fn forward(&mut self) -> Forward<'_> {
+    /// What evaluates the model, and generates text with it.
+    pub fn forward(&mut self) -> Forward<'_> {
         Forward {
             memory: &self.memory,
             kernels: &*self.kernels,
@@ -250,35 +134,5 @@ impl Inference {
             pipeline: None,
             ranks: None,
         }
-    }
-}
-
-impl Session {
-    /// Evaluates the model between two steps, without changing what they compute or need. The step before is finished
-    /// first; its outcome stays available for [`Session::take_finished`].
-    ///
-    /// # Errors
-    /// [`SessionError::OutOfMemory`] if a lease is refused, and the errors of the batches.
-    pub fn evaluate<E: From<SessionError>>(
-        &mut self,
-        batches: impl IntoIterator<Item = Result<MicroBatch, E>>,
-    ) -> Result<Evaluation, E> {
-        self.between_steps()?.evaluate(batches)
-    }
-
-    /// Continues prompts between two steps, otherwise as [`Session::evaluate`].
-    ///
-    /// # Errors
-    /// [`SessionError::OutOfMemory`] if a lease is refused.
-    ///
-    /// # Panics
-    /// If a prompt is empty, or longer than the window.
-    pub fn generate(
-        &mut self,
-        prompts: &[Vec<u32>],
-        wanted: &Generation,
-        each: impl FnMut(usize, u32),
-    ) -> Result<Vec<Generated>, SessionError> {
-        self.between_steps()?.generate(prompts, wanted, each)
     }
 }

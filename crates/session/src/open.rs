@@ -102,7 +102,7 @@ impl Session {
         let rank = settings.rank_of_all();
         let scratch = states_file(&homes.states, memory, rank, &mut optimizer)?;
         let copy_place = settings.checkpoint_copy.then(|| {
-            let declared = model.architecture().parameters();
+            let declared = &model.architecture().parameters;
             let held = StateOnDevice {
                 kernels: &*kernels,
                 weights: &weights,
@@ -116,7 +116,7 @@ impl Session {
             ranks,
             settings.router_bias_rate,
         )?;
-        let parts = match (settings.preferences, model.architecture().router_losses()) {
+        let parts = match (settings.preferences, model.architecture().router_losses) {
             (Some(_), _) => LossPart::WITH_PREFERENCES,
             (None, Some(_)) => LossPart::WITH_ROUTERS,
             (None, None) => 1,

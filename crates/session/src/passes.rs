@@ -7,7 +7,7 @@ use crate::losses::CurrentLoss;
 use crate::neighbours::{Neighbours, StageBetweenPasses};
 use crate::session::{Session, own};
 use crate::step_traffic::{Count, StepTraffic, UpdateTraffic};
-use crate::updating::Updating;
+use crate::update_in_passes::UpdateInPasses;
 use crate::upload::{LentTokens, upload};
 use data::{MicroBatch, StepBatch};
 use kernels::Section;
@@ -295,7 +295,7 @@ impl Session {
         let (memory, kernels) = (&self.memory, &*self.kernels);
         let architecture = self.model.architecture();
         let mut batch = upload(memory, kernels, micro, lent)?;
-        let losses = architecture.router_losses();
+        let losses = architecture.router_losses;
         if let (Some(lengths), Some(_)) = (micro.own_lengths(), losses) {
             batch = batch.with_lengths(memory, kernels, &lengths)?;
         }
@@ -323,7 +323,7 @@ impl Session {
         let preferences = preferences.map(|beta| begun.preferences(beta));
         let of_step = (passes.micro_batches, preferences);
         let losses = step_losses(self.losses.current(), index == 0, of_step);
-        let mut updating = Updating {
+        let mut update_in_passes = UpdateInPasses {
             kernels: &*self.kernels,
             memory: &self.memory,
             optimizer: &mut self.optimizer,
@@ -366,14 +366,14 @@ impl Session {
                 is_last_micro_batch: index + 1 == count,
                 losses,
                 deferred,
-                hooks: &mut updating,
+                hooks: &mut update_in_passes,
             }),
         };
         if let Some(section) = begun.section {
             kernels.begin_section(section)?;
         }
         let made = match kind {
-            PassKind::Forward => self.model.forward_of_stage(work).map(Some),
+            PassKind::Forward => self.model.forward_on_pipeline_stage(work).map(Some),
             PassKind::Backward => {
                 self.model
                     .backward_of_stage(work, gradient, &mut passes.replayed)

@@ -1,7 +1,8 @@
 //! The results of a step on their way to the host, while the device goes on.
 
+use files::widen;
 use kernels::{KernelError, Kernels, READING_BYTES_MAX, Reading};
-use memory::In;
+use memory::{DType, In};
 
 /// Losses and gradient norm of a step.
 #[derive(Clone, Debug)]
@@ -79,4 +80,17 @@ impl PendingNumbers {
 pub(crate) fn numbers(bytes: &[u8]) -> Vec<f32> {
     let words = bytes.chunks_exact(size_of::<f32>());
     words.map(bytemuck::pod_read_unaligned).collect()
+}
+
+/// Elements that `read` copies, converted from `dtype` to f32.
+pub(crate) fn widened(
+    dtype: DType,
+    elements: usize,
+    read: impl FnOnce(&mut [u8]) -> Result<(), KernelError>,
+) -> Result<Vec<f32>, KernelError> {
+    let mut bytes = vec![0; elements * dtype.size_in_bytes()];
+    read(&mut bytes)?;
+    let mut values = Vec::with_capacity(elements);
+    widen(dtype.into(), &bytes, &mut values);
+    Ok(values)
 }

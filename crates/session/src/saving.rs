@@ -18,7 +18,7 @@ pub struct SavedBytes {
 impl Session {
     /// The current state. No update may be pending: see [`Session::finish_step`].
     pub fn state(&self) -> SessionState<'_> {
-        let parameters = self.model.architecture().parameters();
+        let parameters = &self.model.architecture().parameters;
         self.on_device().state(&self.settings, parameters)
     }
 

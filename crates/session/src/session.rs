@@ -1,7 +1,9 @@
 //! A training step, composed from model and optimizer: the same code for a run and, on shapes, for its plan.
 
 use crate::error::SessionError;
+use crate::evaluation::Evaluation;
 use crate::forward::Forward;
+use crate::generation::{Generated, Generation};
 use crate::losses::Losses;
 use crate::orders::Orders;
 use crate::outcome::{InFlight, StepOutcome};
@@ -260,8 +262,33 @@ impl Session {
         Ok(())
     }
 
+    /// As [`Forward::evaluate`], between two steps, without changing what they compute or need. The step before is finished
+    /// first; its outcome stays available for [`Session::take_finished`].
+    ///
+    /// # Errors
+    /// As [`Forward::evaluate`].
+    pub fn evaluate<E: From<SessionError>>(
+        &mut self,
+        batches: impl IntoIterator<Item = Result<MicroBatch, E>>,
+    ) -> Result<Evaluation, E> {
+        self.between_steps()?.evaluate(batches)
+    }
+
+    /// As [`Forward::generate`], otherwise as [`Session::evaluate`].
+    ///
+    /// # Errors
+    /// As [`Forward::generate`].
+    pub fn generate(
+        &mut self,
+        prompts: &[Vec<u32>],
+        wanted: &Generation,
+        each: impl FnMut(usize, u32),
+    ) -> Result<Vec<Generated>, SessionError> {
+        self.between_steps()?.generate(prompts, wanted, each)
+    }
+
     /// What forward passes between two steps work with: the step before is done then, its update included.
-    pub(crate) fn between_steps(&mut self) -> Result<Forward<'_>, SessionError> {
+    fn between_steps(&mut self) -> Result<Forward<'_>, SessionError> {
         self.finish_update()?;
         self.finish_in_flight()?;
         let ranks = self.settings.ranks.as_ref();

@@ -30,8 +30,14 @@ impl StepTraffic {
         self.with(other, Traffic::plus)
     }
 
-    fn since(self, earlier: StepTraffic) -> StepTraffic {
+    /// What crossed after `earlier`.
+    pub fn since(self, earlier: StepTraffic) -> StepTraffic {
         self.with(earlier, Traffic::since)
+    }
+
+    /// What `count` of the same cross.
+    pub fn times(self, count: usize) -> StepTraffic {
+        self.with(self, |one, _| one.times(count))
     }
 
     fn with(

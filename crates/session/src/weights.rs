@@ -1,13 +1,14 @@
 //! Loads and exports a session's weights.
 
 use crate::error::SessionError;
+use crate::incoming::IncomingWeights;
+use crate::read_back::widened;
 use crate::session::Session;
-use files::{Disk, TensorSource, host_room, narrow, widen, writing_order};
-use kernels::{KernelError, Kernels};
+use files::{Disk, TensorSource, host_room, narrow, writing_order};
+use kernels::Kernels;
 use memory::{DType, Layer, Memory, Phase};
 use model::{
-    DrawingOrder, Fresh, Lora, MAX_SHARD_BYTES, OutgoingWeights, ParameterPart, Parameters,
-    WeightsError, file_specs, import, import_adapter, initialise, initialise_factors,
+    Fresh, Lora, MAX_SHARD_BYTES, OutgoingWeights, Parameters, WeightsError, file_specs,
     parameters_of_files, write_adapter, write_model,
 };
 use std::cell::{Cell, RefCell};
@@ -17,57 +18,31 @@ use std::path::Path;
 use units::Weights;
 
 impl Session {
-    /// Sets values, beginning at an element of the arena, and their masters if there are any.
+    /// What fills the weights, and their masters if there are any.
+    pub fn incoming(&mut self) -> IncomingWeights<'_> {
+        IncomingWeights {
+            model: &self.model,
+            kernels: &*self.kernels,
+            weights: &mut self.weights,
+            optimizer: Some(&mut self.optimizer),
+        }
+    }
+
+    /// As [`IncomingWeights::set_values`].
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
     pub fn set_values(&mut self, offset: usize, values: &[f32]) -> Result<(), SessionError> {
-        let weights = &mut self.weights;
-        self.optimizer
-            .set_weights(&*self.kernels, weights, offset, values)?;
-        Ok(())
+        self.incoming().set_values(offset, values)
     }
 
-    /// Initialises the weights.
+    /// Initialises the weights, with the settings' standard deviation.
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
     pub fn initialise(&mut self, seed: u64) -> Result<(), SessionError> {
         let deviation = self.settings.model.init_std;
-        self.initialise_as(Fresh { deviation, seed })
-    }
-
-    /// Fills the model with fresh weights of a standard deviation that need not be the settings'.
-    ///
-    /// # Errors
-    /// As [`Session::initialise`].
-    pub fn initialise_as(&mut self, fresh: Fresh) -> Result<(), SessionError> {
-        let layout = self.model.layout().clone();
-        let parameters = self.model.architecture().parameters().clone();
-        initialise(
-            &parameters,
-            &layout,
-            fresh,
-            self.drawing_order(),
-            |offset, values| self.set_values(offset, values),
-        )
-    }
-
-    /// Fills the model from a folder in Hugging Face layout. Gives the beginning of the names of a layer that was skipped,
-    /// because it is no part of the model ([`model::ModelWeights::skipped`]).
-    ///
-    /// # Errors
-    /// [`SessionError::Weights`] if a tensor is missing or has another shape.
-    pub fn import(&mut self, folder: &Path) -> Result<Option<String>, SessionError> {
-        let layout = self.model.layout().clone();
-        let parameters = self.model.architecture().parameters().clone();
-        let to_set = self.weights.to_set();
-        import(folder, &parameters, &layout, &to_set, |part| match part {
-            ParameterPart::Values(offset, values) => self.set_values(offset, values),
-            ParameterPart::Codes(entry, bytes) => {
-                Ok(self.weights.store_codes(&*self.kernels, entry, &bytes)?)
-            }
-        })
+        self.incoming().initialise(Fresh { deviation, seed })
     }
 
     /// Initialises the factors of adapters.
@@ -76,37 +51,8 @@ impl Session {
     /// As [`Session::initialise`].
     pub fn initialise_factors(&mut self, seed: u64) -> Result<(), SessionError> {
         let deviation = self.settings.model.init_std;
-        let layout = self.model.layout().clone();
-        let parameters = self.model.architecture().parameters().clone();
-        let fresh = Fresh { deviation, seed };
-        initialise_factors(
-            &parameters,
-            &layout,
-            fresh,
-            self.drawing_order(),
-            |offset, values| self.set_values(offset, values),
-        )
-    }
-
-    /// The order in which fresh values are set: masters may be in a file.
-    fn drawing_order(&self) -> DrawingOrder {
-        match self.disk_bytes() {
-            Some(_) => DrawingOrder::Layout,
-            None => DrawingOrder::Any,
-        }
-    }
-
-    /// Fills the factors of adapters from a folder as PEFT writes it.
-    ///
-    /// # Errors
-    /// As [`Session::import`].
-    pub fn import_adapter(&mut self, folder: &Path) -> Result<(), SessionError> {
-        let layout = self.model.layout().clone();
-        let parameters = self.model.architecture().parameters().clone();
-        let held = self.weights.held();
-        import_adapter(folder, &parameters, &layout, &held, |offset, values| {
-            self.set_values(offset, values)
-        })
+        self.incoming()
+            .initialise_factors(Fresh { deviation, seed })
     }
 
     /// The adapters, if the model has some.
@@ -154,7 +100,7 @@ impl Session {
 
     /// The parameters that are written, and their indices in the layout: of a model with adapters those alone.
     fn exported(&self) -> (Parameters, Vec<usize>) {
-        let parameters = self.model.architecture().parameters();
+        let parameters = &self.model.architecture().parameters;
         let all = parameters.in_layout().enumerate();
         match self.settings.lora {
             None => (parameters.clone(), all.map(|(index, _)| index).collect()),
@@ -182,7 +128,7 @@ impl Session {
     pub fn export_gradients(&self, path: &Path) -> Result<(), SessionError> {
         let folder = path.parent().unwrap_or(Path::new(""));
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        let parameters = self.model.architecture().parameters().trained();
+        let parameters = self.model.architecture().parameters.trained();
         let entries = self.weights.layout().entries().iter().enumerate();
         let trained = entries.filter(|(_, entry)| entry.role.is_trained());
         let trained: Vec<usize> = trained.map(|(index, _)| index).collect();
@@ -338,17 +284,4 @@ fn write_chunks(
         Some(error) => Err(error),
         None => Ok(written?),
     }
-}
-
-/// Elements that `read` copies, converted from `dtype` to f32.
-pub(crate) fn widened(
-    dtype: DType,
-    elements: usize,
-    read: impl FnOnce(&mut [u8]) -> Result<(), KernelError>,
-) -> Result<Vec<f32>, KernelError> {
-    let mut bytes = vec![0; elements * dtype.size_in_bytes()];
-    read(&mut bytes)?;
-    let mut values = Vec::with_capacity(elements);
-    widen(dtype.into(), &bytes, &mut values);
-    Ok(values)
 }

@@ -321,8 +321,8 @@ fn sizes(config: &Config) -> Result<(), ConfigError> {
             Layer::Block(run) => product(&parameter.shape) * runs[run].len() as f64,
             _ => product(&parameter.shape),
         };
-        let parameters = architecture.parameters().in_layout().map(elements).sum();
-        let activations = architecture.blocks().iter().map(|block| {
+        let parameters = architecture.parameters.in_layout().map(elements).sum();
+        let activations = architecture.blocks.iter().map(|block| {
             let extents = block.activations();
             let elements = extents.map(|(_, extent)| extent.elements(batch.micro, config.data.seq));
             elements.sum::<f64>()

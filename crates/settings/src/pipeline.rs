@@ -202,7 +202,7 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(),
             "--objective dpo needs a second pass through the whole model; take --objective next-token",
         );
     }
-    if architecture.router_losses().is_some() {
+    if architecture.router_losses.is_some() {
         return not_with(
             "losses of routers take the choices of all blocks together; set model.router_aux and model.router_z_loss to 0 (biases of \
              choices balance too: optim.router_bias_rate)",
@@ -213,7 +213,7 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(),
             "log.sample_every needs the whole model; leave it out, and take `trainer generate` with a checkpoint",
         );
     }
-    let mut blocks = architecture.blocks().iter();
+    let mut blocks = architecture.blocks.iter();
     if config.parallel.schedule == PipelineSchedule::ZbH1 && !blocks.any(Block::can_defer_gradients)
     {
         return refused(
@@ -260,7 +260,7 @@ fn given(
 /// The FLOPs of each block for a token. The last has the head's too.
 fn costs(config: &Config, architecture: &Architecture) -> Vec<u64> {
     let seq = config.data.seq;
-    let blocks = architecture.blocks().iter();
+    let blocks = architecture.blocks.iter();
     let mut costs: Vec<u64> = blocks.map(|block| block.flops_per_token(seq)).collect();
     let all = architecture.flops_per_token(seq);
     let rest = all.saturating_sub(costs.iter().sum());

@@ -234,7 +234,7 @@ impl Settings {
             graphs_off: graphs_off(config),
         };
         if let Some(fp8) = &settings.fp8 {
-            fp8::check_exceptions(fp8, settings.architecture().parameters())?;
+            fp8::check_exceptions(fp8, &settings.architecture().parameters)?;
         }
         let pipeline = pipeline(config, || settings.architecture())?;
         Ok(Settings {
@@ -301,7 +301,7 @@ impl Settings {
         let mut small = self.in_one_stage();
         small.model.layers = layers;
         let architecture = small.architecture();
-        let parameters = || architecture.parameters().in_layout();
+        let parameters = || architecture.parameters.in_layout();
         let fits = |pattern: &String| {
             let pattern = NamePatterns::new(std::slice::from_ref(pattern));
             parameters().any(|parameter| pattern.fit(&parameter.name))
@@ -368,7 +368,7 @@ impl Settings {
             return Ok(Vec::new());
         }
         let entry = |matrix: &WholeTensor| &layout.entries()[matrix.entry];
-        let all = architecture.parameters().in_layout().enumerate();
+        let all = architecture.parameters.in_layout().enumerate();
         let all = all.filter_map(|(index, one)| Some((one.part, matrix_of(index, one)?)));
         let all = all.filter(|(_, one)| entry(one).role != Role::Buffer);
         let chosen: Vec<WholeTensor> = match &self.whole_matrices.patterns {
@@ -415,9 +415,9 @@ impl Settings {
     /// # Errors
     /// A pattern of names that fits no parameter, or patterns that freeze all.
     pub fn layout(&self, architecture: &Architecture) -> Result<Layout, ConfigError> {
-        let parameters = architecture.parameters();
+        let parameters = &architecture.parameters;
         if let Some(lora) = &self.lora {
-            check_modules(lora, parameters.modules())?;
+            check_modules(lora, &parameters.modules)?;
         }
         let ranks = self.ranks.as_ref().map(|ranks| ranks.rank.of);
         let is_quantised = self.states.moments == MomentFormat::Quantised;
@@ -577,12 +577,12 @@ fn check_offloaded(
     };
     let architecture = Architecture::of(&config.model, attention).in_tiles(Some(tiles));
     let has = |layer: usize, label| {
-        let mut activations = architecture.blocks()[layer].activations();
+        let mut activations = architecture.blocks[layer].activations();
         activations.any(|(one, _)| one.label() == label)
     };
     let away = |layer: usize| {
         let actions = policy.actions(layer);
-        let mut labels = policy.labels().iter();
+        let mut labels = policy.labels.iter();
         labels.find(|label| actions.of(*label) == Action::Offload && !has(layer, *label))
     };
     let found = (0..policy.layers()).find_map(away);

@@ -167,10 +167,10 @@ mod tests {
     use serde_json::json;
     use std::sync::LazyLock;
 
-    type Known = (tokenizers::Tokenizer, Option<Words>);
+    type BothTokenizers = (tokenizers::Tokenizer, Option<Words>);
 
     /// A fixture's tokenizer, changed.
-    fn tokenizer(name: &str, change: impl FnOnce(&mut Value)) -> Known {
+    fn tokenizer(name: &str, change: impl FnOnce(&mut Value)) -> BothTokenizers {
         let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
         let file = std::fs::read(format!("{fixtures}/{name}/tokenizer.json")).unwrap();
         let mut json = serde_json::from_slice(&file).unwrap();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     /// All patterns, with NFC and without.
-    static KNOWN: LazyLock<Vec<Known>> = LazyLock::new(|| {
+    static KNOWN: LazyLock<Vec<BothTokenizers>> = LazyLock::new(|| {
         let normalizers = [Value::Null, json!({"type": "NFC"})];
         let with = |name: &str, pattern: Option<&str>| {
             normalizers.clone().map(|normalizer| {

@@ -269,10 +269,10 @@ pub(crate) fn fill_adapters(
         return Ok(None);
     }
     match &options.lora_from {
-        Some(folder) => session.import_adapter(folder)?,
+        Some(folder) => session.incoming().import_adapter(folder)?,
         None => session.initialise_factors(config.train.seed)?,
     }
-    let parameters = session.model().architecture().parameters();
+    let parameters = &session.model().architecture().parameters;
     let base = BaseModel::of_run(options.init_from.as_deref(), parameters, config)?;
     if let Some(folder) = &options.lora_from {
         base.fits(folder, parameters)?;
@@ -290,7 +290,7 @@ pub(crate) fn model_files(
     let model = session.model();
     let mut files = origin.files(&config.model, config.data.seq, model.dtype());
     if let (Some(base), Some(lora)) = (base, session.adapters()) {
-        files.extend(base.files(lora, model.architecture().parameters()));
+        files.extend(base.files(lora, &model.architecture().parameters));
     }
     files
 }

@@ -69,7 +69,7 @@ fn warn_of_settings_in_vain(completed: &Completed, own: LoraConfig) -> Result<()
         ..own
     };
     let architecture = settings.architecture();
-    for (key, pattern) in own.patterns_in_vain(architecture.parameters().modules())? {
+    for (key, pattern) in own.patterns_in_vain(&architecture.parameters.modules)? {
         tracing::warn!(
             "`{pattern}` in {key} has no effect on the run: it fits no layer that it could be for"
         );

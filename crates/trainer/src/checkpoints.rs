@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::initial_model::refuse_what_is_no_folder;
-use checkpoint::{Checkpoint, Found, find_any_together, find_together, glance};
+use checkpoint::{Checkpoint, WholeCheckpoint, find_any_together, find_together, glance};
 use collectives::{Alone, Group};
 use model::ADAPTER_CONFIG;
 use settings::Resume;
@@ -24,8 +24,8 @@ pub(crate) fn newest_if_any(run: &Path, group: &dyn Group) -> Result<Option<Chec
     Ok(found.map(|found| tell_passed_over(found, group)))
 }
 
-fn tell_passed_over(found: Found, group: &dyn Group) -> Checkpoint {
-    let Found {
+fn tell_passed_over(found: WholeCheckpoint, group: &dyn Group) -> Checkpoint {
+    let WholeCheckpoint {
         checkpoint,
         passed_over,
     } = found;

@@ -7,7 +7,9 @@ use crate::samples::{data_options, evaluation_rows, steps};
 use collectives::Group;
 use data::{Dataset, Inputs};
 use kernels::Target;
-use planner::{AutoError, Choice, ChosenHeadChunk, OomReport, Plan, choose, overhead_bytes};
+use planner::{
+    AutoError, Choice, ChosenHeadChunk, OomReport, Plan, choose, name_head_chunks, overhead_bytes,
+};
 use report::Busy;
 use session::SessionError;
 use settings::{
@@ -234,9 +236,13 @@ fn without_policy(error: AutoError, config: &Config, resolved: &Resolved) -> Fai
         return error.into();
     };
     let report = OomReport::of_budget(config, resolved.device().target(), budget);
-    let report = report.and_then(|report| {
-        let named = report.map(|report| naming_head_chunk(report, config, resolved));
-        named.transpose()
+    let report = report.and_then(|mut report| {
+        naming_head_chunk(
+            report.iter_mut().flat_map(OomReport::sets),
+            config,
+            resolved,
+        )?;
+        Ok(report)
     });
     let memory = &resolved.config.memory;
     let limit = memory.limit.map(AutoOr::Number);
@@ -256,22 +262,22 @@ fn without_policy(error: AutoError, config: &Config, resolved: &Resolved) -> Fai
     if let Ok(Some(report)) = report {
         hints.extend(report.hints());
     }
-    Failure::NoPolicy {
-        error: Box::new(error),
+    Failure::DoesNotFit {
+        reason: error.to_string(),
         hints,
     }
 }
 
-/// A report whose settings name the chunk of the output head that they were planned with, where the run leaves it open and would choose
-/// another with them.
-pub(crate) fn naming_head_chunk(
-    report: OomReport,
+/// Makes settings name the chunk of the output head that they were planned with, where the run leaves it open and would choose another
+/// with them.
+pub(crate) fn naming_head_chunk<'a>(
+    sets: impl IntoIterator<Item = &'a mut Vec<String>>,
     config: &Config,
     resolved: &Resolved,
-) -> Result<OomReport, SessionError> {
+) -> Result<(), SessionError> {
     match resolved.chooses_head_chunk {
-        true => report.with_head_chunk(config, resolved.device().target()),
-        false => Ok(report),
+        true => name_head_chunks(config, resolved.device().target(), sets),
+        false => Ok(()),
     }
 }
 

@@ -20,7 +20,7 @@ use {
     kernels::cuda::{Cuda, CudaDevice, CudaDriver, Rehearsal},
     kernels::{Fault, KernelError},
     memory::Refused,
-    planner::PaperSeconds,
+    planner::StepOnPaper,
     session::{LibraryCalls, library_calls},
     settings::check_shared_memory,
     std::rc::Rc,
@@ -443,7 +443,7 @@ pub(crate) fn rehearsed(
     if let Some(warning) = slow(settings) {
         tracing::warn!("{warning}");
     }
-    let seconds = PaperSeconds::new(settings, Target::Cuda)?.step;
+    let seconds = StepOnPaper::new(settings, Target::Cuda)?.seconds;
     wait_for(device, long_wait(seconds));
     let driver = match with_ranks(ranks, settings) {
         None => CudaDriver::new(device)?,

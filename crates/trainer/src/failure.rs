@@ -48,15 +48,7 @@ pub enum Failure {
     /// No recompute policy was chosen.
     #[error(transparent)]
     Auto(AutoError),
-    /// No recompute policy is within the budget.
-    #[error("{error}")]
-    NoPolicy {
-        /// The least that one is within.
-        error: Box<AutoError>,
-        /// What would help.
-        hints: Vec<String>,
-    },
-    /// A plan, which is printed all the same, is of a run that does not fit.
+    /// No recompute policy is within the budget, or a plan, which is printed all the same, is of a run that does not fit.
     #[error("{reason}")]
     DoesNotFit {
         /// What does not fit what.
@@ -286,7 +278,6 @@ impl Failure {
             Failure::OutOfMemory { .. }
             | Failure::HostMemory(_)
             | Failure::DiskSpace(_)
-            | Failure::NoPolicy { .. }
             | Failure::DoesNotFit { .. }
             | Failure::Auto(_) => 3,
             Failure::Data(error) if is_usage(error) => 2,
@@ -361,7 +352,7 @@ impl Failure {
             Failure::OutOfMemory { .. }
             | Failure::HostMemory(_)
             | Failure::DiskSpace(_)
-            | Failure::NoPolicy { .. }
+            | Failure::DoesNotFit { .. }
             | Failure::Auto(_) => "out_of_memory",
             Failure::Diverged { .. } => "diverged",
             Failure::Interrupted { .. } => "interrupted",
@@ -383,9 +374,7 @@ impl Failure {
                  its arguments down; then --from arguments.txt",
                 crate::shell::quoted(&path.display().to_string())
             )),
-            Failure::OutOfMemory { hints, .. }
-            | Failure::NoPolicy { hints, .. }
-            | Failure::DoesNotFit { hints, .. } => return hints.clone(),
+            Failure::OutOfMemory { hints, .. } | Failure::DoesNotFit { hints, .. } => return hints.clone(),
             Failure::HostMemory(refused) => return refused.hints(),
             Failure::DiskSpace(refused) => return refused.hints(),
             Failure::NotBuilt { feature, .. } => Some(hint_of_feature(feature)),

@@ -38,7 +38,7 @@ mod tracer;
 mod train;
 
 pub use failure::Failure;
-pub use job::Ended;
+pub use job::FailedCommand;
 pub use kernels::Target;
 #[cfg(feature = "candle")]
 pub use library::{Trainer, configuration, configuration_from_text};
@@ -53,8 +53,8 @@ use memory::Rank;
 /// Executes a command line.
 ///
 /// # Errors
-/// [`Ended`], with its failure.
-pub fn carry_out(cli: &Cli) -> Result<(), Ended> {
+/// [`FailedCommand`], with its failure.
+pub fn carry_out(cli: &Cli) -> Result<(), FailedCommand> {
     interrupt::outlive_file_size_limit()?;
     limits::allow_many_files();
     match &cli.command {
@@ -65,7 +65,7 @@ pub fn carry_out(cli: &Cli) -> Result<(), Ended> {
 }
 
 /// Trains, as the rank that the launcher says, if any.
-fn train(cli: &Cli) -> Result<(), Ended> {
+fn train(cli: &Cli) -> Result<(), FailedCommand> {
     // A single process needs no library, and forms a group only if the configuration asks for one.
     let launch = launch()?.filter(|launch| launch.size > 1);
     let rank = launch.as_ref().map(|launch| Rank {

@@ -117,7 +117,7 @@ impl Trainer {
             let _place = memory.enter(Phase::Load, Layer::Whole);
             match &from {
                 None => session.initialise(resolved.config.train.seed)?,
-                Some(folder) => drop(session.import(folder)?),
+                Some(folder) => drop(session.incoming().import(folder)?),
             }
             fill_adapters(&mut session, &resolved.config, &resolved.options)?
         };
@@ -352,7 +352,7 @@ impl Trainer {
                 self.parameter_names().next().unwrap_or_default()
             )));
         };
-        let mut parameters = model.architecture().parameters().in_layout();
+        let mut parameters = model.architecture().parameters.in_layout();
         let parameter = parameters.nth(index);
         Ok((index, parameter.expect("the layout is of these parameters")))
     }

@@ -19,7 +19,7 @@ use crate::decisions::Decided;
 use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
-use crate::job::{Begun, Ended, Job, together};
+use crate::job::{Begun, FailedCommand, Job, together};
 use crate::model_tokens::{ModelTokens, describe};
 use crate::run_dir::{RunDir, make_folder, refuse_model};
 use crate::stdout::print;
@@ -41,10 +41,10 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
-use totals::{Asked, Totals};
+use totals::{StepInputs, Totals};
 
 /// Trains a model, or resumes training; as one of several ranks, if a launcher started this process as one.
-pub(crate) fn train(resolved: Resolved, launch: Option<&Launch>) -> Result<(), Ended> {
+pub(crate) fn train(resolved: Resolved, launch: Option<&Launch>) -> Result<(), FailedCommand> {
     // `collectives.engine = "alone"` overrides the launcher.
     let launch = launch.filter(|_| resolved.config.rank.is_some());
     start_threads(resolved.config.train.threads)?;
@@ -130,7 +130,7 @@ struct Run {
     /// Whether the evaluation after the last step was interrupted, and is still to be made.
     is_pending: bool,
     /// Steps that were started and are not recorded yet.
-    asked: VecDeque<Asked>,
+    asked: VecDeque<StepInputs>,
     /// The tracer, if pictures are wanted.
     tracer: Option<Tracer>,
     /// Whether the user was told that the driver makes no graphs.
@@ -373,7 +373,7 @@ impl Run {
                 return Err(self.without_targets());
             }
             let read = (batches.position(), self.samples);
-            let asked = Asked::of(
+            let asked = StepInputs::of(
                 (session.rank(), session.parts()),
                 &batch,
                 batches.data_wait(),

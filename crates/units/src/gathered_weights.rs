@@ -13,14 +13,14 @@ pub(crate) struct GatheredWeights {
     /// Whether bundles are gathered beside the computation, which then waits for each when it is used.
     is_overlapped: bool,
     /// By the number of the bundle.
-    bundles: Vec<Kept>,
+    bundles: Vec<GatheredBundle>,
     traffic: Traffic,
     /// What of it crossed in passes, for the update before them.
     in_passes: Traffic,
 }
 
 /// What an arena keeps of a bundle, as far as other ranks update it.
-struct Kept {
+struct GatheredBundle {
     bundle: Cover,
     /// All of it, or this rank's shard; none if this rank updates all that it keeps.
     what: Option<GatheredParts>,
@@ -42,7 +42,7 @@ impl GatheredWeights {
                 true => Some(GatheredParts::Pieces),
                 false => (is_shared && keeps(&shard)).then_some(GatheredParts::OwnShard),
             };
-            Kept {
+            GatheredBundle {
                 bundle,
                 what,
                 is_owed: false,

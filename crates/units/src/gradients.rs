@@ -389,10 +389,8 @@ impl Gradients {
         if is_own && is_last_micro_batch && self.streamed.is_some() {
             self.sum_unit(kernels, unit)?;
         }
-        match &mut self.streamed {
-            Some(streamed) => streamed.send(kernels, unit),
-            None => Ok(()),
-        }
+        let streamed = self.streamed.as_mut();
+        streamed.map_or(Ok(()), |streamed| streamed.send(kernels, unit))
     }
 
     /// Whether a unit has gradients.
@@ -451,10 +449,8 @@ impl Gradients {
 
     /// Gives back the memory of all sent units except `but`.
     fn give_back(&mut self, kernels: &Kernels, but: Option<usize>) -> Result<(), KernelError> {
-        match &mut self.streamed {
-            Some(streamed) => streamed.give_back(kernels, but),
-            None => Ok(()),
-        }
+        let streamed = self.streamed.as_mut();
+        streamed.map_or(Ok(()), |streamed| streamed.give_back(kernels, but))
     }
 
     /// Gives back the memory of a part's unit, or of all for [`Layer::Whole`]. The computation must already wait for

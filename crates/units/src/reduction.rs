@@ -180,10 +180,8 @@ impl Reducing {
         kernels: &Kernels,
         bundle: usize,
     ) -> Result<(), KernelError> {
-        match self.sent[bundle].take() {
-            Some(sent) => kernels.wait(Queue::Compute, sent, SENT),
-            None => Ok(()),
-        }
+        let sent = self.sent[bundle].take();
+        sent.map_or(Ok(()), |sent| kernels.wait(Queue::Compute, sent, SENT))
     }
 
     /// Starts adding up a bundle, whose own gradients are in leases of a unit or in the arena and those of other parts. Returns the
@@ -342,10 +340,8 @@ impl Reducing {
         if is_complete || self.on_host.is_some() {
             self.finish(kernels, arena)?;
         }
-        match &mut self.on_host {
-            Some(sums) => sums.give_back(kernels, grains),
-            None => Ok(()),
-        }
+        let sums = self.on_host.as_mut();
+        sums.map_or(Ok(()), |sums| sums.give_back(kernels, grains))
     }
 
     /// Gives the other stages of a pipeline the sums of this rank's piece of the vectors of this stage, and gets theirs: every stage

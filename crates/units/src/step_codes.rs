@@ -150,10 +150,8 @@ impl StepCodes {
 
     /// Makes the computation wait until the codes that were kept last have gone to the host.
     pub(crate) fn wait_until_gone(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
-        match self.gone.take() {
-            Some(gone) => kernels.wait(Queue::Compute, gone, GONE),
-            None => Ok(()),
-        }
+        let gone = self.gone.take();
+        gone.map_or(Ok(()), |gone| kernels.wait(Queue::Compute, gone, GONE))
     }
 }
 

@@ -100,10 +100,8 @@ impl OnDevice {
 
     /// Makes the computation wait for the copies that read the unit. The memory may be used again after that.
     pub(crate) fn wait_until_left(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
-        match self.left.take() {
-            Some(left) => kernels.wait(Queue::Compute, left, LEFT),
-            None => Ok(()),
-        }
+        let left = self.left.take();
+        left.map_or(Ok(()), |left| kernels.wait(Queue::Compute, left, LEFT))
     }
 
     /// Ends the lease. The computation must already wait for what arrives, or the host must have waited for all queues.

@@ -458,10 +458,8 @@ impl Weights {
         kernels: &Kernels,
         unit: usize,
     ) -> Result<(), KernelError> {
-        match &mut self.streamed {
-            Some(streamed) => streamed.gather_updated(kernels, unit),
-            None => Ok(()),
-        }
+        let streamed = self.streamed.as_mut();
+        streamed.map_or(Ok(()), |streamed| streamed.gather_updated(kernels, unit))
     }
 
     /// Gathers what other ranks updated of the weights that this rank keeps; shards of units may come in the next pass instead. The
@@ -470,10 +468,10 @@ impl Weights {
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
     pub fn gather_updated(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
-        match &mut self.gathered {
-            Some(gathered) => gathered.start(kernels, &mut self.resident),
-            None => Ok(()),
-        }
+        let gathered = self.gathered.as_mut();
+        gathered.map_or(Ok(()), |gathered| {
+            gathered.start(kernels, &mut self.resident)
+        })
     }
 
     /// Makes the computation wait for the updates of other ranks.
@@ -492,10 +490,8 @@ impl Weights {
     /// # Errors
     /// [`KernelError`] if the device fails.
     pub fn end_pass(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
-        match &mut self.streamed {
-            Some(streamed) => streamed.end_pass(kernels),
-            None => Ok(()),
-        }
+        let streamed = self.streamed.as_mut();
+        streamed.map_or(Ok(()), |streamed| streamed.end_pass(kernels))
     }
 
     /// Drops everything after a pass that ended early. The host waits for all queues, since copies may be under way. It waits for

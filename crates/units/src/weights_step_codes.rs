@@ -94,10 +94,8 @@ impl Weights {
     /// # Errors
     /// [`KernelError`] if the device fails.
     pub fn wait_until_step_codes_are_kept(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
-        match &mut self.step_codes {
-            Some(kept) => kept.wait_until_gone(kernels),
-            None => Ok(()),
-        }
+        let kept = self.step_codes.as_mut();
+        kept.map_or(Ok(()), |kept| kept.wait_until_gone(kernels))
     }
 
     /// Name and bytes of the codes that are kept, if they lie there: in pinned host memory, or on the device.

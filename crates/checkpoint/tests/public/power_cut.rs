@@ -1,7 +1,7 @@
 //! The power fails at every operation in turn.
 
 use crate::fixture::Moment;
-use checkpoint::{Checkpoint, CheckpointError, Found, find, keep, set_aside_after};
+use checkpoint::{Checkpoint, CheckpointError, WholeCheckpoint, find, keep, set_aside_after};
 use fakes::{Kept, PowerCut};
 use files::{Disk, FileSystem};
 use std::path::Path;
@@ -34,7 +34,7 @@ pub fn disk_with(moments: &[&Moment]) -> PowerCut {
 pub fn at_every_operation(
     before: &PowerCut,
     work: impl Fn(&PowerCut) -> Result<(), CheckpointError>,
-    check: impl Fn(Result<Found, CheckpointError>, &Path, bool),
+    check: impl Fn(Result<WholeCheckpoint, CheckpointError>, &Path, bool),
 ) {
     let whole = before.restarted(ALWAYS);
     work(&whole).unwrap();

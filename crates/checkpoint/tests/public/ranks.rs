@@ -2,7 +2,9 @@
 
 use crate::fixture::Moment;
 use crate::power_cut::{at_every_operation, disk_with, run};
-use checkpoint::{CheckpointError, Found, JointCheckpoint, JointSaver, find, find_together};
+use checkpoint::{
+    CheckpointError, JointCheckpoint, JointSaver, WholeCheckpoint, find, find_together,
+};
 use collectives::Group;
 use fakes::{FullDisk, Threads};
 use files::{Disk, FileSystem};
@@ -100,7 +102,7 @@ fn is_put_together(in_background: bool) {
     assert!(moment.is_in(&find(run.path()).unwrap().checkpoint));
     // Any number of ranks opens it.
     for found in on_ranks(|group| find_together(run.path(), &**group)) {
-        let Found {
+        let WholeCheckpoint {
             checkpoint,
             passed_over,
         } = found.unwrap();

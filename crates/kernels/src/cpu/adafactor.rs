@@ -1,17 +1,16 @@
 //! Adafactor on ranges of a tensor.
 
-use super::Shared;
 use super::dispatch::by_dtype;
 use super::norm::{sum_of_grains, sum_of_groups};
 use super::quantise::Codec;
 use super::simd::{Real, vectorized};
-use super::states::{ByBlock, Random, Values, WeightsAt, in_blocks, part, weights_at};
+use super::states::{Buffers, ByBlock, Random, Values, WeightsAt, in_blocks, weights_at};
+use super::{Shared, part, shared};
 use crate::operation::{
     AdafactorRate, AdafactorStep, FactorVariance, MatricesShape, SQUARE_PARTS, UpdateSquares,
     VarianceOperand, VarianceScale, VarianceSums, WeightSquares,
 };
 use crate::quantise::BLOCK;
-use memory::Out;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -24,12 +23,12 @@ const TILE: usize = 128;
 /// Lanes of the sum of a row. The sum is of whole numbers, so the number of lanes changes no bit.
 const LANES: usize = 8;
 
-pub(super) fn variance_scale(operation: VarianceScale) {
-    let factor = operation.clip.slice::<f32>()[1];
-    let grains = operation.grains.slice::<f64>();
+pub(super) fn variance_scale(op: VarianceScale) {
+    let factor = op.clip.slice::<f32>()[1];
+    let grains = op.grains.slice::<f64>();
     let largest = grains.iter().copied().fold(0.0, f64::max);
     let bound = largest.sqrt() * f64::from(factor);
-    operation.out.slice_mut::<f64>()[0] = above(bound);
+    op.out.slice_mut::<f64>()[0] = above(bound);
 }
 
 /// The next power of two above a number; 1 if the number is 0 or not finite.
@@ -41,8 +40,8 @@ fn above(bound: f64) -> f64 {
     }
 }
 
-pub(super) fn variance_sums(operation: VarianceSums) {
-    by_dtype!(operation.gradients.dtype(), variance_sums_of(operation));
+pub(super) fn variance_sums(op: VarianceSums) {
+    by_dtype!(op.gradients.dtype(), variance_sums_of(op));
 }
 
 /// Gradients of a range, with the factors that their squares need.
@@ -54,34 +53,28 @@ struct Gradients<'a, T> {
     inverse: f64,
 }
 
-fn variance_sums_of<T: Real>(operation: VarianceSums) {
-    let VarianceSums {
-        sums,
-        gradients,
-        clip,
-        scale,
-        first,
-        shape,
-    } = operation;
+fn variance_sums_of<T: Real>(op: VarianceSums) {
     let gradients = Gradients {
-        values: gradients.slice::<T>(),
-        first,
-        factor: clip.slice::<f32>()[1],
-        inverse: 1.0 / scale.slice::<f64>()[0],
+        values: op.gradients.slice::<T>(),
+        first: op.first,
+        factor: op.clip.slice::<f32>()[1],
+        inverse: 1.0 / op.scale.slice::<f64>()[0],
     };
-    let (by_rows, by_columns) = sums
+    let (by_rows, by_columns) = op
+        .sums
         .slice_mut::<f64>()
-        .split_at_mut(SQUARE_PARTS * shape.all_rows());
+        .split_at_mut(SQUARE_PARTS * op.shape.all_rows());
     let [one, other, last] = parts_of(by_rows);
     let parts = one.par_iter_mut().zip(other).zip(last).with_min_len(8);
     parts.enumerate().for_each(|(row, ((one, other), last))| {
         [*one, *other, *last] = row_sums(
-            gradients.of_row(row, 0..shape.columns, &shape).1,
+            gradients.of_row(row, 0..op.shape.columns, &op.shape).1,
             &gradients,
         );
     });
     let [one, other, last] = parts_of(by_columns);
-    let columns = |x| -> rayon::slice::ChunksMut<f64> { <[f64]>::par_chunks_mut(x, shape.columns) };
+    let columns =
+        |x| -> rayon::slice::ChunksMut<f64> { <[f64]>::par_chunks_mut(x, op.shape.columns) };
     let matrices = columns(one).zip(columns(other)).zip(columns(last));
     matrices
         .enumerate()
@@ -93,8 +86,8 @@ fn variance_sums_of<T: Real>(operation: VarianceSums) {
                     .into_iter()
                     .for_each(|part| part.fill(0.0));
                 let columns = tile * TILE..tile * TILE + one.len();
-                for row in matrix * shape.rows..(matrix + 1) * shape.rows {
-                    let (from, run) = gradients.of_row(row, columns.clone(), &shape);
+                for row in matrix * op.shape.rows..(matrix + 1) * op.shape.rows {
+                    let (from, run) = gradients.of_row(row, columns.clone(), &op.shape);
                     add_columns(
                         run,
                         &gradients,
@@ -181,44 +174,33 @@ fn square<T: Real>(value: T, gradients: &Gradients<T>) -> [f64; SQUARE_PARTS] {
     parts
 }
 
-pub(super) fn factor_variance(operation: FactorVariance) {
-    let FactorVariance {
-        rows,
-        columns,
-        factors,
-        sums,
-        scale,
-        rates,
-        clip,
-        eps,
-        shape,
-    } = operation;
-    if !clip.slice::<f32>()[1].is_finite() {
-        return factors.slice_mut::<f32>().fill(0.0);
+pub(super) fn factor_variance(op: FactorVariance) {
+    if !op.clip.slice::<f32>()[1].is_finite() {
+        return op.factors.slice_mut::<f32>().fill(0.0);
     }
-    let sums = sums.slice::<f64>();
-    let scale = scale.slice::<f64>()[0];
-    let rate = rates.slice::<f32>()[0];
-    let (rows, columns) = (rows.slice_mut::<f32>(), columns.slice_mut::<f32>());
+    let sums = op.sums.slice::<f64>();
+    let scale = op.scale.slice::<f64>()[0];
+    let rate = op.rates.slice::<f32>()[0];
+    let (rows, columns) = (op.rows.slice_mut::<f32>(), op.columns.slice_mut::<f32>());
     let step = |state: &mut [f32], first: usize, terms: usize| {
         let count = state.len();
         for (index, value) in state.iter_mut().enumerate() {
             let of_part = |part: usize| {
                 let at = first + part * count + index;
-                let all = sums.iter().skip(at).step_by(shape.sums());
+                let all = sums.iter().skip(at).step_by(op.shape.sums());
                 all.sum::<f64>()
             };
             let mean = mean_of([0, 1, 2].map(of_part), scale, terms);
             *value += rate * (mean - *value);
         }
     };
-    let of_rows = SQUARE_PARTS * shape.all_rows();
-    step(rows, 0, shape.columns);
-    step(columns, of_rows, shape.rows);
-    let factors = factors.slice_mut::<f32>().chunks_mut(shape.rows);
-    for (rows, factors) in rows.chunks(shape.rows).zip(factors) {
-        let mean = (sum_in_lanes(rows) / shape.rows as f64) as f32;
-        let divisor = mean.max(eps);
+    let of_rows = SQUARE_PARTS * op.shape.all_rows();
+    step(rows, 0, op.shape.columns);
+    step(columns, of_rows, op.shape.rows);
+    let factors = op.factors.slice_mut::<f32>().chunks_mut(op.shape.rows);
+    for (rows, factors) in rows.chunks(op.shape.rows).zip(factors) {
+        let mean = (sum_in_lanes(rows) / op.shape.rows as f64) as f32;
+        let divisor = mean.max(op.eps);
         for (factor, row) in factors.iter_mut().zip(rows) {
             *factor = row / divisor;
         }
@@ -268,9 +250,7 @@ impl<'a> VarianceAt<'a> {
                 first,
                 shape,
             },
-            VarianceOperand::Elements(out) => {
-                VarianceAt::Elements(Shared(out.slice_mut::<f32>().as_mut_ptr()))
-            }
+            VarianceOperand::Elements(out) => VarianceAt::Elements(shared(out)),
         }
     }
 
@@ -329,25 +309,6 @@ struct Updates<'a> {
     eps: f32,
 }
 
-/// Three blocks in f32, and random numbers for one.
-pub(super) struct Room {
-    updates: [f32; BLOCK],
-    variances: [f32; BLOCK],
-    weights: [f32; BLOCK],
-    random: [u32; BLOCK],
-}
-
-impl Default for Room {
-    fn default() -> Room {
-        Room {
-            updates: [0.0; BLOCK],
-            variances: [0.0; BLOCK],
-            weights: [0.0; BLOCK],
-            random: [0; BLOCK],
-        }
-    }
-}
-
 impl Updates<'_> {
     /// The updates of a block, and the variances that they are made with.
     #[inline(always)]
@@ -371,10 +332,6 @@ fn sum_of_squares(values: &[f32]) -> f64 {
     sum_of_groups::<PACK>(&squares)
 }
 
-fn grains_at(grains: Out) -> Shared<f64> {
-    Shared(grains.slice_mut::<f64>().as_mut_ptr())
-}
-
 /// Writes the grain of a block.
 #[inline(always)]
 fn set_block(grains: Shared<f64>, start: usize, sum: f64) {
@@ -388,29 +345,25 @@ struct UpdateSums<'a> {
     updates: Updates<'a>,
 }
 
-pub(super) fn update_squares(operation: UpdateSquares) {
-    let elements = operation.gradients.elements();
+pub(super) fn update_squares(op: UpdateSquares) {
+    let elements = op.gradients.elements();
     let sums = UpdateSums {
-        grains: grains_at(operation.squares),
+        grains: shared(op.squares),
         updates: Updates {
-            gradients: Values::of(operation.gradients),
-            variance: VarianceAt::of(operation.variance),
-            factor: operation.clip.slice::<f32>()[1],
-            rate: operation.rates.slice::<f32>()[0],
-            eps: operation.eps,
+            gradients: Values::of(op.gradients),
+            variance: VarianceAt::of(op.variance),
+            factor: op.clip.slice::<f32>()[1],
+            rate: op.rates.slice::<f32>()[0],
+            eps: op.eps,
         },
     };
     in_blocks(&sums, elements);
 }
 
 impl ByBlock for UpdateSums<'_> {
-    type Room = Room;
-
     #[inline(always)]
-    fn update<C: Codec>(&self, start: usize, elements: usize, room: &mut Room) {
-        let updates = &mut room.updates[..elements];
-        self.updates
-            .read(start, updates, &mut room.variances[..elements]);
+    fn update<C: Codec>(&self, start: usize, ([updates, variances, ..], _): Buffers) {
+        self.updates.read(start, updates, variances);
         set_block(self.grains, start, sum_of_squares(updates));
     }
 }
@@ -420,34 +373,31 @@ struct WeightSums {
     weights: WeightsAt,
 }
 
-pub(super) fn weight_squares(operation: WeightSquares) {
-    let elements = operation.parameters.elements();
+pub(super) fn weight_squares(op: WeightSquares) {
+    let elements = op.parameters.elements();
     let sums = WeightSums {
-        grains: grains_at(operation.squares),
-        weights: weights_at(operation.parameters, operation.master),
+        grains: shared(op.squares),
+        weights: weights_at(op.parameters, op.master),
     };
     in_blocks(&sums, elements);
 }
 
 impl ByBlock for WeightSums {
-    type Room = Room;
-
     #[inline(always)]
-    fn update<C: Codec>(&self, start: usize, elements: usize, room: &mut Room) {
-        let weights = &mut room.weights[..elements];
+    fn update<C: Codec>(&self, start: usize, ([weights, ..], _): Buffers) {
         self.weights.read(start, weights);
         set_block(self.grains, start, sum_of_squares(weights));
     }
 }
 
-pub(super) fn adafactor_rate(operation: AdafactorRate) {
-    let grains = operation.squares.slice::<f64>();
+pub(super) fn adafactor_rate(op: AdafactorRate) {
+    let grains = op.squares.slice::<f64>();
     let (updates, weights) = grains.split_at(grains.len() / 2);
-    let rms = |grains: &[f64]| (sum_of_grains(grains) / operation.elements as f64).sqrt();
-    let size = rms(weights).max(f64::from(operation.least_rms));
-    let excess = (rms(updates) / f64::from(operation.threshold)).max(1.0);
-    let rate = f64::from(operation.rates.slice::<f32>()[1]) * size / excess;
-    operation.out.slice_mut::<f32>()[0] = rate as f32;
+    let rms = |grains: &[f64]| (sum_of_grains(grains) / op.elements as f64).sqrt();
+    let size = rms(weights).max(f64::from(op.least_rms));
+    let excess = (rms(updates) / f64::from(op.threshold)).max(1.0);
+    let rate = f64::from(op.rates.slice::<f32>()[1]) * size / excess;
+    op.out.slice_mut::<f32>()[0] = rate as f32;
 }
 
 struct WeightsStep<'a> {
@@ -459,44 +409,39 @@ struct WeightsStep<'a> {
     step_size: f32,
 }
 
-pub(super) fn adafactor_step(operation: AdafactorStep) {
-    let factor = operation.clip.slice::<f32>()[1];
+pub(super) fn adafactor_step(op: AdafactorStep) {
+    let factor = op.clip.slice::<f32>()[1];
     if !factor.is_finite() {
         return;
     }
-    let elements = operation.parameters.elements();
-    let rates = operation.rates.slice::<f32>();
+    let elements = op.parameters.elements();
+    let rates = op.rates.slice::<f32>();
     let step = WeightsStep {
-        weights: weights_at(operation.parameters, operation.master),
+        weights: weights_at(op.parameters, op.master),
         updates: Updates {
-            gradients: Values::of(operation.gradients),
-            variance: VarianceAt::of(operation.variance),
+            gradients: Values::of(op.gradients),
+            variance: VarianceAt::of(op.variance),
             factor,
             rate: rates[0],
-            eps: operation.eps,
+            eps: op.eps,
         },
-        random: Random::new(operation.key, operation.first_index),
-        keep: 1.0 - rates[2] * operation.weight_decay,
-        step_size: operation.rate.slice::<f32>()[0],
+        random: Random::new(op.key, op.first_index),
+        keep: 1.0 - rates[2] * op.weight_decay,
+        step_size: op.rate.slice::<f32>()[0],
     };
     in_blocks(&step, elements);
 }
 
 impl ByBlock for WeightsStep<'_> {
-    type Room = Room;
-
     #[inline(always)]
-    fn update<C: Codec>(&self, start: usize, elements: usize, room: &mut Room) {
-        let updates = &mut room.updates[..elements];
-        let variances = &mut room.variances[..elements];
-        let weights = &mut room.weights[..elements];
+    fn update<C: Codec>(&self, start: usize, buffers: Buffers) {
+        let ([updates, variances, weights, _], random) = buffers;
         self.updates.read(start, updates, variances);
         self.updates.variance.write(start, variances);
         self.weights.read(start, weights);
         for (weight, update) in weights.iter_mut().zip(updates) {
             *weight = *weight * self.keep - self.step_size * *update;
         }
-        let random = &mut room.random[..elements];
         self.weights.write(start, weights, self.random, random);
     }
 }

@@ -5,10 +5,10 @@
 
 use super::quantise::Codec;
 use super::states::{
-    ByBlock, MomentAt, Random, Values, WeightsAt, in_blocks, moment_at, weights_at,
+    Buffers, ByBlock, MomentAt, Random, Values, WeightsAt, in_blocks, moment_at, weights_at,
 };
 use crate::AdamW;
-use crate::quantise::{BLOCK, SIGNED, UNSIGNED};
+use crate::quantise::{SIGNED, UNSIGNED};
 
 /// The numbers of one update.
 #[derive(Clone, Copy)]
@@ -68,38 +68,10 @@ pub(super) fn adamw(update: AdamW) {
     in_blocks(&shared, elements);
 }
 
-/// A block in f32, and random numbers for it.
-struct Block {
-    weights: [f32; BLOCK],
-    first: [f32; BLOCK],
-    second: [f32; BLOCK],
-    gradients: [f32; BLOCK],
-    random: [u32; BLOCK],
-}
-
-impl Default for Block {
-    fn default() -> Block {
-        Block {
-            weights: [0.0; BLOCK],
-            first: [0.0; BLOCK],
-            second: [0.0; BLOCK],
-            gradients: [0.0; BLOCK],
-            random: [0; BLOCK],
-        }
-    }
-}
-
 impl ByBlock for Update<'_> {
-    type Room = Block;
-
     #[inline(always)]
-    fn update<C: Codec>(&self, start: usize, elements: usize, block: &mut Block) {
-        let (weights, gradients) = (
-            &mut block.weights[..elements],
-            &mut block.gradients[..elements],
-        );
-        let (first, second) = (&mut block.first[..elements], &mut block.second[..elements]);
-        let random = &mut block.random[..elements];
+    fn update<C: Codec>(&self, start: usize, buffers: Buffers) {
+        let ([weights, first, second, gradients], random) = buffers;
         self.weights.read(start, weights);
         self.first.read::<C>(&SIGNED, start, first);
         self.second.read::<C>(&UNSIGNED, start, second);

@@ -7,19 +7,50 @@
 //! Stored probabilities have no dropout applied. The forward pass drops elements of a copy, one tile at a time on the
 //! stack. The backward pass drops elements of a copy in the place of the probabilities' gradients.
 
-use super::Shared;
 use super::dispatch::by_dtype;
 use super::dropout::{Mask, drop_elements};
 use super::gemm::{Matrix, Output, product};
 use super::simd::{Real, exp, lane_max, lane_sum, vectorized};
+use super::{Shared, part};
 use crate::AttentionShape;
-use crate::operation::attention::{CPU_ROW_BLOCK, cpu_forward_scratch};
 use crate::operation::{Attention, AttentionBackward};
+use memory::DType;
 use rayon::prelude::*;
 use std::ops::Range;
 
+/// Query rows of a block.
+const ROW_BLOCK: usize = 64;
+
 /// Keys of a tile of dropped probabilities.
 const TILE_KEYS: usize = 64;
+
+/// A block of scores; panels with as many rows, like q and like out; panels of all rows, like k and like v.
+fn scratch_blocks(shape: AttentionShape) -> (usize, [usize; 2], [usize; 2]) {
+    let rows = ROW_BLOCK.min(shape.seq);
+    let panels = |rows| shape.head_dims().map(|dim| rows * dim);
+    (rows * shape.seq, panels(rows), panels(shape.seq))
+}
+
+/// Scratch of one task of the forward pass.
+pub(crate) fn forward_scratch(shape: AttentionShape, dtype: DType, probs_kept: bool) -> usize {
+    let (scores, [q, out], [k, v]) = scratch_blocks(shape);
+    match dtype {
+        DType::F32 if probs_kept => 0,
+        DType::F32 => scores,
+        // bf16 is widened: q and out by rows, k and v whole.
+        _ => scores + q + out + k + v,
+    }
+}
+
+/// Scratch of one task of the backward pass.
+pub(crate) fn backward_scratch(shape: AttentionShape, dtype: DType) -> usize {
+    let (scores, [q, out], [k, v]) = scratch_blocks(shape);
+    match dtype {
+        DType::F32 => scores,
+        // Probabilities and scores, q, dout and dq by rows, k, v, dk and dv whole.
+        _ => 2 * scores + 2 * q + out + 2 * k + 2 * v,
+    }
+}
 
 /// A task's sequence, its key-value head, and the widths.
 #[derive(Clone, Copy)]
@@ -65,9 +96,9 @@ impl Task {
             task: self,
             head,
             row,
-            rows: CPU_ROW_BLOCK.min(self.shape.seq - row),
+            rows: ROW_BLOCK.min(self.shape.seq - row),
         };
-        let first_rows = move || (0..self.shape.seq).step_by(CPU_ROW_BLOCK);
+        let first_rows = move || (0..self.shape.seq).step_by(ROW_BLOCK);
         self.heads()
             .flat_map(move |head| first_rows().map(move |row| rows(head, row)))
     }
@@ -115,9 +146,7 @@ fn for_each_task(
             kv_head: index % shape.kv_heads,
         };
         // SAFETY: task `index` alone has this part of the scratch.
-        run(task, unsafe {
-            std::slice::from_raw_parts_mut(scratch.at(index * each), each)
-        });
+        run(task, unsafe { part(scratch, index * each, each) });
     });
 }
 
@@ -194,30 +223,20 @@ unsafe fn narrow<T: Real>(
     }
 }
 
-pub(super) fn attention(operation: Attention) {
-    by_dtype!(operation.q.dtype(), attention_of(operation));
+pub(super) fn attention(op: Attention) {
+    by_dtype!(op.q.dtype(), attention_of(op));
 }
 
-fn attention_of<T: Real>(operation: Attention) {
-    let Attention {
-        out,
-        probs,
-        scratch,
-        q,
-        k,
-        v,
-        shape,
-        dropout,
-    } = operation;
+fn attention_of<T: Real>(op: Attention) {
     let forward = Forward {
-        mask: Mask::of(dropout),
-        out: out.map(|out| Shared(out.pointer().cast::<T>())),
-        probs: probs.map(|probs| Shared(probs.pointer().cast::<T>())),
-        q: q.slice(),
-        k: k.slice(),
-        v: v.slice(),
+        mask: Mask::of(op.dropout),
+        out: op.out.map(|out| Shared(out.pointer().cast::<T>())),
+        probs: op.probs.map(|probs| Shared(probs.pointer().cast::<T>())),
+        q: op.q.slice(),
+        k: op.k.slice(),
+        v: op.v.slice(),
     };
-    for_each_task(shape, scratch.slice_mut(), |task, scratch| {
+    for_each_task(op.shape, op.scratch.slice_mut(), |task, scratch| {
         forward.run(task, scratch)
     });
 }
@@ -235,9 +254,9 @@ struct Forward<'a, T> {
 impl<T: Real> Forward<'_, T> {
     fn run(&self, task: Task, scratch: &mut [f32]) {
         let (seq, dims) = (task.shape.seq, task.shape.head_dims());
-        let block_rows = CPU_ROW_BLOCK.min(seq);
+        let block_rows = ROW_BLOCK.min(seq);
         let is_stored = self.probs.is_some();
-        debug_assert!(scratch.len() >= cpu_forward_scratch(task.shape, T::DTYPE, is_stored));
+        debug_assert!(scratch.len() >= forward_scratch(task.shape, T::DTYPE, is_stored));
         let mut pieces = Pieces(scratch);
         let scores = pieces.take_if(T::WIDEN || !is_stored, block_rows * seq);
         let [q_copy, out_copy] = dims.map(|dim| pieces.take_if(T::WIDEN, block_rows * dim));
@@ -360,7 +379,7 @@ unsafe fn dropped_product(
     mask: Mask,
 ) {
     let seq = p.len() / rows;
-    let mut tile = [0.0; CPU_ROW_BLOCK * TILE_KEYS];
+    let mut tile = [0.0; ROW_BLOCK * TILE_KEYS];
     for key in visible.clone().step_by(TILE_KEYS) {
         let keys = TILE_KEYS.min(visible.end - key);
         for (row, tile) in tile.chunks_exact_mut(keys).take(rows).enumerate() {
@@ -406,37 +425,24 @@ vectorized! {
     }
 }
 
-pub(super) fn attention_backward(operation: AttentionBackward) {
-    by_dtype!(operation.q.dtype(), attention_backward_of(operation));
+pub(super) fn attention_backward(op: AttentionBackward) {
+    by_dtype!(op.q.dtype(), attention_backward_of(op));
 }
 
-fn attention_backward_of<T: Real>(operation: AttentionBackward) {
-    let AttentionBackward {
-        dq,
-        dk,
-        dv,
-        scratch,
-        dout,
-        probs,
-        q,
-        k,
-        v,
-        shape,
-        dropout,
-    } = operation;
-    let [dq, dk, dv] = [dq, dk, dv].map(|out| Shared(out.pointer().cast::<T>()));
+fn attention_backward_of<T: Real>(op: AttentionBackward) {
+    let [dq, dk, dv] = [op.dq, op.dk, op.dv].map(|out| Shared(out.pointer().cast::<T>()));
     let backward = Backward {
-        mask: Mask::of(dropout),
+        mask: Mask::of(op.dropout),
         dq,
         dk,
         dv,
-        dout: dout.slice(),
-        probs: probs.slice(),
-        q: q.slice(),
-        k: k.slice(),
-        v: v.slice(),
+        dout: op.dout.slice(),
+        probs: op.probs.slice(),
+        q: op.q.slice(),
+        k: op.k.slice(),
+        v: op.v.slice(),
     };
-    for_each_task(shape, scratch.slice_mut(), |task, scratch| {
+    for_each_task(op.shape, op.scratch.slice_mut(), |task, scratch| {
         backward.run(task, scratch)
     });
 }
@@ -466,7 +472,7 @@ struct RowRoom<'a> {
 impl<T: Real> Backward<'_, T> {
     fn run(&self, task: Task, scratch: &mut [f32]) {
         let (seq, [qk_dim, v_dim]) = (task.shape.seq, task.shape.head_dims());
-        let block_rows = CPU_ROW_BLOCK.min(seq);
+        let block_rows = ROW_BLOCK.min(seq);
         let mut pieces = Pieces(scratch);
         let dp = pieces.take(block_rows * seq);
         let p_copy = pieces.take_if(T::WIDEN, block_rows * seq);

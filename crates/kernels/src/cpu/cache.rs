@@ -1,9 +1,8 @@
 //! Attention over cached keys and values.
 
-use super::Shared;
 use super::dispatch::by_dtype;
 use super::simd::{Real, exp, lane_sum, vectorized};
-use crate::AttentionShape;
+use super::{part, shared};
 use crate::operation::{CACHE_BLOCK, CachedAttention, StoreInCache};
 use memory::{In, Out};
 use rayon::prelude::*;
@@ -43,25 +42,17 @@ impl<'a> Places<'a> {
     }
 }
 
-pub(super) fn store_in_cache(operation: StoreInCache) {
-    by_dtype!(operation.k.dtype(), store_in_cache_of(operation));
+pub(super) fn store_in_cache(op: StoreInCache) {
+    by_dtype!(op.k.dtype(), store_in_cache_of(op));
 }
 
-fn store_in_cache_of<T: Real>(operation: StoreInCache) {
-    let StoreInCache {
-        k_cache,
-        v_cache,
-        k,
-        v,
-        table,
-        lengths,
-    } = operation;
-    let places = Places::new(table, lengths, k.dims()[0]);
-    let (k_width, v_width) = (k.dims()[1], v.dims()[1]);
-    let (k, v) = (k.slice::<T>(), v.slice::<T>());
+fn store_in_cache_of<T: Real>(op: StoreInCache) {
+    let places = Places::new(op.table, op.lengths, op.k.dims()[0]);
+    let (k_width, v_width) = (op.k.dims()[1], op.v.dims()[1]);
+    let (k, v) = (op.k.slice::<T>(), op.v.slice::<T>());
     let rows = k.chunks_exact(k_width).zip(v.chunks_exact(v_width));
-    let k_cache = k_cache.slice_mut::<T>();
-    let mut v_cache = v_cache.map(Out::slice_mut::<T>);
+    let k_cache = op.k_cache.slice_mut::<T>();
+    let mut v_cache = op.v_cache.map(Out::slice_mut::<T>);
     for (row, (k, v)) in rows.enumerate() {
         let Some((blocks, position)) = places.of_row(row) else {
             continue;
@@ -82,36 +73,25 @@ fn store_in_cache_of<T: Real>(operation: StoreInCache) {
     }
 }
 
-pub(super) fn cached_attention(operation: CachedAttention) {
-    by_dtype!(operation.q.dtype(), cached_attention_of(operation));
+pub(super) fn cached_attention(op: CachedAttention) {
+    by_dtype!(op.q.dtype(), cached_attention_of(op));
 }
 
 /// A task computes one head of one new token.
-fn cached_attention_of<T: Real>(operation: CachedAttention) {
-    let CachedAttention {
-        out,
-        q,
-        k_cache,
-        v_cache,
-        table,
-        lengths,
-        shape,
-    } = operation;
-    let (rows, [qk_dim, v_dim]) = (q.dims()[0], shape.head_dims());
-    let AttentionShape {
-        heads, kv_heads, ..
-    } = shape;
-    let places = Places::new(table, lengths, rows);
-    let (q, k) = (q.slice::<T>(), k_cache.slice::<T>());
-    let (v, v_stride) = match v_cache {
+fn cached_attention_of<T: Real>(op: CachedAttention) {
+    let (rows, [qk_dim, v_dim]) = (op.q.dims()[0], op.shape.head_dims());
+    let (heads, kv_heads) = (op.shape.heads, op.shape.kv_heads);
+    let places = Places::new(op.table, op.lengths, rows);
+    let (q, k) = (op.q.slice::<T>(), op.k_cache.slice::<T>());
+    let (v, v_stride) = match op.v_cache {
         Some(v_cache) => (v_cache.slice::<T>(), v_dim),
         None => (k, qk_dim),
     };
-    let out = Shared(out.slice_mut::<T>().as_mut_ptr());
+    let out = shared::<T>(op.out);
     (0..rows * heads).into_par_iter().for_each(|task| {
         let (row, head) = (task / heads, task % heads);
         // SAFETY: these columns of this row belong to this task.
-        let out = unsafe { std::slice::from_raw_parts_mut(out.at(task * v_dim), v_dim) };
+        let out = unsafe { part(out, task * v_dim, v_dim) };
         let Some((blocks, position)) = places.of_row(row) else {
             return out.fill(T::narrow(0.0));
         };
@@ -120,14 +100,14 @@ fn cached_attention_of<T: Real>(operation: CachedAttention) {
             v,
             blocks,
             count: position + 1,
-            first: (position + 1).saturating_sub(shape.window.unwrap_or(usize::MAX)),
+            first: (position + 1).saturating_sub(op.shape.window.unwrap_or(usize::MAX)),
             kv_heads,
-            head: head / shape.group(),
+            head: head / op.shape.group(),
             strides: [qk_dim, v_stride],
         };
         let q = &q[task * qk_dim..][..qk_dim];
         for (part, out) in out.chunks_mut(COLUMNS).enumerate() {
-            attend(out, q, &keys, part * COLUMNS, shape.scale());
+            attend(out, q, &keys, part * COLUMNS, op.shape.scale());
         }
     });
 }

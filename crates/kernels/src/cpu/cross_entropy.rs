@@ -5,18 +5,12 @@ use super::simd::{Real, exp, lane_max, lane_sum, vectorized};
 use crate::operation::CrossEntropy;
 use rayon::prelude::*;
 
-pub(super) fn cross_entropy(operation: CrossEntropy) {
-    let CrossEntropy {
-        losses,
-        logits,
-        targets,
-        scale,
-    } = operation;
-    let scale = scale.map_or(1.0, |scale| scale.slice::<f32>()[0]);
-    let losses = losses.slice_mut();
+pub(super) fn cross_entropy(op: CrossEntropy) {
+    let scale = op.scale.map_or(1.0, |scale| scale.slice::<f32>()[0]);
+    let losses = op.losses.slice_mut();
     by_dtype!(
-        logits.dtype(),
-        cross_entropy_of(losses, logits.slice_mut(), targets.slice(), scale)
+        op.logits.dtype(),
+        cross_entropy_of(losses, op.logits.slice_mut(), op.targets.slice(), scale)
     );
 }
 

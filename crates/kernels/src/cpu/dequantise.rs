@@ -10,8 +10,8 @@ use rayon::prelude::*;
 /// Blocks of 8-bit codes that one task takes.
 const BLOCKS: usize = 64;
 
-pub(super) fn dequantise_bytes(operation: DequantiseBytes) {
-    by_dtype!(operation.out.dtype(), dequantise_bytes_of(operation));
+pub(super) fn dequantise_bytes(op: DequantiseBytes) {
+    by_dtype!(op.out.dtype(), dequantise_bytes_of(op));
 }
 
 fn dequantise_bytes_of<T: Real>(DequantiseBytes { out, codes, absmax }: DequantiseBytes) {
@@ -31,25 +31,21 @@ fn dequantise_bytes_of<T: Real>(DequantiseBytes { out, codes, absmax }: Dequanti
         });
 }
 
-pub(super) fn dequantise_nf4(operation: DequantiseNf4) {
-    by_dtype!(operation.out.dtype(), dequantise_nf4_of(operation));
+pub(super) fn dequantise_nf4(op: DequantiseNf4) {
+    by_dtype!(op.out.dtype(), dequantise_nf4_of(op));
 }
 
-fn dequantise_nf4_of<T: Real>(operation: DequantiseNf4) {
-    let DequantiseNf4 {
-        out,
-        codes,
-        absmax_codes,
-        absmax,
-        offset,
-    } = operation;
-    let offset = offset.slice::<f32>()[0];
+fn dequantise_nf4_of<T: Real>(op: DequantiseNf4) {
+    let offset = op.offset.slice::<f32>()[0];
     // A task takes the blocks that share an `absmax`.
     let at_a_time = Codes::BLOCK * Codes::NF4_BLOCK;
-    let out = out.slice_mut::<T>().par_chunks_mut(at_a_time);
-    let codes = codes.slice::<u8>().par_chunks(at_a_time / 2);
-    let absmax_codes = absmax_codes.slice::<u8>().par_chunks(Codes::BLOCK);
-    let all = out.zip(codes).zip(absmax_codes).zip(absmax.slice::<f32>());
+    let out = op.out.slice_mut::<T>().par_chunks_mut(at_a_time);
+    let codes = op.codes.slice::<u8>().par_chunks(at_a_time / 2);
+    let absmax_codes = op.absmax_codes.slice::<u8>().par_chunks(Codes::BLOCK);
+    let all = out
+        .zip(codes)
+        .zip(absmax_codes)
+        .zip(op.absmax.slice::<f32>());
     all.for_each(|(((out, codes), absmax_codes), absmax)| {
         let blocks = out
             .chunks_mut(Codes::NF4_BLOCK)

@@ -33,48 +33,35 @@ impl Mask {
 /// Columns that are widened at a time.
 const COLUMNS: usize = 1024;
 
-pub(super) fn bias_dropout_add(operation: BiasDropoutAdd) {
-    by_dtype!(operation.out.dtype(), bias_dropout_add_of(operation));
+pub(super) fn bias_dropout_add(op: BiasDropoutAdd) {
+    by_dtype!(op.out.dtype(), bias_dropout_add_of(op));
 }
 
-fn bias_dropout_add_of<T: Real>(operation: BiasDropoutAdd) {
-    let BiasDropoutAdd {
-        out,
-        bias,
-        dropout,
-        first,
-        residual,
-    } = operation;
-    let width = out.dims()[1];
-    let [bias, residual] = [bias, residual].map(|x| x.map(|x| x.slice::<T>()));
-    let mask = Mask::of(dropout);
+fn bias_dropout_add_of<T: Real>(op: BiasDropoutAdd) {
+    let width = op.out.dims()[1];
+    let [bias, residual] = [op.bias, op.residual].map(|x| x.map(|x| x.slice::<T>()));
+    let mask = Mask::of(op.dropout);
     let rows = (CHUNK / width).max(1);
-    let pieces = out.slice_mut::<T>().par_chunks_mut(rows * width);
+    let pieces = op.out.slice_mut::<T>().par_chunks_mut(rows * width);
     pieces.enumerate().for_each(|(piece, out)| {
         for (row, out) in (piece * rows..).zip(out.chunks_exact_mut(width)) {
             let residual = residual.map(|residual| &residual[row * width..][..width]);
-            bias_dropout_add_row(out, bias, mask, residual, (first + row * width) as u64);
+            bias_dropout_add_row(out, bias, mask, residual, (op.first + row * width) as u64);
         }
     });
 }
 
-pub(super) fn dropout_backward(operation: DropoutBackward) {
-    by_dtype!(operation.dx.dtype(), dropout_backward_of(operation));
+pub(super) fn dropout_backward(op: DropoutBackward) {
+    by_dtype!(op.dx.dtype(), dropout_backward_of(op));
 }
 
-fn dropout_backward_of<T: Real>(operation: DropoutBackward) {
-    let DropoutBackward {
-        dx,
-        dy,
-        dropout,
-        first,
-    } = operation;
-    let mask = Mask::new(dropout);
-    let pieces = dx.slice_mut::<T>().par_chunks_mut(CHUNK);
-    let pieces = pieces.zip(dy.slice::<T>().par_chunks(CHUNK));
+fn dropout_backward_of<T: Real>(op: DropoutBackward) {
+    let mask = Mask::new(op.dropout);
+    let pieces = op.dx.slice_mut::<T>().par_chunks_mut(CHUNK);
+    let pieces = pieces.zip(op.dy.slice::<T>().par_chunks(CHUNK));
     pieces
         .enumerate()
-        .for_each(|(piece, (dx, dy))| drop_copy(dx, dy, (first + piece * CHUNK) as u64, mask));
+        .for_each(|(piece, (dx, dy))| drop_copy(dx, dy, (op.first + piece * CHUNK) as u64, mask));
 }
 
 vectorized! {

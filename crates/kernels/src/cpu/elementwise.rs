@@ -2,7 +2,7 @@
 
 use super::dispatch::{by_dtype, by_dtypes};
 use super::simd::{CHUNK, Real, vectorized};
-use super::{Shared, overwrites};
+use super::{Shared, overwrites, part};
 use crate::operation::{self, AddBias, BiasBackward, Fill};
 use memory::{In, Out};
 use rayon::prelude::*;
@@ -40,7 +40,7 @@ fn copy_rows_of<O: Real, I: Real>(out: Out, x: In) {
         // SAFETY: the rows lie within the views; that of the output, which is exclusive, is this task's alone.
         let (out, x) = unsafe {
             (
-                std::slice::from_raw_parts_mut(out.at(row * strides[0]), columns),
+                part(out, row * strides[0], columns),
                 std::slice::from_raw_parts(x.at(row * strides[1]), columns),
             )
         };
@@ -73,7 +73,7 @@ pub(super) fn add_bias_of<T: Real>(out: Out, bias: In) {
     (0..all.div_ceil(rows)).into_par_iter().for_each(|chunk| {
         for row in chunk * rows..all.min((chunk + 1) * rows) {
             // SAFETY: the row lies within the view, which is exclusive, and is this task's alone.
-            let row = unsafe { std::slice::from_raw_parts_mut(out.at(row * stride), bias.len()) };
+            let row = unsafe { part(out, row * stride, bias.len()) };
             for (out, bias) in row.iter_mut().zip(bias) {
                 *out = T::narrow(out.widen() + bias.widen());
             }

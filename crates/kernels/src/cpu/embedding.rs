@@ -36,17 +36,16 @@ fn embedding_of<T: Real>(out: &mut [T], table: In, ids: &[i32]) {
         });
 }
 
-pub(super) fn embedding_backward(operation: EmbeddingBackward) {
-    let EmbeddingBackward {
-        dtable,
-        dout,
-        ids,
-        init,
-    } = operation;
+pub(super) fn embedding_backward(op: EmbeddingBackward) {
     by_dtypes!(
-        dtable.dtype(),
-        dout.dtype(),
-        embedding_backward_of(dtable, dout.slice(), ids.slice(), overwrites(&init))
+        op.dtable.dtype(),
+        op.dout.dtype(),
+        embedding_backward_of(
+            op.dtable,
+            op.dout.slice(),
+            op.ids.slice(),
+            overwrites(&op.init)
+        )
     );
 }
 

@@ -3,16 +3,15 @@
 use super::dispatch::by_dtype;
 use super::elementwise::fill;
 use super::gemm::{FEW_ROWS, Matrix, Output, product, product_of_few_rows};
-use super::products::{Instructions, matrix_of, multiply_by_expert, multiply_gradients, rows_of};
+use super::products::{matrix_of, multiply_by_expert, multiply_gradients, rows_of};
 use super::simd::{CHUNK, Real, exp, lane_sum, vectorized};
-use super::{Shared, overwrites};
+use super::{Cpu, Shared, overwrites};
 use crate::operation::{
     ExpertRows, Fill, GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
 };
 use crate::{Init, Target};
-use memory::{Buffer, DType, In, Out};
+use memory::{In, Out};
 use rayon::prelude::*;
-use std::cell::RefCell;
 use std::ops::Range;
 
 /// Rows and columns of the output that one call of the library computes for f32. Bounds what it packs, and makes tasks of
@@ -47,26 +46,20 @@ fn rows_of_a_task(width: usize) -> usize {
     (CHUNK / width.max(1)).max(1)
 }
 
-pub(super) fn sum_rows(operation: SumRows) {
-    by_dtype!(operation.out.dtype(), sum_rows_of(operation));
+pub(super) fn sum_rows(op: SumRows) {
+    by_dtype!(op.out.dtype(), sum_rows_of(op));
 }
 
-fn sum_rows_of<T: Real>(operation: SumRows) {
-    let SumRows {
-        out,
-        rows,
-        slot_row,
-        init,
-    } = operation;
-    let (width, choices) = (out.dims()[1].max(1), slot_row.dims()[1]);
-    let (rows, slots) = (rows.slice::<T>(), slot_row.slice::<i32>());
-    let residual = match init {
+fn sum_rows_of<T: Real>(op: SumRows) {
+    let (width, choices) = (op.out.dims()[1].max(1), op.slot_row.dims()[1]);
+    let (rows, slots) = (op.rows.slice::<T>(), op.slot_row.slice::<i32>());
+    let residual = match op.init {
         Init::Add(residual) => Some(residual.slice::<T>()),
         _ => None,
     };
-    let accumulate = matches!(init, Init::Accumulate);
+    let accumulate = matches!(op.init, Init::Accumulate);
     let at_a_time = rows_of_a_task(width);
-    let tasks = out.slice_mut::<T>().par_chunks_mut(at_a_time * width);
+    let tasks = op.out.slice_mut::<T>().par_chunks_mut(at_a_time * width);
     tasks.enumerate().for_each(|(task, out)| {
         for (index, out) in out.chunks_exact_mut(width).enumerate() {
             let token = task * at_a_time + index;
@@ -77,37 +70,21 @@ fn sum_rows_of<T: Real>(operation: SumRows) {
     });
 }
 
-pub(super) fn grouped_matmul(
-    workspace: Option<&RefCell<Buffer>>,
-    instructions: Instructions,
-    operation: GroupedMatmul,
-) {
-    match workspace {
-        Some(workspace) if operation.rows.x.dtype() != DType::F32 => {
-            let mut workspace = workspace.borrow_mut();
-            let workspace = workspace.view_mut().slice_mut();
-            multiply_by_expert(operation, workspace, instructions);
-        }
-        _ => grouped_matmul_f32(operation),
+pub(super) fn grouped_matmul(cpu: &Cpu, op: GroupedMatmul) {
+    match cpu.packing(&[op.rows.x.dtype()]) {
+        Some(mut room) => multiply_by_expert(op, &mut room, cpu.instructions),
+        None => grouped_matmul_f32(op),
     }
 }
 
-fn grouped_matmul_f32(operation: GroupedMatmul) {
-    let GroupedMatmul {
-        out,
-        scratch,
-        rows,
-        weights,
-        by_columns,
-        offsets,
-    } = operation;
-    let x = in_order(rows, scratch.slice_mut());
-    let width = out.dims()[1];
-    let out = Shared(out.pointer().cast::<f32>());
-    for_each_expert(offsets, |expert, rows| {
+fn grouped_matmul_f32(op: GroupedMatmul) {
+    let x = in_order(op.rows, op.scratch.slice_mut());
+    let width = op.out.dims()[1];
+    let out = Shared(op.out.pointer().cast::<f32>());
+    for_each_expert(op.offsets, |expert, rows| {
         let out = Output::rows(out.at(rows.start * width), width);
-        let weights = matrix_of(weights, expert);
-        let weights = if by_columns { weights } else { weights.t() };
+        let weights = matrix_of(op.weights, expert);
+        let weights = if op.by_columns { weights } else { weights.t() };
         product_in_pieces(SharedOutput(out), [x.rows(rows), weights]);
     });
 }
@@ -164,21 +141,13 @@ fn product_in_pieces(out: SharedOutput, [a, b]: [In; 2]) {
     });
 }
 
-pub(super) fn grouped_gradient(
-    workspace: Option<&RefCell<Buffer>>,
-    instructions: Instructions,
-    mut operation: GroupedGradient,
-) {
-    if overwrites(&operation.init) {
-        clear_experts_without_rows(operation.out.reborrow(), operation.offsets);
+pub(super) fn grouped_gradient(cpu: &Cpu, mut op: GroupedGradient) {
+    if overwrites(&op.init) {
+        clear_experts_without_rows(op.out.reborrow(), op.offsets);
     }
-    match workspace {
-        Some(workspace) if [operation.out.dtype(), operation.dy.x.dtype()] != [DType::F32; 2] => {
-            let mut workspace = workspace.borrow_mut();
-            let workspace = workspace.view_mut().slice_mut();
-            multiply_gradients(operation, workspace, instructions);
-        }
-        _ => grouped_gradient_f32(operation),
+    match cpu.packing(&[op.out.dtype(), op.dy.x.dtype()]) {
+        Some(mut room) => multiply_gradients(op, &mut room, cpu.instructions),
+        None => grouped_gradient_f32(op),
     }
 }
 
@@ -193,22 +162,14 @@ fn clear_experts_without_rows(out: Out, offsets: In) {
     }
 }
 
-fn grouped_gradient_f32(operation: GroupedGradient) {
-    let GroupedGradient {
-        out,
-        scratch,
-        dy,
-        rows,
-        offsets,
-        init,
-    } = operation;
-    let of_dy = dy.scratch_elements(Target::Cpu);
-    let (of_dy, of_x) = scratch.slice_mut().split_at_mut(of_dy);
-    let (dy, x) = (in_order(dy, of_dy), in_order(rows, of_x));
-    let [outputs, inner] = [out.dims()[1], out.dims()[2]];
-    let out = Shared(out.pointer().cast::<f32>());
-    let accumulate = matches!(init, Init::Accumulate);
-    for_each_expert(offsets, |expert, rows| {
+fn grouped_gradient_f32(op: GroupedGradient) {
+    let of_dy = op.dy.scratch_elements(Target::Cpu);
+    let (of_dy, of_x) = op.scratch.slice_mut().split_at_mut(of_dy);
+    let (dy, x) = (in_order(op.dy, of_dy), in_order(op.rows, of_x));
+    let [outputs, inner] = [op.out.dims()[1], op.out.dims()[2]];
+    let out = Shared(op.out.pointer().cast::<f32>());
+    let accumulate = matches!(op.init, Init::Accumulate);
+    for_each_expert(op.offsets, |expert, rows| {
         if !rows.is_empty() {
             let out = Output::rows(out.at(expert * outputs * inner), inner);
             let out = SharedOutput(out.accumulating(accumulate));
@@ -217,27 +178,21 @@ fn grouped_gradient_f32(operation: GroupedGradient) {
     });
 }
 
-pub(super) fn weighed_swiglu(operation: WeighedSwiglu) {
-    by_dtype!(operation.act.dtype(), weighed_swiglu_of(operation));
+pub(super) fn weighed_swiglu(op: WeighedSwiglu) {
+    by_dtype!(op.act.dtype(), weighed_swiglu_of(op));
 }
 
-fn weighed_swiglu_of<T: Real>(operation: WeighedSwiglu) {
-    let WeighedSwiglu {
-        act,
-        gate_up,
-        weights,
-        row_slot,
-    } = operation;
-    let (width, gate_up) = (act.dims()[1].max(1), gate_up.slice::<T>());
+fn weighed_swiglu_of<T: Real>(op: WeighedSwiglu) {
+    let (width, gate_up) = (op.act.dims()[1].max(1), op.gate_up.slice::<T>());
     let rows = rows_of_a_task(width);
-    let tasks = act.slice_mut::<T>().par_chunks_mut(rows * width);
+    let tasks = op.act.slice_mut::<T>().par_chunks_mut(rows * width);
     let tasks = tasks.zip(gate_up.par_chunks(rows * 2 * width)).enumerate();
     tasks.for_each(|(task, (act, gate_up))| {
         let gate_up = gate_up.chunks_exact(2 * width);
         for (index, (act, gate_up)) in act.chunks_exact_mut(width).zip(gate_up).enumerate() {
-            let slot = slot_of(row_slot, task * rows + index);
+            let slot = slot_of(op.row_slot, task * rows + index);
             let (gate, up) = gate_up.split_at(width);
-            forward(act, gate, up, weights.slice::<f32>()[slot]);
+            forward(act, gate, up, op.weights.slice::<f32>()[slot]);
         }
     });
 }
@@ -247,30 +202,20 @@ fn slot_of(row_slot: Option<In>, row: usize) -> usize {
     row_slot.map_or(row, |slots| slots.slice::<i32>()[row] as usize)
 }
 
-pub(super) fn weighed_swiglu_backward(operation: WeighedSwigluBackward) {
-    by_dtype!(
-        operation.dact.dtype(),
-        weighed_swiglu_backward_of(operation)
-    );
+pub(super) fn weighed_swiglu_backward(op: WeighedSwigluBackward) {
+    by_dtype!(op.dact.dtype(), weighed_swiglu_backward_of(op));
 }
 
-fn weighed_swiglu_backward_of<T: Real>(operation: WeighedSwigluBackward) {
-    let WeighedSwigluBackward {
-        gate_up,
-        dweights,
-        dact,
-        weights,
-        row_slot,
-    } = operation;
-    let (width, weights) = (dact.dims()[1].max(1), weights.slice::<f32>());
-    let dweights = Shared(dweights.pointer().cast::<f32>());
+fn weighed_swiglu_backward_of<T: Real>(op: WeighedSwigluBackward) {
+    let (width, weights) = (op.dact.dims()[1].max(1), op.weights.slice::<f32>());
+    let dweights = Shared(op.dweights.pointer().cast::<f32>());
     let rows = rows_of_a_task(width);
-    let tasks = gate_up.slice_mut::<T>().par_chunks_mut(rows * 2 * width);
-    let tasks = tasks.zip(dact.slice::<T>().par_chunks(rows * width));
+    let tasks = op.gate_up.slice_mut::<T>().par_chunks_mut(rows * 2 * width);
+    let tasks = tasks.zip(op.dact.slice::<T>().par_chunks(rows * width));
     tasks.enumerate().for_each(|(task, (gate_up, dact))| {
         let dact = dact.chunks_exact(width);
         for (index, (gate_up, dact)) in gate_up.chunks_exact_mut(2 * width).zip(dact).enumerate() {
-            let slot = slot_of(row_slot, task * rows + index);
+            let slot = slot_of(op.row_slot, task * rows + index);
             let (gate, up) = gate_up.split_at_mut(width);
             let weight = weights[slot];
             // SAFETY: there is a weight for this slot, so there is its gradient; no other row has the slot.

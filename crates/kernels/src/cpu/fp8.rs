@@ -1,21 +1,20 @@
 //! Tensors as codes of FP8, and their products: codes become bf16, which has their values times a scale exactly.
 
-use super::Shared;
 use super::dispatch::by_dtype;
-use super::products::{Added, CodeValues, Instructions, multiply_codes};
+use super::products::{Added, CodeValues, multiply_codes};
 use super::simd::{CHUNK, Real, vectorized};
+use super::{Cpu, Shared};
 use crate::fp8::Fp8;
 use crate::operation::{AbsMax, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes};
 use half::bf16;
-use memory::{Buffer, DType, In, Out};
+use memory::{DType, In, Out};
 use rayon::prelude::*;
-use std::cell::RefCell;
 
 /// Rows and columns of what one task transposes.
 const PATCH: usize = 64;
 
-pub(super) fn abs_max(operation: AbsMax) {
-    by_dtype!(operation.x.dtype(), abs_max_of(operation));
+pub(super) fn abs_max(op: AbsMax) {
+    by_dtype!(op.x.dtype(), abs_max_of(op));
 }
 
 /// Finds the largest magnitude of what an operation has made, if it is wanted.
@@ -42,29 +41,24 @@ vectorized! {
     }
 }
 
-pub(super) fn quantise(operation: Quantise) {
-    by_dtype!(operation.x.dtype(), quantise_of(operation));
+pub(super) fn quantise(op: Quantise) {
+    by_dtype!(op.x.dtype(), quantise_of(op));
 }
 
-fn quantise_of<T: Real>(operation: Quantise) {
-    let Quantise {
-        codes,
-        scale,
-        underflows,
-        x,
-        largest,
-    } = operation;
-    let format = format_of(codes.as_in());
-    let [factor, inverse] = format.factor_and_scale(largest.slice::<f32>()[0]);
-    scale.slice_mut::<f32>()[0] = inverse;
-    let x = x.slice::<T>();
-    let codes = codes.cast(DType::U8).slice_mut::<u8>();
+fn quantise_of<T: Real>(op: Quantise) {
+    let format = format_of(op.codes.as_in());
+    let [factor, inverse] = format.factor_and_scale(op.largest.slice::<f32>()[0]);
+    op.scale.slice_mut::<f32>()[0] = inverse;
+    let x = op.x.slice::<T>();
+    let codes = op.codes.cast(DType::U8).slice_mut::<u8>();
     let chunks = codes.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK));
     chunks.for_each(|(codes, x)| match format {
         Fp8::E4m3 => to_e4m3(codes, x, factor),
         Fp8::E5m2 => to_e5m2(codes, x, factor),
     });
-    let Some(underflows) = underflows else { return };
+    let Some(underflows) = op.underflows else {
+        return;
+    };
     let (stride, part) = (
         underflows.strides()[0],
         Quantise::part(x.len(), underflows.dims()[0]),
@@ -109,21 +103,15 @@ pub(super) fn transpose_codes(TransposeCodes { out, x }: TransposeCodes) {
     transpose(out, x, x.cast(DType::U8).slice::<u8>(), |code| code);
 }
 
-pub(super) fn quantise_transposed(operation: QuantiseTransposed) {
-    by_dtype!(operation.x.dtype(), quantise_transposed_of(operation));
+pub(super) fn quantise_transposed(op: QuantiseTransposed) {
+    by_dtype!(op.x.dtype(), quantise_transposed_of(op));
 }
 
-fn quantise_transposed_of<T: Real>(operation: QuantiseTransposed) {
-    let QuantiseTransposed {
-        codes,
-        scale,
-        x,
-        largest,
-    } = operation;
-    let [factor, inverse] = Fp8::E4m3.factor_and_scale(largest.slice::<f32>()[0]);
-    scale.slice_mut::<f32>()[0] = inverse;
+fn quantise_transposed_of<T: Real>(op: QuantiseTransposed) {
+    let [factor, inverse] = Fp8::E4m3.factor_and_scale(op.largest.slice::<f32>()[0]);
+    op.scale.slice_mut::<f32>()[0] = inverse;
     let code = |value: T| Fp8::E4m3.code(value.widen() * factor);
-    transpose(codes, x, x.slice::<T>(), code);
+    transpose(op.codes, op.x, op.x.slice::<T>(), code);
 }
 
 /// The transpose of the codes of `x`'s elements, padded with zeros.
@@ -153,28 +141,14 @@ fn values(codes: In, scale: In) -> CodeValues {
     std::array::from_fn(|code| bf16::from_f32(format.value(code as u8) * scale))
 }
 
-pub(super) fn scaled_matmul(
-    workspace: Option<&RefCell<Buffer>>,
-    instructions: Instructions,
-    operation: ScaledMatmul,
-) {
-    let ScaledMatmul {
-        out,
-        a,
-        b,
-        scales: [a_scale, b_scale],
-        bias,
-        init,
-        fast_accumulation: _,
-    } = operation;
-    let (of_a, of_b) = (values(a, a_scale), values(b, b_scale));
-    let workspace = workspace.expect("the check before asks for a workspace");
-    let mut workspace = workspace.borrow_mut();
-    multiply_codes(
-        out,
-        [(a, &of_a), (b, &of_b)],
-        Added { bias, init },
-        workspace.view_mut().slice_mut(),
-        instructions,
-    );
+pub(super) fn scaled_matmul(cpu: &Cpu, op: ScaledMatmul) {
+    let (of_a, of_b) = (values(op.a, op.scales[0]), values(op.b, op.scales[1]));
+    let operands = [(op.a, &of_a), (op.b, &of_b)];
+    let room = cpu.packing(&[op.a.dtype()]);
+    let mut room = room.expect("the check before asks for a workspace");
+    let added = Added {
+        bias: op.bias,
+        init: op.init,
+    };
+    multiply_codes(op.out, operands, added, &mut room, cpu.instructions);
 }

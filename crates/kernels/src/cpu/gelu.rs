@@ -12,15 +12,10 @@ const FACTOR: f32 = 1.595_769;
 /// The weight of the cube.
 const CUBE: f32 = 0.044_715;
 
-pub(super) fn gelu(operation: Gelu) {
-    let Gelu {
-        mut act,
-        x,
-        largest,
-    } = operation;
-    let out = act.reborrow();
-    by_dtype!(x.dtype(), gelu_of(out.slice_mut(), x.slice()));
-    find_largest(largest, act.as_in());
+pub(super) fn gelu(mut op: Gelu) {
+    let out = op.act.reborrow();
+    by_dtype!(op.x.dtype(), gelu_of(out.slice_mut(), op.x.slice()));
+    find_largest(op.largest, op.act.as_in());
 }
 
 fn gelu_of<T: Real>(act: &mut [T], x: &[T]) {
@@ -29,18 +24,13 @@ fn gelu_of<T: Real>(act: &mut [T], x: &[T]) {
         .for_each(|(act, x)| forward(act, x));
 }
 
-pub(super) fn gelu_backward(operation: GeluBackward) {
-    let GeluBackward {
-        mut x,
-        dact,
-        largest,
-    } = operation;
-    let out = x.reborrow();
+pub(super) fn gelu_backward(mut op: GeluBackward) {
+    let out = op.x.reborrow();
     by_dtype!(
-        dact.dtype(),
-        gelu_backward_of(out.slice_mut(), dact.slice())
+        op.dact.dtype(),
+        gelu_backward_of(out.slice_mut(), op.dact.slice())
     );
-    find_largest(largest, x.as_in());
+    find_largest(op.largest, op.x.as_in());
 }
 
 fn gelu_backward_of<T: Real>(x: &mut [T], dact: &[T]) {

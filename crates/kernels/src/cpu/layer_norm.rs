@@ -3,9 +3,8 @@
 use super::dispatch::{by_dtype, by_dtypes};
 use super::fp8::find_largest;
 use super::simd::{CHUNK, Real, lane_sum, vectorized};
-use super::{Shared, elementwise, overwrites};
+use super::{elementwise, overwrites, part, shared};
 use crate::operation::{BiasBackward, LayerNorm, LayerNormBackward};
-use memory::Out;
 use rayon::prelude::*;
 
 /// Columns of a weight gradient that one task sums.
@@ -14,27 +13,17 @@ const COLUMNS: usize = 32;
 /// Rows that are summed before their sum is added to the total, so that long sums lose little precision.
 const ROWS: usize = 64;
 
-pub(super) fn layer_norm(operation: LayerNorm) {
-    by_dtype!(operation.x.dtype(), layer_norm_of(operation));
+pub(super) fn layer_norm(op: LayerNorm) {
+    by_dtype!(op.x.dtype(), layer_norm_of(op));
 }
 
-fn layer_norm_of<T: Real>(operation: LayerNorm) {
-    let LayerNorm {
-        mut y,
-        mean,
-        rstd,
-        largest,
-        x,
-        weight,
-        bias,
-        eps,
-    } = operation;
-    let out = y.as_mut().map(|y| shared::<T>(y.reborrow()));
-    let [mean, rstd] = [mean, rstd].map(|statistic| statistic.map(shared::<f32>));
-    let (weight, bias) = (weight.slice(), bias.slice());
+fn layer_norm_of<T: Real>(mut op: LayerNorm) {
+    let out = op.y.as_mut().map(|y| shared::<T>(y.reborrow()));
+    let [mean, rstd] = [op.mean, op.rstd].map(|statistic| statistic.map(shared::<f32>));
+    let (weight, bias) = (op.weight.slice(), op.bias.slice());
     let width = weight.len();
     let rows = (CHUNK / width).max(1);
-    let pieces = x.slice::<T>().par_chunks(rows * width).enumerate();
+    let pieces = op.x.slice::<T>().par_chunks(rows * width).enumerate();
     pieces.for_each(|(piece, x)| {
         let (first, rows) = (piece * rows, x.len() / width);
         // SAFETY: rows of a piece of x belong to its task alone.
@@ -43,24 +32,11 @@ fn layer_norm_of<T: Real>(operation: LayerNorm) {
             let statistics = [mean, rstd].map(|out| out.map(|out| part(out, first, rows)));
             (y, statistics)
         };
-        normalise(y, mean, rstd, x, weight, bias, eps);
+        normalise(y, mean, rstd, x, weight, bias, op.eps);
     });
-    if let Some(y) = y {
-        find_largest(largest, y.as_in());
+    if let Some(y) = op.y {
+        find_largest(op.largest, y.as_in());
     }
-}
-
-fn shared<T: Real>(out: Out) -> Shared<T> {
-    Shared(out.slice_mut().as_mut_ptr())
-}
-
-/// A part of an output.
-///
-/// # Safety
-/// The elements lie in the output, and nothing else touches them.
-unsafe fn part<'a, T>(out: Shared<T>, first: usize, elements: usize) -> &'a mut [T] {
-    // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts_mut(out.at(first), elements) }
 }
 
 vectorized! {
@@ -97,45 +73,32 @@ vectorized! {
     }
 }
 
-pub(super) fn layer_norm_backward(operation: LayerNormBackward) {
-    let LayerNormBackward {
-        dx,
-        dx_init,
-        dweight,
-        dweight_init,
-        dbias,
-        dbias_init,
-        dy,
-        x,
-        weight,
-        mean,
-        rstd,
-    } = operation;
+pub(super) fn layer_norm_backward(op: LayerNormBackward) {
     elementwise::bias_backward(BiasBackward {
-        out: dbias,
-        dy,
-        init: dbias_init,
+        out: op.dbias,
+        dy: op.dy,
+        init: op.dbias_init,
     });
-    let statistics = [mean.slice(), rstd.slice()];
-    let replace = overwrites(&dweight_init);
+    let statistics = [op.mean.slice(), op.rstd.slice()];
+    let replace = overwrites(&op.dweight_init);
     by_dtypes!(
-        dweight.dtype(),
-        x.dtype(),
+        op.dweight.dtype(),
+        op.x.dtype(),
         dweight_of(
-            dweight.slice_mut(),
+            op.dweight.slice_mut(),
             replace,
-            [dy.slice(), x.slice()],
+            [op.dy.slice(), op.x.slice()],
             statistics
         )
     );
-    let replace = overwrites(&dx_init);
+    let replace = overwrites(&op.dx_init);
     by_dtype!(
-        x.dtype(),
+        op.x.dtype(),
         dx_of(
-            dx.slice_mut(),
+            op.dx.slice_mut(),
             replace,
-            [dy.slice(), x.slice()],
-            weight.slice(),
+            [op.dy.slice(), op.x.slice()],
+            op.weight.slice(),
             statistics
         )
     );

@@ -1,38 +1,27 @@
 //! Matrix products: by the library if all operands are f32, by `products` if any is bf16.
 
-use super::Shared;
 use super::elementwise::add_bias_of;
 use super::gemm::{Matrix, Output, ROW_BLOCK, parallel_product, product};
-use super::products::{Added, Instructions, multiply, multiply_by_itself};
+use super::products::{Added, multiply, multiply_by_itself};
+use super::{Cpu, Shared, part};
 use crate::Init;
 use crate::operation::{Gram, Matmul};
-use memory::{Buffer, DType, In, Out};
+use memory::{In, Out};
 use rayon::prelude::*;
-use std::cell::RefCell;
 
-/// Operands are packed in `workspace` if any of them is bf16.
-pub(super) fn matmul(
-    workspace: Option<&RefCell<Buffer>>,
-    instructions: Instructions,
-    operation: Matmul,
-) {
-    let Matmul {
-        mut out,
-        a,
-        b,
-        bias,
-        init,
-    } = operation;
-    match workspace {
-        Some(workspace) if [out.dtype(), a.dtype(), b.dtype()] != [DType::F32; 3] => {
-            let mut workspace = workspace.borrow_mut();
-            let workspace = workspace.view_mut().slice_mut();
-            multiply(out, [a, b], Added { bias, init }, workspace, instructions);
+pub(super) fn matmul(cpu: &Cpu, mut op: Matmul) {
+    match cpu.packing(&[op.out.dtype(), op.a.dtype(), op.b.dtype()]) {
+        Some(mut room) => {
+            let added = Added {
+                bias: op.bias,
+                init: op.init,
+            };
+            multiply(op.out, [op.a, op.b], added, &mut room, cpu.instructions);
         }
-        _ => {
-            matmul_f32(out.reborrow(), a, b, init);
-            if let Some(bias) = bias {
-                add_bias_of::<f32>(out, bias);
+        None => {
+            matmul_f32(op.out.reborrow(), op.a, op.b, op.init);
+            if let Some(bias) = op.bias {
+                add_bias_of::<f32>(op.out, bias);
             }
         }
     }
@@ -66,25 +55,17 @@ fn copy_rows(out: Out, x: &[f32]) {
     let rows = x.par_chunks_exact(width.max(1)).enumerate();
     rows.for_each(|(row, x)| {
         // SAFETY: the row lies within the view, which is exclusive, and is this task's alone.
-        let out = unsafe { std::slice::from_raw_parts_mut(out.at(row * stride), width) };
+        let out = unsafe { part(out, row * stride, width) };
         out.copy_from_slice(x);
     });
 }
 
 /// The products of a matrix's rows with one another. Computes bands of rows up to the diagonal, and copies them across
 /// it.
-pub(super) fn gram(
-    workspace: Option<&RefCell<Buffer>>,
-    instructions: Instructions,
-    Gram { out, x }: Gram,
-) {
-    match workspace {
-        Some(workspace) if [out.dtype(), x.dtype()] != [DType::F32; 2] => {
-            let mut workspace = workspace.borrow_mut();
-            let workspace = workspace.view_mut().slice_mut();
-            multiply_by_itself(out, x, workspace, instructions);
-        }
-        _ => gram_f32(out, x),
+pub(super) fn gram(cpu: &Cpu, Gram { out, x }: Gram) {
+    match cpu.packing(&[out.dtype(), x.dtype()]) {
+        Some(mut room) => multiply_by_itself(out, x, &mut room, cpu.instructions),
+        None => gram_f32(out, x),
     }
 }
 

@@ -5,7 +5,7 @@
 
 mod adafactor;
 mod adamw;
-mod attention;
+pub(crate) mod attention;
 mod cache;
 mod cross_entropy;
 mod dequantise;
@@ -14,7 +14,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod experts;
-mod flash;
+pub(crate) mod flash;
 mod fp8;
 mod gelu;
 mod gemm;
@@ -36,17 +36,33 @@ mod states;
 mod sum_in_order;
 mod swiglu;
 
+use crate::families::families;
 use crate::workers::Workers;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, Event, Init, KernelError, Kernels, Operation, Queue, Reading, Request, Target, Traffic,
+    Backend, Event, Init, Kernels, Operation, Queue, Queues, Reading, Request, Result, Target,
+    Traffic,
 };
 use collectives::Group;
-use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
-use std::cell::{Cell, RefCell};
+use memory::{Buffer, DType, Element, In, Memory, Out, OutOfMemory};
+use std::cell::{Cell, RefCell, RefMut};
 use std::sync::Arc;
 
 pub use products::Instructions;
+
+/// Calls the function of an operation.
+macro_rules! compute {
+    (
+        [$cpu:ident $operation:ident]
+        [$($file:ident: $($name:ident $function:ident),+;)+]
+        [$($of:ident: $($product:ident $multiply:ident),+;)+]
+    ) => {
+        match $operation {
+            $($(Operation::$name(op) => $file::$function(op),)+)+
+            $($(Operation::$product(op) => $of::$multiply($cpu, op),)+)+
+        }
+    };
+}
 
 /// Kernels on the processor, in the current rayon pool.
 pub struct Cpu {
@@ -81,93 +97,14 @@ impl Cpu {
 
     /// Runs an operation, already checked, in this thread.
     fn compute(&self, operation: Operation) {
-        match operation {
-            Operation::Fill(operation) => elementwise::fill(operation),
-            Operation::Copy(operation) => elementwise::copy(operation),
-            Operation::DequantiseBytes(operation) => dequantise::dequantise_bytes(operation),
-            Operation::DequantiseNf4(operation) => dequantise::dequantise_nf4(operation),
-            Operation::Matmul(operation) => {
-                matmul::matmul(self.workspace.as_ref(), self.instructions, operation)
-            }
-            Operation::Gram(operation) => {
-                matmul::gram(self.workspace.as_ref(), self.instructions, operation)
-            }
-            Operation::AbsMax(operation) => fp8::abs_max(operation),
-            Operation::Quantise(operation) => fp8::quantise(operation),
-            Operation::QuantiseTransposed(operation) => fp8::quantise_transposed(operation),
-            Operation::TransposeCodes(operation) => fp8::transpose_codes(operation),
-            Operation::ScaledMatmul(operation) => {
-                fp8::scaled_matmul(self.workspace.as_ref(), self.instructions, operation)
-            }
-            Operation::AddBias(operation) => elementwise::add_bias(operation),
-            Operation::BiasBackward(operation) => elementwise::bias_backward(operation),
-            Operation::BiasDropoutAdd(operation) => dropout::bias_dropout_add(operation),
-            Operation::DropoutBackward(operation) => dropout::dropout_backward(operation),
-            Operation::Embedding(operation) => embedding::embedding(operation),
-            Operation::EmbeddingBackward(operation) => embedding::embedding_backward(operation),
-            Operation::AddPositions(operation) => positions::add_positions(operation),
-            Operation::AddPositionsBackward(operation) => {
-                positions::add_positions_backward(operation)
-            }
-            Operation::RmsNorm(operation) => rms_norm::rms_norm(operation),
-            Operation::RmsNormBackward(operation) => rms_norm::rms_norm_backward(operation),
-            Operation::LayerNorm(operation) => layer_norm::layer_norm(operation),
-            Operation::LayerNormBackward(operation) => layer_norm::layer_norm_backward(operation),
-            Operation::Rotary(operation) => rotary::rotary(operation),
-            Operation::SplitQkv(operation) => qkv::split_qkv(operation),
-            Operation::JoinQkv(operation) => qkv::join_qkv(operation),
-            Operation::Attention(operation) => attention::attention(operation),
-            Operation::AttentionBackward(operation) => attention::attention_backward(operation),
-            Operation::FlashAttention(operation) => flash::flash_attention(operation),
-            Operation::FlashAttentionBackward(operation) => {
-                flash::flash_attention_backward(operation)
-            }
-            Operation::StoreInCache(operation) => cache::store_in_cache(operation),
-            Operation::CachedAttention(operation) => cache::cached_attention(operation),
-            Operation::Swiglu(operation) => swiglu::swiglu(operation),
-            Operation::SwigluBackward(operation) => swiglu::swiglu_backward(operation),
-            Operation::Route(operation) => router::route(operation),
-            Operation::RouteBackward(operation) => router::route_backward(operation),
-            Operation::RouterZLoss(operation) => router::router_z_loss(operation),
-            Operation::GroupByExpert(operation) => router::group_by_expert(operation),
-            Operation::CountChoices(operation) => router::count_choices(operation),
-            Operation::BalanceLoss(operation) => router::balance_loss(operation),
-            Operation::StepRouterBias(operation) => router::step_router_bias(operation),
-            Operation::SumRows(operation) => experts::sum_rows(operation),
-            Operation::GroupedMatmul(operation) => {
-                experts::grouped_matmul(self.workspace.as_ref(), self.instructions, operation)
-            }
-            Operation::GroupedGradient(operation) => {
-                experts::grouped_gradient(self.workspace.as_ref(), self.instructions, operation)
-            }
-            Operation::WeighedSwiglu(operation) => experts::weighed_swiglu(operation),
-            Operation::WeighedSwigluBackward(operation) => {
-                experts::weighed_swiglu_backward(operation)
-            }
-            Operation::RotaryTail(operation) => latent::rotary_tail(operation),
-            Operation::ExpandKeys(operation) => latent::expand_keys(operation),
-            Operation::ExpandKeysBackward(operation) => latent::expand_keys_backward(operation),
-            Operation::Gelu(operation) => gelu::gelu(operation),
-            Operation::GeluBackward(operation) => gelu::gelu_backward(operation),
-            Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(operation),
-            Operation::PreferenceLoss(operation) => preference::preference_loss(operation),
-            Operation::Sum(operation) => norm::sum(operation),
-            Operation::NormGrains(operation) => norm::norm_grains(operation),
-            Operation::NormAndClip(operation) => norm::norm_and_clip(operation),
-            Operation::SumInOrder(operation) => sum_in_order::sum_in_order(operation),
-            Operation::AdamW(update) => adamw::adamw(update),
-            Operation::Momentum(operation) => muon::momentum(operation),
-            Operation::DivideByNorm(operation) => muon::divide_by_norm(operation),
-            Operation::Combine(operation) => muon::combine(operation),
-            Operation::StepAlong(operation) => muon::step_along(operation),
-            Operation::VarianceScale(operation) => adafactor::variance_scale(operation),
-            Operation::VarianceSums(operation) => adafactor::variance_sums(operation),
-            Operation::FactorVariance(operation) => adafactor::factor_variance(operation),
-            Operation::UpdateSquares(operation) => adafactor::update_squares(operation),
-            Operation::WeightSquares(operation) => adafactor::weight_squares(operation),
-            Operation::AdafactorRate(operation) => adafactor::adafactor_rate(operation),
-            Operation::AdafactorStep(operation) => adafactor::adafactor_step(operation),
-        }
+        families!(compute! self operation)
+    }
+
+    /// The workspace for a product's packed operands, which it needs if one of its types is not f32.
+    fn packing(&self, types: &[DType]) -> Option<RefMut<'_, [f32]>> {
+        let workspace = self.workspace.as_ref()?;
+        let is_packed = types.iter().any(|dtype| *dtype != DType::F32);
+        is_packed.then(|| RefMut::map(workspace.borrow_mut(), |all| all.view_mut().slice_mut()))
     }
 
     fn with(
@@ -226,15 +163,11 @@ impl Backend for Cpu {
         self.workspace.is_some()
     }
 
-    fn rank(&self) -> usize {
-        self.workers.rank()
-    }
-
     fn traffic(&self) -> &Cell<Traffic> {
         &self.traffic
     }
 
-    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError> {
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result {
         // SAFETY: the caller's promise.
         unsafe {
             match request {
@@ -247,14 +180,14 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
+    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result {
         assert!(!out.pointer().is_null(), "a shape has no data");
         // SAFETY: the view covers as many bytes as `bytes`, which the borrow checker keeps apart from it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out.pointer(), bytes.len()) };
         Ok(())
     }
 
-    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
+    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result {
         assert!(!x.pointer().is_null(), "a shape has no data");
         self.workers.check()?;
         // SAFETY: as in `write`.
@@ -262,30 +195,32 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
+    unsafe fn start_reading(&self, x: In) -> Result<Reading> {
         let mut bytes = vec![0; x.bytes()];
         // SAFETY: the caller's promise, and there are as many bytes.
         unsafe { self.read(&mut bytes, x)? };
         Ok(Reading::done(bytes))
     }
+}
 
-    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+impl Queues for Cpu {
+    fn rank(&self) -> usize {
+        self.workers.rank()
+    }
+
+    fn record(&self, queue: Queue) -> Result<Event> {
         self.workers.record(queue)
     }
 
-    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result<(), KernelError> {
+    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result {
         match queue {
             Queue::Compute | Queue::Update => self.workers.finish(event),
             _ => self.workers.wait(queue, event),
         }
     }
 
-    fn finish(&self, event: Event) -> Result<(), KernelError> {
+    fn finish(&self, event: Event) -> Result {
         self.workers.finish(event)
-    }
-
-    fn is_over(&self, _event: Event) -> bool {
-        true
     }
 }
 
@@ -307,4 +242,19 @@ impl<T> Shared<T> {
     fn at(self, offset: usize) -> *mut T {
         self.0.wrapping_add(offset)
     }
+}
+
+/// A pointer into a contiguous output.
+fn shared<T: Element>(out: Out) -> Shared<T> {
+    Shared(out.slice_mut().as_mut_ptr())
+}
+
+/// Some elements of an output.
+///
+/// # Safety
+/// They lie in the output, and no other task touches them.
+#[inline(always)]
+unsafe fn part<'a, T>(out: Shared<T>, first: usize, elements: usize) -> &'a mut [T] {
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(out.at(first), elements) }
 }

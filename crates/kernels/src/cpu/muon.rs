@@ -1,14 +1,14 @@
 //! Muon's momentum update, the sums of Newton-Schulz's iteration, and the update of the weights.
 
-use super::Shared;
 use super::dispatch::by_dtype;
 use super::quantise::Codec;
 use super::simd::{CHUNK, Real, vectorized};
 use super::states::{
-    ByBlock, MomentAt, Random, Values, WeightsAt, in_blocks, moment_at, part, weights_at,
+    Buffers, ByBlock, MomentAt, Random, Values, WeightsAt, in_blocks, moment_at, weights_at,
 };
+use super::{Shared, part};
 use crate::operation::{Combine, DivideByNorm, Momentum, StepAlong};
-use crate::quantise::{BLOCK, SIGNED};
+use crate::quantise::SIGNED;
 use rayon::prelude::*;
 
 /// The operands of a momentum update, which tasks share.
@@ -22,58 +22,38 @@ struct MomentumStep<'a, T> {
     nesterov: bool,
 }
 
-/// Two blocks in f32, and random numbers for one.
-pub(super) struct Block {
-    one: [f32; BLOCK],
-    other: [f32; BLOCK],
-    random: [u32; BLOCK],
+pub(super) fn momentum(op: Momentum) {
+    by_dtype!(op.out.dtype(), momentum_of(op));
 }
 
-impl Default for Block {
-    fn default() -> Block {
-        Block {
-            one: [0.0; BLOCK],
-            other: [0.0; BLOCK],
-            random: [0; BLOCK],
-        }
-    }
-}
-
-pub(super) fn momentum(operation: Momentum) {
-    by_dtype!(operation.out.dtype(), momentum_of(operation));
-}
-
-fn momentum_of<T: Real>(operation: Momentum) {
-    let gradient_scale = operation.clip.slice::<f32>()[1];
-    let elements = operation.out.elements();
-    let out = operation.out.slice_mut::<T>();
+fn momentum_of<T: Real>(op: Momentum) {
+    let gradient_scale = op.clip.slice::<f32>()[1];
+    let elements = op.out.elements();
+    let out = op.out.slice_mut::<T>();
     if !gradient_scale.is_finite() {
         return out.fill(T::narrow(0.0));
     }
     let step = MomentumStep {
         out: Shared(out.as_mut_ptr()),
-        momentum: moment_at(operation.momentum),
-        gradients: Values::of(operation.gradients),
-        random: Random::new(operation.key, operation.first_index),
+        momentum: moment_at(op.momentum),
+        gradients: Values::of(op.gradients),
+        random: Random::new(op.key, op.first_index),
         gradient_scale,
-        decay: operation.decay,
-        nesterov: operation.nesterov,
+        decay: op.decay,
+        nesterov: op.nesterov,
     };
     in_blocks(&step, elements);
 }
 
 impl<T: Real> ByBlock for MomentumStep<'_, T> {
-    type Room = Block;
-
     #[inline(always)]
-    fn update<C: Codec>(&self, start: usize, elements: usize, block: &mut Block) {
-        let (gradients, momentum) = (&mut block.one[..elements], &mut block.other[..elements]);
-        let random = &mut block.random[..elements];
+    fn update<C: Codec>(&self, start: usize, buffers: Buffers) {
+        let ([gradients, momentum, ..], random) = buffers;
         self.gradients.read(start, gradients);
         self.momentum.read::<C>(&SIGNED, start, momentum);
         let (decay, rest) = (self.decay, 1.0 - self.decay);
         // SAFETY: the block is this task's, and lies in the output.
-        let out = unsafe { part(self.out, start, elements) };
+        let out = unsafe { part(self.out, start, gradients.len()) };
         let moving = momentum.iter_mut().zip(gradients).zip(out);
         for ((momentum, gradient), out) in moving {
             let gradient = *gradient * self.gradient_scale;
@@ -107,16 +87,10 @@ fn divide<T: Real>(x: &mut [T], norm: f32, eps: f32) {
     });
 }
 
-pub(super) fn combine(operation: Combine) {
-    let Combine {
-        out,
-        x,
-        alpha,
-        beta,
-    } = operation;
+pub(super) fn combine(op: Combine) {
     by_dtype!(
-        out.dtype(),
-        combine_of(out.slice_mut(), x.slice(), alpha, beta)
+        op.out.dtype(),
+        combine_of(op.out.slice_mut(), op.x.slice(), op.alpha, op.beta)
     );
 }
 
@@ -143,36 +117,30 @@ struct WeightsStep<'a> {
     step_size: f32,
 }
 
-pub(super) fn step_along(operation: StepAlong) {
-    if !operation.clip.slice::<f32>()[1].is_finite() {
+pub(super) fn step_along(op: StepAlong) {
+    if !op.clip.slice::<f32>()[1].is_finite() {
         return;
     }
-    let (rate, elements) = (
-        operation.rate.slice::<f32>()[0],
-        operation.parameters.elements(),
-    );
+    let (rate, elements) = (op.rate.slice::<f32>()[0], op.parameters.elements());
     let step = WeightsStep {
-        weights: weights_at(operation.parameters, operation.master),
-        direction: Values::of(operation.direction),
-        random: Random::new(operation.key, operation.first_index),
-        keep: 1.0 - rate * operation.weight_decay,
-        step_size: rate * operation.scale,
+        weights: weights_at(op.parameters, op.master),
+        direction: Values::of(op.direction),
+        random: Random::new(op.key, op.first_index),
+        keep: 1.0 - rate * op.weight_decay,
+        step_size: rate * op.scale,
     };
     in_blocks(&step, elements);
 }
 
 impl ByBlock for WeightsStep<'_> {
-    type Room = Block;
-
     #[inline(always)]
-    fn update<C: Codec>(&self, start: usize, elements: usize, block: &mut Block) {
-        let (weights, direction) = (&mut block.one[..elements], &mut block.other[..elements]);
+    fn update<C: Codec>(&self, start: usize, buffers: Buffers) {
+        let ([weights, direction, ..], random) = buffers;
         self.weights.read(start, weights);
         self.direction.read(start, direction);
         for (weight, direction) in weights.iter_mut().zip(direction) {
             *weight = *weight * self.keep - self.step_size * *direction;
         }
-        let random = &mut block.random[..elements];
         self.weights.write(start, weights, self.random, random);
     }
 }

@@ -32,20 +32,14 @@ fn norm_grains_of<T: Real>(grains: &mut [f64], x: &[T]) {
     pieces.for_each(|(grain, x)| *grain = sum_of_squares(x));
 }
 
-pub(super) fn norm_and_clip(operation: NormAndClip) {
-    let NormAndClip {
-        out,
-        grains,
-        loss,
-        max_norm,
-    } = operation;
-    let (out, loss) = (out.slice_mut::<f32>(), loss.slice::<f32>()[0]);
-    let root = sum_of_grains(grains.slice()).sqrt() as f32;
+pub(super) fn norm_and_clip(op: NormAndClip) {
+    let (out, loss) = (op.out.slice_mut::<f32>(), op.loss.slice::<f32>()[0]);
+    let root = sum_of_grains(op.grains.slice()).sqrt() as f32;
     let norm = match (root * root).is_infinite() {
         true => f32::INFINITY,
         false => root,
     };
-    let factor = match max_norm {
+    let factor = match op.max_norm {
         _ if !(norm.is_finite() && loss.is_finite()) => f32::NAN,
         Some(max_norm) => (max_norm / (norm + 1e-6)).min(1.0),
         None => 1.0,

@@ -19,51 +19,42 @@ pub(super) fn position(positions: Positions, token: usize) -> usize {
     }
 }
 
-pub(super) fn add_positions(operation: AddPositions) {
-    by_dtype!(operation.x.dtype(), add_positions_of(operation));
+pub(super) fn add_positions(op: AddPositions) {
+    by_dtype!(op.x.dtype(), add_positions_of(op));
 }
 
-fn add_positions_of<T: Real>(
-    AddPositions {
-        x,
-        table,
-        positions,
-    }: AddPositions,
-) {
-    let table = table.slice::<T>();
-    let width = x.dims()[1];
+fn add_positions_of<T: Real>(op: AddPositions) {
+    let table = op.table.slice::<T>();
+    let width = op.x.dims()[1];
     let rows = (CHUNK / width).max(1);
-    let pieces = x.slice_mut::<T>().par_chunks_mut(rows * width).enumerate();
+    let pieces =
+        op.x.slice_mut::<T>()
+            .par_chunks_mut(rows * width)
+            .enumerate();
     pieces.for_each(|(piece, x)| {
         for (row, x) in (piece * rows..).zip(x.chunks_exact_mut(width)) {
-            add_row(x, &table[position(positions, row) * width..][..width]);
+            add_row(x, &table[position(op.positions, row) * width..][..width]);
         }
     });
 }
 
-pub(super) fn add_positions_backward(operation: AddPositionsBackward) {
-    let AddPositionsBackward {
-        dtable,
-        dx,
-        positions,
-        init,
-    } = operation;
-    let seq = match positions {
+pub(super) fn add_positions_backward(op: AddPositionsBackward) {
+    let seq = match op.positions {
         Positions::Sequences(seq) => seq,
         // Given positions are row numbers, so this is a lookup as for tokens.
         Positions::Given(ids) => {
             return embedding_backward(EmbeddingBackward {
-                dtable,
-                dout: dx,
+                dtable: op.dtable,
+                dout: op.dx,
                 ids,
-                init,
+                init: op.init,
             });
         }
     };
     by_dtypes!(
-        dtable.dtype(),
-        dx.dtype(),
-        add_positions_backward_of(dtable, dx.slice(), seq, overwrites(&init))
+        op.dtable.dtype(),
+        op.dx.dtype(),
+        add_positions_backward_of(op.dtable, op.dx.slice(), seq, overwrites(&op.init))
     );
 }
 

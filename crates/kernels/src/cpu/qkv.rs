@@ -26,24 +26,19 @@ fn copy_turned<T: Real>(out: &mut [T], x: &[T], turn: Option<Turn>, token: usize
     }
 }
 
-pub(super) fn split_qkv(operation: SplitQkv) {
-    by_dtype!(operation.qkv.dtype(), split_qkv_of(operation));
+pub(super) fn split_qkv(op: SplitQkv) {
+    by_dtype!(op.qkv.dtype(), split_qkv_of(op));
 }
 
-fn split_qkv_of<T: Real>(operation: SplitQkv) {
-    let SplitQkv {
-        q,
-        k,
-        v,
-        qkv,
-        kv_widths,
-        turn,
-    } = operation;
-    let width = qkv.dims()[1];
-    let (qkv, rows) = (qkv.slice::<T>(), (CHUNK / width).max(1));
-    for ((columns, is_turned), out) in parts(width, kv_widths).into_iter().zip([q, k, v]) {
+fn split_qkv_of<T: Real>(op: SplitQkv) {
+    let width = op.qkv.dims()[1];
+    let (qkv, rows) = (op.qkv.slice::<T>(), (CHUNK / width).max(1));
+    for ((columns, is_turned), out) in parts(width, op.kv_widths)
+        .into_iter()
+        .zip([op.q, op.k, op.v])
+    {
         let Some(out) = out else { continue };
-        let turn = turn.filter(|_| is_turned);
+        let turn = op.turn.filter(|_| is_turned);
         let tasks = out.slice_mut::<T>().par_chunks_mut(rows * columns.len());
         let tasks = tasks.zip(qkv.par_chunks(rows * width)).enumerate();
         tasks.for_each(|(task, (out, qkv))| {
@@ -55,22 +50,21 @@ fn split_qkv_of<T: Real>(operation: SplitQkv) {
     }
 }
 
-pub(super) fn join_qkv(operation: JoinQkv) {
-    by_dtype!(operation.qkv.dtype(), join_qkv_of(operation));
+pub(super) fn join_qkv(op: JoinQkv) {
+    by_dtype!(op.qkv.dtype(), join_qkv_of(op));
 }
 
-fn join_qkv_of<T: Real>(operation: JoinQkv) {
-    let JoinQkv { qkv, q, k, v, turn } = operation;
-    let (width, kv_widths) = (qkv.dims()[1], [k.dims()[1], v.dims()[1]]);
+fn join_qkv_of<T: Real>(op: JoinQkv) {
+    let (width, kv_widths) = (op.qkv.dims()[1], [op.k.dims()[1], op.v.dims()[1]]);
     let rows = (CHUNK / width).max(1);
-    let given = [q, k, v].map(|part| part.slice::<T>());
-    let tasks = qkv.slice_mut::<T>().par_chunks_mut(rows * width);
+    let given = [op.q, op.k, op.v].map(|part| part.slice::<T>());
+    let tasks = op.qkv.slice_mut::<T>().par_chunks_mut(rows * width);
     tasks.enumerate().for_each(|(task, qkv)| {
         for (row, qkv) in qkv.chunks_exact_mut(width).enumerate() {
             let token = task * rows + row;
             for ((columns, is_turned), x) in parts(width, kv_widths).into_iter().zip(given) {
                 let x = &x[token * columns.len()..(token + 1) * columns.len()];
-                let turn = turn.filter(|_| is_turned);
+                let turn = op.turn.filter(|_| is_turned);
                 copy_turned(&mut qkv[columns], x, turn, token, true);
             }
         }

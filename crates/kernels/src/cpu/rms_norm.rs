@@ -2,10 +2,9 @@
 
 use super::dispatch::{by_dtype, by_dtypes};
 use super::fp8::find_largest;
-use super::overwrites;
 use super::simd::{CHUNK, Real, lane_sum, vectorized};
+use super::{overwrites, part, shared};
 use crate::operation::{RmsNorm, RmsNormBackward};
-use memory::Out;
 use rayon::prelude::*;
 
 /// Columns of a weight gradient that one task sums.
@@ -14,59 +13,27 @@ const COLUMNS: usize = 32;
 /// Rows that are summed before their sum is added to the total, so that long sums lose little precision.
 const ROWS: usize = 64;
 
-pub(super) fn rms_norm(operation: RmsNorm) {
-    let RmsNorm {
-        mut y,
-        rstd,
-        largest,
-        x,
-        weight,
-        eps,
-    } = operation;
-    let rstd = rstd.map(|rstd| rstd.slice_mut());
-    let out = y.as_mut().map(Out::reborrow);
-    by_dtype!(
-        x.dtype(),
-        rms_norm_of(
-            out.map(|y| y.slice_mut()),
-            rstd,
-            x.slice(),
-            weight.slice(),
-            eps
-        )
-    );
-    if let Some(y) = y {
-        find_largest(largest, y.as_in());
-    }
+pub(super) fn rms_norm(op: RmsNorm) {
+    by_dtype!(op.x.dtype(), rms_norm_of(op));
 }
 
-fn rms_norm_of<T: Real>(
-    y: Option<&mut [T]>,
-    rstd: Option<&mut [f32]>,
-    x: &[T],
-    weight: &[T],
-    eps: f32,
-) {
-    let width = weight.len();
+fn rms_norm_of<T: Real>(mut op: RmsNorm) {
+    let out = op.y.as_mut().map(|y| shared::<T>(y.reborrow()));
+    let rstd = op.rstd.map(shared::<f32>);
+    let (weight, width) = (op.weight.slice(), op.weight.elements());
     let rows = (CHUNK / width).max(1);
-    let step = rows * width;
-    match (y, rstd) {
-        (Some(y), Some(rstd)) => {
-            let outputs = y.par_chunks_mut(step).zip(rstd.par_chunks_mut(rows));
-            outputs
-                .zip(x.par_chunks(step))
-                .for_each(|((y, rstd), x)| normalise(Some(y), Some(rstd), x, weight, eps));
-        }
-        (Some(y), None) => {
-            y.par_chunks_mut(step)
-                .zip(x.par_chunks(step))
-                .for_each(|(y, x)| normalise(Some(y), None, x, weight, eps));
-        }
-        (None, Some(rstd)) => {
-            let outputs = rstd.par_chunks_mut(rows).zip(x.par_chunks(step));
-            outputs.for_each(|(rstd, x)| normalise(None, Some(rstd), x, weight, eps));
-        }
-        (None, None) => {}
+    let pieces = op.x.slice::<T>().par_chunks(rows * width).enumerate();
+    pieces.for_each(|(piece, x)| {
+        let (first, rows) = (piece * rows, x.len() / width);
+        // SAFETY: rows of a piece of x belong to its task alone.
+        let (y, rstd) = unsafe {
+            let y = out.map(|y| part(y, first * width, x.len()));
+            (y, rstd.map(|rstd| part(rstd, first, rows)))
+        };
+        normalise(y, rstd, x, weight, op.eps);
+    });
+    if let Some(y) = op.y {
+        find_largest(op.largest, y.as_in());
     }
 }
 
@@ -90,33 +57,29 @@ vectorized! {
     }
 }
 
-pub(super) fn rms_norm_backward(operation: RmsNormBackward) {
-    let RmsNormBackward {
-        dx,
-        dx_init,
-        dweight,
-        dweight_init,
-        dy,
-        x,
-        weight,
-        rstd,
-    } = operation;
-    let rstd = rstd.slice();
-    let replace = overwrites(&dweight_init);
+pub(super) fn rms_norm_backward(op: RmsNormBackward) {
+    let rstd = op.rstd.slice();
+    let replace = overwrites(&op.dweight_init);
     by_dtypes!(
-        dweight.dtype(),
-        x.dtype(),
-        dweight_of(dweight.slice_mut(), replace, dy.slice(), x.slice(), rstd)
-    );
-    let replace = overwrites(&dx_init);
-    by_dtype!(
-        x.dtype(),
-        dx_of(
-            dx.slice_mut(),
+        op.dweight.dtype(),
+        op.x.dtype(),
+        dweight_of(
+            op.dweight.slice_mut(),
             replace,
-            dy.slice(),
-            x.slice(),
-            weight.slice(),
+            op.dy.slice(),
+            op.x.slice(),
+            rstd
+        )
+    );
+    let replace = overwrites(&op.dx_init);
+    by_dtype!(
+        op.x.dtype(),
+        dx_of(
+            op.dx.slice_mut(),
+            replace,
+            op.dy.slice(),
+            op.x.slice(),
+            op.weight.slice(),
             rstd
         )
     );

@@ -1,34 +1,28 @@
 //! Rotary position embedding (Su et al. 2021), pairing the halves of a head as Hugging Face does.
 
-use super::Shared;
 use super::dispatch::by_dtype;
 use super::positions::position;
 use super::simd::{CHUNK, Real, vectorized};
+use super::{Shared, part};
 use crate::operation::{Positions, Rotary};
 use memory::In;
 use rayon::prelude::*;
 
-pub(super) fn rotary(operation: Rotary) {
-    by_dtype!(operation.x.dtype(), rotary_of(operation));
+pub(super) fn rotary(op: Rotary) {
+    by_dtype!(op.x.dtype(), rotary_of(op));
 }
 
-fn rotary_of<T: Real>(operation: Rotary) {
-    let Rotary {
-        x,
-        table,
-        positions,
-        inverse,
-    } = operation;
-    let (&[tokens, width], stride) = (x.dims(), x.strides()[0]) else {
+fn rotary_of<T: Real>(op: Rotary) {
+    let (&[tokens, width], stride) = (op.x.dims(), op.x.strides()[0]) else {
         unreachable!("the check asks for two dimensions");
     };
-    let x = Shared(x.pointer().cast::<T>());
+    let x = Shared(op.x.pointer().cast::<T>());
     let at_a_time = (CHUNK / width.max(1)).max(1);
     let tokens = (0..tokens).into_par_iter().with_min_len(at_a_time);
     tokens.for_each(|token| {
         // SAFETY: the row lies within the view, which is exclusive, and is this task's alone.
-        let row = unsafe { std::slice::from_raw_parts_mut(x.at(token * stride), width) };
-        turn_row(row, table, positions, token, inverse);
+        let row = unsafe { part(x, token * stride, width) };
+        turn_row(row, op.table, op.positions, token, op.inverse);
     });
 }
 

@@ -2,12 +2,12 @@
 
 use super::dispatch::by_dtype;
 use super::simd::{Real, exp, lane_max, lane_sum, vectorized};
-use super::{Shared, overwrites};
+use super::{Shared, overwrites, shared};
 use crate::operation::{
     BalanceLoss, CountChoices, EXPERTS_MAX, GroupByExpert, Route, RouteBackward, RouterGroups,
     RouterScore, RouterZLoss, Routing, StepRouterBias,
 };
-use memory::{Element, In, Out};
+use memory::{In, Out};
 use rayon::prelude::*;
 
 /// Tokens of a task.
@@ -47,41 +47,36 @@ impl<'a> Padding<'a> {
     }
 }
 
-pub(super) fn route(operation: Route) {
-    let Route {
-        ids,
-        weights,
-        scores: all_scores,
-        logits,
-        bias,
-        lengths,
-        routing,
-    } = operation;
-    let experts = logits.dims()[1];
-    let padding = Padding::of(lengths, logits.dims()[0]);
-    let bias = bias.map(|bias| bias.slice::<f32>());
-    let (ids, weights) = (ids.map(shared::<i32>), weights.map(shared::<f32>));
-    let all_scores = all_scores.map(shared::<f32>);
-    let tasks = logits.slice::<f32>().par_chunks(TOKENS * experts);
+pub(super) fn route(op: Route) {
+    let experts = op.logits.dims()[1];
+    let padding = Padding::of(op.lengths, op.logits.dims()[0]);
+    let bias = op.bias.map(|bias| bias.slice::<f32>());
+    let (ids, weights) = (op.ids.map(shared::<i32>), op.weights.map(shared::<f32>));
+    let all_scores = op.scores.map(shared::<f32>);
+    let tasks = op.logits.slice::<f32>().par_chunks(TOKENS * experts);
     tasks.enumerate().for_each(|(task, logits)| {
         let tokens = (task * TOKENS..).zip(logits.chunks_exact(experts));
         for (token, logits) in tokens {
             let mut scores = [0.0; EXPERTS_MAX];
             let scores = &mut scores[..experts];
-            score(scores, logits, routing.score);
-            let chosen = choose_experts(logits, scores, bias, &routing);
+            score(scores, logits, op.routing.score);
+            let chosen = choose_experts(logits, scores, bias, &op.routing);
             let chosen = || (0..experts).filter(|expert| chosen[*expert] == CHOSEN);
             let sum: f32 = chosen().map(|expert| scores[expert]).sum();
-            let divisor = if routing.is_normed { sum + TINY } else { 1.0 };
+            let divisor = if op.routing.is_normed {
+                sum + TINY
+            } else {
+                1.0
+            };
             for (choice, expert) in chosen().enumerate() {
-                let at = token * routing.choices + choice;
+                let at = token * op.routing.choices + choice;
                 // SAFETY: the choices of a token belong to its task alone.
                 unsafe {
                     write(ids, at, expert as i32);
-                    write(weights, at, scores[expert] / divisor * routing.factor);
+                    write(weights, at, scores[expert] / divisor * op.routing.factor);
                 }
             }
-            let mut sum = sum_of_balanced(scores, routing.score);
+            let mut sum = sum_of_balanced(scores, op.routing.score);
             if padding.is_some_and(|padding| padding.has(token)) {
                 // The sum may be NaN, which would make the quotients NaN too.
                 scores.fill(0.0);
@@ -93,10 +88,6 @@ pub(super) fn route(operation: Route) {
             }
         }
     });
-}
-
-fn shared<T: Element>(out: Out) -> Shared<T> {
-    Shared(out.slice_mut().as_mut_ptr())
 }
 
 /// Writes an element of an output that may have been left out.
@@ -203,31 +194,23 @@ fn key_of(value: f32) -> u32 {
     }
 }
 
-pub(super) fn route_backward(operation: RouteBackward) {
-    by_dtype!(operation.dlogits.dtype(), route_backward_of(operation));
+pub(super) fn route_backward(op: RouteBackward) {
+    by_dtype!(op.dlogits.dtype(), route_backward_of(op));
 }
 
-fn route_backward_of<T: Real>(operation: RouteBackward) {
-    let RouteBackward {
-        dlogits,
-        dweights,
-        logits,
-        ids,
-        routing,
-        balance,
-        mut z_loss,
-        lengths,
-    } = operation;
-    let (experts, choices) = (logits.dims()[1], routing.choices);
-    let tokens = logits.dims()[0];
-    let padding = Padding::of(lengths, tokens);
-    if let (Some(factor), Some(padding)) = (&mut z_loss, padding) {
+fn route_backward_of<T: Real>(mut op: RouteBackward) {
+    let (experts, choices) = (op.logits.dims()[1], op.routing.choices);
+    let tokens = op.logits.dims()[0];
+    let padding = Padding::of(op.lengths, tokens);
+    if let (Some(factor), Some(padding)) = (&mut op.z_loss, padding) {
         *factor /= padding.others();
     }
-    let balance = balance.map(|rows| (rows.slice::<f32>(), tokens / rows.dims()[0]));
-    let (dweights, ids) = (dweights.slice::<f32>(), ids.slice::<i32>());
-    let tasks = dlogits.slice_mut::<T>().par_chunks_mut(TOKENS * experts);
-    let tasks = tasks.zip(logits.slice::<f32>().par_chunks(TOKENS * experts));
+    let balance = op
+        .balance
+        .map(|rows| (rows.slice::<f32>(), tokens / rows.dims()[0]));
+    let (dweights, ids) = (op.dweights.slice::<f32>(), op.ids.slice::<i32>());
+    let tasks = op.dlogits.slice_mut::<T>().par_chunks_mut(TOKENS * experts);
+    let tasks = tasks.zip(op.logits.slice::<f32>().par_chunks(TOKENS * experts));
     tasks.enumerate().for_each(|(task, (dlogits, logits))| {
         let rows = dlogits.chunks_exact_mut(experts);
         let rows = rows.zip(logits.chunks_exact(experts));
@@ -237,9 +220,9 @@ fn route_backward_of<T: Real>(operation: RouteBackward) {
             let balance = balance.map(|(rows, seq)| &rows[token / seq * experts..][..experts]);
             let (balance, z_loss) = match padding {
                 Some(padding) if padding.has(token) => (None, None),
-                _ => (balance, z_loss),
+                _ => (balance, op.z_loss),
             };
-            backward(dlogits, logits, given, &routing, balance, z_loss);
+            backward(dlogits, logits, given, &op.routing, balance, z_loss);
         }
     });
 }
@@ -298,18 +281,12 @@ fn weights_backward(
     }
 }
 
-pub(super) fn router_z_loss(operation: RouterZLoss) {
-    let RouterZLoss {
-        losses,
-        logits,
-        lengths,
-        factor,
-    } = operation;
-    let [tokens, experts] = [0, 1].map(|dim| logits.dims()[dim]);
-    let padding = Padding::of(lengths, tokens);
-    let factor = padding.map_or(factor, |padding| factor / padding.others());
-    let losses = losses.slice_mut::<f32>().par_chunks_mut(TOKENS);
-    let tasks = losses.zip(logits.slice::<f32>().par_chunks(TOKENS * experts));
+pub(super) fn router_z_loss(op: RouterZLoss) {
+    let [tokens, experts] = [0, 1].map(|dim| op.logits.dims()[dim]);
+    let padding = Padding::of(op.lengths, tokens);
+    let factor = padding.map_or(op.factor, |padding| op.factor / padding.others());
+    let losses = op.losses.slice_mut::<f32>().par_chunks_mut(TOKENS);
+    let tasks = losses.zip(op.logits.slice::<f32>().par_chunks(TOKENS * experts));
     tasks.enumerate().for_each(|(task, (losses, logits))| {
         let rows = losses.iter_mut().zip(logits.chunks_exact(experts));
         for (token, (loss, logits)) in (task * TOKENS..).zip(rows) {
@@ -323,30 +300,23 @@ pub(super) fn router_z_loss(operation: RouterZLoss) {
 }
 
 /// Sorted in one task: that takes less time than reading the ids once for each expert in many.
-pub(super) fn group_by_expert(operation: GroupByExpert) {
-    let GroupByExpert {
-        offsets,
-        row_token,
-        row_slot,
-        slot_row,
-        ids,
-        experts,
-    } = operation;
-    let (choices, ids) = (ids.dims()[1], ids.slice::<i32>());
+pub(super) fn group_by_expert(op: GroupByExpert) {
+    let (choices, ids) = (op.ids.dims()[1], op.ids.slice::<i32>());
     let mut starts = [0; EXPERTS_MAX + 1];
     for id in ids {
         starts[*id as usize + 1] += 1;
     }
-    for expert in 0..experts {
+    for expert in 0..op.experts {
         starts[expert + 1] += starts[expert];
     }
-    if let Some(offsets) = offsets {
+    if let Some(offsets) = op.offsets {
         offsets
             .slice_mut::<i32>()
-            .copy_from_slice(&starts[..=experts]);
+            .copy_from_slice(&starts[..=op.experts]);
     }
     let table = |out: Option<Out>| out.map(shared::<i32>);
-    let (row_token, row_slot, slot_row) = (table(row_token), table(row_slot), table(slot_row));
+    let (row_token, row_slot, slot_row) =
+        (table(op.row_token), table(op.row_slot), table(op.slot_row));
     for (slot, id) in ids.iter().enumerate() {
         let next = &mut starts[*id as usize];
         let row = *next as usize;
@@ -360,17 +330,12 @@ pub(super) fn group_by_expert(operation: GroupByExpert) {
     }
 }
 
-pub(super) fn count_choices(operation: CountChoices) {
-    let CountChoices {
-        counts,
-        ids,
-        lengths,
-    } = operation;
-    let (sequences, experts) = (counts.dims()[0], counts.dims()[1]);
-    let (choices, ids) = (ids.dims()[1], ids.slice::<i32>());
+pub(super) fn count_choices(op: CountChoices) {
+    let (sequences, experts) = (op.counts.dims()[0], op.counts.dims()[1]);
+    let (choices, ids) = (op.ids.dims()[1], op.ids.slice::<i32>());
     let of_sequence = ids.len() / sequences;
-    let lengths = lengths.map(|lengths| lengths.slice::<i32>());
-    let counts = counts.slice_mut::<f32>().par_chunks_mut(experts);
+    let lengths = op.lengths.map(|lengths| lengths.slice::<i32>());
+    let counts = op.counts.slice_mut::<f32>().par_chunks_mut(experts);
     counts.enumerate().for_each(|(sequence, counts)| {
         counts.fill(0.0);
         let own = lengths.map_or(of_sequence, |lengths| lengths[sequence] as usize * choices);
@@ -380,28 +345,21 @@ pub(super) fn count_choices(operation: CountChoices) {
     });
 }
 
-pub(super) fn balance_loss(operation: BalanceLoss) {
-    let BalanceLoss {
-        loss,
-        gradient,
-        counts,
-        sums,
-        lengths,
-        pooled,
-        factor,
-        init,
-    } = operation;
-    let experts = counts.dims()[1];
-    let group = pooled * experts;
-    let groups = gradient.slice_mut::<f32>().chunks_exact_mut(group);
-    let groups = groups.zip(counts.slice::<f32>().chunks_exact(group));
-    let groups = groups.zip(sums.slice::<f32>().chunks_exact(group));
-    let lengths = lengths.map(|lengths| lengths.slice::<i32>());
+pub(super) fn balance_loss(op: BalanceLoss) {
+    let experts = op.counts.dims()[1];
+    let group = op.pooled * experts;
+    let groups = op.gradient.slice_mut::<f32>().chunks_exact_mut(group);
+    let groups = groups.zip(op.counts.slice::<f32>().chunks_exact(group));
+    let groups = groups.zip(op.sums.slice::<f32>().chunks_exact(group));
+    let lengths = op.lengths.map(|lengths| lengths.slice::<i32>());
     let mut total = 0.0;
     for (number, ((gradient, counts), sums)) in groups.enumerate() {
         let squared = lengths.map_or(1.0, |lengths| {
-            let own = lengths.iter().cycle().skip(number * pooled % lengths.len());
-            let tokens: f64 = own.take(pooled).map(|length| f64::from(*length)).sum();
+            let own = lengths
+                .iter()
+                .cycle()
+                .skip(number * op.pooled % lengths.len());
+            let tokens: f64 = own.take(op.pooled).map(|length| f64::from(*length)).sum();
             // Nothing was counted where there is only padding.
             tokens.max(1.0).powi(2)
         });
@@ -412,37 +370,31 @@ pub(super) fn balance_loss(operation: BalanceLoss) {
             });
             total += count * (sum / squared);
             let column = gradient[expert..].iter_mut().step_by(experts);
-            column.for_each(|out| *out = (f64::from(factor) * (count / squared)) as f32);
+            column.for_each(|out| *out = (f64::from(op.factor) * (count / squared)) as f32);
         }
     }
-    let loss = &mut loss.slice_mut::<f32>()[0];
-    let before = if overwrites(&init) {
+    let loss = &mut op.loss.slice_mut::<f32>()[0];
+    let before = if overwrites(&op.init) {
         0.0
     } else {
         f64::from(*loss)
     };
-    *loss = (before + f64::from(factor) * total) as f32;
+    *loss = (before + f64::from(op.factor) * total) as f32;
 }
 
-pub(super) fn step_router_bias(operation: StepRouterBias) {
-    let StepRouterBias {
-        bias,
-        counts,
-        clip,
-        rate,
-    } = operation;
-    if clip.slice::<f32>()[1].is_nan() {
+pub(super) fn step_router_bias(op: StepRouterBias) {
+    if op.clip.slice::<f32>()[1].is_nan() {
         return;
     }
-    let counts = counts.slice::<f32>();
+    let counts = op.counts.slice::<f32>();
     let total: f64 = counts.iter().map(|count| f64::from(*count)).sum();
-    for (bias, count) in bias.slice_mut::<f32>().iter_mut().zip(counts) {
+    for (bias, count) in op.bias.slice_mut::<f32>().iter_mut().zip(counts) {
         // Whole numbers: both sides are exact.
         let of_all = f64::from(*count) * counts.len() as f64;
         if of_all < total {
-            *bias += rate;
+            *bias += op.rate;
         } else if of_all > total {
-            *bias -= rate;
+            *bias -= op.rate;
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Weights and moments in the optimizer's formats, read into f32 and written back one block at a time.
 
-use super::Shared;
 use super::quantise::{Codec, Portable};
 use super::simd::Real;
+use super::{Shared, part, shared};
 use crate::quantise::{BLOCK, Map};
 use crate::random::random_run;
 use crate::split::{join, round_stochastically, split};
@@ -16,12 +16,12 @@ const CHUNK: usize = 64 * BLOCK;
 
 /// An update of blocks of 256 elements, each independent of the others.
 pub(super) trait ByBlock: Sync {
-    /// A task's buffers. Made once per chunk, since clearing them for every block would take measurable time.
-    type Room: Default;
-
-    /// Updates `elements` elements from `start` on: a whole block, or the rest in the last one.
-    fn update<C: Codec>(&self, start: usize, elements: usize, room: &mut Self::Room);
+    /// Updates elements from `start` on, as many as the buffers have: a whole block, or the rest in the last one.
+    fn update<C: Codec>(&self, start: usize, buffers: Buffers);
 }
+
+/// Buffers for the elements of a block, in f32, and for random numbers. Their contents are whatever was there.
+pub(super) type Buffers<'a> = ([&'a mut [f32]; 4], &'a mut [u32]);
 
 /// Updates all blocks of `elements` elements.
 pub(super) fn in_blocks<U: ByBlock>(update: &U, elements: usize) {
@@ -63,9 +63,18 @@ fn update_chunk<U: ByBlock>(update: &U, start: usize, elements: usize) {
 
 #[inline(always)]
 fn update_blocks<C: Codec, U: ByBlock>(update: &U, start: usize, elements: usize) {
-    let mut room = U::Room::default();
+    // Made once per chunk: clearing them for every block would take measurable time.
+    let [one, two, three, four] = &mut [[0.0; BLOCK]; 4];
+    let random = &mut [0; BLOCK];
     for first in (start..start + elements).step_by(BLOCK) {
-        update.update::<C>(first, BLOCK.min(start + elements - first), &mut room);
+        let own = ..BLOCK.min(start + elements - first);
+        let values = [
+            &mut one[own],
+            &mut two[own],
+            &mut three[own],
+            &mut four[own],
+        ];
+        update.update::<C>(first, (values, &mut random[own]));
     }
 }
 
@@ -122,10 +131,6 @@ pub(super) enum Values<'a> {
     Bf16(&'a [bf16]),
 }
 
-fn shared<T: memory::Element>(out: Out) -> Shared<T> {
-    Shared(out.slice_mut::<T>().as_mut_ptr())
-}
-
 pub(super) fn weights_at(parameters: Out, master: MasterOperand) -> WeightsAt {
     match (parameters.dtype(), master) {
         (DType::F32, _) => WeightsAt::F32(shared(parameters)),
@@ -162,16 +167,6 @@ impl<'a> Values<'a> {
             Values::Bf16(all) => widen(&all[start..start + values.len()], values),
         }
     }
-}
-
-/// The part of a tensor that belongs to a block.
-///
-/// # Safety
-/// The block must lie in the tensor, and no other task may touch it.
-#[inline(always)]
-pub(super) unsafe fn part<'a, T>(tensor: Shared<T>, start: usize, elements: usize) -> &'a mut [T] {
-    // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts_mut(tensor.at(start), elements) }
 }
 
 /// Rounds values with 16 bits of each random number, from bit `shift` on.

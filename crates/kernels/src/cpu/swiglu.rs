@@ -6,18 +6,13 @@ use super::simd::{CHUNK, Real, exp, vectorized};
 use crate::operation::{Swiglu, SwigluBackward};
 use rayon::prelude::*;
 
-pub(super) fn swiglu(operation: Swiglu) {
-    let Swiglu {
-        mut act,
-        gate_up,
-        largest,
-    } = operation;
-    let (width, out) = (act.dims()[1], act.reborrow());
+pub(super) fn swiglu(mut op: Swiglu) {
+    let (width, out) = (op.act.dims()[1], op.act.reborrow());
     by_dtype!(
         out.dtype(),
-        swiglu_of(out.slice_mut(), gate_up.slice(), width)
+        swiglu_of(out.slice_mut(), op.gate_up.slice(), width)
     );
-    find_largest(largest, act.as_in());
+    find_largest(op.largest, op.act.as_in());
 }
 
 fn swiglu_of<T: Real>(act: &mut [T], gate_up: &[T], width: usize) {
@@ -33,18 +28,13 @@ fn swiglu_of<T: Real>(act: &mut [T], gate_up: &[T], width: usize) {
     });
 }
 
-pub(super) fn swiglu_backward(operation: SwigluBackward) {
-    let SwigluBackward {
-        mut gate_up,
-        dact,
-        largest,
-    } = operation;
-    let (width, out) = (dact.dims()[1], gate_up.reborrow());
+pub(super) fn swiglu_backward(mut op: SwigluBackward) {
+    let (width, out) = (op.dact.dims()[1], op.gate_up.reborrow());
     by_dtype!(
         out.dtype(),
-        swiglu_backward_of(out.slice_mut(), dact.slice(), width)
+        swiglu_backward_of(out.slice_mut(), op.dact.slice(), width)
     );
-    find_largest(largest, gate_up.as_in());
+    find_largest(op.largest, op.gate_up.as_in());
 }
 
 fn swiglu_backward_of<T: Real>(gate_up: &mut [T], dact: &[T], width: usize) {

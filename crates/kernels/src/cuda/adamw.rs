@@ -1,50 +1,38 @@
 //! AdamW on ranges, for every format of its states.
 
-use super::calls::Argument;
-use super::extent::Extent;
-use super::{Cuda, Driver, Kernel, kernel, no_kernel};
+use super::extent::{Extent, WARP};
+use super::{Argument, Cuda, Driver, arguments, kernel};
 use crate::quantise::BLOCK;
-use crate::{AdamW, KernelError, MasterOperand, MomentOperand};
+use crate::{AdamW, MasterOperand, MomentOperand, Result};
 use memory::DType;
 
 /// Threads of a block, and blocks of 256 elements that each of its warps updates: as in `states.cuh`.
 const THREADS: usize = 256;
 const ROUNDS: usize = 8;
 
-const WARP: usize = 32;
-
 /// Blocks of threads for an update of `n` elements.
 pub(super) fn in_rounds(n: usize) -> Extent {
-    Extent {
-        grid: [n.div_ceil(THREADS / WARP * BLOCK * ROUNDS), 1, 1],
-        block: [THREADS, 1, 1],
-        shared_bytes: 0,
-    }
+    let blocks = n.div_ceil(THREADS / WARP * BLOCK * ROUNDS);
+    Extent::new([blocks, 1, 1], [THREADS, 1, 1])
 }
 
-pub(super) fn adamw<D: Driver>(cuda: &Cuda<D>, update: AdamW) -> Result<(), KernelError> {
-    let n = update.parameters.elements();
-    let (first, first_absmax) = moment(&update.first_moment);
-    let (second, second_absmax) = moment(&update.second_moment);
-    let arguments = [
-        (&update.parameters).into(),
-        beside(&update.master),
-        first,
-        second,
-        first_absmax,
-        second_absmax,
-        (&update.gradients).into(),
-        (&update.rates).into(),
-        (&update.clip).into(),
-        (&update.key).into(),
-        (update.first_index as usize).into(),
-        update.beta1.into(),
-        update.beta2.into(),
-        update.eps.into(),
-        update.weight_decay.into(),
-        n.into(),
-    ];
-    cuda.launch(kernel_of(&update), in_rounds(n), &arguments)
+pub(super) fn adamw<D: Driver>(cuda: &Cuda<D>, op: AdamW) -> Result {
+    let n = op.parameters.elements();
+    let (state, gradients) = (&op.first_moment, op.gradients.dtype());
+    let kernel = match (op.parameters.dtype(), &op.master) {
+        (DType::F32, _) => by_moment!(state, "adamw", "adamw_f32_", gradients),
+        (_, MasterOperand::F32(_)) => by_moment!(state, "adamw", "adamw_master_", gradients),
+        (_, MasterOperand::Remainder(_)) => by_moment!(state, "adamw", "adamw_split_", gradients),
+        (_, MasterOperand::Parameters) => by_moment!(state, "adamw", "adamw_rounded_", gradients),
+    };
+    let (first, first_absmax) = moment(&op.first_moment);
+    let (second, second_absmax) = moment(&op.second_moment);
+    let arguments = arguments! {
+        &op.parameters, beside(&op.master), first, second, first_absmax, second_absmax,
+        &op.gradients, &op.rates, &op.clip, &op.key, op.first_index as usize, op.beta1, op.beta2,
+        op.eps, op.weight_decay, n,
+    };
+    cuda.launch(kernel, in_rounds(n), &arguments)
 }
 
 /// A moment, and the `absmax` of its codes.
@@ -63,40 +51,35 @@ pub(super) fn beside(master: &MasterOperand) -> Argument {
     }
 }
 
-/// The kernel for the format of a moment, by its name for f32, bf16 and codes.
+/// The kernel for the format of a moment, by the beginning of its name.
 macro_rules! by_moment {
-    ($update:expr, $f32:literal, $bf16:literal, $codes:literal) => {{
-        let gradients = $update.gradients.dtype();
-        match &$update.first_moment {
+    ($moment:expr, $source:literal, $start:literal, $($dtype:expr),+) => {
+        match $moment {
             MomentOperand::Plain(moment) if moment.dtype() == DType::F32 => {
-                kernel!("adamw", $f32, gradients)
+                kernel!($source, concat!($start, "f32"), $($dtype),+)
             }
-            MomentOperand::Plain(_) => kernel!("adamw", $bf16, gradients),
-            MomentOperand::Quantised { .. } => kernel!("adamw", $codes, gradients),
+            MomentOperand::Plain(_) => kernel!($source, concat!($start, "bf16"), $($dtype),+),
+            MomentOperand::Quantised { .. } => {
+                kernel!($source, concat!($start, "8bit"), $($dtype),+)
+            }
         }
-    }};
+    };
 }
+pub(super) use by_moment;
 
-fn kernel_of(update: &AdamW) -> Kernel {
-    match (update.parameters.dtype(), &update.master) {
-        (DType::F32, _) => by_moment!(update, "adamw_f32_f32", "adamw_f32_bf16", "adamw_f32_8bit"),
-        (_, MasterOperand::F32(_)) => by_moment!(
-            update,
-            "adamw_master_f32",
-            "adamw_master_bf16",
-            "adamw_master_8bit"
-        ),
-        (_, MasterOperand::Remainder(_)) => by_moment!(
-            update,
-            "adamw_split_f32",
-            "adamw_split_bf16",
-            "adamw_split_8bit"
-        ),
-        (_, MasterOperand::Parameters) => by_moment!(
-            update,
-            "adamw_rounded_f32",
-            "adamw_rounded_bf16",
-            "adamw_rounded_8bit"
-        ),
-    }
+/// The kernel for the form of an operation's weights, by the beginning of its name.
+macro_rules! by_weights {
+    ($op:expr, $source:literal, $start:literal $(, $dtype:expr)?) => {
+        match ($op.parameters.dtype(), &$op.master) {
+            (DType::F32, _) => kernel!($source, concat!($start, "f32") $(, $dtype)?),
+            (_, MasterOperand::F32(_)) => kernel!($source, concat!($start, "master") $(, $dtype)?),
+            (_, MasterOperand::Remainder(_)) => {
+                kernel!($source, concat!($start, "split") $(, $dtype)?)
+            }
+            (_, MasterOperand::Parameters) => {
+                kernel!($source, concat!($start, "rounded") $(, $dtype)?)
+            }
+        }
+    };
 }
+pub(super) use by_weights;

@@ -10,11 +10,25 @@
 
 use super::dropout::dropout_arguments;
 use super::extent::Extent;
-use super::{Argument, Cuda, Driver, Gemm, Kernel, Matrix, kernel, no_kernel};
-use crate::operation::attention::{cuda_gradient_sums, cuda_scores};
+use super::{Argument, Cuda, Driver, Gemm, Kernel, Matrix, arguments, kernel};
 use crate::operation::{Attention, AttentionBackward};
-use crate::{AttentionShape, Dropout, KernelError};
+use crate::{AttentionShape, Dropout, Result};
 use memory::{DType, In, Out};
+
+/// The scores of one sequence, kept in f32.
+pub(crate) fn scores(shape: AttentionShape) -> usize {
+    shape.heads * shape.seq * shape.seq
+}
+
+/// Sums of dk and dv of one sequence, kept in f32 if bf16 would round each query head's part.
+pub(crate) fn gradient_sums(shape: AttentionShape, dtype: DType) -> usize {
+    match dtype {
+        DType::BF16 if shape.group() > 1 => {
+            shape.seq * shape.kv_heads * (shape.qk_head_dim + shape.v_head_dim)
+        }
+        _ => 0,
+    }
+}
 
 /// One member of every group in one sequence, and where its matrices lie.
 #[derive(Clone, Copy)]
@@ -121,45 +135,29 @@ fn members(shape: AttentionShape, sequence: usize) -> impl Iterator<Item = Membe
     })
 }
 
-pub(super) fn attention<D: Driver>(
-    cuda: &Cuda<D>,
-    operation: Attention,
-) -> Result<(), KernelError> {
-    let Attention {
-        out,
-        probs,
-        scratch,
-        q,
-        k,
-        v,
-        shape,
-        dropout,
-    } = operation;
-    let (seq, [qk_dim, v_dim], dtype) = (shape.seq, shape.head_dims(), q.dtype());
+pub(super) fn attention<D: Driver>(cuda: &Cuda<D>, op: Attention) -> Result {
+    let (shape, dtype) = (op.shape, op.q.dtype());
+    let (seq, [qk_dim, v_dim]) = (shape.seq, shape.head_dims());
     let kernel = kernel!("attention", "attention_softmax", dtype);
     for sequence in 0..shape.batch {
         for member in members(shape, sequence) {
-            let queries = member.of_queries(q.pointer(), dtype, qk_dim);
-            let keys = member.of_keys(k.pointer(), dtype, qk_dim);
-            let scores = member.scores(&scratch, DType::F32);
+            let queries = member.of_queries(op.q.pointer(), dtype, qk_dim);
+            let keys = member.of_keys(op.k.pointer(), dtype, qk_dim);
+            let scores = member.scores(&op.scratch, DType::F32);
             cuda.gemm(&Gemm {
                 alpha: shape.scale(),
                 ..member.product([seq, qk_dim, seq], queries, keys.t(), scores)
             })?;
         }
-        let kept = probs.as_ref().map_or(std::ptr::null(), |probs| {
-            offset(probs.pointer(), dtype, sequence * cuda_scores(shape))
+        let kept = op.probs.as_ref().map_or(std::ptr::null(), |probs| {
+            offset(probs.pointer(), dtype, sequence * scores(shape))
         });
-        let first = [
-            Argument::Pointer(kept),
-            (&scratch).into(),
-            shape.reach().into(),
-        ];
-        launch_rows(cuda, kernel, &first, (shape, sequence), dropout)?;
+        let first = arguments![Argument::Pointer(kept), &op.scratch, shape.reach()];
+        launch_rows(cuda, kernel, &first, (shape, sequence), op.dropout)?;
         for member in members(shape, sequence) {
-            if let Some(out) = &out {
-                let weights = member.scores(&scratch, dtype);
-                let values = member.of_keys(v.pointer(), dtype, v_dim);
+            if let Some(out) = &op.out {
+                let weights = member.scores(&op.scratch, dtype);
+                let values = member.of_keys(op.v.pointer(), dtype, v_dim);
                 let out = member.of_queries(out.pointer(), dtype, v_dim);
                 cuda.gemm(&member.product([seq, seq, v_dim], weights, values, out))?;
             }
@@ -168,57 +166,40 @@ pub(super) fn attention<D: Driver>(
     Ok(())
 }
 
-pub(super) fn attention_backward<D: Driver>(
-    cuda: &Cuda<D>,
-    operation: AttentionBackward,
-) -> Result<(), KernelError> {
-    let AttentionBackward {
-        dq,
-        dk,
-        dv,
-        scratch,
-        dout,
-        probs,
-        q,
-        k,
-        v,
-        shape,
-        dropout,
-    } = operation;
-    let dropout = dropout.and_then(Dropout::effective);
-    let (seq, [qk_dim, v_dim], dtype) = (shape.seq, shape.head_dims(), q.dtype());
+pub(super) fn attention_backward<D: Driver>(cuda: &Cuda<D>, op: AttentionBackward) -> Result {
+    let dropout = op.dropout.and_then(Dropout::effective);
+    let (shape, dtype) = (op.shape, op.q.dtype());
+    let (seq, [qk_dim, v_dim]) = (shape.seq, shape.head_dims());
     let drop = kernel!("attention", "attention_drop", dtype);
     let kernel = kernel!("attention", "attention_softmax_backward", dtype);
     for sequence in 0..shape.batch {
-        let sums = GradientSums::new(shape, sequence, &scratch, [&dk, &dv]);
-        let probs_at = offset(probs.pointer(), dtype, sequence * cuda_scores(shape));
-        let tensors = [(&scratch).into(), Argument::Pointer(probs_at)];
+        let sums = GradientSums::new(shape, sequence, &op.scratch, [&op.dk, &op.dv]);
+        let probs_at = offset(op.probs.pointer(), dtype, sequence * scores(shape));
+        let tensors = arguments![&op.scratch, Argument::Pointer(probs_at)];
         if dropout.is_some() {
             launch_rows(cuda, drop, &tensors, (shape, sequence), dropout)?;
         }
         for member in members(shape, sequence) {
-            let gradients = member.of_queries(dout.pointer(), dtype, v_dim);
+            let gradients = member.of_queries(op.dout.pointer(), dtype, v_dim);
             let weights = match dropout {
-                Some(_) => member.scores(&scratch, dtype),
-                None => member.probs(&probs),
+                Some(_) => member.scores(&op.scratch, dtype),
+                None => member.probs(&op.probs),
             };
             let [_, dv] = sums.matrices(member);
             cuda.gemm(&member.sum([seq, seq, v_dim], weights.t(), gradients, dv))?;
         }
         for member in members(shape, sequence) {
-            let gradients = member.of_queries(dout.pointer(), dtype, v_dim);
-            let values = member.of_keys(v.pointer(), dtype, v_dim);
-            let scores = member.scores(&scratch, DType::F32);
+            let gradients = member.of_queries(op.dout.pointer(), dtype, v_dim);
+            let values = member.of_keys(op.v.pointer(), dtype, v_dim);
+            let scores = member.scores(&op.scratch, DType::F32);
             cuda.gemm(&member.product([seq, v_dim, seq], gradients, values.t(), scores))?;
         }
         launch_rows(cuda, kernel, &tensors, (shape, sequence), dropout)?;
         for member in members(shape, sequence) {
-            let scores = member.scores(&scratch, dtype);
-            let (queries, keys) = (
-                member.of_queries(q.pointer(), dtype, qk_dim),
-                member.of_keys(k.pointer(), dtype, qk_dim),
-            );
-            let dq = member.of_queries(dq.pointer(), dtype, qk_dim);
+            let scores = member.scores(&op.scratch, dtype);
+            let queries = member.of_queries(op.q.pointer(), dtype, qk_dim);
+            let keys = member.of_keys(op.k.pointer(), dtype, qk_dim);
+            let dq = member.of_queries(op.dq.pointer(), dtype, qk_dim);
             let [dk, _] = sums.matrices(member);
             let alpha = shape.scale();
             cuda.gemm(&Gemm {
@@ -243,15 +224,10 @@ fn launch_rows<D: Driver>(
     first: &[Argument],
     (shape, sequence): (AttentionShape, usize),
     dropout: Option<Dropout>,
-) -> Result<(), KernelError> {
+) -> Result {
     let [threshold, key, scale] = dropout_arguments(dropout);
-    let of_rows = [
-        shape.seq.into(),
-        (sequence * cuda_scores(shape)).into(),
-        threshold,
-        key,
-        scale,
-    ];
+    let first_element = sequence * scores(shape);
+    let of_rows = arguments![shape.seq, first_element, threshold, key, scale];
     let extent = Extent::rows(shape.heads * shape.seq, shape.seq);
     cuda.launch(kernel, extent, &[first, &of_rows].concat())
 }
@@ -275,8 +251,8 @@ impl GradientSums {
         let elements = shape
             .head_dims()
             .map(|dim| shape.seq * shape.kv_heads * dim);
-        let sums = (cuda_gradient_sums(shape, dtype) > 0).then(|| {
-            let first = cuda_scores(shape).next_multiple_of(64);
+        let sums = (gradient_sums(shape, dtype) > 0).then(|| {
+            let first = scores(shape).next_multiple_of(64);
             [first, first + elements[0]].map(|at| offset(scratch.pointer(), DType::F32, at))
         });
         let start =
@@ -304,15 +280,14 @@ impl GradientSums {
     }
 
     /// Rounds f32 sums into the tensors.
-    fn round<D: Driver>(&self, cuda: &Cuda<D>) -> Result<(), KernelError> {
+    fn round<D: Driver>(&self, cuda: &Cuda<D>) -> Result {
         let Some(sums) = self.sums else {
             return Ok(());
         };
         let kernel = kernel!("elementwise", "copy", self.dtype, DType::F32);
         for (which, n) in self.elements.into_iter().enumerate() {
             let [tensor, sum] = [self.tensors[which], sums[which]].map(Argument::Pointer);
-            let arguments = [tensor, sum, n.into()];
-            cuda.launch(kernel, Extent::flat(n), &arguments)?;
+            cuda.launch(kernel, Extent::flat(n), &arguments![tensor, sum, n])?;
         }
         Ok(())
     }

@@ -49,11 +49,6 @@ impl Argument {
     /// No tensor.
     pub const NULL: Argument = Argument::Pointer(std::ptr::null());
 
-    /// A tensor that may have been left out.
-    pub fn optional(out: &Option<Out>) -> Argument {
-        out.as_ref().map_or(Argument::NULL, Argument::from)
-    }
-
     /// The address of the value, in the form that a launch needs.
     pub fn address(&self) -> *mut c_void {
         match self {
@@ -65,19 +60,26 @@ impl Argument {
     }
 }
 
-impl From<&In<'_>> for Argument {
-    fn from(view: &In) -> Argument {
-        assert!(!view.pointer().is_null(), "a shape has no data");
-        Argument::Pointer(view.pointer())
-    }
+/// A tensor's address; null if it was left out.
+macro_rules! from_view {
+    ($view:ident) => {
+        impl From<&$view<'_>> for Argument {
+            fn from(view: &$view) -> Argument {
+                assert!(!view.pointer().is_null(), "a shape has no data");
+                Argument::Pointer(view.pointer())
+            }
+        }
+
+        impl From<&Option<$view<'_>>> for Argument {
+            fn from(view: &Option<$view>) -> Argument {
+                view.as_ref().map_or(Argument::NULL, Argument::from)
+            }
+        }
+    };
 }
 
-impl From<&Out<'_>> for Argument {
-    fn from(view: &Out) -> Argument {
-        assert!(!view.pointer().is_null(), "a shape has no data");
-        Argument::Pointer(view.pointer())
-    }
-}
+from_view!(In);
+from_view!(Out);
 
 impl From<usize> for Argument {
     fn from(value: usize) -> Argument {
@@ -96,6 +98,14 @@ impl From<f32> for Argument {
         Argument::Float(value)
     }
 }
+
+/// The arguments of a launch by their values, in the order of the kernel's parameters. In braces they may stand side by side.
+macro_rules! arguments {
+    ($($value:expr),* $(,)?) => {
+        [$($crate::cuda::Argument::from($value)),*]
+    };
+}
+pub(super) use arguments;
 
 /// `batch` matrices in device memory, each `batch_stride` elements after the one before.
 #[derive(Clone, Copy, Debug, PartialEq)]

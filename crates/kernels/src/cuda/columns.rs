@@ -2,9 +2,9 @@
 //! sums are added.
 
 use super::extent::Extent;
-use super::{Argument, Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
-use crate::{Init, KernelError};
-use memory::{DType, Out};
+use super::{Argument, Cuda, Driver, accumulates, arguments, kernel};
+use crate::{Init, KernelError, Result};
+use memory::Out;
 
 /// How the rows of a matrix are divided into parts.
 pub(super) struct Parting {
@@ -31,7 +31,7 @@ impl Parts {
         [rows, width]: [usize; 2],
         sums: usize,
         parting: Parting,
-    ) -> Result<Parts, KernelError> {
+    ) -> Result<Parts> {
         let room = cuda.workspace.bytes() as usize / size_of::<f32>() / sums;
         if width > room {
             let message = format!("{width} columns are more than the {room} that can be summed");
@@ -59,7 +59,7 @@ impl Parts {
     pub(super) fn place<D: Driver>(&self, cuda: &Cuda<D>, sum: usize) -> Argument {
         let elements = self.count() * self.width;
         let place = sum * elements..(sum + 1) * elements;
-        (&cuda.workspace.view().rows(place)).into()
+        Argument::from(&cuda.workspace.view().rows(place))
     }
 
     /// Adds up the parts of a sum, into `out` or onto it.
@@ -68,16 +68,12 @@ impl Parts {
         cuda: &Cuda<D>,
         sum: usize,
         (out, init): (Out, Init),
-    ) -> Result<(), KernelError> {
-        let arguments = [
-            (&out).into(),
-            self.place(cuda, sum),
-            self.count().into(),
-            self.width.into(),
-            accumulates(&init),
-        ];
+    ) -> Result {
+        let (parts, width) = (self.count(), self.width);
+        let place = self.place(cuda, sum);
+        let arguments = arguments![&out, place, parts, width, accumulates(&init)];
         let kernel = kernel!("columns", "add_parts", out.dtype());
-        let extent = Extent::columns(self.count(), self.width, 1);
+        let extent = Extent::columns(parts, width, 1);
         cuda.launch(kernel, extent, &arguments)
     }
 }

@@ -1,42 +1,21 @@
 //! Matrices that are stored as codes become matrices of plain numbers.
 
 use super::extent::Extent;
-use super::{Cuda, Driver, Kernel, kernel, no_kernel};
-use crate::KernelError;
+use super::{Cuda, Driver, arguments, kernel};
+use crate::Result;
 use crate::operation::{DequantiseBytes, DequantiseNf4};
-use memory::DType;
 
-pub(super) fn dequantise_bytes<D: Driver>(
-    cuda: &Cuda<D>,
-    DequantiseBytes { out, codes, absmax }: DequantiseBytes,
-) -> Result<(), KernelError> {
-    let kernel = kernel!("dequantise", "dequantise_bytes", out.dtype());
-    let n = out.elements();
-    let arguments = [(&out).into(), (&codes).into(), (&absmax).into(), n.into()];
+pub(super) fn dequantise_bytes<D: Driver>(cuda: &Cuda<D>, op: DequantiseBytes) -> Result {
+    let kernel = kernel!("dequantise", "dequantise_bytes", op.out.dtype());
+    let n = op.out.elements();
+    let arguments = arguments![&op.out, &op.codes, &op.absmax, n];
     cuda.launch(kernel, Extent::flat(n), &arguments)
 }
 
-pub(super) fn dequantise_nf4<D: Driver>(
-    cuda: &Cuda<D>,
-    operation: DequantiseNf4,
-) -> Result<(), KernelError> {
-    let DequantiseNf4 {
-        out,
-        codes,
-        absmax_codes,
-        absmax,
-        offset,
-    } = operation;
-    let kernel = kernel!("dequantise", "dequantise_nf4", out.dtype());
-    let n = out.elements();
-    let arguments = [
-        (&out).into(),
-        (&codes).into(),
-        (&absmax_codes).into(),
-        (&absmax).into(),
-        (&offset).into(),
-        n.into(),
-    ];
+pub(super) fn dequantise_nf4<D: Driver>(cuda: &Cuda<D>, op: DequantiseNf4) -> Result {
+    let kernel = kernel!("dequantise", "dequantise_nf4", op.out.dtype());
+    let n = op.out.elements();
+    let arguments = arguments! { &op.out, &op.codes, &op.absmax_codes, &op.absmax, &op.offset, n };
     // A thread takes a pack of bytes, which are two packs of elements.
-    cuda.launch(kernel, Extent::flat(codes.elements()), &arguments)
+    cuda.launch(kernel, Extent::flat(op.codes.elements()), &arguments)
 }

@@ -2,52 +2,34 @@
 
 use super::columns::{Parting, Parts};
 use super::extent::Extent;
-use super::{Cuda, Driver, Kernel, kernel, no_kernel};
-use crate::KernelError;
+use super::{Cuda, Driver, arguments, kernel};
+use crate::Result;
 use crate::operation::{self, AddBias, BiasBackward, Fill};
-use memory::DType;
 
-pub(super) fn fill<D: Driver>(
-    cuda: &Cuda<D>,
-    Fill { out, value }: Fill,
-) -> Result<(), KernelError> {
+pub(super) fn fill<D: Driver>(cuda: &Cuda<D>, Fill { out, value }: Fill) -> Result {
     let kernel = kernel!("elementwise", "fill", out.dtype());
     let n = out.elements();
-    let arguments = [(&out).into(), n.into(), value.into()];
-    cuda.launch(kernel, Extent::flat(n), &arguments)
+    cuda.launch(kernel, Extent::flat(n), &arguments![&out, n, value])
 }
 
-pub(super) fn copy<D: Driver>(
-    cuda: &Cuda<D>,
-    operation::Copy { out, x }: operation::Copy,
-) -> Result<(), KernelError> {
-    let n = out.elements();
-    if !(out.is_contiguous() && x.is_contiguous()) {
-        let kernel = kernel!("elementwise", "copy_rows", out.dtype(), x.dtype());
-        let [out_stride, x_stride] = [out.strides()[0], x.strides()[0]];
-        let (rows, width) = (out.dims()[0], out.dims()[1]);
-        let arguments = [
-            (&out).into(),
-            out_stride.into(),
-            (&x).into(),
-            x_stride.into(),
-            width.into(),
-        ];
+pub(super) fn copy<D: Driver>(cuda: &Cuda<D>, op: operation::Copy) -> Result {
+    let n = op.out.elements();
+    if !(op.out.is_contiguous() && op.x.is_contiguous()) {
+        let kernel = kernel!("elementwise", "copy_rows", op.out.dtype(), op.x.dtype());
+        let [out_stride, x_stride] = [op.out.strides()[0], op.x.strides()[0]];
+        let (rows, width) = (op.out.dims()[0], op.out.dims()[1]);
+        let arguments = arguments![&op.out, out_stride, &op.x, x_stride, width];
         return cuda.launch(kernel, Extent::rows(rows, width), &arguments);
     }
-    let kernel = kernel!("elementwise", "copy", out.dtype(), x.dtype());
-    let arguments = [(&out).into(), (&x).into(), n.into()];
-    cuda.launch(kernel, Extent::flat(n), &arguments)
+    let kernel = kernel!("elementwise", "copy", op.out.dtype(), op.x.dtype());
+    cuda.launch(kernel, Extent::flat(n), &arguments![&op.out, &op.x, n])
 }
 
-pub(super) fn add_bias<D: Driver>(
-    cuda: &Cuda<D>,
-    AddBias { out, bias }: AddBias,
-) -> Result<(), KernelError> {
+pub(super) fn add_bias<D: Driver>(cuda: &Cuda<D>, AddBias { out, bias }: AddBias) -> Result {
     let kernel = kernel!("elementwise", "add_bias", out.dtype());
     let (rows, width) = (out.dims()[0], out.dims()[1]);
     let stride = out.strides()[0];
-    let arguments = [(&out).into(), stride.into(), (&bias).into(), width.into()];
+    let arguments = arguments![&out, stride, &bias, width];
     cuda.launch(kernel, Extent::rows(rows, width), &arguments)
 }
 
@@ -57,11 +39,8 @@ const PART_ROWS_MIN: usize = 256;
 const BLOCKS_MIN: usize = 1024;
 const PARTS_MAX: usize = 256;
 
-pub(super) fn bias_backward<D: Driver>(
-    cuda: &Cuda<D>,
-    BiasBackward { out, dy, init }: BiasBackward,
-) -> Result<(), KernelError> {
-    let (rows, width) = (dy.dims()[0], dy.dims()[1]);
+pub(super) fn bias_backward<D: Driver>(cuda: &Cuda<D>, op: BiasBackward) -> Result {
+    let (rows, width) = (op.dy.dims()[0], op.dy.dims()[1]);
     let parting = Parting {
         rows_min: PART_ROWS_MIN,
         rows_multiple: 1,
@@ -70,16 +49,11 @@ pub(super) fn bias_backward<D: Driver>(
             .min(PARTS_MAX),
     };
     let parts = Parts::new(cuda, "bias_backward", [rows, width], 1, parting)?;
-    let arguments = [
-        parts.place(cuda, 0),
-        (&dy).into(),
-        dy.strides()[0].into(),
-        rows.into(),
-        parts.part_rows().into(),
-        width.into(),
-    ];
-    let kernel = kernel!("elementwise", "bias_backward", dy.dtype());
+    let arguments = arguments! {
+        parts.place(cuda, 0), &op.dy, op.dy.strides()[0], rows, parts.part_rows(), width,
+    };
+    let kernel = kernel!("elementwise", "bias_backward", op.dy.dtype());
     let extent = Extent::columns(parts.part_rows().min(rows), width, parts.count());
     cuda.launch(kernel, extent, &arguments)?;
-    parts.add(cuda, 0, (out, init))
+    parts.add(cuda, 0, (op.out, op.init))
 }

@@ -1,54 +1,31 @@
 //! Token embedding.
 
 use super::extent::Extent;
-use super::{Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
+use super::{Cuda, Driver, accumulates, arguments, kernel};
 use crate::operation::{Embedding, EmbeddingBackward};
-use crate::{Init, KernelError};
-use memory::DType;
+use crate::{Init, Result};
 
 /// Threads of a block that looks for tokens: as in `embedding.cu`.
 const SEARCHERS: usize = 256;
 
-pub(super) fn embedding<D: Driver>(
-    cuda: &Cuda<D>,
-    Embedding { out, table, ids }: Embedding,
-) -> Result<(), KernelError> {
-    let kernel = kernel!("embedding", "embedding", table.dtype());
-    let (tokens, width) = (out.dims()[0], out.dims()[1]);
-    let arguments = [(&out).into(), (&table).into(), (&ids).into(), width.into()];
+pub(super) fn embedding<D: Driver>(cuda: &Cuda<D>, op: Embedding) -> Result {
+    let kernel = kernel!("embedding", "embedding", op.table.dtype());
+    let (tokens, width) = (op.out.dims()[0], op.out.dims()[1]);
+    let arguments = arguments![&op.out, &op.table, &op.ids, width];
     cuda.launch(kernel, Extent::rows(tokens, width), &arguments)
 }
 
-pub(super) fn embedding_backward<D: Driver>(
-    cuda: &Cuda<D>,
-    operation: EmbeddingBackward,
-) -> Result<(), KernelError> {
-    let EmbeddingBackward {
-        dtable,
-        dout,
-        ids,
-        init,
-    } = operation;
-    if matches!(init, Init::Overwrite) {
-        let bytes = dtable.bytes();
+pub(super) fn embedding_backward<D: Driver>(cuda: &Cuda<D>, op: EmbeddingBackward) -> Result {
+    if matches!(op.init, Init::Overwrite) {
         // SAFETY: the view covers these bytes.
-        unsafe { cuda.driver.clear(dtable.pointer(), bytes)? };
+        unsafe { cuda.driver.clear(op.dtable.pointer(), op.dtable.bytes())? };
     }
-    let kernel = kernel!(
-        "embedding",
-        "embedding_backward",
-        dtable.dtype(),
-        dout.dtype()
-    );
-    let (tokens, width) = (dout.dims()[0], dout.dims()[1]);
-    let arguments = [
-        (&dtable).into(),
-        (&dout).into(),
-        (&ids).into(),
-        tokens.into(),
-        width.into(),
-        accumulates(&init),
-    ];
+    let types = [op.dtable.dtype(), op.dout.dtype()];
+    let kernel = kernel!("embedding", "embedding_backward", types[0], types[1]);
+    let (tokens, width) = (op.dout.dims()[0], op.dout.dims()[1]);
+    let arguments = arguments! {
+        &op.dtable, &op.dout, &op.ids, tokens, width, accumulates(&op.init),
+    };
     let extent = Extent::rows_by_columns(tokens, width, SEARCHERS);
     cuda.launch(kernel, extent, &arguments)
 }

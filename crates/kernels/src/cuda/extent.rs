@@ -1,6 +1,6 @@
 //! The number of blocks and threads of a launch. It depends only on shapes, so results do too.
 
-use crate::KernelError;
+use crate::{KernelError, Result};
 
 /// Elements that a thread works on at a time: `PACK` in `pack.cuh`.
 pub(super) const PACK: usize = 8;
@@ -32,23 +32,27 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// One pack per thread.
-    pub(super) fn flat(elements: usize) -> Extent {
+    /// Blocks without dynamic shared memory.
+    pub(super) fn new(grid: [usize; 3], block: [usize; 3]) -> Extent {
         Extent {
-            grid: [elements.div_ceil(FLAT_THREADS * PACK), 1, 1],
-            block: [FLAT_THREADS, 1, 1],
+            grid,
+            block,
             shared_bytes: 0,
         }
+    }
+
+    /// One pack per thread.
+    pub(super) fn flat(elements: usize) -> Extent {
+        Extent::new(
+            [elements.div_ceil(FLAT_THREADS * PACK), 1, 1],
+            [FLAT_THREADS, 1, 1],
+        )
     }
 
     /// One row per block, and one pack per thread up to the most threads of a block.
     pub(super) fn rows(rows: usize, width: usize) -> Extent {
         let threads = width.div_ceil(PACK).next_multiple_of(WARP);
-        Extent {
-            grid: [rows, 1, 1],
-            block: [threads.clamp(WARP, ROW_THREADS_MAX), 1, 1],
-            shared_bytes: 0,
-        }
+        Extent::new([rows, 1, 1], [threads.clamp(WARP, ROW_THREADS_MAX), 1, 1])
     }
 
     /// One row per block, or several if they are narrow. A lane has one pack; a row has a power of two of lanes.
@@ -62,11 +66,7 @@ impl Extent {
     /// `lanes` lanes of a warp, a power of two, for each of `rows` rows.
     pub(super) fn lanes(rows: usize, lanes: usize) -> Extent {
         let at_a_time = NARROW_THREADS / lanes;
-        Extent {
-            grid: [rows.div_ceil(at_a_time), 1, 1],
-            block: [lanes, at_a_time, 1],
-            shared_bytes: 0,
-        }
+        Extent::new([rows.div_ceil(at_a_time), 1, 1], [lanes, at_a_time, 1])
     }
 
     /// Blocks that share the columns of `Extent::columns`.
@@ -77,24 +77,14 @@ impl Extent {
     /// Sums over `rows` rows in `parts` parts, for `column_sums` of `columns.cuh`.
     pub(super) fn columns(rows: usize, width: usize, parts: usize) -> Extent {
         let lanes = rows.next_power_of_two();
-        Extent {
-            grid: [Extent::column_blocks(width), parts, 1],
-            block: [
-                COLUMN_PACKS,
-                lanes.clamp(WARP / COLUMN_PACKS, ROW_LANES_MAX),
-                1,
-            ],
-            shared_bytes: 0,
-        }
+        let lanes = lanes.clamp(WARP / COLUMN_PACKS, ROW_LANES_MAX);
+        let grid = [Extent::column_blocks(width), parts, 1];
+        Extent::new(grid, [COLUMN_PACKS, lanes, 1])
     }
 
     /// Blocks of `threads` threads. Each block works on `rows` rows, with one pack of columns per thread.
     pub(super) fn rows_by_columns(rows: usize, width: usize, threads: usize) -> Extent {
-        Extent {
-            grid: [rows, width.div_ceil(threads * PACK), 1],
-            block: [threads, 1, 1],
-            shared_bytes: 0,
-        }
+        Extent::new([rows, width.div_ceil(threads * PACK), 1], [threads, 1, 1])
     }
 
     pub(super) fn blocks(&self) -> usize {
@@ -106,10 +96,7 @@ impl Extent {
     }
 
     /// Grid and block of the launch; an error if they exceed its limits.
-    pub(super) fn checked(
-        &self,
-        operation: &'static str,
-    ) -> Result<([u32; 3], [u32; 3]), KernelError> {
+    pub(super) fn checked(&self, operation: &'static str) -> Result<([u32; 3], [u32; 3])> {
         let [x, y, z] = self.grid;
         if x > i32::MAX as usize || y > BLOCKS_MAX || z > BLOCKS_MAX {
             return Err(KernelError::too_large(
@@ -160,11 +147,7 @@ mod tests {
 
     #[test]
     fn too_many_blocks_are_refused() {
-        let error = Extent {
-            grid: [1, BLOCKS_MAX + 1, 1],
-            block: [WARP, 1, 1],
-            shared_bytes: 0,
-        };
+        let error = Extent::new([1, BLOCKS_MAX + 1, 1], [WARP, 1, 1]);
         assert_eq!(error.checked("copy").unwrap_err().operation, "copy");
         assert!(Extent::rows(1 << 31, 8).checked("rms_norm").is_err());
     }

@@ -5,10 +5,9 @@
 
 use super::dropout::dropout_arguments;
 use super::extent::Extent;
-use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
-use crate::operation::flash::{cuda_keys, cuda_partial_sums, cuda_parts, cuda_width};
+use super::{Argument, Cuda, Driver, arguments, kernel, no_kernel};
 use crate::operation::{FlashAttention, FlashAttentionBackward};
-use crate::{AttentionShape, FlashOptions, KernelError};
+use crate::{AttentionShape, FlashOptions, KernelError, Result};
 use memory::{DType, In, Out};
 
 /// Threads of a block that computes sums of rows.
@@ -21,6 +20,11 @@ const WARP: usize = 32;
 
 /// The window of attention without a window: `NO_WINDOW` in `flash_attention.cu`.
 const NO_WINDOW: i32 = 1 << 30;
+
+/// Blocks of the pass for dk and dv on CUDA that are enough for any device: two on each of an H100's 132
+/// multiprocessors at a time, and as many again, since the last keys have far fewer queries than the first. More cost
+/// scratch.
+const BLOCKS: usize = 512;
 
 /// A kernel by its name, the width and the type.
 macro_rules! kernel_of_width {
@@ -43,6 +47,45 @@ macro_rules! kernel_of_width {
     }};
 }
 
+/// Keys in a block of the backward pass: `Sizes::KEYS` in `flash_attention.cu`.
+fn block_keys(width: usize, dtype: DType) -> usize {
+    match dtype {
+        DType::F32 if width > 128 => 32,
+        _ => 64,
+    }
+}
+
+/// The width that CUDA's kernels pad heads to; none if no kernel is as wide. Only the kernels for the widest heads take
+/// different widths of keys and values.
+fn kernel_width(shape: AttentionShape) -> Option<usize> {
+    const WIDTHS: [usize; 4] = [32, 64, 128, 256];
+    let [qk, v] = shape.head_dims();
+    let fits = |width: &usize| qk.max(v) <= *width && (qk == v || *width == 256);
+    WIDTHS.into_iter().find(fits)
+}
+
+/// Parts into which the query heads of each key-value head are divided, as equally as possible. Each sums its
+/// own `dk` and `dv`. They are as few as give enough blocks. They depend on the shape and not on the device, and so do
+/// the bits of the sums.
+pub(crate) fn head_parts(shape: AttentionShape, dtype: DType) -> usize {
+    let width = kernel_width(shape).unwrap_or(usize::MAX);
+    let keys = shape.seq.div_ceil(block_keys(width, dtype));
+    let blocks = shape.batch * shape.kv_heads * keys;
+    BLOCKS.div_ceil(blocks.max(1)).min(shape.group())
+}
+
+/// The f32 elements of the sums of all parts; none if one part has all query heads.
+pub(crate) fn partial_sums(shape: AttentionShape, dtype: DType) -> usize {
+    match head_parts(shape, dtype) {
+        1 => 0,
+        parts => parts * (elements(shape.k()) + elements(shape.v())),
+    }
+}
+
+fn elements([rows, width]: [usize; 2]) -> usize {
+    rows * width
+}
+
 /// Rows of the tiles that kernels work on: `Sizes` in `flash_attention.cu`.
 struct Sizes {
     width: usize,
@@ -60,12 +103,8 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn new(
-        operation: &'static str,
-        shape: AttentionShape,
-        dtype: DType,
-    ) -> Result<Sizes, KernelError> {
-        let width = cuda_width(shape).ok_or_else(|| {
+    fn new(operation: &'static str, shape: AttentionShape, dtype: DType) -> Result<Sizes> {
+        let width = kernel_width(shape).ok_or_else(|| {
             let head_dim = shape.qk_head_dim.max(shape.v_head_dim);
             let message = format!("heads of {head_dim} are wider than 256, the widest on CUDA");
             KernelError::too_large(operation, message)
@@ -77,7 +116,7 @@ impl Sizes {
             dtype,
             warp_rows,
             queries: if wide && f32 { 32 } else { 4 * warp_rows },
-            keys: cuda_keys(width, dtype),
+            keys: block_keys(width, dtype),
             key_warps: if wide && f32 { 4 } else { 2 },
             forward: if wide { 32 } else { 64 },
             backward: match (width, f32) {
@@ -143,7 +182,7 @@ pub fn flash_shared_bytes(shape: AttentionShape, dtype: DType) -> Option<usize> 
 }
 
 /// The arguments of a kernel, `N` in all, without an allocation.
-fn joined<const N: usize>(parts: [&[Argument]; 3]) -> [Argument; N] {
+fn joined<const N: usize, const PARTS: usize>(parts: [&[Argument]; PARTS]) -> [Argument; N] {
     let mut all = parts.into_iter().flatten().copied();
     let joined = std::array::from_fn(|_| all.next().expect("as many as the kernel has"));
     assert!(all.next().is_none(), "as many as the kernel has");
@@ -157,103 +196,57 @@ fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 11] {
         true => shape.reach() as i32,
         false => NO_WINDOW,
     };
-    [
-        options
-            .documents
-            .as_ref()
-            .map_or(Argument::Pointer(std::ptr::null()), Argument::from),
-        shape.seq.into(),
-        shape.heads.into(),
-        shape.kv_heads.into(),
-        shape.qk_head_dim.into(),
-        shape.v_head_dim.into(),
-        shape.scale().into(),
-        Argument::Int(window),
-        threshold,
-        key,
-        kept_scale,
-    ]
+    arguments! {
+        &options.documents, shape.seq, shape.heads, shape.kv_heads, shape.qk_head_dim,
+        shape.v_head_dim, shape.scale(), Argument::Int(window), threshold, key, kept_scale,
+    }
 }
 
-pub(super) fn flash_attention<D: Driver>(
-    cuda: &Cuda<D>,
-    operation: FlashAttention,
-) -> Result<(), KernelError> {
-    let FlashAttention {
-        out,
-        lse,
-        scratch: _,
-        q,
-        k,
-        v,
-        shape,
-        options,
-    } = operation;
-    let sizes = Sizes::new("flash_attention", shape, q.dtype())?;
-    let extent = sizes.of_queries(shape, sizes.forward_rows());
-    let written = [Argument::optional(&out), Argument::optional(&lse)];
-    let read = [&q, &k, &v].map(Argument::from);
-    let arguments: [Argument; 16] = joined([&written, &read, &common(shape, &options)]);
-    let kernel = kernel_of_width!("flash_forward", sizes.width, q.dtype());
+pub(super) fn flash_attention<D: Driver>(cuda: &Cuda<D>, op: FlashAttention) -> Result {
+    let sizes = Sizes::new("flash_attention", op.shape, op.q.dtype())?;
+    let extent = sizes.of_queries(op.shape, sizes.forward_rows());
+    let operands = arguments![&op.out, &op.lse, &op.q, &op.k, &op.v];
+    let arguments: [Argument; 16] = joined([&operands, &common(op.shape, &op.options)]);
+    let kernel = kernel_of_width!("flash_forward", sizes.width, op.q.dtype());
     cuda.launch(kernel, extent, &arguments)
 }
 
 pub(super) fn flash_attention_backward<D: Driver>(
     cuda: &Cuda<D>,
-    operation: FlashAttentionBackward,
-) -> Result<(), KernelError> {
-    let FlashAttentionBackward {
-        dq,
-        dk,
-        dv,
-        scratch,
-        dout,
-        out,
-        lse,
-        q,
-        k,
-        v,
-        shape,
-        options,
-    } = operation;
-    let dtype = q.dtype();
+    op: FlashAttentionBackward,
+) -> Result {
+    let (shape, dtype) = (op.shape, op.q.dtype());
     let sizes = Sizes::new("flash_attention_backward", shape, dtype)?;
     // The partial sums come first, because they are accessed in wide words and need alignment.
-    let parts = cuda_parts(shape, dtype);
-    let (partial, sums) = scratch.split_at(cuda_partial_sums(shape, dtype));
-    row_sums(cuda, &sums, &dout, &out, shape)?;
+    let parts = head_parts(shape, dtype);
+    let (partial, sums) = op.scratch.split_at(partial_sums(shape, dtype));
+    row_sums(cuda, &sums, &op.dout, &op.out, shape)?;
 
-    let [dout, lse, sums] = [(&dout).into(), (&lse).into(), (&sums).into()];
-    let [q, k, v] = [&q, &k, &v].map(Argument::from);
-    let read = [dout, lse, sums, q, k, v];
-    let common = common(shape, &options);
-    let written = [(&dk).into(), (&dv).into(), (&partial).into(), parts.into()];
+    let read = arguments![&op.dout, &op.lse, &sums, &op.q, &op.k, &op.v];
+    let common = common(shape, &op.options);
+    let written = arguments![&op.dk, &op.dv, &partial, parts];
 
     let kernel = kernel_of_width!("flash_backward_keys", sizes.width, dtype);
     let extent = sizes.of_keys(shape, parts, sizes.key_gradient_rows());
     let arguments: [Argument; 21] = joined([&written, &read, &common]);
     cuda.launch(kernel, extent, &arguments)?;
     if parts > 1 {
-        add_parts(cuda, written, [&dk, &dv])?;
+        add_parts(cuda, written, [&op.dk, &op.dv])?;
     }
 
     let kernel = kernel_of_width!("flash_backward_queries", sizes.width, dtype);
     let extent = sizes.of_queries(shape, sizes.query_gradient_rows());
-    let arguments: [Argument; 18] = joined([&[(&dq).into()], &read, &common]);
+    let arguments: [Argument; 18] = joined([&arguments![&op.dq], &read, &common]);
     cuda.launch(kernel, extent, &arguments)
 }
 
 /// Adds up the parts of dk and dv that parts of the query heads have computed. `written` are the outputs.
-fn add_parts<D: Driver>(
-    cuda: &Cuda<D>,
-    written: [Argument; 4],
-    gradients: [&Out; 2],
-) -> Result<(), KernelError> {
+fn add_parts<D: Driver>(cuda: &Cuda<D>, written: [Argument; 4], gradients: [&Out; 2]) -> Result {
     let [of_dk, of_dv] = gradients.map(Out::elements);
     let mut extent = Extent::flat(of_dk.max(of_dv));
     extent.grid[1] = 2;
     let [dk, dv, partial, parts] = written;
-    let arguments = [dk, dv, partial, parts, of_dk.into(), of_dv.into()];
+    let arguments = arguments![dk, dv, partial, parts, of_dk, of_dv];
     let kernel = kernel!("flash_attention", "flash_add_parts", gradients[0].dtype());
     cuda.launch(kernel, extent, &arguments)
 }
@@ -265,7 +258,7 @@ fn row_sums<D: Driver>(
     dout: &In,
     out: &In,
     shape: AttentionShape,
-) -> Result<(), KernelError> {
+) -> Result {
     // Lanes of a row: as many as have elements of it, at most one reduction's.
     let lanes = shape
         .v_head_dim
@@ -273,20 +266,9 @@ fn row_sums<D: Driver>(
         .next_power_of_two()
         .min(WARP);
     let rows = SUM_THREADS / lanes;
-    let extent = Extent {
-        grid: [shape.batch * shape.seq, shape.heads.div_ceil(rows), 1],
-        block: [SUM_THREADS, 1, 1],
-        shared_bytes: 0,
-    };
-    let arguments = [
-        sums.into(),
-        dout.into(),
-        out.into(),
-        shape.seq.into(),
-        shape.heads.into(),
-        shape.v_head_dim.into(),
-        lanes.into(),
-    ];
+    let grid = [shape.batch * shape.seq, shape.heads.div_ceil(rows), 1];
+    let extent = Extent::new(grid, [SUM_THREADS, 1, 1]);
+    let arguments = arguments! { sums, dout, out, shape.seq, shape.heads, shape.v_head_dim, lanes };
     let kernel = kernel!("flash_attention", "flash_row_sums", dout.dtype());
     cuda.launch(kernel, extent, &arguments)
 }

@@ -3,63 +3,22 @@
 use super::extent::Extent;
 use super::fp8::launch_finding_largest;
 use super::norm_backward::{ByWidth, NormBackward, norm_backward};
-use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
-use crate::KernelError;
+use super::{Cuda, Driver, arguments, kernel, kernels};
+use crate::Result;
 use crate::operation::{LayerNorm, LayerNormBackward};
-use memory::DType;
 
-pub(super) fn layer_norm<D: Driver>(
-    cuda: &Cuda<D>,
-    operation: LayerNorm,
-) -> Result<(), KernelError> {
-    let LayerNorm {
-        y,
-        mean,
-        rstd,
-        largest,
-        x,
-        weight,
-        bias,
-        eps,
-    } = operation;
-    let kernels = [
-        kernel!("layer_norm", "layer_norm", x.dtype()),
-        kernel!("layer_norm", "layer_norm_largest", x.dtype()),
-    ];
-    let (rows, width) = (x.dims()[0], x.dims()[1]);
-    let arguments = vec![
-        Argument::optional(&y),
-        Argument::optional(&mean),
-        Argument::optional(&rstd),
-        (&x).into(),
-        (&weight).into(),
-        (&bias).into(),
-        rows.into(),
-        width.into(),
-        eps.into(),
-    ];
+pub(super) fn layer_norm<D: Driver>(cuda: &Cuda<D>, op: LayerNorm) -> Result {
+    let kernels = kernels!("layer_norm", "layer_norm", op.x.dtype());
+    let (rows, width) = (op.x.dims()[0], op.x.dims()[1]);
+    let arguments = arguments! {
+        &op.y, &op.mean, &op.rstd, &op.x, &op.weight, &op.bias, rows, width, op.eps,
+    };
     let extent = Extent::narrow_rows(rows, width);
-    launch_finding_largest(cuda, kernels, (extent, arguments), largest)
+    launch_finding_largest(cuda, kernels, (extent, &arguments), op.largest)
 }
 
-pub(super) fn layer_norm_backward<D: Driver>(
-    cuda: &Cuda<D>,
-    operation: LayerNormBackward,
-) -> Result<(), KernelError> {
-    let LayerNormBackward {
-        dx,
-        dx_init,
-        dweight,
-        dweight_init,
-        dbias,
-        dbias_init,
-        dy,
-        x,
-        weight,
-        mean,
-        rstd,
-    } = operation;
-    let dtype = x.dtype();
+pub(super) fn layer_norm_backward<D: Driver>(cuda: &Cuda<D>, op: LayerNormBackward) -> Result {
+    let dtype = op.x.dtype();
     let of = NormBackward {
         operation: "layer_norm_backward",
         kernels: ByWidth {
@@ -67,12 +26,12 @@ pub(super) fn layer_norm_backward<D: Driver>(
             wide: kernel!("layer_norm", "layer_norm_backward_wide", dtype),
             widest: kernel!("layer_norm", "layer_norm_backward_widest", dtype),
         },
-        dx: (dx, dx_init),
-        gradients: [(dweight, dweight_init), (dbias, dbias_init)],
-        dy,
-        x,
-        weight,
-        statistics: &[mean, rstd],
+        dx: (op.dx, op.dx_init),
+        gradients: [(op.dweight, op.dweight_init), (op.dbias, op.dbias_init)],
+        dy: op.dy,
+        x: op.x,
+        weight: op.weight,
+        statistics: &[op.mean, op.rstd],
     };
     norm_backward(cuda, of)
 }

@@ -5,8 +5,8 @@
 //! So blocks and threads, sizes, strides and alignments are those of the run.
 
 use super::{Argument, Driver, Gemm, Kernel, Launch, Workspace};
-use crate::{Cost, DiskCopy, Exchange, KernelError, Operation, Queue, Reading};
-use memory::{Blocks, Memory, Place, Refused, Space};
+use crate::{Cost, DiskCopy, Exchange, Operation, Queue, Queues, Reading, Result};
+use memory::{Blocks, In, Memory, Out, Place, Refused, Space};
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -80,7 +80,7 @@ impl Listing {
         self.calls.take()
     }
 
-    fn list(&self, call: Call) -> Result<(), KernelError> {
+    fn list(&self, call: Call) -> Result {
         let (operation, cost) = self.operation.get();
         self.operation.set((operation, Cost::default()));
         self.calls.borrow_mut().push(Listed {
@@ -93,12 +93,18 @@ impl Listing {
     }
 }
 
+impl Queues for Listing {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+}
+
 impl Driver for Listing {
     fn begin_operation(&self, operation: &Operation) {
         self.operation.set((operation.name(), operation.cost()));
     }
 
-    unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
+    unsafe fn launch(&self, launch: &Launch) -> Result {
         let whole = |argument: &Argument| match *argument {
             Argument::Size(value) => Some(value as i64),
             Argument::Int(value) => Some(value.into()),
@@ -113,46 +119,36 @@ impl Driver for Listing {
         })
     }
 
-    unsafe fn gemm(&self, gemm: &Gemm, _workspace: Workspace) -> Result<(), KernelError> {
+    unsafe fn gemm(&self, gemm: &Gemm, _workspace: Workspace) -> Result {
         self.list(Call::Product(*gemm))
     }
 
-    unsafe fn copy_to_device(&self, _to: *mut u8, _bytes: &[u8]) -> Result<(), KernelError> {
+    unsafe fn copy_to_device(&self, _to: *mut u8, _bytes: &[u8]) -> Result {
         Ok(())
     }
 
-    unsafe fn copy_to_host(&self, bytes: &mut [u8], _from: *const u8) -> Result<(), KernelError> {
+    unsafe fn copy_to_host(&self, bytes: &mut [u8], _from: *const u8) -> Result {
         bytes.fill(0);
         Ok(())
     }
 
-    unsafe fn clear(&self, _to: *mut u8, bytes: usize) -> Result<(), KernelError> {
+    unsafe fn clear(&self, _to: *mut u8, bytes: usize) -> Result {
         self.list(Call::Clear(bytes))
     }
 
-    unsafe fn start_copy(
-        &self,
-        _queue: Queue,
-        _to: *mut u8,
-        _from: *const u8,
-        _bytes: usize,
-    ) -> Result<(), KernelError> {
+    unsafe fn start_copy(&self, _queue: Queue, _out: Out, _x: In) -> Result {
         Ok(())
     }
 
-    unsafe fn start_disk(&self, _copy: DiskCopy) -> Result<(), KernelError> {
+    unsafe fn start_disk(&self, _copy: DiskCopy) -> Result {
         Ok(())
     }
 
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    unsafe fn start_exchange(&self, _exchange: Exchange) -> Result<(), KernelError> {
+    unsafe fn start_exchange(&self, _exchange: Exchange) -> Result {
         Ok(())
     }
 
-    unsafe fn start_read(&self, _from: *const u8, bytes: usize) -> Result<Reading, KernelError> {
+    unsafe fn start_read(&self, _from: *const u8, bytes: usize) -> Result<Reading> {
         Ok(Reading::done(vec![0; bytes]))
     }
 }

@@ -6,7 +6,7 @@
 
 mod adafactor;
 mod adamw;
-mod attention;
+pub(crate) mod attention;
 mod cache;
 mod calls;
 mod columns;
@@ -20,7 +20,7 @@ mod elementwise;
 mod embedding;
 mod experts;
 mod extent;
-mod flash;
+pub(crate) mod flash;
 mod fp8;
 mod gelu;
 mod latent;
@@ -53,12 +53,14 @@ pub use driver::Driver;
 pub use flash::flash_shared_bytes;
 pub use listing::{Call, Listed, Listing};
 
-use crate::backend::{TimedWork, timed_by_host};
+use crate::backend::TimedWork;
+use crate::families::families;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, Event, Init, KernelError, Kernels, Operation, Queue, Reading, Request, Section,
+    Backend, Event, Init, Kernels, Operation, Queue, Queues, Reading, Request, Result, Section,
     Target, Traffic,
 };
+use calls::arguments;
 use extent::Extent;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
@@ -67,35 +69,55 @@ use std::time::Duration;
 /// A kernel of a source file by its name, followed by the types that it is made for.
 macro_rules! kernel {
     ($source:literal, $name:expr) => {
-        Kernel {
+        $crate::cuda::Kernel {
             source: $source,
             name: $name,
         }
     };
-    ($source:literal, $name:literal, $dtype:expr) => {
-        kernel!(
+    ($source:literal, $name:expr, $dtype:expr) => {
+        $crate::cuda::kernel!(
             $source,
             match $dtype {
-                DType::F32 => concat!($name, "_f32"),
-                DType::BF16 => concat!($name, "_bf16"),
-                other => no_kernel($name, &[other]),
+                memory::DType::F32 => concat!($name, "_f32"),
+                memory::DType::BF16 => concat!($name, "_bf16"),
+                other => $crate::cuda::no_kernel($name, &[other]),
             }
         )
     };
-    ($source:literal, $name:literal, $out:expr, $x:expr) => {
-        kernel!(
+    ($source:literal, $name:expr, $out:expr, $x:expr) => {
+        $crate::cuda::kernel!(
             $source,
             match ($out, $x) {
-                (DType::F32, DType::F32) => concat!($name, "_f32_f32"),
-                (DType::F32, DType::BF16) => concat!($name, "_f32_bf16"),
-                (DType::BF16, DType::F32) => concat!($name, "_bf16_f32"),
-                (DType::BF16, DType::BF16) => concat!($name, "_bf16_bf16"),
-                (out, x) => no_kernel($name, &[out, x]),
+                (memory::DType::F32, memory::DType::F32) => concat!($name, "_f32_f32"),
+                (memory::DType::F32, memory::DType::BF16) => concat!($name, "_f32_bf16"),
+                (memory::DType::BF16, memory::DType::F32) => concat!($name, "_bf16_f32"),
+                (memory::DType::BF16, memory::DType::BF16) => concat!($name, "_bf16_bf16"),
+                (out, x) => $crate::cuda::no_kernel($name, &[out, x]),
             }
         )
     };
 }
 use kernel;
+
+/// A kernel of a type, and the one beside it that also finds the largest magnitude of what it makes.
+macro_rules! kernels {
+    ($source:literal, $name:literal, $dtype:expr) => {
+        [
+            $crate::cuda::kernel!($source, $name, $dtype),
+            $crate::cuda::kernel!($source, concat!($name, "_largest"), $dtype),
+        ]
+    };
+}
+use kernels;
+
+/// Calls the function of an operation.
+macro_rules! launch {
+    ([$cuda:ident $operation:ident] $([$($file:ident: $($name:ident $function:ident),+;)+])+) => {
+        match $operation {
+            $($($(Operation::$name(op) => $file::$function($cuda, op),)+)+)+
+        }
+    };
+}
 
 fn no_kernel(name: &str, dtypes: &[DType]) -> ! {
     unreachable!("the check before admits only f32 and bf16: no `{name}` of {dtypes:?}")
@@ -130,104 +152,15 @@ impl<D: Driver> Cuda<D> {
     }
 
     /// Makes all calls of an operation, already checked.
-    fn launch_operation(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
+    fn launch_operation(&self, queue: Queue, operation: Operation) -> Result {
         self.driver.begin_operation(&operation);
         self.queue.set(queue);
-        match operation {
-            Operation::Fill(operation) => elementwise::fill(self, operation),
-            Operation::Copy(operation) => elementwise::copy(self, operation),
-            Operation::DequantiseBytes(operation) => dequantise::dequantise_bytes(self, operation),
-            Operation::DequantiseNf4(operation) => dequantise::dequantise_nf4(self, operation),
-            Operation::Matmul(operation) => matmul::matmul(self, operation),
-            Operation::Gram(operation) => matmul::gram(self, operation),
-            Operation::AbsMax(operation) => fp8::abs_max(self, operation),
-            Operation::Quantise(operation) => fp8::quantise(self, operation),
-            Operation::QuantiseTransposed(operation) => fp8::quantise_transposed(self, operation),
-            Operation::TransposeCodes(operation) => fp8::transpose_codes(self, operation),
-            Operation::ScaledMatmul(operation) => fp8::scaled_matmul(self, operation),
-            Operation::AddBias(operation) => elementwise::add_bias(self, operation),
-            Operation::BiasBackward(operation) => elementwise::bias_backward(self, operation),
-            Operation::BiasDropoutAdd(operation) => dropout::bias_dropout_add(self, operation),
-            Operation::DropoutBackward(operation) => dropout::dropout_backward(self, operation),
-            Operation::Embedding(operation) => embedding::embedding(self, operation),
-            Operation::EmbeddingBackward(operation) => {
-                embedding::embedding_backward(self, operation)
-            }
-            Operation::AddPositions(operation) => positions::add_positions(self, operation),
-            Operation::AddPositionsBackward(operation) => {
-                positions::add_positions_backward(self, operation)
-            }
-            Operation::RmsNorm(operation) => rms_norm::rms_norm(self, operation),
-            Operation::RmsNormBackward(operation) => rms_norm::rms_norm_backward(self, operation),
-            Operation::LayerNorm(operation) => layer_norm::layer_norm(self, operation),
-            Operation::LayerNormBackward(operation) => {
-                layer_norm::layer_norm_backward(self, operation)
-            }
-            Operation::Rotary(operation) => rotary::rotary(self, operation),
-            Operation::SplitQkv(operation) => qkv::split_qkv(self, operation),
-            Operation::JoinQkv(operation) => qkv::join_qkv(self, operation),
-            Operation::Attention(operation) => attention::attention(self, operation),
-            Operation::AttentionBackward(operation) => {
-                attention::attention_backward(self, operation)
-            }
-            Operation::FlashAttention(operation) => flash::flash_attention(self, operation),
-            Operation::FlashAttentionBackward(operation) => {
-                flash::flash_attention_backward(self, operation)
-            }
-            Operation::StoreInCache(operation) => cache::store_in_cache(self, operation),
-            Operation::CachedAttention(operation) => cache::cached_attention(self, operation),
-            Operation::Swiglu(operation) => swiglu::swiglu(self, operation),
-            Operation::SwigluBackward(operation) => swiglu::swiglu_backward(self, operation),
-            Operation::Route(operation) => router::route(self, operation),
-            Operation::RouteBackward(operation) => router::route_backward(self, operation),
-            Operation::RouterZLoss(operation) => router::router_z_loss(self, operation),
-            Operation::GroupByExpert(operation) => router::group_by_expert(self, operation),
-            Operation::CountChoices(operation) => router::count_choices(self, operation),
-            Operation::BalanceLoss(operation) => router::balance_loss(self, operation),
-            Operation::StepRouterBias(operation) => router::step_router_bias(self, operation),
-            Operation::SumRows(operation) => experts::sum_rows(self, operation),
-            Operation::GroupedMatmul(operation) => experts::grouped_matmul(self, operation),
-            Operation::GroupedGradient(operation) => experts::grouped_gradient(self, operation),
-            Operation::WeighedSwiglu(operation) => experts::weighed_swiglu(self, operation),
-            Operation::WeighedSwigluBackward(operation) => {
-                experts::weighed_swiglu_backward(self, operation)
-            }
-            Operation::RotaryTail(operation) => latent::rotary_tail(self, operation),
-            Operation::ExpandKeys(operation) => latent::expand_keys(self, operation),
-            Operation::ExpandKeysBackward(operation) => {
-                latent::expand_keys_backward(self, operation)
-            }
-            Operation::Gelu(operation) => gelu::gelu(self, operation),
-            Operation::GeluBackward(operation) => gelu::gelu_backward(self, operation),
-            Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(self, operation),
-            Operation::PreferenceLoss(operation) => preference::preference_loss(self, operation),
-            Operation::Sum(operation) => norm::sum(self, operation),
-            Operation::NormGrains(operation) => norm::norm_grains(self, operation),
-            Operation::NormAndClip(operation) => norm::norm_and_clip(self, operation),
-            Operation::SumInOrder(operation) => sum_in_order::sum_in_order(self, operation),
-            Operation::AdamW(update) => adamw::adamw(self, update),
-            Operation::Momentum(operation) => muon::momentum(self, operation),
-            Operation::DivideByNorm(operation) => muon::divide_by_norm(self, operation),
-            Operation::Combine(operation) => muon::combine(self, operation),
-            Operation::StepAlong(operation) => muon::step_along(self, operation),
-            Operation::VarianceScale(operation) => adafactor::variance_scale(self, operation),
-            Operation::VarianceSums(operation) => adafactor::variance_sums(self, operation),
-            Operation::FactorVariance(operation) => adafactor::factor_variance(self, operation),
-            Operation::UpdateSquares(operation) => adafactor::update_squares(self, operation),
-            Operation::WeightSquares(operation) => adafactor::weight_squares(self, operation),
-            Operation::AdafactorRate(operation) => adafactor::adafactor_rate(self, operation),
-            Operation::AdafactorStep(operation) => adafactor::adafactor_step(self, operation),
-        }
+        families!(launch! self operation)
     }
 
     /// Launches a kernel of a checked operation, in the operation's queue. In queues other than the computation's, the
     /// operation's caller is responsible for the order. Does nothing without blocks.
-    fn launch(
-        &self,
-        kernel: Kernel,
-        extent: Extent,
-        arguments: &[Argument],
-    ) -> Result<(), KernelError> {
+    fn launch(&self, kernel: Kernel, extent: Extent, arguments: &[Argument]) -> Result {
         if extent.is_empty() {
             return Ok(());
         }
@@ -255,7 +188,7 @@ impl<D: Driver> Cuda<D> {
 
     /// Computes products of a checked operation's tensors, in the computation's queue: products of all operations share the
     /// workspace.
-    fn gemm(&self, gemm: &Gemm) -> Result<(), KernelError> {
+    fn gemm(&self, gemm: &Gemm) -> Result {
         assert_eq!(
             self.queue.get(),
             Queue::Compute,
@@ -291,55 +224,54 @@ impl<D: Driver> Backend for Cuda<D> {
         true
     }
 
-    fn rank(&self) -> usize {
-        self.driver.rank()
-    }
-
     fn traffic(&self) -> &Cell<Traffic> {
         &self.traffic
     }
 
-    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError> {
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result {
         // SAFETY: the caller's promise.
         unsafe {
             match request {
                 Request::Operation(operation) => self.launch_operation(queue, operation),
-                Request::Copy(out, x) => {
-                    let (to, from) = (out.pointer(), x.pointer());
-                    self.driver.start_copy(queue, to, from, x.bytes())
-                }
+                Request::Copy(out, x) => self.driver.start_copy(queue, out, x),
                 Request::Disk(copy) => self.driver.start_disk(copy),
                 Request::Exchange(exchange) => self.driver.start_exchange(exchange),
             }
         }
     }
 
-    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
+    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result {
         assert!(!out.pointer().is_null(), "a shape has no data");
         // SAFETY: the view covers as many bytes as `bytes`.
         unsafe { self.driver.copy_to_device(out.pointer(), bytes) }
     }
 
-    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
+    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result {
         assert!(!x.pointer().is_null(), "a shape has no data");
         // SAFETY: as in `write`.
         unsafe { self.driver.copy_to_host(bytes, x.pointer()) }
     }
 
-    unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
+    unsafe fn start_reading(&self, x: In) -> Result<Reading> {
         // SAFETY: the view covers as many bytes.
         unsafe { self.driver.start_read(x.pointer(), x.bytes()) }
     }
+}
 
-    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+impl<D: Driver> Queues for Cuda<D> {
+    fn rank(&self) -> usize {
+        self.driver.rank()
+    }
+
+    fn record(&self, queue: Queue) -> Result<Event> {
         self.driver.record(queue)
     }
 
-    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result<(), KernelError> {
-        self.driver.wait(queue, event)
+    fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result {
+        self.driver.wait(queue, event, reason)
     }
 
-    fn finish(&self, event: Event) -> Result<(), KernelError> {
+    fn finish(&self, event: Event) -> Result {
         self.driver.finish(event)
     }
 
@@ -347,22 +279,26 @@ impl<D: Driver> Backend for Cuda<D> {
         self.driver.is_over(event)
     }
 
-    fn timed(&self, queue: Queue, work: TimedWork) -> Result<Duration, KernelError> {
-        let by_device = self.driver.timed(queue, work);
-        by_device.unwrap_or_else(|| timed_by_host(self, queue, work))
+    fn timed(&self, queue: Queue, work: TimedWork) -> Option<Result<Duration>> {
+        self.driver.timed(queue, work)
     }
 
-    fn begin_section(&self, section: Section) -> Result<(), KernelError> {
+    fn begin_section(&self, section: Section) -> Result {
         self.driver.begin_section(section)
     }
 
-    fn end_section(&self, is_whole: bool) -> Result<(), KernelError> {
+    fn end_section(&self, is_whole: bool) -> Result {
         self.driver.end_section(is_whole)
     }
 
     fn section_refusal(&self) -> Option<String> {
         self.driver.section_refusal()
     }
+}
+
+/// An `int` of a kernel.
+fn int(number: usize) -> Argument {
+    Argument::Int(number as i32)
 }
 
 /// Whether a result is added to the output's contents.

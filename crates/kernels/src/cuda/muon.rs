@@ -1,84 +1,43 @@
 //! Muon's momentum update, the sums of Newton-Schulz's iteration, and the update of the weights.
 
-use super::adamw::{beside, in_rounds, moment};
+use super::adamw::{beside, by_moment, by_weights, in_rounds, moment};
 use super::extent::Extent;
-use super::{Cuda, Driver, Kernel, kernel, no_kernel};
+use super::{Cuda, Driver, arguments, kernel};
 use crate::operation::{Combine, DivideByNorm, Momentum, StepAlong};
-use crate::{KernelError, MasterOperand, MomentOperand};
+use crate::{MasterOperand, MomentOperand, Result};
 use memory::DType;
 
-pub(super) fn momentum<D: Driver>(cuda: &Cuda<D>, operation: Momentum) -> Result<(), KernelError> {
-    let n = operation.out.elements();
-    let (values, absmax) = moment(&operation.momentum);
-    let arguments = [
-        (&operation.out).into(),
-        values,
-        absmax,
-        (&operation.gradients).into(),
-        (&operation.clip).into(),
-        (&operation.key).into(),
-        (operation.first_index as usize).into(),
-        operation.decay.into(),
-        operation.nesterov.into(),
-        n.into(),
-    ];
-    let (out, gradients) = (operation.out.dtype(), operation.gradients.dtype());
-    let kernel = match &operation.momentum {
-        MomentOperand::Plain(moment) if moment.dtype() == DType::F32 => {
-            kernel!("muon", "momentum_f32", out, gradients)
-        }
-        MomentOperand::Plain(_) => kernel!("muon", "momentum_bf16", out, gradients),
-        MomentOperand::Quantised { .. } => kernel!("muon", "momentum_8bit", out, gradients),
+pub(super) fn momentum<D: Driver>(cuda: &Cuda<D>, op: Momentum) -> Result {
+    let (out, gradients, n) = (op.out.dtype(), op.gradients.dtype(), op.out.elements());
+    let kernel = by_moment!(&op.momentum, "muon", "momentum_", out, gradients);
+    let (values, absmax) = moment(&op.momentum);
+    let arguments = arguments! {
+        &op.out, values, absmax, &op.gradients, &op.clip, &op.key, op.first_index as usize,
+        op.decay, op.nesterov, n,
     };
     cuda.launch(kernel, in_rounds(n), &arguments)
 }
 
-pub(super) fn divide_by_norm<D: Driver>(
-    cuda: &Cuda<D>,
-    DivideByNorm { x, norm, eps }: DivideByNorm,
-) -> Result<(), KernelError> {
-    let kernel = kernel!("muon", "divide_by_norm", x.dtype());
-    let n = x.elements();
-    let arguments = [(&x).into(), (&norm).into(), eps.into(), n.into()];
+pub(super) fn divide_by_norm<D: Driver>(cuda: &Cuda<D>, op: DivideByNorm) -> Result {
+    let kernel = kernel!("muon", "divide_by_norm", op.x.dtype());
+    let n = op.x.elements();
+    let arguments = arguments![&op.x, &op.norm, op.eps, n];
     cuda.launch(kernel, Extent::flat(n), &arguments)
 }
 
-pub(super) fn combine<D: Driver>(cuda: &Cuda<D>, operation: Combine) -> Result<(), KernelError> {
-    let kernel = kernel!("muon", "combine", operation.out.dtype());
-    let n = operation.out.elements();
-    let arguments = [
-        (&operation.out).into(),
-        (&operation.x).into(),
-        operation.alpha.into(),
-        operation.beta.into(),
-        n.into(),
-    ];
+pub(super) fn combine<D: Driver>(cuda: &Cuda<D>, op: Combine) -> Result {
+    let kernel = kernel!("muon", "combine", op.out.dtype());
+    let n = op.out.elements();
+    let arguments = arguments![&op.out, &op.x, op.alpha, op.beta, n];
     cuda.launch(kernel, Extent::flat(n), &arguments)
 }
 
-pub(super) fn step_along<D: Driver>(
-    cuda: &Cuda<D>,
-    operation: StepAlong,
-) -> Result<(), KernelError> {
-    let n = operation.parameters.elements();
-    let arguments = [
-        (&operation.parameters).into(),
-        beside(&operation.master),
-        (&operation.direction).into(),
-        (&operation.rate).into(),
-        (&operation.clip).into(),
-        (&operation.key).into(),
-        (operation.first_index as usize).into(),
-        operation.scale.into(),
-        operation.weight_decay.into(),
-        n.into(),
-    ];
-    let direction = operation.direction.dtype();
-    let kernel = match (operation.parameters.dtype(), &operation.master) {
-        (DType::F32, _) => kernel!("muon", "step_along_f32", direction),
-        (_, MasterOperand::F32(_)) => kernel!("muon", "step_along_master", direction),
-        (_, MasterOperand::Remainder(_)) => kernel!("muon", "step_along_split", direction),
-        (_, MasterOperand::Parameters) => kernel!("muon", "step_along_rounded", direction),
+pub(super) fn step_along<D: Driver>(cuda: &Cuda<D>, op: StepAlong) -> Result {
+    let (n, direction) = (op.parameters.elements(), op.direction.dtype());
+    let kernel = by_weights!(op, "muon", "step_along_", direction);
+    let arguments = arguments! {
+        &op.parameters, beside(&op.master), &op.direction, &op.rate, &op.clip, &op.key,
+        op.first_index as usize, op.scale, op.weight_decay, n,
     };
     cuda.launch(kernel, in_rounds(n), &arguments)
 }

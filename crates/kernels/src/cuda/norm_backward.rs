@@ -3,8 +3,8 @@
 
 use super::columns::{Parting, Parts};
 use super::extent::{Extent, PACK, ROW_THREADS_MAX, WARP};
-use super::{Argument, Cuda, Driver, Kernel, accumulates};
-use crate::{Init, KernelError};
+use super::{Argument, Cuda, Driver, Kernel, accumulates, arguments};
+use crate::{Init, Result};
 use memory::{In, Out};
 
 /// Fewest rows of a block, and most blocks. With these, writing and adding the partial sums costs little beside the
@@ -46,7 +46,7 @@ pub(super) struct NormBackward<'a, const GRADIENTS: usize> {
 pub(super) fn norm_backward<D: Driver, const GRADIENTS: usize>(
     cuda: &Cuda<D>,
     of: NormBackward<GRADIENTS>,
-) -> Result<(), KernelError> {
+) -> Result {
     let (rows, width) = (of.x.dims()[0], of.x.dims()[1]);
     let (kernel, block) = of.kernels.for_rows_of(width);
     let parting = Parting {
@@ -55,17 +55,11 @@ pub(super) fn norm_backward<D: Driver, const GRADIENTS: usize>(
         parts_max: PARTS_MAX,
     };
     let parts = Parts::new(cuda, of.operation, [rows, width], GRADIENTS, parting)?;
-    let extent = Extent {
-        grid: [parts.count(), 1, 1],
-        block,
-        shared_bytes: 0,
-    };
-    let mut arguments = vec![(&of.dx.0).into(), parts.place(cuda, 0)];
-    arguments.extend([of.dy, of.x, of.weight].iter().map(Argument::from));
-    arguments.extend(of.statistics.iter().map(Argument::from));
-    arguments.extend([rows, parts.part_rows(), width].map(Argument::from));
-    arguments.push(accumulates(&of.dx.1));
-    cuda.launch(kernel, extent, &arguments)?;
+    let extent = Extent::new([parts.count(), 1, 1], block);
+    let first = arguments![&of.dx.0, parts.place(cuda, 0), &of.dy, &of.x, &of.weight];
+    let statistics: Vec<Argument> = of.statistics.iter().map(Argument::from).collect();
+    let last = arguments![rows, parts.part_rows(), width, accumulates(&of.dx.1)];
+    cuda.launch(kernel, extent, &[&first[..], &statistics, &last].concat())?;
     for (sum, gradient) in of.gradients.into_iter().enumerate() {
         parts.add(cuda, sum, gradient)?;
     }

@@ -2,73 +2,47 @@
 
 use super::embedding::embedding_backward;
 use super::extent::Extent;
-use super::{Argument, Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
-use crate::KernelError;
+use super::{Argument, Cuda, Driver, accumulates, arguments, kernel};
+use crate::Result;
 use crate::operation::{AddPositions, AddPositionsBackward, EmbeddingBackward, Positions};
-use memory::DType;
 
 /// The given positions, or a null pointer and the length of sequences.
 pub(super) fn position_arguments(positions: Positions) -> [Argument; 2] {
     match positions {
-        Positions::Sequences(seq) => [Argument::NULL, seq.into()],
-        Positions::Given(positions) => [(&positions).into(), 1.into()],
+        Positions::Sequences(seq) => arguments![Argument::NULL, seq],
+        Positions::Given(positions) => arguments![&positions, 1],
     }
 }
 
-pub(super) fn add_positions<D: Driver>(
-    cuda: &Cuda<D>,
-    AddPositions {
-        x,
-        table,
-        positions,
-    }: AddPositions,
-) -> Result<(), KernelError> {
-    let kernel = kernel!("positions", "add_positions", x.dtype());
-    let (rows, width) = (x.dims()[0], x.dims()[1]);
-    let [positions, seq] = position_arguments(positions);
-    let arguments = [(&x).into(), (&table).into(), positions, seq, width.into()];
+pub(super) fn add_positions<D: Driver>(cuda: &Cuda<D>, op: AddPositions) -> Result {
+    let kernel = kernel!("positions", "add_positions", op.x.dtype());
+    let (rows, width) = (op.x.dims()[0], op.x.dims()[1]);
+    let [positions, seq] = position_arguments(op.positions);
+    let arguments = arguments![&op.x, &op.table, positions, seq, width];
     cuda.launch(kernel, Extent::rows(rows, width), &arguments)
 }
 
 pub(super) fn add_positions_backward<D: Driver>(
     cuda: &Cuda<D>,
-    operation: AddPositionsBackward,
-) -> Result<(), KernelError> {
-    let AddPositionsBackward {
-        dtable,
-        dx,
-        positions,
-        init,
-    } = operation;
-    let seq = match positions {
+    op: AddPositionsBackward,
+) -> Result {
+    let seq = match op.positions {
         Positions::Sequences(seq) => seq,
         Positions::Given(ids) => {
-            let dout = dx;
-            return embedding_backward(
-                cuda,
-                EmbeddingBackward {
-                    dtable,
-                    dout,
-                    ids,
-                    init,
-                },
-            );
+            let as_lookup = EmbeddingBackward {
+                dtable: op.dtable,
+                dout: op.dx,
+                ids,
+                init: op.init,
+            };
+            return embedding_backward(cuda, as_lookup);
         }
     };
-    let kernel = kernel!(
-        "positions",
-        "add_positions_backward",
-        dtable.dtype(),
-        dx.dtype()
-    );
-    let (positions, width) = (dtable.dims()[0], dtable.dims()[1]);
-    let arguments = [
-        (&dtable).into(),
-        (&dx).into(),
-        (dx.dims()[0] / seq).into(),
-        seq.into(),
-        width.into(),
-        accumulates(&init),
-    ];
+    let types = [op.dtable.dtype(), op.dx.dtype()];
+    let kernel = kernel!("positions", "add_positions_backward", types[0], types[1]);
+    let (positions, width) = (op.dtable.dims()[0], op.dtable.dims()[1]);
+    let arguments = arguments! {
+        &op.dtable, &op.dx, op.dx.dims()[0] / seq, seq, width, accumulates(&op.init),
+    };
     cuda.launch(kernel, Extent::rows(positions, width), &arguments)
 }

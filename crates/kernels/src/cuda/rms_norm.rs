@@ -3,53 +3,20 @@
 use super::extent::Extent;
 use super::fp8::launch_finding_largest;
 use super::norm_backward::{ByWidth, NormBackward, norm_backward};
-use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
-use crate::KernelError;
+use super::{Cuda, Driver, arguments, kernel, kernels};
+use crate::Result;
 use crate::operation::{RmsNorm, RmsNormBackward};
-use memory::DType;
 
-pub(super) fn rms_norm<D: Driver>(cuda: &Cuda<D>, operation: RmsNorm) -> Result<(), KernelError> {
-    let RmsNorm {
-        y,
-        rstd,
-        largest,
-        x,
-        weight,
-        eps,
-    } = operation;
-    let kernels = [
-        kernel!("rms_norm", "rms_norm", x.dtype()),
-        kernel!("rms_norm", "rms_norm_largest", x.dtype()),
-    ];
-    let (rows, width) = (x.dims()[0], x.dims()[1]);
-    let arguments = vec![
-        Argument::optional(&y),
-        Argument::optional(&rstd),
-        (&x).into(),
-        (&weight).into(),
-        rows.into(),
-        width.into(),
-        eps.into(),
-    ];
+pub(super) fn rms_norm<D: Driver>(cuda: &Cuda<D>, op: RmsNorm) -> Result {
+    let kernels = kernels!("rms_norm", "rms_norm", op.x.dtype());
+    let (rows, width) = (op.x.dims()[0], op.x.dims()[1]);
+    let arguments = arguments![&op.y, &op.rstd, &op.x, &op.weight, rows, width, op.eps];
     let extent = Extent::narrow_rows(rows, width);
-    launch_finding_largest(cuda, kernels, (extent, arguments), largest)
+    launch_finding_largest(cuda, kernels, (extent, &arguments), op.largest)
 }
 
-pub(super) fn rms_norm_backward<D: Driver>(
-    cuda: &Cuda<D>,
-    operation: RmsNormBackward,
-) -> Result<(), KernelError> {
-    let RmsNormBackward {
-        dx,
-        dx_init,
-        dweight,
-        dweight_init,
-        dy,
-        x,
-        weight,
-        rstd,
-    } = operation;
-    let dtype = x.dtype();
+pub(super) fn rms_norm_backward<D: Driver>(cuda: &Cuda<D>, op: RmsNormBackward) -> Result {
+    let dtype = op.x.dtype();
     let of = NormBackward {
         operation: "rms_norm_backward",
         kernels: ByWidth {
@@ -57,12 +24,12 @@ pub(super) fn rms_norm_backward<D: Driver>(
             wide: kernel!("rms_norm", "rms_norm_backward_wide", dtype),
             widest: kernel!("rms_norm", "rms_norm_backward_widest", dtype),
         },
-        dx: (dx, dx_init),
-        gradients: [(dweight, dweight_init)],
-        dy,
-        x,
-        weight,
-        statistics: &[rstd],
+        dx: (op.dx, op.dx_init),
+        gradients: [(op.dweight, op.dweight_init)],
+        dy: op.dy,
+        x: op.x,
+        weight: op.weight,
+        statistics: &[op.rstd],
     };
     norm_backward(cuda, of)
 }

@@ -5,7 +5,8 @@ pub mod timeline;
 
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, Event, ExchangeBytes, KernelError, Kernels, Queue, Reading, Request, Target, Traffic,
+    Backend, Event, ExchangeBytes, KernelError, Kernels, Queue, Queues, Reading, Request, Target,
+    Traffic,
 };
 use memory::{Buffer, ByPhase, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
@@ -101,10 +102,6 @@ impl Backend for Meta {
         self.target != Target::Cpu || self.workspace.is_some()
     }
 
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
     fn traffic(&self) -> &Cell<Traffic> {
         &self.traffic
     }
@@ -155,6 +152,12 @@ impl Backend for Meta {
         }
         true
     }
+}
+
+impl Queues for Meta {
+    fn rank(&self) -> usize {
+        self.rank
+    }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {
         let timeline = self.timeline.as_ref();
@@ -166,13 +169,5 @@ impl Backend for Meta {
             timeline.wait(queue, event);
         }
         Ok(())
-    }
-
-    fn finish(&self, _event: Event) -> Result<(), KernelError> {
-        Ok(())
-    }
-
-    fn is_over(&self, _event: Event) -> bool {
-        true
     }
 }

@@ -1,7 +1,9 @@
 //! AdamW on a range of parameters, in every format of its states.
 
 use super::check::{Check, Checked};
-use super::contract::{Contract, Operand, changes, reads, writes};
+use super::contract::Contract;
+use super::declaration::{Field, Visit, operation};
+use super::operand::{OperandAccess, OperandRule};
 use crate::quantise::BLOCK;
 use memory::{DType, In, Out};
 
@@ -29,68 +31,48 @@ pub enum MasterOperand<'a> {
     Remainder(Out<'a>),
 }
 
-/// One AdamW update of a range of parameters (Loshchilov and Hutter 2019).
-pub struct AdamW<'a> {
-    /// Weights `[n]`, f32 or bf16; written.
-    pub parameters: Out<'a>,
-    /// The exact weights; read and written.
-    pub master: MasterOperand<'a>,
-    /// First moment; read and written. Has the same format as the second.
-    pub first_moment: MomentOperand<'a>,
-    /// Second moment; read and written.
-    pub second_moment: MomentOperand<'a>,
-    /// Gradients `[n]`, f32 or bf16, before clipping.
-    pub gradients: In<'a>,
-    /// `[3]` f32: learning rate, 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t). They are in device memory, so that a
-    /// captured step can be launched again with other values.
-    pub rates: In<'a>,
-    /// `[2]` f32 from [`super::NormAndClip`]: the factor on gradients is the second. If it is not finite,
-    /// nothing is changed.
-    pub clip: In<'a>,
-    /// `[2]` u32: low and high half of the step's key of random numbers ([`crate::random`]).
-    pub key: In<'a>,
-    /// The number of the range's first element for random numbers; a multiple of 256.
-    pub first_index: u64,
-    /// Decay of the first moment.
-    pub beta1: f32,
-    /// Decay of the second moment.
-    pub beta2: f32,
-    /// Added to the root of the second moment.
-    pub eps: f32,
-    /// Decoupled weight decay, applied before the update.
-    pub weight_decay: f32,
+operation! {
+    /// One AdamW update of a range of parameters (Loshchilov and Hutter 2019).
+    AdamW "adamw": parameters [n] {
+        /// The weights; written.
+        parameters: Out<'a> [n] real used(master.access()),
+        /// The exact weights; read and written.
+        master: MasterOperand<'a> [n] f32 changes,
+        /// First moment; read and written. Has the same format as the second.
+        first_moment: MomentOperand<'a> [n] real changes,
+        /// Second moment; read and written.
+        second_moment: MomentOperand<'a> [n] real changes,
+        /// Before clipping.
+        gradients: In<'a> [n] real,
+        /// Learning rate, 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t). They are in device memory, so that a
+        /// captured step can be launched again with other values.
+        rates: In<'a> [3] f32 uncounted,
+        /// From [`super::NormAndClip`]: the factor on gradients is the second. If it is not finite,
+        /// nothing is changed.
+        clip: In<'a> [2] f32 uncounted,
+        /// Low and high half of the step's key of random numbers ([`crate::random`]).
+        key: In<'a> [2] u32 uncounted,
+        /// The number of the range's first element for random numbers; a multiple of 256.
+        first_index: u64,
+        /// Decay of the first moment.
+        beta1: f32,
+        /// Decay of the second moment.
+        beta2: f32,
+        /// Added to the root of the second moment.
+        eps: f32,
+        /// Decoupled weight decay, applied before the update.
+        weight_decay: f32,
+    }
 }
 
 impl Contract for AdamW<'_> {
-    fn name(&self) -> &'static str {
-        "adamw"
-    }
-
-    fn check(&self, check: &Check) -> Checked {
-        let (n, weights) = (self.parameters.elements(), self.parameters.dtype());
-        check.real_of_rank("parameters", &self.parameters, 1)?;
-        self.master.check(check, n, weights)?;
-        self.first_moment.check(check, "first_moment", n)?;
-        self.second_moment.check(check, "second_moment", n)?;
+    fn conditions(&self, check: &Check) -> Checked {
+        self.master.check(check, self.parameters.dtype())?;
         check.that(
             self.first_moment.form() == self.second_moment.form(),
             || "`first_moment` and `second_moment` are not of the same form".into(),
         )?;
-        check.real("gradients", &self.gradients, &[n])?;
-        check.tensor("rates", &self.rates, &[3], DType::F32)?;
-        check.tensor("clip", &self.clip, &[2], DType::F32)?;
-        check.tensor("key", &self.key, &[2], DType::U32)?;
-        let first = self.first_index;
-        check.that(first.is_multiple_of(BLOCK as u64), || {
-            format!("`first_index` is {first}, expected a multiple of {BLOCK}")
-        })
-    }
-
-    fn operands(&self) -> Vec<Operand<'_>> {
-        let weights = self.master.operands(&self.parameters);
-        let moments = [&self.first_moment, &self.second_moment].map(MomentOperand::operands);
-        let states = weights.into_iter().chain(moments.into_iter().flatten());
-        states.chain([reads(self.gradients)]).collect()
+        check.first("first_index", self.first_index)
     }
 
     fn runs_beside(&self) -> bool {
@@ -99,17 +81,6 @@ impl Contract for AdamW<'_> {
 }
 
 impl MomentOperand<'_> {
-    pub(super) fn check(&self, check: &Check, name: &str, n: usize) -> Checked {
-        match self {
-            MomentOperand::Plain(moment) => check.real(name, moment, &[n]),
-            MomentOperand::Quantised { codes, absmax } => {
-                let blocks = n.div_ceil(BLOCK);
-                check.tensor(&format!("{name}.codes"), codes, &[n], DType::U8)?;
-                check.tensor(&format!("{name}.absmax"), absmax, &[blocks], DType::F32)
-            }
-        }
-    }
-
     /// The type of its elements, which tells its format.
     fn form(&self) -> DType {
         match self {
@@ -117,35 +88,43 @@ impl MomentOperand<'_> {
             MomentOperand::Quantised { codes, .. } => codes.dtype(),
         }
     }
+}
 
-    pub(super) fn operands(&self) -> Vec<Operand<'_>> {
+impl Field for MomentOperand<'_> {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
         match self {
-            MomentOperand::Plain(values) => vec![changes(values)],
-            MomentOperand::Quantised { codes, absmax } => vec![changes(codes), changes(absmax)],
+            MomentOperand::Plain(moment) => moment.visit(rule, visit),
+            MomentOperand::Quantised { codes, absmax } => {
+                let blocks = codes.elements().div_ceil(BLOCK);
+                codes.visit(rule.part(".codes").u8(), &mut *visit)?;
+                absmax.visit(rule.part(".absmax").shaped([blocks]).f32(), visit)
+            }
         }
     }
 }
 
 impl MasterOperand<'_> {
-    /// The operands of the master, and of its parameters.
-    pub(super) fn operands<'b>(&'b self, parameters: &'b Out) -> Vec<Operand<'b>> {
+    /// How an update uses the parameters beside it.
+    pub(super) fn access(&self) -> OperandAccess {
         match self {
-            MasterOperand::Parameters => vec![changes(parameters)],
-            MasterOperand::F32(master) => vec![writes(parameters), changes(master)],
-            MasterOperand::Remainder(remainder) => vec![changes(parameters), changes(remainder)],
+            MasterOperand::F32(_) => OperandAccess::Written,
+            MasterOperand::Parameters | MasterOperand::Remainder(_) => OperandAccess::Changed,
         }
     }
 
-    pub(super) fn check(&self, check: &Check, n: usize, weights: DType) -> Checked {
+    /// Refuses a master of other weights than bf16.
+    pub(super) fn check(&self, check: &Check, weights: DType) -> Checked {
+        let is_needed = weights == DType::BF16 || matches!(self, MasterOperand::Parameters);
+        check.that(is_needed, || "f32 weights are their own master".into())
+    }
+}
+
+impl Field for MasterOperand<'_> {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
         match self {
-            MasterOperand::Parameters => return Ok(()),
-            MasterOperand::F32(master) => check.tensor("master", master, &[n], DType::F32)?,
-            MasterOperand::Remainder(remainder) => {
-                check.tensor("remainder", remainder, &[n], DType::I16)?;
-            }
+            MasterOperand::Parameters => Ok(()),
+            MasterOperand::F32(master) => master.visit(rule, visit),
+            MasterOperand::Remainder(rest) => rest.visit(rule.named("remainder").i16(), visit),
         }
-        check.that(weights == DType::BF16, || {
-            "f32 weights are their own master".into()
-        })
     }
 }

@@ -1,20 +1,38 @@
 //! What every operation tells about itself: its name, what it refuses, and its least cost.
 
-use super::Init;
 use super::check::{Check, Checked};
-use memory::{In, Out};
+use super::declaration::Declaration;
+use super::operand::Operand;
 
-/// The contract of an operation, beside its documentation.
-pub(crate) trait Contract {
-    /// Its name in messages and measurements.
-    fn name(&self) -> &'static str;
+/// The contract of an operation: what its declaration says, and what else it refuses.
+pub(crate) trait Contract: Declaration {
+    /// Refuses tensors and numbers that do not fit together, or the device. Each tensor is as declared.
+    fn conditions(&self, _check: &Check) -> Checked {
+        Ok(())
+    }
 
     /// Refuses operands that do not fit together or the device.
-    fn check(&self, check: &Check) -> Checked;
+    fn check(&self, check: &Check) -> Checked {
+        let mut compute = None;
+        self.rows(&mut |row| row.check(check, &mut compute))?;
+        self.conditions(check)
+    }
 
-    /// The tensors that it reads and writes, without scratch and single numbers. The first one's sizes distinguish
-    /// calls of the same name.
-    fn operands(&self) -> Vec<Operand<'_>>;
+    /// The tensors that it reads and writes, without scratch and single numbers.
+    fn operands(&self) -> Vec<Operand<'_>> {
+        self.declared_operands()
+    }
+
+    /// The operands that its declaration counts.
+    fn declared_operands(&self) -> Vec<Operand<'_>> {
+        let mut operands = Vec::new();
+        let visited = self.rows(&mut |row| {
+            operands.extend(row.operand());
+            Ok(())
+        });
+        visited.expect("operations that do not fit have no cost");
+        operands
+    }
 
     /// Whether it may run beside the computation, in [`crate::Queue::Update`]: it shares no scratch with other operations.
     fn runs_beside(&self) -> bool {
@@ -33,7 +51,7 @@ pub(crate) trait Contract {
 
     /// The sizes that distinguish it from other calls of its name.
     fn sizes(&self) -> Vec<usize> {
-        self.operands()[0].view.dims().to_vec()
+        self.subject().to_vec()
     }
 
     /// Its least cost.
@@ -55,70 +73,10 @@ pub struct Cost {
     pub bytes: u64,
 }
 
-/// How an operation uses a tensor.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum OperandAccess {
-    Read,
-    Written,
-    /// Read and written.
-    Changed,
-}
-
-/// A tensor that an operation reads, writes or both.
-pub(crate) struct Operand<'a> {
-    /// The tensor, or the part of it that is used.
-    pub(crate) view: In<'a>,
-    pub(crate) access: OperandAccess,
-}
-
-impl Operand<'_> {
-    /// Bytes that cross between memory and processor.
-    pub(super) fn bytes(&self) -> u64 {
-        let crossings = if self.access == OperandAccess::Changed {
-            2
-        } else {
-            1
-        };
-        crossings * self.view.bytes() as u64
-    }
-}
-
-/// A tensor that is read.
-pub(crate) fn reads(view: In<'_>) -> Operand<'_> {
-    Operand {
-        view,
-        access: OperandAccess::Read,
-    }
-}
-
-/// A tensor that is written.
-pub(crate) fn writes<'a>(out: &'a Out) -> Operand<'a> {
-    Operand {
-        view: out.as_in(),
-        access: OperandAccess::Written,
-    }
-}
-
-/// A tensor that is read and written.
-pub(crate) fn changes<'a>(out: &'a Out) -> Operand<'a> {
-    Operand {
-        view: out.as_in(),
-        access: OperandAccess::Changed,
-    }
-}
-
-/// A result, and what it is added to.
-pub(crate) fn sets<'a>(out: &'a Out, init: &Init) -> Operand<'a> {
-    match init {
-        Init::Overwrite => writes(out),
-        Init::Accumulate | Init::Add(_) => changes(out),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Matmul, Operation, Swiglu};
+    use crate::{Init, Matmul, Operation, Swiglu};
     use memory::{Category, DType, Memory};
 
     #[test]

@@ -1,8 +1,10 @@
 //! Random dropout of elements, by their number rather than their order.
 
 use super::check::{Check, Checked};
-use super::contract::{Contract, Operand, changes, reads, writes};
-use memory::{DType, In, Out};
+use super::contract::Contract;
+use super::declaration::{Field, Visit, operation};
+use super::operand::OperandRule;
+use memory::{In, Out};
 
 /// Dropout (Srivastava et al. 2014): some elements become 0, the others are multiplied by [`Dropout::scale`].
 ///
@@ -42,68 +44,45 @@ impl Check {
         let probability = dropout.map_or(0.0, |dropout| dropout.probability);
         self.that((0.0..1.0).contains(&probability), || {
             format!("dropout of {probability}, expected from 0 to below 1")
-        })?;
-        dropout.map_or(Ok(()), |dropout| {
-            self.tensor("key", &dropout.key, &[2], DType::U32)
         })
     }
 }
 
-/// `out [t, h] = residual + dropout(out + bias)`, in place and rounded once, with `bias [h]` and `residual [t, h]`. Each
-/// of the three may be left out. Where these are rows of a larger tensor, `first` is the index in it of their first element.
-pub struct BiasDropoutAdd<'a> {
-    pub out: Out<'a>,
-    pub bias: Option<In<'a>>,
-    pub dropout: Option<Dropout<'a>>,
-    pub first: usize,
-    pub residual: Option<In<'a>>,
+impl Field for Dropout<'_> {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
+        self.key.visit(rule.named("key"), visit)
+    }
 }
 
-/// `dx = dropout(dy)`, both `[t, h]`: drops the elements of the gradient that [`BiasDropoutAdd`] dropped.
-pub struct DropoutBackward<'a> {
-    pub dx: Out<'a>,
-    pub dy: In<'a>,
-    pub dropout: Dropout<'a>,
-    pub first: usize,
+operation! {
+    /// `out [t, h] = residual + dropout(out + bias)`, in place and rounded once, with `bias [h]` and `residual [t, h]`. Each
+    /// of the three may be left out. Where these are rows of a larger tensor, `first` is the index in it of their first element.
+    BiasDropoutAdd "bias_dropout_add": out [t, h] {
+        out: Out<'a> [t, h] changes,
+        bias: Option<In<'a>> [h],
+        dropout: Option<Dropout<'a>> [2] u32 uncounted,
+        first: usize,
+        residual: Option<In<'a>> [t, h],
+    }
+
+    /// `dx = dropout(dy)`, both `[t, h]`: drops the elements of the gradient that [`BiasDropoutAdd`] dropped.
+    DropoutBackward "dropout_backward": dx [t, h] {
+        dx: Out<'a> [t, h],
+        dy: In<'a> [t, h],
+        dropout: Dropout<'a> [2] u32 uncounted,
+        first: usize,
+    }
 }
 
 impl Contract for BiasDropoutAdd<'_> {
-    fn name(&self) -> &'static str {
-        "bias_dropout_add"
-    }
-
-    fn check(&self, check: &Check) -> Checked {
-        let out = &self.out;
-        check.real_of_rank("out", out, 2)?;
-        if let Some(bias) = &self.bias {
-            check.tensor("bias", bias, &out.dims()[1..], out.dtype())?;
-        }
-        if let Some(residual) = &self.residual {
-            check.tensor("residual", residual, out.dims(), out.dtype())?;
-        }
+    fn conditions(&self, check: &Check) -> Checked {
         check.dropout(self.dropout)
-    }
-
-    fn operands(&self) -> Vec<Operand<'_>> {
-        let ins = self.bias.into_iter().chain(self.residual).map(reads);
-        [changes(&self.out)].into_iter().chain(ins).collect()
     }
 }
 
 impl Contract for DropoutBackward<'_> {
-    fn name(&self) -> &'static str {
-        "dropout_backward"
-    }
-
-    fn check(&self, check: &Check) -> Checked {
-        let dx = &self.dx;
-        check.real_of_rank("dx", dx, 2)?;
-        check.tensor("dy", &self.dy, dx.dims(), dx.dtype())?;
+    fn conditions(&self, check: &Check) -> Checked {
         check.dropout(Some(self.dropout))
-    }
-
-    fn operands(&self) -> Vec<Operand<'_>> {
-        vec![writes(&self.dx), reads(self.dy)]
     }
 }
 

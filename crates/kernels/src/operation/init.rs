@@ -12,3 +12,13 @@ pub enum Init<'a> {
     /// Another tensor of the output's shape and type: a residual connection.
     Add(In<'a>),
 }
+
+impl Init<'_> {
+    /// How many of `all` rows are used by a result that has only some of them.
+    pub(super) fn touched(&self, some: usize, all: usize) -> usize {
+        match self {
+            Init::Overwrite => all,
+            Init::Accumulate | Init::Add(_) => some,
+        }
+    }
+}

@@ -4,7 +4,8 @@
 //! said otherwise, tensors hold the compute type (f32 or bf16) and are contiguous, and statistics and sums are f32.
 //! Token ids are within the vocabulary, which the code that reads the data checks.
 //!
-//! Every operation is in the list of [`Operation`], and implements `Contract` (`contract.rs`).
+//! Every operation is declared by `operation!` (`declaration.rs`), which says what its tensors must be, implements `Contract`
+//! (`contract.rs`), and is in the list of [`Operation`].
 #![expect(
     missing_docs,
     reason = "the text of an operation says what its fields are"
@@ -12,17 +13,18 @@
 
 mod adafactor;
 mod adamw;
-pub(crate) mod attention;
+mod attention;
 mod cache;
 mod check;
 mod contract;
 mod cross_entropy;
+mod declaration;
 mod dequantise;
 mod dropout;
 mod elementwise;
 mod embedding;
 mod experts;
-pub(crate) mod flash;
+mod flash;
 mod fp8;
 mod gelu;
 mod init;
@@ -31,6 +33,7 @@ mod layer_norm;
 mod matmul;
 mod muon;
 mod norm;
+mod operand;
 mod positions;
 mod preference;
 mod qkv;
@@ -65,6 +68,7 @@ pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use matmul::{Gram, Matmul};
 pub use muon::{Combine, DivideByNorm, Momentum, StepAlong};
 pub use norm::{NormAndClip, NormGrains, Sum};
+pub use operand::{OperandPlace, OperandRow};
 pub use positions::{AddPositions, AddPositionsBackward, Positions};
 pub use preference::PreferenceLoss;
 pub use qkv::{JoinQkv, SplitQkv, Turn};
@@ -78,10 +82,11 @@ pub use router::{
 pub use sum_in_order::SumInOrder;
 pub use swiglu::{Swiglu, SwigluBackward};
 
-use crate::{KernelError, Target};
+use crate::KernelError;
 use check::Check;
-use contract::{Contract, OperandAccess};
+use contract::Contract;
 use memory::In;
+use operand::OperandAccess;
 
 /// Defines [`Operation`] from the structs of the families.
 macro_rules! operations {
@@ -92,6 +97,9 @@ macro_rules! operations {
         }
 
         impl<'a> Operation<'a> {
+            /// How many there are.
+            pub const COUNT: usize = [$(stringify!($operation)),*].len();
+
             fn contract(&self) -> &(dyn Contract + 'a) {
                 match self {
                     $(Operation::$operation(operation) => operation,)*
@@ -208,16 +216,24 @@ impl Operation<'_> {
         operands.map(|operand| (operand.view, operand.access != OperandAccess::Read))
     }
 
+    /// Shows each of its tensors, with where it is. An [`Init`] is shown without one too.
+    pub fn each_operand<'b>(&'b self, show: &mut dyn FnMut(OperandRow<'b>)) {
+        let visited = self.contract().rows(&mut |row| {
+            show(row);
+            Ok(())
+        });
+        visited.expect("operations that do not fit are not shown");
+    }
+
     /// Multiplications of its matrix products, attention's without regard to causality.
     pub(crate) fn multiplications(&self) -> usize {
         self.contract().multiplications()
     }
 
     /// Refuses operands that do not fit. `widens` says whether matrix products may have bf16 operands.
-    pub(crate) fn check(&self, target: Target, widens: bool) -> Result<(), KernelError> {
+    pub(crate) fn check(&self, widens: bool) -> Result<(), KernelError> {
         self.contract().check(&Check {
             operation: self.name(),
-            target,
             widens,
         })
     }

@@ -2,8 +2,10 @@
 
 use super::Init;
 use super::check::{Check, Checked};
-use super::contract::{Contract, Operand, OperandAccess, changes, reads, writes};
-use memory::{DType, In, Out};
+use super::contract::Contract;
+use super::declaration::{Field, Visit, operation};
+use super::operand::OperandRule;
+use memory::{In, Out};
 
 /// The position of each token in its sequence or document.
 #[derive(Clone, Copy)]
@@ -14,14 +16,11 @@ pub enum Positions<'a> {
     Given(In<'a>),
 }
 
-impl<'a> Positions<'a> {
+impl Positions<'_> {
     /// Refuses positions for another number than `tokens`, and sequences longer than a table of `rows` positions.
     pub(super) fn check(&self, check: &Check, tokens: usize, rows: usize) -> Checked {
-        let seq = match self {
-            Positions::Given(positions) => {
-                return check.tensor("positions", positions, &[tokens], DType::I32);
-            }
-            Positions::Sequences(seq) => *seq,
+        let &Positions::Sequences(seq) = self else {
+            return Ok(());
         };
         check.that(seq > 0 && tokens.is_multiple_of(seq), || {
             format!("{tokens} rows are not whole sequences of {seq}")
@@ -38,86 +37,46 @@ impl<'a> Positions<'a> {
             Positions::Given(_) => tokens.min(rows),
         }
     }
+}
 
-    /// The tensor of given positions, if any.
-    pub(crate) fn given(&self) -> Option<In<'a>> {
+impl Field for Positions<'_> {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
         match self {
-            Positions::Sequences(_) => None,
-            Positions::Given(positions) => Some(*positions),
+            Positions::Sequences(_) => Ok(()),
+            Positions::Given(positions) => positions.visit(rule.named("positions"), visit),
         }
     }
 }
 
-/// `x [t, h] += table [p, h]`, row by row: a token at position `i` gets row `i`.
-pub struct AddPositions<'a> {
-    pub x: Out<'a>,
-    pub table: In<'a>,
-    pub positions: Positions<'a>,
-}
+operation! {
+    /// `x [t, h] += table [p, h]`, row by row: a token at position `i` gets row `i`.
+    AddPositions "add_positions": x [t, h], table [p, _] {
+        x: Out<'a> [t, h] changes,
+        table: In<'a> [p, h] touched(positions.table_rows(t, p)),
+        positions: Positions<'a> [t] i32,
+    }
 
-/// `dtable [p, h] = init + ` the rows of `dx [t, h]`, each added to the row of its position, in order. A gradient: f32
-/// or bf16, summed in f32 and rounded once. Rows of positions without a token become zero, or, when accumulating, stay.
-pub struct AddPositionsBackward<'a> {
-    pub dtable: Out<'a>,
-    pub dx: In<'a>,
-    pub positions: Positions<'a>,
-    pub init: Init<'a>,
+    /// `dtable [p, h] = init + ` the rows of `dx [t, h]`, each added to the row of its position, in order. A gradient: f32
+    /// or bf16, summed in f32 and rounded once. Rows of positions without a token become zero, or, when accumulating, stay.
+    AddPositionsBackward "add_positions_backward": dx [t, h], dtable [p, _] {
+        dtable: Out<'a> [p, h] real plus(init) touched(init.touched(positions.table_rows(t, p), p)),
+        dx: In<'a> [t, h] real,
+        positions: Positions<'a> [t] i32,
+        init: Init<'a> [] in_place,
+    }
 }
 
 impl Contract for AddPositions<'_> {
-    fn name(&self) -> &'static str {
-        "add_positions"
-    }
-
-    fn check(&self, check: &Check) -> Checked {
-        let (x, table) = (&self.x, &self.table);
-        check.real_of_rank("x", x, 2)?;
-        check.rank("table", table, 2)?;
-        let (rows, positions) = (x.dims()[0], table.dims()[0]);
-        check.tensor("table", table, &[positions, x.dims()[1]], x.dtype())?;
-        self.positions.check(check, rows, positions)
-    }
-
-    fn operands(&self) -> Vec<Operand<'_>> {
-        let (tokens, rows) = (self.x.dims()[0], self.table.dims()[0]);
-        let rows = self.positions.table_rows(tokens, rows);
-        let read = [self.table.rows(0..rows)]
-            .into_iter()
-            .chain(self.positions.given());
-        [changes(&self.x)]
-            .into_iter()
-            .chain(read.map(reads))
-            .collect()
+    fn conditions(&self, check: &Check) -> Checked {
+        let [tokens, rows] = [self.x.dims()[0], self.table.dims()[0]];
+        self.positions.check(check, tokens, rows)
     }
 }
 
 impl Contract for AddPositionsBackward<'_> {
-    fn name(&self) -> &'static str {
-        "add_positions_backward"
-    }
-
-    fn check(&self, check: &Check) -> Checked {
-        let (dtable, dx) = (&self.dtable, &self.dx);
-        check.no_residual(&self.init)?;
-        check.real_of_rank("dx", dx, 2)?;
-        check.rank("dtable", dtable, 2)?;
-        let (rows, positions) = (dx.dims()[0], dtable.dims()[0]);
-        check.real("dtable", dtable, &[positions, dx.dims()[1]])?;
-        self.positions.check(check, rows, positions)
-    }
-
-    fn operands(&self) -> Vec<Operand<'_>> {
-        let (tokens, rows) = (self.dx.dims()[0], self.dtable.dims()[0]);
-        let rows = self.positions.table_rows(tokens, rows);
-        let dtable = match self.init {
-            Init::Overwrite => writes(&self.dtable),
-            Init::Accumulate | Init::Add(_) => Operand {
-                view: self.dtable.as_in().rows(0..rows),
-                access: OperandAccess::Changed,
-            },
-        };
-        let given = self.positions.given().map(reads);
-        [reads(self.dx), dtable].into_iter().chain(given).collect()
+    fn conditions(&self, check: &Check) -> Checked {
+        let [tokens, rows] = [self.dx.dims()[0], self.dtable.dims()[0]];
+        self.positions.check(check, tokens, rows)
     }
 }
 

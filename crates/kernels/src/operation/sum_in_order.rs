@@ -2,34 +2,24 @@
 
 use super::Init;
 use super::check::{Check, Checked};
-use super::contract::{Contract, Operand, reads, sets};
+use super::contract::Contract;
+use super::declaration::operation;
 use memory::{In, Out};
 
-/// `out [n] = init + x [0] + x [1] + ... + x [k - 1]` for the rows of `x [k, n]`, which has `out`'s type, f32 or bf16.
-/// Each row is added in f32, and the sum is rounded to that type at once. So the sum may be split anywhere: a later
-/// call continues it with the same bits. Without `init` it begins with `x [0]`.
-pub struct SumInOrder<'a> {
-    pub out: Out<'a>,
-    pub x: In<'a>,
-    pub init: Init<'a>,
+operation! {
+    /// `out [n] = init + x [0] + x [1] + ... + x [k - 1]` for the rows of `x [k, n]`, which has `out`'s type, f32 or bf16.
+    /// Each row is added in f32, and the sum is rounded to that type at once. So the sum may be split anywhere: a later
+    /// call continues it with the same bits. Without `init` it begins with `x [0]`.
+    SumInOrder "sum_in_order": x [k, n] {
+        out: Out<'a> [n] plus(init),
+        x: In<'a> [k, n],
+        init: Init<'a> [] in_place,
+    }
 }
 
 impl Contract for SumInOrder<'_> {
-    fn name(&self) -> &'static str {
-        "sum_in_order"
-    }
-
-    fn check(&self, check: &Check) -> Checked {
-        let SumInOrder { out, x, init } = self;
-        check.no_residual(init)?;
-        check.real_of_rank("out", out, 1)?;
-        check.rank("x", x, 2)?;
-        check.that(x.dims()[0] > 0, || "`x` has no rows to add".into())?;
-        check.tensor("x", x, &[x.dims()[0], out.elements()], out.dtype())
-    }
-
-    fn operands(&self) -> Vec<Operand<'_>> {
-        vec![reads(self.x), sets(&self.out, &self.init)]
+    fn conditions(&self, check: &Check) -> Checked {
+        check.that(self.x.dims()[0] > 0, || "`x` has no rows to add".into())
     }
 
     fn runs_beside(&self) -> bool {

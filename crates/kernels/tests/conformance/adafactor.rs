@@ -89,18 +89,18 @@ impl Case for Factored {
         let mut scale = device.room(DType::F64, [1]);
         let ranges = self.ranges();
         let mut sums = device.room(DType::F64, [ranges.len(), shape.sums()]);
-        device.kernels.run(NormGrains {
+        device.run(NormGrains {
             grains: grains.view_mut(),
             x: x.view(),
         })?;
-        device.kernels.run(kernels::VarianceScale {
+        device.run(kernels::VarianceScale {
             out: scale.view_mut(),
             grains: grains.view(),
             clip: clip.view(),
         })?;
         for (number, range) in ranges.into_iter().enumerate() {
             let own = sums.view_mut().rows(number..number + 1);
-            device.kernels.run(kernels::VarianceSums {
+            device.run(kernels::VarianceSums {
                 sums: own.reshape([shape.sums()]),
                 gradients: x.view().rows(range.clone()),
                 clip: clip.view(),
@@ -112,7 +112,7 @@ impl Case for Factored {
         let mut rows = device.put(&states(shape.all_rows(), 1));
         let mut columns = device.put(&states(shape.all_columns(), 2));
         let mut factors = device.room(DType::F32, [shape.all_rows()]);
-        device.kernels.run(kernels::FactorVariance {
+        device.run(kernels::FactorVariance {
             rows: rows.view_mut(),
             columns: columns.view_mut(),
             factors: factors.view_mut(),
@@ -292,7 +292,7 @@ impl Case for Step {
         let blocks = n.div_ceil(256);
         let mut grains = device.room(DType::F64, [2, blocks]);
         let [updates, of_weights]: [_; 2] = [0, 1].map(|row| row..row + 1);
-        device.kernels.run(kernels::UpdateSquares {
+        device.run(kernels::UpdateSquares {
             squares: grains.view_mut().rows(updates).reshape([blocks]),
             gradients: gradients.view(),
             variance: self.variance(&mut states),
@@ -303,13 +303,13 @@ impl Case for Step {
         let [first, rest @ ..] = &mut weights[..] else {
             unreachable!("there are weights")
         };
-        device.kernels.run(kernels::WeightSquares {
+        device.run(kernels::WeightSquares {
             squares: grains.view_mut().rows(of_weights).reshape([blocks]),
             parameters: first.view_mut(),
             master: self.master(rest.iter_mut()),
         })?;
         let mut rate = device.room(DType::F32, [1]);
-        device.kernels.run(kernels::AdafactorRate {
+        device.run(kernels::AdafactorRate {
             out: rate.view_mut(),
             squares: grains.view(),
             rates: rates.view(),
@@ -317,7 +317,7 @@ impl Case for Step {
             least_rms: LEAST_RMS,
             threshold: THRESHOLD,
         })?;
-        device.kernels.run(kernels::AdafactorStep {
+        device.run(kernels::AdafactorStep {
             parameters: first.view_mut(),
             master: self.master(rest.iter_mut()),
             gradients: gradients.view(),

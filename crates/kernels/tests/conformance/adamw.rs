@@ -232,7 +232,7 @@ impl Steps {
             key.view(),
         ];
         let update = self.form.update(states, &range, inputs);
-        device.kernels.run(AdamW {
+        device.run(AdamW {
             first_index,
             weight_decay: self.weight_decay,
             ..update

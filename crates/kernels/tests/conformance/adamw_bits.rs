@@ -147,7 +147,6 @@ fn codes_of(device: &Device, gradients: &[f32]) -> [Vec<u8>; 2] {
     let inputs = [gradients.view(), rates.view(), clip.view(), key.view()];
     let update = form.update(&mut states, &(0..n), inputs);
     device
-        .kernels
         .run(AdamW {
             beta1: 0.0,
             beta2: 0.0,

@@ -1,680 +1,206 @@
-//! Calls whose tensors fit one by one and not together are refused as well.
+//! Numbers, absences and forms that contradict tensors which fit one by one.
 
-use crate::DTYPES;
-use crate::device::Device;
-use crate::dropout::Dropped;
-use crate::host::Host;
-use crate::refusals::{devices, refused};
-use crate::signatures::{
-    Call, ROUTING, Signature, argument, attention_shape, layer_norm_backward, signatures, split_qkv,
-};
-use kernels::quantise::BLOCK;
+use half::bf16;
 use kernels::{
-    AdamW, AddPositions, AddPositionsBackward, Attention, AttentionBackward, AttentionShape,
-    BalanceLoss, BiasBackward, BiasDropoutAdd, DropoutBackward, EmbeddingBackward, ExpandKeys,
-    ExpertRows, FlashAttention, FlashOptions, GroupByExpert, GroupedGradient, Init, KernelError,
-    Kernels, LayerNorm, MasterOperand, MomentOperand, Positions, RmsNorm, RmsNormBackward, Rotary,
-    Route, RouterGroups, RouterZLoss, Routing, Sum, SumInOrder,
+    CachedAttention, Dropout, MasterOperand, MomentOperand, Operation, Positions, Route,
+    RouterGroups, Routing, ScoreScale, SplitQkv,
 };
-use memory::{DType, Dims, In, Out};
+use memory::{Element, In, Out};
 
-/// The signature of an operation, called otherwise.
-fn otherwise(signatures: Vec<Signature>, operation: &str, call: Call) -> Signature {
-    let found = signatures
-        .into_iter()
-        .find(|signature| signature.operation == operation);
-    Signature {
-        call,
-        ..found.unwrap()
-    }
+/// A change after which an operation contradicts itself in some call.
+pub struct Contradiction {
+    pub text: &'static str,
+    /// Changes an operation if it is this one.
+    pub edit: Box<dyn Fn(&mut Operation) -> bool>,
+    /// What the refusal says.
+    pub message: &'static str,
 }
 
-#[test]
-fn only_matmul_and_sum_rows_add_to_another_tensor() {
-    let calls: [(&str, Call); 12] = [
-        ("sum", |kernels, outs, ins| {
-            kernels.run(Sum {
-                out: outs[0].reborrow(),
-                x: ins[0],
-                init: Init::Add(ins[0].rows(0..1)),
-            })
-        }),
-        ("sum_in_order", |kernels, outs, ins| {
-            kernels.run(SumInOrder {
-                out: outs[0].reborrow(),
-                x: ins[0],
-                init: Init::Add(ins[0].rows(0..1).reshape([6])),
-            })
-        }),
-        ("bias_backward", |kernels, outs, ins| {
-            let residual = ins[0].rows(0..1).reshape([6]);
-            kernels.run(BiasBackward {
-                out: outs[0].reborrow(),
-                dy: ins[0],
-                init: Init::Add(residual),
-            })
-        }),
-        ("embedding_backward", |kernels, outs, ins| {
-            kernels.run(EmbeddingBackward {
-                dtable: outs[0].reborrow(),
-                dout: ins[0],
-                ids: ins[1],
-                init: Init::Add(ins[0]),
-            })
-        }),
-        ("add_positions_backward", |kernels, outs, ins| {
-            kernels.run(AddPositionsBackward {
-                dtable: outs[0].reborrow(),
-                dx: ins[0],
-                positions: Positions::Sequences(5),
-                init: Init::Add(ins[0].rows(0..7)),
-            })
-        }),
-        ("grouped_gradient", |kernels, outs, ins| {
-            let [out, scratch] = outs else { unreachable!() };
-            kernels.run(GroupedGradient {
-                out: out.reborrow(),
-                scratch: scratch.reborrow(),
-                dy: ExpertRows::in_order(ins[0]),
-                rows: ExpertRows::in_order(ins[1]),
-                offsets: ins[2],
-                init: Init::Add(ins[0]),
-            })
-        }),
-        ("layer_norm_backward", |kernels, outs, ins| {
-            let inits = [Init::Add(ins[0]), Init::Overwrite, Init::Overwrite];
-            layer_norm_backward(kernels, outs, ins, inits)
-        }),
-        ("layer_norm_backward", |kernels, outs, ins| {
-            let inits = [Init::Overwrite, Init::Add(ins[2]), Init::Overwrite];
-            layer_norm_backward(kernels, outs, ins, inits)
-        }),
-        ("layer_norm_backward", |kernels, outs, ins| {
-            let inits = [Init::Overwrite, Init::Overwrite, Init::Add(ins[2])];
-            layer_norm_backward(kernels, outs, ins, inits)
-        }),
-        ("balance_loss", |kernels, outs, ins| {
-            let [loss, gradient] = outs else {
-                unreachable!()
-            };
-            kernels.run(BalanceLoss {
-                loss: loss.reborrow(),
-                gradient: gradient.reborrow(),
-                counts: ins[0],
-                sums: ins[1],
-                lengths: None,
-                pooled: 2,
-                factor: 1.0,
-                init: Init::Add(ins[0]),
-            })
-        }),
-        ("rms_norm_backward", |kernels, outs, ins| {
-            let [dx, dweight] = outs else { unreachable!() };
-            let (dx, dweight, add) = (dx.reborrow(), dweight.reborrow(), Init::Add(ins[0]));
-            kernels.run(RmsNormBackward {
-                dx,
-                dx_init: add,
-                dweight,
-                dweight_init: Init::Overwrite,
-                dy: ins[0],
-                x: ins[1],
-                weight: ins[2],
-                rstd: ins[3],
-            })
-        }),
-        ("rms_norm_backward", |kernels, outs, ins| {
-            let [dx, dweight] = outs else { unreachable!() };
-            let (dx, dweight, add) = (dx.reborrow(), dweight.reborrow(), Init::Add(ins[2]));
-            kernels.run(RmsNormBackward {
-                dx,
-                dx_init: Init::Overwrite,
-                dweight,
-                dweight_init: add,
-                dy: ins[0],
-                x: ins[1],
-                weight: ins[2],
-                rstd: ins[3],
-            })
-        }),
-    ];
-    for device in devices(DType::F32) {
-        for (operation, call) in calls {
-            let signature = otherwise(signatures(DType::F32, &device), operation, call);
-            refused(&device, &signature, None, "Init::Add");
+/// A change of the operation `of`, and the message.
+macro_rules! contradiction {
+    ($operation:ident($of:ident) => $edit:expr, $message:expr) => {
+        Contradiction {
+            text: concat!(stringify!($operation), ": ", stringify!($edit)),
+            edit: Box::new(move |operation| {
+                let Operation::$operation($of) = operation else {
+                    return false;
+                };
+                $edit;
+                true
+            }),
+            message: $message,
         }
-    }
-}
-
-/// There is nothing whose largest magnitude could be found.
-#[test]
-fn a_largest_magnitude_of_an_output_that_is_left_out_is_refused() {
-    let calls: [(&str, Call); 2] = [
-        ("rms_norm", |kernels, outs, ins| {
-            kernels.run(RmsNorm {
-                y: None,
-                rstd: None,
-                largest: Some(outs[2].reborrow()),
-                x: ins[0],
-                weight: ins[1],
-                eps: 1e-5,
-            })
-        }),
-        ("layer_norm", |kernels, outs, ins| {
-            kernels.run(LayerNorm {
-                y: None,
-                mean: None,
-                rstd: None,
-                largest: Some(outs[3].reborrow()),
-                x: ins[0],
-                weight: ins[1],
-                bias: ins[2],
-                eps: 1e-5,
-            })
-        }),
-    ];
-    for device in devices(DType::F32) {
-        for (operation, call) in calls {
-            let signature = otherwise(signatures(DType::F32, &device), operation, call);
-            refused(&device, &signature, None, "no `y`");
-        }
-    }
-}
-
-#[test]
-fn keys_of_other_widths_leave_no_queries_or_break_heads() {
-    let calls: [(Call, &str); 2] = [
-        (
-            |kernels, outs, ins| split_qkv(kernels, outs, ins, [20, 20], Positions::Sequences(5)),
-            "leave none of 40 to queries",
-        ),
-        (
-            |kernels, outs, ins| split_qkv(kernels, outs, ins, [8, 8], Positions::Sequences(3)),
-            "whole sequences of 3",
-        ),
-    ];
-    for device in devices(DType::F32) {
-        for (call, mistake) in calls {
-            let signature = otherwise(signatures(DType::F32, &device), "split_qkv", call);
-            refused(&device, &signature, None, mistake);
-        }
-    }
-}
-
-/// Each of these routings contradicts a router of six experts.
-#[test]
-fn routings_that_contradict_the_experts_are_refused() {
-    let groups = |count, chosen, best| {
-        let groups = RouterGroups {
-            count,
-            chosen,
-            best,
-        };
-        (2, Some(groups))
     };
-    let refused = [
-        ((0, None), "0 of 6 experts"),
-        ((7, None), "7 of 6 experts"),
-        (groups(0, 1, 1), "not 0 equal groups"),
-        (groups(4, 1, 1), "not 4 equal groups"),
-        (groups(2, 0, 1), "0 of 2 groups"),
-        (groups(2, 3, 1), "3 of 2 groups"),
-        (groups(2, 1, 0), "no 0 best"),
-        (groups(2, 1, 3), "no 3 best"),
-        (groups(6, 3, 2), "no 2 best"),
-        (groups(6, 1, 1), "2 of 1 experts"),
-    ];
-    for device in devices(DType::F32) {
-        let logits = device.put(&Host::random(DType::F32, [10, 6], 1.0, 1));
-        let before = Host::random(DType::F32, [10, 6], 1.0, 2);
-        let mut scores = device.put(&before);
-        for ((choices, groups), message) in refused {
-            let error = device.kernels.run(Route {
-                ids: None,
-                weights: None,
-                scores: Some(scores.view_mut()),
-                logits: logits.view(),
-                bias: None,
-                lengths: None,
-                routing: Routing {
-                    choices,
-                    groups,
-                    ..ROUTING
-                },
-            });
-            let error = error.expect_err(message);
-            assert_eq!(error.operation, "route");
-            assert!(error.message.contains(message), "{message}: {error}");
-        }
-        assert!(device.memory.is_shapes() || device.take(&scores) == before);
-    }
 }
 
-#[test]
-fn more_experts_than_a_warp_has_room_for_are_refused() {
-    for device in devices(DType::F32) {
-        let logits = device.put(&Host::random(DType::F32, [2, 513], 1.0, 1));
-        let mut losses = device.room(DType::F32, [2]);
-        let called = device.kernels.run(RouterZLoss {
-            losses: losses.view_mut(),
-            logits: logits.view(),
-            lengths: None,
-            factor: 1.0,
-        });
-        let error = called.expect_err("513 experts");
-        assert!(error.message.contains("at most 512 experts"), "{error}");
-        let ids = device.put(&Host::random_ids(4, 513, 1));
-        let mut offsets = device.room(DType::I32, [514]);
-        let called = device.kernels.run(GroupByExpert {
-            offsets: Some(offsets.view_mut()),
-            row_token: None,
-            row_slot: None,
-            slot_row: None,
-            ids: ids.view().reshape([2, 2]),
-            experts: 513,
-        });
-        let error = called.expect_err("513 experts");
-        assert!(error.message.contains("at most 512 experts"), "{error}");
-    }
+/// As many zeros, which live as long as the test.
+fn zeros<T: Element + Default + Clone>(elements: usize) -> Out<'static> {
+    Out::of_slice(vec![T::default(); elements].leak(), [elements])
 }
 
-#[test]
-fn balance_of_broken_groups_is_refused() {
-    let calls: [(Call, &str); 2] = [
-        (
-            |kernels, outs, ins| pooling(kernels, outs, ins, 0),
-            "no rows",
-        ),
-        (
-            |kernels, outs, ins| pooling(kernels, outs, ins, 3),
-            "three of four rows",
-        ),
-    ];
-    for device in devices(DType::F32) {
-        for (call, mistake) in calls {
-            let signature = otherwise(signatures(DType::F32, &device), "balance_loss", call);
-            refused(&device, &signature, None, mistake);
-        }
-    }
+/// Of a router, no case of which has so many experts.
+fn logits(tokens: usize) -> In<'static> {
+    zeros::<f32>(tokens * 513).into_in().reshape([tokens, 513])
 }
 
-fn pooling(
-    kernels: &Kernels,
-    outs: &mut [Out],
-    ins: &[In],
-    pooled: usize,
-) -> Result<(), KernelError> {
-    let [loss, gradient] = outs else {
-        unreachable!("two outputs")
-    };
-    kernels.run(BalanceLoss {
-        loss: loss.reborrow(),
-        gradient: gradient.reborrow(),
-        counts: ins[0],
-        sums: ins[1],
-        lengths: None,
-        pooled,
-        factor: 1.0,
-        init: Init::Overwrite,
+fn with(dropout: Option<Dropout>, probability: f32) -> Option<Dropout> {
+    dropout.map(|dropout| Dropout {
+        probability,
+        ..dropout
     })
 }
 
-/// Heads of keys and values that `kv` does not make, and none at all.
-#[test]
-fn keys_and_values_of_other_heads_are_refused() {
-    let calls: [(Call, &str); 4] = [
-        (
-            |kernels, outs, ins| expanded(kernels, outs, ins, ([true; 2], 0)),
-            "no heads",
-        ),
-        (
-            |kernels, outs, ins| expanded(kernels, outs, ins, ([true; 2], 7)),
-            "seven heads",
-        ),
-        (
-            |kernels, outs, ins| expanded(kernels, outs, ins, ([true; 2], 1)),
-            "one head",
-        ),
-        (
-            |kernels, outs, ins| expanded(kernels, outs, ins, ([false; 2], 2)),
-            "no output",
-        ),
+/// Experts that a token is sent to; groups, those chosen, and those of a group whose choices are added up.
+type Routes = (usize, Option<[usize; 3]>);
+
+/// Asks for scores alone, by another routing.
+fn route(of: &mut Route, (choices, groups): Routes) {
+    (of.ids, of.weights) = (None, None);
+    let groups = groups.map(|[count, chosen, best]| RouterGroups {
+        count,
+        chosen,
+        best,
+    });
+    of.routing = Routing {
+        choices,
+        groups,
+        ..of.routing
+    };
+}
+
+/// Asks for no part of a row, or for parts of other widths.
+fn split(of: &mut SplitQkv, kv_widths: [usize; 2]) {
+    (of.q, of.k, of.v) = (None, None, None);
+    of.kv_widths = kv_widths;
+}
+
+/// Asks for values that are wider than the keys.
+fn widen_values(of: &mut CachedAttention) {
+    of.shape.v_head_dim = of.shape.qk_head_dim + 1;
+    let [rows, width] = of.shape.out();
+    of.out = zeros::<f32>(rows * width).reshape([rows, width]);
+}
+
+pub fn contradictions() -> Vec<Contradiction> {
+    let mut all = of_layers();
+    all.extend(of_heads());
+    all.extend(of_routers());
+    all.extend(of_updates());
+    all
+}
+
+fn of_layers() -> Vec<Contradiction> {
+    let mut all = vec![
+        contradiction!(RmsNorm(of) => of.y = None, "`largest` is that of `y`"),
+        contradiction!(LayerNorm(of) => of.y = None, "`largest` is that of `y`"),
+        contradiction!(RotaryTail(of) => of.head_dim = 0, "not whole heads of 0"),
+        contradiction!(RotaryTail(of) => of.head_dim = 1, "are to be turned"),
+        contradiction!(SumInOrder(of) => of.x = of.x.rows(0..0), "no rows"),
     ];
-    for device in devices(DType::F32) {
-        for (call, mistake) in calls {
-            let signature = otherwise(signatures(DType::F32, &device), "expand_keys", call);
-            refused(&device, &signature, None, mistake);
-        }
-    }
-}
-
-fn expanded(
-    kernels: &Kernels,
-    outs: &mut [Out],
-    ins: &[In],
-    ([has_k, has_v], heads): ([bool; 2], usize),
-) -> Result<(), KernelError> {
-    let [k, v] = outs else {
-        unreachable!("two outputs")
-    };
-    kernels.run(ExpandKeys {
-        k: has_k.then(|| k.reborrow()),
-        v: has_v.then(|| v.reborrow()),
-        kv: ins[0],
-        k_rotary: ins[1],
-        heads,
-    })
-}
-
-#[test]
-fn attention_shapes_that_contradict_the_tensors_are_refused() {
-    let change: [fn(&mut AttentionShape); 8] = [
-        |shape| shape.batch = 1,
-        |shape| shape.seq = 4,
-        |shape| shape.heads = 2,
-        |shape| shape.kv_heads = 3,
-        |shape| shape.kv_heads = 0,
-        |shape| shape.kv_heads = 1,
-        |shape| shape.qk_head_dim = 5,
-        |shape| shape.v_head_dim = 5,
-    ];
-    for device in devices(DType::F32) {
-        for change in change {
-            let mut shape = attention_shape();
-            change(&mut shape);
-            let tensor = |dims: [usize; 2]| device.put(&Host::random(DType::F32, dims, 1.0, 1));
-            let (q, k, v) = (tensor([10, 24]), tensor([10, 12]), tensor([10, 12]));
-            let before = Host::random(DType::F32, [10, 24], 1.0, 2);
-            let (mut out, mut scratch) = (device.put(&before), device.room(DType::F32, [1000]));
-            let (q, k, v) = (q.view(), k.view(), v.view());
-            let called = device.kernels.run(Attention {
-                out: Some(out.view_mut()),
-                probs: None,
-                scratch: scratch.view_mut(),
-                q,
-                k,
-                v,
-                shape,
-                dropout: None,
-            });
-            assert_eq!(
-                called.expect_err(&format!("{shape:?}")).operation,
-                "attention"
-            );
-            let called = device.kernels.run(FlashAttention {
-                out: Some(out.view_mut()),
-                lse: None,
-                scratch: scratch.view_mut(),
-                q,
-                k,
-                v,
-                shape,
-                options: FlashOptions::default(),
-            });
-            assert_eq!(
-                called.expect_err(&format!("{shape:?}")).operation,
-                "flash_attention"
-            );
-            assert!(device.memory.is_shapes() || device.take(&out) == before);
-        }
-    }
-}
-
-#[test]
-fn a_dropout_of_all_or_of_no_probability_is_refused() {
-    for device in devices(DType::F32) {
-        let random = |dims: &[usize]| {
-            let dims = Dims::try_from(dims).unwrap();
-            device.put(&Host::random(DType::F32, dims, 1.0, 1))
-        };
-        let shape = attention_shape();
-        let (q, kv, probs) = (random(&[10, 24]), random(&[10, 12]), random(&shape.probs()));
-        let (q, kv, probs) = (q.view(), kv.view(), probs.view());
-        let [mut out, mut dk, mut dv] = [24, 12, 12].map(|width| random(&[10, width]));
-        let mut scratch = device.room(DType::F32, [1]);
-        let before = device.take(&out);
-        for probability in [1.0, -0.1, f32::NAN, f32::INFINITY] {
-            let placed = Dropped::put(
-                Some(Dropped {
-                    probability,
-                    key: 1,
-                }),
-                &device,
-            );
-            let dropout = placed.view().expect("something is dropped");
-            let called = [
-                device.kernels.run(FlashAttention {
-                    out: Some(out.view_mut()),
-                    lse: None,
-                    scratch: scratch.view_mut(),
-                    q,
-                    k: kv,
-                    v: kv,
-                    shape,
-                    options: FlashOptions {
-                        dropout: Some(dropout),
-                        ..FlashOptions::default()
-                    },
-                }),
-                device.kernels.run(Attention {
-                    out: Some(out.view_mut()),
-                    probs: None,
-                    scratch: scratch.view_mut(),
-                    q,
-                    k: kv,
-                    v: kv,
-                    shape,
-                    dropout: Some(dropout),
-                }),
-                device.kernels.run(AttentionBackward {
-                    dq: out.view_mut(),
-                    dk: dk.view_mut(),
-                    dv: dv.view_mut(),
-                    scratch: scratch.view_mut(),
-                    dout: q,
-                    probs,
-                    q,
-                    k: kv,
-                    v: kv,
-                    shape,
-                    dropout: Some(dropout),
-                }),
-                device.kernels.run(BiasDropoutAdd {
-                    out: out.view_mut(),
-                    bias: None,
-                    dropout: Some(dropout),
-                    first: 0,
-                    residual: None,
-                }),
-                device.kernels.run(DropoutBackward {
-                    dx: out.view_mut(),
-                    dy: q,
-                    dropout,
-                    first: 0,
-                }),
-            ];
-            for called in called {
-                let error = called.expect_err(&format!("{probability}"));
-                assert!(error.message.starts_with("dropout of "), "{error}");
-            }
-            assert!(device.take(&out) == before);
-        }
-    }
-}
-
-#[test]
-fn positions_of_broken_sequences_or_beyond_the_table_are_refused() {
-    for device in devices(DType::F32) {
-        let random = |rows| device.put(&Host::random(DType::F32, [rows, 6], 1.0, 1));
-        let (mut x, mut table) = (random(10), random(7));
-        let before = [&x, &table].map(|tensor| device.take(tensor));
-        for seq in [0, 3, 10] {
-            let called = device.kernels.run(AddPositions {
-                x: x.view_mut(),
-                table: table.view(),
-                positions: Positions::Sequences(seq),
-            });
-            let error = called.expect_err(&format!("{seq}"));
-            assert_eq!(error.operation, "add_positions");
-            let called = device.kernels.run(AddPositionsBackward {
-                dtable: table.view_mut(),
-                dx: x.view(),
-                positions: Positions::Sequences(seq),
-                init: Init::Overwrite,
-            });
-            let error = called.expect_err(&format!("{seq}"));
-            assert_eq!(error.operation, "add_positions_backward");
-            let angles = device.put(&Host::random(DType::F32, [2, 7, 3], 1.0, 1));
-            let called = device.kernels.run(Rotary {
-                x: x.view_mut(),
-                table: angles.view(),
-                positions: Positions::Sequences(seq),
-                inverse: false,
-            });
-            let error = called.expect_err(&format!("{seq}"));
-            assert_eq!(error.operation, "rotary");
-        }
-        assert!([&x, &table].map(|tensor| device.take(tensor)) == before);
-    }
-}
-
-/// An update of seven weights with everything as it should be, but for what `edit` does to it.
-fn refused_update(
-    device: &Device,
-    weights: DType,
-    master: Option<DType>,
-    edit: impl Fn(&mut AdamW),
-    word: &str,
-) {
-    let random = |dtype, n: usize| Host::random(dtype, [n], 1.0, 1);
-    let before = random(weights, 7);
-    let mut parameters = device.put(&before);
-    let [mut first, mut second] = [(); 2].map(|()| device.put(&random(DType::F32, 7)));
-    let mut beside = device.put(&random(master.unwrap_or(DType::F32), 7));
-    let [gradients, rates, clip] =
-        [7, 3, 2].map(|n| device.put(&Host::new(DType::F32, [n], vec![1.0; n])));
-    let key = device.put(&Host::new(DType::U32, [2], [1.0; 2]));
-    let mut update = AdamW {
-        parameters: parameters.view_mut(),
-        master: match master {
-            None => MasterOperand::Parameters,
-            Some(DType::F32) => MasterOperand::F32(beside.view_mut()),
-            Some(_) => MasterOperand::Remainder(beside.view_mut()),
-        },
-        first_moment: MomentOperand::Plain(first.view_mut()),
-        second_moment: MomentOperand::Plain(second.view_mut()),
-        gradients: gradients.view(),
-        rates: rates.view(),
-        clip: clip.view(),
-        key: key.view(),
-        first_index: 0,
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        weight_decay: 0.0,
-    };
-    edit(&mut update);
-    let error = device.kernels.run(update).unwrap_err();
-    assert_eq!(error.operation, "adamw");
-    assert!(error.message.contains(word), "{word}: {error}");
-    assert!(device.memory.is_shapes() || device.take(&parameters) == before);
-}
-
-#[test]
-fn a_master_belongs_to_bf16_weights_alone() {
-    for device in devices(DType::F32) {
-        for master in [DType::F32, DType::I16] {
-            refused_update(
-                &device,
-                DType::F32,
-                Some(master),
-                |_| {},
-                "their own master",
-            );
-        }
-    }
-}
-
-#[test]
-fn both_moments_have_one_form() {
-    let call: Call = |kernels, outs, ins| {
-        let [parameters, _, plain, codes, absmax] = outs else {
-            unreachable!("as below");
-        };
-        kernels.run(AdamW {
-            parameters: parameters.reborrow(),
-            master: MasterOperand::Parameters,
-            first_moment: MomentOperand::Quantised {
-                codes: codes.reborrow(),
-                absmax: absmax.reborrow(),
-            },
-            second_moment: MomentOperand::Plain(plain.reborrow()),
-            gradients: ins[0],
-            rates: ins[1],
-            clip: ins[2],
-            key: ins[3],
-            first_index: 0,
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.0,
-        })
-    };
-    for device in devices(DType::F32) {
-        let all = signatures(DType::F32, &device);
-        let mut signature = otherwise(all, "adamw", call);
-        let elements = signature.outs[0].dims[0];
-        signature.outs.extend([
-            argument("codes", DType::U8, &[elements]),
-            argument("absmax", DType::F32, &[elements.div_ceil(BLOCK)]),
+    // Sequences of none, that do not divide the tokens, and longer than the table: cases have 74, or 111.
+    for (seqs, message) in [
+        ([0, 0], "of 0"),
+        ([4, 2], "whole sequences"),
+        ([74, 111], "longer"),
+    ] {
+        let [rotary, learned] = seqs.map(Positions::Sequences);
+        all.extend([
+            contradiction!(Rotary(of) => of.positions = rotary, message),
+            contradiction!(AddPositions(of) => of.positions = learned, message),
+            contradiction!(AddPositionsBackward(of) => of.positions = learned, message),
         ]);
-        refused(&device, &signature, None, "moments of two forms");
     }
+    for probability in [1.0, -0.1, f32::NAN, f32::INFINITY] {
+        let message = "dropout of ";
+        all.extend([
+            contradiction!(BiasDropoutAdd(of) => of.dropout = with(of.dropout, probability), message),
+            contradiction!(DropoutBackward(of) => of.dropout.probability = probability, message),
+            contradiction!(Attention(of) => of.dropout = with(of.dropout, probability), message),
+            contradiction!(AttentionBackward(of) => of.dropout = with(of.dropout, probability), message),
+            contradiction!(FlashAttention(of) => of.options.dropout = with(of.options.dropout, probability), message),
+            contradiction!(FlashAttentionBackward(of) => of.options.dropout = with(of.options.dropout, probability), message),
+        ]);
+    }
+    all
 }
 
-/// Blocks of 256 and random numbers count from the range's first element.
-#[test]
-fn a_range_starts_at_a_block() {
-    for device in devices(DType::BF16) {
-        for first_index in [1, 255, 257] {
-            let edit = |update: &mut AdamW| update.first_index = first_index;
-            refused_update(&device, DType::BF16, None, edit, "`first_index`");
-        }
+fn of_heads() -> Vec<Contradiction> {
+    let mut all = vec![
+        contradiction!(SplitQkv(of) => split(of, [of.qkv.dims()[1], 0]), "leave none of"),
+        contradiction!(SplitQkv(of) => split(of, [1, 1]), "not whole heads"),
+        contradiction!(ExpandKeys(of) => (of.k, of.v) = (None, None), "neither `k` nor `v`"),
+        contradiction!(ExpandKeysBackward(of) => of.heads = 0, "not whole heads of 0"),
+        contradiction!(CachedAttention(of) => of.shape.kv_heads = 0, "`k_cache` is"),
+        contradiction!(CachedAttention(of) => widen_values(of), "no part of keys"),
+    ];
+    for (heads, message) in [
+        (0, "not whole heads of 0"),
+        (7, "heads"),
+        (1, "do not add up"),
+    ] {
+        all.push(contradiction!(ExpandKeys(of) => of.heads = heads, message));
     }
+    for kv_heads in [0, 1, 3] {
+        all.extend([
+            contradiction!(Attention(of) => of.shape.kv_heads = kv_heads, "`k` is"),
+            contradiction!(FlashAttention(of) => of.shape.kv_heads = kv_heads, "`k` is"),
+        ]);
+    }
+    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let (scale, message) = (Some(ScoreScale::new(scale)), "a positive number");
+        all.extend([
+            contradiction!(Attention(of) => of.shape.scale = scale, message),
+            contradiction!(FlashAttention(of) => of.shape.scale = scale, message),
+            contradiction!(CachedAttention(of) => of.shape.scale = scale, message),
+        ]);
+    }
+    all
 }
 
-#[test]
-fn transfers_of_another_size_or_of_strided_tensors_are_refused() {
-    for dtype in DTYPES {
-        for device in devices(dtype) {
-            let before = Host::random(dtype, [4, 6], 1.0, 1);
-            let mut tensor = device.put(&before);
-            for bytes in [0, before.bytes.len() - 1, before.bytes.len() + 1] {
-                let error = device
-                    .kernels
-                    .upload(tensor.view_mut(), &vec![0; bytes])
-                    .unwrap_err();
-                assert_eq!(error.operation, "upload");
-                let mut host = vec![7; bytes];
-                assert_eq!(
-                    device
-                        .kernels
-                        .download(&mut host, tensor.view())
-                        .unwrap_err()
-                        .operation,
-                    "download"
-                );
-                assert!(host.iter().all(|byte| *byte == 7));
-            }
-            let mut host = vec![7; before.bytes.len()];
-            assert_eq!(
-                device
-                    .kernels
-                    .download(&mut host, tensor.view().t())
-                    .unwrap_err()
-                    .operation,
-                "download"
-            );
-            assert!(device.memory.is_shapes() || device.take(&tensor) == before);
-        }
+fn of_routers() -> Vec<Contradiction> {
+    let experts_max = "at most 512 experts";
+    let mut all = vec![
+        contradiction!(RouterZLoss(of) => of.logits = logits(of.losses.elements()), experts_max),
+        contradiction!(GroupByExpert(of) => (of.offsets, of.experts) = (None, 513), experts_max),
+        contradiction!(Route(of) => route(of, (2, Some([of.logits.dims()[1], 1, 2]))), "no 2 best"),
+        contradiction!(Route(of) => route(of, (2, Some([of.logits.dims()[1], 1, 1]))), "2 of 1 experts"),
+        contradiction!(BalanceLoss(of) => of.pooled = 0, "not groups of 0"),
+        contradiction!(BalanceLoss(of) => of.pooled = 1000, "not groups of 1000"),
+    ];
+    let routes: [(Routes, &str); 8] = [
+        ((0, None), "0 of "),
+        ((513, None), "513 of "),
+        ((1, Some([0, 1, 1])), "not 0 equal groups"),
+        ((1, Some([511, 1, 1])), "not 511 equal groups"),
+        ((1, Some([1, 0, 1])), "0 of 1 groups"),
+        ((1, Some([1, 2, 1])), "2 of 1 groups"),
+        ((1, Some([1, 1, 0])), "no 0 best"),
+        ((1, Some([1, 1, 3])), "no 3 best"),
+    ];
+    all.extend(
+        routes.map(|(routes, message)| contradiction!(Route(of) => route(of, routes), message)),
+    );
+    all
+}
+
+fn of_updates() -> Vec<Contradiction> {
+    let (no_master, other) = ("f32 weights are their own master", "not of the same form");
+    let mut all = vec![
+        contradiction!(AdamW(of) => of.master = MasterOperand::F32(zeros::<f32>(of.parameters.elements())), no_master),
+        contradiction!(AdamW(of) => of.master = MasterOperand::Remainder(zeros::<i16>(of.parameters.elements())), no_master),
+        contradiction!(AdamW(of) => of.first_moment = MomentOperand::Plain(zeros::<bf16>(of.parameters.elements())), other),
+        contradiction!(AdamW(of) => of.second_moment = MomentOperand::Plain(zeros::<f32>(of.parameters.elements())), other),
+        contradiction!(AdafactorRate(of) => (of.elements, of.squares) = (0, zeros::<f64>(0).into_in().reshape([2, 0])), "no element"),
+    ];
+    // Blocks of 256 and random numbers count from a range's first element.
+    for first in [1, 255, 257] {
+        let message = "`first_index` is ";
+        all.extend([
+            contradiction!(AdamW(of) => of.first_index = first, message),
+            contradiction!(Momentum(of) => of.first_index = first, message),
+            contradiction!(StepAlong(of) => of.first_index = first, message),
+            contradiction!(AdafactorStep(of) => of.first_index = first, message),
+        ]);
     }
+    all
 }

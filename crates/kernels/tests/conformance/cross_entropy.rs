@@ -91,7 +91,7 @@ impl Case for CrossEntropy {
             .scale
             .map(|scale| device.put(&Host::new(DType::F32, [1], [f64::from(scale)])));
         let mut losses = device.room(DType::F32, [self.tokens]);
-        device.kernels.run(kernels::CrossEntropy {
+        device.run(kernels::CrossEntropy {
             losses: losses.view_mut(),
             logits: logits.view_mut(),
             targets: targets.view(),

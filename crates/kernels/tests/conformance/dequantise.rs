@@ -88,14 +88,14 @@ impl Case for Dequantise {
         let tensors: Vec<Tensor> = tensors.iter().map(|host| device.put(host)).collect();
         let mut out = device.room(self.dtype, [self.elements]);
         match &tensors[..] {
-            [codes, absmax, absmax_codes, offset] => device.kernels.run(DequantiseNf4 {
+            [codes, absmax, absmax_codes, offset] => device.run(DequantiseNf4 {
                 out: out.view_mut(),
                 codes: codes.view(),
                 absmax_codes: absmax_codes.view(),
                 absmax: absmax.view(),
                 offset: offset.view(),
             }),
-            tensors => device.kernels.run(DequantiseBytes {
+            tensors => device.run(DequantiseBytes {
                 out: out.view_mut(),
                 codes: tensors[0].view(),
                 absmax: tensors[1].view(),

@@ -6,7 +6,7 @@ use emulation::Emulation;
 use kernels::cpu::{Cpu, Instructions};
 use kernels::cuda::Cuda;
 use kernels::meta::{FlopCounter, Meta};
-use kernels::{Init, Kernels, Target};
+use kernels::{Init, KernelError, Kernels, Operation, Target};
 use memory::{Buffer, Category, DType, Dims, In, Memory, Out};
 use std::ops::Range;
 
@@ -17,7 +17,11 @@ pub struct Device {
     pub kernels: Box<Kernels>,
     /// Elements by which every tensor is off an aligned address.
     pub shift: usize,
+    /// Sees each operation of a case before it runs.
+    pub watch: Option<Watch>,
 }
+
+pub type Watch = Box<dyn Fn(&Device, &Operation)>;
 
 /// A name for `CONFORMANCE_DEVICES`, and how to open what it names; none where the machine or the build has no such.
 type Implementation = (&'static str, fn(DType) -> Option<Device>);
@@ -70,12 +74,7 @@ fn on_host(name: &str, dtype: DType, kernels: impl Fn(&Memory) -> Box<Kernels>) 
     let memory = Memory::host();
     let kernels = kernels(&memory);
     let name = format!("{name} for {dtype:?}");
-    Device {
-        name,
-        memory,
-        kernels,
-        shift: 0,
-    }
+    Device::new(name, memory, kernels)
 }
 
 /// The emulation, with products cut where a matrix reaches over more elements.
@@ -102,12 +101,8 @@ fn interpreted(dtype: DType) -> Option<Device> {
     let interpreter = Interpreter::new(&crate::interpreted::TEXTS);
     let memory = Memory::device(Rc::new(interpreter.clone()));
     let kernels = Box::new(Cuda::new(interpreter, &memory, dtype).unwrap());
-    Some(Device {
-        name: format!("interpreted PTX for {dtype:?}"),
-        memory,
-        kernels,
-        shift: 0,
-    })
+    let name = format!("interpreted PTX for {dtype:?}");
+    Some(Device::new(name, memory, kernels))
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -125,12 +120,7 @@ pub fn gpu(dtype: DType) -> Option<Device> {
     let driver = CudaDriver::new(&device).unwrap();
     let kernels = Box::new(Cuda::new(driver, &memory, dtype).unwrap());
     let name = format!("{} for {dtype:?}", device.facts().name);
-    Some(Device {
-        name,
-        memory,
-        kernels,
-        shift: 0,
-    })
+    Some(Device::new(name, memory, kernels))
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -144,12 +134,7 @@ pub fn planning(dtype: DType) -> Vec<Device> {
         let memory = Memory::shapes();
         let kernels = Box::new(Meta::new(&memory, target, dtype, FlopCounter::default()).unwrap());
         let name = format!("meta of {} for {dtype:?}", target.name());
-        Device {
-            name,
-            memory,
-            kernels,
-            shift: 0,
-        }
+        Device::new(name, memory, kernels)
     };
     [Target::Cpu, Target::Cuda].map(device).into()
 }
@@ -186,6 +171,24 @@ impl Tensor {
 }
 
 impl Device {
+    pub fn new(name: impl Into<String>, memory: Memory, kernels: Box<Kernels>) -> Device {
+        Device {
+            name: name.into(),
+            memory,
+            kernels,
+            shift: 0,
+            watch: None,
+        }
+    }
+
+    pub fn run<'a>(&self, operation: impl Into<Operation<'a>>) -> Result<(), KernelError> {
+        let operation = operation.into();
+        if let Some(watch) = &self.watch {
+            watch(self, &operation);
+        }
+        self.kernels.run(operation)
+    }
+
     /// A tensor with unspecified contents.
     pub fn room(&self, dtype: DType, dims: impl Into<Dims>) -> Tensor {
         let dims = dims.into();

@@ -82,7 +82,7 @@ impl Case for BiasDropoutAdd {
     fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
         let [mut out, bias, residual, dy] = self.tensors().map(|host| device.put(&host));
         let placed = Dropped::put(self.dropout, device);
-        device.kernels.run(operation::BiasDropoutAdd {
+        device.run(operation::BiasDropoutAdd {
             out: out.view_mut(),
             bias: self.bias.then(|| bias.view()),
             dropout: placed.view(),
@@ -92,7 +92,7 @@ impl Case for BiasDropoutAdd {
         let mut outputs = vec![device.take(&out)];
         if let Some(dropout) = placed.view() {
             let mut dx = device.room(self.dtype, [self.tokens, self.width]);
-            device.kernels.run(DropoutBackward {
+            device.run(DropoutBackward {
                 dx: dx.view_mut(),
                 dy: dy.view(),
                 dropout,
@@ -208,7 +208,7 @@ fn a_bias_alone_is_add_bias() {
                 out: out.view_mut(),
                 bias: bias.view(),
             };
-            device.kernels.run(add_bias).unwrap();
+            device.run(add_bias).unwrap();
             assert!(
                 device.take(&out) == run(&case, &device)[0],
                 "{}",
@@ -236,14 +236,14 @@ fn mask(device: &Device, dropped: Dropped, rows: Range<usize>) -> Vec<bool> {
         first,
         residual: None,
     };
-    device.kernels.run(forward).unwrap();
+    device.run(forward).unwrap();
     let backward = DropoutBackward {
         dx: dx.view_mut(),
         dy: dy.view(),
         dropout,
         first,
     };
-    device.kernels.run(backward).unwrap();
+    device.run(backward).unwrap();
     let [forward, backward] = [out, dx].map(|tensor| device.take(&tensor));
     assert!(forward == backward, "{}: one mask both ways", device.name);
     let kept = forward.values().into_iter().map(|value| value != 0.0);

@@ -22,7 +22,7 @@ struct Fill {
 impl Case for Fill {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let mut out = device.room(self.dtype, [self.elements]);
-        device.kernels.run(kernels::Fill {
+        device.run(kernels::Fill {
             out: out.view_mut(),
             value: self.value,
         })?;
@@ -83,7 +83,7 @@ impl Case for Copy {
         );
         let x = device.put(&from.around(&self.x()));
         let mut out = device.put(&to.around(&before));
-        device.kernels.run(kernels::Copy {
+        device.run(kernels::Copy {
             out: to.view_mut(out.view_mut()),
             x: from.view(x.view()),
         })?;
@@ -153,11 +153,11 @@ impl Case for Bias {
         let mut dbias = device.start(self.start, &earlier);
         let [x, dy] = [x, dy].map(|rows| self.layout.around(&rows));
         let [mut out, bias, dy, earlier] = [x, bias, dy, earlier].map(|host| device.put(&host));
-        device.kernels.run(AddBias {
+        device.run(AddBias {
             out: self.layout.view_mut(out.view_mut()),
             bias: bias.view(),
         })?;
-        device.kernels.run(BiasBackward {
+        device.run(BiasBackward {
             out: dbias.view_mut(),
             dy: self.layout.view(dy.view()),
             init: self.start.init(&earlier),

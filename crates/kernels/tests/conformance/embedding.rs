@@ -77,13 +77,13 @@ impl Case for Embedding {
         let mut dtable = device.start(self.start, &earlier);
         let [table, dout, earlier, ids] =
             [table, dout, earlier, self.ids()].map(|host| device.put(&host));
-        device.kernels.run(kernels::Embedding {
+        device.run(kernels::Embedding {
             out: out.view_mut(),
             table: table.view(),
             ids: ids.view(),
         })?;
         let init = self.start.init(&earlier);
-        device.kernels.run(EmbeddingBackward {
+        device.run(EmbeddingBackward {
             dtable: dtable.view_mut(),
             dout: dout.view(),
             ids: ids.view(),
@@ -128,7 +128,7 @@ fn rows_of_an_id_are_added_one_after_the_other() {
                 ids: ids.view(),
                 init: Init::Overwrite,
             };
-            device.kernels.run(operation).unwrap();
+            device.run(operation).unwrap();
             assert!(device.take(&dtable) == expected, "{}", device.name);
         }
     }

@@ -51,7 +51,7 @@ impl Case for Combine {
         let mut sums = device.start(self.start, &earlier);
         let slot_row = table(&[self.tokens, self.choices], &self.slot_row());
         let [rows, earlier, slot_row] = [rows, earlier, slot_row].map(|host| device.put(&host));
-        device.kernels.run(SumRows {
+        device.run(SumRows {
             out: sums.view_mut(),
             rows: rows.view(),
             slot_row: slot_row.view(),
@@ -137,13 +137,13 @@ impl Case for Weighed {
         let mut dweights = device.room(DType::F32, [1, self.rows]);
         let slots = device.put(&table(&[self.rows], &self.slots()));
         let row_slot = self.step.map(|_| slots.view());
-        device.kernels.run(kernels::WeighedSwiglu {
+        device.run(kernels::WeighedSwiglu {
             act: act.view_mut(),
             gate_up: gate_up.view(),
             weights: weights.view(),
             row_slot,
         })?;
-        device.kernels.run(WeighedSwigluBackward {
+        device.run(WeighedSwigluBackward {
             gate_up: gate_up.view_mut(),
             dweights: dweights.view_mut(),
             dact: dact.view(),

@@ -95,7 +95,7 @@ impl FlashAttention {
         let (shape, target) = (self.attention.shape, device.kernels.target());
         let [elements, _] = self.scratch_elements(target);
         let mut scratch = device.room(DType::F32, [elements]);
-        device.kernels.run(kernels::FlashAttention {
+        device.run(kernels::FlashAttention {
             out,
             lse,
             scratch: scratch.view_mut(),
@@ -123,7 +123,7 @@ impl FlashAttention {
         let (target, shape) = (device.kernels.target(), attention.shape);
         let [_, elements] = self.scratch_elements(target);
         let mut scratch = device.room(DType::F32, [elements]);
-        device.kernels.run(FlashAttentionBackward {
+        device.run(FlashAttentionBackward {
             dq,
             dk,
             dv,

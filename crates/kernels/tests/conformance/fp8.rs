@@ -93,13 +93,13 @@ impl Case for Coded {
         let mut largest = device.room(DType::F32, [1]);
         let mut scale = device.room(DType::F32, [1]);
         let mut codes = device.room(self.format.dtype(), [self.elements]);
-        device.kernels.run(AbsMax {
+        device.run(AbsMax {
             out: largest.view_mut(),
             x: x.view(),
         })?;
         let parts = self.parts();
         let mut underflows = device.put(&Host::new(DType::F32, [parts, 2], vec![7.0; 2 * parts]));
-        device.kernels.run(Quantise {
+        device.run(Quantise {
             codes: codes.view_mut(),
             scale: scale.view_mut(),
             underflows: Some(underflows.view_mut().columns(1..2)),
@@ -108,7 +108,7 @@ impl Case for Coded {
         })?;
         // Counting changes no code.
         let mut others = device.room(self.format.dtype(), [self.elements]);
-        device.kernels.run(Quantise {
+        device.run(Quantise {
             codes: others.view_mut(),
             scale: scale.view_mut(),
             underflows: None,
@@ -172,7 +172,7 @@ impl Case for Transposed {
         let [rows, columns] = self.sizes;
         let dims = [columns, TransposeCodes::padded(rows)];
         let mut out = device.room(self.format.dtype(), dims);
-        device.kernels.run(TransposeCodes {
+        device.run(TransposeCodes {
             out: out.view_mut(),
             x: x.view(),
         })?;
@@ -234,7 +234,7 @@ impl Case for CodedAndTransposed {
         let [rows, columns] = self.sizes;
         let mut scale = device.room(DType::F32, [1]);
         let mut codes = device.room(DType::F8E4M3, [columns, TransposeCodes::padded(rows)]);
-        device.kernels.run(QuantiseTransposed {
+        device.run(QuantiseTransposed {
             codes: codes.view_mut(),
             scale: scale.view_mut(),
             x: x.reshape(self.sizes),
@@ -314,7 +314,7 @@ impl Case for Product {
         let mut out = device.put(&self.tensors()[2]);
         let scale = |scale| device.put(&Host::new(DType::F32, [1], [scale]));
         let scales = self.scales.map(scale);
-        device.kernels.run(ScaledMatmul {
+        device.run(ScaledMatmul {
             out: out.view_mut(),
             a: a.view(),
             b: b.view(),
@@ -450,7 +450,7 @@ fn codes_multiply_as_their_values_do() {
                 bias: product.has_bias.then(|| bias.view()),
                 init: product.start.init(&added),
             };
-            device.kernels.run(matmul).unwrap();
+            device.run(matmul).unwrap();
             let codes = product.run(&device).unwrap();
             assert!(
                 codes == [device.take(&out)],

@@ -49,7 +49,7 @@ pub fn act_and_gradient(
     let [x, dact] = [host, dact].map(|host| device.put(host));
     let act = with_largest(device, |largest| {
         let mut act = device.room(host.dtype, host.dims);
-        device.kernels.run(operation::Gelu {
+        device.run(operation::Gelu {
             act: act.view_mut(),
             x: x.view(),
             largest,
@@ -58,7 +58,7 @@ pub fn act_and_gradient(
     })?;
     let gradient = with_largest(device, |largest| {
         let mut x = device.put(host);
-        device.kernels.run(GeluBackward {
+        device.run(GeluBackward {
             x: x.view_mut(),
             dact: dact.view(),
             largest,

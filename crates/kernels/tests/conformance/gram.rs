@@ -39,7 +39,7 @@ impl Case for Gram {
         let [rows, _] = self.sizes;
         let x = device.put(&self.stored());
         let mut out = device.room(self.dtypes[0], [rows, rows]);
-        device.kernels.run(kernels::Gram {
+        device.run(kernels::Gram {
             out: out.view_mut(),
             x: self.layout.view(x.view()),
         })?;

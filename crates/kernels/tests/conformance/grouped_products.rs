@@ -170,7 +170,7 @@ impl Case for Product {
         let offsets = device.put(&self.experts.offsets());
         let mut out = device.room(self.dtype, [self.experts.rows(), self.outputs]);
         let mut scratch = scratch(device, &[rows.rows()]);
-        device.kernels.run(GroupedMatmul {
+        device.run(GroupedMatmul {
             out: out.view_mut(),
             scratch: scratch.view_mut(),
             rows: rows.rows(),
@@ -237,7 +237,7 @@ impl Case for Gradient {
         let operands = operands.map(|rows| rows.put(device));
         let [dy, rows] = operands.each_ref().map(DeviceRows::rows);
         let mut scratch = scratch(device, &[dy, rows]);
-        device.kernels.run(GroupedGradient {
+        device.run(GroupedGradient {
             out: out.view_mut(),
             scratch: scratch.view_mut(),
             dy,
@@ -379,7 +379,7 @@ fn every_set_of_instructions_gives_the_bits_of_products_alone() {
                     bias: None,
                     init: Init::Overwrite,
                 };
-                device.kernels.run(alone).unwrap();
+                device.run(alone).unwrap();
             }
             let same = run(&case, device) == vec![device.take(&out)];
             assert!(same, "{case:?} on {}", device.name);

@@ -145,7 +145,7 @@ fn sums_run_in_the_order_that_is_stated() {
             bias: None,
             init: Init::Overwrite,
         };
-        device.kernels.run(product).unwrap();
+        device.run(product).unwrap();
         assert!(device.take(&out) == expected, "{}", device.name);
     }
 }
@@ -177,7 +177,7 @@ fn part_of(
         bias: None,
         init: Init::Overwrite,
     };
-    device.kernels.run(product).unwrap();
+    device.run(product).unwrap();
     let values = device.take(&out).values();
     match is_turned {
         false => values,

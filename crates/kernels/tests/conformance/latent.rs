@@ -93,7 +93,7 @@ impl Case for Tail {
         };
         let turned = |inverse| {
             let mut x = device.put(&self.x());
-            device.kernels.run(kernels::RotaryTail {
+            device.run(kernels::RotaryTail {
                 x: x.view_mut(),
                 head_dim: self.unturned + self.turned,
                 table: table.view(),
@@ -162,7 +162,7 @@ impl Expanded {
         let [_, _, k_dims, v_dims] = self.dims();
         let mut k = wanted[0].then(|| device.room(self.dtype, k_dims));
         let mut v = wanted[1].then(|| device.room(self.dtype, v_dims));
-        device.kernels.run(ExpandKeys {
+        device.run(ExpandKeys {
             k: k.as_mut().map(|k| k.view_mut()),
             v: v.as_mut().map(|v| v.view_mut()),
             kv: kv.view(),
@@ -206,7 +206,7 @@ impl Case for Expanded {
         let mut dkv = device.room(self.dtype, kv.dims);
         let mut dk_rotary = device.room(self.dtype, k_rotary.dims);
         let [dk, dv] = [dk, dv].map(|host| device.put(&host));
-        device.kernels.run(ExpandKeysBackward {
+        device.run(ExpandKeysBackward {
             dkv: dkv.view_mut(),
             dk_rotary: dk_rotary.view_mut(),
             dk: dk.view(),

@@ -80,7 +80,7 @@ impl Case for LayerNorm {
         let [mut mean, mut rstd] = [(); 2].map(|()| device.room(DType::F32, [self.tokens]));
         let y = with_largest(device, |largest| {
             let mut y = device.room(self.dtype, [self.tokens, self.hidden]);
-            device.kernels.run(operation::LayerNorm {
+            device.run(operation::LayerNorm {
                 y: Some(y.view_mut()),
                 mean: Some(mean.view_mut()),
                 rstd: Some(rstd.view_mut()),
@@ -98,7 +98,7 @@ impl Case for LayerNorm {
         let earlier = earlier.map(|host| device.put(&host));
         let [dx_init, dweight_init, dbias_init] =
             [0, 1, 2].map(|index| self.starts[index].init(&earlier[index]));
-        device.kernels.run(LayerNormBackward {
+        device.run(LayerNormBackward {
             dx: dx.view_mut(),
             dx_init,
             dweight: dweight.view_mut(),

@@ -54,7 +54,6 @@ mod rms_norm;
 mod rotary;
 mod router;
 mod scaled_mm;
-mod signatures;
 mod sum_in_order;
 mod swiglu;
 

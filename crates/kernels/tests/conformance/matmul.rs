@@ -97,7 +97,7 @@ impl Case for Product {
             self.layouts[0].view(a.view()),
             self.layouts[1].view(b.view()),
         );
-        device.kernels.run(Matmul {
+        device.run(Matmul {
             out: self.out.view_mut(out.view_mut()),
             a,
             b,

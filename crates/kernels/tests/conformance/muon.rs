@@ -68,7 +68,7 @@ impl Case for Momentum {
         );
         let mut views = states.iter_mut().map(Tensor::view_mut);
         let mut next = || views.next().unwrap();
-        device.kernels.run(kernels::Momentum {
+        device.run(kernels::Momentum {
             out: out.view_mut(),
             momentum: match self.form {
                 Moments::F32 | Moments::Bf16 => MomentOperand::Plain(next()),
@@ -138,7 +138,7 @@ impl Case for DivideByNorm {
     fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
         let mut x = device.put(&Host::random(self.dtype, [self.elements], 3.0, 1));
         let norm = device.put(&Host::new(DType::F32, [1], [f64::from(self.norm)]));
-        device.kernels.run(kernels::DivideByNorm {
+        device.run(kernels::DivideByNorm {
             x: x.view_mut(),
             norm: norm.view(),
             eps: NORM_EPS,
@@ -173,7 +173,7 @@ impl Combine {
 impl Case for Combine {
     fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
         let [mut out, x] = self.tensors().map(|host| device.put(&host));
-        device.kernels.run(kernels::Combine {
+        device.run(kernels::Combine {
             out: out.view_mut(),
             x: x.view(),
             alpha: self.factors[0],
@@ -226,7 +226,7 @@ impl Case for StepAlong {
         );
         let mut views = states.iter_mut().map(Tensor::view_mut);
         let mut next = || views.next().unwrap();
-        device.kernels.run(kernels::StepAlong {
+        device.run(kernels::StepAlong {
             parameters: next(),
             master: match self.form {
                 Weights::F32 | Weights::Rounded => MasterOperand::Parameters,

@@ -40,7 +40,7 @@ impl Case for Sum {
         let x = device.put(&entries(DType::F32, self.elements));
         let mut out = device.start(self.start, &self.earlier());
         let earlier = device.put(&self.earlier());
-        device.kernels.run(kernels::Sum {
+        device.run(kernels::Sum {
             out: out.view_mut(),
             x: x.view(),
             init: self.start.init(&earlier),
@@ -127,7 +127,7 @@ fn norm_and_clip(
 ) -> std::result::Result<[Host; 2], KernelError> {
     let loss = device.put(&Host::new(DType::F32, [1], [f64::from(loss)]));
     let mut out = device.room(DType::F32, [2]);
-    device.kernels.run(kernels::NormAndClip {
+    device.run(kernels::NormAndClip {
         out: out.view_mut(),
         grains,
         loss: loss.view(),
@@ -141,7 +141,7 @@ impl Case for Norm {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let x = device.put(&self.x());
         let mut grains = device.room(DType::F64, [self.elements.div_ceil(GRAIN_ELEMENTS)]);
-        device.kernels.run(kernels::NormGrains {
+        device.run(kernels::NormGrains {
             grains: grains.view_mut(),
             x: x.view(),
         })?;
@@ -302,7 +302,7 @@ fn grains_are_the_same_in_pieces() {
                         grains: grains.view_mut().rows(own),
                         x: x.view().rows(range),
                     };
-                    device.kernels.run(operation).unwrap();
+                    device.run(operation).unwrap();
                 }
                 device.take(&grains)
             };

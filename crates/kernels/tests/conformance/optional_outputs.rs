@@ -19,7 +19,7 @@ fn attention(case: &Attention, device: &Device, [out, probs]: [bool; 2]) -> [Opt
     let outputs =
         [&mut out, &mut probs].map(|output| output.as_mut().map(|output| output.view_mut()));
     let [out_view, probs_view] = outputs;
-    let called = device.kernels.run(kernels::Attention {
+    let called = device.run(kernels::Attention {
         out: out_view,
         probs: probs_view,
         scratch: scratch.view_mut(),
@@ -143,7 +143,6 @@ fn rms_norm(
     let [y_view, rstd_view] =
         [&mut y, &mut rstd].map(|output| output.as_mut().map(|output| output.view_mut()));
     device
-        .kernels
         .run(kernels::RmsNorm {
             y: y_view,
             rstd: rstd_view,
@@ -194,7 +193,7 @@ fn layer_norm(
     let mut y = y.then(|| device.room(dtype, [tokens, hidden]));
     let [mut mean, mut rstd] =
         [mean, rstd].map(|wanted| wanted.then(|| device.room(DType::F32, [tokens])));
-    let called = device.kernels.run(LayerNorm {
+    let called = device.run(LayerNorm {
         y: y.as_mut().map(|y| y.view_mut()),
         mean: mean.as_mut().map(|mean| mean.view_mut()),
         rstd: rstd.as_mut().map(|rstd| rstd.view_mut()),

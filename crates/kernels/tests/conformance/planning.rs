@@ -27,12 +27,7 @@ fn planning_accepts_every_case() {
 fn products_count_in_the_phase_that_asks_for_them() {
     let (memory, flops) = (Memory::shapes(), FlopCounter::default());
     let kernels = Meta::new(&memory, Target::Cuda, DType::F32, flops.clone()).unwrap();
-    let device = Device {
-        name: "meta".into(),
-        memory,
-        kernels: Box::new(kernels),
-        shift: 0,
-    };
+    let device = Device::new("meta", memory, Box::new(kernels));
     let product = Product {
         sizes: [37, 48, 131],
         dtypes: [DType::F32; 3],

@@ -57,12 +57,12 @@ impl Case for Positions {
             true => kernels::Positions::Given(given.view()),
             false => kernels::Positions::Sequences(self.seq),
         };
-        device.kernels.run(AddPositions {
+        device.run(AddPositions {
             x: x.view_mut(),
             table: table.view(),
             positions,
         })?;
-        device.kernels.run(AddPositionsBackward {
+        device.run(AddPositionsBackward {
             dtable: dtable.view_mut(),
             dx: dx.view(),
             positions,

@@ -53,7 +53,7 @@ impl Case for Preference {
         let [policy, reference, scale] = self.tensors().map(|host| device.put(&host));
         let mut factors = device.room(DType::F32, [2 * self.pairs]);
         let mut marks = device.room(DType::F32, [4, self.pairs]);
-        device.kernels.run(kernels::PreferenceLoss {
+        device.run(kernels::PreferenceLoss {
             factors: factors.view_mut(),
             marks: marks.view_mut(),
             policy: policy.view(),

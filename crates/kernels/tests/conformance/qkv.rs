@@ -112,7 +112,7 @@ impl Qkv {
             unreachable!("three were made")
         };
         let [q, k, v] = [q, k, v].map(|part| part.as_mut().map(|part| part.view_mut()));
-        device.kernels.run(SplitQkv {
+        device.run(SplitQkv {
             q,
             k,
             v,
@@ -150,7 +150,7 @@ impl Case for Qkv {
         let given = self.given(device);
         let [q, k, v] = self.gradients().map(|gradient| device.put(&gradient));
         let mut joined = device.room(self.dtype, self.joined().dims);
-        device.kernels.run(JoinQkv {
+        device.run(JoinQkv {
             qkv: joined.view_mut(),
             q: q.view(),
             k: k.view(),

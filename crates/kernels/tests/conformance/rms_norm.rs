@@ -89,7 +89,7 @@ impl Case for RmsNorm {
         let mut rstd = device.room(DType::F32, [self.tokens]);
         let y = with_largest(device, |largest| {
             let mut y = device.room(self.dtype, tensors.x.dims);
-            device.kernels.run(kernels::RmsNorm {
+            device.run(kernels::RmsNorm {
                 y: Some(y.view_mut()),
                 rstd: Some(rstd.view_mut()),
                 largest,
@@ -105,7 +105,7 @@ impl Case for RmsNorm {
             device.put(&tensors.earlier_dx),
             device.put(&tensors.earlier_dweight),
         );
-        device.kernels.run(RmsNormBackward {
+        device.run(RmsNormBackward {
             dx: dx.view_mut(),
             dx_init: self.dx_start.init(&earlier_dx),
             dweight: dweight.view_mut(),

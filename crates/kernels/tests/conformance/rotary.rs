@@ -107,7 +107,7 @@ impl Case for Rotary {
         let turned = |turns: &[bool]| {
             let mut x = device.put(&self.layout.around(&self.x()));
             for inverse in turns {
-                device.kernels.run(kernels::Rotary {
+                device.run(kernels::Rotary {
                     x: self.layout.view_mut(x.view_mut()),
                     table: table.view(),
                     positions,

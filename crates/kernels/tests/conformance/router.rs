@@ -109,7 +109,7 @@ impl Router {
             index += 1;
             wanted[index - 1].then(|| device.room(dtype, dims))
         });
-        device.kernels.run(Route {
+        device.run(Route {
             ids: ids.as_mut().map(|ids| ids.view_mut()),
             weights: weights.as_mut().map(|weights| weights.view_mut()),
             scores: scores.as_mut().map(|scores| scores.view_mut()),
@@ -266,7 +266,7 @@ impl Case for Router {
         .map(|host| device.put(&host));
         let lengths = self.has_padding.then(|| lengths.view());
         let mut dlogits = device.room(self.dtype, [self.tokens, self.experts]);
-        device.kernels.run(RouteBackward {
+        device.run(RouteBackward {
             dlogits: dlogits.view_mut(),
             dweights: dweights.view(),
             logits: logits.view(),
@@ -277,7 +277,7 @@ impl Case for Router {
             lengths,
         })?;
         let mut losses = device.room(DType::F32, [self.tokens]);
-        device.kernels.run(RouterZLoss {
+        device.run(RouterZLoss {
             losses: losses.view_mut(),
             logits: logits.view(),
             lengths,
@@ -443,7 +443,7 @@ impl Grouping {
             room(wanted[2], rows),
         ];
         let mut slot_row = wanted[3].then(|| device.room(DType::I32, self.ids().dims));
-        device.kernels.run(GroupByExpert {
+        device.run(GroupByExpert {
             offsets: offsets.as_mut().map(|table| table.view_mut()),
             row_token: row_token.as_mut().map(|table| table.view_mut()),
             row_slot: row_slot.as_mut().map(|table| table.view_mut()),
@@ -464,7 +464,7 @@ impl Case for Grouping {
         let mut results: Vec<Host> = tables.into_iter().flatten().collect();
         for lengths in [None, Some(lengths.view())] {
             let mut counts = device.room(DType::F32, [self.sequences, self.experts]);
-            device.kernels.run(CountChoices {
+            device.run(CountChoices {
                 counts: counts.view_mut(),
                 ids: ids.view(),
                 lengths,
@@ -571,7 +571,7 @@ impl Case for Balance {
         let mut gradient = device.room(DType::F32, counts.dims);
         let [counts, sums, earlier, lengths] =
             [counts, sums, earlier, self.lengths()].map(|host| device.put(&host));
-        device.kernels.run(BalanceLoss {
+        device.run(BalanceLoss {
             loss: loss.view_mut(),
             gradient: gradient.view_mut(),
             counts: counts.view(),
@@ -644,7 +644,7 @@ impl Case for BiasStep {
         let [mut bias, counts] = self.tensors().map(|host| device.put(&host));
         let clip = Host::new(DType::F32, [2], [17.0, f64::from(self.clip)]);
         let clip = device.put(&clip);
-        device.kernels.run(StepRouterBias {
+        device.run(StepRouterBias {
             bias: bias.view_mut(),
             counts: counts.view(),
             clip: clip.view(),

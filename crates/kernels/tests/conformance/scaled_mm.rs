@@ -180,7 +180,7 @@ impl Case for Reference {
         let bias = device.put(&self.bias());
         let has_bias = self.has_bias() && self.mistake != Some(Mistake::NoBias);
         let mut out = device.room(self.out, [m, n]);
-        device.kernels.run(ScaledMatmul {
+        device.run(ScaledMatmul {
             out: out.view_mut(),
             a: a.view(),
             b: b.view(),

@@ -91,7 +91,7 @@ impl SumInOrder {
         rows: std::ops::Range<usize>,
         start: Start,
     ) -> Result<(), KernelError> {
-        device.kernels.run(kernels::SumInOrder {
+        device.run(kernels::SumInOrder {
             out: out.view_mut(),
             x: x.view().rows(rows),
             init: start.init(x),

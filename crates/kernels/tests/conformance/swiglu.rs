@@ -53,7 +53,7 @@ impl Case for Swiglu {
         let [gate_up, dact] = [&host, &dact].map(|host| device.put(host));
         let act = with_largest(device, |largest| {
             let mut act = device.room(self.dtype, [self.tokens, self.width]);
-            device.kernels.run(kernels::Swiglu {
+            device.run(kernels::Swiglu {
                 act: act.view_mut(),
                 gate_up: gate_up.view(),
                 largest,
@@ -62,7 +62,7 @@ impl Case for Swiglu {
         })?;
         let gradient = with_largest(device, |largest| {
             let mut gate_up = device.put(&host);
-            device.kernels.run(SwigluBackward {
+            device.run(SwigluBackward {
                 gate_up: gate_up.view_mut(),
                 dact: dact.view(),
                 largest,

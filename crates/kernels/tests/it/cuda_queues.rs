@@ -3,15 +3,17 @@
 use kernels::cuda::{Cuda, Driver, Gemm, Launch, Workspace};
 use kernels::{
     AdamW, DiskCopy, Exchange, Fill, Init, KernelError, MasterOperand, MomentOperand, Queue,
-    Reading, SumInOrder,
+    Queues, Reading, SumInOrder,
 };
-use memory::{Buffer, Category, DType, Memory};
+use memory::{Buffer, Category, DType, In, Memory, Out};
 use std::cell::RefCell;
 use std::rc::Rc;
 
 /// Notes the queue of every launch.
 #[derive(Clone, Default)]
 struct Notes(Rc<RefCell<Vec<Queue>>>);
+
+impl Queues for Notes {}
 
 impl Driver for Notes {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
@@ -35,22 +37,12 @@ impl Driver for Notes {
         Ok(())
     }
 
-    unsafe fn start_copy(
-        &self,
-        _queue: Queue,
-        _to: *mut u8,
-        _from: *const u8,
-        _bytes: usize,
-    ) -> Result<(), KernelError> {
+    unsafe fn start_copy(&self, _queue: Queue, _out: Out, _x: In) -> Result<(), KernelError> {
         Ok(())
     }
 
     unsafe fn start_disk(&self, _copy: DiskCopy) -> Result<(), KernelError> {
         Ok(())
-    }
-
-    fn rank(&self) -> usize {
-        0
     }
 
     unsafe fn start_exchange(&self, _exchange: Exchange) -> Result<(), KernelError> {

@@ -31,7 +31,7 @@ pub(super) fn architecture(
     let [at_embedding, ..] = dropouts(config);
     let mut first = parameters.of_part(Layer::Embedding, "transformer.");
     let tokens = Embedding::declare(&mut first, "wte.weight", [config.vocab, hidden]);
-    let linear = Linear::tied(tokens.tokens(), [config.vocab, hidden]);
+    let linear = Linear::tied(tokens.tokens, [config.vocab, hidden]);
     let positions = config.max_positions.unwrap_or(0);
     let embedding = tokens.with_positions(&mut first, "wpe.weight", positions, at_embedding);
     let block = |(layer, spec): (usize, &Rc<BlockSpec>)| {

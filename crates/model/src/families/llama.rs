@@ -42,7 +42,7 @@ pub(super) fn architecture(
     let head = Head {
         norm: Norm::rms(&mut last, "model.norm", config.hidden, config.norm_eps),
         linear: match config.tie_embeddings {
-            true => Linear::tied(embedding.tokens(), matrix),
+            true => Linear::tied(embedding.tokens, matrix),
             false => Linear::declare(&mut last, "lm_head", matrix, false),
         },
     };

@@ -126,7 +126,7 @@ impl AdapterConfig {
     pub fn text(lora: &Lora, parameters: &Parameters, base: &str) -> String {
         let is_of_experts = |module: &&LinearModule| module.experts.is_some();
         let (of_experts, modules): (Vec<_>, Vec<_>) =
-            parameters.modules().iter().partition(is_of_experts);
+            parameters.modules.iter().partition(is_of_experts);
         let is_transposed = |one: &Parameter| one.stored == Stored::Transposed;
         let number = |value: f64| match value.fract() == 0.0 {
             true => json!(value as i64),
@@ -329,7 +329,7 @@ impl Parameters {
         let (own, factor) = rest
             .split_once('.')
             .expect("a factor has a name of its own");
-        let adapted = self.modules().iter().rev();
+        let adapted = self.modules.iter().rev();
         let adapted = adapted.filter(|module| module.rank.is_some());
         let adapted = adapted.filter_map(|module| module.name.strip_prefix(experts));
         let mut wrapped = adapted.filter_map(|end| end.strip_prefix(OF_EXPERTS));

@@ -15,7 +15,8 @@ pub struct AdapterFactors {
     parameters: Parameters,
     /// Each factor's name in the model and its elements, in the order of the layout.
     pub(super) values: Vec<(String, Vec<f32>)>,
-    dtype: DType,
+    /// The type that fits all of them: bf16 if the folder has all in it, else f32.
+    pub dtype: DType,
 }
 
 impl AdapterFactors {
@@ -71,11 +72,6 @@ impl AdapterFactors {
             values,
             dtype,
         })
-    }
-
-    /// The type that fits all of them: bf16 if the folder has all in it, else f32.
-    pub fn dtype(&self) -> DType {
-        self.dtype
     }
 
     /// The same factors, to be written as PEFT writes them ([`write_adapter`](super::write_adapter)).

@@ -49,7 +49,7 @@ impl AdapterWeights {
             .map(|one| &one.name[..])
             .collect();
         let mut deltas = HashMap::new();
-        for module in parameters.modules() {
+        for module in &parameters.modules {
             let Some(rank) = module.rank else {
                 continue;
             };
@@ -147,11 +147,11 @@ struct Merged<'a, P, E, H> {
     /// Whether the files have a matrix in NF4.
     has_codes: H,
     /// The last matrix that was made of codes, since files may have it in several tensors.
-    made: RefCell<Option<Made>>,
+    made: RefCell<Option<DecodedMatrix>>,
 }
 
 /// The values of a matrix that training stored as codes, in the order in which files store it.
-struct Made {
+struct DecodedMatrix {
     parameter: Rc<Parameter>,
     values: Vec<f32>,
 }
@@ -168,7 +168,7 @@ impl<P: TensorSource, E: TensorSource, H: Fn(&str) -> bool> Merged<'_, P, E, H> 
         };
         let mut made = self.made.borrow_mut();
         let last = made.take();
-        let is_it = |made: &Made| Rc::ptr_eq(&made.parameter, parameter);
+        let is_it = |made: &DecodedMatrix| Rc::ptr_eq(&made.parameter, parameter);
         let last = last
             .filter(is_it)
             .map_or_else(|| self.make(parameter), Ok)?;
@@ -183,7 +183,7 @@ impl<P: TensorSource, E: TensorSource, H: Fn(&str) -> bool> Merged<'_, P, E, H> 
     }
 
     /// Makes codes of a whole matrix, and their values.
-    fn make(&self, parameter: &Rc<Parameter>) -> io::Result<Made> {
+    fn make(&self, parameter: &Rc<Parameter>) -> io::Result<DecodedMatrix> {
         let tensors = parameter.file_tensors();
         let mut specs = self.plain.tensors().iter();
         let first = specs.position(|spec| spec.name == tensors[0].name);
@@ -210,7 +210,7 @@ impl<P: TensorSource, E: TensorSource, H: Fn(&str) -> bool> Merged<'_, P, E, H> 
             }
             _ => round_to_codes(codes, &mut values),
         }
-        Ok(Made {
+        Ok(DecodedMatrix {
             parameter: parameter.clone(),
             values,
         })

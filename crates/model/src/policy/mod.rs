@@ -67,9 +67,11 @@ impl Actions {
 /// the same bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    labels: Labels,
+    /// The labels that it decides by.
+    pub labels: Labels,
     layers: Vec<LayerPolicy>,
-    offloaded: OffloadLabels,
+    /// The labels that [`Policy::offload`] was given.
+    pub offloaded: OffloadLabels,
 }
 
 /// An action for every activation of a layer.
@@ -182,11 +184,6 @@ impl Policy {
         &self.layers[layer].by_label
     }
 
-    /// The labels that it decides by.
-    pub fn labels(&self) -> Labels {
-        self.labels
-    }
-
     /// Offloads the activations of these labels in every layer but the last.
     ///
     /// # Errors
@@ -209,11 +206,6 @@ impl Policy {
         }
         self.offloaded = labels.clone();
         Ok(self)
-    }
-
-    /// The labels that [`Policy::offload`] was given.
-    pub fn offloaded(&self) -> &OffloadLabels {
-        &self.offloaded
     }
 
     /// Sets the action for one activation of one layer. The last layer keeps what it would offload.
@@ -296,7 +288,7 @@ mod tests {
         let offload =
             |spec: &str, text: &str| Policy::parse(spec, 3).unwrap().offload(&labels(text));
         let policy = offload("mlp", "core_attn,block_input").unwrap();
-        assert_eq!(policy.offloaded(), &labels("core_attn,block_input"));
+        assert_eq!(policy.offloaded, labels("core_attn,block_input"));
         for layer in 0..3 {
             let action = |label| policy.action(layer, of(label));
             let expected = [Action::Offload, Action::Keep][usize::from(layer == 2)];

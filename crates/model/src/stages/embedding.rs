@@ -11,7 +11,8 @@ use memory::{Buffer, Out};
 /// x `[b s, h]` = the rows of a matrix for the tokens. With learned positions, their rows of another matrix are added,
 /// and the sum is dropped out.
 pub struct Embedding {
-    tokens: ParameterId,
+    /// The matrix of the tokens, for a head that is tied to it.
+    pub tokens: ParameterId,
     width: usize,
     positions: Option<ParameterId>,
     dropout: DropoutSite,
@@ -41,11 +42,6 @@ impl Embedding {
             dropout,
             ..self
         }
-    }
-
-    /// The matrix of the tokens, for a head that is tied to it.
-    pub fn tokens(&self) -> ParameterId {
-        self.tokens
     }
 
     fn fill(&self, pass: &Pass, x: &mut Buffer) -> Result<(), ModelError> {

@@ -7,7 +7,7 @@ use crate::expert_adapter::{ExpertAdapter, grouped_gradient, grouped_product};
 use crate::matrix::matrix;
 use crate::parameters::{ExpertFiles, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
-use crate::{Activation, DropoutSite, Extent, Label, Linear, ModelError, Pass};
+use crate::{Activation, Extent, Label, Linear, ModelError, Pass};
 use kernels::Init;
 use kernels::operation::{
     BiasDropoutAdd, ExpertRows, SumRows, Swiglu, SwigluBackward, WeighedSwiglu,
@@ -383,13 +383,16 @@ impl Stage for ExpertsDown {
             writes: [(Activation::NEXT_X, Extent::tokens(self.linear.outputs))]
                 .into_iter()
                 .chain(self.linear.writes(self.choices))
-                .chain(self.shared.as_ref().and_then(Linear::writes))
                 .collect(),
             backward_reads: backward
                 .chain([RouterTables::OFFSETS, RouterTables::ROW_TOKEN])
                 .chain(shared_read)
                 .collect(),
         }
+    }
+
+    fn linears(&self) -> Vec<&Linear> {
+        self.shared.iter().collect()
     }
 
     fn parameters(&self) -> Vec<ParameterId> {
@@ -400,11 +403,6 @@ impl Stage for ExpertsDown {
     fn flops_per_token(&self, _seq: usize) -> u64 {
         let shared = self.shared.as_ref().map_or(0, Linear::flops_per_token);
         self.choices as u64 * self.linear.flops_per_row() + shared
-    }
-
-    fn dropout(&self) -> Vec<DropoutSite> {
-        let shared = self.shared.as_ref();
-        shared.map_or(Vec::new(), Linear::dropout)
     }
 
     fn choices(&self) -> usize {

@@ -41,7 +41,7 @@ fn chunks(tokens: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
 impl Head {
     /// Width of its input.
     pub(crate) fn width(&self) -> usize {
-        self.linear.inputs()
+        self.linear.inputs
     }
 
     /// The parameters that it uses.

@@ -5,9 +5,7 @@ use super::Qkv;
 use crate::adapter::OutputColumns;
 use crate::parameters::{ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
-use crate::{
-    Activation, AttentionSpec, DropoutSite, Extent, Label, LatentConfig, Linear, ModelError, Pass,
-};
+use crate::{Activation, AttentionSpec, Extent, Label, LatentConfig, Linear, ModelError, Pass};
 use kernels::Init;
 use kernels::operation::{Copy, ExpandKeys, ExpandKeysBackward, RotaryTail};
 use memory::{Buffer, In, Out};
@@ -89,10 +87,6 @@ impl LatentDown {
         }
     }
 
-    fn linears(&self) -> impl Iterator<Item = &Linear> {
-        self.q.iter().chain([&self.kv])
-    }
-
     /// The outputs of keys and values, with the first column of each.
     fn kv_parts(&self) -> [(Activation, usize); 2] {
         [(LatentDown::KV_A, 0), (LatentDown::K_ROTARY, self.kv_width)]
@@ -112,32 +106,21 @@ impl Stage for LatentDown {
         ];
         let made = q.into_iter().chain(kv);
         let made = made.map(|(of, width)| (of, Extent::tokens(width)));
-        let read = self.linears();
-        let mut read: Vec<Activation> = read
-            .flat_map(|linear| linear.backward_reads(self.input))
-            .collect();
+        let linears = self.linears().into_iter();
+        let read = linears.flat_map(|linear| linear.backward_reads(self.input));
+        let mut read: Vec<Activation> = read.collect();
         // Both layers may read the input.
         let mut known = HashSet::new();
         read.retain(|activation| known.insert(*activation));
         Io {
             reads: vec![self.input],
-            writes: made
-                .chain(self.linears().filter_map(Linear::writes))
-                .collect(),
+            writes: made.collect(),
             backward_reads: read,
         }
     }
 
-    fn parameters(&self) -> Vec<ParameterId> {
-        self.linears().flat_map(Linear::parameters).collect()
-    }
-
-    fn dropout(&self) -> Vec<DropoutSite> {
-        self.linears().flat_map(Linear::dropout).collect()
-    }
-
-    fn flops_per_token(&self, _seq: usize) -> u64 {
-        self.linears().map(Linear::flops_per_token).sum()
+    fn linears(&self) -> Vec<&Linear> {
+        self.q.iter().chain([&self.kv]).collect()
     }
 
     fn is_by_token(&self) -> bool {
@@ -180,7 +163,8 @@ impl Stage for LatentDown {
             of: gradient.view(),
         });
         let mut through = [None, None];
-        if self.linears().any(Linear::reads_input_backward) {
+        let mut linears = self.linears().into_iter();
+        if linears.any(Linear::reads_input_backward) {
             let x = pass.pull(self.input)?;
             if let Some((q, dq)) = &dq {
                 through[0] = q.gradients_of(pass, &[OutputColumns::whole(dq.view())], x.view())?;
@@ -329,25 +313,16 @@ impl Stage for LatentUp {
             (LatentUp::V, v_width),
         ];
         let made = made.map(|(of, width)| (of, Extent::tokens(width)));
-        let kept = [&self.q, self.kv()].into_iter().filter_map(Linear::writes);
         let q_read = self.q.backward_reads(self.q_input);
         Io {
             reads: vec![self.q_input, LatentDown::C_KV, LatentDown::K_ROTARY],
-            writes: made.into_iter().chain(kept).collect(),
+            writes: made.to_vec(),
             backward_reads: [q_read, self.kv().backward_reads(LatentDown::C_KV)].concat(),
         }
     }
 
-    fn parameters(&self) -> Vec<ParameterId> {
-        [self.q.parameters(), self.kv().parameters()].concat()
-    }
-
-    fn dropout(&self) -> Vec<DropoutSite> {
-        [self.q.dropout(), self.kv().dropout()].concat()
-    }
-
-    fn flops_per_token(&self, _seq: usize) -> u64 {
-        self.q.flops_per_token() + self.kv().flops_per_token()
+    fn linears(&self) -> Vec<&Linear> {
+        vec![&self.q, self.kv()]
     }
 
     fn is_by_token(&self) -> bool {

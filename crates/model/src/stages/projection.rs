@@ -3,7 +3,7 @@
 use super::written;
 use crate::activation::Dimension;
 use crate::stage::{Io, Stage};
-use crate::{Activation, DropoutSite, Extent, Linear, ModelError, ParameterId, Pass};
+use crate::{Activation, Extent, Linear, ModelError, Pass};
 
 /// output `[b s, f]` = input W^T + b: gate and up side by side, the first product of a feed-forward layer without a gate,
 /// or the logits of a router.
@@ -32,28 +32,17 @@ impl Stage for Projection {
         };
         Io {
             reads: vec![self.input],
-            writes: [(self.output, extent)]
-                .into_iter()
-                .chain(self.linear.writes())
-                .collect(),
+            writes: vec![(self.output, extent)],
             backward_reads: self.linear.backward_reads(self.input),
         }
     }
 
-    fn parameters(&self) -> Vec<ParameterId> {
-        self.linear.parameters()
+    fn linears(&self) -> Vec<&Linear> {
+        vec![&self.linear]
     }
 
     fn can_defer_gradients(&self) -> bool {
         self.linear.can_defer_gradients()
-    }
-
-    fn dropout(&self) -> Vec<DropoutSite> {
-        self.linear.dropout()
-    }
-
-    fn flops_per_token(&self, _seq: usize) -> u64 {
-        self.linear.flops_per_token()
     }
 
     fn is_by_token(&self) -> bool {

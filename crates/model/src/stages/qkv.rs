@@ -2,7 +2,7 @@
 
 use super::{Norm, written};
 use crate::stage::{Io, Stage};
-use crate::{Activation, DropoutSite, Extent, Label, Linear, ModelError, ParameterId, Pass};
+use crate::{Activation, Extent, Label, Linear, ModelError, ParameterId, Pass};
 use kernels::Init;
 use kernels::operation::{JoinQkv, Rotary, SplitQkv, Turn};
 use memory::{Buffer, In, Out};
@@ -198,43 +198,27 @@ impl Stage for Qkv {
     fn io(&self) -> Io {
         let raw = self.norms.iter().flat_map(|_| Qkv::RAW);
         let extents = || self.widths().map(Extent::tokens);
+        let made = Qkv::MADE.into_iter().zip(extents());
+        let read = self.linear.backward_reads(self.input);
         Io {
             reads: vec![self.input],
-            writes: raw
-                .clone()
-                .zip(extents())
-                .chain(Qkv::MADE.into_iter().zip(extents()))
-                .chain(self.linear.writes())
-                .collect(),
-            backward_reads: self
-                .linear
-                .backward_reads(self.input)
-                .into_iter()
-                .chain(raw)
-                .collect(),
+            writes: raw.clone().zip(extents()).chain(made).collect(),
+            backward_reads: read.into_iter().chain(raw).collect(),
         }
+    }
+
+    fn linears(&self) -> Vec<&Linear> {
+        vec![&self.linear]
     }
 
     fn parameters(&self) -> Vec<ParameterId> {
         let norms = self.norms.iter().flat_map(|heads| &heads.norms);
-        let of_norms = norms.flat_map(Norm::parameters);
-        self.linear
-            .parameters()
-            .into_iter()
-            .chain(of_norms)
-            .collect()
+        let own = self.linear.parameters().into_iter();
+        own.chain(norms.flat_map(Norm::parameters)).collect()
     }
 
     fn can_defer_gradients(&self) -> bool {
         self.linear.can_defer_gradients()
-    }
-
-    fn dropout(&self) -> Vec<DropoutSite> {
-        self.linear.dropout()
-    }
-
-    fn flops_per_token(&self, _seq: usize) -> u64 {
-        self.linear.flops_per_token()
     }
 
     fn is_by_token(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use super::written;
 use crate::stage::{Io, Stage};
-use crate::{Activation, DropoutSite, Extent, Label, Linear, ModelError, ParameterId, Pass};
+use crate::{Activation, DropoutSite, Extent, Label, Linear, ModelError, Pass};
 use kernels::Init;
 use kernels::operation::{BiasDropoutAdd, DropoutBackward};
 use memory::{In, Out};
@@ -69,16 +69,13 @@ impl Stage for ResidualProjection {
     fn io(&self) -> Io {
         Io {
             reads: vec![self.input, self.residual],
-            writes: [(self.output, Extent::tokens(self.linear.outputs()))]
-                .into_iter()
-                .chain(self.linear.writes())
-                .collect(),
+            writes: vec![(self.output, Extent::tokens(self.linear.outputs()))],
             backward_reads: self.linear.backward_reads(self.input),
         }
     }
 
-    fn parameters(&self) -> Vec<ParameterId> {
-        self.linear.parameters()
+    fn linears(&self) -> Vec<&Linear> {
+        vec![&self.linear]
     }
 
     fn can_defer_gradients(&self) -> bool {
@@ -87,10 +84,6 @@ impl Stage for ResidualProjection {
 
     fn dropout(&self) -> Vec<DropoutSite> {
         [vec![self.dropout], self.linear.dropout()].concat()
-    }
-
-    fn flops_per_token(&self, _seq: usize) -> u64 {
-        self.linear.flops_per_token()
     }
 
     fn is_by_token(&self) -> bool {

@@ -108,7 +108,7 @@ fn assert_agrees_with(
     let memory = Memory::host();
     let cpu = Cpu::new(&memory, DType::F32).unwrap();
     let architecture = Architecture::of(config, attention);
-    let layout = Rc::new(architecture.parameters().layout(|_, _| false));
+    let layout = Rc::new(architecture.parameters.layout(|_, _| false));
     let computation = Computation {
         dtype: DType::F32,
         seq: SEQ,
@@ -169,10 +169,7 @@ fn assert_agrees_with(
                 &memory,
                 dtype,
                 &policy,
-                (
-                    SHAPE,
-                    &[model::HeldBlocks::all(architecture.blocks().len())],
-                ),
+                (SHAPE, &[model::HeldBlocks::all(architecture.blocks.len())]),
             )
             .unwrap();
         let work = Work {
@@ -275,7 +272,7 @@ fn summed_entries(layout: &memory::Layout) -> impl Iterator<Item = (usize, &memo
 /// products are one, else they write columns of one tensor.
 fn lie_together(config: &ModelConfig) -> [bool; 3] {
     let architecture = Architecture::of(config, Attention::Eager);
-    let layout = architecture.parameters().layout(|_, _| false);
+    let layout = architecture.parameters.layout(|_, _| false);
     let joined = |names: &[&str]| {
         let entry = |name: &&str| layout.find(&format!("model.layers.1.{name}"));
         let entries: Option<Vec<usize>> = names.iter().map(entry).collect();

@@ -87,7 +87,7 @@ fn architecture() -> Architecture {
 }
 
 fn layout(ranks: Option<usize>) -> Layout {
-    architecture().parameters().layout_for(ranks, |_, _| false)
+    architecture().parameters.layout_for(ranks, |_, _| false)
 }
 
 #[test]
@@ -170,21 +170,21 @@ fn wherever_weights_live_a_buffer_is_whole_and_f32() {
 #[test]
 fn files_have_buffers_as_f32() {
     let architecture = architecture();
-    let (parameters, layout) = (architecture.parameters(), layout(None));
+    let (parameters, layout) = (architecture.parameters, layout(None));
     let value = |element: usize| 1.0 + element as f32 / 4096.0;
     let arena: Vec<f32> = (0..layout.elements()).map(value).collect();
     let dtypes: Vec<DType> = parameters
         .in_layout()
         .map(|one| one.dtype(DType::BF16))
         .collect();
-    let source = OutgoingWeights::new(parameters, DType::BF16, |index, elements| {
+    let source = OutgoingWeights::new(&parameters, DType::BF16, |index, elements| {
         let values = &arena[layout.entries()[index].range()][elements];
         Ok(files::narrow(values, dtypes[index].into()))
     });
     assert_eq!(source.tensors().len(), layout.entries().len());
     let folder = tempfile::tempdir().unwrap();
     write_tensors(&Disk, folder.path(), "model", &source, u64::MAX).unwrap();
-    let weights = ModelWeights::open(folder.path(), parameters).unwrap();
+    let weights = ModelWeights::open(folder.path(), &parameters).unwrap();
     assert_eq!(weights.dtype(), DType::BF16);
     let mut read = vec![0.0; layout.elements()];
     let set = |part: ParameterPart| -> Result<(), WeightsError> {

@@ -109,7 +109,7 @@ fn logits_are_those_of_whole_sequences() {
                 values: None,
             };
             assert_eq!(architecture.cache_shape().widths, widths);
-            let policy = Policy::keep_all_of(architecture.labels(), 2);
+            let policy = Policy::keep_all_of(architecture.labels, 2);
             let mut run = Run::on_cpu(architecture, &policy);
             let sequences = [1, 2, 3].map(|seed| tokens(seed).0);
             let cut = |(ids, length): (&Vec<i32>, &usize)| ids[..*length].to_vec();

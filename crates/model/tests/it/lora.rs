@@ -92,7 +92,7 @@ fn the_first_loss_is_the_base_models() {
     };
     let loss = |parameters: Parameters, policy: &Policy| {
         let architecture = Architecture::declared(&config, Attention::Flash, parameters);
-        let parameters = architecture.parameters().clone();
+        let parameters = architecture.parameters.clone();
         let mut run = Run::on_cpu(architecture, policy);
         let layout = run.model.layout().clone();
         for (index, entry) in layout.entries().iter().enumerate() {
@@ -148,7 +148,7 @@ fn every_policy_gives_the_same_bits() {
     ] {
         for tiles in [None, Some(5)] {
             let architecture = || adapted(&config, lora(&["all-linear"], dropout)).in_tiles(tiles);
-            let labels = architecture().labels();
+            let labels = architecture().labels;
             let keep_all = || Policy::keep_all_of(labels, LAYERS);
             let keeps = trained(architecture, &keep_all(), "none");
             for spec in [

@@ -258,7 +258,7 @@ fn it_runs_in_tiles() {
             let bits = |run: &Outcome| (run.losses.clone(), run.weights.clone());
             assert_eq!(bits(&made), bits(&keeps), "{kind:?} {spec}");
         }
-        let activations = run.model.architecture().blocks()[0].activations();
+        let activations = run.model.architecture().blocks[0].activations();
         let names: Vec<&str> = activations
             .map(|(activation, _)| activation.name())
             .collect();

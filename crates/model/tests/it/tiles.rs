@@ -48,7 +48,7 @@ fn they_agree_with_autograd() {
 fn what_stays_whole_is_what_runs_hand_on() {
     let names = |config: &ModelConfig, tokens| {
         let architecture = architecture(config, Attention::Flash, tokens);
-        let activations = architecture.blocks()[0].activations();
+        let activations = architecture.blocks[0].activations();
         activations
             .map(|(activation, _)| activation.name())
             .collect::<Vec<_>>()

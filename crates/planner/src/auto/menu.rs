@@ -63,7 +63,7 @@ impl Menu {
             thin.map(|way| way.actions).collect()
         });
         Ok(Menu {
-            labels: settings.policy.labels(),
+            labels: settings.policy.labels,
             entries: entries.collect(),
             kinds,
         })
@@ -121,7 +121,7 @@ impl Trials {
         let most = wanted.iter().map(Vec::len).max().unwrap_or(0);
         for number in 0..most {
             let set = |kind: usize| wanted[kind].get(number).copied();
-            let mut policy = Policy::keep_all_of(self.small.policy.labels(), self.kinds.len());
+            let mut policy = Policy::keep_all_of(self.small.policy.labels, self.kinds.len());
             for (layer, kind) in self.kinds.iter().enumerate() {
                 let actions = self.of_kinds[*kind].recomputing(set(*kind).unwrap_or(0));
                 policy.set_labels(layer..layer + 1, actions);
@@ -158,7 +158,7 @@ impl Kind {
         let planned = planned_activations(&small.architecture(), small);
         let mut by_layer = planned.chunk_by(|one, next| one.layer == next.layer);
         let own = by_layer.nth(layer).expect("every layer has activations");
-        let all_labels = small.policy.labels();
+        let all_labels = small.policy.labels;
         let sizes = all_labels.iter();
         let sizes = sizes.map(|label| (label, total_bytes(own, Some(label)).all));
         let sizes: Vec<(Label, u64)> = sizes.filter(|(_, bytes)| *bytes > 0).collect();

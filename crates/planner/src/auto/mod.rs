@@ -352,7 +352,7 @@ fn pinned_by(largest: &[LiveLease], place: Place) -> String {
 
 impl Preset {
     fn new(spec: String, settings: &Settings, paper: &Paper) -> Result<Preset, AutoError> {
-        let (labels, layers) = (settings.policy.labels(), settings.policy.layers());
+        let (labels, layers) = (settings.policy.labels, settings.policy.layers());
         let policy = Policy::with_layers(labels, &spec, &BTreeMap::new(), layers);
         let policy = policy.map_err(ConfigError::from)?;
         let step = paper.step(&Settings {

@@ -113,48 +113,27 @@ fn side_by_side(heads: [&str; 2], a: &RunFiles, b: &RunFiles) -> Table {
     let waited = [a.waited_percent(), b.waited_percent()];
     number(&mut table, "time that steps waited for data, %", 1, waited);
     speed(&mut table, [a.tokens_per_s(), b.tokens_per_s()]);
-    let mut field = |name: &str, of: fn(&RunFiles) -> &Value, field: &str| {
+    let plan: fn(&RunFiles) -> &Value = |run| &run.plan;
+    let fields = [
+        ("planned peak, bytes", plan, "peak_bytes"),
+        ("measured peak, bytes", |run| &run.peak_step, "peak_bytes"),
+        ("reserved as planned, bytes", plan, "reserved_bytes"),
+        ("host memory, offloaded, bytes", plan, "host_pinned_bytes"),
+        ("on the disk, bytes", plan, "disk_bytes"),
+        ("to the device in a step, bytes", plan, "h2d_bytes"),
+        ("to the host in a step, bytes", plan, "d2h_bytes"),
+        ("from the disk in a step, bytes", plan, "disk_read_bytes"),
+        ("to the disk in a step, bytes", plan, "disk_written_bytes"),
+        ("to other ranks in a step, bytes", plan, "sent_bytes"),
+        (
+            "resident set at most, bytes",
+            |run| &run.end,
+            "max_rss_bytes",
+        ),
+    ];
+    for (name, of, field) in fields {
         bytes(&mut table, name, [a, b].map(|run| of(run)[field].as_u64()));
-    };
-    field("planned peak, bytes", |run| &run.plan, "peak_bytes");
-    field("measured peak, bytes", |run| &run.peak_step, "peak_bytes");
-    field(
-        "reserved as planned, bytes",
-        |run| &run.plan,
-        "reserved_bytes",
-    );
-    field(
-        "host memory, offloaded, bytes",
-        |run| &run.plan,
-        "host_pinned_bytes",
-    );
-    field("on the disk, bytes", |run| &run.plan, "disk_bytes");
-    field(
-        "to the device in a step, bytes",
-        |run| &run.plan,
-        "h2d_bytes",
-    );
-    field("to the host in a step, bytes", |run| &run.plan, "d2h_bytes");
-    field(
-        "from the disk in a step, bytes",
-        |run| &run.plan,
-        "disk_read_bytes",
-    );
-    field(
-        "to the disk in a step, bytes",
-        |run| &run.plan,
-        "disk_written_bytes",
-    );
-    field(
-        "to other ranks in a step, bytes",
-        |run| &run.plan,
-        "sent_bytes",
-    );
-    field(
-        "resident set at most, bytes",
-        |run| &run.end,
-        "max_rss_bytes",
-    );
+    }
     let extra = |run: &RunFiles| Some(100.0 * run.plan["recompute_flops_fraction"].as_f64()?);
     number(
         &mut table,
@@ -200,23 +179,30 @@ fn bytes(table: &mut Table, name: &str, [a, b]: [Option<u64>; 2]) {
     table.row([name.to_string(), cell(a), cell(b), differs]);
 }
 
-fn number(table: &mut Table, name: &str, decimals: usize, [a, b]: [Option<f64>; 2]) {
-    let cell = |value: Option<f64>| value.map_or(String::new(), |value| grouped(value, decimals));
-    let differs = a.zip(b).map_or(String::new(), |(a, b)| match b - a {
+fn number(table: &mut Table, name: &str, decimals: usize, both: [Option<f64>; 2]) {
+    compared(table, name, decimals, both, |a, b| match b - a {
         0.0 => "0".into(),
         more => format!("{more:+.decimals$}"),
     });
-    if a.is_some() || b.is_some() {
-        table.row([name.to_string(), cell(a), cell(b), differs]);
-    }
 }
 
-fn speed(table: &mut Table, [a, b]: [Option<f64>; 2]) {
-    let cell = |value: Option<f64>| value.map_or(String::new(), |value| grouped(value, 0));
-    let differs = a.zip(b).map_or(String::new(), |(a, b)| {
+fn speed(table: &mut Table, both: [Option<f64>; 2]) {
+    compared(table, "tokens/s, median", 0, both, |a, b| {
         format!("{:+.1} %", 100.0 * (b / a - 1.0))
     });
+}
+
+/// A row of numbers; none if there are none.
+fn compared(
+    table: &mut Table,
+    name: &str,
+    decimals: usize,
+    [a, b]: [Option<f64>; 2],
+    differs: impl Fn(f64, f64) -> String,
+) {
+    let cell = |value: Option<f64>| value.map_or(String::new(), |value| grouped(value, decimals));
+    let differs = a.zip(b).map_or(String::new(), |(a, b)| differs(a, b));
     if a.is_some() || b.is_some() {
-        table.row(["tokens/s, median".to_string(), cell(a), cell(b), differs]);
+        table.row([name.to_string(), cell(a), cell(b), differs]);
     }
 }

@@ -2,8 +2,9 @@
 
 use super::run_files::RunFiles;
 use super::view::{Bar, BarPiece};
+use crate::Align::{Left, Right};
+use crate::Table;
 use crate::numbers::{difference, exact};
-use crate::{Align, Table};
 use memory::{Category, Phase, format_bytes};
 use serde_json::Value;
 
@@ -139,32 +140,20 @@ pub(super) fn bar(name: &'static str, record: &Value, longest: u64) -> Option<Ba
 }
 
 /// Other recompute specifications, from the plan.
+#[rustfmt::skip]
 pub(super) fn strategies(run: &RunFiles) -> Option<Table> {
     let strategies = run.plan["strategies"].as_array()?;
-    let mut table = Table::of(&[
-        ("recompute", Align::Left),
-        ("offload", Align::Left),
-        ("planned peak", Align::Right),
-        ("against this run, bytes", Align::Right),
-        ("extra FLOPs", Align::Right),
-        ("", Align::Left),
-    ]);
     let own = run.plan["peak_bytes"].as_u64().unwrap_or(0);
-    for strategy in strategies {
-        let bytes = strategy["peak_bytes"].as_u64().unwrap_or(0);
-        table.row([
-            word(&strategy["recompute"]),
-            word(&strategy["offload_activations"]),
-            format_bytes(bytes),
-            difference(own, bytes),
-            percent(&strategy["recompute_flops_fraction"]),
-            if is_own(run, strategy) {
-                "this run".into()
-            } else {
-                String::new()
-            },
-        ]);
-    }
+    let bytes = |strategy: &Value| strategy["peak_bytes"].as_u64().unwrap_or(0);
+    let mark = |strategy: &Value| if is_own(run, strategy) { "this run" } else { "" };
+    let table = Table::of_items(strategies, &[
+        ("recompute", Left, &|one| word(&one["recompute"])),
+        ("offload", Left, &|one| word(&one["offload_activations"])),
+        ("planned peak", Right, &|one| format_bytes(bytes(one))),
+        ("against this run, bytes", Right, &|one| difference(own, bytes(one))),
+        ("extra FLOPs", Right, &|one| percent(&one["recompute_flops_fraction"])),
+        ("", Left, &|one| mark(one).into()),
+    ]);
     (!strategies.is_empty()).then_some(table)
 }
 
@@ -183,53 +172,41 @@ pub(super) fn is_own(run: &RunFiles, strategy: &Value) -> bool {
 }
 
 /// The effects of single other settings, from the plan.
+#[rustfmt::skip]
 pub(super) fn effects(run: &RunFiles) -> Option<Table> {
     let effects = run.plan["effects"]
         .as_array()
         .filter(|effects| !effects.is_empty())?;
-    let mut table = Table::new(
-        &["one other setting"],
-        &["planned peak", "against this run, bytes"],
-    );
     let own = run.plan["peak_bytes"].as_u64().unwrap_or(0);
-    for effect in effects {
-        let bytes = effect["peak_bytes"].as_u64().unwrap_or(0);
-        table.row([
-            word(&effect["change"]),
-            format_bytes(bytes),
-            difference(own, bytes),
-        ]);
-    }
-    Some(table)
+    let bytes = |effect: &Value| effect["peak_bytes"].as_u64().unwrap_or(0);
+    Some(Table::of_items(effects, &[
+        ("one other setting", Left, &|effect| word(&effect["change"])),
+        ("planned peak", Right, &|effect| format_bytes(bytes(effect))),
+        ("against this run, bytes", Right, &|effect| difference(own, bytes(effect))),
+    ]))
 }
 
 /// Fixes of an out-of-memory error, cheapest first.
+#[rustfmt::skip]
 pub(super) fn fixes(oom: &Value) -> Option<Table> {
     let fixes = oom["fixes"].as_array().filter(|fixes| !fixes.is_empty())?;
-    let mut table = Table::of(&[
-        ("add to the command", Align::Left),
-        ("peak", Align::Right),
-        ("saves", Align::Right),
-        ("extra FLOPs or time", Align::Right),
-        ("the loss", Align::Left),
-    ]);
-    for fix in fixes {
+    let flags = |fix: &Value| {
         let set = fix["set"].as_array().into_iter().flatten();
         let flags: Vec<String> = set.map(|one| format!("--set {}", word(one))).collect();
-        let bytes = |name: &str| format_bytes(fix[name].as_u64().unwrap_or(0));
-        let loss = match fix["changes_math"].as_bool() {
-            Some(true) => "other bits",
-            _ => "bitwise the same",
-        };
-        table.row([
-            flags.join(" "),
-            bytes("peak_bytes"),
-            bytes("saves_bytes"),
-            percent(&fix["cost_fraction"]),
-            loss.into(),
-        ]);
-    }
-    Some(table)
+        flags.join(" ")
+    };
+    let bytes = |fix: &Value, name: &str| format_bytes(fix[name].as_u64().unwrap_or(0));
+    let loss = |fix: &Value| match fix["changes_math"].as_bool() {
+        Some(true) => "other bits",
+        _ => "bitwise the same",
+    };
+    Some(Table::of_items(fixes, &[
+        ("add to the command", Left, &flags),
+        ("peak", Right, &|fix| bytes(fix, "peak_bytes")),
+        ("saves", Right, &|fix| bytes(fix, "saves_bytes")),
+        ("time on paper", Right, &|fix| percent(&fix["cost_fraction"])),
+        ("the loss", Left, &|fix| loss(fix).into()),
+    ]))
 }
 
 /// A place in words, such as `backward, block 3`.

@@ -3,8 +3,9 @@
 use super::records::{EvaluationSummary, Sample};
 use super::run_files::RunFiles;
 use super::view::{Fact, Section, SectionItem};
+use crate::Align::{Left, Right};
+use crate::Table;
 use crate::numbers::grouped;
-use crate::{Align, Table};
 
 /// Number of the last evaluations that are listed.
 const EVALUATIONS: usize = 5;
@@ -42,35 +43,23 @@ pub(super) fn facts(run: &RunFiles) -> impl Iterator<Item = Fact> {
 }
 
 /// The best evaluation and the last ones.
+#[rustfmt::skip]
 pub(super) fn evaluations(run: &RunFiles) -> Section {
-    let mut table = Table::of(&[
-        ("evaluation", Align::Left),
-        ("loss", Align::Right),
-        ("perplexity", Align::Right),
-        ("bits per byte", Align::Right),
-        ("time", Align::Right),
-        ("", Align::Left),
-    ]);
     let best = run.best_evaluation().map(|best| best.step);
     let first = run.evaluations.len().saturating_sub(EVALUATIONS);
     let rows = run.evaluations.iter().enumerate();
-    for (_, row) in rows.filter(|(index, row)| *index >= first || Some(row.step) == best) {
-        let cell = |value: Option<f64>| value.map_or(String::new(), |value| grouped(value, 4));
-        table.row([
-            format!("step {}", row.step),
-            row.loss
-                .map_or("not finite".into(), |loss| grouped(loss, 4)),
-            row.perplexity.map_or(String::new(), perplexity),
-            cell(row.bits_per_byte),
-            row.ms
-                .map_or(String::new(), |ms| format!("{} ms", grouped(ms, 0))),
-            if Some(row.step) == best {
-                "best".into()
-            } else {
-                String::new()
-            },
-        ]);
-    }
+    let rows = rows.filter(|(index, row)| *index >= first || Some(row.step) == best);
+    let cell = |value: Option<f64>| value.map(|value| grouped(value, 4));
+    let ms = |row: &EvaluationSummary| row.ms.map(|ms| format!("{} ms", grouped(ms, 0)));
+    let mark = |row: &EvaluationSummary| if Some(row.step) == best { "best" } else { "" };
+    let table = Table::of_items(rows.map(|(_, row)| row), &[
+        ("evaluation", Left, &|row| format!("step {}", row.step)),
+        ("loss", Right, &|row| cell(row.loss).unwrap_or("not finite".into())),
+        ("perplexity", Right, &|row| row.perplexity.map(perplexity).unwrap_or_default()),
+        ("bits per byte", Right, &|row| cell(row.bits_per_byte).unwrap_or_default()),
+        ("time", Right, &|row| ms(row).unwrap_or_default()),
+        ("", Left, &|row| mark(row).into()),
+    ]);
     let count = run.evaluations.len();
     let targets = run.evaluations.last().and_then(|last| last.targets);
     let say = match targets {
@@ -80,26 +69,20 @@ pub(super) fn evaluations(run: &RunFiles) -> Section {
         ),
         None => format!("{count} so far."),
     };
-    Section {
-        title: "Evaluations",
-        items: match count {
-            0 => Vec::new(),
-            _ => vec![SectionItem::Say(say), SectionItem::Table(table)],
-        },
-        in_text: true,
-    }
+    let items = match count {
+        0 => Vec::new(),
+        _ => vec![SectionItem::Say(say), SectionItem::Table(table)],
+    };
+    Section::new("Evaluations", items)
 }
 
 /// The last texts of the model.
 pub(super) fn samples(samples: Vec<Sample>) -> Section {
-    Section {
-        title: "Texts of the model's own",
-        items: match samples.is_empty() {
-            true => Vec::new(),
-            false => vec![SectionItem::Samples(samples)],
-        },
-        in_text: true,
-    }
+    let items = match samples.is_empty() {
+        true => Vec::new(),
+        false => vec![SectionItem::Samples(samples)],
+    };
+    Section::new("Texts of the model's own", items)
 }
 
 /// The steps after which a run was resumed, and what was changed.
@@ -116,14 +99,11 @@ pub(super) fn resumes(run: &RunFiles) -> Section {
             resume.from.clone(),
         ]);
     }
-    Section {
-        title: "Resumed",
-        items: match run.resumes.is_empty() {
-            true => Vec::new(),
-            false => vec![SectionItem::Table(table)],
-        },
-        in_text: true,
-    }
+    let items = match run.resumes.is_empty() {
+        true => Vec::new(),
+        false => vec![SectionItem::Table(table)],
+    };
+    Section::new("Resumed", items)
 }
 
 /// A perplexity. An untrained model's can be very large.

@@ -127,17 +127,16 @@ mod tests {
                 value: evil.into(),
                 note: evil.into(),
             }],
-            parts: vec![Section {
-                title: "Section",
-                items: vec![
+            parts: vec![Section::new(
+                "Section",
+                vec![
                     SectionItem::Table(table),
                     SectionItem::Samples(vec![records::Sample::read(&sample)]),
                     SectionItem::Charts(charts),
                     SectionItem::File("config.toml", evil.into()),
                     timeline::frame(evil),
                 ],
-                in_text: true,
-            }],
+            )],
         };
         let html = html(&page).unwrap();
         assert_eq!(html.matches("<script>").count(), 1, "the page's own");

@@ -2,8 +2,8 @@
 
 use super::run_files::RunFiles;
 use super::view::{Section, SectionItem};
+use crate::Table;
 use crate::numbers::exact;
-use crate::{Align, Table};
 use memory::Rank;
 use serde_json::Value;
 use settings::ParallelConfig;
@@ -15,7 +15,13 @@ pub(super) fn ranks(run: &RunFiles) -> Section {
     let numbers = folders.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let mut numbers: Vec<usize> = numbers.collect();
     numbers.sort();
-    let (mut table, mut items) = (heads(), Vec::new());
+    let bytes = [
+        "planned peak, bytes",
+        "peak, bytes",
+        "sent in a step, bytes",
+    ];
+    let mut table = Table::new(&["rank"], &[&["steps"], &bytes[..]].concat());
+    let mut items = Vec::new();
     for number in &numbers {
         match RunFiles::read(&folder.join(number.to_string())) {
             Ok(own) => table.row(cells(*number, &own)),
@@ -23,21 +29,7 @@ pub(super) fn ranks(run: &RunFiles) -> Section {
         }
     }
     items.insert(0, SectionItem::Table(table));
-    Section {
-        title: "Ranks",
-        items: if numbers.len() > 1 { items } else { Vec::new() },
-        in_text: true,
-    }
-}
-
-fn heads() -> Table {
-    Table::of(&[
-        ("rank", Align::Left),
-        ("steps", Align::Right),
-        ("planned peak, bytes", Align::Right),
-        ("peak, bytes", Align::Right),
-        ("sent in a step, bytes", Align::Right),
-    ])
+    Section::new("Ranks", if numbers.len() > 1 { items } else { Vec::new() })
 }
 
 /// The row of a rank, called by its number and its place in the grid.

@@ -3,9 +3,9 @@
 use super::timeline::frame;
 use super::view::{Fact, Page, Section, SectionItem};
 use super::{PageError, put};
+use crate::Table;
 use crate::numbers::exact;
 use crate::pictures::course;
-use crate::{Align, Table};
 use memory::format_bytes;
 use snapshots::{Layers, MemorySnapshot, RecordedPeak, ReservedMemory, SnapshotError};
 use std::path::{Path, PathBuf};
@@ -53,16 +53,16 @@ pub fn of_snapshot(
         let course = snapshot.course(peak.device, &Layers::of(&[peak]), course::COLUMNS)?;
         let picture = course::draw(name, peak, &course);
         facts.extend(facts_of(peak, peaks.len() > 1));
-        parts.push(section(
+        parts.push(Section::new(
             "Timeline",
             vec![SectionItem::Say(sentence(peak, &counted)), frame(&picture)],
         ));
-        parts.push(section(
+        parts.push(Section::new(
             "Live at the peak",
             vec![SectionItem::Table(live(peak))],
         ));
         parts.extend(peak.reserved.as_ref().map(|reserved| {
-            section(
+            Section::new(
                 "Reserved by the allocator",
                 vec![SectionItem::Table(of_allocator(reserved))],
             )
@@ -106,14 +106,6 @@ impl SnapshotPage {
     }
 }
 
-fn section(title: &'static str, items: Vec<SectionItem>) -> Section {
-    Section {
-        title,
-        items,
-        in_text: true,
-    }
-}
-
 fn facts_of(peak: &RecordedPeak, is_one_of_several: bool) -> impl Iterator<Item = Fact> {
     let note = match is_one_of_several {
         true => format!("device {}", peak.device),
@@ -144,13 +136,7 @@ fn sentence(peak: &RecordedPeak, counted: impl Fn(&RecordedPeak) -> String) -> S
 
 /// The allocations that were live at the peak, by line and category.
 fn live(peak: &RecordedPeak) -> Table {
-    let mut table = Table::of(&[
-        ("from", Align::Left),
-        ("category", Align::Left),
-        ("bytes", Align::Right),
-        ("rounded", Align::Right),
-        ("allocations", Align::Right),
-    ]);
+    let mut table = Table::new(&["from", "category"], &["bytes", "rounded", "allocations"]);
     for group in peak.live.iter().take(LIVE) {
         let line = group.line.map_or(String::new(), |line| format!(":{line}"));
         table.row([

@@ -132,11 +132,7 @@ fn out_of_memory(run: &RunFiles) -> Section {
             ]);
         }
     }
-    Section {
-        title: "Out of memory",
-        items,
-        in_text: true,
-    }
+    Section::new("Out of memory", items)
 }
 
 fn cause(cause: &str, space: &str) -> String {
@@ -159,11 +155,7 @@ fn settings(run: &RunFiles) -> Section {
         });
         items.push(SectionItem::File("config.toml", run.config_text.clone()));
     }
-    Section {
-        title: "Settings that are not the defaults",
-        items,
-        in_text: false,
-    }
+    Section::not_in_text("Settings that are not the defaults", items)
 }
 
 /// Loss and throughput of runs, in the same pictures, with their evaluations.
@@ -209,11 +201,7 @@ pub(super) fn course(runs: &[(String, &RunFiles)]) -> Section {
     } else {
         vec![SectionItem::Charts(charts)]
     };
-    Section {
-        title: "Loss and throughput",
-        items,
-        in_text: false,
-    }
+    Section::not_in_text("Loss and throughput", items)
 }
 
 /// The evaluations of those runs that have any.
@@ -251,11 +239,7 @@ fn memory(run: &RunFiles) -> Section {
         .filter_map(|(name, record)| bar(name, record, longest?));
     let bars: Vec<_> = bars.collect();
     if bars.is_empty() {
-        return Section {
-            title: "Memory",
-            items: Vec::new(),
-            in_text: true,
-        };
+        return Section::new("Memory", Vec::new());
     }
     items.push(SectionItem::Bars(bars));
     let heads = ["planned", name, "rounded"];
@@ -272,11 +256,7 @@ fn memory(run: &RunFiles) -> Section {
     if let Some(picture) = &run.timeline {
         items.push(timeline::frame(picture));
     }
-    Section {
-        title: "Memory",
-        items,
-        in_text: true,
-    }
+    Section::new("Memory", items)
 }
 
 /// What was live when a lease was refused, as a record, of a run that made no step.
@@ -312,11 +292,7 @@ fn at_peak(run: &RunFiles) -> Section {
         items.push(SectionItem::Say(format!("The peak is in {place}.")));
         items.push(SectionItem::Table(table));
     }
-    Section {
-        title: "Largest tensors at the peak",
-        items,
-        in_text: true,
-    }
+    Section::new("Largest tensors at the peak", items)
 }
 
 fn alternatives(run: &RunFiles) -> Section {
@@ -326,11 +302,7 @@ fn alternatives(run: &RunFiles) -> Section {
         items.push(SectionItem::Table(table));
     }
     items.extend(effects(run).map(SectionItem::Table));
-    Section {
-        title: "What else could have been",
-        items,
-        in_text: false,
-    }
+    Section::not_in_text("What else could have been", items)
 }
 
 /// Which strategies are better in peak and in FLOPs.

@@ -89,6 +89,25 @@ pub(super) struct BarPiece {
     pub(super) bytes: String,
 }
 
+impl Section {
+    /// A section of a page and of its text.
+    pub(super) fn new(title: &'static str, items: Vec<SectionItem>) -> Section {
+        Section {
+            title,
+            items,
+            in_text: true,
+        }
+    }
+
+    /// A section that the text form leaves out.
+    pub(super) fn not_in_text(title: &'static str, items: Vec<SectionItem>) -> Section {
+        Section {
+            in_text: false,
+            ..Section::new(title, items)
+        }
+    }
+}
+
 impl Page {
     /// The page as text: its sentences and tables.
     pub(super) fn text(&self) -> String {

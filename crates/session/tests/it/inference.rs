@@ -51,7 +51,7 @@ fn inference(family: &str) -> Inference {
 
 fn inference_with(family: &str, set: &[&str]) -> Inference {
     let mut inference = Inference::on_cpu(&settings(family, set), &Memory::host()).unwrap();
-    inference.import(&folder(family)).unwrap();
+    inference.incoming().import(&folder(family)).unwrap();
     inference
 }
 
@@ -80,7 +80,9 @@ fn sampled(max_tokens: usize) -> Generation {
 
 fn generate(inference: &mut Inference, prompts: &[Vec<u32>], wanted: &Generation) -> Vec<Vec<u32>> {
     let mut told = vec![Vec::new(); prompts.len()];
-    let made = inference.generate(prompts, wanted, |prompt, token| told[prompt].push(token));
+    let made = inference
+        .forward()
+        .generate(prompts, wanted, |prompt, token| told[prompt].push(token));
     let tokens: Vec<Vec<u32>> = made.unwrap().into_iter().map(|made| made.tokens).collect();
     assert_eq!(told, tokens, "every token is told");
     tokens
@@ -164,7 +166,7 @@ fn a_long_prompt_is_read_in_chunks() {
     let seq = prompt.len() + 4;
     let settings = settings("llama3", &[&format!("data.seq={seq}")]);
     let mut inference = Inference::on_cpu(&settings, &Memory::host()).unwrap();
-    inference.import(&folder("llama3")).unwrap();
+    inference.incoming().import(&folder("llama3")).unwrap();
     let made = [true, false].map(|uses_cache| {
         let wanted = Generation {
             uses_cache,
@@ -184,7 +186,10 @@ fn sequences_end_at_their_ends_and_at_the_window() {
         ends: vec![expected[0][4]],
         ..greedy(100)
     };
-    let made = inference.generate(&prompts, &wanted, |_, _| ()).unwrap();
+    let made = inference
+        .forward()
+        .generate(&prompts, &wanted, |_, _| ())
+        .unwrap();
     let ended = Generated {
         tokens: expected[0][..4].to_vec(),
         is_ended: true,
@@ -213,15 +218,21 @@ fn generation_needs_what_it_needs_on_shapes() {
                 max_tokens: if uses_cache { 2 } else { 9 },
                 ..wanted.clone()
             };
-            planned.generate(&prompts, &two, |_, _| ()).unwrap();
+            planned
+                .forward()
+                .generate(&prompts, &two, |_, _| ())
+                .unwrap();
             let (plan, memory) = (shapes.step_memory(), Memory::host());
             let mut measured = Inference::on_cpu(&settings, &memory).unwrap();
-            measured.import(&folder(family)).unwrap();
+            measured.incoming().import(&folder(family)).unwrap();
             memory.set_poison(true);
             memory.reserve_slab(plan.slab_bytes).unwrap();
             memory.set_limit(Some(plan.peak.bytes));
             let before = memory.live_leases();
-            measured.generate(&prompts, &wanted, |_, _| ()).unwrap();
+            measured
+                .forward()
+                .generate(&prompts, &wanted, |_, _| ())
+                .unwrap();
             assert_eq!(memory.live_leases(), before, "{family}");
             let peak = memory.step_memory().peak;
             assert_eq!(peak, plan.peak, "{family}");
@@ -265,7 +276,7 @@ fn micro_batch(settings: &Settings, rows: usize, seed: usize) -> MicroBatch {
 fn session(family: &str, set: &[&str]) -> Session {
     let memory = Memory::host();
     let mut session = Session::on_cpu(settings(family, set), &memory).unwrap();
-    session.import(&folder(family)).unwrap();
+    session.incoming().import(&folder(family)).unwrap();
     session
 }
 
@@ -288,8 +299,8 @@ fn evaluation_has_the_loss_of_a_step() {
             assert_eq!(before.loss() as f32, loss, "{family} {attention}");
             assert_eq!(before.targets, micro.target_count());
             let mut inference = Inference::on_cpu(&settings, &Memory::host()).unwrap();
-            inference.import(&folder(family)).unwrap();
-            let alone: Evaluation = inference.evaluate(one(&micro)).unwrap();
+            inference.incoming().import(&folder(family)).unwrap();
+            let alone: Evaluation = inference.forward().evaluate(one(&micro)).unwrap();
             assert_eq!(alone.loss_sum, before.loss_sum, "{family} {attention}");
             let after: Evaluation = trained.evaluate(one(&micro)).unwrap();
             assert!(
@@ -307,7 +318,7 @@ fn an_evaluation_adds_up_its_micro_batches() {
     let mut inference = inference("qwen3");
     let mut sum_of = |micro: &[MicroBatch]| -> Evaluation {
         let micro = micro.iter().cloned().map(Ok::<_, SessionError>);
-        inference.evaluate(micro).unwrap()
+        inference.forward().evaluate(micro).unwrap()
     };
     let all = sum_of(&micro);
     let each: Vec<Evaluation> = micro
@@ -419,7 +430,7 @@ fn evaluation_needs_what_it_needs_on_shapes() {
             assert!(plan.peak_bytes < step.peak.bytes, "{family}");
             let without_states = Inference::on_shapes(&settings, &Memory::shapes(), Target::Cpu);
             let mut without_states = without_states.unwrap();
-            let smaller: Evaluation = without_states.evaluate(one(&micro)).unwrap();
+            let smaller: Evaluation = without_states.forward().evaluate(one(&micro)).unwrap();
             assert!(smaller.peak_bytes < plan.peak_bytes, "{family}");
         }
     }

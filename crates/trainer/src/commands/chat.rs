@@ -64,7 +64,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let (mut inference, plan) = trained.load(&settings, |settings, target| {
         InferencePlan::of_sequences(settings, target, (1, wanted.window))
     })?;
-    let text = inference.cached_text(wanted.window)?;
+    let text = inference.forward().cached_text(wanted.window)?;
     let is_watched = stdin().is_terminal() && stdout().is_terminal() && !args.trained.json;
     if is_watched {
         let bytes = plan.kv_cache.map_or(0, |cache| cache.bytes);
@@ -202,7 +202,7 @@ impl Chat<'_> {
             text += &piece;
         };
         let number = self.said.len() / 2;
-        let made = self.inference.continue_text(
+        let made = self.inference.forward().continue_text(
             &mut self.text,
             (number, prompt),
             &self.wanted,

@@ -96,7 +96,9 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
         return write_reference(&args.trained.from, inference, &dataset, file);
     }
     let batches = dataset.once(config.eval.samples);
-    let evaluation = inference.evaluate(batches.map(|micro| micro.map_err(Failure::from)))?;
+    let evaluation = inference
+        .forward()
+        .evaluate(batches.map(|micro| micro.map_err(Failure::from)))?;
     refuse_nothing(&evaluation, &dataset)?;
     refuse_unsound(&args.trained.from, evaluation.loss().is_finite())?;
     let record = Record {
@@ -140,8 +142,9 @@ fn write_reference(
     file: &Path,
 ) -> Result<(), Failure> {
     let batches = dataset.by_number();
-    let (losses, _) =
-        inference.sequence_losses(batches.map(|micro| micro.map_err(Failure::from)))?;
+    let (losses, _) = inference
+        .forward()
+        .sequence_losses(batches.map(|micro| micro.map_err(Failure::from)))?;
     refuse_unsound(model, losses.iter().all(|loss| loss.is_finite()))?;
     let written = format!("{} texts; wrote {}\n", losses.len(), file.display());
     reference::write(file, dataset, losses)?;

@@ -83,8 +83,8 @@ pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
     }
     let (origin, config) = described(&from)?;
     let architecture = Architecture::of(&config, Attention::default());
-    let parameters = architecture.parameters();
-    let weights = ModelWeights::open(&from, parameters)?;
+    let parameters = architecture.parameters;
+    let weights = ModelWeights::open(&from, &parameters)?;
     let of_origin = || origin_dtype(&from).unwrap_or(weights.dtype());
     let dtype = args.dtype().unwrap_or_else(of_origin);
     // Sequence length 0, because the model has its own config.json.
@@ -144,8 +144,8 @@ fn adapters_alone(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
     let lora = lora.adapters()?.expect("a folder of adapters has a rank");
     let parameters = Parameters::adapted(lora);
     let adapted = Architecture::declared(&config, Attention::default(), parameters);
-    let factors = AdapterFactors::read(adapters, adapted.parameters())?;
-    let dtype = args.dtype().unwrap_or(factors.dtype());
+    let factors = AdapterFactors::read(adapters, &adapted.parameters)?;
+    let dtype = args.dtype().unwrap_or(factors.dtype);
     let (weights, mut files) = (factors.outgoing(dtype), origin.files(&config, 0, dtype));
     files.extend(BaseModel::files_of(adapters)?);
     refuse_model_without_room(out, &weights, &files, u64::MAX, args.force)?;
@@ -174,11 +174,11 @@ fn merge(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
     let lora = lora.adapters()?.expect("a folder of adapters has a rank");
     let of = |parameters| Architecture::declared(&config, Attention::default(), parameters);
     let (plain, adapted) = (of(Parameters::default()), of(Parameters::adapted(lora)));
-    let BaseWeights::Folder(folder) = base.weights(plain.parameters())? else {
+    let BaseWeights::Folder(folder) = base.weights(&plain.parameters)? else {
         unreachable!("it has a folder");
     };
-    let weights = ModelWeights::open(folder, plain.parameters())?;
-    let factors = AdapterWeights::read(adapters, adapted.parameters())?;
+    let weights = ModelWeights::open(folder, &plain.parameters)?;
+    let factors = AdapterWeights::read(adapters, &adapted.parameters)?;
     let dtype = args.dtype().unwrap_or(weights.dtype());
     if args.dtype.is_none() && dtype == DType::BF16 {
         tell_rounding("is under the adapters");

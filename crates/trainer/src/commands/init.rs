@@ -78,7 +78,7 @@ pub(crate) fn init(resolved: &Completed) -> Result<(), Failure> {
     refuse_non_empty(folder)?;
     let config = &resolved.config;
     let architecture = Architecture::of(&config.model, Attention::default());
-    let parameters = architecture.parameters();
+    let parameters = architecture.parameters;
     let layout = parameters.layout(|_, _| false);
     let dtype = DType::from(resolved.dtype());
     let fresh = Fresh {
@@ -92,7 +92,7 @@ pub(crate) fn init(resolved: &Completed) -> Result<(), Failure> {
     // Elements are drawn in order. A tensor that is written transposed is read, and drawn, several times; one that has
     // tensors in two files is drawn anew for the second, as far as the first went.
     let drawn = RefCell::new((0, 0, fresh.values(initial[0].0, 0)));
-    let weights = OutgoingWeights::new(parameters, dtype, |index, elements| {
+    let weights = OutgoingWeights::new(&parameters, dtype, |index, elements| {
         let (of, next, values) = &mut *drawn.borrow_mut();
         let (initial, dtype) = initial[index];
         if (*of, *next) != (index, elements.start) {

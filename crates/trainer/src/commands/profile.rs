@@ -12,6 +12,7 @@ use data::{MicroBatch, StepBatch};
 use kernels::random::random_u32;
 use kernels::timed::Timing;
 use planner::{MeasuredFor, Plan};
+use report::Align::{Left, Right};
 use report::Table;
 use serde::Serialize;
 use session::Session;
@@ -203,31 +204,24 @@ fn sum_up(steps: &[Vec<Timing>], peak_tflops: f64, bandwidth_gbps: f64) -> Vec<O
 }
 
 impl fmt::Display for Profile {
+    #[rustfmt::skip]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::new(
-            &["operation", "sizes"],
-            &[
-                "calls",
-                "ms",
-                "share",
-                "by FLOPs",
-                "by bytes",
-                "times its floor",
-            ],
-        );
-        for operation in &self.operations {
+        let sizes = |operation: &Operations| {
             let sizes: Vec<String> = operation.sizes.iter().map(ToString::to_string).collect();
-            table.row([
-                operation.operation.to_string(),
-                sizes.join(" x "),
-                operation.calls.to_string(),
-                format!("{:.3}", operation.ms),
-                format!("{:.1} %", 100.0 * operation.ms / self.total_ms),
-                format!("{:.3}", operation.flops_floor_ms),
-                format!("{:.3}", operation.bytes_floor_ms),
-                format!("{:.2}", operation.ms / operation.floor_ms()),
-            ]);
-        }
+            sizes.join(" x ")
+        };
+        let share = |operation: &Operations| 100.0 * operation.ms / self.total_ms;
+        let floors = |operation: &Operations| operation.ms / operation.floor_ms();
+        let table = Table::of_items(&self.operations, &[
+            ("operation", Left, &|one| one.operation.to_string()),
+            ("sizes", Left, &sizes),
+            ("calls", Right, &|one| one.calls.to_string()),
+            ("ms", Right, &|one| format!("{:.3}", one.ms)),
+            ("share", Right, &|one| format!("{:.1} %", share(one))),
+            ("by FLOPs", Right, &|one| format!("{:.3}", one.flops_floor_ms)),
+            ("by bytes", Right, &|one| format!("{:.3}", one.bytes_floor_ms)),
+            ("times its floor", Right, &|one| format!("{:.2}", floors(one))),
+        ]);
         writeln!(
             f,
             "a step on {} in {}, each operation waited for: {:.1} ms, of which {:.1} at the least; {:.3} TFLOP/s, {:.1} \

@@ -184,14 +184,16 @@ impl Trained {
 
     /// Loads its weights, and those of its adapters.
     fn fill(&self, inference: &mut Inference, settings: &Settings) -> Result<(), Failure> {
+        let mut incoming = inference.incoming();
         let Some((adapters, base)) = &self.adapters else {
-            return Ok(inference.import(&self.folder)?);
+            incoming.import(&self.folder)?;
+            return Ok(());
         };
-        match base.weights(settings.architecture().parameters())? {
-            BaseWeights::Folder(folder) => inference.import(folder)?,
-            BaseWeights::Fresh(fresh) => inference.initialise(fresh)?,
+        match base.weights(&settings.architecture().parameters)? {
+            BaseWeights::Folder(folder) => drop(incoming.import(folder)?),
+            BaseWeights::Fresh(fresh) => incoming.initialise(fresh)?,
         }
-        Ok(inference.import_adapter(adapters)?)
+        Ok(incoming.import_adapter(adapters)?)
     }
 }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// The settings of the command line, which go before those of the files.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct CommandLine {
     /// Keys of ours that it sets, with their values.
     pub(crate) keys: BTreeMap<String, String>,
     /// Whether it names a model, by `--config` or `--init-from`.
@@ -47,8 +47,8 @@ pub(super) struct Spot<'a> {
 
 /// The settings that were gathered so far.
 #[derive(Debug)]
-pub(super) struct Gathered<'a> {
-    pub(super) told: &'a Told,
+pub(super) struct SettingsSoFar<'a> {
+    pub(super) told: &'a CommandLine,
     pub(super) settings: Vec<Setting>,
     /// A preset.
     pub(super) config: Option<String>,
@@ -62,9 +62,9 @@ pub(super) struct Gathered<'a> {
     pub(super) recompute: MegatronFlags,
 }
 
-impl<'a> Gathered<'a> {
-    pub(super) fn new(told: &'a Told) -> Gathered<'a> {
-        Gathered {
+impl<'a> SettingsSoFar<'a> {
+    pub(super) fn new(told: &'a CommandLine) -> SettingsSoFar<'a> {
+        SettingsSoFar {
             told,
             settings: Vec::new(),
             config: None,

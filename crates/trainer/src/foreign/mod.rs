@@ -11,8 +11,8 @@ mod table;
 mod taking;
 
 pub(crate) use file::ForeignFile;
-pub(crate) use gathered::{Setting, Told};
+pub(crate) use gathered::{CommandLine, Setting};
 pub(crate) use meaning::Meaning;
 pub(crate) use program::Program;
 pub(crate) use table::find;
-pub(crate) use taking::{KeyOutcome, KeyRow, Taken, take};
+pub(crate) use taking::{ForeignSettings, KeyOutcome, KeyRow, take};

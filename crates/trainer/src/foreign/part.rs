@@ -1,7 +1,7 @@
 //! Foreign keys whose values are not simply ours: they need arithmetic, or other keys.
 
 use super::file::{ForeignFile, ForeignKey};
-use super::gathered::{Gathered, Set, Spot, text_of, written};
+use super::gathered::{Set, SettingsSoFar, Spot, text_of, written};
 use super::meaning::ForeignPart;
 use super::model::preset_of;
 use super::program::Program;
@@ -10,7 +10,7 @@ use settings::ConfigError;
 use std::path::Path;
 
 /// The settings that a key made, or that it is not built.
-pub(super) type PartTaken = Result<Result<Set, NotBuilt>, ConfigError>;
+pub(super) type PartResult = Result<Result<Set, NotBuilt>, ConfigError>;
 
 /// Nothing here does it; the table says what to do, unless the reason does.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) struct At<'a> {
 }
 
 /// Takes over what a key says.
-pub(super) fn take(part: ForeignPart, at: At, to: &mut Gathered) -> PartTaken {
+pub(super) fn take(part: ForeignPart, at: At, to: &mut SettingsSoFar) -> PartResult {
     let number: Option<f64> = at.text.parse().ok();
     let set = match (part, number) {
         (ForeignPart::Model, _) => return model(at, to),
@@ -120,7 +120,7 @@ pub(super) fn take(part: ForeignPart, at: At, to: &mut Gathered) -> PartTaken {
 }
 
 /// How documents become rows. Only data that `trainer prepare` wrote has documents, and a plan may do without any.
-fn packing(at: At, to: &mut Gathered) -> PartTaken {
+fn packing(at: At, to: &mut SettingsSoFar) -> PartResult {
     let is_of_llama_factory = |file: &&ForeignFile| file.program == Program::LlamaFactory;
     let llama_factory = at.file.filter(is_of_llama_factory);
     // There `neat_packing` is a way of `packing`.
@@ -144,7 +144,7 @@ fn packing(at: At, to: &mut Gathered) -> PartTaken {
 }
 
 /// Blocks of each virtual stage, where there are several stages.
-fn stages(at: At, to: &mut Gathered) -> Result<Set, ConfigError> {
+fn stages(at: At, to: &mut SettingsSoFar) -> Result<Set, ConfigError> {
     let stages = to.number("parallel.pipeline");
     if stages.is_none_or(|stages| stages < 2.0) {
         return Ok(Set::remark("there is one stage"));
@@ -157,7 +157,7 @@ fn stages(at: At, to: &mut Gathered) -> Result<Set, ConfigError> {
 }
 
 /// A folder, or a name of which there is a preset.
-fn model(at: At, to: &mut Gathered) -> PartTaken {
+fn model(at: At, to: &mut SettingsSoFar) -> PartResult {
     let name = at.text;
     let is_a_model = |file: &ForeignFile| file.program == Program::HuggingFaceModel;
     if to.told.model {
@@ -188,7 +188,7 @@ fn model(at: At, to: &mut Gathered) -> PartTaken {
 }
 
 /// DeepSpeed by a file of its own, or FSDP by words.
-fn division(at: At, to: &mut Gathered) -> PartTaken {
+fn division(at: At, to: &mut SettingsSoFar) -> PartResult {
     if at
         .files
         .iter()
@@ -211,7 +211,7 @@ fn division(at: At, to: &mut Gathered) -> PartTaken {
 }
 
 /// What a kind of launch says of the division, where no other key says more.
-fn distribution(at: At, to: &mut Gathered) -> PartTaken {
+fn distribution(at: At, to: &mut SettingsSoFar) -> PartResult {
     let spot = Spot {
         is_default: true,
         ..at.spot
@@ -225,7 +225,7 @@ fn distribution(at: At, to: &mut Gathered) -> PartTaken {
 }
 
 /// A share of all steps, rounded up.
-fn share_of_steps(key: &str, share: f64, at: At, to: &mut Gathered) -> PartTaken {
+fn share_of_steps(key: &str, share: f64, at: At, to: &mut SettingsSoFar) -> PartResult {
     Ok(match to.number("train.steps") {
         Some(steps) => Ok(to.set(key, &(share * steps).ceil().to_string(), at.spot)?),
         None => Err(NotBuilt(Some(format!(
@@ -236,7 +236,7 @@ fn share_of_steps(key: &str, share: f64, at: At, to: &mut Gathered) -> PartTaken
 }
 
 /// Names of layers with adapters. Those of two keys are adapted together if one of them asks for all linear layers.
-fn targets(at: At, to: &mut Gathered) -> Result<Set, ConfigError> {
+fn targets(at: At, to: &mut SettingsSoFar) -> Result<Set, ConfigError> {
     const KEY: &str = "lora.targets";
     let words = at.text.split([' ', ',']).filter(|name| !name.is_empty());
     let mut names: Vec<String> = words
@@ -262,7 +262,7 @@ fn targets(at: At, to: &mut Gathered) -> Result<Set, ConfigError> {
 }
 
 /// Remembers one of Megatron's words, which mean something together.
-fn recompute(at: At, to: &mut Gathered) -> Set {
+fn recompute(at: At, to: &mut SettingsSoFar) -> Set {
     let text = at.text.to_owned();
     let flags = &mut to.recompute;
     match at.name.rsplit(['-', '_']).next() {
@@ -280,7 +280,7 @@ fn recompute(at: At, to: &mut Gathered) -> Set {
 }
 
 /// `([0]*3+[1]*58)`, `[0, 1, 1]`, or 1 where all layers have experts.
-fn dense_layers(at: At, to: &mut Gathered) -> PartTaken {
+fn dense_layers(at: At, to: &mut SettingsSoFar) -> PartResult {
     let text: String = at
         .text
         .chars()
@@ -309,7 +309,7 @@ fn dense_layers(at: At, to: &mut Gathered) -> PartTaken {
     Ok(Ok(to.set("model.experts.dense_layers", &list, at.spot)?))
 }
 
-fn betas(at: At, to: &mut Gathered) -> PartTaken {
+fn betas(at: At, to: &mut SettingsSoFar) -> PartResult {
     let betas: Vec<&str> = at.text.split(' ').collect();
     let [beta1, beta2] = betas[..] else {
         return Ok(Err(NotBuilt(None)));
@@ -320,7 +320,7 @@ fn betas(at: At, to: &mut Gathered) -> PartTaken {
 
 /// Divides a step's sequences by micro-batches and by groups of ranks, of which each has sequences of its own. That leaves the
 /// accumulation.
-fn global_batch(sequences: f64, at: At, to: &mut Gathered) -> PartTaken {
+fn global_batch(sequences: f64, at: At, to: &mut SettingsSoFar) -> PartResult {
     if sequences <= 0.0 {
         return Ok(Ok(Set::remark("it follows from the others")));
     }
@@ -349,7 +349,7 @@ fn global_batch(sequences: f64, at: At, to: &mut Gathered) -> PartTaken {
 }
 
 /// Processes multiply with those that another key has named: nodes with those of a node.
-fn ranks(count: f64, to: &mut Gathered) -> Set {
+fn ranks(count: f64, to: &mut SettingsSoFar) -> Set {
     if to.told.ranks.is_some() {
         return Set::remark("the command line says --ranks");
     }
@@ -361,7 +361,7 @@ fn ranks(count: f64, to: &mut Gathered) -> Set {
     }
 }
 
-fn shard(degree: f64, at: At, to: &mut Gathered) -> PartTaken {
+fn shard(degree: f64, at: At, to: &mut SettingsSoFar) -> PartResult {
     if degree == 1.0 {
         return Ok(Ok(to.set("collectives.zero", "0", at.spot)?));
     }

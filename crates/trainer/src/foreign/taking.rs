@@ -1,9 +1,9 @@
 //! From the keys of foreign files to settings of ours, and what became of each key.
 
 use super::file::{ForeignFile, ForeignKey};
-use super::gathered::{Gathered, Set, Setting, Spot, Told, text_of, written};
+use super::gathered::{CommandLine, Set, Setting, SettingsSoFar, Spot, text_of, written};
 use super::meaning::{Foreign, ForeignPart, Meaning, near, plain, sets_of};
-use super::part::{self, At, NotBuilt, PartTaken};
+use super::part::{self, At, NotBuilt, PartResult};
 use super::program::Program;
 use super::table::{find, find_key};
 use serde::Serialize;
@@ -44,23 +44,23 @@ pub(crate) struct KeyRow {
 }
 
 /// The outcome of a key: the last three fields of its row.
-struct Became {
+struct KeyResult {
     outcome: KeyOutcome,
     here: Vec<String>,
     remark: String,
 }
 
-impl Became {
-    fn new(outcome: KeyOutcome, remark: &str) -> Became {
-        Became {
+impl KeyResult {
+    fn new(outcome: KeyOutcome, remark: &str) -> KeyResult {
+        KeyResult {
             outcome,
             here: Vec::new(),
             remark: remark.into(),
         }
     }
 
-    fn taken(here: Vec<String>) -> Became {
-        Became {
+    fn taken(here: Vec<String>) -> KeyResult {
+        KeyResult {
             outcome: KeyOutcome::TakenOver,
             here,
             remark: String::new(),
@@ -81,7 +81,7 @@ impl Became {
 
 /// What was taken over from foreign files.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct ForeignSettings {
     /// Settings, in the order of the files.
     pub(crate) settings: Vec<Setting>,
     /// A preset.
@@ -118,8 +118,11 @@ const DEFAULTS: usize = 2;
 ///
 /// # Errors
 /// A value that none of ours can be, files that contradict each other, or something that a plan needs and nobody says.
-pub(crate) fn take(files: &[ForeignFile], told: &Told) -> Result<Taken, ConfigError> {
-    let mut to = Gathered::new(told);
+pub(crate) fn take(
+    files: &[ForeignFile],
+    told: &CommandLine,
+) -> Result<ForeignSettings, ConfigError> {
+    let mut to = SettingsSoFar::new(told);
     let keys = files
         .iter()
         .flat_map(|file| file.keys.iter().map(move |key| (file, key)));
@@ -163,7 +166,7 @@ pub(crate) fn take(files: &[ForeignFile], told: &Told) -> Result<Taken, ConfigEr
     // A file may have said otherwise since.
     let holds = |row: &KeyRow| row.here.iter().any(|here| settings.contains(here));
     rows.extend(assumed.into_iter().filter(|row| holds(row)));
-    Ok(Taken {
+    Ok(ForeignSettings {
         settings: to.settings,
         config: to.config,
         init_from: to.init_from,
@@ -173,7 +176,7 @@ pub(crate) fn take(files: &[ForeignFile], told: &Told) -> Result<Taken, ConfigEr
 }
 
 /// Takes settings back that have no effect beside the others, such as an adapter's where there are none.
-fn forget_in_vain(to: &mut Gathered, rows: &mut [KeyRow]) {
+fn forget_in_vain(to: &mut SettingsSoFar, rows: &mut [KeyRow]) {
     for (key, what) in to.in_vain() {
         to.forget(key);
         let beginning = format!("{key}=");
@@ -189,7 +192,7 @@ fn forget_in_vain(to: &mut Gathered, rows: &mut [KeyRow]) {
 }
 
 /// Others count pairs in a micro-batch of preferences. Here it has the two sequences of each.
-fn count_both_answers<'a>(to: &mut Gathered, rows: impl Iterator<Item = &'a mut KeyRow>) {
+fn count_both_answers<'a>(to: &mut SettingsSoFar, rows: impl Iterator<Item = &'a mut KeyRow>) {
     let mut settings = to.settings.iter_mut();
     let Some(micro) = settings.find(|one| one.key == "batch.micro") else {
         return;
@@ -213,7 +216,7 @@ fn of_file(
     key: &ForeignKey,
     foreign: Option<&Foreign>,
     files: &[ForeignFile],
-    to: &mut Gathered,
+    to: &mut SettingsSoFar,
 ) -> Result<KeyRow, ConfigError> {
     let text = text_of(&key.value);
     let place = format!("`{}` of {}", key.name, file.path.display());
@@ -228,15 +231,15 @@ fn of_file(
         files,
     };
     let became = match foreign {
-        None => Became::new(KeyOutcome::Unknown, ""),
+        None => KeyResult::new(KeyOutcome::Unknown, ""),
         Some(foreign) if file.program == Program::HuggingFaceModel => of_model(file, foreign, to),
         Some(foreign) if is_open(&text, foreign) => {
-            Became::new(KeyOutcome::WithoutMeaning, "left open there")
+            KeyResult::new(KeyOutcome::WithoutMeaning, "left open there")
         }
         Some(foreign) => {
             became(foreign, at, to).or_else(|error| match is_needed(foreign.meaning) {
                 true => Err(error),
-                false => Ok(Became::new(KeyOutcome::NotBuilt, &error.to_string())),
+                false => Ok(KeyResult::new(KeyOutcome::NotBuilt, &error.to_string())),
             })?
         }
     };
@@ -277,21 +280,21 @@ fn is_open(text: &str, foreign: &Foreign) -> bool {
 }
 
 /// A key of a model's `config.json`, which `--init-from` reads.
-fn of_model(file: &ForeignFile, foreign: &Foreign, to: &mut Gathered) -> Became {
+fn of_model(file: &ForeignFile, foreign: &Foreign, to: &mut SettingsSoFar) -> KeyResult {
     if to.init_from.is_none() && !to.told.init_from {
         let folder = file.path.parent().filter(|folder| *folder != Path::new(""));
         to.init_from = Some(folder.unwrap_or(Path::new(".")).into());
     }
     match foreign.meaning {
-        Meaning::Key(key) if key.starts_with("model.") => Became::taken(vec![key.into()]),
+        Meaning::Key(key) if key.starts_with("model.") => KeyResult::taken(vec![key.into()]),
         Meaning::Words(_) | Meaning::Of(_) if !foreign.is_called("torch-dtype") => {
-            Became::taken(vec!["--init-from".into()])
+            KeyResult::taken(vec!["--init-from".into()])
         }
         Meaning::Needless | Meaning::Beside => {
-            Became::new(KeyOutcome::WithoutMeaning, foreign.ours)
+            KeyResult::new(KeyOutcome::WithoutMeaning, foreign.ours)
         }
-        Meaning::NotBuilt => Became::new(KeyOutcome::NotBuilt, foreign.ours),
-        _ => Became::new(
+        Meaning::NotBuilt => KeyResult::new(KeyOutcome::NotBuilt, foreign.ours),
+        _ => KeyResult::new(
             KeyOutcome::WithoutMeaning,
             &format!("of the files; of a run: {}", foreign.ours),
         ),
@@ -302,9 +305,9 @@ fn of_model(file: &ForeignFile, foreign: &Foreign, to: &mut Gathered) -> Became 
 ///
 /// # Errors
 /// The value is none of our key's, or another file has another one.
-fn became(foreign: &Foreign, at: At, to: &mut Gathered) -> Result<Became, ConfigError> {
+fn became(foreign: &Foreign, at: At, to: &mut SettingsSoFar) -> Result<KeyResult, ConfigError> {
     let mut is_near = false;
-    let given: PartTaken = match foreign.meaning {
+    let given: PartResult = match foreign.meaning {
         Meaning::Key(key) => to.set(key, at.text, at.spot).map(Ok),
         Meaning::Words(words) => match sets_of(words, at.text) {
             Some("") => Ok(Ok(Set::remark("as it is here"))),
@@ -322,24 +325,24 @@ fn became(foreign: &Foreign, at: At, to: &mut Gathered) -> Result<Became, Config
         },
         Meaning::Of(part) => part::take(part, at, to),
         Meaning::Beside | Meaning::Needless => {
-            return Ok(Became::new(KeyOutcome::WithoutMeaning, foreign.ours));
+            return Ok(KeyResult::new(KeyOutcome::WithoutMeaning, foreign.ours));
         }
         Meaning::NotBuilt if is_off(at) => {
             let why = "off there, and not built here";
-            return Ok(Became::new(KeyOutcome::WithoutMeaning, why));
+            return Ok(KeyResult::new(KeyOutcome::WithoutMeaning, why));
         }
         Meaning::NotBuilt => Ok(Err(NotBuilt(None))),
     };
     Ok(match given? {
-        Ok(set) if is_near && !set.here.is_empty() => Became {
+        Ok(set) if is_near && !set.here.is_empty() => KeyResult {
             here: set.here,
-            ..Became::new(KeyOutcome::Near, foreign.ours)
+            ..KeyResult::new(KeyOutcome::Near, foreign.ours)
         },
-        Ok(set) => Became {
+        Ok(set) => KeyResult {
             remark: set.remark.unwrap_or_default(),
-            ..Became::taken(set.here)
+            ..KeyResult::taken(set.here)
         },
-        Err(NotBuilt(instead)) => Became::new(
+        Err(NotBuilt(instead)) => KeyResult::new(
             KeyOutcome::NotBuilt,
             instead.as_deref().unwrap_or(foreign.ours),
         ),
@@ -354,7 +357,7 @@ fn is_off(at: At) -> bool {
 }
 
 /// What the programs of the files do where these say nothing.
-fn defaults(files: &[ForeignFile], to: &mut Gathered) -> Result<Vec<KeyRow>, ConfigError> {
+fn defaults(files: &[ForeignFile], to: &mut SettingsSoFar) -> Result<Vec<KeyRow>, ConfigError> {
     let mut rows = Vec::new();
     let has_shape = to.settings.iter().any(|one| one.key == "model.hidden");
     for file in files {
@@ -392,7 +395,7 @@ fn defaults(files: &[ForeignFile], to: &mut Gathered) -> Result<Vec<KeyRow>, Con
 }
 
 /// Whether something says already what a default would.
-fn is_said(foreign: &Foreign, to: &Gathered) -> bool {
+fn is_said(foreign: &Foreign, to: &SettingsSoFar) -> bool {
     let of_a_word = |words: &[(&str, &str)]| {
         let sets = words.iter().map(|(_, sets)| near(sets).unwrap_or(sets));
         let sets = sets.flat_map(|sets| sets.split(' '));
@@ -414,7 +417,7 @@ fn is_said(foreign: &Foreign, to: &Gathered) -> bool {
 }
 
 /// Heads of keys, and their width, where a shape says nothing of them.
-fn complete_heads(to: &mut Gathered) -> Result<(), ConfigError> {
+fn complete_heads(to: &mut SettingsSoFar) -> Result<(), ConfigError> {
     let spot = Spot {
         place: "the shape of the model",
         is_default: true,
@@ -434,7 +437,7 @@ fn complete_heads(to: &mut Gathered) -> Result<(), ConfigError> {
 }
 
 /// What a plan needs and nobody has said, by the name of what says it.
-fn missing(files: &[ForeignFile], to: &Gathered) -> Vec<String> {
+fn missing(files: &[ForeignFile], to: &SettingsSoFar) -> Vec<String> {
     let mut missing = Vec::new();
     let is_a_model = to.told.model || to.config.is_some() || to.init_from.is_some();
     let shape = ["hidden", "layers", "heads", "ffn", "vocab"].map(|name| format!("model.{name}"));

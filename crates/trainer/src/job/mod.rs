@@ -1,11 +1,11 @@
 //! The job that a run belongs to: ranks begin, continue and end together. A single process agrees with itself.
 
 mod differences;
-mod ended;
+mod failed_command;
 mod last_words;
 mod steps;
 
-pub use ended::Ended;
+pub use failed_command::FailedCommand;
 pub(crate) use steps::Begun;
 
 use crate::failure::Failure;
@@ -72,11 +72,11 @@ pub(crate) fn long_wait(seconds: f64) -> Duration {
 /// Runs `act` on every rank, and ends the job: together, or by ending ranks that do not know of a failure.
 ///
 /// # Errors
-/// [`Ended`], which must still leave the job.
+/// [`FailedCommand`], which must still leave the job.
 pub(crate) fn together(
     job: Rc<Job>,
     act: impl FnOnce(&Rc<Job>) -> Result<(), Failure>,
-) -> Result<(), Ended> {
+) -> Result<(), FailedCommand> {
     // The first rank may still be writing, and a launcher ends the remaining ranks when others have left.
     match act(&job).and_then(|()| job.agree(Ok(()))) {
         Ok(()) => {
@@ -86,14 +86,14 @@ pub(crate) fn together(
         Err(failure) => {
             let failure = job.explain(failure);
             job.leave_words(&failure);
-            Err(Ended::of(failure, job))
+            Err(FailedCommand::of(failure, job))
         }
     }
 }
 
 /// A rank's message when all must have succeeded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Said {
+struct RankOutcome {
     /// Why this rank failed, if it did.
     failed: Option<LastWords>,
 }
@@ -212,7 +212,7 @@ impl Job {
             return outcome;
         };
         let failed = outcome.as_ref().err().map(|failure| rank.words(failure));
-        let said = match rank.share(&Said {
+        let said = match rank.share(&RankOutcome {
             failed: failed.clone(),
         }) {
             Ok(said) => said,
@@ -323,7 +323,7 @@ fn largest_part_bytes(config: &Config) -> usize {
     }
     let architecture = Architecture::of(&config.model, Attention::default());
     let mut parts = BTreeMap::<Layer, usize>::new();
-    for parameter in architecture.parameters().in_layout() {
+    for parameter in architecture.parameters.in_layout() {
         let dtype = parameter.dtype(config.dtype().into());
         let elements: usize = parameter.shape.iter().product();
         *parts.entry(parameter.part).or_default() += elements * dtype.size_in_bytes();

@@ -20,7 +20,10 @@ impl Run {
         let rank = config.rank.filter(|_| config.parallel.pipeline > 1);
         let rank = rank.map(|rank| config.parallel.name(rank));
         let report = OomReport::new(&error, config, self.device.target());
-        let report = report.and_then(|report| naming_head_chunk(report, config, &self.resolved));
+        let report = report.and_then(|mut report| {
+            naming_head_chunk(report.sets(), config, &self.resolved)?;
+            Ok(report)
+        });
         let mut report = match report {
             Ok(report) => report,
             Err(_) => {

@@ -34,7 +34,7 @@ fn leasing(target: Target, bytes: u64) -> Option<String> {
 
 /// The type of the weights in a folder, if it is narrower than that of a model.
 fn narrower_type(folder: &Path, model: &Model) -> Result<Option<String>, Failure> {
-    let parameters = model.architecture().parameters();
+    let parameters = &model.architecture().parameters;
     let stored = ModelWeights::open(folder, parameters)?.dtype();
     let is_narrower = (stored, model.dtype()) == (DType::BF16, DType::F32);
     Ok(is_narrower.then(|| FloatType::Bf16.name().to_owned()))
@@ -91,7 +91,7 @@ impl Run {
                 }
                 (None, Some(folder)) => {
                     self.saver.origin_dtype = narrower_type(folder, session.model())?;
-                    if let Some(skipped) = session.import(folder)? {
+                    if let Some(skipped) = session.incoming().import(folder)? {
                         tracing::info!(
                             "tensors of `{skipped}*` are left out: they predict a second token, and are no part of the model"
                         );

@@ -16,7 +16,7 @@ use crate::run_dir::refuse_model;
 use crate::samples::decided_options;
 use data::{Dataset, Inputs, Packing};
 use model::Origin;
-use planner::{PaperSeconds, Plan};
+use planner::{Plan, StepOnPaper};
 use session::SessionError;
 use settings::{Resolved, Settings};
 use std::path::PathBuf;
@@ -100,8 +100,8 @@ impl Prepared {
 
     /// How long a step takes on paper.
     pub(super) fn seconds_on_paper(&self) -> Result<f64, SessionError> {
-        let paper = PaperSeconds::new(&self.step.settings, self.device.target())?;
-        Ok(paper.step)
+        let paper = StepOnPaper::new(&self.step.settings, self.device.target())?;
+        Ok(paper.seconds)
     }
 
     /// Opens what is needed for evaluating and saving.

@@ -1,7 +1,7 @@
 //! The records that a run writes of its steps.
 
 use super::Run;
-use super::totals::Asked;
+use super::totals::StepInputs;
 use crate::failure::Failure;
 use crate::job::long_wait;
 use memory::GRANULARITY_BYTES;
@@ -71,7 +71,7 @@ impl Run {
         &self,
         outcome: &StepOutcome,
         elapsed: Duration,
-        asked: &Asked,
+        asked: &StepInputs,
         planned_peak_bytes: u64,
     ) -> StepRecord {
         let config = &self.resolved.config;

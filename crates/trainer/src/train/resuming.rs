@@ -209,15 +209,15 @@ impl Resumed {
         }
         match base {
             None => {
-                session.import(self.folder())?;
+                session.incoming().import(self.folder())?;
             }
             Some(base) => {
-                let parameters = session.model().architecture().parameters().clone();
+                let parameters = session.model().architecture().parameters.clone();
                 match base.weights(&parameters)? {
-                    BaseWeights::Folder(folder) => drop(session.import(folder)?),
-                    BaseWeights::Fresh(fresh) => session.initialise_as(fresh)?,
+                    BaseWeights::Folder(folder) => drop(session.incoming().import(folder)?),
+                    BaseWeights::Fresh(fresh) => session.incoming().initialise(fresh)?,
                 }
-                session.import_adapter(self.folder())?;
+                session.incoming().import_adapter(self.folder())?;
             }
         }
         session.import_optimizer(self.folder())?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// What is known of a step before it is made.
 #[derive(Clone, Default)]
-pub(super) struct Asked {
+pub(super) struct StepInputs {
     /// Time that it waited for its data.
     pub(super) data_wait: Duration,
     /// Tokens of all ranks, masked ones included.
@@ -21,7 +21,7 @@ pub(super) struct Asked {
     pub(super) epoch: f64,
 }
 
-impl Asked {
+impl StepInputs {
     /// `rank` is this one among those that make other micro-batches, `parts` is how many of each it makes, `next` is the sample that
     /// follows, and `samples` the number in a pass.
     pub(super) fn of(
@@ -29,11 +29,11 @@ impl Asked {
         batch: &StepBatch,
         data_wait: Duration,
         (next, samples): (Position, usize),
-    ) -> Asked {
+    ) -> StepInputs {
         let all = || batch.micro.chunks(parts);
         let own = || all().skip(rank.number).step_by(rank.of);
         let length = |parts: &[MicroBatch]| parts.iter().map(|part| part.seq).sum();
-        Asked {
+        StepInputs {
             data_wait,
             tokens: batch.micro.iter().map(|micro| micro.rows * micro.seq).sum(),
             own_targets: own().flatten().map(MicroBatch::target_count).sum(),

@@ -1,21 +1,16 @@
-//! Models with experts: whatever is recomputed, offloaded or divided among ranks, and wherever tokens are sent, a step has
-//! the same bits, and memory is what was planned.
+//! Models with experts: whatever is recomputed or offloaded, and wherever tokens are sent, a step has the same bits, and memory is
+//! what was planned.
 
-use crate::common::elsewhere::{
-    OPTIMIZERS, all_pinned, bits, forms, run, with_form, with_optimizer,
-};
+use crate::common::elsewhere::{OPTIMIZERS, bits, forms, run, with_form, with_optimizer};
 use crate::common::experts::{LAYERS, deepseek, models};
-use crate::common::ranks::{Together, each, on_cpu, ranks, together};
 use crate::common::side_by_side::side_by_side;
-use crate::common::{assert_as_planned, parameters, plan, session, step_batch};
+use crate::common::{assert_as_planned, parameters, plan, policies, session, step_batch};
 use data::{MASKED, Packing};
-use memory::{DType, Home, Homes};
-use model::{Attention, ModelConfig, OffloadLabels, Policy};
+use memory::DType;
+use model::{Attention, ModelConfig};
 use session::Session;
 use settings::Settings;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-use units::Zero;
 
 const STEPS: usize = 2;
 
@@ -49,49 +44,22 @@ fn keeps_everything(model: &ModelConfig, number: usize) -> Settings {
     }
 }
 
-/// Every label recomputed, as far as it can be, every label offloaded, and whole layers replayed.
-fn policies(model: &ModelConfig) -> Vec<(String, Policy)> {
-    let labels = model.labels();
-    let parse = |text: &str| Policy::with_layers(labels, text, &BTreeMap::new(), LAYERS).unwrap();
-    let named = labels.named().map(|label| label.name().to_string());
-    let full = ["full", "full:uniform:2"].map(String::from);
-    let recompute = named.chain(full).map(|text| (text.clone(), parse(&text)));
-    let offload = labels.iter().map(|label| {
-        let offloaded = OffloadLabels::parse_of(labels, label.name()).unwrap();
-        let policy = Policy::keep_all_of(labels, LAYERS).offload(&offloaded);
-        (format!("offload {}", label.name()), policy.unwrap())
-    });
-    recompute.chain(offload).collect()
-}
-
-/// Weights, gradients and states elsewhere.
-fn homes(folder: &Path) -> [Homes; 3] {
-    let disk = Homes {
-        states: Home::Disk(folder.into()),
-        weights: Home::Pinned,
-        gradients: Home::Device,
-        chunk_bytes: 20_000,
-        ..Homes::default()
-    };
-    [Homes::default(), all_pinned(), disk]
-}
-
 #[test]
-fn policies_and_homes_change_nothing_but_memory() {
+fn policies_change_nothing_but_memory() {
     let models = models();
-    let all = models.each_ref().map(|(_, model)| policies(model));
+    let all = models
+        .each_ref()
+        .map(|(_, model)| policies(model.labels(), LAYERS));
     let runs = (0..2).flat_map(|of| (0..all[of].len()).map(move |number| (of, number)));
     let seen = std::sync::Mutex::new(BTreeSet::<&str>::new());
     side_by_side(runs, |(of, number)| {
-        let folder = tempfile::tempdir().unwrap();
         let (text, policy) = &all[of][number];
         let kept = keeps_everything(&models[of].1, number);
         let moved = Settings {
             policy: policy.clone(),
-            homes: homes(folder.path())[number % 3].clone(),
             ..kept.clone()
         };
-        let name = format!("{}, {text}, {:?}", models[of].0, moved.homes);
+        let name = format!("{}, {text}", models[of].0);
         let (planned, as_kept) = (plan(&moved), plan(&kept));
         let expected = run(&mut session(&kept), &kept, 0..STEPS, |outcome| {
             assert_as_planned(&name, &as_kept, outcome);
@@ -109,41 +77,6 @@ fn policies_and_homes_change_nothing_but_memory() {
     });
     // The routers and everything behind them were made again.
     assert_eq!(seen.lock().unwrap().len(), REPLAYED.len());
-}
-
-fn of_ranks(name: &str, settings: &Settings) -> Together {
-    let ranks = each(name, settings, STEPS, on_cpu);
-    let is_counted = |rank: &crate::common::ranks::OfRank| rank.counted_bytes == rank.sent_bytes;
-    assert!(ranks.iter().all(is_counted), "{name}");
-    assert_eq!(ranks[0].sent_bytes > 0, ranks.len() > 1, "{name}");
-    together(&ranks)
-}
-
-#[test]
-fn ranks_change_nothing_but_memory() {
-    let models = models();
-    let runs = Zero::ALL.into_iter().enumerate();
-    let runs = runs.flat_map(|(at, zero)| (0..2).map(move |of| (at, zero, of)));
-    side_by_side(runs, |(at, zero, of)| {
-        let (name, model) = &models[of];
-        let alone = Settings {
-            ranks: Some(ranks(1, Zero::Replicated)),
-            accum: 4,
-            ..keeps_everything(model, 3 * at + at)
-        };
-        let all = policies(model);
-        let (text, policy) = &all[(5 * at + of) % all.len()];
-        let divided = Settings {
-            accum: 2,
-            policy: policy.clone(),
-            ranks: Some(ranks(2, zero)),
-            ..alone.clone()
-        };
-        let name = format!("{name}, {zero:?}, {text}");
-        let (expected, actual) = (of_ranks(&name, &alone), of_ranks(&name, &divided));
-        assert_eq!(actual.steps, expected.steps, "{name}");
-        assert!(actual.state == expected.state, "{name}");
-    });
 }
 
 /// Sets every parameter whose name ends so, by the number of an element.

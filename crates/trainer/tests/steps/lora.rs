@@ -1,17 +1,15 @@
-//! Adapters: the same bits under every mode, in every home and on any number of ranks, as planned; the model under them never
-//! changes; and nothing of its size is leased for training it.
+//! Adapters: the model under them never changes, and nothing of its size is leased for training it.
 
-use crate::common::elsewhere::{all_pinned, bits, run};
+use crate::common::elsewhere::run;
 use crate::common::experts::models;
-use crate::common::ranks::{each, on_cpu, ranks, together};
-use crate::common::{assert_as_planned, config, offloading, parameters, plan, session, variants};
+use crate::common::{assert_as_planned, config, parameters, plan, session, variants};
+use files::PieceSource;
 use kernels::Target;
 use kernels::meta::FlopCounter;
-use memory::{Category, Cover, DType, Home, Homes, Layout, Lease, Memory, MemoryChange, Window};
+use memory::{Category, Cover, DType, Home, Homes, Layout, Lease, Memory, MemoryChange};
 use session::Session;
 use settings::{BaseType, Config, Settings};
 use std::rc::Rc;
-use units::Zero;
 
 const STEPS: usize = 3;
 
@@ -43,56 +41,26 @@ fn adapted(model: &str, dtype: DType, mode: &str) -> Config {
     config
 }
 
-/// Labels of adapters, attention and the feed-forward layer.
-fn some_labels(model: &str) -> &'static str {
-    match model {
-        QWEN_MOE | EXPERTS => "qkv,mlp,lora,moe",
-        DEEPSEEK => "mla_up_proj,lora,moe",
-        _ => "qkv,mlp,lora",
-    }
-}
-
 #[test]
-fn modes_and_homes_give_the_same_bits_as_planned() {
+fn factors_alone_change_and_are_saved() {
     for model in [LLAMA, GPT2, DEEPSEEK, EXPERTS] {
-        for dtype in crate::common::DTYPES {
-            let of = |mode: &str, homes: Homes| Settings {
-                homes,
-                ..Settings::new(&adapted(model, dtype, mode)).unwrap()
-            };
-            let went = |name: &str, settings: &Settings| {
-                let planned = plan(settings);
-                let mut session = session(settings);
-                let before = parameters(&session);
-                let bits = run(&mut session, settings, 0..STEPS, |outcome| {
-                    assert_as_planned(name, &planned, outcome);
-                });
-                for (index, values) in before.iter().enumerate() {
-                    let entry = &session.model().layout().entries()[index];
-                    let is_changed = session.parameter(index).unwrap() != *values;
-                    assert_eq!(is_changed, entry.name.contains(".lora_"), "{}", entry.name);
-                }
-                (bits, planned.peak_bytes)
-            };
-            let (kept, peak) = went("none", &of("none", Homes::default()));
-            for mode in ["lora", "full", some_labels(model)] {
-                let (made, other) = went(mode, &of(mode, Homes::default()));
-                assert!(made == kept, "{model} {dtype:?} {mode}");
-                // What is kept of adapters alone may be less than what its replay leases.
-                let differs = match mode {
-                    "lora" => other != peak,
-                    _ => other < peak,
-                };
-                assert!(differs, "{model} {dtype:?} {mode}");
-            }
-            let (made, other) = went("pinned", &of("full", all_pinned()));
-            assert!(made == kept && other < peak, "{model} {dtype:?} pinned");
+        let settings = Settings::new(&adapted(model, DType::BF16, "none")).unwrap();
+        let mut session = session(&settings);
+        let before = parameters(&session);
+        run(&mut session, &settings, 0..STEPS, |_| {});
+        let entries = session.model().layout().entries().iter();
+        for (index, (entry, values)) in entries.zip(before).enumerate() {
+            let is_changed = session.parameter(index).unwrap() != values;
+            assert_eq!(is_changed, entry.name.contains(".lora_"), "{}", entry.name);
         }
+        let state = session.state();
+        let mut saved = state.pieces().iter().peekable();
+        assert!(saved.peek().is_some());
+        assert!(saved.all(|piece| piece.name.contains(".lora_")), "{model}");
     }
 }
 
-/// A model that is stored as codes trains as one that has their values, to the bit, in every mode and as planned; the codes
-/// never change.
+/// A model that is stored as codes trains as one that has their values, to the bit and as planned; the codes never change.
 #[test]
 fn codes_train_as_the_values_that_they_stand_for() {
     for (base, model, dtype) in [
@@ -105,8 +73,8 @@ fn codes_train_as_the_values_that_they_stand_for() {
         (BaseType::Nf4, DEEPSEEK, DType::BF16),
     ] {
         let name = format!("{base} {model} {dtype:?}");
-        let of = |mode: &str, base| {
-            let mut config = adapted(model, dtype, mode);
+        let of = |base| {
+            let mut config = adapted(model, dtype, "none");
             config.lora.base_dtype = base;
             Settings::new(&config).unwrap()
         };
@@ -117,9 +85,9 @@ fn codes_train_as_the_values_that_they_stand_for() {
             });
             (bits, planned)
         };
-        let plain = of("none", None);
+        let plain = of(None);
         let mut with_values = session(&plain);
-        let coded = of("none", Some(base));
+        let coded = of(Some(base));
         let mut with_codes = session(&coded);
         let values = parameters(&with_codes);
         let fresh = parameters(&with_values);
@@ -151,35 +119,6 @@ fn codes_train_as_the_values_that_they_stand_for() {
                 entry.name
             );
         }
-        let pinned = Homes {
-            weights: Home::Device,
-            ..all_pinned()
-        };
-        let one_slot = Homes {
-            unit_slots: 1,
-            ..all_pinned()
-        };
-        for (mode, homes) in [
-            ("full", Homes::default()),
-            (some_labels(model), pinned),
-            ("none", all_pinned()),
-            ("core_attn,lora", one_slot),
-        ] {
-            let settings = Settings {
-                homes,
-                ..of(mode, Some(base))
-            };
-            let (again, _) = went(&mut session(&settings), &settings);
-            assert!(again == expected, "{name} {mode}");
-        }
-        let inputs = offloading(&of("full", Some(base)), "block_input").unwrap();
-        let inputs = Settings {
-            homes: all_pinned(),
-            ..inputs
-        };
-        let (again, with_inputs) = went(&mut session(&inputs), &inputs);
-        assert!(again == expected, "{name} block inputs");
-        assert!(with_inputs.peak_bytes < planned.peak_bytes, "{name}");
     }
 }
 
@@ -218,67 +157,6 @@ fn a_frozen_model_streams_at_its_stored_size() {
         assert!(coded.host_pinned_bytes < plain.host_pinned_bytes, "{base}");
         assert!(coded.h2d_bytes < plain.h2d_bytes, "{base}");
     }
-}
-
-#[test]
-fn ranks_give_the_same_bits() {
-    for (model, base) in [
-        (LLAMA, None),
-        (LLAMA, Some(BaseType::Nf4)),
-        (LLAMA, Some(BaseType::EightBit)),
-        (EXPERTS, None),
-        (EXPERTS, Some(BaseType::Nf4)),
-    ] {
-        same_bits_on_ranks(model, base);
-    }
-}
-
-fn same_bits_on_ranks(model: &str, base: Option<BaseType>) {
-    let of = |size, zero, mode| {
-        let mut config = adapted(model, DType::BF16, mode);
-        config.lora.base_dtype = base;
-        Settings {
-            ranks: Some(ranks(size, zero)),
-            accum: 6 / size,
-            ..Settings::new(&config).unwrap()
-        }
-    };
-    let ran = |settings: &Settings| {
-        let size = settings.ranks.as_ref().map(|ranks| ranks.rank.of);
-        let name = format!("{model} {base:?} {size:?}");
-        together(&each(&name, settings, STEPS, on_cpu))
-    };
-    let one = ran(&of(1, Zero::States, "lora"));
-    for zero in Zero::ALL {
-        assert!(
-            ran(&of(2, zero, "lora")) == one,
-            "{model} {base:?} {zero:?}"
-        );
-    }
-    let some = some_labels(model);
-    for (size, mode) in [(1, "none"), (2, "full"), (3, "none"), (3, some)] {
-        let divided = of(size, Zero::Weights, mode);
-        assert!(ran(&divided) == one, "{base:?} {size} {mode}");
-    }
-    for zero in Zero::ALL {
-        let pinned = Settings {
-            homes: Homes {
-                weights: Home::Pinned,
-                window: Window::End,
-                ..Homes::default()
-            },
-            ..of(3, zero, "full")
-        };
-        let pinned = ran(&pinned);
-        assert_eq!(pinned.steps, one.steps, "{base:?} pinned {zero:?}");
-        assert!(pinned.state == one.state, "{base:?} pinned {zero:?}");
-    }
-    let names = one.state.keys();
-    assert!(names.clone().count() > 0);
-    assert!(
-        names.into_iter().all(|(_, name)| name.contains(".lora_")),
-        "adapters alone are saved"
-    );
 }
 
 /// The layout of a model, and all leases of a step on shapes.
@@ -376,25 +254,4 @@ fn no_lease_is_as_large_as_what_is_frozen() {
             "{names:?}"
         );
     }
-}
-
-#[test]
-fn a_disk_holds_the_states_of_factors() {
-    let folder = tempfile::tempdir().unwrap();
-    let settings = Settings::new(&adapted(LLAMA, DType::F32, "none")).unwrap();
-    let away = Settings {
-        homes: Homes {
-            states: Home::Disk(folder.path().into()),
-            ..Homes::default()
-        },
-        ..settings.clone()
-    };
-    let steps = |settings: &Settings| {
-        let mut session = session(settings);
-        let outcome = session
-            .step(&crate::common::step_batch(settings, 0))
-            .unwrap();
-        (bits(&outcome), parameters(&session))
-    };
-    assert!(steps(&settings) == steps(&away));
 }

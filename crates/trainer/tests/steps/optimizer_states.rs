@@ -2,7 +2,7 @@
 //! it should be.
 
 use crate::common::side_by_side::side_by_side;
-use crate::common::{DTYPES, assert_as_planned, odd_model, parameters, plan, session, step_batch};
+use crate::common::{DTYPES, odd_model, parameters, plan, session, step_batch};
 use clap::Parser;
 use data::{Dataset, Format, Options};
 use kernels::Target;
@@ -183,16 +183,11 @@ fn compute_the_same(a: &StateFormats, b: &StateFormats) -> bool {
 }
 
 #[test]
-fn every_form_is_the_same_in_every_mode_and_no_other_form() {
+fn no_two_forms_compute_the_same() {
     for dtype in DTYPES {
         let found = side_by_side(forms(dtype), |form| {
-            let [none, some, full] = ["none", "core_attn,mlp", "full"]
-                .map(|mode| run(&settings(dtype, mode, form.clone()), 3));
-            let replays = [&none, &some, &full].map(|run| run.1.replayed.total());
-            assert!(replays[0] == 0 && 0 < replays[1] && replays[1] < replays[2]);
-            assert!(none.0 == some.0, "{dtype:?} {form:?}: core_attn,mlp");
-            assert!(none.0 == full.0, "{dtype:?} {form:?}: full");
-            (form, none.0)
+            let bits = run(&settings(dtype, "none", form.clone()), 3).0;
+            (form, bits)
         });
         for (index, (form, bits)) in found.iter().enumerate() {
             for (other, other_bits) in &found[..index] {
@@ -242,32 +237,6 @@ fn the_seed_shows_where_it_should() {
 fn rounds_stochastically(dtype: DType, form: &StateFormats) -> bool {
     let weights = dtype == DType::BF16 && form.master == MasterFormat::None;
     weights || form.moments == MomentFormat::Bf16
-}
-
-#[test]
-fn every_form_uses_what_was_planned() {
-    let mut peaks = Vec::new();
-    for dtype in DTYPES {
-        for form in forms(dtype) {
-            let settings = settings(dtype, "none", form.clone());
-            let (plan, name) = (plan(&settings), format!("{dtype:?} {form:?}"));
-            let mut session = session(&settings);
-            assert_eq!(
-                session.memory().live_bytes(),
-                plan.persistent_bytes,
-                "{name}"
-            );
-            for step in 0..2 {
-                let outcome = session.step(&step_batch(&settings, step)).unwrap();
-                assert_as_planned(&name, &plan, &outcome);
-                assert!(session.padding_is_zero(), "{name}");
-            }
-            peaks.push(plan.peak_bytes);
-        }
-    }
-    peaks.sort();
-    peaks.dedup();
-    assert!(peaks.len() > 15, "forms differ in size: {peaks:?}");
 }
 
 /// What makes a step not finite.

@@ -71,8 +71,8 @@ fn adapters_agree_with_peft() {
                 ..settings
             };
             let mut session = golden.session(&settings);
-            session.import_adapter(&start).unwrap();
-            let parameters = session.model().architecture().parameters();
+            session.incoming().import_adapter(&start).unwrap();
+            let parameters = &session.model().architecture().parameters;
             let own = settings.lora.as_ref().unwrap();
             let all: Vec<usize> = (0..layers).collect();
             for layers in [own.layers.clone(), own.layers.clone().or(Some(all))] {
@@ -85,8 +85,8 @@ fn adapters_agree_with_peft() {
                     ..settings.clone()
                 };
                 let again = golden.session(&again);
-                let again = again.model().architecture().parameters().modules();
-                assert_eq!(again, parameters.modules(), "{family}");
+                let again = &again.model().architecture().parameters.modules;
+                assert_eq!(again, &parameters.modules, "{family}");
                 assert!(again.iter().any(|module| module.rank.is_some()));
             }
             let expected = reference_steps(&reference["steps"]);
@@ -151,7 +151,7 @@ fn folders_in_nf4_are_read_as_they_are() {
         let mut losses = Vec::new();
         for settings in [coded, plain] {
             let mut session = Session::on_cpu(settings.clone(), &Memory::host()).unwrap();
-            session.import(&folder).unwrap();
+            session.incoming().import(&folder).unwrap();
             if settings.lora.is_some() {
                 session.initialise_factors(1).unwrap();
             }

@@ -27,7 +27,7 @@ fn late_results_are_those_of_their_step() {
         .map(|step| bits(&at_once.step(&batch(step)).unwrap()))
         .collect();
     for seed in 0..3 {
-        let (mut session, _) = on_schedule(&settings, seed, None);
+        let mut session = on_schedule(&settings, seed);
         let mut late = Vec::new();
         for step in 0..STEPS {
             session.start_step(&batch(step)).unwrap();
@@ -51,7 +51,7 @@ fn a_step_is_known_to_be_done_while_the_next_is_asked_for() {
     let settings = settings(odd_model(2), DType::F32, "full");
     let mut in_time = 0;
     for seed in 0..3 {
-        let (mut session, _) = on_schedule(&settings, seed, None);
+        let mut session = on_schedule(&settings, seed);
         let asked_at = Rc::new(Cell::new(Instant::now()));
         let noted = asked_at.clone();
         session.on_micro_batch(move |_, _| noted.set(Instant::now()));

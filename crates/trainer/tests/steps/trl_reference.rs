@@ -122,7 +122,7 @@ fn adapters_agree_with_trl() {
             ..plain.clone()
         };
         let mut session = golden.session(&settings);
-        session.import_adapter(&start).unwrap();
+        session.incoming().import_adapter(&start).unwrap();
         let batches = batches(&reference, &settings);
         let [relative, absolute] = errors(&mut session, &batches, &reference["adapter"]);
         let is_near = relative < 1e-5 && absolute < 1e-5;
@@ -139,10 +139,10 @@ fn a_whole_model_agrees_with_trl() {
     };
     let mut batches = batches(&reference, &settings);
     let mut first = Inference::on_cpu(&settings, &Memory::host()).unwrap();
-    first.import(&golden.folder).unwrap();
+    first.incoming().import(&golden.folder).unwrap();
     for micro in batches.iter_mut().flat_map(|step| &mut step.micro) {
         let one = std::iter::once(Ok::<_, SessionError>(micro.clone()));
-        micro.reference = Some(first.sequence_losses(one).unwrap().0);
+        micro.reference = Some(first.forward().sequence_losses(one).unwrap().0);
     }
     let mut session = golden.session(&settings);
     let [relative, absolute] = errors(&mut session, &batches, &reference["whole"]);

@@ -4,7 +4,7 @@
 //! for each of those over blocks of queries. Sums of dk and dv stay in one block of scratch. Sums of dq add their terms
 //! in the order of the keys.
 
-use super::{Block, Inputs, drop_elements, for_each_item, transpose};
+use super::{Block, Inputs, KEYS, QUERIES, block_sizes, drop_elements, for_each_item, transpose};
 use crate::AttentionShape;
 use crate::cpu::Shared;
 use crate::cpu::attention::{Pieces, Task, panel};
@@ -12,44 +12,29 @@ use crate::cpu::dispatch::by_dtype;
 use crate::cpu::gemm::{Matrix, Output, product};
 use crate::cpu::simd::{Real, exp, lane_sum, vectorized};
 use crate::operation::FlashAttentionBackward;
-use crate::operation::flash::{CPU_KEYS, CPU_QUERIES, cpu_block};
 
-pub(in crate::cpu) fn flash_attention_backward(operation: FlashAttentionBackward) {
-    by_dtype!(operation.q.dtype(), flash_attention_backward_of(operation));
+pub(in crate::cpu) fn flash_attention_backward(op: FlashAttentionBackward) {
+    by_dtype!(op.q.dtype(), flash_attention_backward_of(op));
 }
 
-fn flash_attention_backward_of<T: Real>(operation: FlashAttentionBackward) {
-    let FlashAttentionBackward {
-        dq,
-        dk,
-        dv,
-        scratch,
-        dout,
-        out,
-        lse,
-        q,
-        k,
-        v,
-        shape,
-        options,
-    } = operation;
-    let [dq, dk, dv] = [dq, dk, dv].map(|out| Shared(out.pointer().cast::<T>()));
+fn flash_attention_backward_of<T: Real>(op: FlashAttentionBackward) {
+    let [dq, dk, dv] = [op.dq, op.dk, op.dv].map(|out| Shared(out.pointer().cast::<T>()));
     let operands = Operands {
-        inputs: Inputs::new([q, k, v], shape, options),
-        dout: dout.slice::<T>(),
-        out: out.slice::<T>(),
-        lse: lse.slice(),
+        inputs: Inputs::new([op.q, op.k, op.v], op.shape, op.options),
+        dout: op.dout.slice::<T>(),
+        out: op.out.slice::<T>(),
+        lse: op.lse.slice(),
         dq,
     };
-    let heads = shape.batch * shape.kv_heads;
-    for_each_item(heads, scratch.slice_mut(), |item, scratch| {
+    let heads = op.shape.batch * op.shape.kv_heads;
+    for_each_item(heads, op.scratch.slice_mut(), |item, scratch| {
         let task = operands.inputs.task(item);
-        let mut room = Room::new::<T>(shape, scratch);
+        let mut room = BackwardScratch::new::<T>(op.shape, scratch);
         row_sums(&operands, task, &mut room);
-        for key in (0..shape.seq).step_by(CPU_KEYS) {
-            let keys = CPU_KEYS.min(shape.seq - key);
+        for key in (0..op.shape.seq).step_by(KEYS) {
+            let keys = KEYS.min(op.shape.seq - key);
             key_block(&operands, task, (key, keys), &mut room);
-            let [qk_dim, v_dim] = shape.head_dims();
+            let [qk_dim, v_dim] = op.shape.head_dims();
             for (tensor, dim, sums) in [(dk, qk_dim, &*room.dk), (dv, v_dim, &*room.dv)] {
                 let (at, width) = (task.kv_offset(dim, key), task.kv_width(dim));
                 // SAFETY: these rows and columns of dk and dv belong to this task.
@@ -72,7 +57,7 @@ struct Operands<'a, T> {
 }
 
 /// A task's scratch.
-struct Room<'a> {
+struct BackwardScratch<'a> {
     /// Probabilities, `[queries, keys]`.
     probs: &'a mut [f32],
     /// Gradients of the probabilities, later of the scores.
@@ -92,12 +77,12 @@ struct Room<'a> {
     v_transposed: &'a mut [f32],
 }
 
-impl<'a> Room<'a> {
-    fn new<T: Real>(shape: AttentionShape, scratch: &'a mut [f32]) -> Room<'a> {
-        let (queries, keys) = cpu_block(shape);
+impl<'a> BackwardScratch<'a> {
+    fn new<T: Real>(shape: AttentionShape, scratch: &'a mut [f32]) -> BackwardScratch<'a> {
+        let (queries, keys) = block_sizes(shape);
         let ([qk_dim, v_dim], rows) = (shape.head_dims(), shape.group() * shape.seq);
         let mut pieces = Pieces(scratch);
-        Room {
+        BackwardScratch {
             probs: pieces.take(keys * queries),
             dscores: pieces.take(keys * queries),
             dk: pieces.take(keys * qk_dim),
@@ -115,7 +100,7 @@ impl<'a> Room<'a> {
 
 /// The sums of `dout * out` over each row. They equal the sums of the probabilities times their gradients, with or
 /// without dropout.
-fn row_sums<T: Real>(operands: &Operands<T>, task: Task, room: &mut Room) {
+fn row_sums<T: Real>(operands: &Operands<T>, task: Task, room: &mut BackwardScratch) {
     let (seq, dim) = (task.shape.seq, task.shape.v_head_dim);
     for (head, sums) in task.heads().zip(room.row_sums.chunks_exact_mut(seq)) {
         let at = task.q_offset(dim, head, 0);
@@ -130,7 +115,12 @@ fn row_sums<T: Real>(operands: &Operands<T>, task: Task, room: &mut Room) {
 }
 
 /// Adds the part of all queries that see a block of keys to its dk and dv, and the keys' part to the queries' dq.
-fn key_block<T: Real>(operands: &Operands<T>, task: Task, keys: (usize, usize), room: &mut Room) {
+fn key_block<T: Real>(
+    operands: &Operands<T>,
+    task: Task,
+    keys: (usize, usize),
+    room: &mut BackwardScratch,
+) {
     let (seq, dims) = (task.shape.seq, task.shape.head_dims());
     let (first, end) = (keys.0, keys.0 + keys.1);
     let [k_at, v_at] = dims.map(|dim| task.kv_offset(dim, first));
@@ -150,12 +140,12 @@ fn key_block<T: Real>(operands: &Operands<T>, task: Task, keys: (usize, usize), 
     room.dk.fill(0.0);
     room.dv.fill(0.0);
     // Earlier query blocks see none of these keys: the first that does is the block with the first key's own query.
-    let first_queries = first / CPU_QUERIES * CPU_QUERIES;
+    let first_queries = first / QUERIES * QUERIES;
     for head in task.heads() {
         // For later queries, the window begins after these keys.
         let end_queries = seq.min(end - 1 + task.shape.reach());
-        for query in (first_queries..end_queries).step_by(CPU_QUERIES) {
-            let queries = (query, CPU_QUERIES.min(seq - query));
+        for query in (first_queries..end_queries).step_by(QUERIES) {
+            let queries = (query, QUERIES.min(seq - query));
             let block = Block {
                 task,
                 head,
@@ -192,7 +182,12 @@ impl KeyBlock {
 }
 
 /// Computes one block of scores, and its part of dq, dk and dv.
-fn block_pair<T: Real>(operands: &Operands<T>, block: Block, kv: &KeyBlock, room: &mut Room) {
+fn block_pair<T: Real>(
+    operands: &Operands<T>,
+    block: Block,
+    kv: &KeyBlock,
+    room: &mut BackwardScratch,
+) {
     let (task, dims) = (block.task, block.task.shape.head_dims());
     let ((query, queries), (key, keys)) = (block.queries, block.keys);
     let ([qk_dim, v_dim], scale) = (dims, task.shape.scale());
@@ -229,7 +224,7 @@ fn block_pair<T: Real>(operands: &Operands<T>, block: Block, kv: &KeyBlock, room
 }
 
 /// Where the sums of dq for a block's queries are.
-fn dq_rows<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room) -> Output {
+fn dq_rows<T: Real>(operands: &Operands<T>, block: Block, room: &mut BackwardScratch) -> Output {
     let (task, query) = (block.task, block.queries.0);
     let dim = task.shape.qk_head_dim;
     if T::WIDEN {
@@ -243,7 +238,7 @@ fn dq_rows<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room) -> Ou
 
 /// Turns scores into probabilities, and gradients of probabilities into gradients of the scores before scaling. Then
 /// drops the probabilities that the forward pass dropped.
-fn differentiate<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room) {
+fn differentiate<T: Real>(operands: &Operands<T>, block: Block, room: &mut BackwardScratch) {
     let ((query, queries), (key, keys)) = (block.queries, block.keys);
     let inputs = &operands.inputs;
     let first_keys = inputs.first_keys(block);
@@ -287,7 +282,7 @@ unsafe fn store<T: Real>(tensor: *mut T, stride: usize, (rows, dim): (usize, usi
 }
 
 /// Rounds the sums of dq into the tensor.
-fn store_dq<T: Real>(operands: &Operands<T>, task: Task, room: &Room) {
+fn store_dq<T: Real>(operands: &Operands<T>, task: Task, room: &BackwardScratch) {
     let (seq, dim) = (task.shape.seq, task.shape.qk_head_dim);
     for (head, sums) in task.heads().zip(room.dq.chunks_exact(seq * dim)) {
         for (query, sums) in sums.chunks_exact(dim).enumerate() {

@@ -1,6 +1,6 @@
 //! The forward pass: online softmax over blocks of keys (Milakov and Gimelshein 2018; Dao et al. 2022).
 
-use super::{Block, Inputs, drop_elements, for_each_item, transpose};
+use super::{Block, Inputs, KEYS, QUERIES, block_sizes, drop_elements, for_each_item, transpose};
 use crate::AttentionShape;
 use crate::cpu::Shared;
 use crate::cpu::attention::{Pieces, panel};
@@ -8,34 +8,23 @@ use crate::cpu::dispatch::by_dtype;
 use crate::cpu::gemm::{Matrix, Output, product};
 use crate::cpu::simd::{LANES, Real, exp, vectorized};
 use crate::operation::FlashAttention;
-use crate::operation::flash::{CPU_KEYS, CPU_QUERIES, cpu_block};
 
-pub(in crate::cpu) fn flash_attention(operation: FlashAttention) {
-    by_dtype!(operation.q.dtype(), flash_attention_of(operation));
+pub(in crate::cpu) fn flash_attention(op: FlashAttention) {
+    by_dtype!(op.q.dtype(), flash_attention_of(op));
 }
 
-fn flash_attention_of<T: Real>(operation: FlashAttention) {
-    let FlashAttention {
-        out,
-        lse,
-        scratch,
-        q,
-        k,
-        v,
-        shape,
-        options,
-    } = operation;
-    let out = out.map(|out| Shared(out.pointer().cast::<T>()));
-    let lse = lse.map(|lse| Shared(lse.pointer().cast::<f32>()));
-    let inputs = Inputs::<T>::new([q, k, v], shape, options);
-    let heads = shape.batch * shape.kv_heads;
-    let blocks = shape.seq.div_ceil(CPU_QUERIES);
-    for_each_item(heads * blocks, scratch.slice_mut(), |item, scratch| {
+fn flash_attention_of<T: Real>(op: FlashAttention) {
+    let out = op.out.map(|out| Shared(out.pointer().cast::<T>()));
+    let lse = op.lse.map(|lse| Shared(lse.pointer().cast::<f32>()));
+    let inputs = Inputs::<T>::new([op.q, op.k, op.v], op.shape, op.options);
+    let heads = op.shape.batch * op.shape.kv_heads;
+    let blocks = op.shape.seq.div_ceil(QUERIES);
+    for_each_item(heads * blocks, op.scratch.slice_mut(), |item, scratch| {
         let task = inputs.task(item % heads);
         // The last queries see the most keys. They go first, so that no thread has a long item left at the end.
-        let first = (blocks - 1 - item / heads) * CPU_QUERIES;
-        let queries = CPU_QUERIES.min(shape.seq - first);
-        let mut room = Room::new::<T>(shape, scratch);
+        let first = (blocks - 1 - item / heads) * QUERIES;
+        let queries = QUERIES.min(op.shape.seq - first);
+        let mut room = ForwardScratch::new::<T>(op.shape, scratch);
         for head in task.heads() {
             let block = Block {
                 task,
@@ -53,7 +42,7 @@ fn flash_attention_of<T: Real>(operation: FlashAttention) {
 }
 
 /// A task's scratch: a block of scores, the sums of its queries so far, and widened copies.
-struct Room<'a> {
+struct ForwardScratch<'a> {
     /// `[keys, queries]`.
     scores: &'a mut [f32],
     /// `[queries, e]`: values weighted by e^(score - largest).
@@ -69,11 +58,11 @@ struct Room<'a> {
     v_copy: &'a mut [f32],
 }
 
-impl<'a> Room<'a> {
-    fn new<T: Real>(shape: AttentionShape, scratch: &'a mut [f32]) -> Room<'a> {
-        let (queries, keys) = cpu_block(shape);
+impl<'a> ForwardScratch<'a> {
+    fn new<T: Real>(shape: AttentionShape, scratch: &'a mut [f32]) -> ForwardScratch<'a> {
+        let (queries, keys) = block_sizes(shape);
         let mut pieces = Pieces(scratch);
-        Room {
+        ForwardScratch {
             scores: pieces.take(keys * queries),
             sums: pieces.take(queries * shape.v_head_dim),
             largest: pieces.take(queries),
@@ -116,7 +105,12 @@ impl<'a> Room<'a> {
 }
 
 /// Goes over the key blocks that a block of queries sees, and stores the output if it is wanted.
-fn attend<T: Real>(inputs: &Inputs<T>, block: Block, out: Option<Shared<T>>, room: &mut Room) {
+fn attend<T: Real>(
+    inputs: &Inputs<T>,
+    block: Block,
+    out: Option<Shared<T>>,
+    room: &mut ForwardScratch,
+) {
     let (task, [qk_dim, v_dim]) = (block.task, block.task.shape.head_dims());
     let (first_query, queries) = block.queries;
     let at = task.q_offset(qk_dim, block.head, first_query);
@@ -129,9 +123,9 @@ fn attend<T: Real>(inputs: &Inputs<T>, block: Block, out: Option<Shared<T>>, roo
     room.largest.fill(f32::NEG_INFINITY);
     room.total.fill(0.0);
     let (first_key, end) = (inputs.first_key(block), first_query + queries);
-    for key in (first_key..end).step_by(CPU_KEYS) {
+    for key in (first_key..end).step_by(KEYS) {
         let block = Block {
-            keys: (key, CPU_KEYS.min(end - key)),
+            keys: (key, KEYS.min(end - key)),
             ..block
         };
         weigh(inputs, block, q, room);
@@ -148,7 +142,7 @@ fn attend<T: Real>(inputs: &Inputs<T>, block: Block, out: Option<Shared<T>>, roo
 }
 
 /// Computes the block's scores, replaces them by their weights, and updates the statistics.
-fn weigh<T: Real>(inputs: &Inputs<T>, block: Block, q: Matrix, room: &mut Room) {
+fn weigh<T: Real>(inputs: &Inputs<T>, block: Block, q: Matrix, room: &mut ForwardScratch) {
     let (task, dim) = (block.task, block.task.shape.qk_head_dim);
     let ((key, keys), columns) = (block.keys, room.largest.len());
     let at = task.kv_offset(dim, key);
@@ -174,7 +168,7 @@ fn weigh<T: Real>(inputs: &Inputs<T>, block: Block, q: Matrix, room: &mut Room) 
 }
 
 /// Sets the scores of keys that a query does not see to negative infinity.
-fn hide<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
+fn hide<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut ForwardScratch) {
     let ((query, queries), (key, keys)) = (block.queries, block.keys);
     let first_keys = inputs.first_keys(block);
     let rows = room.scores.chunks_exact_mut(room.largest.len());
@@ -188,7 +182,7 @@ fn hide<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
 }
 
 /// Drops weights. The totals count them already, as dropout comes after the softmax.
-fn drop_weights<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
+fn drop_weights<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut ForwardScratch) {
     let ((query, queries), (key, keys)) = (block.queries, block.keys);
     let rows = room.scores.chunks_exact_mut(room.largest.len());
     if let Some(mask) = inputs.mask {
@@ -200,7 +194,7 @@ fn drop_weights<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
 }
 
 /// Adds the block's weighted values to the sums.
-fn add_values<T: Real>(inputs: &Inputs<T>, block: Block, first: bool, room: &mut Room) {
+fn add_values<T: Real>(inputs: &Inputs<T>, block: Block, first: bool, room: &mut ForwardScratch) {
     let (task, dim) = (block.task, block.task.shape.v_head_dim);
     let (key, keys) = block.keys;
     if !first {

@@ -13,15 +13,58 @@ mod forward;
 pub(super) use backward::flash_attention_backward;
 pub(super) use forward::flash_attention;
 
-use super::Shared;
 use super::attention::Task;
 use super::dropout::{Mask, drop_elements};
 use super::gemm::Matrix;
 use super::simd::Real;
-use crate::operation::flash::{CPU_QUERIES, cpu_slots};
+use super::{Shared, part};
 use crate::{AttentionShape, FlashOptions};
-use memory::In;
+use memory::{DType, In};
 use rayon::prelude::*;
+
+/// Queries in a block: whole vectors, and as many rows as the GEMM library multiplies with a right operand
+/// that it does not copy first (eight panels of six, with AVX-512).
+pub(crate) const QUERIES: usize = 48;
+
+/// Keys in a block: the block of scores and what it is multiplied with stay in the second-level cache.
+const KEYS: usize = 128;
+
+/// Parts of scratch, and so the most tasks at a time. It is a constant, since scratch must not depend on the
+/// number of threads.
+const SLOTS: usize = 32;
+
+/// Parts of scratch: one per task, up to a limit.
+pub(crate) fn slots(tasks: usize) -> usize {
+    tasks.min(SLOTS)
+}
+
+/// Queries and keys of the largest block; queries in whole vectors.
+fn block_sizes(shape: AttentionShape) -> (usize, usize) {
+    let queries = QUERIES.min(shape.seq.next_multiple_of(16));
+    (queries, KEYS.min(shape.seq))
+}
+
+/// Elements of f32 copies, which only other types need.
+fn widened(dtype: DType, elements: usize) -> usize {
+    if dtype == DType::F32 { 0 } else { elements }
+}
+
+/// Scratch of one task of the forward pass: scores, sums of out, three statistics, transposed q; k and v.
+pub(crate) fn forward_scratch(shape: AttentionShape, dtype: DType) -> usize {
+    let (queries, keys) = block_sizes(shape);
+    let dims = shape.qk_head_dim + shape.v_head_dim;
+    keys * queries + queries * dims + 3 * queries + widened(dtype, keys * dims)
+}
+
+/// Scratch of one task of the backward pass: scores and their gradients, sums of dk and dv, transposed k and
+/// v, row sums; q, dout, k and the sums of dq.
+pub(crate) fn backward_scratch(shape: AttentionShape, dtype: DType) -> usize {
+    let (queries, keys) = block_sizes(shape);
+    let rows = shape.group() * shape.seq;
+    let dims = shape.qk_head_dim + shape.v_head_dim;
+    let copies = queries * dims + (keys + rows) * shape.qk_head_dim;
+    2 * keys * queries + 2 * keys * dims + rows + widened(dtype, copies)
+}
 
 /// The inputs of both passes.
 #[derive(Clone, Copy)]
@@ -56,12 +99,12 @@ impl<'a, T: Real> Inputs<'a, T> {
     }
 
     /// The first key that each query of a block sees, by its document or its window. None if it is 0 for all.
-    fn first_keys(&self, block: Block) -> Option<[i32; CPU_QUERIES]> {
+    fn first_keys(&self, block: Block) -> Option<[i32; QUERIES]> {
         let (query, queries) = block.queries;
         if self.documents.is_none() && !self.shape.is_windowed() {
             return None;
         }
-        let mut first_keys = [0; CPU_QUERIES];
+        let mut first_keys = [0; QUERIES];
         if let Some(documents) = self.documents {
             let row = block.task.sequence * self.shape.seq + query;
             first_keys[..queries].copy_from_slice(&documents[row..row + queries]);
@@ -107,12 +150,12 @@ impl Block {
 
 /// Runs every item with a part of the scratch: item `i` gets part `i` modulo the number of parts.
 fn for_each_item(items: usize, scratch: &mut [f32], run: impl Fn(usize, &mut [f32]) + Sync) {
-    let slots = cpu_slots(items);
+    let slots = slots(items);
     let each = scratch.len() / slots.max(1);
     let scratch = Shared(scratch.as_mut_ptr());
     (0..slots).into_par_iter().with_max_len(1).for_each(|slot| {
         // SAFETY: this task alone has the piece `slot`.
-        let scratch = unsafe { std::slice::from_raw_parts_mut(scratch.at(slot * each), each) };
+        let scratch = unsafe { part(scratch, slot * each, each) };
         (slot..items)
             .step_by(slots)
             .for_each(|item| run(item, scratch));

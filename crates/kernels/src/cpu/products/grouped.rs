@@ -4,7 +4,7 @@
 use super::pack::TableOf;
 use super::store::{Added, Output};
 use super::tiles::{DEPTH, SIDE};
-use super::{Instructions, Operand, Product, RIGHT_PANELS, Room};
+use super::{Instructions, Operand, PackedSquares, Product, RIGHT_PANELS};
 use crate::Init;
 use crate::operation::{ExpertRows, GroupedGradient, GroupedMatmul};
 use memory::In;
@@ -50,66 +50,53 @@ fn tokens_of<'a>(all: ExpertRows<'a>, rows: &Range<usize>) -> Option<&'a [i32]> 
 /// [`GroupedMatmul`] of bf16. The left operand is always the weights: they are read once, and a strip of them needs
 /// room on the stack alone, while an expert's few rows are what all strips share.
 pub(in crate::cpu) fn multiply_by_expert(
-    operation: GroupedMatmul,
+    op: GroupedMatmul,
     workspace: &mut [f32],
     instructions: Instructions,
 ) {
-    let GroupedMatmul {
-        out,
-        scratch: _,
-        rows: all,
-        weights,
-        by_columns,
-        offsets,
-    } = operation;
-    let instructions = instructions.of([all.x, weights]);
-    let [_, depth] = all.dims();
+    let instructions = instructions.of([op.rows.x, op.weights]);
+    let [_, depth] = op.rows.dims();
     let added = Added {
         bias: None,
         init: Init::Overwrite,
     };
-    let out = Output::new(out, added, true);
+    let out = Output::new(op.out, added, true);
     let parts = Parts {
-        offsets: offsets.slice(),
+        offsets: op.offsets.slice(),
         unit: SIDE,
         squares: depth.div_ceil(DEPTH).max(1) * instructions.squares(),
     };
-    parts.for_each(Room::all(workspace), |expert, rows, room| {
-        let weights = matrix_of(weights, expert);
-        let weights = if by_columns { weights.t() } else { weights };
-        let operands = [Operand::of(weights), operand_of(all, rows.clone())];
+    parts.for_each(PackedSquares::all(workspace), |expert, rows, room| {
+        let weights = matrix_of(op.weights, expert);
+        let weights = if op.by_columns { weights.t() } else { weights };
+        let operands = [Operand::of(weights), operand_of(op.rows, rows.clone())];
         Product::new(operands, depth, out.rows(rows), room, instructions).run();
     });
 }
 
 /// [`GroupedGradient`] where a type is bf16, of the experts that have rows.
 pub(in crate::cpu) fn multiply_gradients(
-    operation: GroupedGradient,
+    op: GroupedGradient,
     workspace: &mut [f32],
     instructions: Instructions,
 ) {
-    let GroupedGradient {
-        out,
-        scratch: _,
-        dy,
-        rows: x,
-        offsets,
-        init,
-    } = operation;
-    let instructions = instructions.of([dy.x, x.x]);
-    let [experts, outputs, inner] = out.dims().try_into().expect("the rank was checked");
+    let instructions = instructions.of([op.dy.x, op.rows.x]);
+    let [experts, outputs, inner] = op.out.dims().try_into().expect("the rank was checked");
     let is_turned = inner > outputs;
-    let added = Added { bias: None, init };
-    let out = Output::new(out.reshape([experts * outputs, inner]), added, is_turned);
+    let added = Added {
+        bias: None,
+        init: op.init,
+    };
+    let out = Output::new(op.out.reshape([experts * outputs, inner]), added, is_turned);
     let panels = outputs.min(inner).div_ceil(SIDE).min(RIGHT_PANELS);
     let parts = Parts {
-        offsets: offsets.slice(),
+        offsets: op.offsets.slice(),
         unit: DEPTH,
         squares: panels * instructions.squares(),
     };
-    parts.for_each(Room::all(workspace), |expert, rows, room| {
+    parts.for_each(PackedSquares::all(workspace), |expert, rows, room| {
         let depth = rows.len();
-        let [dy, x] = [dy, x].map(|all| transposed(all, rows.clone()));
+        let [dy, x] = [op.dy, op.rows].map(|all| transposed(all, rows.clone()));
         let operands = if is_turned { [x, dy] } else { [dy, x] };
         let out = out.rows(expert * outputs..(expert + 1) * outputs);
         Product::new(operands, depth, out, room, instructions).run();
@@ -135,7 +122,11 @@ impl Parts<'_> {
 
     /// Calls `run` for every expert that has rows: at a time those that follow one another and fit into the room. One
     /// that does not fit has all of it.
-    fn for_each(&self, room: Room, run: impl Fn(usize, Range<usize>, Room) + Sync) {
+    fn for_each(
+        &self,
+        room: PackedSquares,
+        run: impl Fn(usize, Range<usize>, PackedSquares) + Sync,
+    ) {
         let experts = self.offsets.len() - 1;
         let mut first = 0;
         while first < experts {

@@ -70,7 +70,7 @@ pub(super) fn multiply_codes(
     let instructions = instructions.of([a.0, b.0]);
     let [left, right] = [a, b].map(|(codes, values)| Operand::of_codes(codes, values));
     let (out, depth) = (Output::new(out, added, false), a.0.dims()[1]);
-    let room = Room::all(workspace);
+    let room = PackedSquares::all(workspace);
     Product::new([left, right], depth, out, room, instructions).run();
 }
 
@@ -114,29 +114,29 @@ fn product<'a>(
         true => (columns, rows),
     };
     let out = Output::new(out, added, is_turned);
-    let workspace = Room::all(workspace);
+    let workspace = PackedSquares::all(workspace);
     Product::new([left, right], a.dims()[1], out, workspace, instructions)
 }
 
 /// Squares of the workspace for the packed panels of one product and for its sums.
 #[derive(Clone, Copy)]
-struct Room {
+struct PackedSquares {
     first: Shared<Square>,
     squares: usize,
 }
 
-impl Room {
-    fn all(workspace: &mut [f32]) -> Room {
+impl PackedSquares {
+    fn all(workspace: &mut [f32]) -> PackedSquares {
         assert!(workspace.len() >= WORKSPACE * SIDE * SIDE);
-        Room {
+        PackedSquares {
             first: Shared(workspace.as_mut_ptr().cast()),
             squares: WORKSPACE,
         }
     }
 
-    fn part(self, squares: Range<usize>) -> Room {
+    fn part(self, squares: Range<usize>) -> PackedSquares {
         assert!(squares.end <= self.squares);
-        Room {
+        PackedSquares {
             first: Shared(self.first.at(squares.start)),
             squares: squares.len(),
         }
@@ -153,7 +153,7 @@ struct Product<'a> {
     is_parallel: bool,
     /// Whether tiles above the diagonal are copied from those below it.
     is_symmetric: bool,
-    room: Room,
+    room: PackedSquares,
 }
 
 /// How a product is divided: panels of the right operand, strips of the left one, blocks of the depth.
@@ -215,7 +215,7 @@ impl<'a> Product<'a> {
         [left, right]: [Operand; 2],
         depth: usize,
         out: Output<'a>,
-        room: Room,
+        room: PackedSquares,
         instructions: Instructions,
     ) -> Product<'a> {
         Product {

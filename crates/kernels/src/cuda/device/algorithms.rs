@@ -6,7 +6,7 @@
 use super::CudaDevice;
 use super::problem::Problem;
 use super::rehearsal::distinct;
-use crate::KernelError;
+use crate::Result;
 use crate::cuda::Gemm;
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
 use serde::{Deserialize, Serialize};
@@ -226,7 +226,7 @@ impl Algorithms {
         &self,
         products: &[Gemm],
         workspace_bytes: usize,
-    ) -> Result<Vec<Option<&TunedProduct>>, KernelError> {
+    ) -> Result<Vec<Option<&TunedProduct>>> {
         let known = |gemm: &Gemm| {
             let (problem, _) = Problem::new(gemm)?;
             Ok(self.find(&problem, workspace_bytes))

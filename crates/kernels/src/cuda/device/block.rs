@@ -1,7 +1,7 @@
 //! A block outside of the ledger, held during a rehearsal or a measurement.
 
 use super::CudaDevice;
-use crate::{Fault, KernelError};
+use crate::{Fault, KernelError, Result};
 use memory::{Blocks, Space};
 use std::ptr::NonNull;
 
@@ -18,7 +18,7 @@ impl<'a> Block<'a> {
         operation: &'static str,
         space: Space,
         bytes: u64,
-    ) -> Result<Block<'a>, KernelError> {
+    ) -> Result<Block<'a>> {
         let (memory, fault) = match space {
             Space::Device => ("device memory", Fault::DeviceFull),
             Space::Host => ("page-locked host memory", Fault::Device),

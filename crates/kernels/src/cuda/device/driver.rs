@@ -8,9 +8,10 @@ use super::streams::is_worker;
 use super::{CudaDevice, error};
 use crate::backend::TimedWork;
 use crate::cuda::{Driver, Gemm, Launch, Workspace};
-use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading, Section};
+use crate::{DiskCopy, Event, Exchange, Queue, Queues, Reading, Result, Section};
 use collectives::Group;
 use cudarc::driver::{result, sys};
+use memory::{In, Out};
 use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -35,8 +36,8 @@ impl CudaDriver {
     /// A driver of an open device.
     ///
     /// # Errors
-    /// [`KernelError`] if cuBLASLt does not start or page-locked memory is refused.
-    pub fn new(device: &Rc<CudaDevice>) -> Result<CudaDriver, KernelError> {
+    /// [`crate::KernelError`] if cuBLASLt does not start or page-locked memory is refused.
+    pub fn new(device: &Rc<CudaDevice>) -> Result<CudaDriver> {
         Ok(CudaDriver {
             sections: Sections::default(),
             products: Products::new(device.algorithms.get().cloned(), device.facts())?,
@@ -49,10 +50,7 @@ impl CudaDriver {
     ///
     /// # Errors
     /// As for [`CudaDriver::new`].
-    pub fn in_group(
-        device: &Rc<CudaDevice>,
-        group: Arc<dyn Group>,
-    ) -> Result<CudaDriver, KernelError> {
+    pub fn in_group(device: &Rc<CudaDevice>, group: Arc<dyn Group>) -> Result<CudaDriver> {
         device.streams.join(group);
         CudaDriver::new(device)
     }
@@ -63,7 +61,7 @@ impl CudaDriver {
     ///
     /// # Safety
     /// As for [`Driver::launch`].
-    pub(super) unsafe fn launch_now(&self, launch: &Launch) -> Result<(), KernelError> {
+    pub(super) unsafe fn launch_now(&self, launch: &Launch) -> Result {
         let modules = &self.device.modules;
         let function = modules.function(launch.kernel, launch.shared_bytes)?;
         // Nothing is allocated here, because a step has thousands of launches.
@@ -84,22 +82,22 @@ impl CudaDriver {
                 arguments,
             )
         };
-        launched.map_err(|error| error::of_driver(launch.kernel.name, error))
+        launched.map_err(error::of_driver(launch.kernel.name))
     }
 
     /// Sets bytes to 0 at once, even in a section.
     ///
     /// # Safety
     /// As for [`Driver::clear`].
-    pub(super) unsafe fn clear_now(&self, to: *mut u8, bytes: usize) -> Result<(), KernelError> {
+    pub(super) unsafe fn clear_now(&self, to: *mut u8, bytes: usize) -> Result {
         // SAFETY: the caller's promise.
         let set = unsafe { self.device.set(to, 0, bytes) };
-        set.map_err(|error| error::of_driver("clear", error))
+        set.map_err(error::of_driver("clear"))
     }
 }
 
 impl Driver for CudaDriver {
-    unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
+    unsafe fn launch(&self, launch: &Launch) -> Result {
         if self.keeps_launch(launch)? {
             // Loads the code now, because none may be loaded while a stream captures.
             let modules = &self.device.modules;
@@ -112,7 +110,7 @@ impl Driver for CudaDriver {
         unsafe { self.launch_now(launch) }
     }
 
-    unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<(), KernelError> {
+    unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result {
         if self.keeps_gemm(gemm, workspace)? {
             return Ok(());
         }
@@ -121,13 +119,13 @@ impl Driver for CudaDriver {
         unsafe { self.products.compute(gemm, workspace, self.device.stream) }
     }
 
-    unsafe fn copy_to_device(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError> {
+    unsafe fn copy_to_device(&self, to: *mut u8, bytes: &[u8]) -> Result {
         self.let_go()?;
         // SAFETY: the caller's promise.
         unsafe { self.staging.copy(to, bytes) }
     }
 
-    unsafe fn copy_to_host(&self, bytes: &mut [u8], from: *const u8) -> Result<(), KernelError> {
+    unsafe fn copy_to_host(&self, bytes: &mut [u8], from: *const u8) -> Result {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -140,10 +138,10 @@ impl Driver for CudaDriver {
         let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from as u64, bytes.len(), stream) };
         let done = copied.result().and_then(|()| self.device.synchronize());
         self.device.streams.check()?;
-        done.map_err(|error| error::of_driver("download", error))
+        done.map_err(error::of_driver("download"))
     }
 
-    unsafe fn clear(&self, to: *mut u8, bytes: usize) -> Result<(), KernelError> {
+    unsafe fn clear(&self, to: *mut u8, bytes: usize) -> Result {
         if self.keeps(Call::Clear { to, bytes })? {
             return Ok(());
         }
@@ -152,13 +150,8 @@ impl Driver for CudaDriver {
         unsafe { self.clear_now(to, bytes) }
     }
 
-    unsafe fn start_copy(
-        &self,
-        queue: Queue,
-        to: *mut u8,
-        from: *const u8,
-        bytes: usize,
-    ) -> Result<(), KernelError> {
+    unsafe fn start_copy(&self, queue: Queue, out: Out, x: In) -> Result {
+        let (to, from, bytes) = (out.pointer(), x.pointer(), x.bytes());
         let call = Call::Copy {
             queue,
             to,
@@ -173,38 +166,38 @@ impl Driver for CudaDriver {
         unsafe { self.device.streams.copy(queue, to, from, bytes) }
     }
 
-    unsafe fn start_disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
+    unsafe fn start_disk(&self, copy: DiskCopy) -> Result {
         self.let_go()?;
         // SAFETY: the caller's promise.
         unsafe { self.device.streams.disk(copy) }
     }
 
-    fn rank(&self) -> usize {
-        self.device.streams.rank()
-    }
-
-    unsafe fn start_exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+    unsafe fn start_exchange(&self, exchange: Exchange) -> Result {
         self.let_go()?;
         // SAFETY: the caller's promise.
         unsafe { self.device.streams.exchange(exchange) }
     }
 
-    unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading, KernelError> {
+    unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading> {
         self.let_go()?;
         self.device.streams.make_room_for(Queue::Compute, 1)?;
         let to = self.staging.reading();
         let stream = self.device.stream;
         // SAFETY: the caller's promise; the place is in pinned memory and as large as a reading can be.
         let asked = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from as u64, bytes, stream) };
-        asked
-            .result()
-            .map_err(|error| error::of_driver("start_read", error))?;
+        asked.result().map_err(error::of_driver("start_read"))?;
         let event = self.device.streams.record(Queue::Compute)?;
         // SAFETY: the place is used again by the `READINGS_MAX`th reading from here.
         Ok(unsafe { Reading::after(event, to, bytes) })
     }
+}
 
-    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+impl Queues for CudaDriver {
+    fn rank(&self) -> usize {
+        self.device.streams.rank()
+    }
+
+    fn record(&self, queue: Queue) -> Result<Event> {
         if is_worker(queue) {
             self.let_go()?;
         } else if let Some(event) = self.keeps_record(queue)? {
@@ -213,7 +206,7 @@ impl Driver for CudaDriver {
         self.device.streams.record(queue)
     }
 
-    fn wait(&self, queue: Queue, event: Event) -> Result<(), KernelError> {
+    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result {
         if is_worker(queue) || is_worker(event.queue) {
             self.let_go()?;
         } else if self.keeps_wait(queue, event)? {
@@ -222,7 +215,7 @@ impl Driver for CudaDriver {
         self.device.streams.wait(queue, event)
     }
 
-    fn finish(&self, event: Event) -> Result<(), KernelError> {
+    fn finish(&self, event: Event) -> Result {
         self.let_go()?;
         self.device.streams.finish(event)
     }
@@ -231,20 +224,20 @@ impl Driver for CudaDriver {
         self.device.streams.is_over(event)
     }
 
-    fn timed(&self, queue: Queue, work: TimedWork) -> Option<Result<Duration, KernelError>> {
+    fn timed(&self, queue: Queue, work: TimedWork) -> Option<Result<Duration>> {
         (!is_worker(queue)).then(|| {
             self.let_go()?;
             self.device.timed(queue, work)
         })
     }
 
-    fn begin_section(&self, section: Section) -> Result<(), KernelError> {
+    fn begin_section(&self, section: Section) -> Result {
         self.device.streams.check()?;
         self.open_section(section);
         Ok(())
     }
 
-    fn end_section(&self, is_whole: bool) -> Result<(), KernelError> {
+    fn end_section(&self, is_whole: bool) -> Result {
         self.close_section(is_whole)
     }
 

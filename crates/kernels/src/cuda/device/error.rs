@@ -6,19 +6,19 @@ use cudarc::cublaslt::sys::cublasStatus_t;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
 
-/// An error of the driver.
-pub(super) fn of_driver(operation: &'static str, error: DriverError) -> KernelError {
-    let text = error.error_string().ok();
-    let text = text.map_or_else(String::new, |text| format!(": {}", text.to_string_lossy()));
-    let message = format!("{}{text}; {}", name(error), advice(error.0));
-    let fault = match error.0 {
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Fault::DeviceFull,
-        _ => Fault::Device,
-    };
-    KernelError {
-        operation,
-        message,
-        fault,
+/// Makes an error of the driver one of an operation.
+pub(super) fn of_driver(operation: &'static str) -> impl Fn(DriverError) -> KernelError + Copy {
+    move |error| {
+        let text = error.error_string().ok();
+        let text = text.map_or_else(String::new, |text| format!(": {}", text.to_string_lossy()));
+        KernelError {
+            operation,
+            message: format!("{}{text}; {}", name(error), advice(error.0)),
+            fault: match error.0 {
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY => Fault::DeviceFull,
+                _ => Fault::Device,
+            },
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::image::Code;
 use super::{error, loading};
-use crate::KernelError;
+use crate::{KernelError, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute};
 use std::ffi::{CStr, c_char};
@@ -35,7 +35,7 @@ pub struct DeviceFacts {
 ///
 /// # Errors
 /// [`KernelError`] if there is no driver, or it finds no GPU.
-pub fn device_count() -> Result<usize, KernelError> {
+pub fn device_count() -> Result<usize> {
     if !loading::DRIVER.is_there() {
         return Err(KernelError::device(
             "cuda",
@@ -43,7 +43,7 @@ pub fn device_count() -> Result<usize, KernelError> {
              (--gpus all)",
         ));
     }
-    let refused = |error| error::of_driver("cuda", error);
+    let refused = error::of_driver("cuda");
     result::init().map_err(refused)?;
     let count = result::device::get_count().map_err(refused)?;
     Ok(count.max(0) as usize)
@@ -53,22 +53,22 @@ pub fn device_count() -> Result<usize, KernelError> {
 ///
 /// # Errors
 /// [`KernelError`] if there is no such GPU.
-pub fn capability(index: usize) -> Result<(i32, i32), KernelError> {
+pub fn capability(index: usize) -> Result<(i32, i32)> {
     device_count()?;
     let asked = || -> Result<(i32, i32), DriverError> {
         let device = result::device::get(index as i32)?;
         Ok(DeviceFacts::ask(device, index)?.capability)
     };
-    asked().map_err(|error| error::of_driver("cuda", error))
+    asked().map_err(error::of_driver("cuda"))
 }
 
 /// A GPU's place on the machine's bus, as `0000:3B:00.0`, which other libraries know it by. Takes no memory of the GPU.
 ///
 /// # Errors
 /// [`KernelError`] if there is no such GPU.
-pub fn pci_bus_id(index: usize) -> Result<String, KernelError> {
+pub fn pci_bus_id(index: usize) -> Result<String> {
     device_count()?;
-    let refused = |error| error::of_driver("cuda", error);
+    let refused = error::of_driver("cuda");
     let device = result::device::get(index as i32).map_err(refused)?;
     let mut text = [0 as c_char; 32];
     // SAFETY: writes a text with its zero within these bytes.
@@ -120,11 +120,7 @@ impl DeviceFacts {
     ///
     /// # Errors
     /// [`KernelError`], with what to do, where they do not.
-    pub(super) fn check(
-        &self,
-        code: Option<Code>,
-        toolkit_version: i32,
-    ) -> Result<(), KernelError> {
+    pub(super) fn check(&self, code: Option<Code>, toolkit_version: i32) -> Result {
         let refuse = |message| Err(KernelError::device("cuda", message));
         let (name, (major, minor)) = (&self.name, self.capability);
         // The PTX is for Ampere, the first with asynchronous copies and tensor cores for bf16.

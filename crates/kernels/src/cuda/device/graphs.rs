@@ -18,7 +18,7 @@ use super::calls::{Call, Calls, Records};
 use super::handles::{Capture, Event, Graph};
 use super::{CudaDriver, error};
 use crate::cuda::{Gemm, Launch, Workspace};
-use crate::{KernelError, Queue, Section};
+use crate::{KernelError, Queue, Result, Section};
 use cudarc::driver::result::DriverError;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -39,14 +39,14 @@ pub(super) struct Sections {
 #[derive(Default)]
 struct State {
     open: Option<Open>,
-    known: HashMap<Section, Known>,
+    known: HashMap<Section, KnownGraph>,
     captures: HashMap<Section, usize>,
     /// The reason why no more graphs are made, if so.
     refusal: Option<String>,
 }
 
 /// A graph, and the calls that it was captured from.
-struct Known {
+struct KnownGraph {
     calls: Calls,
     graph: Graph,
 }
@@ -55,15 +55,15 @@ struct Known {
 struct Open {
     section: Section,
     records: Records,
-    kept: Kept,
+    kept: KeptCalls,
 }
 
 /// The calls kept back.
-enum Kept {
+enum KeptCalls {
     /// All calls so far of a new section.
     New(Calls),
     /// The calls before this place of a known section.
-    Known(Known, usize),
+    KnownGraph(KnownGraph, usize),
     /// None: calls are made at once.
     Nothing,
 }
@@ -89,14 +89,14 @@ impl CudaDriver {
         let mut state = self.sections.state.borrow_mut();
         assert!(state.open.is_none(), "sections lie one after the other");
         let kept = match state.known.remove(&section) {
-            Some(known) => Kept::Known(known, 0),
+            Some(known) => KeptCalls::KnownGraph(known, 0),
             None => {
                 let captures = state.captures.get(&section).copied().unwrap_or(0);
                 let has_room = state.known.len() < GRAPHS_MAX && captures < CAPTURES_MAX;
                 if state.refusal.is_some() || !has_room {
                     return;
                 }
-                Kept::New(Calls::default())
+                KeptCalls::New(Calls::default())
             }
         };
         state.open = Some(Open {
@@ -108,7 +108,7 @@ impl CudaDriver {
     }
 
     /// Whether a call that is neither a launch nor a product is kept back until the end of the section.
-    pub(super) fn keeps(&self, call: Call) -> Result<bool, KernelError> {
+    pub(super) fn keeps(&self, call: Call) -> Result<bool> {
         self.keeps_call(
             |calls| calls.push(call.clone()),
             |calls, at| calls.is(at, &call),
@@ -116,7 +116,7 @@ impl CudaDriver {
     }
 
     /// Whether a launch is kept back.
-    pub(super) fn keeps_launch(&self, launch: &Launch) -> Result<bool, KernelError> {
+    pub(super) fn keeps_launch(&self, launch: &Launch) -> Result<bool> {
         self.keeps_call(
             |calls| calls.push_launch(launch),
             |calls, at| calls.is_launch(at, launch),
@@ -124,11 +124,7 @@ impl CudaDriver {
     }
 
     /// Whether products are kept back.
-    pub(super) fn keeps_gemm(
-        &self,
-        gemm: &Gemm,
-        workspace: Workspace,
-    ) -> Result<bool, KernelError> {
+    pub(super) fn keeps_gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<bool> {
         self.keeps_call(
             |calls| calls.push_gemm(gemm, workspace),
             |calls, at| calls.is_gemm(at, gemm, workspace),
@@ -141,29 +137,29 @@ impl CudaDriver {
         &self,
         push: impl FnOnce(&mut Calls),
         is_next: impl Fn(&Calls, usize) -> bool,
-    ) -> Result<bool, KernelError> {
+    ) -> Result<bool> {
         let mut state = self.sections.state.borrow_mut();
         let Some(open) = &mut state.open else {
             return Ok(false);
         };
         match &mut open.kept {
-            Kept::Nothing => return Ok(false),
-            Kept::New(calls) => {
+            KeptCalls::Nothing => return Ok(false),
+            KeptCalls::New(calls) => {
                 push(calls);
                 return Ok(true);
             }
-            Kept::Known(known, at) if is_next(&known.calls, *at) => {
+            KeptCalls::KnownGraph(known, at) if is_next(&known.calls, *at) => {
                 *at += 1;
                 return Ok(true);
             }
-            Kept::Known(..) => {}
+            KeptCalls::KnownGraph(..) => {}
         }
         drop(state);
         self.let_go().map(|()| false)
     }
 
     /// The event of a record that is kept back; none if the record is to be made at once.
-    pub(super) fn keeps_record(&self, queue: Queue) -> Result<Option<crate::Event>, KernelError> {
+    pub(super) fn keeps_record(&self, queue: Queue) -> Result<Option<crate::Event>> {
         if !self.keeps(Call::Record(queue))? {
             return Ok(None);
         }
@@ -174,11 +170,7 @@ impl CudaDriver {
 
     /// Whether a stream's wait for another stream's event is kept back. A wait for an event from before the section is
     /// not needed, because all streams are joined before it.
-    pub(super) fn keeps_wait(
-        &self,
-        queue: Queue,
-        event: crate::Event,
-    ) -> Result<bool, KernelError> {
+    pub(super) fn keeps_wait(&self, queue: Queue, event: crate::Event) -> Result<bool> {
         if !self.device.keeps_back.get() {
             return Ok(false);
         }
@@ -199,20 +191,20 @@ impl CudaDriver {
 
     /// Makes the calls kept back. Later calls of the section are made at once. Called before anything that cannot be
     /// kept back.
-    pub(super) fn let_go(&self) -> Result<(), KernelError> {
+    pub(super) fn let_go(&self) -> Result {
         let mut state = self.sections.state.borrow_mut();
         let Some(open) = &mut state.open else {
             return Ok(());
         };
-        let kept = std::mem::replace(&mut open.kept, Kept::Nothing);
+        let kept = std::mem::replace(&mut open.kept, KeptCalls::Nothing);
         let records = open.records;
         drop(state);
         self.device.keeps_back.set(false);
         let (calls, count) = match &kept {
-            Kept::Nothing => return Ok(()),
-            Kept::New(calls) => (calls, calls.len()),
+            KeptCalls::Nothing => return Ok(()),
+            KeptCalls::New(calls) => (calls, calls.len()),
             // The graph is dropped; the next run of the section is captured anew.
-            Kept::Known(known, at) => (&known.calls, *at),
+            KeptCalls::KnownGraph(known, at) => (&known.calls, *at),
         };
         self.device.streams.gather().map_err(refused)?;
         self.device.streams.fork().map_err(refused)?;
@@ -220,15 +212,15 @@ impl CudaDriver {
     }
 
     /// Ends a section: launches its graph, or makes the calls that are left.
-    pub(super) fn close_section(&self, is_whole: bool) -> Result<(), KernelError> {
+    pub(super) fn close_section(&self, is_whole: bool) -> Result {
         let is_done = {
             let state = self.sections.state.borrow();
             match &state.open {
                 None => return Ok(()),
                 Some(Open { kept, .. }) => match kept {
-                    Kept::Nothing => false,
-                    Kept::New(calls) => is_whole && calls.len() > 0,
-                    Kept::Known(known, at) => is_whole && *at == known.calls.len(),
+                    KeptCalls::Nothing => false,
+                    KeptCalls::New(calls) => is_whole && calls.len() > 0,
+                    KeptCalls::KnownGraph(known, at) => is_whole && *at == known.calls.len(),
                 },
             }
         };
@@ -245,16 +237,16 @@ impl CudaDriver {
             kept,
         } = open.expect("it was open above");
         let known = match kept {
-            Kept::Known(known, _) => known,
-            Kept::New(calls) => match self.capture(section, &calls) {
-                Some(graph) => Known { calls, graph },
+            KeptCalls::KnownGraph(known, _) => known,
+            KeptCalls::New(calls) => match self.capture(section, &calls) {
+                Some(graph) => KnownGraph { calls, graph },
                 None => {
                     self.device.streams.gather().map_err(refused)?;
                     self.device.streams.fork().map_err(refused)?;
                     return self.carry_out(&calls, calls.len(), &mut Order::Direct(records));
                 }
             },
-            Kept::Nothing => unreachable!("nothing is done then"),
+            KeptCalls::Nothing => unreachable!("nothing is done then"),
         };
         let streams = &self.device.streams;
         let counted = streams.make_room_for(Queue::Compute, known.calls.len());
@@ -268,7 +260,7 @@ impl CudaDriver {
     }
 
     /// Launches a graph after all earlier work, and makes all later work wait for it.
-    fn launch_graph(&self, graph: &Graph, records: &Records) -> Result<(), KernelError> {
+    fn launch_graph(&self, graph: &Graph, records: &Records) -> Result {
         let streams = &self.device.streams;
         streams.check()?;
         streams.gather().map_err(refused)?;
@@ -291,7 +283,7 @@ impl CudaDriver {
         }
     }
 
-    fn capture_calls(&self, calls: &Calls) -> Result<Graph, KernelError> {
+    fn capture_calls(&self, calls: &Calls) -> Result<Graph> {
         let streams = &self.device.streams;
         let capture = Capture::begin(self.device.stream).map_err(refused)?;
         streams.fork().map_err(refused)?;
@@ -302,7 +294,7 @@ impl CudaDriver {
     }
 
     /// Makes the first `count` calls.
-    fn carry_out(&self, calls: &Calls, count: usize, order: &mut Order) -> Result<(), KernelError> {
+    fn carry_out(&self, calls: &Calls, count: usize, order: &mut Order) -> Result {
         calls.first(count).try_for_each(|call| {
             if let Order::Direct(_) = order {
                 self.device.streams.make_room_for(Queue::Compute, 1)?;
@@ -311,12 +303,7 @@ impl CudaDriver {
         })
     }
 
-    fn carry_out_one(
-        &self,
-        calls: &Calls,
-        call: &Call,
-        order: &mut Order,
-    ) -> Result<(), KernelError> {
+    fn carry_out_one(&self, calls: &Calls, call: &Call, order: &mut Order) -> Result {
         match call {
             Call::Launch {
                 queue,
@@ -358,7 +345,7 @@ impl CudaDriver {
         }
     }
 
-    fn record_in(&self, queue: Queue, order: &mut Order) -> Result<(), KernelError> {
+    fn record_in(&self, queue: Queue, order: &mut Order) -> Result {
         match order {
             Order::Direct(_) => self.device.streams.record(queue).map(|_| ()),
             Order::Captured(events) => {
@@ -372,12 +359,7 @@ impl CudaDriver {
         }
     }
 
-    fn wait_in(
-        &self,
-        queue: Queue,
-        (of, record): (Queue, u64),
-        order: &mut Order,
-    ) -> Result<(), KernelError> {
+    fn wait_in(&self, queue: Queue, (of, record): (Queue, u64), order: &mut Order) -> Result {
         match order {
             Order::Direct(records) => {
                 let event = records.event(of, record);
@@ -394,5 +376,5 @@ impl CudaDriver {
 }
 
 fn refused(error: DriverError) -> KernelError {
-    error::of_driver("graph", error)
+    error::of_driver("graph")(error)
 }

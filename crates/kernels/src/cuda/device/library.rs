@@ -2,7 +2,7 @@
 //! be loaded instead of the intended one.
 
 use super::facts::version_text;
-use crate::KernelError;
+use crate::{KernelError, Result};
 use cudarc::cublaslt::sys;
 use std::path::PathBuf;
 
@@ -30,7 +30,7 @@ impl LoadedLibrary {
     ///
     /// # Errors
     /// [`KernelError`], with what to do, where it does not.
-    pub(super) fn check(&self, driver_version: i32) -> Result<(), KernelError> {
+    pub(super) fn check(&self, driver_version: i32) -> Result {
         let (major, minor) = (self.version / 10_000, self.version / 100 % 100);
         let driver = version_text(driver_version);
         if major as i32 <= driver_version / 1000 {

@@ -2,7 +2,7 @@
 
 use super::{CudaDevice, error};
 use crate::cuda::Kernel;
-use crate::{KernelError, Queue};
+use crate::{Queue, Result};
 use cudarc::driver::{result, sys};
 use std::time::Duration;
 
@@ -22,17 +22,13 @@ impl CudaDevice {
     /// two CUDA events in the queue's stream, without launches and waits of the host.
     ///
     /// # Errors
-    /// As `work`, and [`KernelError`] if the driver refuses or what was enqueued failed.
+    /// As `work`, and [`crate::KernelError`] if the driver refuses or what was enqueued failed.
     ///
     /// # Panics
     /// In a section, whose calls come later, and for a disk's queue, which is no stream.
-    pub fn timed(
-        &self,
-        queue: Queue,
-        work: impl FnOnce() -> Result<(), KernelError>,
-    ) -> Result<Duration, KernelError> {
+    pub fn timed(&self, queue: Queue, work: impl FnOnce() -> Result) -> Result<Duration> {
         assert!(!self.keeps_back.get(), "the calls of a section come later");
-        let refused = |error| error::of_driver("timed", error);
+        let refused = error::of_driver("timed");
         let stream = self.streams.of(queue);
         let begun = self.stamps.put(stream).map_err(refused)?;
         let done = work();
@@ -52,16 +48,16 @@ impl CudaDevice {
     /// The occupancy of a kernel of this binary, in blocks of this shape with so much dynamic shared memory.
     ///
     /// # Errors
-    /// [`KernelError`] if there is no such kernel, or the driver refuses.
+    /// [`crate::KernelError`] if there is no such kernel, or the driver refuses.
     pub fn occupancy(
         &self,
         kernel: Kernel,
         block: [u32; 3],
         shared_bytes: u32,
-    ) -> Result<Occupancy, KernelError> {
+    ) -> Result<Occupancy> {
         use sys::CUfunction_attribute as Attribute;
         let function = self.modules.function(kernel, shared_bytes)?.handle;
-        let refused = |error| error::of_driver(kernel.name, error);
+        let refused = error::of_driver(kernel.name);
         // SAFETY: modules are loaded as long as the device is open.
         let ask =
             |attribute| unsafe { result::function::get_function_attribute(function, attribute) };

@@ -43,7 +43,7 @@ pub use rehearsal::Rehearsal;
 pub use streams::separate_connections;
 pub use survey::CopyRates;
 
-use crate::{KernelError, Queue};
+use crate::{KernelError, Queue, Result};
 use blocks::Pool;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
@@ -81,7 +81,7 @@ pub struct CudaDevice {
 ///
 /// # Errors
 /// [`KernelError`], with where to find it, if it cannot be loaded.
-pub fn look_for_library() -> Result<(), KernelError> {
+pub fn look_for_library() -> Result {
     Products::look_for_library()
 }
 
@@ -91,7 +91,7 @@ impl CudaDevice {
     /// # Errors
     /// [`KernelError`] if there is no such GPU, it or its driver is too old, cuBLASLt is missing or too new for the
     /// driver, or the driver refuses.
-    pub fn open(index: usize) -> Result<Rc<CudaDevice>, KernelError> {
+    pub fn open(index: usize) -> Result<Rc<CudaDevice>> {
         let count = device_count()?;
         if index >= count {
             return Err(KernelError::device(
@@ -99,7 +99,7 @@ impl CudaDevice {
                 format!("there is no GPU {index}: the driver finds {count}, numbered from 0"),
             ));
         }
-        let refused = |error| error::of_driver("cuda", error);
+        let refused = error::of_driver("cuda");
         let device = result::device::get(index as i32).map_err(refused)?;
         let facts = DeviceFacts::ask(device, index).map_err(refused)?;
         facts.check(
@@ -140,9 +140,8 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`KernelError`] if the driver refuses, or earlier work failed.
-    pub fn memory_bytes(&self) -> Result<DeviceBytes, KernelError> {
-        self.device_bytes()
-            .map_err(|error| error::of_driver("cuda", error))
+    pub fn memory_bytes(&self) -> Result<DeviceBytes> {
+        self.device_bytes().map_err(error::of_driver("cuda"))
     }
 
     /// Loads all kernels, for a rehearsal. It takes milliseconds if the binary has machine code for the GPU, and a
@@ -150,7 +149,7 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`KernelError`] if the driver refuses one of them, or memory is short.
-    pub fn load_kernels(&self) -> Result<(), KernelError> {
+    pub fn load_kernels(&self) -> Result {
         self.modules.load_all()
     }
 

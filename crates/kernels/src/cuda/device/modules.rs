@@ -3,8 +3,8 @@
 
 use super::error;
 use super::image::{Code, Image};
-use crate::KernelError;
 use crate::cuda::Kernel;
+use crate::{KernelError, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use std::cell::RefCell;
@@ -111,11 +111,7 @@ impl Modules {
     }
 
     /// A kernel that may be launched with `shared_bytes` of dynamic shared memory.
-    pub(super) fn function(
-        &self,
-        kernel: Kernel,
-        shared_bytes: u32,
-    ) -> Result<Function, KernelError> {
+    pub(super) fn function(&self, kernel: Kernel, shared_bytes: u32) -> Result<Function> {
         let mut functions = self.functions.borrow_mut();
         let function = match functions.entry(kernel) {
             Entry::Occupied(found) => found.into_mut(),
@@ -127,7 +123,7 @@ impl Modules {
 
     /// Loads every kernel, used or not, and lets the driver take the local memory that they need, which it would take at their
     /// first launch. A driver that loads lazily has nothing of a module on the device before its functions are asked for.
-    pub(super) fn load_all(&self) -> Result<(), KernelError> {
+    pub(super) fn load_all(&self) -> Result {
         for source in EMBEDDED.sources {
             for name in source.kernels {
                 let source = source.name;
@@ -138,7 +134,7 @@ impl Modules {
     }
 
     /// Lets the driver take local memory for all threads, for the kernel that needs most of it.
-    fn reserve_local_memory(&self) -> Result<(), KernelError> {
+    fn reserve_local_memory(&self) -> Result {
         const STACK: sys::CUlimit = sys::CUlimit::CU_LIMIT_STACK_SIZE;
         let functions = self.functions.borrow();
         let most = functions
@@ -155,14 +151,15 @@ impl Modules {
             // SAFETY: the context is current.
             unsafe { sys::cuCtxSetLimit(STACK, limit.max(most)) }.result()
         };
-        let raised = asked.and_then(|()| raise());
-        raised.map_err(|error| error::of_driver("local memory", error))
+        asked
+            .and_then(|()| raise())
+            .map_err(error::of_driver("local memory"))
     }
 
-    fn load(&self, kernel: Kernel) -> Result<Function, KernelError> {
+    fn load(&self, kernel: Kernel) -> Result<Function> {
         let module = self.module(kernel)?;
         let name = CString::new(kernel.name).expect("the name of a kernel holds no zero");
-        let refused = |error| error::of_driver(kernel.name, error);
+        let refused = error::of_driver(kernel.name);
         // SAFETY: modules are unloaded when `self` is dropped.
         let handle = unsafe { result::module::get_function(module, name) }.map_err(refused)?;
         use sys::CUfunction_attribute as Attribute;
@@ -180,7 +177,7 @@ impl Modules {
         })
     }
 
-    fn module(&self, kernel: Kernel) -> Result<sys::CUmodule, KernelError> {
+    fn module(&self, kernel: Kernel) -> Result<sys::CUmodule> {
         let mut modules = self.modules.borrow_mut();
         if let Some(module) = modules.get(kernel.source) {
             return Ok(*module);
@@ -194,7 +191,7 @@ impl Modules {
         let image = source.choose(self.capability);
         let image = image.expect("the GPU was opened, so it runs what the binary has");
         let module = load(&image.bytes()).map_err(|(error, log)| {
-            let mut error = error::of_driver(kernel.name, error);
+            let mut error = error::of_driver(kernel.name)(error);
             error.message += &format!(" ({}.cu{log})", kernel.source);
             error
         })?;
@@ -224,7 +221,7 @@ impl Function {
     /// Asks for dynamic shared memory, where that is more than a block has by default, 48 KiB less what is static, and for all
     /// of a multiprocessor's memory that shared memory may have: else the driver may split it so that one block fits where two
     /// would.
-    fn allow_shared(&mut self, kernel: Kernel, shared_bytes: u32) -> Result<(), KernelError> {
+    fn allow_shared(&mut self, kernel: Kernel, shared_bytes: u32) -> Result {
         let is_allowed = shared_bytes <= self.shared_bytes_max;
         if shared_bytes == 0 || is_allowed && self.has_share {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Streams of another library that works in the same context, such as candle's.
 
 use super::{CudaDevice, error};
-use crate::{KernelError, Queue};
+use crate::{Queue, Result};
 use cudarc::driver::result::DriverError;
 use std::ffi::c_void;
 
@@ -9,10 +9,9 @@ impl CudaDevice {
     /// Makes its context that of this thread, which another library may have left in the context of another GPU.
     ///
     /// # Errors
-    /// [`KernelError`] if the driver refuses.
-    pub fn enter(&self) -> Result<(), KernelError> {
-        let entered = self.streams.enter();
-        entered.map_err(|error| error::of_driver("cuda", error))
+    /// [`crate::KernelError`] if the driver refuses.
+    pub fn enter(&self) -> Result {
+        self.streams.enter().map_err(error::of_driver("cuda"))
     }
 
     /// Makes the computation wait for all work enqueued so far in another library's stream.
@@ -21,11 +20,11 @@ impl CudaDevice {
     /// `stream` is a stream of this GPU's primary context.
     ///
     /// # Errors
-    /// [`KernelError`] if the driver refuses.
-    pub unsafe fn wait_for_stream(&self, stream: *mut c_void) -> Result<(), KernelError> {
+    /// [`crate::KernelError`] if the driver refuses.
+    pub unsafe fn wait_for_stream(&self, stream: *mut c_void) -> Result {
         self.between_sections();
         let ordered = self.streams.order_streams(stream.cast(), self.stream);
-        ordered.map_err(|error| error::of_driver("cuda", error))
+        ordered.map_err(error::of_driver("cuda"))
     }
 
     /// Makes another library's stream wait for all computation enqueued so far. If the driver refuses, the caller waits

@@ -3,8 +3,8 @@
 //! Read column by column, a row-major matrix is its own transpose. So `out = a b` is computed as
 //! `out^T = b^T a^T`, and nothing is copied.
 
-use crate::KernelError;
 use crate::cuda::{BIAS_ALIGNMENT_BYTES, Gemm, Matrix, SCALE_ALIGNMENT_BYTES};
+use crate::{KernelError, Result};
 use memory::DType;
 use serde::{Deserialize, Serialize};
 
@@ -77,7 +77,7 @@ impl Problem {
     ///
     /// # Errors
     /// [`KernelError`] for types, strides or sizes that it does not take.
-    pub(super) fn new(gemm: &Gemm) -> Result<(Problem, Pointers), KernelError> {
+    pub(super) fn new(gemm: &Gemm) -> Result<(Problem, Pointers)> {
         let [m, k, n] = gemm.sizes;
         let Ok(batch) = i32::try_from(gemm.batch) else {
             return refuse(format!("{} products at once", gemm.batch));
@@ -114,11 +114,11 @@ impl Problem {
     }
 }
 
-fn refuse<T>(message: String) -> Result<T, KernelError> {
+fn refuse<T>(message: String) -> Result<T> {
     Err(KernelError::misfit("gemm", message))
 }
 
-fn check_types(gemm: &Gemm) -> Result<(), KernelError> {
+fn check_types(gemm: &Gemm) -> Result {
     let types = [gemm.out.dtype, gemm.a.dtype, gemm.b.dtype];
     let are_codes = gemm.a.dtype.is_fp8();
     let known = match types {
@@ -138,7 +138,7 @@ fn check_types(gemm: &Gemm) -> Result<(), KernelError> {
 }
 
 /// Algorithms read biases in wide accesses.
-fn check_bias(gemm: &Gemm) -> Result<(), KernelError> {
+fn check_bias(gemm: &Gemm) -> Result {
     match gemm.bias {
         Some(bias) if !(bias as usize).is_multiple_of(BIAS_ALIGNMENT_BYTES) => refuse(format!(
             "a bias at {bias:?}, which is no multiple of {BIAS_ALIGNMENT_BYTES}"
@@ -148,7 +148,7 @@ fn check_bias(gemm: &Gemm) -> Result<(), KernelError> {
 }
 
 /// Before 10.0 codes are multiplied only where both operands have the summed axis innermost, 16 bytes at a time.
-fn check_codes(gemm: &Gemm) -> Result<(), KernelError> {
+fn check_codes(gemm: &Gemm) -> Result {
     let Some(scales) = gemm.scales else {
         return Ok(());
     };
@@ -182,11 +182,7 @@ fn check_codes(gemm: &Gemm) -> Result<(), KernelError> {
 
 /// The layout of an operand of `rows` by `columns` as the library reads it, column by column, and whether it then has to
 /// transpose it.
-fn operand(
-    name: &str,
-    matrix: &Matrix,
-    [rows, columns]: [usize; 2],
-) -> Result<(Layout, bool), KernelError> {
+fn operand(name: &str, matrix: &Matrix, [rows, columns]: [usize; 2]) -> Result<(Layout, bool)> {
     if let Some(leading) = leading(matrix.row_stride, matrix.column_stride, rows, columns) {
         return Ok((layout(matrix, [columns, rows], leading), false));
     }
@@ -199,7 +195,7 @@ fn operand(
 }
 
 /// The layout of a matrix that is written or added, which must be row-major.
-fn result(name: &str, matrix: &Matrix, [rows, columns]: [usize; 2]) -> Result<Layout, KernelError> {
+fn result(name: &str, matrix: &Matrix, [rows, columns]: [usize; 2]) -> Result<Layout> {
     match leading(matrix.row_stride, matrix.column_stride, rows, columns) {
         Some(leading) => Ok(layout(matrix, [columns, rows], leading)),
         None => refuse(format!(

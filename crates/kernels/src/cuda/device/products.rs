@@ -15,8 +15,8 @@ use super::choices::ChosenBy;
 use super::facts::DeviceFacts;
 use super::problem::{Layout, Pointers, Problem};
 use super::{error, loading};
-use crate::KernelError;
 use crate::cuda::{BIAS_ALIGNMENT_BYTES, Gemm, Workspace};
+use crate::{KernelError, Result};
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::CUstream;
@@ -57,7 +57,7 @@ pub(super) struct Products {
 
 impl Products {
     /// Looks for the library, so that a device is not opened in vain.
-    pub(super) fn look_for_library() -> Result<(), KernelError> {
+    pub(super) fn look_for_library() -> Result {
         if loading::CUBLASLT.is_there() {
             return Ok(());
         }
@@ -69,10 +69,7 @@ impl Products {
     }
 
     /// Opens the library for the device whose context is current. Products take these algorithms where they have one.
-    pub(super) fn new(
-        algorithms: Option<Rc<Algorithms>>,
-        facts: &DeviceFacts,
-    ) -> Result<Products, KernelError> {
+    pub(super) fn new(algorithms: Option<Rc<Algorithms>>, facts: &DeviceFacts) -> Result<Products> {
         let handle = result::create_handle();
         Ok(Products {
             handle: handle.map_err(|error| error::of_library("cuBLASLt does not start", error))?,
@@ -91,7 +88,7 @@ impl Products {
         gemm: &Gemm,
         workspace: Workspace,
         stream: CUstream,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         if let (Some(reason), Some(_)) = (&self.no_fp8, gemm.scales) {
             let message = format!("{reason}: leave --fp8 out");
             return Err(KernelError::device("scaled_matmul", message));

@@ -4,7 +4,7 @@
 use super::{CudaDriver, error};
 use crate::cuda::{Cuda, Driver};
 use crate::random::random_u32;
-use crate::{KernelError, Kernels};
+use crate::{KernelError, Kernels, Result};
 use cudarc::driver::sys;
 use half::bf16;
 use memory::Out;
@@ -28,12 +28,7 @@ impl RandomData {
     ///
     /// # Safety
     /// `to` starts as many bytes on the device, which nothing but the computation uses.
-    pub(super) unsafe fn fill(
-        &self,
-        driver: &CudaDriver,
-        to: *mut u8,
-        bytes: u64,
-    ) -> Result<(), KernelError> {
+    pub(super) unsafe fn fill(&self, driver: &CudaDriver, to: *mut u8, bytes: u64) -> Result {
         // SAFETY: the caller's promise.
         unsafe { repeat(driver, to, bytes as usize, &self.0) }
     }
@@ -44,7 +39,7 @@ impl Kernels<Cuda<CudaDriver>> {
     ///
     /// # Errors
     /// [`KernelError`] if the tensor is strided, there are no bytes, or the device refuses.
-    pub fn fill_with(&self, out: Out, pattern: &[u8]) -> Result<(), KernelError> {
+    pub fn fill_with(&self, out: Out, pattern: &[u8]) -> Result {
         let fits = out.is_contiguous() && !pattern.is_empty();
         KernelError::unless(fits, OPERATION, || {
             "the tensor is strided, or there is nothing to repeat".into()
@@ -58,12 +53,7 @@ impl Kernels<Cuda<CudaDriver>> {
 ///
 /// # Safety
 /// As for [`RandomData::fill`].
-unsafe fn repeat(
-    driver: &CudaDriver,
-    to: *mut u8,
-    bytes: usize,
-    pattern: &[u8],
-) -> Result<(), KernelError> {
+unsafe fn repeat(driver: &CudaDriver, to: *mut u8, bytes: usize, pattern: &[u8]) -> Result {
     let mut filled = bytes.min(pattern.len());
     // SAFETY: the caller's promise.
     unsafe { driver.copy_to_device(to, &pattern[..filled]) }?;
@@ -72,8 +62,7 @@ unsafe fn repeat(
         let (end, start) = (to as u64 + filled as u64, to as u64);
         // SAFETY: the caller's promise; what is read lies before what is written.
         let copied = unsafe { sys::cuMemcpyDtoDAsync_v2(end, start, more, driver.device.stream) };
-        let copied = copied.result();
-        copied.map_err(|error| error::of_driver(OPERATION, error))?;
+        copied.result().map_err(error::of_driver(OPERATION))?;
         filled += more;
     }
     Ok(())

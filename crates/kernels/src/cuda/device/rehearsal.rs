@@ -8,7 +8,7 @@ use super::block::Block;
 use super::problem::Problem;
 use super::{CudaDevice, CudaDriver, error};
 use crate::cuda::{Cuda, Gemm, Matrix};
-use crate::{Fault, KernelError, Kernels};
+use crate::{Fault, KernelError, Kernels, Result};
 use memory::{GRANULARITY_BYTES, Space, round_up};
 use std::collections::HashSet;
 
@@ -34,19 +34,18 @@ impl Kernels<Cuda<CudaDriver>> {
     ///
     /// # Errors
     /// [`Fault::DeviceFull`] if memory is short; otherwise as for products.
-    pub fn rehearse(&self, products: &[Gemm]) -> Result<Rehearsal, KernelError> {
+    pub fn rehearse(&self, products: &[Gemm]) -> Result<Rehearsal> {
         let device = &self.backend.driver.device;
         let rehearsed = device
             .load_kernels()
             .and_then(|()| self.run_each(&distinct(products)?));
         let rehearsed = rehearsed.map_err(|error| blamed_on_memory(device, error));
-        let trimmed = device.trim();
-        trimmed.map_err(|error| error::of_driver("rehearsal", error))?;
+        device.trim().map_err(error::of_driver("rehearsal"))?;
         rehearsed
     }
 
     /// Runs products that are all different.
-    fn run_each(&self, products: &[Gemm]) -> Result<Rehearsal, KernelError> {
+    fn run_each(&self, products: &[Gemm]) -> Result<Rehearsal> {
         let device = &self.backend.driver.device;
         let bytes = products.iter().map(|gemm| Operands::of(gemm).bytes()).max();
         let block = match bytes {
@@ -65,7 +64,7 @@ impl Kernels<Cuda<CudaDriver>> {
             }?;
         }
         let done = device.synchronize();
-        done.map_err(|error| error::of_driver("rehearsal", error))?;
+        done.map_err(error::of_driver("rehearsal"))?;
         let (tuned, refused) = self.backend.driver.products.tuned();
         Ok(Rehearsal {
             products: products.len(),
@@ -77,7 +76,7 @@ impl Kernels<Cuda<CudaDriver>> {
 }
 
 /// One product of each problem.
-pub(super) fn distinct(products: &[Gemm]) -> Result<Vec<Gemm>, KernelError> {
+pub(super) fn distinct(products: &[Gemm]) -> Result<Vec<Gemm>> {
     let (mut seen, mut distinct) = (HashSet::new(), Vec::new());
     for gemm in products {
         if seen.insert(Problem::new(gemm)?.0) {

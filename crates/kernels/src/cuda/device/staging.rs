@@ -2,7 +2,7 @@
 
 use super::handles::Event;
 use super::{CudaDevice, error};
-use crate::{KernelError, READING_BYTES_MAX, READINGS_MAX};
+use crate::{KernelError, READING_BYTES_MAX, READINGS_MAX, Result};
 use cudarc::driver::{result::DriverError, sys};
 use memory::{Blocks, Space};
 use std::cell::Cell;
@@ -32,7 +32,7 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    pub(super) fn new(device: &Rc<CudaDevice>) -> Result<Staging, KernelError> {
+    pub(super) fn new(device: &Rc<CudaDevice>) -> Result<Staging> {
         let bytes = device.allocate(Space::Host, STAGING_BYTES);
         let bytes = bytes.map_err(|refused| {
             let error = refused.error.map_or(String::new(), |error| format!(" ({error})"));
@@ -51,7 +51,7 @@ impl Staging {
             next_reading: Cell::new(0),
         };
         let created: Result<_, _> = (0..SLOTS).map(|_| Event::new()).collect();
-        staging.copied = created.map_err(|error| error::of_driver("upload", error))?;
+        staging.copied = created.map_err(error::of_driver("upload"))?;
         Ok(staging)
     }
 
@@ -67,14 +67,14 @@ impl Staging {
     ///
     /// # Safety
     /// `to` starts as many bytes on the device.
-    pub(super) unsafe fn copy(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError> {
+    pub(super) unsafe fn copy(&self, to: *mut u8, bytes: &[u8]) -> Result {
         for (index, chunk) in bytes.chunks(SLOT_BYTES).enumerate() {
             let to = to.wrapping_add(index * SLOT_BYTES);
             let slot = self.next.replace((self.next.get() + 1) % SLOTS);
             self.device.streams.come(&self.copied[slot], "upload")?;
             // SAFETY: the caller's promise, for a part of the bytes; the slot is free.
             let copied = unsafe { self.copy_chunk(slot, to, chunk) };
-            copied.map_err(|error| error::of_driver("upload", error))?;
+            copied.map_err(error::of_driver("upload"))?;
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use super::calls::Records;
 use super::{error, handles};
 use crate::exchange::{group_failed, without_group};
 use crate::workers::Workers;
-use crate::{DiskCopy, Event, Exchange, KernelError, Queue};
+use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Result};
 use collectives::{Group, GroupError};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUresult};
@@ -154,7 +154,7 @@ impl Streams {
         to: *mut u8,
         from: *const u8,
         bytes: usize,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         self.check()?;
         let stream = self.of(queue);
         if bytes == 0 {
@@ -168,14 +168,12 @@ impl Streams {
                 _ => unreachable!("copies have queues of their own"),
             }
         };
-        asked
-            .result()
-            .map_err(|error| error::of_driver("start_copy", error))
+        asked.result().map_err(error::of_driver("start_copy"))
     }
 
     /// # Safety
     /// As for [`crate::cuda::Driver::start_disk`].
-    pub(super) unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
+    pub(super) unsafe fn disk(&self, copy: DiskCopy) -> Result {
         self.check()?;
         // SAFETY: the caller's promise.
         unsafe { self.workers.disk(copy) }
@@ -194,7 +192,7 @@ impl Streams {
 
     /// # Safety
     /// As for [`crate::Backend::ask`].
-    pub(super) unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+    pub(super) unsafe fn exchange(&self, exchange: Exchange) -> Result {
         self.check()?;
         let group = self.group.borrow();
         let group = group.as_deref().ok_or_else(without_group)?;
@@ -205,7 +203,7 @@ impl Streams {
             })?;
             // SAFETY: the caller's promise.
             let copied = unsafe { self.copy_own(&exchange) };
-            return copied.map_err(|error| error::of_driver("exchange", error));
+            return copied.map_err(error::of_driver("exchange"));
         };
         self.make_room_for(Queue::Collective, 1)?;
         let stream = self.of(Queue::Collective).cast();
@@ -236,7 +234,7 @@ impl Streams {
     }
 
     /// Refuses further calls after a failed exchange, or after a failed file once no work is running.
-    pub(super) fn check(&self) -> Result<(), KernelError> {
+    pub(super) fn check(&self) -> Result {
         self.workers.check().inspect_err(|_| {
             for queue in &Queue::ALL[..STREAMS] {
                 // That a file failed came first.
@@ -246,7 +244,7 @@ impl Streams {
         self.check_exchanges()
     }
 
-    fn check_exchanges(&self) -> Result<(), KernelError> {
+    fn check_exchanges(&self) -> Result {
         let group = self.group.borrow();
         let on_device = group.as_deref().and_then(|group| group.on_device());
         let asked = on_device.map_or(Ok(()), |on_device| on_device.check());
@@ -256,17 +254,12 @@ impl Streams {
 
     /// Waits until an event is over. If other ranks are gone, or work never ends, it never is; then waits until the group
     /// reports that, or the time for it ends.
-    pub(super) fn come(
-        &self,
-        event: &handles::Event,
-        operation: &'static str,
-    ) -> Result<(), KernelError> {
-        let come = self.wait_for(event)?;
-        come.map_err(|error| error::of_driver(operation, error))
+    pub(super) fn come(&self, event: &handles::Event, operation: &'static str) -> Result {
+        self.wait_for(event)?.map_err(error::of_driver(operation))
     }
 
     /// As [`Streams::come`], with what the driver says inside.
-    fn wait_for(&self, event: &handles::Event) -> Result<Result<(), DriverError>, KernelError> {
+    fn wait_for(&self, event: &handles::Event) -> Result<Result<(), DriverError>> {
         let (begun, timeout) = (Instant::now(), self.timeout());
         loop {
             match event.query() {
@@ -298,7 +291,7 @@ impl Streams {
     }
 
     /// Waits until a stream has room for so many more calls, so that not too much is ahead of the device.
-    pub(super) fn make_room_for(&self, queue: Queue, calls: usize) -> Result<(), KernelError> {
+    pub(super) fn make_room_for(&self, queue: Queue, calls: usize) -> Result {
         let mut ahead = self.ahead[queue as usize].borrow_mut();
         ahead.calls += calls;
         if ahead.calls < CALLS_AHEAD {
@@ -309,7 +302,7 @@ impl Streams {
             mark.record(self.of(queue))?;
             Ok(mark)
         });
-        let mark = marked.map_err(|error| error::of_driver("launch", error))?;
+        let mark = marked.map_err(error::of_driver("launch"))?;
         if let Some(before) = ahead.mark.replace(mark) {
             self.come(&before, "launch")?;
             self.idle.borrow_mut().push(before);
@@ -334,13 +327,13 @@ impl Streams {
     }
 
     /// Records the present end of a queue.
-    pub(super) fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+    pub(super) fn record(&self, queue: Queue) -> Result<Event> {
         self.check()?;
         if is_worker(queue) {
             return self.workers.record(queue);
         }
         self.record_stream(queue)
-            .map_err(|error| error::of_driver("record", error))
+            .map_err(error::of_driver("record"))
     }
 
     fn record_stream(&self, queue: Queue) -> Result<Event, DriverError> {
@@ -433,7 +426,7 @@ impl Streams {
     }
 
     /// Makes a queue wait for an event of another.
-    pub(super) fn wait(&self, queue: Queue, event: Event) -> Result<(), KernelError> {
+    pub(super) fn wait(&self, queue: Queue, event: Event) -> Result {
         self.check()?;
         match (is_worker(queue), is_worker(event.queue)) {
             (true, true) => self.workers.wait(queue, event),
@@ -445,10 +438,10 @@ impl Streams {
             (false, true) => self
                 .done
                 .wait(self.of(queue), event.queue as usize, event.position as u32)
-                .map_err(|error| error::of_driver("wait", error)),
+                .map_err(error::of_driver("wait")),
             (false, false) => self
                 .stream_waits(queue, event)
-                .map_err(|error| error::of_driver("wait", error)),
+                .map_err(error::of_driver("wait")),
         }
     }
 
@@ -460,7 +453,7 @@ impl Streams {
     }
 
     /// Keeps the event from being recorded again until the worker has passed it.
-    fn worker_waits(&self, queue: Queue, event: Arc<handles::Event>) -> Result<(), KernelError> {
+    fn worker_waits(&self, queue: Queue, event: Arc<handles::Event>) -> Result {
         let context = self.context;
         let wait = move || {
             context.set()?;
@@ -471,12 +464,12 @@ impl Streams {
                 }
             }
         };
-        let wait = move || wait().map_err(|error| error::of_driver("wait", error));
+        let wait = move || wait().map_err(error::of_driver("wait"));
         self.workers.wait_for_point(queue, Box::new(wait))
     }
 
     /// Waits until an event is over.
-    pub(super) fn finish(&self, event: Event) -> Result<(), KernelError> {
+    pub(super) fn finish(&self, event: Event) -> Result {
         if is_worker(event.queue) {
             let finished = self.workers.finish(event);
             return self.check().and(finished);

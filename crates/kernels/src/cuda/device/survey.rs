@@ -3,7 +3,7 @@
 use super::block::Block;
 use super::handles::Stream;
 use super::{CudaDevice, error};
-use crate::KernelError;
+use crate::{KernelError, Result};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys;
 use memory::Space;
@@ -34,7 +34,7 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`KernelError`] if the driver refuses.
-    pub fn allocation_granularity_bytes(&self) -> Result<u64, KernelError> {
+    pub fn allocation_granularity_bytes(&self) -> Result<u64> {
         let properties = sys::CUmemAllocationProp {
             type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
@@ -63,12 +63,12 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`KernelError`] if the memory is refused or a copy fails.
-    pub fn copy_rates(&self) -> Result<CopyRates, KernelError> {
+    pub fn copy_rates(&self) -> Result<CopyRates> {
         let lane = || Lane::new(self);
         let (up, down) = (lane()?, lane()?);
         // The blocks are zeroed in the device's own stream.
         self.synchronize().map_err(refused)?;
-        let best = |lanes: &[(&Lane, Way)]| -> Result<f64, KernelError> {
+        let best = |lanes: &[(&Lane, Way)]| -> Result<f64> {
             let times = (0..=REPETITIONS).map(|_| timed(lanes).map_err(refused));
             let times: Vec<Duration> = times.collect::<Result<_, _>>()?;
             // The first copy only wakes the copy engines.
@@ -84,7 +84,7 @@ impl CudaDevice {
 }
 
 fn refused(error: DriverError) -> KernelError {
-    error::of_driver(OPERATION, error)
+    error::of_driver(OPERATION)(error)
 }
 
 /// A direction of a copy.
@@ -115,7 +115,7 @@ struct Lane<'a> {
 }
 
 impl<'a> Lane<'a> {
-    fn new(device: &'a CudaDevice) -> Result<Lane<'a>, KernelError> {
+    fn new(device: &'a CudaDevice) -> Result<Lane<'a>> {
         Ok(Lane {
             stream: Stream::new().map_err(refused)?,
             host: Block::new(device, OPERATION, Space::Host, COPY_BYTES)?,

@@ -8,7 +8,7 @@ use super::random_data::RandomData;
 use super::rehearsal::{Operands, distinct};
 use super::{CudaDriver, error};
 use crate::cuda::{Cuda, Gemm};
-use crate::{KernelError, Kernels};
+use crate::{Kernels, Result};
 use memory::Space;
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ impl Kernels<Cuda<CudaDriver>> {
     ///
     /// # Errors
     /// [`crate::Fault::DeviceFull`] if memory is short; otherwise as for products.
-    pub fn tune(&self, products: &[Gemm]) -> Result<Vec<TunedProduct>, KernelError> {
+    pub fn tune(&self, products: &[Gemm]) -> Result<Vec<TunedProduct>> {
         let products = distinct(products)?;
         let device = &self.backend.driver.device;
         let bytes = products.iter().map(|gemm| Operands::of(gemm).bytes()).max();
@@ -50,18 +50,13 @@ impl Kernels<Cuda<CudaDriver>> {
             unsafe { self.fastest(&gemm, &fill) }
         };
         let tuned = products.iter().map(tune).collect();
-        let done = device.synchronize();
-        done.map_err(|error| error::of_driver(OPERATION, error))?;
+        device.synchronize().map_err(error::of_driver(OPERATION))?;
         tuned
     }
 
     /// # Safety
     /// As for `Driver::gemm`.
-    unsafe fn fastest(
-        &self,
-        gemm: &Gemm,
-        fill: &dyn Fn() -> Result<(), KernelError>,
-    ) -> Result<TunedProduct, KernelError> {
+    unsafe fn fastest(&self, gemm: &Gemm, fill: &dyn Fn() -> Result) -> Result<TunedProduct> {
         let (problem, pointers) = Problem::new(gemm)?;
         let (handle, workspace) = (
             self.backend.driver.products.handle,
@@ -109,15 +104,10 @@ impl Kernels<Cuda<CudaDriver>> {
     ///
     /// # Safety
     /// As for `Driver::gemm`.
-    unsafe fn time(
-        &self,
-        plan: &Plan,
-        pointers: Pointers,
-        gemm: &Gemm,
-    ) -> Result<Duration, KernelError> {
+    unsafe fn time(&self, plan: &Plan, pointers: Pointers, gemm: &Gemm) -> Result<Duration> {
         let (device, workspace) = (&self.backend.driver.device, self.backend.workspace());
         let beta = if gemm.init.is_some() { 1.0 } else { 0.0 };
-        let of_driver = |error| error::of_driver(OPERATION, error);
+        let of_driver = error::of_driver(OPERATION);
         let from = device.stamps.put(device.stream).map_err(of_driver)?;
         // SAFETY: the caller's promise.
         let computed = unsafe {

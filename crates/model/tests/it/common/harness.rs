@@ -93,7 +93,7 @@ impl Run {
         kernels: Box<Kernels>,
     ) -> Run {
         let dtype = DType::F32;
-        let layout = Rc::new(architecture.parameters().layout(|_, _| false));
+        let layout = Rc::new(architecture.parameters.layout(|_, _| false));
         let computation = Computation {
             dtype,
             seq: SHAPE.seq,

@@ -324,7 +324,7 @@ impl Stage for Combine {
         if let Some(out) = &mut out {
             let mut init = Init::Add(x2.view());
             for (x, (_, linear)) in inputs.iter().zip(&self.branches) {
-                let x = x.view().reshape([pass.tokens(), linear.inputs()]);
+                let x = x.view().reshape([pass.tokens(), linear.inputs]);
                 linear.product(pass, out.view_mut(), x, init)?;
                 init = Init::Accumulate;
             }
@@ -336,7 +336,7 @@ impl Stage for Combine {
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let dy = pass.gradient(Activation::NEXT_X);
         for (of, linear) in &self.branches {
-            let side_by_side = [pass.tokens(), linear.inputs()];
+            let side_by_side = [pass.tokens(), linear.inputs];
             for of in linear.backward_reads(*of) {
                 let x = pass.pull(of)?;
                 linear.add_gradient(pass, dy.view(), x.view().reshape(side_by_side))?;

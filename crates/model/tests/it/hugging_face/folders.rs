@@ -33,7 +33,7 @@ impl Shape {
     pub fn of(origin: &Origin) -> Shape {
         let config = ModelConfig::from_hf(origin.config().unwrap()).unwrap();
         let parameters = Architecture::of(&config, Attention::Eager)
-            .parameters()
+            .parameters
             .clone();
         let layout = parameters.layout(|_, _| false);
         Shape {

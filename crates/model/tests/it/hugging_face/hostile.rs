@@ -79,7 +79,7 @@ fn what_passes_can_be_laid_out() {
     config["vocab_size"] = json!(1_u64 << 42);
     let model = ModelConfig::from_hf(&Value::Object(config.clone()).to_string()).unwrap();
     let architecture = Architecture::of(&model, Attention::Eager);
-    assert!(architecture.parameters().layout(|_, _| false).elements() > 1 << 47);
+    assert!(architecture.parameters.layout(|_, _| false).elements() > 1 << 47);
     config["vocab_size"] = json!(1_u64 << 43);
     config["num_hidden_layers"] = json!(1);
     let larger = ModelConfig::from_hf(&Value::Object(config).to_string()).unwrap_err();

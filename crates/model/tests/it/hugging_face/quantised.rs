@@ -30,8 +30,8 @@ fn coded(skipped: &[&str]) -> (Parameters, Layout) {
     };
     let parameters = Parameters::adapted(lora);
     let architecture = Architecture::declared(&config, Attention::Eager, parameters);
-    let layout = architecture.parameters().layout(|_, _| false);
-    (architecture.parameters().clone(), layout)
+    let layout = architecture.parameters.layout(|_, _| false);
+    (architecture.parameters.clone(), layout)
 }
 
 #[test]
@@ -79,8 +79,8 @@ fn plain() -> (Parameters, Layout) {
     let text = std::fs::read_to_string(golden(LLAMA).join("config.json")).unwrap();
     let config = ModelConfig::from_hf(&text).unwrap();
     let architecture = Architecture::of(&config, Attention::Eager);
-    let layout = architecture.parameters().layout(|_, _| false);
-    (architecture.parameters().clone(), layout)
+    let layout = architecture.parameters.layout(|_, _| false);
+    (architecture.parameters.clone(), layout)
 }
 
 fn part<'t>(all: &'t mut Tensors, end: &str) -> &'t mut (Dtype, Vec<usize>, Vec<u8>) {

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct BenchRun {
     /// How it ended.
-    pub(crate) result: RunEnd,
+    pub(crate) result: Outcome,
     /// Medians and peaks over the steps that count; none if no step does.
     #[serde(flatten)]
     pub(crate) figures: Option<RunFigures>,
@@ -25,16 +25,29 @@ pub(crate) struct BenchRun {
     pub(crate) gpu: Option<GpuFigures>,
 }
 
-/// How a run ended.
+/// The result of a strategy, or of one of its runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum RunEnd {
-    /// It made all its steps.
+pub(crate) enum Outcome {
+    /// It was measured, or it was only planned and fits.
     Ok,
-    /// It ran out of memory.
+    /// It does not fit.
     Oom,
-    /// It failed otherwise.
+    /// It failed for another reason.
     Failed,
+    /// It was not run.
+    Skipped,
+}
+
+impl Outcome {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Outcome::Ok => "ok",
+            Outcome::Oom => "oom",
+            Outcome::Failed => "failed",
+            Outcome::Skipped => "skipped",
+        }
+    }
 }
 
 /// The figures of a run.
@@ -112,34 +125,24 @@ pub(crate) fn measure(
             .unwrap_or("it said nothing")
             .to_string()
     };
-    let run = match ended.status.code() {
+    let (result, figures, reason) = match ended.status.code() {
         Some(0) => match figures(folder, warmup) {
-            Some(figures) => BenchRun {
-                result: RunEnd::Ok,
-                figures: Some(figures),
-                reason: None,
-                gpu: None,
-            },
-            None => failed("its metrics have no steps".into()),
+            Some(figures) => (Outcome::Ok, Some(figures), None),
+            None => (
+                Outcome::Failed,
+                None,
+                Some("its metrics have no steps".into()),
+            ),
         },
-        Some(3) => BenchRun {
-            result: RunEnd::Oom,
-            figures: None,
-            reason: Some(reason()),
-            gpu: None,
-        },
-        _ => failed(reason()),
+        Some(3) => (Outcome::Oom, None, Some(reason())),
+        _ => (Outcome::Failed, None, Some(reason())),
     };
-    Ok(BenchRun { gpu, ..run })
-}
-
-fn failed(reason: String) -> BenchRun {
-    BenchRun {
-        result: RunEnd::Failed,
-        figures: None,
-        reason: Some(reason),
-        gpu: None,
-    }
+    Ok(BenchRun {
+        result,
+        figures,
+        reason,
+        gpu,
+    })
 }
 
 /// Reads the metrics of a run, without its first `warmup` steps.

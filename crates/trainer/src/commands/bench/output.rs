@@ -1,7 +1,8 @@
 //! Writes the table of strategies for a terminal, as Markdown and as comma-separated values.
 
+use super::measure::Outcome;
 use super::paper::GPUS;
-use super::rows::{Outcome, Row};
+use super::rows::Row;
 use memory::format_bytes;
 use report::{Align, Table};
 
@@ -33,15 +34,9 @@ const NOTABLY: f64 = 1.005;
 
 /// All rows as a table, without empty columns.
 pub(crate) fn table(rows: &[Row]) -> Table {
-    let cells: Vec<[String; COLUMNS.len()]> = rows.iter().map(cells).collect();
-    let is_used = |column: &usize| cells.iter().any(|row| !row[*column].is_empty());
-    let used: Vec<usize> = (0..COLUMNS.len()).filter(is_used).collect();
-    let heads: Vec<(&str, Align)> = used.iter().map(|column| COLUMNS[*column]).collect();
-    let mut table = Table::of(&heads);
-    for row in &cells {
-        table.row(used.iter().map(|column| row[*column].clone()));
-    }
-    table
+    let mut table = Table::of(&COLUMNS);
+    rows.iter().for_each(|row| table.row(cells(row)));
+    table.without_empty_columns()
 }
 
 /// Why strategies have no measurements, a line each.

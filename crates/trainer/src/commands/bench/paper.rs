@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use memory::Rank;
-use planner::{PaperSeconds, Plan};
+use planner::{Plan, StepOnPaper};
 use rayon::prelude::*;
 use serde::Serialize;
 use settings::{Config, Resolved, Settings};
@@ -71,10 +71,10 @@ impl PaperFigures {
         let peaks = (0..planned).into_par_iter().map(peak);
         let peaks = peaks.collect::<Result<Vec<u64>, Failure>>()?;
         let fits = |gpu: &&(&str, &'static str)| plan.fits.get(gpu.0) == Some(&true);
-        let seconds = PaperSeconds::new(&Settings::new(config)?, target)?;
+        let step = StepOnPaper::new(&Settings::new(config)?, target)?;
         Ok(PaperFigures {
-            compute_ms: 1e3 * seconds.computing,
-            step_ms: 1e3 * seconds.step,
+            compute_ms: 1e3 * step.computing,
+            step_ms: 1e3 * step.seconds,
             ms_per_gib_saved: None,
             tokens: config.batch.micro * config.micro_batches() * config.data.seq,
             least_peak_bytes: *peaks.iter().min().expect("there is a rank"),

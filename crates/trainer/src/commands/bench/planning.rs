@@ -2,8 +2,9 @@
 
 use super::args::Shared;
 use super::matrix::BenchStrategy;
+use super::measure::Outcome;
 use super::paper::PaperFigures;
-use super::rows::{Outcome, Planned};
+use super::rows::Planned;
 use crate::decisions;
 use crate::failure::Failure;
 use crate::limits::{limit_of_plan, refuse_without_room};

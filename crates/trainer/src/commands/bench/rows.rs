@@ -2,7 +2,7 @@
 
 use super::journal::JournalEntry;
 use super::matrix::BenchStrategy;
-use super::measure::{RunEnd, RunFigures, median};
+use super::measure::{Outcome, RunFigures, median};
 use super::paper::PaperFigures;
 use crate::decisions::Decided;
 use crate::gpu_watch::GpuFigures;
@@ -69,31 +69,6 @@ pub(crate) struct Row {
     pub(crate) gpu: Option<GpuFigures>,
 }
 
-/// The result of a strategy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Outcome {
-    /// It was measured, or it was only planned and fits.
-    Ok,
-    /// It does not fit.
-    Oom,
-    /// It failed for another reason.
-    Failed,
-    /// It was not run.
-    Skipped,
-}
-
-impl Outcome {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Outcome::Ok => "ok",
-            Outcome::Oom => "oom",
-            Outcome::Failed => "failed",
-            Outcome::Skipped => "skipped",
-        }
-    }
-}
-
 /// What is known of a strategy before it is run.
 pub(crate) struct Planned {
     pub(crate) strategy: BenchStrategy,
@@ -142,10 +117,7 @@ fn row(planned: &Planned, runs: &[JournalEntry], plan_only: bool) -> Row {
     let unlucky = of_strategy.iter().find(|entry| entry.run.figures.is_none());
     let (result, reason) = match (obstacle, unlucky) {
         (Some((outcome, why)), _) => (*outcome, Some(why.clone())),
-        (_, Some(entry)) if entry.run.result == RunEnd::Oom => {
-            (Outcome::Oom, entry.run.reason.clone())
-        }
-        (_, Some(entry)) => (Outcome::Failed, entry.run.reason.clone()),
+        (_, Some(entry)) => (entry.run.result, entry.run.reason.clone()),
         _ if of_strategy.is_empty() && !plan_only => {
             (Outcome::Skipped, Some("it was not reached".into()))
         }
@@ -285,7 +257,7 @@ mod tests {
             loss: 1.0,
         };
         let run = BenchRun {
-            result: RunEnd::Ok,
+            result: Outcome::Ok,
             figures: Some(figures),
             reason: None,
             gpu: None,

@@ -12,7 +12,7 @@ pub(crate) use rates::{DeviceRates, RateWork};
 
 use crate::args::overrides;
 use crate::failure::Failure;
-use crate::job::{Ended, together};
+use crate::job::{FailedCommand, together};
 use crate::stdout::{print, print_json};
 use crate::threads::start_threads;
 use clap::Args;
@@ -69,7 +69,7 @@ struct Diagnosis {
 
 /// Examines and measures the machine, within seconds. Also measures the disk of `--path`, and the links between ranks
 /// that a launcher started.
-pub(crate) fn doctor(args: &DoctorArgs, launch: Option<&Launch>) -> Result<(), Ended> {
+pub(crate) fn doctor(args: &DoctorArgs, launch: Option<&Launch>) -> Result<(), FailedCommand> {
     let flags = overrides(&[("--threads", "train.threads", &args.threads)]);
     let loaded = load(&Source::open(preset::DEFAULT)?, &flags, false)?;
     start_threads(loaded.config.train.threads)?;

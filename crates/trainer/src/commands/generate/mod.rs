@@ -77,7 +77,9 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
         InferencePlan::of_generation(settings, target, &lengths, &wanted)
     })?;
     let mut shown = Shown::new(&prompts, &tokenizer, args.trained.json)?;
-    let made = inference.generate(&tokens, &wanted, |prompt, token| shown.show(prompt, token))?;
+    let made = inference
+        .forward()
+        .generate(&tokens, &wanted, |prompt, token| shown.show(prompt, token))?;
     shown.finish()?;
     if !args.trained.json {
         return Ok(());

@@ -1,11 +1,12 @@
 //! Answers that `plan` gives besides the plan: `--device-memory`, `--layout` and `--largest`.
 
 use crate::args::RunArgs;
+use crate::decisions::naming_head_chunk;
 use crate::failure::Failure;
 use crate::limits::limit_of_plan;
 use crate::shell::quoted;
 use clap::Args;
-use planner::{Advice, Largest, Layouts, Plan, Room, Sought, WantedHeadChunks, gpu_memory_bytes};
+use planner::{Advice, Largest, Layouts, Plan, Room, Sought, gpu_memory_bytes};
 use settings::load::Override;
 use settings::{AutoOr, Completed, Config, DEFAULT_HEAD_CHUNK, Resolved, Size};
 use std::collections::BTreeSet;
@@ -58,11 +59,6 @@ pub(crate) fn answer(
             )),
         };
     }
-    let mut kept = KeptChunk {
-        resolved,
-        config,
-        wanted: WantedHeadChunks::default(),
-    };
     // The largest is searched with the smallest chunk that may be chosen: if a larger chunk does not fit, it is chosen.
     let mut smallest = config.clone();
     if resolved.chooses_head_chunk {
@@ -73,10 +69,8 @@ pub(crate) fn answer(
     match (largest, room.or(limit.map(Room::Limit))) {
         (Some(what), Some(room)) => {
             let mut found = Largest::new(&smallest, target, what, room)?;
-            kept.config = &smallest;
-            kept.add(&mut found.set)?;
-            let context = resolved.context_length.filter(|_| what == Sought::Seq);
-            found.context_length = context;
+            naming_head_chunk([&mut found.set], &smallest, resolved)?;
+            found.context_length = resolved.context_length.filter(|_| what == Sought::Seq);
             plan.largest = Some(found);
         }
         (Some(_), None) => {
@@ -88,54 +82,34 @@ pub(crate) fn answer(
         }
         (None, Some(Room::Device(bytes))) if asked.layout.is_some() => {
             let mut layouts = Layouts::new(config, target, bytes)?;
-            for layout in &mut layouts.layouts {
-                kept.add(&mut layout.set)?;
-            }
+            let sets = layouts.layouts.iter_mut().map(|layout| &mut layout.set);
+            naming_head_chunk(sets, config, resolved)?;
             let first = layouts.layouts.first().map(|first| first.set.clone());
             layouts.command = first.map(|set| train_command(run, resolved, set));
             plan.layouts = Some(layouts);
         }
         (None, Some(Room::Device(bytes))) => {
-            plan.advice = Some(advice(run, &mut kept, Advice::new(config, target, bytes)?)?);
+            let mut advice = Advice::new(config, target, bytes)?;
+            let (mut set, of_rungs) = (advice.set(), advice.set().len());
+            let others = advice.other_trainings.iter_mut();
+            let sets = others
+                .map(|other| &mut other.set)
+                .chain(advice.fits.then_some(&mut set));
+            naming_head_chunk(sets, config, resolved)?;
+            for other in &mut advice.other_trainings {
+                other.command = Some(train_command(run, resolved, other.set.clone()));
+            }
+            if advice.fits {
+                if let Some(first) = advice.rungs.first_mut() {
+                    first.set.extend_from_slice(&set[of_rungs..]);
+                }
+                advice.command = Some(train_command(run, resolved, set));
+            }
+            plan.advice = Some(advice);
         }
         (None, _) => {}
     }
     Ok(plan)
-}
-
-/// Makes settings say the chunk of the output head where the run leaves it open and would choose another one with them.
-struct KeptChunk<'a> {
-    resolved: &'a Resolved,
-    config: &'a Config,
-    wanted: WantedHeadChunks,
-}
-
-impl KeptChunk<'_> {
-    fn add(&mut self, set: &mut Vec<String>) -> Result<(), Failure> {
-        let target = self.resolved.device().target();
-        match self.resolved.chooses_head_chunk {
-            true => Ok(self.wanted.keep(self.config, target, set)?),
-            false => Ok(()),
-        }
-    }
-}
-
-/// Advice with its commands.
-fn advice(run: &RunArgs, kept: &mut KeptChunk, mut advice: Advice) -> Result<Advice, Failure> {
-    if advice.fits {
-        let mut set = advice.set();
-        let of_rungs = set.len();
-        kept.add(&mut set)?;
-        if let Some(first) = advice.rungs.first_mut() {
-            first.set.extend_from_slice(&set[of_rungs..]);
-        }
-        advice.command = Some(train_command(run, kept.resolved, set));
-    }
-    for other in &mut advice.other_trainings {
-        kept.add(&mut other.set)?;
-        other.command = Some(train_command(run, kept.resolved, other.set.clone()));
-    }
-    Ok(advice)
 }
 
 /// A size in bytes, or the memory of a GPU.
@@ -231,7 +205,7 @@ mod tests {
     use crate::begin::complete;
     use crate::cli::{Cli, Command};
     use crate::commands::plan::PlanArgs;
-    use crate::decisions::{naming_head_chunk, on_paper};
+    use crate::decisions::on_paper;
     use clap::Parser;
     use kernels::Target;
     use planner::{OomReport, first_refused};
@@ -349,8 +323,8 @@ mod tests {
         let error = first_refused(&settings, Target::Cuda, limit)
             .unwrap()
             .unwrap();
-        let report = OomReport::new(&error, &config, Target::Cuda).unwrap();
-        let report = naming_head_chunk(report, &config, &resolved).unwrap();
+        let mut report = OomReport::new(&error, &config, Target::Cuda).unwrap();
+        naming_head_chunk(report.sets(), &config, &resolved).unwrap();
         let with = |set: &[String]| planned(&format!("{run} --set {}", set.join(" --set ")));
         let is_named = |set: &[String]| set.iter().any(|one| one.starts_with("memory.head_chunk="));
         let named = report.fixes.iter().filter(|fix| is_named(&fix.set)).count();

@@ -3,7 +3,9 @@
 use super::advice::train_command;
 use crate::args::{RankArgs, RunArgs};
 use crate::failure::Failure;
-use crate::foreign::{ForeignFile, KeyOutcome, KeyRow, Program, Setting, Taken, Told, take};
+use crate::foreign::{
+    CommandLine, ForeignFile, ForeignSettings, KeyOutcome, KeyRow, Program, Setting, take,
+};
 use clap::Args;
 use planner::Plan;
 use report::Table;
@@ -61,7 +63,7 @@ pub(super) struct ReadFiles {
     /// The files.
     pub(super) files: Vec<ForeignFile>,
     /// The settings that were taken from them.
-    pub(super) taken: Taken,
+    pub(super) taken: ForeignSettings,
 }
 
 impl FromArgs {
@@ -89,7 +91,7 @@ impl FromArgs {
 }
 
 /// Flags with what was taken over before them.
-fn with_taken(mut run: RunArgs, taken: &Taken) -> RunArgs {
+fn with_taken(mut run: RunArgs, taken: &ForeignSettings) -> RunArgs {
     let (config, init_from) = (&mut run.source.config, &mut run.weights.init_from);
     *init_from = init_from.take().or(taken.init_from.clone());
     if init_from.is_none() {
@@ -111,7 +113,7 @@ fn with_taken(mut run: RunArgs, taken: &Taken) -> RunArgs {
 }
 
 /// The settings of the command line, which go before those of the files.
-fn told(run: &RunArgs, rank: RankArgs) -> Result<Told, Failure> {
+fn told(run: &RunArgs, rank: RankArgs) -> Result<CommandLine, Failure> {
     let given = run.given();
     let mut all = given.flags;
     for argument in &given.set {
@@ -125,7 +127,7 @@ fn told(run: &RunArgs, rank: RankArgs) -> Result<Told, Failure> {
     if let Some(spec) = given.megatron.spec().map_err(ConfigError::from)? {
         keys.insert("recompute.spec".into(), spec);
     }
-    Ok(Told {
+    Ok(CommandLine {
         keys,
         model: given.config.is_some() || run.weights.init_from.is_some(),
         init_from: run.weights.init_from.is_some(),
@@ -137,7 +139,7 @@ impl FromFiles {
     /// Describes the files, for a run with these flags.
     pub(super) fn new(
         files: Vec<ForeignFile>,
-        taken: Taken,
+        taken: ForeignSettings,
         run: &RunArgs,
         resolved: &Resolved,
     ) -> FromFiles {

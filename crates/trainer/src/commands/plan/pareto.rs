@@ -4,8 +4,9 @@ use crate::failure::Failure;
 use clap::Args;
 use kernels::Target;
 use memory::format_bytes;
-use planner::{Frontier, Plan};
-use report::{Align, Scatter, ScatterPoint, Table, unit_of_bytes};
+use planner::{Frontier, Plan, Point};
+use report::Align::{Left, Right};
+use report::{Scatter, ScatterPoint, Table, unit_of_bytes};
 use settings::Config;
 use std::path::{Path, PathBuf};
 
@@ -41,42 +42,25 @@ impl ParetoArgs {
 }
 
 /// The frontier in tables.
+#[rustfmt::skip]
 pub(crate) fn tables(frontier: &Frontier) -> String {
-    let right = |name| (name, Align::Right);
-    let mut chosen = Table::of(&[
-        right("peak"),
-        right("step on paper"),
-        ("recompute auto", Align::Left),
+    let chosen = Table::of_items(&frontier.chosen, &[
+        ("peak", Right, &|choice| format_bytes(choice.peak_bytes)),
+        ("step on paper", Right, &|choice| five_digits(choice.step_ms)),
+        ("recompute auto", Left, &|choice| choice.policy()),
     ]);
-    for choice in &frontier.chosen {
-        chosen.row([
-            format_bytes(choice.peak_bytes),
-            five_digits(choice.step_ms),
-            choice.policy(),
-        ]);
-    }
-    let mut presets = Table::of(&[
-        right("peak"),
-        right("step on paper"),
-        ("preset", Align::Left),
-        ("auto with as much", Align::Left),
+    let saves = |preset: &Point| {
+        let mut within = frontier.chosen.iter().rev();
+        let within = within.find(|choice| choice.peak_bytes <= preset.peak_bytes);
+        let percent = within.map(|choice| 100.0 * (choice.step_ms / preset.step_ms - 1.0));
+        percent.map_or_else(String::new, |percent| format!("{percent:+.1} % time"))
+    };
+    let presets = Table::of_items(&frontier.presets, &[
+        ("peak", Right, &|preset| format_bytes(preset.peak_bytes)),
+        ("step on paper", Right, &|preset| five_digits(preset.step_ms)),
+        ("preset", Left, &|preset| preset.recompute.clone()),
+        ("auto with as much", Left, &saves),
     ]);
-    for preset in &frontier.presets {
-        let within = frontier.chosen.iter().rev();
-        let mut within = within.filter(|choice| choice.peak_bytes <= preset.peak_bytes);
-        let saves = within.next().map_or(String::new(), |choice| {
-            format!(
-                "{:+.1} % time",
-                100.0 * (choice.step_ms / preset.step_ms - 1.0)
-            )
-        });
-        presets.row([
-            format_bytes(preset.peak_bytes),
-            five_digits(preset.step_ms),
-            preset.recompute.clone(),
-            saves,
-        ]);
-    }
     format!("\n{chosen}\n{presets}")
 }
 

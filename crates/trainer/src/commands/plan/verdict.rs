@@ -89,6 +89,7 @@ fn fixes(resolved: &Decided, limit: u64) -> Result<Vec<String>, Failure> {
     let Some(error) = first_refused(&Settings::new(config)?, target, limit)? else {
         return Ok(Vec::new());
     };
-    let report = OomReport::new(&error, config, target)?;
-    Ok(naming_head_chunk(report, config, resolved)?.hints())
+    let mut report = OomReport::new(&error, config, target)?;
+    naming_head_chunk(report.sets(), config, resolved)?;
+    Ok(report.hints())
 }

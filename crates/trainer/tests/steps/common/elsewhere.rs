@@ -2,8 +2,8 @@
 
 use super::{odd_model, settings, step_batch, variants};
 use files::TensorSource;
-use memory::{DType, Home, Homes, Window};
-use model::{ModelConfig, OffloadLabels};
+use memory::{DType, Home, Homes};
+use model::ModelConfig;
 use optim::{MasterFormat, MomentFormat, OptimizerKind};
 use session::{Session, StepOutcome};
 use settings::{Settings, StateFormats};
@@ -73,12 +73,6 @@ pub const OPTIMIZERS: [OptimizerKind; 3] = [
     OptimizerKind::Adafactor,
 ];
 
-/// Whether an optimizer has something to update, with what is frozen by [`super::frozen`]: Muon has no matrix if all of the
-/// blocks are.
-pub fn can_update(kind: OptimizerKind, freeze: usize) -> bool {
-    kind != OptimizerKind::Muon || freeze != 3
-}
-
 /// The same with another optimizer, in the format that its states may have.
 pub fn with_optimizer(mut settings: Settings, kind: OptimizerKind) -> Settings {
     settings.optimizer.kind = kind;
@@ -96,20 +90,6 @@ pub fn all_pinned() -> Homes {
         gradients: Home::Pinned,
         chunk_bytes: 20_000,
         ..Homes::default()
-    }
-}
-
-/// The settings with what may wait on a rank's host there: weights, states and some activations.
-pub fn away_from_ranks(settings: Settings) -> Settings {
-    let labels = OffloadLabels::parse("qkv,attn_out,block_input").unwrap();
-    Settings {
-        homes: Homes {
-            gradients: Home::Device,
-            window: Window::End,
-            ..all_pinned()
-        },
-        policy: settings.policy.clone().offload(&labels).unwrap(),
-        ..settings
     }
 }
 

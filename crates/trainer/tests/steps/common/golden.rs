@@ -109,7 +109,7 @@ impl Golden {
     /// A session with the reference's first weights.
     pub fn session(&self, settings: &Settings) -> Session {
         let mut session = Session::on_cpu(settings.clone(), &Memory::host()).unwrap();
-        session.import(&self.folder).unwrap();
+        session.incoming().import(&self.folder).unwrap();
         session
     }
 

@@ -4,25 +4,29 @@ pub mod covering;
 pub mod distance;
 pub mod elsewhere;
 pub mod experts;
+pub mod factors;
 pub mod frozen;
 pub mod golden;
 pub mod ranks;
 pub mod side_by_side;
 
-use data::{MASKED, MicroBatch, StepBatch};
-use fakes::scheduled::{Scheduled, Waits};
-use kernels::cpu::Cpu;
+use collectives::Group;
+use data::{MASKED, MicroBatch, Packing, StepBatch};
+use fakes::Threads;
 use kernels::{Target, Traffic};
 use memory::{DType, Homes, Memory};
 use model::{
-    Activation, ActivationFunction, Architecture, Attention, ModelConfig, NormKind, OffloadLabels,
-    PositionKind,
+    Activation, ActivationFunction, Architecture, Attention, Labels, ModelConfig, NormKind,
+    OffloadLabels, Policy, PositionKind,
 };
 use optim::{Schedule, ScheduleKind};
 use planner::{Fix, Plan, choose};
 use session::{Session, StepOutcome};
 use settings::{AttentionBackend, AutoOr, Config, Device, FloatType, Settings};
 use side_by_side::side_by_side;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Recompute modes of every form.
 pub const MODES: [&str; 15] = [
@@ -92,7 +96,7 @@ pub fn every_activation(models: &[(&'static str, ModelConfig)]) -> Vec<Activatio
     for (_, model) in models {
         for attention in [Attention::Eager, Attention::Flash] {
             let architecture = Architecture::of(model, attention);
-            let activations = architecture.blocks()[0].activations();
+            let activations = architecture.blocks[0].activations();
             let new = activations.map(|(activation, _)| activation);
             all.extend(new.filter(|one| !all.contains(one)).collect::<Vec<_>>());
         }
@@ -265,21 +269,29 @@ pub fn offloading(settings: &Settings, labels: &str) -> Option<Settings> {
     })
 }
 
-/// A session with fresh weights on kernels that run when a seeded scheduler says, without the waits for one reason,
-/// in a slab of exactly the planned bytes.
-pub fn on_schedule(
-    settings: &Settings,
-    seed: u64,
-    ignored: Option<&'static str>,
-) -> (Session, Waits) {
-    let memory = Memory::host();
-    let cpu = Cpu::new(&memory, settings.narrowest_dtype()).unwrap();
-    let kernels = Scheduled::new(cpu, seed, ignored);
-    let waits = kernels.backend().waits();
-    let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels)).unwrap();
-    session.initialise(7).unwrap();
-    memory.reserve_slab(plan(settings).slab_bytes).unwrap();
-    (session, waits)
+/// Every label recomputed, as far as it can be, every label offloaded, and whole layers replayed.
+pub fn policies(labels: Labels, layers: usize) -> Vec<(String, Policy)> {
+    let parse = |text: &str| Policy::with_layers(labels, text, &BTreeMap::new(), layers).unwrap();
+    let named = labels.named().map(|label| label.name().to_string());
+    let full = ["full", "full:uniform:2", "full:block:3"].map(String::from);
+    let recompute = named.chain(full).map(|text| (text.clone(), parse(&text)));
+    let offload = labels.iter().map(|label| {
+        let offloaded = OffloadLabels::parse_of(labels, label.name()).unwrap();
+        let policy = Policy::keep_all_of(labels, layers).offload(&offloaded);
+        (format!("offload {}", label.name()), policy.unwrap())
+    });
+    recompute.chain(offload).collect()
+}
+
+/// A session with fresh weights on kernels that run when a seeded scheduler says, in a slab of exactly the planned bytes.
+pub fn on_schedule(settings: &Settings, seed: u64) -> Session {
+    let alone: Arc<dyn Group> = Threads::with_deadline(1, Duration::from_secs(60)).remove(0);
+    let (session, _) = ranks::on_schedule(settings, &alone, seed, None);
+    session
+        .memory()
+        .reserve_slab(plan(settings).slab_bytes)
+        .unwrap();
+    session
 }
 
 /// A session with fresh weights, in a slab of exactly the planned bytes.
@@ -307,11 +319,22 @@ pub fn step_batch(settings: &Settings, step: usize) -> StepBatch {
         rows: settings.micro_batch,
         seq: settings.seq,
         part: memory::Rank::ALONE,
-        documents: None,
-        lengths: None,
+        documents: (settings.packing == Packing::FirstFit).then(|| documents(settings)),
+        lengths: (settings.packing != Packing::Concatenate)
+            .then(|| vec![settings.seq as i32; settings.micro_batch]),
         reference: None,
     });
     micro.collect()
+}
+
+/// Where each token's document begins in its row: after two fifths, and after two thirds.
+fn documents(settings: &Settings) -> Vec<i32> {
+    let starts = [0, 2 * settings.seq / 5, 2 * settings.seq / 3];
+    let tokens = (0..settings.micro_batch).flat_map(|_| 0..settings.seq);
+    let start = |token| starts.into_iter().rfind(|start| *start <= token);
+    tokens
+        .map(|token| start(token).unwrap_or(0) as i32)
+        .collect()
 }
 
 /// A sequence of numbers (SplitMix64).

@@ -6,12 +6,12 @@ use super::{assert_as_planned, plan, step_batch};
 use collectives::Group;
 use data::StepBatch;
 use fakes::Threads;
-use fakes::scheduled::Waits;
+use fakes::scheduled::{Scheduled, Waits};
 use files::PieceSource;
 use kernels::cpu::Cpu;
 use memory::{Home, Memory, Rank};
 use model::UnderflowShare;
-use session::Session;
+use session::{Rewards, Session, StepOutcome};
 use settings::Settings;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -78,18 +78,21 @@ pub type State = BTreeMap<(String, String), Vec<u8>>;
 pub struct Together {
     /// Number, loss and norm of each step.
     pub steps: Vec<(usize, u32, u32)>,
-    /// Shares of underflows in FP8 of each step.
-    pub underflows: Vec<Vec<UnderflowShare>>,
+    /// What else each step shows.
+    pub shown: Vec<Shown>,
     /// Weights and states after the last.
     pub state: State,
 }
+
+/// What a step shows beside loss and norm: shares of underflows in FP8, losses of routers, and rewards.
+pub type Shown = (Vec<UnderflowShare>, Option<[f32; 2]>, Option<Rewards>);
 
 /// What one rank came to.
 pub struct OfRank {
     /// Number, loss and norm of each step, to the bit.
     steps: Vec<(usize, u32, u32)>,
-    /// Shares of underflows in FP8 of each step.
-    underflows: Vec<Vec<UnderflowShare>>,
+    /// What else each step shows.
+    shown: Vec<Shown>,
     /// Tokens of each step that this rank made.
     pub tokens: Vec<usize>,
     /// How often it replayed a stage.
@@ -105,17 +108,47 @@ pub struct OfRank {
     pub unordered: BTreeSet<String>,
 }
 
-/// Makes a rank's session, with fresh weights in a slab of exactly the planned bytes.
+fn shown(outcome: &StepOutcome) -> Shown {
+    (
+        outcome.fp8_underflows.clone(),
+        outcome.router_losses,
+        outcome.rewards,
+    )
+}
+
+/// Makes a rank's session, with fresh weights.
 pub fn on_cpu(settings: &Settings, group: &Arc<dyn Group>) -> (Session, Waits) {
     let memory = Memory::host();
     let cpu = Cpu::in_group(&memory, settings.narrowest_dtype(), group.clone()).unwrap();
     let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(cpu)).unwrap();
     session.initialise(7).unwrap();
-    memory.reserve_slab(plan(settings).slab_bytes).unwrap();
     (session, Waits::default())
 }
 
-/// Runs some steps on every rank; each rank's memory and traffic are what was planned for it.
+/// The same on memory that is no number before it is written.
+pub fn on_poisoned_cpu(settings: &Settings, group: &Arc<dyn Group>) -> (Session, Waits) {
+    let (session, waits) = on_cpu(settings, group);
+    session.memory().set_poison(true);
+    (session, waits)
+}
+
+/// The same on kernels that run when a seeded scheduler says, without the waits for one reason.
+pub fn on_schedule(
+    settings: &Settings,
+    group: &Arc<dyn Group>,
+    seed: u64,
+    ignored: Option<&'static str>,
+) -> (Session, Waits) {
+    let memory = Memory::host();
+    let cpu = Cpu::in_group(&memory, settings.narrowest_dtype(), group.clone()).unwrap();
+    let kernels = Scheduled::new(cpu, seed * 31 + group.rank() as u64, ignored);
+    let waits = kernels.backend().waits();
+    let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels)).unwrap();
+    session.initialise(7).unwrap();
+    (session, waits)
+}
+
+/// Runs some steps on every rank, in slabs of exactly the planned bytes; each rank's memory and traffic are what was planned for it.
 pub fn each(
     name: &str,
     settings: &Settings,
@@ -127,6 +160,9 @@ pub fn each(
         let settings = of_rank(settings, group.rank());
         let planned = plan(&settings);
         let (mut session, waits) = session(&settings, &group);
+        let live = session.memory().live_bytes();
+        assert_eq!(live, planned.persistent_bytes, "{name}");
+        session.memory().reserve_slab(planned.slab_bytes).unwrap();
         let mut outcomes = Vec::new();
         for step in 0..steps {
             session.start_step(&whole_batch(&settings, step)).unwrap();
@@ -137,6 +173,7 @@ pub fn each(
         for outcome in &outcomes {
             assert_as_planned(&name, &planned, outcome);
         }
+        assert!(session.padding_is_zero(), "{name}");
         let sent_bytes = group.sent_bytes();
         let state = session.state();
         let pieces = state.pieces().iter().enumerate().map(|(index, piece)| {
@@ -148,10 +185,7 @@ pub fn each(
         let sent = outcomes.iter().map(|outcome| outcome.traffic.sent_bytes);
         OfRank {
             steps: outcomes.iter().map(bits).collect(),
-            underflows: outcomes
-                .iter()
-                .map(|one| one.fp8_underflows.clone())
-                .collect(),
+            shown: outcomes.iter().map(shown).collect(),
             tokens: outcomes.iter().map(|outcome| outcome.tokens).collect(),
             replays: outcomes.iter().map(|one| one.replayed.total()).sum(),
             counted_bytes: sent.sum(),
@@ -183,7 +217,7 @@ pub fn each(
 pub fn together(ranks: &[OfRank]) -> Together {
     for rank in ranks {
         assert_eq!(rank.steps, ranks[0].steps, "ranks agree");
-        assert_eq!(rank.underflows, ranks[0].underflows, "ranks agree");
+        assert_eq!(rank.shown, ranks[0].shown, "ranks agree");
     }
     let mut pieces: Vec<_> = ranks.iter().flat_map(|rank| &rank.pieces).collect();
     pieces.sort_by_key(|(name, start, _)| (name.clone(), *start));
@@ -193,7 +227,7 @@ pub fn together(ranks: &[OfRank]) -> Together {
     }
     Together {
         steps: ranks[0].steps.clone(),
-        underflows: ranks[0].underflows.clone(),
+        shown: ranks[0].shown.clone(),
         state,
     }
 }

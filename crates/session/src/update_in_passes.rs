@@ -9,7 +9,7 @@ use optim::Optimizer;
 use units::{Gradients, Weights};
 
 /// The optimizer beside the passes of a step: makes the previous step's update, and fetches what this step's needs.
-pub(crate) struct Updating<'a> {
+pub(crate) struct UpdateInPasses<'a> {
     pub(crate) kernels: &'a Kernels,
     pub(crate) memory: &'a Memory,
     pub(crate) optimizer: &'a mut Optimizer,
@@ -26,7 +26,7 @@ pub(crate) struct Updating<'a> {
     pub(crate) before: Option<&'a InFlight>,
 }
 
-impl PassHooks for Updating<'_> {
+impl PassHooks for UpdateInPasses<'_> {
     fn before_forward(
         &mut self,
         layer: Layer,

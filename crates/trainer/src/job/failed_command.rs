@@ -8,27 +8,27 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 /// A command that failed, and the job that it has to leave.
-pub struct Ended {
+pub struct FailedCommand {
     failure: Failure,
     job: Option<Rc<Job>>,
 }
 
-impl From<Failure> for Ended {
-    fn from(failure: Failure) -> Ended {
-        Ended { failure, job: None }
+impl From<Failure> for FailedCommand {
+    fn from(failure: Failure) -> FailedCommand {
+        FailedCommand { failure, job: None }
     }
 }
 
-impl From<ConfigError> for Ended {
-    fn from(error: ConfigError) -> Ended {
+impl From<ConfigError> for FailedCommand {
+    fn from(error: ConfigError) -> FailedCommand {
         Failure::from(error).into()
     }
 }
 
-impl Ended {
-    pub(crate) fn of(failure: Failure, job: Rc<Job>) -> Ended {
+impl FailedCommand {
+    pub(crate) fn of(failure: Failure, job: Rc<Job>) -> FailedCommand {
         let job = Some(job);
-        Ended { failure, job }
+        FailedCommand { failure, job }
     }
 
     /// The failure.

@@ -1,42 +1,41 @@
 //! Causal attention with stored probabilities.
 
-mod scratch;
-
-pub(crate) use scratch::{CPU_ROW_BLOCK, cpu_forward_scratch, cuda_gradient_sums, cuda_scores};
-
 use super::Dropout;
-use super::check::{Check, Checked, View};
-use super::contract::{Contract, Operand, reads, writes};
-use memory::{DType, In, Out};
+use super::check::{Check, Checked};
+use super::contract::Contract;
+use super::declaration::operation;
+use memory::{In, Out};
 
-/// Causal attention with stored probabilities. `q [b * s, heads * d]`, `k [b * s, kv_heads * d]`, `v [b * s, kv_heads * e]`;
-/// `out [b * s, heads * e]`; `probs [b, heads, s, s]`, zero for keys that a query does not see and not dropped. Either output
-/// may be left out. `scratch` is f32 of [`Attention::scratch_elements`].
-pub struct Attention<'a> {
-    pub out: Option<Out<'a>>,
-    pub probs: Option<Out<'a>>,
-    pub scratch: Out<'a>,
-    pub q: In<'a>,
-    pub k: In<'a>,
-    pub v: In<'a>,
-    pub shape: AttentionShape,
-    pub dropout: Option<Dropout<'a>>,
-}
+operation! {
+    /// Causal attention with stored probabilities. `q [b * s, heads * d]`, `k [b * s, kv_heads * d]`, `v [b * s, kv_heads * e]`;
+    /// `out [b * s, heads * e]`; `probs [b, heads, s, s]`, zero for keys that a query does not see and not dropped. Either output
+    /// may be left out. `scratch` is f32 of [`Attention::scratch_elements`].
+    Attention "attention": q {
+        out: Option<Out<'a>> [..shape.out()],
+        probs: Option<Out<'a>> [..shape.probs()],
+        scratch: Out<'a> [scratch.elements()] f32 uncounted,
+        q: In<'a> [..shape.q()],
+        k: In<'a> [..shape.k()],
+        v: In<'a> [..shape.v()],
+        shape: AttentionShape,
+        dropout: Option<Dropout<'a>> [2] u32 uncounted,
+    }
 
-/// Gradients of [`Attention`]: `dq`, `dk`, `dv` from `dout` and `probs`, with the same dropout. The outputs are
-/// overwritten.
-pub struct AttentionBackward<'a> {
-    pub dq: Out<'a>,
-    pub dk: Out<'a>,
-    pub dv: Out<'a>,
-    pub scratch: Out<'a>,
-    pub dout: In<'a>,
-    pub probs: In<'a>,
-    pub q: In<'a>,
-    pub k: In<'a>,
-    pub v: In<'a>,
-    pub shape: AttentionShape,
-    pub dropout: Option<Dropout<'a>>,
+    /// Gradients of [`Attention`]: `dq`, `dk`, `dv` from `dout` and `probs`, with the same dropout. The outputs are
+    /// overwritten.
+    AttentionBackward "attention_backward": q {
+        dq: Out<'a> [..shape.q()],
+        dk: Out<'a> [..shape.k()],
+        dv: Out<'a> [..shape.v()],
+        scratch: Out<'a> [scratch.elements()] f32 uncounted,
+        dout: In<'a> [..shape.out()],
+        probs: In<'a> [..shape.probs()],
+        q: In<'a> [..shape.q()],
+        k: In<'a> [..shape.k()],
+        v: In<'a> [..shape.v()],
+        shape: AttentionShape,
+        dropout: Option<Dropout<'a>> [2] u32 uncounted,
+    }
 }
 
 /// The shape of causal self-attention with grouped queries.
@@ -170,8 +169,8 @@ impl AttentionShape {
         self.batch * self.heads * self.reach() * width
     }
 
-    /// Checks the shapes of `q`, which comes first, and of tensors like q, like k, like v, and like the output.
-    pub(super) fn check(&self, check: &Check, tensors: [&[(&str, &dyn View)]; 4]) -> Checked {
+    /// Refuses numbers that are no attention's.
+    pub(super) fn check(&self, check: &Check) -> Checked {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         check.that(kv_heads > 0 && heads.is_multiple_of(kv_heads), || {
             format!("{heads} heads do not divide into {kv_heads} groups")
@@ -182,16 +181,7 @@ impl AttentionShape {
         let scale = self.scale();
         check.that(scale.is_finite() && scale > 0.0, || {
             format!("scores are multiplied by a positive number, not {scale}")
-        })?;
-        let (name, q) = tensors[0][0];
-        check.real_type(name, q)?;
-        let shapes = [self.q(), self.k(), self.v(), self.out()];
-        for (shape, tensors) in shapes.iter().zip(tensors) {
-            for (name, x) in tensors {
-                check.tensor(name, *x, shape, q.view().dtype())?;
-            }
-        }
-        Ok(())
+        })
     }
 }
 
@@ -205,28 +195,9 @@ impl Attention<'_> {
 }
 
 impl Contract for Attention<'_> {
-    fn name(&self) -> &'static str {
-        "attention"
-    }
-
-    fn check(&self, check: &Check) -> Checked {
-        let (shape, q) = (self.shape, &self.q);
-        shape.check(
-            check,
-            [&[("q", q)], &[("k", &self.k)], &[("v", &self.v)], &[]],
-        )?;
-        check.optional("out", &self.out, &shape.out(), q.dtype())?;
-        check.optional("probs", &self.probs, &shape.probs(), q.dtype())?;
-        check.dropout(self.dropout)?;
-        let kept = self.probs.is_some();
-        let elements = Attention::scratch_elements(check.target, shape, q.dtype(), kept);
-        check.tensor("scratch", &self.scratch, &[elements], DType::F32)
-    }
-
-    fn operands(&self) -> Vec<Operand<'_>> {
-        let outs = self.out.iter().chain(&self.probs).map(writes);
-        let ins = [self.q, self.k, self.v].map(reads);
-        ins.into_iter().chain(outs).collect()
+    fn conditions(&self, check: &Check) -> Checked {
+        self.shape.check(check)?;
+        check.dropout(self.dropout)
     }
 
     fn multiplications(&self) -> usize {
@@ -239,29 +210,9 @@ impl Contract for Attention<'_> {
 }
 
 impl Contract for AttentionBackward<'_> {
-    fn name(&self) -> &'static str {
-        "attention_backward"
-    }
-
-    fn check(&self, check: &Check) -> Checked {
-        let (shape, q) = (self.shape, &self.q);
-        let tensors: [&[(&str, &dyn View)]; 4] = [
-            &[("q", q), ("dq", &self.dq)],
-            &[("k", &self.k), ("dk", &self.dk)],
-            &[("v", &self.v), ("dv", &self.dv)],
-            &[("dout", &self.dout)],
-        ];
-        shape.check(check, tensors)?;
-        check.tensor("probs", &self.probs, &shape.probs(), q.dtype())?;
-        check.dropout(self.dropout)?;
-        let elements = AttentionBackward::scratch_elements(check.target, shape, q.dtype());
-        check.tensor("scratch", &self.scratch, &[elements], DType::F32)
-    }
-
-    fn operands(&self) -> Vec<Operand<'_>> {
-        let ins = [self.q, self.k, self.v, self.dout, self.probs].map(reads);
-        let outs = [&self.dq, &self.dk, &self.dv].map(writes);
-        ins.into_iter().chain(outs).collect()
+    fn conditions(&self, check: &Check) -> Checked {
+        self.shape.check(check)?;
+        check.dropout(self.dropout)
     }
 
     fn multiplications(&self) -> usize {

@@ -15,7 +15,7 @@ const IN_MEMORY: usize = 16 << 20;
 const CHUNK: u64 = 64 << 10;
 
 /// A document, or the part of it that was read so far.
-pub(crate) struct Held {
+pub(crate) struct OpenDocument {
     folder: PathBuf,
     file: BufWriter<SpooledTempFile>,
     pub(crate) tokens: u64,
@@ -25,10 +25,10 @@ pub(crate) struct Held {
     text_bytes: u64,
 }
 
-impl Held {
+impl OpenDocument {
     /// An empty document, whose file will be in `folder` if it gets long.
-    pub(crate) fn new(folder: &Path) -> Held {
-        Held {
+    pub(crate) fn new(folder: &Path) -> OpenDocument {
+        OpenDocument {
             folder: folder.into(),
             file: BufWriter::new(tempfile::spooled_tempfile_in(IN_MEMORY, folder)),
             tokens: 0,
