@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 /// A checkpoint cannot be saved, found or loaded.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum CheckpointError {
     /// A file cannot be written or read.
     #[error(transparent)]
@@ -16,11 +17,8 @@ pub enum CheckpointError {
     /// Another rank failed while all ranks saved or opened it.
     #[error("rank {rank}: {reason}")]
     OtherRank {
-        /// The rank.
         rank: usize,
-        /// Why.
         reason: String,
-        /// Whether its disk was full.
         is_full: bool,
     },
     /// Other ranks cannot be reached.
@@ -28,23 +26,15 @@ pub enum CheckpointError {
     Group(#[from] GroupError),
     /// A folder is not a whole checkpoint.
     #[error("`{}` is not a whole checkpoint: {damage}", path.display())]
-    Damaged {
-        /// The folder.
-        path: PathBuf,
-        /// What is wrong with it.
-        damage: Damage,
-    },
+    Damaged { path: PathBuf, damage: Damage },
     /// A checkpoint of a later version.
     #[error(
         "`{}` has format version {found}, and this program reads up to {known}; use the trainer that wrote it, or a later one",
         path.display()
     )]
     Newer {
-        /// The folder.
         path: PathBuf,
-        /// Its version.
         found: u64,
-        /// The latest version known here.
         known: u64,
     },
     /// A run has no whole checkpoint.
@@ -54,9 +44,7 @@ pub enum CheckpointError {
         listed(passed_over)
     )]
     NoneWhole {
-        /// The run's folder.
         run: PathBuf,
-        /// The damaged checkpoints, with what is wrong with them.
         passed_over: Vec<CheckpointError>,
     },
 }
@@ -87,6 +75,7 @@ fn listed(passed_over: &[CheckpointError]) -> String {
 
 /// What is wrong with a checkpoint's folder.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Damage {
     /// There is no manifest, so nothing can be trusted.
     #[error(
@@ -102,11 +91,8 @@ pub enum Damage {
     /// A file has another size.
     #[error("`{name}` has {found} bytes instead of {expected}")]
     Size {
-        /// The file.
         name: String,
-        /// Bytes by the manifest.
         expected: u64,
-        /// Bytes that it has.
         found: u64,
     },
     /// A file's bytes have changed.
@@ -114,23 +100,13 @@ pub enum Damage {
     Changed(String),
     /// A file has the contents of another one.
     #[error("`{name}` holds what belongs into `{other}`")]
-    Swapped {
-        /// The file.
-        name: String,
-        /// The file whose content it has.
-        other: String,
-    },
+    Swapped { name: String, other: String },
     /// A file does not belong to the checkpoint.
     #[error("`{0}` does not belong to it; move that elsewhere")]
     Extra(String),
     /// The folder's name is that of another step.
     #[error("its name says step {name}, but it is of step {step}")]
-    OtherStep {
-        /// The step in its name.
-        name: u64,
-        /// The step in its contents.
-        step: u64,
-    },
+    OtherStep { name: u64, step: u64 },
     /// The state is invalid.
     #[error("its `trainer_state.json` cannot be read ({0})")]
     State(String),

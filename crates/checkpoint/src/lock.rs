@@ -28,6 +28,7 @@ pub struct ModelLock {
 
 /// Why a folder cannot be locked.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum LockError {
     /// Another trainer has locked it.
     #[error(
@@ -35,21 +36,13 @@ pub enum LockError {
         folder.display()
     )]
     Held {
-        /// The folder.
         folder: PathBuf,
-        /// The other process, if it left its number.
         holder: String,
-        /// The flag that names the folder.
         flag: &'static str,
     },
     /// The lock's file cannot be written.
     #[error("cannot write `{}`: {error}", path.display())]
-    File {
-        /// The lock.
-        path: PathBuf,
-        /// The system's error.
-        error: io::Error,
-    },
+    File { path: PathBuf, error: io::Error },
 }
 
 impl RunLock {

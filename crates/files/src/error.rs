@@ -6,55 +6,32 @@ use std::path::{Path, PathBuf};
 
 /// Why a file cannot be read, written or trusted.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum FilesError {
     /// The system refused.
     #[error("cannot {doing} `{}`: {error}", path.display())]
     File {
-        /// The operation that failed: a verb.
         doing: &'static str,
-        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
         error: io::Error,
     },
     /// A file is no safetensors file, or a damaged one.
     #[error("`{}` is not a whole safetensors file: {reason}", path.display())]
-    NotSafetensors {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
+    NotSafetensors { path: PathBuf, reason: String },
     /// A folder has no tensors under the wanted name.
     #[error("`{}` has neither `{stem}.safetensors` nor `{stem}.safetensors.index.json`", folder.display())]
-    NoTensors {
-        /// The folder.
-        folder: PathBuf,
-        /// How the files' names should begin.
-        stem: String,
-    },
+    NoTensors { folder: PathBuf, stem: String },
     /// An index of shards does not fit its files.
     #[error("`{}` does not fit its files: {reason}", path.display())]
-    Index {
-        /// The index.
-        path: PathBuf,
-        /// What does not fit.
-        reason: String,
-    },
+    Index { path: PathBuf, reason: String },
     /// The system has no memory left for a chunk of a tensor, or a header.
     #[error("the system refuses {bytes} bytes of host memory")]
-    Memory {
-        /// What was asked for.
-        bytes: usize,
-    },
+    Memory { bytes: usize },
     /// A source of tensors wrote another number of bytes than it announced.
     #[error("`{name}` has {expected} bytes, but its source wrote {written}")]
     Source {
-        /// The tensor.
         name: String,
-        /// Bytes by its type and shape.
         expected: u64,
-        /// Bytes that came.
         written: u64,
     },
 }

@@ -171,6 +171,7 @@ const MOST_PARAMETERS: f64 = (1_u64 << 48) as f64;
 
 /// What is wrong with a model's shape.
 #[derive(Debug, thiserror::Error, PartialEq)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum ModelConfigError {
     /// A size is zero.
     #[error("model.{0} is 0; every size of a model is at least 1")]
@@ -187,12 +188,7 @@ pub enum ModelConfigError {
     #[error(
         "model.heads = {heads} is not a multiple of model.kv_heads = {kv_heads}; each key-value head serves the same number of query heads"
     )]
-    HeadGroups {
-        /// Query heads.
-        heads: usize,
-        /// Key-value heads.
-        kv_heads: usize,
-    },
+    HeadGroups { heads: usize, kv_heads: usize },
     /// The rotary embedding pairs the two halves of a head.
     #[error(
         "model.head_dim = {0} is odd; the rotary embedding pairs its two halves, choose an even width"
@@ -204,11 +200,8 @@ pub enum ModelConfigError {
          {expected}; this trainer has no family that mixes them"
     )]
     Mixed {
-        /// Key.
         key: &'static str,
-        /// The family that has most of the model's features.
         family: &'static str,
-        /// What a model of this family has there.
         expected: &'static str,
     },
     /// The layers without a window do not fit the model.
@@ -242,20 +235,10 @@ pub enum ModelConfigError {
     Dropout(f64),
     /// A coefficient is out of its range.
     #[error("model.{name} = {value}; it must be a finite number, 0 or more")]
-    Negative {
-        /// Key.
-        name: &'static str,
-        /// Its value.
-        value: f64,
-    },
+    Negative { name: &'static str, value: f64 },
     /// A real number is out of its range.
     #[error("model.{name} = {value}; it must be a finite number above 0")]
-    NotPositive {
-        /// Key.
-        name: &'static str,
-        /// Its value.
-        value: f64,
-    },
+    NotPositive { name: &'static str, value: f64 },
 }
 
 impl ModelConfig {

@@ -17,6 +17,7 @@ pub struct SavedState<'a> {
 
 /// A saved optimizer cannot be restored.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum RestoreError {
     /// Something was not saved.
     #[error(
@@ -29,15 +30,10 @@ pub enum RestoreError {
         "a state of `{name}` has {bytes} bytes of {dtype:?}; this model needs {elements} elements of {expected:?}"
     )]
     Misfit {
-        /// The parameter.
         name: String,
-        /// Bytes that were saved.
         bytes: usize,
-        /// Its type.
         dtype: DType,
-        /// Elements that are needed.
         elements: usize,
-        /// Its type.
         expected: DType,
     },
     /// A file cannot be read.

@@ -14,15 +14,11 @@ pub struct ParseError {
 
 /// A launch failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum LaunchError {
     /// A device would refuse the launch, or the arguments are not those of the kernel.
     #[error("{kernel}: {message}")]
-    Launch {
-        /// The kernel of the launch.
-        kernel: String,
-        /// Why it is refused.
-        message: String,
-    },
+    Launch { kernel: String, message: String },
     /// The kernel did something undefined.
     #[error(transparent)]
     Mistake(#[from] Box<Mistake>),

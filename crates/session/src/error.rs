@@ -12,6 +12,7 @@ use units::UnitError;
 
 /// A session could not be made, or a step failed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum SessionError {
     /// No session can be made from the settings.
     #[error(transparent)]
@@ -54,34 +55,25 @@ pub enum SessionError {
         "after {after} tokens the model's logits are not finite: its weights are not sound, or too large for its data type; \
          take an earlier checkpoint, or compute in --dtype f32"
     )]
-    NotFinite {
-        /// Tokens of the sequence.
-        after: usize,
-    },
+    NotFinite { after: usize },
     /// A file could not be written.
     #[error("cannot write {path}: {source}")]
     File {
-        /// The file.
         path: PathBuf,
-        /// Why.
         source: std::io::Error,
     },
 }
 
 /// An optimizer's states could not be written or read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum OptimizerStateError {
     /// The files are missing or torn.
     #[error("the optimizer's states cannot be read: {0}")]
     Files(#[from] FilesError),
     /// A state is missing or does not fit.
     #[error("{path}: {source}")]
-    Restore {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: RestoreError,
-    },
+    Restore { path: PathBuf, source: RestoreError },
 }
 
 impl SessionError {

@@ -12,51 +12,36 @@ pub(crate) fn not_with(brings: &str, others: &str, off: &str) -> Result<(), Conf
 
 /// Bad usage or configuration (exit code 2). The text says what was wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum ConfigError {
     /// A key that does not exist.
     #[error("unknown key `{key}` in {place}{}", question(*nearest))]
     UnknownKey {
-        /// The key.
         key: String,
-        /// The file, preset or flag that has it.
         place: String,
-        /// The existing key that may be meant.
         nearest: Option<&'static str>,
     },
     /// A name that is neither a preset nor a file.
     #[error("no preset is called `{name}` and no such file exists{}", question(*nearest))]
     UnknownPreset {
-        /// The name.
         name: String,
-        /// The preset that may be meant.
         nearest: Option<&'static str>,
     },
     /// A file that cannot be read.
     #[error("cannot read the configuration {path}: {source}")]
     Unreadable {
-        /// The file.
         path: String,
-        /// Why.
         source: std::io::Error,
     },
     /// A text that is not TOML.
     #[error("{place} is not a valid configuration: {message}")]
-    Syntax {
-        /// The file, preset or flag.
-        place: String,
-        /// Where in it the error is, and what the parser says.
-        message: String,
-    },
+    Syntax { place: String, message: String },
     /// A value of the wrong type or out of its range.
     #[error("`{key}` is {value} in {place}; it must be {expected}")]
     Value {
-        /// The key.
         key: String,
-        /// The value, as TOML.
         value: String,
-        /// The file, preset or flag that has it.
         place: String,
-        /// What the value must be.
         expected: String,
     },
     /// A `--set` that is not an assignment.
@@ -65,21 +50,15 @@ pub enum ConfigError {
     /// Required keys are missing.
     #[error("`{key}` is missing in {place}; {rule}")]
     Missing {
-        /// The first missing key.
         key: String,
-        /// The file or preset.
         place: String,
-        /// Why it is required.
         rule: &'static str,
     },
     /// Two settings of the command line that contradict each other.
     #[error("{first} and {second} contradict each other: both set `{key}`; keep one of them")]
     Conflict {
-        /// The key that both set.
         key: String,
-        /// The first setting, as given.
         first: String,
-        /// The second setting, as given.
         second: String,
     },
     /// An invalid recompute specification.
@@ -93,11 +72,8 @@ pub enum ConfigError {
         "`{pattern}` in {key} fits no parameter of this model; the nearest is `{nearest}`, and * stands for any characters"
     )]
     NoSuchParameter {
-        /// The key.
         key: &'static str,
-        /// The pattern.
         pattern: String,
-        /// The parameter with the most similar name.
         nearest: String,
     },
     /// Contradictory settings.
@@ -107,23 +83,13 @@ pub enum ConfigError {
     #[error(
         "{what} is not available: this binary was built without CUDA (cargo build --release --features cuda){rest}"
     )]
-    NotBuilt {
-        /// The setting or flag, as given.
-        what: String,
-        /// The end of the sentence, which says what to do.
-        rest: &'static str,
-    },
+    NotBuilt { what: String, rest: &'static str },
     /// fp16 was asked for.
     #[error(
         "`{key}` is fp16 in {place}, which is not offered: bf16 has f32's range, so no loss \
          scaling is needed; use bf16 or f32"
     )]
-    Fp16 {
-        /// The key.
-        key: String,
-        /// The file, preset or flag that has it.
-        place: String,
-    },
+    Fp16 { key: String, place: String },
     /// Sizes that make no valid model.
     #[error(transparent)]
     Model(#[from] model::ModelConfigError),

@@ -17,24 +17,17 @@ const MEMO_ENTRY_BYTES: u64 = 64;
 
 /// Why a pickle was not read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum PickleError {
     /// It would do something.
     #[error(
         "at byte {at} it asks Python to {wish}, and a snapshot is only dictionaries, lists, texts and numbers; nothing was \
          run, and no other program should load this file unless you trust who wrote it"
     )]
-    Active {
-        /// The action of the opcode that was refused.
-        wish: String,
-        /// Where.
-        at: u64,
-    },
+    Active { wish: String, at: u64 },
     /// It ends too early.
     #[error("it ends in the middle, after {at} bytes: write it again, or copy it whole")]
-    CutOff {
-        /// Its length.
-        at: u64,
-    },
+    CutOff { at: u64 },
     /// It takes too much memory.
     #[error(
         "its values take more than {} MiB: record fewer steps, or give `_record_memory_history` a smaller max_entries",
@@ -43,12 +36,7 @@ pub enum PickleError {
     TooLarge,
     /// It is no pickle.
     #[error("it is no pickle: {what} at byte {at}")]
-    Foreign {
-        /// What is wrong.
-        what: &'static str,
-        /// Where.
-        at: u64,
-    },
+    Foreign { what: &'static str, at: u64 },
     /// The file cannot be read.
     #[error("{0}")]
     Read(#[from] std::io::Error),

@@ -20,6 +20,7 @@ use tokenization::TokenizerError;
 
 /// A command that could not be carried out. The text says what was wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum Failure {
     /// Bad usage or configuration.
     #[error(transparent)]
@@ -29,20 +30,12 @@ pub enum Failure {
     Usage(String),
     /// A file of arguments is a script, whose values are known only when it runs.
     #[error("{path} is a shell script, and only a shell knows what it says (`{word}`)")]
-    ShellScript {
-        /// The file.
-        path: PathBuf,
-        /// The first instruction, variable or value that says so.
-        word: String,
-    },
+    ShellScript { path: PathBuf, word: String },
     /// A lease was refused.
     #[error("{}{error}", rank.as_ref().map(|name| format!("rank {name}: ")).unwrap_or_default())]
     OutOfMemory {
-        /// The name of the rank, where those of other stages of a pipeline have other peaks.
         rank: Option<String>,
-        /// The refused lease.
         error: OutOfMemory,
-        /// What would help, once it has been looked for.
         hints: Vec<String>,
     },
     /// No recompute policy was chosen.
@@ -50,12 +43,7 @@ pub enum Failure {
     Auto(AutoError),
     /// No recompute policy is within the budget, or a plan, which is printed all the same, is of a run that does not fit.
     #[error("{reason}")]
-    DoesNotFit {
-        /// What does not fit what.
-        reason: String,
-        /// What would help.
-        hints: Vec<String>,
-    },
+    DoesNotFit { reason: String, hints: Vec<String> },
     /// Host memory would not fit.
     #[error(transparent)]
     HostMemory(#[from] NoHostRoom),
@@ -71,9 +59,7 @@ pub enum Failure {
     /// Data that is no tokens of the model's.
     #[error("{why}")]
     ForeignData {
-        /// What it is, and what the model reads.
         why: String,
-        /// What makes tokens for the model of it.
         command: Option<String>,
     },
     /// Bad weights.
@@ -88,59 +74,33 @@ pub enum Failure {
     /// A bad `config.json`.
     #[error("{path}: {source}")]
     HfConfig {
-        /// The file.
         path: PathBuf,
-        /// Why.
         source: HfConfigError,
     },
     /// A file of the model to start from could not be read.
     #[error("cannot read {path}: {source}")]
     Unreadable {
-        /// The file.
         path: PathBuf,
-        /// Why.
         source: std::io::Error,
     },
     /// `--init-from` does not name a model folder, and we know how to get one.
     #[error("{why}")]
-    NoModelFolder {
-        /// What it is.
-        why: String,
-        /// What to do first.
-        hint: String,
-    },
+    NoModelFolder { why: String, hint: String },
     /// A file that the command line names holds something else than it is for, or is not there.
     #[error("{path} cannot be used: {reason}")]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// Why, and what to do.
-        reason: String,
-    },
+    Malformed { path: PathBuf, reason: String },
     /// A file of the run could not be written.
     #[error("cannot write {path}: {source}")]
     File {
-        /// The file.
         path: PathBuf,
-        /// Why.
         source: std::io::Error,
     },
     /// A file of algorithms for matrix products cannot be used.
     #[error("the algorithms in {path} cannot be used: {why}")]
-    Algorithms {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        why: String,
-    },
+    Algorithms { path: PathBuf, why: String },
     /// The device cannot be used at all.
     #[error("the device {device} cannot be used: {reason}")]
-    NoDevice {
-        /// Its name.
-        device: Device,
-        /// Why, and what to do.
-        reason: String,
-    },
+    NoDevice { device: Device, reason: String },
     /// Products in FP8 are asked for, and the device has none.
     #[error("`fp8.recipe` asks for products in FP8, and {0}")]
     NoFp8(String),
@@ -156,9 +116,7 @@ pub enum Failure {
     /// They cannot, for one of them failed.
     #[error("{words}; this rank saw it so: {error}")]
     LostRank {
-        /// What that one left.
         words: Box<LastWords>,
-        /// What this one saw.
         error: GroupError,
     },
     /// Another rank could not do what all must, and said why.
@@ -176,15 +134,10 @@ pub enum Failure {
          neither weights nor optimizer state"
     )]
     Diverged {
-        /// The step.
         step: usize,
-        /// Its loss.
         loss: f32,
-        /// Its gradient norm.
         grad_norm: f32,
-        /// Steps that were skipped in a row, this one included.
         skipped: usize,
-        /// What the run's first weights came from: flags, or a key.
         start: &'static str,
     },
     /// Peaks are not those of the file.
@@ -195,39 +148,28 @@ pub enum Failure {
     PeakGrew(String),
     /// Strategies of a matrix ended in another way than for want of memory.
     #[error("{failed} of the strategies failed: the reasons are above")]
-    StrategiesFailed {
-        /// How many.
-        failed: usize,
-    },
+    StrategiesFailed { failed: usize },
     /// A run directory cannot be reported on.
     #[error(transparent)]
     Report(#[from] PageError),
     /// A signal ended a matrix.
     #[error("interrupted; the table has what was measured by then")]
     BenchInterrupted {
-        /// The signal's number.
         signal: i32,
-        /// Where the measurements are.
         journal: Option<PathBuf>,
     },
     /// A signal ended the run.
     #[error("interrupted after step {step}, whose state is in {}{}", .checkpoint.display(), told(.rank))]
     Interrupted {
-        /// The rank that was told to end; none without ranks.
         rank: Option<usize>,
-        /// Steps made.
         step: usize,
-        /// The signal's number.
         signal: i32,
-        /// Where they were saved.
         checkpoint: PathBuf,
     },
     /// A part that this build does not have.
     #[error("{what} is not in this trainer, which was built without the feature `{feature}`")]
     NotBuilt {
-        /// The part, as the subject of a sentence.
         what: &'static str,
-        /// The feature of `trainer` that adds it.
         feature: &'static str,
     },
     /// No data set was made.
@@ -237,10 +179,7 @@ pub enum Failure {
     /// A signal ended the making of a data set.
     #[cfg(feature = "text")]
     #[error("interrupted; nothing was kept")]
-    PrepareInterrupted {
-        /// The signal's number.
-        signal: i32,
-    },
+    PrepareInterrupted { signal: i32 },
     /// A run would go on as another one.
     #[error("the run would not go on as it was: {}", list(.0))]
     Changed(Vec<String>),

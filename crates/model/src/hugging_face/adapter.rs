@@ -24,25 +24,20 @@ const PREFIX: &str = "base_model.model.";
 
 /// Why an adapter's folder cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum AdapterError {
     /// A file that cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         source: std::io::Error,
     },
     /// A setting that is not built, or that is no setting.
     #[error("{path}: `{key}` is {value}, which {why}")]
     Setting {
-        /// The file.
         path: PathBuf,
-        /// The key.
         key: &'static str,
-        /// Its value, as JSON.
         value: String,
-        /// What is wrong with it.
         why: &'static str,
     },
 }

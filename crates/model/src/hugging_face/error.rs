@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 /// Weights could not be read or written.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum WeightsError {
     /// A file is missing, cannot be read, or is damaged.
     #[error(transparent)]
@@ -12,11 +13,8 @@ pub enum WeightsError {
     /// A tensor that the model needs is missing or has another shape, or the model has no tensor of this name.
     #[error("{path}: tensor `{name}` {problem}")]
     Tensor {
-        /// The folder.
         path: PathBuf,
-        /// The tensor.
         name: String,
-        /// What is wrong.
         problem: String,
     },
     /// A file could not be written.

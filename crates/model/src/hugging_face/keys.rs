@@ -5,6 +5,7 @@ use serde_json::Value;
 
 /// What is wrong with a `config.json`.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum HfConfigError {
     /// Not JSON.
     #[error("it is not valid JSON: {0}")]
@@ -23,11 +24,8 @@ pub enum HfConfigError {
         "architectures has `{found}`, which is not supported; a {family} model is trained as {known}"
     )]
     Architecture {
-        /// The value in the file.
         found: String,
-        /// The model type.
         family: String,
-        /// The value that would be accepted.
         known: &'static str,
     },
     /// A feature that would change the arithmetic.

@@ -9,17 +9,15 @@ pub struct OffloadLabels(Vec<Label>);
 
 /// Labels that cannot be offloaded as asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum OffloadError {
     /// No such label.
     #[error(
         "unknown label `{label}` in offload.activations; use none, or a comma list of {known}{hint}"
     )]
     UnknownLabel {
-        /// The text that is no label.
         label: String,
-        /// The labels there are.
         known: String,
-        /// The nearest one, as a clause.
         hint: String,
     },
     /// `auto`, where labels are asked for.
@@ -43,11 +41,8 @@ pub enum OffloadError {
          `{label}` out of offload.activations, or what recomputes `{recomputed}` out of the recompute specification"
     )]
     Recomputed {
-        /// The label.
         label: &'static str,
-        /// The smallest label of what both settings want.
         recomputed: &'static str,
-        /// The first layer that recomputes it.
         layer: usize,
     },
 }

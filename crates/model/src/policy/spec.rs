@@ -16,17 +16,15 @@ pub enum Spec {
 
 /// A recompute specification cannot be followed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum SpecError {
     /// No such label.
     #[error(
         "unknown recompute label `{label}`; use none, full, full:uniform:N, full:block:N, or a comma list of {known}{hint}"
     )]
     UnknownLabel {
-        /// The text as given.
         label: String,
-        /// The labels there are.
         known: String,
-        /// The nearest one, as a clause.
         hint: String,
     },
     /// A label that a clause may name, but not a comma list.
@@ -51,11 +49,8 @@ pub enum SpecError {
          mlp_act`, each with none or labels of {known}"
     )]
     Clause {
-        /// The text as given.
         text: String,
-        /// What is wrong.
         what: String,
-        /// The labels there are.
         known: String,
     },
     /// `none` or `full` inside a list.
@@ -77,11 +72,8 @@ pub enum SpecError {
         "recompute `{spec}` asks for {count} layers; this model has {layers}, so write a number from 1 to {layers}"
     )]
     LayerCount {
-        /// The text as given.
         spec: String,
-        /// The number.
         count: usize,
-        /// What there is.
         layers: usize,
     },
     /// A key of `recompute.layers`.

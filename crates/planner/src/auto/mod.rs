@@ -32,6 +32,7 @@ use terms::{Terms, picoseconds};
 
 /// Why no policy was chosen.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum AutoError {
     /// No policy fits.
     #[error(
@@ -39,11 +40,8 @@ pub enum AutoError {
         format_bytes(*budget), format_bytes(*smallest)
     )]
     Infeasible {
-        /// The budget, in bytes.
         budget: u64,
-        /// The lowest peak of any policy, in bytes.
         smallest: u64,
-        /// What that peak consists of, in words.
         pinned_by: String,
     },
     /// The file of measured times cannot be used.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 /// Why no page could be made.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum PageError {
     /// A folder without files of a run.
     #[error(
@@ -14,25 +15,16 @@ pub enum PageError {
     /// A file that cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         source: std::io::Error,
     },
     /// A file with invalid contents.
     #[error("{path} is damaged, so there is no report of this run: {reason}")]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
+    Malformed { path: PathBuf, reason: String },
     /// A file that cannot be written.
     #[error("cannot write {path}: {source}")]
     Write {
-        /// The file.
         path: PathBuf,
-        /// Why.
         source: std::io::Error,
     },
     /// The template is invalid, which is a defect.
