@@ -93,7 +93,7 @@ impl OomReport {
     /// Explains a refused lease of a run with this configuration.
     ///
     /// # Errors
-    /// As [`Plan::new`].
+    /// As [`crate::Plan::new`].
     pub fn new(
         error: &OutOfMemory,
         config: &Config,
@@ -146,7 +146,7 @@ impl OomReport {
     /// keeps everything is within it.
     ///
     /// # Errors
-    /// As [`Plan::new`].
+    /// As [`crate::Plan::new`].
     pub fn of_budget(
         config: &Config,
         target: Target,
