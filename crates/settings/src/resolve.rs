@@ -257,7 +257,12 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
     }
     let chooses_head_chunk = config.memory.head_chunk == AutoOr::Auto;
     if let Some(run) = &given.resumed {
-        config.keep_choices(&load::load(&Source::open(run)?, &[], false)?.config);
+        match Source::open(run).and_then(|run| load::load(&run, &[], false)) {
+            Ok(before) => config.keep_choices(&before.config),
+            // Of a damaged checkpoint, in whose place an older one may be taken: then all is resolved again.
+            Err(_) if given.config.is_some() => {}
+            Err(error) => return Err(error),
+        }
     }
     if let Some(rank) = given.rank {
         config.join(rank)?;

@@ -73,7 +73,7 @@ impl Cli {
             Some(Command::Tune(tune)) => run(Task::Tune, &tune.run, tune.json),
             Some(Command::Init(init)) => init.resolve(),
             Some(other) => Err(ConfigError::Contradiction(format!(
-                "`trainer {}` has no configuration of its own",
+                "`trainer {}` is carried out by itself, not resolved: it takes what a model or each of its strategies says",
                 other.name()
             ))),
         }

@@ -23,8 +23,8 @@ use std::sync::Arc;
 /// The measured memory of an engine is rounded up to a multiple of this.
 const ENGINE_ROUNDING: u64 = 64 << 20;
 
-/// A command whose configuration leaves nothing open, so that it gives the same run wherever it is written down. Plans alone keep
-/// `auto` attention.
+/// A command whose configuration leaves nothing open, so that it gives the same run wherever it is written down. Plans and `init` keep
+/// `auto` attention, and plans the steps of `--epochs`.
 #[derive(Clone, Debug)]
 pub(crate) struct Decided(Resolved);
 

@@ -195,7 +195,7 @@ impl Attention<'_> {
 }
 
 impl Contract for Attention<'_> {
-    fn conditions(&self, check: &Check) -> Checked {
+    fn numbers(&self, check: &Check) -> Checked {
         self.shape.check(check)?;
         check.dropout(self.dropout)
     }
@@ -210,7 +210,7 @@ impl Contract for Attention<'_> {
 }
 
 impl Contract for AttentionBackward<'_> {
-    fn conditions(&self, check: &Check) -> Checked {
+    fn numbers(&self, check: &Check) -> Checked {
         self.shape.check(check)?;
         check.dropout(self.dropout)
     }

@@ -72,8 +72,11 @@ impl CachedAttention<'_> {
 }
 
 impl Contract for CachedAttention<'_> {
+    fn numbers(&self, check: &Check) -> Checked {
+        self.shape.check(check)
+    }
+
     fn conditions(&self, check: &Check) -> Checked {
-        self.shape.check(check)?;
         let [k_dim, v_dim] = self.shape.head_dims();
         check.that(self.v_cache.is_some() || v_dim <= k_dim, || {
             format!("values of {v_dim} columns are no part of keys of {k_dim}")

@@ -6,6 +6,11 @@ use super::operand::Operand;
 
 /// The contract of an operation: what its declaration says, and what else it refuses.
 pub(crate) trait Contract: Declaration {
+    /// Refuses numbers that no tensors could fit.
+    fn numbers(&self, _check: &Check) -> Checked {
+        Ok(())
+    }
+
     /// Refuses tensors and numbers that do not fit together, or the device. Each tensor is as declared.
     fn conditions(&self, _check: &Check) -> Checked {
         Ok(())
@@ -13,6 +18,7 @@ pub(crate) trait Contract: Declaration {
 
     /// Refuses operands that do not fit together or the device.
     fn check(&self, check: &Check) -> Checked {
+        self.numbers(check)?;
         let mut compute = None;
         self.rows(&mut |row| row.check(check, &mut compute))?;
         self.conditions(check)

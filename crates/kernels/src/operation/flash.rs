@@ -70,7 +70,7 @@ impl FlashAttention<'_> {
 const BACKWARD_PRODUCTS: [usize; 2] = [3, 2];
 
 impl Contract for FlashAttention<'_> {
-    fn conditions(&self, check: &Check) -> Checked {
+    fn numbers(&self, check: &Check) -> Checked {
         self.shape.check(check)?;
         check.dropout(self.options.dropout)
     }
@@ -85,7 +85,7 @@ impl Contract for FlashAttention<'_> {
 }
 
 impl Contract for FlashAttentionBackward<'_> {
-    fn conditions(&self, check: &Check) -> Checked {
+    fn numbers(&self, check: &Check) -> Checked {
         self.shape.check(check)?;
         check.dropout(self.options.dropout)
     }

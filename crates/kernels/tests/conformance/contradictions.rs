@@ -130,7 +130,7 @@ fn of_heads() -> Vec<Contradiction> {
         contradiction!(SplitQkv(of) => split(of, [1, 1]), "not whole heads"),
         contradiction!(ExpandKeys(of) => (of.k, of.v) = (None, None), "neither `k` nor `v`"),
         contradiction!(ExpandKeysBackward(of) => of.heads = 0, "not whole heads of 0"),
-        contradiction!(CachedAttention(of) => of.shape.kv_heads = 0, "`k_cache` is"),
+        contradiction!(CachedAttention(of) => of.shape.kv_heads = 0, "do not divide into 0 groups"),
         contradiction!(CachedAttention(of) => widen_values(of), "no part of keys"),
     ];
     for (heads, message) in [
@@ -140,12 +140,19 @@ fn of_heads() -> Vec<Contradiction> {
     ] {
         all.push(contradiction!(ExpandKeys(of) => of.heads = heads, message));
     }
-    for kv_heads in [0, 1, 3] {
+    let groups = "do not divide into";
+    for (kv_heads, message) in [(0, groups), (1, "`k` is"), (3, groups)] {
         all.extend([
-            contradiction!(Attention(of) => of.shape.kv_heads = kv_heads, "`k` is"),
-            contradiction!(FlashAttention(of) => of.shape.kv_heads = kv_heads, "`k` is"),
+            contradiction!(Attention(of) => of.shape.kv_heads = kv_heads, message),
+            contradiction!(FlashAttention(of) => of.shape.kv_heads = kv_heads, message),
         ]);
     }
+    let no_keys = "a window of no keys";
+    all.extend([
+        contradiction!(Attention(of) => of.shape.window = Some(0), no_keys),
+        contradiction!(FlashAttention(of) => of.shape.window = Some(0), no_keys),
+        contradiction!(CachedAttention(of) => of.shape.window = Some(0), no_keys),
+    ]);
     for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let (scale, message) = (Some(ScoreScale::new(scale)), "a positive number");
         all.extend([

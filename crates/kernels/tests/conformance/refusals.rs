@@ -16,7 +16,7 @@ use std::ptr;
 use std::rc::Rc;
 
 /// Types that some tensor of some operation has.
-const EVERY_TYPE: [DType; 8] = [
+const EVERY_TYPE: [DType; 9] = [
     DType::F32,
     DType::BF16,
     DType::F64,
@@ -25,10 +25,11 @@ const EVERY_TYPE: [DType; 8] = [
     DType::U32,
     DType::U8,
     DType::F8E4M3,
+    DType::F8E5M2,
 ];
 
-/// What of each operation's tensors may be otherwise: the size of a dimension, the compute type or another, the rank, gaps
-/// between rows, columns in place of rows, and a tensor that the result is added to. With a question mark in some calls alone:
+/// The variations that each operation accepts in its tensors: the size of a dimension, the compute type or another, the rank, gaps
+/// between rows, columns in place of rows, and a tensor that the result is added to. A question mark: in some calls only, since
 /// it depends on numbers, on what else is given, or on the kernels' type.
 const FREE: &str = "
 abs_max: x rank, x type, x[0]
@@ -61,7 +62,7 @@ matmul: a gaps, a transposed, a type?, b gaps, b transposed, b type?, init added
 momentum: gradients type, momentum type, out type
 norm_and_clip: grains[0]
 norm_grains: x type, x[0]?
-quantise: codes F8E4M3, underflows gaps, underflows[0], x type
+quantise: codes F8E4M3, codes F8E5M2, underflows gaps, underflows[0], x type
 quantise_transposed: x type, x[0]?
 rms_norm_backward: dweight type
 rotary: table[1], x gaps, x type, x[0]?
@@ -69,7 +70,7 @@ rotary_tail: table[1], table[2]?, x type, x[0]?
 route: lengths[0]?
 route_backward: balance[0]?, dlogits type, lengths[0]?
 router_z_loss: lengths[0]?, logits[1]?
-scaled_matmul: a F8E4M3, b F8E4M3, init added, out type?
+scaled_matmul: a F8E4M3, a F8E5M2?, b F8E4M3, b F8E5M2?, init added, out type?
 split_qkv: table[1]
 step_along: direction type, parameters type?
 store_in_cache: k_cache[0]?, table[1]

@@ -1,5 +1,5 @@
-//! Queues that run when a seeded scheduler says: any order that the events allow gives the same bits, none of the waits can be left
-//! out, and a lease that is refused disturbs nothing.
+//! A seeded scheduler reorders queues as far as events allow: bits stay the same, dropping any wait is noticed, and a lease that is
+//! refused disturbs nothing.
 
 use crate::common::elsewhere::{bits, run, state};
 use crate::common::factors::Run;
@@ -182,6 +182,7 @@ fn a_refused_lease_leaves_weights_and_states_intact() {
             assert_eq!(told, both.steps, "{name}, lease {lease}");
             assert!(state(&session) == both.state, "{name}, lease {lease}");
         }
+        assert!(!refused.is_empty(), "{name}");
         refused
     });
     let refused: BTreeSet<_> = refused.into_iter().flatten().collect();

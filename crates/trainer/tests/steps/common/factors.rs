@@ -69,7 +69,7 @@ const FACTORS: &[Factor] = &[
     ]),
     Factor("objective", Of::Any, &[both("tokens", ""), both("preferences", "train.objective=dpo data.path=pairs batch.micro=2 model.router_aux=0.0 model.router_z_loss=0.0")]),
     Factor("attention", Of::Any, &[both("eager", "attention.backend=eager"), both("flash", "attention.backend=flash")]),
-    Factor("tiles", Of::Any, &[both("none", ""), both("9", "memory.tile_tokens=9"), both("50", "memory.tile_tokens=50")]),
+    Factor("tiles", Of::Any, &[both("none", ""), both("9", "memory.tile_tokens=9"), both("20", "memory.tile_tokens=20")]),
     Factor("fp8", Of::Any, &[
         both("off", ""),
         both("on", "fp8.recipe=tensor model.hidden=64 model.head_dim=16 model.ffn=144"),
